@@ -1,0 +1,102 @@
+"""Every error that is ours, and what a user sees of it.
+
+    NolocoError                     exit 1    anything below; a sentence that says what to do
+    ├── UsageError                       2    a flag, a file or a manifest that the user can mend
+    ├── NoNodeRunning                    3
+    ├── NodeAlreadyRunning               4
+    ├── SwarmUnreachable                10
+    ├── ClockTooFarOff                  11
+    ├── Incompatible                    12    another version, another manifest, another layout
+    ├── NotAdmitted                     13
+    ├── IdentityInUse                   14
+    ├── DiskFull                        20
+    ├── OutOfMemory                     21
+    ├── Diverged                        22
+    ├── NonFinite                        1    our own vector holds NaN or Inf: nothing is sent
+    └── PeerFault                        1    a partner's doing: recorded, never fatal to this node
+        ├── PeerLost                          it vanished, fell silent, or broke the stream
+        ├── PeerRefused                       it said no, with a code
+        └── PeerMisbehaved                    what it sent is not what the protocol allows
+
+Foreign errors cross into this tree at the module that calls the library. On the wire only codes travel, never `str(e)`.
+"""
+
+from typing import ClassVar
+
+EXIT_INTERRUPTED = 130
+
+
+class NolocoError(Exception):
+    """A failure said in one sentence, with its remedy, and the process's exit code."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UsageError(NolocoError):
+    exit_code = 2
+
+
+class NoNodeRunning(NolocoError):
+    exit_code = 3
+
+
+class NodeAlreadyRunning(NolocoError):
+    exit_code = 4
+
+
+class SwarmUnreachable(NolocoError):
+    exit_code = 10
+
+
+class ClockTooFarOff(NolocoError):
+    exit_code = 11
+
+
+class Incompatible(NolocoError):
+    exit_code = 12
+
+
+class NotAdmitted(NolocoError):
+    exit_code = 13
+
+
+class IdentityInUse(NolocoError):
+    exit_code = 14
+
+
+class DiskFull(NolocoError):
+    exit_code = 20
+
+
+class OutOfMemory(NolocoError):
+    exit_code = 21
+
+
+class Diverged(NolocoError):
+    exit_code = 22
+
+
+class NonFinite(NolocoError):
+    """Our own vector holds NaN or Inf; the message names the parameter."""
+
+
+class PeerFault(NolocoError):
+    """A partner's doing. `reason` is a short code fit for counters (`rounds.by_reason`) and for the wire."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+
+
+class PeerLost(PeerFault):
+    pass
+
+
+class PeerRefused(PeerFault):
+    def __init__(self, reason: str, retry_in_s: float = 0.0) -> None:
+        super().__init__(reason)
+        self.retry_in_s = retry_in_s
+
+
+class PeerMisbehaved(PeerFault):
+    pass

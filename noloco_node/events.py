@@ -1,0 +1,70 @@
+"""Facts for observers: what happened on this node, said once, after it happened.
+
+Nothing acts on these: they feed the status view, the log and `events.jsonl`. Each is a frozen dataclass; `as_json` is
+the line that is written.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseDone:
+    """An inner phase ended and the local outer step was taken."""
+
+    round: int
+    steps: int
+    """Inner steps since the node's start or resume."""
+    loss: float
+    """Mean training loss over the phase."""
+    tokens: int
+    """Tokens trained on in this phase."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCommitted:
+    """Every fragment of a swap was applied."""
+
+    round: int
+    partner: str
+    seconds: float
+    sent_bytes: int
+    received_bytes: int
+    resent_blocks: float = 0.0
+    """Share of blocks that missed their checksum and were sent again (lattice codes)."""
+
+
+@dataclass(frozen=True, slots=True)
+class WentSolo:
+    """A round ended without a whole swap; what was applied before a break stays."""
+
+    round: int
+    reason: str
+    partner: str | None = None
+    applied: int = 0
+    """Fragments that were applied before it broke."""
+    one_sided: int = 0
+    """Fragments that we applied and the partner perhaps did not: at most one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    round: int
+    eval_loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class PeerFaulted:
+    """A peer broke the protocol; `reason` is the code."""
+
+    peer: str
+    reason: str
+
+
+Event = PhaseDone | RoundCommitted | WentSolo | Evaluated | PeerFaulted
+
+
+def as_json(event: Event, at: float) -> dict[str, Any]:
+    """The event as one JSON-ready line; `at` is wall-clock, for people only."""
+    return {"at": round(at, 3), "event": type(event).__name__, **asdict(event)}

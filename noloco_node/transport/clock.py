@@ -1,0 +1,59 @@
+"""An event loop whose time is simulated: when nothing is ready, its clock jumps to the next timer.
+
+Thousands of simulated seconds pass in milliseconds, and the order of events depends on nothing but the program: no wall
+clock is read. The condition: everything in the program waits by the loop (`asyncio.sleep`, `loop.call_at`, futures).
+Real sockets and threads may be used, but the simulated clock does not wait for them while a timer is pending.
+"""
+
+import asyncio
+import selectors
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_STALL_S = (
+    30.0  # real seconds without a timer or an event: longer than any work in a thread that a simulation waits for
+)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self._now_s = 0.0
+        super().__init__(_JumpingSelector(self))
+
+    def time(self) -> float:
+        return self._now_s
+
+    def advance(self, seconds: float) -> None:
+        self._now_s += seconds
+
+
+class _JumpingSelector(selectors.DefaultSelector):
+    """asyncio asks its selector to wait until the next timer is due; this one lets the clock jump there instead."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            return self._wait_for_threads()
+        if timeout <= 0:
+            return []  # callbacks are ready: they run first, and an event that waits is found in the next pass
+        events = super().select(0)
+        if not events:
+            self._loop.advance(timeout)
+        return events
+
+    def _wait_for_threads(self) -> list[tuple[selectors.SelectorKey, int]]:
+        events = super().select(_STALL_S)
+        if not events:
+            raise RuntimeError("the simulation is stuck: every task waits for something that nothing will ever do")
+        return events
+
+
+def run_virtual(main: Coroutine[Any, Any, T]) -> T:
+    """`asyncio.run` in simulated time."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(main)

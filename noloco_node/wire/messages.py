@@ -1,0 +1,240 @@
+"""What travels between two nodes, as dataclasses: protobuf stays behind this module.
+
+`decode_*` checks everything before anything is used: a field of the wrong size, a number out of bounds, an empty frame
+raise PeerMisbehaved, whose code says which. Nothing here knows who sent a message or what it will be used for.
+"""
+
+import hashlib
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+
+from noloco_node.errors import PeerMisbehaved
+from noloco_node.wire import peer_pb2 as pb
+
+MAX_MESSAGE_BYTES = 8 << 20
+"""gRPC's limit on one message, both ways: a fragment of 1 Mi parameters in fp32 is half of it."""
+MAX_FRAGMENTS = 1 << 20
+"""2^40 parameters at the default cut: beyond any model, small enough to count in memory."""
+MAX_ROUND = 1 << 53
+"""Whole numbers up to here survive JSON and doubles."""
+MAX_WAIT_S = 86_400.0
+"""No appointment is further away than a day."""
+MAX_STATE_BYTES = 1 << 42
+"""4 TiB: slow weights and momentum of half a trillion parameters."""
+
+
+class Code(IntEnum):
+    """Why somebody says no. The names in lower case are the reasons that `status` counts."""
+
+    BUSY = pb.BUSY
+    APPOINTMENT = pb.APPOINTMENT
+    STALE = pb.STALE
+    INCOMPATIBLE = pb.INCOMPATIBLE
+    DIVERGED = pb.DIVERGED
+    NOT_ADMITTED = pb.NOT_ADMITTED
+    QUARANTINED = pb.QUARANTINED
+    PAUSED = pb.PAUSED
+    LEAVING = pb.LEAVING
+
+    @property
+    def reason(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    protocol: int
+    run_id: bytes
+    layout: bytes
+    exchange_id: bytes
+    boot: bytes
+    round: int
+    fragments: int
+    patience_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    boot: bytes
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    code: Code
+    retry_in_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    index: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    pass
+
+
+Frame = Offer | Accept | Refusal | Fragment | Ack | Done
+
+
+@dataclass(frozen=True, slots=True)
+class StateRequest:
+    protocol: int
+    run_id: bytes
+    layout: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StateHeader:
+    round: int
+    total_bytes: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StateChunk:
+    data: bytes
+
+
+StateFrame = StateHeader | StateChunk | Refusal
+
+
+def encode(frame: Frame) -> pb.SwapFrame:
+    match frame:
+        case Offer():
+            return pb.SwapFrame(
+                offer=pb.Offer(
+                    protocol=frame.protocol,
+                    run_id=frame.run_id,
+                    layout=frame.layout,
+                    exchange_id=frame.exchange_id,
+                    boot=frame.boot,
+                    round=frame.round,
+                    fragments=frame.fragments,
+                    patience_s=frame.patience_s,
+                )
+            )
+        case Accept(boot, round_):
+            return pb.SwapFrame(accept=pb.Accept(boot=boot, round=round_))
+        case Refusal():
+            return pb.SwapFrame(refusal=_refusal(frame))
+        case Fragment(index, payload):
+            return pb.SwapFrame(fragment=pb.Fragment(index=index, payload=payload, digest=_digest(payload)))
+        case Ack(index):
+            return pb.SwapFrame(ack=pb.Ack(index=index))
+        case Done():
+            return pb.SwapFrame(done=pb.Done())
+
+
+def decode(message: pb.SwapFrame) -> Frame:
+    match message.WhichOneof("frame"):
+        case "offer":
+            return _decode_offer(message.offer)
+        case "accept":
+            accept = message.accept
+            return Accept(_sized(accept.boot, 16, "boot"), _bounded(accept.round, MAX_ROUND, "round"))
+        case "refusal":
+            return _decode_refusal(message.refusal)
+        case "fragment":
+            fragment = message.fragment
+            if fragment.digest != _digest(fragment.payload):
+                raise PeerMisbehaved("bad_digest", f"fragment {fragment.index}")
+            return Fragment(_bounded(fragment.index, MAX_FRAGMENTS, "index"), fragment.payload)
+        case "ack":
+            return Ack(_bounded(message.ack.index, MAX_FRAGMENTS, "index"))
+        case "done":
+            return Done()
+        case _:
+            raise PeerMisbehaved("empty_frame")
+
+
+def encode_state(frame: StateFrame) -> pb.StateFrame:
+    match frame:
+        case StateHeader(round_, total_bytes, digest):
+            return pb.StateFrame(header=pb.StateHeader(round=round_, total_bytes=total_bytes, digest=digest))
+        case StateChunk(data):
+            return pb.StateFrame(chunk=pb.StateChunk(data=data))
+        case Refusal():
+            return pb.StateFrame(refusal=_refusal(frame))
+
+
+def decode_state(message: pb.StateFrame) -> StateFrame:
+    match message.WhichOneof("frame"):
+        case "header":
+            header = message.header
+            return StateHeader(
+                _bounded(header.round, MAX_ROUND, "round"),
+                _bounded(header.total_bytes, MAX_STATE_BYTES, "total_bytes"),
+                _sized(header.digest, 32, "digest"),
+            )
+        case "chunk":
+            return StateChunk(message.chunk.data)
+        case "refusal":
+            return _decode_refusal(message.refusal)
+        case _:
+            raise PeerMisbehaved("empty_frame")
+
+
+def encode_state_request(request: StateRequest) -> pb.StateRequest:
+    return pb.StateRequest(protocol=request.protocol, run_id=request.run_id, layout=request.layout)
+
+
+def decode_state_request(message: pb.StateRequest) -> StateRequest:
+    return StateRequest(message.protocol, _sized(message.run_id, 32, "run_id"), _sized(message.layout, 32, "layout"))
+
+
+def _decode_offer(offer: pb.Offer) -> Offer:
+    if offer.fragments == 0:
+        raise PeerMisbehaved("bad_fragments", "an offer of no fragments")
+    return Offer(
+        protocol=offer.protocol,
+        run_id=_sized(offer.run_id, 32, "run_id"),
+        layout=_sized(offer.layout, 32, "layout"),
+        exchange_id=_sized(offer.exchange_id, 16, "exchange_id"),
+        boot=_sized(offer.boot, 16, "boot"),
+        round=_bounded(offer.round, MAX_ROUND, "round"),
+        fragments=_bounded(offer.fragments, MAX_FRAGMENTS, "fragments"),
+        patience_s=_seconds(offer.patience_s, "patience_s"),
+    )
+
+
+def _refusal(refusal: Refusal) -> pb.Refusal:
+    return pb.Refusal(code=refusal.code.value, retry_in_s=refusal.retry_in_s)
+
+
+def _decode_refusal(refusal: pb.Refusal) -> Refusal:
+    try:
+        code = Code(refusal.code)
+    except ValueError:  # a newer node's code: no is no
+        code = Code.BUSY
+    return Refusal(code, _seconds(refusal.retry_in_s, "retry_in_s"))
+
+
+def _digest(payload: bytes) -> bytes:
+    return hashlib.blake2b(payload, digest_size=16).digest()
+
+
+def _sized(value: bytes, size: int, field: str) -> bytes:
+    if len(value) != size:
+        raise PeerMisbehaved(f"bad_{field}", f"{len(value)} bytes instead of {size}")
+    return value
+
+
+def _bounded(value: int, limit: int, field: str) -> int:
+    if value > limit:
+        raise PeerMisbehaved(f"bad_{field}", f"{value} is above {limit}")
+    return value
+
+
+def _seconds(value: float, field: str) -> float:
+    if not (math.isfinite(value) and 0 <= value <= MAX_WAIT_S):
+        raise PeerMisbehaved(f"bad_{field}", "not a wait of 0 s to a day")
+    return value

@@ -1,0 +1,205 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RefusalCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REFUSAL_UNSPECIFIED: _ClassVar[RefusalCode]
+    BUSY: _ClassVar[RefusalCode]
+    APPOINTMENT: _ClassVar[RefusalCode]
+    STALE: _ClassVar[RefusalCode]
+    INCOMPATIBLE: _ClassVar[RefusalCode]
+    DIVERGED: _ClassVar[RefusalCode]
+    NOT_ADMITTED: _ClassVar[RefusalCode]
+    QUARANTINED: _ClassVar[RefusalCode]
+    PAUSED: _ClassVar[RefusalCode]
+    LEAVING: _ClassVar[RefusalCode]
+REFUSAL_UNSPECIFIED: RefusalCode
+BUSY: RefusalCode
+APPOINTMENT: RefusalCode
+STALE: RefusalCode
+INCOMPATIBLE: RefusalCode
+DIVERGED: RefusalCode
+NOT_ADMITTED: RefusalCode
+QUARANTINED: RefusalCode
+PAUSED: RefusalCode
+LEAVING: RefusalCode
+
+class SwapFrame(_message.Message):
+    __slots__ = ("offer", "accept", "refusal", "fragment", "ack", "done")
+    OFFER_FIELD_NUMBER: _ClassVar[int]
+    ACCEPT_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    ACK_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    offer: Offer
+    accept: Accept
+    refusal: Refusal
+    fragment: Fragment
+    ack: Ack
+    done: Done
+    def __init__(self, offer: _Optional[_Union[Offer, _Mapping]] = ..., accept: _Optional[_Union[Accept, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., fragment: _Optional[_Union[Fragment, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ...) -> None: ...
+
+class Offer(_message.Message):
+    __slots__ = ("protocol", "run_id", "layout", "exchange_id", "boot", "round", "fragments", "patience_s")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGE_ID_FIELD_NUMBER: _ClassVar[int]
+    BOOT_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
+    PATIENCE_S_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    run_id: bytes
+    layout: bytes
+    exchange_id: bytes
+    boot: bytes
+    round: int
+    fragments: int
+    patience_s: float
+    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., layout: _Optional[bytes] = ..., exchange_id: _Optional[bytes] = ..., boot: _Optional[bytes] = ..., round: _Optional[int] = ..., fragments: _Optional[int] = ..., patience_s: _Optional[float] = ...) -> None: ...
+
+class Accept(_message.Message):
+    __slots__ = ("boot", "round")
+    BOOT_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    boot: bytes
+    round: int
+    def __init__(self, boot: _Optional[bytes] = ..., round: _Optional[int] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("code", "retry_in_s")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    RETRY_IN_S_FIELD_NUMBER: _ClassVar[int]
+    code: RefusalCode
+    retry_in_s: float
+    def __init__(self, code: _Optional[_Union[RefusalCode, str]] = ..., retry_in_s: _Optional[float] = ...) -> None: ...
+
+class Fragment(_message.Message):
+    __slots__ = ("index", "payload", "digest")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    payload: bytes
+    digest: bytes
+    def __init__(self, index: _Optional[int] = ..., payload: _Optional[bytes] = ..., digest: _Optional[bytes] = ...) -> None: ...
+
+class Ack(_message.Message):
+    __slots__ = ("index",)
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    def __init__(self, index: _Optional[int] = ...) -> None: ...
+
+class Done(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RunsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RunsReply(_message.Message):
+    __slots__ = ("runs",)
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    runs: _containers.RepeatedCompositeFieldContainer[SignedManifest]
+    def __init__(self, runs: _Optional[_Iterable[_Union[SignedManifest, _Mapping]]] = ...) -> None: ...
+
+class SignedManifest(_message.Message):
+    __slots__ = ("manifest", "author", "signature")
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    AUTHOR_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    manifest: bytes
+    author: str
+    signature: bytes
+    def __init__(self, manifest: _Optional[bytes] = ..., author: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Announced(_message.Message):
+    __slots__ = ("kept",)
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    kept: bool
+    def __init__(self, kept: _Optional[bool] = ...) -> None: ...
+
+class StateRequest(_message.Message):
+    __slots__ = ("protocol", "run_id", "layout")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    run_id: bytes
+    layout: bytes
+    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., layout: _Optional[bytes] = ...) -> None: ...
+
+class StateFrame(_message.Message):
+    __slots__ = ("header", "chunk", "refusal")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    header: StateHeader
+    chunk: StateChunk
+    refusal: Refusal
+    def __init__(self, header: _Optional[_Union[StateHeader, _Mapping]] = ..., chunk: _Optional[_Union[StateChunk, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
+
+class StateHeader(_message.Message):
+    __slots__ = ("round", "total_bytes", "digest")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    total_bytes: int
+    digest: bytes
+    def __init__(self, round: _Optional[int] = ..., total_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
+
+class StateChunk(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
+class Presence(_message.Message):
+    __slots__ = ("protocol", "run_id", "boot", "state", "round", "step", "progress", "loss", "tokens_per_s", "tokens", "addresses", "started", "time", "version")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    BOOT_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    run_id: bytes
+    boot: bytes
+    state: str
+    round: int
+    step: int
+    progress: float
+    loss: float
+    tokens_per_s: float
+    tokens: int
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    started: float
+    time: float
+    version: str
+    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., boot: _Optional[bytes] = ..., state: _Optional[str] = ..., round: _Optional[int] = ..., step: _Optional[int] = ..., progress: _Optional[float] = ..., loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., tokens: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., started: _Optional[float] = ..., time: _Optional[float] = ..., version: _Optional[str] = ...) -> None: ...
+
+class SignedPresence(_message.Message):
+    __slots__ = ("presence", "signature")
+    PRESENCE_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    presence: bytes
+    signature: bytes
+    def __init__(self, presence: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...

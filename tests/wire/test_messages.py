@@ -1,0 +1,106 @@
+"""What travels: golden bytes for each message, and everything a peer could send instead."""
+
+import math
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from noloco_node.errors import PeerMisbehaved
+from noloco_node.wire import messages as wire
+from noloco_node.wire import peer_pb2 as pb
+
+OFFER = wire.Offer(1, b"r" * 32, b"l" * 32, b"x" * 16, b"b" * 16, 7, 3, 2.5)
+
+GOLDEN: list[tuple[wire.Frame, str]] = [
+    (
+        OFFER,
+        "0a73080112"
+        + "20"
+        + "72" * 32
+        + "1a20"
+        + "6c" * 32
+        + "2210"
+        + "78" * 16
+        + "2a10"
+        + "62" * 16
+        + "300738034500002040",
+    ),
+    (wire.Accept(b"b" * 16, 9), "12140a10" + "62" * 16 + "1009"),
+    (wire.Refusal(wire.Code.APPOINTMENT, 1.5), "1a070802150000c03f"),
+    (wire.Fragment(5, b"abc"), "22190805" + "1203616263" + "1a10" + "cf4ab791c62b8d2b2109c90275287816"),
+    (wire.Ack(5), "2a020805"),
+    (wire.Done(), "3200"),
+]
+
+
+@pytest.mark.parametrize(("frame", "golden"), GOLDEN, ids=lambda v: type(v).__name__ if not isinstance(v, str) else "")
+def test_golden_bytes(frame: wire.Frame, golden: str) -> None:
+    assert wire.encode(frame).SerializeToString().hex() == golden
+    assert wire.decode(pb.SwapFrame.FromString(bytes.fromhex(golden))) == frame
+
+
+def test_state_frames_come_back_as_they_went() -> None:
+    for frame in (wire.StateHeader(4, 800, b"d" * 32), wire.StateChunk(b"abc"), wire.Refusal(wire.Code.BUSY, 1.0)):
+        assert wire.decode_state(pb.StateFrame.FromString(wire.encode_state(frame).SerializeToString())) == frame
+    request = wire.StateRequest(1, b"r" * 32, b"l" * 32)
+    assert wire.decode_state_request(wire.encode_state_request(request)) == request
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("run_id", b"short", "bad_run_id"),
+        ("layout", b"", "bad_layout"),
+        ("exchange_id", b"x" * 17, "bad_exchange_id"),
+        ("boot", b"", "bad_boot"),
+        ("round", 1 << 60, "bad_round"),
+        ("fragments", 0, "bad_fragments"),
+        ("fragments", 1 << 30, "bad_fragments"),
+        ("patience_s", math.nan, "bad_patience_s"),
+        ("patience_s", -1.0, "bad_patience_s"),
+        ("patience_s", math.inf, "bad_patience_s"),
+    ],
+)
+def test_a_bad_field_is_named(field: str, value: object, reason: str) -> None:
+    message = wire.encode(OFFER)
+    setattr(message.offer, field, value)
+    with pytest.raises(PeerMisbehaved) as fault:
+        wire.decode(message)
+    assert fault.value.reason == reason
+
+
+def test_a_flipped_byte_misses_the_digest() -> None:
+    message = wire.encode(wire.Fragment(0, b"payload"))
+    message.fragment.payload = b"paylobd"
+    with pytest.raises(PeerMisbehaved, match="bad_digest"):
+        wire.decode(message)
+
+
+def test_an_unknown_refusal_is_still_a_no() -> None:
+    message = pb.SwapFrame(refusal=pb.Refusal(code=99))  # type: ignore[arg-type]
+    assert wire.decode(message) == wire.Refusal(wire.Code.BUSY)
+
+
+def test_unknown_fields_of_a_newer_node_are_passed_over() -> None:
+    assert wire.decode(
+        pb.SwapFrame.FromString(wire.encode(wire.Ack(5)).SerializeToString() + b"\xfa\x7f\x01a")
+    ) == wire.Ack(5)
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_an_error_of_ours_or_a_frame(data: bytes) -> None:
+    for kind, decode in (
+        (pb.SwapFrame, wire.decode),
+        (pb.StateFrame, wire.decode_state),
+        (pb.StateRequest, wire.decode_state_request),
+    ):
+        try:
+            message = kind.FromString(data)
+        except DecodeError:
+            continue
+        try:
+            decode(message)
+        except PeerMisbehaved as fault:
+            assert fault.reason
