@@ -1,0 +1,46 @@
+"""Whose signature a node follows: the author it was told of, else the one it met first, as ssh does with hosts.
+
+One small JSON file in the home: for each rendezvous and run name, the author's peer id. It is not secret, and a damaged
+one is an error rather than a silent new trust.
+"""
+
+import json
+from pathlib import Path
+
+from noloco_node.errors import NotAdmitted, UsageError
+
+
+class Acquaintances:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def meet(self, rendezvous: str, run_name: str, author: str, named: str | None) -> bool:
+        """Whether this author is new to us and trusted from now on. Raises NotAdmitted where another is expected."""
+        known = self._read()
+        key = f"{rendezvous}/{run_name}"
+        expected = named or known.get(key)
+        if expected is not None and expected != author:
+            raise NotAdmitted(
+                f"the run {run_name} there is signed by {author}, but this node knows {expected} as its author: if that "
+                f"is right, say so with --trust {author}"
+            )
+        if known.get(key) == author:
+            return False
+        self._write({**known, key: author})
+        return named is None
+
+    def _read(self) -> dict[str, str]:
+        try:
+            known = json.loads(self._path.read_text())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{self._path} cannot be read ({error}): mend or remove it to trust anew") from None
+        if not isinstance(known, dict) or not all(isinstance(author, str) for author in known.values()):
+            raise UsageError(f"{self._path} is not a table of authors: mend or remove it to trust anew")
+        return known
+
+    def _write(self, known: dict[str, str]) -> None:
+        fresh = self._path.with_suffix(".tmp")
+        fresh.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+        fresh.replace(self._path)

@@ -1,0 +1,116 @@
+"""The outer step of NoLoCo (arXiv 2506.10911) as functions on tensors, split so that only one vector crosses the wire.
+
+A replica holds slow weights φ (what its last outer step produced), fast weights θ (being trained) and outer momentum
+δ. With Δ = θ − φ after an inner phase, the paper's step for the pair (i, j) is
+
+    δ_i ← α δ_i + β (Δ_i + Δ_j)/2 − γ (φ_i − φ_j)/2          φ_i ← φ_i + δ_i          θ_i ← φ_i
+
+With u = β Δ + γ φ that is, exactly, a local step that needs nobody and a correction that needs the partner's u:
+
+    snapshot      u = β Δ + γ φ
+    local step    δ ← α δ + β Δ ;  φ ← φ + δ ;  θ ← φ
+    correction    c_i = (u_j − u_i)/2 ;  δ_i += c_i ;  φ_i += c_i ;  θ_i += c_i
+    m boundaries late      δ_i += α^m c_i ;  φ_i, θ_i += (1 + α + … + α^m) c_i
+
+The paper prints −β; its appendix and its code, and reason, want +β. A round without a partner is the local step alone.
+
+Works in place on fp32 or float64 tensors of any shape, θ on one device and φ, δ on another if need be, and
+goes through them piece by piece: no copy is ever larger than one piece. Knows nothing of partners, codecs or models.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from noloco_node.core import stability
+
+PIECE = 1 << 20
+"""Elements worked on at once: small enough for a CPU's cache, large enough to keep a GPU busy, and the most that is
+ever copied when θ and φ live on different devices."""
+MAX_WEIGHT_RATIO = 4.0
+"""A partner that claims more than 4 times our weight counts as 4 times: nobody may replace our model by its own."""
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """The outer step's hyper-parameters; making one checks that the replicas would stay together."""
+
+    alpha: float
+    """Momentum."""
+    beta: float
+    """Outer learning rate."""
+    gamma: float
+    """How hard two partners pull together."""
+
+    def __post_init__(self) -> None:
+        stability.check(self.alpha, self.beta, self.gamma)
+
+
+def snapshot(theta: Tensor, phi: Tensor, hyper: Hyper, out: Tensor) -> None:
+    """Writes u = β Δ + γ φ, what a partner needs to know. Taken before the local step, which consumes Δ."""
+    for t, p, u in _pieces(theta, phi, out):
+        near = p.to(u.device)
+        u.copy_(t).sub_(near).mul_(hyper.beta).add_(near, alpha=hyper.gamma)
+
+
+def local_step(theta: Tensor, phi: Tensor, delta: Tensor, hyper: Hyper) -> None:
+    """The part of the outer step that needs nobody."""
+    for t, p, d in _pieces(theta, phi, delta):
+        t.sub_(p.to(t.device))  # Δ, in the memory of θ, which becomes φ anyway
+        d.mul_(hyper.alpha).add_(t.to(d.device), alpha=hyper.beta)
+        p.add_(d)
+        t.copy_(p)
+
+
+def correct(  # noqa: PLR0913, PLR0917 - the replica's three tensors stay visible where they are changed
+    theta: Tensor, phi: Tensor, delta: Tensor, c: Tensor, hyper: Hyper, late: int = 0
+) -> None:
+    """Adds the partner's share to a replica that has already stepped, `late` further boundaries ago.
+
+    θ keeps what it learned since. Takes whole vectors or any slices of them that belong together.
+    """
+    if late < 0:
+        raise ValueError(f"a correction comes 0 or more boundaries late, not {late}")
+    kept = hyper.alpha**late
+    moved = sum(hyper.alpha**k for k in range(late + 1))
+    for t, p, d, part in _pieces(theta, phi, delta, c):
+        near = part.to(p.device)
+        d.add_(near, alpha=kept)
+        p.add_(near, alpha=moved)
+        t.add_(part.to(t.device), alpha=moved)
+
+
+def correction(mine: Tensor, theirs: Tensor) -> Tensor:
+    """c = (u_j − u_i)/2. The partner's is its exact opposite: fp subtraction and halving commute with the sign."""
+    return torch.sub(theirs, mine).mul_(0.5)
+
+
+def group_correction(us: Sequence[Tensor]) -> list[Tensor]:
+    """c_i = mean(u) − u_i for a group of any size. DiLoCo is the group of everybody."""
+    mean = torch.zeros_like(us[0])
+    for u in us:
+        mean.add_(u, alpha=1 / len(us))
+    return [mean - u for u in us]
+
+
+def weighted_correction(mine: Tensor, theirs: Tensor, my_weight: float, their_weight: float) -> Tensor:
+    """c_i = w_j/(w_i + w_j) (u_j − u_i), so that w_i c_i + w_j c_j = 0; both clamp the weights' ratio alike."""
+    return torch.sub(theirs, mine).mul_(share_of_partner(my_weight, their_weight))
+
+
+def share_of_partner(my_weight: float, their_weight: float) -> float:
+    """w_j/(w_i + w_j) with w_j/w_i held between 1/4 and 4; the partner's share of us is the rest, 1 minus this."""
+    if not (my_weight > 0 and their_weight > 0):
+        raise ValueError(f"weights must be above 0, not {my_weight:g} and {their_weight:g}")
+    ratio = min(max(their_weight / my_weight, 1 / MAX_WEIGHT_RATIO), MAX_WEIGHT_RATIO)
+    return ratio / (1 + ratio)
+
+
+def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The same stretch of each tensor in turn, as views. Rows are the unit, so a piece never copies."""
+    if any(tensor.shape != tensors[0].shape for tensor in tensors):
+        raise ValueError(f"the vectors differ in shape: {[tuple(tensor.shape) for tensor in tensors]}")
+    row = max(1, tensors[0][0].numel()) if len(tensors[0]) else 1
+    return zip(*(torch.split(tensor, max(1, PIECE // row)) for tensor in tensors), strict=True)

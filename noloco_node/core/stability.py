@@ -1,0 +1,100 @@
+"""Whether replicas that average with random partners stay together: the exact second moments of their spread.
+
+Write φ and δ of a replica as deviations from the mean over the swarm. In one outer step with random partners (groups
+of n drawn anew each time, many replicas, so partners are independent), with a = γ (1 − 1/n) and q = γ² (n − 1)/n²,
+
+    δ ← α δ − a φ + noise of the partners' φ with variance q E[φ²] + noise of Δ          φ ← φ + δ
+
+and (E[φ²], E[φδ], E[δ²]) is multiplied by the 3×3 matrix of `moment_matrix`. The spread stays bounded exactly when
+that matrix's spectral radius, here the *variance factor* of a round, is below 1. β scales only the noise of Δ, so it
+does not decide. The NoLoCo paper (arXiv 2506.10911) bounds the mean of φ alone, α < γ < sqrt(2 + α²) for pairs;
+that is neither necessary nor sufficient: α = 0.9, γ = 1 lies inside it and diverges.
+
+Knows no tensors and imports neither torch nor numpy: a manifest is checked with it before anything heavy is loaded.
+"""
+
+import math
+
+Matrix = tuple[tuple[float, float, float], ...]
+
+
+def check(alpha: float, beta: float, gamma: float, group: int = 2) -> None:
+    """Raises ValueError, with what would be stable, unless the replicas' mean and their spread both stay bounded."""
+    if not 0 <= alpha < 1:
+        raise ValueError(f"alpha must be from 0 to below 1 (the outer momentum would never fade), not {alpha:g}")
+    if not (math.isfinite(beta) and beta > 0):
+        raise ValueError(f"beta must be a finite number above 0, not {beta:g}")
+    limit = largest_gamma(alpha, group)
+    if 0 < gamma < limit:
+        return
+    factor = f" ({variance_factor(alpha, gamma, group):.3g} times a round)" if math.isfinite(gamma) else ""
+    raise ValueError(
+        f"with alpha {alpha:g} and gamma {gamma:g} the variance between replicas does not shrink{factor}: for alpha "
+        f"{alpha:g}, gamma must be above 0 and below {limit:.3g} (exact, groups of {group}), and for gamma {gamma:g} "
+        f"{_stable_alpha(gamma, group)}; the paper's bound alpha < gamma < sqrt(2 + alpha^2), here {alpha:g} < gamma "
+        f"< {math.sqrt(2 + alpha * alpha):.3g}, does not decide"
+    )
+
+
+def variance_factor(alpha: float, gamma: float, group: int = 2) -> float:
+    """By how much a round multiplies the variance between replicas, in the long run: below 1 is stable.
+
+    The map carries covariances to covariances, so its spectral radius is itself an eigenvalue and the largest real
+    root of the characteristic polynomial. To the right of it that polynomial rises and is convex: Newton's method
+    from above walks down to it without overshooting.
+    """
+    matrix = moment_matrix(alpha, gamma, group)
+    trace, minors, determinant = _characteristic(matrix)
+    root = max(sum(abs(entry) for entry in row) for row in matrix)  # no eigenvalue exceeds a norm
+    for _ in range(200):  # a double root halves the error a step, others converge in about ten
+        value = ((root - trace) * root + minors) * root - determinant
+        slope = (3 * root - 2 * trace) * root + minors
+        if value <= 0 or slope <= 0:
+            break
+        root -= value / slope
+    return root
+
+
+def largest_gamma(alpha: float, group: int = 2) -> float:
+    """Below it, and above 0, the spread is stable: where the moment matrix first has the eigenvalue 1.
+
+    For pairs 2 (1 − α²); for the group of everybody 2 (1 + α), the bound of plain heavy-ball momentum.
+    """
+    _check_group(group)
+    return 2 * group * (1 - alpha * alpha) / (group - alpha * (group - 2))
+
+
+def moment_matrix(alpha: float, gamma: float, group: int = 2) -> Matrix:
+    """What a round does to (E[φ²], E[φδ], E[δ²]), apart from the noise that Δ adds."""
+    _check_group(group)
+    own = gamma * (1 - 1 / group)
+    others = gamma * gamma * (group - 1) / group**2
+    kept = alpha * alpha
+    return (
+        ((1 - own) ** 2 + others, 2 * (1 - own) * alpha, kept),
+        (others - own * (1 - own), alpha * (1 - 2 * own), kept),
+        (others + own * own, -2 * own * alpha, kept),
+    )
+
+
+def _characteristic(m: Matrix) -> tuple[float, float, float]:
+    """Trace, sum of the principal 2×2 minors, determinant: x³ − trace x² + minors x − determinant."""
+    trace = m[0][0] + m[1][1] + m[2][2]
+    minors = sum(m[i][i] * m[j][j] - m[i][j] * m[j][i] for i, j in ((0, 1), (0, 2), (1, 2)))
+    determinant = (
+        m[0][0] * (m[1][1] * m[2][2] - m[1][2] * m[2][1])
+        - m[0][1] * (m[1][0] * m[2][2] - m[1][2] * m[2][0])
+        + m[0][2] * (m[1][0] * m[2][1] - m[1][1] * m[2][0])
+    )
+    return trace, minors, determinant
+
+
+def _stable_alpha(gamma: float, group: int) -> str:
+    """The other way out: which α would do for this γ, to two digits. The stable ones are neighbours."""
+    stable = [alpha / 100 for alpha in range(100) if 0 < gamma < largest_gamma(alpha / 100, group)]
+    return f"an alpha from {stable[0]:g} to {stable[-1]:g} would do" if stable else "no alpha would do"
+
+
+def _check_group(group: int) -> None:
+    if group < 2:
+        raise ValueError(f"a group has at least 2 members, not {group}")

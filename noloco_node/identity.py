@@ -1,0 +1,116 @@
+"""A node's Ed25519 key: its peer id, its signatures, and how others check them.
+
+The peer id is libp2p's: base58 of the identity multihash of the public key, so the key can be read back out of the id
+and a signature needs nothing but the id to be verified. The file has the form that p2pd reads (a protobuf
+`PrivateKey`): 08 01 12 40, 32 bytes of seed, 32 bytes of public key.
+
+Knows nothing of the network: that a peer *holds* the key behind an id is proved by libp2p when it connects.
+Format: https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md
+"""
+
+import os
+import secrets
+import stat
+from pathlib import Path
+
+import base58
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from noloco_node.errors import UsageError
+
+_FILE_HEADER = bytes.fromhex("08011240")  # key type Ed25519, then 64 bytes of data
+_ID_HEADER = bytes.fromhex("002408011220")  # identity multihash of 36 bytes: key type Ed25519, then 32 bytes of data
+_KEY_BYTES = 32
+_ID_LETTERS = 52  # base58 of 38 bytes that begin with 00 24: always this long, so longer text is not even decoded
+
+
+class Identity:
+    """One Ed25519 key, as it stands in a file. Who reads the file can act as this node, so nobody else may."""
+
+    def __init__(self, key: Ed25519PrivateKey, path: Path) -> None:
+        self._key = key
+        self.path = path
+        self.peer_id = base58.b58encode(_ID_HEADER + key.public_key().public_bytes_raw()).decode()
+
+    @classmethod
+    def load_or_create(cls, path: Path) -> "Identity":
+        if not path.exists():
+            _create(path)
+        return cls(_read(path), path)
+
+    def sign(self, message: bytes) -> bytes:
+        return self._key.sign(message)
+
+    def __repr__(self) -> str:
+        return f"Identity({self.peer_id})"
+
+
+def verify(peer_id: str, message: bytes, signature: bytes) -> bool:
+    """Whether the key inside `peer_id` signed `message`. Garbage in any argument is simply not a signature."""
+    public = _public_key(peer_id)
+    if public is None:
+        return False
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def is_peer_id(text: str) -> bool:
+    return _public_key(text) is not None
+
+
+def _public_key(peer_id: str) -> bytes | None:
+    if len(peer_id) != _ID_LETTERS:
+        return None
+    try:
+        raw: bytes = base58.b58decode(peer_id)
+    except ValueError:
+        return None
+    # b58decode strips white space, so only the canonical spelling counts: two spellings would be two peers to a dict.
+    if (
+        not raw.startswith(_ID_HEADER)
+        or len(raw) != len(_ID_HEADER) + _KEY_BYTES
+        or base58.b58encode(raw) != peer_id.encode()
+    ):
+        return None
+    return raw[len(_ID_HEADER) :]
+
+
+def _create(path: Path) -> None:
+    """Write a new key whole or not at all; of two processes that race, one wins and both then read the winner's."""
+    key = Ed25519PrivateKey.generate()
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(_FILE_HEADER + key.private_bytes_raw() + key.public_key().public_bytes_raw())
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            path.hardlink_to(temporary)  # unlike a rename, it never replaces a key that is there already
+        except FileExistsError:
+            return
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> Ed25519PrivateKey:
+    try:
+        mode, raw = path.stat().st_mode, path.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"cannot read the identity {path}: {error.strerror}. Make it readable for this user."
+        ) from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise UsageError(f"others may read the identity {path}. Run: chmod 600 {path}")
+    seed, public = raw[4:36], raw[36:]
+    key = Ed25519PrivateKey.from_private_bytes(seed) if len(seed) == _KEY_BYTES else None
+    if key is None or not raw.startswith(_FILE_HEADER) or key.public_key().public_bytes_raw() != public:
+        raise UsageError(
+            f"the identity {path} is damaged. Restore it from a copy, or move it away to start with a new identity."
+        )
+    return key

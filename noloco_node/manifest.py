@@ -1,0 +1,301 @@
+"""The run: what is trained, on what, and how replicas average. The same bytes on every node.
+
+A manifest names models and data, never code: presets, transformers config classes with plain values, sources that
+every node has built in. Its canonical form (JSON, sorted keys, shortest floats) does not depend on machine or Python
+version; the run id is the SHA-256 of it, and the author's signature covers it. Anything a stranger sends is parsed
+here under limits, and only our own errors come out. Imports no torch: the command line reads run.toml before that.
+"""
+
+import hashlib
+import json
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from noloco_node import identity
+from noloco_node.errors import Incompatible, NotAdmitted, UsageError
+from noloco_node.validation import explain, listed, plain_table, shown
+
+MAX_BYTES = 64 << 10
+"""Of a manifest, either form: it travels to everyone who joins, and is parsed before anybody is trusted."""
+PRESETS = ("tiny",)
+SOURCES = ("stdlib",)
+CODECS = ("bf16", "fp32")
+"""What core/codec.py offers; the first is the default."""
+
+_SIGNING_CONTEXT = b"noloco manifest v1\n"  # so that no signature made for something else counts here
+
+
+def _field(allowed: str, **rules: Any) -> Any:
+    return Field(json_schema_extra={"allowed": allowed}, **rules)
+
+
+def _whole(low: int, high: int, **rules: Any) -> Any:
+    return _field(f"a whole number from {low} to {high}", ge=low, le=high, **rules)
+
+
+def _share(default: float) -> Any:
+    return _field("a number from 0 to 1", ge=0, le=1, default=default)
+
+
+def _positive(high: float, default: float) -> Any:
+    return _field(f"a number above 0 and at most {high:g}", gt=0, le=high, default=default)
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _one_zero(cls, value: object) -> object:
+        """-0.0 equals 0.0 but is written otherwise: the run id would differ."""
+        return 0.0 if isinstance(value, float) and value == 0 else value
+
+
+class ModelSpec(_Table):
+    preset: str | None = _field(listed(PRESETS), default=None)
+    """A model that noloco-node brings along."""
+    architecture: str | None = _field(
+        "a transformers config class like LlamaConfig", pattern=r"^[A-Z][A-Za-z0-9]{0,58}Config$", default=None
+    )
+    """A transformers config class, instead of a preset."""
+    config: dict[str, Any] = _field("a table of plain values for the config class", default={})
+    """Its arguments."""
+
+    @field_validator("preset")
+    @classmethod
+    def _known(cls, value: str | None) -> str | None:
+        return _one_of(value, PRESETS)
+
+    @field_validator("config")
+    @classmethod
+    def _plain(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return plain_table(value)
+
+    @model_validator(mode="after")
+    def _one_model(self) -> "ModelSpec":
+        if (self.preset is None) == (self.architecture is None):
+            raise ValueError("needs either a preset or an architecture")
+        if self.preset is not None and self.config:
+            raise ValueError("takes a config only with an architecture: a preset brings its own")
+        return self
+
+
+class DataSpec(_Table):
+    source: str = _field(listed(SOURCES), default=SOURCES[0])
+    """`stdlib`: the sources of Python's standard library, as bytes."""
+    sequence_length: int = _whole(2, 1_048_576, default=128)
+    """Tokens in one training sequence."""
+
+    @field_validator("source")
+    @classmethod
+    def _known(cls, value: str) -> str | None:
+        return _one_of(value, SOURCES)
+
+
+class InnerSpec(_Table):
+    steps: int = _whole(1, 100_000, default=50)
+    """Local steps between two meetings (the paper's H)."""
+    batch_tokens: int = _whole(1, 100_000_000, default=1024)
+    """Tokens of one step, whatever box takes it; a small box accumulates."""
+    learning_rate: float = _positive(1, default=3e-3)
+    warmup: float = _share(default=0.05)
+    """Share of the run over which the learning rate rises."""
+    final_learning_rate: float = _share(default=0.1)
+    """Share of the peak that is left at the end."""
+    weight_decay: float = _share(default=0.1)
+    betas: tuple[float, float] = _field("two numbers, each from 0 to below 1", default=(0.9, 0.95), strict=False)
+    clip: float = _positive(1000, default=1.0)
+    """Largest norm of a step's gradient."""
+
+    @field_validator("betas")
+    @classmethod
+    def _averages(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in value):
+            raise ValueError(f"must be two numbers, each from 0 to below 1, not {list(value)}")
+        return (abs(value[0]), abs(value[1]))
+
+
+class OuterSpec(_Table):
+    alpha: float = _field("a number from 0 to below 1", ge=0, lt=1, default=0.5)
+    """Momentum of the outer step."""
+    beta: float = _positive(10, default=0.7)
+    """Outer learning rate."""
+    gamma: float = _positive(10, default=0.7)
+    """How hard two partners pull together."""
+    overlap: Literal["eager", "blocking"] = _field("eager or blocking", default="eager")
+    """`eager`: training goes on while partners swap. `blocking`: it waits for the swap."""
+    codec: str = _field(listed(CODECS), default=CODECS[0])
+    """How a vector is written on the wire."""
+
+    @field_validator("codec")
+    @classmethod
+    def _known(cls, value: str) -> str | None:
+        return _one_of(value, CODECS)
+
+    @model_validator(mode="after")
+    def _stable(self) -> "OuterSpec":
+        from noloco_node.core import stability
+
+        try:
+            stability.check(self.alpha, self.beta, self.gamma)
+        except ValueError as error:
+            raise ValueError(f"is not stable: {error}") from None
+        return self
+
+
+class Manifest(_Table):
+    name: str = _field("1 to 32 of the characters a-z, 0-9 and -", pattern=r"^[a-z0-9-]{1,32}$")
+    """For people; the run id tells runs apart."""
+    seed: int = _whole(0, 2**32 - 1, default=1)
+    """Where all chance of the run starts: weights, order of the data."""
+    rounds: int = _whole(1, 10_000_000, default=100)
+    """The run's budget: every replica does so many rounds, and the learning rate follows it."""
+    model: ModelSpec = _field("a table", default_factory=lambda: ModelSpec(preset=PRESETS[0]))
+    data: DataSpec = _field("a table", default_factory=DataSpec)
+    inner: InnerSpec = _field("a table", default_factory=InnerSpec)
+    outer: OuterSpec = _field("a table", default_factory=OuterSpec)
+
+    @model_validator(mode="after")
+    def _whole_sequences(self) -> "Manifest":
+        length = self.data.sequence_length
+        if self.inner.batch_tokens % length:
+            tokens = self.inner.batch_tokens
+            raise ValueError(f"inner.batch_tokens must be a multiple of data.sequence_length ({length}), not {tokens}")
+        return self
+
+    def canonical(self) -> bytes:
+        """The bytes that are hashed, signed and sent. Every field is written: a new default changes no old run."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+    @property
+    def run_id(self) -> str:
+        return hashlib.sha256(self.canonical()).hexdigest()
+
+    @property
+    def label(self) -> str:
+        return label(self.name, self.run_id)
+
+
+def label(name: str, run_id: str) -> str:
+    """`tiny-3f9a2c81d0e4`: for people. Programs compare the whole run id."""
+    return f"{name}-{run_id[:12]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """A manifest as it travels."""
+
+    manifest: bytes
+    """In canonical form."""
+    author: str
+    """Peer id of who signed it."""
+    signature: bytes
+
+
+def sign(manifest: Manifest, author: identity.Identity) -> Signed:
+    canonical = manifest.canonical()
+    return Signed(canonical, author.peer_id, author.sign(_SIGNING_CONTEXT + canonical))
+
+
+def verify(signed: Signed) -> Manifest:
+    """The manifest, if its author really signed these bytes. Whether the author is trusted is the caller's question."""
+    if len(signed.manifest) > MAX_BYTES:
+        _incompatible(f"it has {len(signed.manifest)} bytes, and {MAX_BYTES} are allowed")
+    if not identity.verify(signed.author, _SIGNING_CONTEXT + signed.manifest, signed.signature):
+        raise NotAdmitted("the run's manifest does not bear its author's signature: do not join through this address")
+    return parse(signed.manifest)
+
+
+def load(path: Path) -> Manifest:
+    """Read a run.toml. Raises UsageError, which names the key and what is allowed."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist: write one with `noloco-node init {path}`") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    if len(raw) > MAX_BYTES:
+        raise UsageError(f"{path} is larger than {MAX_BYTES} bytes: that is no manifest")
+    try:
+        return Manifest.model_validate(tomllib.loads(raw.decode()))
+    except ValidationError as error:
+        raise UsageError(f"{path.name}: {explain(error, Manifest)}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path.name} is not text in UTF-8") from None
+    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
+        raise UsageError(f"{path.name} is not valid TOML: {str(error).splitlines()[0]}") from None
+
+
+def parse(canonical: bytes) -> Manifest:
+    """A manifest from the network. Raises Incompatible: what does not write back to the same bytes is another run."""
+    if len(canonical) > MAX_BYTES:
+        _incompatible(f"it has {len(canonical)} bytes, and {MAX_BYTES} are allowed")
+    try:
+        manifest = Manifest.model_validate(json.loads(canonical.decode(), parse_constant=_no_constant))
+    except ValidationError as error:
+        _incompatible(explain(error, Manifest))
+    except (ValueError, RecursionError):
+        _incompatible("it is not valid JSON")
+    if manifest.canonical() != canonical:
+        _incompatible("it is not in canonical form")
+    return manifest
+
+
+def template(name: str = "tiny", *, rounds: int = 100) -> str:
+    """The run.toml that `init` writes: every key with its default."""
+    return _TEMPLATE.format(m=Manifest(name=name, rounds=rounds), sources=listed(SOURCES), codecs=listed(CODECS))
+
+
+def _incompatible(why: str) -> NoReturn:
+    raise Incompatible(f"cannot read the run's manifest: {why}. Update noloco-node, or ask the run's author")
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise ValueError(text)
+
+
+def _one_of(value: str | None, known: tuple[str, ...]) -> str | None:
+    if value is not None and value not in known:
+        raise ValueError(f"must be {listed(known)}, not {shown(value)}")
+    return value
+
+
+_TEMPLATE = """\
+# A run: what is trained, and how. Everybody who joins trains exactly this, so a changed character is another run.
+# Start it with   noloco-node start run.toml   and hand the line that it prints to others.
+
+name = "{m.name}"            # for people: a-z, 0-9 and -
+seed = {m.seed}                 # where all chance starts: first weights, order of the data
+rounds = {m.rounds}             # the budget: the learning rate falls over so many rounds, then the run is done
+
+[model]
+preset = "{m.model.preset}"          # a model that noloco-node brings along; or any transformers config class:
+# architecture = "LlamaConfig"
+# config = {{ hidden_size = 512, intermediate_size = 1376, num_hidden_layers = 8, num_attention_heads = 8 }}
+
+[data]
+source = "{m.data.source}"        # {sources}: the sources of Python's standard library, on every machine already
+sequence_length = {m.data.sequence_length}    # tokens in one training sequence
+
+[inner]                     # what one node does alone: AdamW
+steps = {m.inner.steps}                  # steps in a round, between two meetings
+batch_tokens = {m.inner.batch_tokens}         # tokens in a step, whole sequences; a small box accumulates
+learning_rate = {m.inner.learning_rate}
+warmup = {m.inner.warmup}               # share of the run over which the learning rate rises
+final_learning_rate = {m.inner.final_learning_rate}   # share of it that is left at the end
+weight_decay = {m.inner.weight_decay}
+betas = [{m.inner.betas[0]}, {m.inner.betas[1]}]
+clip = {m.inner.clip}                  # largest norm of a step's gradient
+
+[outer]                     # what two nodes do when they meet (NoLoCo, arXiv 2506.10911)
+alpha = {m.outer.alpha}                 # momentum
+beta = {m.outer.beta}                  # learning rate
+gamma = {m.outer.gamma}                 # how hard two partners pull together
+overlap = "{m.outer.overlap}"           # eager: training goes on while they swap; blocking: it waits
+codec = "{m.outer.codec}"              # how a vector is written on the wire: {codecs}
+"""

@@ -1,0 +1,123 @@
+"""What is wrong with a key, in one sentence: the key, what is allowed, what was there, and the likely typo.
+
+Shared by the run's manifest (pydantic) and this machine's settings (plain); pydantic is named in types only, so the
+command line stays quick. `plain_table` guards the one free table that a stranger may fill: a model's config.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
+
+_DEPTH = 4  # RoPE scaling is a table in a table; nothing plain goes deeper
+_VALUES = 256
+_TEXT = 128
+_NUMBER = 2**31  # vocabularies and RoPE bases are far below it
+_LOADING_KEYS = frozenset(
+    {"auto_map", "trust_remote_code", "custom_pipelines", "quantization_config"}
+    | {"attn_implementation", "experts_implementation", "use_kernels"}  # each can fetch kernels from a hub
+)
+_SHOWN = 40  # characters of a wrong value that help; the rest would bury the sentence
+
+
+def shown(value: object) -> str:
+    """A wrong value as its author would recognise it, on one line and short."""
+    if isinstance(value, bool | None):
+        return json.dumps(value)
+    if isinstance(value, dict | list):  # repr of a deep one could exhaust the stack
+        return "a table" if isinstance(value, dict) else "a list"
+    text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`did you mean steps?`, or else the whole list: an unknown key has a remedy either way."""
+    known = sorted(known)
+    close = get_close_matches(word, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"it may be {listed(known)}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """`a, b or c`."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def explain(error: "ValidationError", model: "type[BaseModel]") -> str:
+    """The first of pydantic's complaints as our sentence. A field says what it allows in `json_schema_extra`."""
+    first = error.errors(include_url=False)[0]
+    key, parent, allowed = _walk(first["loc"], model)
+    match first["type"]:
+        case "extra_forbidden":
+            name = str(first["loc"][-1])
+            return f"{shown(key)[1:-1]} is not known, {did_you_mean(name, parent.model_fields if parent else ())}"
+        case "missing" if isinstance(first["loc"][-1], str):  # an index: a list is too short
+            return f"{key} is missing: it must be {allowed}"
+        case "value_error":
+            return f"{key} {first['ctx']['error']}".strip()
+        case _:
+            return f"{key} must be {allowed}, not {shown(first['input'])}"
+
+
+def _walk(where: Sequence[int | str], model: "type[BaseModel]") -> "tuple[str, type[BaseModel] | None, str]":
+    """The dotted key at `where`, the table it stands in, and what its field allows."""
+    from pydantic import BaseModel
+
+    at: Any = model
+    parent: type[BaseModel] | None = None
+    allowed, key = "a table", ""
+    for part in where:
+        if not (isinstance(at, type) and issubclass(at, BaseModel)):
+            break  # inside a list or a free table: the field above says what is allowed
+        parent, key = at, f"{key}.{part}".lstrip(".")
+        field = at.model_fields.get(str(part))
+        at = field.annotation if field else None
+        extra = field.json_schema_extra if field else None
+        allowed = str(extra["allowed"]) if isinstance(extra, dict) else "a table"
+    return key, parent, allowed
+
+
+def plain_table(config: dict[str, Any]) -> dict[str, Any]:
+    """Only what JSON knows, small, and nothing that makes transformers load code, files or kernels."""
+    leaves = list(_leaves("", config, 0))
+    if len(leaves) > _VALUES:
+        raise ValueError(f"must not hold more than {_VALUES} values")
+    for where, value in leaves:
+        _plain_value(where[1:], value)
+    return config
+
+
+def _leaves(where: str, value: object, depth: int) -> Iterator[tuple[str, object]]:
+    if depth > _DEPTH:
+        raise ValueError(f"must not nest deeper than {_DEPTH} tables")
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves(f"{where}.{_config_key(key)}", item, depth + 1)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _leaves(where, item, depth + 1)
+    else:
+        yield where, value
+
+
+def _config_key(key: object) -> str:
+    if not (isinstance(key, str) and key.isascii() and key.isidentifier() and len(key) <= 64):
+        raise ValueError(f"may not hold the key {shown(key)}: keys are plain words")
+    if key in _LOADING_KEYS or key.startswith("_") or key.endswith("name_or_path"):
+        raise ValueError(f"may not hold {key}: a manifest loads no code, no kernels and no files")
+    return key
+
+
+def _plain_value(where: str, value: object) -> None:
+    if isinstance(value, str):
+        if len(value) > _TEXT or not value.isprintable():
+            raise ValueError(f"has a text in {where} that is not one line of at most {_TEXT} characters")
+        if "/" in value or "\\" in value or ".." in value:
+            raise ValueError(f"has a path in {where}: a manifest loads no files")
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        if not abs(value) <= _NUMBER:  # NaN is not
+            raise ValueError(f"has a number in {where} that is not between -2^31 and 2^31")
+    elif not isinstance(value, bool | None):
+        raise ValueError(f"may hold texts, numbers, true and false, lists and tables: {where} is none of them")

@@ -1,0 +1,73 @@
+"""A NodeView without a node: canned answers, and a note of what was asked."""
+
+from noloco_node.control.views import Health, LastRound, PeerRow, PeersView, Rounds, StatusView, Traffic
+
+ME = "12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
+OTHER = "12D3KooWL3XJ9EMCyZvmmGXL2LMiVBtrVa2BuESsJiXkSj7333Jw"
+
+STATUS = StatusView(
+    peer_id=ME,
+    name="brisk-heron",
+    version="0.1.0",
+    state="training",
+    run_id="3f9a2c81d0e4" + "0" * 52,
+    run="tiny-3f9a2c81d0e4",
+    round=41,
+    rounds_target=100,
+    step=2063,
+    tokens=2_112_512,
+    tokens_per_s=18_400.0,
+    loss=1.87,
+    loss_first=5.6,
+    eval_loss=1.92,
+    eval_loss_first=5.61,
+    device="cpu",
+    parameters=1_000_000,
+    partner=OTHER,
+    busy_fraction=0.987,
+    rounds=Rounds(committed=39, solo=2, by_reason={"no_partner": 2}),
+    bytes=Traffic(sent=512_000_000, received=515_000_000, per_param_round=0.52),
+    resent_block_fraction=0.004,
+    last_round=LastRound(OTHER, 3.1, 12_600_000, 12_600_000, 0.004),
+    partners={OTHER: 39},
+    calls=45,
+    peers_seen=17,
+    reachable="directly",
+    uptime_s=11_520.0,
+    addresses=(f"/ip4/203.0.113.7/tcp/4001/p2p/{ME}",),
+    health=(
+        Health("warning", "disk: 3.1 GB left, a checkpoint needs 1.2 GB", "free some, or move NOLOCO_HOME"),
+    ),
+)
+PEERS = PeersView(
+    (
+        PeerRow(
+            peer_id=OTHER,
+            name="calm-otter",
+            state="training",
+            round=40,
+            lag=1,
+            via="direct",
+            tokens_per_s=9_900.0,
+            loss=1.9,
+            last_seen_s=4.2,
+            sent=491_000_000,
+            received=491_000_000,
+            exchanges=39,
+        ),
+    )
+)
+
+
+class FakeNode:
+    def __init__(self, status=STATUS, peers=PEERS):
+        self.view, self.rows, self.left = status, peers, 0
+
+    def status(self):
+        return self.view
+
+    def peers(self):
+        return self.rows
+
+    def leave(self):
+        self.left += 1

@@ -1,0 +1,94 @@
+"""This machine's settings: where they come from, which place wins, and what a wrong one says."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from noloco_node import config
+from noloco_node.config import NodeConfig, resolve
+from noloco_node.errors import UsageError
+
+PEER = "12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
+ADDRESS = f"/ip4/203.0.113.7/tcp/4001/p2p/{PEER}"
+
+
+def test_home(tmp_path):
+    assert config.default_home({"NOLOCO_HOME": str(tmp_path), "HOME": "/h"}) == tmp_path
+    assert config.default_home({"XDG_STATE_HOME": "/state", "HOME": "/h"}) == Path("/state/noloco-node")
+    assert config.default_home({"XDG_STATE_HOME": "state", "HOME": "/h"}) == Path("/h/.local/state/noloco-node")
+    assert config.default_home({"HOME": "/h"}) == Path("/h/.local/state/noloco-node")
+
+
+def test_flag_beats_environment_beats_file_beats_default():
+    environ, file = {"NOLOCO_HOME": "/h", "NOLOCO_THREADS": "2", "NOLOCO_DEVICE": "cuda:1"}, {"threads": 1, "rounds": 7}
+    assert resolve({}, {"NOLOCO_HOME": "/h"}, {}) == NodeConfig(home=Path("/h"))
+    assert resolve({}, {}, file).threads == 1
+    assert resolve({}, environ, file).threads == 2
+    found = resolve({"threads": 3, "rounds": None}, environ, file)
+    assert (found.threads, found.device, found.rounds) == (3, "cuda:1", 7)
+
+
+def test_home_flag_decides_which_file_is_read(tmp_path):
+    (tmp_path / "node.toml").write_text('device = "cpu"\n')
+    assert config.load({"home": str(tmp_path)}, {"NOLOCO_HOME": "/nowhere"}).device == "cpu"
+    assert config.load({}, {"NOLOCO_HOME": str(tmp_path)}).home == tmp_path
+    assert config.load({}, {"NOLOCO_HOME": str(tmp_path / "none")}).device == "auto"
+
+
+def test_lists_of_addresses():
+    from_environment = resolve({}, {"NOLOCO_HOME": "/h", "NOLOCO_BOOTSTRAP": f"{ADDRESS}, {ADDRESS}"}, {})
+    assert from_environment.bootstrap == (ADDRESS,)
+    by_name = f"/dns4/seed.example.org/tcp/4001/p2p/{PEER}"
+    assert resolve({"bootstrap": [by_name]}, {"HOME": "/h"}, {}).bootstrap == (by_name,)
+    assert resolve({}, {"HOME": "/h", "NOLOCO_BOOTSTRAP": ""}, {}).bootstrap == ()
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "file", "sentence"),
+    [
+        ({"threads": 0}, {}, {}, "--threads must be a whole number from 1 to 1024, not 0"),
+        ({"linger_s": "x"}, {}, {}, "--linger must be a whole number from 0 to 86400, not 'x'"),
+        ({}, {"NOLOCO_THREADS": "two"}, {}, "NOLOCO_THREADS must be a whole number from 1 to 1024, not 'two'"),
+        ({}, {"NOLOCO_TREADS": "2"}, {}, "NOLOCO_TREADS is not known, did you mean NOLOCO_THREADS?"),
+        ({}, {}, {"thread": 2}, "node.toml: thread is not known, did you mean threads?"),
+        ({}, {}, {"threads": True}, "node.toml: threads must be a whole number from 1 to 1024, not true"),
+        ({"device": "gpu"}, {}, {}, "--device must be auto, cpu, cuda, cuda:<number> or mps, not 'gpu'"),
+        ({"run": "tiny-3f9a2c81d0e4"}, {}, {}, "--run must be the whole run id"),
+        ({"trust": "me"}, {}, {}, "--trust must be the peer id"),
+        ({"log_level": "loud"}, {}, {}, "--log-level must be debug, info, warning or error, not 'loud'"),
+        ({"listen": "0.0.0.0:4001"}, {}, {}, "--listen must be an address like /ip4/0.0.0.0/tcp/4001"),
+        ({"listen": "/ip4/0.0.0.300/tcp/1"}, {}, {}, "--listen must be"),
+        ({"listen": "/ip4/0.0.0.0/tcp/70000"}, {}, {}, "--listen must be"),
+        (
+            {"bootstrap": ["/ip4/203.0.113.7/tcp/4001"]},
+            {},
+            {},
+            "/p2p/12D3KooW…, not '/ip4/203.0.113.7/tcp/4001'",
+        ),
+        ({"bootstrap": [ADDRESS] * 65}, {}, {}, "--bootstrap must be a list"),
+        ({}, {}, {"announce": 3}, "node.toml: announce must be a list"),
+    ],
+)
+def test_errors_name_the_place_and_what_is_allowed(flags, environ, file, sentence):
+    with pytest.raises(UsageError) as raised:
+        resolve(flags, {"HOME": "/h", **environ}, file)
+    assert sentence in str(raised.value)
+
+
+def test_a_broken_node_toml(tmp_path):
+    (tmp_path / "node.toml").write_text("threads = ")
+    with pytest.raises(UsageError, match="not valid TOML"):
+        config.read_home_toml(tmp_path)
+
+
+@given(
+    st.sampled_from(["listen", "announce", "bootstrap", "device", "threads", "rounds", "linger_s", "run", "log_level"]),
+    st.text() | st.integers() | st.floats() | st.lists(st.text()) | st.none() | st.dictionaries(st.text(), st.text()),
+)
+def test_no_value_raises_anything_but_ours(key, value):
+    try:
+        resolve({}, {"HOME": "/h"}, {key: value})
+    except UsageError as error:
+        assert "\n" not in str(error)

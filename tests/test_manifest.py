@@ -1,0 +1,252 @@
+"""The manifest: what run.toml may say, its canonical form, and what a stranger's bytes can do (nothing)."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from noloco_node import manifest
+from noloco_node.errors import Incompatible, NolocoError, NotAdmitted, UsageError
+from noloco_node.identity import Identity
+from noloco_node.manifest import DataSpec, InnerSpec, Manifest, ModelSpec, OuterSpec
+
+shares = st.floats(0, 1)
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**31), 2**31) | st.floats(-1e6, 1e6) | st.text("abc é", max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abcd"), inner, max_size=3),
+    max_leaves=8,
+).filter(lambda value: _depth(value) < 4)
+models = st.just(ModelSpec(preset="tiny")) | st.builds(
+    ModelSpec,
+    architecture=st.from_regex(r"[A-Z][A-Za-z0-9]{0,20}Config", fullmatch=True),
+    config=st.dictionaries(st.from_regex(r"[a-z]{1,8}", fullmatch=True), plain, max_size=6),
+)
+inners = st.builds(
+    InnerSpec,
+    steps=st.integers(1, 100_000),
+    batch_tokens=st.integers(1, 1000).map(lambda n: n * 128),
+    learning_rate=st.floats(0, 1, exclude_min=True),
+    warmup=shares,
+    final_learning_rate=shares,
+    weight_decay=shares,
+    betas=st.tuples(st.floats(0, 1, exclude_max=True), st.floats(0, 1, exclude_max=True)),
+    clip=st.floats(0, 1000, exclude_min=True),
+)
+outers = st.builds(
+    OuterSpec,
+    alpha=st.floats(0, 0.5),
+    beta=st.floats(0.1, 1.4),
+    gamma=st.floats(0.1, 1.4),
+    overlap=st.sampled_from(["eager", "blocking"]),
+    codec=st.sampled_from(manifest.CODECS),
+)
+manifests = st.builds(
+    Manifest,
+    name=st.from_regex(r"[a-z0-9-]{1,32}", fullmatch=True),
+    seed=st.integers(0, 2**32 - 1),
+    rounds=st.integers(1, 10_000_000),
+    model=models,
+    inner=inners,
+    outer=outers,
+)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def _depth(value: object) -> int:
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, children), default=0)
+
+
+@given(manifests)
+def test_canonical_form_reads_back(written):
+    assert manifest.parse(written.canonical()) == written
+    assert manifest.parse(written.canonical()).run_id == written.run_id
+
+
+@given(st.binary(max_size=300))
+def test_garbage_raises_ours_only(raw):
+    with pytest.raises(Incompatible):
+        manifest.parse(raw)
+
+
+@given(manifests, st.lists(st.sampled_from(["model", "data", "inner", "outer", "config"]), max_size=2), json_values)
+def test_a_foreign_value_anywhere_raises_ours_or_is_valid(written, path, value):
+    document = json.loads(written.canonical())
+    at = document
+    for key in path:
+        at = at[key] if isinstance(at.get(key), dict) else at
+    for key in [*at] or ["x"]:
+        at[key] = value
+        try:
+            manifest.parse(json.dumps(document, sort_keys=True, separators=(",", ":")).encode("utf-8", "surrogatepass"))
+        except Incompatible as error:
+            assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"[" * 60_000,
+        b'{"name":' + b"[" * 900 + b"]" * 900 + b"}",
+        b'{"rounds":' + b"9" * 5000 + b"}",
+        b'{"name":NaN}',
+        b'{"name":"\\ud800"}',
+        b"{}",
+        b"null",
+        b" " * (manifest.MAX_BYTES + 1),
+    ],
+)
+def test_hostile_documents(raw):
+    with pytest.raises(Incompatible):
+        manifest.parse(raw)
+
+
+def test_only_the_canonical_form_is_taken():
+    document = json.loads(Manifest(name="tiny").canonical())
+    with pytest.raises(Incompatible, match="canonical"):
+        manifest.parse(json.dumps(document).encode())
+
+
+def test_canonical_form_is_fixed():
+    """These bytes are every run's identity: if this fails, all runs out there have become other runs."""
+    fixed = Manifest(name="tiny", seed=1, rounds=100)
+    assert fixed.canonical() == (
+        b'{"data":{"sequence_length":128,"source":"stdlib"},'
+        b'"inner":{"batch_tokens":1024,"betas":[0.9,0.95],"clip":1.0,"final_learning_rate":0.1,'
+        b'"learning_rate":0.003,"steps":50,"warmup":0.05,"weight_decay":0.1},'
+        b'"model":{"architecture":null,"config":{},"preset":"tiny"},"name":"tiny",'
+        b'"outer":{"alpha":0.5,"beta":0.7,"codec":"bf16","gamma":0.7,"overlap":"eager"},"rounds":100,"seed":1}'
+    )
+    assert fixed.label == f"tiny-{fixed.run_id[:12]}"
+    assert len(fixed.run_id) == 64
+
+
+def test_minus_zero_is_zero():
+    assert InnerSpec(warmup=-0.0).model_dump_json() == InnerSpec(warmup=0.0).model_dump_json()
+
+
+@pytest.fixture
+def run_toml(tmp_path):
+    """A function that replaces one piece of the template and gives the path."""
+
+    def written(old: str = "", new: str = ""):
+        text = manifest.template()
+        assert old in text
+        path = tmp_path / "run.toml"
+        path.write_text(text.replace(old, new, 1), encoding="utf-8")
+        return path
+
+    return written
+
+
+def test_the_template_holds_every_default(run_toml):
+    assert manifest.load(run_toml()) == Manifest(name="tiny")
+    written = tomllib.loads(manifest.template())
+    assert set(written) == set(Manifest.model_fields)
+    for section, spec in (("data", DataSpec), ("inner", InnerSpec), ("outer", OuterSpec)):
+        assert set(written[section]) == set(spec.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("steps = 50", "steps = 'many'", "inner.steps must be a whole number from 1 to 100000, not 'many'"),
+        ("steps = 50", "steps = 0", "inner.steps must be a whole number from 1 to 100000, not 0"),
+        ("steps = 50", "steps = true", "inner.steps must be a whole number from 1 to 100000, not true"),
+        ("steps = 50", "step = 50", "inner.step is not known, did you mean steps?"),
+        ("seed", "sed", "sed is not known, did you mean seed?"),
+        ('name = "tiny"', "", "name is missing: it must be 1 to 32 of the characters a-z, 0-9 and -"),
+        ('"tiny"', '"Tiny"', "name must be 1 to 32 of the characters a-z, 0-9 and -, not 'Tiny'"),
+        ("learning_rate = 0.003", "learning_rate = nan", "inner.learning_rate must be a number above 0 and at most 1"),
+        ("[0.9, 0.95]", "[0.9, 1.0]", "inner.betas must be two numbers, each from 0 to below 1, not [0.9, 1.0]"),
+        ("[0.9, 0.95]", "[0.9]", "inner.betas must be two numbers, each from 0 to below 1"),
+        ("1024", "1000", "inner.batch_tokens must be a multiple of data.sequence_length (128), not 1000"),
+        ('preset = "tiny"', 'preset = "huge"', "model.preset must be tiny, not 'huge'"),
+        ('preset = "tiny"', "", "model needs either a preset or an architecture"),
+        ('codec = "bf16"', 'codec = "zip"', "outer.codec must be bf16 or fp32, not 'zip'"),
+        ('"eager"', '"lazy"', "outer.overlap must be eager or blocking, not 'lazy'"),
+        ("alpha = 0.5", "alpha = 1.0", "outer.alpha must be a number from 0 to below 1, not 1.0"),
+        ("[data]", "[data", "is not valid TOML"),
+    ],
+)
+def test_errors_name_the_key_and_what_is_allowed(run_toml, old, new, sentence):
+    with pytest.raises(UsageError) as raised:
+        manifest.load(run_toml(old, new))
+    assert str(raised.value).startswith("run.toml")
+    assert sentence in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_unstable_outer_step_is_refused(run_toml):
+    path = run_toml("alpha = 0.5", "alpha = 0.9")
+    path.write_text(path.read_text().replace("gamma = 0.7", "gamma = 1.0"))
+    with pytest.raises(UsageError, match="outer is not stable"):
+        manifest.load(path)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"auto_map": {"AutoModel": "x.Y"}},
+        {"nested": {"trust_remote_code": True}},
+        {"_name_or_path": "x"},
+        {"tokenizer_name_or_path": "x"},
+        {"attn_implementation": "someone"},
+        {"a": "kernels-community/flash"},
+        {"a": "..\\x"},
+        {"a": "x" * 129},
+        {"a": "two\nlines"},
+        {"a": float("inf")},
+        {"a": 10**400},
+        {"a": b"bytes"},
+        {"a b": 1},
+        {"a": [[[[[1]]]]]},
+        {"a": list(range(300))},
+    ],
+)
+def test_a_config_loads_nothing_and_stays_small(config):
+    with pytest.raises(ValueError, match="config"):
+        ModelSpec(architecture="LlamaConfig", config=config)
+
+
+def test_missing_and_oversized_files(tmp_path):
+    with pytest.raises(UsageError, match="noloco-node init"):
+        manifest.load(tmp_path / "run.toml")
+    (tmp_path / "big.toml").write_bytes(b"#" * (manifest.MAX_BYTES + 1))
+    with pytest.raises(UsageError, match="no manifest"):
+        manifest.load(tmp_path / "big.toml")
+    (tmp_path / "latin.toml").write_bytes(b'name = "\xe9"')
+    with pytest.raises(UsageError, match="UTF-8"):
+        manifest.load(tmp_path / "latin.toml")
+
+
+def test_signatures(tmp_path):
+    author = Identity.load_or_create(tmp_path / "identity.key")
+    written = Manifest(name="tiny")
+    signed = manifest.sign(written, author)
+    assert manifest.verify(signed) == written
+    other = Manifest(name="tiny", seed=2).canonical()
+    with pytest.raises(NotAdmitted):
+        manifest.verify(replace(signed, manifest=other))
+    with pytest.raises(NotAdmitted):
+        manifest.verify(replace(signed, signature=author.sign(signed.manifest)))  # signed, but not as a manifest
+    for broken in (replace(signed, author="nobody"), replace(signed, manifest=b" " * (manifest.MAX_BYTES + 1))):
+        with pytest.raises(NolocoError):
+            manifest.verify(broken)
+
+
+def test_reading_a_manifest_imports_nothing_heavy():
+    code = (
+        "import sys, noloco_node.manifest as m; m.Manifest(name='a');"
+        "sys.exit(bool({'torch', 'hivemind', 'grpc'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
