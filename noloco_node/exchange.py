@@ -136,8 +136,6 @@ class Exchange(ExchangeServicer):
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._timer:
             self._timer.cancel()
-        for offer in self._offers.values():
-            offer.close()
         self._offers.clear()
 
     # ---- the machine ----
@@ -169,8 +167,7 @@ class Exchange(ExchangeServicer):
                 self._end_round(action)
 
     def _end_round(self, end: core.EndRound) -> None:
-        if offer := self._offers.pop(end.round, None):
-            offer.close()
+        self._offers.pop(end.round, None)
         if end.reason is None and end.partner is not None and self._talk is not None:
             link, seconds = self._talk.link, asyncio.get_running_loop().time() - self._talk.started
             self._observe(RoundCommitted(end.round, end.partner, seconds, link.sent_bytes, link.received_bytes))

@@ -40,7 +40,7 @@ class LiveState:
 class Donor(Protocol):
     """What is needed of the training thread."""
 
-    def live_state(self) -> "Future[LiveState]": ...
+    def live_state(self) -> "Future[tuple[int, bytes]]": ...
 
 
 class Callers(Protocol):
@@ -82,10 +82,10 @@ class StateService(StateServicer):
         else:
             async with self._serving:
                 async with asyncio.timeout(SNAPSHOT_S):
-                    state = await asyncio.wrap_future(self._donor.live_state())
-                digest = await asyncio.to_thread(lambda: hashlib.sha256(state.data).digest())
-                yield wire.encode_state(wire.StateHeader(state.round, len(state.data), digest))
-                view = memoryview(state.data)
+                    round_, data = await asyncio.wrap_future(self._donor.live_state())
+                digest = await asyncio.to_thread(lambda: hashlib.sha256(data).digest())
+                yield wire.encode_state(wire.StateHeader(round_, len(data), digest))
+                view = memoryview(data)
                 for start in range(0, len(view), CHUNK_BYTES):
                     yield wire.encode_state(wire.StateChunk(bytes(view[start : start + CHUNK_BYTES])))
 

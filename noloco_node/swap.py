@@ -43,9 +43,9 @@ class Vectors(Protocol):
     @property
     def fragments(self) -> int: ...
     def open(self, index: int, exchange_id: bytes) -> "Future[bytes]": ...
-    def hear(self, index: int, payload: bytes) -> "Future[Heard]": ...
+    def hear(self, index: int, payload: bytes) -> "Future[Any]":
+        """Gives what is `Heard`."""
     def apply(self, index: int, correction: Any) -> None: ...
-    def close(self) -> None: ...
 
 
 class Link:
@@ -126,7 +126,7 @@ class Swap:
         place = self._place.get(index, -1)
         if not self.applied <= place < self._opened or place in self._ready:
             raise PeerMisbehaved("out_of_window", f"fragment {index}")
-        heard = await _done(self._vectors.hear(index, payload))
+        heard: Heard = await _done(self._vectors.hear(index, payload))
         if heard.say is not None:
             self._link.send(wire.Fragment(index, heard.say))
         if heard.correction is not None:

@@ -52,9 +52,9 @@ async def serving(home: Home, node: NodeView) -> AsyncIterator[None]:
     """Answer on the home's socket while the context lasts. The caller holds the lock: a file there is a leftover."""
     server = grpc.aio.server()
     rpc.add_ControlServicer_to_server(ControlServicer(node), server)
-    _bind(server, home)
-    await server.start()
     try:
+        _bind(server, home)
+        await server.start()
         yield
     finally:
         await server.stop(_GRACE_S)  # gRPC removes the file

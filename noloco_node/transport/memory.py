@@ -1,8 +1,8 @@
 """A network of peers inside one process, with delay, bandwidth, loss, partition and death: for tests and simulation.
 
 The same surface as grpc.aio, as far as the stubs and servicers generated from proto/ use it. Messages are really
-serialised, so sizes count and nobody shares objects. All time is `loop.time()` and all chance is the `rng` handed in: on a
-`VirtualLoop`, two runs with the same seed are the same run.
+serialised, so sizes count and nobody shares objects. All time is `loop.time()` and all chance is the `rng` handed in:
+on a `VirtualLoop`, two runs with the same seed are the same run.
 
 What it simplifies: each pair of peers has its own link in each direction (a home's upload is not shared among its
 partners), and a message that is lost is never sent again: the rest of its stream stays silent, as if the connection

@@ -1,6 +1,12 @@
-"""A NodeView without a node: canned answers, and a note of what was asked."""
+"""A NodeView without a node: canned answers, and a note of what was asked. As a program, it lives in a home."""
 
+import asyncio
+import sys
+from pathlib import Path
+
+from noloco_node.control import api
 from noloco_node.control.views import Health, LastRound, PeerRow, PeersView, Rounds, StatusView, Traffic
+from noloco_node.home import Home
 
 ME = "12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
 OTHER = "12D3KooWL3XJ9EMCyZvmmGXL2LMiVBtrVa2BuESsJiXkSj7333Jw"
@@ -35,9 +41,7 @@ STATUS = StatusView(
     reachable="directly",
     uptime_s=11_520.0,
     addresses=(f"/ip4/203.0.113.7/tcp/4001/p2p/{ME}",),
-    health=(
-        Health("warning", "disk: 3.1 GB left, a checkpoint needs 1.2 GB", "free some, or move NOLOCO_HOME"),
-    ),
+    health=(Health("warning", "disk: 3.1 GB left, a checkpoint needs 1.2 GB", "free some, or move NOLOCO_HOME"),),
 )
 PEERS = PeersView(
     (
@@ -62,6 +66,7 @@ PEERS = PeersView(
 class FakeNode:
     def __init__(self, status=STATUS, peers=PEERS):
         self.view, self.rows, self.left = status, peers, 0
+        self.gone = asyncio.Event()
 
     def status(self):
         return self.view
@@ -71,3 +76,17 @@ class FakeNode:
 
     def leave(self):
         self.left += 1
+        self.gone.set()
+
+
+async def live(home: Home) -> None:
+    node = FakeNode()
+    with home.create().lock():
+        async with api.serving(home, node):
+            sys.stdout.write("ready\n")
+            sys.stdout.flush()
+            await node.gone.wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(live(Home(Path(sys.argv[1]))))

@@ -42,7 +42,7 @@ class Offer:
     fragments = FRAGMENTS
 
     def __init__(self, node: "Node", round_: int) -> None:
-        self.node, self.round, self.u, self.closed = node, round_, list(node.x), False
+        self.node, self.round, self.u = node, round_, list(node.x)
 
     def open(self, index: int, exchange_id: bytes) -> "Future[bytes]":
         return done(struct.pack("<d", self.u[index]) + PAYLOAD)
@@ -53,11 +53,7 @@ class Offer:
         return done(Heard(None, (struct.unpack_from("<d", payload)[0] - self.u[index]) / 2))
 
     def apply(self, index: int, correction: Any) -> None:
-        assert not self.closed
         self.node.x[index] += correction
-
-    def close(self) -> None:
-        self.closed = True
 
 
 class Node:

@@ -23,9 +23,9 @@ DATA = random.Random(0).randbytes(3 * statesync.CHUNK_BYTES + 17)
 
 
 class Donor:
-    def live_state(self) -> "Future[LiveState]":
-        future: Future[LiveState] = Future()
-        future.set_result(LiveState(12, DATA))
+    def live_state(self) -> "Future[tuple[int, bytes]]":
+        future: Future[tuple[int, bytes]] = Future()
+        future.set_result((12, DATA))
         return future
 
 

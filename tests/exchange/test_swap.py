@@ -61,8 +61,6 @@ class Words:
         self.under_way -= 1
         self.applied.append(index)
 
-    def close(self) -> None: ...
-
 
 class Cut:
     """Lets so many frames through, then the stream breaks."""

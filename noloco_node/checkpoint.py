@@ -1,0 +1,281 @@
+"""The whole local state on disk: written so that a kill at any instant costs at most the work since the last time.
+
+    <directory>/<step>/
+        model.safetensors   fast weights under the model's own parameter names: other tools read it as it is
+        outer.safetensors   slow weights and outer momentum, flat
+        inner.pt            optimizer, data position, random state; read with weights_only=True, so it runs no code
+        state.json          run, layout, round, step, and size and SHA-256 of the three; written last
+
+A checkpoint is written under a temporary name, every file and directory is synced, then it is renamed: it is there
+whole or not at all. The newest one that verifies is the one that loads. Knows nothing of models and of what the state
+means; one process at a time uses a directory (the home's lock sees to it).
+"""
+
+import errno
+import hashlib
+import json
+import os
+import pickle
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import torch
+from torch import Tensor
+
+from noloco_node.errors import DiskFull, Incompatible, NolocoError, UsageError
+
+KEEP = 3
+"""The newest ones are kept: one more than needed survives a bad disk block, a third costs little."""
+SCHEMA = 1
+
+_MODEL, _OUTER, _INNER, _STATE = "model.safetensors", "outer.safetensors", "inner.pt", "state.json"
+_TEMPORARY = ".writing-"
+_MAX_STATE_BYTES = 64 << 10  # of state.json: it has half a kilobyte
+_NAME = re.compile(r"(\d{1,18})(?:-(\d{1,6}))?")  # a second one at the same step is called <step>-1
+
+
+class Saveable(Protocol):
+    """What is saved. Tensors are fp32 on the CPU."""
+
+    @property
+    def round(self) -> int: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def weights(self) -> Mapping[str, Tensor]: ...
+    @property
+    def outer(self) -> Mapping[str, Tensor]: ...
+    @property
+    def inner(self) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What was saved, back again."""
+
+    path: Path
+    round: int
+    step: int
+    weights: dict[str, Tensor]
+    outer: dict[str, Tensor]
+    inner: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    checkpoint: Checkpoint | None
+    skipped: tuple[str, ...]
+    """A sentence for each newer one that could not be used."""
+
+
+class _Damaged(Exception):
+    """Why a checkpoint does not verify."""
+
+
+# ---- saving ----------------------------------------------------------------------------------------------------------
+def save(directory: Path, state: Saveable, run_id: str, layout: bytes, keep: int = KEEP) -> Path:
+    """Write a checkpoint and remove all but the newest `keep`. Raises DiskFull or UsageError and leaves nothing behind;
+    the older ones are untouched then."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        _remove_unfinished(directory)
+        temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=directory))
+    except OSError as error:
+        raise _cannot_write(directory, error) from error
+    try:
+        _write_all(temporary, state, run_id, layout)
+        path = _free_name(directory, state.step)
+        temporary.rename(path)
+        _sync(directory)
+    except OSError as error:
+        raise _cannot_write(directory, error) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # it is gone already where all went well
+    _prune(directory, keep)
+    return path
+
+
+def _write_all(into: Path, state: Saveable, run_id: str, layout: bytes) -> None:
+    files = {
+        _MODEL: _write(into / _MODEL, lambda file: _write_safetensors(file, state.weights)),
+        _OUTER: _write(into / _OUTER, lambda file: _write_safetensors(file, state.outer)),
+        _INNER: _write(into / _INNER, lambda file: torch.save(dict(state.inner), file)),
+    }
+    about = {
+        "schema": SCHEMA,
+        "run_id": run_id,
+        "layout": layout.hex(),
+        "round": state.round,
+        "step": state.step,
+        "files": files,
+    }
+    _write(into / _STATE, lambda file: file.write(json.dumps(about, indent=1).encode()))
+    _sync(into)
+
+
+class _Hashing:
+    """A file that knows the digest of what was written to it, so that nothing is read again to learn it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._sha256 = hashlib.sha256()
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self.error = error  # torch.save would turn it into a RuntimeError without its number
+            raise
+        self._sha256.update(data)
+        return memoryview(data).nbytes
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def hexdigest(self) -> str:
+        return self._sha256.hexdigest()
+
+
+def _write(path: Path, content: Callable[[Any], object]) -> dict[str, Any]:
+    """Write and sync one file. Returns what state.json says of it. Raises OSError."""
+    with path.open("wb") as file:
+        hashing = _Hashing(file)
+        try:
+            content(hashing)
+        except RuntimeError as error:
+            raise hashing.error or error from None
+        file.flush()
+        os.fsync(file.fileno())
+        return {"sha256": hashing.hexdigest(), "bytes": file.tell()}
+
+
+def _write_safetensors(file: Any, tensors: Mapping[str, Tensor]) -> None:
+    """The safetensors format, written piece by piece: the library would first copy everything into one string."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in tensors.items():
+        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [end, end + tensor.nbytes]}
+        end += tensor.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # the data begins at a multiple of 8
+    file.write(len(text).to_bytes(8, "little") + text)
+    for tensor in tensors.values():
+        file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _free_name(directory: Path, step: int) -> Path:
+    """Never that of an older one: replacing a directory is not atomic."""
+    again = [place[1] + 1 for place, _ in _checkpoints(directory) if place[0] == step]
+    return directory / (f"{step}-{max(again)}" if again else str(step))
+
+
+def _prune(directory: Path, keep: int) -> None:
+    for _, path in _checkpoints(directory)[keep:]:
+        shutil.rmtree(path, ignore_errors=True)  # tried again next time
+
+
+def _remove_unfinished(directory: Path) -> None:
+    for path in directory.glob(f"{_TEMPORARY}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _cannot_write(path: Path, error: OSError) -> NolocoError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(f"the disk is full: no checkpoint fits into {path}. Free some space, or move NOLOCO_HOME")
+    return UsageError(f"cannot write a checkpoint into {path}: {error.strerror or error}")
+
+
+# ---- loading ---------------------------------------------------------------------------------------------------------
+def newest(directory: Path, run_id: str, layout: bytes) -> Found:
+    """The newest checkpoint that verifies. Raises Incompatible if that is of another run or layout."""
+    skipped: list[str] = []
+    for _, path in _checkpoints(directory):
+        try:
+            return Found(_load(path, run_id, layout), tuple(skipped))
+        except _Damaged as error:
+            skipped.append(f"checkpoint {path.name} is skipped: {error}")
+    return Found(None, tuple(skipped))
+
+
+def _checkpoints(directory: Path) -> list[tuple[tuple[int, int], Path]]:
+    """Newest first; other things that lie there are none of ours."""
+    try:
+        paths = list(directory.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UsageError(f"cannot read the checkpoints in {directory}: {error.strerror}") from error
+    found = [(match, path) for path in paths if (match := _NAME.fullmatch(path.name))]
+    return sorted((((int(match[1]), int(match[2] or 0)), path) for match, path in found), reverse=True)
+
+
+def _load(path: Path, run_id: str, layout: bytes) -> Checkpoint:
+    about = _about(path)
+    _check_same("run", about["run_id"], run_id, path)
+    _check_same("layout", about["layout"], layout.hex(), path)
+    for name in (_MODEL, _OUTER, _INNER):
+        _verify(path / name, about["files"][name])
+    return _read(path, about)
+
+
+def _about(path: Path) -> dict[str, Any]:
+    """state.json, with every key that is used below."""
+    try:
+        with (path / _STATE).open("rb") as file:
+            about = json.loads(file.read(_MAX_STATE_BYTES))
+        wanted = {"run_id": str, "layout": str, "round": int, "step": int}
+        if all(type(about[key]) is kind for key, kind in wanted.items()) and about["schema"] == SCHEMA:
+            files = about["files"]
+            about["files"] = {n: (str(files[n]["sha256"]), int(files[n]["bytes"])) for n in (_MODEL, _OUTER, _INNER)}
+            return dict(about)
+    except FileNotFoundError:
+        raise _Damaged(f"it has no {_STATE}") from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise _Damaged(f"its {_STATE} cannot be read")
+
+
+def _check_same(what: str, there: str, here: str, path: Path) -> None:
+    if there != here:
+        raise Incompatible(
+            f"{path} is of another {what} ({there[:12]}… instead of {here[:12]}…): "
+            "name another directory with --home, or move the checkpoint away"
+        )
+
+
+def _verify(path: Path, wanted: tuple[str, int]) -> None:
+    sha256, size = wanted
+    try:
+        if path.stat().st_size != size:
+            raise _Damaged(f"{path.name} has {path.stat().st_size} bytes instead of {size}")
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+                raise _Damaged(f"{path.name} is not what was written")
+    except OSError as error:
+        raise _Damaged(f"{path.name} cannot be read ({error.strerror})") from None
+
+
+def _read(path: Path, about: Mapping[str, Any]) -> Checkpoint:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        weights, outer = load_file(path / _MODEL), load_file(path / _OUTER)
+        inner = torch.load(path / _INNER, map_location="cpu", weights_only=True)
+    except (OSError, SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
+        raise _Damaged(f"it cannot be read ({type(error).__name__})") from error
+    return Checkpoint(path, about["round"], about["step"], weights, outer, inner)

@@ -1,0 +1,1 @@
+"""gRPC between peers: over libp2p, or in memory."""

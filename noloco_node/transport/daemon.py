@@ -1,0 +1,139 @@
+"""The p2pd process (go-libp2p, from hivemind's wheel): its command line, its start, its death.
+
+It gets a session of its own, so that Ctrl-C in the terminal does not take the network away before this node has said
+goodbye. It ends by itself when its last client connection closes, and if it does not, `transport/janitor.py` ends it.
+What is said to it over its control socket stands in `transport/orders.py`.
+"""
+
+import asyncio
+import importlib.util
+import logging
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from noloco_node.errors import NolocoError, SwarmUnreachable
+
+_log = logging.getLogger(__name__)
+
+_STOP_S = 3.0  # p2pd closes its connections on SIGTERM; what still hangs then is not waited for
+_KEPT_LINES = 20
+
+
+def node_arguments(identity: Path, listen: str, announce: Sequence[str], bootstrap: Sequence[str]) -> list[str]:
+    """What a node's daemon is told. Port mapping asks the router by multicast: not for a node on loopback only."""
+    loopback = listen.startswith(("/ip4/127.", "/ip6/::1/"))
+    return [
+        f"-id={identity}",
+        f"-hostAddrs={listen}",
+        *([f"-announceAddrs={','.join(announce)}"] if announce else []),
+        *bootstrap_arguments(bootstrap),
+        "-dhtServer=1",
+        "-connManager=1",
+        "-autonat=1",
+        "-relay=1",
+        f"-natPortMap={int(not loopback)}",
+    ]
+
+
+def stranger_arguments(bootstrap: Sequence[str]) -> list[str]:
+    """A daemon that nobody can call, under a key of the moment: it looks at a swarm from outside."""
+    return ["-noListenAddrs=1", *bootstrap_arguments(bootstrap), "-dhtClient=1", "-relay=1"]
+
+
+def bootstrap_arguments(bootstrap: Sequence[str]) -> list[str]:
+    return ["-b=1", f"-bootstrapPeers={','.join(bootstrap)}"] if bootstrap else []
+
+
+def executable() -> Path:
+    """p2pd's path, found without importing hivemind, which would import torch."""
+    found = importlib.util.find_spec("hivemind")
+    if found is None or not found.submodule_search_locations:
+        raise NolocoError(
+            "hivemind is not installed. Install this package again: pip install --force-reinstall hivemind"
+        )
+    return Path(found.submodule_search_locations[0]) / "hivemind_cli" / "p2pd"
+
+
+class Daemon:
+    """One p2pd process, from its start to its death. `socket` is where it takes orders."""
+
+    def __init__(self, process: asyncio.subprocess.Process, socket: Path) -> None:
+        self.socket = socket
+        self.pid = process.pid
+        self._process = process
+        self._last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._ready = asyncio.get_running_loop().create_future()
+        self._reader = asyncio.create_task(self._read_output())
+
+    @classmethod
+    async def launch(cls, socket: Path, arguments: Sequence[str]) -> "Daemon":
+        """Start the process; `wait_ready` says whether it came up. Whoever launches it also stops it."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(str(executable()), f"-listen=/unix{socket}", "-idleTimeout=60s", *arguments),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise NolocoError(
+                f"cannot start p2pd, the network daemon ({error.strerror}). "
+                "Install it again: pip install --force-reinstall hivemind"
+            ) from error
+        return cls(process, socket)
+
+    async def wait_ready(self, timeout_s: float) -> None:
+        try:
+            await asyncio.wait_for(asyncio.shield(self._ready), timeout_s)
+        except TimeoutError as error:
+            raise NolocoError(
+                f"p2pd, the network daemon, was not ready within {timeout_s:g} s. Is this machine very busy? Try again."
+            ) from error
+
+    async def exited(self) -> int:
+        """Wait for its death; its exit status, negative for a signal."""
+        return await self._process.wait()
+
+    async def stop(self) -> None:
+        for end in (self._process.terminate, self._process.kill):
+            with suppress(ProcessLookupError):
+                end()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), _STOP_S)
+                break
+        self._reader.cancel()
+        await asyncio.wait([self._reader])
+        self._ready.cancel()
+
+    async def _read_output(self) -> None:
+        """Keep its pipe empty, whatever it writes: p2pd would block on a full one."""
+        output = self._process.stdout
+        while output is not None:
+            try:
+                line = await output.readline()
+            except ValueError:
+                continue  # a line longer than the reader's buffer, which dropped it
+            if not line:
+                break
+            self._last_lines.append(line.decode(errors="replace").strip())
+            _log.debug("p2pd: %s", self._last_lines[-1])
+            if line.startswith(b"Peer ID:") and not self._ready.done():
+                self._ready.set_result(None)
+        if not self._ready.done():
+            self._ready.set_exception(_start_error(list(self._last_lines)))
+            self._ready.exception()  # seen: whoever no longer waits must not be warned about it
+
+
+def _start_error(lines: Sequence[str]) -> NolocoError:
+    said = "\n".join(lines)
+    if "failed to connect to bootstrap peers" in said:
+        return SwarmUnreachable(
+            "cannot reach the swarm: none of the bootstrap addresses answers as the peer that it names. "
+            "Is the bootstrap node running, and is the peer id at the end of its address still the same?"
+        )
+    if "address already in use" in said or "failed to listen" in said:
+        return NolocoError("the port to listen on is in use by another program. Choose another one with --listen.")
+    return NolocoError(f"p2pd, the network daemon, did not start: {lines[-1] if lines else 'it said nothing'}")

@@ -1,0 +1,1 @@
+"""What travels between nodes: messages, fragments, generated code."""

@@ -1,0 +1,99 @@
+"""The control socket: who may open it, what it answers, and what is said when nobody answers."""
+
+import socket
+import stat
+import time
+
+import pytest
+from fake_node import PEERS, STATUS, FakeNode
+
+from noloco_node.control import api, client
+from noloco_node.errors import NolocoError, NoNodeRunning, UsageError
+from noloco_node.home import Home
+
+
+@pytest.fixture(params=["home", "a home of 100% blanks?#"])
+def home(request, tmp_path):
+    return Home(tmp_path / request.param).create()
+
+
+async def test_views_and_leave(home):
+    node = FakeNode()
+    async with api.serving(home, node), client.connected(home) as asked:
+        assert await asked.status() == STATUS
+        assert await asked.peers() == PEERS
+        assert node.left == 0
+        await asked.leave()
+        assert node.left == 1
+
+
+async def test_only_the_user_may_open_it(home):
+    async with api.serving(home, FakeNode()):
+        mode = home.socket.stat().st_mode
+        assert stat.S_ISSOCK(mode)
+        assert stat.S_IMODE(mode) == 0o600
+        assert stat.S_IMODE(home.root.stat().st_mode) == 0o700
+    assert not home.socket.exists()
+
+
+async def test_a_leftover_of_a_killed_node_is_replaced(home):
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(home.socket))
+    with pytest.raises(NoNodeRunning):
+        async with client.connected(home):
+            pass
+    async with api.serving(home, FakeNode()), client.connected(home) as asked:
+        assert (await asked.status()).name == STATUS.name
+
+
+async def test_nobody_there(home):
+    began = time.monotonic()
+    with pytest.raises(NoNodeRunning, match="join --bootstrap") as raised:
+        async with client.connected(home):
+            pass
+    assert raised.value.exit_code == 3
+    assert time.monotonic() - began < 0.3
+
+
+async def test_a_node_that_is_starting(home):
+    with home.lock(), pytest.raises(NoNodeRunning, match=r"pid .*just starting or ending"):
+        async with client.connected(home):
+            pass
+
+
+async def test_a_node_that_goes_meanwhile(home):
+    async with client_of_a_gone_node(home) as asked:
+        with pytest.raises(NoNodeRunning):
+            await asked.status()
+
+
+def client_of_a_gone_node(home):
+    """A client as `connected` makes it, without the first knock."""
+    import grpc.aio
+
+    class Gone:
+        async def __aenter__(self):
+            self.channel = grpc.aio.insecure_channel(home.socket_url)
+            return client.ControlClient(self.channel, home)
+
+        async def __aexit__(self, *_):
+            await self.channel.close()
+
+    return Gone()
+
+
+async def test_a_node_that_is_broken(home):
+    class Broken(FakeNode):
+        def status(self):
+            raise ZeroDivisionError
+
+    async with api.serving(home, Broken()), client.connected(home) as asked:
+        with pytest.raises(NolocoError, match=r"does not answer.*node.log"):
+            await asked.status()
+
+
+async def test_a_place_where_no_socket_can_be(home):
+    home.root.rmdir()
+    with pytest.raises(UsageError, match="control socket"):
+        async with api.serving(home, FakeNode()):
+            pass
