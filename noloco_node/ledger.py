@@ -4,7 +4,9 @@ Fed with facts (events.py), asked for views; it knows no part of the node, no cl
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from noloco_node.control.views import LastRound, Rounds
 from noloco_node.events import Evaluated, Event, PeerFaulted, PhaseDone, RoundCommitted, WentSolo
@@ -35,6 +37,8 @@ class Ledger:
     faults: Counter[str] = field(default_factory=Counter)
     with_peer: dict[str, WithPeer] = field(default_factory=dict)
     last_round: LastRound | None = None
+    spent_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of the training thread by what they went into."""
 
     def observe(self, event: Event) -> None:
         match event:
@@ -64,11 +68,34 @@ class Ledger:
             event.partner, event.seconds, event.sent_bytes, event.received_bytes, event.resent_blocks
         )
 
-    def rounds(self) -> Rounds:
-        return Rounds(self.committed, self.solo.total(), dict(self.solo))
+    def figures(self) -> dict[str, Any]:
+        """The fields of a StatusView that events decide."""
+        last = self.last_round
+        return {
+            "round": self.round,
+            "step": self.step,
+            "tokens": self.tokens,
+            "tokens_per_s": self.tokens_per_s,
+            "loss": self.loss,
+            "loss_first": self.loss_first,
+            "eval_loss": self.eval_loss,
+            "eval_loss_first": self.eval_loss_first,
+            "partner": last.partner if last else None,
+            "last_round": last,
+            "resent_block_fraction": last.resent_block_fraction if last else None,
+            "rounds": Rounds(self.committed, self.solo.total(), dict(self.solo)),
+            "partners": {peer: together.exchanges for peer, together in self.with_peer.items()},
+            "busy_fraction": self.busy_fraction(),
+        }
 
-    def partners(self) -> dict[str, int]:
-        return {peer: together.exchanges for peer, together in self.with_peer.items()}
+    def together(self, peer: str) -> dict[str, Any]:
+        """The fields of a PeerRow that events decide."""
+        return asdict(self.with_peer.get(peer, WithPeer()))
+
+    def busy_fraction(self) -> float | None:
+        """The inner steps' share of the time since training began, up to the last boundary."""
+        total = sum(self.spent_s.values())
+        return self.spent_s.get("step", 0.0) / total if total else None
 
     def per_param_round(self, parameters: int | None) -> float | None:
         """Bytes sent per parameter and committed round."""

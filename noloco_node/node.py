@@ -14,24 +14,25 @@ import random
 import secrets
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
+from noloco_node import checkpoint, names, newcomer, runs, service, statesync
 from noloco_node import mission as missions
-from noloco_node import names, runs, service, statesync
 from noloco_node.acquaintance import Acquaintances
 from noloco_node.config import NodeConfig
 from noloco_node.control.api import serving
 from noloco_node.control.views import PeerRow, PeersView, StatusView, Traffic
 from noloco_node.core.codec import codec
-from noloco_node.errors import EXIT_INTERRUPTED, Incompatible, NolocoError, PeerFault, SwarmUnreachable
+from noloco_node.errors import EXIT_INTERRUPTED, NolocoError
 from noloco_node.events import Evaluated, Event, PeerFaulted, RoundCommitted, WentSolo
 from noloco_node.exchange import Exchange, Terms
 from noloco_node.home import Home
 from noloco_node.identity import Identity
 from noloco_node.journal import Journal
-from noloco_node.ledger import Ledger, WithPeer
+from noloco_node.ledger import Ledger
 from noloco_node.manifest import Manifest, Signed, verify
 from noloco_node.swarm import MAX_ADDRESSES, PeerRecord, Standing, Swarm
 from noloco_node.training.inner import Inner
@@ -50,16 +51,19 @@ Report = Callable[[str], None]
 
 ANNOUNCE_S = 60.0
 """A rendezvous that was restarted knows the run again after so long."""
-FIND_RUN_S = 60.0
-"""For a rendezvous to learn of a run: its first node may be starting at this moment."""
 LOOK_S, LOOK_ALONE_S = 5.0, 1.0
 """How often the DHT is read for candidates; more often while there are none."""
-SETTLE_S = 3.0
-"""For a swap under way when the node leaves; what it applied by then stays."""
+SETTLE_S = 1.5
+"""For the open offer, and then for a swap under way, when the node leaves; what is applied by then stays."""
+LAST_EVALUATION_S = 30.0
 LAST_SWAP_S = 30.0
 """For the last round's offer to find a partner when the work is done."""
-STATE_S = 300.0
-"""For a newcomer to find a peer that gives its state."""
+STATE_S = 5.0
+"""For the training thread to come to the end of an inner step and copy its state."""
+CATCH_UP_ROUNDS = 10
+"""A node whose checkpoint is so far behind takes a peer's state instead of its own."""
+CHECKPOINT_ROUNDS = 10
+"""A kill costs at most so many rounds of this node; the swarm loses nothing."""
 
 
 async def run(config: NodeConfig, mission: missions.Mission, report: Report) -> int:
@@ -197,8 +201,9 @@ class Trainer(_Node):
         self._thread: TrainingThread | None = None
         self._ready: Ready | None = None
         self._seen: dict[str, PeerRecord] = {}
-        self._spent_s: Mapping[str, float] = {}
-        self._training_since: float | None = None
+        self._trains = False
+        self._phase_s = 0.0
+        self._saving: asyncio.Task[None] | None = None
 
     # ---- its life ----
     async def _live(self) -> None:
@@ -225,17 +230,28 @@ class Trainer(_Node):
             loop.call_soon_threadsafe(self._inbox.put_nowait, message)
 
         def build() -> Inner:
-            return Inner.build(run, peer_id, device=config.device, threads=config.threads)
+            inner = Inner.build(run, peer_id, device=config.device, threads=config.threads)
+            found = checkpoint.newest(self._checkpoints(run), run.run_id, inner.layout)
+            for damaged in found.skipped:
+                log.warning(damaged)
+            if found.checkpoint:
+                inner.load(found.checkpoint)
+                log.info("going on from the checkpoint of round %d", inner.round)
+            return inner
 
         thread = TrainingThread(
             build,
             codec(run.outer.codec),
             post,
-            rounds=min(run.rounds, config.rounds or run.rounds),
+            rounds=self._target(run),
             blocking=run.outer.overlap == "blocking",
         )
         thread.start()
         return thread
+
+    def _target(self, run: Manifest) -> int:
+        """The round at which this node stops."""
+        return min(run.rounds, self._config.rounds or run.rounds)
 
     def _duties(self, signed: Signed, swarm: Swarm) -> list[Coroutine[Any, Any, None]]:
         async def announce() -> None:
@@ -258,53 +274,65 @@ class Trainer(_Node):
             raise RuntimeError(f"the training thread began with {type(ready).__name__}")
         self._ready, self._ledger.round = ready, ready.round
         terms = statesync.Terms(bytes.fromhex(run.run_id), ready.layout)
-        if ready.round == 0:
-            await self._catch_up(terms, ready, thread)
+        await self._catch_up(terms, ready, thread)
         self._exchange.begin(Terms(terms.run_id, ready.layout, ready.fragments))
         self._states.begin(terms, thread)
         self._state, self._waiting_for = "training", None
-        self._training_since = time.monotonic()
+        self._trains = True
         thread.begin()
         await self._publish()
         while not isinstance(message := await self._next_message(), Finished):
             self._follow(message)
-        await self._finish(run, thread)
+        await self._finish()
 
     async def _next_message(self) -> Message:
         message = await self._inbox.get()
         if isinstance(message, Failed):
+            self._trains = False
             raise message.error
         return message
 
     def _follow(self, message: Message) -> None:
         match message:
             case PhaseEnded(done, offer, closed, seconds, spent_s):
-                self._spent_s = spent_s
+                self._ledger.spent_s = spent_s
+                self._phase_s = seconds
                 self._observe(done)
                 self._exchange.boundary(done.round, seconds, offer, closed)
+                if done.round % CHECKPOINT_ROUNDS == 0 and (self._saving is None or self._saving.done()):
+                    self._saving = asyncio.create_task(self._save())
             case Evaluated():
                 self._observe(message)
 
-    async def _finish(self, run: Manifest, thread: TrainingThread) -> None:
+    async def _finish(self) -> None:
         """The work is done: let the last offer find its partner, save, and stay to be looked at for a while."""
         self._waiting_for = "a partner for the last round"
+        await self._settle(min(LAST_SWAP_S, self._phase_s))
         with suppress(TimeoutError):
-            async with asyncio.timeout(LAST_SWAP_S):
-                await self._exchange.settled()
+            async with asyncio.timeout(LAST_EVALUATION_S):
+                self._follow(await self._next_message())
         self._state, self._waiting_for = "finished", None
-        await self._save(run, thread)
+        await self._save()
+        self._trains = False
         await self._publish()
         await asyncio.sleep(self._config.linger_s)
 
+    async def _settle(self, patience_s: float) -> None:
+        """Let an open offer find its partner for so long, then close it; a swap under way gets as long again."""
+        for give_up in (self._exchange.stop, lambda: None):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(patience_s):
+                    await self._exchange.settled()
+            give_up()
+
     async def _depart(self) -> None:
         """Leave within 10 s, whatever had been begun; nothing that was trained is lost."""
-        self._exchange.stop()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(SETTLE_S):
-                await self._exchange.settled()
+        await self._settle(SETTLE_S)
         await self._exchange.close()
-        if self._thread and self._run and self._training_since is not None and self._state != "failed":
-            await self._save(self._run, self._thread)
+        if self._saving:
+            await asyncio.wait({self._saving})
+        if self._trains:
+            await self._save()
         if self._swarm:
             await self._swarm.goodbye()
             await self._swarm.close()
@@ -313,39 +341,21 @@ class Trainer(_Node):
         if self._journal:
             self._journal.close()
 
-    async def _save(self, run: Manifest, thread: TrainingThread) -> None:
-        pass
+    async def _save(self) -> None:
+        """Write a checkpoint; a disk that is full costs the checkpoint, never what is trained."""
+        if not (self._run and self._ready and self._thread):
+            return
+        try:
+            async with asyncio.timeout(STATE_S):
+                state = await asyncio.wrap_future(self._thread.state())
+            directory = self._checkpoints(self._run)
+            await asyncio.to_thread(checkpoint.save, directory, state, self._run.run_id, self._ready.layout)
+        except (TimeoutError, NolocoError) as error:
+            self._last_error = str(error) or "the training thread did not give its state in time for a checkpoint"
+            log.warning("no checkpoint: %s", self._last_error)
 
-    # ---- a newcomer ----
-    def _rendezvous(self) -> list[str]:
-        peers = [address.rpartition("/p2p/")[2] for address in self._config.bootstrap]
-        return [peer for peer in peers if peer != self._identity.peer_id]
-
-    async def _find_run(self) -> Signed:
-        """Ask the rendezvous which run there is; one whose first node is just starting is waited for."""
-        self._waiting_for = "a run to be announced"
-        failure: NolocoError = SwarmUnreachable("no bootstrap node answers: check the addresses, or try again later")
-        deadline = time.monotonic() + FIND_RUN_S
-        while time.monotonic() < deadline:
-            for peer in self._rendezvous():
-                try:
-                    known = await runs.ask(self._transport.channel(peer))
-                except PeerFault as fault:
-                    log.debug("%s does not say what it runs: %s", peer, fault)
-                    continue
-                failure = Incompatible("no run is announced there: has its first node been started, with --bootstrap?")
-                if known:
-                    return self._choose(known, peer)
-            await asyncio.sleep(1.0)
-        raise failure
-
-    def _choose(self, known: list[Signed], rendezvous: str) -> Signed:
-        signed = runs.choose(known, self._config.run, self._config.trust)
-        name = verify(signed).name
-        acquaintances = Acquaintances(self._home.root / "authors.json")
-        if acquaintances.meet(rendezvous, name, signed.author, self._config.trust):
-            self._report(f"trusting {signed.author} as the author of {name} from now on: met here for the first time")
-        return signed
+    def _checkpoints(self, run: Manifest) -> Path:
+        return self._home.run(run.run_id) / "checkpoints"
 
     def _say_hello(self, run: Manifest, signed: Signed) -> None:
         self._report(f"{names.name_of(self._identity.peer_id)} ({self._identity.peer_id}) in run {run.label}")
@@ -353,38 +363,42 @@ class Trainer(_Node):
             line = f"noloco-node join --bootstrap {address} --run {run.run_id} --trust {signed.author}"
             self._report(f"others join with: {line}")
 
+    # ---- a newcomer ----
+    def _rendezvous(self) -> list[str]:
+        peers = [address.rpartition("/p2p/")[2] for address in self._config.bootstrap]
+        return [peer for peer in peers if peer != self._identity.peer_id]
+
+    async def _find_run(self) -> Signed:
+        config, authors = self._config, Acquaintances(self._home.root / "authors.json")
+
+        def choose(known: list[Signed], rendezvous: str) -> Signed:
+            signed = runs.choose(known, config.run, config.trust)
+            name = verify(signed).name
+            if authors.meet(rendezvous, name, signed.author, config.trust):
+                self._report(
+                    f"trusting {signed.author} as the author of {name} from now on: met here for the first time"
+                )
+            return signed
+
+        return await newcomer.find_run(self._transport.channel, self._rendezvous(), choose, self._wait_for)
+
     async def _catch_up(self, terms: statesync.Terms, ready: Ready, thread: TrainingThread) -> None:
-        """Where the run is under way, take a peer's state; where nobody has come further than we, there is nothing."""
-        self._state, self._waiting_for = "joining", "the others' presence"
-        deadline = time.monotonic() + STATE_S
-        failure: PeerFault | None = None
-        while time.monotonic() < deadline:
+        behind = CATCH_UP_ROUNDS if ready.round else 1  # what a checkpoint holds is worth more than a few rounds
+
+        async def donors() -> list[str]:
             await self._look()
-            donors = [peer for peer, record in self._seen.items() if record.state == "training" and record.round > 0]
-            if not donors:
-                return
-            peer = random.choice(donors)
-            try:
-                await self._fetch(peer, terms, ready, thread)
-                return
-            except PeerFault as fault:
-                failure = fault
-                log.info("%s does not give its state (%s)", names.name_of(peer), fault)
-                await asyncio.sleep(1.0)
-        raise SwarmUnreachable(f"no peer gave its state within {STATE_S:g} s (the last: {failure}): try again later")
+            training = [record for record in self._seen.values() if record.state == "training"]
+            return [record.peer_id for record in training if record.round >= ready.round + behind]
 
-    async def _fetch(self, peer: str, terms: statesync.Terms, ready: Ready, thread: TrainingThread) -> None:
-        name, began = names.name_of(peer), time.monotonic()
+        self._state = "joining"
+        size = 8 * ready.parameters
+        state = await newcomer.take_state(self._transport.channel, donors, terms, size, self._wait_for)
+        if state is not None:
+            await asyncio.wrap_future(thread.adopt(state.round, state.data))
+            self._ledger.round = state.round
 
-        def progress(done: int, total: int) -> None:
-            left_s = (time.monotonic() - began) * (total - done) / done
-            self._waiting_for = f"state from {name}, {done / total:.0%}, {left_s:.0f} s left"
-
-        self._waiting_for = f"state from {name}"
-        state = await statesync.fetch(self._transport.channel(peer), terms, 8 * ready.parameters, progress)
-        await asyncio.wrap_future(thread.adopt(state.round, state.data))
-        self._ledger.round = state.round
-        log.info("took the state of %s at round %d", name, state.round)
+    def _wait_for(self, what: str | None) -> None:
+        self._waiting_for = what
 
     # ---- presence ----
     def _standing(self, run: Manifest) -> Standing:
@@ -442,42 +456,30 @@ class Trainer(_Node):
 
     # ---- views ----
     def status(self) -> StatusView:
-        ledger, run, ready = self._ledger, self._run, self._ready
-        last = ledger.last_round
+        run, ready, tally = self._run, self._ready, self._exchange.tally
         parameters = ready.parameters if ready else None
-        tally = self._exchange.tally
+        figures = self._ledger.figures()
+        if self._exchange.partner:
+            figures["partner"] = self._exchange.partner
         return StatusView(
             **self._common_status(),
+            **figures,
             run_id=run.run_id if run else None,
             run=run.label if run else None,
-            round=ledger.round,
-            rounds_target=min(run.rounds, self._config.rounds or run.rounds) if run else None,
-            step=ledger.step,
-            tokens=ledger.tokens,
-            tokens_per_s=ledger.tokens_per_s,
-            loss=ledger.loss,
-            loss_first=ledger.loss_first,
-            eval_loss=ledger.eval_loss,
-            eval_loss_first=ledger.eval_loss_first,
+            rounds_target=self._target(run) if run else None,
             device=ready.device if ready else None,
             parameters=parameters,
-            partner=self._exchange.partner or (last.partner if last else None),
-            busy_fraction=self._busy_fraction(),
-            rounds=ledger.rounds(),
-            bytes=Traffic(tally.sent_bytes, tally.received_bytes, ledger.per_param_round(parameters)),
-            resent_block_fraction=last.resent_block_fraction if last else None,
-            last_round=last,
-            partners=ledger.partners(),
+            bytes=Traffic(tally.sent_bytes, tally.received_bytes, self._ledger.per_param_round(parameters)),
             calls=tally.calls,
             peers_seen=len(self._seen),
         )
 
     def peers(self) -> PeersView:
         now = time.time()
-        return PeersView(tuple(self._row(r, now) for r in self._seen.values() if r.expires > now))
+        alive = [record for record in self._seen.values() if record.expires > now]
+        return PeersView(tuple(self._row(record, now) for record in alive))
 
     def _row(self, record: PeerRecord, now: float) -> PeerRow:
-        together = self._ledger.with_peer.get(record.peer_id, WithPeer())
         return PeerRow(
             peer_id=record.peer_id,
             name=names.name_of(record.peer_id),
@@ -487,15 +489,8 @@ class Trainer(_Node):
             tokens_per_s=record.tokens_per_s,
             loss=record.loss,
             last_seen_s=max(0.0, now - record.time),
-            sent=together.sent,
-            received=together.received,
-            exchanges=together.exchanges,
+            **self._ledger.together(record.peer_id),
         )
-
-    def _busy_fraction(self) -> float | None:
-        """Inner steps' time over the time since training began, up to the last boundary."""
-        total = sum(self._spent_s.values())
-        return self._spent_s.get("step", 0.0) / total if total else None
 
 
 def _first(error: BaseException) -> BaseException:

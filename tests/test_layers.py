@@ -26,7 +26,7 @@ LAYERS = [
     ["core"],
     ["wire"],
     ["transport", "swarm", "training", "checkpoint"],
-    ["exchange", "swap", "statesync", "runs", "control"],
+    ["exchange", "swap", "statesync", "runs", "newcomer", "control"],
     ["monitor", "simulate", "bench", "ledger", "node", "local_swarm"],
     ["cli", "__main__"],
 ]

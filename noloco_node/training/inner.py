@@ -180,7 +180,7 @@ class Inner:
     def _backward(self, windows: Tensor, share: float) -> float:
         loss = self._loss(windows) * share
         loss.backward()  # type: ignore[no-untyped-call]
-        return float(loss)
+        return float(loss.detach())
 
     def _loss(self, windows: Tensor) -> Tensor:
         device = self.theta.device

@@ -44,7 +44,8 @@ _ALSO_KNOWN = frozenset({"rope_theta", "rope_scaling", "partial_rotary_factor"})
 
 
 def build(spec: ModelSpec, vocabulary: int, seed: int, sequence_length: int = 1) -> nn.Module:
-    """A causal language model in fp32 on the CPU. Raises UsageError, OutOfMemory."""
+    """A causal language model in fp32 on the CPU. Raises UsageError, OutOfMemory. Not on two threads at once: torch's
+    generator and its hooks are the process's."""
     architecture = spec.architecture or "LlamaConfig"
     values = PRESETS[spec.preset] if spec.preset else spec.config
     with _offline():

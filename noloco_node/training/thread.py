@@ -60,7 +60,7 @@ class PhaseEnded:
     closed: str | None
     """Why there is no offer."""
     seconds: float
-    """From the last boundary to this one: what the next phase will probably take."""
+    """Of training, pauses and waiting left out: what the next phase will probably take."""
     spent_s: Mapping[str, float]
     """Seconds since training began by what they went into: `step` is what the accelerator is there for."""
 
@@ -221,7 +221,7 @@ class TrainingThread:
         except (MemoryError, torch.OutOfMemoryError) as error:
             log.debug("training ended", exc_info=error)
             self._post(Failed(OutOfMemory("the model does not fit into memory: join another run, or free some")))
-        except Exception as error:  # noqa: BLE001 - the thread's edge: whoever reads the posts decides
+        except Exception as error:
             log.debug("training ended", exc_info=error)
             self._post(Failed(error))
         finally:

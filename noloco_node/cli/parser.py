@@ -1,0 +1,181 @@
+"""What can be typed. Each verb names the function that does it, which is imported only when it is the one."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, NoReturn
+
+from noloco_node.errors import UsageError
+from noloco_node.validation import did_you_mean
+from noloco_node.version import PROTOCOL, VERSION
+
+Verb = Callable[[argparse.Namespace], int]
+
+_ABOUT = """\
+Volunteers on ordinary internet links train one model together: no coordinator,
+no all-reduce, no barrier.
+
+  try it here:      noloco-node swarm
+  help a run:       noloco-node join --bootstrap <address>
+  make a run:       noloco-node init && noloco-node start run.toml
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, "formatter_class": _Help, **kwargs})
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}: see `{self.prog} --help`")
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"max_help_position": 30, **kwargs})
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    does: str
+    """`module:function` inside cli/."""
+    help: str
+    options: Callable[[argparse.ArgumentParser], None]
+    example: str
+
+
+def parse(args: Sequence[str]) -> tuple[Verb, argparse.Namespace]:
+    """The verb's function and its options. Raises UsageError, with the likely word where one was mistyped."""
+    parser = _parser()
+    verb = next((word for word in args if not word.startswith("-")), None)
+    if not args:
+        parser.print_help()
+        sys.exit(0)
+    if verb is not None and verb not in _VERBS and args[0] == verb:
+        raise UsageError(f"there is no verb {verb!r}, {did_you_mean(verb, _VERBS)}")
+    options, unknown = parser.parse_known_args(args)
+    if unknown:
+        raise UsageError(f"{options.verb} does not know {unknown[0]!r}{_likely(options, unknown[0])}")
+    module, function = _VERBS[options.verb].does.split(":")
+    return getattr(import_module(f"noloco_node.cli.{module}"), function), options
+
+
+def _likely(options: argparse.Namespace, word: str) -> str:
+    known = [f"--{name.replace('_', '-')}" for name in vars(options) if name not in ("verb", "manifest", "path")]
+    return f", {did_you_mean(word, known)}" if word.startswith("-") else f": see `noloco-node {options.verb} --help`"
+
+
+def _parser() -> argparse.ArgumentParser:
+    listed = "\n".join(f"  {name:<10} {entry.help}" for name, entry in _VERBS.items())
+    parser = _Parser(
+        prog="noloco-node",
+        usage="noloco-node <verb> [options]",
+        description=_ABOUT,
+        epilog=f"verbs:\n{listed}\n\n`noloco-node <verb> --help` says more, with an example.",
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"noloco-node {VERSION} (protocol {PROTOCOL})", help="show the version"
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True, help=argparse.SUPPRESS, parser_class=_Parser)
+    for name, entry in _VERBS.items():
+        description = f"{entry.help[0].upper()}{entry.help[1:]}."
+        prog = f"noloco-node {name}"
+        entry.options(verbs.add_parser(name, prog=prog, description=description, epilog=f"example:\n  {entry.example}"))
+    return parser
+
+
+def _home(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--home", metavar="DIR", help="state directory (default: $NOLOCO_HOME)")
+
+
+def _json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def _look(parser: argparse.ArgumentParser) -> None:
+    _home(parser)
+    _json(parser)
+
+
+def _rendezvous(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--bootstrap", metavar="ADDRESS", action="append", help="a node to meet first; may be repeated, one is enough"
+    )
+    parser.add_argument(
+        "--listen", metavar="ADDRESS", help="where to listen (default: /ip4/0.0.0.0/tcp/0, a free port)"
+    )
+    parser.add_argument(
+        "--announce", metavar="ADDRESS", action="append", help="what to tell others instead: a forwarded port, say"
+    )
+    parser.add_argument("--log-level", metavar="LEVEL", help="what node.log holds (default: info)")
+    _home(parser)
+
+
+def _trainer(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps (default: auto)")
+    parser.add_argument("--threads", metavar="N", help="CPU threads for training (default: torch's choice)")
+    parser.add_argument("--rounds", metavar="N", help="stop cleanly after N rounds (default: with the run)")
+    parser.add_argument(
+        "--linger", metavar="S", dest="linger_s", help="when done, answer `status` for S seconds more (default: 0)"
+    )
+    _rendezvous(parser)
+
+
+def _start(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("manifest", metavar="run.toml", help="what to train; `noloco-node init` writes one")
+    _trainer(parser)
+
+
+def _join(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--run", metavar="ID", help="join this run only (default: the only one there is)")
+    parser.add_argument("--trust", metavar="PEER_ID", help="join only what this author signed (default: first use)")
+    _trainer(parser)
+
+
+def _init(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="PATH", nargs="?", default="run.toml", help="default: run.toml")
+    parser.add_argument("--force", action="store_true", help="replace the file that is there")
+
+
+def _swarm(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--nodes", metavar="N", default="4", help="how many nodes train (default: 4)")
+    parser.add_argument("--rounds", metavar="N", help="rounds of each node (default: 8, or what the manifest says)")
+    parser.add_argument("--run", metavar="run.toml", dest="manifest", help="what to train (default: the tiny model)")
+    parser.add_argument("--keep", metavar="DIR", help="keep the nodes' homes here (default: they are removed)")
+    _json(parser)
+
+
+_VERBS = {
+    "init": _Entry("author:init", "write a commented run.toml", _init, "noloco-node init my-run.toml"),
+    "start": _Entry(
+        "daemon:start",
+        "start a run as its first node; prints how others join",
+        _start,
+        "noloco-node start run.toml --listen /ip4/0.0.0.0/tcp/4001",
+    ),
+    "join": _Entry(
+        "daemon:join",
+        "join a run and train with the others until it is done",
+        _join,
+        "noloco-node join --bootstrap /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW...",
+    ),
+    "bootstrap": _Entry(
+        "daemon:bootstrap",
+        "let others find each other here, without training",
+        _rendezvous,
+        "noloco-node bootstrap --listen /ip4/0.0.0.0/tcp/4001",
+    ),
+    "status": _Entry("show:status", "show how the node on this machine is", _look, "noloco-node status --json"),
+    "peers": _Entry("show:peers", "show whom the node on this machine knows", _look, "noloco-node peers"),
+    "leave": _Entry(
+        "show:leave", "make the node on this machine leave cleanly, and wait for it", _home, "noloco-node leave"
+    ),
+    "id": _Entry("show:identity", "show this node's peer id, name and home", _look, "noloco-node id --json"),
+    "swarm": _Entry(
+        "swarm:swarm",
+        "train a small model with several real nodes on this machine",
+        _swarm,
+        "noloco-node swarm --nodes 4 --rounds 8",
+    ),
+}

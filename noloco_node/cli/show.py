@@ -1,0 +1,90 @@
+"""The verbs that look at the node of this machine, through its control socket."""
+
+import argparse
+import asyncio
+import json
+import os
+import time
+from typing import Any
+
+from noloco_node import config
+from noloco_node.control import client
+from noloco_node.control.views import SCHEMA, PeersView, StatusView, document
+from noloco_node.errors import NolocoError
+from noloco_node.home import Home
+
+_LEAVE_S = 15.0
+"""A node leaves within 10 s; the rest is for its process to end."""
+_POLL_S = 0.1
+
+
+def status(args: argparse.Namespace) -> int:
+    view = asyncio.run(_status(_home(args)))
+    if args.json:
+        print_json(document(view))
+    else:
+        from noloco_node.monitor.text import console, print_status
+
+        print_status(view, console())
+    return 0
+
+
+def peers(args: argparse.Namespace) -> int:
+    view = asyncio.run(_peers(_home(args)))
+    if args.json:
+        print_json(document(view))
+    else:
+        from noloco_node.monitor.text import console, print_peers
+
+        print_peers(view, console())
+    return 0
+
+
+def leave(args: argparse.Namespace) -> int:
+    home = _home(args)
+    name = asyncio.run(_leave(home))
+    deadline = time.monotonic() + _LEAVE_S
+    while (pid := home.holder()) is not None:
+        if time.monotonic() > deadline:
+            raise NolocoError(f"{name} (pid {pid}) is still leaving after {_LEAVE_S:.0f} s: see {home.log}")
+        time.sleep(_POLL_S)
+    print(f"{name} has left; what it knows is kept in {home.root}")
+    return 0
+
+
+def identity(args: argparse.Namespace) -> int:
+    from noloco_node.identity import Identity
+    from noloco_node.names import name_of
+
+    home = _home(args).create()
+    peer_id = Identity.load_or_create(home.identity).peer_id
+    if args.json:
+        print_json({"schema": SCHEMA, "peer_id": peer_id, "name": name_of(peer_id), "home": str(home.root)})
+    else:
+        print(f"peer id  {peer_id}\nname     {name_of(peer_id)}\nhome     {home.root}")
+    return 0
+
+
+def print_json(written: dict[str, Any]) -> None:
+    print(json.dumps(written, indent=2))
+
+
+def _home(args: argparse.Namespace) -> Home:
+    return Home(config.home_dir(args.home, os.environ))
+
+
+async def _status(home: Home) -> StatusView:
+    async with client.connected(home) as node:
+        return await node.status()
+
+
+async def _peers(home: Home) -> PeersView:
+    async with client.connected(home) as node:
+        return await node.peers()
+
+
+async def _leave(home: Home) -> str:
+    async with client.connected(home) as node:
+        name = (await node.status()).name
+        await node.leave()
+        return name

@@ -1,0 +1,200 @@
+"""`noloco-node simulate`: NoLoCo and its rivals on this machine, or what a network would make of them."""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from noloco_node.errors import UsageError
+
+if TYPE_CHECKING:
+    from noloco_node.simulate.settings import Choice, Curve, Settings
+
+T = TypeVar("T")
+
+ABOUT = "compare NoLoCo with its rivals on a small model, or on paper: many replicas in one process"
+EXAMPLE = "noloco-node simulate --algorithms noloco,noloco:beta=1:swaps=2,diloco,ddp --seed 1,2,3 --plot out.png"
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    options(subparsers.add_parser("simulate", help=ABOUT, description=ABOUT, epilog=f"example:\n  {EXAMPLE}"))
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    _training(parser)
+    what = parser.add_subparsers(dest="what", metavar="network", help="no training: time, idling and bytes by method")
+    network = what.add_parser("network", help="seconds, idling and bytes of a synchronisation, in virtual time")
+    _network(network)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.plot is not None:
+        from noloco_node.simulate.report import check_plot
+
+        check_plot()
+    return _run_network(args) if args.what == "network" else _run_training(args)
+
+
+def _training(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--algorithms",
+        metavar="LIST",
+        default="noloco,diloco,fedavg,ddp,local",
+        help="of noloco, noloco-paper, diloco, fedavg, ddp, local; each with settings if need be, like "
+        "noloco:beta=1:swaps=2 (alpha, beta, gamma, swaps, keep_norm, inner_steps)",
+    )
+    add("--replicas", metavar="N", type=int, default=8, help="default: 8")
+    add("--inner-steps", metavar="H", type=int, help="steps between two meetings (default: 50)")
+    add("--rounds", metavar="N", type=int, default=12, help="phases of H steps (default: 12)")
+    add("--overlap", metavar="HOW", default="eager", help="eager, blocking, or delay=N inner steps (default: eager)")
+    add("--codec", metavar="NAME", default="bf16", help="how vectors are written (default: bf16)")
+    data = parser.add_mutually_exclusive_group()
+    data.add_argument("--iid", dest="iid", action="store_true", default=True, help="all read all modules (default)")
+    data.add_argument("--non-iid", dest="iid", action="store_false", help="each replica has modules of its own")
+    add("--seed", metavar="LIST", default="1", help="one, or several with commas: mean and deviation (default: 1)")
+    add("--learning-rate", metavar="X", type=float, help="peak of the inner learning rate (default: 0.003)")
+    add("--batch-tokens", metavar="N", type=int, help="of one replica in one step (default: 1024)")
+    add("--held-out", metavar="N", type=int, default=64, help="sequences of each evaluation (default: 64)")
+    add("--sweep", action="store_true", help="try the same alphas and betas for each algorithm that has them")
+    add("--sweep-alphas", metavar="LIST", default="0.3,0.5", help="default: 0.3,0.5")
+    add("--sweep-betas", metavar="LIST", default="0.7,1,1.3", help="default: 0.7,1,1.3")
+    add("--precision", metavar="P", default="auto", help="of matrix products: fp32, bf16 or auto (default)")
+    add("--device", metavar="DEVICE", default="auto", help="auto, cpu or cuda (default: auto)")
+    add("--threads", metavar="N", type=int, help="CPU threads (default: torch's choice)")
+    add("--compile", action="store_true", help="through torch.compile: pays from a few hundred steps on")
+    _output(parser)
+
+
+def _network(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    sizes = ",".join(str(1 << k) for k in range(1, 13))
+    add("--sizes", metavar="LIST", default=sizes, help="numbers of nodes (default: 2,4,8 to 4096)")
+    add("--latency", metavar="S", type=float, default=1.0, help="median seconds of a message (default: 1)")
+    add("--sigma", metavar="X", type=float, default=0.5, help="of its logarithm (default: 0.5)")
+    add("--bandwidth", metavar="MBIT", type=float, help="of a link (default: transfer is within the latency)")
+    add("--vector", metavar="MB", type=float, default=250.0, help="what a node tells (default: 250)")
+    add("--speeds", metavar="X", type=float, default=0.3, help="sigma of the boxes' speeds (default: 0.3)")
+    add("--jitter", metavar="X", type=float, default=0.1, help="sigma from phase to phase (default: 0.1)")
+    add("--seed", metavar="N", type=int, default=1, help="default: 1")
+    _output(parser)
+
+
+def _output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--plot", metavar="out.png", type=Path, help="draw it (needs matplotlib)")
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def _run_training(args: argparse.Namespace) -> int:
+    from noloco_node.simulate import report, sweep
+
+    settings, choices, seeds = _settings(args), _choices(args), _list(args.seed, int, "--seed")
+    curves = _train(settings, choices, seeds, args.threads)
+    found = sweep.results(curves)
+    if args.sweep:
+        found = sorted(found, key=lambda result: result.averaged_model_loss)
+    if args.plot is not None:
+        report.plot_comparison(curves, args.plot)
+    if args.json:
+        print(json.dumps(report.comparison_document(settings, curves, found), indent=2))
+    else:
+        from rich.console import Console
+
+        Console().print(report.comparison(found))
+        if args.sweep:
+            print("best:", ", ".join(f"{b.algorithm} {b.averaged_model_loss:.3f}" for b in sweep.best(found)))
+    return 0
+
+
+def _run_network(args: argparse.Namespace) -> int:
+    from noloco_node.simulate import network, report
+
+    sizes = _list(args.sizes, int, "--sizes")
+    if min(sizes) < 2 or args.latency <= 0 or args.sigma < 0:
+        raise UsageError("--sizes must be 2 or more, --latency above 0 and --sigma at least 0")
+    bandwidth = args.bandwidth * 1e6 / 8 if args.bandwidth else math.inf
+    given = network.Network(args.latency, args.sigma, bandwidth, args.vector * 1e6)
+    rows = network.costs(given, sizes, args.seed)
+    waiting = network.stragglers(sizes, args.speeds, args.jitter, args.seed)
+    if args.plot is not None:
+        report.plot_network(rows, waiting, args.plot)
+    if args.json:
+        print(json.dumps(report.network_document(given, rows, waiting), indent=2))
+    else:
+        from rich.console import Console
+
+        Console().print(report.network_table(rows), "", report.straggler_table(waiting))
+    return 0
+
+
+def _settings(args: argparse.Namespace) -> "Settings":
+    from pydantic import ValidationError
+
+    from noloco_node.manifest import InnerSpec
+    from noloco_node.simulate.settings import Settings
+    from noloco_node.validation import explain
+
+    given = {"steps": args.inner_steps, "learning_rate": args.learning_rate, "batch_tokens": args.batch_tokens}
+    try:
+        inner = InnerSpec(**{key: value for key, value in given.items() if value is not None})
+    except ValidationError as error:
+        raise UsageError(explain(error, InnerSpec)) from None
+    return Settings(
+        replicas=args.replicas,
+        rounds=args.rounds,
+        iid=args.iid,
+        overlap=args.overlap,
+        codec=args.codec,
+        precision=args.precision,
+        device=args.device,
+        compiled=args.compile,
+        held_out_sequences=args.held_out,
+        inner=inner,
+    )
+
+
+def _choices(args: argparse.Namespace) -> "list[Choice]":
+    from noloco_node.simulate import settings, sweep
+
+    choices = [settings.choice(text) for text in args.algorithms.split(",")]
+    if not args.sweep:
+        return choices
+    alphas = _list(args.sweep_alphas, float, "--sweep-alphas")
+    return sweep.grid(choices, alphas, _list(args.sweep_betas, float, "--sweep-betas"))
+
+
+def _train(
+    settings: "Settings", choices: "Sequence[Choice]", seeds: Sequence[int], threads: int | None
+) -> "list[Curve]":
+    import torch
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from noloco_node.simulate.experiment import run, workload
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    curves = []
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f}%"))
+    with Progress(*columns, TimeRemainingColumn(elapsed_when_finished=True), console=Console(file=sys.stderr)) as bar:
+        task = bar.add_task("building", total=len(seeds) * len(choices) * settings.steps)
+        for seed in seeds:
+            work = workload(replace(settings, seed=seed))
+            for choice in choices:
+
+                def progress(step: int, loss: float, title: str = choice.label) -> None:
+                    bar.update(task, advance=1, description=f"{title} step {step} loss {loss:.3f}")
+
+                curves.append(run(work, choice, progress))
+    return curves
+
+
+def _list(text: str, kind: Callable[[str], T], flag: str) -> list[T]:
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{flag} takes numbers with commas between them, not {text!r}") from None

@@ -1,0 +1,100 @@
+"""`swarm`: the whole thing on one machine, to see it work before anybody else is involved."""
+
+import argparse
+import asyncio
+import os
+import re
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from noloco_node.errors import EXIT_INTERRUPTED, NolocoError, UsageError
+from noloco_node.version import VERSION
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from noloco_node.manifest import Manifest
+    from noloco_node.monitor.swarm_report import Outcome
+
+_MAX_NODES = 64  # each is a process with torch in it
+_DEMO_ROUNDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    run: "Manifest"
+    manifest: Path | None
+    """The user's run.toml; None for the demonstration."""
+    nodes: int
+    rounds: int | None
+    """What the nodes are told; None leaves it to the manifest."""
+    keep: Path | None
+
+    @property
+    def target(self) -> int:
+        return min(self.rounds or self.run.rounds, self.run.rounds)
+
+
+def swarm(args: argparse.Namespace) -> int:
+    from noloco_node.monitor.text import console
+
+    plan, out = _plan(args), console(stderr=args.json)
+    try:
+        outcome = asyncio.run(_train(plan, out))
+    except asyncio.CancelledError:  # SIGTERM; after Ctrl-C asyncio says KeyboardInterrupt
+        return EXIT_INTERRUPTED
+    if args.json:
+        from noloco_node.cli.show import print_json
+
+        print_json(outcome.as_document())
+    else:
+        out.print(outcome.sentence(), markup=False)
+    if failure := outcome.failure():
+        raise NolocoError(failure if plan.keep else f"{failure}. With --keep DIR the logs stay")
+    return 0
+
+
+def _plan(args: argparse.Namespace) -> _Plan:
+    from noloco_node.manifest import Manifest, load
+
+    nodes = _whole("--nodes", args.nodes, 2, _MAX_NODES)
+    rounds = None if args.rounds is None else _whole("--rounds", args.rounds, 1, 10_000_000)
+    path = Path(args.manifest).absolute() if args.manifest else None
+    run = load(path) if path else Manifest(name="tiny", rounds=rounds or _DEMO_ROUNDS)
+    return _Plan(run, path, nodes, rounds, Path(args.keep).absolute() if args.keep else None)
+
+
+def _whole(flag: str, text: str, low: int, high: int) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:
+        raise UsageError(f"{flag} must be a whole number from {low} to {high}, not {text!r}")
+    return int(text)
+
+
+async def _train(plan: _Plan, out: "Console") -> "Outcome":
+    from noloco_node import local_swarm, manifest
+    from noloco_node.monitor.swarm_board import LiveBoard, PlainBoard, Progress
+    from noloco_node.monitor.swarm_report import Outcome
+    from noloco_node.monitor.table import fill
+
+    _cancelled_by(signal.SIGTERM)
+    began = time.monotonic()
+    head = f"{plan.nodes} nodes on this machine", f"run {plan.run.label}", "Ctrl-C stops everything"
+    out.print(fill([f"noloco-node {VERSION}", *head], out.width))
+    progress = Progress(plan.target)
+    async with local_swarm.opened(plan.keep, local_swarm.COMMAND, os.environ) as nodes:
+        path = plan.manifest or nodes.root / "run.toml"
+        if plan.manifest is None:
+            path.write_text(manifest.template(plan.run.name, rounds=plan.run.rounds), encoding="utf-8")
+        with (LiveBoard if out.is_terminal else PlainBoard)(out, progress, plan.target, began) as board:
+            await nodes.run(path, plan.nodes, plan.rounds, lambda seats: board.update(seats, time.monotonic()))
+        average = await asyncio.to_thread(nodes.eval_of_average, plan.run)
+    return Outcome(tuple(nodes.members), plan.run.run_id, plan.target, time.monotonic() - began, average)
+
+
+def _cancelled_by(number: signal.Signals) -> None:
+    task = asyncio.current_task()
+    if task is not None:
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)

@@ -1,0 +1,54 @@
+"""A table that fits: where the terminal is too narrow, whole columns go, the least important first.
+
+Plain aligned columns without a box, so that what is piped into a file or another program is as good as what is seen.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+from rich.text import Text
+
+_GAP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    title: str
+    keep: int = 0
+    """The smallest goes first; 0 never goes."""
+    right: bool = False
+    """Numbers stand on the right."""
+
+
+def fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    """Which columns fit into `width`."""
+    widths = [max(len(text) for text in texts) for texts in zip([c.title for c in columns], *rows, strict=True)]
+    shown = list(range(len(columns)))
+    while sum(widths[i] + _GAP for i in shown) > width:
+        droppable = [i for i in shown if columns[i].keep]
+        if not droppable:
+            break
+        shown.remove(min(droppable, key=lambda i: columns[i].keep))
+    return shown
+
+
+def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], shown: Sequence[int]) -> Table:
+    made = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="dim")
+    for i in shown:
+        made.add_column(columns[i].title, justify="right" if columns[i].right else "left", no_wrap=True)
+    for row in rows:
+        made.add_row(*(Text(row[i]) for i in shown))  # Text: nothing that a peer says is markup
+    return made
+
+
+def fill(pieces: Sequence[str], width: int) -> str:
+    """Pieces joined by dots, broken between them only; lines after the first are indented."""
+    lines = [""]
+    for piece in pieces:
+        longer = f"{lines[-1]} · {piece}" if lines[-1].strip() else f"{lines[-1]}{piece}"
+        if len(longer) > width and lines[-1].strip():
+            lines.append(f"  {piece}")
+        else:
+            lines[-1] = longer
+    return "\n".join(lines)

@@ -1,0 +1,143 @@
+"""`status` and `peers` as text, for a terminal of any width and for pipes."""
+
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.text import Text
+
+from noloco_node.control.views import Health, LastRound, PeerRow, PeersView, StatusView
+from noloco_node.monitor.table import Column, fill, fitting, table
+from noloco_node.monitor.units import count, loss, rate, share, size, span
+from noloco_node.names import name_of, short_id
+
+_PIPE_WIDTH = 1000  # nobody wants lines broken in a file
+_HEALTH_STYLE = {"warning": "yellow", "error": "red"}
+_PEER_COLUMNS = (
+    Column("peer"),
+    Column("state"),
+    Column("round", right=True),
+    Column("lag", right=True),
+    Column("via", keep=6),
+    Column("tokens/s", keep=2, right=True),
+    Column("loss", keep=4, right=True),
+    Column("last seen", keep=5, right=True),
+    Column("sent", keep=8, right=True),
+    Column("received", keep=7, right=True),
+    Column("together", keep=3, right=True),
+    Column("peer id", keep=1),
+)
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Coloured and as wide as the terminal; plain and wide where there is none."""
+    made = Console(stderr=stderr, highlight=False, soft_wrap=False)
+    if not made.is_terminal:
+        made.width = _PIPE_WIDTH
+    return made
+
+
+def print_status(view: StatusView, out: Console) -> None:
+    head, *rest = rendezvous_lines(view) if view.state == "rendezvous" else node_lines(view)
+    text = Text(fill(head, out.width))
+    text.stylize("bold", 0, len(view.name))
+    out.print(text)
+    for pieces in rest:
+        out.print(Text(fill(pieces, out.width)))
+    if view.state == "rendezvous":
+        for address in view.addresses:
+            out.print(Text(address), soft_wrap=True)  # whole, to be copied
+    if view.last_error:
+        out.print(Text(f"last error: {view.last_error}", style="dim"))
+    for finding in view.health:
+        out.print(_health(finding))
+
+
+def print_peers(view: PeersView, out: Console) -> None:
+    if not view.peers:
+        out.print("no other peer is known yet")
+        return
+    rows = [_peer_row(peer) for peer in sorted(view.peers, key=lambda peer: (-peer.exchanges, peer.name))]
+    out.print(table(_PEER_COLUMNS, rows, fitting(_PEER_COLUMNS, rows, out.width)))
+
+
+def node_lines(view: StatusView) -> Iterator[list[str]]:
+    """Each line as pieces, so that it is broken where it may be."""
+    yield [f"{view.name} ({short_id(view.peer_id)}) in {view.run or 'no run yet'}", *_progress(view)]
+    if view.last_round:
+        yield list(_last_round(view.last_round))
+    if view.rounds.committed + view.rounds.solo:
+        yield [_rounds(view)]
+    yield [
+        *([f"reachable {view.reachable}"] if view.reachable else []),
+        f"{count(view.peers_seen, 'peer')} seen",
+        f"up {span(view.uptime_s)}",
+        f"gave {size(view.bytes.sent)}, took {size(view.bytes.received)}",
+    ]
+
+
+def rendezvous_lines(view: StatusView) -> Iterator[list[str]]:
+    yield [
+        f"{view.name} ({short_id(view.peer_id)}) is a rendezvous and trains nothing",
+        f"{count(view.peers_seen, 'peer')} seen",
+        f"up {span(view.uptime_s)}",
+    ]
+
+
+def _progress(view: StatusView) -> Iterator[str]:
+    target = f" of {view.rounds_target}" if view.rounds_target else ""
+    if view.step:
+        yield f"{view.state}, round {view.round}{target}, step {view.step}"
+    else:
+        yield view.state
+    if view.waiting_for:
+        yield f"waiting for {view.waiting_for}"
+    if view.loss is not None:
+        yield f"loss {loss(view.loss)}" + (f" (eval {loss(view.eval_loss)})" if view.eval_loss is not None else "")
+    if view.tokens_per_s is not None:
+        yield f"{rate(view.tokens_per_s)} tokens/s"
+    if view.busy_fraction is not None:
+        yield f"busy {share(view.busy_fraction, 1)}"
+
+
+def _last_round(last: LastRound) -> Iterator[str]:
+    yield (
+        f"last round with {name_of(last.partner)}: {span(last.seconds)}, "
+        f"{size(last.sent)} out, {size(last.received)} in"
+    )
+    if last.resent_block_fraction:
+        yield f"{share(last.resent_block_fraction, 1)} of blocks sent again"
+
+
+def _rounds(view: StatusView) -> str:
+    ended = count(view.rounds.committed + view.rounds.solo, "round")
+    return f"{ended}: {view.rounds.committed} with a partner, {view.rounds.solo} solo{_why(view)}"
+
+
+def _why(view: StatusView) -> str:
+    """The reasons of the solo rounds, the most frequent first; a single one needs no number."""
+    reasons = sorted(view.rounds.by_reason.items(), key=lambda item: -item[1])
+    words = [f"{number} {reason.replace('_', ' ')}" for reason, number in reasons]
+    if len(reasons) == 1:
+        words = [reasons[0][0].replace("_", " ")]
+    return f" ({', '.join(words)})" if words else ""
+
+
+def _health(finding: Health) -> Text:
+    return Text(f"! {finding.text}: {finding.remedy}", style=_HEALTH_STYLE.get(finding.level, ""))
+
+
+def _peer_row(peer: PeerRow) -> list[str]:
+    return [
+        peer.name,
+        peer.state,
+        str(peer.round),
+        str(peer.lag),
+        peer.via or "-",
+        rate(peer.tokens_per_s),
+        loss(peer.loss),
+        "-" if peer.last_seen_s is None else f"{span(peer.last_seen_s)} ago",
+        size(peer.sent),
+        size(peer.received),
+        str(peer.exchanges),
+        peer.peer_id,
+    ]

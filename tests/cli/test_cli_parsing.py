@@ -1,0 +1,165 @@
+"""What can be typed, and how quickly and politely it is answered."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from noloco_node import errors
+from noloco_node.cli import main, parser
+from noloco_node.version import PROTOCOL, VERSION
+
+HEAVY = {"torch", "hivemind", "grpc", "pydantic", "rich", "numpy", "transformers", "uvloop"}
+
+
+@pytest.fixture(autouse=True)
+def _a_home_of_its_own(tmp_path, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("NOLOCO_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("NOLOCO_HOME", str(tmp_path / "home"))
+
+
+@pytest.mark.parametrize("args", [["--help"], ["--version"], ["start", "--help"], ["swarm", "--help"], []])
+def test_help_is_quick(args):
+    """Processor time beyond Python's own start, so that a busy machine does not decide."""
+    code = f"""
+import sys, time
+began = time.process_time()
+from noloco_node.cli import main
+code = main({args!r})
+spent = time.process_time() - began
+print(spent, sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr)
+sys.exit(code)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    spent, heavy = done.stderr.split(maxsplit=1)
+    assert float(spent) < 0.3
+    assert heavy.strip() == "[]"
+    assert done.stdout
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"noloco-node {VERSION} (protocol {PROTOCOL})\n"
+
+
+@pytest.mark.parametrize("verb", parser._VERBS)
+def test_every_verb_has_help_with_an_example(verb, capsys):
+    assert main([verb, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert f"usage: noloco-node {verb}" in shown
+    assert f"example:\n  noloco-node {verb}" in shown
+    assert all(len(line) <= 80 for line in shown.splitlines())
+
+
+def test_help_lists_every_verb_within_80_columns(capsys):
+    assert main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    for verb, entry in parser._VERBS.items():
+        assert any(line.split()[:1] == [verb] and entry.help in line for line in lines)
+
+
+@pytest.mark.parametrize("verb", ["status", "peers", "id", "swarm"])
+def test_what_shows_something_has_json(verb):
+    _, options = parser.parse([verb, "--json"])
+    assert options.json
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["stauts"], "there is no verb 'stauts', did you mean status?"),
+        (["status", "--jsn"], "status does not know '--jsn', did you mean --json?"),
+        (["status", "now"], "status does not know 'now'"),
+        (["start"], "required: run.toml"),
+        (["start", "/nowhere/run.toml"], "/nowhere/run.toml does not exist: write one with `noloco-node init"),
+        (["join"], "join needs an address"),
+        (["join", "--thread", "2"], "join does not know '--thread', did you mean --threads?"),
+        (["join", "--threads", "two", "--bootstrap", "x"], "--threads must be a whole number"),
+        (["join", "--bootstrap", "somewhere"], "--bootstrap must be addresses like"),
+        (["bootstrap", "--listen", "4001"], "--listen must be an address like"),
+        (["swarm", "--nodes", "1"], "--nodes must be a whole number from 2 to 64, not '1'"),
+        (["swarm", "--rounds", "none"], "--rounds must be a whole number"),
+        (["swarm", "--run", "/nowhere/run.toml"], "does not exist"),
+        (["id", "--home", "~nobody-by-this-name/x"], "names no user's home directory"),
+    ],
+)
+def test_a_wrong_word_is_one_sentence_and_exit_2(args, sentence, capsys):
+    assert main(args) == 2
+    shown = capsys.readouterr()
+    assert sentence in shown.err
+    assert shown.err.count("\n") == 1
+    assert shown.out == ""
+
+
+def test_every_error_has_its_exit_code(monkeypatch, capsys):
+    codes = {
+        errors.UsageError: 2,
+        errors.NoNodeRunning: 3,
+        errors.NodeAlreadyRunning: 4,
+        errors.SwarmUnreachable: 10,
+        errors.ClockTooFarOff: 11,
+        errors.Incompatible: 12,
+        errors.NotAdmitted: 13,
+        errors.IdentityInUse: 14,
+        errors.DiskFull: 20,
+        errors.OutOfMemory: 21,
+        errors.Diverged: 22,
+        errors.NolocoError: 1,
+    }
+    for kind, code in codes.items():
+        raising(monkeypatch, kind("what is wrong: what to do"))
+        assert main(["id"]) == code
+        assert capsys.readouterr().err == "what is wrong: what to do\n"
+
+
+def raising(monkeypatch, error):
+    def verb(_options):
+        raise error
+
+    monkeypatch.setattr("noloco_node.cli.parser.parse", lambda _args: (verb, None))
+
+
+def test_an_error_inside_a_task_group_is_found(monkeypatch, capsys):
+    raising(monkeypatch, ExceptionGroup("tasks", [ValueError(), ExceptionGroup("", [errors.DiskFull("full")])]))
+    assert main(["id"]) == 20
+    assert capsys.readouterr().err == "full\n"
+
+
+def test_ctrl_c(monkeypatch, capsys):
+    raising(monkeypatch, KeyboardInterrupt())
+    assert main(["id"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_a_bug_is_one_line_that_names_the_log(monkeypatch, capsys, tmp_path):
+    raising(monkeypatch, ZeroDivisionError("deep inside"))
+    assert main(["id"]) == 1
+    log = tmp_path / "home" / "node.log"
+    shown = capsys.readouterr().err
+    assert shown == f"noloco-node failed unexpectedly (ZeroDivisionError): the details are in {log}\n"
+    assert "Traceback" in log.read_text()
+    assert "deep inside" in log.read_text()
+
+
+def test_a_closed_pipe_is_no_error(tmp_path):
+    done = subprocess.run(
+        f"{sys.executable} -m noloco_node --help | true; exit ${{PIPESTATUS[0]}}",
+        shell=True,
+        executable="/bin/bash",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_libraries_are_kept_quiet_but_the_users_word_stands(monkeypatch):
+    monkeypatch.delenv("GRPC_ENABLE_FORK_SUPPORT", raising=False)
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+    assert main(["--version"]) == 0
+    assert os.environ["GRPC_ENABLE_FORK_SUPPORT"] == "0"
+    assert os.environ["TOKENIZERS_PARALLELISM"] == "true"
+    assert "HF_HUB_OFFLINE" not in os.environ

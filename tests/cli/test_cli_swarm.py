@@ -1,0 +1,161 @@
+"""`swarm`, with pretended nodes: what it shows, what it returns, and that it leaves nothing behind.
+
+Real nodes are in tests/node. Here the processes, sockets and homes are real, the training is not.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from noloco_node import manifest
+
+PROGRAM = Path(__file__).with_name("pretend_swarm.py")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def swarm(tmp_path):
+    """A function that starts a swarm, its temporary files below tmp_path; all of it is gone at the end of the test."""
+    scratch = tmp_path / "t"
+    scratch.mkdir()
+    started = []
+
+    def start(*args, **pretend):
+        steered = {key: str(value) for key, value in pretend.items()}
+        environ = os.environ | steered | {"TMPDIR": str(scratch), "PYTHONPATH": str(ROOT), "NOLOCO_BOOTSTRAP": "x"}
+        process = subprocess.Popen(
+            [sys.executable, str(PROGRAM), *args],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environ,
+            cwd=tmp_path,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+    _until(lambda: not _processes(scratch), "processes are left")
+
+
+def _until(true, complaint, patience_s=20):
+    deadline = time.monotonic() + patience_s
+    while not true():
+        assert time.monotonic() < deadline, complaint
+        time.sleep(0.05)
+
+
+def _processes(scratch):
+    """Those whose command line or environment names our temporary directory."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("TMPDIR") == str(scratch) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def _lives(process, tmp_path):
+    """Its directory, once the last of its nodes answers."""
+
+    def home():
+        words = [word for node in _processes(tmp_path / "t") for word in node.cmdline()]
+        return next((Path(word) for word in words if word.endswith("/node-2")), None)
+
+    _until(lambda: (found := home()) and (found / "control.sock").exists(), "the nodes do not start")
+    return home().parent
+
+
+def test_a_good_end(swarm):
+    done = swarm("--nodes", "2", "--rounds", "3")
+    out, err = done.communicate(timeout=60)
+    assert (done.returncode, err) == (0, "")
+    lines = out.splitlines()
+    label = manifest.Manifest(name="tiny", rounds=3).label
+    assert lines[0].endswith(f"2 nodes on this machine · run {label} · Ctrl-C stops everything")
+    assert (
+        len([line for line in lines if re.search(r"done +3/3 +1\.67 +1\.83 +fair-hippo +1\.2 MB +98% +9\.8k", line)])
+        == 2
+    )
+    assert re.search(
+        r"^done in .*: each node met 1 other in 3 rounds \(none of 6 solo\), mean eval loss 5\.50 → 1\.83, "
+        r"0\.52 bytes per parameter and round$",
+        lines[-1],
+    )
+
+
+def test_json(swarm, tmp_path):
+    (tmp_path / "mine.toml").write_text(manifest.template("mine", rounds=2))
+    done = swarm("--nodes", "2", "--run", "mine.toml", "--json", "--keep", "kept")
+    out, err = done.communicate(timeout=60)
+    assert done.returncode == 0
+    shown = json.loads(out)
+    assert (shown["schema"], shown["rounds"]) == (1, 2)
+    assert shown["run_id"] == manifest.load(tmp_path / "mine.toml").run_id
+    assert shown["eval_loss"]["first"] == 5.5
+    assert set(shown["eval_loss"]) == {"first", "last", "average_of_weights"}
+    assert shown["loss"]["first"] == 5.0
+    assert shown["wall_s"] > 0
+    assert [node["exit_code"] for node in shown["nodes"]] == [0, 0]
+    assert all(node["rounds"]["committed"] for node in shown["nodes"])
+    assert "2 nodes on this machine" in err
+    assert (tmp_path / "kept/node-2/identity.key").exists()
+
+
+def test_a_node_that_dies_does_not_stop_the_rest(swarm):
+    done = swarm("--nodes", "3", "--rounds", "6", PRETEND="die")
+    out, err = done.communicate(timeout=60)
+    assert done.returncode == 1
+    assert re.search(r"died: disk full: free some space", out)
+    assert len(re.findall(r"done +6/6", out)) == 2
+    assert re.fullmatch(
+        r"\S+ ended with exit code 1: disk full: free some space\. With --keep DIR the logs stay\n", err
+    )
+
+
+def test_nodes_that_found_nobody(swarm):
+    done = swarm("--nodes", "2", "--rounds", "2", PRETEND="alone")
+    _, err = done.communicate(timeout=60)
+    assert done.returncode == 1
+    assert "found no partner in any round" in err
+
+
+def test_no_rendezvous(swarm):
+    done = swarm("--nodes", "2", PRETEND="none")
+    _, err = done.communicate(timeout=60)
+    assert done.returncode == 1
+    assert err == "the rendezvous of the local swarm did not start: no network here\n"
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_behind(swarm, tmp_path, how):
+    process = swarm("--nodes", "2", "--rounds", "1000")
+    directory = _lives(process, tmp_path)
+    assert len(_processes(tmp_path / "t")) >= 4
+    process.send_signal(how)
+    process.communicate(timeout=30)
+    assert process.returncode == (-9 if how == signal.SIGKILL else 130)
+    _until(lambda: not _processes(tmp_path / "t") and not directory.exists(), "something is left")
+
+
+def test_a_node_that_will_not_leave_is_killed(swarm, tmp_path):
+    process = swarm("--nodes", "2", "--rounds", "1000", PRETEND="hang")
+    directory = _lives(process, tmp_path)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    _until(lambda: not directory.exists(), "its files are left")

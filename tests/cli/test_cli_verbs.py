@@ -1,0 +1,226 @@
+"""Each verb from the outside: its text, its JSON, its exit code."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from noloco_node import manifest
+from noloco_node.cli import main
+from noloco_node.errors import Diverged
+from noloco_node.home import Home
+from noloco_node.identity import Identity
+from noloco_node.mission import Join, Rendezvous, Start
+
+sys.path.append(str(Path(__file__).parents[1] / "control"))
+import fake_node
+from fake_node import OTHER, STATUS
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("NOLOCO_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return Home(tmp_path / "home")
+
+
+# ---- init, id ----
+def test_init_writes_a_run_that_loads(tmp_path, capsys):
+    assert main(["init"]) == 0
+    assert capsys.readouterr().out == "wrote run.toml: look through it, then run `noloco-node start run.toml`\n"
+    assert manifest.load(tmp_path / "run.toml").name == "tiny"
+
+
+def test_init_does_not_overwrite_unasked(tmp_path, capsys):
+    (tmp_path / "mine.toml").write_text("precious")
+    assert main(["init", "mine.toml"]) == 2
+    assert "--force" in capsys.readouterr().err
+    assert (tmp_path / "mine.toml").read_text() == "precious"
+    assert main(["init", "mine.toml", "--force"]) == 0
+    assert manifest.load(tmp_path / "mine.toml").name == "tiny"
+
+
+def test_init_into_a_directory(tmp_path):
+    (tmp_path / "runs").mkdir()
+    assert main(["init", "runs"]) == 0
+    assert (tmp_path / "runs" / "run.toml").exists()
+    assert main(["init", "nowhere/run.toml"]) == 2
+
+
+def test_id_stays_the_same(home, capsys):
+    assert main(["id", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["schema"] == 1
+    assert shown["peer_id"] == Identity.load_or_create(home.identity).peer_id
+    assert shown["home"] == str(home.root)
+    assert main(["id"]) == 0
+    assert shown["peer_id"] in (text := capsys.readouterr().out)
+    assert shown["name"] in text
+
+
+# ---- status, peers, leave ----
+@pytest.fixture
+def running(home):
+    """A fake node in `home`: a process of its own, because gRPC's asyncio wants one event loop in a process."""
+    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    program = [sys.executable, fake_node.__file__, str(home.root)]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True, env=environ) as process:
+        assert process.stdout.readline() == "ready\n"
+        yield process
+        process.kill()
+
+
+def test_status_and_peers(running, capsys):
+    assert main(["status", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["schema"], shown["peer_id"], shown["round"]) == (1, STATUS.peer_id, 41)
+    assert main(["peers", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["peers"][0]["peer_id"] == OTHER
+    assert main(["status"]) == 0
+    assert capsys.readouterr().out.startswith("brisk-heron (12D3KooW…e2Xo) in tiny-3f9a2c81d0e4")
+    assert main(["peers"]) == 0
+    assert "calm-otter" in capsys.readouterr().out
+
+
+def test_leave_waits_until_the_node_is_gone(running, home, capsys):
+    assert main(["leave"]) == 0
+    assert running.wait(10) == 0
+    assert home.holder() is None
+    assert capsys.readouterr().out == f"brisk-heron has left; what it knows is kept in {home.root}\n"
+
+
+@pytest.mark.parametrize("verb", ["status", "peers", "leave"])
+def test_nobody_there(verb, capsys):
+    assert main([verb]) == 3
+    assert "join --bootstrap" in capsys.readouterr().err
+
+
+def test_a_home_by_flag(running, home, monkeypatch, capsys):
+    monkeypatch.setenv("NOLOCO_HOME", "/nowhere")
+    assert main(["status"]) == 3
+    assert main(["status", "--home", str(home.root)]) == 0
+
+
+# ---- start, join, bootstrap ----
+@pytest.fixture
+def node(monkeypatch):
+    """Stands in for node.py: notes what it was started with."""
+    module = ModuleType("noloco_node.node")
+    module.calls, module.result = [], 0
+
+    async def run(config, mission, report):
+        module.calls.append((config, mission, Home(config.home).holder()))
+        report("others join with: …")
+        if isinstance(module.result, Exception):
+            raise module.result
+        return module.result
+
+    module.run = run
+    monkeypatch.setitem(sys.modules, "noloco_node.node", module)
+    monkeypatch.setattr("noloco_node.node", module, raising=False)
+    return module
+
+
+@pytest.fixture
+def address():
+    """Something that listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"/ip4/127.0.0.1/tcp/{listening.getsockname()[1]}/p2p/{OTHER}"
+
+
+def free_address():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return f"/ip4/127.0.0.1/tcp/{listening.getsockname()[1]}/p2p/{OTHER}"
+
+
+def test_start_signs_the_manifest(node, home, capsys):
+    assert main(["init"]) == 0
+    capsys.readouterr()
+    assert main(["start", "run.toml", "--threads", "2", "--rounds", "3", "--linger", "30"]) == 0
+    [(config, mission, holder)] = node.calls
+    assert isinstance(mission, Start)
+    assert manifest.verify(mission.signed) == manifest.load(Path("run.toml"))
+    assert mission.signed.author == Identity.load_or_create(home.identity).peer_id
+    assert (config.threads, config.rounds, config.linger_s, config.home) == (2, 3, 30.0, home.root)
+    assert holder is not None
+    assert home.holder() is None
+    assert capsys.readouterr().out == "others join with: …\n"
+
+
+def test_join(node, address):
+    run, trust = "ab" * 32, OTHER
+    assert main(["join", "--bootstrap", address, "--run", run, "--trust", trust]) == 0
+    [(config, mission, _)] = node.calls
+    assert isinstance(mission, Join)
+    assert (config.bootstrap, config.run, config.trust) == ((address,), run, trust)
+
+
+def test_one_address_that_answers_is_enough(node, address, monkeypatch):
+    monkeypatch.setenv("NOLOCO_BOOTSTRAP", f"{free_address()},{address}")
+    assert main(["join"]) == 0
+    assert len(node.calls[0][0].bootstrap) == 2
+
+
+def test_bootstrap(node):
+    assert main(["bootstrap", "--listen", "/ip4/127.0.0.1/tcp/0"]) == 0
+    [(config, mission, _)] = node.calls
+    assert isinstance(mission, Rendezvous)
+    assert config.listen == "/ip4/127.0.0.1/tcp/0"
+
+
+def test_nobody_listens(node, capsys):
+    assert main(["join", "--bootstrap", free_address()]) == 10
+    shown = capsys.readouterr().err
+    assert "cannot reach the swarm" in shown
+    assert "refuses the connection" in shown
+    assert main(["join", "--bootstrap", free_address(), "--bootstrap", free_address()]) == 10
+    assert "none of the 2 bootstrap addresses answers" in capsys.readouterr().err
+    assert node.calls == []
+
+
+def test_a_node_runs_here_already(running, node, capsys):
+    assert main(["bootstrap"]) == 4
+    assert "pid" in capsys.readouterr().err
+    assert node.calls == []
+
+
+def test_a_wrong_manifest_is_found_before_all_else(running, node, tmp_path, capsys):
+    (tmp_path / "run.toml").write_text(manifest.template().replace("steps = 50", "steps = 'many'"))
+    assert main(["start", "run.toml"]) == 2
+    assert capsys.readouterr().err == "run.toml: inner.steps must be a whole number from 1 to 100000, not 'many'\n"
+
+
+def test_the_nodes_errors_and_exit_codes_pass_through(node, home, capsys):
+    node.result = Diverged("the loss is not finite: start again from a checkpoint")
+    assert main(["bootstrap"]) == 22
+    assert capsys.readouterr().err == "the loss is not finite: start again from a checkpoint\n"
+    node.result = 130
+    assert main(["bootstrap"]) == 130
+    node.result = KeyError("a bug")
+    assert main(["bootstrap"]) == 1
+    assert "Traceback" in home.log.read_text()
+    assert home.holder() is None
+
+
+def test_log_lines(node, home, capsys):
+    import logging
+
+    async def run(_config, _mission, _report):
+        logging.getLogger("noloco_node.exchange").info("round %d of %d", 4, 8)
+        logging.getLogger("noloco_node.exchange").warning("odd")
+        logging.getLogger("noloco_node.exchange").debug("detail")
+        logging.getLogger("elsewhere").warning("noise")
+        return 0
+
+    node.run = run
+    assert main(["bootstrap", "--log-level", "debug"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(" ", 1)[1] for line in lines] == ["round 4 of 8", "warning: odd"]
+    written = home.log.read_text()
+    assert all(word in written for word in ("round 4 of 8", "odd", "detail", "noise"))
+    assert home.log.stat().st_mode & 0o077 == 0 or home.root.stat().st_mode & 0o077 == 0

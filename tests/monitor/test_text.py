@@ -1,0 +1,82 @@
+"""What people see: fits the terminal, breaks where it may, and is plain in a pipe."""
+
+import io
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from noloco_node.control.views import PeersView, StatusView
+from noloco_node.monitor.table import Column, fill, fitting
+from noloco_node.monitor.text import print_peers, print_status
+
+sys.path.append(str(Path(__file__).parents[1] / "control"))
+from fake_node import OTHER, PEERS, STATUS
+
+
+def printed(show, view, width):
+    out = Console(file=io.StringIO(), width=width, highlight=False)
+    show(view, out)
+    return out.file.getvalue()
+
+
+def test_status_of_a_training_node():
+    assert printed(print_status, STATUS, 80).splitlines() == [
+        "brisk-heron (12D3KooW…e2Xo) in tiny-3f9a2c81d0e4",
+        "  training, round 41 of 100, step 2063 · loss 1.87 (eval 1.92) · 18.4k tokens/s",
+        "  busy 98.7%",
+        "last round with fair-hippo: 3.1 s, 12.6 MB out, 12.6 MB in",
+        "  0.4% of blocks sent again",
+        "41 rounds: 39 with a partner, 2 solo (no partner)",
+        "reachable directly · 17 peers seen · up 3 h 12 min · gave 512 MB, took 515 MB",
+        "! disk: 3.1 GB left, a checkpoint needs 1.2 GB: free some, or move NOLOCO_HOME",
+    ]
+
+
+def test_status_of_a_node_that_has_just_started():
+    new = StatusView(peer_id=OTHER, name="fair-hippo", version="0", state="joining", waiting_for="a run")
+    assert printed(print_status, new, 80).splitlines() == [
+        "fair-hippo (12D3KooW…33Jw) in no run yet · joining · waiting for a run",
+        "0 peers seen · up 0.0 s · gave 0 B, took 0 B",
+    ]
+
+
+def test_status_of_a_rendezvous_shows_whole_addresses():
+    view = replace(STATUS, state="rendezvous", health=())
+    lines = printed(print_status, view, 80).splitlines()
+    assert "rendezvous" in lines[0]
+    assert STATUS.addresses[0] in lines
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 1000])
+def test_peers_fit(width):
+    lines = printed(print_peers, PEERS, width).splitlines()
+    assert len(lines) == 2
+    assert all(len(line.rstrip()) <= width for line in lines)
+    assert lines[1].startswith("calm-otter")
+    assert (OTHER in lines[1]) == (width == 1000)
+
+
+def test_no_peers():
+    assert printed(print_peers, PeersView(), 80) == "no other peer is known yet\n"
+
+
+def test_what_a_peer_says_is_not_markup():
+    hostile = replace(PEERS.peers[0], name="[red]x[/red]", state="[link=http://x]")
+    assert "[red]x[/red]" in printed(print_peers, PeersView((hostile,)), 1000)
+
+
+def test_the_least_important_column_goes_first():
+    columns = (Column("aaaa"), Column("bbbb", keep=2), Column("cccc", keep=1))
+    rows = [["1", "2", "3"]]
+    assert fitting(columns, rows, 18) == [0, 1, 2]
+    assert fitting(columns, rows, 17) == [0, 1]
+    assert fitting(columns, rows, 11) == [0]
+    assert fitting(columns, rows, 1) == [0]
+
+
+def test_pieces_break_between_them_only():
+    assert fill(["one", "two", "three"], 9) == "one · two\n  three"
+    assert fill(["longer than the width"], 5) == "longer than the width"
