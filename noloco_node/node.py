@@ -89,7 +89,9 @@ class _Node:
         self._report = report
         self._home = Home(config.home)
         self._identity = Identity.load_or_create(self._home.identity)
-        self._transport = Libp2pTransport(self._identity, config.listen, config.announce, config.bootstrap)
+        self._transport = Libp2pTransport(
+            self._identity, config.listen, config.announce, config.bootstrap, gone_with_us=(self._home.socket,)
+        )
         self._started = time.monotonic()
         self._leaving = asyncio.Event()
         self._state = "starting"

@@ -1,9 +1,9 @@
 """A private directory for sockets that does not outlive this process, however the process ends.
 
 After `kill -9` nobody is left to tidy up, so a small shell waits for that: it blocks on a pipe whose other end only
-this process holds, and when the kernel closes it, kills the processes it was told of and removes the directory. It has a
-session of its own, so Ctrl-C in the terminal does not reach it. A process is killed only if its command line still names
-the directory: process ids are reused, the directory's random name is not.
+this process holds, and when the kernel closes it, kills the processes it was told of and removes the directory. It has
+a session of its own, so Ctrl-C in the terminal does not reach it. A process is killed only if its command line still
+names the directory: process ids are reused, the directory's random name is not.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ while read -r pid; do pids="$pids $pid"; done
 for pid in $pids; do
     { tr '\0' ' ' <"/proc/$pid/cmdline" || ps -o args= -p "$pid"; } 2>/dev/null | grep -qF -- "$1" && kill -9 "$pid"
 done
-rm -rf -- "$1"
+rm -rf -- "$@"
 """
 
 _LONGEST = 40
@@ -40,7 +40,8 @@ class Runtime:
         self._janitor = janitor
 
     @classmethod
-    async def open(cls) -> "Runtime":
+    async def open(cls, *also: Path) -> "Runtime":
+        """`also`: files elsewhere that must not outlive us either."""
         parent = tempfile.gettempdir()
         path = Path(tempfile.mkdtemp(prefix="noloco-", dir=parent if len(parent) <= _LONGEST else "/tmp"))
         waiting, lifeline = os.pipe()
@@ -48,7 +49,7 @@ class Runtime:
         _lifelines.add(lifeline)
         try:
             janitor = await asyncio.create_subprocess_exec(
-                *("/bin/sh", "-c", _SCRIPT, "noloco-janitor", str(path)),
+                *("/bin/sh", "-c", _SCRIPT, "noloco-janitor", str(path), *map(str, also)),
                 stdin=waiting,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.DEVNULL,

@@ -10,26 +10,24 @@ leave a socket open when they fail, and its handlers run in tasks that nobody ho
 """
 
 import asyncio
-import errno
-import ipaddress
 import logging
-import socket
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
 import grpc.aio
 
-from noloco_node.errors import IdentityInUse, NolocoError, PeerLost, SwarmUnreachable, UsageError
+from noloco_node.errors import IdentityInUse, NolocoError, PeerLost, SwarmUnreachable
 from noloco_node.identity import Identity
+from noloco_node.transport.addresses import announced, check_port, parse, parse_bootstrap, worth_telling
 from noloco_node.transport.bridge import SERVER_OPTIONS, Inbound, Outbound, Streams
 from noloco_node.transport.daemon import Daemon, node_arguments, stranger_arguments
 from noloco_node.transport.guard import Context, Guard
 from noloco_node.transport.janitor import Runtime
 from noloco_node.transport.orders import Orders
-from noloco_node.transport.probe import Address, parse, parse_bootstrap
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +35,7 @@ PROTOCOL = "noloco/grpc/1"
 """The libp2p protocol id. What runs inside such a stream is HTTP/2."""
 
 _DIAL_S = 15.0  # to open a stream to a peer: finding its addresses, several of which may lead nowhere
+_RETRY_S = 0.05  # a bootstrap peer is known about 0.1 s after the connection to it
 _CONTROL_S = 5.0  # for p2pd to answer what it can answer by itself
 _REFRESH_S = 15.0  # addresses change (a port is mapped, a relay is found), and this shows whether p2pd still answers
 _MAX_CALLS = 256  # being answered at the same time, over all peers
@@ -46,20 +45,23 @@ _STOP_S = 2.0  # for calls that are being answered to end once they are cancelle
 class Libp2pTransport:
     """See `transport/base.py` for what its methods promise."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917
         self,
         identity: Identity,
         listen: str,
         announce: Sequence[str] = (),
         bootstrap: Sequence[str] = (),
         startup_timeout_s: float = 60.0,
+        gone_with_us: Sequence[Path] = (),
     ) -> None:
+        """`gone_with_us`: files elsewhere that are removed when this process ends, however that is."""
         self.peer_id = identity.peer_id
         self._identity = identity
         self._listen = listen
-        self._announce = [_announced(address, identity.peer_id) for address in announce]
+        self._announce = [announced(address, identity.peer_id) for address in announce]
         self._bootstrap = {address: parse_bootstrap(address).peer for address in bootstrap}
         self._startup_timeout_s = startup_timeout_s
+        self._gone_with_us = gone_with_us
         self._services: list[Callable[[grpc.aio.Server], None]] = []
         self._addresses: list[str] = []
         self._stack = AsyncExitStack()
@@ -111,9 +113,9 @@ class Libp2pTransport:
     # The start: each part puts its own end on the stack, so that `close` undoes them in the opposite order.
 
     async def _start(self) -> "_Started":
-        _check_port(parse(self._listen))
+        check_port(parse(self._listen))
         hivemind = _import_hivemind()
-        runtime = await Runtime.open()
+        runtime = await Runtime.open(*self._gone_with_us)
         self._stack.push_async_callback(runtime.close)
         await self._check_identity(runtime, hivemind)
         daemon = await self._start_daemon(runtime)
@@ -135,20 +137,16 @@ class Libp2pTransport:
         runtime.told(daemon.pid)
         try:
             await daemon.wait_ready(self._startup_timeout_s)
-            async with asyncio.timeout(_DIAL_S):
-                await Orders(daemon.socket, hivemind.messages).connect(self.peer_id)
-        except (OSError, TimeoutError):
-            return
+            if await _answers(Orders(daemon.socket, hivemind.messages), self.peer_id):
+                raise IdentityInUse(
+                    f"the identity {self._identity.path} is in use by a node that is running. "
+                    "Stop that one, or give this one a NOLOCO_HOME of its own."
+                )
         except SwarmUnreachable:
             if self._others:
-                raise
-            return  # the only address is our own, of an earlier start: this node is the first one
+                raise  # else the only address is our own, of an earlier start: this node is the first one
         finally:
             await daemon.stop()
-        raise IdentityInUse(
-            f"the identity {self._identity.path} is in use by a node that is running. "
-            "Stop that one, or give this one a NOLOCO_HOME of its own."
-        )
 
     @property
     def _others(self) -> list[str]:
@@ -204,7 +202,7 @@ class Libp2pTransport:
     async def _refresh_addresses(self, orders: Orders, hivemind: "_Hivemind") -> None:
         async with asyncio.timeout(_CONTROL_S):
             found = [str(hivemind.multiaddr(address)) for address in await orders.identify()]
-        self._addresses = self._announce or [f"{address}/p2p/{self.peer_id}" for address in _worth_telling(found)]
+        self._addresses = self._announce or [f"{address}/p2p/{self.peer_id}" for address in worth_telling(found)]
 
 
 class _Started(NamedTuple):
@@ -237,6 +235,21 @@ def _import_hivemind() -> _Hivemind:
     return _Hivemind(P2P, Multiaddr, p2pd_pb2)
 
 
+async def _answers(orders: Orders, peer: str) -> bool:
+    """Whether the swarm leads to a live peer of this id."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_DIAL_S):
+            while True:
+                try:
+                    await orders.connect(peer)
+                    return True
+                except OSError as error:
+                    if "failed to find any peer in table" not in str(error):
+                        return False
+                await asyncio.sleep(_RETRY_S)  # p2pd is still getting to know the bootstrap peers, and cannot ask yet
+    return False
+
+
 async def _dial(orders: Orders, peer: str) -> Streams:
     async with asyncio.timeout(_DIAL_S):
         return await orders.open_stream(peer, PROTOCOL)
@@ -257,42 +270,3 @@ def _seen(task: asyncio.Task[None]) -> None:
 async def _cancelled(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait([task])
-
-
-def _check_port(address: Address) -> None:
-    """p2pd shares its port with whoever else asks the kernel for that, another p2pd too, and then both get half of the
-    connections. So find out by a socket that does not share."""
-    if address.port == 0:
-        return
-    family = address.family or socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier run may still linger
-        try:
-            trial.bind((address.host, address.port))
-        except OSError as error:
-            reason = (
-                "is in use by another program" if error.errno == errno.EADDRINUSE else f"is refused: {error.strerror}"
-            )
-            raise NolocoError(
-                f"the port {address.port} on {address.host} {reason}. Choose another one with --listen."
-            ) from error
-
-
-def _announced(text: str, peer_id: str) -> str:
-    address = parse(text)
-    if address.port == 0 or address.peer not in (None, peer_id):
-        raise UsageError(f"{text!r} cannot be announced: it needs a port of its own, and no other peer's id")
-    return text if address.peer else f"{text}/p2p/{peer_id}"
-
-
-def _worth_telling(addresses: Sequence[str]) -> list[str]:
-    """Loopback only if there is nothing else (a swarm on one machine), an unspecified address never."""
-    usable = [
-        address for address in addresses if not _is(address, "is_unspecified") and not _is(address, "is_link_local")
-    ]
-    return [address for address in usable if not _is(address, "is_loopback")] or usable
-
-
-def _is(address: str, property_name: str) -> bool:
-    kind, host = address.split("/")[1:3]
-    return kind in ("ip4", "ip6") and bool(getattr(ipaddress.ip_address(host), property_name))

@@ -1,0 +1,44 @@
+"""`noloco-node swarm` with real nodes: trains, says what came of it, and leaves nothing."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from village import Village
+
+pytestmark = pytest.mark.timeout(240)
+
+DOCUMENTED = [
+    *("peer_id", "run_id", "version", "state", "round", "step", "tokens", "tokens_per_s", "loss", "eval_loss"),
+    *("device", "partner", "busy_fraction", "rounds", "bytes", "resent_block_fraction", "peers_seen", "uptime_s"),
+    *("addresses", "last_error"),
+]
+
+
+@pytest.fixture
+def village() -> Iterator[Village]:
+    village = Village()
+    yield village
+    village.close()
+
+
+def test_a_swarm_of_two_trains_and_reports(village: Village) -> None:
+    path = village.manifest(steps=10, rounds=3, learning_rate="3e-3")
+    done = village.run("swarm", "--nodes", "2", "--run", str(path), "--json", within_s=200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads(done.stdout)
+    assert result["schema"] == 1
+    assert len(result["nodes"]) == 2
+    assert result["rounds"] == 3
+    for node in result["nodes"]:
+        assert node["round"] == 3
+        assert node["rounds"]["committed"] >= 1
+        assert node["rounds"]["committed"] + node["rounds"]["solo"] == 3
+        assert node["bytes"]["per_param_round"] == pytest.approx(2.0, abs=0.05)
+        assert node["exit_code"] == 0
+        assert 0 < node["busy_fraction"] <= 1
+    for wanted in DOCUMENTED:
+        assert wanted in result["nodes"][0]
+    assert result["eval_loss"]["last"] < result["eval_loss"]["first"] - 0.5
+    assert result["eval_loss"]["average_of_weights"] <= result["eval_loss"]["last"] + 0.02
+    assert result["loss"]["last"] < result["loss"]["first"]

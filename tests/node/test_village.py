@@ -1,0 +1,141 @@
+"""The path of three people, with real processes: an author starts a run, two volunteers join it by its address.
+
+One story in the order of the tests below, because each process takes seconds to start: they meet and agree, one is
+killed and the others go on, it comes back from its checkpoint, and all leave.
+"""
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from village import Node, Village, until
+
+from noloco_node.identity import is_peer_id
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(scope="module")
+def village() -> Iterator[Village]:
+    village = Village()
+    yield village
+    village.close()
+
+
+@pytest.fixture(scope="module")
+def author(village: Village) -> Node:
+    return village.node("author", "start", str(village.manifest(warmup="0.0")))
+
+
+@pytest.fixture(scope="module")
+def line(author: Node) -> str:
+    """What `start` printed for others to join with."""
+    return until(lambda: author.said(r"others join with: noloco-node (.*)"), "the line to join with")
+
+
+@pytest.fixture(scope="module")
+def volunteers(village: Village, line: str) -> list[Node]:
+    words = line.split()
+    by_address = ["join", "--bootstrap", words[words.index("--bootstrap") + 1]]
+    return [village.node("one", *by_address), village.node("two", *words)]
+
+
+def test_the_line_names_run_and_author(line: str) -> None:
+    words = line.split()
+    assert words[:2] == ["join", "--bootstrap"]
+    assert len(words[words.index("--run") + 1]) == 64
+    assert is_peer_id(words[words.index("--trust") + 1])
+
+
+def test_all_three_exchange(author: Node, volunteers: list[Node]) -> None:
+    for node in (author, *volunteers):
+        until(lambda node=node: len(node.ask("status").get("partners", {})) >= 2, "a round with both others")
+    status = volunteers[0].ask("status")
+    assert status["state"] == "training"
+    assert status["rounds"]["committed"] == sum(status["partners"].values())
+    assert status["bytes"]["per_param_round"] == pytest.approx(2.0, abs=0.05), "bf16, all included"
+
+
+def test_everybody_sees_the_same_others(author: Node, volunteers: list[Node]) -> None:
+    nodes = [author, *volunteers]
+    everybody = {node.ask("status")["peer_id"] for node in nodes}
+    assert len(everybody) == 3
+    for node in nodes:
+        me = node.ask("status")["peer_id"]
+        seen = {row["peer_id"]: row for row in node.ask("peers")["peers"]}
+        assert seen.keys() | {me} == everybody
+        assert all(row["state"] == "training" for row in seen.values())
+
+
+def test_a_newcomer_begins_where_the_others_are(author: Node, volunteers: list[Node]) -> None:
+    first = author.events("Evaluated")[0]["eval_loss"]
+    for node in volunteers:
+        round_ = int(until(lambda node=node: node.said(r"took the state of \S+ at round (\d+)"), "a peer's state"))
+        began = node.ask("status")["eval_loss_first"]
+        there = min(author.events("Evaluated"), key=lambda event: abs(event["round"] - round_))["eval_loss"]
+        assert began == pytest.approx(there, rel=0.05), "as far as the others"
+        assert began < first, "not a fresh model"
+
+
+def test_who_trusted_on_first_use_says_so(volunteers: list[Node]) -> None:
+    assert volunteers[0].said("trusting (12D3Koo[A-Za-z0-9]+) as the author")
+    assert not volunteers[1].said("trusting (12D3Koo)"), "the author was named"
+
+
+def test_a_second_node_in_the_same_home_is_refused(village: Village, author: Node) -> None:
+    began = time.monotonic()
+    done = village.run("start", str(village.root / "run.toml"), "--home", str(author.home))
+    assert done.returncode == 4
+    assert str(author.process.pid) in done.stderr
+    assert time.monotonic() - began < 20
+
+
+def test_a_killed_node_leaves_nothing_and_the_others_go_on(author: Node, volunteers: list[Node]) -> None:
+    victim, survivor = volunteers
+    until(lambda: victim.ask("status").get("round", 0) >= 12, "a checkpoint, which comes every ten rounds")
+    peer_id = victim.ask("status")["peer_id"]
+    family = victim.remember_family()
+    victim.kill()
+    until(lambda: not (family & alive()), "its children are gone", 5)
+    until(lambda: not [path for path in victim.home.iterdir() if path.is_socket()], "its socket is gone", 5)
+
+    before = {node: node.committed() for node in (author, survivor)}
+    for node in (author, survivor):
+        until(lambda node=node: node.committed() >= before[node] + 3, "the others go on committing rounds", 60)
+    gone = lambda node: peer_id not in {row["peer_id"] for row in node.ask("peers")["peers"]}  # noqa: E731
+    until(lambda: gone(author) and gone(survivor), "it disappears within its time to live", 75)
+
+
+def test_it_comes_back_from_its_checkpoint(village: Village, author: Node, volunteers: list[Node]) -> None:
+    again = village.node("one", "join", "--bootstrap", author.ask("status")["addresses"][0])
+    until(lambda: again.said("(going on from the checkpoint|took the state)"), "its checkpoint, or a peer's state")
+    until(lambda: again.committed() >= 1, "a round with somebody")
+    assert again.ask("status")["last_error"] is None
+
+
+def test_all_leave_cleanly_and_nothing_is_left(village: Village, author: Node, volunteers: list[Node]) -> None:
+    again = village.nodes[-1]
+    began = time.monotonic()
+    volunteers[1].process.send_signal(signal.SIGTERM)
+    again.process.send_signal(signal.SIGINT)
+    assert village.run("leave", "--home", str(author.home)).returncode == 0
+    for node in (author, volunteers[1], again):
+        assert node.process.wait(12) == 0, node.log.read_text()[-2000:]
+    assert time.monotonic() - began < 15
+    for node in (author, volunteers[1], again):
+        assert list(node.home.glob("runs/*/checkpoints/*/state.json")), "what was trained is kept"
+    until(lambda: not village.left_over(), "nothing is left", 5)
+
+
+def alive() -> set[int]:
+    import psutil
+
+    return {p.pid for p in psutil.process_iter() if p.status() != psutil.STATUS_ZOMBIE}
+
+
+def test_the_homes_are_their_owners_alone(village: Village) -> None:
+    for home in (village.root / "author", village.root / "one"):
+        assert home.stat().st_mode & 0o077 == 0
+        assert (Path(home) / "identity.key").stat().st_mode & 0o077 == 0

@@ -1,0 +1,129 @@
+"""Real node processes for the tests: started as a user would, watched through their command line, gone afterwards."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from noloco_node import manifest
+
+ROOT = Path(__file__).parents[2]
+T = TypeVar("T")
+
+
+def until(found: Callable[[], T | None], what: str, within_s: float = 90) -> T:
+    """Poll for something true, with a deadline."""
+    deadline = time.monotonic() + within_s
+    while not (value := found()):
+        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}"
+        time.sleep(0.1)
+    return value
+
+
+class Node:
+    def __init__(self, village: "Village", name: str, *words: str) -> None:
+        self.home = village.root / name
+        self.log = village.root / f"{name}.out"
+        self.village = village
+        with self.log.open("wb") as out:
+            self.process = subprocess.Popen(
+                [*village.command, *words, "--home", str(self.home), "--listen", "/ip4/127.0.0.1/tcp/0"],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=village.environ,
+                start_new_session=True,
+            )
+        self.family: set[int] = set()
+
+    def said(self, pattern: str) -> str | None:
+        match = re.search(pattern, self.log.read_text(errors="replace"))
+        return match[1] if match else None
+
+    def ask(self, verb: str) -> dict[str, Any]:
+        """A view as JSON; empty while the node does not answer."""
+        done = self.village.run(verb, "--json", "--home", str(self.home))
+        return json.loads(done.stdout) if done.returncode == 0 else {}
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        (path,) = self.home.glob("runs/*/events.jsonl")
+        return [event for line in path.read_text().splitlines() if (event := json.loads(line))["event"] == kind]
+
+    def committed(self) -> int:
+        return self.ask("status").get("rounds", {}).get("committed", 0)
+
+    def remember_family(self) -> set[int]:
+        """The processes that belong to it now."""
+        me = psutil.Process(self.process.pid)
+        self.family |= {me.pid, *(child.pid for child in me.children(recursive=True))}
+        return self.family
+
+    def kill(self) -> None:
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait(10)
+
+
+class Village:
+    """Some nodes in one directory. Every process and file of theirs is found by it."""
+
+    def __init__(self) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="nv-"))  # short: control sockets lie below it
+        self.command = [sys.executable, "-m", "noloco_node"]
+        clean = {key: value for key, value in os.environ.items() if not key.startswith("NOLOCO_")}
+        self.scratch = self.root / "t"
+        self.scratch.mkdir()
+        self.environ = {**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(self.scratch)}
+        self.nodes: list[Node] = []
+
+    def run(self, *words: str, within_s: float = 30) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*self.command, *words],
+            capture_output=True,
+            text=True,
+            env=self.environ,
+            cwd=self.root,
+            timeout=within_s,
+            check=False,
+        )
+
+    def manifest(self, *, steps: int = 4, rounds: int = 100_000, **changes: str) -> Path:
+        """A run.toml whose rounds take a second or two."""
+        text = manifest.template("village", rounds=rounds)
+        small = {"steps": str(steps), "batch_tokens": "512", "sequence_length": "64", **changes}
+        for key, value in small.items():
+            text, count = re.subn(rf"(?m)^{key} = \S+", f"{key} = {value}", text)
+            assert count == 1, key
+        path = self.root / "run.toml"
+        path.write_text(text)
+        return path
+
+    def node(self, name: str, *words: str) -> Node:
+        self.nodes.append(Node(self, name, *words, "--threads", "1"))
+        return self.nodes[-1]
+
+    def left_over(self) -> list[str]:
+        """Processes and sockets that belong to this village."""
+        found = [f"{p.pid} {' '.join(p.cmdline())}" for p in psutil.process_iter() if self._ours(p)]
+        return found + [str(path) for path in self.root.rglob("*") if path.is_socket()]
+
+    def _ours(self, process: psutil.Process) -> bool:
+        try:
+            ours = process.environ().get("TMPDIR") == str(self.scratch)
+            return ours and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return False
+
+    def close(self) -> None:
+        for node in self.nodes:
+            if node.process.poll() is None:
+                node.kill()
+        until(lambda: not self.left_over(), f"nothing left: {self.left_over()}", 10)
