@@ -1,5 +1,5 @@
 """noloco-node: volunteers on ordinary internet links train one model together (see README.md beside this file)."""
 
-from noloco_node.version import VERSION as __version__
+from noloco_node import version
 
-__all__ = ["__version__"]
+__version__ = version.VERSION

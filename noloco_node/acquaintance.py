@@ -21,8 +21,8 @@ class Acquaintances:
         expected = named or known.get(key)
         if expected is not None and expected != author:
             raise NotAdmitted(
-                f"the run {run_name} there is signed by {author}, but this node knows {expected} as its author: if that "
-                f"is right, say so with --trust {author}"
+                f"the run {run_name} there is signed by {author}, but this node knows {expected} as its author: "
+                f"if that is right, say so with --trust {author}"
             )
         if known.get(key) == author:
             return False

@@ -14,7 +14,7 @@ class PhaseDone:
 
     round: int
     steps: int
-    """Inner steps since the node's start or resume."""
+    """Where in the run's schedule the replica stands; steps that others took before it joined count too."""
     loss: float
     """Mean training loss over the phase."""
     tokens: int

@@ -6,6 +6,7 @@ A disk that is full costs lines, never the node: the first failure is logged, la
 import json
 import logging
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -32,7 +33,5 @@ class Journal:
     def close(self) -> None:
         if self._file is not None:
             file, self._file = self._file, None
-            try:
+            with suppress(OSError):  # what was lost is said already
                 file.close()
-            except OSError:
-                pass  # what was lost is said already

@@ -90,6 +90,7 @@ class LocalSwarm:
 
     async def run(self, manifest: Path, nodes: int, rounds: int | None, watch: Watch) -> None:
         """Train until every node is finished or dead; `watch` is called every POLL_S."""
+        watch(self.members)  # none yet, and it takes seconds
         rendezvous = await self._spawn("rendezvous", "bootstrap")
         address = await self._address(rendezvous)
         flags = ["--bootstrap", address, "--threads", "1", "--linger", str(_LINGER_S)]

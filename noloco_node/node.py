@@ -53,8 +53,8 @@ ANNOUNCE_S = 60.0
 """A rendezvous that was restarted knows the run again after so long."""
 LOOK_S, LOOK_ALONE_S = 5.0, 1.0
 """How often the DHT is read for candidates; more often while there are none."""
-SETTLE_S = 1.5
-"""For the open offer, and then for a swap under way, when the node leaves; what is applied by then stays."""
+SETTLE_S = 3.0
+"""For a swap under way when the node leaves; what is applied by then stays."""
 LAST_EVALUATION_S = 30.0
 LAST_SWAP_S = 30.0
 """For the last round's offer to find a partner when the work is done."""
@@ -204,6 +204,8 @@ class Trainer(_Node):
         self._ready: Ready | None = None
         self._seen: dict[str, PeerRecord] = {}
         self._trains = False
+        self._target: int | None = None
+        """The round at which this node stops."""
         self._phase_s = 0.0
         self._saving: asyncio.Task[None] | None = None
 
@@ -245,15 +247,11 @@ class Trainer(_Node):
             build,
             codec(run.outer.codec),
             post,
-            rounds=self._target(run),
+            rounds=run.rounds,
             blocking=run.outer.overlap == "blocking",
         )
         thread.start()
         return thread
-
-    def _target(self, run: Manifest) -> int:
-        """The round at which this node stops."""
-        return min(run.rounds, self._config.rounds or run.rounds)
 
     def _duties(self, signed: Signed, swarm: Swarm) -> list[Coroutine[Any, Any, None]]:
         async def announce() -> None:
@@ -281,7 +279,9 @@ class Trainer(_Node):
         self._states.begin(terms, thread)
         self._state, self._waiting_for = "training", None
         self._trains = True
-        thread.begin()
+        began_at, own = self._ledger.round, self._config.rounds
+        self._target = run.rounds if own is None else min(run.rounds, began_at + own)
+        thread.begin(own)
         await self._publish()
         while not isinstance(message := await self._next_message(), Finished):
             self._follow(message)
@@ -309,7 +309,9 @@ class Trainer(_Node):
     async def _finish(self) -> None:
         """The work is done: let the last offer find its partner, save, and stay to be looked at for a while."""
         self._waiting_for = "a partner for the last round"
-        await self._settle(min(LAST_SWAP_S, self._phase_s))
+        await self._settled(min(LAST_SWAP_S, self._phase_s))
+        self._exchange.stop()
+        await self._settled(SETTLE_S)
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_EVALUATION_S):
                 self._follow(await self._next_message())
@@ -319,17 +321,16 @@ class Trainer(_Node):
         await self._publish()
         await asyncio.sleep(self._config.linger_s)
 
-    async def _settle(self, patience_s: float) -> None:
-        """Let an open offer find its partner for so long, then close it; a swap under way gets as long again."""
-        for give_up in (self._exchange.stop, lambda: None):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(patience_s):
-                    await self._exchange.settled()
-            give_up()
+    async def _settled(self, patience_s: float) -> None:
+        """Until no offer is open and no swap under way, but no longer than this."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await self._exchange.settled()
 
     async def _depart(self) -> None:
         """Leave within 10 s, whatever had been begun; nothing that was trained is lost."""
-        await self._settle(SETTLE_S)
+        self._exchange.stop()
+        await self._settled(SETTLE_S)
         await self._exchange.close()
         if self._saving:
             await asyncio.wait({self._saving})
@@ -468,7 +469,7 @@ class Trainer(_Node):
             **figures,
             run_id=run.run_id if run else None,
             run=run.label if run else None,
-            rounds_target=self._target(run) if run else None,
+            rounds_target=self._target,
             device=ready.device if ready else None,
             parameters=parameters,
             bytes=Traffic(tally.sent_bytes, tally.received_bytes, self._ledger.per_param_round(parameters)),

@@ -45,6 +45,7 @@ class Vectors(Protocol):
     def open(self, index: int, exchange_id: bytes) -> "Future[bytes]": ...
     def hear(self, index: int, payload: bytes) -> "Future[Any]":
         """Gives what is `Heard`."""
+
     def apply(self, index: int, correction: Any) -> None: ...
 
 

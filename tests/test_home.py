@@ -9,7 +9,6 @@ import pytest
 from noloco_node.errors import NodeAlreadyRunning, UsageError
 from noloco_node.home import MAX_SOCKET_PATH_BYTES, Home
 
-
 _HOLD = """
 import sys
 from pathlib import Path

@@ -250,3 +250,12 @@ def test_reading_a_manifest_imports_nothing_heavy():
         "sys.exit(bool({'torch', 'hivemind', 'grpc'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_what_a_manifest_may_name_is_there():
+    from noloco_node.core.codec import codec
+    from noloco_node.training import data, model
+
+    assert all(codec(name) for name in manifest.CODECS)
+    assert set(manifest.PRESETS) <= set(model.PRESETS)
+    assert all(data.load(source) for source in manifest.SOURCES)

@@ -1,7 +1,6 @@
 """What can be typed. Each verb names the function that does it, which is imported only when it is the one."""
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -47,26 +46,25 @@ class _Entry:
 
 def parse(args: Sequence[str]) -> tuple[Verb, argparse.Namespace]:
     """The verb's function and its options. Raises UsageError, with the likely word where one was mistyped."""
-    parser = _parser()
-    verb = next((word for word in args if not word.startswith("-")), None)
     if not args:
-        parser.print_help()
-        sys.exit(0)
-    if verb is not None and verb not in _VERBS and args[0] == verb:
+        args = ["--help"]
+    verb = args[0]
+    if verb not in _VERBS and not verb.startswith("-"):
         raise UsageError(f"there is no verb {verb!r}, {did_you_mean(verb, _VERBS)}")
+    if verb not in (*_VERBS, "-h", "--help", "--version"):
+        raise UsageError(f"the verb comes first, before {verb!r}: see `noloco-node --help`")
+    parser, flags = _parser(verb)
     options, unknown = parser.parse_known_args(args)
     if unknown:
-        raise UsageError(f"{options.verb} does not know {unknown[0]!r}{_likely(options, unknown[0])}")
-    module, function = _VERBS[options.verb].does.split(":")
+        word = unknown[0].partition("=")[0]
+        likely = did_you_mean(word, flags()) if word.startswith("-") else f"see `noloco-node {verb} --help`"
+        raise UsageError(f"{verb} does not know {word!r}, {likely}")
+    module, function = _VERBS[verb].does.split(":")
     return getattr(import_module(f"noloco_node.cli.{module}"), function), options
 
 
-def _likely(options: argparse.Namespace, word: str) -> str:
-    known = [f"--{name.replace('_', '-')}" for name in vars(options) if name not in ("verb", "manifest", "path")]
-    return f", {did_you_mean(word, known)}" if word.startswith("-") else f": see `noloco-node {options.verb} --help`"
-
-
-def _parser() -> argparse.ArgumentParser:
+def _parser(verb: str) -> tuple[argparse.ArgumentParser, Callable[[], list[str]]]:
+    """The parser, with the options of `verb` only: the others' would cost time and are not read. And their names."""
     listed = "\n".join(f"  {name:<10} {entry.help}" for name, entry in _VERBS.items())
     parser = _Parser(
         prog="noloco-node",
@@ -78,11 +76,12 @@ def _parser() -> argparse.ArgumentParser:
         "--version", action="version", version=f"noloco-node {VERSION} (protocol {PROTOCOL})", help="show the version"
     )
     verbs = parser.add_subparsers(dest="verb", required=True, help=argparse.SUPPRESS, parser_class=_Parser)
-    for name, entry in _VERBS.items():
-        description = f"{entry.help[0].upper()}{entry.help[1:]}."
-        prog = f"noloco-node {name}"
-        entry.options(verbs.add_parser(name, prog=prog, description=description, epilog=f"example:\n  {entry.example}"))
-    return parser
+    made = parser
+    if entry := _VERBS.get(verb):
+        description, example = f"{entry.help[0].upper()}{entry.help[1:]}.", f"example:\n  {entry.example}"
+        made = verbs.add_parser(verb, prog=f"noloco-node {verb}", description=description, epilog=example)
+        entry.options(made)
+    return parser, lambda: [flag for action in made._actions for flag in action.option_strings]
 
 
 def _home(parser: argparse.ArgumentParser) -> None:
@@ -138,6 +137,12 @@ def _init(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="replace the file that is there")
 
 
+def _simulate(parser: argparse.ArgumentParser) -> None:
+    from noloco_node.cli.simulate import options
+
+    options(parser)
+
+
 def _swarm(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", metavar="N", default="4", help="how many nodes train (default: 4)")
     parser.add_argument("--rounds", metavar="N", help="rounds of each node (default: 8, or what the manifest says)")
@@ -177,5 +182,11 @@ _VERBS = {
         "train a small model with several real nodes on this machine",
         _swarm,
         "noloco-node swarm --nodes 4 --rounds 8",
+    ),
+    "simulate": _Entry(
+        "simulate:run",
+        "compare NoLoCo with its rivals: many replicas in one process",
+        _simulate,
+        "noloco-node simulate --replicas 8 --rounds 12 --json",
     ),
 }

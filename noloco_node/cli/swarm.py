@@ -90,8 +90,10 @@ async def _train(plan: _Plan, out: "Console") -> "Outcome":
             path.write_text(manifest.template(plan.run.name, rounds=plan.run.rounds), encoding="utf-8")
         with (LiveBoard if out.is_terminal else PlainBoard)(out, progress, plan.target, began) as board:
             await nodes.run(path, plan.nodes, plan.rounds, lambda seats: board.update(seats, time.monotonic()))
-        average = await asyncio.to_thread(nodes.eval_of_average, plan.run)
-    return Outcome(tuple(nodes.members), plan.run.run_id, plan.target, time.monotonic() - began, average)
+        wall_s = time.monotonic() - began
+        with out.status("averaging the weights"):
+            average = await asyncio.to_thread(nodes.eval_of_average, plan.run)
+    return Outcome(tuple(nodes.members), plan.run.run_id, plan.target, wall_s, average)
 
 
 def _cancelled_by(number: signal.Signals) -> None:

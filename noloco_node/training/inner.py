@@ -266,7 +266,7 @@ class Inner:
         """Mean loss at the present θ over the held-out windows, the same for every replica. Right after a boundary, and
         until the next step, θ is φ: what one would publish."""
         self.module.eval()
-        with torch.inference_mode():
+        with torch.no_grad():
             parts = torch.split(self._held_out, self._micro)
             loss = sum(float(self._loss(part)) * len(part) for part in parts) / len(self._held_out)
         self.module.train()

@@ -169,8 +169,15 @@ class TrainingThread:
     def start(self) -> None:
         self._thread.start()
 
-    def begin(self) -> None:
-        self._mailbox.put(lambda _: setattr(self, "_begun", True))
+    def begin(self, own_rounds: int | None = None) -> None:
+        """Train to the end of the run, or for so many rounds from here."""
+
+        def begin(inner: Inner) -> None:
+            if own_rounds is not None:
+                self._rounds = min(self._rounds, inner.round + own_rounds)
+            self._begun = True
+
+        self._mailbox.put(begin)
 
     def adopt(self, round: int, state: bytes) -> "Future[None]":
         """A newcomer takes a peer's slow weights and outer momentum; before `begin`."""

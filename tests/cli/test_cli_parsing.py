@@ -71,8 +71,10 @@ def test_what_shows_something_has_json(verb):
     ("args", "sentence"),
     [
         (["stauts"], "there is no verb 'stauts', did you mean status?"),
+        (["--home", "x", "status"], "the verb comes first, before '--home'"),
         (["status", "--jsn"], "status does not know '--jsn', did you mean --json?"),
         (["status", "now"], "status does not know 'now'"),
+        (["swarm", "--nodez=4"], "swarm does not know '--nodez', did you mean --nodes?"),
         (["start"], "required: run.toml"),
         (["start", "/nowhere/run.toml"], "/nowhere/run.toml does not exist: write one with `noloco-node init"),
         (["join"], "join needs an address"),

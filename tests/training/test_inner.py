@@ -1,0 +1,345 @@
+"""One replica: against a plain loop, resumed, corrected, and with numbers that are not finite."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from replicas import exchange, small_replica, small_run, small_text, train
+from torch import nn
+
+from noloco_node import checkpoint
+from noloco_node.core.codec import codec
+from noloco_node.errors import Diverged, Incompatible, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
+from noloco_node.manifest import InnerSpec, Manifest
+from noloco_node.training import data, inner, model
+from noloco_node.training.inner import Inner, learning_rate
+
+
+# ---- against what it should be ---------------------------------------------------------------------------------------
+def plain_training(run: Manifest, peer: str) -> list[float]:
+    """The paper without a partner, as one would write it in plain PyTorch: per-parameter lists, no flat vectors."""
+    spec, outer, length = run.inner, run.outer, run.data.sequence_length
+    net = model.build(run.model, 256, run.seed, length)
+    decayed = [p for p in net.parameters() if p.dim() >= 2]
+    rest = [p for p in net.parameters() if p.dim() < 2]
+    groups = [{"params": decayed, "weight_decay": spec.weight_decay}, {"params": rest, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=0.0, betas=spec.betas, fused=False, foreach=False)
+    batches = data.Stream(small_text().train, length, run.seed, peer)
+    slow = [p.detach().clone() for p in net.parameters()]
+    momentum = [torch.zeros_like(p) for p in slow]
+    losses = []
+    total = run.rounds * spec.steps
+    for step in range(1, total + 1):
+        done = step / total
+        if done < spec.warmup:
+            factor = done / spec.warmup
+        else:
+            falling = 0.5 + 0.5 * math.cos(math.pi * (done - spec.warmup) / (1 - spec.warmup))
+            factor = spec.final_learning_rate + (1 - spec.final_learning_rate) * falling
+        for group in optimizer.param_groups:
+            group["lr"] = spec.learning_rate * factor
+        batch = batches.next(spec.batch_tokens // length)
+        optimizer.zero_grad()
+        logits = net(input_ids=batch[:, :-1]).logits
+        loss = nn.functional.cross_entropy(logits.reshape(-1, 256), batch[:, 1:].reshape(-1))
+        loss.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), spec.clip)
+        optimizer.step()
+        losses.append(loss.item())
+        if step % spec.steps == 0:
+            with torch.no_grad():
+                for p, phi, d in zip(net.parameters(), slow, momentum, strict=True):
+                    d.mul_(outer.alpha).add_(outer.beta * (p - phi))
+                    phi.add_(d)
+                    p.copy_(phi)
+    return losses
+
+
+def test_losses_are_those_of_a_plain_loop() -> None:
+    run = small_run(steps=5, rounds=4, warmup=0.3, learning_rate=0.02, clip=0.5)
+    ours = train(small_replica("a", run), 20)
+    assert ours == pytest.approx(plain_training(run, "a"), abs=1e-6, rel=1e-6)
+    assert ours[-1] < ours[0] - 0.5, "and it learns"
+
+
+def test_everything_is_determined_by_run_and_peer() -> None:
+    one, again, other = small_replica("a"), small_replica("a"), small_replica("b")
+    assert torch.equal(one.theta, other.theta), "all begin alike"
+    assert train(one, 7) == train(again, 7) != train(other, 7)
+    assert torch.equal(one.theta, again.theta)
+
+
+def test_micro_batches_add_up_to_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = small_replica()
+    monkeypatch.setattr(inner, "MICRO_LOGITS", 16 * 256)
+    one_by_one = small_replica()
+    assert whole.step() == pytest.approx(one_by_one.step(), rel=1e-6)
+    assert torch.allclose(whole.gradient, one_by_one.gradient, atol=1e-6)
+
+
+def test_the_schedule_rises_and_falls_over_the_run() -> None:
+    spec = InnerSpec(learning_rate=1.0, warmup=0.1, final_learning_rate=0.2)
+    assert learning_rate(spec, 0.05) == 0.5
+    assert learning_rate(spec, 0.1) == 1.0
+    assert learning_rate(spec, 0.55) == pytest.approx(0.6)
+    assert learning_rate(spec, 1.0) == learning_rate(spec, 3.0) == pytest.approx(0.2)
+    assert learning_rate(InnerSpec(learning_rate=1.0, warmup=1.0), 1.0) == 1.0
+    assert learning_rate(InnerSpec(learning_rate=1.0, warmup=0.0), 0.0) == 1.0
+
+
+def test_evaluation_is_the_same_text_for_everyone_and_changes_nothing() -> None:
+    one, other = small_replica("a"), small_replica("b")
+    assert one.evaluate() == other.evaluate() == pytest.approx(math.log(256), abs=0.5)
+    first = train(one, 4), one.evaluate()
+    again = small_replica("a")
+    losses = []
+    for _ in range(4):
+        again.evaluate()
+        losses += train(again, 1)
+    assert (losses, again.evaluate()) == first
+
+
+# ---- resuming --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("before", [0, 1, 3, 4, 6])
+def test_resumed_is_uninterrupted_bit_for_bit(tmp_path: Path, before: int) -> None:
+    run = small_run(steps=3)
+    straight = small_replica("a", run)
+    losses = train(straight, 9)
+    stopped = small_replica("a", run)
+    first = train(stopped, before)
+    checkpoint.save(tmp_path, stopped.state(), run.run_id, stopped.layout)
+    resumed = small_replica("a", run)
+    train(resumed, 2)  # whatever it did before, the checkpoint decides
+    found = checkpoint.newest(tmp_path, run.run_id, resumed.layout).checkpoint
+    assert found is not None and found.step == before
+    resumed.load(found)
+    assert first + train(resumed, 9 - before) == losses
+    assert everything(resumed) == everything(straight)
+
+
+def everything(replica: Inner) -> Any:
+    state = replica.state()
+    return plain([state.round, state.step, state.weights, state.outer, state.inner])
+
+
+def plain(value: Any) -> Any:
+    """Tensors as lists, so that == compares bits."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list) else value
+
+
+def test_a_model_with_dropout_resumes_too() -> None:
+    run = small_run().model_copy(update={"model": small_run().model.model_copy(update={"config": DROPOUT})})
+    straight = small_replica("a", run)
+    train(straight, 2)
+    state = straight.state()
+    losses = train(straight, 3)
+    straight.load(state)
+    assert train(straight, 3) == losses
+
+
+DROPOUT = {**small_run().model.config, "attention_dropout": 0.5}
+
+
+def test_a_saved_state_is_a_copy() -> None:
+    replica = small_replica()
+    train(replica, 2)
+    state = replica.state()
+    before = plain([state.weights, state.outer, state.inner])
+    train(replica, 4)
+    assert plain([state.weights, state.outer, state.inner]) == before
+
+
+def test_weights_are_saved_under_the_models_own_names() -> None:
+    replica = small_replica()
+    train(replica, 2)
+    module = model.build(small_run().model, 256, 5)
+    missing, unexpected = module.load_state_dict(replica.state().weights, strict=False)
+    assert unexpected == [] and missing == ["lm_head.weight"], "tied: it is the embedding"
+    assert torch.equal(module.lm_head.weight, replica.module.lm_head.weight)
+
+
+def test_a_checkpoint_of_another_model_or_text_is_refused() -> None:
+    replica = small_replica()
+    wide = small_run().model.model_copy(update={"config": {**small_run().model.config, "intermediate_size": 24}})
+    with pytest.raises(Incompatible, match="another model"):
+        small_replica("a", small_run().model_copy(update={"model": wide})).load(replica.state())
+    state = replica.state()
+    state.inner["position"] = [0, 10**6]
+    with pytest.raises(Incompatible, match="another text"):
+        replica.load(state)
+
+
+# ---- with others -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["fp32", "bf16"])
+def test_two_replicas_meet_and_their_mean_is_kept(name: str) -> None:
+    one, other = small_replica("a"), small_replica("b")
+    alone = small_replica("a"), small_replica("b")
+    codecs = codec(name), codec(name)
+    for r in range(3):
+        for replica in (one, other):
+            train_phase(replica)
+        if r == 0:
+            for replica in alone:
+                train(replica, 3)
+        corrections = exchange(one, other, codecs)
+        assert all(torch.equal(mine, -theirs) for mine, theirs in corrections)
+        assert any(mine.any() for mine, _ in corrections)
+        if r == 0:
+            mean, kept = ((x.phi + y.phi) / 2 for x, y in ((one, other), alone))
+            assert torch.allclose(mean, kept, rtol=0, atol=2e-7)
+            apart, before = ((x.phi - y.phi).norm() for x, y in ((one, other), alone))
+            assert apart < before
+    assert one.round == other.round == 3 and not torch.equal(one.theta, other.theta)
+
+
+def train_phase(replica: Inner) -> None:
+    while replica.phase_step < replica.phase_steps:
+        replica.step()
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16"])
+def test_equal_replicas_stay_equal_to_the_bit(name: str) -> None:
+    one, other, alone = (small_replica("a") for _ in range(3))
+    codecs = codec(name), codec(name)
+    for _ in range(5):
+        train_phase(one)
+        train_phase(other)
+        exchange(one, other, codecs)
+    train(alone, 15)
+    for vector in ("theta", "phi", "delta"):
+        assert torch.equal(getattr(one, vector), getattr(other, vector))
+        assert torch.equal(getattr(one, vector), getattr(alone, vector)), "who meets itself is alone"
+
+
+@pytest.mark.parametrize("late", [0, 1, 3])
+def test_a_late_correction_of_a_slice(late: int) -> None:
+    replica = small_replica()
+    train(replica, 3 * (2 + late) + 1)
+    before = [v.clone() for v in (replica.theta, replica.phi, replica.delta)]
+    c = torch.randn(50)
+    replica.apply(100, c, offered_round=2)
+    alpha = 0.5
+    moved, kept = sum(alpha**k for k in range(late + 1)), alpha**late
+    for now, then, factor in zip(
+        (replica.theta, replica.phi, replica.delta), before, (moved, moved, kept), strict=True
+    ):
+        assert torch.allclose(now[100:150] - then[100:150], factor * c, atol=1e-6)
+        assert torch.equal(now[:100], then[:100]) and torch.equal(now[150:], then[150:])
+
+
+def test_a_newcomer_becomes_the_peer_it_asked() -> None:
+    donor, newcomer = small_replica("a"), small_replica("b")
+    train(donor, 7)
+    train(newcomer, 2)
+    newcomer.adopt(donor.round, donor.live_state())
+    assert torch.equal(newcomer.phi, donor.phi) and torch.equal(newcomer.delta, donor.delta)
+    assert torch.equal(newcomer.theta, donor.phi) and newcomer.steps == 6
+    assert newcomer.state().inner["optimizer"] == {}, "moments of other weights would mislead"
+    train(newcomer, 3)
+    assert newcomer.round == 3
+
+
+@pytest.mark.parametrize("damage", ["short", "long", "nan", "inf"])
+def test_a_state_that_no_peer_could_have_is_refused(damage: str) -> None:
+    replica = small_replica()
+    before = everything(replica)
+    phi, delta = replica.phi.clone(), replica.delta.clone()
+    delta[-1] = {"nan": math.nan, "inf": math.inf}.get(damage, 0.0)
+    live = phi.numpy().tobytes() + delta.numpy().tobytes()
+    live = {"short": live[:-4], "long": live + bytes(4)}.get(damage, live)
+    with pytest.raises(PeerMisbehaved):
+        replica.adopt(5, live)
+    assert everything(replica) == before
+
+
+# ---- what is not finite ----------------------------------------------------------------------------------------------
+def test_a_step_without_a_finite_loss_is_skipped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = small_replica()
+    before = replica.theta.clone()
+    loss = replica._loss
+    monkeypatch.setattr(replica, "_loss", lambda windows: loss(windows) * math.inf)
+    assert not math.isfinite(replica.step())
+    assert torch.equal(replica.theta, before) and (replica.skipped, replica.phase_step) == (1, 1)
+    assert replica.stream.position == (0, 4), "the batch that did it is behind us"
+    monkeypatch.undo()
+    assert math.isfinite(replica.step()) and not torch.equal(replica.theta, before)
+
+
+def test_a_finite_loss_with_a_gradient_that_is_not_is_skipped_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = small_replica()
+    before = replica.theta.clone()
+    backward = replica._backward
+
+    def poisoned(windows: torch.Tensor, share: float) -> float:
+        loss = backward(windows, share)
+        replica.gradient[5] = math.nan
+        return loss
+
+    monkeypatch.setattr(replica, "_backward", poisoned)
+    assert math.isfinite(replica.step())
+    assert torch.equal(replica.theta, before) and replica.skipped == 1
+    monkeypatch.undo()
+    replica.step()
+    assert replica.theta.isfinite().all()
+
+
+@pytest.mark.parametrize(("at", "name"), [(0, "model.embed_tokens.weight"), (-1, "model.norm.weight")])
+def test_a_vector_that_is_not_finite_is_not_offered(at: int, name: str) -> None:
+    replica = small_replica()
+    train(replica, 4)
+    phi, delta = replica.phi.clone(), replica.delta.clone()
+    replica.theta[at] = math.nan
+    with pytest.raises(NonFinite, match=name):
+        replica.snapshot()
+    with pytest.raises(NonFinite, match=name):
+        replica.boundary()
+    assert torch.equal(replica.phi, phi) and torch.equal(replica.delta, delta) and replica.round == 1
+    replica.discard()
+    assert torch.equal(replica.theta, phi) and (replica.round, replica.phase_step) == (2, 0)
+    assert all(map(math.isfinite, train(replica, 3)))
+
+
+def test_when_the_slow_weights_are_gone_too_it_has_diverged() -> None:
+    replica = small_replica()
+    replica.phi[3] = math.inf
+    with pytest.raises(Diverged):
+        replica.discard()
+
+
+# ---- memory and devices ----------------------------------------------------------------------------------------------
+def test_a_model_that_cannot_be_trained_here_is_refused_before_it_hurts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "memory_bytes", lambda: 60_000)
+    with pytest.raises(OutOfMemory, match="28 bytes each"):
+        small_replica()
+
+
+def test_the_micro_batch_is_halved_until_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    replica, roomy = small_replica(), small_replica()
+    backward = replica._backward
+    tried: list[int] = []
+
+    def small_only(windows: torch.Tensor, share: float) -> float:
+        tried.append(len(windows))
+        if len(windows) > 1:
+            raise torch.OutOfMemoryError
+        return backward(windows, share)
+
+    monkeypatch.setattr(replica, "_backward", small_only)
+    assert replica.step() == pytest.approx(roomy.step(), rel=1e-6)
+    assert tried == [4, 2, 1, 1, 1, 1]
+    monkeypatch.setattr(replica, "_backward", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError()))
+    with pytest.raises(OutOfMemory, match="one sequence"):
+        replica.step()
+
+
+def test_an_absent_device_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert inner.choose_device("auto").type == inner.choose_device("cpu").type == "cpu"
+    with pytest.raises(UsageError, match="--device cpu"):
+        inner.choose_device("cuda")
