@@ -22,6 +22,8 @@ LAYERS = [
         "validation",
         "version",
         "service",
+        "journal",
+        "acquaintance",
     ],
     ["core"],
     ["wire"],
