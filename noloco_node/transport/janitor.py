@@ -77,6 +77,7 @@ class Runtime:
             await asyncio.wait_for(self._janitor.wait(), _EXIT_S)
         except TimeoutError:
             self._janitor.kill()
+            await self._janitor.wait()
         shutil.rmtree(self.path, ignore_errors=True)
 
 

@@ -21,7 +21,9 @@ import grpc.aio
 
 from noloco_node.errors import NolocoError
 from noloco_node.transport.guard import Context
-from noloco_node.transport.memory_call import Call, Channel, Services
+from noloco_node.transport.memory_call import Call, Channel
+from noloco_node.transport.memory_server import PEER_PREFIX, Services
+from noloco_node.transport.memory_stream import Carry
 
 DIAL_TIMEOUT_S = 15.0
 """How long a call tries to reach a peer that does not answer at all; transport/libp2p.py gives up after as long."""
@@ -96,20 +98,23 @@ class MemoryNetwork:
     def connects(self, source: str, target: str) -> bool:
         return self._group_of.get(source) == self._group_of.get(target)
 
-    def send(self, source: str, target: str, size_bytes: int, arrive: Callable[[], None]) -> bool:
-        """Whether the message is on its way; false if it was lost."""
-        link = self.link(source, target)
-        if not self.connects(source, target) or (link.loss and self._rng.random() < link.loss):
-            return False
-        link.carry(asyncio.get_running_loop(), size_bytes, arrive)
-        return True
+    def carrier(self, source: str, target: str) -> Carry:
+        link, loop = self.link(source, target), asyncio.get_running_loop()
+
+        def carry(size_bytes: int, arrive: Callable[[], None]) -> bool:
+            if not self.connects(source, target) or (link.loss and self._rng.random() < link.loss):
+                return False
+            link.carry(loop, size_bytes, arrive)
+            return True
+
+        return carry
 
     def open(self, call: Call) -> None:
         """Carry the opening of a call to its target; a peer that is not there refuses it."""
         self._calls[call] = None
         if call.source not in self._members:
             call.fail(grpc.StatusCode.UNAVAILABLE)
-        elif not self.send(call.source, call.target, 0, lambda: self._opened(call)):
+        elif not self.carrier(call.source, call.target)(0, lambda: self._opened(call)):
             call.expire_in(DIAL_TIMEOUT_S, grpc.StatusCode.UNAVAILABLE)
 
     def _opened(self, call: Call) -> None:
@@ -152,7 +157,7 @@ class MemoryTransport:
         return cast(grpc.aio.Channel, self._channels[peer])
 
     def caller(self, context: Context) -> str:
-        return str(context.peer()).removeprefix("memory:")
+        return str(context.peer()).removeprefix(PEER_PREFIX)
 
     def addresses(self) -> list[str]:
         return [f"/memory/{self.peer_id}/p2p/{self.peer_id}"]

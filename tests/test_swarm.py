@@ -1,0 +1,238 @@
+"""Presence: real nodes find each other in the DHT, and records that do not hold up change nothing."""
+
+import asyncio
+import math
+import time
+
+import pytest
+
+from noloco_node import swarm as module
+from noloco_node.errors import SwarmUnreachable
+from noloco_node.identity import Identity
+from noloco_node.swarm import Standing, Swarm, accept, key_of, signed_record
+from noloco_node.transport.libp2p import Libp2pTransport
+from noloco_node.wire import peer_pb2 as pb
+
+RUN, OTHER_RUN = "a1" * 32, "b2" * 32
+STEP_S = 15.0
+NOW = 1_800_000_000.0
+
+
+@pytest.fixture
+def identity(tmp_path):
+    return Identity.load_or_create(tmp_path / "key")
+
+
+def standing(identity, **changes):
+    address = f"/ip4/127.0.0.1/tcp/4001/p2p/{identity.peer_id}"
+    usual = {"state": "training", "round": 3, "step": 150, "progress": 0.25, "loss": 2.5, "tokens_per_s": 9e3}
+    return Standing(**{**usual, "tokens": 12345, "addresses": (address,), **changes})
+
+
+def record(identity, run_id=RUN, boot=b"b" * 16, started=NOW - 50, now=NOW, **changes):
+    return signed_record(identity, standing(identity, **changes), run_id=run_id, boot=boot, started=started, now=now)
+
+
+# ---- what a reader believes ----
+
+
+def test_a_sound_record_is_read_as_it_was_written(identity):
+    read = accept(identity.peer_id, record(identity), RUN, NOW + 5, ttl_s=60)
+    assert read is not None
+    assert (read.peer_id, read.state, read.round, read.step, read.tokens) == (
+        identity.peer_id,
+        "training",
+        3,
+        150,
+        12345,
+    )
+    assert (read.progress, read.loss, read.tokens_per_s, read.boot) == (0.25, 2.5, 9e3, b"b" * 16)
+    assert read.addresses == standing(identity).addresses
+    assert read.expires == NOW + 60
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run_id": OTHER_RUN},
+        {"now": NOW - 61},
+        {"now": NOW + 61},
+        {"now": math.nan},
+        {"boot": b"short"},
+        {"state": "Training!"},
+        {"state": "x" * 17},
+        {"progress": 1.01},
+        {"progress": math.nan},
+        {"loss": math.inf},
+        {"loss": -1.0},
+        {"tokens_per_s": 1e300},
+        {"tokens": 1 << 60},
+        {"round": 1 << 60},
+        {"started": math.nan},
+        {"addresses": ("/ip4/127.0.0.1/tcp/4001",)},
+        {"addresses": ("garbage",)},
+    ],
+    ids=str,
+)
+def test_a_record_that_is_not_sane_is_ignored(identity, changes):
+    assert accept(identity.peer_id, record(identity, **changes), RUN, NOW, ttl_s=60) is None
+
+
+def test_addresses_are_bounded_in_number_and_length_and_must_parse(identity):
+    end = f"/p2p/{identity.peer_id}"
+    good = f"/ip4/127.0.0.1/tcp/1{end}"
+    for addresses in ([good] * 9, [f"/dns4/{'x' * 200}/tcp/1{end}"], [f"/ip4/1.2.3/tcp/1{end}"], [f"/nonsense/1{end}"]):
+        assert accept(identity.peer_id, record(identity, addresses=tuple(addresses)), RUN, NOW, ttl_s=60) is None
+    assert accept(identity.peer_id, record(identity, addresses=(good,) * 8), RUN, NOW, ttl_s=60)
+
+
+def test_a_forged_or_damaged_record_is_ignored(identity, tmp_path):
+    other = Identity.load_or_create(tmp_path / "other")
+    sound = record(identity)
+    assert accept(other.peer_id, sound, RUN, NOW, ttl_s=60) is None
+    for damaged in (b"", sound[:-1], sound[1:], b"\xff" * 300, sound + bytes(module.MAX_RECORD_BYTES)):
+        assert accept(identity.peer_id, damaged, RUN, NOW, ttl_s=60) is None
+    forged = pb.SignedPresence.FromString(sound)
+    presence = pb.Presence.FromString(forged.presence)
+    presence.round = 999
+    forged.presence = presence.SerializeToString()
+    assert accept(identity.peer_id, forged.SerializeToString(), RUN, NOW, ttl_s=60) is None
+
+
+def test_a_runs_peers_can_be_spread_over_keys(identity):
+    assert key_of(RUN, identity.peer_id) == f"noloco/{RUN}/peers/"
+    key = key_of(RUN, identity.peer_id, bits=5)
+    assert key.startswith(f"noloco/{RUN}/peers/") and len(key.rpartition("/")[2]) == 5
+    assert key_of(RUN, identity.peer_id, bits=6).startswith(key)
+
+
+# ---- real nodes ----
+
+
+class Nodes:
+    def __init__(self, directory):
+        self.directory = directory
+        self.open = []
+
+    async def start(self, ttl_s=60.0, member=True):
+        identity = Identity.load_or_create(self.directory / f"{len(self.open)}.key")
+        bootstrap = self.open[0][1].addresses() if self.open else []
+        transport = Libp2pTransport(identity, "/ip4/127.0.0.1/tcp/0", bootstrap=bootstrap)
+        await transport.start()
+        swarm = Swarm(transport.p2p, bootstrap, identity if member else None, RUN if member else "", ttl_s=ttl_s)
+        self.open.append((swarm, transport))
+        await swarm.start()
+        return swarm, identity
+
+    async def close(self):
+        async with asyncio.timeout(STEP_S):
+            for swarm, transport in reversed(self.open):
+                await swarm.close()
+                await transport.close()
+
+
+@pytest.fixture
+async def nodes(tmp_path):
+    nodes = Nodes(tmp_path)
+    yield nodes
+    await nodes.close()
+
+
+async def until(condition):
+    async with asyncio.timeout(STEP_S):
+        while not await condition():  # noqa: ASYNC110 - the DHT tells nobody when a record has arrived
+            await asyncio.sleep(0.1)
+
+
+async def test_members_see_each_other_through_a_rendezvous_and_hear_a_goodbye(nodes):
+    await nodes.start(member=False)
+    (a, a_id), (b, b_id), (c, c_id) = [await nodes.start() for _ in range(3)]
+    for swarm, identity in ((a, a_id), (b, b_id), (c, c_id)):
+        await swarm.publish(standing(identity, round=7))
+    for swarm, others in ((a, {b_id, c_id}), (b, {a_id, c_id}), (c, {a_id, b_id})):
+        expected = {identity.peer_id for identity in others}
+        await until(lambda swarm=swarm, expected=expected: _sees(swarm, expected))
+    seen = (await b.peers())[a_id.peer_id]
+    assert (seen.state, seen.round) == ("training", 7)
+    await a.goodbye()
+
+    async def b_knows():
+        return (await b.peers())[a_id.peer_id].state == "leaving"
+
+    await until(b_knows)
+
+
+async def _sees(swarm, expected):
+    return set(await swarm.peers()) == expected
+
+
+async def test_a_record_disappears_after_its_time(nodes):
+    await nodes.start(member=False, ttl_s=2.0)
+    (a, a_id), (b, _) = [await nodes.start(ttl_s=2.0) for _ in range(2)]
+    began = time.monotonic()
+    await a.publish(standing(a_id))
+    await until(lambda: _sees(b, {a_id.peer_id}))
+    await until(lambda: _sees(b, set()))
+    assert time.monotonic() - began >= 1.9
+
+
+async def test_hostile_records_are_not_kept_and_hide_nobody(nodes):
+    rendezvous, _ = await nodes.start(member=False)
+    (a, a_id), (b, b_id), (evil, evil_id) = [await nodes.start() for _ in range(3)]
+    await a.publish(standing(a_id))
+    await until(lambda: _sees(b, {a_id.peer_id}))
+    now, key = time.time(), key_of(RUN, a_id.peer_id)
+    mine = record(evil_id, now=now)
+    replayed = record(a_id, now=now - 10)  # what `a` once signed
+    hostile = [
+        (mine, a_id.peer_id, now + 30),
+        (replayed, a_id.peer_id, now + 1e9),
+        (mine, evil_id.peer_id, now + 1e9),
+        (bytes(1 << 20), evil_id.peer_id, now + 30),
+        (bytes(100), "no peer", now + 30),
+        (b"a regular value", None, now + 1e9),
+    ]
+    for value, subkey, expires in hostile:
+        await evil._node.store(key, value, expires, subkey=subkey, exclude_self=True)
+    for number in range(20):
+        await evil._node.store(f"{key}{number}", mine, now + 30, subkey=evil_id.peer_id, exclude_self=True)
+    for node in (rendezvous, b):
+        kept = node._node.protocol.storage
+        assert len(kept) <= 1
+        assert all(set(value.data) <= {a_id.peer_id} for _, (value, _) in kept.items())
+    assert set(await b.peers()) == {a_id.peer_id}
+    await a.publish(standing(a_id, round=8))  # a replay did not freeze it
+
+    async def b_sees_the_new_round():
+        return (await b.peers())[a_id.peer_id].round == 8
+
+    await until(b_sees_the_new_round)
+    await b.publish(standing(b_id))
+    assert b_id.peer_id not in await b.peers()
+
+
+async def test_a_bootstrap_node_that_is_no_directory_is_unreachable(nodes, tmp_path):
+    transport = Libp2pTransport(Identity.load_or_create(tmp_path / "bare"), "/ip4/127.0.0.1/tcp/0")
+    await transport.start()
+    try:
+        other = Libp2pTransport(
+            Identity.load_or_create(tmp_path / "b"), "/ip4/127.0.0.1/tcp/0", (), transport.addresses()
+        )
+        await other.start()
+        try:
+            with pytest.raises(SwarmUnreachable, match="directory"):
+                await Swarm(other.p2p, transport.addresses()).start()
+        finally:
+            await other.close()
+    finally:
+        await transport.close()
+
+
+async def test_closing_and_a_goodbye_end_soon_when_p2pd_is_dead(nodes):
+    swarm, identity = await nodes.start()
+    await swarm.publish(standing(identity))
+    _, transport = nodes.open[0]
+    await transport._parts.daemon.stop()
+    async with asyncio.timeout(6.0):
+        await swarm.goodbye()
+        await swarm.close()

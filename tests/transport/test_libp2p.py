@@ -1,0 +1,271 @@
+"""What is libp2p's own: processes, sockets, identities and ports; nothing may be left behind, however a node ends."""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+from transport_peers import STEP_S, Exchange, OverLibp2p, Runs, failure_of, until
+
+import noloco_node
+from noloco_node.errors import IdentityInUse, NolocoError, SwarmUnreachable, UsageError
+from noloco_node.identity import Identity
+from noloco_node.transport.addresses import worth_telling
+from noloco_node.transport.bridge import BUFFER_BYTES, splice
+from noloco_node.transport.libp2p import Libp2pTransport
+from noloco_node.wire import peer_pb2
+from noloco_node.wire.peer_pb2_grpc import RunsStub
+
+LISTEN = "/ip4/127.0.0.1/tcp/0"
+GONE_S = 5.0  # after kill -9, everything of a node is gone within this time
+
+
+@pytest.fixture
+async def net(tmp_path):
+    net = OverLibp2p(tmp_path)
+    yield net
+    async with asyncio.timeout(STEP_S):
+        await net.close()
+
+
+async def list_no_runs(request, context):
+    return peer_pb2.RunsReply()
+
+
+async def echo(requests, context):
+    async for request in requests:
+        yield request
+
+
+def transport(directory, name="other", **settings):
+    identity = Identity.load_or_create(directory / f"{name}.key")
+    return Libp2pTransport(identity, settings.pop("listen", LISTEN), **settings)
+
+
+def directory_of(transport):
+    return transport._parts.daemon.socket.parent
+
+
+def janitors(directory):
+    """Processes of any parent whose command line names the directory."""
+    return [
+        process for process in psutil.process_iter(["cmdline"]) if str(directory) in (process.info["cmdline"] or [])
+    ]
+
+
+# ---- nothing is left ----
+
+
+async def test_nothing_is_left_after_close(net, tmp_path):
+    children, tasks = len(psutil.Process().children()), len(asyncio.all_tasks())
+    server, client = await net.start(Exchange(echo), Runs(list_no_runs)), await net.start()
+    await RunsStub(client.channel(server.peer_id)).List(peer_pb2.RunsRequest(), timeout=STEP_S)
+    directory = directory_of(client)
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert (directory / f"{server.peer_id}.sock").is_socket()
+    assert all(path.name.endswith(".sock") for path in directory.iterdir())
+    assert len(janitors(directory)) == 1
+    await client.close()
+    await until(lambda: not server._parts.inbound._callers)
+    await net.close()
+    assert not directory.exists() and not directory_of(server).exists()
+    assert len(psutil.Process().children()) == children
+    await until(lambda: len(asyncio.all_tasks()) <= tasks)
+
+
+async def test_a_start_that_fails_leaves_nothing(net, tmp_path):
+    children = len(psutil.Process().children())
+    failing = transport(tmp_path, bootstrap=[f"/ip4/127.0.0.1/tcp/1/p2p/{net.new_id()}"])
+    with pytest.raises(SwarmUnreachable, match="bootstrap"):
+        await failing.start()
+    assert len(psutil.Process().children()) == children
+
+
+async def test_helpers_do_not_hear_the_terminals_ctrl_c(net):
+    await net.start()
+    for helper in psutil.Process().children():
+        assert os.getsid(helper.pid) != os.getsid(0)
+        assert os.getpgid(helper.pid) != os.getpgid(0)
+
+
+@pytest.mark.parametrize("condition", ["streaming", "stuck", "fork"])
+async def test_nothing_is_left_after_kill_9(net, tmp_path, condition):
+    """With streams open; with a p2pd that hangs; with a forked worker that still holds every descriptor."""
+    server = await net.start(Exchange(echo))
+    script, key = Path(__file__).with_name("libp2p_node.py"), tmp_path / "killed.key"
+    arguments = [script, key, server.addresses()[0], *(["fork"] if condition == "fork" else [])]
+    environ = {**os.environ, "PYTHONPATH": str(Path(noloco_node.__file__).parents[1])}
+    node = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, env=environ)
+    async with asyncio.timeout(3 * STEP_S):
+        left = json.loads(await node.stdout.readline())
+    directory = Path(left["directory"])
+    assert psutil.pid_exists(left["daemon"]) and janitors(directory)
+    if condition == "stuck":
+        os.kill(left["daemon"], signal.SIGSTOP)
+    node.kill()
+    try:
+        async with asyncio.timeout(GONE_S):
+            await until(lambda: not (_alive(left["daemon"]) or directory.exists() or janitors(directory)))
+    finally:
+        for pid in (left["worker"], left["daemon"] if _alive(left["daemon"]) else None):
+            if pid:
+                os.kill(pid, signal.SIGKILL)
+        await node.communicate()
+
+
+def _alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE  # a container's init may never reap it
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def test_the_death_of_p2pd_is_noticed(net):
+    server = await net.start()
+    lost = asyncio.create_task(server.lost())
+    await asyncio.sleep(0)
+    assert not lost.done()
+    net.kill(server)
+    async with asyncio.timeout(GONE_S):
+        assert "-9" in await lost
+        await server.close()
+
+
+# ---- who may call ----
+
+
+async def test_a_local_process_that_is_no_peer_is_refused(net):
+    server, client = await net.start(Runs(list_no_runs)), await net.start()
+    await RunsStub(client.channel(server.peer_id)).List(peer_pb2.RunsRequest(), timeout=STEP_S)
+    inbound = server._parts.inbound
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{inbound._port}") as stranger:
+        call = RunsStub(stranger).List(peer_pb2.RunsRequest(), timeout=STEP_S)
+        assert await failure_of(call) is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_bridge_holds_little_for_a_reader_that_does_not_read():
+    (source, near), (far, stuck) = socket.socketpair(), socket.socketpair()
+    streams = [await asyncio.open_unix_connection(sock=sock, limit=BUFFER_BYTES) for sock in (source, near, far, stuck)]
+    carrying = asyncio.create_task(splice(streams[1], streams[2]))
+    sent = 0
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1.0):
+            while sent < 64 << 20:
+                streams[0][1].write(bytes(1 << 16))
+                await streams[0][1].drain()
+                sent += 1 << 16
+    assert 0 < sent < 4 << 20
+    carrying.cancel()
+    await asyncio.wait([carrying])
+    for _, writer in streams:
+        writer.transport.abort()
+
+
+async def test_the_same_port_on_another_loopback_address_is_another_caller(net, tmp_path):
+    server, client = await net.start(Runs(list_no_runs)), await net.start()
+    await RunsStub(client.channel(server.peer_id)).List(peer_pb2.RunsRequest(), timeout=STEP_S)
+    inbound = server._parts.inbound
+    ((known, peer),) = inbound._callers.items()
+    assert peer == client.peer_id
+    port = int(known.rpartition(":")[2])
+
+    async def forward(*stream):
+        await splice(stream, await asyncio.open_connection("127.0.0.1", inbound._port, local_addr=("127.0.0.2", port)))
+        ended.set()
+
+    ended, path = asyncio.Event(), tmp_path / "s"
+    proxy = await asyncio.start_unix_server(forward, path)
+    async with grpc.aio.insecure_channel(f"unix:{path}") as stranger:
+        code = await failure_of(RunsStub(stranger).List(peer_pb2.RunsRequest(), timeout=STEP_S))
+        assert code is grpc.StatusCode.UNAUTHENTICATED
+    async with asyncio.timeout(STEP_S):
+        await ended.wait()
+    proxy.close()
+
+
+# ---- what a user can get wrong ----
+
+
+async def test_an_identity_that_is_in_use_is_refused_and_the_first_node_keeps_it(net, tmp_path):
+    first, caller = await net.start(Runs(list_no_runs)), await net.start()
+    for bootstrap in (first.addresses(), caller.addresses()):
+        second = Libp2pTransport(first._identity, LISTEN, bootstrap=bootstrap)
+        with pytest.raises(IdentityInUse, match="NOLOCO_HOME"):
+            await second.start()
+    await RunsStub(caller.channel(first.peer_id)).List(peer_pb2.RunsRequest(), timeout=STEP_S)
+
+
+async def test_a_first_node_may_name_itself_and_a_restart_is_no_second_node(net, tmp_path):
+    others = (await net.start()).addresses()
+    for bootstrap in (others, others):
+        node = transport(tmp_path, "restarted", bootstrap=bootstrap)
+        await node.start()
+        await node.close()
+    alone = transport(tmp_path, "restarted", bootstrap=[f"/ip4/127.0.0.1/tcp/1/p2p/{node.peer_id}"])
+    await alone.start()
+    await alone.close()
+
+
+async def test_a_port_in_use_is_named(net, tmp_path):
+    server = await net.start()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ports = [listener.getsockname()[1], int(server.addresses()[0].split("/")[4])]
+        for port in ports:
+            with pytest.raises(NolocoError, match=rf"{port} .* in use .*--listen"):
+                await transport(tmp_path, listen=f"/ip4/127.0.0.1/tcp/{port}").start()
+
+
+async def test_a_bootstrap_address_with_another_peers_id_is_unreachable(net, tmp_path):
+    server = await net.start()
+    wrong = server.addresses()[0].replace(server.peer_id, net.new_id())
+    with pytest.raises(SwarmUnreachable, match="peer id"):
+        await transport(tmp_path, bootstrap=[wrong]).start()
+    some = transport(tmp_path, bootstrap=[wrong, server.addresses()[0]])
+    await some.start()  # one that answers is enough
+    await some.close()
+
+
+async def test_addresses(net, tmp_path):
+    server = await net.start()
+    assert server.addresses() == [f"/ip4/127.0.0.1/tcp/{server.addresses()[0].split('/')[4]}/p2p/{server.peer_id}"]
+    announcing = transport(tmp_path, announce=["/ip4/203.0.113.7/tcp/4001", "/dns4/example.org/tcp/4001"])
+    await announcing.start()
+    assert announcing.addresses() == [
+        f"/ip4/203.0.113.7/tcp/4001/p2p/{announcing.peer_id}",
+        f"/dns4/example.org/tcp/4001/p2p/{announcing.peer_id}",
+    ]
+    await announcing.close()
+    for wrong in ("/ip4/203.0.113.7/tcp/0", f"/ip4/203.0.113.7/tcp/1/p2p/{net.new_id()}", "203.0.113.7:4001"):
+        with pytest.raises(UsageError):
+            transport(tmp_path, announce=[wrong])
+
+
+def test_only_addresses_that_others_can_use_are_told():
+    everywhere = [
+        "/ip4/0.0.0.0/tcp/1",
+        "/ip4/127.0.0.1/tcp/1",
+        "/ip4/192.0.2.1/tcp/1",
+        "/ip6/::1/tcp/1",
+        "/ip6/fe80::1/tcp/1",
+    ]
+    assert worth_telling(everywhere) == ["/ip4/192.0.2.1/tcp/1"]
+    assert worth_telling(everywhere[:2]) == ["/ip4/127.0.0.1/tcp/1"]
+    relayed = "/ip4/192.0.2.9/tcp/1/p2p/12D3KooW/p2p-circuit"
+    assert worth_telling([relayed, "/dns4/example.org/tcp/1"]) == [relayed, "/dns4/example.org/tcp/1"]
+
+
+async def test_hivemind_leaves_our_logging_and_signals_alone(net):
+    handlers, interrupt = list(logging.root.handlers), signal.getsignal(signal.SIGINT)
+    await net.start()
+    assert not logging.getLogger("hivemind").handlers and logging.getLogger("hivemind").propagate
+    assert logging.getLevelName(logging.WARNING) == "WARNING"
+    assert logging.root.handlers == handlers
+    assert signal.getsignal(signal.SIGINT) is interrupt
+    assert type(asyncio.get_event_loop_policy()).__module__.startswith("asyncio")

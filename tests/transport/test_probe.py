@@ -1,0 +1,107 @@
+"""The first look at a bootstrap address, and the sentences a user reads when it fails."""
+
+import asyncio
+import socket
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from noloco_node.errors import SwarmUnreachable, UsageError
+from noloco_node.transport.addresses import EXAMPLE, parse, parse_bootstrap
+from noloco_node.transport.probe import probe
+
+PEER = EXAMPLE.rpartition("/")[2]
+
+
+def at(port, host="ip4/127.0.0.1"):
+    return f"/{host}/tcp/{port}/p2p/{PEER}"
+
+
+async def test_something_that_listens_is_enough():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        await probe(at(port), 5.0)
+        await probe(at(port, "dns4/localhost"), 5.0)
+
+
+async def test_nobody_listens():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(SwarmUnreachable, match=rf"127.0.0.1:{port} refuses the connection. Is the bootstrap node"):
+        await probe(at(port), 5.0)
+
+
+async def test_no_answer():
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        port = full.getsockname()[1]
+        _, writer = await asyncio.open_connection("127.0.0.1", port)  # the queue is full: the kernel drops the next one
+        try:
+            with pytest.raises(SwarmUnreachable, match=rf"127.0.0.1:{port} does not answer in 0.2 s.*firewall"):
+                await probe(at(port), 0.2)
+        finally:
+            writer.transport.abort()
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (socket.gaierror(-2, "Name or service not known"), "name nowhere.invalid is not known"),
+        (OSError(101, "Network is unreachable"), r"nowhere.invalid:4001 cannot be reached from here \(Network is unr"),
+    ],
+)
+async def test_what_the_system_says_is_translated(monkeypatch, error, says):
+    async def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", fail)
+    with pytest.raises(SwarmUnreachable, match=says):
+        await probe(at(4001, "dns4/nowhere.invalid"), 5.0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "127.0.0.1:4001",
+        "/ip4/127.0.0.1/tcp/4001",
+        f"/ip4/127.0.0.1/tcp/0/p2p/{PEER}",
+        f"/ip4/127.0.0.1/tcp/65536/p2p/{PEER}",
+        f"/ip4/127.0.0.1/udp/4001/p2p/{PEER}",
+        f"/ip4/127.0.0.256/tcp/4001/p2p/{PEER}",
+        f"/ip4/::1/tcp/4001/p2p/{PEER}",
+        f"/dns4/two words/tcp/4001/p2p/{PEER}",
+        f"/ip4/127.0.0.1/tcp/4001/p2p/{PEER[:-1]}",
+        f"/ip4/127.0.0.1/tcp/4001/p2p/{PEER}/",
+        f" /ip4/127.0.0.1/tcp/4001/p2p/{PEER}",
+    ],
+)
+async def test_a_malformed_address_is_answered_with_an_example(text):
+    with pytest.raises(UsageError, match="12D3KooW"):
+        await probe(text, 5.0)
+
+
+@given(st.text())
+def test_no_text_breaks_the_parser(text):
+    with pytest.raises(UsageError):
+        parse_bootstrap(text)
+
+
+def test_what_a_multiaddr_says():
+    assert str(parse("/ip6/::1/tcp/4001")) == "[::1]:4001"
+    assert parse("/ip4/0.0.0.0/tcp/0").peer is None
+    assert parse(f"/dns/example.org/tcp/4001/p2p/{PEER}").family == socket.AF_UNSPEC
+    assert parse(EXAMPLE).family == socket.AF_INET
+
+
+def test_probing_imports_nothing_heavy():
+    code = (
+        "import sys, noloco_node.transport.probe; print([m for m in ('torch', 'hivemind', 'grpc') if m in sys.modules])"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )
