@@ -23,9 +23,6 @@ if TYPE_CHECKING:  # importing grpc reads its environment variables, which the c
 MAX_MESSAGE_BYTES = 8 << 20
 """A message is held whole in memory on both sides; the largest that we send is a fragment of 4 MiB and its envelope."""
 
-GRPC_ENVIRONMENT = {"GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "NONE"}
-"""To be set before grpc is imported: its C core otherwise writes to the user's terminal, and warns at each fork."""
-
 
 class Transport(Protocol):
     @property

@@ -263,9 +263,10 @@ def test_only_addresses_that_others_can_use_are_told():
 
 async def test_hivemind_leaves_our_logging_and_signals_alone(net):
     handlers, interrupt = list(logging.root.handlers), signal.getsignal(signal.SIGINT)
+    policy = asyncio.get_event_loop_policy()
     await net.start()
     assert not logging.getLogger("hivemind").handlers and logging.getLogger("hivemind").propagate
     assert logging.getLevelName(logging.WARNING) == "WARNING"
     assert logging.root.handlers == handlers
     assert signal.getsignal(signal.SIGINT) is interrupt
-    assert type(asyncio.get_event_loop_policy()).__module__.startswith("asyncio")
+    assert asyncio.get_event_loop_policy() is policy

@@ -58,7 +58,7 @@ async def test_what_the_system_says_is_translated(monkeypatch, error, says):
     async def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", fail)
+    monkeypatch.setattr(asyncio, "open_connection", fail)
     with pytest.raises(SwarmUnreachable, match=says):
         await probe(at(4001, "dns4/nowhere.invalid"), 5.0)
 
