@@ -2,7 +2,4 @@
 
 import os
 
-from noloco_node.transport.base import GRPC_ENVIRONMENT
-
-os.environ.update(GRPC_ENVIRONMENT)
-os.environ["OMP_NUM_THREADS"] = "1"
+os.environ.update({"GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "NONE", "OMP_NUM_THREADS": "1"})
