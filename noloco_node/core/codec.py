@@ -20,6 +20,9 @@ from torch import Tensor
 from noloco_node.core import outer
 from noloco_node.errors import NonFinite, PeerMisbehaved
 
+BLOCK = 256
+"""Elements that share a range, where a codec has ranges. Fragments are cut at multiples of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Heard:
@@ -31,8 +34,41 @@ class Heard:
     """fp32; there when the conversation is complete."""
 
 
+@dataclass(slots=True)
+class Stats:
+    """What a conversation came to. Sums, so that those of a round's fragments can be added up."""
+
+    blocks: int = 0
+    missed: int = 0
+    """Told again: out of the agreed range."""
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    difference: float = 0.0
+    """Σ (u_j − u_i)² over the elements sent in full."""
+    error: float = 0.0
+    """Σ (2 c − (u_j − u_i))² there."""
+
+    def add(self, other: "Stats") -> None:
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    @property
+    def missed_share(self) -> float:
+        return self.missed / self.blocks if self.blocks else 0.0
+
+    @property
+    def relative_error(self) -> float:
+        """Of u_j − u_i, estimated from the elements sent in full."""
+        return (self.error / self.difference) ** 0.5 if self.difference else 0.0
+
+
 class Conversation(Protocol):
     """About one fragment, with one partner."""
+
+    @property
+    def stats(self) -> Stats:
+        """What it came to; complete when the conversation is."""
+        ...
 
     def open(self) -> bytes:
         """The first payload; called once. Raises NonFinite where our own vector cannot be told."""
@@ -50,9 +86,10 @@ class Codec(Protocol):
     @property
     def name(self) -> str: ...
 
-    def converse(self, u: Tensor, index: int, exchange_id: bytes) -> Conversation:
+    def converse(self, u: Tensor, index: int, exchange_id: bytes, moved: Tensor | None = None) -> Conversation:
         """`u`: fragment `index` of the snapshot, fp32 on the CPU, which nobody changes. `exchange_id`: the same on both
-        sides and never twice, so it may seed whatever chance both sides must share."""
+        sides and never twice, so it may seed whatever chance both sides must share. `moved`: the largest |βΔ| of each
+        of the fragment's blocks of 256, a hint at how far apart partners stand."""
         ...
 
 
@@ -63,20 +100,24 @@ class _Cast:
         self.name = name
         self._dtype = dtype
 
-    def converse(self, u: Tensor, index: int, exchange_id: bytes) -> "_CastConversation":
+    def converse(self, u: Tensor, index: int, exchange_id: bytes, moved: Tensor | None = None) -> "_CastConversation":
         return _CastConversation(u.to(self._dtype))
 
 
 class _CastConversation:
     def __init__(self, mine: Tensor) -> None:
+        self.stats = Stats()
         self._mine = mine  # coded; fp32 shares the snapshot's memory
 
     def open(self) -> bytes:
         if not self._mine.isfinite().all():
             raise NonFinite(f"a weight is too large for {self._mine.dtype}: the training has diverged")
-        return self._mine.view(torch.uint8).numpy().tobytes()
+        payload = self._mine.view(torch.uint8).numpy().tobytes()
+        self.stats.sent_bytes += len(payload)
+        return payload
 
     def hear(self, payload: bytes) -> Heard:
+        self.stats.received_bytes += len(payload)
         theirs = _decode(payload, self._mine)
         c = outer.correction(self._mine.float(), theirs.float())
         if not c.isfinite().all():  # as it is whenever an element of theirs is not
@@ -92,18 +133,32 @@ def _decode(payload: bytes, like: Tensor) -> Tensor:
     return theirs
 
 
-def _without_parameter(name: str, dtype: torch.dtype) -> Callable[[str], Codec]:
-    def make(parameter: str) -> Codec:
+def _without_parameter(make: Callable[[], Codec]) -> Callable[[str], Codec]:
+    def checked(parameter: str) -> Codec:
         if parameter:
             raise ValueError(f"takes no parameter, not {parameter!r}")
-        return _Cast(name, dtype)
+        return make()
 
-    return make
+    return checked
+
+
+def _int8() -> Codec:
+    from noloco_node.core.int8 import Int8
+
+    return Int8()
+
+
+def _lattice(parameter: str) -> Codec:
+    from noloco_node.core.lattice import Lattice  # it brings numba, which takes half a second to import
+
+    return Lattice.parse(parameter)
 
 
 FAMILIES: dict[str, Callable[[str], Codec]] = {
-    "bf16": _without_parameter("bf16", torch.bfloat16),
-    "fp32": _without_parameter("fp32", torch.float32),
+    "bf16": _without_parameter(lambda: _Cast("bf16", torch.bfloat16)),
+    "fp32": _without_parameter(lambda: _Cast("fp32", torch.float32)),
+    "int8": _without_parameter(_int8),
+    "lattice": _lattice,
 }
 """What stands before the colon of a codec's name -> what makes one from what stands after it ("" without a colon)."""
 
@@ -117,3 +172,18 @@ def codec(name: str) -> Codec:
         return FAMILIES[family](parameter)
     except ValueError as error:
         raise ValueError(f"codec {name!r}: {family} {error}") from None
+
+
+def rehearse(name: str) -> None:
+    """Tell a small fragment once, with a block that misses its range, so that all that must be compiled is compiled.
+
+    Compiling takes seconds and the interpreter's lock: in the middle of training it would cost ten times as much.
+    """
+    mine = torch.linspace(-1, 1, 64 * BLOCK)
+    theirs = mine + 1e-3
+    theirs[:BLOCK] += 1
+    moved = torch.full((64,), 1e-3)
+    one, other = (codec(name).converse(u, 0, bytes(16), moved) for u in (mine, theirs))
+    turns: tuple[bytes | None, bytes | None] = one.open(), other.open()
+    while turns[0] is not None and turns[1] is not None:
+        turns = one.hear(turns[1]).say, other.hear(turns[0]).say

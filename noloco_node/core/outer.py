@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from noloco_node.core import stability
 
@@ -53,6 +53,15 @@ def snapshot(theta: Tensor, phi: Tensor, hyper: Hyper, out: Tensor) -> None:
     for t, p, u in _pieces(theta, phi, out):
         near = p.to(u.device)
         u.copy_(t).sub_(near).mul_(hyper.beta).add_(near, alpha=hyper.gamma)
+
+
+def movement(theta: Tensor, phi: Tensor, hyper: Hyper, block: int) -> Tensor:
+    """max|βΔ| of each `block` elements, on the CPU: a guess at how far replicas stand apart. Before the local step."""
+    peaks = [
+        nn.functional.pad(torch.sub(fast, slow.to(fast.device)), (0, -len(fast) % block)).view(-1, block).abs().amax(1)
+        for fast, slow in zip(torch.split(theta, PIECE), torch.split(phi, PIECE), strict=True)
+    ]
+    return torch.cat(peaks).mul_(hyper.beta).cpu()
 
 
 def local_step(theta: Tensor, phi: Tensor, delta: Tensor, hyper: Hyper) -> None:

@@ -5,13 +5,20 @@ wants to hear a `Tick`. A failure is an event like the rest. Notable choices:
 
 - An offer opens at each boundary and is answered by *one* partner, drawn uniformly from the candidates. Drawing only
   among those whose offers are open would lock equal boxes into the same few pairs, so a peer that is between two offers
-  makes an *appointment*: its next offer is kept for the caller, and it calls back when that opens.
+  makes an *appointment*: its next offer is kept for the caller, who stays on the line until that opens. A pair costs
+  one call so, and either side notices at once when the other goes away.
+- Who is busy says when it will be free, and is not called again before an appointment with it could be kept.
 - An unanswered outgoing call does not make a node busy. A call that comes in meanwhile is taken if its exchange id is
   smaller than that of the own call, which is then hung up; else it is held until the own call is answered. Ids are
   drawn at random and both ends see both, so calls that cross, and rings of any length, resolve the same way
   everywhere: around a ring the smallest id stands. (Ordering by peer id would always favour the same boxes.)
 - A swap may straddle boundaries. While one is under way a boundary opens no offer: that round is `solo: swapping`.
-- A swap that breaks before anything was applied leaves the offer open for somebody else.
+- A swap that breaks leaves the offer open for somebody else: what was applied stays, and the offered vector has moved
+  with it, so the next partner swaps what is there now.
+- A node that pauses, has used up its quota, or leaves is *shut* for a reason: its rounds end by it, callers hear a no,
+  and a swap under way goes on. Only leaving is for good.
+- Where the run allows it, an offer stays open after its round was committed, for a further swap with somebody else. It
+  never delays the next round: it waits for no appointment, and begins only if it will probably end before the boundary.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,8 +27,12 @@ from typing import Protocol
 
 MAX_CALLS = 4
 """Calls made for one offer; then it waits to be called. Bounds the traffic of a swarm in which everybody is busy."""
+MAX_FURTHER_CALLS = 1
+"""Calls made for each further swap of a committed round: it is a gift, not worth a search."""
+FURTHER_SHARE = 1 / 4
+"""With `swaps=None`, a further swap begins if it will probably take no more than this share of the time left."""
 SLACK = 0.25
-"""A kept offer waits this share of a phase beyond the appointed time: the estimate comes from the phase before."""
+"""One stays on the line for this share of a phase beyond the appointed time: it was guessed from the phase before."""
 MIN_SLACK_S = 1.0
 ANSWER_SHARE, MIN_ANSWER_S, MAX_ANSWER_S = 1 / 4, 2.0, 10.0
 """How long a call waits for its answer: a share of a phase, within what a dial over a relay and a silent peer take."""
@@ -33,6 +44,8 @@ SILENT = 5
 once: it cost a whole deadline, so the first back-off is already two phases."""
 MAX_LAG = 8
 """Boundaries that a swap may straddle. Later corrections would still add up, but the snapshot is held too long."""
+
+LEAVING = "leaving"
 
 
 # ---- what happens ----------------------------------------------------------------------------------------------------
@@ -75,10 +88,19 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
+class Appointed:
+    """The peer's next offer is ours: stay on the line until then."""
+
+    exchange: bytes
+    in_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     exchange: bytes
     reason: str
     retry_in_s: float = 0.0
+    """When the peer's next offer opens that is not promised to anybody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +126,37 @@ class Stopping:
 
 
 @dataclass(frozen=True, slots=True)
+class Pausing:
+    """The same, until Resuming. `reason` is what the rounds meanwhile end by; callers hear `paused`."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resuming:
+    """The next boundary opens an offer again."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     pass
 
 
-Event = Boundary | Candidates | Called | CallerGone | Accepted | Refused | Unanswered | SwapEnded | Stopping | Tick
+Event = (
+    Boundary
+    | Candidates
+    | Called
+    | CallerGone
+    | Accepted
+    | Appointed
+    | Refused
+    | Unanswered
+    | SwapEnded
+    | Stopping
+    | Pausing
+    | Resuming
+    | Tick
+)
 
 
 # ---- what to do ------------------------------------------------------------------------------------------------------
@@ -123,6 +171,14 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class Stay:
+    """Go on waiting for the answer to our call, for so long."""
+
+    exchange: bytes
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class HangUp:
     exchange: bytes
 
@@ -134,6 +190,14 @@ class Accept:
     exchange: bytes
     peer: str
     round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Appoint:
+    """Tell this caller that the next offer is kept for it; Accept or Refuse follows when that opens."""
+
+    exchange: bytes
+    in_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +225,28 @@ class EndRound:
     partner: str | None = None
     applied: int = 0
     one_sided: int = 0
+    further: bool = False
+    """The offer stays open for a further partner; `CloseOffer` follows."""
 
 
-Action = Call | HangUp | Accept | Refuse | Begin | EndRound
+@dataclass(frozen=True, slots=True)
+class Further:
+    """A further swap of a committed round was whole."""
+
+    round: int
+    partner: str
+    swap: int
+    """Which one of the round: 2 or more."""
+
+
+@dataclass(frozen=True, slots=True)
+class CloseOffer:
+    """Nobody will swap this committed round's vector any more."""
+
+    round: int
+
+
+Action = Call | Stay | HangUp | Accept | Appoint | Refuse | Begin | EndRound | Further | CloseOffer
 
 
 class Random(Protocol):
@@ -174,9 +257,11 @@ class Random(Protocol):
 
 
 @dataclass(slots=True)
-class _Appointment:
+class _Outgoing:
+    exchange: bytes
     peer: str
-    until: float
+    kept: bool = False
+    """We have an appointment, and are busy for everybody else."""
 
 
 @dataclass(slots=True)
@@ -195,6 +280,12 @@ class _Offer:
     """Boundaries passed since its own, while its swap goes on."""
     reason: str = "no_peers"
     """Why it would be solo if it ended now."""
+    broke_with: str | None = None
+    applied: int = 0
+    one_sided: int = 0
+    """Of swaps that broke."""
+    met: set[str] = field(default_factory=set)
+    """Who swapped it already: the round is committed, the offer open for further partners."""
 
 
 @dataclass(slots=True)
@@ -202,25 +293,31 @@ class Round:
     """`handle` is the only method that changes anything."""
 
     random: Random
+    swaps: int | None = 1
+    """How many partners a round may have; None: as many as come while a swap takes little of the phase."""
     _candidates: frozenset[str] = frozenset()
     _offer: _Offer | None = None
-    _out: tuple[bytes, str] | None = None
+    _out: _Outgoing | None = None
     """Our call that is not answered yet."""
     _held: Called | None = None
     """A call that waits for the answer to ours."""
     _swap: tuple[bytes, str] | None = None
-    _kept_for: _Appointment | None = None
-    """The open offer waits for this peer's call."""
-    _promised: str | None = None
-    """The next offer goes to this peer: we call it when it opens."""
+    _swap_began: float = 0.0
+    _swap_s: float = 0.0
+    """How long the last whole swap took: the best guess at the next one."""
+    _promised: Called | None = None
+    """The next offer goes to this caller, who stays on the line."""
     _last_partner: str | None = None
     _backoffs: dict[str, _Backoff] = field(default_factory=dict)
     _phase_s: float = 1.0
     _boundary_at: float = float("-inf")
     """Before the first boundary there is no next one to promise."""
-    _stopping: bool = False
+    _shut: str | None = None
+    """Why there are no offers and no calls: LEAVING, or what Pausing said."""
+    _now: float = 0.0
 
     def handle(self, event: Event, now: float) -> list[Action]:
+        self._now = now
         actions = list(self._react(event, now))
         return actions + list(self._seek(now))
 
@@ -239,20 +336,16 @@ class Round:
         if self._offer is None or self._swap:
             return None
         if self._out:
-            return f"an answer from {self._out[1]}"
-        if self._kept_for:
-            return f"a call from {self._kept_for.peer}"
+            return f"{'an appointment with' if self._out.kept else 'an answer from'} {self._out.peer}"
         return "a partner" if self._candidates else "other nodes"
 
     def wake_at(self) -> float | None:
         """When a Tick is wanted, or None: only an event can change anything."""
         if self._offer is None or self._swap or self._out:
             return None
-        if self._kept_for:
-            return self._kept_for.until
         if self._offer.calls >= MAX_CALLS:
             return None
-        waits = [b.until for peer, b in self._backoffs.items() if peer in self._candidates]
+        waits = [b.until for peer, b in self._backoffs.items() if peer in self._candidates and b.until > self._now]
         return min(waits, default=None)
 
     # ---- events ----
@@ -266,19 +359,23 @@ class Round:
             case Called():
                 yield from self._at_call(event, now)
             case CallerGone(exchange):
-                if self._held and self._held.exchange == exchange:
-                    self._held = None
+                self._held = None if self._held and self._held.exchange == exchange else self._held
+                self._promised = None if self._promised and self._promised.exchange == exchange else self._promised
                 yield from self._at_swap_end(SwapEnded(exchange, "hung_up"), now)  # accepted, and gone before it knew
             case Accepted(exchange):
                 yield from self._at_accepted(exchange, now)
+            case Appointed(exchange, in_s):
+                yield from self._at_appointed(exchange, in_s, now)
             case Refused() | Unanswered():
                 yield from self._at_no(event, now)
             case SwapEnded():
                 yield from self._at_swap_end(event, now)
             case Stopping():
-                self._stopping = True
-                self._promised = None
-                yield from self._close("leaving", now)
+                yield from self._shut_for(LEAVING, now)
+            case Pausing(reason):
+                yield from self._shut_for(reason, now)
+            case Resuming():
+                self._shut = LEAVING if self._shut == LEAVING else None
             case Tick():
                 pass
 
@@ -288,24 +385,26 @@ class Round:
             self._offer.lag += 1
             if self._offer.lag > MAX_LAG:
                 yield HangUp(self._swap[0])
+            yield from self._break_promise(now)
             yield EndRound(event.round, "swapping")
             return
-        if event.closed or self._stopping:
+        if closed := event.closed or self._shut:
+            yield from self._break_promise(now)
             yield from self._close(None, now)
-            yield EndRound(event.round, event.closed or "leaving")
+            yield EndRound(event.round, closed)
             return
         if self._offer:
-            yield EndRound(self._offer.round, self._offer.reason)
-        self._offer = _Offer(event.round)  # whom we called, and who waits to call or to be answered, may have this one
-        if self._promised and not self._out:
-            promised, self._promised, self._kept_for = self._promised, None, None
-            yield self._call(self._offer, promised, now)
+            yield self._end(self._offer)
+        self._offer = _Offer(event.round)  # whom we called, and who waits for an answer, may have this one
+        if self._promised:
+            promised, self._promised = self._promised, None
+            yield from self._take(self._offer, promised, now)
 
     def _at_call(self, call: Called, now: float) -> Iterable[Action]:
-        kept = self._kept_for is not None and self._kept_for.peer != call.peer
-        if self._offer is None or self._swap or self._stopping or kept:
+        kept = self._out is not None and self._out.kept and self._out.peer != call.peer
+        if self._offer is None or self._swap or self._shut or kept or not self._wants(self._offer, call.peer, now):
             yield self._no(call, now)
-        elif self._out and call.exchange > self._out[0]:
+        elif self._out and not self._out.kept and call.exchange > self._out.exchange:
             if self._held:
                 yield self._no(call, now)
             else:
@@ -314,55 +413,77 @@ class Round:
             yield from self._take(self._offer, call, now)
 
     def _at_accepted(self, exchange: bytes, now: float) -> Iterable[Action]:
-        if self._out is None or self._out[0] != exchange or self._offer is None:
+        if self._out is None or self._out.exchange != exchange or self._offer is None:
             yield HangUp(exchange)  # somebody else was faster
             return
-        peer = self._out[1]
-        self._out = None
+        peer, self._out = self._out.peer, None
         yield from self._settle(exchange, peer, now)
         yield Begin(exchange, peer, self._offer.round)
 
-    def _at_no(self, event: Refused | Unanswered, now: float) -> Iterable[Action]:
-        if self._out is None or self._out[0] != event.exchange or self._offer is None:
+    def _at_appointed(self, exchange: bytes, in_s: float, now: float) -> Iterable[Action]:
+        if self._out is None or self._out.exchange != exchange or self._offer is None:
             return
-        peer = self._out[1]
-        self._out = None
-        self._offer.reason = event.reason
         if self._held:
             held, self._held = self._held, None
             yield from self._take(self._offer, held, now)
-        elif isinstance(event, Refused) and event.reason == "appointment":
-            self._kept_for = _Appointment(peer, now + event.retry_in_s + max(MIN_SLACK_S, SLACK * self._phase_s))
+            return
+        self._out.kept, self._offer.reason = True, "appointment"
+        yield Stay(exchange, min(in_s, self._phase_s) + max(MIN_SLACK_S, SLACK * self._phase_s))
+
+    def _at_no(self, event: Refused | Unanswered, now: float) -> Iterable[Action]:
+        if self._out is None or self._out.exchange != event.exchange or self._offer is None:
+            return
+        out, self._out = self._out, None
+        self._offer.reason = "missed_appointment" if out.kept else event.reason
+        if self._held:
+            held, self._held = self._held, None
+            yield from self._take(self._offer, held, now)
+        elif isinstance(event, Refused):
+            self._back_off(out.peer, now, 1, event.retry_in_s - self._phase_s)
         else:
-            self._back_off(peer, now, SILENT if isinstance(event, Unanswered) else 1)
+            self._back_off(out.peer, now, 1 if out.kept else SILENT)
 
     def _at_swap_end(self, event: SwapEnded, now: float) -> Iterable[Action]:
         if self._swap is None or self._swap[0] != event.exchange or self._offer is None:
             return
-        peer = self._swap[1]
+        peer, offer = self._swap[1], self._offer
         self._swap = None
         if event.reason is None:
-            self._last_partner = peer
-            self._backoffs.pop(peer, None)
+            yield from self._at_whole_swap(offer, peer, event, now)
+            return
+        self._back_off(peer, now)
+        offer.reason, offer.broke_with = event.reason, peer
+        offer.calls = 0  # it was not refused
+        offer.applied += event.applied
+        offer.one_sided += event.one_sided
+        if self._shut or now >= self._next_boundary() or offer.lag > MAX_LAG:
+            self._offer = None
+            yield self._end(offer)
+
+    def _at_whole_swap(self, offer: _Offer, peer: str, event: SwapEnded, now: float) -> Iterable[Action]:
+        self._last_partner, self._swap_s = peer, now - self._swap_began
+        self._backoffs.pop(peer, None)
+        first = not offer.met
+        offer.met.add(peer)
+        further = self._may_have_another(offer, now)
+        if first:
+            yield EndRound(offer.round, None, peer, event.applied, event.one_sided, further)
         else:
-            self._back_off(peer, now)
-            if event.applied == 0 and now < self._next_boundary() and not self._stopping:
-                self._offer.reason = event.reason
-                return
-        ended, self._offer = self._offer.round, None
-        yield EndRound(ended, event.reason, peer, event.applied, event.one_sided)
+            yield Further(offer.round, peer, len(offer.met))
+        if further:
+            offer.calls, offer.lag = MAX_CALLS - MAX_FURTHER_CALLS, 0
+            return
+        self._offer = None
+        if not first:
+            yield CloseOffer(offer.round)
 
     # ---- parts ----
     def _seek(self, now: float) -> Iterable[Action]:
         """Draw a partner if the offer is open and waits for nobody."""
-        if self._kept_for and self._kept_for.until <= now:
-            if self._offer:
-                self._offer.reason = "missed_appointment"
-            self._back_off(self._kept_for.peer, now)
-            self._kept_for = None
-        if self._offer is None or self._swap or self._out or self._kept_for or self._offer.calls >= MAX_CALLS:
+        if self._offer is None or self._swap or self._out or self._offer.calls >= MAX_CALLS:
             return
-        free = sorted(p for p in self._candidates if p not in self._backoffs or self._backoffs[p].until <= now)
+        there = [p for p in self._candidates if self._wants(self._offer, p, now)]
+        free = sorted(p for p in there if p not in self._backoffs or self._backoffs[p].until <= now)
         others = [p for p in free if p != self._last_partner]
         if others or (free and not self._others_answer()):
             yield self._call(self._offer, self.random.choice(others or free), now)
@@ -374,55 +495,100 @@ class Round:
 
     def _call(self, offer: _Offer, peer: str, now: float) -> Call:
         exchange = self.random.randbytes(16)
-        self._out = (exchange, peer)
+        self._out = _Outgoing(exchange, peer)
         offer.calls += 1
         offer.reason = "no_answer"
         deadline_s = min(max(ANSWER_SHARE * self._phase_s, MIN_ANSWER_S), MAX_ANSWER_S)
-        return Call(exchange, peer, offer.round, max(0.0, self._next_boundary() - now), deadline_s)
+        return Call(exchange, peer, offer.round, self._patience_s(offer, now), deadline_s)
+
+    def _patience_s(self, offer: _Offer, now: float) -> float:
+        """How late a swap may begin. A short one should end before the boundary: else it costs that round its offer."""
+        if offer.met:
+            return 0.0
+        return max(0.0, self._next_boundary() - now - min(self._swap_s, SLACK * self._phase_s))
 
     def _take(self, offer: _Offer, call: Called, now: float) -> Iterable[Action]:
         if self._out:
-            yield HangUp(self._out[0])
+            yield HangUp(self._out.exchange)
             self._out = None
         yield from self._settle(call.exchange, call.peer, now)
         yield Accept(call.exchange, call.peer, offer.round)
 
     def _settle(self, exchange: bytes, peer: str, now: float) -> Iterable[Action]:
-        self._swap = (exchange, peer)
-        self._kept_for = None
-        if self._promised == peer:
-            self._promised = None
+        self._swap, self._swap_began = (exchange, peer), now
         if self._held:
             held, self._held = self._held, None
             yield self._no(held, now)
 
-    def _no(self, call: Called, now: float) -> Refuse:
-        """Refuse, with an appointment where the next offer is free and opens while the caller's is still there."""
-        if self._stopping:
-            return Refuse(call.exchange, "leaving")
-        wait_s = self._next_boundary() - now
-        if self._promised in (None, call.peer) and 0 < wait_s <= call.patience_s:
-            self._promised = call.peer
-            return Refuse(call.exchange, "appointment", wait_s)
-        return Refuse(call.exchange, "busy")
+    def _no(self, call: Called, now: float) -> Appoint | Refuse:
+        """Make an appointment where the next offer is free and opens while the caller's is still there; else refuse."""
+        if self._shut:
+            return Refuse(call.exchange, self._no_offers())
+        wait_s = max(0.0, self._next_boundary() - now)
+        if self._promised:
+            return Refuse(call.exchange, "busy", wait_s + self._phase_s)
+        if not 0 < wait_s <= call.patience_s:
+            return Refuse(call.exchange, "busy", wait_s)
+        self._promised = call
+        return Appoint(call.exchange, wait_s)
+
+    def _break_promise(self, now: float) -> Iterable[Action]:
+        """The offer that was promised does not open."""
+        if self._promised:
+            promised, self._promised = self._promised, None
+            yield Refuse(promised.exchange, self._no_offers())
+
+    def _no_offers(self) -> str:
+        """What callers hear of why there is no offer."""
+        if self._shut:
+            return LEAVING if self._shut == LEAVING else "paused"
+        return "busy"
+
+    def _shut_for(self, reason: str, now: float) -> Iterable[Action]:
+        """Who leaves does not pause any more."""
+        if self._shut == LEAVING:
+            return
+        self._shut = reason
+        yield from self._break_promise(now)
+        yield from self._close(reason, now)
 
     def _close(self, reason: str | None, now: float) -> Iterable[Action]:
         """Close the open offer without a partner; a swap under way goes on."""
         if self._out and not self._swap:
-            yield HangUp(self._out[0])
+            yield HangUp(self._out.exchange)
             self._out = None
         if self._held:
             held, self._held = self._held, None
             yield self._no(held, now)
-        self._kept_for = None
         if self._offer and not self._swap:
             ended, self._offer = self._offer, None
-            yield EndRound(ended.round, reason or ended.reason)
+            yield self._end(ended, reason)
 
-    def _back_off(self, peer: str, now: float, refusals: int = 1) -> None:
+    def _end(self, offer: _Offer, reason: str | None = None) -> EndRound | CloseOffer:
+        """The offer closes, and finds no partner any more."""
+        if offer.met:
+            return CloseOffer(offer.round)
+        return EndRound(offer.round, reason or offer.reason, offer.broke_with, offer.applied, offer.one_sided)
+
+    def _wants(self, offer: _Offer, peer: str, now: float) -> bool:
+        """Whether this peer may be the offer's partner, or its next one."""
+        return peer not in offer.met and self._in_time(offer, now)
+
+    def _may_have_another(self, offer: _Offer, now: float) -> bool:
+        more = self.swaps is None or len(offer.met) < self.swaps
+        return more and not self._shut and self._in_time(offer, now)
+
+    def _in_time(self, offer: _Offer, now: float) -> bool:
+        """A first swap always is; a further one if it will probably end before the boundary."""
+        if not offer.met:
+            return True
+        left_s = self._next_boundary() - now
+        return self._swap_s < (FURTHER_SHARE if self.swaps is None else 1) * left_s
+
+    def _back_off(self, peer: str, now: float, refusals: int = 1, at_least_s: float = 0.0) -> None:
         refusals += self._backoffs[peer].refusals if peer in self._backoffs else 0
         wait_s = min(MAX_BACKOFF_S, BACKOFF_SHARE * self._phase_s * 2 ** min(refusals - 1, 16))
-        self._backoffs[peer] = _Backoff(now + wait_s, refusals)
+        self._backoffs[peer] = _Backoff(now + max(wait_s, at_least_s), refusals)
 
     def _next_boundary(self) -> float:
         return self._boundary_at + self._phase_s

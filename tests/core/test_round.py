@@ -15,18 +15,23 @@ from noloco_node.core.round import (
     Accept,
     Accepted,
     Action,
+    Appoint,
+    Appointed,
     Begin,
     Boundary,
     Call,
     Called,
     CallerGone,
     Candidates,
+    CloseOffer,
     EndRound,
     Event,
+    Further,
     HangUp,
     Refuse,
     Refused,
     Round,
+    Stay,
     Stopping,
     SwapEnded,
     Tick,
@@ -89,20 +94,40 @@ def test_an_open_offer_takes_whoever_calls() -> None:
     assert m.handle(Called(LOW, "c", 5.0), 11.0) == [Accept(LOW, "c", 1)]
 
 
-def test_between_two_offers_a_caller_gets_an_appointment_and_is_called_back() -> None:
+def test_between_two_offers_a_caller_gets_an_appointment_and_the_next_offer() -> None:
     m = machine("b", "c")
     call = only(m.handle(Boundary(1, 10.0), 10.0), Call)
     m.handle(Accepted(call.exchange), 10.0)
     m.handle(SwapEnded(call.exchange, None), 11.0)
-    assert m.handle(Called(LOW, "d", 9.5), 12.0) == [Refuse(LOW, "appointment", 8.0)]
-    assert m.handle(Called(HIGH, "e", 9.5), 12.0) == [Refuse(HIGH, "busy")], "one appointment only"
-    assert only(m.handle(Boundary(2, 10.0), 20.0), Call).peer == "d"
+    assert m.handle(Called(LOW, "d", 9.5), 12.0) == [Appoint(LOW, 8.0)]
+    assert m.handle(Called(HIGH, "e", 9.5), 12.0) == [Refuse(HIGH, "busy", 18.0)], "one only; free a phase later"
+    assert m.handle(Boundary(2, 10.0), 20.0) == [Accept(LOW, "d", 2)]
+
+
+def test_who_hangs_up_has_no_appointment_any_more() -> None:
+    m = machine("b")
+    call = only(m.handle(Boundary(1, 10.0), 10.0), Call)
+    m.handle(Accepted(call.exchange), 10.0)
+    m.handle(SwapEnded(call.exchange, None), 11.0)
+    m.handle(Called(LOW, "d", 9.5), 12.0)
+    assert m.handle(CallerGone(LOW), 13.0) == []
+    assert m.handle(Called(HIGH, "e", 9.5), 14.0) == [Appoint(HIGH, 6.0)]
+
+
+def test_a_promised_offer_that_does_not_open_is_refused() -> None:
+    for closing, reason in ((Boundary(2, 10.0, closed="nonfinite"), "busy"), (Stopping(), "leaving")):
+        m = machine("b")
+        call = only(m.handle(Boundary(1, 10.0), 10.0), Call)
+        m.handle(Accepted(call.exchange), 10.0)
+        m.handle(SwapEnded(call.exchange, None), 11.0)
+        m.handle(Called(LOW, "d", 9.5), 12.0)
+        assert Refuse(LOW, reason) in m.handle(closing, 20.0)
 
 
 def test_no_appointment_beyond_the_callers_patience() -> None:
     m = machine()
     m.handle(Boundary(1, 10.0, closed="nonfinite"), 10.0)
-    assert m.handle(Called(LOW, "d", 3.0), 12.0) == [Refuse(LOW, "busy")]
+    assert m.handle(Called(LOW, "d", 3.0), 12.0) == [Refuse(LOW, "busy", 8.0)]
     assert m.handle(Boundary(2, 10.0), 20.0) == []
 
 
@@ -113,22 +138,81 @@ def test_an_unanswered_call_goes_on_over_a_boundary() -> None:
     assert m.handle(Accepted(MIDDLE), 20.1) == [Begin(MIDDLE, "b", 2)]
 
 
-def test_an_appointment_is_kept_for_its_peer_and_then_given_up() -> None:
+def test_who_has_an_appointment_stays_on_the_line_and_then_gives_up() -> None:
     m = machine("b", "c")
     call = only(m.handle(Boundary(1, 10.0), 10.0), Call)
-    assert m.handle(Refused(call.exchange, "appointment", 4.0), 10.1) == []
-    assert m.handle(Called(LOW, "x", 0.5), 11.0) == [Refuse(LOW, "busy")]
-    wake_at = m.wake_at()
-    assert wake_at is not None and 14.1 < wake_at < 20.0
-    other = only(m.handle(Tick(), wake_at), Call)
+    assert m.handle(Appointed(call.exchange, 4.0), 10.1) == [Stay(call.exchange, 6.5)]
+    assert m.handle(Called(LOW, "x", 0.5), 11.0) == [Refuse(LOW, "busy", 9.0)]
+    assert m.wake_at() is None
+    other = only(m.handle(Unanswered(call.exchange, "silent"), 16.6), Call)
     assert other.peer != call.peer
 
 
-def test_the_kept_partner_is_taken_when_it_calls() -> None:
+def test_an_appointment_is_kept() -> None:
     m = machine("b")
     call = only(m.handle(Boundary(1, 10.0), 10.0), Call)
-    m.handle(Refused(call.exchange, "appointment", 4.0), 10.1)
-    assert m.handle(Called(HIGH, "b", 10.0), 14.0) == [Accept(HIGH, "b", 1)]
+    m.handle(Appointed(call.exchange, 4.0), 10.1)
+    assert m.handle(Accepted(call.exchange), 14.0) == [Begin(call.exchange, "b", 1)]
+
+
+def test_a_peer_with_whom_we_have_an_appointment_may_also_call() -> None:
+    m = machine("b")
+    call = only(m.handle(Boundary(1, 10.0), 10.0), Call)
+    m.handle(Appointed(call.exchange, 4.0), 10.1)
+    assert m.handle(Called(HIGH, "b", 10.0), 14.0) == [HangUp(call.exchange), Accept(HIGH, "b", 1)]
+
+
+def test_who_is_busy_is_not_called_before_an_appointment_could_be_kept() -> None:
+    m = machine("b")
+    call = only(m.handle(Boundary(1, 10.0), 10.0), Call)
+    assert m.handle(Refused(call.exchange, "busy", 17.0), 10.0) == []
+    assert m.wake_at() == 17.0
+
+
+# ---- further partners of a round ----
+def in_a_swap(swaps: int | None) -> Round:
+    """A machine in the first swap of its round, with b."""
+    m = machine("b")
+    m.swaps = swaps
+    m.handle(Boundary(1, 10.0), 10.0)
+    m.handle(Accepted(MIDDLE), 10.0)
+    m.handle(Candidates(frozenset({"b", "c"})), 10.0)
+    return m
+
+
+def test_a_further_partner_is_another_one_and_the_round_counts_once() -> None:
+    m = in_a_swap(2)
+    first = m.handle(SwapEnded(MIDDLE, None, 3), 11.0)
+    assert first[0] == EndRound(1, None, "b", 3, 0, further=True)
+    call = only(first, Call)
+    assert (call.peer, call.round, call.patience_s) == ("c", 1, 0.0), "it waits for no appointment"
+    assert m.handle(Accepted(call.exchange), 11.1) == [Begin(call.exchange, "c", 1)]
+    assert m.handle(SwapEnded(call.exchange, None, 3), 12.0) == [Further(1, "c", 2), CloseOffer(1)]
+
+
+def test_an_offer_stays_open_for_further_callers_until_the_boundary() -> None:
+    m = in_a_swap(3)
+    call = only(m.handle(SwapEnded(MIDDLE, None, 3), 11.0), Call)
+    m.handle(Refused(call.exchange, "busy"), 11.1)
+    assert m.handle(Called(LOW, "b", 9.0), 11.2) == [Appoint(LOW, 20.0 - 11.2)], "not the same one again"
+    assert m.handle(Called(HIGH, "d", 5.0), 11.3) == [Accept(HIGH, "d", 1)]
+    assert m.handle(SwapEnded(HIGH, None, 3), 12.0)[0] == Further(1, "d", 2)
+    assert m.handle(Boundary(2, 10.0), 20.0)[0] == CloseOffer(1)
+
+
+def test_no_further_swap_that_would_delay_the_next_round() -> None:
+    for swaps, ended, more in ((2, 14.9, True), (2, 15.1, False), (None, 11.9, True), (None, 12.1, False)):
+        m = in_a_swap(swaps)
+        end = m.handle(SwapEnded(MIDDLE, None, 3), ended)[0]
+        assert isinstance(end, EndRound) and end.further == more
+
+
+def test_a_further_swap_that_breaks_ends_no_round() -> None:
+    m = in_a_swap(2)
+    call = only(m.handle(SwapEnded(MIDDLE, None, 3), 11.0), Call)
+    m.handle(Accepted(call.exchange), 11.1)
+    assert m.handle(SwapEnded(call.exchange, "silent", 1), 12.0) == []
+    assert m.handle(Boundary(2, 10.0), 20.0)[0] == CloseOffer(1)
 
 
 def test_of_two_calls_that_cross_the_smaller_id_stands() -> None:
@@ -167,12 +251,14 @@ def test_a_swap_straddles_boundaries_until_it_is_too_old() -> None:
     assert m.handle(SwapEnded(MIDDLE, "hung_up", applied=2), 200.0) == [EndRound(1, "hung_up", "b", 2, 0)]
 
 
-def test_a_swap_that_breaks_before_anything_was_applied_leaves_the_offer_open() -> None:
+def test_a_swap_that_breaks_leaves_the_offer_open_and_its_fragments_are_counted() -> None:
     m = machine("b", "c")
     call = only(m.handle(Boundary(1, 10.0), 10.0), Call)
     m.handle(Accepted(call.exchange), 10.1)
-    again = only(m.handle(SwapEnded(call.exchange, "silent"), 12.0), Call)
+    again = only(m.handle(SwapEnded(call.exchange, "silent", 2, 1), 12.0), Call)
     assert again.peer != call.peer and again.round == 1
+    m.handle(Refused(again.exchange, "busy", 30.0), 12.1)
+    assert m.handle(Boundary(2, 10.0), 20.0)[0] == EndRound(1, "busy", call.peer, 2, 1)
 
 
 def test_a_caller_that_vanishes_between_acceptance_and_swap_frees_the_node() -> None:
@@ -236,7 +322,8 @@ events = st.one_of(
     st.builds(Called, ids, peers, st.floats(0, 20)),
     st.builds(CallerGone, ids),
     st.builds(Accepted, ids),
-    st.builds(Refused, ids, st.sampled_from(["busy", "appointment", "leaving"]), st.floats(0, 20)),
+    st.builds(Appointed, ids, st.floats(0, 20)),
+    st.builds(Refused, ids, st.sampled_from(["busy", "leaving"]), st.floats(0, 20)),
     st.builds(Unanswered, ids, st.just("silent")),
     st.builds(SwapEnded, ids, st.sampled_from([None, "silent"]), st.integers(0, 3), st.integers(0, 1)),
     st.builds(lambda closed: Boundary(0, 5.0, closed), st.sampled_from([None, None, "nonfinite"])),
@@ -246,17 +333,20 @@ events = st.one_of(
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.tuples(events, st.floats(0, 5)), max_size=60), st.integers(0, 2**32))
+@given(
+    st.lists(st.tuples(events, st.floats(0, 5)), max_size=60), st.integers(0, 2**32), st.sampled_from([1, 1, 2, None])
+)
 def test_whatever_happens_every_call_is_answered_once_and_every_round_ends_once(
-    story: list[tuple[Event, float]], seed: int
+    story: list[tuple[Event, float]], seed: int, swaps: int | None
 ) -> None:
     class Small(random.Random):
         def randbytes(self, n: int) -> bytes:
             return bytes([self.randrange(6)]) * n
 
-    m = Round(Small(seed))
+    m = Round(Small(seed), swaps)
     now, boundaries, ended = 0.0, 0, []
     waiting: set[bytes] = set()
+    still_open: set[int] = set()
     for event, wait in story:
         now += wait
         if isinstance(event, Boundary):
@@ -272,11 +362,17 @@ def test_whatever_happens_every_call_is_answered_once_and_every_round_ends_once(
             if isinstance(action, Accept | Refuse):
                 assert action.exchange in waiting
                 waiting.remove(action.exchange)
+            if isinstance(action, Appoint):
+                assert action.exchange in waiting
             if isinstance(action, EndRound):
                 ended.append(action.round)
+                still_open |= {action.round} if action.further else set()
+            if isinstance(action, CloseOffer):
+                still_open.remove(action.round)
         wake_at = m.wake_at()
         assert wake_at is None or wake_at > now
-    assert len(waiting) <= 1, "at most one caller is held"
+    assert len(waiting) <= 2, "at most one caller is held and one has an appointment"
+    assert still_open <= _open(m), "an offer that stayed open is closed once"
     assert len(ended) == len(set(ended)), "a round ends once"
     assert set(range(1, boundaries)) - set(ended) <= {max(ended, default=0) + 1, *_open(m)}
 
@@ -339,6 +435,10 @@ class Town:
                 self.calls += 1
                 self.callers[exchange] = (n, peer)
                 self.later(peer, Called(exchange, n, patience))
+            case Stay(exchange, deadline):
+                self.at(deadline, lambda: self.handle(n, Unanswered(exchange, "silent")))
+            case Appoint(exchange, in_s):
+                self.later(self.callers[exchange][0], Appointed(exchange, in_s))
             case Refuse(exchange, reason, retry):
                 self.later(self.callers[exchange][0], Refused(exchange, reason, retry))
             case Accept(exchange):

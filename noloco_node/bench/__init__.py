@@ -1,0 +1,1 @@
+"""What this box and this link can do."""

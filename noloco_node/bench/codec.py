@@ -1,0 +1,117 @@
+"""What each codec costs and loses on this machine: bytes, error, blocks told again, speed beside a memory copy, memory.
+
+A codec follows two replicas through all their meetings (bench/pairs.py), as in a node; the last meeting after each time
+apart is reported, and the error is the true one. Speed is measured on a vector of `parameters` elements, made of the
+pair that was apart for one round over and over (bench/cost.py).
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+from torch import Tensor
+
+from noloco_node.bench import cost, pairs
+from noloco_node.bench.pairs import Meeting, Side
+from noloco_node.core.codec import Codec, Stats, codec
+
+CODECS = ("fp32", "bf16", "int8", *(f"lattice:{bits}" for bits in range(2, 9)))
+BITS = {"fp32": 32, "bf16": 16, "int8": 8, **{f"lattice:{bits}": bits for bits in range(2, 9)}}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    codec: str
+    bits: int
+    device: str
+    apart_rounds: int
+    bytes_per_param: float
+    """Everything that one side says, blocks told again included."""
+    relative_error: float
+    """‖2 c − (u_j − u_i)‖ / ‖u_j − u_i‖"""
+    resent_share: float
+    encode_gb_s: float
+    """GB of fp32 a second; so are the others."""
+    decode_gb_s: float
+    copy_gb_s: float
+    peak_extra_bytes: int | None
+    """For one fragment, beyond u itself. None where the system does not tell."""
+    zstd_bytes_per_param: float | None
+    """The same payloads through zstd. None where Python has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What one meeting came to."""
+
+    stats: Stats
+    relative_error: float
+    zstd_bytes: int | None
+
+
+def run(parameters: int, devices: Sequence[str], names: Sequence[str], say: Callable[[str], None]) -> Iterator[Row]:
+    """`devices`: of cpu and cuda. `say` hears what is being done."""
+    say("training two replicas apart")
+    meetings = pairs.meetings()
+    near = next(met for met in reversed(meetings) if met.apart_rounds == 1)
+    one, other = (side.repeated(parameters) for side in (near.one, near.other))
+    for device in devices:
+        for name in names:
+            if device == "cpu" or name.startswith("lattice"):  # the plain ones work on the CPU's copy of u
+                say(f"{name} on {device}")
+                speed = cost.speed(name, device, one, other)
+                yield from _rows(name, device, meetings, speed)
+
+
+def _rows(name: str, device: str, meetings: Sequence[Meeting], speed: cost.Speed) -> Iterator[Row]:
+    peak = cost.peak_extra_bytes(name, device, meetings[0].one, meetings[0].other)
+    parameters = len(meetings[0].one.u)
+    for apart, told in _last_told(name, device, meetings).items():
+        yield Row(
+            codec=name.partition(":")[0],
+            bits=BITS[name],
+            device=device,
+            apart_rounds=apart,
+            bytes_per_param=told.stats.sent_bytes / parameters,
+            relative_error=told.relative_error,
+            resent_share=told.stats.missed_share,
+            encode_gb_s=speed.encode,
+            decode_gb_s=speed.decode,
+            copy_gb_s=speed.copy,
+            peak_extra_bytes=peak,
+            zstd_bytes_per_param=None if told.zstd_bytes is None else told.zstd_bytes / parameters,
+        )
+
+
+def _last_told(name: str, device: str, meetings: Sequence[Meeting]) -> dict[int, Told]:
+    """By rounds apart."""
+    codecs = codec(name), codec(name)
+    return {met.apart_rounds: _tell(codecs, device, met, bytes([number])) for number, met in enumerate(meetings)}
+
+
+def _tell(codecs: tuple[Codec, Codec], device: str, met: Meeting, exchange_id: bytes) -> Told:
+    stats, squared, squeezed, squeeze = Stats(), 0.0, 0, zstd()
+    for index, (mine, theirs) in enumerate(zip(met.one.fragments(device), met.other.fragments(device), strict=True)):
+        talks = [
+            codec.converse(side.u, index, exchange_id, side.moved)
+            for codec, side in zip(codecs, (mine, theirs), strict=True)
+        ]
+        c, said = pairs.talk(talks[0], talks[1])
+        stats.add(talks[0].stats)
+        squared += float((2 * c.double() - _difference(mine, theirs)).square().sum())
+        squeezed += sum(len(squeeze(payload)) for payload in said) if squeeze else 0
+    return Told(stats, squared**0.5 / float(_difference(met.one, met.other).norm()), squeezed if squeeze else None)
+
+
+def _difference(one: Side, other: Side) -> Tensor:
+    return other.u.double() - one.u.double()
+
+
+def zstd() -> Callable[[bytes], bytes] | None:
+    """Python has zstd from 3.14 on; before that the package `zstandard` has it, where somebody installed it."""
+    for name in ("compression.zstd", "zstandard"):
+        with contextlib.suppress(ImportError):
+            compress: Callable[[bytes], bytes] = import_module(name).compress
+            return compress
+    return None

@@ -1,0 +1,172 @@
+"""Seconds and memory that a codec takes on this machine, beside a plain memory copy.
+
+On the CPU whole conversations are timed, fragment by fragment, as a node has them: *encoding* is all that a side does
+until its codes are said, *decoding* what comes after, blocks told again included. The copy is taken of the same
+stretches of memory in the same seconds: on a busy machine only the ratios mean something. On CUDA the kernels alone are
+timed, over the whole vector.
+"""
+
+import contextlib
+import ctypes
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from noloco_node.bench.pairs import Side, talk
+from noloco_node.core.codec import BLOCK, Conversation, codec
+from noloco_node.core.kernels import Grid, for_device
+from noloco_node.core.lattice import Lattice
+from noloco_node.training.thread import FRAGMENT_ELEMENTS
+
+STRETCH = 16 * FRAGMENT_ELEMENTS
+"""Elements timed at a time, 64 MiB: more than a cache holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """GB of fp32 a second."""
+
+    encode: float
+    decode: float
+    copy: float
+
+
+def speed(name: str, device: str, one: Side, other: Side) -> Speed:
+    """Of telling two vectors of any length."""
+    return _speed_on_cuda(name, one, other) if device == "cuda" else _speed(name, one, other)
+
+
+def peak_extra_bytes(name: str, device: str, one: Side, other: Side) -> int | None:
+    """Of one side's conversation about one fragment, beyond u itself; None where the system does not tell.
+
+    The partner's payloads are those of the same talk held before, so that only one side is in memory.
+    """
+    mine, theirs = (side.repeated(FRAGMENT_ELEMENTS).fragments(device)[0] for side in (one, other))
+    _, replies = talk(_converse(name, theirs), _converse(name, mine))
+    on_cuda = device == "cuda"
+    before = _fresh_cuda_mark() if on_cuda else _fresh_mark()
+    conversation = _converse(name, mine)
+    conversation.open()
+    heard = [conversation.hear(reply) for reply in replies]  # it lives on until it is sent or applied
+    after = torch.cuda.max_memory_allocated() if on_cuda else _status("VmHWM")
+    del heard
+    return None if before is None or after is None else max(0, after - before)
+
+
+def _converse(name: str, side: Side) -> Conversation:
+    return codec(name).converse(side.u, 0, bytes(16), side.moved)
+
+
+# ---- seconds ----
+def _speed(name: str, one: Side, other: Side) -> Speed:
+    length = min(STRETCH, len(one.u))
+    _time_stretch(name, one.part(0, length), other.part(0, length))  # compiles, and touches memory
+    starts = range(0, len(one.u) - length + 1, length)
+    timings = [
+        _time_stretch(name, one.part(start, start + length), other.part(start, start + length)) for start in starts
+    ]
+    return Speed(*(4e-9 * length / median(column) for column in zip(*timings, strict=True)))
+
+
+def _time_stretch(name: str, one: Side, other: Side) -> tuple[float, float, float]:
+    """Seconds of (encoding, decoding, copying) one side's vector."""
+    codecs = codec(name), codec(name)
+    encoding_s, decoding_s = 0.0, 0.0
+    for index, (mine, theirs) in enumerate(zip(one.fragments(), other.fragments(), strict=True)):
+        talks = (c.converse(s.u, index, bytes(16), s.moved) for c, s in zip(codecs, (mine, theirs), strict=True))
+        encoded_s, decoded_s = _time_talk(*talks)
+        encoding_s += encoded_s
+        decoding_s += decoded_s
+    return encoding_s, decoding_s, _time_copy(one)
+
+
+def _time_talk(mine: Conversation, theirs: Conversation) -> tuple[float, float]:
+    """Seconds that our side takes to (encode, decode)."""
+    began = time.perf_counter()
+    say: bytes | None = mine.open()
+    turns_s = [time.perf_counter() - began]
+    reply: bytes | None = theirs.open()
+    while say is not None and reply is not None:
+        began = time.perf_counter()
+        heard = mine.hear(reply)
+        turns_s.append(time.perf_counter() - began)
+        reply = theirs.hear(say).say
+        say = heard.say
+    encoding = 1 if len(turns_s) == 2 else 2  # where ranges come first, codes are the second thing said
+    return sum(turns_s[:encoding]), sum(turns_s[encoding:])
+
+
+def _time_copy(side: Side) -> float:
+    copy = _scratch(len(side.u))
+    began = time.perf_counter()
+    copy.copy_(side.u)
+    return time.perf_counter() - began
+
+
+_SCRATCH: list[torch.Tensor] = []
+
+
+def _scratch(length: int) -> torch.Tensor:
+    """Memory that is there already: a copy into fresh pages would be a test of the kernel that hands them out."""
+    if not _SCRATCH or len(_SCRATCH[0]) != length:
+        _SCRATCH[:] = [torch.zeros(length)]
+    return _SCRATCH[0]
+
+
+def _speed_on_cuda(name: str, one: Side, other: Side) -> Speed:
+    kernels, bits = for_device("cuda"), Lattice.parse(name.partition(":")[2]).bits
+    mine, theirs = (side.u.cuda().view(-1, BLOCK) for side in (one, other))
+    step = torch.full((len(mine),), 2.0**-12, device="cuda")
+    grid = Grid(1 / step, step / 2, torch.zeros(len(mine), dtype=torch.int64, device="cuda"))
+    codes_i, codes_j = (kernels.encode(u, grid, bits)[0] for u in (mine, theirs))
+    copy = torch.empty_like(mine)
+
+    def encode() -> None:
+        kernels.peaks(mine)
+        kernels.encode(mine, grid, bits)
+
+    def decode() -> None:
+        kernels.decode(codes_i, codes_j, grid.half_step, bits)
+
+    return Speed(*(4e-9 * mine.numel() / _cuda_s(work) for work in (encode, decode, lambda: copy.copy_(mine))))
+
+
+def _cuda_s(work: Callable[[], object], times: int = 10) -> float:
+    taken = []
+    for _ in range(times + 3):
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        began.record()
+        work()
+        ended.record()
+        torch.cuda.synchronize()
+        taken.append(float(began.elapsed_time(ended)) / 1e3)
+    return median(taken[3:])
+
+
+# ---- memory ----
+def _fresh_cuda_mark() -> int:
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated()
+
+
+def _fresh_mark() -> int | None:
+    """Give free memory back to the system and forget the highest mark: what this process holds now, in bytes."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)  # glibc
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return None
+    return _status("VmRSS")
+
+
+def _status(key: str) -> int | None:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{key}:")), None)

@@ -1,0 +1,69 @@
+"""One byte an element: blocks of 256, each scaled by its own power of two, told at once.
+
+It codes u itself, so it needs no partner who is near; lattice codes say the same better wherever there is one. A coded
+element k · 2^e, |k| ≤ 127, is an fp32 number, so both sides take the difference of the same two coded vectors and
+c_j = −c_i to the bit. A block whose largest element is below 2^-100 is told as zeros: no subnormal number is ever made,
+which some devices would flush.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from noloco_node.core import outer
+from noloco_node.core.codec import BLOCK, Heard, Stats
+from noloco_node.errors import NonFinite, PeerMisbehaved
+
+LIMIT = 127
+LOWEST, HIGHEST = -107, 120
+"""Of e: 127 · 2^120 still leaves room for a difference of two such numbers."""
+
+
+class Int8:
+    name = "int8"
+
+    def converse(self, u: Tensor, index: int, exchange_id: bytes, moved: Tensor | None = None) -> "Int8Conversation":
+        return Int8Conversation(u)
+
+
+class Int8Conversation:
+    def __init__(self, u: Tensor) -> None:
+        self.stats = Stats()
+        self._u = u
+
+    def open(self) -> bytes:
+        blocks = _blocks(self._u)
+        peaks = blocks.abs().amax(1)
+        if not (peaks < 2.0**126).all():  # false for NaN too
+            raise NonFinite("a weight is NaN, infinite or beyond 2^126: the training has diverged")
+        # peak = m · 2^e with m < 1, so that peak / 2^(e − 7) < 128; rounding to 128 is clamped.
+        self._exponents = (torch.frexp(peaks).exponent - 7).clamp(min=LOWEST)
+        scaled = torch.ldexp(blocks, -self._exponents[:, None])
+        self._codes = scaled.round_().clamp_(-LIMIT, LIMIT).to(torch.int8)
+        payload = b"".join(
+            (self._exponents.to(torch.int8).numpy().data, self._codes.view(-1).numpy()[: len(self._u)].data)
+        )
+        self.stats.sent_bytes += len(payload)
+        return payload
+
+    def hear(self, payload: bytes) -> Heard:
+        self.stats.received_bytes += len(payload)
+        count, size = len(self._exponents), len(self._u)
+        if len(payload) != count + size:
+            raise PeerMisbehaved("bad_length", f"{len(payload)} bytes instead of {count + size}")
+        exponents = torch.from_numpy(np.frombuffer(payload, np.int8, count).astype(np.int32))
+        if count and not LOWEST <= int(exponents.min()) <= int(exponents.max()) <= HIGHEST:
+            raise PeerMisbehaved("bad_range")
+        codes = torch.zeros(count * BLOCK, dtype=torch.int8)
+        codes[:size].numpy()[:] = np.frombuffer(payload, np.int8, size, count)
+        c = outer.correction(_coded(self._codes, self._exponents), _coded(codes.view(-1, BLOCK), exponents))
+        return Heard(None, c.view(-1)[:size])
+
+
+def _blocks(u: Tensor) -> Tensor:
+    """(blocks, 256), zeros after the end."""
+    return torch.nn.functional.pad(u, (0, -u.numel() % BLOCK)).view(-1, BLOCK)
+
+
+def _coded(codes: Tensor, exponents: Tensor) -> Tensor:
+    return torch.ldexp(codes.float(), exponents[:, None])

@@ -1,0 +1,75 @@
+"""The lattice kernels as plain torch operations: what is meant, on any device, and slow."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from noloco_node.core.kernels.tables import BLOCK, DITHER, LIMIT, ROUNDER, WEIGHTS, WIDTHS
+
+if TYPE_CHECKING:
+    from noloco_node.core.kernels import Grid
+
+NAME = "torch"
+
+
+def peaks(u: Tensor) -> Tensor:
+    return (u.view(torch.int32) & 0x7FFFFFFF).amax(1)
+
+
+def encode(u: Tensor, grid: "Grid", bits: int) -> tuple[Tensor, Tensor]:
+    k = steps(u, grid)
+    return pack(k & (1 << bits) - 1, bits), sums(k)
+
+
+def decode(mine: Tensor, theirs: Tensor, half_step: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
+    d = difference(unpack(theirs, bits) - unpack(mine, bits), bits)
+    return d.float() * half_step[:, None], sums(d), (d * d).sum(1, dtype=torch.int32)
+
+
+def steps(u: Tensor, grid: "Grid") -> Tensor:
+    place = torch.arange(BLOCK, device=u.device)
+    dither = torch.from_numpy(DITHER).to(u.device)[grid.phase[:, None] + place]
+    t = (u * grid.inverse[:, None] + dither).clamp(-LIMIT, LIMIT)
+    return ((t + ROUNDER) - ROUNDER).to(torch.int32)
+
+
+def resolve(u: Tensor, grid: "Grid", theirs: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    k = steps(u, grid)
+    d = difference(theirs - (k & (1 << width) - 1), width)
+    return d.float() * grid.half_step[:, None], sums(k + d), d.double().square().sum(1)
+
+
+def difference(r: Tensor, width: int) -> Tensor:
+    half = 1 << width - 1
+    return r + ((r < -half).int() - (r > half).int() << width)
+
+
+def sums(k: Tensor) -> Tensor:
+    """Σ k · w mod 2^32 of each block."""
+    return (k.long() * torch.from_numpy(WEIGHTS).to(k.device)).sum(1).to(torch.int32)
+
+
+def pack(codes: Tensor, bits: int) -> Tensor:
+    """Codes int32 (blocks, 256) -> uint8 (blocks, 32 · bits)."""
+    planes, low = [], 0
+    for width in planes_of(bits):
+        groups = (codes >> low & (1 << width) - 1).view(-1, 8 // width, 32 * width)
+        planes.append(sum(groups[:, g] << g * width for g in range(8 // width)))
+        low += width
+    return torch.cat(planes, 1).to(torch.uint8)  # type: ignore[arg-type]  # sum() of tensors is a tensor
+
+
+def unpack(packed: Tensor, bits: int) -> Tensor:
+    codes = torch.zeros(len(packed), BLOCK, dtype=torch.int32, device=packed.device)
+    low = 0
+    for width in planes_of(bits):
+        plane = packed[:, 32 * low : 32 * (low + width)].to(torch.int32)
+        groups = [plane >> g * width & (1 << width) - 1 for g in range(8 // width)]
+        codes |= torch.cat(groups, 1) << low
+        low += width
+    return codes
+
+
+def planes_of(bits: int) -> list[int]:
+    return [width for width in WIDTHS if bits & width]

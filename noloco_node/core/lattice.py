@@ -1,0 +1,260 @@
+"""Lattice codes: both partners round u to one grid and send the low bits; the other's own vector resolves the rest.
+
+u_i and u_j are close to each other and far from zero, so what a code of u itself spends its bits on, the partner
+knows already (quantised decentralised SGD with lattice codes: arXiv 2002.09268; SwarmSGD: 1910.12308). With
+k = round(u/step + dither), the same step and dither on both sides, k mod 2^bits tells a partner within the range all of
+k. Both use the difference of the same two whole numbers, so the corrections are opposite to the bit. The turns:
+
+    1  ranges       the range that each block should have, and a few elements in full: core/ranges.py
+    2  codes        k mod 2^bits, packed; per block 16 bits of a checksum over what is not sent; a digest of all k
+    3  missed       of blocks whose checksum does not fit (the partner was out of range): 8 more bits of k, a checksum
+    4  whole        of blocks that still do not fit: all of k. At last, if the digest does not hold: of all blocks
+
+Both sides say the same number of turns, at least two. Guarantees, and their conditions:
+
+- c_j = −c_i to the bit, whatever was missed, between all kernels. An honest pair misses the same blocks on both sides,
+  because the decoded difference is antisymmetric even at the range's edge (kernels/__init__.py).
+- |2 c − (u_j − u_i)| ≤ 1.5 steps in every element of a block that was decoded right, as long as |u| of both sides is
+  below 2^21 steps: each side's wish for the range sees to that, unless the other's is 64 times smaller.
+- A block out of range is noticed unless its checksum collides: never with up to three elements off by one range each,
+  else at 2^-15 or less; the digest finds all but 2^-(16 − bits) of those, and then the fragment is told whole.
+- A payload costs what its length says, which is checked first; any bytes of that length give finite corrections.
+
+Knows one fragment at a time, and no partner by name. The codec's memory is one byte for each block of 256.
+"""
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from noloco_node.core import ranges
+from noloco_node.core.codec import Heard, Stats
+from noloco_node.core.kernels import BLOCK, PHASES, Grid, for_device
+from noloco_node.errors import NonFinite, PeerFault, PeerMisbehaved
+
+Array: TypeAlias = NDArray[Any]
+
+BITS = (2, 8)
+MORE = 8
+"""Bits that a block which missed sends in turn 3: 256 times the range."""
+WHOLE = 24
+"""Bits of k at most, in two's complement."""
+DIGEST_BYTES = 4
+DIVERGED = 0.5
+"""Share of a fragment's blocks that miss when two replicas have lost each other: shipping the rest would not help."""
+FEW = 32
+"""... but so few blocks say nothing."""
+AT_ONCE = 256
+"""Blocks told again are worked on in groups of so many: temporaries stay within a few hundred KiB."""
+
+
+class Lattice:
+    def __init__(self, bits: int = 4) -> None:
+        if not BITS[0] <= bits <= BITS[1]:
+            raise ValueError(f"takes {BITS[0]} to {BITS[1]} bits, not {bits}")
+        self.name = f"lattice:{bits}"
+        self.bits = bits
+        self._memories: dict[int, ranges.Memory] = {}
+
+    @classmethod
+    def parse(cls, parameter: str) -> "Lattice":
+        """From what stands after the colon of `lattice:4`."""
+        if parameter and not parameter.isdecimal():
+            raise ValueError(f"takes {BITS[0]} to {BITS[1]} bits, not {parameter!r}")
+        return cls(int(parameter or 4))
+
+    def converse(self, u: Tensor, index: int, exchange_id: bytes, moved: Tensor | None = None) -> "LatticeConversation":
+        """`moved`: max|βΔ| of each of the fragment's blocks, as `outer.movement` gives them."""
+        blocks = -(-u.numel() // BLOCK)
+        memory = self._memories.get(index)
+        if memory is None or memory.blocks != blocks:
+            memory = self._memories[index] = ranges.Memory(blocks, self.bits)
+        return LatticeConversation(self.bits, memory, u, _seed(exchange_id, index), moved)
+
+
+class LatticeConversation:
+    def __init__(self, bits: int, memory: ranges.Memory, u: Tensor, seed: int, moved: Tensor | None) -> None:
+        self.stats = Stats(blocks=memory.blocks)
+        """Complete when the conversation is."""
+        self._bits = bits
+        self._memory = memory
+        self._kernels = for_device(u.device.type)
+        self._size = u.numel()
+        self._u = _blocks(u)  # (blocks, 256); a copy only where the last block is short
+        self._seed = seed
+        self._moved = None if moved is None else moved.numpy()
+        self._turn: Callable[[bytes], Heard] = self._hear_ranges
+
+    def open(self) -> bytes:
+        peaks = _array(self._kernels.peaks(self._u))
+        if peaks.max(initial=0) >= ranges.LARGEST:
+            raise NonFinite("a weight is NaN, infinite or beyond 2^110: the training has diverged")
+        where = ranges.places(self._size, self._seed)
+        self._wish = self._memory.wish(peaks, self._moved, _at(self._u, where), where)
+        return self._say(self._wish.pack())
+
+    def hear(self, payload: bytes) -> Heard:
+        self.stats.received_bytes += len(payload)
+        return self._turn(payload)
+
+    # ---- turn by turn ----
+    def _hear_ranges(self, payload: bytes) -> Heard:
+        theirs = ranges.Wish.parse(payload, self._wish)
+        self._apart = theirs.sample.astype(np.float64) - self._wish.sample
+        self._agreed = ranges.agree(self._wish, theirs)
+        self._grid = _grid(self._agreed, self._bits, self._seed, self._u.device)
+        self._codes, sums = self._kernels.encode(self._u, self._grid, self._bits)
+        self._sums = _array(sums)
+        self._turn = self._hear_codes
+        return Heard(self._say(_array(self._codes), _checks(self._sums, self._bits), _digest(self._sums)), None)
+
+    def _hear_codes(self, payload: bytes) -> Heard:
+        blocks = self.stats.blocks
+        cut = 32 * self._bits * blocks
+        _check_length(payload, cut + 2 * blocks + DIGEST_BYTES)
+        codes = _tensor(payload, cut, self._u.device).view(blocks, 32 * self._bits)
+        self._their_digest = payload[-DIGEST_BYTES:]
+        self._c, sums, energy = self._kernels.decode(self._codes, codes, self._grid.half_step, self._bits)
+        self._their_sums, self._energy = self._sums + _array(sums), _array(energy).astype(np.float64)
+        del self._codes
+        missed = _missed(self._their_sums, self._bits, payload, cut)
+        self.stats.missed = len(missed)
+        if len(missed) > max(FEW, DIVERGED * blocks):
+            raise PeerFault("diverged", f"{len(missed)} of {blocks} blocks out of range")
+        self._their_codes = codes[torch.from_numpy(missed).to(codes.device)]
+        return self._ask(missed, MORE) if len(missed) else self._finish()
+
+    def _hear_missed(self, payload: bytes) -> Heard:
+        blocks, width = self._told_again, self._bits + MORE
+        cut = BLOCK * len(blocks)
+        _check_length(payload, cut + 2 * len(blocks))
+        more = _tensor(payload, cut, self._u.device).view(-1, BLOCK).int() << self._bits
+        for some in _groups(len(blocks)):
+            low = self._kernels.unpack(self._their_codes[some], self._bits)
+            self._resolve(blocks[some], low | more[some], width)
+        still = blocks[_missed(self._their_sums[blocks], width, payload, cut)]
+        return self._ask(still, WHOLE) if len(still) else self._finish()
+
+    def _hear_whole(self, payload: bytes) -> Heard:
+        blocks, size = self._told_again, WHOLE // 8 * BLOCK * len(self._told_again)
+        _check_length(payload, size)
+        planes = _tensor(payload, size, self._u.device).view(-1, WHOLE // 8, BLOCK)
+        for some in _groups(len(blocks)):
+            low, middle, high = planes[some].int().unbind(1)
+            self._resolve(blocks[some], low | middle << 8 | high << 16, WHOLE)
+        return self._finish(everything=len(blocks) == self.stats.blocks)
+
+    def _finish(self, everything: bool = False) -> Heard:
+        if _digest(self._their_sums) != self._their_digest:
+            if everything:
+                raise PeerMisbehaved("bad_digest")
+            return self._ask(np.arange(self.stats.blocks), WHOLE)
+        self._turn = _over
+        error = 2 * _at(self._c, self._wish.where).astype(np.float64) - self._apart
+        self.stats.error, self.stats.difference = float(error @ error), float(self._apart @ self._apart)
+        self._memory.learn(self._agreed, self._energy, self.stats.missed)
+        return Heard(None, self._c.view(-1)[: self._size])
+
+    # ---- blocks that are told again ----
+    def _ask(self, blocks: ranges.Places, bits: int) -> Heard:
+        """Tell, and expect, more of these blocks: the next bits of k with a checksum, or all of them."""
+        self._told_again = blocks
+        self._turn = self._hear_whole if bits == WHOLE else self._hear_missed
+        first = 0 if bits == WHOLE else self._bits
+        told = np.empty((len(blocks), bits // 8, BLOCK), np.uint8)
+        for some in _groups(len(blocks)):
+            k = _array(self._kernels.steps(*self._rows(blocks[some])))
+            for plane in range(bits // 8):
+                told[some, plane] = k >> first + 8 * plane & 0xFF
+        checks = b"" if bits == WHOLE else _checks(self._sums[blocks], self._bits + bits)
+        return Heard(self._say(told, checks), None)
+
+    def _resolve(self, blocks: ranges.Places, low: Tensor, width: int) -> None:
+        c, sums, energy = self._kernels.resolve(*self._rows(blocks), low, width)
+        self._c[torch.from_numpy(blocks).to(c.device)] = c
+        self._their_sums[blocks], self._energy[blocks] = _array(sums), _array(energy)
+
+    def _rows(self, blocks: ranges.Places) -> tuple[Tensor, Grid]:
+        there = torch.from_numpy(blocks).to(self._u.device)
+        return self._u[there], self._grid.rows(there)
+
+    def _say(self, *parts: bytes | Array) -> bytes:
+        payload = b"".join(part.data if isinstance(part, np.ndarray) else part for part in parts)
+        self.stats.sent_bytes += len(payload)
+        return payload
+
+
+def _over(payload: bytes) -> Heard:
+    raise PeerMisbehaved("too_much", "a payload after the end")
+
+
+def _seed(exchange_id: bytes, index: int) -> int:
+    """31 bits of chance that both sides share, different in every conversation."""
+    drawn = hashlib.blake2b(exchange_id, digest_size=4, key=index.to_bytes(8, "little")).digest()
+    return int.from_bytes(drawn, "little") >> 1
+
+
+def _grid(agreed: ranges.Codes, bits: int, seed: int, device: torch.device) -> Grid:
+    step = ranges.value_of(agreed) * np.float32(2.0 ** (1 - bits))
+    golden = 2531  # PHASES over the golden ratio: neighbouring blocks begin far apart
+    phase = (seed + golden * np.arange(len(agreed))) & (PHASES - 1)
+    inverse, half_step = np.float32(1) / step, step * np.float32(0.5)
+    return Grid(*(torch.from_numpy(x).to(device) for x in (inverse, half_step, phase)))
+
+
+def _blocks(u: Tensor) -> Tensor:
+    """(blocks, 256), zeros after the end."""
+    short = -u.numel() % BLOCK
+    return (torch.nn.functional.pad(u, (0, short)) if short else u).view(-1, BLOCK)
+
+
+def _groups(count: int) -> list[slice]:
+    return [slice(start, start + AT_ONCE) for start in range(0, count, AT_ONCE)]
+
+
+def _at(rows: Tensor, where: ranges.Places) -> ranges.Floats:
+    if rows.is_cuda:
+        rows = rows.view(-1)[torch.from_numpy(where).to(rows.device)]
+        where = np.arange(len(where))
+    picked: ranges.Floats = _array(rows).reshape(-1)[where]
+    return picked
+
+
+# ---- checksums, one entry a block ----
+def _checks(sums: Array, width: int) -> bytes:
+    """Σ (k >> width) · w mod 2^16, plus what Σ (k mod 2^width) · w carries over, which the low bits tell."""
+    return ((sums >> width) & 0xFFFF).astype("<u2").tobytes()
+
+
+def _missed(sums: Array, width: int, payload: bytes, at: int) -> ranges.Places:
+    """The blocks whose checksums differ from those of the partner."""
+    return np.flatnonzero(((sums >> width) & 0xFFFF) != np.frombuffer(payload, "<u2", len(sums), at))
+
+
+def _digest(sums: Array) -> bytes:
+    """Of all k of a fragment."""
+    odd = np.arange(1, 2 * len(sums), 2, dtype=np.uint32)
+    return int((sums.view(np.uint32) * odd).sum(dtype=np.uint32)).to_bytes(DIGEST_BYTES, "little")
+
+
+# ---- bytes ----
+def _check_length(payload: bytes, wanted: int) -> None:
+    if len(payload) != wanted:
+        raise PeerMisbehaved("bad_length", f"{len(payload)} bytes instead of {wanted}")
+
+
+def _tensor(payload: bytes, size: int, device: torch.device) -> Tensor:
+    """A copy: a tensor over a bytes object's own memory could be written to."""
+    out = torch.empty(size, dtype=torch.uint8)
+    out.numpy()[:] = np.frombuffer(payload, np.uint8, size)
+    return out.to(device)
+
+
+def _array(x: Tensor) -> Array:
+    array: Array = x.cpu().numpy()
+    return array

@@ -1,0 +1,191 @@
+"""How far apart two partners may stand, block by block, before low bits no longer tell: wished for, agreed, remembered.
+
+A range is an fp32 number with two bits after the leading one, (4, 5, 6 or 7)/4 · 2^e, kept as the upper 11 bits of that
+number: its *code* counts quarter octaves, and one more is the next larger range.
+
+- *Wished for*: 2.2 · max|βΔ| of the block, halfway (in octaves) towards what earlier exchanges saw there, relative to
+  the rest of the fragment. Never so small that k would not fit (LIMIT in kernels/tables.py).
+- *Agreed*: how far a pair stands apart depends on when its two sides last met whom, and changes fivefold from one
+  partner to the next, alike in all blocks. So each side also sends a few elements of u in full: the 0.9 quantile of
+  |u_j − u_i| over the larger of both ranges says by how much all ranges must be shifted. It is whole numbers and single
+  roundings on both sides, so that both come to the same. Whatever a partner claims, no range gets beyond 64 times our
+  own wish.
+- *Remembered*: the differences that the exchange saw, in each block relative to the fragment's median, one byte a
+  block; and a margin over the 0.9 quantile, which rises and falls until 1.4% of the blocks miss.
+
+*(Tried on eight replicas of a 0.9 M Llama in random pairs, 4 bits: 1.0% of blocks missed, relative error 0.27. Without
+the elements in full, ranges that only follow what was seen: 6.5% and 0.31. Ranges fixed at 2.2 · max|βΔ|: 22%.)*
+
+numpy alone: what it handles is one number a block.
+"""
+
+import math
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from noloco_node.core.kernels.tables import BLOCK
+from noloco_node.errors import PeerMisbehaved
+
+Codes = NDArray[np.int32]
+Floats = NDArray[np.float32]
+Places = NDArray[np.int64]
+
+LOWEST, HIGHEST = (127 - 90) * 4, (127 + 100) * 4
+"""Codes of 2^-90 and 2^100: steps, their inverses and every difference of two k stay normal fp32 numbers."""
+LARGEST = np.int32((127 + 110) << 23)
+"""2^110 as the bits of an fp32 number: a weight beyond it fits no range, and no model either."""
+WINDOW = 255
+"""Quarter octaves below the largest range of a fragment that its one byte a block reaches."""
+GUESS = np.float32(2.2)
+"""Times max|βΔ|: two replicas that went apart for one round differ by √2 of it, and a larger one somewhere."""
+UNMOVED = 16
+"""A block without βΔ to go by is guessed to have moved by 1/16 of its largest weight."""
+STILL = 8
+"""No block is guessed below a quarter of the fragment's median: rows that only one replica has seen do move."""
+DOWN = 8
+"""An agreement shifts ranges by at most two octaves down: wishes leave as much room above the smallest k allows."""
+CAP = 24
+"""... and to at most six octaves above either side's wish: replicas that trained apart for twenty rounds to the end of
+a schedule, when βΔ is small, were four above it."""
+QUANTILE = 0.9
+SAMPLES = 1024
+"""Elements sent in full: the quantile is good to 4%, for 0.004 bytes a parameter of a fragment of 1 Mi."""
+EACH = 64
+"""... and at most one element in so many."""
+TARGET = 0.014
+"""Share of blocks that should miss. Wider ranges cost error in every block, narrower ones bytes in those that miss."""
+GAIN = 32.0
+"""Sixteenths of an octave by which the margin rises when all blocks miss."""
+MARGIN, NARROWEST, WIDEST = 23, 12, 60
+"""Sixteenths of an octave from the 0.9 quantile of |u_j − u_i| to the range less a step: 23 is 4.4 standard deviations.
+Each fragment begins there and finds its own."""
+REACH = 64
+"""The memory follows a block up to four octaves (in sixteenths) away from the fragment's median."""
+
+_HEADER = struct.Struct("<HBx")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What each side says first about a fragment."""
+
+    codes: Codes
+    margin: int
+    sample: Floats
+    """Elements of u in full."""
+    where: Places
+    """Which elements: not said, both draw the same."""
+
+    def pack(self) -> bytes:
+        base = int(self.codes.min(initial=HIGHEST))
+        header = _HEADER.pack(base, self.margin)
+        return header + (self.codes - base).astype(np.uint8).tobytes() + self.sample.astype("<f4").tobytes()
+
+    @classmethod
+    def parse(cls, payload: bytes, like: "Wish") -> "Wish":
+        """A partner's. Raises PeerMisbehaved. `like`: our own, which has the same sizes."""
+        blocks, samples = len(like.codes), len(like.sample)
+        wanted = _HEADER.size + blocks + 4 * samples
+        if len(payload) != wanted:
+            raise PeerMisbehaved("bad_length", f"{len(payload)} bytes of ranges instead of {wanted}")
+        base, margin = _HEADER.unpack_from(payload)
+        codes = np.frombuffer(payload, np.uint8, blocks, _HEADER.size).astype(np.int32) + np.int32(base)
+        sample = np.frombuffer(payload, "<f4", samples, _HEADER.size + blocks).astype(np.float32)
+        if not NARROWEST <= margin <= WIDEST or (blocks and not LOWEST <= codes.min() <= codes.max() <= HIGHEST):
+            raise PeerMisbehaved("bad_range")
+        if not np.isfinite(sample).all():
+            raise PeerMisbehaved("nonfinite")
+        return cls(codes, margin, sample, like.where)
+
+
+class Memory:
+    """What exchanges taught about one fragment: a byte a block and one number."""
+
+    def __init__(self, blocks: int, bits: int) -> None:
+        self.blocks = blocks
+        self._bits = bits
+        half = 1 << bits - 1
+        self._margin = MARGIN + 16 * math.log2(half / (half - 1))  # the outermost code may be either partner's
+        self._profile: NDArray[np.int8] | None = None
+        """Sixteenths of an octave that the differences of a block lie above the fragment's median."""
+
+    def wish(self, peaks: Codes, moved: Floats | None, sample: Floats, where: Places) -> Wish:
+        """`peaks`: bits of the largest |u| of each block. `moved`: max|βΔ| of each block, if anybody knows."""
+        codes = peaks >> 21
+        codes = codes - UNMOVED if moved is None else code_of(moved * GUESS)
+        median = _median(codes)
+        codes = np.maximum(codes, median - STILL)
+        if self._profile is not None:
+            codes = -((-4 * (codes + median) - self._profile) // 8)  # half and half, in sixteenths, rounded up
+        codes = np.maximum(codes, smallest(peaks, self._bits)).clip(LOWEST, HIGHEST)
+        codes = np.maximum(codes, codes.max(initial=0) - WINDOW)
+        return Wish(codes.astype(np.int32), math.ceil(self._margin), sample, where)
+
+    def learn(self, agreed: Codes, energy: NDArray[np.float64], missed: int) -> None:
+        """After an exchange: Σ d² of each block in steps, and how many blocks missed."""
+        if not self.blocks:
+            return
+        # Steps are a fixed share of ranges, and the root of a sum of squares has half as many octaves as the sum.
+        seen = 4 * agreed + (_sixteenths(np.maximum(energy, 4.0).astype(np.float32)) >> 1)
+        seen = (seen - _median(seen)).clip(-REACH, REACH)
+        self._profile = (seen if self._profile is None else (self._profile + seen) >> 1).astype(np.int8)
+        surplus = (missed - TARGET * self.blocks) / max(self.blocks, SAMPLES)
+        self._margin = min(max(self._margin + max(GAIN * surplus, -1.5), NARROWEST), WIDEST)
+
+
+def code_of(x: Floats) -> Codes:
+    """The smallest range that is not below x ≥ 0."""
+    codes: Codes = (x.view(np.int32) + np.int32((1 << 21) - 1)) >> 21
+    return codes
+
+
+def value_of(codes: Codes) -> Floats:
+    values: Floats = (codes << 21).view(np.float32)
+    return values
+
+
+def smallest(peaks: Codes, bits: int) -> Codes:
+    """Codes of ranges whose steps are 32 units in the last place of a block's largest element; 8 after a shift down,
+    which keeps |k| below 2^21."""
+    return ((peaks >> 23) - 19 + bits) << 2
+
+
+def places(size: int, seed: int) -> Places:
+    """Which elements of a fragment are sent in full. An odd stride walks through all columns of a matrix."""
+    count = min(SAMPLES, -(-size // EACH))
+    stride = size // max(count, 1) | 1
+    return (seed + stride * np.arange(count, dtype=np.int64)) % max(size, 1)
+
+
+def agree(mine: Wish, theirs: Wish) -> Codes:
+    """The same on both sides, whichever is called mine."""
+    larger, smaller = np.maximum(mine.codes, theirs.codes), np.minimum(mine.codes, theirs.codes)
+    agreed: Codes = np.minimum(larger + _shift(mine, theirs, larger), smaller + CAP)
+    return agreed.clip(LOWEST, HIGHEST).astype(np.int32)
+
+
+def _shift(mine: Wish, theirs: Wish, larger: Codes) -> int:
+    """Quarter octaves between the larger of both wishes and what the elements in full ask for."""
+    samples = len(mine.sample)
+    if not samples:
+        return 0
+    range_there = value_of(larger[mine.where // BLOCK]).astype(np.float64)
+    apart = np.abs(theirs.sample.astype(np.float64) - mine.sample) / range_there
+    rank = int(QUANTILE * samples)
+    quantile = np.partition(apart, rank)[rank : rank + 1].clip(max=2.0**60).astype(np.float32)
+    sixteenths = int(_sixteenths(quantile)[0]) + max(mine.margin, theirs.margin)
+    return max(-(-sixteenths // 4), -DOWN)
+
+
+def _sixteenths(x: Floats) -> Codes:
+    """log2 x in sixteenths, rounded down; between powers of two it is linear, at most 1.4 of them too small."""
+    logs: Codes = (x.view(np.int32) >> 19) - (127 << 4)
+    return logs
+
+
+def _median(codes: Codes) -> int:
+    middle = len(codes) // 2
+    return int(np.partition(codes, middle)[middle]) if len(codes) else 0
