@@ -51,8 +51,8 @@ def _training(parser: argparse.ArgumentParser) -> None:
     add("--replicas", metavar="N", type=int, default=8, help="default: 8")
     add("--inner-steps", metavar="H", type=int, help="steps between two meetings (default: 50)")
     add("--rounds", metavar="N", type=int, default=12, help="phases of H steps (default: 12)")
-    add("--overlap", metavar="HOW", default="eager", help="eager, blocking, or delay=N inner steps (default: eager)")
-    add("--codec", metavar="NAME", default="bf16", help="how vectors are written (default: bf16)")
+    add("--overlap", metavar="HOW", help="eager, blocking, or delay=N inner steps (default: as a run's manifest)")
+    add("--codec", metavar="NAME", help="how vectors are written (default: as a run's manifest)")
     data = parser.add_mutually_exclusive_group()
     data.add_argument("--iid", dest="iid", action="store_true", default=True, help="all read all modules (default)")
     data.add_argument("--non-iid", dest="iid", action="store_false", help="each replica has modules of its own")
@@ -143,12 +143,12 @@ def _settings(args: argparse.Namespace) -> "Settings":
         inner = InnerSpec(**{key: value for key, value in given.items() if value is not None})
     except ValidationError as error:
         raise UsageError(explain(error, InnerSpec)) from None
+    outer = {key: value for key in ("overlap", "codec") if (value := getattr(args, key)) is not None}
     return Settings(
+        **outer,
         replicas=args.replicas,
         rounds=args.rounds,
         iid=args.iid,
-        overlap=args.overlap,
-        codec=args.codec,
         precision=args.precision,
         device=args.device,
         compiled=args.compile,

@@ -1,0 +1,98 @@
+"""One algorithm on one workload, from the same start to the same number of tokens, as a Curve.
+
+Every algorithm of a comparison gets a Trainer of its own from the same module, the same batches by step, the same
+learning rate by step, and is measured on the same held-out tokens after each of its boundaries. Progress goes to a
+callable; printing is the caller's.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from noloco_node.simulate.algorithms import algorithm
+from noloco_node.simulate.data import Readers
+from noloco_node.simulate.rivals import Outer
+from noloco_node.simulate.settings import Choice, Curve, Settings
+from noloco_node.simulate.trainer import Trainer
+from noloco_node.training.data import VOCABULARY, Corpus, load
+from noloco_node.training.inner import choose_device
+from noloco_node.training.model import build
+
+PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
+Progress = Callable[[int, float], None]
+"""Steps done of this algorithm, and the latest mean training loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What all algorithms of one comparison share, made once."""
+
+    settings: Settings
+    module: nn.Module
+    """The start; never trained itself."""
+    corpus: Corpus
+    held_out: Tensor
+    """(sequences, length + 1)."""
+    device: torch.device
+    dtype: torch.dtype
+    """Of matrix products."""
+
+
+def workload(settings: Settings) -> Workload:
+    corpus = load(settings.data.source)
+    windows = corpus.windows(settings.data.sequence_length, settings.held_out_sequences)
+    device = choose_device(settings.device)
+    return Workload(
+        settings=settings,
+        module=build(settings.model, VOCABULARY, settings.seed, settings.data.sequence_length).to(device),
+        corpus=corpus,
+        held_out=windows.to(device),
+        device=device,
+        dtype=_dtype(settings.precision, device),
+    )
+
+
+def run(work: Workload, choice: Choice, progress: Progress) -> Curve:
+    settings, started = work.settings, time.perf_counter()
+    trainer = Trainer(work.module, settings.replicas, settings.inner, work.dtype, settings.compiled)
+    rule = algorithm(choice, settings, trainer.layout)
+    outer = Outer.start(trainer.theta)
+    readers = Readers(work.corpus, settings)
+    curve = Curve(choice.label, settings.seed)
+    _measure(curve, 0, work, trainer, rule.sent)
+    since = 0  # steps since the last boundary
+    for step in range(settings.steps):
+        losses = trainer.backward(readers.next(settings.batch).to(work.device))
+        rule.gradients(trainer.gradients)
+        trainer.step((step + 1) / settings.steps)
+        since += 1
+        rule.between(outer, since)
+        if since == (choice.inner_steps or settings.inner_steps) or step + 1 == settings.steps:
+            rule.boundary(outer)
+            since = 0
+            if step + 1 == settings.steps:
+                rule.finish(outer)
+            _measure(curve, step + 1, work, trainer, rule.sent)
+        progress(step + 1, float(losses.mean()))
+    curve.bytes_per_param, curve.failed_swaps = rule.sent, rule.failed
+    curve.wall_s = time.perf_counter() - started
+    return curve
+
+
+def _measure(curve: Curve, step: int, work: Workload, trainer: Trainer, sent: float) -> None:
+    theta = trainer.theta
+    curve.steps.append(step)
+    curve.tokens.append(step * len(theta) * work.settings.batch * work.settings.data.sequence_length)
+    curve.averaged_model_loss.append(float(trainer.evaluate(theta.mean(dim=0, keepdim=True), work.held_out)))
+    curve.replica_mean_loss.append(float(trainer.evaluate(theta, work.held_out).mean()))
+    curve.replica_std.append(float(theta.var(dim=0, correction=0).mean().sqrt()))
+    curve.bytes_sent_per_param.append(sent)
+
+
+def _dtype(precision: str, device: torch.device) -> torch.dtype:
+    if precision == "auto":
+        precision = "bf16" if device.type == "cuda" or torch.cpu._is_avx512_bf16_supported() else "fp32"
+    return PRECISIONS[precision]

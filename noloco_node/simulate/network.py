@@ -1,0 +1,180 @@
+"""What a synchronisation costs in time, by method and number of nodes: virtual time, no training, no tensors.
+
+A message takes a log-normal time, as in the NoLoCo paper (arXiv 2506.10911), plus its bytes over the bandwidth of one
+link. With no bandwidth given, the transfer is meant to be inside the log-normal time, the paper's own setting. Every
+node sends and receives at once. The methods, each in the form that is kindest to it:
+
+    pair        both send their vector to one partner; done when both have it
+    ring        2 (n − 1) steps around a ring, each with 1/n of the vector
+    tree        binomial: reduce up to one node, broadcast down, 2 log2 n messages deep
+    butterfly   recursive doubling: log2 n exchanges of the whole vector (powers of two only)
+    server      everybody sends to one node and hears back from it; its link is one link
+
+A pair exchange is the butterfly of two: ratio to it about log2 n, and to the tree twice that.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Times = NDArray[np.float64]
+
+_DRAWS = 8192
+"""Nodes simulated at least for each row: small swarms are repeated until their mean is worth something."""
+_STRAGGLER_ROUNDS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    latency_s: float = 1.0
+    """Median time of a message."""
+    sigma: float = 0.5
+    """Of its logarithm: 0.5 makes one message in 20 take more than 2.3 times the median."""
+    bandwidth_bytes_s: float = math.inf
+    """Of one link, either way."""
+    vector_bytes: float = 250e6
+    """What a node tells in one synchronisation: 125 M parameters in bf16."""
+
+    def messages(self, chance: np.random.Generator, count: int, share: float = 1.0) -> Times:
+        """How long each of `count` messages takes, with this share of the vector."""
+        return self.latency_s * chance.lognormal(0, self.sigma, count) + self.transfer_s(share)
+
+    def transfer_s(self, share: float = 1.0) -> float:
+        return self.vector_bytes * share / self.bandwidth_bytes_s
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    method: str
+    n: int
+    sync_seconds: float
+    """From the start until a node has what it waits for, mean over nodes."""
+    idle_seconds: float
+    """Of that, how long its accelerator stands still."""
+    bytes_per_node: float
+    """Sent, mean over nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Straggling:
+    method: str
+    n: int
+    idle_fraction: float
+    """Of all accelerator time, spent waiting for slower nodes."""
+
+
+def costs(network: Network, sizes: Sequence[int], seed: int) -> list[Row]:
+    chance = np.random.default_rng(seed)
+    return [row for n in sizes for row in _costs_at(network, n, chance)]
+
+
+def _costs_at(network: Network, n: int, chance: np.random.Generator) -> list[Row]:
+    rows = []
+    for method, finish in METHODS.items():
+        if method == "butterfly" and n & (n - 1):
+            continue
+        seconds = float(np.mean([finish(network, n, chance).mean() for _ in range(max(1, _DRAWS // n))]))
+        sent = network.vector_bytes * _vectors_sent(method, n)
+        rows.append(Row(method, n, seconds, seconds, sent))
+        if method == "pair":
+            rows[-1] = Row("pair", n, seconds, 0.0, sent)  # training goes on meanwhile
+            rows.append(Row("pair, blocking", n, seconds, seconds, sent))
+    return rows
+
+
+def _vectors_sent(method: str, n: int) -> float:
+    everybody = 2 * (n - 1) / n
+    return {"pair": 1.0, "ring": everybody, "tree": everybody, "butterfly": math.log2(n), "server": everybody}[method]
+
+
+def _pair(network: Network, n: int, chance: np.random.Generator) -> Times:
+    return np.maximum(network.messages(chance, n), network.messages(chance, n))
+
+
+def _ring(network: Network, n: int, chance: np.random.Generator) -> Times:
+    times = np.zeros(n)
+    for _ in range(2 * (n - 1)):
+        times = np.maximum(times, np.roll(times, 1) + network.messages(chance, n, 1 / n))
+    return times
+
+
+def _tree(network: Network, n: int, chance: np.random.Generator) -> Times:
+    times = np.zeros(n)
+    strides = [1 << k for k in range((n - 1).bit_length())]
+    for stride in strides:
+        children = np.arange(stride, n, 2 * stride)
+        parents = children - stride
+        times[parents] = np.maximum(times[parents], times[children] + network.messages(chance, len(children)))
+    for stride in reversed(strides):
+        children = np.arange(stride, n, 2 * stride)
+        parents = children - stride
+        times[children] = times[parents] + network.messages(chance, len(children))
+        times[parents] += network.transfer_s()  # its link is taken until the next child's turn
+    return times
+
+
+def _butterfly(network: Network, n: int, chance: np.random.Generator) -> Times:
+    times = np.zeros(n)
+    for level in range((n - 1).bit_length()):
+        times = np.maximum(times, times[np.arange(n) ^ (1 << level)] + network.messages(chance, n))
+    return times
+
+
+def _server(network: Network, n: int, chance: np.random.Generator) -> Times:
+    others = n - 1
+    arrived = np.sort(network.messages(chance, others) - network.transfer_s())
+    queued = arrived - np.arange(others) * network.transfer_s()  # when the queue would have begun to be busy for good
+    complete = queued.max() + others * network.transfer_s()
+    answers = complete + network.messages(chance, others) + np.arange(others) * network.transfer_s()
+    return np.append(answers, complete)
+
+
+METHODS: dict[str, Callable[[Network, int, np.random.Generator], Times]] = {
+    "pair": _pair,
+    "ring": _ring,
+    "tree": _tree,
+    "butterfly": _butterfly,
+    "server": _server,
+}
+
+
+def stragglers(sizes: Sequence[int], spread: float, jitter: float, seed: int) -> list[Straggling]:
+    """Phases of so many steps on boxes of log-normal speed: `spread` of its logarithm between boxes, `jitter` from one
+    phase to the next. Exchanges themselves take no time here: this is the waiting alone.
+
+    A pair that blocks waits for one partner, but that partner has waited for others before: in the long run a slow box
+    holds back everybody, only later. A pair that trains on waits for nobody.
+    """
+    chance = np.random.default_rng(seed)
+    rows = []
+    for n in sizes:
+        swarms = [
+            chance.lognormal(0, spread, n) * chance.lognormal(0, jitter, (_STRAGGLER_ROUNDS, n))
+            for _ in range(max(4, 512 // n))
+        ]
+        for method, join in (("barrier", _barrier), ("pair, blocking", _meet)):
+            rows.append(Straggling(method, n, float(np.mean([_waited(phases, join, chance) for phases in swarms]))))
+        rows.append(Straggling("pair", n, 0.0))
+    return rows
+
+
+def _waited(phases: Times, join: Callable[[Times, np.random.Generator], Times], chance: np.random.Generator) -> float:
+    times = np.zeros(phases.shape[1])
+    for phase in phases:
+        times = join(times + phase, chance)
+    return 1 - float(phases.sum() / times.sum())
+
+
+def _barrier(times: Times, chance: np.random.Generator) -> Times:
+    return np.full_like(times, times.max())
+
+
+def _meet(times: Times, chance: np.random.Generator) -> Times:
+    order = chance.permutation(len(times))
+    first, second = order[: len(order) // 2], order[len(order) // 2 : len(order) // 2 * 2]
+    times = times.copy()
+    times[first] = times[second] = np.maximum(times[first], times[second])
+    return times

@@ -1,0 +1,146 @@
+"""Results as tables (rich), as documents (`--json`) and as pictures (matplotlib, the extra `plot`)."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from noloco_node.errors import UsageError
+from noloco_node.simulate.network import Network, Row, Straggling
+from noloco_node.simulate.settings import Curve, Settings
+from noloco_node.simulate.sweep import Result
+
+SCHEMA = 1
+_NO_MATPLOTLIB = "--plot needs matplotlib: pip install 'noloco-node[plot]'"
+
+
+def comparison(found: Sequence[Result]) -> Table:
+    table = Table(box=None, title="held-out loss at the end", title_justify="left")
+    table.add_column("algorithm", no_wrap=True, min_width=max(len(result.algorithm) for result in found))
+    for heading in ("averaged model", "replicas' mean", "spread", "bytes/param", "seconds"):
+        table.add_column(heading, justify="right")
+    for result in found:
+        table.add_row(
+            result.algorithm,
+            _with_error(result.averaged_model_loss, result.averaged_model_loss_sd),
+            _with_error(result.replica_mean_loss, result.replica_mean_loss_sd),
+            f"{result.replica_std:.2g}",
+            f"{result.bytes_per_param:.1f}",
+            f"{result.wall_s:.0f}",
+        )
+    if failed := [f"{result.algorithm} {result.failed_swaps}" for result in found if result.failed_swaps]:
+        table.caption = f"swaps given up because the replicas stood too far apart for the codec: {', '.join(failed)}"
+    return table
+
+
+def comparison_document(settings: Settings, curves: Sequence[Curve], found: Sequence[Result]) -> dict[str, Any]:
+    shared = asdict(settings) | {part: getattr(settings, part).model_dump() for part in ("model", "data", "inner")}
+    return {
+        "schema": SCHEMA,
+        "settings": shared,
+        "curves": [asdict(curve) for curve in curves],
+        "results": [asdict(result) for result in found],
+    }
+
+
+def network_table(rows: Sequence[Row]) -> Table:
+    methods = list(dict.fromkeys(row.method for row in rows if row.method != "pair, blocking"))  # the same seconds
+    table = Table(box=None, title="seconds of one synchronisation (and pair's advantage)", title_justify="left")
+    table.add_column("nodes", justify="right")
+    for method in methods:
+        table.add_column(method, justify="right")
+    for n in sorted({row.n for row in rows}):
+        at = {row.method: row for row in rows if row.n == n}
+        table.add_row(f"{n:,}", *(_seconds(at[method], at["pair"]) if method in at else "-" for method in methods))
+    return table
+
+
+def straggler_table(rows: Sequence[Straggling]) -> Table:
+    methods = list(dict.fromkeys(row.method for row in rows))
+    table = Table(box=None, title="accelerator time spent waiting for slower nodes", title_justify="left")
+    table.add_column("nodes", justify="right")
+    for method in methods:
+        table.add_column(method, justify="right")
+    for n in sorted({row.n for row in rows}):
+        at = {row.method: row.idle_fraction for row in rows if row.n == n}
+        table.add_row(f"{n:,}", *(f"{at[method]:.0%}" for method in methods))
+    return table
+
+
+def network_document(network: Network, rows: Sequence[Row], waiting: Sequence[Straggling]) -> dict[str, Any]:
+    finite = {key: value if value != float("inf") else None for key, value in asdict(network).items()}
+    return {
+        "schema": SCHEMA,
+        "network": finite,
+        "rows": [asdict(row) for row in rows],
+        "stragglers": [asdict(row) for row in waiting],
+    }
+
+
+def check_plot() -> None:
+    """Before minutes of work: raises UsageError where no picture could be made of them."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise UsageError(_NO_MATPLOTLIB) from None
+
+
+def plot_comparison(curves: Sequence[Curve], path: Path) -> None:
+    """Loss against tokens, loss against bytes sent, spread between replicas; several seeds in one colour."""
+    figure, (by_tokens, by_bytes, spread) = _panels(3)
+    colours: dict[str, str] = {}
+    for curve in curves:
+        label = None if curve.algorithm in colours else curve.algorithm
+        colour = colours.setdefault(curve.algorithm, f"C{len(colours) % 10}")
+        style = {"color": colour, "linewidth": 1.2}
+        millions = [tokens / 1e6 for tokens in curve.tokens]
+        by_tokens.plot(millions[1:], curve.averaged_model_loss[1:], label=label, **style)
+        if curve.bytes_per_param:
+            by_bytes.plot(curve.bytes_sent_per_param[1:], curve.averaged_model_loss[1:], **style)
+        spread.plot(millions[1:], curve.replica_std[1:], **style)
+    by_tokens.set(xlabel="million tokens, all replicas", ylabel="averaged model, held-out loss")
+    by_bytes.set(xlabel="bytes sent a parameter, one replica", xscale="log", ylabel="averaged model, held-out loss")
+    spread.set(xlabel="million tokens, all replicas", ylabel="spread of a weight between replicas")
+    by_tokens.legend(fontsize=7)
+    figure.savefig(path, dpi=90)
+
+
+def plot_network(rows: Sequence[Row], waiting: Sequence[Straggling], path: Path) -> None:
+    figure, (seconds, idle) = _panels(2)
+    for method in dict.fromkeys(row.method for row in rows if row.method != "pair, blocking"):
+        points = [(row.n, row.sync_seconds) for row in rows if row.method == method]
+        seconds.plot(*zip(*points, strict=True), marker=".", label=method)
+    for method in dict.fromkeys(row.method for row in waiting):
+        points = [(row.n, 100 * row.idle_fraction) for row in waiting if row.method == method]
+        idle.plot(*zip(*points, strict=True), marker=".", label=method)
+    seconds.set(xscale="log", yscale="log", xlabel="nodes", ylabel="seconds of one synchronisation")
+    idle.set(xscale="log", xlabel="nodes", ylabel="% of accelerator time spent waiting")
+    for panel in (seconds, idle):
+        panel.legend(fontsize=7)
+    figure.savefig(path, dpi=90)
+
+
+def _panels(count: int) -> tuple[Any, Any]:
+    """Without pyplot: no display is looked for, no state is left behind."""
+    check_plot()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.2 * count, 3.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(1, count)
+
+
+def _with_error(value: float, error: float) -> str:
+    return f"{value:.3f} ± {error:.3f}" if error else f"{value:.3f}"
+
+
+def _seconds(row: Row, pair: Row) -> str:
+    ratio = row.sync_seconds / pair.sync_seconds
+    return _short(row.sync_seconds) + (f" ({_short(ratio)}x)" if row is not pair else "")
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

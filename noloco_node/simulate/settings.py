@@ -1,0 +1,162 @@
+"""What a simulation is given and what it gives back. No torch: the command line reads it before anything heavy."""
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from noloco_node.core import stability
+from noloco_node.errors import UsageError
+from noloco_node.manifest import DataSpec, InnerSpec, ModelSpec, OuterSpec
+from noloco_node.validation import did_you_mean
+
+EAGER_SHARE = 5
+"""`eager` lets a correction land a fifth of a phase after its boundary, as if a swap took seconds of a minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An algorithm and its hyper-parameters. What an algorithm does not have, it ignores."""
+
+    name: str
+    alpha: float
+    """Outer momentum."""
+    beta: float
+    """Outer learning rate."""
+    gamma: float = 0.0
+    """How hard partners pull together (NoLoCo)."""
+    swaps: int = 1
+    """Partners met in one phase, one after the other (NoLoCo)."""
+    keep_norm: float = 0.0
+    """Share of the norm that averaging loses which is given back (NoLoCo): 0 is plain averaging, 1 all of it."""
+    inner_steps: int = 0
+    """Its own H, where it differs from everybody's: more meetings for the same tokens. 0: everybody's."""
+
+    @property
+    def label(self) -> str:
+        """As `--algorithms` takes it: the name, and what differs from the name's defaults."""
+        plain = DEFAULTS[self.name]
+        changed = [f for f in fields(self) if getattr(self, f.name) != getattr(plain, f.name)]
+        return ":".join([self.name, *(f"{f.name}={getattr(self, f.name):g}" for f in changed if f.name != "name")])
+
+
+_RUN = OuterSpec()
+"""What a run does unless its manifest says otherwise."""
+_SWAPS = 1 if _RUN.swaps_per_round == "auto" else _RUN.swaps_per_round  # auto depends on a link, which is not simulated
+
+DEFAULTS = {
+    choice.name: choice
+    for choice in (
+        Choice("noloco", _RUN.alpha, _RUN.beta, _RUN.gamma, _SWAPS),
+        Choice("noloco-paper", alpha=0.5, beta=0.7, gamma=0.7),
+        Choice("diloco", alpha=0.3, beta=0.7),  # as tuned for DiLoCo by the NoLoCo paper; DiLoCo's own has alpha 0.9
+        Choice("fedavg", alpha=0.0, beta=1.0),
+        Choice("ddp", alpha=0.0, beta=1.0),
+        Choice("local", alpha=0.0, beta=1.0),
+    )
+}
+
+
+def choice(text: str) -> Choice:
+    """`noloco:beta=1:swaps=2` -> a Choice. Raises UsageError."""
+    name, *pairs = text.split(":")
+    if name not in DEFAULTS:
+        raise UsageError(f"there is no algorithm {name!r}, {did_you_mean(name, DEFAULTS)}")
+    changed: dict[str, Any] = dict(_setting(text, pair) for pair in pairs)
+    made = replace(DEFAULTS[name], **changed)
+    if made.name.startswith("noloco"):
+        try:
+            stability.check(made.alpha, made.beta, made.gamma)
+        except ValueError as error:
+            raise UsageError(f"{text}: {error}") from None
+    return made
+
+
+def _setting(text: str, pair: str) -> tuple[str, float | int]:
+    key, _, value = pair.partition("=")
+    kinds = {f.name: int if f.type is int else float for f in fields(Choice) if f.name != "name"}
+    if key not in kinds:
+        raise UsageError(f"{text}: no setting is called {key!r}, {did_you_mean(key, kinds)}")
+    try:
+        return key, kinds[key](value)
+    except ValueError:
+        raise UsageError(f"{text}: {key} must be a number, not {value!r}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What every algorithm of a comparison shares: the same start, data, order and number of tokens."""
+
+    replicas: int = 8
+    rounds: int = 12
+    """Phases of `inner.steps` steps; an algorithm with its own H has more of them, or fewer, for the same steps."""
+    seed: int = 1
+    iid: bool = True
+    """False: each replica has modules of the corpus that no other has."""
+    overlap: str = _RUN.overlap
+    """`eager`, `blocking` or `delay=N`: how many inner steps after its boundary a correction lands."""
+    codec: str = _RUN.codec
+    precision: str = "auto"
+    """Of matrix products: `fp32`, `bf16`, or `auto`: bf16 where the machine has instructions for it."""
+    device: str = "auto"
+    compiled: bool = False
+    """Through torch.compile: about 1.5 times as fast on a CPU, after a minute of compiling; needs a C++ compiler."""
+    held_out_sequences: int = 64
+    """How many, the same for every evaluation: enough to tell losses 0.2% apart, as all see the same ones."""
+    model: ModelSpec = field(default_factory=lambda: ModelSpec(preset="tiny"))
+    data: DataSpec = field(default_factory=DataSpec)
+    inner: InnerSpec = field(default_factory=InnerSpec)
+
+    def __post_init__(self) -> None:
+        if min(self.replicas, self.rounds, self.held_out_sequences) < 1:
+            raise UsageError("replicas, rounds and held-out sequences must be 1 or more")
+        if self.precision not in ("auto", "fp32", "bf16"):
+            raise UsageError(f"precision must be auto, fp32 or bf16, not {self.precision!r}")
+        self.delay(self.inner_steps)
+
+    @property
+    def inner_steps(self) -> int:
+        """Of a phase, the paper's H."""
+        if self.inner.steps is None:
+            raise UsageError("simulate has no clock: give phases a number of inner steps, not seconds")
+        return self.inner.steps
+
+    @property
+    def steps(self) -> int:
+        return self.rounds * self.inner_steps
+
+    @property
+    def batch(self) -> int:
+        """Sequences of one replica in one step."""
+        return max(1, self.inner.batch_tokens // self.data.sequence_length)
+
+    def delay(self, inner_steps: int) -> int:
+        """Inner steps between a boundary and its correction."""
+        kind, _, steps = self.overlap.partition("=")
+        if kind == "delay" and steps.isdecimal():
+            return int(steps)
+        if self.overlap not in ("eager", "blocking"):
+            raise UsageError(f"overlap must be eager, blocking or delay=N, not {self.overlap!r}")
+        return inner_steps // EAGER_SHARE if self.overlap == "eager" else 0
+
+
+@dataclass(slots=True)
+class Curve:
+    """What one algorithm came to; a point for each boundary, the first before any training."""
+
+    algorithm: str
+    seed: int
+    steps: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    """Of all replicas together."""
+    averaged_model_loss: list[float] = field(default_factory=list)
+    """Held-out loss of the mean of all replicas."""
+    replica_mean_loss: list[float] = field(default_factory=list)
+    """Mean of the replicas' own held-out losses."""
+    replica_std: list[float] = field(default_factory=list)
+    """Spread of a weight between replicas: root mean square over all weights."""
+    bytes_sent_per_param: list[float] = field(default_factory=list)
+    """By one replica up to here, for each parameter of the model."""
+    bytes_per_param: float = 0.0
+    """In all."""
+    failed_swaps: int = 0
+    """Given up by both sides: their rounds had no partner."""
+    wall_s: float = 0.0

@@ -1,0 +1,85 @@
+"""The same effort for every algorithm: one grid of α and β for all that have them, and whose cell came out best.
+
+Ranked by the averaged model's held-out loss at the end, what is published of a run.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from statistics import mean, stdev
+
+from noloco_node.core import stability
+from noloco_node.simulate.settings import Choice, Curve
+
+ALPHAS = (0.3, 0.5)
+BETAS = (0.7, 1.0, 1.3)
+TUNED = ("noloco", "noloco-paper", "diloco")
+"""Those with an outer momentum and an outer learning rate."""
+
+
+def grid(choices: Iterable[Choice], alphas: Sequence[float], betas: Sequence[float]) -> list[Choice]:
+    """Every cell for those that can be tuned, the rest once. Cells that cannot be stable are left out."""
+    cells: dict[Choice, None] = {}
+    for choice in choices:
+        if choice.name not in TUNED:
+            cells[choice] = None
+            continue
+        for alpha, beta in product(alphas, betas):
+            cell = replace(choice, alpha=alpha, beta=beta)
+            if choice.name == "diloco" or 0 < choice.gamma < stability.largest_gamma(alpha):
+                cells[cell] = None
+    return list(cells)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One algorithm over its seeds."""
+
+    algorithm: str
+    seeds: int
+    averaged_model_loss: float
+    averaged_model_loss_sd: float
+    """Standard deviation between seeds; 0 for one."""
+    replica_mean_loss: float
+    replica_mean_loss_sd: float
+    replica_std: float
+    bytes_per_param: float
+    failed_swaps: int
+    """Over all seeds."""
+    wall_s: float
+
+
+def results(curves: Iterable[Curve]) -> list[Result]:
+    by_algorithm: dict[str, list[Curve]] = {}
+    for curve in curves:
+        by_algorithm.setdefault(curve.algorithm, []).append(curve)
+    return [_result(name, group) for name, group in by_algorithm.items()]
+
+
+def best(found: Sequence[Result]) -> list[Result]:
+    """Of each algorithm, whatever its hyper-parameters, the one with the lowest loss; the best algorithm first."""
+    first: dict[str, Result] = {}
+    for result in sorted(found, key=lambda result: result.averaged_model_loss):
+        first.setdefault(result.algorithm.partition(":")[0], result)
+    return list(first.values())
+
+
+def _result(name: str, curves: Sequence[Curve]) -> Result:
+    averaged = [curve.averaged_model_loss[-1] for curve in curves]
+    own = [curve.replica_mean_loss[-1] for curve in curves]
+    return Result(
+        algorithm=name,
+        seeds=len(curves),
+        averaged_model_loss=mean(averaged),
+        averaged_model_loss_sd=_sd(averaged),
+        replica_mean_loss=mean(own),
+        replica_mean_loss_sd=_sd(own),
+        replica_std=mean(curve.replica_std[-1] for curve in curves),
+        bytes_per_param=mean(curve.bytes_per_param for curve in curves),
+        failed_swaps=sum(curve.failed_swaps for curve in curves),
+        wall_s=mean(curve.wall_s for curve in curves),
+    )
+
+
+def _sd(values: Sequence[float]) -> float:
+    return stdev(values) if len(values) > 1 else 0.0

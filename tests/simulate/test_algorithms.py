@@ -1,0 +1,209 @@
+"""NoLoCo among many replicas against the paper's form, and each rival against its equations in numpy."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from noloco_node.core import codec
+from noloco_node.errors import PeerMisbehaved
+from noloco_node.simulate.algorithms import NoLoCo, algorithm, converse
+from noloco_node.simulate.rivals import Ddp, DiLoCo, FedAvg, Outer, PaperNoLoCo, matching, partners
+from noloco_node.simulate.settings import Choice, Settings, choice
+
+LAYOUT = {"a": torch.Size((3, 4)), "b": torch.Size((5,))}
+SIZE = 17
+
+
+def start(replicas, seed=0):
+    """A swarm in the middle of things: replicas apart, momentum there, a phase just trained."""
+    chance = torch.Generator().manual_seed(seed)
+    theta, phi, delta = torch.randn(3, replicas, SIZE, generator=chance)
+    return Outer(theta, phi, delta)
+
+
+def copied(outer):
+    return Outer(outer.theta.clone(), outer.phi.clone(), outer.delta.clone())
+
+
+def noloco(text="noloco", **changed):
+    return algorithm(choice(text), Settings(**{"codec": "fp32", "overlap": "blocking", **changed}), LAYOUT)
+
+
+def train(outer, seed):
+    outer.theta += torch.randn(outer.theta.shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("replicas", [2, 7, 8])
+def test_split_noloco_is_the_papers_with_the_same_partners(replicas):
+    split = noloco("noloco:alpha=0.5:beta=0.7:gamma=0.7", replicas=replicas)
+    paper = PaperNoLoCo(0.5, 0.7, 0.7, 4, random.Random(0))
+    theirs, mine = start(replicas), start(replicas)
+    for seed in range(4):
+        train(mine, seed)
+        train(theirs, seed)
+        split._chance, paper._chance = random.Random(seed), random.Random(seed)
+        split.boundary(mine)
+        paper.boundary(theirs)
+        for name in ("theta", "phi", "delta"):
+            torch.testing.assert_close(getattr(mine, name), getattr(theirs, name), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("codec_name", ["fp32", "bf16"])
+@pytest.mark.parametrize("text", ["noloco", "noloco:swaps=3", "noloco:keep_norm=1"])
+def test_whatever_is_tried_the_mean_is_as_without_partners(text, codec_name):
+    alone, together = start(8), start(8)
+    rules = noloco(text, replicas=8, codec=codec_name), noloco(text, replicas=8, codec=codec_name)
+    rules[0]._meet = lambda u, moved: None
+    for rule, outer in zip(rules, (alone, together), strict=True):
+        rule.boundary(outer)
+        rule.finish(outer)
+    assert not torch.allclose(alone.phi, together.phi, atol=0.01)
+    torch.testing.assert_close(together.phi.mean(0), alone.phi.mean(0), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(together.delta.mean(0), alone.delta.mean(0), rtol=1e-5, atol=1e-5)
+
+
+def test_three_swaps_leave_less_spread_than_one():
+    spreads = []
+    for text in ("noloco", "noloco:swaps=3"):
+        outer = start(8)
+        noloco(text).boundary(outer)
+        spreads.append(float(outer.phi.var(dim=0).mean()))
+    assert spreads[1] < 0.8 * spreads[0]
+
+
+@pytest.mark.parametrize(("delay", "lands_at"), [(0, 0), (3, 3), (5, 5), (12, 12)])
+def test_a_correction_lands_so_many_inner_steps_later_and_to_the_same_effect(delay, lands_at):
+    """Phases of 5 steps; beyond them boundaries pass, at which no other correction is made."""
+    hyper = {"replicas": 4, "inner": Settings().inner.model_copy(update={"steps": 5})}
+    late, prompt = noloco(overlap=f"delay={delay}", **hyper), noloco(**hyper)
+    outers = start(4), start(4)
+    for rule, outer in zip((late, prompt), outers, strict=True):
+        rule.boundary(outer)
+    prompt._meet = lambda u, moved: None
+    apart = [not torch.equal(outers[0].phi, outers[1].phi)]
+    for step in range(1, 14):
+        for rule, outer in zip((late, prompt), outers, strict=True):
+            rule.between(outer, (step - 1) % 5 + 1)
+            if step % 5 == 0:
+                if not late._pending:
+                    late._meet = prompt._meet  # nobody meets again: what is compared is the one correction
+                rule.boundary(outer)
+        apart.append(not torch.allclose(outers[0].phi, outers[1].phi, atol=1e-5))
+    assert apart.index(False) == lands_at
+    torch.testing.assert_close(outers[0].delta, outers[1].delta, rtol=1e-4, atol=1e-5)
+
+
+def test_bytes_are_those_of_the_payloads():
+    for text, codec_name, expected in (
+        ("noloco", "fp32", 4),
+        ("noloco:swaps=2", "bf16", 4),
+        ("noloco-paper", "fp32", 8),
+    ):
+        rule = noloco(text, codec=codec_name)
+        rule.boundary(start(8))
+        assert rule.sent == expected
+    assert noloco("diloco", codec="bf16").sent == 0
+    rival = noloco("diloco", codec="bf16")
+    rival.boundary(start(8))
+    assert rival.sent == 2 * 7 / 8 * 2
+
+
+def test_diloco_is_nesterov_along_the_mean():
+    outer = start(4)
+    outer.phi[:] = outer.phi[0]
+    phi, velocity = outer.phi[0].double().numpy(), outer.delta[0].double().numpy()
+    outer.delta[:] = outer.delta[0]
+    gradient = -(outer.theta.double().numpy() - phi).mean(axis=0)
+    velocity = 0.9 * velocity - gradient
+    expected = phi - 0.7 * (gradient - 0.9 * velocity)
+    DiLoCo(0.9, 0.7, 4).boundary(outer)
+    for row in outer.theta:
+        np.testing.assert_allclose(row.numpy(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_fedavg_and_ddp_average():
+    outer = start(4)
+    mean = outer.theta.mean(dim=0)
+    FedAvg(4).boundary(outer)
+    assert all(torch.equal(row, mean) for row in outer.theta)
+    gradients = torch.randn(4, SIZE)
+    expected = gradients.mean(dim=0)
+    Ddp(4).gradients(gradients)
+    assert all(torch.equal(row, expected) for row in gradients)
+
+
+def test_norm_keeping_learns_what_orthogonal_updates_lose():
+    """Equal φ, orthogonal Δ of one length: their mean is 1/sqrt 2 as long."""
+    rule = noloco("noloco:keep_norm=1", replicas=2)
+    phi = torch.ones(2, SIZE)
+    moved = torch.zeros(2, SIZE)
+    moved[0, 0], moved[1, 1] = 1.0, 1.0
+    for _ in range(12):
+        outer = Outer(phi + moved, phi.clone(), torch.zeros(2, SIZE))
+        rule._norms._scales = [[scale if i == 0 else 1.0 for i, scale in enumerate(row)] for row in rule._norms._scales]
+        rule.boundary(outer)
+    assert rule._norms._scales[0][0] == pytest.approx(2**0.5, abs=0.01)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 20), st.integers(0, 100))
+def test_a_matching_meets_everybody_once(replicas, seed):
+    pairs = matching(replicas, random.Random(seed))
+    met = [member for pair in pairs for member in pair]
+    assert len(met) == len(set(met)) == replicas - replicas % 2
+    of = partners(pairs, replicas)
+    assert all(of[of[i]] == i for i in range(replicas))
+    if replicas > 6:
+        again = matching(replicas, random.Random(seed), frozenset(frozenset(pair) for pair in pairs))
+        assert not {frozenset(pair) for pair in again} & {frozenset(pair) for pair in pairs}
+
+
+def test_a_conversation_of_several_turns_is_carried_to_its_end():
+    class Slow:
+        """Says who it is, then its number."""
+
+        def __init__(self, number):
+            self.number, self.turn = number, 0
+
+        def open(self):
+            return b"hello"
+
+        def hear(self, payload):
+            self.turn += 1
+            if self.turn == 1:
+                return codec.Heard(bytes([self.number]), None)
+            return codec.Heard(None, torch.tensor([payload[0] - self.number]))
+
+    mine, theirs, sent = converse(Slow(3), Slow(5))
+    assert (int(mine), int(theirs), sent) == (2, -2, 12)
+
+
+def test_a_swap_that_the_codec_gives_up_leaves_both_without_a_partner(monkeypatch):
+    """Row 0's codec refuses whatever it hears; the other three pairs go on."""
+    rule, alone, outer = noloco(), start(8), start(8)
+    refused = rule._codecs[0].converse(torch.zeros(SIZE), 0, bytes(16))
+    monkeypatch.setattr(refused, "hear", lambda payload: (_ for _ in ()).throw(PeerMisbehaved("diverged")))
+    monkeypatch.setattr(rule._codecs[0], "converse", lambda *args: refused)
+    rule.boundary(outer)
+    solo = noloco()
+    solo._meet = lambda u, moved: None
+    solo.boundary(alone)
+    unchanged = [torch.equal(a, b) for a, b in zip(outer.phi, alone.phi, strict=True)]
+    assert rule.failed == 1
+    assert unchanged[0]
+    assert sum(unchanged) == 2
+
+
+def test_the_daemons_own_step_is_used(monkeypatch):
+    from noloco_node.core import outer as core
+
+    def broken(*args):
+        raise RuntimeError("the core's")
+
+    monkeypatch.setattr(core, "local_step", broken)
+    with pytest.raises(RuntimeError, match="the core's"):
+        NoLoCo(Choice("noloco", 0.5, 0.7, 0.7), Settings(), [SIZE], random.Random(0)).boundary(start(8))

@@ -1,0 +1,85 @@
+"""`simulate` and `simulate network` as they are typed."""
+
+import argparse
+import json
+
+import pytest
+import torch
+
+from noloco_node.cli import simulate
+from noloco_node.errors import UsageError
+
+QUICK = ["--replicas", "2", "--inner-steps", "1", "--rounds", "2", "--batch-tokens", "128", "--held-out", "2"]
+
+
+def simulated(*words):
+    parser = argparse.ArgumentParser()
+    simulate.add_parser(parser.add_subparsers())
+    return simulate.run(parser.parse_args(["simulate", *words]))
+
+
+def test_json_has_the_promised_fields_and_the_picture_is_drawn(capsys, tmp_path):
+    picture = tmp_path / "out.png"
+    words = ["--algorithms", "noloco,local", "--seed", "1,2", "--json", "--plot", str(picture)]
+    assert simulated(*QUICK, *words) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == 1
+    assert [(c["algorithm"], c["seed"]) for c in document["curves"]] == [
+        ("noloco", 1), ("local", 1), ("noloco", 2), ("local", 2)
+    ]  # fmt: skip
+    promised = {"algorithm", "replica_mean_loss", "averaged_model_loss", "steps", "replica_std", "bytes_per_param"}
+    assert all(promised <= curve.keys() and curve["steps"] == [0, 1, 2] for curve in document["curves"])
+    assert [result["seeds"] for result in document["results"]] == [2, 2]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_sweep_prints_every_cell_and_the_best(capsys):
+    assert (
+        simulated(*QUICK, "--algorithms", "diloco", "--sweep", "--sweep-alphas", "0.2,0.4", "--sweep-betas", "1") == 0
+    )
+    printed = capsys.readouterr().out
+    assert "diloco:alpha=0.2:beta=1" in printed
+    assert "diloco:alpha=0.4:beta=1" in printed
+    assert "best:" in printed
+
+
+def test_network_table_json_and_picture(capsys, tmp_path):
+    picture = tmp_path / "network.png"
+    assert simulated("network", "--sizes", "2,8", "--json", "--plot", str(picture)) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert {row["method"] for row in document["rows"]} >= {"pair", "ring", "tree", "server"}
+    assert all(
+        row.keys() == {"method", "n", "sync_seconds", "idle_seconds", "bytes_per_node"} for row in document["rows"]
+    )
+    assert document["network"]["bandwidth_bytes_s"] is None
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert simulated("network", "--sizes", "2,8", "--bandwidth", "100") == 0
+    assert "waiting for" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--seed", "x"], "--seed takes numbers"),
+        (["--inner-steps", "0"], "steps"),
+        (["--algorithms", "dilocco"], "did you mean diloco"),
+        (["--codec", "fp17"], "no codec"),
+        (["--precision", "fp8"], "precision"),
+        (["network", "--sizes", "1"], "2 or more"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(words, says):
+    with pytest.raises(UsageError, match=says):
+        simulated(*words)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there():
+    with pytest.raises(UsageError, match="no CUDA"):
+        simulated("--device", "cuda")
+
+
+def test_a_missing_matplotlib_is_said_before_any_work(monkeypatch, tmp_path):
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    with pytest.raises(UsageError, match=r"pip install 'noloco-node\[plot\]'"):
+        simulated("--plot", str(tmp_path / "out.png"))

@@ -1,0 +1,66 @@
+"""What can be typed, the sweep's grid and its summary."""
+
+import pytest
+
+from noloco_node.errors import UsageError
+from noloco_node.manifest import InnerSpec
+from noloco_node.simulate import sweep
+from noloco_node.simulate.settings import DEFAULTS, Curve, Settings, choice
+
+
+@pytest.mark.parametrize(
+    "text", [*DEFAULTS, "noloco:alpha=0.25:beta=1.25:swaps=2", "diloco:alpha=0.9", "noloco:inner_steps=25"]
+)
+def test_a_choice_is_written_as_it_is_read(text):
+    assert choice(text).label == text
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("nolocco", "did you mean noloco"),
+        ("noloco:beat=1", "did you mean beta"),
+        ("noloco:beta=x", "must be a number"),
+        ("noloco:swaps=1.5", "must be a number"),
+        ("noloco:alpha=0.9:gamma=1", "gamma must be above 0 and below 0.38"),
+    ],
+)
+def test_what_cannot_be_is_said(text, says):
+    with pytest.raises(UsageError, match=says):
+        choice(text)
+
+
+@pytest.mark.parametrize(("overlap", "delay"), [("eager", 10), ("blocking", 0), ("delay=7", 7), ("delay=0", 0)])
+def test_overlap(overlap, delay):
+    assert Settings(overlap=overlap).delay(50) == delay
+
+
+BY_TIME = {"inner": InnerSpec(seconds=5.0)}
+
+
+@pytest.mark.parametrize(
+    "changed", [{"overlap": "lazy"}, {"overlap": "delay=-1"}, {"replicas": 0}, {"rounds": 0}, BY_TIME]
+)
+def test_settings_refuse(changed):
+    with pytest.raises(UsageError):
+        Settings(**changed)
+
+
+def test_the_grid_gives_each_the_same_cells_and_leaves_out_what_diverges():
+    cells = sweep.grid([choice("noloco:gamma=1"), choice("diloco"), choice("ddp")], [0.3, 0.9], [0.7, 1.0])
+    by_name = {name: [c for c in cells if c.name == name] for name in ("noloco", "diloco", "ddp")}
+    assert [len(found) for found in by_name.values()] == [2, 4, 1]
+    assert {c.gamma for c in by_name["noloco"]} == {1.0}
+
+
+def finished(algorithm, seed, loss):
+    return Curve(algorithm, seed, [0, 1], [0, 8], [5, loss], [5, loss + 0.1], [0, 0.01], [0, 2], 2, 0, 1)
+
+
+def test_results_over_seeds_and_the_best_of_each():
+    curves = [finished("noloco", 1, 2.0), finished("noloco", 2, 2.2), finished("noloco:beta=1", 1, 1.9)]
+    found = sweep.results([*curves, finished("diloco", 1, 1.8)])
+    assert (found[0].seeds, found[0].averaged_model_loss) == (2, pytest.approx(2.1))
+    assert found[0].averaged_model_loss_sd == pytest.approx(0.02**0.5)
+    assert found[1].averaged_model_loss_sd == 0
+    assert [result.algorithm for result in sweep.best(found)] == ["diloco", "noloco:beta=1"]
