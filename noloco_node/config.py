@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from noloco_node import limits
 from noloco_node.errors import UsageError
+from noloco_node.limits import Hours
 from noloco_node.validation import did_you_mean, listed, shown
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -48,6 +50,30 @@ def _whole(low: int, high: int) -> Callable[[object], int]:
         return int(text)
 
     return parse
+
+
+def _rate(value: object) -> float:
+    return limits.rate(_words(value))
+
+
+def _amount(value: object) -> int:
+    return limits.amount(_words(value))
+
+
+def _hours(value: object) -> Hours:
+    return Hours.parse(_words(value))
+
+
+def _fraction(value: object) -> float:
+    text = _words(value)
+    if not re.fullmatch(r"[01]?\.?[0-9]{1,6}", text) or not 0.05 <= float(text) <= 1:
+        raise ValueError("must be a share from 0.05 to 1")
+    return float(text)
+
+
+def _words(value: object) -> str:
+    """A number may stand in node.toml as one."""
+    return "" if isinstance(value, bool) else str(value)
 
 
 def _linger(value: object) -> float:
@@ -88,6 +114,18 @@ class NodeConfig:
     """Where to train."""
     threads: int | None = _key(_whole(1, 1024), default=None)
     """CPU threads for training; torch's own choice when None."""
+    gpu_memory_fraction: float | None = _key(_fraction, default=None)
+    """Share of a CUDA device's memory that training may take; beyond it, it is out of memory."""
+    max_upload: float | None = _key(_rate, default=None)
+    """Bytes a second that swaps and state transfers send: `5MB`, `40Mbit`."""
+    max_download: float | None = _key(_rate, default=None)
+    """Bytes a second that they take."""
+    daily_upload: int | None = _key(_amount, default=None)
+    """Bytes that they send in a day, `20GB`; then this node trains on alone until midnight, local time."""
+    daily_download: int | None = _key(_amount, default=None)
+    """Bytes that they take in a day."""
+    hours: Hours | None = _key(_hours, default=None)  # noqa: RUF009 (it is immutable)
+    """Train in these hours of each day only, local time, `22-08`; else the node is paused."""
     rounds: int | None = _key(_whole(1, 10_000_000), default=None)
     """Stop cleanly after so many rounds of this node; when None, with the run."""
     linger_s: float = _key(_linger, default=0.0)

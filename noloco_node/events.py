@@ -14,7 +14,8 @@ class PhaseDone:
 
     round: int
     steps: int
-    """Where in the run's schedule the replica stands; steps that others took before it joined count too."""
+    """Where in the run's schedule the replica stands; steps that others took before it joined count too. With phases
+    by time: the steps that this replica took."""
     loss: float
     """Mean training loss over the phase."""
     tokens: int
@@ -33,6 +34,10 @@ class RoundCommitted:
     received_bytes: int
     resent_blocks: float = 0.0
     """Share of blocks that missed their checksum and were sent again (lattice codes)."""
+    relative_error: float = 0.0
+    """Of u_j − u_i, estimated from the elements that lattice codes send in full."""
+    swap: int = 1
+    """Which swap of its round: above 1 where a run allows further partners. The round counts once."""
 
 
 @dataclass(frozen=True, slots=True)

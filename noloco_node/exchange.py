@@ -18,6 +18,7 @@ from noloco_node.core import round as core
 from noloco_node.errors import NonFinite, PeerFault, PeerMisbehaved, PeerRefused
 from noloco_node.events import Event, PeerFaulted, RoundCommitted, WentSolo
 from noloco_node.swap import Link, Swap, Vectors
+from noloco_node.traffic import Pace
 from noloco_node.version import PROTOCOL
 from noloco_node.wire import fragments
 from noloco_node.wire import messages as wire
@@ -77,8 +78,15 @@ class _Talk:
 
 
 class Exchange(ExchangeServicer):
-    def __init__(
-        self, channels: Channels, boot: bytes, random: core.Random, trainer: Trainer, observe: Callable[[Event], None]
+    def __init__(  # noqa: PLR0913
+        self,
+        channels: Channels,
+        boot: bytes,
+        random: core.Random,
+        trainer: Trainer,
+        observe: Callable[[Event], None],
+        *,
+        pace: Pace | None = None,
     ) -> None:
         self._channels = channels
         self._boot = boot
@@ -86,9 +94,11 @@ class Exchange(ExchangeServicer):
         self._trainer = trainer
         self._observe = observe
         self._terms: Terms | None = None
+        self._pace = pace
         self._offers: dict[int, Vectors] = {}
         self._settled = asyncio.Event()
-        self._verdicts: dict[bytes, asyncio.Future[core.Accept | core.Refuse]] = {}
+        self._verdicts: dict[bytes, asyncio.Queue[core.Accept | core.Appoint | core.Refuse]] = {}
+        self._stay_s = 0.0  # for our call with an appointment: there is one call at a time
         self._tasks: dict[bytes, asyncio.Task[None]] = {}  # by exchange: our calls, and the swap of whoever called
         self._callers: set[str] = set()
         self._talk: _Talk | None = None
@@ -97,9 +107,11 @@ class Exchange(ExchangeServicer):
         self.tally = Tally()
 
     # ---- what node.py tells it, and asks ----
-    def begin(self, terms: Terms) -> None:
-        """From here on calls are answered; before, the node has no vector to offer and is busy."""
+    def begin(self, terms: Terms, swaps: int | None = 1) -> None:
+        """From here on calls are answered; before, the node has no vector to offer and is busy. `swaps`: how many
+        partners a round may have, None for as many as fit."""
         self._terms = terms
+        self._machine.swaps = swaps
 
     def boundary(self, round: int, phase_s: float, offer: Vectors | None, closed: str | None) -> None:
         if offer is not None:
@@ -113,6 +125,13 @@ class Exchange(ExchangeServicer):
     def stop(self) -> None:
         """Make and take no more calls; a swap under way goes on."""
         self._handle(core.Stopping())
+
+    def pause(self, reason: str) -> None:
+        """The same, until `resume`; rounds that end meanwhile are solo for this reason."""
+        self._handle(core.Pausing(reason))
+
+    def resume(self) -> None:
+        self._handle(core.Resuming())
 
     @property
     def partner(self) -> str | None:
@@ -157,35 +176,51 @@ class Exchange(ExchangeServicer):
             case core.HangUp(exchange):
                 if exchange in self._tasks:
                     self._tasks[exchange].cancel()
-            case core.Accept(exchange) | core.Refuse(exchange):
-                verdict = self._verdicts.get(exchange)
-                if verdict and not verdict.done():
-                    verdict.set_result(action)
+            case core.Accept(exchange) | core.Appoint(exchange) | core.Refuse(exchange):
+                if exchange in self._verdicts:
+                    self._verdicts[exchange].put_nowait(action)
+            case core.Stay(_, deadline_s):
+                self._stay_s = deadline_s
             case core.Begin():
                 pass  # the call's own task goes on to swap
             case core.EndRound():
                 self._end_round(action)
+            case core.Further(round, partner, swap):
+                self._committed(round, partner, swap)
+            case core.CloseOffer(round):
+                self._close_offer(round)
 
     def _end_round(self, end: core.EndRound) -> None:
-        self._offers.pop(end.round, None)
-        if end.reason is None and end.partner is not None and self._talk is not None:
-            link, seconds = self._talk.link, asyncio.get_running_loop().time() - self._talk.started
-            self._observe(RoundCommitted(end.round, end.partner, seconds, link.sent_bytes, link.received_bytes))
+        if end.reason is None and end.partner is not None:
+            self._committed(end.round, end.partner, 1)
         else:
             self._observe(WentSolo(end.round, end.reason or "", end.partner, end.applied, end.one_sided))
         self._trainer.round_over(end.round)
+        if not end.further:
+            self._close_offer(end.round)
+
+    def _committed(self, round: int, partner: str, swap: int) -> None:
+        if self._talk:
+            link, seconds = self._talk.link, asyncio.get_running_loop().time() - self._talk.started
+            sent, received = link.sent_bytes, link.received_bytes
+            stats = self._offers[round].stats
+            quality = (stats.missed_share, stats.relative_error)
+            self._observe(RoundCommitted(round, partner, seconds, sent, received, *quality, swap))
+
+    def _close_offer(self, round: int) -> None:
+        self._offers.pop(round, None)
         if not self._offers:
             self._settled.set()
 
     # ---- calling ----
     async def _call(self, call: core.Call) -> None:
-        link = Link()
+        link = Link(self._pace)
         stream = None
         try:
             stream = ExchangeStub(self._channels.channel(call.peer)).Swap(link.outgoing())
             link.listen(aiter(stream))
             link.send(self._offer(call))
-            await self._hear_answer(call, await link.receive(call.deadline_s), link)
+            await self._hear_answer(call, link)
         except PeerFault as fault:
             self._blame(call.peer, fault)
             self._handle(core.Unanswered(call.exchange, fault.reason))
@@ -195,7 +230,11 @@ class Exchange(ExchangeServicer):
             if stream is not None:
                 stream.cancel()
 
-    async def _hear_answer(self, call: core.Call, answer: wire.Frame, link: Link) -> None:
+    async def _hear_answer(self, call: core.Call, link: Link) -> None:
+        answer = await link.receive(call.deadline_s)
+        if isinstance(answer, wire.Refusal) and answer.code is wire.Code.APPOINTMENT:
+            self._handle(core.Appointed(call.exchange, answer.retry_in_s))
+            answer = await link.receive(self._stay_s)
         match answer:
             case wire.Refusal(code, retry_in_s):
                 self._handle(core.Refused(call.exchange, code.reason, retry_in_s))
@@ -232,7 +271,7 @@ class Exchange(ExchangeServicer):
         self, request_iterator: AsyncIterator[pb.SwapFrame], context: Any
     ) -> AsyncIterator[pb.SwapFrame]:
         peer = self._channels.caller(context)
-        link = Link()
+        link = Link(self._pace)
         link.listen(aiter(request_iterator))
         answering = asyncio.create_task(self._answer(peer, link))
         try:
@@ -262,7 +301,7 @@ class Exchange(ExchangeServicer):
             if not isinstance(offer, wire.Offer):
                 raise PeerMisbehaved("unexpected_frame", type(offer).__name__)
             self._check(peer, offer)
-            verdict = await self._verdict(peer, offer)
+            verdict = await self._verdict(peer, offer, link)
             if isinstance(verdict, core.Refuse):
                 raise PeerRefused(verdict.reason, verdict.retry_in_s)
             link.send(wire.Accept(self._boot, verdict.round))
@@ -283,13 +322,14 @@ class Exchange(ExchangeServicer):
         if len(self._seen) > MEMORY:
             self._seen.popitem(last=False)
 
-    async def _verdict(self, peer: str, offer: wire.Offer) -> core.Accept | core.Refuse:
+    async def _verdict(self, peer: str, offer: wire.Offer, link: Link) -> core.Accept | core.Refuse:
         exchange = offer.exchange_id
-        verdict: asyncio.Future[core.Accept | core.Refuse] = asyncio.get_running_loop().create_future()
-        self._verdicts[exchange] = verdict
+        verdicts = self._verdicts[exchange] = asyncio.Queue()
         try:
             self._handle(core.Called(exchange, peer, offer.patience_s))
-            return await verdict
+            while isinstance(verdict := await verdicts.get(), core.Appoint):
+                link.send(wire.Refusal(wire.Code.APPOINTMENT, verdict.in_s))
+            return verdict
         except asyncio.CancelledError:
             self._handle(core.CallerGone(exchange))
             raise
@@ -315,6 +355,8 @@ class Exchange(ExchangeServicer):
             reason = "nonfinite"
         finally:
             self._trainer.swapping(False)
+            if reason is not None:
+                link.drop()
             self.tally.one_sided += swap.one_sided
             self._handle(core.SwapEnded(exchange, reason, swap.applied, swap.one_sided))
             self._talk = None

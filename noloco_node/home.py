@@ -44,6 +44,10 @@ class Home:
     def log(self) -> Path:
         return self.root / "node.log"
 
+    @property
+    def traffic(self) -> Path:
+        return self.root / "traffic.json"
+
     def run(self, run_id: str) -> Path:
         return self.root / "runs" / run_id
 

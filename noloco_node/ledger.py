@@ -59,13 +59,18 @@ class Ledger:
                 self.faults[reason] += 1
 
     def _commit(self, event: RoundCommitted) -> None:
-        self.committed += 1
+        self.committed += event.swap == 1
         together = self.with_peer.setdefault(event.partner, WithPeer())
         together.exchanges += 1
         together.sent += event.sent_bytes
         together.received += event.received_bytes
         self.last_round = LastRound(
-            event.partner, event.seconds, event.sent_bytes, event.received_bytes, event.resent_blocks
+            event.partner,
+            event.seconds,
+            event.sent_bytes,
+            event.received_bytes,
+            event.resent_blocks,
+            event.relative_error,
         )
 
     def figures(self) -> dict[str, Any]:
@@ -83,6 +88,7 @@ class Ledger:
             "partner": last.partner if last else None,
             "last_round": last,
             "resent_block_fraction": last.resent_block_fraction if last else None,
+            "relative_error": last.relative_error if last else None,
             "rounds": Rounds(self.committed, self.solo.total(), dict(self.solo)),
             "partners": {peer: together.exchanges for peer, together in self.with_peer.items()},
             "busy_fraction": self.busy_fraction(),

@@ -23,7 +23,7 @@ MAX_BYTES = 64 << 10
 """Of a manifest, either form: it travels to everyone who joins, and is parsed before anybody is trusted."""
 PRESETS = ("tiny",)
 SOURCES = ("stdlib",)
-CODECS = ("bf16", "fp32")
+CODECS = ("lattice:4", "bf16", "fp32", "int8", *(f"lattice:{bits}" for bits in (2, 3, 5, 6, 7, 8)))
 """What core/codec.py offers; the first is the default."""
 
 _SIGNING_CONTEXT = b"noloco manifest v1\n"  # so that no signature made for something else counts here
@@ -97,8 +97,10 @@ class DataSpec(_Table):
 
 
 class InnerSpec(_Table):
-    steps: int = _whole(1, 100_000, default=50)
-    """Local steps between two meetings (the paper's H)."""
+    steps: int | None = _whole(1, 100_000, default=50)
+    """Local steps between two meetings (the paper's H); None with `seconds`."""
+    seconds: float | None = _field("a number from 0.01 to 86400", ge=0.01, le=86_400, default=None)
+    """How long a phase lasts on every box, instead of `steps`: fast and slow boxes close their rounds together."""
     batch_tokens: int = _whole(1, 100_000_000, default=1024)
     """Tokens of one step, whatever box takes it; a small box accumulates."""
     learning_rate: float = _positive(1, default=3e-3)
@@ -111,6 +113,19 @@ class InnerSpec(_Table):
     clip: float = _positive(1000, default=1.0)
     """Largest norm of a step's gradient."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _by_steps_or_by_time(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("seconds") is not None:
+            given = {"steps": None, **given}
+        return given
+
+    @model_validator(mode="after")
+    def _one_length(self) -> "InnerSpec":
+        if (self.steps is None) == (self.seconds is None):
+            raise ValueError("needs either steps or seconds")
+        return self
+
     @field_validator("betas")
     @classmethod
     def _averages(cls, value: tuple[float, float]) -> tuple[float, float]:
@@ -120,9 +135,9 @@ class InnerSpec(_Table):
 
 
 class OuterSpec(_Table):
-    alpha: float = _field("a number from 0 to below 1", ge=0, lt=1, default=0.5)
+    alpha: float = _field("a number from 0 to below 1", ge=0, lt=1, default=0.3)
     """Momentum of the outer step."""
-    beta: float = _positive(10, default=0.7)
+    beta: float = _positive(10, default=1.0)
     """Outer learning rate."""
     gamma: float = _positive(10, default=0.7)
     """How hard two partners pull together."""
@@ -130,11 +145,27 @@ class OuterSpec(_Table):
     """`eager`: training goes on while partners swap. `blocking`: it waits for the swap."""
     codec: str = _field(listed(CODECS), default=CODECS[0])
     """How a vector is written on the wire."""
+    swaps_per_round: int | Literal["auto"] = _field("a whole number from 1 to 16, or auto", default=1)
+    """How many partners a round may have, one after the other. `auto`: as many as come while a swap takes less than a
+    quarter of what is left of the phase."""
+
+    @field_validator("swaps_per_round", mode="after")
+    @classmethod
+    def _few(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and not 1 <= value <= 16:
+            raise ValueError(f"must be a whole number from 1 to 16, or auto, not {value}")
+        return value
 
     @field_validator("codec")
     @classmethod
     def _known(cls, value: str) -> str | None:
         return _one_of(value, CODECS)
+
+    @model_validator(mode="after")
+    def _nobody_waits_for_more(self) -> "OuterSpec":
+        if self.overlap == "blocking" and self.swaps_per_round != 1:
+            raise ValueError("takes more than one of swaps_per_round only with eager overlap")
+        return self
 
     @model_validator(mode="after")
     def _stable(self) -> "OuterSpec":
@@ -283,7 +314,8 @@ source = "{m.data.source}"        # {sources}: the sources of Python's standard 
 sequence_length = {m.data.sequence_length}    # tokens in one training sequence
 
 [inner]                     # what one node does alone: AdamW
-steps = {m.inner.steps}                  # steps in a round, between two meetings
+steps = {m.inner.steps}                  # steps in a round, between two meetings; or a time, the same on every box:
+# seconds = 60.0
 batch_tokens = {m.inner.batch_tokens}         # tokens in a step, whole sequences; a small box accumulates
 learning_rate = {m.inner.learning_rate}
 warmup = {m.inner.warmup}               # share of the run over which the learning rate rises
@@ -298,4 +330,5 @@ beta = {m.outer.beta}                  # learning rate
 gamma = {m.outer.gamma}                 # how hard two partners pull together
 overlap = "{m.outer.overlap}"           # eager: training goes on while they swap; blocking: it waits
 codec = "{m.outer.codec}"              # how a vector is written on the wire: {codecs}
+swaps_per_round = {m.outer.swaps_per_round}         # partners in a round; "auto": as many as an idle link has time for
 """

@@ -14,11 +14,12 @@ from noloco_node import names, runs, statesync
 from noloco_node.errors import Incompatible, NolocoError, PeerFault, SwarmUnreachable
 from noloco_node.manifest import Signed
 from noloco_node.statesync import LiveState, Terms
+from noloco_node.traffic import Pace
 
 FIND_RUN_S = 60.0
 """For a rendezvous to learn of a run: its first node may be starting at this moment."""
 TAKE_STATE_S = 300.0
-"""For some peer to give its state; one download of a small model takes a second, a queue may be long."""
+"""For some peer to begin to give its state, and from one sign of progress to the next; a queue may be long."""
 RETRY_S = 1.0
 
 Channel = Callable[[str], grpc.aio.Channel]
@@ -50,40 +51,49 @@ async def find_run(
         raise failure from None
 
 
-async def take_state(
+async def take_state(  # noqa: PLR0913
     channel: Channel,
     donors: Callable[[], Awaitable[Sequence[str]]],
     terms: Terms,
     total_bytes: int,
     waits_for: Say,
+    *,
+    pace: Pace | None = None,
 ) -> LiveState | None:
     """The state of a peer that is under way, or None where nobody is: then there is nothing to catch up with."""
     waits_for("word of the others")
     failure: PeerFault | None = None
     try:
-        async with asyncio.timeout(TAKE_STATE_S):
+        async with asyncio.timeout(TAKE_STATE_S) as patience:
             while candidates := await donors():
                 peer = random.choice(candidates)
+                heard = _Download(names.name_of(peer), patience, waits_for)
                 try:
-                    return await _fetch(channel, peer, terms, total_bytes, waits_for)
+                    state = await statesync.fetch(channel(peer), terms, total_bytes, heard, pace)
                 except PeerFault as fault:
                     failure = fault
-                    log.info("%s does not give its state (%s)", names.name_of(peer), fault)
+                    log.info("%s does not give its state (%s)", heard.name, fault)
                     await asyncio.sleep(RETRY_S)
+                else:
+                    log.info("took the state of %s at round %d", heard.name, state.round)
+                    return state
             return None
     except TimeoutError:
         why = f"no peer gave its state within {TAKE_STATE_S:g} s (the last one: {failure}): try again later"
         raise SwarmUnreachable(why) from None
 
 
-async def _fetch(channel: Channel, peer: str, terms: Terms, total_bytes: int, waits_for: Say) -> LiveState:
-    name, began = names.name_of(peer), asyncio.get_running_loop().time()
+class _Download:
+    """Says how far one is, and renews the patience: a large state over a slow link takes hours."""
 
-    def progress(done: int, total: int) -> None:
-        left_s = (asyncio.get_running_loop().time() - began) * (total - done) / done
-        waits_for(f"state from {name}, {done / total:.0%}, {left_s:.0f} s left")
+    def __init__(self, name: str, patience: asyncio.Timeout, waits_for: Say) -> None:
+        self.name = name
+        self._patience, self._waits_for = patience, waits_for
+        self._began = asyncio.get_running_loop().time()
+        waits_for(f"state from {name}")
 
-    waits_for(f"state from {name}")
-    state = await statesync.fetch(channel(peer), terms, total_bytes, progress)
-    log.info("took the state of %s at round %d", name, state.round)
-    return state
+    def __call__(self, done: int, total: int) -> None:
+        now = asyncio.get_running_loop().time()
+        self._patience.reschedule(now + TAKE_STATE_S)
+        left_s = (now - self._began) * (total - done) / done
+        self._waits_for(f"state from {self.name}, {done / total:.0%}, {left_s:.0f} s left")

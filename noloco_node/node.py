@@ -22,10 +22,11 @@ from typing import Any
 from noloco_node import checkpoint, names, newcomer, runs, service, statesync
 from noloco_node import mission as missions
 from noloco_node.acquaintance import Acquaintances
+from noloco_node.allowance import Allowance
 from noloco_node.config import NodeConfig
 from noloco_node.control.api import serving
 from noloco_node.control.views import PeerRow, PeersView, StatusView, Traffic
-from noloco_node.core.codec import codec
+from noloco_node.core.codec import codec, rehearse
 from noloco_node.errors import EXIT_INTERRUPTED, NolocoError
 from noloco_node.events import Evaluated, Event, PeerFaulted, RoundCommitted, WentSolo
 from noloco_node.exchange import Exchange, Terms
@@ -33,6 +34,7 @@ from noloco_node.home import Home
 from noloco_node.identity import Identity
 from noloco_node.journal import Journal
 from noloco_node.ledger import Ledger
+from noloco_node.limits import PAUSED, QUOTA
 from noloco_node.manifest import Manifest, Signed, verify
 from noloco_node.swarm import MAX_ADDRESSES, PeerRecord, Standing, Swarm
 from noloco_node.training.inner import Inner
@@ -55,6 +57,8 @@ LOOK_S, LOOK_ALONE_S = 5.0, 1.0
 """How often the DHT is read for candidates; more often while there are none."""
 SETTLE_S = 3.0
 """For a swap under way when the node leaves; what is applied by then stays."""
+LIMITS_S = 1.0
+"""How often the clock and the day's quota are looked at."""
 LAST_EVALUATION_S = 30.0
 LAST_SWAP_S = 30.0
 """For the last round's offer to find a partner when the work is done."""
@@ -110,6 +114,12 @@ class _Node:
 
     def leave(self) -> None:
         self._leaving.set()
+
+    def pause(self) -> None:
+        """There is nothing to pause, where nothing is trained."""
+
+    def resume(self) -> None:
+        """See `pause`."""
 
     def status(self) -> StatusView:
         return StatusView(**self._common_status())
@@ -187,8 +197,11 @@ class Trainer(_Node):
         self._signed = signed
         self._boot = secrets.token_bytes(16)
         self._known_runs = runs.Runs()
-        self._exchange = Exchange(self._transport, self._boot, random.Random(), self, self._observe)
-        self._states = statesync.StateService(self._transport)
+        self._ledger = Ledger()
+        self._allowance = Allowance(config, self._home, lambda: self._ledger.last_round)
+        traffic = self._allowance.traffic
+        self._exchange = Exchange(self._transport, self._boot, random.Random(), self, self._observe, pace=traffic)
+        self._states = statesync.StateService(self._transport, traffic, self._withholds_state)
         for add in (
             lambda server: add_RunsServicer_to_server(self._known_runs, server),
             lambda server: add_ExchangeServicer_to_server(self._exchange, server),
@@ -196,7 +209,6 @@ class Trainer(_Node):
         ):
             self._transport.serve(add)
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
-        self._ledger = Ledger()
         self._run: Manifest | None = None
         self._journal: Journal | None = None
         self._swarm: Swarm | None = None
@@ -208,6 +220,9 @@ class Trainer(_Node):
         """The round at which this node stops."""
         self._phase_s = 0.0
         self._saving: asyncio.Task[None] | None = None
+        self._held_back: str | None = None
+        """PAUSED or QUOTA, as it was last told to the training and the exchange."""
+        self._published: str | None = None
 
     # ---- its life ----
     async def _live(self) -> None:
@@ -234,10 +249,12 @@ class Trainer(_Node):
             loop.call_soon_threadsafe(self._inbox.put_nowait, message)
 
         def build() -> Inner:
-            inner = Inner.build(run, peer_id, device=config.device, threads=config.threads)
+            fraction = config.gpu_memory_fraction
+            inner = Inner.build(run, peer_id, device=config.device, threads=config.threads, memory_fraction=fraction)
             found = checkpoint.newest(self._checkpoints(run), run.run_id, inner.layout)
             for damaged in found.skipped:
                 log.warning(damaged)
+            rehearse(run.outer.codec)
             if found.checkpoint:
                 inner.load(found.checkpoint)
                 log.info("going on from the checkpoint of round %d", inner.round)
@@ -265,6 +282,7 @@ class Trainer(_Node):
             service.every(lambda: ANNOUNCE_S, announce, (NolocoError,)),
             service.every(lambda: swarm.refresh_s, self._publish, (NolocoError, OSError)),
             service.every(look_again_s, self._look, (NolocoError, OSError)),
+            service.every(lambda: LIMITS_S, self._mind_limits, (NolocoError, OSError)),
         ]
 
     async def _train(self, run: Manifest, thread: TrainingThread) -> None:
@@ -275,12 +293,14 @@ class Trainer(_Node):
         self._ready, self._ledger.round = ready, ready.round
         terms = statesync.Terms(bytes.fromhex(run.run_id), ready.layout)
         await self._catch_up(terms, ready, thread)
-        self._exchange.begin(Terms(terms.run_id, ready.layout, ready.fragments))
+        swaps = run.outer.swaps_per_round
+        self._exchange.begin(Terms(terms.run_id, ready.layout, ready.fragments), None if swaps == "auto" else swaps)
         self._states.begin(terms, thread)
         self._state, self._waiting_for = "training", None
         self._trains = True
         began_at, own = self._ledger.round, self._config.rounds
         self._target = run.rounds if own is None else min(run.rounds, began_at + own)
+        self._keep_limits()
         thread.begin(own)
         await self._publish()
         while not isinstance(message := await self._next_message(), Finished):
@@ -343,6 +363,8 @@ class Trainer(_Node):
             await asyncio.to_thread(self._thread.stop)
         if self._journal:
             self._journal.close()
+        with suppress(OSError):
+            self._allowance.write_down()
 
     async def _save(self) -> None:
         """Write a checkpoint; a disk that is full costs the checkpoint, never what is trained."""
@@ -386,6 +408,8 @@ class Trainer(_Node):
         return await newcomer.find_run(self._transport.channel, self._rendezvous(), choose, self._wait_for)
 
     async def _catch_up(self, terms: statesync.Terms, ready: Ready, thread: TrainingThread) -> None:
+        if ready.round and self._allowance.exhausted():
+            return  # its own checkpoint costs nothing
         behind = CATCH_UP_ROUNDS if ready.round else 1  # what a checkpoint holds is worth more than a few rounds
 
         async def donors() -> list[str]:
@@ -394,8 +418,14 @@ class Trainer(_Node):
             return [record.peer_id for record in training if record.round >= ready.round + behind]
 
         self._state = "joining"
-        size = 8 * ready.parameters
-        state = await newcomer.take_state(self._transport.channel, donors, terms, size, self._wait_for)
+        state = await newcomer.take_state(
+            self._transport.channel,
+            donors,
+            terms,
+            8 * ready.parameters,
+            self._wait_for,
+            pace=self._allowance.traffic,
+        )
         if state is not None:
             await asyncio.wrap_future(thread.adopt(state.round, state.data))
             self._ledger.round = state.round
@@ -407,7 +437,7 @@ class Trainer(_Node):
     def _standing(self, run: Manifest) -> Standing:
         ledger = self._ledger
         return Standing(
-            state=self._state,
+            state=self._standing_state(),
             round=ledger.round,
             step=ledger.step,
             progress=min(1.0, ledger.round / run.rounds),
@@ -419,6 +449,7 @@ class Trainer(_Node):
 
     async def _publish(self) -> None:
         if self._swarm and self._run:
+            self._published = self._standing_state()
             await self._swarm.publish(self._standing(self._run))
 
     async def _look(self) -> None:
@@ -427,6 +458,47 @@ class Trainer(_Node):
             self._seen = await self._swarm.peers()
             training = {peer for peer, record in self._seen.items() if record.state == "training"}
             self._exchange.candidates(frozenset(training))
+
+    def _standing_state(self) -> str:
+        """As others see it: who has used up the day's quota trains, but is nobody to call."""
+        return "solo" if self._state == "training" and self._held_back == QUOTA else self._state
+
+    # ---- what its volunteer allows ----
+    def pause(self) -> None:
+        self._allowance.asked_to_pause = True
+        self._keep_limits()
+
+    def resume(self) -> None:
+        self._allowance.asked_to_pause = False
+        self._keep_limits()
+
+    async def _mind_limits(self) -> None:
+        self._keep_limits()
+        if self._published != self._standing_state():
+            await self._publish()
+        self._allowance.write_down()
+
+    def _keep_limits(self) -> None:
+        """Hold back, or go on, as the volunteer's limits say now."""
+        why, before = self._allowance.held_back(), self._held_back
+        if why == before or not (self._trains and self._thread):
+            return
+        self._held_back = why
+        log.info("%s", f"holding back: {why}" if why else "going on")
+        if why:
+            self._exchange.pause(why)
+        else:
+            self._exchange.resume()
+        if why == PAUSED:
+            self._thread.pause()
+            self._state, self._waiting_for = "paused", self._allowance.pause_ends()
+        elif before == PAUSED:
+            self._thread.resume()
+            self._state, self._waiting_for = "training", None
+
+    def _withholds_state(self) -> bool:
+        state_bytes = 8 * self._ready.parameters if self._ready else 0
+        return self._held_back is not None or not self._allowance.room_to_send(state_bytes)
 
     # ---- what the exchange tells ----
     def swapping(self, under_way: bool) -> None:
@@ -475,6 +547,8 @@ class Trainer(_Node):
             bytes=Traffic(tally.sent_bytes, tally.received_bytes, self._ledger.per_param_round(parameters)),
             calls=tally.calls,
             peers_seen=len(self._seen),
+            today=self._allowance.today(),
+            health=self._allowance.health() if self._held_back == QUOTA else (),
         )
 
     def peers(self) -> PeersView:

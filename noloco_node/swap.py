@@ -5,25 +5,34 @@ the training thread's. The rules:
 
 - At most WINDOW fragments are under way beyond the last one that was applied, in each direction: that bounds memory
   and keeps the link full.
+- A volunteer may limit what goes out and comes in (traffic.py), so that a fragment takes minutes. Deadlines are for
+  silence, not for slowness: a large frame travels in pieces (wire/pieces.py), who has nothing to send says that it is
+  alive, and each of both gives a fresh deadline. Waiting for our own limit stands under no deadline. What bounds a slow
+  swap as a whole is `MAX_LAG` of core/round.py.
 - A fragment is applied when both sides hold the other's, whole and screened. The follower says so first, the leader
   (who called) applies and says so, then the follower applies. Fragments are applied one after the other, so a break
   leaves at most one that the leader applied and the follower did not: `one_sided` counts it. What was applied stays.
 """
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
 from noloco_node.errors import PeerFault, PeerLost, PeerMisbehaved
+from noloco_node.traffic import Pace, Traffic
 from noloco_node.transport.base import peer_faults
 from noloco_node.wire import messages as wire
 from noloco_node.wire import peer_pb2 as pb
+from noloco_node.wire.pieces import Assembly, cut
 
 WINDOW = 4
 """Fragments under way: enough that a link of 100 ms and 1 Gbit/s stays full with fragments of a few MiB."""
-FRAME_S = 30.0
-"""A partner that sends no frame for so long is given up: a fragment of 4 MiB needs 1.2 Mbit/s."""
+FRAME_S = 20.0
+"""A partner of whom nothing comes for so long, not even a piece, is given up: that needs 52 kbit/s of a link."""
+ALIVE_S = 5.0
+"""Who has sent nothing for so long says that it is there: three of these may be late before a partner gives up."""
 DONE_S = 5.0
 """For the follower's last word; without it the last fragment counts as one-sided."""
 
@@ -35,6 +44,15 @@ class Heard(Protocol):
     def correction(self) -> Any: ...
 
 
+class Stats(Protocol):
+    """How well a codec told its fragments."""
+
+    @property
+    def missed_share(self) -> float: ...
+    @property
+    def relative_error(self) -> float: ...
+
+
 class Vectors(Protocol):
     """One open offer, as the codec thread keeps it. Payloads and corrections are opaque here."""
 
@@ -42,6 +60,8 @@ class Vectors(Protocol):
     def round(self) -> int: ...
     @property
     def fragments(self) -> int: ...
+    @property
+    def stats(self) -> Stats: ...
     def open(self, index: int, exchange_id: bytes) -> "Future[bytes]": ...
     def hear(self, index: int, payload: bytes) -> "Future[Any]":
         """Gives what is `Heard`."""
@@ -52,9 +72,13 @@ class Vectors(Protocol):
 class Link:
     """Frames to and from one partner over one gRPC stream, each with a deadline; counts bytes."""
 
-    def __init__(self) -> None:
-        self._outbox: asyncio.Queue[pb.SwapFrame | None] = asyncio.Queue()
+    def __init__(self, pace: Pace | None = None) -> None:
+        self._pace = pace or Traffic()
+        self._outbox: asyncio.PriorityQueue[tuple[int, int, pb.SwapFrame | None]] = asyncio.PriorityQueue()
+        self._put = itertools.count()
         self._incoming: AsyncIterator[pb.SwapFrame] | None = None
+        self._idle_s: float | None = None
+        self._dropped = False
         self.sent_bytes = 0
         self.received_bytes = 0
 
@@ -62,20 +86,47 @@ class Link:
         self._incoming = incoming
 
     def send(self, frame: wire.Frame) -> None:
-        """Never blocks: the swap's window bounds what can lie in the outbox."""
-        self._outbox.put_nowait(wire.encode(frame))
+        """Never blocks: the swap's window bounds what can lie in the outbox. An Ack overtakes what waits there: the
+        partner's window opens by it, and on a limited link the fragments before it may take minutes."""
+        for piece in cut(wire.encode(frame)):
+            self._post(piece, first=isinstance(frame, wire.Ack))
+
+    def _post(self, piece: pb.SwapFrame | None, *, first: bool = False) -> None:
+        self._outbox.put_nowait((int(not first), next(self._put), piece))
+
+    def keep_alive(self) -> None:
+        """From the next frame on, never be silent for longer than ALIVE_S."""
+        self._idle_s = ALIVE_S
+
+    def drop(self) -> None:
+        """Send nothing of what still waits: the swap has failed."""
+        self._dropped = True
+        while not self._outbox.empty():
+            self._outbox.get_nowait()
 
     def close(self) -> None:
-        self._outbox.put_nowait(None)
+        """Nothing more comes after what waits."""
+        self._post(None)
 
     async def outgoing(self) -> AsyncIterator[pb.SwapFrame]:
-        while (message := await self._outbox.get()) is not None:
-            self.sent_bytes += message.ByteSize()
-            yield message
+        while (piece := await self._next_out()) is not None:
+            size = piece.ByteSize()
+            await self._pace.sending(size)
+            if not self._dropped:
+                self.sent_bytes += size
+                yield piece
+
+    async def _next_out(self) -> pb.SwapFrame | None:
+        try:
+            async with asyncio.timeout(self._idle_s):
+                return (await self._outbox.get())[2]
+        except TimeoutError:
+            return wire.encode(wire.Alive())
 
     async def receive(self, deadline_s: float) -> wire.Frame:
         if self._incoming is None:
             raise PeerLost("not_connected")
+        await self._pace.taking()
         try:
             async with asyncio.timeout(deadline_s):
                 with peer_faults():
@@ -84,7 +135,9 @@ class Link:
             raise PeerLost("silent", f"no frame for {deadline_s:g} s") from None
         except StopAsyncIteration:
             raise PeerLost("hung_up") from None
-        self.received_bytes += message.ByteSize()
+        size = message.ByteSize()
+        self._pace.took(size)
+        self.received_bytes += size
         return wire.decode(message)
 
 
@@ -96,6 +149,7 @@ class Swap:
         self._order = order
         self._place = {index: place for place, index in enumerate(order)}
         self._leads = leads
+        self._assembly = Assembly()
         self._opened = 0
         self._ready: dict[int, Any] = {}  # place -> correction; at most WINDOW of them
         self._acked = False
@@ -105,9 +159,10 @@ class Swap:
 
     async def run(self) -> None:
         """Swap everything. Raises what broke it: PeerFault, or NonFinite where our own vector is at fault."""
+        self._link.keep_alive()
         await self._open_ahead()
         while self.applied < len(self._order):
-            match await self._link.receive(FRAME_S):
+            match await self._receive(FRAME_S):
                 case wire.Fragment(index, payload):
                     await self._hear(index, payload)
                 case wire.Ack(index):
@@ -116,6 +171,18 @@ class Swap:
                     raise PeerMisbehaved("unexpected_frame", type(frame).__name__)
             await self._open_ahead()
         await self._part()
+
+    async def _receive(self, silence_s: float) -> wire.Frame:
+        """The next whole frame."""
+        while True:
+            match await self._link.receive(silence_s):
+                case wire.Alive():
+                    pass
+                case wire.Piece() as piece:
+                    if (whole := self._assembly.add(piece)) is not None:
+                        return whole
+                case frame:
+                    return frame
 
     async def _open_ahead(self) -> None:
         while self._opened < min(self.applied + WINDOW, len(self._order)):
@@ -170,7 +237,7 @@ class Swap:
             self._link.send(wire.Done())
             return
         try:
-            if await self._link.receive(DONE_S) == wire.Done():
+            if await self._receive(DONE_S) == wire.Done():
                 self.one_sided = 0
         except PeerFault:
             pass  # everything is applied here; only the partner's last fragment is in doubt, and counted

@@ -24,12 +24,14 @@ LAYERS = [
         "service",
         "journal",
         "acquaintance",
+        "limits",
+        "daybook",
     ],
     ["core"],
     ["wire"],
     ["transport", "swarm", "training", "checkpoint"],
-    ["exchange", "swap", "statesync", "runs", "newcomer", "control"],
-    ["monitor", "simulate", "bench", "ledger", "node", "local_swarm"],
+    ["exchange", "swap", "statesync", "runs", "newcomer", "traffic", "control"],
+    ["monitor", "simulate", "bench", "ledger", "allowance", "node", "local_swarm"],
     ["cli", "__main__"],
 ]
 LAYER_OF = {part: level for level, parts in enumerate(LAYERS) for part in parts}

@@ -122,9 +122,10 @@ def test_canonical_form_is_fixed():
     assert fixed.canonical() == (
         b'{"data":{"sequence_length":128,"source":"stdlib"},'
         b'"inner":{"batch_tokens":1024,"betas":[0.9,0.95],"clip":1.0,"final_learning_rate":0.1,'
-        b'"learning_rate":0.003,"steps":50,"warmup":0.05,"weight_decay":0.1},'
+        b'"learning_rate":0.003,"seconds":null,"steps":50,"warmup":0.05,"weight_decay":0.1},'
         b'"model":{"architecture":null,"config":{},"preset":"tiny"},"name":"tiny",'
-        b'"outer":{"alpha":0.5,"beta":0.7,"codec":"bf16","gamma":0.7,"overlap":"eager"},"rounds":100,"seed":1}'
+        b'"outer":{"alpha":0.3,"beta":1.0,"codec":"lattice:4","gamma":0.7,"overlap":"eager","swaps_per_round":1},'
+        b'"rounds":100,"seed":1}'
     )
     assert fixed.label == f"tiny-{fixed.run_id[:12]}"
     assert len(fixed.run_id) == 64
@@ -153,7 +154,14 @@ def test_the_template_holds_every_default(run_toml):
     written = tomllib.loads(manifest.template())
     assert set(written) == set(Manifest.model_fields)
     for section, spec in (("data", DataSpec), ("inner", InnerSpec), ("outer", OuterSpec)):
-        assert set(written[section]) == set(spec.model_fields)
+        assert set(written[section]) == set(spec.model_fields) - {"seconds"}, "which stands there as a comment"
+
+
+def test_a_phase_by_time(run_toml):
+    run = manifest.load(run_toml("steps = 50", "seconds = 30"))
+    assert (run.inner.steps, run.inner.seconds) == (None, 30.0)
+    assert manifest.parse(run.canonical()) == run
+    assert b'"seconds":30.0,"steps":null' in run.canonical()
 
 
 @pytest.mark.parametrize(
@@ -163,6 +171,10 @@ def test_the_template_holds_every_default(run_toml):
         ("steps = 50", "steps = 0", "inner.steps must be a whole number from 1 to 100000, not 0"),
         ("steps = 50", "steps = true", "inner.steps must be a whole number from 1 to 100000, not true"),
         ("steps = 50", "step = 50", "inner.step is not known, did you mean steps?"),
+        ("steps = 50", "steps = 50\nseconds = 30", "inner needs either steps or seconds"),
+        ("steps = 50", "seconds = 0", "inner.seconds must be a number from 0.01 to 86400, not 0"),
+        ("round = 1", "round = 0", "outer.swaps_per_round must be a whole number from 1 to 16, or auto, not 0"),
+        ("round = 1", "round = 'all'", "outer.swaps_per_round must be a whole number from 1 to 16, or auto, not 'all'"),
         ("seed", "sed", "sed is not known, did you mean seed?"),
         ('name = "tiny"', "", "name is missing: it must be 1 to 32 of the characters a-z, 0-9 and -"),
         ('"tiny"', '"Tiny"', "name must be 1 to 32 of the characters a-z, 0-9 and -, not 'Tiny'"),
@@ -172,9 +184,9 @@ def test_the_template_holds_every_default(run_toml):
         ("1024", "1000", "inner.batch_tokens must be a multiple of data.sequence_length (128), not 1000"),
         ('preset = "tiny"', 'preset = "huge"', "model.preset must be tiny, not 'huge'"),
         ('preset = "tiny"', "", "model needs either a preset or an architecture"),
-        ('codec = "bf16"', 'codec = "zip"', "outer.codec must be bf16 or fp32, not 'zip'"),
+        ('codec = "lattice:4"', 'codec = "zip"', "outer.codec must be lattice:4, bf16, fp32,"),
         ('"eager"', '"lazy"', "outer.overlap must be eager or blocking, not 'lazy'"),
-        ("alpha = 0.5", "alpha = 1.0", "outer.alpha must be a number from 0 to below 1, not 1.0"),
+        ("alpha = 0.3", "alpha = 1.0", "outer.alpha must be a number from 0 to below 1, not 1.0"),
         ("[data]", "[data", "is not valid TOML"),
     ],
 )
@@ -186,8 +198,16 @@ def test_errors_name_the_key_and_what_is_allowed(run_toml, old, new, sentence):
     assert "\n" not in str(raised.value)
 
 
+def test_who_waits_for_one_partner_waits_for_no_further_one(run_toml):
+    path = run_toml("swaps_per_round = 1", "swaps_per_round = 'auto'")
+    assert manifest.load(path).outer.swaps_per_round == "auto"
+    path.write_text(path.read_text().replace('"eager"', '"blocking"'))
+    with pytest.raises(UsageError, match="only with eager overlap"):
+        manifest.load(path)
+
+
 def test_an_unstable_outer_step_is_refused(run_toml):
-    path = run_toml("alpha = 0.5", "alpha = 0.9")
+    path = run_toml("alpha = 0.3", "alpha = 0.9")
     path.write_text(path.read_text().replace("gamma = 0.7", "gamma = 1.0"))
     with pytest.raises(UsageError, match="outer is not stable"):
         manifest.load(path)

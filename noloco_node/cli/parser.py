@@ -114,6 +114,13 @@ def _rendezvous(parser: argparse.ArgumentParser) -> None:
 def _trainer(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps (default: auto)")
     parser.add_argument("--threads", metavar="N", help="CPU threads for training (default: torch's choice)")
+    parser.add_argument("--gpu-memory-fraction", metavar="X", help="share of the GPU's memory to use at most, as 0.5")
+    for way, word in (("upload", "sends"), ("download", "takes")):
+        parser.add_argument(f"--max-{way}", metavar="RATE", help=f"what it {word} a second at most, as 5MB or 40Mbit")
+        parser.add_argument(
+            f"--daily-{way}", metavar="AMOUNT", help=f"what it {word} a day, as 20GB; then it trains alone"
+        )
+    parser.add_argument("--hours", metavar="HH-HH", help="train in these hours only, as 22-08; else it is paused")
     parser.add_argument("--rounds", metavar="N", help="stop cleanly after N rounds (default: with the run)")
     parser.add_argument(
         "--linger", metavar="S", dest="linger_s", help="when done, answer `status` for S seconds more (default: 0)"
@@ -139,6 +146,12 @@ def _init(parser: argparse.ArgumentParser) -> None:
 
 def _simulate(parser: argparse.ArgumentParser) -> None:
     from noloco_node.cli.simulate import options
+
+    options(parser)
+
+
+def _bench(parser: argparse.ArgumentParser) -> None:
+    from noloco_node.cli.bench import options
 
     options(parser)
 
@@ -173,6 +186,13 @@ _VERBS = {
     ),
     "status": _Entry("show:status", "show how the node on this machine is", _look, "noloco-node status --json"),
     "peers": _Entry("show:peers", "show whom the node on this machine knows", _look, "noloco-node peers"),
+    "pause": _Entry(
+        "show:pause",
+        "make the node here train and exchange no more, until `resume`",
+        _home,
+        "noloco-node pause",
+    ),
+    "resume": _Entry("show:resume", "make a paused node go on", _home, "noloco-node resume"),
     "leave": _Entry(
         "show:leave", "make the node on this machine leave cleanly, and wait for it", _home, "noloco-node leave"
     ),
@@ -188,5 +208,8 @@ _VERBS = {
         "compare NoLoCo with its rivals: many replicas in one process",
         _simulate,
         "noloco-node simulate --replicas 8 --rounds 12 --json",
+    ),
+    "bench": _Entry(
+        "bench:run", "measure what this machine can do", _bench, "noloco-node bench codec --params 10000000"
     ),
 }

@@ -10,7 +10,7 @@ from typing import Any
 from noloco_node import config
 from noloco_node.control import client
 from noloco_node.control.views import SCHEMA, PeersView, StatusView, document
-from noloco_node.errors import NolocoError
+from noloco_node.errors import NolocoError, UsageError
 from noloco_node.home import Home
 
 _LEAVE_S = 15.0
@@ -52,6 +52,18 @@ def leave(args: argparse.Namespace) -> int:
     return 0
 
 
+def pause(args: argparse.Namespace) -> int:
+    view = asyncio.run(_pause(_home(args)))
+    print(f"{view.name} is {view.state}: `noloco-node resume` makes it go on")
+    return 0
+
+
+def resume(args: argparse.Namespace) -> int:
+    view = asyncio.run(_resume(_home(args)))
+    print(f"{view.name} is {view.state}" + (f", waiting for {view.waiting_for}" if view.waiting_for else ""))
+    return 0
+
+
 def identity(args: argparse.Namespace) -> int:
     from noloco_node.identity import Identity
     from noloco_node.names import name_of
@@ -81,6 +93,22 @@ async def _status(home: Home) -> StatusView:
 async def _peers(home: Home) -> PeersView:
     async with client.connected(home) as node:
         return await node.peers()
+
+
+async def _pause(home: Home) -> StatusView:
+    async with client.connected(home) as node:
+        return _trainer(await node.pause())
+
+
+async def _resume(home: Home) -> StatusView:
+    async with client.connected(home) as node:
+        return _trainer(await node.resume())
+
+
+def _trainer(view: StatusView) -> StatusView:
+    if view.state == "rendezvous":
+        raise UsageError(f"{view.name} is a rendezvous and trains nothing: `noloco-node leave` ends it")
+    return view
 
 
 async def _leave(home: Home) -> str:

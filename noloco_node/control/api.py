@@ -31,6 +31,11 @@ class NodeView(Protocol):
     def leave(self) -> None:
         """Begin to leave cleanly; asking twice is fine."""
 
+    def pause(self) -> None:
+        """Train and exchange no more until `resume`; asking twice is fine."""
+
+    def resume(self) -> None: ...
+
 
 class ControlServicer(rpc.ControlServicer):
     def __init__(self, node: NodeView) -> None:
@@ -45,6 +50,14 @@ class ControlServicer(rpc.ControlServicer):
     async def Leave(self, _request: pb.Empty, _context: object) -> pb.Empty:  # noqa: N802 (the proto's name)
         self._node.leave()
         return pb.Empty()
+
+    async def Pause(self, _request: pb.Empty, _context: object) -> pb.View:  # noqa: N802 (the proto's name)
+        self._node.pause()
+        return pb.View(json=to_json(self._node.status()))
+
+    async def Resume(self, _request: pb.Empty, _context: object) -> pb.View:  # noqa: N802 (the proto's name)
+        self._node.resume()
+        return pb.View(json=to_json(self._node.status()))
 
 
 @asynccontextmanager

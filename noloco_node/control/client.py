@@ -38,6 +38,12 @@ class ControlClient:
     async def leave(self) -> None:
         await self._call("Leave")
 
+    async def pause(self) -> StatusView:
+        return status_from_json(await self._view("Pause"))
+
+    async def resume(self) -> StatusView:
+        return status_from_json(await self._view("Resume"))
+
     async def _view(self, method: str) -> str:
         return str((await self._call(method)).json)
 

@@ -36,6 +36,16 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
+class Today:
+    """Bytes of swaps and state transfers since midnight, and what a volunteer allows."""
+
+    sent: int = 0
+    received: int = 0
+    sent_limit: int | None = None
+    received_limit: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class LastRound:
     """The last round that was committed."""
 
@@ -45,6 +55,8 @@ class LastRound:
     sent: int
     received: int
     resent_block_fraction: float = 0.0
+    relative_error: float = 0.0
+    """Of the partner's difference, as the codec told it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +75,7 @@ class StatusView:
     name: str
     version: str
     state: str
-    """`starting`, `joining`, `training`, `leaving`, `finished`; `rendezvous` for a node that does not train."""
+    """`starting`, `joining`, `training`, `paused`, `leaving`, `finished`; `rendezvous` where nothing is trained."""
     run_id: str | None = None
     run: str | None = None
     """The run as people call it: name and first digits of its id."""
@@ -88,7 +100,10 @@ class StatusView:
     """Share of the time that the accelerator trained, since training began."""
     rounds: Rounds = Rounds()
     bytes: Traffic = Traffic()
+    today: Today | None = None
     resent_block_fraction: float | None = None
+    relative_error: float | None = None
+    """Of the last round, as is resent_block_fraction."""
     last_round: LastRound | None = None
     partners: Mapping[str, int] = field(default_factory=dict)
     """Rounds committed together, by peer id."""

@@ -71,8 +71,21 @@ def node_lines(view: StatusView) -> Iterator[list[str]]:
         *([f"reachable {view.reachable}"] if view.reachable else []),
         f"{count(view.peers_seen, 'peer')} seen",
         f"up {span(view.uptime_s)}",
-        f"gave {size(view.bytes.sent)}, took {size(view.bytes.received)}",
+        _traffic(view),
     ]
+
+
+def _traffic(view: StatusView) -> str:
+    """Of today where the day counts, else since the start."""
+    if view.today is None or (view.today.sent_limit, view.today.received_limit) == (None, None):
+        return f"gave {size(view.bytes.sent)}, took {size(view.bytes.received)}"
+    today = view.today
+    sent, received = _of(today.sent, today.sent_limit), _of(today.received, today.received_limit)
+    return f"gave {sent}, took {received} today"
+
+
+def _of(used: int, limit: int | None) -> str:
+    return size(used) + (f" of {size(limit)}" if limit is not None else "")
 
 
 def rendezvous_lines(view: StatusView) -> Iterator[list[str]]:

@@ -4,6 +4,8 @@ Notable choices:
 - The model's parameters are views of ONE flat fp32 vector θ, their gradients of another, so AdamW, clipping, the outer
   step and a fragment's correction are each a few operations on slices. φ and δ are flat alike, on θ's device.
 - The learning rate follows the run's progress, not this process's: a newcomer at round 40 decays with the others.
+- A phase lasts so many steps, or so many seconds, told by whoever has a clock. What a phase by time overruns counts
+  for the next one, so that boxes with short and with long steps do not drift apart.
 - A step whose loss or gradient is not finite is skipped and counted; the position in data and schedule moves on.
 - Rounds count boundaries that are behind us: before the first one the replica is in round 0.
 
@@ -22,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from noloco_node.core import outer
+from noloco_node.core.codec import BLOCK
 from noloco_node.errors import Diverged, Incompatible, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
 from noloco_node.manifest import InnerSpec, Manifest
 from noloco_node.training import data, model
@@ -100,17 +103,21 @@ class Inner:
         self.round = 0
         self.phase_step = 0
         """Steps since the last boundary."""
+        self.phase_s = 0.0
+        """Seconds since the last boundary, of a phase by time."""
+        self._taken = 0
         self.skipped = 0
         """Steps without a finite loss and gradient."""
 
     @classmethod
-    def build(
+    def build(  # noqa: PLR0913
         cls,
         manifest: Manifest,
         peer_id: str,
         *,
         device: str = "auto",
         threads: int | None = None,
+        memory_fraction: float | None = None,
         corpus: data.Corpus | None = None,
     ) -> "Inner":
         """The replica of the node `peer_id`. To be called on the thread that will own it: torch's number of threads is
@@ -118,10 +125,12 @@ class Inner:
         if threads:
             torch.set_num_threads(threads)
         where = choose_device(device)
+        if memory_fraction and where.type == "cuda":
+            torch.cuda.set_per_process_memory_fraction(memory_fraction, where.index)
         corpus = corpus or data.load(manifest.data.source)
         length = manifest.data.sequence_length
         module = model.build(manifest.model, data.VOCABULARY, manifest.seed, length)
-        _check_memory(sum(p.numel() for p in module.parameters()), where)
+        _check_memory(sum(p.numel() for p in module.parameters()), where, memory_fraction or 1.0)
         stream = data.Stream(corpus.train, length, manifest.seed, peer_id)
         held_out = corpus.windows(length, max(1, max(EVAL_TOKENS, manifest.inner.batch_tokens) // length))
         own_seed = hashlib.sha256(f"{manifest.seed}/{peer_id}".encode()).digest()
@@ -134,9 +143,15 @@ class Inner:
         return len(self.theta)
 
     @property
-    def phase_steps(self) -> int:
-        """Steps from boundary to boundary, the paper's H."""
-        return self._spec.steps
+    def phase_over(self) -> bool:
+        """Whether the boundary is due: after H steps, or after the time of a phase and at least one step."""
+        if self._spec.seconds is None:
+            return self.phase_step >= self._phase_steps
+        return self.phase_step > 0 and self.phase_s >= self._spec.seconds
+
+    @property
+    def _phase_steps(self) -> int:
+        return self._spec.steps or 1
 
     @property
     def tokens_per_step(self) -> int:
@@ -148,10 +163,23 @@ class Inner:
 
     @property
     def steps(self) -> int:
-        """Where in the run's schedule this replica stands; steps that others took before it joined count too."""
-        return self.round * self._spec.steps + self.phase_step
+        """Steps behind this replica. With phases by steps, those that others took before it joined count too: it is
+        where in the run's schedule the replica stands. With phases by time it is what this replica did itself."""
+        return self.round * self._phase_steps + self.phase_step if self._spec.seconds is None else self._taken
+
+    @property
+    def _progress(self) -> float:
+        """Of the run, 0 to 1, with the step that is being taken."""
+        if self._spec.seconds is None:
+            return (self.steps + 1) / (self.budget * self._phase_steps)
+        return (self.round + min(1.0, self.phase_s / self._spec.seconds)) / self.budget
 
     # ---- inner steps ----
+    def spend(self, seconds: float) -> None:
+        """So much time of the phase has gone: phases by time end by it, and the schedule follows it."""
+        if self._spec.seconds is not None:
+            self.phase_s += seconds
+
     def step(self) -> float:
         """One step of AdamW. Returns its loss, which is not finite where the step was skipped."""
         windows = self.stream.next(self._sequences)
@@ -163,6 +191,7 @@ class Inner:
         else:
             self.skipped += 1
         self.phase_step += 1
+        self._taken += 1
         return loss
 
     def _accumulate(self, windows: Tensor) -> float:
@@ -188,7 +217,7 @@ class Inner:
             return model.next_token_loss(self.module, windows.to(device))
 
     def _descend(self) -> None:
-        rate = learning_rate(self._spec, (self.steps + 1) / (self.budget * self._spec.steps))
+        rate = learning_rate(self._spec, self._progress)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()
@@ -211,6 +240,11 @@ class Inner:
         outer.snapshot(self.theta, self.phi, self._hyper, u)
         self._require_finite(u)
         return u
+
+    def movement(self) -> Tensor:
+        """The largest |βΔ| of each block of 256 elements, on the CPU: how far apart partners may stand. Before
+        `boundary`."""
+        return outer.movement(self.theta, self.phi, self._hyper, BLOCK)
 
     def boundary(self) -> None:
         """The local outer step: afterwards θ = φ and a round more is behind us. Raises NonFinite, and then nothing has
@@ -236,6 +270,8 @@ class Inner:
     def _next_round(self) -> None:
         self.round += 1
         self.phase_step = 0
+        if self._spec.seconds is not None:
+            self.phase_s %= self._spec.seconds
 
     def _require_finite(self, vector: Tensor) -> None:
         if (at := self._first_nonfinite(vector)) is not None:
@@ -285,6 +321,8 @@ class Inner:
                 "optimizer": _copied(self._optimizer.state_dict()["state"]),
                 "position": list(self.stream.position),
                 "phase_step": self.phase_step,
+                "phase_s": self.phase_s,
+                "taken": self._taken,
                 "skipped": self.skipped,
                 "rng": torch.get_rng_state(),
                 "device_rng": torch.cuda.get_rng_state(self.theta.device) if self.theta.is_cuda else None,
@@ -314,6 +352,7 @@ class Inner:
         groups = self._optimizer.state_dict()["param_groups"]
         self._optimizer.load_state_dict({"state": saved.inner["optimizer"], "param_groups": groups})
         self.round, self.phase_step = saved.round, saved.inner["phase_step"]
+        self.phase_s, self._taken = saved.inner["phase_s"], saved.inner["taken"]
         self.skipped = saved.inner["skipped"]
         torch.set_rng_state(saved.inner["rng"])
         if self.theta.is_cuda and saved.inner["device_rng"] is not None:
@@ -335,7 +374,7 @@ class Inner:
         self.delta.copy_(both[self.parameters :])
         self.theta.copy_(self.phi)
         self._optimizer = self._fresh_optimizer()
-        self.round, self.phase_step = round, 0
+        self.round, self.phase_step, self.phase_s = round, 0, 0.0
 
 
 def _pieces(vector: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -350,9 +389,12 @@ def _copied(state: Any) -> Any:
     return state.detach().cpu().clone() if isinstance(state, Tensor) else state
 
 
-def _check_memory(parameters: int, device: torch.device) -> None:
+def _check_memory(parameters: int, device: torch.device, fraction: float) -> None:
     needed = parameters * STATE_BYTES
-    there = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else model.memory_bytes()
+    if device.type == "cuda":
+        there = fraction * torch.cuda.get_device_properties(device).total_memory
+    else:
+        there = model.memory_bytes()
     if needed > there:
         raise OutOfMemory(
             f"the run's model needs {needed / 1e9:.1f} GB to be trained ({parameters / 1e6:.0f} M parameters, "

@@ -3,8 +3,9 @@
 A mailbox in, posted messages out, no lock. At a boundary the training thread snapshots u, takes the local step and
 posts the offer. With eager overlap the next phase begins at once and the partner's corrections are added between two of
 its steps; with blocking overlap the thread serves nothing but its mailbox until the round is over. The codec thread
-owns the snapshots of open offers, which nobody changes. A phase that ends with NaN or Inf is thrown away; one without a
-single finite loss ends the training. Whatever ends it is posted, and who still waits for an answer hears of it.
+owns the snapshots of open offers: only a swap's corrections change them, for the round's next partner. A phase that
+ends with NaN or Inf is thrown away; one without a single finite loss ends the training. Whatever ends it is posted, and
+who still waits for an answer hears of it.
 
 Knows nothing of partners, sockets or the event loop: it is handed a `post` callable.
 """
@@ -25,7 +26,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from noloco_node.core.codec import Codec, Conversation, Heard
+from noloco_node.core.codec import BLOCK, Codec, Conversation, Heard, Stats
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory, PeerMisbehaved
 from noloco_node.events import Evaluated, PhaseDone
 from noloco_node.training.inner import Inner, State
@@ -105,11 +106,14 @@ class _Question(Generic[T]):
 class Offer:
     """The snapshot of one boundary, as the codec thread keeps it; what `swap.py` calls Vectors."""
 
-    def __init__(self, thread: "TrainingThread", round: int, u: Tensor) -> None:
+    def __init__(self, thread: "TrainingThread", round: int, u: Tensor, moved: Tensor) -> None:
         self.round = round
         self.fragments = thread.fragments
+        self.stats = Stats()
+        """Of the swaps so far."""
         self._thread = thread
         self._u = u
+        self._moved = moved
         self._conversations: dict[int, Conversation] = {}
 
     def open(self, index: int, exchange_id: bytes) -> "Future[bytes]":
@@ -120,11 +124,18 @@ class Offer:
 
     def apply(self, index: int, correction: Tensor) -> None:
         self._thread.apply(self.round, index * self._thread.fragment_elements, correction)
+        self._thread.codec_pool.submit(self._move, index, correction)
+
+    def _move(self, index: int, correction: Tensor) -> None:
+        """A further partner of the round swaps u + c."""
+        elements = self._thread.fragment_elements
+        self._u[index * elements : (index + 1) * elements] += correction
 
     def _open(self, index: int, exchange_id: bytes) -> bytes:
-        elements = self._thread.fragment_elements
+        elements, blocks = self._thread.fragment_elements, self._thread.fragment_elements // BLOCK
         u = self._u[index * elements : (index + 1) * elements]
-        self._conversations[index] = self._thread.codec.converse(u, index, exchange_id)
+        moved = self._moved[index * blocks : (index + 1) * blocks]
+        self._conversations[index] = self._thread.codec.converse(u, index, exchange_id, moved)
         return self._conversations[index].open()
 
     def _hear(self, index: int, payload: bytes) -> Heard:
@@ -133,6 +144,7 @@ class Offer:
             raise PeerMisbehaved("out_of_turn", f"fragment {index}")
         heard = conversation.hear(payload)
         if heard.correction is not None:
+            self.stats.add(conversation.stats)
             del self._conversations[index]
         return heard
 
@@ -163,6 +175,7 @@ class TrainingThread:
         self._swapping = False
         self._rounds_over = 0
         self._spent_s: defaultdict[str, float] = defaultdict(float)
+        self._clock_read_at = 0.0
         self._thread = threading.Thread(target=self._run, name="training", daemon=True)
 
     # ---- from any thread ----
@@ -240,6 +253,7 @@ class TrainingThread:
         self._post(Ready(inner.parameters, inner.layout, self.fragments, inner.round, inner.device))
         self._serve_until(inner, lambda: self._begun)
         self._evaluate(inner)
+        self._clock_read_at = time.perf_counter()
         while inner.round < self._rounds:
             self._phase(inner)
         self._post(Finished())
@@ -249,11 +263,12 @@ class TrainingThread:
 
     def _phase(self, inner: Inner) -> None:
         began, losses = time.perf_counter(), []
-        while inner.phase_step < inner.phase_steps:  # a resumed phase has some behind it
+        while not inner.phase_over:  # a resumed phase has some steps behind it
             self._serve(inner)
             began += self._wait_while_paused(inner)
             with self._spending("step"):
                 losses.append(inner.step())
+            self._read_clock(inner)
         offer, closed = self._boundary(inner)
         seconds = time.perf_counter() - began
         done = PhaseDone(inner.round, inner.steps, _mean(losses), len(losses) * inner.tokens_per_step, seconds)
@@ -263,6 +278,7 @@ class TrainingThread:
         if self._blocking:
             with self._spending("waiting"):
                 self._serve_until(inner, lambda: self._rounds_over >= inner.round)
+            self._clock_read_at = time.perf_counter()  # the next phase begins here
         self._evaluate(inner)
 
     def _boundary(self, inner: Inner) -> tuple[Offer | None, str | None]:
@@ -270,12 +286,13 @@ class TrainingThread:
         with self._spending("boundary"):
             try:
                 u = None if self._swapping else inner.snapshot()
+                moved = inner.movement()
                 inner.boundary()
             except NonFinite as error:
                 log.warning("this phase is thrown away: %s", error)
                 inner.discard()
                 return None, "nonfinite"
-        return (None, "swapping") if u is None else (Offer(self, inner.round, u), None)
+        return (None, "swapping") if u is None else (Offer(self, inner.round, u, moved), None)
 
     def _evaluate(self, inner: Inner) -> None:
         with self._spending("evaluate"):
@@ -299,7 +316,15 @@ class TrainingThread:
         """How long that was: a pause counts as nobody's time."""
         began = time.perf_counter()
         self._serve_until(inner, lambda: not self._paused)
-        return time.perf_counter() - began
+        paused_s = time.perf_counter() - began
+        self._clock_read_at += paused_s
+        return paused_s
+
+    def _read_clock(self, inner: Inner) -> None:
+        """All that this thread does is a phase's time; pauses and waiting for a partner are not."""
+        now = time.perf_counter()
+        inner.spend(now - self._clock_read_at)
+        self._clock_read_at = now
 
     def _ask(self, ask: Callable[[Inner], T]) -> "Future[T]":
         question = _Question(ask)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1enoloco_node/wire/control.proto\x12\x11noloco.control.v1\"\x07\n\x05\x45mpty\"\x14\n\x04View\x12\x0c\n\x04json\x18\x01 \x01(\t2\xbf\x01\n\x07\x43ontrol\x12;\n\x06Status\x12\x18.noloco.control.v1.Empty\x1a\x17.noloco.control.v1.View\x12:\n\x05Peers\x12\x18.noloco.control.v1.Empty\x1a\x17.noloco.control.v1.View\x12;\n\x05Leave\x12\x18.noloco.control.v1.Empty\x1a\x18.noloco.control.v1.Emptyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1enoloco_node/wire/control.proto\x12\x11noloco.control.v1\"\x07\n\x05\x45mpty\"\x14\n\x04View\x12\x0c\n\x04json\x18\x01 \x01(\t2\xb8\x02\n\x07\x43ontrol\x12;\n\x06Status\x12\x18.noloco.control.v1.Empty\x1a\x17.noloco.control.v1.View\x12:\n\x05Peers\x12\x18.noloco.control.v1.Empty\x1a\x17.noloco.control.v1.View\x12;\n\x05Leave\x12\x18.noloco.control.v1.Empty\x1a\x18.noloco.control.v1.Empty\x12:\n\x05Pause\x12\x18.noloco.control.v1.Empty\x1a\x17.noloco.control.v1.View\x12;\n\x06Resume\x12\x18.noloco.control.v1.Empty\x1a\x17.noloco.control.v1.Viewb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,5 +36,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VIEW']._serialized_start=62
   _globals['_VIEW']._serialized_end=82
   _globals['_CONTROL']._serialized_start=85
-  _globals['_CONTROL']._serialized_end=276
+  _globals['_CONTROL']._serialized_end=397
 # @@protoc_insertion_point(module_scope)

@@ -49,6 +49,16 @@ class ControlStub:
                 request_serializer=noloco__node_dot_wire_dot_control__pb2.Empty.SerializeToString,
                 response_deserializer=noloco__node_dot_wire_dot_control__pb2.Empty.FromString,
                 _registered_method=True)
+        self.Pause = channel.unary_unary(
+                '/noloco.control.v1.Control/Pause',
+                request_serializer=noloco__node_dot_wire_dot_control__pb2.Empty.SerializeToString,
+                response_deserializer=noloco__node_dot_wire_dot_control__pb2.View.FromString,
+                _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/noloco.control.v1.Control/Resume',
+                request_serializer=noloco__node_dot_wire_dot_control__pb2.Empty.SerializeToString,
+                response_deserializer=noloco__node_dot_wire_dot_control__pb2.View.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
@@ -72,6 +82,19 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pause(self, request, context):
+        """Train and exchange no more, until Resume; the answer tells how the node is then.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -89,6 +112,16 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Leave,
                     request_deserializer=noloco__node_dot_wire_dot_control__pb2.Empty.FromString,
                     response_serializer=noloco__node_dot_wire_dot_control__pb2.Empty.SerializeToString,
+            ),
+            'Pause': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pause,
+                    request_deserializer=noloco__node_dot_wire_dot_control__pb2.Empty.FromString,
+                    response_serializer=noloco__node_dot_wire_dot_control__pb2.View.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=noloco__node_dot_wire_dot_control__pb2.Empty.FromString,
+                    response_serializer=noloco__node_dot_wire_dot_control__pb2.View.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -172,6 +205,60 @@ class Control:
             '/noloco.control.v1.Control/Leave',
             noloco__node_dot_wire_dot_control__pb2.Empty.SerializeToString,
             noloco__node_dot_wire_dot_control__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pause(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/noloco.control.v1.Control/Pause',
+            noloco__node_dot_wire_dot_control__pb2.Empty.SerializeToString,
+            noloco__node_dot_wire_dot_control__pb2.View.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/noloco.control.v1.Control/Resume',
+            noloco__node_dot_wire_dot_control__pb2.Empty.SerializeToString,
+            noloco__node_dot_wire_dot_control__pb2.View.FromString,
             options,
             channel_credentials,
             insecure,

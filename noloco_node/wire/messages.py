@@ -62,6 +62,8 @@ class Accept:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
+    """The callee's last word, except for an appointment: then Accept or another Refusal follows."""
+
     code: Code
     retry_in_s: float = 0.0
 
@@ -82,7 +84,20 @@ class Done:
     pass
 
 
-Frame = Offer | Accept | Refusal | Fragment | Ack | Done
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Part of a large frame: see wire/pieces.py."""
+
+    data: bytes
+    more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """Nothing to say, but here."""
+
+
+Frame = Offer | Accept | Refusal | Fragment | Ack | Done | Piece | Alive
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +122,7 @@ class StateChunk:
 StateFrame = StateHeader | StateChunk | Refusal
 
 
-def encode(frame: Frame) -> pb.SwapFrame:
+def encode(frame: Frame) -> pb.SwapFrame:  # noqa: PLR0911 - one for each kind
     match frame:
         case Offer():
             return pb.SwapFrame(
@@ -132,9 +147,13 @@ def encode(frame: Frame) -> pb.SwapFrame:
             return pb.SwapFrame(ack=pb.Ack(index=index))
         case Done():
             return pb.SwapFrame(done=pb.Done())
+        case Piece(data, more):
+            return pb.SwapFrame(piece=pb.Piece(data=data, more=more))
+        case Alive():
+            return pb.SwapFrame(alive=pb.Alive())
 
 
-def decode(message: pb.SwapFrame) -> Frame:
+def decode(message: pb.SwapFrame) -> Frame:  # noqa: PLR0911 - one for each kind
     match message.WhichOneof("frame"):
         case "offer":
             return _decode_offer(message.offer)
@@ -152,6 +171,10 @@ def decode(message: pb.SwapFrame) -> Frame:
             return Ack(_bounded(message.ack.index, MAX_FRAGMENTS, "index"))
         case "done":
             return Done()
+        case "piece":
+            return Piece(message.piece.data, message.piece.more)
+        case "alive":
+            return Alive()
         case _:
             raise PeerMisbehaved("empty_frame")
 

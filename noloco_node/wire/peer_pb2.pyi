@@ -31,20 +31,24 @@ PAUSED: RefusalCode
 LEAVING: RefusalCode
 
 class SwapFrame(_message.Message):
-    __slots__ = ("offer", "accept", "refusal", "fragment", "ack", "done")
+    __slots__ = ("offer", "accept", "refusal", "fragment", "ack", "done", "piece", "alive")
     OFFER_FIELD_NUMBER: _ClassVar[int]
     ACCEPT_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
     offer: Offer
     accept: Accept
     refusal: Refusal
     fragment: Fragment
     ack: Ack
     done: Done
-    def __init__(self, offer: _Optional[_Union[Offer, _Mapping]] = ..., accept: _Optional[_Union[Accept, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., fragment: _Optional[_Union[Fragment, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ...) -> None: ...
+    piece: Piece
+    alive: Alive
+    def __init__(self, offer: _Optional[_Union[Offer, _Mapping]] = ..., accept: _Optional[_Union[Accept, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., fragment: _Optional[_Union[Fragment, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., piece: _Optional[_Union[Piece, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ...) -> None: ...
 
 class Offer(_message.Message):
     __slots__ = ("protocol", "run_id", "layout", "exchange_id", "boot", "round", "fragments", "patience_s")
@@ -99,6 +103,18 @@ class Ack(_message.Message):
     def __init__(self, index: _Optional[int] = ...) -> None: ...
 
 class Done(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Piece(_message.Message):
+    __slots__ = ("data", "more")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    more: bool
+    def __init__(self, data: _Optional[bytes] = ..., more: _Optional[bool] = ...) -> None: ...
+
+class Alive(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

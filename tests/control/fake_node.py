@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from noloco_node.control import api
@@ -73,6 +74,12 @@ class FakeNode:
 
     def peers(self):
         return self.rows
+
+    def pause(self):
+        self.view = replace(self.view, state="paused", waiting_for="`noloco-node resume`")
+
+    def resume(self):
+        self.view = replace(self.view, state="training", waiting_for=None)
 
     def leave(self):
         self.left += 1

@@ -34,7 +34,7 @@ def test_a_swarm_of_two_trains_and_reports(village: Village) -> None:
         assert node["round"] == 3
         assert node["rounds"]["committed"] >= 1
         assert node["rounds"]["committed"] + node["rounds"]["solo"] == 3
-        assert node["bytes"]["per_param_round"] == pytest.approx(2.0, abs=0.05)
+        assert node["bytes"]["per_param_round"] == pytest.approx(0.6, abs=0.1)
         assert node["exit_code"] == 0
         assert 0 < node["busy_fraction"] <= 1
     for wanted in DOCUMENTED:

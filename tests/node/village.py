@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,13 +30,16 @@ def until(found: Callable[[], T | None], what: str, within_s: float = 90) -> T:
 
 
 class Node:
-    def __init__(self, village: "Village", name: str, *words: str) -> None:
+    def __init__(
+        self, village: "Village", name: str, *words: str, within: Sequence[str] = (), at: str = "127.0.0.1"
+    ) -> None:
+        """`within`: what its command is put behind, `ip netns exec ...`; `at`: the address it listens on."""
         self.home = village.root / name
         self.log = village.root / f"{name}.out"
         self.village = village
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
-                [*village.command, *words, "--home", str(self.home), "--listen", "/ip4/127.0.0.1/tcp/0"],
+                [*within, *village.command, *words, "--home", str(self.home), "--listen", f"/ip4/{at}/tcp/0"],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
@@ -106,14 +109,17 @@ class Village:
         path.write_text(text)
         return path
 
-    def node(self, name: str, *words: str) -> Node:
-        self.nodes.append(Node(self, name, *words, "--threads", "1"))
+    def node(self, name: str, *words: str, within: Sequence[str] = (), at: str = "127.0.0.1") -> Node:
+        self.nodes.append(Node(self, name, *words, "--threads", "1", within=within, at=at))
         return self.nodes[-1]
 
     def left_over(self) -> list[str]:
         """Processes and sockets that belong to this village."""
         found = [f"{p.pid} {' '.join(p.cmdline())}" for p in psutil.process_iter() if self._ours(p)]
-        return found + [str(path) for path in self.root.rglob("*") if path.is_socket()]
+        try:
+            return found + [str(path) for path in self.root.rglob("*") if path.is_socket()]
+        except FileNotFoundError as just_going:
+            return [*found, str(just_going.filename)]
 
     def _ours(self, process: psutil.Process) -> bool:
         try:

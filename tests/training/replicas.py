@@ -22,6 +22,12 @@ def small_run(steps: int = 3, rounds: int = 4, **inner: float) -> Manifest:
     )
 
 
+def timed_run(seconds: float, rounds: int = 4) -> Manifest:
+    run = small_run(rounds=rounds)
+    inner = InnerSpec(seconds=seconds, batch_tokens=64)
+    return run.model_copy(update={"inner": inner})
+
+
 def small_text() -> Corpus:
     rng = np.random.default_rng(0)
     words = [rng.integers(97, 123, size=n).astype(np.uint8) for n in rng.integers(2, 9, size=30)]
@@ -38,7 +44,7 @@ def train(inner: Inner, steps: int) -> list[float]:
     losses = []
     for _ in range(steps):
         losses.append(inner.step())
-        if inner.phase_step == inner.phase_steps:
+        if inner.phase_over:
             inner.boundary()
     return losses
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from replicas import exchange, small_replica, small_run, small_text, train
+from replicas import exchange, small_replica, small_run, small_text, timed_run, train
 from torch import nn
 
 from noloco_node import checkpoint
 from noloco_node.core.codec import codec
 from noloco_node.errors import Diverged, Incompatible, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
-from noloco_node.manifest import InnerSpec, Manifest
+from noloco_node.manifest import InnerSpec, Manifest, OuterSpec
 from noloco_node.training import data, inner, model
 from noloco_node.training.inner import Inner, learning_rate
 
@@ -119,6 +119,55 @@ def test_resumed_is_uninterrupted_bit_for_bit(tmp_path: Path, before: int) -> No
     assert everything(resumed) == everything(straight)
 
 
+def test_a_phase_by_time_ends_with_the_first_step_beyond_it_and_the_overrun_counts() -> None:
+    replica = small_replica(run=timed_run(1.0))
+    lengths = []
+    for _ in range(6):
+        while not replica.phase_over:
+            replica.step()
+            replica.spend(0.4)
+        lengths.append(replica.phase_step)
+        replica.boundary()
+    assert lengths == [3, 2, 3, 2, 3, 2], "six phases of a second are fifteen steps of 0.4 s"
+    assert (replica.round, replica.steps) == (6, 15)
+    replica.spend(50.0)
+    assert not replica.phase_over, "at least one step"
+
+
+def test_the_schedule_of_phases_by_time_follows_rounds() -> None:
+    run = timed_run(1.0, rounds=4)
+    replica, rates = small_replica(run=run), []
+    for _ in range(4):
+        while not replica.phase_over:
+            replica.step()
+            rates.append(replica._optimizer.param_groups[0]["lr"])
+            replica.spend(0.25)
+        replica.boundary()
+    assert rates == [learning_rate(run.inner, step / 16) for step in range(16)]
+
+
+def test_a_phase_by_time_is_resumed_where_it_was() -> None:
+    run = timed_run(1.0)
+    straight, resumed = small_replica("a", run), small_replica("a", run)
+
+    def go(replica: Inner, steps: int) -> list[float]:
+        losses = []
+        for _ in range(steps):
+            losses.append(replica.step())
+            replica.spend(0.375)
+            if replica.phase_over:
+                replica.boundary()
+        return losses
+
+    losses = go(straight, 9)
+    first = go(resumed, 4)
+    saved = resumed.state()
+    resumed = small_replica("a", run)
+    resumed.load(saved)
+    assert first + go(resumed, 5) == losses
+    assert everything(resumed) == everything(straight) and resumed.steps == 9
+
+
 def everything(replica: Inner) -> Any:
     state = replica.state()
     return plain([state.round, state.step, state.weights, state.outer, state.inner])
@@ -199,7 +248,7 @@ def test_two_replicas_meet_and_their_mean_is_kept(name: str) -> None:
 
 
 def train_phase(replica: Inner) -> None:
-    while replica.phase_step < replica.phase_steps:
+    while not replica.phase_over:
         replica.step()
 
 
@@ -224,7 +273,7 @@ def test_a_late_correction_of_a_slice(late: int) -> None:
     before = [v.clone() for v in (replica.theta, replica.phi, replica.delta)]
     c = torch.randn(50)
     replica.apply(100, c, offered_round=2)
-    alpha = 0.5
+    alpha = OuterSpec().alpha
     moved, kept = sum(alpha**k for k in range(late + 1)), alpha**late
     for now, then, factor in zip(
         (replica.theta, replica.phi, replica.delta), before, (moved, moved, kept), strict=True

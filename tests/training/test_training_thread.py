@@ -4,12 +4,13 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import pytest
 import torch
-from replicas import FRAGMENT, exchange, small_replica, train
+from replicas import FRAGMENT, exchange, small_replica, timed_run, train
 
 from noloco_node.core.codec import codec
 from noloco_node.errors import Diverged, NolocoError, OutOfMemory, PeerMisbehaved, UsageError
@@ -128,7 +129,7 @@ def test_two_threads_do_what_two_replicas_do() -> None:
     ones, others = small_replica("a"), small_replica("b")
     for _ in range(2):
         for replica in (ones, others):
-            while replica.phase_step < replica.phase_steps:
+            while not replica.phase_over:
                 replica.step()
         exchange(ones, others, (codec("fp32"), codec("fp32")))
     fresh = small_replica("a"), small_replica("b")
@@ -232,6 +233,40 @@ def test_a_payload_out_of_turn_is_misbehaviour() -> None:
             answer(offer.hear(0, said))
         with pytest.raises(PeerMisbehaved, match="bad_length"):
             answer(offer.open(1, bytes(16))) and answer(offer.hear(1, said[1:]))
+
+
+def test_a_further_partner_swaps_what_the_first_one_made() -> None:
+    """Two pairs, then across: all four offered vectors are their mean, and every correction has its opposite."""
+    replicas = [small_replica(peer) for peer in "abcd"]
+    with ExitStack() as stack:
+        four = [stack.enter_context(running(lambda it=it: it, rounds=1)) for it in replicas]
+        for watched in four:
+            watched.thread.begin()
+        offers = [watched.offer() for watched in four]
+        us = [offer._u.clone() for offer in offers]
+        for one, other in ((0, 1), (2, 3), (0, 2), (1, 3)):
+            corrections = swap(offers[one], offers[other])
+            assert all(torch.equal(mine, -theirs) and mine.any() for mine, theirs in corrections)
+        for watched in four:
+            watched.thread.codec_pool.submit(bool).result(DEADLINE_S)  # behind the last correction
+        mean = sum(us) / 4
+        assert all(torch.allclose(offer._u, mean, atol=1e-6) for offer in offers)
+        states = [answer(watched.thread.state()).outer["phi"] for watched in four]
+    alone = [small_replica(peer) for peer in "abcd"]
+    for replica, u, state in zip(alone, us, states, strict=True):
+        train(replica, 3)
+        assert torch.allclose(state, replica.phi + (mean - u), atol=1e-6)
+
+
+def test_phases_by_time() -> None:
+    run = timed_run(0.05, rounds=5)
+    with running(lambda: small_replica(run=run), rounds=5) as watched:
+        watched.thread.begin()
+        done = [watched.until(PhaseEnded).done for _ in range(5)]
+        steps = answer(watched.thread.state()).step
+    assert [d.round for d in done] == [1, 2, 3, 4, 5]
+    assert steps == done[-1].steps == sum(d.tokens for d in done) // 64
+    assert all(earlier.steps < later.steps for earlier, later in pairwise(done))
 
 
 def test_an_offer_may_be_opened_again_for_somebody_else() -> None:

@@ -1,0 +1,68 @@
+"""What this node's volunteer allows, against what is: one answer to whether it may train, exchange and give its state.
+
+Joins the settings, today's traffic and the clock; the arithmetic is in limits.py, and what follows from the answer is
+node.py's to do.
+"""
+
+import time
+from collections.abc import Callable
+
+from noloco_node import limits
+from noloco_node.config import NodeConfig
+from noloco_node.control.views import Health, LastRound, Today
+from noloco_node.daybook import Daybook
+from noloco_node.home import Home
+from noloco_node.limits import DailyQuota
+from noloco_node.monitor.units import size
+from noloco_node.traffic import Traffic
+
+
+class Allowance:
+    def __init__(self, config: NodeConfig, home: Home, last_swap: Callable[[], LastRound | None]) -> None:
+        self._hours = config.hours
+        self._quota = DailyQuota(config.daily_upload, config.daily_download)
+        self._daybook = Daybook(home.traffic)
+        self._last_swap = last_swap
+        self.traffic = Traffic(config.max_upload, config.max_download, self._daybook.read())
+        self.asked_to_pause = False
+
+    def held_back(self) -> str | None:
+        """limits.PAUSED, limits.QUOTA or None, at this moment."""
+        now = time.localtime()
+        return limits.held_back(
+            asked=self.asked_to_pause,
+            hours=self._hours,
+            minute=60 * now.tm_hour + now.tm_min,
+            exhausted=self.exhausted() is not None,
+        )
+
+    def exhausted(self) -> str | None:
+        """`upload` or `download` where the day has no room left for a swap like the last one."""
+        last = self._last_swap()
+        sent, received = (last.sent, last.received) if last else (0, 0)
+        return self._quota.exhausted(self.traffic.used, sent, received)
+
+    def room_to_send(self, size_bytes: int) -> bool:
+        return self._quota.exhausted(self.traffic.used, sent=size_bytes) is None
+
+    def pause_ends(self) -> str:
+        """What a paused node waits for."""
+        if self.asked_to_pause or self._hours is None:
+            return "`noloco-node resume`"
+        return f"{limits.clock(self._hours.begin)}, when its hours begin"
+
+    def health(self) -> tuple[Health, ...]:
+        way = self.exhausted()
+        if way is None:
+            return ()
+        limit = self._quota.sent if way == "upload" else self._quota.received
+        text = f"the day's {way} of {size(limit)} has no room for another swap: training goes on alone until midnight"
+        return (Health("warning", text, f"wait, or allow more with --daily-{way}"),)
+
+    def today(self) -> Today:
+        used = self.traffic.used
+        return Today(used.sent, used.received, self._quota.sent, self._quota.received)
+
+    def write_down(self) -> None:
+        """Keep today's traffic for the next start. Raises OSError."""
+        self._daybook.write(self.traffic.used)
