@@ -1,7 +1,7 @@
 """What this node's volunteer allows, against what is: one answer to whether it may train, exchange and give its state.
 
 Joins the settings, today's traffic and the clock; the arithmetic is in limits.py, and what follows from the answer is
-node.py's to do.
+trainer.py's to do.
 """
 
 import time

@@ -2,7 +2,7 @@
 
 It performs what the state machine says and reports back what became of it; every decision stands there. It moves opaque
 bytes and never imports torch: an offer's vectors come from the codec thread behind the `Vectors` protocol, and what a
-round came to goes out as events. It does not know the DHT: node.py tells it who the candidates are.
+round came to goes out as events. It does not know the DHT: trainer.py tells it who the candidates are.
 """
 
 import asyncio
@@ -106,7 +106,7 @@ class Exchange(ExchangeServicer):
         self._timer: asyncio.TimerHandle | None = None
         self.tally = Tally()
 
-    # ---- what node.py tells it, and asks ----
+    # ---- what trainer.py tells it, and asks ----
     def begin(self, terms: Terms, swaps: int | None = 1) -> None:
         """From here on calls are answered; before, the node has no vector to offer and is busy. `swaps`: how many
         partners a round may have, None for as many as fit."""

@@ -1,7 +1,7 @@
 """What a volunteer allows: a rate, an amount a day, and the hours; as plain arithmetic.
 
 Knows no clock, no files and no network: the time is an argument, and who waits, counts or pauses is somebody else's
-affair (traffic.py, node.py). A unit of text becomes a number here and nowhere else.
+affair (traffic.py, trainer.py). A unit of text becomes a number here and nowhere else.
 """
 
 import re

@@ -31,7 +31,7 @@ LAYERS = [
     ["wire"],
     ["transport", "swarm", "training", "checkpoint"],
     ["exchange", "swap", "statesync", "runs", "newcomer", "traffic", "control"],
-    ["monitor", "simulate", "bench", "ledger", "allowance", "node", "local_swarm"],
+    ["monitor", "simulate", "bench", "ledger", "allowance", "resident", "rendezvous", "trainer", "node", "local_swarm"],
     ["cli", "__main__"],
 ]
 LAYER_OF = {part: level for level, parts in enumerate(LAYERS) for part in parts}
@@ -91,6 +91,9 @@ FORBIDDEN = {
     "manifest": {"torch"},
     "config": {"torch", "pydantic"},
     "node": {"torch"},
+    "trainer": {"torch"},
+    "resident": {"torch"},
+    "rendezvous": {"torch"},
 }
 
 

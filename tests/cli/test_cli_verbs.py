@@ -94,7 +94,16 @@ def test_leave_waits_until_the_node_is_gone(running, home, capsys):
     assert capsys.readouterr().out == f"brisk-heron has left; what it knows is kept in {home.root}\n"
 
 
-@pytest.mark.parametrize("verb", ["status", "peers", "leave"])
+def test_pause_and_resume_say_what_became_of_it(running, capsys):
+    assert main(["pause"]) == 0
+    assert capsys.readouterr().out == "brisk-heron is paused: `noloco-node resume` makes it go on\n"
+    assert main(["status", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "paused"
+    assert main(["resume"]) == 0
+    assert capsys.readouterr().out == "brisk-heron is training\n"
+
+
+@pytest.mark.parametrize("verb", ["status", "peers", "leave", "pause", "resume"])
 def test_nobody_there(verb, capsys):
     assert main([verb]) == 3
     assert "join --bootstrap" in capsys.readouterr().err

@@ -1,0 +1,442 @@
+"""A node that trains: builds its parts, connects them, and runs them until it is told to leave or its work is done.
+
+It has no maths, no byte layouts and no retries of its own: here events go from one part to the next, and here stands
+the order of starting and stopping.
+
+    start:  transport -> which run? -> model and optimizers (training thread) -> presence -> a peer's state -> training
+    leave:  no more calls, a swap under way may end -> training stops -> checkpoint -> goodbye -> transport
+"""
+
+import asyncio
+import logging
+import random
+import secrets
+import time
+from collections.abc import Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from noloco_node import checkpoint, names, newcomer, runs, service, statesync
+from noloco_node.acquaintance import Acquaintances
+from noloco_node.allowance import Allowance
+from noloco_node.config import NodeConfig
+from noloco_node.control.views import PeerRow, PeersView, StatusView, Traffic
+from noloco_node.core.codec import codec, rehearse
+from noloco_node.errors import NolocoError
+from noloco_node.events import Evaluated, Event, PeerFaulted, RoundCommitted, WentSolo
+from noloco_node.exchange import Exchange, Terms
+from noloco_node.journal import Journal
+from noloco_node.ledger import Ledger
+from noloco_node.limits import PAUSED, QUOTA
+from noloco_node.manifest import Manifest, Signed, verify
+from noloco_node.resident import Report, Resident
+from noloco_node.swarm import MAX_ADDRESSES, PeerRecord, Standing, Swarm
+from noloco_node.training.inner import Inner
+from noloco_node.training.thread import Failed, Finished, Message, PhaseEnded, Ready, TrainingThread
+from noloco_node.wire.peer_pb2_grpc import (
+    add_ExchangeServicer_to_server,
+    add_RunsServicer_to_server,
+    add_StateServicer_to_server,
+)
+
+log = logging.getLogger(__name__)
+
+ANNOUNCE_S = 60.0
+"""A rendezvous that was restarted knows the run again after so long."""
+LOOK_S, LOOK_ALONE_S = 5.0, 1.0
+"""How often the DHT is read for candidates; more often while there are none."""
+SETTLE_S = 3.0
+"""For a swap under way when the node leaves; what is applied by then stays."""
+LIMITS_S = 1.0
+"""How often the clock and the day's quota are looked at."""
+LAST_EVALUATION_S = 30.0
+LAST_SWAP_S = 30.0
+"""For the last round's offer to find a partner when the work is done."""
+STATE_S = 5.0
+"""For the training thread to come to the end of an inner step and copy its state."""
+CATCH_UP_ROUNDS = 10
+"""A node whose checkpoint is so far behind takes a peer's state instead of its own."""
+CHECKPOINT_ROUNDS = 10
+"""A kill costs at most so many rounds of this node; the swarm loses nothing."""
+
+
+class Trainer(Resident):
+    """Trains, and exchanges with one peer a round."""
+
+    def __init__(self, config: NodeConfig, report: Report, signed: Signed | None) -> None:
+        super().__init__(config, report)
+        self._signed = signed
+        self._boot = secrets.token_bytes(16)
+        self._known_runs = runs.Runs()
+        self._ledger = Ledger()
+        self._allowance = Allowance(config, self._home, lambda: self._ledger.last_round)
+        traffic = self._allowance.traffic
+        self._exchange = Exchange(self._transport, self._boot, random.Random(), self, self._observe, pace=traffic)
+        self._states = statesync.StateService(self._transport, traffic, self._withholds_state)
+        for add in (
+            lambda server: add_RunsServicer_to_server(self._known_runs, server),
+            lambda server: add_ExchangeServicer_to_server(self._exchange, server),
+            lambda server: add_StateServicer_to_server(self._states, server),
+        ):
+            self._transport.serve(add)
+        self._inbox: asyncio.Queue[Message] = asyncio.Queue()
+        self._run: Manifest | None = None
+        self._journal: Journal | None = None
+        self._swarm: Swarm | None = None
+        self._thread: TrainingThread | None = None
+        self._ready: Ready | None = None
+        self._seen: dict[str, PeerRecord] = {}
+        self._trains = False
+        self._target: int | None = None
+        """The round at which this node stops."""
+        self._phase_s = 0.0
+        self._saving: asyncio.Task[None] | None = None
+        self._held_back: str | None = None
+        """PAUSED or QUOTA, as it was last told to the training and the exchange."""
+        self._published: str | None = None
+
+    # ---- its life ----
+    async def _live(self) -> None:
+        signed = self._signed or await self._find_run()
+        run = self._run = verify(signed)
+        self._known_runs.add(signed)
+        self._journal = Journal(self._home.run(run.run_id) / "events.jsonl")
+        self._thread = self._start_training(run)
+        p2p, bootstrap = self._transport.p2p, self._config.bootstrap
+        swarm = self._swarm = Swarm(p2p, bootstrap, self._identity, run.run_id, boot=self._boot)
+        await swarm.start()
+        self._say_hello(run, signed)
+        async with asyncio.TaskGroup() as group:
+            duties = [group.create_task(duty) for duty in self._duties(signed, swarm)]
+            await self._train(run, self._thread)
+            for duty in duties:
+                duty.cancel()
+
+    def _start_training(self, run: Manifest) -> TrainingThread:
+        loop = asyncio.get_running_loop()
+        config, peer_id = self._config, self._identity.peer_id
+
+        def post(message: Message) -> None:
+            loop.call_soon_threadsafe(self._inbox.put_nowait, message)
+
+        def build() -> Inner:
+            fraction = config.gpu_memory_fraction
+            inner = Inner.build(run, peer_id, device=config.device, threads=config.threads, memory_fraction=fraction)
+            found = checkpoint.newest(self._checkpoints(run), run.run_id, inner.layout)
+            for damaged in found.skipped:
+                log.warning(damaged)
+            rehearse(run.outer.codec)
+            if found.checkpoint:
+                inner.load(found.checkpoint)
+                log.info("going on from the checkpoint of round %d", inner.round)
+            return inner
+
+        thread = TrainingThread(
+            build,
+            codec(run.outer.codec),
+            post,
+            rounds=run.rounds,
+            blocking=run.outer.overlap == "blocking",
+        )
+        thread.start()
+        return thread
+
+    def _duties(self, signed: Signed, swarm: Swarm) -> list[Coroutine[Any, Any, None]]:
+        async def announce() -> None:
+            await runs.announce([self._transport.channel(peer) for peer in self._rendezvous()], signed)
+
+        def look_again_s() -> float:
+            return LOOK_S if self._seen else LOOK_ALONE_S
+
+        return [
+            self._watch_transport(),
+            service.every(lambda: ANNOUNCE_S, announce, (NolocoError,)),
+            service.every(lambda: swarm.refresh_s, self._publish, (NolocoError, OSError)),
+            service.every(look_again_s, self._look, (NolocoError, OSError)),
+            service.every(lambda: LIMITS_S, self._mind_limits, (NolocoError, OSError)),
+        ]
+
+    async def _train(self, run: Manifest, thread: TrainingThread) -> None:
+        self._waiting_for = "the model to be built"
+        ready = await self._next_message()
+        if not isinstance(ready, Ready):
+            raise RuntimeError(f"the training thread began with {type(ready).__name__}")
+        self._ready, self._ledger.round = ready, ready.round
+        terms = statesync.Terms(bytes.fromhex(run.run_id), ready.layout)
+        await self._catch_up(terms, ready, thread)
+        swaps = run.outer.swaps_per_round
+        self._exchange.begin(Terms(terms.run_id, ready.layout, ready.fragments), None if swaps == "auto" else swaps)
+        self._states.begin(terms, thread)
+        self._state, self._waiting_for = "training", None
+        self._trains = True
+        began_at, own = self._ledger.round, self._config.rounds
+        self._target = run.rounds if own is None else min(run.rounds, began_at + own)
+        self._keep_limits()
+        thread.begin(own)
+        await self._publish()
+        while not isinstance(message := await self._next_message(), Finished):
+            self._follow(message)
+        await self._finish()
+
+    async def _next_message(self) -> Message:
+        message = await self._inbox.get()
+        if isinstance(message, Failed):
+            self._trains = False
+            raise message.error
+        return message
+
+    def _follow(self, message: Message) -> None:
+        match message:
+            case PhaseEnded(done, offer, closed, seconds, spent_s):
+                self._ledger.spent_s = spent_s
+                self._phase_s = seconds
+                self._observe(done)
+                self._exchange.boundary(done.round, seconds, offer, closed)
+                if done.round % CHECKPOINT_ROUNDS == 0 and (self._saving is None or self._saving.done()):
+                    self._saving = asyncio.create_task(self._save())
+            case Evaluated():
+                self._observe(message)
+
+    async def _finish(self) -> None:
+        """The work is done: let the last offer find its partner, save, and stay to be looked at for a while."""
+        self._waiting_for = "a partner for the last round"
+        await self._settled(min(LAST_SWAP_S, self._phase_s))
+        self._exchange.stop()
+        await self._settled(SETTLE_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_EVALUATION_S):
+                self._follow(await self._next_message())
+        self._state, self._waiting_for = "finished", None
+        await self._save()
+        self._trains = False
+        await self._publish()
+        await asyncio.sleep(self._config.linger_s)
+
+    async def _settled(self, patience_s: float) -> None:
+        """Until no offer is open and no swap under way, but no longer than this."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await self._exchange.settled()
+
+    async def _depart(self) -> None:
+        """Leave within 10 s, whatever had been begun; nothing that was trained is lost."""
+        self._exchange.stop()
+        await self._settled(SETTLE_S)
+        await self._exchange.close()
+        if self._saving:
+            await asyncio.wait({self._saving})
+        if self._trains:
+            await self._save()
+        if self._swarm:
+            await self._swarm.goodbye()
+            await self._swarm.close()
+        if self._thread:
+            await asyncio.to_thread(self._thread.stop)
+        if self._journal:
+            self._journal.close()
+        with suppress(OSError):
+            self._allowance.write_down()
+
+    async def _save(self) -> None:
+        """Write a checkpoint; a disk that is full costs the checkpoint, never what is trained."""
+        if not (self._run and self._ready and self._thread):
+            return
+        try:
+            async with asyncio.timeout(STATE_S):
+                state = await asyncio.wrap_future(self._thread.state())
+            directory = self._checkpoints(self._run)
+            await asyncio.to_thread(checkpoint.save, directory, state, self._run.run_id, self._ready.layout)
+        except (TimeoutError, NolocoError) as error:
+            self._last_error = str(error) or "the training thread did not give its state in time for a checkpoint"
+            log.warning("no checkpoint: %s", self._last_error)
+
+    def _checkpoints(self, run: Manifest) -> Path:
+        return self._home.run(run.run_id) / "checkpoints"
+
+    def _say_hello(self, run: Manifest, signed: Signed) -> None:
+        self._report(f"{names.name_of(self._identity.peer_id)} ({self._identity.peer_id}) in run {run.label}")
+        for address in self._config.bootstrap or self._transport.addresses():
+            line = f"noloco-node join --bootstrap {address} --run {run.run_id} --trust {signed.author}"
+            self._report(f"others join with: {line}")
+
+    # ---- a newcomer ----
+    def _rendezvous(self) -> list[str]:
+        peers = [address.rpartition("/p2p/")[2] for address in self._config.bootstrap]
+        return [peer for peer in peers if peer != self._identity.peer_id]
+
+    async def _find_run(self) -> Signed:
+        config, authors = self._config, Acquaintances(self._home.root / "authors.json")
+
+        def choose(known: list[Signed], rendezvous: str) -> Signed:
+            signed = runs.choose(known, config.run, config.trust)
+            name = verify(signed).name
+            if authors.meet(rendezvous, name, signed.author, config.trust):
+                self._report(
+                    f"trusting {signed.author} as the author of {name} from now on: met here for the first time"
+                )
+            return signed
+
+        return await newcomer.find_run(self._transport.channel, self._rendezvous(), choose, self._wait_for)
+
+    async def _catch_up(self, terms: statesync.Terms, ready: Ready, thread: TrainingThread) -> None:
+        if ready.round and self._allowance.exhausted():
+            return  # its own checkpoint costs nothing
+        behind = CATCH_UP_ROUNDS if ready.round else 1  # what a checkpoint holds is worth more than a few rounds
+
+        async def donors() -> list[str]:
+            await self._look()
+            training = [record for record in self._seen.values() if record.state == "training"]
+            return [record.peer_id for record in training if record.round >= ready.round + behind]
+
+        self._state = "joining"
+        state = await newcomer.take_state(
+            self._transport.channel,
+            donors,
+            terms,
+            8 * ready.parameters,
+            self._wait_for,
+            pace=self._allowance.traffic,
+        )
+        if state is not None:
+            await asyncio.wrap_future(thread.adopt(state.round, state.data))
+            self._ledger.round = state.round
+
+    def _wait_for(self, what: str | None) -> None:
+        self._waiting_for = what
+
+    # ---- presence ----
+    def _standing(self, run: Manifest) -> Standing:
+        ledger = self._ledger
+        return Standing(
+            state=self._standing_state(),
+            round=ledger.round,
+            step=ledger.step,
+            progress=min(1.0, ledger.round / run.rounds),
+            loss=ledger.loss or 0.0,
+            tokens_per_s=ledger.tokens_per_s or 0.0,
+            tokens=ledger.tokens,
+            addresses=tuple(self._transport.addresses()[:MAX_ADDRESSES]),
+        )
+
+    async def _publish(self) -> None:
+        if self._swarm and self._run:
+            self._published = self._standing_state()
+            await self._swarm.publish(self._standing(self._run))
+
+    async def _look(self) -> None:
+        """Read who is there; who trains is a candidate."""
+        if self._swarm:
+            self._seen = await self._swarm.peers()
+            training = {peer for peer, record in self._seen.items() if record.state == "training"}
+            self._exchange.candidates(frozenset(training))
+
+    def _standing_state(self) -> str:
+        """As others see it: who has used up the day's quota trains, but is nobody to call."""
+        return "solo" if self._state == "training" and self._held_back == QUOTA else self._state
+
+    # ---- what its volunteer allows ----
+    def pause(self) -> None:
+        self._allowance.asked_to_pause = True
+        self._keep_limits()
+
+    def resume(self) -> None:
+        self._allowance.asked_to_pause = False
+        self._keep_limits()
+
+    async def _mind_limits(self) -> None:
+        self._keep_limits()
+        if self._published != self._standing_state():
+            await self._publish()
+        self._allowance.write_down()
+
+    def _keep_limits(self) -> None:
+        """Hold back, or go on, as the volunteer's limits say now."""
+        why, before = self._allowance.held_back(), self._held_back
+        if why == before or not (self._trains and self._thread):
+            return
+        self._held_back = why
+        log.info("%s", f"holding back: {why}" if why else "going on")
+        if why:
+            self._exchange.pause(why)
+        else:
+            self._exchange.resume()
+        if why == PAUSED:
+            self._thread.pause()
+            self._state, self._waiting_for = "paused", self._allowance.pause_ends()
+        elif before == PAUSED:
+            self._thread.resume()
+            self._state, self._waiting_for = "training", None
+
+    def _withholds_state(self) -> bool:
+        state_bytes = 8 * self._ready.parameters if self._ready else 0
+        return self._held_back is not None or not self._allowance.room_to_send(state_bytes)
+
+    # ---- what the exchange tells ----
+    def swapping(self, under_way: bool) -> None:
+        if self._thread:
+            self._thread.swapping(under_way)
+
+    def round_over(self, round: int) -> None:
+        if self._thread:
+            self._thread.round_over(round)
+
+    def _observe(self, event: Event) -> None:
+        self._ledger.observe(event)
+        if self._journal:
+            self._journal.write(event)
+        match event:
+            case RoundCommitted(round, partner, seconds, sent):
+                name = names.name_of(partner)
+                log.info(
+                    "round %d with %s: loss %s, %.1f s, %.2f MB out", round, name, self._loss(), seconds, sent / 1e6
+                )
+            case WentSolo(round, reason):
+                log.info("round %d solo (%s): loss %s", round, reason.replace("_", " "), self._loss())
+            case PeerFaulted(peer, reason):
+                log.warning("%s broke the protocol: %s", names.name_of(peer), reason)
+            case _:
+                pass
+
+    def _loss(self) -> str:
+        return "-" if self._ledger.loss is None else f"{self._ledger.loss:.3f}"
+
+    # ---- views ----
+    def status(self) -> StatusView:
+        run, ready, tally = self._run, self._ready, self._exchange.tally
+        parameters = ready.parameters if ready else None
+        figures = self._ledger.figures()
+        if self._exchange.partner:
+            figures["partner"] = self._exchange.partner
+        return StatusView(
+            **self._common_status(),
+            **figures,
+            run_id=run.run_id if run else None,
+            run=run.label if run else None,
+            rounds_target=self._target,
+            device=ready.device if ready else None,
+            parameters=parameters,
+            bytes=Traffic(tally.sent_bytes, tally.received_bytes, self._ledger.per_param_round(parameters)),
+            calls=tally.calls,
+            peers_seen=len(self._seen),
+            today=self._allowance.today(),
+            health=self._allowance.health() if self._held_back == QUOTA else (),
+        )
+
+    def peers(self) -> PeersView:
+        now = time.time()
+        alive = [record for record in self._seen.values() if record.expires > now]
+        return PeersView(tuple(self._row(record, now) for record in alive))
+
+    def _row(self, record: PeerRecord, now: float) -> PeerRow:
+        return PeerRow(
+            peer_id=record.peer_id,
+            name=names.name_of(record.peer_id),
+            state=record.state,
+            round=record.round,
+            lag=self._ledger.round - record.round,
+            tokens_per_s=record.tokens_per_s,
+            loss=record.loss,
+            last_seen_s=max(0.0, now - record.time),
+            **self._ledger.together(record.peer_id),
+        )
