@@ -282,7 +282,9 @@ class Trainer(Resident):
     async def _catch_up(self, terms: statesync.Terms, ready: Ready, thread: TrainingThread) -> None:
         if ready.round and self._allowance.exhausted():
             return  # its own checkpoint costs nothing
-        behind = CATCH_UP_ROUNDS if ready.round else 1  # what a checkpoint holds is worth more than a few rounds
+        # What a checkpoint holds is worth more than a few rounds. A newcomer asks whoever trains: the round in a record
+        # may be 20 s old, and the state itself says how far it is.
+        behind = CATCH_UP_ROUNDS if ready.round else 0
 
         async def donors() -> list[str]:
             await self._look()
