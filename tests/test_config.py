@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from noloco_node import config
 from noloco_node.config import NodeConfig, resolve
 from noloco_node.errors import UsageError
+from noloco_node.limits import Hours
 
 PEER = "12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
 ADDRESS = f"/ip4/203.0.113.7/tcp/4001/p2p/{PEER}"
@@ -45,6 +46,16 @@ def test_lists_of_addresses():
     assert resolve({}, {"HOME": "/h", "NOLOCO_BOOTSTRAP": ""}, {}).bootstrap == ()
 
 
+def test_what_a_volunteer_allows():
+    environ = {"HOME": "/h", "NOLOCO_DAILY_UPLOAD": "20GB", "NOLOCO_MAX_UPLOAD": "1MB"}
+    found = resolve(
+        {"max_upload": "40Mbit", "hours": "22-08"}, environ, {"gpu_memory_fraction": 0.5, "daily_upload": 10**7}
+    )
+    assert (found.max_upload, found.daily_upload, found.gpu_memory_fraction) == (5e6, 20 * 10**9, 0.5)
+    assert found.hours == Hours(22 * 60, 8 * 60)
+    assert (found.max_download, found.daily_download) == (None, None)
+
+
 @pytest.mark.parametrize(
     ("flags", "environ", "file", "sentence"),
     [
@@ -57,6 +68,11 @@ def test_lists_of_addresses():
         ({"device": "gpu"}, {}, {}, "--device must be auto, cpu, cuda, cuda:<number> or mps, not 'gpu'"),
         ({"run": "tiny-3f9a2c81d0e4"}, {}, {}, "--run must be the whole run id"),
         ({"trust": "me"}, {}, {}, "--trust must be the peer id"),
+        ({"max_upload": "5Mb"}, {}, {}, "--max-upload must be a rate like 5MB or 40Mbit (a second), at least 32kB"),
+        ({}, {"NOLOCO_MAX_DOWNLOAD": "1kB"}, {}, "NOLOCO_MAX_DOWNLOAD must be a rate like"),
+        ({}, {}, {"daily_upload": "20"}, "node.toml: daily_upload must be an amount like 20GB"),
+        ({"hours": "22"}, {}, {}, "--hours must be hours like 22-08 or 22:30-08:15, not '22'"),
+        ({"gpu_memory_fraction": "1.5"}, {}, {}, "--gpu-memory-fraction must be a share from 0.05 to 1, not '1.5'"),
         ({"log_level": "loud"}, {}, {}, "--log-level must be debug, info, warning or error, not 'loud'"),
         ({"listen": "0.0.0.0:4001"}, {}, {}, "--listen must be an address like /ip4/0.0.0.0/tcp/4001"),
         ({"listen": "/ip4/0.0.0.300/tcp/1"}, {}, {}, "--listen must be"),

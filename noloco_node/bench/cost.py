@@ -1,8 +1,8 @@
 """Seconds and memory that a codec takes on this machine, beside a plain memory copy.
 
 On the CPU whole conversations are timed, fragment by fragment, as a node has them: *encoding* is all that a side does
-until its codes are said, *decoding* what comes after, blocks told again included. The copy is taken of the same
-stretches of memory in the same seconds: on a busy machine only the ratios mean something. On CUDA the kernels alone are
+until its codes are said, *decoding* what comes after, blocks told again included; the median fragment counts. Between
+any two of them a fragment is copied: on a busy machine only the ratios mean something. On CUDA the kernels alone are
 timed, over the whole vector.
 """
 
@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from noloco_node.bench.pairs import Side, talk
 from noloco_node.core.codec import BLOCK, Conversation, codec
@@ -22,8 +24,10 @@ from noloco_node.core.kernels import Grid, for_device
 from noloco_node.core.lattice import Lattice
 from noloco_node.training.thread import FRAGMENT_ELEMENTS
 
-STRETCH = 16 * FRAGMENT_ELEMENTS
-"""Elements timed at a time, 64 MiB: more than a cache holds."""
+TAUGHT = 4
+"""Fragments that a codec has a memory of, in turn: the vector repeats itself, and timing begins when it knows them."""
+COPIES = 16
+"""Fragments that are copied to in turn, 64 MiB: memory that is there already, and in no cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,25 +67,18 @@ def _converse(name: str, side: Side) -> Conversation:
 
 # ---- seconds ----
 def _speed(name: str, one: Side, other: Side) -> Speed:
-    length = min(STRETCH, len(one.u))
-    _time_stretch(name, one.part(0, length), other.part(0, length))  # compiles, and touches memory
-    starts = range(0, len(one.u) - length + 1, length)
-    timings = [
-        _time_stretch(name, one.part(start, start + length), other.part(start, start + length)) for start in starts
-    ]
-    return Speed(*(4e-9 * length / median(column) for column in zip(*timings, strict=True)))
-
-
-def _time_stretch(name: str, one: Side, other: Side) -> tuple[float, float, float]:
-    """Seconds of (encoding, decoding, copying) one side's vector."""
+    mine, theirs = one.fragments(), other.fragments()
     codecs = codec(name), codec(name)
-    encoding_s, decoding_s = 0.0, 0.0
-    for index, (mine, theirs) in enumerate(zip(one.fragments(), other.fragments(), strict=True)):
-        talks = (c.converse(s.u, index, bytes(16), s.moved) for c, s in zip(codecs, (mine, theirs), strict=True))
-        encoded_s, decoded_s = _time_talk(*talks)
-        encoding_s += encoded_s
-        decoding_s += decoded_s
-    return encoding_s, decoding_s, _time_copy(one)
+    copies = np.ones((COPIES, len(mine[0].u)), np.float32)
+    timings = []
+    for index, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+        place = index % TAUGHT
+        talks = (c.converse(s.u, place, bytes(16), s.moved) for c, s in zip(codecs, (a, b), strict=True))
+        far = mine[(index + len(mine) // 2) % len(mine)]  # in no cache
+        timings.append((*_time_talk(*talks), _time_copy(far, copies[index % len(copies)])))
+    whole = [t for t, a in zip(timings, mine, strict=True) if len(a.u) == len(mine[0].u)]
+    known = whole[TAUGHT:] or whole  # kernels are compiled, and ranges learnt
+    return Speed(*(4e-9 * len(mine[0].u) / median(column) for column in zip(*known, strict=True)))
 
 
 def _time_talk(mine: Conversation, theirs: Conversation) -> tuple[float, float]:
@@ -100,28 +97,18 @@ def _time_talk(mine: Conversation, theirs: Conversation) -> tuple[float, float]:
     return sum(turns_s[:encoding]), sum(turns_s[encoding:])
 
 
-def _time_copy(side: Side) -> float:
-    copy = _scratch(len(side.u))
+def _time_copy(side: Side, into: NDArray[np.float32]) -> float:
+    """Seconds, on one thread as the codec."""
     began = time.perf_counter()
-    copy.copy_(side.u)
+    np.copyto(into[: len(side.u)], side.u.numpy())
     return time.perf_counter() - began
-
-
-_SCRATCH: list[torch.Tensor] = []
-
-
-def _scratch(length: int) -> torch.Tensor:
-    """Memory that is there already: a copy into fresh pages would be a test of the kernel that hands them out."""
-    if not _SCRATCH or len(_SCRATCH[0]) != length:
-        _SCRATCH[:] = [torch.zeros(length)]
-    return _SCRATCH[0]
 
 
 def _speed_on_cuda(name: str, one: Side, other: Side) -> Speed:
     kernels, bits = for_device("cuda"), Lattice.parse(name.partition(":")[2]).bits
     mine, theirs = (side.u.cuda().view(-1, BLOCK) for side in (one, other))
     step = torch.full((len(mine),), 2.0**-12, device="cuda")
-    grid = Grid(1 / step, step / 2, torch.zeros(len(mine), dtype=torch.int64, device="cuda"))
+    grid = Grid(1 / step, step / 2, 0)
     codes_i, codes_j = (kernels.encode(u, grid, bits)[0] for u in (mine, theirs))
     copy = torch.empty_like(mine)
 

@@ -39,7 +39,12 @@ class Side:
         return Side(self.u[start:end], self.moved[start // BLOCK : -(-end // BLOCK)])
 
     def repeated(self, parameters: int) -> "Side":
-        """A longer vector, of the whole blocks of this one over and over; its length rounded up to whole blocks."""
+        """A longer vector, its length rounded up to whole blocks: fragments that are all alike, each made of the whole
+        blocks of this vector over and over."""
+        fragment = self._tiled(FRAGMENT_ELEMENTS)
+        return fragment._tiled(parameters)
+
+    def _tiled(self, parameters: int) -> "Side":
         blocks, wanted = len(self.u) // BLOCK, -(-parameters // BLOCK)
         times = -(-wanted // blocks)
         u = self.u[: blocks * BLOCK].repeat(times)[: wanted * BLOCK]

@@ -105,7 +105,7 @@ class LatticeConversation:
     # ---- turn by turn ----
     def _hear_ranges(self, payload: bytes) -> Heard:
         theirs = ranges.Wish.parse(payload, self._wish)
-        self._apart = theirs.sample.astype(np.float64) - self._wish.sample
+        self._apart = np.subtract(theirs.sample, self._wish.sample, dtype=np.float64)
         self._agreed = ranges.agree(self._wish, theirs)
         self._grid = _grid(self._agreed, self._bits, self._seed, self._u.device)
         self._codes, sums = self._kernels.encode(self._u, self._grid, self._bits)
@@ -117,35 +117,36 @@ class LatticeConversation:
         blocks = self.stats.blocks
         cut = 32 * self._bits * blocks
         _check_length(payload, cut + 2 * blocks + DIGEST_BYTES)
-        codes = _tensor(payload, cut, self._u.device).view(blocks, 32 * self._bits)
+        codes = np.frombuffer(payload, np.uint8, cut).reshape(blocks, 32 * self._bits)
         self._their_digest = payload[-DIGEST_BYTES:]
-        self._c, sums, energy = self._kernels.decode(self._codes, codes, self._grid.half_step, self._bits)
+        theirs = self._on_device(codes.copy())  # a tensor over a bytes object's own memory could be written to
+        self._c, sums, energy = self._kernels.decode(self._codes, theirs, self._grid.half_step, self._bits)
         self._their_sums, self._energy = self._sums + _array(sums), _array(energy).astype(np.float64)
         del self._codes
         missed = _missed(self._their_sums, self._bits, payload, cut)
         self.stats.missed = len(missed)
         if len(missed) > max(FEW, DIVERGED * blocks):
             raise PeerFault("diverged", f"{len(missed)} of {blocks} blocks out of range")
-        self._their_codes = codes[torch.from_numpy(missed).to(codes.device)]
+        self._their_codes = codes[missed]  # numpy's: torch would wake its threads for a few rows
         return self._ask(missed, MORE) if len(missed) else self._finish()
 
     def _hear_missed(self, payload: bytes) -> Heard:
         blocks, width = self._told_again, self._bits + MORE
         cut = BLOCK * len(blocks)
         _check_length(payload, cut + 2 * len(blocks))
-        more = _tensor(payload, cut, self._u.device).view(-1, BLOCK).int() << self._bits
+        more = np.frombuffer(payload, np.uint8, cut).reshape(-1, BLOCK)
         for some in _groups(len(blocks)):
-            low = self._kernels.unpack(self._their_codes[some], self._bits)
-            self._resolve(blocks[some], low | more[some], width)
+            low = _array(self._kernels.unpack(self._on_device(self._their_codes[some]), self._bits))
+            self._resolve(blocks[some], low | more[some].astype(np.int32) << self._bits, width)
         still = blocks[_missed(self._their_sums[blocks], width, payload, cut)]
         return self._ask(still, WHOLE) if len(still) else self._finish()
 
     def _hear_whole(self, payload: bytes) -> Heard:
-        blocks, size = self._told_again, WHOLE // 8 * BLOCK * len(self._told_again)
-        _check_length(payload, size)
-        planes = _tensor(payload, size, self._u.device).view(-1, WHOLE // 8, BLOCK)
+        blocks = self._told_again
+        _check_length(payload, WHOLE // 8 * BLOCK * len(blocks))
+        planes = np.frombuffer(payload, np.uint8).reshape(-1, WHOLE // 8, BLOCK)
         for some in _groups(len(blocks)):
-            low, middle, high = planes[some].int().unbind(1)
+            low, middle, high = planes[some].astype(np.int32).swapaxes(0, 1)
             self._resolve(blocks[some], low | middle << 8 | high << 16, WHOLE)
         return self._finish(everything=len(blocks) == self.stats.blocks)
 
@@ -157,7 +158,7 @@ class LatticeConversation:
         self._turn = _over
         error = 2 * _at(self._c, self._wish.where).astype(np.float64) - self._apart
         self.stats.error, self.stats.difference = float(error @ error), float(self._apart @ self._apart)
-        self._memory.learn(self._agreed, self._energy, self.stats.missed)
+        self._memory.learn(self._wish, self._agreed, self._energy, self.stats.missed)
         return Heard(None, self._c.view(-1)[: self._size])
 
     # ---- blocks that are told again ----
@@ -168,20 +169,19 @@ class LatticeConversation:
         first = 0 if bits == WHOLE else self._bits
         told = np.empty((len(blocks), bits // 8, BLOCK), np.uint8)
         for some in _groups(len(blocks)):
-            k = _array(self._kernels.steps(*self._rows(blocks[some])))
+            k = _array(self._kernels.steps(self._u, self._grid, self._on_device(blocks[some])))
             for plane in range(bits // 8):
                 told[some, plane] = k >> first + 8 * plane & 0xFF
         checks = b"" if bits == WHOLE else _checks(self._sums[blocks], self._bits + bits)
         return Heard(self._say(told, checks), None)
 
-    def _resolve(self, blocks: ranges.Places, low: Tensor, width: int) -> None:
-        c, sums, energy = self._kernels.resolve(*self._rows(blocks), low, width)
-        self._c[torch.from_numpy(blocks).to(c.device)] = c
+    def _resolve(self, blocks: ranges.Places, low: NDArray[np.int32], width: int) -> None:
+        which, theirs = self._on_device(blocks), self._on_device(low)
+        sums, energy = self._kernels.resolve(self._u, self._grid, which, theirs, width, self._c)
         self._their_sums[blocks], self._energy[blocks] = _array(sums), _array(energy)
 
-    def _rows(self, blocks: ranges.Places) -> tuple[Tensor, Grid]:
-        there = torch.from_numpy(blocks).to(self._u.device)
-        return self._u[there], self._grid.rows(there)
+    def _on_device(self, array: Array) -> Tensor:
+        return torch.from_numpy(array).to(self._u.device)
 
     def _say(self, *parts: bytes | Array) -> bytes:
         payload = b"".join(part.data if isinstance(part, np.ndarray) else part for part in parts)
@@ -200,11 +200,9 @@ def _seed(exchange_id: bytes, index: int) -> int:
 
 
 def _grid(agreed: ranges.Codes, bits: int, seed: int, device: torch.device) -> Grid:
-    step = ranges.value_of(agreed) * np.float32(2.0 ** (1 - bits))
-    golden = 2531  # PHASES over the golden ratio: neighbouring blocks begin far apart
-    phase = (seed + golden * np.arange(len(agreed))) & (PHASES - 1)
-    inverse, half_step = np.float32(1) / step, step * np.float32(0.5)
-    return Grid(*(torch.from_numpy(x).to(device) for x in (inverse, half_step, phase)))
+    half_step = ranges.value_of(agreed - 4 * bits)  # an octave of range is four codes
+    inverse = np.float32(0.5) / half_step
+    return Grid(torch.from_numpy(inverse).to(device), torch.from_numpy(half_step).to(device), seed % PHASES)
 
 
 def _blocks(u: Tensor) -> Tensor:
@@ -246,13 +244,6 @@ def _digest(sums: Array) -> bytes:
 def _check_length(payload: bytes, wanted: int) -> None:
     if len(payload) != wanted:
         raise PeerMisbehaved("bad_length", f"{len(payload)} bytes instead of {wanted}")
-
-
-def _tensor(payload: bytes, size: int, device: torch.device) -> Tensor:
-    """A copy: a tensor over a bytes object's own memory could be written to."""
-    out = torch.empty(size, dtype=torch.uint8)
-    out.numpy()[:] = np.frombuffer(payload, np.uint8, size)
-    return out.to(device)
 
 
 def _array(x: Tensor) -> Array:

@@ -59,13 +59,14 @@ class Offer:
 
 
 class Node:
-    def __init__(  # noqa: PLR0917
+    def __init__(
         self,
         network: MemoryNetwork,
         name: str,
         phase_s: float,
         seed: int,
         step_s: float | None,
+        *,
         pace: Pace | None = None,
     ) -> None:
         self.name, self.phase_s, self.step_s = name, phase_s, step_s
@@ -126,7 +127,12 @@ class Town:
         self.swaps = swaps
         self.nodes = [
             Node(
-                self.network, f"n{k:03}", phase, 1000 * seed + k, steps_s[k] if steps_s else None, (paces or {}).get(k)
+                self.network,
+                f"n{k:03}",
+                phase,
+                1000 * seed + k,
+                steps_s[k] if steps_s else None,
+                pace=(paces or {}).get(k),
             )
             for k, phase in enumerate(phases)
         ]

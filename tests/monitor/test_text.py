@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from noloco_node.control.views import PeersView, StatusView
+from noloco_node.control.views import PeersView, StatusView, Today
 from noloco_node.monitor.table import Column, fill, fitting
 from noloco_node.monitor.text import print_peers, print_status
 
@@ -41,6 +41,13 @@ def test_status_of_a_node_that_has_just_started():
         "fair-hippo (12D3KooW…33Jw) in no run yet · joining · waiting for a run",
         "0 peers seen · up 0.0 s · gave 0 B, took 0 B",
     ]
+
+
+def test_a_limited_day_is_shown_with_its_limit():
+    limited = replace(STATUS, today=Today(sent=512_000_000, received=515_000_000, sent_limit=2 * 10**9))
+    assert "gave 512 MB of 2.0 GB, took 515 MB today" in printed(print_status, limited, 200)
+    unlimited = replace(STATUS, today=Today(sent=1, received=1))
+    assert "gave 512 MB, took 515 MB\n" in printed(print_status, unlimited, 200)
 
 
 def test_status_of_a_rendezvous_shows_whole_addresses():

@@ -23,17 +23,17 @@ def village() -> Iterator[Village]:
 
 
 def test_a_swarm_of_two_trains_and_reports(village: Village) -> None:
-    path = village.manifest(steps=10, rounds=3, learning_rate="3e-3")
+    path = village.manifest(steps=10, rounds=8, learning_rate="3e-3")
     done = village.run("swarm", "--nodes", "2", "--run", str(path), "--json", within_s=200)
     assert done.returncode == 0, done.stderr[-3000:]
     result = json.loads(done.stdout)
     assert result["schema"] == 1
     assert len(result["nodes"]) == 2
-    assert result["rounds"] == 3
+    assert result["rounds"] == 8
     for node in result["nodes"]:
-        assert node["round"] == 3
+        assert node["round"] == 8
         assert node["rounds"]["committed"] >= 1
-        assert node["rounds"]["committed"] + node["rounds"]["solo"] == 3
+        assert node["rounds"]["committed"] + node["rounds"]["solo"] <= 8  # who joins late begins at the others' round
         assert node["bytes"]["per_param_round"] == pytest.approx(0.6, abs=0.1)
         assert node["exit_code"] == 0
         assert 0 < node["busy_fraction"] <= 1

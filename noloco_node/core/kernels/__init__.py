@@ -27,24 +27,21 @@ import torch
 from torch import Tensor
 
 from noloco_node.core.kernels import reference
-from noloco_node.core.kernels.tables import BLOCK, PHASES, WIDTHS
+from noloco_node.core.kernels.tables import BLOCK, PHASES
 
-__all__ = ["BLOCK", "PHASES", "WIDTHS", "Grid", "Kernels", "for_device"]
+__all__ = ["BLOCK", "PHASES", "Grid", "Kernels", "for_device"]
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What two partners round to; one entry a block, on the vector's device."""
+    """What two partners round to; tensors with one entry a block, on the vector's device."""
 
     inverse: Tensor
     """1/s, fp32."""
     half_step: Tensor
     """s/2, fp32."""
-    phase: Tensor
-    """Where in the dither's table the block begins, int64 below PHASES."""
-
-    def rows(self, blocks: Tensor) -> "Grid":
-        return Grid(self.inverse[blocks], self.half_step[blocks], self.phase[blocks])
+    seed: int
+    """Where in its table the dither of block 0 begins, below PHASES; block b begins STRIDE · b further."""
 
 
 class Kernels(Protocol):
@@ -64,16 +61,20 @@ class Kernels(Protocol):
         """From both sides' codes: (c fp32 (blocks, 256), sums of the partner's k less those of ours, energies Σ d²)"""
         ...
 
-    def steps(self, u: Tensor, grid: Grid) -> Tensor:
-        """k itself, int32 like u: for the few blocks that are told again."""
-        ...
-
     def unpack(self, packed: Tensor, bits: int) -> Tensor:
         """Codes uint8 (blocks, 32 · bits) -> int32 (blocks, 256)"""
         ...
 
-    def resolve(self, u: Tensor, grid: Grid, theirs: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """From the lowest `width` ≤ 24 bits of the partner's k, int32 like u: (c, sums of k_j, energies as float64)"""
+    # For the few blocks that are told again, `which` (int64):
+    def steps(self, u: Tensor, grid: Grid, which: Tensor) -> Tensor:
+        """k itself, int32 (which, 256)."""
+        ...
+
+    def resolve(  # noqa: PLR0913, PLR0917
+        self, u: Tensor, grid: Grid, which: Tensor, theirs: Tensor, width: int, c: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """From the lowest `width` ≤ 24 bits of the partner's k, int32 (which, 256), writes these blocks of c; (sums of
+        the partner's k, energies as float64)."""
         ...
 
 
@@ -83,6 +84,7 @@ def for_device(kind: str) -> Kernels:
     if kind == "cpu":
         from noloco_node.core.kernels import cpu
 
+        cpu.hold_memory()
         return cpu
     if kind == "cuda" and torch.cuda.is_available():
         try:

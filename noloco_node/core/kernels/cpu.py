@@ -21,7 +21,7 @@ from numba.extending import register_jitable
 from torch import Tensor
 
 from noloco_node.core.kernels import tables
-from noloco_node.core.kernels.tables import BLOCK
+from noloco_node.core.kernels.tables import BLOCK, PHASES, STRIDE
 
 if TYPE_CHECKING:
     from noloco_node.core.kernels import Grid
@@ -43,6 +43,15 @@ _SMALL_WEIGHTS = tables.WEIGHTS.astype(np.int16)
 def keep_in(folder: str) -> None:
     """Where compiled kernels are kept; to be said before the first call. Else numba looks for a place itself."""
     numba.config.CACHE_DIR = folder
+
+
+def hold_memory() -> None:
+    """Once a process has freed a piece of nearly 32 MiB, glibc no longer gives smaller ones back to the system at once.
+
+    Else every fragment's correction comes in fresh pages, whose faults take longer than all the arithmetic. Nothing is
+    written to this piece, so it costs nothing; other allocators do not mind.
+    """
+    torch.empty(31 << 20, dtype=torch.uint8)
 
 
 def peaks(u: Tensor) -> Tensor:
@@ -67,31 +76,38 @@ def decode(mine: Tensor, theirs: Tensor, half_step: Tensor, bits: int) -> tuple[
     return c, sums, energy
 
 
-def steps(u: Tensor, grid: "Grid") -> Tensor:
-    k = torch.empty(u.shape, dtype=torch.int32)
-    _compiled(_steps)(u.numpy(), *_grid(grid), k.numpy())
+def unpack(packed: Tensor, bits: int) -> Tensor:
+    codes = torch.empty(len(packed), BLOCK, dtype=torch.int32)
+    _compiled(_unpack_all)(packed.numpy(), bits, codes.numpy())
+    return codes
+
+
+def steps(u: Tensor, grid: "Grid", which: Tensor) -> Tensor:
+    k = torch.empty(len(which), BLOCK, dtype=torch.int32)
+    _compiled(_steps)(u.numpy(), *_grid(grid), which.numpy(), k.numpy())
     return k
 
 
-def unpack(packed: Tensor, bits: int) -> Tensor:
-    codes = torch.empty(len(packed), BLOCK, dtype=torch.uint8)
-    _compiled(_unpack_all)(packed.numpy(), bits, codes.numpy())
-    return codes.int()
-
-
-def resolve(u: Tensor, grid: "Grid", theirs: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    c = torch.empty_like(u)
-    sums = torch.empty(len(u), dtype=torch.int32)
-    energy = torch.empty(len(u), dtype=torch.float64)
+def resolve(u: Tensor, grid: "Grid", which: Tensor, theirs: Tensor, width: int, c: Tensor) -> tuple[Tensor, Tensor]:
+    sums = torch.empty(len(which), dtype=torch.int32)
+    energy = torch.empty(len(which), dtype=torch.float64)
     half_step = grid.half_step.numpy()
     _compiled(_resolve)(
-        u.numpy(), *_grid(grid), half_step, width, theirs.numpy(), c.numpy(), sums.numpy(), energy.numpy()
+        u.numpy(),
+        *_grid(grid),
+        half_step,
+        which.numpy(),
+        theirs.numpy(),
+        width,
+        c.numpy(),
+        sums.numpy(),
+        energy.numpy(),
     )
-    return c, sums, energy
+    return sums, energy
 
 
 def _grid(grid: "Grid") -> tuple[Any, ...]:
-    return grid.inverse.numpy(), grid.phase.numpy(), tables.DITHER, _WEIGHTS
+    return grid.inverse.numpy(), grid.seed, tables.DITHER, _WEIGHTS
 
 
 @cache
@@ -112,11 +128,12 @@ def _peaks(u: Any, out: Any) -> None:
         out[b] = peak
 
 
-def _encode(u: Any, inverse: Any, phase: Any, table: Any, w: Any, bits: Any, codes: Any, sums: Any) -> None:
+def _encode(u: Any, inverse: Any, seed: Any, table: Any, w: Any, bits: Any, codes: Any, sums: Any) -> None:
     code = np.empty(BLOCK, np.uint8)
     words, packed = code.view(np.uint64), codes.view(np.uint64)
     for b in range(u.shape[0]):
-        x, dither = u[b], table[phase[b] : phase[b] + BLOCK]
+        begin = (seed + STRIDE * b) % PHASES
+        x, dither = u[b], table[begin : begin + BLOCK]
         s, total = inverse[b], np.uint32(0)
         for j in range(BLOCK):
             k = _step(x[j], s, dither[j])
@@ -145,45 +162,50 @@ def _decode(mine: Any, theirs: Any, half_step: Any, w: Any, bits: Any, c: Any, s
         sums[b], energy[b] = total, squares
 
 
-def _steps(u: Any, inverse: Any, phase: Any, table: Any, w: Any, k: Any) -> None:
-    for b in range(u.shape[0]):
-        for j in range(BLOCK):
-            k[b, j] = _step(u[b, j], inverse[b], table[phase[b] + j])
-
-
 def _unpack_all(packed: Any, bits: Any, codes: Any) -> None:
-    words, code = packed.view(np.uint64), np.empty(BLOCK // 8, np.uint64)
-    for b in range(words.shape[0]):
-        _unpack(words, b, bits, code)
-        codes[b] = code.view(np.uint8)
+    code, words_in = np.empty(BLOCK, np.uint8), packed.view(np.uint64)
+    words = code.view(np.uint64)
+    for b in range(packed.shape[0]):
+        _unpack(words_in, b, bits, words)
+        codes[b] = code
+
+
+def _steps(u: Any, inverse: Any, seed: Any, table: Any, w: Any, which: Any, k: Any) -> None:
+    for i in range(which.shape[0]):
+        b = which[i]
+        begin = (seed + STRIDE * b) % PHASES
+        for j in range(BLOCK):
+            k[i, j] = _step(u[b, j], inverse[b], table[begin + j])
 
 
 def _resolve(
     u: Any,
     inverse: Any,
-    phase: Any,
+    seed: Any,
     table: Any,
     w: Any,
     half_step: Any,
-    width: Any,
+    which: Any,
     theirs: Any,
+    width: Any,
     c: Any,
     sums: Any,
     energy: Any,
 ) -> None:
     low, high, span, none = np.int32(-(1 << (width - 1))), np.int32(1 << (width - 1)), np.int32(1 << width), np.int32(0)
     mask = np.int32((1 << width) - 1)
-    for b in range(u.shape[0]):
-        total, squares = np.uint32(0), 0.0
+    for i in range(which.shape[0]):
+        b, total, squares = which[i], np.uint32(0), 0.0
+        begin = (seed + STRIDE * b) % PHASES
         for j in range(BLOCK):
-            k = _step(u[b, j], inverse[b], table[phase[b] + j])
-            r = np.int32(theirs[b, j] - np.int32(k & mask))
+            k = _step(u[b, j], inverse[b], table[begin + j])
+            r = np.int32(theirs[i, j] - np.int32(k & mask))
             r = np.int32(r + (span if r < low else none))
             d = np.int32(r - (span if r > high else none))
             total = np.uint32(total + np.uint32(np.uint32(np.int32(k + d)) * w[j]))
             squares += float(d) * float(d)
             c[b, j] = np.float32(d) * half_step[b]
-        sums[b], energy[b] = total, squares
+        sums[i], energy[i] = total, squares
 
 
 @_inlined

@@ -9,6 +9,7 @@ needs a C compiler then; `try_out` finds out whether it can, before anything dep
 # ruff: noqa: ANN001, ANN202, PLR0913, PLR0917
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
+import subprocess
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ ROWS = 8
 _ROUNDER = tl.constexpr(tables.ROUNDER)
 _LIMIT = tl.constexpr(tables.LIMIT)
 _BLOCK = tl.constexpr(BLOCK)
+_PHASES, _STRIDE = tl.constexpr(tables.PHASES), tl.constexpr(tables.STRIDE)
 _EXACT = {"enable_fp_fusion": False, "num_warps": 4}
 
 
@@ -42,11 +44,14 @@ def try_out() -> None:
     from noloco_node.core.kernels import Grid
 
     ones = torch.ones(1, device="cuda")
-    grid = Grid(ones, ones / 2, torch.zeros(1, dtype=torch.int64, device="cuda"))
+    grid = Grid(ones, ones / 2, 0)
     u = torch.zeros(1, BLOCK, device="cuda")
-    peaks(u)
-    codes, _ = encode(u, grid, 4)
-    decode(codes, codes, grid.half_step, 4)
+    try:
+        peaks(u)
+        codes, _ = encode(u, grid, 4)
+        decode(codes, codes, grid.half_step, 4)
+    except subprocess.CalledProcessError as error:
+        raise OSError("the C compiler failed: Python's headers may be missing") from error
 
 
 def peaks(u: Tensor) -> Tensor:
@@ -64,7 +69,7 @@ def encode(u: Tensor, grid: "Grid", bits: int) -> tuple[Tensor, Tensor]:
     if blocks:
         dither, weights = _tables(u.device)
         _encode[_programs(blocks)](
-            u, grid.inverse, grid.phase, dither, weights, codes, sums, blocks, BITS=bits, ROWS=ROWS, **_EXACT
+            u, grid.inverse, grid.seed, dither, weights, codes, sums, blocks, BITS=bits, ROWS=ROWS, **_EXACT
         )
     return codes, sums
 
@@ -100,12 +105,12 @@ def _peaks(u, out, blocks, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _steps(u, inverse, phase, dither, row, inside):
+def _steps(u, inverse, seed, dither, row, inside):
     """k, int32 (rows, 256)."""
     column = tl.arange(0, _BLOCK)[None, :]
     x = tl.load(u + row[:, None] * _BLOCK + column, mask=inside[:, None], other=0.0)
     s = tl.load(inverse + row, mask=inside, other=0.0)
-    begin = tl.load(phase + row, mask=inside, other=0)
+    begin = (seed + _STRIDE * row) % _PHASES
     t = x * s[:, None] + tl.load(dither + begin[:, None] + column)
     t = tl.minimum(tl.maximum(t, -_LIMIT), _LIMIT)
     return ((t + _ROUNDER) - _ROUNDER).to(tl.int32)
@@ -144,7 +149,7 @@ def _get(codes, row, inside, BITS: tl.constexpr, WIDTH: tl.constexpr):
 def _encode(
     u,
     inverse,
-    phase,
+    seed,
     dither,
     weights,
     codes,
@@ -155,7 +160,7 @@ def _encode(
 ):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = row < blocks
-    k = _steps(u, inverse, phase, dither, row, inside)
+    k = _steps(u, inverse, seed, dither, row, inside)
     w = tl.load(weights + tl.arange(0, _BLOCK))[None, :]
     tl.store(sums + row, tl.sum(k * w, axis=1), mask=inside)
     if BITS == 8:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from noloco_node.core.kernels.tables import BLOCK, DITHER, LIMIT, ROUNDER, WEIGHTS, WIDTHS
+from noloco_node.core.kernels.tables import BLOCK, DITHER, LIMIT, PHASES, ROUNDER, STRIDE, WEIGHTS, WIDTHS
 
 if TYPE_CHECKING:
     from noloco_node.core.kernels import Grid
@@ -18,7 +18,7 @@ def peaks(u: Tensor) -> Tensor:
 
 
 def encode(u: Tensor, grid: "Grid", bits: int) -> tuple[Tensor, Tensor]:
-    k = steps(u, grid)
+    k = steps(u, grid, torch.arange(len(u), device=u.device))
     return pack(k & (1 << bits) - 1, bits), sums(k)
 
 
@@ -27,17 +27,21 @@ def decode(mine: Tensor, theirs: Tensor, half_step: Tensor, bits: int) -> tuple[
     return d.float() * half_step[:, None], sums(d), (d * d).sum(1, dtype=torch.int32)
 
 
-def steps(u: Tensor, grid: "Grid") -> Tensor:
-    place = torch.arange(BLOCK, device=u.device)
-    dither = torch.from_numpy(DITHER).to(u.device)[grid.phase[:, None] + place]
-    t = (u * grid.inverse[:, None] + dither).clamp(-LIMIT, LIMIT)
+def steps(u: Tensor, grid: "Grid", which: Tensor) -> Tensor:
+    begin = (grid.seed + STRIDE * which) % PHASES
+    place = begin[:, None] + torch.arange(BLOCK, device=u.device)
+    dither = torch.from_numpy(DITHER).to(u.device)[place]
+    t = (u[which] * grid.inverse[which, None] + dither).clamp(-LIMIT, LIMIT)
     return ((t + ROUNDER) - ROUNDER).to(torch.int32)
 
 
-def resolve(u: Tensor, grid: "Grid", theirs: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    k = steps(u, grid)
+def resolve(  # noqa: PLR0913, PLR0917
+    u: Tensor, grid: "Grid", which: Tensor, theirs: Tensor, width: int, c: Tensor
+) -> tuple[Tensor, Tensor]:
+    k = steps(u, grid, which)
     d = difference(theirs - (k & (1 << width) - 1), width)
-    return d.float() * grid.half_step[:, None], sums(k + d), d.double().square().sum(1)
+    c[which] = d.float() * grid.half_step[which, None]
+    return sums(k + d), d.double().square().sum(1)
 
 
 def difference(r: Tensor, width: int) -> Tensor:

@@ -7,6 +7,8 @@ BLOCK = 256
 """Elements with one range and one checksum."""
 PHASES = 4096
 """Entries of the dither's table: 16 KiB stay in a core's first cache."""
+STRIDE = 2531
+"""PHASES over the golden ratio, made odd: neighbouring blocks begin far apart in the table."""
 WIDTHS = (8, 4, 2, 1)
 """Of the planes in which codes are packed: `bits` is 8 or a sum of the others."""
 ROUNDER = float(3 << 22)
