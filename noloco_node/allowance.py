@@ -1,36 +1,58 @@
 """What this node's volunteer allows, against what is: one answer to whether it may train, exchange and give its state.
 
 Joins the settings, today's traffic and the clock; the arithmetic is in limits.py, and what follows from the answer is
-trainer.py's to do.
+trainer.py's to do. A volunteer's own `pause` is a mark in the home, so that a restart does not end it.
 """
 
+import logging
 import time
 from collections.abc import Callable
 
 from noloco_node import limits
 from noloco_node.config import NodeConfig
 from noloco_node.control.views import Health, LastRound, Today
+from noloco_node.core.round import MAX_LAG
 from noloco_node.daybook import Daybook
 from noloco_node.home import Home
 from noloco_node.limits import DailyQuota
 from noloco_node.monitor.units import size
 from noloco_node.traffic import Traffic
 
+log = logging.getLogger(__name__)
+
+_RATES = ("--max-upload", "--max-download")
+
 
 class Allowance:
     def __init__(self, config: NodeConfig, home: Home, last_swap: Callable[[], LastRound | None]) -> None:
         self._hours = config.hours
         self._quota = DailyQuota(config.daily_upload, config.daily_download)
+        self._rates = config.max_upload, config.max_download
         self._daybook = Daybook(home.traffic)
         self._last_swap = last_swap
         self.traffic = Traffic(config.max_upload, config.max_download, self._daybook.read())
-        self.asked_to_pause = False
+        self._mark = home.root / "paused"
+        self._asked = self._asked_before = self._mark.exists()
+
+    def pause(self) -> None:
+        self._asked = True
+        try:
+            self._mark.touch(mode=0o600)
+        except OSError as error:
+            log.warning("this pause ends with the node, as %s cannot be written: %s", self._mark, error.strerror)
+
+    def resume(self) -> None:
+        self._asked = self._asked_before = False
+        try:
+            self._mark.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("the node will be paused at its next start, until %s goes: %s", self._mark, error.strerror)
 
     def held_back(self) -> str | None:
         """limits.PAUSED, limits.QUOTA or None, at this moment."""
         now = time.localtime()
         return limits.held_back(
-            asked=self.asked_to_pause,
+            asked=self._asked,
             hours=self._hours,
             minute=60 * now.tm_hour + now.tm_min,
             exhausted=self.exhausted() is not None,
@@ -47,12 +69,25 @@ class Allowance:
 
     def pause_ends(self) -> str:
         """What a paused node waits for."""
-        if self.asked_to_pause or self._hours is None:
-            return "`noloco-node resume`"
+        if self._asked or self._hours is None:
+            return "`noloco-node resume`" + (" (paused before this start)" if self._asked_before else "")
         return f"{limits.clock(self._hours.begin)}, when its hours begin"
 
-    def health(self) -> tuple[Health, ...]:
-        way = self.exhausted()
+    def health(self, swaps_fit: bool) -> tuple[Health, ...]:
+        """What `status` should warn of. `swaps_fit`: whether they end before they are given up as too slow."""
+        return (*self._of_the_quota(), *(() if swaps_fit else (self._too_slow(),)))
+
+    def _too_slow(self) -> Health:
+        own = [flag for flag, limit in zip(_RATES, self._rates, strict=True) if limit is not None]
+        remedy = f"raise {' or '.join(own)}, or ask" if own else "ask"
+        return Health(
+            "warning",
+            f"swaps do not fit: the last one was given up after {MAX_LAG} phases",
+            f"{remedy} the run's author for longer phases",
+        )
+
+    def _of_the_quota(self) -> tuple[Health, ...]:
+        way = self.exhausted() if self.held_back() == limits.QUOTA else None
         if way is None:
             return ()
         limit = self._quota.sent if way == "upload" else self._quota.received

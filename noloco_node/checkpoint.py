@@ -19,10 +19,10 @@ import pickle
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,7 +31,11 @@ from noloco_node.errors import DiskFull, Incompatible, NolocoError, UsageError
 
 KEEP = 3
 """The newest ones are kept: one more than needed survives a bad disk block, a third costs little."""
+PARAMETER_BYTES = 20
+"""Of a checkpoint: θ, φ, δ and AdamW's two moments, 4 bytes each. The rest is small."""
 SCHEMA = 1
+
+T = TypeVar("T")
 
 _MODEL, _OUTER, _INNER, _STATE = "model.safetensors", "outer.safetensors", "inner.pt", "state.json"
 _TEMPORARY = ".writing-"
@@ -67,6 +71,17 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Slow:
+    """The slow weights alone: what one would publish."""
+
+    path: Path
+    round: int
+    step: int
+    phi: Tensor
+    """Flat."""
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
     checkpoint: Checkpoint | None
     skipped: tuple[str, ...]
@@ -79,11 +94,12 @@ class _Damaged(Exception):
 
 # ---- saving ----------------------------------------------------------------------------------------------------------
 def save(directory: Path, state: Saveable, run_id: str, layout: bytes, keep: int = KEEP) -> Path:
-    """Write a checkpoint and remove all but the newest `keep`. Raises DiskFull or UsageError and leaves nothing behind;
-    the older ones are untouched then."""
+    """Write a checkpoint, and remove all but it and the newest before it, `keep` in all. Raises DiskFull or UsageError
+    and leaves nothing behind; the older ones are untouched then."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         _remove_unfinished(directory)
+        _require_room(directory, state)
         temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=directory))
     except OSError as error:
         raise _cannot_write(directory, error) from error
@@ -96,8 +112,22 @@ def save(directory: Path, state: Saveable, run_id: str, layout: bytes, keep: int
         raise _cannot_write(directory, error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # it is gone already where all went well
-    _prune(directory, keep)
+    _prune(directory, path, keep)
     return path
+
+
+def _require_room(directory: Path, state: Saveable) -> None:
+    """So that a disk that is nearly full is not filled, which others on it would notice. Raises OSError."""
+    free = free_bytes(directory)
+    if free is not None and free < sum(map(_size, (state.weights, state.outer, state.inner))):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _size(value: object) -> int:
+    """Of the tensors in it."""
+    if isinstance(value, Mapping):
+        return sum(map(_size, value.values()))
+    return value.nbytes if isinstance(value, Tensor) else 0
 
 
 def _write_all(into: Path, state: Saveable, run_id: str, layout: bytes) -> None:
@@ -175,8 +205,12 @@ def _free_name(directory: Path, step: int) -> Path:
     return directory / (f"{step}-{max(again)}" if again else str(step))
 
 
-def _prune(directory: Path, keep: int) -> None:
-    for _, path in _checkpoints(directory)[keep:]:
+def _prune(directory: Path, written: Path, keep: int) -> None:
+    """Keep this one and the newest before it. What is there of later steps could not be used: else it were the one that
+    training had gone on from."""
+    paths = kept(directory)
+    at = paths.index(written)
+    for path in (*paths[:at], *paths[at + keep :]):
         shutil.rmtree(path, ignore_errors=True)  # tried again next time
 
 
@@ -199,16 +233,45 @@ def _cannot_write(path: Path, error: OSError) -> NolocoError:
     return UsageError(f"cannot write a checkpoint into {path}: {error.strerror or error}")
 
 
+def free_bytes(directory: Path) -> int | None:
+    """What the disk has left for checkpoints; None where it does not say."""
+    there = next((place for place in (directory, *directory.parents) if place.exists()), directory)
+    try:
+        return shutil.disk_usage(there).free
+    except OSError:
+        return None
+
+
 # ---- loading ---------------------------------------------------------------------------------------------------------
 def newest(directory: Path, run_id: str, layout: bytes) -> Found:
     """The newest checkpoint that verifies. Raises Incompatible if that is of another run or layout."""
+    checkpoint, skipped = _first_good(kept(directory), lambda path: _load(path, run_id, layout))
+    return Found(checkpoint, skipped)
+
+
+def slow_weights(paths: Sequence[Path], run_id: str, layout: bytes) -> Slow:
+    """Those of the first of these checkpoints that verifies; nothing else of it is read. Raises UsageError where none
+    does, Incompatible where it is of another run or layout."""
+    slow, skipped = _first_good(paths, lambda path: _load_slow(path, run_id, layout))
+    if slow is None:
+        raise UsageError(f"there is no checkpoint that can be used: {skipped[0] if skipped else 'none was written'}")
+    return slow
+
+
+def kept(directory: Path) -> list[Path]:
+    """The checkpoints, newest first, whether they are whole or not."""
+    return [path for _, path in _checkpoints(directory)]
+
+
+def _first_good(paths: Sequence[Path], load: Callable[[Path], T]) -> tuple[T | None, tuple[str, ...]]:
+    """And a sentence for each before it."""
     skipped: list[str] = []
-    for _, path in _checkpoints(directory):
+    for path in paths:
         try:
-            return Found(_load(path, run_id, layout), tuple(skipped))
+            return load(path), tuple(skipped)
         except _Damaged as error:
             skipped.append(f"checkpoint {path.name} is skipped: {error}")
-    return Found(None, tuple(skipped))
+    return None, tuple(skipped)
 
 
 def _checkpoints(directory: Path) -> list[tuple[tuple[int, int], Path]]:
@@ -224,12 +287,29 @@ def _checkpoints(directory: Path) -> list[tuple[tuple[int, int], Path]]:
 
 
 def _load(path: Path, run_id: str, layout: bytes) -> Checkpoint:
+    about = _verified(path, run_id, layout, (_MODEL, _OUTER, _INNER))
+    return _read(path, about)
+
+
+def _load_slow(path: Path, run_id: str, layout: bytes) -> Slow:
+    from safetensors import SafetensorError, safe_open
+
+    about = _verified(path, run_id, layout, (_OUTER,))
+    try:
+        with safe_open(path / _OUTER, "pt") as file:
+            return Slow(path, about["round"], about["step"], file.get_tensor("phi"))
+    except (OSError, SafetensorError) as error:
+        raise _Damaged(f"{_OUTER} cannot be read ({type(error).__name__})") from error
+
+
+def _verified(path: Path, run_id: str, layout: bytes, files: Sequence[str]) -> dict[str, Any]:
+    """state.json, when it and these files are what was written, and are of this run."""
     about = _about(path)
     _check_same("run", about["run_id"], run_id, path)
     _check_same("layout", about["layout"], layout.hex(), path)
-    for name in (_MODEL, _OUTER, _INNER):
+    for name in files:
         _verify(path / name, about["files"][name])
-    return _read(path, about)
+    return about
 
 
 def _about(path: Path) -> dict[str, Any]:

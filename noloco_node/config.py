@@ -21,6 +21,8 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 PREFIX = "NOLOCO_"
 
 _MAX_ADDRESSES = 64  # more than any machine has, or any newcomer tries
+_MAX_GLOBS = 64
+_SWITCH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _MAX_FILE_BYTES = 64 << 10
 _PEER = r"/p2p/[1-9A-HJ-NP-Za-km-z]{46,64}"
 _HOST = r"/(?:ip4/(?P<ip4>[0-9.]{7,15})|ip6/(?P<ip6>[0-9a-fA-F:.]{2,45})|dns[46]?/(?P<dns>[A-Za-z0-9._-]{1,253}))"
@@ -84,12 +86,47 @@ def _device(value: object) -> str:
     return _text(value, r"auto|cpu|mps|cuda(:[0-9]{1,2})?", "auto, cpu, cuda, cuda:<number> or mps")
 
 
+def _micro_batch(value: object) -> int | None:
+    try:
+        return None if value == "auto" else _whole(1, 1_000_000)(value)
+    except ValueError as error:
+        raise ValueError(f"{error}, or auto") from None
+
+
+def _switch(value: object) -> bool:
+    if (text := str(value).lower()) not in _SWITCH:
+        raise ValueError("must be true or false")
+    return _SWITCH[text]
+
+
 def _run(value: object) -> str:
     return _text(value, r"[0-9a-f]{64}", "the whole run id, 64 hex digits, as `start` prints it")
 
 
 def _trust(value: object) -> str:
     return _text(value, r"[1-9A-HJ-NP-Za-km-z]{46,64}", "the peer id of the run's author, as `start` prints it")
+
+
+def _globs(value: object) -> tuple[str, ...]:
+    """A list, or one text with commas between: spaces belong to names of files."""
+    words = [word.strip() for word in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(words, list | tuple) or len(words) > _MAX_GLOBS or not all(map(_is_path, words)):
+        raise ValueError("must be names of files or folders, or patterns like corpus/*.parquet")
+    return tuple(dict.fromkeys(words))
+
+
+def _file(value: object) -> Path:
+    if not _is_path(value):
+        raise ValueError("must be the name of a file")
+    return Path(str(value))
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= 4096 and value.isprintable()
+
+
+def _relay(value: object) -> str:
+    return _text(value, "auto|only|off", "auto, only or off")
 
 
 def _log_level(value: object) -> str:
@@ -108,6 +145,9 @@ class NodeConfig:
     """The one address that this node listens on; port 0 takes a free one."""
     announce: tuple[str, ...] = _key(_announce, default=())
     """Addresses to tell others instead of the found ones: behind a forwarded port, say."""
+    relay: str = _key(_relay, default="auto")
+    """Whether to be called through a relay: `auto` where nobody can call this node directly, `only` in any case, `off`
+    never. A rendezvous and a first node, unless `off`, pass calls on for others."""
     bootstrap: tuple[str, ...] = _key(_bootstrap, default=())
     """Nodes to meet first; any of them is enough."""
     device: str = _key(_device, default="auto")
@@ -116,6 +156,10 @@ class NodeConfig:
     """CPU threads for training; torch's own choice when None."""
     gpu_memory_fraction: float | None = _key(_fraction, default=None)
     """Share of a CUDA device's memory that training may take; beyond it, it is out of memory."""
+    micro_batch: int | None = _key(_micro_batch, default=None)
+    """Examples that go through the model at once; None (`auto`): as many as fit on a GPU, few on a CPU."""
+    compile: bool = _key(_switch, default=False)
+    """Let torch compile the model first: minutes at the start, faster steps then."""
     max_upload: float | None = _key(_rate, default=None)
     """Bytes a second that swaps and state transfers send: `5MB`, `40Mbit`."""
     max_download: float | None = _key(_rate, default=None)
@@ -126,6 +170,10 @@ class NodeConfig:
     """Bytes that they take in a day."""
     hours: Hours | None = _key(_hours, default=None)  # noqa: RUF009 (it is immutable)
     """Train in these hours of each day only, local time, `22-08`; else the node is paused."""
+    data: tuple[str, ...] = _key(_globs, default=())
+    """Files, folders or patterns to train on, for a run whose source is `files`."""
+    tokenizer: Path | None = _key(_file, default=None)  # noqa: RUF009 (it is immutable)
+    """The tokenizer.json of a run that names one by its digest."""
     rounds: int | None = _key(_whole(1, 10_000_000), default=None)
     """Stop cleanly after so many rounds of this node; when None, with the run."""
     linger_s: float = _key(_linger, default=0.0)

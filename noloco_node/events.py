@@ -21,6 +21,8 @@ class PhaseDone:
     tokens: int
     """Tokens trained on in this phase."""
     seconds: float
+    stall_ms: float = 0.0
+    """What its round took from the training: the boundary, and corrections added since the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,17 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True)
+class RolledBack:
+    """The model was broken: its weights are older ones again."""
+
+    round: int
+    """Stays what it was."""
+    weights_of: int | None
+    """The round of the checkpoint they are from; None: this round's slow weights."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class PeerFaulted:
     """A peer broke the protocol; `reason` is the code."""
 
@@ -67,7 +80,7 @@ class PeerFaulted:
     reason: str
 
 
-Event = PhaseDone | RoundCommitted | WentSolo | Evaluated | PeerFaulted
+Event = PhaseDone | RoundCommitted | WentSolo | Evaluated | RolledBack | PeerFaulted
 
 
 def as_json(event: Event, at: float) -> dict[str, Any]:

@@ -48,6 +48,11 @@ class Home:
     def traffic(self) -> Path:
         return self.root / "traffic.json"
 
+    @property
+    def data(self) -> Path:
+        """The volunteer's files as token files: made again when they are gone."""
+        return self.root / "data"
+
     def run(self, run_id: str) -> Path:
         return self.root / "runs" / run_id
 
@@ -66,7 +71,7 @@ class Home:
             ):  # a mounted volume may belong to root; key and socket have modes of their own
                 self.root.chmod(0o700)
         except OSError as error:
-            raise _cannot_write(self.root, error) from error
+            raise cannot_write(self.root, error) from error
         return self
 
     @contextmanager
@@ -75,7 +80,7 @@ class Home:
         try:
             descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise _cannot_write(self.lock_file, error) from error
+            raise cannot_write(self.lock_file, error) from error
         with os.fdopen(descriptor, "r+") as file:
             if not _locked(file.fileno()):
                 pid = file.read(20).strip() or "unknown"
@@ -112,7 +117,7 @@ def _locked(descriptor: int) -> bool:
     return False
 
 
-def _cannot_write(path: Path, error: OSError) -> UsageError | DiskFull:
+def cannot_write(path: Path, error: OSError) -> UsageError | DiskFull:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(f"the disk is full: cannot write {path}. Free some space, or move NOLOCO_HOME")
     return UsageError(f"cannot write {path}: {error.strerror}. Name another directory with --home or NOLOCO_HOME")

@@ -3,13 +3,16 @@
 Fed with facts (events.py), asked for views; it knows no part of the node, no clock but the one it is handed.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from noloco_node.control.views import LastRound, Rounds
+from noloco_node.core.round import TOO_SLOW
 from noloco_node.events import Evaluated, Event, PeerFaulted, PhaseDone, RoundCommitted, WentSolo
+
+MINUTE_S = 60.0
 
 
 @dataclass(slots=True)
@@ -33,17 +36,23 @@ class Ledger:
     eval_loss_first: float | None = None
     committed: int = 0
     solo: Counter[str] = field(default_factory=Counter)
+    swaps_fit: bool = True
+    """Whether the last swap ended, one way or the other, before it was given up as too slow."""
     one_sided: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     with_peer: dict[str, WithPeer] = field(default_factory=dict)
     last_round: LastRound | None = None
-    spent_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of the training thread by what they went into."""
+    stall_ms: float | None = None
+    time_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of the training thread by what they went into; all of them, so that their sum is its clock."""
+    _minute: deque[Mapping[str, float]] = field(default_factory=deque)
+    """What time_s was in the last minute; the first one is that old, if there is one."""
 
     def observe(self, event: Event) -> None:
         match event:
             case PhaseDone():
                 self.round, self.step, self.loss = event.round, event.steps, event.loss
+                self.stall_ms = event.stall_ms
                 self.loss_first = event.loss if self.loss_first is None else self.loss_first
                 self.tokens += event.tokens
                 self.tokens_per_s = event.tokens / event.seconds if event.seconds > 0 else None
@@ -54,12 +63,22 @@ class Ledger:
                 self._commit(event)
             case WentSolo():
                 self.solo[event.reason] += 1
+                if event.partner is not None:
+                    self.swaps_fit = event.reason != TOO_SLOW
                 self.one_sided += event.one_sided
             case PeerFaulted(_, reason):
                 self.faults[reason] += 1
 
+    def spend(self, time_s: Mapping[str, float]) -> None:
+        """What the training thread's time has gone into so far; to be told every second or so."""
+        self.time_s = time_s
+        self._minute.append(time_s)
+        while len(self._minute) > 1 and sum(self._minute[1].values()) <= sum(time_s.values()) - MINUTE_S:
+            self._minute.popleft()
+
     def _commit(self, event: RoundCommitted) -> None:
         self.committed += event.swap == 1
+        self.swaps_fit = True
         together = self.with_peer.setdefault(event.partner, WithPeer())
         together.exchanges += 1
         together.sent += event.sent_bytes
@@ -91,20 +110,25 @@ class Ledger:
             "relative_error": last.relative_error if last else None,
             "rounds": Rounds(self.committed, self.solo.total(), dict(self.solo)),
             "partners": {peer: together.exchanges for peer, together in self.with_peer.items()},
-            "busy_fraction": self.busy_fraction(),
+            "busy_fraction": _busy({}, self.time_s),
+            "busy_fraction_minute": _busy(self._minute[0], self.time_s) if self._minute else None,
+            "time_s": self.time_s,
+            "stall_ms": self.stall_ms,
         }
 
     def together(self, peer: str) -> dict[str, Any]:
         """The fields of a PeerRow that events decide."""
         return asdict(self.with_peer.get(peer, WithPeer()))
 
-    def busy_fraction(self) -> float | None:
-        """The inner steps' share of the time since training began, up to the last boundary."""
-        total = sum(self.spent_s.values())
-        return self.spent_s.get("step", 0.0) / total if total else None
-
     def per_param_round(self, parameters: int | None) -> float | None:
         """Bytes sent per parameter and committed round."""
         if not parameters or not self.committed:
             return None
         return sum(together.sent for together in self.with_peer.values()) / parameters / self.committed
+
+
+def _busy(before: Mapping[str, float], now: Mapping[str, float]) -> float | None:
+    """The inner steps' share of the time between; a pause is its volunteer's wish, not idling."""
+    between = {account: now[account] - before.get(account, 0.0) for account in now if account != "paused"}
+    total = sum(between.values())
+    return between.get("step", 0.0) / total if total > 0 else None

@@ -109,8 +109,7 @@ class LocalSwarm:
     def eval_of_average(self, run: Manifest) -> float | None:
         """Held-out loss of the mean of the weights that the nodes ended with: what one would publish."""
         whole = [member.home.run(run.run_id) / "checkpoints" for member in self.members if member.exit_code == 0]
-        there = [directory for directory in whole if directory.exists()]
-        return _eval_of_mean(run, there) if there else None
+        return _eval_of_mean(run, whole)
 
     async def _look(self, watch: Watch) -> None:
         await asyncio.gather(*(member.look() for member in self.members if member.exit_code is None))
@@ -176,19 +175,18 @@ async def _end(members: Sequence[Member], patience_s: float) -> None:
     await asyncio.gather(*exits)
 
 
-def _eval_of_mean(run: Manifest, checkpoints: Sequence[Path]) -> float | None:
-    import torch
-
+def _eval_of_mean(run: Manifest, directories: Sequence[Path]) -> float | None:
     from noloco_node import checkpoint
+    from noloco_node.publish.weights import Mean, pour
     from noloco_node.training.inner import Inner
 
-    replica = Inner.build(run, "the mean of all", device="cpu")
-    found = [checkpoint.newest(directory, run.run_id, replica.layout).checkpoint for directory in checkpoints]
-    weights = [each.weights for each in found if each]
-    if not weights:
+    written = [checkpoints for directory in directories if (checkpoints := checkpoint.kept(directory))]
+    if not written:
         return None
-    for name, parameter in replica.module.named_parameters():
-        parameter.data.copy_(torch.stack([each[name] for each in weights]).mean(0))
+    replica, mean = Inner.build(run, "the mean of all", device="cpu"), Mean()
+    for checkpoints in written:
+        mean.add(checkpoint.slow_weights(checkpoints, run.run_id, replica.layout).phi)
+    pour(mean.value, replica.module)
     return replica.evaluate()
 
 

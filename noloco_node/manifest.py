@@ -15,17 +15,18 @@ from typing import Any, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from noloco_node import identity
+from noloco_node import identity, modelconfig
 from noloco_node.errors import Incompatible, NotAdmitted, UsageError
 from noloco_node.validation import explain, listed, plain_table, shown
 
 MAX_BYTES = 64 << 10
 """Of a manifest, either form: it travels to everyone who joins, and is parsed before anybody is trusted."""
-PRESETS = ("tiny",)
-SOURCES = ("stdlib",)
+PRESETS = ("tiny", "125m", "350m", "1b", "7b")
+SOURCES = ("stdlib", "files", "hub")
 CODECS = ("lattice:4", "bf16", "fp32", "int8", *(f"lattice:{bits}" for bits in (2, 3, 5, 6, 7, 8)))
 """What core/codec.py offers; the first is the default."""
 
+_HUB_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
 _SIGNING_CONTEXT = b"noloco manifest v1\n"  # so that no signature made for something else counts here
 
 
@@ -57,12 +58,18 @@ class _Table(BaseModel):
 
 class ModelSpec(_Table):
     preset: str | None = _field(listed(PRESETS), default=None)
-    """A model that noloco-node brings along."""
+    """A model that noloco-node brings along, in Llama's shape."""
     architecture: str | None = _field(
         "a transformers config class like LlamaConfig", pattern=r"^[A-Z][A-Za-z0-9]{0,58}Config$", default=None
     )
     """A transformers config class, instead of a preset."""
     config: dict[str, Any] = _field("a table of plain values for the config class", default={})
+    """Its arguments. In run.toml also the name of a config.json, which is read when the run starts."""
+    task: str | None = _field(
+        "the name of a task, of the characters a-z, 0-9, - and _", pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$", default=None
+    )
+    """A task that every volunteer has installed, instead of a language model: it brings model and data."""
+    options: dict[str, Any] = _field("a table of plain values for the task", default={})
     """Its arguments."""
 
     @field_validator("preset")
@@ -70,23 +77,40 @@ class ModelSpec(_Table):
     def _known(cls, value: str | None) -> str | None:
         return _one_of(value, PRESETS)
 
-    @field_validator("config")
+    @field_validator("config", "options")
     @classmethod
     def _plain(cls, value: dict[str, Any]) -> dict[str, Any]:
         return plain_table(value)
 
     @model_validator(mode="after")
     def _one_model(self) -> "ModelSpec":
-        if (self.preset is None) == (self.architecture is None):
-            raise ValueError("needs either a preset or an architecture")
-        if self.preset is not None and self.config:
-            raise ValueError("takes a config only with an architecture: a preset brings its own")
+        if sum(named is not None for named in (self.preset, self.architecture, self.task)) != 1:
+            raise ValueError("needs either a preset, an architecture or a task")
+        if self.architecture is None and self.config:
+            raise ValueError("takes a config only with an architecture: presets and tasks bring their own")
+        if self.task is None and self.options:
+            raise ValueError("takes options only with a task")
         return self
 
 
 class DataSpec(_Table):
+    """Names data, never a path: what lies on a volunteer's machine is the volunteer's to give, with `--data`."""
+
     source: str = _field(listed(SOURCES), default=SOURCES[0])
-    """`stdlib`: the sources of Python's standard library, as bytes."""
+    """`stdlib`: the sources of Python's standard library. `files`: what each volunteer names with `--data`. `hub`: a
+    data set of the Hugging Face hub, streamed."""
+    tokenizer: str = _field(
+        "bytes, hub:<owner>/<name>@<commit> or sha256:<digest of a tokenizer.json>",
+        pattern=rf"^(bytes|hub:{_HUB_NAME}@[0-9a-f]{{40}}|sha256:[0-9a-f]{{64}})$",
+        default="bytes",
+    )
+    """By digest: a file that each volunteer gives with `--tokenizer`."""
+    field: str = _field("the name of a field", pattern=r"^[A-Za-z0-9_.-]{1,64}$", default="text")
+    """Where the text stands in a record of jsonl, parquet and hub."""
+    dataset: str | None = _field("a data set's name on the hub, <owner>/<name>", pattern=f"^{_HUB_NAME}$", default=None)
+    subset: str | None = _field("the name of a subset", pattern=r"^[A-Za-z0-9_.-]{1,64}$", default=None)
+    split: str = _field("the name of a split", pattern=r"^[A-Za-z0-9_.]{1,64}$", default="train")
+    """Of the hub's data set: what is trained on."""
     sequence_length: int = _whole(2, 1_048_576, default=128)
     """Tokens in one training sequence."""
 
@@ -94,6 +118,14 @@ class DataSpec(_Table):
     @classmethod
     def _known(cls, value: str) -> str | None:
         return _one_of(value, SOURCES)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "DataSpec":
+        if self.source == "hub" and self.dataset is None:
+            raise ValueError('needs a dataset with source = "hub"')
+        if self.source != "hub" and (self.dataset or self.subset):
+            raise ValueError('takes a dataset and a subset only with source = "hub"')
+        return self
 
 
 class InnerSpec(_Table):
@@ -104,14 +136,30 @@ class InnerSpec(_Table):
     batch_tokens: int = _whole(1, 100_000_000, default=1024)
     """Tokens of one step, whatever box takes it; a small box accumulates."""
     learning_rate: float = _positive(1, default=3e-3)
+    schedule: Literal["cosine", "wsd"] = _field("cosine or wsd", default="cosine")
+    """After the warm-up: fall along a cosine, or stay, and fall over the last part of the run (warm-up, stable,
+    decay)."""
     warmup: float = _share(default=0.05)
     """Share of the run over which the learning rate rises."""
+    cooldown: float = _share(default=0.2)
+    """Share of the run over which `wsd` lets it fall."""
     final_learning_rate: float = _share(default=0.1)
     """Share of the peak that is left at the end."""
     weight_decay: float = _share(default=0.1)
     betas: tuple[float, float] = _field("two numbers, each from 0 to below 1", default=(0.9, 0.95), strict=False)
     clip: float = _positive(1000, default=1.0)
     """Largest norm of a step's gradient."""
+    precision: Literal["bf16", "fp32"] = _field("bf16 or fp32", default="bf16")
+    """Of matrix products on a GPU (autocast). Weights, gradients and everything between partners are fp32 either way,
+    and so is all that a CPU does, where bf16 would be slower."""
+    checkpoint_activations: bool = _field("true or false", default=False)
+    """Compute activations twice instead of keeping them: a third more work, a fraction of the memory."""
+
+    @model_validator(mode="after")
+    def _falls_after_it_rose(self) -> "InnerSpec":
+        if self.schedule == "wsd" and self.warmup + self.cooldown > 1:
+            raise ValueError("must have a warmup and a cooldown of at most 1 together")
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -135,12 +183,14 @@ class InnerSpec(_Table):
 
 
 class OuterSpec(_Table):
-    alpha: float = _field("a number from 0 to below 1", ge=0, lt=1, default=0.3)
+    alpha: float = _field("a number from 0 to below 1", ge=0, lt=1, default=0.1)
     """Momentum of the outer step."""
     beta: float = _positive(10, default=1.0)
     """Outer learning rate."""
-    gamma: float = _positive(10, default=0.7)
+    gamma: float = _positive(10, default=1.0)
     """How hard two partners pull together."""
+    keep_norm: bool = _field("true or false", default=True)
+    """Give back what averaging takes from the length of Δ (core/norms.py)."""
     overlap: Literal["eager", "blocking"] = _field("eager or blocking", default="eager")
     """`eager`: training goes on while partners swap. `blocking`: it waits for the swap."""
     codec: str = _field(listed(CODECS), default=CODECS[0])
@@ -193,7 +243,7 @@ class Manifest(_Table):
     @model_validator(mode="after")
     def _whole_sequences(self) -> "Manifest":
         length = self.data.sequence_length
-        if self.inner.batch_tokens % length:
+        if self.model.task is None and self.inner.batch_tokens % length:
             tokens = self.inner.batch_tokens
             raise ValueError(f"inner.batch_tokens must be a multiple of data.sequence_length ({length}), not {tokens}")
         return self
@@ -253,13 +303,24 @@ def load(path: Path) -> Manifest:
     if len(raw) > MAX_BYTES:
         raise UsageError(f"{path} is larger than {MAX_BYTES} bytes: that is no manifest")
     try:
-        return Manifest.model_validate(tomllib.loads(raw.decode()))
+        return Manifest.model_validate(_with_config(tomllib.loads(raw.decode()), path.parent))
     except ValidationError as error:
         raise UsageError(f"{path.name}: {explain(error, Manifest)}") from None
     except UnicodeDecodeError:
         raise UsageError(f"{path.name} is not text in UTF-8") from None
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
         raise UsageError(f"{path.name} is not valid TOML: {str(error).splitlines()[0]}") from None
+
+
+def _with_config(document: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """`config = "config.json"` is a file beside run.toml: its values become the manifest's own."""
+    spec = document.get("model")
+    if not (isinstance(spec, dict) and isinstance(name := spec.get("config"), str)):
+        return document
+    architecture, values = modelconfig.read(folder / name)
+    if "architecture" not in spec and architecture is None:
+        raise UsageError(f"model.architecture is missing, and {name} does not say it: add one, LlamaConfig or another")
+    return {**document, "model": {"architecture": architecture, **spec, "config": values}}
 
 
 def parse(canonical: bytes) -> Manifest:
@@ -279,7 +340,9 @@ def parse(canonical: bytes) -> Manifest:
 
 def template(name: str = "tiny", *, rounds: int = 100) -> str:
     """The run.toml that `init` writes: every key with its default."""
-    return _TEMPLATE.format(m=Manifest(name=name, rounds=rounds), sources=listed(SOURCES), codecs=listed(CODECS))
+    return _TEMPLATE.format(
+        m=Manifest(name=name, rounds=rounds), presets=listed(PRESETS), sources=listed(SOURCES), codecs=listed(CODECS)
+    )
 
 
 def _incompatible(why: str) -> NoReturn:
@@ -305,12 +368,21 @@ seed = {m.seed}                 # where all chance starts: first weights, order 
 rounds = {m.rounds}             # the budget: the learning rate falls over so many rounds, then the run is done
 
 [model]
-preset = "{m.model.preset}"          # a model that noloco-node brings along; or any transformers config class:
+preset = "{m.model.preset}"          # {presets}; or any transformers config class:
 # architecture = "LlamaConfig"
 # config = {{ hidden_size = 512, intermediate_size = 1376, num_hidden_layers = 8, num_attention_heads = 8 }}
+# config = "config.json"    # the same in a file, as transformers writes it; it becomes part of the run
+# or what is no language model: a task that every volunteer has installed, with its data. [data] says nothing then.
+# task = "name"
+# options = {{ }}
 
 [data]
-source = "{m.data.source}"        # {sources}: the sources of Python's standard library, on every machine already
+source = "{m.data.source}"        # {sources}: Python's own library, each volunteer's `--data`, or streamed from:
+# dataset = "owner/name"    # a Hugging Face data set, with source = "hub"
+# subset = "en"
+split = "{m.data.split}"          # of that data set
+field = "{m.data.field}"           # where the text stands in a record of it, of jsonl or of parquet
+tokenizer = "{m.data.tokenizer}"      # or "hub:owner/name@<commit>", or what `noloco-node tokenize` prints for a file
 sequence_length = {m.data.sequence_length}    # tokens in one training sequence
 
 [inner]                     # what one node does alone: AdamW
@@ -319,15 +391,20 @@ steps = {m.inner.steps}                  # steps in a round, between two meeting
 batch_tokens = {m.inner.batch_tokens}         # tokens in a step, whole sequences; a small box accumulates
 learning_rate = {m.inner.learning_rate}
 warmup = {m.inner.warmup}               # share of the run over which the learning rate rises
+schedule = "{m.inner.schedule}"         # then it falls along a cosine; "wsd": it stays, and falls over the cooldown
+cooldown = {m.inner.cooldown}              # share of the run over which "wsd" lets it fall
 final_learning_rate = {m.inner.final_learning_rate}   # share of it that is left at the end
 weight_decay = {m.inner.weight_decay}
 betas = [{m.inner.betas[0]}, {m.inner.betas[1]}]
 clip = {m.inner.clip}                  # largest norm of a step's gradient
+precision = "{m.inner.precision}"          # of products on a GPU; weights are fp32 anyway. Or "fp32"
+checkpoint_activations = false   # true: a third more work for a fraction of the memory
 
 [outer]                     # what two nodes do when they meet (NoLoCo, arXiv 2506.10911)
 alpha = {m.outer.alpha}                 # momentum
 beta = {m.outer.beta}                  # learning rate
 gamma = {m.outer.gamma}                 # how hard two partners pull together
+keep_norm = true            # give back what averaging takes from the length of an update
 overlap = "{m.outer.overlap}"           # eager: training goes on while they swap; blocking: it waits
 codec = "{m.outer.codec}"              # how a vector is written on the wire: {codecs}
 swaps_per_round = {m.outer.swaps_per_round}         # partners in a round; "auto": as many as an idle link has time for

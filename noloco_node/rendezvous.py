@@ -12,6 +12,8 @@ from noloco_node.wire.peer_pb2_grpc import (
 class Rendezvous(Resident):
     """Others find each other, and their run, through it."""
 
+    _is_rendezvous = True
+
     def __init__(self, config: NodeConfig, report: Report) -> None:
         super().__init__(config, report)
         self._runs = runs.Runs(keeps_announced=True)
@@ -25,7 +27,11 @@ class Rendezvous(Resident):
         self._state, self._waiting_for = "rendezvous", None
         for address in self._transport.addresses():
             self._report(f"others join with: noloco-node join --bootstrap {address}")
-        await self._watch_transport()
+        await self._keep_network()
+
+    async def _rejoin(self) -> None:
+        if self._swarm:
+            await self._swarm.rejoin(self._transport.p2p)
 
     async def _depart(self) -> None:
         if self._swarm:

@@ -1,16 +1,15 @@
-"""A newcomer fetches the live state of a peer; a peer serves it: slow weights, outer momentum and round.
+"""A newcomer fetches the live state of a peer: slow weights, outer momentum and round, as donor.py gives it.
 
-One server stream: a header that states size and digest, then the bytes. They are opaque here: the training thread makes
-and takes them. What arrives counts only when it has the stated size and digest; nothing is used before.
+The donor first states the version: its round, the digests of its fragments, and one root hash over them. Each fragment
+counts when its digest holds, and stays when the stream breaks: whoever has the same version, the same donor at best,
+goes on with the next one. Of another version nothing is kept, so fragments of two donors never mix. The numbers are
+opaque here, and nothing is used before all of them are there.
 """
 
 import asyncio
-import hashlib
-import logging
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import ParamSpec, Protocol, TypeVar
 
 import grpc
 
@@ -18,37 +17,21 @@ from noloco_node.errors import PeerLost, PeerMisbehaved, PeerRefused
 from noloco_node.traffic import Pace, Traffic
 from noloco_node.transport.base import peer_faults
 from noloco_node.version import PROTOCOL
+from noloco_node.wire import livestate
 from noloco_node.wire import messages as wire
 from noloco_node.wire import peer_pb2 as pb
-from noloco_node.wire.peer_pb2_grpc import StateServicer, StateStub
+from noloco_node.wire.livestate import Coding
+from noloco_node.wire.peer_pb2_grpc import StateStub
 
-CHUNK_BYTES = 128 << 10
-"""A donor's limited uplink sends one within a newcomer's patience: 4 s at the slowest rate that can be set."""
 FRAME_S = 30.0
 """A donor that sends nothing for so long is given up."""
-SNAPSHOT_S = 60.0
-"""For the training thread to come to the end of an inner step and copy its state."""
+PROGRESS_S = 5.0
+"""For a peer to say how far it is."""
+ASIDE_BYTES = 4 << 20
+"""10 ms of hashing."""
 
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class LiveState:
-    round: int
-    data: bytes
-    """Slow weights, then outer momentum: fp32, little-endian."""
-
-
-class Donor(Protocol):
-    """What is needed of the training thread."""
-
-    def live_state(self) -> "Future[tuple[int, bytes]]": ...
-
-
-class Callers(Protocol):
-    """What is needed of a Transport."""
-
-    def caller(self, context: Any) -> str: ...
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,79 +40,129 @@ class Terms:
     layout: bytes
 
 
-class StateService(StateServicer):
-    """Serves one download at a time: more would copy the state once each and share one uplink all the same."""
+@dataclass(frozen=True, slots=True)
+class LiveState:
+    round: int
+    data: memoryview
+    """Slow weights, then outer momentum: fp32, little-endian."""
 
-    def __init__(
-        self, callers: Callers, pace: Pace | None = None, withholds: Callable[[], bool] = lambda: False
-    ) -> None:
-        self._callers = callers
-        self._pace = pace or Traffic()
-        self._withholds = withholds
-        self._terms: Terms | None = None
-        self._donor: Donor | None = None
-        self._serving = asyncio.Lock()
 
-    def begin(self, terms: Terms, donor: Donor) -> None:
-        self._terms, self._donor = terms, donor
+class Watcher(Protocol):
+    """Who wants to know how a download goes."""
 
-    async def Fetch(self, request: pb.StateRequest, context: Any) -> AsyncIterator[pb.StateFrame]:  # noqa: N802
-        peer = self._callers.caller(context)
-        try:
-            asked = wire.decode_state_request(request)
-        except PeerMisbehaved as fault:
-            log.debug("%s: %s", peer, fault)
-            yield wire.encode_state(wire.Refusal(wire.Code.INCOMPATIBLE))
-            return
-        if self._withholds():
-            yield wire.encode_state(wire.Refusal(wire.Code.PAUSED))
-        elif self._terms is None or self._donor is None or self._serving.locked():
-            yield wire.encode_state(wire.Refusal(wire.Code.BUSY, retry_in_s=1.0))
-        elif asked.protocol != PROTOCOL or Terms(asked.run_id, asked.layout) != self._terms:
-            yield wire.encode_state(wire.Refusal(wire.Code.INCOMPATIBLE))
-        else:
-            async with self._serving:
-                async with asyncio.timeout(SNAPSHOT_S):
-                    round_, data = await asyncio.wrap_future(self._donor.live_state())
-                digest = await asyncio.to_thread(lambda: hashlib.sha256(data).digest())
-                yield wire.encode_state(wire.StateHeader(round_, len(data), digest))
-                view = memoryview(data)
-                for start in range(0, len(view), CHUNK_BYTES):
-                    chunk = wire.encode_state(wire.StateChunk(bytes(view[start : start + CHUNK_BYTES])))
-                    await self._pace.sending(chunk.ByteSize())
-                    yield chunk
+    def waits(self, place: int) -> None:
+        """So many others come first; 0: the donor takes its snapshot."""
+
+    async def begins(self, round: int) -> None:
+        """What the donor has. Raises PeerFault where that will not do."""
+
+    def has(self, done_bytes: int, total_bytes: int) -> None: ...
+
+
+class Download:
+    """What has come of one version so far; it outlives the streams that bring it."""
+
+    def __init__(self, numbers: int, coding: Coding = Coding.FP32) -> None:
+        self.coding = coding
+        self.total_bytes = coding.size(numbers)
+        self.root = b""
+        self.done = 0
+        """Fragments that are here and whole."""
+        self.round = 0
+        self._digests = b""
+        self._numbers = memoryview(bytearray())
+        self._size = 4 * numbers
+
+    @property
+    def fragments(self) -> int:
+        return livestate.fragments(self.total_bytes)
+
+    @property
+    def done_bytes(self) -> int:
+        return min(self.done * livestate.fragment_bytes(self.total_bytes), self.total_bytes)
+
+    @property
+    def next_bytes(self) -> int:
+        """The size of the fragment that comes next."""
+        return min(livestate.fragment_bytes(self.total_bytes), self.total_bytes - self.done_bytes)
+
+    def begin(self, header: wire.StateHeader) -> None:
+        """Go on with the version that was begun with, or begin another one. Raises PeerMisbehaved."""
+        if header.total_bytes != self.total_bytes:
+            raise PeerMisbehaved("bad_state", f"{header.total_bytes} bytes instead of {self.total_bytes}")
+        goes_on = header.root == self.root
+        if header.fragment != (self.done if goes_on else 0):
+            raise PeerMisbehaved("bad_state", f"goes on at fragment {header.fragment}")
+        if not goes_on:
+            self._numbers = self._numbers or memoryview(bytearray(self._size))
+            self.root, self.round, self._digests, self.done = header.root, header.round, header.digests, 0
+
+    def add(self, fragment: bytearray) -> None:
+        """The next one. Raises PeerMisbehaved."""
+        expected = self._digests[self.done * livestate.DIGEST_BYTES :][: livestate.DIGEST_BYTES]
+        if livestate.digest(fragment) != expected:
+            raise PeerMisbehaved("bad_digest", f"fragment {self.done} of the state")
+        start = self.done_bytes
+        place = slice(*(self._size * at // self.total_bytes for at in (start, start + len(fragment))))
+        self.coding.decode(fragment, self._numbers[place])
+        self.done += 1
+
+    def result(self) -> LiveState:
+        return LiveState(self.round, self._numbers)
 
 
 async def fetch(
-    channel: grpc.aio.Channel,
-    terms: Terms,
-    total_bytes: int,
-    progress: Callable[[int, int], None],
-    pace: Pace | None = None,
+    channel: grpc.aio.Channel, terms: Terms, download: Download, watcher: Watcher, pace: Pace | None = None
 ) -> LiveState:
-    """One peer's state, whole and checked; `progress` hears of bytes so far and in all. Raises PeerFault."""
+    """What `download` still lacks, of one peer. Raises PeerFault, and what came stays in `download`."""
     pace = pace or Traffic()
-    request = wire.StateRequest(PROTOCOL, terms.run_id, terms.layout)
+    request = wire.StateRequest(
+        PROTOCOL, terms.run_id, terms.layout, download.coding, download.root, download.done if download.root else 0
+    )
     call = StateStub(channel).Fetch(wire.encode_state_request(request))
     stream = aiter(call)
     try:
-        header = await _receive(stream, pace)
-        if isinstance(header, wire.Refusal):
-            raise PeerRefused(header.code.reason, header.retry_in_s)
-        if not isinstance(header, wire.StateHeader) or header.total_bytes != total_bytes:
-            raise PeerMisbehaved("bad_state", f"not a header of {total_bytes} bytes")
-        data = bytearray()
-        while len(data) < total_bytes:
-            chunk = await _receive(stream, pace)
-            if not isinstance(chunk, wire.StateChunk) or not 0 < len(chunk.data) <= total_bytes - len(data):
-                raise PeerMisbehaved("bad_state", "not a chunk of what was announced")
-            data += chunk.data
-            progress(len(data), total_bytes)
-        if await asyncio.to_thread(lambda: hashlib.sha256(data).digest()) != header.digest:
-            raise PeerMisbehaved("bad_digest", "of the state")
-        return LiveState(header.round, bytes(data))
+        header = await _header(stream, pace, watcher)
+        await watcher.begins(header.round)
+        download.begin(header)
+        while download.done < download.fragments:
+            fragment = bytearray()
+            while len(fragment) < download.next_bytes:
+                chunk = await _receive(stream, pace)
+                due = min(livestate.CHUNK_BYTES, download.next_bytes - len(fragment))
+                if not isinstance(chunk, wire.StateChunk) or len(chunk.data) != due:  # no trickle either
+                    raise PeerMisbehaved("bad_state", "not a chunk of what was announced")
+                fragment += chunk.data
+                watcher.has(download.done_bytes + len(fragment), download.total_bytes)
+            await aside(len(fragment), download.add, fragment)
+        return download.result()
     finally:
         call.cancel()
+
+
+async def aside(size_bytes: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+    """Does it in a thread where hashing so much would hold up the event loop."""
+    return await asyncio.to_thread(work, *args, **options) if size_bytes > ASIDE_BYTES else work(*args, **options)
+
+
+async def progress(channel: grpc.aio.Channel, terms: Terms) -> int:
+    """The round in which a peer is. Raises PeerFault."""
+    request = wire.encode_state_request(wire.StateRequest(PROTOCOL, terms.run_id, terms.layout))
+    with peer_faults():
+        return wire.decode_progress(await StateStub(channel).Progress(request, timeout=PROGRESS_S))
+
+
+async def _header(stream: AsyncIterator[pb.StateFrame], pace: Pace, watcher: Watcher) -> wire.StateHeader:
+    while True:
+        match await _receive(stream, pace):
+            case wire.StateHeader() as header:
+                return header
+            case wire.StatePlace(place):
+                watcher.waits(place)
+            case wire.Refusal(code, retry_in_s):
+                raise PeerRefused(code.reason, retry_in_s)
+            case wire.StateChunk():
+                raise PeerMisbehaved("bad_state", "bytes before a header")
 
 
 async def _receive(stream: AsyncIterator[pb.StateFrame], pace: Pace) -> wire.StateFrame:

@@ -1,184 +1,43 @@
 """Who is there: presence records in a DHT (hivemind's), written for this node and read of the others.
 
-A record says how a peer is doing and is signed by that peer. It is a hint for whom to call, never proof: the DHT is no
-trust store, and what matters is asked of the peer itself. Two kinds of check make a record harmless:
-- `Swarm.peers` gives only records that are signed by their peer, of this run, fresh, small, and with sane numbers;
-- as a node of the DHT, we keep for others only records that their own peer signed, at the key they belong to, with the
+The DHT is no trust store. Two kinds of check make a record harmless:
+- `Swarm.peers` gives only records that hold up (presence.py);
+- as a node of the DHT, we keep for others only records that their own peer signed, at a key they belong to, with the
   expiry that belongs to the signed time (`_Gate`). hivemind lets the later expiry win: without this, anybody could
   overwrite anybody's record for a billion seconds.
-
-Nothing here knows of rounds or partners. Only this module and transport/libp2p.py import hivemind.
+Which buckets to stand in and to read is crowd.py's arithmetic. Nothing here knows of rounds or partners. Only this
+module and transport/libp2p.py import hivemind.
 """
 
 import asyncio
-import hashlib
-import math
-import re
+import random
 import secrets
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from ipaddress import ip_address
+from dataclasses import replace
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
+from noloco_node.crowd import MAX_DEPTH, Crowd
 from noloco_node.errors import SwarmUnreachable
-from noloco_node.identity import Identity, is_peer_id, verify
-from noloco_node.version import PROTOCOL, VERSION
-from noloco_node.wire import peer_pb2 as pb
-
-MAX_RECORD_BYTES = 4096 - 1
-MAX_ADDRESSES = 8  # one interface, one relay and one announced address, over two protocols, and some to spare
-MAX_ADDRESS_LETTERS = 256
-MAX_WHOLE = 1 << 53
-"""Rounds, steps and tokens: whole numbers up to here survive JSON and doubles."""
-MAX_REAL = 1e15
-MAX_SKEW_S = 3600.0
-"""How far ahead of ours a peer's clock may be for its record to be kept. Readers are stricter: the time to live."""
-
-_ADDRESS = re.compile(
-    r"/(?P<kind>ip[46]|dns[46]?)/(?P<host>[0-9A-Za-z.:-]+)/(tcp|udp)/\d{1,5}(/quic-v1|/ws|/wss)?"
-    r"(/p2p/(?P<relay>\w+)/p2p-circuit)?/p2p/(?P<peer>\w+)"
+from noloco_node.identity import Identity
+from noloco_node.presence import (
+    MAX_ADDRESSES,
+    MAX_SKEW_S,
+    PeerRecord,
+    Standing,
+    accept,
+    bucket_of,
+    is_address,
+    key_of,
+    read,
+    signed_record,
 )
-_SIGNED = b"noloco presence v1\n"
+
 _DHT_S = 10.0  # for one look-up or store: a few rounds of calls, each given up after 3 s
 _GOODBYE_S = 2.0  # leaving is quick even if nobody answers any more
 _CALL_S = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """What a node says of itself."""
-
-    state: str
-    """joining, training, paused, leaving, or another word in small letters."""
-    round: int
-    step: int
-    progress: float
-    """0 to 1."""
-    loss: float
-    tokens_per_s: float
-    tokens: int
-    addresses: tuple[str, ...]
-    """Multiaddrs that end in /p2p/<peer id>."""
-
-
-@dataclass(frozen=True, slots=True)
-class PeerRecord:
-    """What another node says of itself, as far as it can be believed at all."""
-
-    peer_id: str
-    boot: bytes
-    """Drawn anew at each start of that node."""
-    state: str
-    round: int
-    step: int
-    progress: float
-    loss: float
-    tokens_per_s: float
-    tokens: int
-    addresses: tuple[str, ...]
-    started: float
-    """Its wall clock, as are `time` and, but capped by ours, `expires`."""
-    time: float
-    version: str
-    expires: float
-
-
-def key_of(run_id: str, peer_id: str, bits: int = 0) -> str:
-    """Where a peer's record stands: the run's peers are spread over 2^bits keys by a hash of their ids."""
-    prefix = f"{int.from_bytes(hashlib.sha256(peer_id.encode()).digest()):0256b}"[:bits]
-    return f"noloco/{run_id}/peers/{prefix}"
-
-
-def signed_record(  # noqa: PLR0913
-    identity: Identity, standing: Standing, *, run_id: str, boot: bytes, started: float, now: float
-) -> bytes:
-    presence = pb.Presence(
-        protocol=PROTOCOL,
-        run_id=bytes.fromhex(run_id),
-        boot=boot,
-        state=standing.state,
-        round=standing.round,
-        step=standing.step,
-        progress=standing.progress,
-        loss=standing.loss,
-        tokens_per_s=standing.tokens_per_s,
-        tokens=standing.tokens,
-        addresses=standing.addresses,
-        started=started,
-        time=now,
-        version=VERSION,
-    ).SerializeToString()
-    return pb.SignedPresence(presence=presence, signature=identity.sign(_SIGNED + presence)).SerializeToString()
-
-
-@lru_cache(maxsize=2048)  # the same record comes back from several nodes, and a signature takes 0.1 ms to check
-def _read(peer_id: str, record: bytes) -> pb.Presence | None:
-    """The presence inside a record that `peer_id` really signed."""
-    if len(record) > MAX_RECORD_BYTES or not is_peer_id(peer_id):
-        return None
-    try:
-        signed = pb.SignedPresence.FromString(record)
-        if not verify(peer_id, _SIGNED + signed.presence, signed.signature):
-            return None
-        return pb.Presence.FromString(signed.presence)
-    except DecodeError:
-        return None
-
-
-def accept(peer_id: str, record: bytes, run_id: str, now: float, ttl_s: float) -> PeerRecord | None:
-    """A record as read from the DHT, or nothing if it is forged, stale, of another run, or not sane."""
-    presence = _read(peer_id, record)
-    if presence is None or presence.run_id.hex() != run_id or not abs(now - presence.time) <= ttl_s:
-        return None
-    if not _is_sane(presence, peer_id):
-        return None
-    return PeerRecord(
-        peer_id=peer_id,
-        boot=presence.boot,
-        state=presence.state,
-        round=presence.round,
-        step=presence.step,
-        progress=presence.progress,
-        loss=presence.loss,
-        tokens_per_s=presence.tokens_per_s,
-        tokens=presence.tokens,
-        addresses=tuple(presence.addresses),
-        started=presence.started,
-        time=presence.time,
-        version=presence.version,
-        expires=min(presence.time, now) + ttl_s,
-    )
-
-
-def _is_sane(presence: pb.Presence, peer_id: str) -> bool:
-    reals = (presence.loss, presence.tokens_per_s, presence.started)
-    return (
-        len(presence.boot) == 16
-        and re.fullmatch("[a-z]{1,16}", presence.state) is not None
-        and re.fullmatch("[0-9A-Za-z.+-]{1,32}", presence.version) is not None
-        and all(whole <= MAX_WHOLE for whole in (presence.round, presence.step, presence.tokens))
-        and all(math.isfinite(real) and 0 <= real <= MAX_REAL for real in reals)
-        and 0 <= presence.progress <= 1
-        and len(presence.addresses) <= MAX_ADDRESSES
-        and all(_is_address(address, peer_id) for address in presence.addresses)
-    )
-
-
-def _is_address(text: str, peer_id: str) -> bool:
-    form = _ADDRESS.fullmatch(text) if len(text) <= MAX_ADDRESS_LETTERS else None
-    if form is None or form["peer"] != peer_id or not (form["relay"] is None or is_peer_id(form["relay"])):
-        return False
-    if form["kind"].startswith("dns"):
-        return True
-    try:
-        return ip_address(form["host"]).version == int(form["kind"][-1])
-    except ValueError:
-        return False
+_MEET = 64  # peers that a node asks when it knows nobody any more
 
 
 class Swarm:
@@ -195,6 +54,7 @@ class Swarm:
         run_id: str = "",
         *,
         boot: bytes | None = None,
+        carries: bool = True,
         ttl_s: float = 60.0,
         refresh_s: float = 20.0,
     ) -> None:
@@ -206,19 +66,41 @@ class Swarm:
         self._bootstrap = [address for address in bootstrap if not address.endswith(p2p.peer_id.to_base58())]
         self._identity = identity
         self._run_id = run_id
+        self._carries = carries
+        """Whether records of others stand with this node: not where nobody can call it to ask for them."""
         self._boot = boot or secrets.token_bytes(16)
         self._started = time.time()
         self._last: Standing | None = None
+        self._crowd = Crowd(random.Random())
+        self._known: dict[str, PeerRecord] = {}
+        self._stood: dict[int, float] = {}
+        """The depths of the records that may still live, and when each was written."""
+        self._met: dict[str, None] = {}
+        """Peers that were there, the latest last; the values say nothing."""
         self._node: Any = None
 
     async def start(self) -> None:
+        await self._join(self._bootstrap)
+
+    async def rejoin(self, p2p: Any) -> None:
+        """Go on over another p2pd, after the death of the former one; nobody need answer yet."""
+        before, self._node, self._p2p = self._node, None, p2p
+        if before is not None and before.cache_refresh_task is not None:
+            before.cache_refresh_task.cancel()  # more cannot be ended: the handlers died with their p2pd
+        await self._join(())
+        if before is not None:
+            self._met.update((peer.to_base58(), None) for peer in before.protocol.routing_table.peer_id_to_uid)
+        await self._meet_again()
+
+    async def _join(self, peers: Sequence[str]) -> None:
         from hivemind.dht.node import DHTNode
 
         try:
             async with asyncio.timeout(_DHT_S):
                 self._node = await DHTNode.create(
                     p2p=self._p2p,
-                    initial_peers=self._bootstrap,
+                    initial_peers=peers,
+                    client_mode=not self._carries,
                     record_validator=_Gate(self.ttl_s),
                     strict=False,  # a clock that is 3 s off is no reason to stay out
                     backoff_rate=1.0,  # a peer that was away for an hour is asked again as soon as any other
@@ -235,14 +117,23 @@ class Swarm:
     async def publish(self, standing: Standing) -> None:
         """Say how this node is doing. The word is kept for `ttl_s`."""
         identity = self._member()
-        tellable = [address for address in standing.addresses if _is_address(address, identity.peer_id)]
+        tellable = [address for address in standing.addresses if is_address(address, identity.peer_id)]
         self._last = standing = replace(standing, addresses=tuple(tellable[:MAX_ADDRESSES]))
         now = time.time()
-        record = signed_record(identity, standing, run_id=self._run_id, boot=self._boot, started=self._started, now=now)
         await self._meet_again()
+        if not self._crowd.known:
+            await self.peers()
+        record = signed_record(
+            identity,
+            standing,
+            run_id=self._run_id,
+            boot=self._boot,
+            started=self._started,
+            now=now,
+            peers=self._crowd.peers,
+        )
         async with asyncio.timeout(_DHT_S):
-            key = key_of(self._run_id, identity.peer_id)
-            await self._node.store(key, record, now + self.ttl_s, subkey=identity.peer_id)
+            await asyncio.gather(*(self._stand(identity.peer_id, depth, record, now) for depth in self._places(now)))
 
     async def goodbye(self) -> None:
         """Others should stop calling: say so, if anybody still hears it."""
@@ -252,13 +143,28 @@ class Swarm:
                     await self.publish(replace(self._last, state="leaving"))
 
     async def peers(self) -> dict[str, PeerRecord]:
-        """The others of this run whose records hold up."""
+        """The others of this run whose records hold up, of the buckets that were read in a record's life: everybody in
+        a small run, in a large one as good as a uniform sample. Reads one bucket more."""
         identity = self._member()
-        await self._meet_again()
+        if not self._node.protocol.routing_table.peer_id_to_uid:
+            await self._meet_again()
+        depth = self._crowd.looks_at()
+        bucket = f"{random.getrandbits(depth):0{depth}b}" if depth else ""
         async with asyncio.timeout(_DHT_S):
-            found = await self._node.get(key_of(self._run_id, identity.peer_id), latest=True)
+            found = await self._node.get(key_of(self._run_id, bucket), latest=True)
         entries = found.value.items() if found is not None and isinstance(found.value, dict) else ()
-        return self._accepted((peer, entry.value) for peer, entry in entries if peer != identity.peer_id)
+        there = self._accepted((peer, entry.value) for peer, entry in entries if peer != identity.peer_id)
+        ours = bucket_of(identity.peer_id, depth) == bucket
+        self._crowd.found(depth, len(there) + ours, [record.peers for record in there.values() if record.peers])
+        now = time.time()
+        found_now = there if not (self._known and self._crowd.passes_by(depth)) else {}
+        self._known = {peer: r for peer, r in {**self._known, **found_now}.items() if r.expires > now}
+        return dict(self._known)
+
+    async def meet(self, peers: Iterable[str]) -> None:
+        """Take peers of whom one has heard elsewhere into the directory, if they are there."""
+        self._met = dict.fromkeys([*list(self._met)[-_MEET:], *peers])
+        await self._ping(peers)
 
     async def close(self) -> None:
         if self._node is None:
@@ -270,9 +176,23 @@ class Swarm:
             async with asyncio.timeout(_GOODBYE_S):
                 await node.shutdown()
 
+    def _places(self, now: float) -> set[int]:
+        """The depths to stand at now. A goodbye goes wherever an older record still lives."""
+        chosen = self._crowd.stands_at()
+        self._stood = {depth: at for depth, at in self._stood.items() if at > now - self.ttl_s}
+        leaving = self._last is not None and self._last.state == "leaving"
+        self._stood |= dict.fromkeys(chosen, now)
+        return set(self._stood) if leaving else chosen
+
+    async def _stand(self, peer_id: str, depth: int, record: bytes, now: float) -> None:
+        key = key_of(self._run_id, bucket_of(peer_id, depth))
+        await self._node.store(key, record, now + self.ttl_s, subkey=peer_id)
+
     def _member(self) -> Identity:
-        if self._identity is None or self._node is None:
-            raise RuntimeError("only a started member of a run publishes and reads")
+        if self._identity is None:
+            raise RuntimeError("only a member of a run publishes and reads")
+        if self._node is None:
+            raise SwarmUnreachable("the network daemon has died: wait until it is started again")
         return self._identity
 
     def _accepted(self, entries: Iterable[tuple[Any, Any]]) -> dict[str, PeerRecord]:
@@ -282,15 +202,23 @@ class Swarm:
             for peer, record in entries
             if isinstance(peer, str) and isinstance(record, bytes)
         )
-        return {record.peer_id: record for record in records if record is not None}
+        accepted = {record.peer_id: record for record in records if record is not None}
+        self._met = dict.fromkeys([*list(self._met)[-_MEET:], *accepted])
+        return accepted
 
     async def _meet_again(self) -> None:
-        """A node that knows nobody any more asks the bootstrap nodes again; hivemind asks only once, at the start."""
+        """hivemind asks the bootstrap nodes only once, at the start, but they come and go; and a node that knows nobody
+        any more, whose p2pd died or whose cable was pulled, asks whom it has met."""
+        known = self._node.protocol.routing_table.peer_id_to_uid
+        wanted = [address.rpartition("/p2p/")[2] for address in self._bootstrap]
+        if not known:
+            wanted += list(self._met)[-_MEET:]
+        await self._ping(wanted)
+
+    async def _ping(self, wanted: Iterable[str]) -> None:
         from hivemind.p2p import PeerID
 
-        if self._node.protocol.routing_table.uid_to_peer_id:
-            return
-        peers = [PeerID.from_base58(address.rpartition("/p2p/")[2]) for address in self._bootstrap]
+        peers = {PeerID.from_base58(peer) for peer in wanted} - set(self._node.protocol.routing_table.peer_id_to_uid)
         with suppress(TimeoutError):
             async with asyncio.timeout(_CALL_S):
                 await asyncio.gather(*(self._node.protocol.call_ping(peer) for peer in peers))
@@ -314,12 +242,14 @@ class _Gate:
         # msgpack's headers are cut off and put back instead of read: garbage never reaches a deserialiser.
         peer_id = record.subkey[2:].decode("ascii", errors="replace")  # str 8
         body = record.value[2 if record.value[:1] == b"\xc4" else 3 :]  # bin 8 or bin 16
-        presence = _read(peer_id, body)
+        presence = read(peer_id, body)
         if presence is None or (record.subkey, record.value) != tuple(map(MSGPackSerializer.dumps, (peer_id, body))):
             return False
-        key = DHTID.generate(key_of(presence.run_id.hex(), peer_id)).to_bytes()
+        run_id = presence.run_id.hex()
+        keys = (key_of(run_id, bucket_of(peer_id, depth)) for depth in range(MAX_DEPTH + 1))
+        belongs = any(record.key == DHTID.generate(key).to_bytes() for key in keys)
         expires, latest = presence.time + self._ttl_s, time.time() + MAX_SKEW_S
-        return bool(record.key == key and record.expiration_time <= expires and presence.time <= latest)
+        return bool(belongs and record.expiration_time <= expires and presence.time <= latest)
 
     def sign_value(self, record: Any) -> Any:
         return record.value

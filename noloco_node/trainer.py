@@ -12,28 +12,34 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-from noloco_node import checkpoint, names, newcomer, runs, service, statesync
+from noloco_node import checkpoint, names, newcomer, runfile, runs, service, statesync
 from noloco_node.acquaintance import Acquaintances
 from noloco_node.allowance import Allowance
 from noloco_node.config import NodeConfig
-from noloco_node.control.views import PeerRow, PeersView, StatusView, Traffic
+from noloco_node.control.views import Health, PeerRow, PeersView, StatusView, Traffic
 from noloco_node.core.codec import codec, rehearse
+from noloco_node.donor import StateService
 from noloco_node.errors import NolocoError
-from noloco_node.events import Evaluated, Event, PeerFaulted, RoundCommitted, WentSolo
+from noloco_node.events import Evaluated, Event, PeerFaulted, RolledBack, RoundCommitted, WentSolo
 from noloco_node.exchange import Exchange, Terms
 from noloco_node.journal import Journal
+from noloco_node.keeper import Keeper
 from noloco_node.ledger import Ledger
 from noloco_node.limits import PAUSED, QUOTA
 from noloco_node.manifest import Manifest, Signed, verify
+from noloco_node.peercache import PeerCache
+from noloco_node.presence import MAX_ADDRESSES, PeerRecord, Standing
 from noloco_node.resident import Report, Resident
-from noloco_node.swarm import MAX_ADDRESSES, PeerRecord, Standing, Swarm
+from noloco_node.swarm import Swarm
 from noloco_node.training.inner import Inner
+from noloco_node.training.sources import Sources
+from noloco_node.training.sources import check as check_sources
 from noloco_node.training.thread import Failed, Finished, Message, PhaseEnded, Ready, TrainingThread
+from noloco_node.wire.livestate import Coding
 from noloco_node.wire.peer_pb2_grpc import (
     add_ExchangeServicer_to_server,
     add_RunsServicer_to_server,
@@ -46,17 +52,24 @@ ANNOUNCE_S = 60.0
 """A rendezvous that was restarted knows the run again after so long."""
 LOOK_S, LOOK_ALONE_S = 5.0, 1.0
 """How often the DHT is read for candidates; more often while there are none."""
+FRIENDS_S, FRIENDS_ANSWER_S, FRIENDS = 20.0, 5.0, 4
+"""How often some of the peers that were there once are looked up, how long they have to answer, and how many."""
 SETTLE_S = 3.0
 """For a swap under way when the node leaves; what is applied by then stays."""
 LIMITS_S = 1.0
 """How often the clock and the day's quota are looked at."""
+TIME_S = 1.0
+"""How often the training thread is asked where its time goes."""
 LAST_EVALUATION_S = 30.0
 LAST_SWAP_S = 30.0
 """For the last round's offer to find a partner when the work is done."""
 STATE_S = 5.0
 """For the training thread to come to the end of an inner step and copy its state."""
 CATCH_UP_ROUNDS = 10
-"""A node whose checkpoint is so far behind takes a peer's state instead of its own."""
+"""A node that is so far behind, after a restart or a pause, takes a peer's state instead of its own."""
+DIVERGED_ROUNDS = 3
+LONG_DOWNLOAD_S = 1800.0
+"""For a state at the rate that a volunteer allows: beyond it, the state is fetched in bf16."""
 CHECKPOINT_ROUNDS = 10
 """A kill costs at most so many rounds of this node; the swarm loses nothing."""
 
@@ -68,12 +81,13 @@ class Trainer(Resident):
         super().__init__(config, report)
         self._signed = signed
         self._boot = secrets.token_bytes(16)
+        self._sources = Sources(config.data, config.tokenizer, self._home.data)
         self._known_runs = runs.Runs()
         self._ledger = Ledger()
         self._allowance = Allowance(config, self._home, lambda: self._ledger.last_round)
         traffic = self._allowance.traffic
         self._exchange = Exchange(self._transport, self._boot, random.Random(), self, self._observe, pace=traffic)
-        self._states = statesync.StateService(self._transport, traffic, self._withholds_state)
+        self._states = StateService(self._transport, lambda: self._ledger.round, traffic, self._withholds_state)
         for add in (
             lambda server: add_RunsServicer_to_server(self._known_runs, server),
             lambda server: add_ExchangeServicer_to_server(self._exchange, server),
@@ -85,6 +99,7 @@ class Trainer(Resident):
         self._journal: Journal | None = None
         self._swarm: Swarm | None = None
         self._thread: TrainingThread | None = None
+        self._keeper: Keeper | None = None
         self._ready: Ready | None = None
         self._seen: dict[str, PeerRecord] = {}
         self._trains = False
@@ -94,18 +109,26 @@ class Trainer(Resident):
         self._saving: asyncio.Task[None] | None = None
         self._held_back: str | None = None
         """PAUSED or QUOTA, as it was last told to the training and the exchange."""
+        self._returning: asyncio.Task[None] | None = None
         self._published: str | None = None
+        self._friends = PeerCache(self._home.root / "peers.json")
+        self._apart = 0
+        """Rounds that ended as diverged since one was committed."""
 
     # ---- its life ----
     async def _live(self) -> None:
         signed = self._signed or await self._find_run()
         run = self._run = verify(signed)
+        check_sources(run.data, self._sources)
         self._known_runs.add(signed)
+        runfile.keep(self._home.run(run.run_id), signed)
         self._journal = Journal(self._home.run(run.run_id) / "events.jsonl")
         self._thread = self._start_training(run)
         p2p, bootstrap = self._transport.p2p, self._config.bootstrap
-        swarm = self._swarm = Swarm(p2p, bootstrap, self._identity, run.run_id, boot=self._boot)
+        carries = self._transport.can_be_called
+        swarm = self._swarm = Swarm(p2p, bootstrap, self._identity, run.run_id, boot=self._boot, carries=carries)
         await swarm.start()
+        await self._look_up_friends(swarm)
         self._say_hello(run, signed)
         async with asyncio.TaskGroup() as group:
             duties = [group.create_task(duty) for duty in self._duties(signed, swarm)]
@@ -120,17 +143,29 @@ class Trainer(Resident):
         def post(message: Message) -> None:
             loop.call_soon_threadsafe(self._inbox.put_nowait, message)
 
+        keeper = self._keeper = Keeper(self._home.run(run.run_id) / "checkpoints", run.run_id)
+
         def build() -> Inner:
             fraction = config.gpu_memory_fraction
-            inner = Inner.build(run, peer_id, device=config.device, threads=config.threads, memory_fraction=fraction)
-            found = checkpoint.newest(self._checkpoints(run), run.run_id, inner.layout)
-            for damaged in found.skipped:
-                log.warning(damaged)
+            inner = Inner.build(
+                run,
+                peer_id,
+                device=config.device,
+                threads=config.threads,
+                memory_fraction=fraction,
+                micro_batch=config.micro_batch,
+                compiled=config.compile,
+                sources=self._sources,
+            )
+            found = keeper.resume(inner.layout)
             rehearse(run.outer.codec)
-            if found.checkpoint:
-                inner.load(found.checkpoint)
+            if found:
+                inner.load(found)
                 log.info("going on from the checkpoint of round %d", inner.round)
             return inner
+
+        def last_good() -> checkpoint.Checkpoint | None:
+            return keeper.last_good(self._ready.layout if self._ready else b"")
 
         thread = TrainingThread(
             build,
@@ -138,6 +173,7 @@ class Trainer(Resident):
             post,
             rounds=run.rounds,
             blocking=run.outer.overlap == "blocking",
+            last_good=last_good,
         )
         thread.start()
         return thread
@@ -150,21 +186,25 @@ class Trainer(Resident):
             return LOOK_S if self._seen else LOOK_ALONE_S
 
         return [
-            self._watch_transport(),
+            self._keep_network(),
             service.every(lambda: ANNOUNCE_S, announce, (NolocoError,)),
             service.every(lambda: swarm.refresh_s, self._publish, (NolocoError, OSError)),
             service.every(look_again_s, self._look, (NolocoError, OSError)),
+            service.every(lambda: FRIENDS_S, self._keep_friends, (NolocoError, OSError)),
             service.every(lambda: LIMITS_S, self._mind_limits, (NolocoError, OSError)),
+            service.every(lambda: TIME_S, self._take_time, (NolocoError,)),
         ]
 
     async def _train(self, run: Manifest, thread: TrainingThread) -> None:
-        self._waiting_for = "the model to be built"
+        self._waiting_for = "data and model to be ready"
         ready = await self._next_message()
         if not isinstance(ready, Ready):
             raise RuntimeError(f"the training thread began with {type(ready).__name__}")
         self._ready, self._ledger.round = ready, ready.round
+        if self._keeper:
+            log.info("%s", self._keeper.room(ready.parameters))
         terms = statesync.Terms(bytes.fromhex(run.run_id), ready.layout)
-        await self._catch_up(terms, ready, thread)
+        await self._catch_up(terms, ready, thread, self._ahead)
         swaps = run.outer.swaps_per_round
         self._exchange.begin(Terms(terms.run_id, ready.layout, ready.fragments), None if swaps == "auto" else swaps)
         self._states.begin(terms, thread)
@@ -179,6 +219,10 @@ class Trainer(Resident):
             self._follow(message)
         await self._finish()
 
+    async def _take_time(self) -> None:
+        if self._trains and self._thread:
+            self._ledger.spend(await asyncio.wrap_future(self._thread.spent_s()))
+
     async def _next_message(self) -> Message:
         message = await self._inbox.get()
         if isinstance(message, Failed):
@@ -189,13 +233,13 @@ class Trainer(Resident):
     def _follow(self, message: Message) -> None:
         match message:
             case PhaseEnded(done, offer, closed, seconds, spent_s):
-                self._ledger.spent_s = spent_s
+                self._ledger.spend(spent_s)
                 self._phase_s = seconds
                 self._observe(done)
                 self._exchange.boundary(done.round, seconds, offer, closed)
                 if done.round % CHECKPOINT_ROUNDS == 0 and (self._saving is None or self._saving.done()):
                     self._saving = asyncio.create_task(self._save())
-            case Evaluated():
+            case Evaluated() | RolledBack():
                 self._observe(message)
 
     async def _finish(self) -> None:
@@ -208,6 +252,8 @@ class Trainer(Resident):
             async with asyncio.timeout(LAST_EVALUATION_S):
                 self._follow(await self._next_message())
         self._state, self._waiting_for = "finished", None
+        if self._saving:
+            await asyncio.wait({self._saving})  # two at a time would take each other's files for left-overs
         await self._save()
         self._trains = False
         await self._publish()
@@ -221,15 +267,19 @@ class Trainer(Resident):
 
     async def _depart(self) -> None:
         """Leave within 10 s, whatever had been begun; nothing that was trained is lost."""
+        if self._returning:
+            self._returning.cancel()
         self._exchange.stop()
         await self._settled(SETTLE_S)
         await self._exchange.close()
         if self._saving:
             await asyncio.wait({self._saving})
-        if self._trains:
-            await self._save()
+        async with asyncio.TaskGroup() as last:  # neither waits for the other's slow disk or dead network
+            if self._trains:
+                last.create_task(self._save())
+            if self._swarm:
+                last.create_task(self._swarm.goodbye())
         if self._swarm:
-            await self._swarm.goodbye()
             await self._swarm.close()
         if self._thread:
             await asyncio.to_thread(self._thread.stop)
@@ -240,19 +290,15 @@ class Trainer(Resident):
 
     async def _save(self) -> None:
         """Write a checkpoint; a disk that is full costs the checkpoint, never what is trained."""
-        if not (self._run and self._ready and self._thread):
+        if not (self._keeper and self._ready and self._thread):
             return
         try:
             async with asyncio.timeout(STATE_S):
                 state = await asyncio.wrap_future(self._thread.state())
-            directory = self._checkpoints(self._run)
-            await asyncio.to_thread(checkpoint.save, directory, state, self._run.run_id, self._ready.layout)
+            await asyncio.to_thread(self._keeper.save, state, self._ready.layout)
         except (TimeoutError, NolocoError) as error:
             self._last_error = str(error) or "the training thread did not give its state in time for a checkpoint"
             log.warning("no checkpoint: %s", self._last_error)
-
-    def _checkpoints(self, run: Manifest) -> Path:
-        return self._home.run(run.run_id) / "checkpoints"
 
     def _say_hello(self, run: Manifest, signed: Signed) -> None:
         self._report(f"{names.name_of(self._identity.peer_id)} ({self._identity.peer_id}) in run {run.label}")
@@ -279,30 +325,44 @@ class Trainer(Resident):
 
         return await newcomer.find_run(self._transport.channel, self._rendezvous(), choose, self._wait_for)
 
-    async def _catch_up(self, terms: statesync.Terms, ready: Ready, thread: TrainingThread) -> None:
-        if ready.round and self._allowance.exhausted():
-            return  # its own checkpoint costs nothing
-        # What a checkpoint holds is worth more than a few rounds. A newcomer asks whoever trains: the round in a record
-        # may be 20 s old, and the state itself says how far it is.
-        behind = CATCH_UP_ROUNDS if ready.round else 0
+    async def _catch_up(
+        self, terms: statesync.Terms, ready: Ready, thread: TrainingThread, worth: Callable[[int], list[str]]
+    ) -> None:
+        own = self._ledger.round
+        if self._run is None or (own and self._allowance.held_back()):
+            return  # what it has costs nothing
 
         async def donors() -> list[str]:
             await self._look()
-            training = [record for record in self._seen.values() if record.state == "training"]
-            return [record.peer_id for record in training if record.round >= ready.round + behind]
+            return worth(own)
 
         self._state = "joining"
         state = await newcomer.take_state(
             self._transport.channel,
             donors,
-            terms,
-            8 * ready.parameters,
+            newcomer.Wanted(terms, 2 * ready.parameters, self._run.rounds, own, self._coding(8 * ready.parameters)),
             self._wait_for,
             pace=self._allowance.traffic,
         )
         if state is not None:
             await asyncio.wrap_future(thread.adopt(state.round, state.data))
             self._ledger.round = state.round
+            if self._target:
+                self._target = min(self._run.rounds, self._target + max(0, state.round - own))
+
+    def _ahead(self, own: int) -> list[str]:
+        """Whose state is worth more than that of `own` rounds, which is worth more than a few rounds. A newcomer asks
+        everybody: the round in a record may be 20 s old, and the state itself says how far it is."""
+        least = own + CATCH_UP_ROUNDS if own else 0
+        found = [record for record in self._seen.values() if record.round >= least]
+        training = [record.peer_id for record in found if record.state in ("training", "solo")]
+        return training or [record.peer_id for record in found if record.state == "paused"]
+
+    def _coding(self, state_bytes: int) -> Coding:
+        """Half the bytes where the volunteer's rate would make all of them a long wait: what rounding changes is far
+        less than what the replicas differ by."""
+        rate = self._config.max_download
+        return Coding.BF16 if rate and state_bytes / rate > LONG_DOWNLOAD_S else Coding.FP32
 
     def _wait_for(self, what: str | None) -> None:
         self._waiting_for = what
@@ -326,10 +386,37 @@ class Trainer(Resident):
             self._published = self._standing_state()
             await self._swarm.publish(self._standing(self._run))
 
+    async def _rejoin(self) -> None:
+        if self._swarm:
+            await self._swarm.rejoin(self._transport.p2p)
+            await self._publish()
+            await self._look()  # now, and not when the duty that failed meanwhile tries again
+
+    async def _keep_friends(self) -> None:
+        if self._swarm:
+            await self._look_up_friends(self._swarm)
+            self._friends.keep(self._seen.values())
+
+    async def _look_up_friends(self, swarm: Swarm) -> None:
+        """Some who were there once and are out of sight: all others may be gone, or live on an island of their own."""
+        known = self._friends.peers()
+        absent = [peer for peer in known if peer not in self._seen and peer != self._identity.peer_id]
+        chosen = random.sample(absent, min(FRIENDS, len(absent)))
+        self._transport.introduce({peer: known[peer] for peer in chosen})
+        calls = {peer: asyncio.create_task(runs.ask(self._transport.channel(peer))) for peer in chosen}
+        if calls:
+            await asyncio.wait(calls.values(), timeout=FRIENDS_ANSWER_S)
+        there = [peer for peer, call in calls.items() if call.done() and call.exception() is None]
+        for call in calls.values():
+            call.cancel()
+        if there:
+            await swarm.meet(there)
+
     async def _look(self) -> None:
         """Read who is there; who trains is a candidate."""
         if self._swarm:
             self._seen = await self._swarm.peers()
+            self._transport.introduce({peer: record.addresses for peer, record in self._seen.items()})
             training = {peer for peer, record in self._seen.items() if record.state == "training"}
             self._exchange.candidates(frozenset(training))
 
@@ -339,11 +426,11 @@ class Trainer(Resident):
 
     # ---- what its volunteer allows ----
     def pause(self) -> None:
-        self._allowance.asked_to_pause = True
+        self._allowance.pause()
         self._keep_limits()
 
     def resume(self) -> None:
-        self._allowance.asked_to_pause = False
+        self._allowance.resume()
         self._keep_limits()
 
     async def _mind_limits(self) -> None:
@@ -359,20 +446,62 @@ class Trainer(Resident):
             return
         self._held_back = why
         log.info("%s", f"holding back: {why}" if why else "going on")
-        if why:
-            self._exchange.pause(why)
-        else:
-            self._exchange.resume()
+        if self._returning:
+            self._returning.cancel()
+            self._returning = None
         if why == PAUSED:
+            self._exchange.pause(why)
             self._thread.pause()
             self._state, self._waiting_for = "paused", self._allowance.pause_ends()
-        elif before == PAUSED:
-            self._thread.resume()
+        elif before == PAUSED and self._run and self._ready and self._ahead(self._ledger.round or 1):
+            self._returning = asyncio.create_task(self._return(self._run, self._ready, self._thread, self._ahead))
+        else:
+            self._go_on(self._thread)
+
+    def _go_on(self, thread: TrainingThread) -> None:
+        if self._held_back:
+            self._exchange.pause(self._held_back)
+        else:
+            self._exchange.resume()
+        thread.resume()
+        if self._state in ("paused", "joining"):
             self._state, self._waiting_for = "training", None
 
+    async def _return(
+        self, run: Manifest, ready: Ready, thread: TrainingThread, worth: Callable[[int], list[str]]
+    ) -> None:
+        """From a pause in which the others went far ahead, or from standing apart. A swap that was under way changes
+        what would be replaced."""
+        await self._settled(SETTLE_S)
+        try:
+            if self._exchange.partner is None:
+                await self._catch_up(statesync.Terms(bytes.fromhex(run.run_id), ready.layout), ready, thread, worth)
+        except (NolocoError, OSError) as error:
+            log.warning("going on from where it paused: %s", error)
+        self._returning = None
+        self._go_on(thread)
+
+    def _count_divergence(self, reason: str) -> None:
+        """Who stands apart round after round takes the state of a peer."""
+        self._apart += reason == "diverged"
+        if self._apart < DIVERGED_ROUNDS or self._returning or self._held_back:
+            return
+        if self._trains and self._run and self._ready and self._thread:
+            log.warning("standing apart from the others: taking the state of one of them")
+            self._apart = 0
+            self._exchange.pause("diverged")
+            self._thread.pause()
+            self._returning = asyncio.create_task(self._return(self._run, self._ready, self._thread, self._not_behind))
+
+    def _not_behind(self, own: int) -> list[str]:
+        """Of two that stand apart from each other, only one turns to the other."""
+        me = (own, self._identity.peer_id)
+        found = [record for record in self._seen.values() if record.state in ("training", "solo")]
+        return [record.peer_id for record in found if (record.round, record.peer_id) > me]
+
     def _withholds_state(self) -> bool:
-        state_bytes = 8 * self._ready.parameters if self._ready else 0
-        return self._held_back is not None or not self._allowance.room_to_send(state_bytes)
+        """A pause does not: whoever joins while everybody pauses would begin from nothing."""
+        return not self._allowance.room_to_send(8 * self._ready.parameters if self._ready else 0)
 
     # ---- what the exchange tells ----
     def swapping(self, under_way: bool) -> None:
@@ -389,12 +518,20 @@ class Trainer(Resident):
             self._journal.write(event)
         match event:
             case RoundCommitted(round, partner, seconds, sent):
+                self._apart = 0
                 name = names.name_of(partner)
                 log.info(
                     "round %d with %s: loss %s, %.1f s, %.2f MB out", round, name, self._loss(), seconds, sent / 1e6
                 )
             case WentSolo(round, reason):
                 log.info("round %d solo (%s): loss %s", round, reason.replace("_", " "), self._loss())
+                self._count_divergence(reason)
+            case RolledBack(_, weights_of, reason):
+                whose = (
+                    "of this round's beginning" if weights_of is None else f"of the checkpoint of round {weights_of}"
+                )
+                self._last_error = f"{reason}: the weights are those {whose} again"
+                log.warning("%s", self._last_error)
             case PeerFaulted(peer, reason):
                 log.warning("%s broke the protocol: %s", names.name_of(peer), reason)
             case _:
@@ -422,8 +559,12 @@ class Trainer(Resident):
             calls=tally.calls,
             peers_seen=len(self._seen),
             today=self._allowance.today(),
-            health=self._allowance.health() if self._held_back == QUOTA else (),
+            checkpoint=self._keeper.view(parameters) if self._keeper and parameters else None,
+            health=(*self._health(), *self._allowance.health(self._ledger.swaps_fit), *self._disk()),
         )
+
+    def _disk(self) -> tuple[Health, ...]:
+        return self._keeper.health(self._ready.parameters) if self._keeper and self._ready else ()
 
     def peers(self) -> PeersView:
         now = time.time()
@@ -437,6 +578,7 @@ class Trainer(Resident):
             state=record.state,
             round=record.round,
             lag=self._ledger.round - record.round,
+            via=self._transport.via(record.peer_id),
             tokens_per_s=record.tokens_per_s,
             loss=record.loss,
             last_seen_s=max(0.0, now - record.time),

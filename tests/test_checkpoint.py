@@ -70,7 +70,7 @@ def test_state_json_names_size_and_digest_of_each_file(tmp_path: Path) -> None:
 
 
 def test_the_newest_are_kept(tmp_path: Path) -> None:
-    for step in (9, 10, 100, 20):
+    for step in (9, 10, 20, 100):
         save(tmp_path, Replica(step=step), RUN, LAYOUT, keep=2)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["100", "20"]
     assert loaded(tmp_path).step == 100, "steps are numbers: 100 comes after 20"
@@ -82,6 +82,19 @@ def test_a_second_one_at_the_same_step_takes_nothing_from_the_first(tmp_path: Pa
     assert first.exists() and loaded(tmp_path).path == second
     third = save(tmp_path, Replica(round=3), RUN, LAYOUT, keep=1)
     assert loaded(tmp_path).round == 3 and list(tmp_path.iterdir()) == [third]
+
+
+def test_what_training_could_not_go_on_from_is_in_nobodys_way(tmp_path: Path) -> None:
+    """Damaged ones of later steps would else be kept as the newest, and the good ones removed."""
+    for step in (50, 100, 150):
+        save(tmp_path, Replica(step=step), RUN, LAYOUT)
+    for step in (100, 150):
+        (tmp_path / str(step) / "inner.pt").unlink()
+    found = newest(tmp_path, RUN, LAYOUT)
+    assert found.checkpoint is not None and found.checkpoint.step == 50
+    save(tmp_path, Replica(step=60), RUN, LAYOUT)
+    assert loaded(tmp_path).step == 60
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["50", "60"]
 
 
 def test_nothing_there_is_no_error(tmp_path: Path) -> None:
@@ -109,6 +122,14 @@ def test_a_damaged_one_is_skipped_and_the_one_before_loads(tmp_path: Path, name:
     assert why.startswith("checkpoint 100 is skipped: ") and name in why and "\n" not in why
 
 
+def test_an_empty_folder_is_skipped_too(tmp_path: Path) -> None:
+    save(tmp_path, Replica(step=50), RUN, LAYOUT)
+    (tmp_path / "100").mkdir()
+    found = newest(tmp_path, RUN, LAYOUT)
+    assert found.checkpoint is not None and found.checkpoint.step == 50
+    assert found.skipped == ("checkpoint 100 is skipped: it has no state.json",)
+
+
 @pytest.mark.parametrize("text", ["[]", "{}", "null", '{"schema": 2}', "[" * 9999, '{"round": true}', "\xff"])
 def test_any_other_state_json_is_damage(tmp_path: Path, text: str) -> None:
     path = save(tmp_path, Replica(), RUN, LAYOUT)
@@ -124,14 +145,16 @@ def test_all_damaged_says_so_of_each(tmp_path: Path) -> None:
 
 def test_a_pickle_with_code_is_not_run(tmp_path: Path) -> None:
     """Someone who may write here could do worse; but checkpoints are handed around, and digests are theirs to make."""
-    path = save(tmp_path, Replica(), RUN, LAYOUT)
+    save(tmp_path, Replica(step=50), RUN, LAYOUT)
+    path = save(tmp_path, Replica(step=100), RUN, LAYOUT)
     bomb = pickle.dumps(Bomb(tmp_path / "ran"), protocol=2)
     (path / "inner.pt").write_bytes(bomb)
     about = json.loads((path / "state.json").read_text())
     about["files"]["inner.pt"] = {"sha256": hashlib.sha256(bomb).hexdigest(), "bytes": len(bomb)}
     (path / "state.json").write_text(json.dumps(about))
     found = newest(tmp_path, RUN, LAYOUT)
-    assert found.checkpoint is None and "cannot be read" in found.skipped[0]
+    assert found.checkpoint is not None and found.checkpoint.step == 50
+    assert "cannot be read" in found.skipped[0]
     assert not (tmp_path / "ran").exists()
 
 
@@ -170,6 +193,31 @@ def test_a_full_disk_leaves_nothing_and_takes_nothing(
     with pytest.raises(DiskFull, match="the disk is full"):
         save(tmp_path, Replica(step=100), RUN, LAYOUT)
     assert list(tmp_path.iterdir()) == [kept] and loaded(tmp_path).step == 50
+
+
+def test_a_disk_that_is_too_small_is_not_filled_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = Replica()
+    needed = 4 * (22 + 44 + 22)
+    monkeypatch.setattr(checkpoint, "free_bytes", lambda _: needed - 1)
+    monkeypatch.setattr(checkpoint, "_write_all", lambda *_: pytest.fail("nothing is to be written"))
+    with pytest.raises(DiskFull):
+        save(tmp_path, replica, RUN, LAYOUT)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_slow_weights_need_nothing_but_their_file(tmp_path: Path) -> None:
+    replica = Replica(step=50)
+    save(tmp_path, Replica(step=40), RUN, LAYOUT)
+    path = save(tmp_path, replica, RUN, LAYOUT)
+    (path / "inner.pt").unlink()
+    slow = checkpoint.slow_weights(checkpoint.kept(tmp_path), RUN, LAYOUT)
+    assert (slow.path, slow.step) == (path, 50) and torch.equal(slow.phi, replica.outer["phi"])
+    (path / "outer.safetensors").write_bytes(b"")
+    assert checkpoint.slow_weights(checkpoint.kept(tmp_path), RUN, LAYOUT).step == 40
+    with pytest.raises(UsageError, match="no checkpoint that can be used: checkpoint 50 is skipped"):
+        checkpoint.slow_weights([path], RUN, LAYOUT)
+    with pytest.raises(Incompatible):
+        checkpoint.slow_weights(checkpoint.kept(tmp_path), RUN, bytes(32))
 
 
 def test_a_disk_that_fills_up_while_syncing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,12 @@ def test_lists_of_addresses():
     assert resolve({}, {"HOME": "/h", "NOLOCO_BOOTSTRAP": ""}, {}).bootstrap == ()
 
 
+def test_what_a_volunteer_gives():
+    found = resolve({"data": ["a b/*.txt", "c"]}, {"HOME": "/h", "NOLOCO_DATA": "d"}, {"tokenizer": "t/tokenizer.json"})
+    assert (found.data, found.tokenizer) == (("a b/*.txt", "c"), Path("t/tokenizer.json"))
+    assert resolve({}, {"HOME": "/h", "NOLOCO_DATA": "a b/*.txt, c,c"}, {}).data == ("a b/*.txt", "c")
+
+
 def test_what_a_volunteer_allows():
     environ = {"HOME": "/h", "NOLOCO_DAILY_UPLOAD": "20GB", "NOLOCO_MAX_UPLOAD": "1MB"}
     found = resolve(
@@ -54,6 +60,13 @@ def test_what_a_volunteer_allows():
     assert (found.max_upload, found.daily_upload, found.gpu_memory_fraction) == (5e6, 20 * 10**9, 0.5)
     assert found.hours == Hours(22 * 60, 8 * 60)
     assert (found.max_download, found.daily_download) == (None, None)
+
+
+def test_how_a_machine_computes():
+    found = resolve({"micro_batch": "auto", "compile": True}, {"HOME": "/h", "NOLOCO_MICRO_BATCH": "4"}, {})
+    assert (found.micro_batch, found.compile) == (None, True)
+    found = resolve({}, {"HOME": "/h", "NOLOCO_COMPILE": "1"}, {"micro_batch": 4, "compile": False})
+    assert (found.micro_batch, found.compile) == (4, True)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +85,17 @@ def test_what_a_volunteer_allows():
         ({}, {"NOLOCO_MAX_DOWNLOAD": "1kB"}, {}, "NOLOCO_MAX_DOWNLOAD must be a rate like"),
         ({}, {}, {"daily_upload": "20"}, "node.toml: daily_upload must be an amount like 20GB"),
         ({"hours": "22"}, {}, {}, "--hours must be hours like 22-08 or 22:30-08:15, not '22'"),
+        ({"micro_batch": "0"}, {}, {}, "--micro-batch must be a whole number from 1 to 1000000, or auto, not '0'"),
+        ({}, {"NOLOCO_COMPILE": "please"}, {}, "NOLOCO_COMPILE must be true or false, not 'please'"),
         ({"gpu_memory_fraction": "1.5"}, {}, {}, "--gpu-memory-fraction must be a share from 0.05 to 1, not '1.5'"),
+        (
+            {"data": [""]},
+            {},
+            {},
+            "--data must be names of files or folders, or patterns like corpus/*.parquet, not a list",
+        ),
+        ({}, {}, {"data": 3}, "node.toml: data must be names of files"),
+        ({}, {}, {"tokenizer": ["t"]}, "node.toml: tokenizer must be the name of a file"),
         ({"log_level": "loud"}, {}, {}, "--log-level must be debug, info, warning or error, not 'loud'"),
         ({"listen": "0.0.0.0:4001"}, {}, {}, "--listen must be an address like /ip4/0.0.0.0/tcp/4001"),
         ({"listen": "/ip4/0.0.0.300/tcp/1"}, {}, {}, "--listen must be"),
@@ -100,7 +123,21 @@ def test_a_broken_node_toml(tmp_path):
 
 
 @given(
-    st.sampled_from(["listen", "announce", "bootstrap", "device", "threads", "rounds", "linger_s", "run", "log_level"]),
+    st.sampled_from(
+        [
+            "listen",
+            "announce",
+            "bootstrap",
+            "device",
+            "threads",
+            "rounds",
+            "linger_s",
+            "run",
+            "log_level",
+            "data",
+            "tokenizer",
+        ]
+    ),
     st.text() | st.integers() | st.floats() | st.lists(st.text()) | st.none() | st.dictionaries(st.text(), st.text()),
 )
 def test_no_value_raises_anything_but_ours(key, value):

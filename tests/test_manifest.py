@@ -120,11 +120,14 @@ def test_canonical_form_is_fixed():
     """These bytes are every run's identity: if this fails, all runs out there have become other runs."""
     fixed = Manifest(name="tiny", seed=1, rounds=100)
     assert fixed.canonical() == (
-        b'{"data":{"sequence_length":128,"source":"stdlib"},'
-        b'"inner":{"batch_tokens":1024,"betas":[0.9,0.95],"clip":1.0,"final_learning_rate":0.1,'
-        b'"learning_rate":0.003,"seconds":null,"steps":50,"warmup":0.05,"weight_decay":0.1},'
-        b'"model":{"architecture":null,"config":{},"preset":"tiny"},"name":"tiny",'
-        b'"outer":{"alpha":0.3,"beta":1.0,"codec":"lattice:4","gamma":0.7,"overlap":"eager","swaps_per_round":1},'
+        b'{"data":{"dataset":null,"field":"text","sequence_length":128,"source":"stdlib","split":"train",'
+        b'"subset":null,"tokenizer":"bytes"},'
+        b'"inner":{"batch_tokens":1024,"betas":[0.9,0.95],"checkpoint_activations":false,"clip":1.0,"cooldown":0.2,'
+        b'"final_learning_rate":0.1,"learning_rate":0.003,"precision":"bf16","schedule":"cosine","seconds":null,'
+        b'"steps":50,"warmup":0.05,"weight_decay":0.1},'
+        b'"model":{"architecture":null,"config":{},"options":{},"preset":"tiny","task":null},"name":"tiny",'
+        b'"outer":{"alpha":0.1,"beta":1.0,"codec":"lattice:4","gamma":1.0,"keep_norm":true,"overlap":"eager",'
+        b'"swaps_per_round":1},'
         b'"rounds":100,"seed":1}'
     )
     assert fixed.label == f"tiny-{fixed.run_id[:12]}"
@@ -154,7 +157,36 @@ def test_the_template_holds_every_default(run_toml):
     written = tomllib.loads(manifest.template())
     assert set(written) == set(Manifest.model_fields)
     for section, spec in (("data", DataSpec), ("inner", InnerSpec), ("outer", OuterSpec)):
-        assert set(written[section]) == set(spec.model_fields) - {"seconds"}, "which stands there as a comment"
+        commented = {"seconds", "dataset", "subset"}
+        assert set(written[section]) == set(spec.model_fields) - commented
+        assert all(f"# {key} =" in manifest.template() for key in commented)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"source": "hub"}, 'data needs a dataset with source = "hub"'),
+        ({"dataset": "owner/name"}, 'data takes a dataset and a subset only with source = "hub"'),
+        ({"source": "files", "subset": "en"}, "data takes a dataset and a subset only"),
+        ({"source": "web"}, "data.source must be stdlib, files or hub, not 'web'"),
+        ({"source": "hub", "dataset": "parquet"}, "data.dataset must be a data set's name on the hub"),
+        ({"source": "hub", "dataset": "../private"}, "data.dataset must be"),
+        ({"source": "hub", "dataset": "/etc/passwd"}, "data.dataset must be"),
+        ({"source": "hub", "dataset": "owner/name\n"}, "data.dataset must be"),
+        ({"source": "hub", "dataset": "owner/name", "split": "train[:10]"}, "data.split must be the name of a split"),
+        ({"tokenizer": "gpt2"}, "data.tokenizer must be bytes, hub:<owner>/<name>@<commit> or sha256:"),
+        ({"tokenizer": "hub:owner/name@main"}, "data.tokenizer must be"),
+        ({"tokenizer": "sha256:/home/me/tokenizer.json"}, "data.tokenizer must be"),
+        ({"field": "a b"}, "data.field must be the name of a field"),
+    ],
+)
+def test_data_is_named_and_never_a_path(tmp_path, given, sentence):
+    path = tmp_path / "run.toml"
+    lines = [f"{key} = {json.dumps(value)}" for key, value in given.items()]
+    path.write_text("\n".join(['name = "tiny"', "[data]", *lines]))
+    with pytest.raises(UsageError) as raised:
+        manifest.load(path)
+    assert sentence in str(raised.value)
 
 
 def test_a_phase_by_time(run_toml):
@@ -182,12 +214,14 @@ def test_a_phase_by_time(run_toml):
         ("[0.9, 0.95]", "[0.9, 1.0]", "inner.betas must be two numbers, each from 0 to below 1, not [0.9, 1.0]"),
         ("[0.9, 0.95]", "[0.9]", "inner.betas must be two numbers, each from 0 to below 1"),
         ("1024", "1000", "inner.batch_tokens must be a multiple of data.sequence_length (128), not 1000"),
-        ('preset = "tiny"', 'preset = "huge"', "model.preset must be tiny, not 'huge'"),
-        ('preset = "tiny"', "", "model needs either a preset or an architecture"),
+        ('preset = "tiny"', 'preset = "huge"', "model.preset must be tiny, 125m, 350m, 1b or 7b, not 'huge'"),
+        ('preset = "tiny"', "", "model needs either a preset, an architecture or a task"),
+        ('"cosine"', '"linear"', "inner.schedule must be cosine or wsd, not 'linear'"),
+        ('"bf16"  ', '"fp16"  ', "inner.precision must be bf16 or fp32, not 'fp16'"),
         ('codec = "lattice:4"', 'codec = "zip"', "outer.codec must be lattice:4, bf16, fp32,"),
         ('"eager"', '"lazy"', "outer.overlap must be eager or blocking, not 'lazy'"),
-        ("alpha = 0.3", "alpha = 1.0", "outer.alpha must be a number from 0 to below 1, not 1.0"),
-        ("[data]", "[data", "is not valid TOML"),
+        ("alpha = 0.1", "alpha = 1.0", "outer.alpha must be a number from 0 to below 1, not 1.0"),
+        ("[outer]", "[outer", "is not valid TOML"),
     ],
 )
 def test_errors_name_the_key_and_what_is_allowed(run_toml, old, new, sentence):
@@ -207,8 +241,7 @@ def test_who_waits_for_one_partner_waits_for_no_further_one(run_toml):
 
 
 def test_an_unstable_outer_step_is_refused(run_toml):
-    path = run_toml("alpha = 0.3", "alpha = 0.9")
-    path.write_text(path.read_text().replace("gamma = 0.7", "gamma = 1.0"))
+    path = run_toml("alpha = 0.1", "alpha = 0.9")
     with pytest.raises(UsageError, match="outer is not stable"):
         manifest.load(path)
 
@@ -249,6 +282,93 @@ def test_missing_and_oversized_files(tmp_path):
         manifest.load(tmp_path / "latin.toml")
 
 
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "_name_or_path": "somewhere/model",
+    "hidden_size": 64,
+    "model_type": "llama",
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "5.0.0",
+}
+
+
+@pytest.fixture
+def with_config(tmp_path):
+    """A function that writes a config.json and a run.toml which names it, and loads that."""
+
+    def loaded(config, line='config = "config.json"'):
+        text = config if isinstance(config, str) else json.dumps(config)
+        (tmp_path / "config.json").write_text(text)
+        (tmp_path / "run.toml").write_text(f'name = "a"\n[model]\n{line}\n')
+        return manifest.load(tmp_path / "run.toml")
+
+    return loaded
+
+
+def test_a_config_file_becomes_part_of_the_run(with_config):
+    run = with_config(CONFIG)
+    values = {"hidden_size": 64, "rms_norm_eps": 1e-06, "rope_scaling": None}
+    assert run.model == ModelSpec(architecture="LlamaConfig", config=values)
+    assert manifest.parse(run.canonical()) == run
+    named = with_config({"hidden_size": 64}, 'architecture = "GPTNeoXConfig"\nconfig = "config.json"')
+    assert named.model.architecture == "GPTNeoXConfig"
+    assert with_config({"architectures": ["GPT2LMHeadModel"]}).model.architecture == "GPT2Config"
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"hidden_size": 64}, "config.json does not say it: add one"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "does not say it"),
+        ({**CONFIG, "auto_map": {"AutoModel": "x.Y"}}, "may not hold auto_map"),
+        ("[1, 2]", "is not a table in JSON"),
+        ("{", "is not a table in JSON"),
+        ("[" * 60_000, "is not a table in JSON"),
+        (" " * (70 << 10), "larger than"),
+    ],
+)
+def test_a_config_file_that_cannot_be_used_is_one_sentence(with_config, config, sentence):
+    with pytest.raises(UsageError, match=sentence) as raised:
+        with_config(config)
+    assert "\n" not in str(raised.value)
+
+
+def test_no_file_is_read_for_a_stranger(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    document = json.loads(Manifest(name="a", model=ModelSpec(architecture="LlamaConfig")).canonical())
+    document["model"]["config"] = "config.json"
+    with pytest.raises(Incompatible, match=r"model.config must be a table"):
+        manifest.parse(json.dumps(document, sort_keys=True, separators=(",", ":")).encode())
+    with pytest.raises(UsageError, match="cannot read"):
+        (tmp_path / "run.toml").write_text('name = "a"\n[model]\nconfig = "absent.json"\n')
+        manifest.load(tmp_path / "run.toml")
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ({"task": "blobs", "preset": "tiny"}, "needs either"),
+        ({"task": "blobs", "config": {"a": 1}}, "only with an architecture"),
+        ({"preset": "tiny", "options": {"a": 1}}, "options only with a task"),
+        ({"task": "../x"}, "the name of a task"),
+        ({"task": "blobs", "options": {"path": "/etc/passwd"}}, "path"),
+    ],
+)
+def test_a_task_is_named_and_given_plain_options(model, sentence):
+    with pytest.raises(Incompatible, match=sentence):
+        manifest.parse(json.dumps({"name": "a", "model": model}).encode())
+    assert Manifest(name="a", model=ModelSpec(task="blobs", options={"noise": 0.5}), inner=InnerSpec(batch_tokens=7))
+
+
+def test_a_schedule_rises_before_it_falls():
+    with pytest.raises(ValueError, match="at most 1 together"):
+        InnerSpec(schedule="wsd", warmup=0.5, cooldown=0.6)
+    assert InnerSpec(warmup=0.5, cooldown=0.6).schedule == "cosine"
+
+
 def test_signatures(tmp_path):
     author = Identity.load_or_create(tmp_path / "identity.key")
     written = Manifest(name="tiny")
@@ -278,4 +398,4 @@ def test_what_a_manifest_may_name_is_there():
 
     assert all(codec(name) for name in manifest.CODECS)
     assert set(manifest.PRESETS) <= set(model.PRESETS)
-    assert all(data.load(source) for source in manifest.SOURCES)
+    assert data.load(DataSpec())

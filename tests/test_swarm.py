@@ -6,10 +6,11 @@ import time
 
 import pytest
 
-from noloco_node import swarm as module
+from noloco_node import presence as module
 from noloco_node.errors import SwarmUnreachable
 from noloco_node.identity import Identity
-from noloco_node.swarm import Standing, Swarm, accept, key_of, signed_record
+from noloco_node.presence import Standing, accept, bucket_of, key_of, signed_record
+from noloco_node.swarm import Swarm
 from noloco_node.transport.libp2p import Libp2pTransport
 from noloco_node.wire import peer_pb2 as pb
 
@@ -100,10 +101,10 @@ def test_a_forged_or_damaged_record_is_ignored(identity, tmp_path):
 
 
 def test_a_runs_peers_can_be_spread_over_keys(identity):
-    assert key_of(RUN, identity.peer_id) == f"noloco/{RUN}/peers/"
-    key = key_of(RUN, identity.peer_id, bits=5)
-    assert key.startswith(f"noloco/{RUN}/peers/") and len(key.rpartition("/")[2]) == 5
-    assert key_of(RUN, identity.peer_id, bits=6).startswith(key)
+    assert key_of(RUN, bucket_of(identity.peer_id, 0)) == f"noloco/{RUN}/peers/"
+    bucket = bucket_of(identity.peer_id, 5)
+    assert len(bucket) == 5 and set(bucket) <= {"0", "1"}
+    assert bucket_of(identity.peer_id, 6).startswith(bucket)
 
 
 # ---- real nodes ----
@@ -181,7 +182,7 @@ async def test_hostile_records_are_not_kept_and_hide_nobody(nodes):
     (a, a_id), (b, b_id), (evil, evil_id) = [await nodes.start() for _ in range(3)]
     await a.publish(standing(a_id))
     await until(lambda: _sees(b, {a_id.peer_id}))
-    now, key = time.time(), key_of(RUN, a_id.peer_id)
+    now, key = time.time(), key_of(RUN, "")
     mine = record(evil_id, now=now)
     replayed = record(a_id, now=now - 10)  # what `a` once signed
     hostile = [
@@ -195,10 +196,10 @@ async def test_hostile_records_are_not_kept_and_hide_nobody(nodes):
     for value, subkey, expires in hostile:
         await evil._node.store(key, value, expires, subkey=subkey, exclude_self=True)
     for number in range(20):
-        await evil._node.store(f"{key}{number}", mine, now + 30, subkey=evil_id.peer_id, exclude_self=True)
+        await evil._node.store(f"{key}x{number}", mine, now + 30, subkey=evil_id.peer_id, exclude_self=True)
     for node in (rendezvous, b):
         kept = node._node.protocol.storage
-        assert len(kept) <= 1
+        assert len(kept) <= 2, "the two depths at which `a` stands"
         assert all(set(value.data) <= {a_id.peer_id} for _, (value, _) in kept.items())
     assert set(await b.peers()) == {a_id.peer_id}
     await a.publish(standing(a_id, round=8))  # a replay did not freeze it
@@ -232,7 +233,7 @@ async def test_closing_and_a_goodbye_end_soon_when_p2pd_is_dead(nodes):
     swarm, identity = await nodes.start()
     await swarm.publish(standing(identity))
     _, transport = nodes.open[0]
-    await transport._parts.daemon.stop()
+    await transport._living.daemon.stop()
     async with asyncio.timeout(6.0):
         await swarm.goodbye()
         await swarm.close()

@@ -1,4 +1,4 @@
-"""`noloco-node bench`: what this machine can do. So far: the codecs."""
+"""`noloco-node bench`: what this machine can do. The codecs, and the training loop beside a plain one."""
 
 import argparse
 import json
@@ -7,11 +7,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from noloco_node.errors import UsageError
+from noloco_node.validation import listed
 
 if TYPE_CHECKING:
     from noloco_node.bench.codec import Row
+    from noloco_node.bench.training import Report
 
-ABOUT = "measure what this machine can do: the codecs' speed, bytes and errors"
+ABOUT = "measure what this machine can do: the codecs, and training"
 EXAMPLE = "noloco-node bench codec --params 100000000 --json"
 SCHEMA = 1
 
@@ -21,7 +23,16 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_subparsers(dest="what", metavar="codec", required=True, help="bytes, error, speed of each codec")
+    what = parser.add_subparsers(dest="what", metavar="codec|training", required=True, help="what to measure")
+    training = what.add_parser("training", help="the training loop beside a plain PyTorch loop")
+    add = training.add_argument
+    add("--model", metavar="PRESET", default="tiny", help="as in a run.toml, 125m say (default: tiny)")
+    add("--steps", metavar="N", type=int, default=50, help="steps that are timed (default: 50)")
+    add("--batch-tokens", metavar="N", type=int, help="tokens of a step (default: 1024; 65536 on a GPU)")
+    add("--sequence-length", metavar="N", type=int, help="tokens of a sequence (default: 128; 1024 on a GPU)")
+    add("--device", metavar="DEVICE", default="auto", help="cpu, cuda, or auto: a GPU if there is one (default)")
+    add("--threads", metavar="N", type=int, help="CPU threads (default: torch's choice)")
+    add("--json", action="store_true", help="for programs")
     codec = what.add_parser("codec", help="bytes, error and speed of each codec")
     add = codec.add_argument
     add("--params", metavar="N", type=int, default=100_000_000, help="elements for the speed (default: 100000000)")
@@ -31,6 +42,10 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    return _codec(args) if args.what == "codec" else _training(args)
+
+
+def _codec(args: argparse.Namespace) -> int:
     if args.params < 1:
         raise UsageError("--params must be 1 or more")
     from noloco_node.bench import codec
@@ -44,6 +59,30 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"schema": SCHEMA, "params": args.params, "rows": [asdict(row) for row in rows]}, indent=2))
     else:
         _print(rows)
+    return 0
+
+
+def _training(args: argparse.Namespace) -> int:
+    given = {name: getattr(args, name) for name in ("steps", "threads", "batch_tokens", "sequence_length")}
+    for name, value in given.items():
+        if value is not None and not 1 <= value <= 1_000_000:
+            raise UsageError(f"--{name.replace('_', '-')} must be from 1 to 1000000")
+    from noloco_node.manifest import PRESETS
+
+    if args.model not in PRESETS:
+        raise UsageError(f"--model takes {listed(PRESETS)}, not {args.model!r}")
+    from noloco_node.bench import training
+
+    device = _devices(args.device)[-1]
+    batch_tokens, length = (given[name] or size for name, size in training.SIZES[device].items())
+    if not 2 <= length <= 2048 or batch_tokens % length:
+        raise UsageError(f"--batch-tokens must be a multiple of --sequence-length ({length}), which is from 2 to 2048")
+    run = training.manifest(args.model, args.steps, batch_tokens, length)
+    report = training.run(args.model, run, device, args.threads, _say)
+    if args.json:
+        print(json.dumps({"schema": SCHEMA, **asdict(report)}, indent=2))
+    else:
+        _print_training(report)
     return 0
 
 
@@ -102,3 +141,21 @@ def _print(rows: "list[Row]") -> None:
     console = Console()
     console.print(table(columns, texts, fitting(columns, texts, console.width)))
     print("encode and decode: fp32 in or out, as shares of a memory copy; memory: for one fragment, beyond the vector")
+
+
+def _print_training(report: "Report") -> None:
+    from noloco_node.monitor.units import share, size
+
+    head = f"{report.model}, {report.parameters / 1e6:.1f} M parameters, {report.device}, {report.precision}"
+    print(f"{head}: {report.batch_tokens} tokens a step, {report.micro_batch} x {report.sequence_length} at once")
+    print(
+        f"a step      {report.step_s * 1e3:.1f} ms, a plain loop's {report.plain_step_s * 1e3:.1f} ms: "
+        f"{report.overhead:+.1%} (median of {report.steps} pairs)"
+    )
+    mfu = "" if report.mfu is None else f", {share(report.mfu, 0)} of the GPU's arithmetic"
+    print(f"tokens/s    {report.tokens_per_s:.0f}, a plain loop's {report.plain_tokens_per_s:.0f}{mfu}")
+    print(f"losses      differ by {report.loss_difference:.1g} at most")
+    print(
+        f"memory      {size(report.peak_bytes)} at most, a plain loop's {size(report.plain_peak_bytes)}; "
+        f"slow weights and momentum are {size(report.outer_bytes)}"
+    )

@@ -9,6 +9,7 @@ import asyncio
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,13 +24,16 @@ if TYPE_CHECKING:
 
 _PROBE_S = 5.0
 """A TCP handshake across the world takes well under one."""
+_MAX_TRIED = 32
 
 
 def start(args: argparse.Namespace) -> int:
     from noloco_node import manifest
+    from noloco_node.training import sources
 
     settings, run = _settings(args), manifest.load(Path(args.manifest))
-    with _resident(settings) as home:
+    sources.check(run.data, sources.Sources(settings.data, settings.tokenizer))
+    with _resident(settings) as (home, settings):
         from noloco_node.identity import Identity
         from noloco_node.mission import Start
 
@@ -42,7 +46,7 @@ def join(args: argparse.Namespace) -> int:
         raise UsageError(
             "join needs an address: `noloco-node join --bootstrap <address>`, as the line says that `start` printed"
         )
-    with _resident(settings):
+    with _resident(settings) as (_, settings):
         from noloco_node.mission import Join
 
         return _be(settings, Join())
@@ -50,7 +54,7 @@ def join(args: argparse.Namespace) -> int:
 
 def bootstrap(args: argparse.Namespace) -> int:
     settings = _settings(args)
-    with _resident(settings):
+    with _resident(settings) as (_, settings):
         from noloco_node.mission import Rendezvous
 
         return _be(settings, Rendezvous())
@@ -62,13 +66,32 @@ def _settings(args: argparse.Namespace) -> NodeConfig:
 
 
 @contextmanager
-def _resident(settings: NodeConfig) -> Iterator[Home]:
-    """The home, made and ours alone, its log open, and a bootstrap address that answers."""
+def _resident(settings: NodeConfig) -> Iterator[tuple[Home, NodeConfig]]:
+    """The home, made and ours alone, its log open, and an address to join by that answers."""
     home = Home(settings.home).create()
     with home.lock(), logs.written(home, settings.log_level):
         if settings.bootstrap:
-            asyncio.run(_reach(settings.bootstrap))
-        yield home
+            settings = replace(settings, bootstrap=asyncio.run(_ways_in(settings.bootstrap, home)))
+        yield home, settings
+
+
+async def _ways_in(addresses: tuple[str, ...], home: Home) -> tuple[str, ...]:
+    """The bootstrap addresses; where none answers, some that were peers' when this node last ran, and answer now."""
+    from noloco_node.peercache import PeerCache
+    from noloco_node.transport.probe import probe
+
+    try:
+        await _reach(addresses)
+    except SwarmUnreachable:
+        cached = PeerCache(home.root / "peers.json").peers().values()
+        tried = [address for found in cached for address in found if "/tcp/" in address][:_MAX_TRIED]
+        found = await asyncio.gather(*(probe(address, _PROBE_S) for address in tried), return_exceptions=True)
+        there = tuple(address for address, failure in zip(tried, found, strict=True) if failure is None)
+        if not there:
+            raise
+        _report("no bootstrap address answers: joining by peers that were there before")
+        return there
+    return addresses
 
 
 async def _reach(addresses: Sequence[str]) -> None:

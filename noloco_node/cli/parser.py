@@ -107,6 +107,9 @@ def _rendezvous(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--announce", metavar="ADDRESS", action="append", help="what to tell others instead: a forwarded port, say"
     )
+    parser.add_argument(
+        "--relay", metavar="WHEN", help="be called through a relay: auto, only or off (default: auto, where need be)"
+    )
     parser.add_argument("--log-level", metavar="LEVEL", help="what node.log holds (default: info)")
     _home(parser)
 
@@ -115,12 +118,20 @@ def _trainer(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps (default: auto)")
     parser.add_argument("--threads", metavar="N", help="CPU threads for training (default: torch's choice)")
     parser.add_argument("--gpu-memory-fraction", metavar="X", help="share of the GPU's memory to use at most, as 0.5")
+    parser.add_argument("--micro-batch", metavar="N", help="examples at once (default: auto, as many as fit on a GPU)")
+    parser.add_argument(
+        "--compile", action="store_const", const=True, help="let torch compile the model first: faster steps"
+    )
     for way, word in (("upload", "sends"), ("download", "takes")):
         parser.add_argument(f"--max-{way}", metavar="RATE", help=f"what it {word} a second at most, as 5MB or 40Mbit")
         parser.add_argument(
             f"--daily-{way}", metavar="AMOUNT", help=f"what it {word} a day, as 20GB; then it trains alone"
         )
     parser.add_argument("--hours", metavar="HH-HH", help="train in these hours only, as 22-08; else it is paused")
+    parser.add_argument(
+        "--data", metavar="FILES", action="append", help="what to train on, where the run leaves it to you; a pattern"
+    )
+    parser.add_argument("--tokenizer", metavar="FILE", help="the tokenizer.json that the run asks for")
     parser.add_argument("--rounds", metavar="N", help="stop cleanly after N rounds (default: with the run)")
     parser.add_argument(
         "--linger", metavar="S", dest="linger_s", help="when done, answer `status` for S seconds more (default: 0)"
@@ -154,6 +165,33 @@ def _bench(parser: argparse.ArgumentParser) -> None:
     from noloco_node.cli.bench import options
 
     options(parser)
+
+
+def _export(parser: argparse.ArgumentParser) -> None:
+    from noloco_node.cli.publish import export_options
+
+    export_options(parser)
+
+
+def _eval(parser: argparse.ArgumentParser) -> None:
+    from noloco_node.cli.publish import eval_options
+
+    eval_options(parser)
+
+
+def _sample(parser: argparse.ArgumentParser) -> None:
+    from noloco_node.cli.publish import sample_options
+
+    sample_options(parser)
+
+
+def _tokenize(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("files", metavar="FILES", nargs="+", help="text, jsonl, parquet or arrow files, a folder of them, or a pattern")
+    add("--tokenizer", metavar="FILE", default="bytes", help="a tokenizer.json (default: bytes, each one a token)")
+    add("--out", metavar="FILE", required=True, help="the token file to make, as corpus.tokens")
+    add("--field", metavar="NAME", default="text", help="where the text stands in a record (default: text)")
+    _json(parser)
 
 
 def _swarm(parser: argparse.ArgumentParser) -> None:
@@ -197,11 +235,29 @@ _VERBS = {
         "show:leave", "make the node on this machine leave cleanly, and wait for it", _home, "noloco-node leave"
     ),
     "id": _Entry("show:identity", "show this node's peer id, name and home", _look, "noloco-node id --json"),
+    "export": _Entry(
+        "publish:export",
+        "write what was trained as a Hugging Face folder",
+        _export,
+        "noloco-node export --to my-model",
+    ),
+    "eval": _Entry(
+        "publish:evaluate", "measure what was trained on held-out data", _eval, "noloco-node eval my-model --json"
+    ),
+    "sample": _Entry(
+        "publish:sample", "let what was trained go on with a text", _sample, 'noloco-node sample "def main():" my-model'
+    ),
     "swarm": _Entry(
         "swarm:swarm",
         "train a small model with several real nodes on this machine",
         _swarm,
         "noloco-node swarm --nodes 4 --rounds 8",
+    ),
+    "tokenize": _Entry(
+        "tokenize:tokenize",
+        "make a token file of texts, for `--data` of a run",
+        _tokenize,
+        "noloco-node tokenize 'corpus/*.parquet' --out corpus.tokens",
     ),
     "simulate": _Entry(
         "simulate:run",

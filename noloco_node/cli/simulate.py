@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,10 +19,15 @@ T = TypeVar("T")
 
 ABOUT = "compare NoLoCo with its rivals on a small model, or on paper: many replicas in one process"
 EXAMPLE = "noloco-node simulate --algorithms noloco,noloco:beta=1:swaps=2,diloco,ddp --seed 1,2,3 --plot out.png"
+CLOCK_EXAMPLE = "noloco-node simulate --overlap eager,blocking,deferred --links 10,100,1000"
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    options(subparsers.add_parser("simulate", help=ABOUT, description=ABOUT, epilog=f"example:\n  {EXAMPLE}"))
+    options(
+        subparsers.add_parser(
+            "simulate", help=ABOUT, description=ABOUT, epilog=f"examples:\n  {EXAMPLE}\n  {CLOCK_EXAMPLE}"
+        )
+    )
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -44,14 +50,19 @@ def _training(parser: argparse.ArgumentParser) -> None:
     add(
         "--algorithms",
         metavar="LIST",
-        default="noloco,diloco,fedavg,ddp,local",
         help="of noloco, noloco-paper, diloco, fedavg, ddp, local; each with settings if need be, like "
-        "noloco:beta=1:swaps=2 (alpha, beta, gamma, swaps, keep_norm, inner_steps)",
+        "noloco:beta=1:swaps=2 (alpha, beta, gamma, swaps, keep_norm, inner_steps); default: all but noloco-paper, "
+        "with --links noloco",
     )
     add("--replicas", metavar="N", type=int, default=8, help="default: 8")
     add("--inner-steps", metavar="H", type=int, help="steps between two meetings (default: 50)")
     add("--rounds", metavar="N", type=int, default=12, help="phases of H steps (default: 12)")
-    add("--overlap", metavar="HOW", help="eager, blocking, or delay=N inner steps (default: as a run's manifest)")
+    add(
+        "--overlap",
+        metavar="LIST",
+        help="eager, blocking, deferred (the whole outer step comes late), delay=N, deferred=N inner steps "
+        "(default: as a run's manifest)",
+    )
     add("--codec", metavar="NAME", help="how vectors are written (default: as a run's manifest)")
     data = parser.add_mutually_exclusive_group()
     data.add_argument("--iid", dest="iid", action="store_true", default=True, help="all read all modules (default)")
@@ -67,7 +78,26 @@ def _training(parser: argparse.ArgumentParser) -> None:
     add("--device", metavar="DEVICE", default="auto", help="auto, cpu or cuda (default: auto)")
     add("--threads", metavar="N", type=int, help="CPU threads (default: torch's choice)")
     add("--compile", action="store_true", help="through torch.compile: pays from a few hundred steps on")
+    _clock(parser)
     _output(parser)
+
+
+def _clock(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--links",
+        metavar="LIST",
+        help="Mbit/s: how late things come follows from the link, and the hours are modelled that a large model would "
+        "take (noloco, and overlaps without a number)",
+    )
+    add("--modelled-parameters", metavar="N", type=float, default=1e9, help="of that model (default: 1e9)")
+    add(
+        "--modelled-step",
+        metavar="S",
+        type=float,
+        default=3.0,
+        help="seconds of its inner step (default: 3, as 32k tokens of a 1 B model at 66 TFLOP/s, 40%% of an RTX 4090)",
+    )
 
 
 def _network(parser: argparse.ArgumentParser) -> None:
@@ -90,10 +120,15 @@ def _output(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_training(args: argparse.Namespace) -> int:
+    from noloco_node.manifest import OuterSpec
     from noloco_node.simulate import report, sweep
 
-    settings, choices, seeds = _settings(args), _choices(args), _list(args.seed, int, "--seed")
-    curves = _train(settings, choices, seeds, args.threads)
+    choices, seeds = _choices(args), _list(args.seed, int, "--seed")
+    if args.links is not None:
+        return _run_clock(args, choices, seeds)
+    overlaps = args.overlap.split(",") if args.overlap else [OuterSpec().overlap]
+    settings = _settings(args, overlaps[0])
+    curves = _train([replace(settings, overlap=overlap) for overlap in overlaps], choices, seeds, args.threads)
     found = sweep.results(curves)
     if args.sweep:
         found = sorted(found, key=lambda result: result.averaged_model_loss)
@@ -107,6 +142,35 @@ def _run_training(args: argparse.Namespace) -> int:
         Console().print(report.comparison(found))
         if args.sweep:
             print("best:", ", ".join(f"{b.algorithm} {b.averaged_model_loss:.3f}" for b in sweep.best(found)))
+    return 0
+
+
+def _run_clock(args: argparse.Namespace, choices: "Sequence[Choice]", seeds: Sequence[int]) -> int:
+    """A training for each delay that some link brings about; blocking is the same on all."""
+    from noloco_node.simulate import report, wallclock
+    from noloco_node.simulate.algorithms import element_bytes
+    from noloco_node.simulate.wallclock import OVERLAPS, Large
+
+    links = _list(args.links, float, "--links")
+    overlaps = args.overlap.split(",") if args.overlap else list(OVERLAPS)
+    if min(links) <= 0 or args.modelled_parameters <= 0 or args.modelled_step <= 0:
+        raise UsageError("--links, --modelled-parameters and --modelled-step must be above 0")
+    if set(overlaps) - set(OVERLAPS) or any(choice.name != "noloco" for choice in choices):
+        raise UsageError(
+            f"--links takes --algorithms noloco and --overlap {','.join(OVERLAPS)}: the link says how late things come"
+        )
+    settings = _settings(args, "blocking")
+    large = Large(args.modelled_parameters, args.modelled_step, element_bytes(settings.codec, 1 << 18))
+    ways = {(overlap, link): large.simulated(overlap, link) for link in links for overlap in overlaps}
+    trained = [replace(settings, overlap=overlap) for overlap in dict.fromkeys(ways.values())]
+    curves = _train(trained, choices, seeds, args.threads)
+    timed = wallclock.timed(curves, ways, large)
+    if args.json:
+        print(json.dumps(report.clock_document(settings, curves, large, timed), indent=2))
+    else:
+        from rich.console import Console
+
+        Console().print(report.clock_table(large, timed))
     return 0
 
 
@@ -131,7 +195,7 @@ def _run_network(args: argparse.Namespace) -> int:
     return 0
 
 
-def _settings(args: argparse.Namespace) -> "Settings":
+def _settings(args: argparse.Namespace, overlap: str) -> "Settings":
     from pydantic import ValidationError
 
     from noloco_node.manifest import InnerSpec
@@ -143,9 +207,10 @@ def _settings(args: argparse.Namespace) -> "Settings":
         inner = InnerSpec(**{key: value for key, value in given.items() if value is not None})
     except ValidationError as error:
         raise UsageError(explain(error, InnerSpec)) from None
-    outer = {key: value for key in ("overlap", "codec") if (value := getattr(args, key)) is not None}
+    codec = {"codec": args.codec} if args.codec is not None else {}
     return Settings(
-        **outer,
+        **codec,
+        overlap=overlap,
         replicas=args.replicas,
         rounds=args.rounds,
         iid=args.iid,
@@ -160,16 +225,21 @@ def _settings(args: argparse.Namespace) -> "Settings":
 def _choices(args: argparse.Namespace) -> "list[Choice]":
     from noloco_node.simulate import settings, sweep
 
-    choices = [settings.choice(text) for text in args.algorithms.split(",")]
+    choices = [settings.choice(text) for text in (args.algorithms or _default(args)).split(",")]
     if not args.sweep:
         return choices
     alphas = _list(args.sweep_alphas, float, "--sweep-alphas")
     return sweep.grid(choices, alphas, _list(args.sweep_betas, float, "--sweep-betas"))
 
 
+def _default(args: argparse.Namespace) -> str:
+    return "noloco,diloco,fedavg,ddp,local" if args.links is None else "noloco"
+
+
 def _train(
-    settings: "Settings", choices: "Sequence[Choice]", seeds: Sequence[int], threads: int | None
+    compared: "Sequence[Settings]", choices: "Sequence[Choice]", seeds: Sequence[int], threads: int | None
 ) -> "list[Curve]":
+    """All settings differ in their overlap alone, which then stands behind the algorithm's name."""
     import torch
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -181,15 +251,18 @@ def _train(
     curves = []
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f}%"))
     with Progress(*columns, TimeRemainingColumn(elapsed_when_finished=True), console=Console(file=sys.stderr)) as bar:
-        task = bar.add_task("building", total=len(seeds) * len(choices) * settings.steps)
+        total = len(seeds) * len(choices) * sum(settings.steps for settings in compared)
+        task = bar.add_task("building", total=total)
         for seed in seeds:
-            work = workload(replace(settings, seed=seed))
-            for choice in choices:
+            work = workload(replace(compared[0], seed=seed))
+            for choice, settings in product(choices, compared):
+                title = f"{choice.label} {settings.overlap}" if len(compared) > 1 else choice.label
 
-                def progress(step: int, loss: float, title: str = choice.label) -> None:
+                def progress(step: int, loss: float, title: str = title) -> None:
                     bar.update(task, advance=1, description=f"{title} step {step} loss {loss:.3f}")
 
-                curves.append(run(work, choice, progress))
+                curve = run(replace(work, settings=replace(settings, seed=seed)), choice, progress)
+                curves.append(replace(curve, algorithm=title))
     return curves
 
 

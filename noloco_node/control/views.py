@@ -46,6 +46,20 @@ class Today:
 
 
 @dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """What a node keeps of its own state on disk."""
+
+    bytes: int
+    """Of one checkpoint."""
+    free_bytes: int | None = None
+    """What the disk has left."""
+    saved_round: int | None = None
+    """Of the newest that was written since the start."""
+    resumed_round: int | None = None
+    """Of the one from which this node went on."""
+
+
+@dataclass(frozen=True, slots=True)
 class LastRound:
     """The last round that was committed."""
 
@@ -97,7 +111,14 @@ class StatusView:
     waiting_for: str | None = None
     """What a node that is not training waits for, in words."""
     busy_fraction: float | None = None
-    """Share of the time that the accelerator trained, since training began."""
+    """Share of the time that the accelerator trained, since training began; pauses left out."""
+    busy_fraction_minute: float | None = None
+    """The same over the last minute; None where that was a pause."""
+    time_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds since training began, by what they went into: `step`, `boundary`, `apply`, `evaluate`, `checkpoint`,
+    `waiting` (for a partner, with blocking overlap), `paused`, `other`."""
+    stall_ms: float | None = None
+    """What the last round took from the training: its boundary, and the corrections that were added."""
     rounds: Rounds = Rounds()
     bytes: Traffic = Traffic()
     today: Today | None = None
@@ -105,13 +126,15 @@ class StatusView:
     relative_error: float | None = None
     """Of the last round, as is resent_block_fraction."""
     last_round: LastRound | None = None
+    checkpoint: Checkpoints | None = None
     partners: Mapping[str, int] = field(default_factory=dict)
     """Rounds committed together, by peer id."""
     calls: int = 0
     """Calls made to find partners."""
     peers_seen: int = 0
     reachable: str | None = None
-    """`directly` or `relayed`; None while unknown."""
+    """`directly`, `mapped` (at a port of its router), `relayed` or `outgoing` (not at all: it calls others); None while
+    unknown."""
     uptime_s: float = 0.0
     addresses: tuple[str, ...] = ()
     health: tuple[Health, ...] = ()
@@ -127,7 +150,7 @@ class PeerRow:
     lag: int
     """Rounds that it is behind this node; negative when it is ahead."""
     via: str | None = None
-    """`direct` or `relayed`, where known."""
+    """`direct` or `relayed`: how the last stream with it went; None where there was none."""
     tokens_per_s: float | None = None
     loss: float | None = None
     last_seen_s: float | None = None

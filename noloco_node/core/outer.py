@@ -18,6 +18,7 @@ Works in place on fp32 or float64 tensors of any shape, θ on one device and φ,
 goes through them piece by piece: no copy is ever larger than one piece. Knows nothing of partners, codecs or models.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -46,6 +47,19 @@ class Hyper:
 
     def __post_init__(self) -> None:
         stability.check(self.alpha, self.beta, self.gamma)
+
+
+def lengthen(theta: Tensor, phi: Tensor, scale: float) -> None:
+    """θ ← φ + s Δ: gives Δ the length that averaging takes from it (core/norms.py). Before the snapshot."""
+    for t, p in _pieces(theta, phi):
+        near = p.to(t.device)
+        t.sub_(near).mul_(scale).add_(near)
+
+
+def moved(theta: Tensor, phi: Tensor) -> float:
+    """‖Δ‖"""
+    squares = [torch.dist(t, p.to(t.device)).square() for t, p in _pieces(theta, phi)]
+    return math.sqrt(sum(squares, start=torch.zeros((), device=theta.device)))
 
 
 def snapshot(theta: Tensor, phi: Tensor, hyper: Hyper, out: Tensor) -> None:

@@ -46,6 +46,9 @@ MAX_LAG = 8
 """Boundaries that a swap may straddle. Later corrections would still add up, but the snapshot is held too long."""
 
 LEAVING = "leaving"
+TOO_SLOW = "too_slow"
+"""A swap that broke after MAX_LAG boundaries, whichever end gave up: the link, or what a volunteer allows of it, is too
+slow for the run's phases."""
 
 
 # ---- what happens ----------------------------------------------------------------------------------------------------
@@ -452,11 +455,12 @@ class Round:
             yield from self._at_whole_swap(offer, peer, event, now)
             return
         self._back_off(peer, now)
-        offer.reason, offer.broke_with = event.reason, peer
+        too_slow = offer.lag >= MAX_LAG
+        offer.reason, offer.broke_with = TOO_SLOW if too_slow else event.reason, peer
         offer.calls = 0  # it was not refused
         offer.applied += event.applied
         offer.one_sided += event.one_sided
-        if self._shut or now >= self._next_boundary() or offer.lag > MAX_LAG:
+        if self._shut or now >= self._next_boundary() or too_slow:
             self._offer = None
             yield self._end(offer)
 

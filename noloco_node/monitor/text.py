@@ -5,13 +5,20 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.text import Text
 
-from noloco_node.control.views import Health, LastRound, PeerRow, PeersView, StatusView
+from noloco_node.control.views import Checkpoints, Health, LastRound, PeerRow, PeersView, StatusView
 from noloco_node.monitor.table import Column, fill, fitting, table
 from noloco_node.monitor.units import count, loss, rate, share, size, span
 from noloco_node.names import name_of, short_id
 
 _PIPE_WIDTH = 1000  # nobody wants lines broken in a file
 _HEALTH_STYLE = {"warning": "yellow", "error": "red"}
+_WORTH_SHOWING = 0.0005  # a tenth of a per cent, rounded
+_REACHABLE = {
+    "directly": "reachable directly",
+    "mapped": "reachable at a port of the router",
+    "relayed": "reachable through a relay",
+    "outgoing": "not reachable",
+}
 _PEER_COLUMNS = (
     Column("peer"),
     Column("state"),
@@ -67,8 +74,12 @@ def node_lines(view: StatusView) -> Iterator[list[str]]:
         yield list(_last_round(view.last_round))
     if view.rounds.committed + view.rounds.solo:
         yield [_rounds(view)]
+    if time := list(_time(view)):
+        yield time
+    if view.checkpoint:
+        yield list(_checkpoints(view.checkpoint))
     yield [
-        *([f"reachable {view.reachable}"] if view.reachable else []),
+        *([_REACHABLE.get(view.reachable, view.reachable)] if view.reachable else []),
         f"{count(view.peers_seen, 'peer')} seen",
         f"up {span(view.uptime_s)}",
         _traffic(view),
@@ -109,7 +120,8 @@ def _progress(view: StatusView) -> Iterator[str]:
     if view.tokens_per_s is not None:
         yield f"{rate(view.tokens_per_s)} tokens/s"
     if view.busy_fraction is not None:
-        yield f"busy {share(view.busy_fraction, 1)}"
+        minute = view.busy_fraction_minute
+        yield f"busy {share(view.busy_fraction, 1)}" + (f" (last minute {share(minute)})" if minute is not None else "")
 
 
 def _last_round(last: LastRound) -> Iterator[str]:
@@ -121,9 +133,30 @@ def _last_round(last: LastRound) -> Iterator[str]:
         yield f"{share(last.resent_block_fraction, 1)} of blocks sent again"
 
 
+def _checkpoints(kept: Checkpoints) -> Iterator[str]:
+    if kept.resumed_round is not None:
+        yield f"resumed from the checkpoint of round {kept.resumed_round}"
+    if kept.saved_round is not None:
+        yield f"saved at round {kept.saved_round}"
+    yield f"a checkpoint takes {size(kept.bytes)}, {size(kept.free_bytes)} left on the disk"
+
+
 def _rounds(view: StatusView) -> str:
     ended = count(view.rounds.committed + view.rounds.solo, "round")
     return f"{ended}: {view.rounds.committed} with a partner, {view.rounds.solo} solo{_why(view)}"
+
+
+def _time(view: StatusView) -> Iterator[str]:
+    """Where the time went that was not spent on steps, the largest part first."""
+    spent = {account: s for account, s in view.time_s.items() if account != "paused"}
+    if total := sum(spent.values()):
+        rest = sorted(((s, account) for account, s in spent.items() if account != "step"), reverse=True)
+        parts = [f"{account} {share(s / total, 1)}" for s, account in rest if s >= _WORTH_SHOWING * total]
+        yield f"besides steps: {', '.join(parts) or 'nothing'}"
+    if view.stall_ms is not None:
+        yield f"the last round took {view.stall_ms:.0f} ms of training"
+    if paused_s := view.time_s.get("paused"):
+        yield f"paused for {span(paused_s)}"
 
 
 def _why(view: StatusView) -> str:

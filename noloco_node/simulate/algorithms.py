@@ -7,28 +7,22 @@ What may be tried beyond one plain swap a phase:
   other is made: that round is solo, as in the daemon.
 - `swaps`: several partners in a phase, one after the other; the second hears u + c, what the first swap left. Each
   needs the link for `delay` steps, so they land one after the other.
-- `keep_norm`: the mean of two nearly orthogonal Δ is shorter than either, by up to a factor 1/sqrt 2 (arXiv
-  2604.21428). Each replica learns from its past swaps, a tensor at a time, by how much, and scales its next β Δ. Both
-  still take the difference of the same two vectors, so corrections stay opposite.
+- `keep_norm`: what averaging takes from the length of Δ is given back (core/norms.py).
 """
 
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
 from noloco_node.core import codec as codecs
 from noloco_node.core import outer as core
+from noloco_node.core.norms import Norms
 from noloco_node.errors import PeerFault, UsageError
-from noloco_node.simulate.rivals import Algorithm, Ddp, DiLoCo, FedAvg, Local, Outer, PaperNoLoCo, matching
+from noloco_node.simulate.rivals import Algorithm, Ddp, Deferred, DiLoCo, FedAvg, Local, Outer, PaperNoLoCo, matching
 from noloco_node.simulate.settings import Choice, Settings
-
-LARGEST_SCALE = 1.5
-"""Two orthogonal vectors of one length lose a factor sqrt 2; what a swap seems to lose beyond that is noise."""
-_REMEMBERED = 0.5
 
 
 def algorithm(choice: Choice, settings: Settings, layout: Mapping[str, torch.Size]) -> Algorithm:
@@ -48,7 +42,9 @@ def algorithm(choice: Choice, settings: Settings, layout: Mapping[str, torch.Siz
         case "noloco-paper":
             return PaperNoLoCo(choice.alpha, choice.beta, choice.gamma, width, chance)
         case "noloco":
-            return NoLoCo(choice, settings, [size.numel() for size in layout.values()], chance)
+            sizes = [size.numel() for size in layout.values()]
+            deferred = settings.deferred
+            return Deferred(choice, settings, width, chance) if deferred else NoLoCo(choice, settings, sizes, chance)
     return Local()
 
 
@@ -70,19 +66,18 @@ class NoLoCo(Local):
         self._delay = settings.delay(self._steps)
         self._chance = chance
         self._codecs = [codecs.codec(settings.codec) for _ in range(settings.replicas)]
-        self._norms = _Norms(choice.keep_norm, settings.replicas, sizes) if choice.keep_norm else None
+        self._norms = [Norms(sizes) for _ in range(settings.replicas)] if choice.keep_norm else []
         self._movements: list[Tensor] = []  # of the latest phase: what a codec guesses its ranges from
         self._pending: list[_Pending] = []
 
     def boundary(self, outer: Outer) -> None:
         for pending in self._pending:
             pending.late += 1
-        rows = zip(outer.theta, outer.phi, strict=True)
-        self._movements = [core.movement(theta, phi, self._hyper, codecs.BLOCK) for theta, phi in rows]
-        u = torch.empty_like(outer.theta)
-        moved = self._local_step(outer, u)
+        for norms, theta, phi in zip(self._norms, outer.theta.detach(), outer.phi, strict=False):
+            norms.lengthen(theta, phi)
         if not self._pending:  # else the link is busy: solo
-            self._meet(u, moved)
+            self._meet(outer)
+        core.local_step(outer.theta, outer.phi, outer.delta, self._hyper)
         self._land(outer, 0)
 
     def between(self, outer: Outer, step: int) -> None:
@@ -93,22 +88,14 @@ class NoLoCo(Local):
             core.correct(outer.theta, outer.phi, outer.delta, pending.c, self._hyper, pending.late)
         self._pending = []
 
-    def _local_step(self, outer: Outer, u: Tensor) -> Tensor | None:
-        """Fills u, steps; gives β Δ back where norms are kept."""
-        if self._norms is None:
-            core.snapshot(outer.theta, outer.phi, self._hyper, u)
-            core.local_step(outer.theta, outer.phi, outer.delta, self._hyper)
-            return None
-        moved = torch.empty_like(u)
-        for row, part, scale in self._norms.slices():
-            theta, phi, delta = (rows[row, part] for rows in (outer.theta, outer.phi, outer.delta))
-            hyper = replace(self._hyper, beta=self._hyper.beta * scale)
-            core.snapshot(theta, phi, hyper, u[row, part])
-            torch.sub(u[row, part], phi, alpha=self._hyper.gamma, out=moved[row, part])
-            core.local_step(theta, phi, delta, hyper)
-        return moved
-
-    def _meet(self, u: Tensor, moved: Tensor | None) -> None:
+    def _meet(self, outer: Outer) -> None:
+        self.stats = codecs.Stats()
+        for norms, theta, phi in zip(self._norms, outer.theta.detach(), outer.phi, strict=False):
+            norms.offer(theta, phi, self._hyper.beta)
+        rows = zip(outer.theta, outer.phi, strict=True)
+        self._movements = [core.movement(theta, phi, self._hyper, codecs.BLOCK) for theta, phi in rows]
+        u = torch.empty_like(outer.theta)
+        core.snapshot(outer.theta, outer.phi, self._hyper, u)
         met: frozenset[frozenset[int]] = frozenset()
         u, start = u.cpu(), u.device
         for swap in range(1, self._swaps + 1):
@@ -117,8 +104,6 @@ class NoLoCo(Local):
             c = torch.zeros_like(u)
             for i, j in pairs:
                 c[i], c[j] = self._swap(u, i, j)
-            if self._norms is not None and moved is not None and swap == 1:
-                self._norms.learn(moved.cpu(), c, pairs)
             u = u + c
             self._pending.append(_Pending(swap * self._delay, c.to(start)))
 
@@ -131,40 +116,19 @@ class NoLoCo(Local):
             self.failed += 1
             return torch.zeros_like(u[i]), torch.zeros_like(u[j])
         self.sent += sent / u.numel()  # both ends' bytes, shared by all replicas
+        apart = u[j] - u[i]
+        told = replace(mine.stats, difference=float(apart.norm()) ** 2, error=float((2 * c_mine - apart).norm()) ** 2)
+        self.stats.add(told)
         return c_mine, c_theirs
 
     def _land(self, outer: Outer, step: int) -> None:
         landed = [pending for pending in self._pending if pending.due <= step + pending.late * self._steps]
         for pending in landed:
+            for norms, c in zip(self._norms, pending.c, strict=False):
+                if c.any():  # else it had no partner
+                    norms.hear(0, c)
             core.correct(outer.theta, outer.phi, outer.delta, pending.c, self._hyper, pending.late)
         self._pending = [pending for pending in self._pending if pending not in landed]
-
-
-class _Norms:
-    """By how much each replica's swaps shortened its β Δ, tensor by tensor: a running mean of what was seen."""
-
-    def __init__(self, share: float, replicas: int, sizes: Sequence[int]) -> None:
-        self._share = share
-        self._parts = [slice(a, b) for a, b in pairwise(accumulate(sizes, initial=0))]
-        self._scales = [[1.0] * len(sizes) for _ in range(replicas)]
-
-    def slices(self) -> list[tuple[int, slice, float]]:
-        return [
-            (row, part, 1 + self._share * (scale - 1))
-            for row, scales in enumerate(self._scales)
-            for part, scale in zip(self._parts, scales, strict=True)
-        ]
-
-    def learn(self, moved: Tensor, c: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
-        """The mean of both β Δ is one's own + c, the partner's is one's own + 2 c (φ's own differences counted in)."""
-        for row in (row for pair in pairs for row in pair):
-            for index, part in enumerate(self._parts):
-                own, step = moved[row, part], c[row, part]
-                mean = float((own + step).norm())
-                kept = float(own.norm() + (own + 2 * step).norm()) / 2
-                seen = min(max(kept / mean, 1.0), LARGEST_SCALE) if mean > 0 else 1.0
-                scales = self._scales[row]
-                scales[index] += (1 - _REMEMBERED) * (seen - scales[index])
 
 
 def converse(mine: codecs.Conversation, theirs: codecs.Conversation) -> tuple[Tensor, Tensor, int]:
@@ -182,9 +146,9 @@ def converse(mine: codecs.Conversation, theirs: codecs.Conversation) -> tuple[Te
             raise RuntimeError("the two ends of a conversation do not agree how many turns it has")
 
 
-def element_bytes(name: str) -> float:
-    """Bytes of one element in this codec, found by coding some."""
-    sample = torch.linspace(-1, 1, 4096)
+def element_bytes(name: str, elements: int = 4096) -> float:
+    """Bytes of one element in this codec, found by coding a fragment of some."""
+    sample = torch.linspace(-1, 1, elements)
     mine, theirs = (codecs.codec(name).converse(sample, 0, bytes(16)) for _ in range(2))
     _, _, sent = converse(mine, theirs)
     return sent / 2 / sample.numel()

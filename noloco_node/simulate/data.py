@@ -11,7 +11,7 @@ from torch import Tensor
 
 from noloco_node.errors import UsageError
 from noloco_node.simulate.settings import Settings
-from noloco_node.training.data import Bytes, Corpus, Stream
+from noloco_node.training.data import Corpus, Stream, Tokens
 
 
 class Readers:
@@ -27,7 +27,7 @@ class Readers:
         return torch.stack([stream.next(sequences) for stream in self._streams])
 
 
-def own_modules(text: Bytes, replicas: int) -> list[Bytes]:
+def own_modules(text: Tokens, replicas: int) -> list[Tokens]:
     """The text in as many parts of whole modules, each up to the first end of a module after its fair share."""
     ends = np.flatnonzero(text == 0)  # the byte between two modules
     fair = np.arange(1, replicas) * len(text) // replicas

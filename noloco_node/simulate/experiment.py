@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from noloco_node.simulate.algorithms import algorithm
 from noloco_node.simulate.data import Readers
-from noloco_node.simulate.rivals import Outer
+from noloco_node.simulate.rivals import Algorithm, Outer
 from noloco_node.simulate.settings import Choice, Curve, Settings
 from noloco_node.simulate.trainer import Trainer
-from noloco_node.training.data import VOCABULARY, Corpus, load
+from noloco_node.training.data import Corpus, standard_library
 from noloco_node.training.inner import choose_device
 from noloco_node.training.model import build
 
@@ -42,12 +42,12 @@ class Workload:
 
 
 def workload(settings: Settings) -> Workload:
-    corpus = load(settings.data.source)
+    corpus = standard_library()
     windows = corpus.windows(settings.data.sequence_length, settings.held_out_sequences)
     device = choose_device(settings.device)
     return Workload(
         settings=settings,
-        module=build(settings.model, VOCABULARY, settings.seed, settings.data.sequence_length).to(device),
+        module=build(settings.model, corpus.vocabulary, settings.seed, settings.data.sequence_length).to(device),
         corpus=corpus,
         held_out=windows.to(device),
         device=device,
@@ -62,7 +62,7 @@ def run(work: Workload, choice: Choice, progress: Progress) -> Curve:
     outer = Outer.start(trainer.theta)
     readers = Readers(work.corpus, settings)
     curve = Curve(choice.label, settings.seed)
-    _measure(curve, 0, work, trainer, rule.sent)
+    _measure(curve, 0, work, trainer, rule)
     since = 0  # steps since the last boundary
     for step in range(settings.steps):
         losses = trainer.backward(readers.next(settings.batch).to(work.device))
@@ -75,21 +75,23 @@ def run(work: Workload, choice: Choice, progress: Progress) -> Curve:
             since = 0
             if step + 1 == settings.steps:
                 rule.finish(outer)
-            _measure(curve, step + 1, work, trainer, rule.sent)
+            _measure(curve, step + 1, work, trainer, rule)
         progress(step + 1, float(losses.mean()))
     curve.bytes_per_param, curve.failed_swaps = rule.sent, rule.failed
     curve.wall_s = time.perf_counter() - started
     return curve
 
 
-def _measure(curve: Curve, step: int, work: Workload, trainer: Trainer, sent: float) -> None:
+def _measure(curve: Curve, step: int, work: Workload, trainer: Trainer, rule: Algorithm) -> None:
     theta = trainer.theta
     curve.steps.append(step)
     curve.tokens.append(step * len(theta) * work.settings.batch * work.settings.data.sequence_length)
     curve.averaged_model_loss.append(float(trainer.evaluate(theta.mean(dim=0, keepdim=True), work.held_out)))
     curve.replica_mean_loss.append(float(trainer.evaluate(theta, work.held_out).mean()))
     curve.replica_std.append(float(theta.var(dim=0, correction=0).mean().sqrt()))
-    curve.bytes_sent_per_param.append(sent)
+    curve.resent_block_fraction.append(rule.stats.missed_share)
+    curve.relative_error.append(rule.stats.relative_error)
+    curve.bytes_sent_per_param.append(rule.sent)
 
 
 def _dtype(precision: str, device: torch.device) -> torch.dtype:

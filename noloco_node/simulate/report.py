@@ -11,6 +11,7 @@ from noloco_node.errors import UsageError
 from noloco_node.simulate.network import Network, Row, Straggling
 from noloco_node.simulate.settings import Curve, Settings
 from noloco_node.simulate.sweep import Result
+from noloco_node.simulate.wallclock import Large, Timed, loss_after, seconds_to
 
 SCHEMA = 1
 _NO_MATPLOTLIB = "--plot needs matplotlib: pip install 'noloco-node[plot]'"
@@ -42,6 +43,44 @@ def comparison_document(settings: Settings, curves: Sequence[Curve], found: Sequ
         "settings": shared,
         "curves": [asdict(curve) for curve in curves],
         "results": [asdict(result) for result in found],
+    }
+
+
+def clock_table(large: Large, timed: Sequence[Timed]) -> Table:
+    """At each link: the loss at the end, the hours to there, what each has come to when the first one ends, and when
+    each comes to the loss that all reach."""
+    goal = max(min(way.losses) for way in timed)
+    table = Table(
+        box=None,
+        title=f"a model of {large.parameters / 1e9:g} B parameters, {large.step_s:g} s a step, "
+        f"{large.bytes_per_parameter:.2f} bytes a parameter",
+        title_justify="left",
+    )
+    for heading in ("Mbit/s", "algorithm", "overlap"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("steps late", "swap", "loss at the end", "hours", "when the first ends", f"hours to {goal:.3f}"):
+        table.add_column(heading, justify="right")
+    for way in timed:
+        first_s = min(other.seconds[-1] for other in timed if other.mbit_s == way.mbit_s)
+        late = way.simulated.partition("=")[2]
+        table.add_row(
+            f"{way.mbit_s:g}",
+            way.algorithm,
+            way.overlap,
+            late or "-",
+            f"{large.swap_s(way.mbit_s):.0f} s",
+            f"{way.losses[-1]:.3f}",
+            f"{way.seconds[-1] / 3600:.2f}",
+            f"{loss_after(way.points, first_s):.3f}",
+            f"{seconds_to(way.points, goal) / 3600:.2f}",
+        )
+    return table
+
+
+def clock_document(settings: Settings, curves: Sequence[Curve], large: Large, timed: Sequence[Timed]) -> dict[str, Any]:
+    return comparison_document(settings, curves, []) | {
+        "modelled": asdict(large),
+        "wall_clock": [asdict(way) for way in timed],
     }
 
 

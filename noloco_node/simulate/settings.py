@@ -8,8 +8,9 @@ from noloco_node.errors import UsageError
 from noloco_node.manifest import DataSpec, InnerSpec, ModelSpec, OuterSpec
 from noloco_node.validation import did_you_mean
 
-EAGER_SHARE = 5
-"""`eager` lets a correction land a fifth of a phase after its boundary, as if a swap took seconds of a minute."""
+EAGER_SHARE = 25
+"""`eager` lets a correction land so small a share of a phase after its boundary: 2 of 50 steps, as with a model of 1 B
+parameters, 3 s a step and 1 Gbit/s. `delay=N` is for slower links, and `--links` says what a link comes to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,8 @@ class Choice:
     """How hard partners pull together (NoLoCo)."""
     swaps: int = 1
     """Partners met in one phase, one after the other (NoLoCo)."""
-    keep_norm: float = 0.0
-    """Share of the norm that averaging loses which is given back (NoLoCo): 0 is plain averaging, 1 all of it."""
+    keep_norm: int = 0
+    """1: what averaging takes from the length of Δ is given back (NoLoCo). 0: it is lost."""
     inner_steps: int = 0
     """Its own H, where it differs from everybody's: more meetings for the same tokens. 0: everybody's."""
 
@@ -45,7 +46,7 @@ _SWAPS = 1 if _RUN.swaps_per_round == "auto" else _RUN.swaps_per_round  # auto d
 DEFAULTS = {
     choice.name: choice
     for choice in (
-        Choice("noloco", _RUN.alpha, _RUN.beta, _RUN.gamma, _SWAPS),
+        Choice("noloco", _RUN.alpha, _RUN.beta, _RUN.gamma, _SWAPS, int(_RUN.keep_norm)),
         Choice("noloco-paper", alpha=0.5, beta=0.7, gamma=0.7),
         Choice("diloco", alpha=0.3, beta=0.7),  # as tuned for DiLoCo by the NoLoCo paper; DiLoCo's own has alpha 0.9
         Choice("fedavg", alpha=0.0, beta=1.0),
@@ -92,7 +93,8 @@ class Settings:
     iid: bool = True
     """False: each replica has modules of the corpus that no other has."""
     overlap: str = _RUN.overlap
-    """`eager`, `blocking` or `delay=N`: how many inner steps after its boundary a correction lands."""
+    """`eager` or `delay=N`: how many inner steps after its boundary a correction lands; `blocking`: none; `deferred` or
+    `deferred=N`: so many for the whole outer step, the local one too."""
     codec: str = _RUN.codec
     precision: str = "auto"
     """Of matrix products: `fp32`, `bf16`, or `auto`: bf16 where the machine has instructions for it."""
@@ -131,11 +133,16 @@ class Settings:
     def delay(self, inner_steps: int) -> int:
         """Inner steps between a boundary and its correction."""
         kind, _, steps = self.overlap.partition("=")
-        if kind == "delay" and steps.isdecimal():
+        if kind in ("delay", "deferred") and steps.isdecimal():
             return int(steps)
-        if self.overlap not in ("eager", "blocking"):
-            raise UsageError(f"overlap must be eager, blocking or delay=N, not {self.overlap!r}")
-        return inner_steps // EAGER_SHARE if self.overlap == "eager" else 0
+        if self.overlap not in ("eager", "blocking", "deferred"):
+            raise UsageError(f"overlap must be eager, blocking, deferred, delay=N or deferred=N, not {self.overlap!r}")
+        return 0 if self.overlap == "blocking" else -(-inner_steps // EAGER_SHARE)
+
+    @property
+    def deferred(self) -> bool:
+        """The plain way to train on: nothing of the outer step is taken before the partner's vector is there."""
+        return self.overlap.startswith("deferred")
 
 
 @dataclass(slots=True)
@@ -153,6 +160,10 @@ class Curve:
     """Mean of the replicas' own held-out losses."""
     replica_std: list[float] = field(default_factory=list)
     """Spread of a weight between replicas: root mean square over all weights."""
+    resent_block_fraction: list[float] = field(default_factory=list)
+    """Of the swaps that this boundary began: how much the codec had to tell again,"""
+    relative_error: list[float] = field(default_factory=list)
+    """and how far off it was: ‖2 c − (u_j − u_i)‖ / ‖u_j − u_i‖."""
     bytes_sent_per_param: list[float] = field(default_factory=list)
     """By one replica up to here, for each parameter of the model."""
     bytes_per_param: float = 0.0

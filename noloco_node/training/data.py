@@ -1,149 +1,93 @@
-"""Token streams: what a replica reads, in which order, and what is held out from all of them.
+"""What a run reads: tokens to train on, and a part held out from every replica that is the same for all.
 
-`stdlib` is the Python standard library's own sources as bytes: on every machine, nothing to download. Files are taken
-in the order of their names, so machines with the same Python hold the same corpus; between Python versions most files
-differ a little, which training does not mind. Held-out files are picked by a hash of the name, so no replica trains
-on what another is measured with.
+    stdlib   stdlib.py   the standard library's sources, in memory
+    files    files.py    a volunteer's text, jsonl, parquet and token files: one memory-mapped token file (tokenfile.py)
+    hub      hub.py      a data set of the Hugging Face hub, streamed
 
-A replica reads the training part in windows, in an order that the run's seed and its peer id draw anew each epoch. The
-position is two numbers: a checkpoint keeps them, and reading goes on exactly there. Knows nothing of models or peers.
+The first two are arrays, read by stream.py in an order of each replica's own; the third has its own stream with the
+same few methods. Which text becomes which tokens is tokens.py's. Knows nothing of models or peers.
 """
 
-import hashlib
-import os
-import sysconfig
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeAlias
+from typing import Any, Protocol
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from noloco_node.errors import UsageError
+from noloco_node.manifest import DataSpec
+from noloco_node.training import sources, stdlib, tokens
+from noloco_node.training.sources import Sources
+from noloco_node.training.stream import Stream, spread
+from noloco_node.training.tokens import BYTES, Tokenizer, Tokens
 
-Bytes: TypeAlias = NDArray[np.uint8]
+__all__ = ["NOTHING", "Batches", "Corpus", "Readable", "Sources", "Stream", "Tokens", "load", "standard_library"]
 
-VOCABULARY = 256
-"""Byte tokens. Zero, which no source holds, stands between two documents."""
-MAX_BYTES = 32 << 20
-"""Of a corpus in memory; the standard library has a third of it."""
-MAX_FILE_BYTES = 512 << 10
-"""Larger files are generated tables, not prose."""
-HELD_OUT = 16
-"""One file in so many is never trained on."""
+NOTHING = Sources()
+"""What the standard library needs of the volunteer."""
 
-_SKIPPED = frozenset({"__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "idle_test"})
-_MISSING = "this Python came without the sources of its standard library ({path}): install them, or use another Python"
+
+class Batches(Protocol):
+    """A replica's endless way through the data."""
+
+    @property
+    def position(self) -> Any:
+        """Plain values, for a checkpoint."""
+
+    def seek(self, position: Any) -> None:
+        """Go on where `position` was read. ValueError where it is not of this data."""
+
+    def next(self, sequences: int) -> Tensor:
+        """(sequences, sequence_length + 1): every token but the last is an input, every one but the first a target."""
+
+    def close(self) -> None: ...
+
+
+class Readable(Protocol):
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def vocabulary(self) -> int: ...
+    def windows(self, sequence_length: int, count: int) -> Tensor:
+        """The fixed evaluation: (count, sequence_length + 1)."""
+
+    def stream(self, sequence_length: int, seed: int, peer_id: str) -> Batches: ...
 
 
 @dataclass(frozen=True)
 class Corpus:
-    train: Bytes
-    held_out: Bytes
+    """Tokens in arrays, in memory or memory-mapped."""
 
-    def windows(self, sequence_length: int, count: int) -> Tensor:
-        """The fixed evaluation: windows spread evenly over the held-out part, as (count, sequence_length + 1)."""
-        last = len(self.held_out) - sequence_length - 1
-        if last < 0:
-            raise UsageError(f"data.sequence_length: {sequence_length} is more than the held-out text is long")
-        starts = np.linspace(0, last, count).astype(np.int64)
-        return _rows(self.held_out, starts, sequence_length)
-
-
-def load(source: str) -> Corpus:
-    if source == "stdlib":
-        return from_files(Path(sysconfig.get_path("stdlib")))
-    raise UsageError(f"data.source: there is no {source!r} here. Update noloco-node")
-
-
-def from_files(root: Path) -> Corpus:
-    """The Python sources below `root`."""
-    train: list[bytes] = []
-    held_out: list[bytes] = []
-    total = 0
-    for path in _sources(root):
-        text = _read(path)
-        total += len(text) + 1
-        if total > MAX_BYTES:
-            break
-        (held_out if is_held_out(path.relative_to(root).as_posix()) else train).append(text)
-    if not train or not held_out:
-        raise UsageError(_MISSING.format(path=root))
-    return Corpus(_joined(train), _joined(held_out))
-
-
-def is_held_out(name: str) -> bool:
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % HELD_OUT == 0
-
-
-class Stream:
-    """A replica's endless batches. The same seed and peer id read the same, from any position."""
-
-    def __init__(self, tokens: Bytes, sequence_length: int, seed: int, peer_id: str) -> None:
-        self._tokens = tokens
-        self._length = sequence_length
-        self._name = f"{seed}/{peer_id}"
-        self._windows = (len(tokens) - sequence_length) // sequence_length  # whole ones, wherever an epoch begins
-        if self._windows < 1:
-            raise UsageError(f"data.sequence_length: {sequence_length} is more than the text is long")
-        self._order: NDArray[np.int64]
-        self.seek((0, 0))
+    train: Tokens
+    held_out: Tokens
+    tokenizer: Tokenizer = BYTES
 
     @property
-    def position(self) -> tuple[int, int]:
-        """(epoch, windows read in it)."""
-        return self._epoch, self._index
+    def vocabulary(self) -> int:
+        return self.tokenizer.vocabulary
 
-    def seek(self, position: tuple[int, int]) -> None:
-        """ValueError where no stream of this text can stand."""
-        epoch, index = position
-        if epoch < 0 or not 0 <= index <= self._windows:
-            raise ValueError(f"no position in this text: {position}")
-        self._epoch, self._index = epoch, index
-        self._order = self._drawn(epoch)
+    def windows(self, sequence_length: int, count: int) -> Tensor:
+        """Spread evenly over the held-out part."""
+        return spread(self.held_out, sequence_length, count)
 
-    def next(self, sequences: int) -> Tensor:
-        """The next batch, as (sequences, sequence_length + 1): every token but the last is an input, every one but the
-        first a target."""
-        starts = np.fromiter((self._next_start() for _ in range(sequences)), np.int64, sequences)
-        return _rows(self._tokens, starts, self._length)
-
-    def _next_start(self) -> int:
-        if self._index == self._windows:
-            self.seek((self._epoch + 1, 0))
-        self._index += 1
-        return int(self._order[self._index - 1])
-
-    def _drawn(self, epoch: int) -> NDArray[np.int64]:
-        """Where the epoch's windows begin, in its order. The grid moves too: no cut is always at the same place."""
-        seed = hashlib.sha256(f"{self._name}/{epoch}".encode()).digest()
-        rng = np.random.default_rng(int.from_bytes(seed, "big"))
-        return rng.permutation(self._windows) * self._length + rng.integers(self._length)
+    def stream(self, sequence_length: int, seed: int, peer_id: str) -> Stream:
+        return Stream(self.train, sequence_length, seed, peer_id)
 
 
-def _sources(root: Path) -> Iterator[Path]:
-    found = []
-    for folder, folders, files in os.walk(root):
-        folders[:] = [name for name in folders if name not in _SKIPPED]
-        found += [Path(folder, name) for name in files if name.endswith(".py")]
-    for path in sorted(found, key=lambda path: path.relative_to(root).as_posix()):
-        if path.is_file() and path.stat().st_size <= MAX_FILE_BYTES:
-            yield path
+def load(spec: DataSpec, where: Sources = NOTHING) -> Readable:
+    """Open what the manifest names, with what the volunteer gave. Files are tokenized first, the first time."""
+    sources.check(spec, where)
+    tokenizer = tokens.load(spec.tokenizer, where.tokenizer)
+    if spec.source == "files":
+        from noloco_node.training import files
+
+        return Corpus(*files.load(where, tokenizer, spec.field), tokenizer)
+    if spec.source == "hub":
+        from noloco_node.training import hub
+
+        return hub.load(spec, tokenizer)
+    return standard_library(tokenizer)
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"cannot read {path}, which is part of the training data: {error.strerror}") from error
-
-
-def _joined(texts: list[bytes]) -> Bytes:
-    return np.frombuffer(b"\0".join(texts), np.uint8)
-
-
-def _rows(tokens: Bytes, starts: NDArray[np.int64], length: int) -> Tensor:
-    return torch.from_numpy(tokens[starts[:, None] + np.arange(length + 1)].astype(np.int64))
+def standard_library(tokenizer: Tokenizer = BYTES) -> Corpus:
+    """In memory, an end between two files."""
+    train, held_out = stdlib.read(stdlib.root())
+    return Corpus(tokens.packed(train, tokenizer)[:-1], tokens.packed(held_out, tokenizer)[:-1], tokenizer)

@@ -2,22 +2,26 @@
 
 Notable choices:
 - The model's parameters are views of ONE flat fp32 vector θ, their gradients of another, so AdamW, clipping, the outer
-  step and a fragment's correction are each a few operations on slices. φ and δ are flat alike, on θ's device.
+  step and a fragment's correction are each a few operations on slices. φ and δ are flat alike, beside θ where they fit.
 - The learning rate follows the run's progress, not this process's: a newcomer at round 40 decays with the others.
 - A phase lasts so many steps, or so many seconds, told by whoever has a clock. What a phase by time overruns counts
   for the next one, so that boxes with short and with long steps do not drift apart.
-- A step whose loss or gradient is not finite is skipped and counted; the position in data and schedule moves on.
+- A step whose loss or gradient is not finite is skipped and counted; the position in data and schedule moves on. After
+  MAX_SKIPPED of them in a row the replica is to go back to weights that were good.
+- A batch goes through the model in micro-batches; loss and norm of the whole come to the CPU once, at its end.
 - Rounds count boundaries that are behind us: before the first one the replica is in round 0.
 
-The maths of a boundary is core/outer.py (arXiv 2506.10911), AdamW is arXiv 1711.05101 and torch's. Knows nothing of
-peers, threads or files. Everything here belongs to the one thread that calls it.
+The maths of a boundary is core/outer.py (arXiv 2506.10911), AdamW is arXiv 1711.05101 and torch's. What is trained is
+a Task's affair (training/task.py). Knows nothing of peers, threads or files. Everything here belongs to the one thread
+that calls it.
 """
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -25,16 +29,19 @@ from torch import Tensor, nn
 
 from noloco_node.core import outer
 from noloco_node.core.codec import BLOCK
-from noloco_node.errors import Diverged, Incompatible, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
+from noloco_node.core.norms import Norms
+from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved, UsageError
 from noloco_node.manifest import InnerSpec, Manifest
-from noloco_node.training import data, model
+from noloco_node.training import data, memory, model
+from noloco_node.training.task import Batch, Stream, Task, device_batch, load
 
-STATE_BYTES = 28
-"""Per parameter: θ, φ, δ, gradient, AdamW's two moments, and the snapshot of an open offer, 4 bytes each."""
-EVAL_TOKENS = 4096
-"""Held-out tokens of one evaluation, or a step's batch where that is more: forward only, it costs 1.3 small steps."""
-MICRO_LOGITS = 1 << 25
-"""Elements of the largest logits made at once, 128 MiB: a batch beyond that is accumulated over micro-batches."""
+T = TypeVar("T")
+
+MAX_SKIPPED = 10
+"""In a row: one bad batch is bad luck, ten are bad weights."""
+WARM_UP_STEPS = 5
+"""Of AdamW after a peer's state was taken: its first steps, each as long as the learning rate in every parameter
+whatever the gradient, would throw the weights off. Nothing is offered before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,31 +81,55 @@ def choose_device(name: str) -> torch.device:
 
 
 def learning_rate(spec: InnerSpec, progress: float) -> float:
-    """Warm-up, then cosine, over `progress` of the run from 0 to 1."""
+    """Warm-up, then the schedule, over `progress` of the run from 0 to 1."""
     if progress < spec.warmup:
         return spec.learning_rate * progress / spec.warmup
-    along = (min(progress, 1.0) - spec.warmup) / (1 - spec.warmup) if spec.warmup < 1 else 0.0
-    falling = (1 + math.cos(math.pi * along)) / 2
-    return spec.learning_rate * (spec.final_learning_rate + (1 - spec.final_learning_rate) * falling)
+    left = _FALLS[spec.schedule](spec, min(progress, 1.0))
+    return spec.learning_rate * (spec.final_learning_rate + (1 - spec.final_learning_rate) * left)
+
+
+def _cosine(spec: InnerSpec, progress: float) -> float:
+    along = (progress - spec.warmup) / (1 - spec.warmup) if spec.warmup < 1 else 0.0
+    return (1 + math.cos(math.pi * along)) / 2
+
+
+def _warmup_stable_decay(spec: InnerSpec, progress: float) -> float:
+    """The root falls faster than a line at first, which ended lower in arXiv 2405.18392."""
+    along = 1 - (1 - progress) / spec.cooldown if spec.cooldown else 0.0
+    return 1 - math.sqrt(max(0.0, along))
+
+
+_FALLS = {"cosine": _cosine, "wsd": _warmup_stable_decay}
 
 
 class Inner:
-    """`build` makes the one that a manifest describes. `held_out`: (windows, sequence_length + 1)."""
+    """`build` makes the one that a manifest describes."""
 
-    def __init__(self, module: nn.Module, stream: data.Stream, held_out: Tensor, manifest: Manifest) -> None:
+    def __init__(  # noqa: PLR0913, PLR0917
+        self,
+        task: Task,
+        module: nn.Module,
+        stream: Stream,
+        manifest: Manifest,
+        micro_batch: int | None = None,
+        memory_fraction: float = 1.0,
+    ) -> None:
         self._spec = manifest.inner
         self._hyper = outer.Hyper(manifest.outer.alpha, manifest.outer.beta, manifest.outer.gamma)
+        self._task = task
         self.module = module.train()
         self.stream = stream
-        self._held_out = held_out
         self.layout = model.layout_digest(module)
         self.theta, self.gradient = model.flatten(module)
-        self.phi = self.theta.clone()
-        self.delta = torch.zeros_like(self.theta)
+        self._gradients = [p.grad for p in module.parameters() if p.grad is not None]
+        """The parts of `gradient`: their norm is taken as torch's own clipping does, to the bit."""
+        self._memory_fraction = memory_fraction
+        self.phi, self.delta = memory.slow_vectors(self.theta, memory_fraction)
+        self._norms = Norms([p.numel() for _, p in model.parameters(module)]) if manifest.outer.keep_norm else None
         self._optimizer = self._fresh_optimizer()
-        self._sequences = self._spec.batch_tokens // manifest.data.sequence_length
-        vocabulary = int(self.module.config.get_text_config().vocab_size)  # type: ignore[operator, union-attr]
-        self._micro = max(1, MICRO_LOGITS // (manifest.data.sequence_length * vocabulary))
+        self._examples = _examples(task, self._spec)
+        start = micro_batch if micro_batch or self.theta.is_cuda else task.micro_examples
+        self._micro = memory.MicroBatch(self._examples, start)
         self.budget = manifest.rounds
         self.round = 0
         self.phase_step = 0
@@ -108,6 +139,13 @@ class Inner:
         self._taken = 0
         self.skipped = 0
         """Steps without a finite loss and gradient."""
+        self._skipped_in_row = 0
+        self.last_loss = 0.0
+        """Of the last step that was not skipped."""
+        self._warm_up_left = 0
+        """Steps of a fresh AdamW that are still held short."""
+        self._restored_in = -1
+        """The round in which `restore` was called last: what was offered by then is of other weights."""
 
     @classmethod
     def build(  # noqa: PLR0913
@@ -118,24 +156,32 @@ class Inner:
         device: str = "auto",
         threads: int | None = None,
         memory_fraction: float | None = None,
-        corpus: data.Corpus | None = None,
+        micro_batch: int | None = None,
+        compiled: bool = False,
+        sources: data.Sources = data.NOTHING,
+        corpus: data.Readable | None = None,
     ) -> "Inner":
         """The replica of the node `peer_id`. To be called on the thread that will own it: torch's number of threads is
-        set here, and torch counts it per calling thread."""
+        set here, and torch counts it per calling thread. `micro_batch`: examples at once, found out when None."""
         if threads:
             torch.set_num_threads(threads)
         where = choose_device(device)
         if memory_fraction and where.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_fraction, where.index)
-        corpus = corpus or data.load(manifest.data.source)
-        length = manifest.data.sequence_length
-        module = model.build(manifest.model, data.VOCABULARY, manifest.seed, length)
-        _check_memory(sum(p.numel() for p in module.parameters()), where, memory_fraction or 1.0)
-        stream = data.Stream(corpus.train, length, manifest.seed, peer_id)
-        held_out = corpus.windows(length, max(1, max(EVAL_TOKENS, manifest.inner.batch_tokens) // length))
+        task = load(manifest, sources, corpus)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(manifest.seed)
+            module = task.model()
+        memory.check(sum(p.numel() for p in module.parameters()), where, memory_fraction or 1.0)
+        if manifest.inner.checkpoint_activations:
+            model.checkpoint_activations(module)
+        stream = task.stream(peer_id)
         own_seed = hashlib.sha256(f"{manifest.seed}/{peer_id}".encode()).digest()
         torch.manual_seed(int.from_bytes(own_seed[:8], "big"))  # for dropout, where a model has any
-        return cls(module.to(where), stream, held_out, manifest)
+        module.to(where)
+        if compiled:
+            module.compile()
+        return cls(task, module, stream, manifest, micro_batch, memory_fraction or 1.0)
 
     # ---- sizes and positions ----
     @property
@@ -158,8 +204,24 @@ class Inner:
         return self._spec.batch_tokens
 
     @property
+    def micro_batch(self) -> int:
+        """Examples that go through the model at once."""
+        return self._micro.size
+
+    @property
     def device(self) -> str:
         return self.theta.device.type
+
+    def steps_left(self, step_s: float) -> int:
+        """Until the boundary, if one of a phase by time lasts `step_s`."""
+        if self._spec.seconds is None:
+            return max(1, self._phase_steps - self.phase_step)
+        return max(1, int((self._spec.seconds - self.phase_s) / max(step_s, 1e-6)))
+
+    @property
+    def warming_up(self) -> bool:
+        """Whether AdamW is too fresh for this replica to be offered."""
+        return self._warm_up_left > 0
 
     @property
     def steps(self) -> int:
@@ -181,43 +243,79 @@ class Inner:
             self.phase_s += seconds
 
     def step(self) -> float:
-        """One step of AdamW. Returns its loss, which is not finite where the step was skipped."""
-        windows = self.stream.next(self._sequences)
-        loss = self._accumulate(windows)
-        norm = float(torch.linalg.vector_norm(self.gradient))
+        """One step of AdamW. Returns its loss, which is not finite where the step was skipped. Raises NonFinite after
+        MAX_SKIPPED of them in a row: `restore` or `restart`."""
+        loss, norm = self._accumulate(self.stream.next(self._examples))
         if math.isfinite(loss) and math.isfinite(norm):
-            self.gradient.mul_(min(1.0, self._spec.clip / (norm + 1e-6)))
-            self._descend()
+            self._skipped_in_row, self.last_loss = 0, loss
+            self._descend(norm)
         else:
             self.skipped += 1
+            self._skipped_in_row += 1
         self.phase_step += 1
         self._taken += 1
+        if self._skipped_in_row == MAX_SKIPPED:
+            self._skipped_in_row = 0
+            raise NonFinite(f"{MAX_SKIPPED} steps in a row had no finite loss and gradient")
         return loss
 
-    def _accumulate(self, windows: Tensor) -> float:
-        """Loss of a batch; its gradient afterwards stands in `gradient`. Halves the micro-batch until it fits."""
+    def _accumulate(self, batch: Batch) -> tuple[float, float]:
+        """Loss of a batch and norm of its gradient, which then stands in `gradient`."""
+        batch = device_batch(batch, self.module)
+
+        def backward() -> tuple[float, float]:
+            self.gradient.zero_()
+            loss = torch.zeros((), device=self.theta.device)
+            for micro in _split(batch, self._micro.size):
+                loss += self._backward(micro, len(micro[0]) / self._examples)
+            both = torch.stack([loss, nn.utils.get_total_norm(self._gradients)]).tolist()  # the GPU is waited for once
+            return both[0], both[1]
+
+        if not self._micro.settled:
+            self._fitting(lambda: self._find_micro_batch(batch))
+        return self._fitting(backward)
+
+    def _find_micro_batch(self, batch: Batch) -> None:
+        """Tries larger and larger parts of a batch, before the first step."""
+        device = self.theta.device
+        moments = 0 if self._optimizer.state else memory.MOMENT_BYTES * self.parameters
+        grows = True
+        while grows:
+            free, used = memory.free_bytes(device, self._memory_fraction), torch.cuda.memory_allocated(device)
+            torch.cuda.reset_peak_memory_stats(device)
+            self._backward(next(_split(batch, self._micro.size)), 1.0)
+            taken = torch.cuda.max_memory_allocated(device) - used
+            grows = self._micro.may_grow(taken, free - moments)
+
+    def _backward(self, micro: Batch, share: float) -> Tensor:
+        loss = self._loss(micro) * share
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def _loss(self, micro: Batch) -> Tensor:
+        with self._precision():
+            return self._task.loss(self.module, micro)
+
+    def _precision(self) -> torch.autocast:
+        device = self.theta.device.type
+        enabled = device == "cuda" and self._spec.precision == "bf16"
+        return torch.autocast(device, torch.bfloat16, enabled=enabled)
+
+    def _fitting(self, work: Callable[[], T]) -> T:
+        """Does the work with micro-batches that fit into memory: halves them until they do."""
         while True:
             try:
-                self.gradient.zero_()
-                parts = torch.split(windows, self._micro)
-                return float(sum(self._backward(part, len(part) / len(windows)) for part in parts))
-            except torch.OutOfMemoryError as error:
-                if self._micro == 1:
-                    raise OutOfMemory("not even one sequence fits into the device's memory beside the model") from error
-                self._micro = min(self._micro, len(windows)) // 2 or 1
+                with _compiler_faults():
+                    return work()
+            except torch.OutOfMemoryError:
+                pass  # what it held is free only after this
+            self._micro.halve()
 
-    def _backward(self, windows: Tensor, share: float) -> float:
-        loss = self._loss(windows) * share
-        loss.backward()  # type: ignore[no-untyped-call]
-        return float(loss.detach())
-
-    def _loss(self, windows: Tensor) -> Tensor:
-        device = self.theta.device
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            return model.next_token_loss(self.module, windows.to(device))
-
-    def _descend(self) -> None:
-        rate = learning_rate(self._spec, self._progress)
+    def _descend(self, norm: float) -> None:
+        clipped = (self._spec.clip / (torch.tensor(norm) + 1e-6)).clamp(max=1.0)  # in fp32, as torch's own clipping
+        self.gradient.mul_(clipped)
+        rate = learning_rate(self._spec, self._progress) * (1 - self._warm_up_left / (WARM_UP_STEPS + 1))
+        self._warm_up_left = max(0, self._warm_up_left - 1)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()
@@ -234,11 +332,19 @@ class Inner:
         return torch.optim.AdamW(groups, lr=self._spec.learning_rate, betas=self._spec.betas, fused=True)
 
     # ---- the boundary of a round ----
+    def lengthen(self) -> None:
+        """Gives Δ the length that averaging will take from it, if the run does that. Before everything else of a
+        boundary."""
+        if self._norms:
+            self._norms.lengthen(self.theta, self.phi)
+
     def snapshot(self) -> Tensor:
         """u = β Δ + γ φ, fp32 on the CPU and nobody else's: what a partner needs. Before `boundary`."""
         u = torch.empty(self.parameters)
         outer.snapshot(self.theta, self.phi, self._hyper, u)
         self._require_finite(u)
+        if self._norms:
+            self._norms.offer(self.theta, self.phi, self._hyper.beta)
         return u
 
     def movement(self) -> Tensor:
@@ -254,17 +360,32 @@ class Inner:
         self._next_round()
 
     def discard(self) -> None:
-        """Throw away a phase that went wrong: θ is φ again, AdamW starts afresh. Raises Diverged if φ is no better."""
+        """Throw away a phase that went wrong, as `restart` does, and end it. Raises Diverged."""
+        self.restart()
+        self._next_round()
+
+    def restart(self) -> None:
+        """In the middle of a phase: θ is φ again, AdamW starts afresh. Raises Diverged if φ is no better."""
         if self._first_nonfinite(self.phi) is not None:
             raise Diverged("the model holds NaN or Inf: start the node again, it goes on from its last checkpoint")
         self.theta.copy_(self.phi)
         self._optimizer = self._fresh_optimizer()
-        self._next_round()
+
+    def restore(self, saved: Saved) -> None:
+        """In the middle of a phase: weights and optimizers are what they were. Round, schedule and data go on from
+        here, as nobody goes back in a run; and the batches that did it are not met again."""
+        self._take_weights(saved)
+        self._restored_in = self.round
 
     def apply(self, start: int, c: Tensor, offered_round: int) -> None:
-        """A partner's correction of the elements from `start` on, for the offer made as round `offered_round` began."""
+        """A partner's correction of the elements from `start` on, for the offer made as round `offered_round` began.
+        One for weights that have been given up since is lost."""
+        if offered_round <= self._restored_in:
+            return
         part = slice(start, start + len(c))
         late = self.round - offered_round
+        if self._norms:
+            self._norms.hear(start, c)
         outer.correct(self.theta[part], self.phi[part], self.delta[part], c, self._hyper, late)
 
     def _next_round(self) -> None:
@@ -299,12 +420,11 @@ class Inner:
 
     # ---- evaluation ----
     def evaluate(self) -> float:
-        """Mean loss at the present θ over the held-out windows, the same for every replica. Right after a boundary, and
+        """Loss at the present θ on held-out data, the same for every replica. Right after a boundary, and
         until the next step, θ is φ: what one would publish."""
         self.module.eval()
-        with torch.no_grad():
-            parts = torch.split(self._held_out, self._micro)
-            loss = sum(float(self._loss(part)) * len(part) for part in parts) / len(self._held_out)
+        with torch.no_grad(), self._precision():
+            loss = self._fitting(lambda: self._task.evaluate(self.module, self._micro.size))
         self.module.train()
         return loss
 
@@ -319,55 +439,65 @@ class Inner:
             {"phi": self.phi.cpu().clone(), "delta": self.delta.cpu().clone()},
             {
                 "optimizer": _copied(self._optimizer.state_dict()["state"]),
-                "position": list(self.stream.position),
+                "position": self.stream.position,
                 "phase_step": self.phase_step,
                 "phase_s": self.phase_s,
                 "taken": self._taken,
                 "skipped": self.skipped,
+                "skipped_in_row": self._skipped_in_row,
+                "last_loss": self.last_loss,
+                "warm_up_left": self._warm_up_left,
+                "norms": self._norms.state() if self._norms else [],
                 "rng": torch.get_rng_state(),
                 "device_rng": torch.cuda.get_rng_state(self.theta.device) if self.theta.is_cuda else None,
             },
         )
 
     def load(self, saved: Saved) -> None:
-        """Go on where `state` was taken. Raises Incompatible for another model or another text."""
-        named = dict(model.parameters(self.module))
-        shapes = {name: p.shape for name, p in named.items()}
+        """Go on where `state` was taken. Raises Incompatible for another model or other data."""
+        self._require_same_model(saved)
+        try:
+            self.stream.seek(saved.inner["position"])
+        except ValueError:
+            raise Incompatible(
+                "the checkpoint is of other data: have its files, or Python, changed since? Use another --home"
+            ) from None
+        self._take_weights(saved)
+        self.round, self.phase_step = saved.round, saved.inner["phase_step"]
+        self.phase_s, self._taken = saved.inner["phase_s"], saved.inner["taken"]
+        self.skipped, self._skipped_in_row = saved.inner["skipped"], saved.inner["skipped_in_row"]
+        if self._norms:
+            self._norms.load(saved.inner["norms"])
+        self.last_loss, self._warm_up_left = saved.inner["last_loss"], saved.inner["warm_up_left"]
+        torch.set_rng_state(saved.inner["rng"])
+        if self.theta.is_cuda and saved.inner["device_rng"] is not None:
+            torch.cuda.set_rng_state(saved.inner["device_rng"], self.theta.device)
+
+    def _require_same_model(self, saved: Saved) -> None:
+        shapes = {name: p.shape for name, p in model.parameters(self.module)}
         flat = (saved.outer["phi"], saved.outer["delta"])
         if shapes != {name: w.shape for name, w in saved.weights.items()} or any(
             v.shape != self.phi.shape for v in flat
         ):
             raise Incompatible("the checkpoint is of another model: use another --home for another run")
-        try:
-            self.stream.seek((saved.inner["position"][0], saved.inner["position"][1]))
-        except ValueError:
-            raise Incompatible(
-                "the checkpoint is of another text: was Python updated since? Use another --home"
-            ) from None
-        for name, p in named.items():
+
+    def _take_weights(self, saved: Saved) -> None:
+        """Of both optimizers too."""
+        for name, p in model.parameters(self.module):
             p.data.copy_(saved.weights[name])
-        self.phi.copy_(flat[0])
-        self.delta.copy_(flat[1])
+        self.phi.copy_(saved.outer["phi"])
+        self.delta.copy_(saved.outer["delta"])
         self._optimizer = self._fresh_optimizer()
         groups = self._optimizer.state_dict()["param_groups"]
         self._optimizer.load_state_dict({"state": saved.inner["optimizer"], "param_groups": groups})
-        self.round, self.phase_step = saved.round, saved.inner["phase_step"]
-        self.phase_s, self._taken = saved.inner["phase_s"], saved.inner["taken"]
-        self.skipped = saved.inner["skipped"]
-        torch.set_rng_state(saved.inner["rng"])
-        if self.theta.is_cuda and saved.inner["device_rng"] is not None:
-            torch.cuda.set_rng_state(saved.inner["device_rng"], self.theta.device)
 
-    def live_state(self) -> bytes:
-        """What a newcomer needs beside the round: φ, then δ, fp32 and little-endian."""
-        return b"".join(v.cpu().numpy().tobytes() for v in (self.phi, self.delta))
-
-    def adopt(self, round: int, live_state: bytes) -> None:
-        """Become a replica of what a peer gave: θ = φ, AdamW afresh. Raises PeerMisbehaved, and then nothing has
-        changed."""
+    def adopt(self, round: int, live_state: bytes | memoryview) -> None:
+        """Become a replica of what a peer gave (training/portrait.py): θ = φ, AdamW afresh, and warmed up. Raises
+        PeerMisbehaved, and then nothing has changed."""
         if len(live_state) != 8 * self.parameters:
             raise PeerMisbehaved("bad_state", f"{len(live_state)} bytes instead of {8 * self.parameters}")
-        both = torch.from_numpy(np.frombuffer(live_state, np.float32).copy())
+        numbers = np.frombuffer(live_state, np.float32)
+        both = torch.from_numpy(numbers if numbers.flags.writeable else numbers.copy())
         if self._first_nonfinite(both) is not None:
             raise PeerMisbehaved("nonfinite", "state")
         self.phi.copy_(both[: self.parameters])
@@ -375,6 +505,7 @@ class Inner:
         self.theta.copy_(self.phi)
         self._optimizer = self._fresh_optimizer()
         self.round, self.phase_step, self.phase_s = round, 0, 0.0
+        self._warm_up_left = WARM_UP_STEPS
 
 
 def _pieces(vector: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -383,20 +514,34 @@ def _pieces(vector: Tensor) -> Iterator[tuple[int, Tensor]]:
         yield start, vector[start : start + outer.PIECE]
 
 
+def _examples(task: Task, spec: InnerSpec) -> int:
+    """Of a step."""
+    examples, rest = divmod(spec.batch_tokens, task.tokens_per_example)
+    if rest or not examples:
+        raise UsageError(
+            f"inner.batch_tokens must be a multiple of {task.tokens_per_example}, as one example of this task counts "
+            f"so many, not {spec.batch_tokens}"
+        )
+    return examples
+
+
+@contextmanager
+def _compiler_faults() -> Iterator[None]:
+    """The seam to torch.compile, which finds out in the first step what it lacks here."""
+    try:
+        yield
+    except Exception as error:
+        if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+            raise
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UsageError(f"torch cannot compile the model here: {why}. Start without --compile") from error
+
+
+def _split(batch: Batch, micro: int) -> Iterator[Batch]:
+    return zip(*(torch.split(part, micro) for part in batch), strict=True)
+
+
 def _copied(state: Any) -> Any:
     if isinstance(state, dict):
         return {key: _copied(value) for key, value in state.items()}
     return state.detach().cpu().clone() if isinstance(state, Tensor) else state
-
-
-def _check_memory(parameters: int, device: torch.device, fraction: float) -> None:
-    needed = parameters * STATE_BYTES
-    if device.type == "cuda":
-        there = fraction * torch.cuda.get_device_properties(device).total_memory
-    else:
-        there = model.memory_bytes()
-    if needed > there:
-        raise OutOfMemory(
-            f"the run's model needs {needed / 1e9:.1f} GB to be trained ({parameters / 1e6:.0f} M parameters, "
-            f"{STATE_BYTES} bytes each) and there are {there / 1e9:.1f} GB: join another run, or use a larger machine"
-        )

@@ -24,6 +24,16 @@ from noloco_node.manifest import ModelSpec
 
 T = TypeVar("T")
 
+
+def _llama(hidden: int, intermediate: int, layers: int, heads: int) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+    }
+
+
 PRESETS: dict[str, dict[str, Any]] = {
     # 0.41 M parameters for bytes: the fastest learner of its step time among those tried on one slow core. Initial
     # weights of 0.05 instead of 0.02 are worth 0.2 nats after 200 steps at this width.
@@ -35,8 +45,14 @@ PRESETS: dict[str, dict[str, Any]] = {
         "initializer_range": 0.05,
         "tie_word_embeddings": True,
     },
+    # The sizes of the NoLoCo paper (125 M, 1.3 B, 6.8 B parameters) and one between, in Llama's own proportions.
+    "125m": _llama(768, 2048, 12, 12),
+    "350m": _llama(1024, 2816, 24, 16),
+    "1b": _llama(2048, 5504, 24, 32),
+    "7b": _llama(4096, 11008, 32, 32),
 }
-"""Llama shapes."""
+"""Llama shapes. With 32,000 tokens they have 134 M, 374 M, 1.35 B and 6.74 B parameters; with bytes 85 M, 309 M, 1.22 B
+and 6.48 B."""
 MAX_MODULES = 100_000
 """Of a model: GPT-3 has 2,000. Python objects cost memory and time before the first parameter is made."""
 
@@ -47,9 +63,8 @@ def build(spec: ModelSpec, vocabulary: int, seed: int, sequence_length: int = 1)
     """A causal language model in fp32 on the CPU. Raises UsageError, OutOfMemory. Not on two threads at once: torch's
     generator and its hooks are the process's."""
     architecture = spec.architecture or "LlamaConfig"
-    values = PRESETS[spec.preset] if spec.preset else spec.config
     with _offline():
-        config = _config(architecture, {"vocab_size": vocabulary, **values})
+        config = _config(architecture, _values(spec, vocabulary))
         _check_sizes(architecture, config, vocabulary, sequence_length)
         with torch.device("meta"), _bounded(memory_bytes() // 4):
             _construct(architecture, config)
@@ -57,6 +72,13 @@ def build(spec: ModelSpec, vocabulary: int, seed: int, sequence_length: int = 1)
             torch.manual_seed(seed)
             module: nn.Module = _construct(architecture, config)
     return module
+
+
+def vocabulary(spec: ModelSpec, at_least: int) -> int:
+    """Tokens that the model tells apart, for a text with so many. Raises UsageError."""
+    with _offline():
+        config = _config(spec.architecture or "LlamaConfig", _values(spec, at_least))
+    return int(config.get_text_config().vocab_size)
 
 
 def parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -95,6 +117,15 @@ def next_token_loss(module: nn.Module, windows: Tensor) -> Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
 
 
+def checkpoint_activations(module: nn.Module) -> None:
+    """Compute activations again in the backward pass instead of keeping them. Raises UsageError."""
+    if not getattr(module, "supports_gradient_checkpointing", False):
+        raise UsageError("inner.checkpoint_activations: this run's model cannot do it, so it must be false")
+    name = "activation_checkpointing_enable"  # since transformers 5.2x; the old name warns there
+    switch: Any = getattr(module, name, None) or module.gradient_checkpointing_enable
+    switch({"use_reentrant": False})
+
+
 def memory_bytes() -> int:
     """What this machine has in all, or this container may use."""
     installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -103,6 +134,10 @@ def memory_bytes() -> int:
     except OSError:
         return installed
     return min(installed, int(allowed)) if allowed.strip().isdigit() else installed
+
+
+def _values(spec: ModelSpec, vocabulary: int) -> dict[str, Any]:
+    return {"vocab_size": vocabulary, **(PRESETS[spec.preset] if spec.preset else spec.config)}
 
 
 def _config(architecture: str, values: dict[str, Any]) -> Any:

@@ -4,8 +4,8 @@ A mailbox in, posted messages out, no lock. At a boundary the training thread sn
 posts the offer. With eager overlap the next phase begins at once and the partner's corrections are added between two of
 its steps; with blocking overlap the thread serves nothing but its mailbox until the round is over. The codec thread
 owns the snapshots of open offers: only a swap's corrections change them, for the round's next partner. A phase that
-ends with NaN or Inf is thrown away; one without a single finite loss ends the training. Whatever ends it is posted, and
-who still waits for an answer hears of it.
+ends with NaN or Inf is thrown away; when step after step fails, the weights are those of the last checkpoint again, and
+when that does not help the training ends. Whatever ends it is posted, and who still waits for an answer hears of it.
 
 Knows nothing of partners, sockets or the event loop: it is handed a `post` callable.
 """
@@ -15,10 +15,9 @@ import math
 import queue
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Generic, TypeVar
@@ -28,8 +27,10 @@ from torch import Tensor
 
 from noloco_node.core.codec import BLOCK, Codec, Conversation, Heard, Stats
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory, PeerMisbehaved
-from noloco_node.events import Evaluated, PhaseDone
-from noloco_node.training.inner import Inner, State
+from noloco_node.events import Evaluated, PhaseDone, RolledBack
+from noloco_node.training.inner import Inner, Saved, State
+from noloco_node.training.portrait import Copy, Portraits
+from noloco_node.training.timesheet import Timesheet
 
 FRAGMENT_ELEMENTS = 1 << 20
 """4 MiB in fp32, half of gRPC's limit on a message; half a MiB at 4 bits. Larger ones would hold up an inner step."""
@@ -63,7 +64,7 @@ class PhaseEnded:
     seconds: float
     """Of training, pauses and waiting left out: what the next phase will probably take."""
     spent_s: Mapping[str, float]
-    """Seconds since training began by what they went into: `step` is what the accelerator is there for."""
+    """Seconds since training began, by what they went into (training/timesheet.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class Failed:
     error: Exception
 
 
-Message = Ready | PhaseEnded | Evaluated | Finished | Failed
+Message = Ready | PhaseEnded | Evaluated | RolledBack | Finished | Failed
 
 
 class _Stop(Exception):
@@ -159,23 +160,30 @@ class TrainingThread:
         rounds: int,
         blocking: bool = False,
         fragment_elements: int = FRAGMENT_ELEMENTS,
+        last_good: Callable[[], Saved | None] = lambda: None,
     ) -> None:
+        """`last_good` gives what was saved last, for weights that are broken."""
         self.codec = codec
         self.codec_pool = ThreadPoolExecutor(1, "codec", torch.set_num_threads, (1,))  # training needs the cores
         self.fragment_elements = fragment_elements
         self.fragments = 0
         self._build = build
         self._post = post
-        self._rounds = rounds
+        self._budget = self._rounds = rounds
         self._blocking = blocking
+        self._last_good = last_good
         self._mailbox: queue.SimpleQueue[Callable[[Inner], None]] = queue.SimpleQueue()
         self._over = False
         self._begun = False
         self._paused = False
         self._swapping = False
+        self._in_vain = False
+        """Whether the weights were rolled back and no loss has been finite since."""
         self._rounds_over = 0
-        self._spent_s: defaultdict[str, float] = defaultdict(float)
+        self._times = Timesheet(time.perf_counter)
+        self._stalled_s = 0.0  # up to the last boundary
         self._clock_read_at = 0.0
+        self._portraits = Portraits()
         self._thread = threading.Thread(target=self._run, name="training", daemon=True)
 
     # ---- from any thread ----
@@ -192,17 +200,34 @@ class TrainingThread:
 
         self._mailbox.put(begin)
 
-    def adopt(self, round: int, state: bytes) -> "Future[None]":
-        """A newcomer takes a peer's slow weights and outer momentum; before `begin`."""
-        return self._ask(lambda inner: inner.adopt(round, state))
+    def adopt(self, round: int, state: bytes | memoryview) -> "Future[None]":
+        """Take a peer's slow weights and outer momentum: before `begin`, or in a pause, with no offer open and no swap
+        under way. A phase that had begun is given up."""
 
-    def live_state(self) -> "Future[tuple[int, bytes]]":
-        """The round, and slow weights and outer momentum as they are between two inner steps."""
-        return self._ask(lambda inner: (inner.round, inner.live_state()))
+        def adopt(inner: Inner) -> None:
+            ahead = max(0, round - inner.round)
+            self._portraits.complete()
+            inner.adopt(round, state)
+            self._rounds = min(self._budget, self._rounds + ahead)  # how many rounds are its own stays the same
+            self._rounds_over = max(round, self._rounds_over)
+
+        return self._ask(adopt)
+
+    def live_state(self) -> "Future[Copy]":
+        """The round, and slow weights and outer momentum as they were at one moment: copied between inner steps, a
+        little at a time. Nobody changes the copy."""
+        copy: Future[Copy] = Future()
+        asked = self._ask(lambda _: self._portraits.want(copy))
+        asked.add_done_callback(lambda f: copy.set_exception(why) if (why := f.exception()) else None)
+        return copy
 
     def state(self) -> "Future[State]":
         """Everything that a resumed run needs, as it is between two inner steps."""
-        return self._ask(lambda inner: inner.state())
+        return self._ask(lambda inner: self._copying(inner.state))
+
+    def spent_s(self) -> "Future[Mapping[str, float]]":
+        """Seconds since training began, by what they went into."""
+        return self._ask(lambda _: self._times.so_far())
 
     def apply(self, offered_round: int, start: int, correction: Tensor) -> None:
         self._mailbox.put(lambda inner: self._apply(inner, offered_round, start, correction))
@@ -247,60 +272,119 @@ class TrainingThread:
         finally:
             self._over = True
             self._give_up()
+            self._portraits.give_up(NolocoError("the training has ended"))
 
     def _live(self, inner: Inner) -> None:
         self.fragments = max(1, -(-inner.parameters // self.fragment_elements))
         self._post(Ready(inner.parameters, inner.layout, self.fragments, inner.round, inner.device))
         self._serve_until(inner, lambda: self._begun)
+        self._times.start()
         self._evaluate(inner)
         self._clock_read_at = time.perf_counter()
         while inner.round < self._rounds:
             self._phase(inner)
+        self._times.stop()
         self._post(Finished())
         self._serve_until(inner, lambda: self._rounds_over >= inner.round and not self._swapping)
         self._evaluate(inner)
         self._serve_until(inner, lambda: False)
 
     def _phase(self, inner: Inner) -> None:
-        began, losses = time.perf_counter(), []
-        while not inner.phase_over:  # a resumed phase has some steps behind it
+        began, tried, round_ = time.perf_counter(), 0, inner.round
+        losses: list[float] = []
+        step_s = 0.0
+        while not inner.phase_over or (tried and not losses):  # a resumed phase has some steps behind it, perhaps all
             self._serve(inner)
             began += self._wait_while_paused(inner)
-            with self._spending("step"):
-                losses.append(inner.step())
+            if inner.round != round_:
+                return  # a peer's state was adopted
+            self._copy_a_little(inner, step_s)
+            stepped_at = time.perf_counter()
+            with self._times.on("step"):
+                losses += self._step(inner)
+            step_s = time.perf_counter() - stepped_at
+            tried += 1
             self._read_clock(inner)
         offer, closed = self._boundary(inner)
         seconds = time.perf_counter() - began
-        done = PhaseDone(inner.round, inner.steps, _mean(losses), len(losses) * inner.tokens_per_step, seconds)
-        self._post(PhaseEnded(done, offer, closed, seconds, dict(self._spent_s)))
+        loss = fmean(losses) if losses else inner.last_loss
+        done = PhaseDone(inner.round, inner.steps, loss, tried * inner.tokens_per_step, seconds, self._stall_ms())
+        self._post(PhaseEnded(done, offer, closed, seconds, self._times.so_far()))
         if inner.round >= self._rounds:
             return
         if self._blocking:
-            with self._spending("waiting"):
+            with self._times.on("waiting"):
                 self._serve_until(inner, lambda: self._rounds_over >= inner.round)
             self._clock_read_at = time.perf_counter()  # the next phase begins here
         self._evaluate(inner)
 
+    def _step(self, inner: Inner) -> list[float]:
+        """Its loss, where it has one."""
+        try:
+            loss = inner.step()
+        except NonFinite as error:
+            self._roll_back(inner, str(error))
+            return []
+        if not math.isfinite(loss):
+            return []
+        self._in_vain = False
+        return [loss]
+
+    def _roll_back(self, inner: Inner, reason: str) -> None:
+        """Raises Diverged when the last time did not help."""
+        if self._in_vain:
+            raise Diverged(f"{reason}, with older weights too: the run needs a smaller learning rate, or other data")
+        self._in_vain = True
+        self._portraits.complete()
+        saved = self._last_good()
+        if saved is None:
+            inner.restart()
+        else:
+            inner.restore(saved)
+        self._post(RolledBack(inner.round, saved.round if saved else None, reason))
+
     def _boundary(self, inner: Inner) -> tuple[Offer | None, str | None]:
         self._serve(inner)
-        with self._spending("boundary"):
+        self._copy(Portraits.complete)
+        with self._times.on("boundary"):
             try:
-                u = None if self._swapping else inner.snapshot()
+                inner.lengthen()
+                closed = "swapping" if self._swapping else "warming_up" if inner.warming_up else None
+                u = None if closed else inner.snapshot()
                 moved = inner.movement()
                 inner.boundary()
             except NonFinite as error:
                 log.warning("this phase is thrown away: %s", error)
                 inner.discard()
                 return None, "nonfinite"
-        return (None, "swapping") if u is None else (Offer(self, inner.round, u, moved), None)
+        return (None, closed) if u is None else (Offer(self, inner.round, u, moved), None)
 
     def _evaluate(self, inner: Inner) -> None:
-        with self._spending("evaluate"):
+        with self._times.on("evaluate"):
             self._post(Evaluated(inner.round, inner.evaluate()))
 
     def _apply(self, inner: Inner, offered_round: int, start: int, correction: Tensor) -> None:
-        with self._spending("apply"):
+        with self._times.on("apply"):
+            self._portraits.secure(start, start + len(correction))
             inner.apply(start, correction, offered_round)
+
+    def _copy(self, work: Callable[[Portraits], None]) -> None:
+        """For a newcomer, if one waits."""
+        if not self._portraits.idle:
+            with self._times.on("checkpoint"):
+                work(self._portraits)
+
+    def _copy_a_little(self, inner: Inner, step_s: float) -> None:
+        self._copy(lambda portraits: portraits.in_gap(inner, inner.steps_left(step_s), step_s))
+
+    def _copying(self, copy: Callable[[], T]) -> T:
+        with self._times.on("checkpoint"):
+            return copy()
+
+    def _stall_ms(self) -> float:
+        """What the last round cost the training."""
+        before, self._stalled_s = self._stalled_s, self._times.stall_s()
+        return 1000 * (self._stalled_s - before)
 
     def _serve(self, inner: Inner) -> None:
         """Do what lies in the mailbox."""
@@ -311,11 +395,15 @@ class TrainingThread:
         """Do what comes into the mailbox, waiting for it."""
         while not enough():
             self._mailbox.get()(inner)
+            self._copy(lambda portraits: portraits.at_once(inner))
 
     def _wait_while_paused(self, inner: Inner) -> float:
         """How long that was: a pause counts as nobody's time."""
+        if not self._paused:
+            return 0.0
         began = time.perf_counter()
-        self._serve_until(inner, lambda: not self._paused)
+        with self._times.on("paused"):
+            self._serve_until(inner, lambda: not self._paused)
         paused_s = time.perf_counter() - began
         self._clock_read_at += paused_s
         return paused_s
@@ -340,21 +428,3 @@ class TrainingThread:
                 letter = self._mailbox.get_nowait()
                 if isinstance(letter, _Question):
                     letter.give_up()
-
-    @contextmanager
-    def _spending(self, on: str) -> Iterator[None]:
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._spent_s[on] += time.perf_counter() - began
-
-
-def _mean(losses: Sequence[float]) -> float:
-    """Of the steps that were not skipped. Raises Diverged where every one was."""
-    if finite := [loss for loss in losses if math.isfinite(loss)]:
-        return fmean(finite)
-    raise Diverged(
-        "no step of a whole phase had a finite loss: start the node again, it goes on from its last checkpoint; "
-        "if that does not help, the run needs a smaller learning rate"
-    )

@@ -89,7 +89,17 @@ def check_port(address: Address) -> None:
 def worth_telling(addresses: Sequence[str]) -> list[str]:
     """Loopback only if there is nothing else (a swarm on one machine); unspecified and link-local addresses never."""
     usable = [text for text in addresses if not (_is(text, "is_unspecified") or _is(text, "is_link_local"))]
-    return [text for text in usable if not _is(text, "is_loopback")] or usable
+    return [text for text in usable if not is_loopback(text)] or usable
+
+
+def seen_outside(addresses: Sequence[str]) -> list[tuple[str, int]]:
+    """Host and port of those at which another machine might reach this one."""
+    words = [text.split("/") for text in worth_telling(addresses) if not is_loopback(text)]
+    return [(host, int(port)) for _, _, host, kind, port, *more in words if kind == "tcp" and not more]
+
+
+def is_loopback(address: str) -> bool:
+    return _is(address, "is_loopback")
 
 
 def _is(text: str, property_name: str) -> bool:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc.aio
 
@@ -58,6 +58,15 @@ _CHANNEL_OPTIONS = [
 ]
 
 
+class FarEnd(NamedTuple):
+    """Who is at the other end of a stream, as libp2p has proved, and where."""
+
+    peer: str
+    host: str
+    """The IP address that its bytes come from: the relay's, where there is one between."""
+    relayed: bool
+
+
 class _Carrier:
     """Owns the tasks that carry connections, and ends them all."""
 
@@ -88,18 +97,19 @@ class _Carrier:
 class Inbound(_Carrier):
     """libp2p streams from peers, each joined to a connection to our own gRPC server."""
 
-    def __init__(self, port: int, read_caller: Callable[[asyncio.StreamReader], Awaitable[str]]) -> None:
+    def __init__(self, port: int, read_caller: Callable[[asyncio.StreamReader], Awaitable[FarEnd]]) -> None:
         super().__init__()
         self._port = port
         self._read_caller = read_caller
-        self._callers: dict[str, str] = {}  # how the server names a connection (`context.peer()`) -> proved peer id
+        self._callers: dict[str, FarEnd] = {}  # how the server names a connection (`context.peer()`) -> whose it is
         self._per_peer: Counter[str] = Counter()
         self._server: asyncio.Server | None = None
 
-    def caller_of(self, connection: str) -> str | None:
+    def caller_of(self, connection: str) -> FarEnd | None:
         return self._callers.get(connection)
 
     async def listen(self, path: Path) -> None:
+        """The socket outlives p2pd: each of its lives is told to bring its streams here."""
         self._server = await asyncio.start_unix_server(self._accepted, path, limit=BUFFER_BYTES)
 
     async def close(self) -> None:
@@ -116,25 +126,25 @@ class Inbound(_Carrier):
     async def _carry(self, stream: Streams) -> None:
         try:
             async with asyncio.timeout(_LOCAL_S):
-                peer = await self._read_caller(stream[0])
-            if self._per_peer[peer] < _MAX_PER_PEER and is_peer_id(peer):
-                await self._carry_for(peer, stream)
+                caller = await self._read_caller(stream[0])
+            if self._per_peer[caller.peer] < _MAX_PER_PEER and is_peer_id(caller.peer):
+                await self._carry_for(caller, stream)
         except (OSError, TimeoutError) as error:
             _log.debug("an incoming stream ended: %r", error)
 
-    async def _carry_for(self, peer: str, stream: Streams) -> None:
-        self._per_peer[peer] += 1
+    async def _carry_for(self, caller: FarEnd, stream: Streams) -> None:
+        self._per_peer[caller.peer] += 1
         try:
             async with asyncio.timeout(_LOCAL_S):
                 local = await asyncio.open_connection("127.0.0.1", self._port, limit=BUFFER_BYTES)
             host, port = local[1].get_extra_info("sockname")
             # The host belongs to the name: another local process can have the same port on 127.0.0.2.
             name = f"ipv4:{host}:{port}"
-            self._callers[name] = peer
+            self._callers[name] = caller
             # The name goes before the port is free: whoever gets that port next is not this peer.
             await splice(stream, local, before_close=lambda: self._callers.pop(name))
         finally:
-            self._per_peer -= Counter([peer])
+            self._per_peer -= Counter([caller.peer])
 
 
 class Outbound(_Carrier):

@@ -1,39 +1,52 @@
 """The p2pd process (go-libp2p, from hivemind's wheel): its command line, its start, its death.
 
 It gets a session of its own, so that Ctrl-C in the terminal does not take the network away before this node has said
-goodbye. It ends by itself when its last client connection closes, and if it does not, `transport/janitor.py` ends it.
+goodbye. It ends by itself when its last client connection closes; the kernel ends it with its parent where util-linux
+can ask for that; and if it lives on all the same, `transport/janitor.py` ends it.
 What is said to it over its control socket stands in `transport/orders.py`.
 """
 
 import asyncio
 import importlib.util
 import logging
+import os
+import shutil
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from noloco_node.errors import NolocoError, SwarmUnreachable
+from noloco_node.transport.addresses import is_loopback
 
 _log = logging.getLogger(__name__)
 
 _STOP_S = 3.0  # p2pd closes its connections on SIGTERM; what still hangs then is not waited for
 _KEPT_LINES = 20
+_RELAYS = "-relayService=1"
 
 
-def node_arguments(identity: Path, listen: str, announce: Sequence[str], bootstrap: Sequence[str]) -> list[str]:
-    """What a node's daemon is told. Port mapping asks the router by multicast: not for a node on loopback only."""
-    loopback = listen.startswith(("/ip4/127.", "/ip6/::1/"))
+def node_arguments(
+    identity: Path, listen: str | None, announce: Sequence[str], bootstrap: Sequence[str], *, relays: bool
+) -> list[str]:
+    """What a node's daemon is told; `listen`: None where it is called through a relay only; `relays`: whether it passes
+    calls on to others.
+
+    Port mapping asks the router by multicast: not for a node on loopback only. A relay that is not told that it can be
+    reached would wait for AutoNAT to say so, which on private addresses never happens.
+    """
+    local = listen is None or is_loopback(listen)
     return [
         f"-id={identity}",
-        f"-hostAddrs={listen}",
+        f"-hostAddrs={listen}" if listen else "-noListenAddrs=1",
         *([f"-announceAddrs={','.join(announce)}"] if announce else []),
         *bootstrap_arguments(bootstrap),
         "-dhtServer=1",
         "-connManager=1",
         "-autonat=1",
         "-relay=1",
-        f"-natPortMap={int(not loopback)}",
+        f"-natPortMap={int(not local)}",
+        *([_RELAYS, "-forceReachabilityPublic=1"] if relays else ["-relayService=0"]),
     ]
 
 
@@ -70,13 +83,17 @@ class Daemon:
     @classmethod
     async def launch(cls, socket: Path, arguments: Sequence[str]) -> "Daemon":
         """Start the process; `wait_ready` says whether it came up. Whoever launches it also stops it."""
+        # On one thread the relay that p2pd is told to have comes after the small one that it always has, and stays: 12
+        # of 12 starts on two idle cores. On two threads they race, and 1 of 12 went well.
+        environ = {**os.environ, "GOMAXPROCS": "1"} if _RELAYS in arguments else None
         try:
             process = await asyncio.create_subprocess_exec(
-                *(str(executable()), f"-listen=/unix{socket}", "-idleTimeout=60s", *arguments),
+                *(*_with_parent(), str(executable()), f"-listen=/unix{socket}", "-idleTimeout=60s", *arguments),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,
+                env=environ,
             )
         except OSError as error:
             raise NolocoError(
@@ -96,6 +113,11 @@ class Daemon:
     async def exited(self) -> int:
         """Wait for its death; its exit status, negative for a signal."""
         return await self._process.wait()
+
+    def kill(self) -> None:
+        """For one that hangs: it would not hear anything kinder."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
 
     async def stop(self) -> None:
         for end in (self._process.terminate, self._process.kill):
@@ -125,6 +147,14 @@ class Daemon:
         if not self._ready.done():
             self._ready.set_exception(_start_error(list(self._last_lines)))
             self._ready.exception()  # seen: whoever no longer waits must not be warned about it
+
+
+def _with_parent() -> list[str]:
+    """What p2pd is put behind to die with us (PR_SET_PDEATHSIG). Python could ask the kernel itself only in a
+    `preexec_fn`, which may hang in a process with threads; busybox's setpriv cannot ask."""
+    found = shutil.which("setpriv")
+    known = found is not None and Path(found).resolve().name == "setpriv"
+    return [str(found), "--pdeathsig", "KILL"] if known else []
 
 
 def _start_error(lines: Sequence[str]) -> NolocoError:

@@ -4,13 +4,19 @@ After `kill -9` nobody is left to tidy up, so a small shell waits for that: it b
 this process holds, and when the kernel closes it, kills the processes it was told of and removes the directory. It has
 a session of its own, so Ctrl-C in the terminal does not reach it. A process is killed only if its command line still
 names the directory: process ids are reused, the directory's random name is not.
+
+Where the janitor was killed too, the next node of this user that starts here sweeps up: a directory is a leftover when
+nobody holds its lock (flock, which is gone with its process).
 """
 
 import asyncio
+import fcntl
 import functools
 import os
 import shutil
+import signal
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,10 +29,12 @@ done
 rm -rf -- "$@"
 """
 
-_LONGEST = 40
-"""A socket's path holds 104 bytes on some systems, and a socket here is named by a peer id of 52."""
+_LONGEST = 29
+"""A socket's path holds 103 letters on some systems; of those the directory's name takes 17 and a peer's socket 57."""
 
 _EXIT_S = 2.0  # the shell has one directory to remove
+_FRESH_S = 10.0  # a directory so young may not have been locked yet
+_PREFIX = "noloco-"
 
 _lifelines: set[int] = set()
 
@@ -34,16 +42,19 @@ _lifelines: set[int] = set()
 class Runtime:
     """The directory (mode 0700) and the janitor that watches over it."""
 
-    def __init__(self, path: Path, lifeline: int, janitor: asyncio.subprocess.Process) -> None:
+    def __init__(self, path: Path, lock: int, lifeline: int, janitor: asyncio.subprocess.Process) -> None:
         self.path = path
+        self._lock = lock
         self._lifeline = lifeline
         self._janitor = janitor
 
     @classmethod
     async def open(cls, *also: Path) -> "Runtime":
         """`also`: files elsewhere that must not outlive us either."""
-        parent = tempfile.gettempdir()
-        path = Path(tempfile.mkdtemp(prefix="noloco-", dir=parent if len(parent) <= _LONGEST else "/tmp"))
+        parent = Path(tempfile.gettempdir() if len(tempfile.gettempdir()) <= _LONGEST else "/tmp")
+        _sweep(parent)
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        lock = _locked(path)
         waiting, lifeline = os.pipe()
         _cut_after_forks()
         _lifelines.add(lifeline)
@@ -58,11 +69,12 @@ class Runtime:
             )
         except BaseException:
             _cut(lifeline)
+            os.close(lock)
             shutil.rmtree(path)
             raise
         finally:
             os.close(waiting)
-        return cls(path, lifeline, janitor)
+        return cls(path, lock, lifeline, janitor)
 
     def told(self, pid: int) -> None:
         """Kill this process too when we are gone; its command line must name `path`."""
@@ -78,7 +90,39 @@ class Runtime:
         except TimeoutError:
             self._janitor.kill()
             await self._janitor.wait()
+        os.close(self._lock)
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _locked(path: Path) -> int:
+    """Raises BlockingIOError where somebody holds it. The lock lasts until the descriptor is closed."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _sweep(parent: Path) -> None:
+    """What nodes left that were killed together with their janitor: their directories and their p2pd."""
+    for path in parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # gone meanwhile, somebody else's, or in use
+            about, inside = path.lstat(), list(path.iterdir())
+            ours = about.st_uid == os.getuid() and inside and all(child.is_socket() for child in inside)
+            if ours and time.time() - about.st_mtime > _FRESH_S:
+                descriptor = _locked(path)
+                _kill_users(path)
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(descriptor)
+
+
+def _kill_users(path: Path) -> None:
+    for command_line in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if f"-listen=/unix{path}/".encode() in command_line.read_bytes():
+                os.kill(int(command_line.parent.name), signal.SIGKILL)
 
 
 @functools.cache

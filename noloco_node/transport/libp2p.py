@@ -1,8 +1,8 @@
 """gRPC carried on libp2p streams, which p2pd provides: the daemon in hivemind's wheel.
 
-p2pd proves who is at the other end, encrypts, and finds a way through routers. This module starts it and joins its
-streams to a gRPC server and to channels (`transport/bridge.py`). The connections of hivemind's DHT go through the same
-daemon: `p2p` is for `swarm.py`.
+p2pd proves who is at the other end, encrypts, and finds a way through routers. This module starts it, again when it has
+died (`transport/life.py`), and joins its streams to a gRPC server and to channels, which outlive it
+(`transport/bridge.py`). The connections of hivemind's DHT go through the same daemon: `p2p` is for `swarm.py`.
 
 The daemon is started here and not by hivemind's `P2P.create`, because it needs a session of its own, somebody who kills
 it if need be, and errors that a user can act on. Streams are opened here too (`transport/orders.py`): hivemind's calls
@@ -12,10 +12,10 @@ leave a socket open when they fail, and its handlers run in tasks that nobody ho
 import asyncio
 import logging
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import grpc
 import grpc.aio
@@ -23,21 +23,31 @@ import grpc.aio
 from noloco_node.errors import IdentityInUse, NolocoError, PeerLost, SwarmUnreachable
 from noloco_node.identity import Identity
 from noloco_node.transport.addresses import announced, check_port, parse, parse_bootstrap, worth_telling
-from noloco_node.transport.bridge import SERVER_OPTIONS, Inbound, Outbound, Streams
+from noloco_node.transport.bridge import SERVER_OPTIONS, FarEnd, Inbound, Outbound, Streams
 from noloco_node.transport.daemon import Daemon, node_arguments, stranger_arguments
 from noloco_node.transport.guard import Context, Guard
 from noloco_node.transport.janitor import Runtime
+from noloco_node.transport.life import CONTROL_S, Hivemind, Life, cancelled
+from noloco_node.transport.mirror import Mirror
 from noloco_node.transport.orders import Orders
+from noloco_node.transport.reach import AUTO, ONLY, OUTGOING, RELAYED, Reach
+from noloco_node.transport.relay import reserve
+from noloco_node.wire.mirror_pb2_grpc import add_MirrorServicer_to_server
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
 PROTOCOL = "noloco/grpc/1"
 """The libp2p protocol id. What runs inside such a stream is HTTP/2."""
 
+_STREAMS = "streams.sock"  # in our private directory: p2pd brings the streams of peers here
 _DIAL_S = 15.0  # to open a stream to a peer: finding its addresses, several of which may lead nowhere
+_CONNECT_S = 5.0  # of that for the addresses that the peer itself has given
 _RETRY_S = 0.05  # a bootstrap peer is known about 0.1 s after the connection to it
-_CONTROL_S = 5.0  # for p2pd to answer what it can answer by itself
-_REFRESH_S = 15.0  # addresses change (a port is mapped, a relay is found), and this shows whether p2pd still answers
+_RELAY_TRIES = 4  # the first is nearly always enough
+_MAX_KNOWN = 1024  # peers of which something is remembered, the latest
+_MEET = 64  # of those that a new p2pd is connected to at once: the DHT and others' calls need a beginning
 _MAX_CALLS = 256  # being answered at the same time, over all peers
 _STOP_S = 2.0  # for calls that are being answered to end once they are cancelled
 
@@ -53,8 +63,11 @@ class Libp2pTransport:
         bootstrap: Sequence[str] = (),
         startup_timeout_s: float = 60.0,
         gone_with_us: Sequence[Path] = (),
+        relay: str = AUTO,
+        serves_relay: bool = False,
     ) -> None:
-        """`gone_with_us`: files elsewhere that are removed when this process ends, however that is."""
+        """`gone_with_us`: files elsewhere that are removed when this process ends, however that is. `relay`: whether to
+        be called through one, AUTO, ONLY or OFF; `serves_relay`: whether to pass calls on to others."""
         self.peer_id = identity.peer_id
         self._identity = identity
         self._listen = listen
@@ -63,24 +76,31 @@ class Libp2pTransport:
         self._startup_timeout_s = startup_timeout_s
         self._gone_with_us = gone_with_us
         self._services: list[Callable[[grpc.aio.Server], None]] = []
-        self._addresses: list[str] = []
+        self._relay = relay
+        self._serves_relay = serves_relay
+        helpers: dict[str, list[str]] = {}
+        for address in self._others:
+            helpers.setdefault(str(self._bootstrap[address]), []).append(address)
+        self._reach = Reach(self.peer_id, relay, helpers, lambda: reversed(self._introduced), self.channel)
+        self.serve(lambda server: add_MirrorServicer_to_server(Mirror(self._far_end), server))
+        self._ways: dict[str, str] = {}
+        self._introduced: dict[str, Sequence[str]] = {}
         self._stack = AsyncExitStack()
-        self._started: _Started | None = None
+        self._started: _Parts | None = None
+        self._life: Life | None = None
 
     @property
     def p2p(self) -> Any:
-        """hivemind's `P2P`, joined to our daemon."""
-        return self._parts.p2p
+        """hivemind's `P2P`, joined to our daemon; another one after `restart`."""
+        return self._living.p2p
 
     def serve(self, add: Callable[[grpc.aio.Server], None]) -> None:
         self._services.append(add)
 
     async def start(self) -> None:
         try:
-            self._started = await self._start()
-        except (OSError, TimeoutError) as error:
-            await self.close()
-            raise NolocoError(f"p2pd, the network daemon, broke off while starting ({error!r}). Try again.") from error
+            with _foreign_errors():
+                await self._start()
         except BaseException:
             await self.close()
             raise
@@ -92,85 +112,152 @@ class Libp2pTransport:
         return self._parts.outbound.channel(peer)
 
     def caller(self, context: Context) -> str:
-        peer = self._parts.inbound.caller_of(context.peer())
-        if peer is None:
+        return self._far_end(context).peer
+
+    def _far_end(self, context: Context) -> FarEnd:
+        caller = self._parts.inbound.caller_of(context.peer())
+        if caller is None:
             raise PeerLost("connection_lost")
-        return peer
+        return caller
 
     def addresses(self) -> list[str]:
-        return list(self._addresses)
-
-    async def lost(self) -> str:
-        """Returns when p2pd has died, saying how: from then on no call succeeds, and only a new transport helps."""
-        return f"p2pd ended with status {await self._parts.daemon.exited()}"
+        own = self._announce or [f"{address}/p2p/{self.peer_id}" for address in worth_telling(self._found())]
+        return self._reach.addresses(own)
 
     @property
-    def _parts(self) -> "_Started":
+    def reachable(self) -> str | None:
+        """One of the verdicts of transport/reach.py; None while it is not known."""
+        return self._reach.verdict
+
+    @property
+    def skew_s(self) -> float | None:
+        """How far our clock is ahead of others', as far as that is beyond doubt."""
+        return self._reach.skew_s
+
+    @property
+    def can_be_called(self) -> bool:
+        """Without a relay, as far as is known."""
+        return self._reach.verdict not in (RELAYED, OUTGOING)
+
+    def via(self, peer: str) -> str | None:
+        """How the last stream with a peer went, `direct` or `relayed`; None where there was none."""
+        return self._ways.get(peer)
+
+    def introduce(self, peers: Mapping[str, Sequence[str]]) -> None:
+        """Where peers say that they can be reached, each address ending in /p2p/<its id>."""
+        for peer, addresses in peers.items():
+            _remember(self._introduced, peer, addresses)
+
+    async def lost(self) -> str:
+        """Returns when p2pd has died, saying how: from then on no call succeeds, until `restart`."""
+        return await self._living.ended()
+
+    async def restart(self) -> None:
+        """Another p2pd in place of the one that was lost, with the same identity and port.
+
+        Services, channels and whoever holds them stay. Nobody need be there: peers are called when they are wanted.
+        """
+        with _foreign_errors():
+            self._listen = _same_port(self._listen, self._living.found)
+            await self._living.end()
+            await self._begin_life([])
+        orders = self._living.orders
+        latest = dict(list(self._introduced.items())[-_MEET:])
+        known = {**latest, **self._reach.helpers}
+        await asyncio.gather(*(_reconnect(orders, peer, addresses) for peer, addresses in known.items()))
+        await self._reach.survey(orders, self._found())
+
+    @property
+    def _parts(self) -> "_Parts":
         if self._started is None:
             raise RuntimeError("the transport has not been started")
         return self._started
 
+    @property
+    def _living(self) -> Life:
+        if self._life is None:
+            raise RuntimeError("the transport has not been started")
+        return self._life
+
     # The start: each part puts its own end on the stack, so that `close` undoes them in the opposite order.
 
-    async def _start(self) -> "_Started":
+    async def _start(self) -> None:
         check_port(parse(self._listen))
         hivemind = _import_hivemind()
         runtime = await Runtime.open(*self._gone_with_us)
         self._stack.push_async_callback(runtime.close)
         await self._check_identity(runtime, hivemind)
-        daemon = await self._start_daemon(runtime)
-        orders = Orders(daemon.socket, hivemind.messages)
-        p2p = await self._join_hivemind(runtime, daemon, hivemind)
-        inbound = await self._start_server(runtime, orders, hivemind)
-        outbound = Outbound(runtime.path, lambda peer: _dial(orders, peer))
+        self._stack.push_async_callback(self._end_life)
+        inbound = await self._start_server(runtime)
+        outbound = Outbound(runtime.path, self._dial)
         self._stack.push_async_callback(outbound.close)
-        await self._refresh_addresses(orders, hivemind)
-        watch = asyncio.create_task(self._watch(daemon, orders, hivemind))
-        self._stack.push_async_callback(_cancelled, watch)
-        return _Started(p2p, daemon, inbound, outbound)
+        self._started = _Parts(hivemind, runtime, inbound, outbound)
+        await self._begin_life(self._others)
+        await self._reach.survey(self._living.orders, self._found())
+        keeping = asyncio.create_task(self._reach.keep(lambda: self._living.orders, self._found))
+        self._stack.push_async_callback(cancelled, keeping)
 
-    async def _check_identity(self, runtime: Runtime, hivemind: "_Hivemind") -> None:
+    async def _begin_life(self, bootstrap: Sequence[str]) -> None:
+        runtime = self._parts.runtime
+        listen = None if self._relay == ONLY else self._listen
+        announce = [address.partition("/p2p/")[0] for address in self._announce]
+        arguments = node_arguments(self._identity.path, listen, announce, bootstrap, relays=self._serves_relay)
+        for _ in range(_RELAY_TRIES):
+            life = self._life = await Life.begin(runtime, arguments, self._parts.hivemind, self._startup_timeout_s)
+            if not self._serves_relay or await self._is_a_relay(life):
+                break
+            await life.end()
+        else:
+            life = self._life = await Life.begin(runtime, arguments, self._parts.hivemind, self._startup_timeout_s)
+            _log.warning("this node passes no calls on to those behind routers: p2pd did not become a relay")
+        async with asyncio.timeout(CONTROL_S):
+            await life.orders.hand_over_streams(PROTOCOL, runtime.path / _STREAMS)
+
+    async def _is_a_relay(self, life: Life) -> bool:
+        """p2pd always has a relay for 128 KiB a connection. The one that it is told to have replaces that or, by a race
+        at the start, is replaced by it, and only another peer can see which of the two it became."""
+        async with self._stranger(self._parts.runtime, self._parts.hivemind, []) as orders:
+            await _reconnect(orders, self.peer_id, life.found)
+            return await reserve(orders, self.peer_id)
+
+    async def _end_life(self) -> None:
+        if self._life:
+            await self._life.end()
+
+    async def _check_identity(self, runtime: Runtime, hivemind: Hivemind) -> None:
         """Two nodes with one identity take each other's streams, so ask the swarm for ourselves, under another key."""
         if not self._bootstrap:
             return
-        daemon = await Daemon.launch(runtime.path / "look.sock", stranger_arguments(list(self._bootstrap)))
+        try:
+            async with self._stranger(runtime, hivemind, list(self._bootstrap)) as orders:
+                taken = await _answers(orders, self.peer_id)
+        except SwarmUnreachable:
+            if self._others:
+                raise
+            return  # the only address is our own, of an earlier start: this node is the first one
+        if taken:
+            raise IdentityInUse(
+                f"the identity {self._identity.path} is in use by a node that is running. "
+                "Stop that one, or give this one a NOLOCO_HOME of its own."
+            )
+
+    @asynccontextmanager
+    async def _stranger(self, runtime: Runtime, hivemind: Hivemind, bootstrap: Sequence[str]) -> AsyncIterator[Orders]:
+        """Another p2pd for a moment, to see this node or the swarm as others do."""
+        daemon = await Daemon.launch(runtime.path / "look.sock", stranger_arguments(bootstrap))
         runtime.told(daemon.pid)
         try:
             await daemon.wait_ready(self._startup_timeout_s)
-            if await _answers(Orders(daemon.socket, hivemind.messages), self.peer_id):
-                raise IdentityInUse(
-                    f"the identity {self._identity.path} is in use by a node that is running. "
-                    "Stop that one, or give this one a NOLOCO_HOME of its own."
-                )
-        except SwarmUnreachable:
-            if self._others:
-                raise  # else the only address is our own, of an earlier start: this node is the first one
+            yield Orders(daemon.socket, hivemind.messages, hivemind.multiaddr)
         finally:
             await daemon.stop()
+            daemon.socket.unlink(missing_ok=True)
 
     @property
     def _others(self) -> list[str]:
         return [address for address, peer in self._bootstrap.items() if peer != self.peer_id]
 
-    async def _start_daemon(self, runtime: Runtime) -> Daemon:
-        announce = [address.partition("/p2p/")[0] for address in self._announce]
-        arguments = node_arguments(self._identity.path, self._listen, announce, self._others)
-        daemon = await Daemon.launch(runtime.path / "p2pd.sock", arguments)
-        self._stack.push_async_callback(daemon.stop)
-        runtime.told(daemon.pid)
-        await daemon.wait_ready(self._startup_timeout_s)
-        return daemon
-
-    async def _join_hivemind(self, runtime: Runtime, daemon: Daemon, hivemind: "_Hivemind") -> Any:
-        ours = type("P2P", (hivemind.p2p,), {"_UNIX_SOCKET_PREFIX": f"/unix{runtime.path}/"})
-        async with asyncio.timeout(_CONTROL_S):
-            p2p = await ours.replicate(hivemind.multiaddr(f"/unix{daemon.socket}"))  # type: ignore[attr-defined]
-        self._stack.push_async_callback(p2p.shutdown)
-        for task in (p2p._client.control._read_task, p2p._client.control._write_task):
-            task.add_done_callback(_seen)  # hivemind never looks, and asyncio would print a traceback when p2pd dies
-        return p2p
-
-    async def _start_server(self, runtime: Runtime, orders: Orders, hivemind: "_Hivemind") -> Inbound:
+    async def _start_server(self, runtime: Runtime) -> Inbound:
         async def admit(context: Context) -> None:
             if inbound.caller_of(context.peer()) is None:
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, "calls come through libp2p only")
@@ -179,46 +266,45 @@ class Libp2pTransport:
         server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[guard], maximum_concurrent_rpcs=_MAX_CALLS)
         for add in self._services:
             add(server)
-        inbound = Inbound(server.add_insecure_port("127.0.0.1:0"), orders.read_caller)
+        inbound = Inbound(server.add_insecure_port("127.0.0.1:0"), self._read_caller)
         self._stack.push_async_callback(inbound.close)
         self._stack.push_async_callback(_stop, server)
         await server.start()
-        path = runtime.path / "streams.sock"
-        await inbound.listen(path)
-        async with asyncio.timeout(_CONTROL_S):
-            await orders.hand_over_streams(PROTOCOL, hivemind.multiaddr(f"/unix{path}").to_bytes())
+        await inbound.listen(runtime.path / _STREAMS)
         return inbound
 
-    async def _watch(self, daemon: Daemon, orders: Orders, hivemind: "_Hivemind") -> None:
-        """Keep the addresses fresh. A daemon that no longer answers is as good as dead, so it is made to be dead."""
-        try:
-            while True:
-                await asyncio.sleep(_REFRESH_S)
-                await self._refresh_addresses(orders, hivemind)
-        except (OSError, TimeoutError) as error:
-            _log.warning("p2pd, the network daemon, no longer answers: %r", error)
-            await daemon.stop()
+    def _found(self) -> Sequence[str]:
+        return self._life.found if self._life else ()
 
-    async def _refresh_addresses(self, orders: Orders, hivemind: "_Hivemind") -> None:
-        async with asyncio.timeout(_CONTROL_S):
-            found = [str(hivemind.multiaddr(address)) for address in await orders.identify()]
-        self._addresses = self._announce or [f"{address}/p2p/{self.peer_id}" for address in worth_telling(found)]
+    async def _read_caller(self, reader: asyncio.StreamReader) -> FarEnd:
+        caller = await self._living.orders.read_caller(reader)
+        self._note(caller)
+        return caller
+
+    def _note(self, far_end: FarEnd) -> None:
+        _remember(self._ways, far_end.peer, "relayed" if far_end.relayed else "direct")
+
+    async def _dial(self, peer: str) -> Streams:
+        """A stream to a peer. Where it says that it is comes first; p2pd may know better."""
+        orders = self._living.orders
+        async with asyncio.timeout(_DIAL_S):
+            if peer in self._introduced:
+                await _reconnect(orders, peer, self._introduced[peer])
+            stream, far_end = await orders.open_stream(peer, PROTOCOL)
+        self._note(far_end)
+        return stream
 
 
-class _Started(NamedTuple):
-    p2p: Any
-    daemon: Daemon
+class _Parts(NamedTuple):
+    """What lives as long as the transport, whatever becomes of p2pd."""
+
+    hivemind: Hivemind
+    runtime: Runtime
     inbound: Inbound
     outbound: Outbound
 
 
-class _Hivemind(NamedTuple):
-    p2p: Any
-    multiaddr: Any
-    messages: Any
-
-
-def _import_hivemind() -> _Hivemind:
+def _import_hivemind() -> Hivemind:
     """It takes seconds and brings torch. That it renames a log level and adds a coloured handler is undone.
 
     Not in a thread, though it blocks the loop: the filters of warnings are the process's, and a second thread that
@@ -232,7 +318,7 @@ def _import_hivemind() -> _Hivemind:
         from hivemind.utils.multiaddr import Multiaddr
     use_hivemind_log_handler("nowhere")
     logging.addLevelName(logging.WARNING, "WARNING")
-    return _Hivemind(P2P, Multiaddr, p2pd_pb2)
+    return Hivemind(P2P, Multiaddr, p2pd_pb2)
 
 
 async def _answers(orders: Orders, peer: str) -> bool:
@@ -250,9 +336,34 @@ async def _answers(orders: Orders, peer: str) -> bool:
     return False
 
 
-async def _dial(orders: Orders, peer: str) -> Streams:
-    async with asyncio.timeout(_DIAL_S):
-        return await orders.open_stream(peer, PROTOCOL)
+def _remember(known: dict[str, T], peer: str, what: T) -> None:
+    known.pop(peer, None)
+    known[peer] = what
+    if len(known) > _MAX_KNOWN:
+        del known[next(iter(known))]
+
+
+async def _reconnect(orders: Orders, peer: str, addresses: Sequence[str]) -> None:
+    """Be connected to a peer, if it is there."""
+    with suppress(OSError):
+        async with asyncio.timeout(_CONNECT_S):
+            await orders.connect(peer, addresses)
+
+
+def _same_port(listen: str, found: Sequence[str]) -> str:
+    """What to listen on next time: a port that was free for the first p2pd is the one that others know."""
+    way, _, port = listen.rpartition("/")
+    hosts = (parse(listen).host, "127.0.0.1", "::1")
+    ports = (words[4] for text in found if (words := text.split("/"))[2] in hosts and words[3] == "tcp")
+    return listen if port != "0" else f"{way}/{next(ports, port)}"
+
+
+@contextmanager
+def _foreign_errors() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, TimeoutError) as error:
+        raise NolocoError(f"p2pd, the network daemon, broke off while starting ({error!r}). Try again.") from error
 
 
 async def _stop(server: grpc.aio.Server) -> None:
@@ -260,13 +371,3 @@ async def _stop(server: grpc.aio.Server) -> None:
         await asyncio.wait_for(server.stop(None), _STOP_S)
     except TimeoutError:
         _log.warning("a call that was being answered did not end when the transport closed")
-
-
-def _seen(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        _log.debug("hivemind's connection to p2pd broke: %r", task.exception())
-
-
-async def _cancelled(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait([task])

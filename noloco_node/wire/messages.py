@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from noloco_node.errors import PeerMisbehaved
+from noloco_node.wire import livestate
 from noloco_node.wire import peer_pb2 as pb
 
 MAX_MESSAGE_BYTES = 8 << 20
@@ -105,13 +106,23 @@ class StateRequest:
     protocol: int
     run_id: bytes
     layout: bytes
+    coding: livestate.Coding = livestate.Coding.FP32
+    root: bytes = b""
+    """Of the version that was begun with."""
+    fragment: int = 0
+    """The first one of it that is still wanted."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateHeader:
+    """Its parts agree with each other: as many digests as the size has fragments, and the root is theirs."""
+
     round: int
     total_bytes: int
-    digest: bytes
+    root: bytes
+    digests: bytes
+    fragment: int = 0
+    """The first one that follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +130,13 @@ class StateChunk:
     data: bytes
 
 
-StateFrame = StateHeader | StateChunk | Refusal
+@dataclass(frozen=True, slots=True)
+class StatePlace:
+    place: int
+    """So many downloads come first; 0: the donor takes its snapshot."""
+
+
+StateFrame = StateHeader | StateChunk | StatePlace | Refusal
 
 
 def encode(frame: Frame) -> pb.SwapFrame:  # noqa: PLR0911 - one for each kind
@@ -181,10 +198,20 @@ def decode(message: pb.SwapFrame) -> Frame:  # noqa: PLR0911 - one for each kind
 
 def encode_state(frame: StateFrame) -> pb.StateFrame:
     match frame:
-        case StateHeader(round_, total_bytes, digest):
-            return pb.StateFrame(header=pb.StateHeader(round=round_, total_bytes=total_bytes, digest=digest))
+        case StateHeader():
+            return pb.StateFrame(
+                header=pb.StateHeader(
+                    round=frame.round,
+                    total_bytes=frame.total_bytes,
+                    root=frame.root,
+                    digests=frame.digests,
+                    fragment=frame.fragment,
+                )
+            )
         case StateChunk(data):
             return pb.StateFrame(chunk=pb.StateChunk(data=data))
+        case StatePlace(place):
+            return pb.StateFrame(place=pb.StatePlace(place=place))
         case Refusal():
             return pb.StateFrame(refusal=_refusal(frame))
 
@@ -192,14 +219,11 @@ def encode_state(frame: StateFrame) -> pb.StateFrame:
 def decode_state(message: pb.StateFrame) -> StateFrame:
     match message.WhichOneof("frame"):
         case "header":
-            header = message.header
-            return StateHeader(
-                _bounded(header.round, MAX_ROUND, "round"),
-                _bounded(header.total_bytes, MAX_STATE_BYTES, "total_bytes"),
-                _sized(header.digest, 32, "digest"),
-            )
+            return _decode_header(message.header)
         case "chunk":
             return StateChunk(message.chunk.data)
+        case "place":
+            return StatePlace(message.place.place)
         case "refusal":
             return _decode_refusal(message.refusal)
         case _:
@@ -207,11 +231,44 @@ def decode_state(message: pb.StateFrame) -> StateFrame:
 
 
 def encode_state_request(request: StateRequest) -> pb.StateRequest:
-    return pb.StateRequest(protocol=request.protocol, run_id=request.run_id, layout=request.layout)
+    return pb.StateRequest(
+        protocol=request.protocol,
+        run_id=request.run_id,
+        layout=request.layout,
+        coding=request.coding.value,
+        root=request.root,
+        fragment=request.fragment,
+    )
 
 
 def decode_state_request(message: pb.StateRequest) -> StateRequest:
-    return StateRequest(message.protocol, _sized(message.run_id, 32, "run_id"), _sized(message.layout, 32, "layout"))
+    try:
+        coding = livestate.Coding(message.coding)
+    except ValueError:
+        raise PeerMisbehaved("bad_coding", f"{message.coding} is not known") from None
+    return StateRequest(
+        message.protocol,
+        _sized(message.run_id, 32, "run_id"),
+        _sized(message.layout, 32, "layout"),
+        coding,
+        _sized(message.root, 32, "root") if message.root else b"",
+        _bounded(message.fragment, livestate.MAX_FRAGMENTS, "fragment"),
+    )
+
+
+def decode_progress(message: pb.StateProgress) -> int:
+    """The round."""
+    return _bounded(message.round, MAX_ROUND, "round")
+
+
+def _decode_header(header: pb.StateHeader) -> StateHeader:
+    round_ = _bounded(header.round, MAX_ROUND, "round")
+    total_bytes = _bounded(header.total_bytes, MAX_STATE_BYTES, "total_bytes")
+    count = livestate.fragments(total_bytes)
+    digests = _sized(header.digests, livestate.DIGEST_BYTES * count, "digests")
+    if header.root != livestate.root(round_, total_bytes, digests):
+        raise PeerMisbehaved("bad_root", "not the one of its digests")
+    return StateHeader(round_, total_bytes, header.root, digests, _bounded(header.fragment, count, "fragment"))
 
 
 def _decode_offer(offer: pb.Offer) -> Offer:

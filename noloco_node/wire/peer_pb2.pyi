@@ -19,6 +19,11 @@ class RefusalCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     QUARANTINED: _ClassVar[RefusalCode]
     PAUSED: _ClassVar[RefusalCode]
     LEAVING: _ClassVar[RefusalCode]
+
+class StateCoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FP32: _ClassVar[StateCoding]
+    BF16: _ClassVar[StateCoding]
 REFUSAL_UNSPECIFIED: RefusalCode
 BUSY: RefusalCode
 APPOINTMENT: RefusalCode
@@ -29,6 +34,8 @@ NOT_ADMITTED: RefusalCode
 QUARANTINED: RefusalCode
 PAUSED: RefusalCode
 LEAVING: RefusalCode
+FP32: StateCoding
+BF16: StateCoding
 
 class SwapFrame(_message.Message):
     __slots__ = ("offer", "accept", "refusal", "fragment", "ack", "done", "piece", "alive")
@@ -145,34 +152,58 @@ class Announced(_message.Message):
     def __init__(self, kept: _Optional[bool] = ...) -> None: ...
 
 class StateRequest(_message.Message):
-    __slots__ = ("protocol", "run_id", "layout")
+    __slots__ = ("protocol", "run_id", "layout", "coding", "root", "fragment")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    CODING_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     run_id: bytes
     layout: bytes
-    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., layout: _Optional[bytes] = ...) -> None: ...
+    coding: StateCoding
+    root: bytes
+    fragment: int
+    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., layout: _Optional[bytes] = ..., coding: _Optional[_Union[StateCoding, str]] = ..., root: _Optional[bytes] = ..., fragment: _Optional[int] = ...) -> None: ...
 
 class StateFrame(_message.Message):
-    __slots__ = ("header", "chunk", "refusal")
+    __slots__ = ("header", "chunk", "refusal", "place")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
     header: StateHeader
     chunk: StateChunk
     refusal: Refusal
-    def __init__(self, header: _Optional[_Union[StateHeader, _Mapping]] = ..., chunk: _Optional[_Union[StateChunk, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
+    place: StatePlace
+    def __init__(self, header: _Optional[_Union[StateHeader, _Mapping]] = ..., chunk: _Optional[_Union[StateChunk, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., place: _Optional[_Union[StatePlace, _Mapping]] = ...) -> None: ...
 
 class StateHeader(_message.Message):
-    __slots__ = ("round", "total_bytes", "digest")
+    __slots__ = ("round", "total_bytes", "root", "digests", "fragment")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     round: int
     total_bytes: int
-    digest: bytes
-    def __init__(self, round: _Optional[int] = ..., total_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
+    root: bytes
+    digests: bytes
+    fragment: int
+    def __init__(self, round: _Optional[int] = ..., total_bytes: _Optional[int] = ..., root: _Optional[bytes] = ..., digests: _Optional[bytes] = ..., fragment: _Optional[int] = ...) -> None: ...
+
+class StatePlace(_message.Message):
+    __slots__ = ("place",)
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    place: int
+    def __init__(self, place: _Optional[int] = ...) -> None: ...
+
+class StateProgress(_message.Message):
+    __slots__ = ("round",)
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    def __init__(self, round: _Optional[int] = ...) -> None: ...
 
 class StateChunk(_message.Message):
     __slots__ = ("data",)
@@ -181,7 +212,7 @@ class StateChunk(_message.Message):
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
 
 class Presence(_message.Message):
-    __slots__ = ("protocol", "run_id", "boot", "state", "round", "step", "progress", "loss", "tokens_per_s", "tokens", "addresses", "started", "time", "version")
+    __slots__ = ("protocol", "run_id", "boot", "state", "round", "step", "progress", "loss", "tokens_per_s", "tokens", "addresses", "started", "time", "version", "peers")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_FIELD_NUMBER: _ClassVar[int]
@@ -196,6 +227,7 @@ class Presence(_message.Message):
     STARTED_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     run_id: bytes
     boot: bytes
@@ -210,7 +242,8 @@ class Presence(_message.Message):
     started: float
     time: float
     version: str
-    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., boot: _Optional[bytes] = ..., state: _Optional[str] = ..., round: _Optional[int] = ..., step: _Optional[int] = ..., progress: _Optional[float] = ..., loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., tokens: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., started: _Optional[float] = ..., time: _Optional[float] = ..., version: _Optional[str] = ...) -> None: ...
+    peers: int
+    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., boot: _Optional[bytes] = ..., state: _Optional[str] = ..., round: _Optional[int] = ..., step: _Optional[int] = ..., progress: _Optional[float] = ..., loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., tokens: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., started: _Optional[float] = ..., time: _Optional[float] = ..., version: _Optional[str] = ..., peers: _Optional[int] = ...) -> None: ...
 
 class SignedPresence(_message.Message):
     __slots__ = ("presence", "signature")

@@ -235,6 +235,11 @@ class StateStub:
                 request_serializer=noloco__node_dot_wire_dot_peer__pb2.StateRequest.SerializeToString,
                 response_deserializer=noloco__node_dot_wire_dot_peer__pb2.StateFrame.FromString,
                 _registered_method=True)
+        self.Progress = channel.unary_unary(
+                '/noloco.v1.State/Progress',
+                request_serializer=noloco__node_dot_wire_dot_peer__pb2.StateRequest.SerializeToString,
+                response_deserializer=noloco__node_dot_wire_dot_peer__pb2.StateProgress.FromString,
+                _registered_method=True)
 
 
 class StateServicer:
@@ -247,6 +252,13 @@ class StateServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Progress(self, request, context):
+        """How far a peer is: a newcomer asks others whether its donor is far behind them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StateServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -254,6 +266,11 @@ def add_StateServicer_to_server(servicer, server):
                     servicer.Fetch,
                     request_deserializer=noloco__node_dot_wire_dot_peer__pb2.StateRequest.FromString,
                     response_serializer=noloco__node_dot_wire_dot_peer__pb2.StateFrame.SerializeToString,
+            ),
+            'Progress': grpc.unary_unary_rpc_method_handler(
+                    servicer.Progress,
+                    request_deserializer=noloco__node_dot_wire_dot_peer__pb2.StateRequest.FromString,
+                    response_serializer=noloco__node_dot_wire_dot_peer__pb2.StateProgress.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -284,6 +301,33 @@ class State:
             '/noloco.v1.State/Fetch',
             noloco__node_dot_wire_dot_peer__pb2.StateRequest.SerializeToString,
             noloco__node_dot_wire_dot_peer__pb2.StateFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Progress(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/noloco.v1.State/Progress',
+            noloco__node_dot_wire_dot_peer__pb2.StateRequest.SerializeToString,
+            noloco__node_dot_wire_dot_peer__pb2.StateProgress.FromString,
             options,
             channel_credentials,
             insecure,

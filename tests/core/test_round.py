@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from noloco_node.core.round import (
     MAX_LAG,
+    TOO_SLOW,
     Accept,
     Accepted,
     Action,
@@ -248,7 +249,7 @@ def test_a_swap_straddles_boundaries_until_it_is_too_old() -> None:
     for k in range(MAX_LAG):
         assert m.handle(Boundary(2 + k, 10.0), 20.0 + 10 * k) == [EndRound(2 + k, "swapping")]
     assert HangUp(MIDDLE) in m.handle(Boundary(2 + MAX_LAG, 10.0), 200.0)
-    assert m.handle(SwapEnded(MIDDLE, "hung_up", applied=2), 200.0) == [EndRound(1, "hung_up", "b", 2, 0)]
+    assert m.handle(SwapEnded(MIDDLE, "hung_up", applied=2), 200.0) == [EndRound(1, TOO_SLOW, "b", 2, 0)]
 
 
 def test_a_swap_that_breaks_leaves_the_offer_open_and_its_fragments_are_counted() -> None:

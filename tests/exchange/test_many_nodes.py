@@ -63,6 +63,15 @@ def test_speeds_one_two_four_by_steps(capsys: pytest.CaptureFixture[str]) -> Non
         rounds = ", ".join(f"{part:.0%} of those {slow} times as slow" for slow, part in share.items())
         print(f"\n  phases by steps: committed {rounds}; {town.calls_per_pair():.1f} calls a pair")  # noqa: T201
     assert town.committed_share() >= 0.6
+    assert town.calls_per_pair() < 3
+
+
+@pytest.mark.parametrize(("nodes", "swaps", "rounds"), [(256, 1, 8), (64, None, 8)])
+def test_calls_stay_few_in_larger_swarms_and_with_further_partners(nodes: int, swaps: int | None, rounds: int) -> None:
+    town = Town([10.0] * nodes, swaps=swaps)
+    run_virtual(town.run(rounds))
+    assert town.committed_share() >= 0.9
+    assert town.calls_per_pair() < 3
 
 
 def test_lost_messages_and_a_tenth_that_vanishes() -> None:

@@ -43,7 +43,7 @@ class Offer:
     stats = Stats()
 
     def __init__(self, node: "Node", round_: int) -> None:
-        self.node, self.round, self.u = node, round_, list(node.x)
+        self.node, self.round, self.u = node, round_, node.vector()
 
     def open(self, index: int, exchange_id: bytes) -> "Future[bytes]":
         return done(struct.pack("<d", self.u[index]) + PAYLOAD)
@@ -54,7 +54,7 @@ class Offer:
         return done(Heard(None, (struct.unpack_from("<d", payload)[0] - self.u[index]) / 2))
 
     def apply(self, index: int, correction: Any) -> None:
-        self.node.x[index] += correction
+        self.node.correct(index, correction, self.round)
         self.u[index] += correction
 
 
@@ -99,8 +99,19 @@ class Node:
             if self.gone:
                 return
             self.steps += 1
+            self.end_phase()
             offer = None if self.under_way else Offer(self, k)
             self.exchange.boundary(k, self.phase_s, offer, None if offer else "swapping")
+
+    def end_phase(self) -> None:
+        """What training has done to `x`: nothing."""
+
+    def vector(self) -> list[float]:
+        """What is offered after a phase."""
+        return list(self.x)
+
+    def correct(self, index: int, correction: float, offered_round: int) -> None:
+        self.x[index] += correction
 
     @property
     def committed(self) -> list[RoundCommitted]:
@@ -120,13 +131,15 @@ class Town:
         seed: int = 1,
         steps_s: list[float] | None = None,
         swaps: int | None = 1,
+        *,
         paces: dict[int, Pace] | None = None,
+        kind: type[Node] = Node,
         **links: Any,
     ) -> None:
         self.network = MemoryNetwork(random.Random(seed), **{"delay_s": 0.05, **links})
         self.swaps = swaps
         self.nodes = [
-            Node(
+            kind(
                 self.network,
                 f"n{k:03}",
                 phase,
@@ -147,7 +160,7 @@ class Town:
             await asyncio.gather(*(node.train(rounds) for node in self.nodes), *others)
             for node in self.nodes:
                 node.exchange.stop()
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(60 + 10 * max(n.phase_s for n in self.nodes)):  # a swap may take eight phases
                 await asyncio.gather(*(node.exchange.settled() for node in self.nodes))
         finally:
             await self.close()

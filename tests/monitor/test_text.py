@@ -43,6 +43,16 @@ def test_status_of_a_node_that_has_just_started():
     ]
 
 
+def test_where_the_time_went():
+    time_s = {"step": 90.0, "boundary": 0.01, "apply": 0.1, "evaluate": 1.9, "waiting": 8.0, "paused": 60.0}
+    shown = printed(print_status, replace(STATUS, time_s=time_s, stall_ms=12.4, busy_fraction_minute=0.5), 1000)
+    assert "busy 98.7% (last minute 50%)" in shown
+    assert (
+        "\nbesides steps: waiting 8.0%, evaluate 1.9%, apply 0.1% · the last round took 12 ms of training · "
+        "paused for 1 min\n"
+    ) in shown
+
+
 def test_a_limited_day_is_shown_with_its_limit():
     limited = replace(STATUS, today=Today(sent=512_000_000, received=515_000_000, sent_limit=2 * 10**9))
     assert "gave 512 MB of 2.0 GB, took 515 MB today" in printed(print_status, limited, 200)

@@ -115,18 +115,20 @@ class Village:
 
     def left_over(self) -> list[str]:
         """Processes and sockets that belong to this village."""
-        found = [f"{p.pid} {' '.join(p.cmdline())}" for p in psutil.process_iter() if self._ours(p)]
+        found = [words for p in psutil.process_iter() if (words := self._ours(p))]
         try:
             return found + [str(path) for path in self.root.rglob("*") if path.is_socket()]
         except FileNotFoundError as just_going:
             return [*found, str(just_going.filename)]
 
-    def _ours(self, process: psutil.Process) -> bool:
+    def _ours(self, process: psutil.Process) -> str | None:
+        """Pid and command, where it is one of this village's that lives."""
         try:
             ours = process.environ().get("TMPDIR") == str(self.scratch)
-            return ours and process.status() != psutil.STATUS_ZOMBIE
+            alive = ours and process.status() != psutil.STATUS_ZOMBIE
+            return f"{process.pid} {' '.join(process.cmdline())}" if alive else None
         except psutil.Error:
-            return False
+            return None  # it is just going
 
     def close(self) -> None:
         for node in self.nodes:

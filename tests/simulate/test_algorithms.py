@@ -39,7 +39,7 @@ def train(outer, seed):
 
 @pytest.mark.parametrize("replicas", [2, 7, 8])
 def test_split_noloco_is_the_papers_with_the_same_partners(replicas):
-    split = noloco("noloco:alpha=0.5:beta=0.7:gamma=0.7", replicas=replicas)
+    split = noloco("noloco:alpha=0.5:beta=0.7:gamma=0.7:keep_norm=0", replicas=replicas)
     paper = PaperNoLoCo(0.5, 0.7, 0.7, 4, random.Random(0))
     theirs, mine = start(replicas), start(replicas)
     for seed in range(4):
@@ -53,11 +53,11 @@ def test_split_noloco_is_the_papers_with_the_same_partners(replicas):
 
 
 @pytest.mark.parametrize("codec_name", ["fp32", "bf16"])
-@pytest.mark.parametrize("text", ["noloco", "noloco:swaps=3", "noloco:keep_norm=1"])
+@pytest.mark.parametrize("text", ["noloco", "noloco:swaps=3", "noloco:keep_norm=0"])
 def test_whatever_is_tried_the_mean_is_as_without_partners(text, codec_name):
     alone, together = start(8), start(8)
     rules = noloco(text, replicas=8, codec=codec_name), noloco(text, replicas=8, codec=codec_name)
-    rules[0]._meet = lambda u, moved: None
+    rules[0]._meet = lambda outer: None
     for rule, outer in zip(rules, (alone, together), strict=True):
         rule.boundary(outer)
         rule.finish(outer)
@@ -83,7 +83,7 @@ def test_a_correction_lands_so_many_inner_steps_later_and_to_the_same_effect(del
     outers = start(4), start(4)
     for rule, outer in zip((late, prompt), outers, strict=True):
         rule.boundary(outer)
-    prompt._meet = lambda u, moved: None
+    prompt._meet = lambda outer: None
     apart = [not torch.equal(outers[0].phi, outers[1].phi)]
     for step in range(1, 14):
         for rule, outer in zip((late, prompt), outers, strict=True):
@@ -136,19 +136,6 @@ def test_fedavg_and_ddp_average():
     assert all(torch.equal(row, expected) for row in gradients)
 
 
-def test_norm_keeping_learns_what_orthogonal_updates_lose():
-    """Equal φ, orthogonal Δ of one length: their mean is 1/sqrt 2 as long."""
-    rule = noloco("noloco:keep_norm=1", replicas=2)
-    phi = torch.ones(2, SIZE)
-    moved = torch.zeros(2, SIZE)
-    moved[0, 0], moved[1, 1] = 1.0, 1.0
-    for _ in range(12):
-        outer = Outer(phi + moved, phi.clone(), torch.zeros(2, SIZE))
-        rule._norms._scales = [[scale if i == 0 else 1.0 for i, scale in enumerate(row)] for row in rule._norms._scales]
-        rule.boundary(outer)
-    assert rule._norms._scales[0][0] == pytest.approx(2**0.5, abs=0.01)
-
-
 @settings(deadline=None)
 @given(st.integers(1, 20), st.integers(0, 100))
 def test_a_matching_meets_everybody_once(replicas, seed):
@@ -190,7 +177,7 @@ def test_a_swap_that_the_codec_gives_up_leaves_both_without_a_partner(monkeypatc
     monkeypatch.setattr(rule._codecs[0], "converse", lambda *args: refused)
     rule.boundary(outer)
     solo = noloco()
-    solo._meet = lambda u, moved: None
+    solo._meet = lambda outer: None
     solo.boundary(alone)
     unchanged = [torch.equal(a, b) for a, b in zip(outer.phi, alone.phi, strict=True)]
     assert rule.failed == 1

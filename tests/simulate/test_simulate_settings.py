@@ -30,7 +30,10 @@ def test_what_cannot_be_is_said(text, says):
         choice(text)
 
 
-@pytest.mark.parametrize(("overlap", "delay"), [("eager", 10), ("blocking", 0), ("delay=7", 7), ("delay=0", 0)])
+@pytest.mark.parametrize(
+    ("overlap", "delay"),
+    [("eager", 2), ("blocking", 0), ("delay=7", 7), ("delay=0", 0), ("deferred=7", 7), ("deferred", 2)],
+)
 def test_overlap(overlap, delay):
     assert Settings(overlap=overlap).delay(50) == delay
 

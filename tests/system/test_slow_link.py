@@ -1,32 +1,43 @@
-"""Two real nodes on a link so slow that a swap takes half a phase: training does not wait for it.
+"""Two real nodes on a link so slow that a swap takes half a phase: training does not wait for it, with eager overlap.
 
 Each node lives in a network namespace of its own; a veth pair joins them, held at a rate by tc's token bucket in both
-directions. Phases go by time, so the ratio of swap and phase does not depend on how fast this machine is.
+directions. The task's steps take a fixed time and hardly any CPU and phases go by time, so that the ratio of swap and
+phase does not depend on how fast this machine is, nor on what else it does. Eager and blocking overlap are measured at
+the same time, each on a link of its own.
 """
 
 import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "node"))
-from village import Node, Village, until
+from village import ROOT, Node, Village, until
 
 PHASE_S = 5.0
 SWAP_S = PHASE_S / 2
-ROUNDS = 4
-MODEL = {"hidden_size": 96, "intermediate_size": 224, "num_hidden_layers": 1, "num_attention_heads": 2}
-PARAMETERS = 2 * 256 * 96 + 4 * 96 * 96 + 3 * 96 * 224 + 3 * 96
-"""Embeddings in and out, attention, MLP, gains: few FLOPs, so that two training threads leave the cores some air."""
+WATCHED_S = 45.0
+PARAMETERS = 257 * 384
+"""Of the paced task."""
 OVERHEAD = 1.1
 """TCP, libp2p's encryption and framing, and what else the two say to each other."""
+RUN = """\
+name = "slow-link"
+rounds = 10000
+model = {{ task = "paced", options = {{ step_s = 0.05 }} }}
+inner = {{ seconds = {phase_s}, batch_tokens = 64, warmup = 0.0, learning_rate = 0.0001 }}
+outer = {{ overlap = "{overlap}", codec = "fp32" }}
+"""
 
 
 def why_not() -> str | None:
@@ -48,9 +59,9 @@ def sh(*words: str) -> None:
 
 
 @contextmanager
-def slow_link(rate_bits_s: float) -> Iterator[list[tuple[str, str]]]:
+def slow_link(name: str, rate_bits_s: float) -> Iterator[list[tuple[str, str]]]:
     """Two namespaces, each with the address of its end. Nothing of it can be seen outside them."""
-    ends = [(f"nv-{os.getpid()}-{side}", f"10.83.0.{side}") for side in (1, 2)]
+    ends = [(f"nv-{os.getpid()}-{name}-{side}", f"10.83.0.{side}") for side in (1, 2)]
     try:
         for space, _ in ends:
             sh("ip", "netns", "add", space)
@@ -69,58 +80,88 @@ def slow_link(rate_bits_s: float) -> Iterator[list[tuple[str, str]]]:
             subprocess.run(["ip", "netns", "delete", space], capture_output=True, check=False, timeout=10)
 
 
-def run_toml(village: Village, overlap: str) -> str:
-    config = ", ".join(f"{key} = {value}" for key, value in MODEL.items())
-    path = village.root / "run.toml"
-    path.write_text(
-        f"""
-        name = "slow-link"
-        rounds = 10000
-        model = {{ architecture = "LlamaConfig", config = {{ {config} }} }}
-        data = {{ sequence_length = 64 }}
-        inner = {{ seconds = {PHASE_S}, batch_tokens = 512 }}
-        outer = {{ overlap = "{overlap}", codec = "fp32" }}
-        """
-    )
-    return str(path)
-
-
 @dataclass
 class Measured:
     busy: list[float]
+    minute: list[float]
+    stall_ms: float
     swap_s: float
     apart: float
     """How far the two's boundaries are apart, as a share of a phase: 0.5 is the most."""
     committed: int
+    losses: list[list[tuple[float, float]]]
+    """Of each node: seconds since the first one began to train, held-out loss."""
+
+    def loss_after(self, seconds: float) -> float:
+        return fmean(at(points, seconds) for points in self.losses)
+
+    def seconds_to(self, loss: float) -> float:
+        """When the mean of the two comes down to this loss."""
+        moments = sorted(second for points in self.losses for second, _ in points if second > 0)
+        return next((second for second in moments if self.loss_after(second) <= loss), float("inf"))
 
 
-def measure(overlap: str, ends: list[tuple[str, str]]) -> Measured:
-    village = Village()
-    try:
-        nodes = start_two(village, overlap, ends)
-        until(lambda: all(n.committed() >= ROUNDS for n in nodes), f"{ROUNDS} rounds together", 12 * ROUNDS)
-        views = [node.ask("status") for node in nodes]
-        whole = nodes[1].events("RoundCommitted")
-        ends_at = [[event["at"] for event in node.events("PhaseDone")] for node in nodes]
-        apart = fmean(offset(at, ends_at[0]) for at in ends_at[1])
-        return Measured([v["busy_fraction"] for v in views], fmean(e["seconds"] for e in whole), apart, len(whole))
-    finally:
-        village.close()
-        shutil.rmtree(village.root, ignore_errors=True)
+def at(points: list[tuple[float, float]], second: float) -> float:
+    """The loss at this second, on a line between two evaluations; after the last one it is what it was."""
+    for (before, loss), (after, later) in pairwise(points):
+        if before <= second <= after:
+            return loss + (later - loss) * (second - before) / (after - before)
+    return points[-1][1]
 
 
-def start_two(village: Village, overlap: str, ends: list[tuple[str, str]]) -> list[Node]:
+def measure(overlap: str) -> Measured:
+    with slow_link(overlap[0], 8 * 4 * PARAMETERS * OVERHEAD / SWAP_S) as ends:
+        village = Village()
+        village.environ["PYTHONPATH"] += f":{ROOT / 'tests' / 'tasks'}"
+        try:
+            return watch(*start_two(village, overlap, ends))
+        finally:
+            village.close()
+            shutil.rmtree(village.root, ignore_errors=True)
+
+
+def start_two(village: Village, overlap: str, ends: list[tuple[str, str]]) -> tuple[list[Node], float]:
+    """And when the first one began to train: half a phase before the second. Both wait until both are there."""
     (here, one), (there, other) = ends
-    first = village.node("a", "start", run_toml(village, overlap), within=("ip", "netns", "exec", here), at=one)
+    path = village.root / "run.toml"
+    path.write_text(RUN.format(phase_s=PHASE_S, overlap=overlap))
+    for name in "ab":
+        (village.root / name).mkdir(mode=0o700)
+        (village.root / name / "paused").touch()  # as its user left it
+    first = village.node("a", "start", str(path), within=("ip", "netns", "exec", here), at=one)
     words = until(lambda: first.said(rf"noloco-node (join --bootstrap /ip4/{one}/.*)"), "a line to join by")
-    until(lambda: first.ask("status").get("round"), "a first phase alone")
+    until(lambda: first.ask("status").get("state") == "paused", "the first node, ready but paused")
     second = village.node("b", *words.split(), within=("ip", "netns", "exec", there), at=other)
-    until(lambda: second.ask("status").get("state") == "training", "the second node's training")
-    return [first, second]
+    until(lambda: second.ask("status").get("state") == "paused", "the second node, with the first one's state")
+    until(lambda: all(node.ask("status").get("peers_seen") for node in (first, second)), "that they see each other")
+    took_s = resume(village, first)
+    began = time.time()
+    until(lambda: time.time() > began + PHASE_S / 2 - took_s, "half a phase")
+    resume(village, second)
+    return [first, second], began
 
 
-def offset(at: float, others: list[float]) -> float:
-    return min(abs(at - other) for other in others) / PHASE_S
+def resume(village: Village, node: Node) -> float:
+    asked = time.monotonic()
+    assert village.run("resume", "--home", str(node.home)).returncode == 0
+    return time.monotonic() - asked
+
+
+def watch(nodes: list[Node], began: float) -> Measured:
+    until(lambda: time.time() > began + WATCHED_S, "the end", WATCHED_S + 5)
+    views = [node.ask("status") for node in nodes]
+    swaps = nodes[1].events("RoundCommitted")
+    boundaries = [[event["at"] for event in node.events("PhaseDone")] for node in nodes]
+    evaluated = [[(max(0.0, e["at"] - began), e["eval_loss"]) for e in node.events("Evaluated")] for node in nodes]
+    return Measured(
+        busy=[view["busy_fraction"] for view in views],
+        minute=[view["busy_fraction_minute"] for view in views],
+        stall_ms=fmean(e["stall_ms"] for node in nodes for e in node.events("PhaseDone")),
+        swap_s=fmean(e["seconds"] for e in swaps),
+        apart=fmean(min(abs(moment - other) for other in boundaries[0]) for moment in boundaries[1]) / PHASE_S,
+        committed=len(swaps),
+        losses=evaluated,
+    )
 
 
 @pytest.mark.system
@@ -129,15 +170,20 @@ def offset(at: float, others: list[float]) -> float:
 def test_nobody_waits_for_a_slow_link(capsys: pytest.CaptureFixture[str]) -> None:
     if why := why_not():
         pytest.skip(why)
-    with slow_link(8 * 4 * PARAMETERS * OVERHEAD / SWAP_S) as ends:
-        eager = measure("eager", ends)
-        blocking = measure("blocking", ends)
+    with ThreadPoolExecutor(2) as both:
+        eager, blocking = both.map(measure, ("eager", "blocking"))
+    goal = blocking.loss_after(WATCHED_S)
     with capsys.disabled():
         for name, m in (("eager", eager), ("blocking", blocking)):
             print(  # noqa: T201
-                f"\n  {name}: busy {m.busy[0]:.3f} and {m.busy[1]:.3f}, {m.committed} swaps of {m.swap_s:.1f} s in "
-                f"phases of {PHASE_S:.0f} s, boundaries {m.apart:.2f} of a phase apart"
+                f"\n  {name}: busy {m.busy[0]:.3f} and {m.busy[1]:.3f} (last minute {m.minute[0]:.3f} and "
+                f"{m.minute[1]:.3f}), {m.committed} swaps of {m.swap_s:.1f} s in phases of {PHASE_S:.0f} s, boundaries "
+                f"{m.apart:.2f} of a phase apart, {m.stall_ms:.1f} ms of training a round; held-out loss "
+                f"{m.loss_after(WATCHED_S):.4f} after {WATCHED_S:.0f} s, {goal:.4f} after {m.seconds_to(goal):.1f} s"
             )
     assert 0.3 * PHASE_S < eager.swap_s < 0.8 * PHASE_S
-    assert min(eager.busy) >= 0.97
-    assert blocking.busy[1] < 0.85, "of the one that did not wait alone at first"
+    assert eager.apart > 0.25
+    assert min(eager.committed, blocking.committed) >= 3
+    assert min(eager.busy + eager.minute) >= 0.97
+    assert max(blocking.busy) < 0.8
+    assert eager.seconds_to(goal) < 0.95 * blocking.seconds_to(goal)

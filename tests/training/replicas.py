@@ -7,6 +7,7 @@ from noloco_node.core.codec import Codec
 from noloco_node.manifest import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.training.data import Corpus
 from noloco_node.training.inner import Inner
+from noloco_node.training.portrait import Portrait
 
 SMALL = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 FRAGMENT = 1000
@@ -35,8 +36,8 @@ def small_text() -> Corpus:
     return Corpus(train=text[500:], held_out=text[:500])
 
 
-def small_replica(peer: str = "a", run: Manifest | None = None) -> Inner:
-    return Inner.build(run or small_run(), peer, device="cpu", threads=1, corpus=small_text())
+def small_replica(peer: str = "a", run: Manifest | None = None, device: str = "cpu") -> Inner:
+    return Inner.build(run or small_run(), peer, device=device, threads=1, corpus=small_text())
 
 
 def train(inner: Inner, steps: int) -> list[float]:
@@ -49,8 +50,17 @@ def train(inner: Inner, steps: int) -> list[float]:
     return losses
 
 
+def live_state(replica: Inner) -> bytes:
+    """What a newcomer gets of it."""
+    portrait = Portrait(replica.round, replica.phi, replica.delta)
+    portrait.complete()
+    return bytes(portrait.data())
+
+
 def exchange(one: Inner, other: Inner, codecs: tuple[Codec, Codec]) -> list[tuple[Tensor, Tensor]]:
     """A boundary of both, and a whole swap right after it, fragment by fragment. Returns the corrections."""
+    one.lengthen()
+    other.lengthen()
     us = one.snapshot(), other.snapshot()
     one.boundary()
     other.boundary()

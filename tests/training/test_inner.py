@@ -1,20 +1,22 @@
 """One replica: against a plain loop, resumed, corrected, and with numbers that are not finite."""
 
 import math
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from replicas import exchange, small_replica, small_run, small_text, timed_run, train
+from replicas import exchange, live_state, small_replica, small_run, small_text, timed_run, train
 from torch import nn
 
 from noloco_node import checkpoint
 from noloco_node.core.codec import codec
 from noloco_node.errors import Diverged, Incompatible, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
 from noloco_node.manifest import InnerSpec, Manifest, OuterSpec
-from noloco_node.training import data, inner, model
-from noloco_node.training.inner import Inner, learning_rate
+from noloco_node.training import data, inner, language, model
+from noloco_node.training.inner import WARM_UP_STEPS, Inner, learning_rate
+from noloco_node.training.task import Batch
 
 
 # ---- against what it should be ---------------------------------------------------------------------------------------
@@ -73,10 +75,48 @@ def test_everything_is_determined_by_run_and_peer() -> None:
 
 def test_micro_batches_add_up_to_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = small_replica()
-    monkeypatch.setattr(inner, "MICRO_LOGITS", 16 * 256)
+    monkeypatch.setattr(language, "MICRO_LOGITS", 16 * 256)
     one_by_one = small_replica()
     assert whole.step() == pytest.approx(one_by_one.step(), rel=1e-6)
     assert torch.allclose(whole.gradient, one_by_one.gradient, atol=1e-6)
+
+
+def test_activations_computed_twice_change_nothing() -> None:
+    run = small_run()
+    twice = small_replica(run=run.model_copy(update={"inner": InnerSpec(batch_tokens=64, checkpoint_activations=True)}))
+    once = small_replica(run=run.model_copy(update={"inner": InnerSpec(batch_tokens=64)}))
+    assert all(layer.gradient_checkpointing for layer in twice.module.model.layers)
+    assert train(twice, 4) == train(once, 4)
+
+
+def test_a_volunteers_micro_batch_changes_rounding_only() -> None:
+    whole = small_replica()
+    by_three = Inner.build(small_run(), "a", device="cpu", threads=1, micro_batch=3, corpus=small_text())
+    assert by_three._micro.size == 3 and whole._micro.size == 4
+    assert train(by_three, 6) == pytest.approx(train(whole, 6), rel=1e-5)
+    assert by_three.evaluate() == pytest.approx(whole.evaluate(), rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler warns of its own parts
+def test_a_compiled_model_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced, and run without the code generator, which takes a minute."""
+    monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="eager"))
+    compiled = Inner.build(small_run(), "a", device="cpu", threads=1, compiled=True, corpus=small_text())
+    plain_one = small_replica()
+    assert train(compiled, 5) == pytest.approx(train(plain_one, 5), rel=1e-4)
+    assert compiled.evaluate() == pytest.approx(plain_one.evaluate(), rel=1e-4)
+    assert compiled.layout == plain_one.layout
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiler_that_does_not_work_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no compiler found")
+
+    monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend=broken))
+    replica = Inner.build(small_run(), "a", device="cpu", threads=1, compiled=True, corpus=small_text())
+    with pytest.raises(UsageError, match=r"no compiler found.* Start without --compile"):
+        replica.step()
 
 
 def test_the_schedule_rises_and_falls_over_the_run() -> None:
@@ -85,6 +125,12 @@ def test_the_schedule_rises_and_falls_over_the_run() -> None:
     assert learning_rate(spec, 0.1) == 1.0
     assert learning_rate(spec, 0.55) == pytest.approx(0.6)
     assert learning_rate(spec, 1.0) == learning_rate(spec, 3.0) == pytest.approx(0.2)
+    stays = InnerSpec(learning_rate=1.0, warmup=0.1, schedule="wsd", cooldown=0.4, final_learning_rate=0.2)
+    assert learning_rate(stays, 0.05) == 0.5
+    assert learning_rate(stays, 0.1) == learning_rate(stays, 0.6) == 1.0
+    assert learning_rate(stays, 0.7) == pytest.approx(0.6), "a quarter of the way, half of the fall"
+    assert learning_rate(stays, 1.0) == learning_rate(stays, 3.0) == pytest.approx(0.2)
+    assert learning_rate(InnerSpec(learning_rate=1.0, schedule="wsd", cooldown=0.0), 1.0) == 1.0
     assert learning_rate(InnerSpec(learning_rate=1.0, warmup=1.0), 1.0) == 1.0
     assert learning_rate(InnerSpec(learning_rate=1.0, warmup=0.0), 0.0) == 1.0
 
@@ -219,8 +265,8 @@ def test_a_checkpoint_of_another_model_or_text_is_refused() -> None:
     with pytest.raises(Incompatible, match="another model"):
         small_replica("a", small_run().model_copy(update={"model": wide})).load(replica.state())
     state = replica.state()
-    state.inner["position"] = [0, 10**6]
-    with pytest.raises(Incompatible, match="another text"):
+    state.inner["position"] = (0, 10**6)
+    with pytest.raises(Incompatible, match="other data"):
         replica.load(state)
 
 
@@ -286,12 +332,28 @@ def test_a_newcomer_becomes_the_peer_it_asked() -> None:
     donor, newcomer = small_replica("a"), small_replica("b")
     train(donor, 7)
     train(newcomer, 2)
-    newcomer.adopt(donor.round, donor.live_state())
+    newcomer.adopt(donor.round, live_state(donor))
     assert torch.equal(newcomer.phi, donor.phi) and torch.equal(newcomer.delta, donor.delta)
     assert torch.equal(newcomer.theta, donor.phi) and newcomer.steps == 6
     assert newcomer.state().inner["optimizer"] == {}, "moments of other weights would mislead"
     train(newcomer, 3)
     assert newcomer.round == 3
+
+
+def test_after_a_peers_state_adamw_is_warmed_up_before_anything_is_offered() -> None:
+    donor, newcomer, plain = small_replica("a"), small_replica("b"), small_replica("b")
+    train(donor, 7)
+    newcomer.adopt(donor.round, live_state(donor))
+    plain.round = donor.round
+    shares = []
+    for step in range(WARM_UP_STEPS + 1):
+        assert newcomer.warming_up is (step < WARM_UP_STEPS)
+        rates = []
+        for replica in (newcomer, plain):
+            replica.step()
+            rates.append(replica._optimizer.param_groups[0]["lr"])
+        shares.append(rates[0] / rates[1])
+    assert shares == pytest.approx([(step + 1) / (WARM_UP_STEPS + 1) for step in range(WARM_UP_STEPS + 1)])
 
 
 @pytest.mark.parametrize("damage", ["short", "long", "nan", "inf"])
@@ -312,7 +374,7 @@ def test_a_step_without_a_finite_loss_is_skipped_and_counted(monkeypatch: pytest
     replica = small_replica()
     before = replica.theta.clone()
     loss = replica._loss
-    monkeypatch.setattr(replica, "_loss", lambda windows: loss(windows) * math.inf)
+    monkeypatch.setattr(replica, "_loss", lambda micro: loss(micro) * math.inf)
     assert not math.isfinite(replica.step())
     assert torch.equal(replica.theta, before) and (replica.skipped, replica.phase_step) == (1, 1)
     assert replica.stream.position == (0, 4), "the batch that did it is behind us"
@@ -325,8 +387,8 @@ def test_a_finite_loss_with_a_gradient_that_is_not_is_skipped_too(monkeypatch: p
     before = replica.theta.clone()
     backward = replica._backward
 
-    def poisoned(windows: torch.Tensor, share: float) -> float:
-        loss = backward(windows, share)
+    def poisoned(micro: Batch, share: float) -> torch.Tensor:
+        loss = backward(micro, share)
         replica.gradient[5] = math.nan
         return loss
 
@@ -336,6 +398,43 @@ def test_a_finite_loss_with_a_gradient_that_is_not_is_skipped_too(monkeypatch: p
     monkeypatch.undo()
     replica.step()
     assert replica.theta.isfinite().all()
+
+
+def test_ten_skipped_steps_in_a_row_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = small_replica()
+    loss = replica._loss
+    monkeypatch.setattr(replica, "_loss", lambda micro: loss(micro) * math.nan)
+    train(replica, 9)
+    monkeypatch.undo()
+    train(replica, 1)
+    monkeypatch.setattr(replica, "_loss", lambda micro: loss(micro) * math.nan)
+    train(replica, 9)
+    with pytest.raises(NonFinite, match="10 steps in a row"):
+        replica.step()
+    assert replica.skipped == 19 and replica.steps == 20
+
+
+def test_weights_go_back_and_the_run_goes_on() -> None:
+    replica, alone = small_replica(), small_replica()
+    train(replica, 4)
+    saved = replica.state()
+    train(replica, 4)
+    position, rate = replica.stream.position, replica._progress
+    replica.theta[0] = replica.phi[0] = math.nan
+    replica.restore(saved)
+    assert torch.equal(replica.phi, saved.outer["phi"]) and replica.theta.isfinite().all()
+    assert plain(replica.state().inner["optimizer"]) == plain(saved.inner["optimizer"])
+    assert (replica.round, replica.steps, replica.stream.position) == (2, 8, position) and replica._progress == rate
+    before = replica.phi.clone()
+    replica.apply(0, torch.ones(10), offered_round=2)
+    assert torch.equal(replica.phi, before), "that was for other weights"
+    train(replica, 1)
+    replica.apply(0, torch.ones(10), offered_round=3)
+    assert not torch.equal(replica.phi[:10], before[:10])
+    assert all(map(math.isfinite, train(replica, 3)))
+    with pytest.raises(Diverged):
+        alone.phi[0] = math.nan
+        alone.restart()
 
 
 @pytest.mark.parametrize(("at", "name"), [(0, "model.embed_tokens.weight"), (-1, "model.norm.weight")])
@@ -373,17 +472,17 @@ def test_the_micro_batch_is_halved_until_it_fits(monkeypatch: pytest.MonkeyPatch
     backward = replica._backward
     tried: list[int] = []
 
-    def small_only(windows: torch.Tensor, share: float) -> float:
-        tried.append(len(windows))
-        if len(windows) > 1:
+    def small_only(micro: Batch, share: float) -> torch.Tensor:
+        tried.append(len(micro[0]))
+        if len(micro[0]) > 1:
             raise torch.OutOfMemoryError
-        return backward(windows, share)
+        return backward(micro, share)
 
     monkeypatch.setattr(replica, "_backward", small_only)
     assert replica.step() == pytest.approx(roomy.step(), rel=1e-6)
     assert tried == [4, 2, 1, 1, 1, 1]
     monkeypatch.setattr(replica, "_backward", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError()))
-    with pytest.raises(OutOfMemory, match="one sequence"):
+    with pytest.raises(OutOfMemory, match="one example"):
         replica.step()
 
 

@@ -1,6 +1,6 @@
 """What is read, in which order, and what is held out."""
 
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from noloco_node.errors import UsageError
-from noloco_node.training import data
+from noloco_node.manifest import DataSpec
+from noloco_node.training import data, sources, stdlib
 
 TEXT = np.arange(1000, dtype=np.int64).astype(np.uint8)
 
 
-def stream(length: int = 10, seed: int = 1, peer: str = "a", text: data.Bytes = TEXT) -> data.Stream:
+def stream(length: int = 10, seed: int = 1, peer: str = "a", text: data.Tokens = TEXT) -> data.Stream:
     return data.Stream(text, length, seed, peer)
 
 
@@ -31,43 +32,37 @@ def library(root: Path, names: list[str]) -> Path:
 def test_only_sources_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
     names = [f"package/m{i}.py" for i in range(60)]
     others = ["site-packages/x.py", "test/t.py", "package/tests/t.py", "idlelib/i.py", "package/notes.txt"]
-    corpus = data.from_files(library(tmp_path, names + others))
-    read = bytes(corpus.train).decode().split("\0")
-    held_out = bytes(corpus.held_out).decode().split("\0")
+    read, held_out = stdlib.read(library(tmp_path, names + others))
     assert read == sorted(read) and held_out == sorted(held_out)
-    assert sorted(read + held_out) == sorted(f"# {name}\n" for name in names)
+    assert sorted(read + held_out) == sorted(f"# {name}\n".encode() for name in names)
 
 
 def test_the_same_files_are_held_out_wherever_they_lie(tmp_path: Path) -> None:
     names = [f"m{i}.py" for i in range(60)]
-    here = data.from_files(library(tmp_path / "here", names))
-    there = data.from_files(library(tmp_path / "there", [*names, "another.py"]))
-    assert bytes(here.held_out) == bytes(there.held_out) or data.is_held_out("another.py")
-    assert 0 < sum(map(data.is_held_out, names)) < 12
+    _, here = stdlib.read(library(tmp_path / "here", names))
+    _, there = stdlib.read(library(tmp_path / "there", [*names, "another.py"]))
+    assert here == there or sources.is_held_out("another.py")
+    assert 0 < sum(map(sources.is_held_out, names)) < 12
 
 
 def test_a_huge_file_and_a_huge_library_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "MAX_FILE_BYTES", 100)
-    monkeypatch.setattr(data, "MAX_BYTES", 400)
+    monkeypatch.setattr(stdlib, "MAX_FILE_BYTES", 100)
+    monkeypatch.setattr(stdlib, "MAX_BYTES", 400)
     library(tmp_path, [f"m{i:02}.py" for i in range(99)])
     (tmp_path / "a.py").write_text("x" * 101)
-    corpus = data.from_files(tmp_path)
-    assert 300 < len(corpus.train) + len(corpus.held_out) <= 400
-    assert b"x" not in bytes(corpus.train)
+    texts = [text for part in stdlib.read(tmp_path) for text in part]
+    assert 300 < sum(map(len, texts)) + len(texts) <= 400
+    assert not any(b"x" in text for text in texts)
 
 
 def test_no_sources_is_said_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="came without the sources"):
-        data.from_files(tmp_path)
-
-
-def test_an_unknown_source_is_refused() -> None:
-    with pytest.raises(UsageError, match="wikipedia"):
-        data.load("wikipedia")
+        stdlib.read(tmp_path)
 
 
 def test_the_standard_library_is_there() -> None:
-    corpus = data.load("stdlib")
+    corpus = data.load(DataSpec())
+    assert isinstance(corpus, data.Corpus) and corpus.vocabulary == 256
     assert len(corpus.train) > 10 * len(corpus.held_out) > 1 << 20
     assert b"import " in bytes(corpus.train[:100_000])
 
@@ -114,10 +109,22 @@ def test_reading_goes_on_exactly_at_a_position(before: int, batch: int) -> None:
     assert torch.equal(one.next(batch), other.next(batch)) and one.position == other.position
 
 
-@pytest.mark.parametrize("position", [(-1, 0), (0, -1), (0, 1000)])
-def test_a_position_of_another_text_is_refused(position: tuple[int, int]) -> None:
+def test_two_replicas_are_at_the_same_window_as_rarely_as_chance_has_it() -> None:
+    """Over 40 windows, counted for 15 pairs in step: windows that overlap at all, by chance about 2 of 40."""
+    length, windows, epochs = 25, 40, 40
+    text = np.arange(length * windows + 2 * length, dtype=np.int64).astype(np.uint16)
+    replicas = [stream(length, peer=str(peer), text=text) for peer in range(6)]
+    starts = np.array([replica.next(windows * epochs)[:, 0].tolist() for replica in replicas])
+    pairs = list(combinations(range(6), 2))
+    met = sum(int((abs(starts[a] - starts[b]) < length).sum()) for a, b in pairs)
+    chance = len(pairs) * windows * epochs * 2 / windows
+    assert 0.8 * chance < met < 1.1 * chance
+
+
+@pytest.mark.parametrize("position", [(-1, 0), (0, -1), (0, 1000), [0], {"epoch": 0}, ("a", 0), None])
+def test_a_position_of_another_text_is_refused(position: object) -> None:
     with pytest.raises(ValueError, match="position"):
-        stream().seek(position)
+        stream().seek(position)  # type: ignore[arg-type]
 
 
 @given(size=st.integers(0, 60), length=st.integers(2, 30))

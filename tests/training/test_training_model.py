@@ -38,6 +38,21 @@ def test_the_tiny_preset() -> None:
     assert all(p.dtype == torch.float32 for p in tiny.parameters())
 
 
+@pytest.mark.parametrize(("name", "millions"), [("125m", 134), ("350m", 374), ("1b", 1345), ("7b", 6738)])
+def test_the_presets_have_the_sizes_of_the_papers(name: str, millions: float) -> None:
+    """On the meta device, so that none of them costs memory."""
+    config = model._config("LlamaConfig", {"vocab_size": 32_000, **model.PRESETS[name]})
+    with torch.device("meta"):
+        module = model._construct("LlamaConfig", config)
+    found = sum(p.numel() for p in module.parameters()) / 1e6
+    print(f"{name}: {found:.1f} M parameters with 32,000 tokens")  # noqa: T201
+    assert found == pytest.approx(millions, abs=1)
+
+
+def test_a_models_vocabulary_is_the_datas_or_its_own() -> None:
+    assert model.vocabulary(TINY, 256) == 256 and model.vocabulary(small(vocab_size=500), 256) == 500
+
+
 def test_the_layout_digest_sees_names_shapes_and_order() -> None:
     def digest(**values: Any) -> bytes:
         return model.layout_digest(model.build(small(**values), 256, 1))

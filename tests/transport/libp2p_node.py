@@ -30,15 +30,15 @@ def forked_worker():
 async def main(key, bootstrap, fork):
     transport = Libp2pTransport(Identity.load_or_create(Path(key)), "/ip4/127.0.0.1/tcp/0", bootstrap=bootstrap)
     await transport.start()
-    parts = transport._parts
+    daemon = transport._living.daemon
     worker = forked_worker() if fork else None
     (peer,) = (address.rpartition("/p2p/")[2] for address in bootstrap)
     received = 0
     async for frame in ExchangeStub(transport.channel(peer)).Swap(flood(), timeout=60.0):
         received += len(frame.fragment.payload)
         if received == 4 << 20:
-            pids = {"daemon": parts.daemon.pid, "worker": worker}
-            print(json.dumps({**pids, "directory": str(parts.daemon.socket.parent)}), flush=True)  # noqa: T201
+            pids = {"daemon": daemon.pid, "worker": worker}
+            print(json.dumps({**pids, "directory": str(daemon.socket.parent)}), flush=True)  # noqa: T201
 
 
 asyncio.run(main(sys.argv[1], sys.argv[2:3], sys.argv[3:] == ["fork"]))

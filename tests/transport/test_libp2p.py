@@ -4,24 +4,28 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 from pathlib import Path
 
 import grpc
 import psutil
 import pytest
-from transport_peers import STEP_S, Exchange, OverLibp2p, Runs, failure_of, until
+from transport_peers import STEP_S, Exchange, OverLibp2p, Runs, drain, failure_of, fragment, until
 
 import noloco_node
 from noloco_node.errors import IdentityInUse, NolocoError, SwarmUnreachable, UsageError
 from noloco_node.identity import Identity
+from noloco_node.transport import mirror
 from noloco_node.transport.addresses import worth_telling
 from noloco_node.transport.bridge import BUFFER_BYTES, splice
 from noloco_node.transport.libp2p import Libp2pTransport
+from noloco_node.transport.reach import ONLY
 from noloco_node.wire import peer_pb2
-from noloco_node.wire.peer_pb2_grpc import RunsStub
+from noloco_node.wire.peer_pb2_grpc import ExchangeStub, RunsStub
 
 LISTEN = "/ip4/127.0.0.1/tcp/0"
 GONE_S = 5.0  # after kill -9, everything of a node is gone within this time
@@ -50,7 +54,7 @@ def transport(directory, name="other", **settings):
 
 
 def directory_of(transport):
-    return transport._parts.daemon.socket.parent
+    return transport._living.daemon.socket.parent
 
 
 def janitors(directory):
@@ -127,15 +131,97 @@ def _alive(pid):
         return False
 
 
-async def test_the_death_of_p2pd_is_noticed(net):
-    server = await net.start()
+async def test_a_sweep_removes_what_was_left_and_nothing_that_lives(net, tmp_path, monkeypatch):
+    """The janitor was killed with its node."""
+    parent = Path(tempfile.mkdtemp(prefix="nl-", dir="/tmp"))  # short: sockets lie below it
+    monkeypatch.setattr(tempfile, "tempdir", str(parent))
+    living, others = await net.start(Exchange(echo)), parent / "noloco-notes"
+    others.mkdir()
+    (others / "file").touch()
+    node = await asyncio.create_subprocess_exec(
+        *(sys.executable, Path(__file__).with_name("libp2p_node.py"), tmp_path / "killed.key", living.addresses()[0]),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(noloco_node.__file__).parents[1]), "TMPDIR": str(parent)},
+    )
+    async with asyncio.timeout(3 * STEP_S):
+        directory = Path(json.loads(await node.stdout.readline())["directory"])
+    for process in (*janitors(directory), node):
+        process.kill()
+    await node.communicate()
+    for path in (directory, directory_of(living), others):
+        os.utime(path, (0, 0))
+    await net.start()
+    await until(lambda: not directory.exists())
+    assert directory_of(living).exists() and others.exists()
+    await until(lambda: not [p for p in psutil.process_iter(["cmdline"]) if str(directory) in str(p.info["cmdline"])])
+    await net.close()
+    shutil.rmtree(parent)
+
+
+# ---- the death of p2pd ----
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_the_loss_of_p2pd_is_noticed_and_mended(net, number):
+    """Whoever holds the transport or a channel goes on with it; the port is the same."""
+    server, client = await net.start(Runs(list_no_runs)), await net.start()
+    stub, addresses = RunsStub(client.channel(server.peer_id)), server.addresses()
+    await stub.List(peer_pb2.RunsRequest(), timeout=STEP_S)
     lost = asyncio.create_task(server.lost())
     await asyncio.sleep(0)
     assert not lost.done()
-    net.kill(server)
+    os.kill(server._living.daemon.pid, number)
     async with asyncio.timeout(GONE_S):
-        assert "-9" in await lost
-        await server.close()
+        how = await lost
+    assert how == ("p2pd was killed by signal 9" if number == signal.SIGKILL else "p2pd no longer answered")
+    assert await failure_of(stub.List(peer_pb2.RunsRequest(), timeout=STEP_S)) is grpc.StatusCode.UNAVAILABLE
+    await server.restart()
+    assert server.addresses() == addresses
+    await stub.List(peer_pb2.RunsRequest(), timeout=STEP_S, wait_for_ready=True)
+    await client.restart()
+    await stub.List(peer_pb2.RunsRequest(), timeout=STEP_S, wait_for_ready=True)
+
+
+# ---- relays, and how a node looks from outside ----
+
+
+async def test_a_node_is_called_through_a_relay(net):
+    await net.start(serves_relay=True)
+    hidden, caller = await net.start(Exchange(echo), relay=ONLY), await net.start()
+    assert hidden.reachable == "relayed" and caller.reachable is None
+    (address,) = hidden.addresses()
+    assert address.endswith(f"{net.transports[0].peer_id}/p2p-circuit/p2p/{hidden.peer_id}")
+    caller.introduce({hidden.peer_id: hidden.addresses()})
+    assert caller.via(hidden.peer_id) is None
+    frames = [fragment(bytes(1 << 20), index) for index in range(8)]
+    call = ExchangeStub(caller.channel(hidden.peer_id)).Swap(iter(frames), timeout=STEP_S)
+    assert await drain(call) == frames
+    assert caller.via(hidden.peer_id) == hidden.via(caller.peer_id) == "relayed"
+    assert caller.via(net.transports[0].peer_id) == "direct"
+
+
+async def test_who_joined_by_no_relay_is_not_reachable_through_one(net):
+    await net.start(serves_relay=False)
+    hidden = await net.start(relay=ONLY)
+    assert hidden.reachable == "outgoing" and hidden.addresses() == []
+
+
+async def test_a_mirror_tells_which_ports_are_libp2ps(net):
+    server, client = await net.start(), await net.start()
+    own = int(client.addresses()[0].split("/")[4])
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        other = silent.getsockname()[1]
+        image = await mirror.look(client.channel(server.peer_id), [own, other])
+    assert image == ("127.0.0.1", (own,))
+    assert client.skew_s == 0, "there is one clock here"
+
+
+@pytest.mark.parametrize(
+    ("before", "theirs", "took_s", "skew"),
+    [(100, 100, 0, 0), (100, 101, 4, 0), (105, 100, 1, 5), (100, 160, 2, -58), (100.0, 90.0, 0.0, 10)],
+)
+def test_a_clock_is_called_wrong_only_beyond_what_the_delay_explains(before, theirs, took_s, skew):
+    assert mirror.beyond_doubt(before, theirs, took_s) == skew
 
 
 # ---- who may call ----
@@ -172,8 +258,8 @@ async def test_the_same_port_on_another_loopback_address_is_another_caller(net, 
     server, client = await net.start(Runs(list_no_runs)), await net.start()
     await RunsStub(client.channel(server.peer_id)).List(peer_pb2.RunsRequest(), timeout=STEP_S)
     inbound = server._parts.inbound
-    ((known, peer),) = inbound._callers.items()
-    assert peer == client.peer_id
+    ((known, caller),) = inbound._callers.items()
+    assert caller.peer == client.peer_id
     port = int(known.rpartition(":")[2])
 
     async def forward(*stream):

@@ -70,8 +70,8 @@ class Net:
         self.directory = directory
         self.transports = []
 
-    async def start(self, *servicers):
-        transport = self.make()
+    async def start(self, *servicers, **settings):
+        transport = self.make(**settings)
         for servicer in servicers:
             transport.serve(lambda server, servicer=servicer: ADD[type(servicer)](servicer, server))
         self.transports.append(transport)
@@ -99,14 +99,14 @@ class OverMemory(Net):
 
 
 class OverLibp2p(Net):
-    def make(self):
+    def make(self, **settings):
         identity = Identity.load_or_create(self.directory / f"{len(self.transports)}.key")
         bootstrap = self.transports[0].addresses() if self.transports else []
-        return Libp2pTransport(identity, "/ip4/127.0.0.1/tcp/0", bootstrap=bootstrap)
+        return Libp2pTransport(identity, "/ip4/127.0.0.1/tcp/0", bootstrap=bootstrap, **settings)
 
     def new_id(self):
         return Identity.load_or_create(self.directory / f"{os.urandom(4).hex()}.key").peer_id
 
     def kill(self, transport):
         """Its p2pd dies, so its connections break as if the whole node had died."""
-        os.kill(transport._parts.daemon.pid, signal.SIGKILL)
+        os.kill(transport._living.daemon.pid, signal.SIGKILL)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from noloco_node.errors import PeerMisbehaved
+from noloco_node.wire import livestate
 from noloco_node.wire import messages as wire
 from noloco_node.wire import peer_pb2 as pb
 
@@ -42,9 +43,10 @@ def test_golden_bytes(frame: wire.Frame, golden: str) -> None:
 
 
 def test_state_frames_come_back_as_they_went() -> None:
-    for frame in (wire.StateHeader(4, 800, b"d" * 32), wire.StateChunk(b"abc"), wire.Refusal(wire.Code.BUSY, 1.0)):
+    header = wire.StateHeader(4, 800, livestate.root(4, 800, b"d" * 32), b"d" * 32, 1)
+    for frame in (header, wire.StateChunk(b"abc"), wire.StatePlace(3), wire.Refusal(wire.Code.BUSY, 1.0)):
         assert wire.decode_state(pb.StateFrame.FromString(wire.encode_state(frame).SerializeToString())) == frame
-    request = wire.StateRequest(1, b"r" * 32, b"l" * 32)
+    request = wire.StateRequest(1, b"r" * 32, b"l" * 32, livestate.Coding.BF16, b"x" * 32, 7)
     assert wire.decode_state_request(wire.encode_state_request(request)) == request
 
 

@@ -1,0 +1,217 @@
+"""This package's inner loop beside a plain PyTorch loop: the same model, batches and settings, step by step in turn.
+
+Losses say that both train the same; the ratio of their times, step against step, what the package's loop costs, on
+however busy a machine. Memory is measured of each alone, in a process of its own: on a GPU what torch had allocated at
+most, on a CPU by how much the process had grown at most (Linux only).
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from noloco_node.bench import plain
+from noloco_node.manifest import DataSpec, InnerSpec, Manifest, ModelSpec, parse
+from noloco_node.training import data, model
+from noloco_node.training.inner import Inner, choose_device
+
+PEER = "bench"
+VOCABULARY = 32_000
+"""Of all models but the tiny one, as in the papers; the text is bytes nevertheless."""
+WARM_UP = 2
+"""Steps that are not timed: libraries load, a micro-batch is found."""
+MEMORY_STEPS = 3
+SIZES = {
+    "cpu": {"batch_tokens": 1024, "sequence_length": 128},
+    "cuda": {"batch_tokens": 65_536, "sequence_length": 1024},
+}
+"""Of a step, unless it is said; what keeps a GPU busy takes a CPU an hour."""
+OUTER_BYTES = 8
+"""Per parameter: φ and δ, which a loop that is on its own does not have."""
+PEAK_FLOPS = {
+    "H200": 989e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "4090": 165e12,
+    "3090": 71e12,
+}
+"""Of dense bf16 products, as the makers say, by a part of the device's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    model: str
+    parameters: int
+    device: str
+    precision: str
+    steps: int
+    batch_tokens: int
+    sequence_length: int
+    micro_batch: int
+    loss_difference: float
+    """The largest relative one of all steps."""
+    step_s: float
+    plain_step_s: float
+    overhead: float
+    """Median over the pairs of steps of ours/plain - 1."""
+    tokens_per_s: float
+    plain_tokens_per_s: float
+    mfu: float | None
+    """Share of the GPU's arithmetic that the model's products come to; None where its peak is not known."""
+    peak_bytes: int
+    plain_peak_bytes: int
+    outer_bytes: int
+    """Of the peak, φ and δ."""
+
+
+def manifest(name: str, steps: int, batch_tokens: int, sequence_length: int) -> Manifest:
+    config = {**model.PRESETS[name], "vocab_size": VOCABULARY}
+    return Manifest(
+        name="bench",
+        rounds=1,  # of all the steps there are: nobody is met
+        model=ModelSpec(preset=name) if name == "tiny" else ModelSpec(architecture="LlamaConfig", config=config),
+        data=DataSpec(sequence_length=sequence_length),
+        inner=InnerSpec(steps=min(steps + WARM_UP, 100_000), batch_tokens=batch_tokens),
+    )
+
+
+def run(name: str, run: Manifest, device: str, threads: int | None, say: Callable[[str], None]) -> Report:
+    say("training in turn")
+    inner = Inner.build(run, PEER, device=device, threads=threads)
+    losses, pairs = in_turn(inner, run)
+    on, micro_batch, parameters = inner.theta.device, inner.micro_batch, inner.parameters
+    del inner
+    say("measuring memory")
+    peak, plain_peak = _peaks(run, device, micro_batch)
+    step_s, plain_step_s = (median(column) for column in zip(*pairs, strict=True))
+    return Report(
+        model=name,
+        parameters=parameters,
+        device=torch.cuda.get_device_name(on) if on.type == "cuda" else "cpu",
+        precision=run.inner.precision if on.type == "cuda" else "fp32",
+        steps=len(pairs),
+        batch_tokens=run.inner.batch_tokens,
+        sequence_length=run.data.sequence_length,
+        micro_batch=micro_batch,
+        loss_difference=max(abs(mine / other - 1) for mine, other in losses),
+        step_s=step_s,
+        plain_step_s=plain_step_s,
+        overhead=median(mine / other for mine, other in pairs) - 1,
+        tokens_per_s=run.inner.batch_tokens / step_s,
+        plain_tokens_per_s=run.inner.batch_tokens / plain_step_s,
+        mfu=_mfu(run, parameters, on, step_s),
+        peak_bytes=peak,
+        plain_peak_bytes=plain_peak,
+        outer_bytes=OUTER_BYTES * parameters,
+    )
+
+
+def _plain_loop(run: Manifest, device: torch.device, micro_batch: int) -> Iterator[float]:
+    corpus, length = data.load(run.data), run.data.sequence_length
+    stream = corpus.stream(length, run.seed, PEER)
+    module = model.build(run.model, corpus.vocabulary, run.seed, length).to(device).train()
+    examples = run.inner.batch_tokens // length
+    return plain.train(module, lambda: stream.next(examples), run.inner, run.inner.steps or 0, micro_batch)
+
+
+def in_turn(inner: Inner, run: Manifest) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+    """Losses of all steps and seconds of those after the warm-up, (ours, plain). Who begins changes each time."""
+    device, first = inner.theta.device, inner.step()  # which finds the micro-batch
+    theirs = _plain_loop(run, device, inner.micro_batch)
+
+    def ours() -> tuple[float, float]:
+        return _timed(inner.step, device)
+
+    def plains() -> tuple[float, float]:
+        return _timed(lambda: next(theirs), device)
+
+    losses, pairs = [(first, next(theirs))], []
+    for step in range(1, run.inner.steps or 0):
+        if step % 2:
+            other, mine = plains(), ours()
+        else:
+            mine, other = ours(), plains()
+        losses.append((mine[0], other[0]))
+        pairs.append((mine[1], other[1]))
+    return losses, pairs[WARM_UP - 1 :]
+
+
+def _timed(step: Callable[[], float], device: torch.device) -> tuple[float, float]:
+    _wait_for(device)
+    began = time.perf_counter()
+    loss = step()
+    _wait_for(device)
+    return loss, time.perf_counter() - began
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+def _peaks(run: Manifest, device: str, micro_batch: int) -> tuple[int, int]:
+    """Of our loop and of the plain one, each in a fresh process, one after the other."""
+    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
+        work = [pool.submit(_peak, run.canonical(), device, micro_batch, ours) for ours in (True, False)]
+        return work[0].result(), work[1].result()
+
+
+def _peak(canonical: bytes, device: str, micro_batch: int, ours: bool) -> int:
+    run, where = parse(canonical), choose_device(device)
+    import transformers.models.llama.modeling_llama  # noqa: F401 - is no part of either loop
+
+    before = _forget_peak(where)
+    if ours:
+        inner = Inner.build(run, PEER, device=device, micro_batch=micro_batch)
+        for _ in range(MEMORY_STEPS):
+            inner.step()
+    else:
+        theirs = _plain_loop(run, where, micro_batch)
+        for _ in range(MEMORY_STEPS):
+            next(theirs)
+    return (torch.cuda.max_memory_allocated(where) if where.type == "cuda" else _process_bytes("VmHWM")) - before
+
+
+def _forget_peak(device: torch.device) -> int:
+    """What is taken already, from where the peak is looked for."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return int(torch.cuda.memory_allocated(device))
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # proc(5): the peak is what there is now
+    return _process_bytes("VmRSS")
+
+
+def _process_bytes(key: str) -> int:
+    try:
+        found = re.search(rf"{key}:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
+    except OSError:
+        found = None
+    return int(found[1]) * 1024 if found else 0
+
+
+# ---- arithmetic ------------------------------------------------------------------------------------------------------
+def _mfu(run: Manifest, parameters: int, device: torch.device, step_s: float) -> float | None:
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    peak = next((flops for part, flops in PEAK_FLOPS.items() if part in name), None)
+    return None if peak is None else flops_per_token(run, parameters) * run.inner.batch_tokens / step_s / peak
+
+
+def flops_per_token(run: Manifest, parameters: int) -> float:
+    """6 for each parameter that is multiplied with, and attention's own products (arXiv 2204.02311, appendix B)."""
+    shape = model.PRESETS[run.model.preset] if run.model.preset else run.model.config
+    hidden, layers = int(shape["hidden_size"]), int(shape["num_hidden_layers"])
+    looked_up = 0 if shape.get("tie_word_embeddings") else hidden * int(shape["vocab_size"])
+    return 6.0 * (parameters - looked_up) + 12.0 * layers * hidden * run.data.sequence_length

@@ -1,0 +1,45 @@
+"""What a user should know of how this node looks from outside: can others call it, and is its clock right?
+
+The findings are transport/reach.py's. No exchange depends on a clock; but a record of presence counts for a minute by
+its reader's clock, so a node whose clock is further off than that would see nobody, and nobody would see it.
+"""
+
+from noloco_node.control.views import Health
+from noloco_node.errors import ClockTooFarOff
+from noloco_node.monitor.units import span
+from noloco_node.transport.reach import OUTGOING, RELAYED
+
+WARN_S = 1.0
+TOO_FAR_S = 30.0
+"""Half of a record's life."""
+
+_SET_CLOCK = "let this machine keep its time: `timedatectl set-ntp true`"
+_OPEN_PORT = "give it a port with --listen, forward that in the router, and name it with --announce"
+
+
+def check(skew_s: float | None) -> None:
+    """Whether a node with this clock can take part at all."""
+    if skew_s is not None and abs(skew_s) > TOO_FAR_S:
+        raise ClockTooFarOff(f"this machine's clock is {_off(skew_s)}: {_SET_CLOCK}")
+
+
+def advice(reachable: str | None) -> str | None:
+    """At the start, in a sentence; nothing where all is well."""
+    if reachable == RELAYED:
+        return f"others can call this node through a relay only, which is slower: for a direct way, {_OPEN_PORT}"
+    if reachable == OUTGOING:
+        return f"nobody can call this node, it only calls others: {_OPEN_PORT}"
+    return None
+
+
+def health(reachable: str | None, skew_s: float | None) -> tuple[Health, ...]:
+    found = []
+    if reachable == OUTGOING:
+        found.append(Health("warning", "network: nobody can call this node, it only calls others", _OPEN_PORT))
+    if skew_s is not None and abs(skew_s) >= WARN_S:
+        found.append(Health("warning", f"clock: {_off(skew_s)}", _SET_CLOCK))
+    return tuple(found)
+
+
+def _off(skew_s: float) -> str:
+    return f"{span(abs(skew_s))} {'ahead of' if skew_s > 0 else 'behind'} the others'"

@@ -1,0 +1,84 @@
+"""A published model's own words: a look at what it has learned so far."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from noloco_node.errors import Diverged
+from noloco_node.publish.weights import Trained
+from noloco_node.training.inner import choose_device
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    tokens: int
+    """At most so many."""
+    temperature: float
+    """0 takes the likeliest token each time."""
+    seed: int
+
+
+def sample(trained: Trained, text: str, manner: Manner, device: str) -> Iterator[str]:
+    """The text's continuation, piece by piece as it comes, to the end of the document at most."""
+    module, tokenizer = trained.module.to(choose_device(device)), trained.tokenizer
+    (prompt,) = tokenizer.encode([text])
+    window = Window(module, trained.run.data.sequence_length, prompt.tolist() or [tokenizer.end])
+    chance = torch.Generator().manual_seed(manner.seed)
+    drawn: list[int] = []
+    said = ""
+    for _ in range(manner.tokens):
+        token = _pick(window.logits()[: tokenizer.vocabulary], manner.temperature, chance)
+        if token == tokenizer.end:
+            break
+        window.add(token)
+        drawn.append(token)
+        whole = tokenizer.decode(drawn)
+        if not whole.endswith("\ufffd"):  # else the rest of a character is still to come
+            yield whole[len(said) :]
+            said = whole
+    yield tokenizer.decode(drawn)[len(said) :]
+
+
+class Window:
+    """What the model sees: at most as much as it was trained on. When that is full, the later half goes on."""
+
+    def __init__(self, module: nn.Module, longest: int, tokens: list[int]) -> None:
+        self._module = module
+        self._longest = longest
+        self._device = next(module.parameters()).device
+        self._tokens: list[int] = []
+        self._fresh: list[int] = []
+        """What the model has not been shown yet."""
+        self._past: Any = None
+        self._begin(tokens[-longest:])
+
+    def add(self, token: int) -> None:
+        if len(self._tokens) >= self._longest:
+            self._begin([*self._tokens, token][-(self._longest // 2 or 1) :])
+        else:
+            self._tokens.append(token)
+            self._fresh = [token] if self._past is not None else self._tokens
+
+    def logits(self) -> Tensor:
+        """Of the token that comes next."""
+        given = torch.tensor([self._fresh], device=self._device)
+        with torch.no_grad():
+            out = self._module(input_ids=given, past_key_values=self._past, use_cache=True)
+        self._past = getattr(out, "past_key_values", None)
+        last: Tensor = out.logits[0, -1].float().cpu()
+        return last
+
+    def _begin(self, tokens: list[int]) -> None:
+        self._tokens = self._fresh = tokens
+        self._past = None
+
+
+def _pick(logits: Tensor, temperature: float, chance: torch.Generator) -> int:
+    if not logits.isfinite().all():
+        raise Diverged("the model's answer is NaN or Inf: its weights are spoiled, take an earlier checkpoint")
+    if temperature == 0:
+        return int(logits.argmax())
+    return int(torch.multinomial(torch.softmax(logits / temperature, 0), 1, generator=chance))

@@ -1,0 +1,215 @@
+"""What a run has trained so far, out of checkpoints or exported folders: one model, to publish, measure or sample.
+
+What is taken are the slow weights φ, which every boundary makes and every partner pulls on. The fast ones are ahead of
+them between two boundaries, by noise more than by progress. Of several states the mean is taken: NoLoCo's replicas
+stand around it, and it is better than each. Only reads, so a node may run in the same home meanwhile.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from noloco_node import checkpoint, runfile
+from noloco_node.checkpoint import Slow
+from noloco_node.errors import Incompatible, UsageError
+from noloco_node.home import Home
+from noloco_node.manifest import Manifest, Signed
+from noloco_node.runfile import RunFile
+from noloco_node.training import model, tokens
+from noloco_node.training.sources import Sources
+
+CHECKPOINTS = "checkpoints"
+
+
+class Weights(Protocol):
+    """A place where a run's weights lie."""
+
+    @property
+    def file(self) -> RunFile: ...
+    def slow(self, layout: bytes) -> Slow: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a node keeps: the first of these checkpoints that verifies."""
+
+    file: RunFile
+    checkpoints: tuple[Path, ...]
+
+    def slow(self, layout: bytes) -> Slow:
+        return checkpoint.slow_weights(self.checkpoints, self.file.run.run_id, layout)
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A folder that `export` wrote."""
+
+    file: RunFile
+    folder: Path
+
+    def slow(self, layout: bytes) -> Slow:
+        module = _from_pretrained(self.folder)
+        if model.layout_digest(module) != layout:
+            raise Incompatible(f"the model in {self.folder} is not of the run that its {runfile.NAME} names")
+        phi = torch.cat([p.detach().flatten() for _, p in model.parameters(module)])
+        return Slow(self.folder, self._number("round"), self._number("step"), phi)
+
+    def _number(self, key: str) -> int:
+        """Shown only, so a wrong one does no harm."""
+        value = self.file.trained.get(key)
+        return value if isinstance(value, int) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    signed: Signed
+    run: Manifest
+    module: nn.Module
+    """In evaluation mode, on the CPU."""
+    tokenizer: tokens.Tokenizer
+    states: tuple[tuple[int, int], ...]
+    """Round and step of each state that it is the mean of."""
+    paths: tuple[Path, ...]
+
+    @property
+    def round(self) -> int:
+        return max(round_ for round_, _ in self.states)
+
+    @property
+    def step(self) -> int:
+        return max(step for _, step in self.states)
+
+
+# ---- where it lies ---------------------------------------------------------------------------------------------------
+def find(path: Path, run: str | None = None, step: str | None = None) -> Weights:
+    """The weights at `path`: a home, a run's folder in it, a checkpoint, or an exported folder. `run`: the beginning of
+    a run id, or the label, where a home has several; `step`: a checkpoint's name. Raises UsageError."""
+    if not path.is_dir():
+        raise UsageError(f"{path} does not exist: name a home, a checkpoint or an exported folder")
+    if (path / "config.json").exists():
+        return Exported(runfile.read(path), path)
+    if path.parent.name == CHECKPOINTS:
+        return Kept(runfile.read(path.parent.parent), (path,))
+    folder = path if (path / CHECKPOINTS).is_dir() else _run_folder(Home(path), run)
+    file, there = runfile.read(folder), checkpoint.kept(folder / CHECKPOINTS)
+    if step is not None:
+        there = _named(there, step)
+    if not there:
+        raise UsageError(f"{folder} has no checkpoint yet: a node writes one every few rounds, and when it leaves")
+    return Kept(file, tuple(there))
+
+
+def _run_folder(home: Home, wanted: str | None) -> Path:
+    folders = [path.parent for path in home.root.glob(f"runs/*/{runfile.NAME}")]
+    labels = {folder: runfile.read(folder).run.label for folder in folders}
+    if wanted is not None:
+        folders = [path for path in folders if path.name.startswith(wanted) or labels[path] == wanted]
+    if len(folders) == 1:
+        return folders[0]
+    if not folders:
+        what = "no run" if wanted is None else f"no run {wanted}"
+        raise UsageError(f"there is {what} in {home.root}: name a home in which a node has trained, with --home")
+    several = ", ".join(sorted(labels[folder] for folder in folders))
+    raise UsageError(f"there are several runs in {home.root} ({several}): name one with --run")
+
+
+def _named(there: Sequence[Path], step: str) -> list[Path]:
+    if found := [path for path in there if path.name == step]:
+        return found
+    listed = ", ".join(path.name for path in there) or "none"
+    raise UsageError(f"there is no checkpoint {step}: there are {listed}")
+
+
+# ---- the model -------------------------------------------------------------------------------------------------------
+def load(places: Sequence[Weights], sources: Sources) -> Trained:
+    """The mean of these states as a model. Raises Incompatible where they are not of one run."""
+    first = places[0].file
+    if others := [place.file.run.label for place in places if place.file.run != first.run]:
+        raise Incompatible(f"there is no mean of different runs: {first.run.label} and {others[0]}")
+    tokenizer = language(first.run, sources)
+    module = model.build(first.run.model, tokenizer.vocabulary, first.run.seed, first.run.data.sequence_length)
+    layout = model.layout_digest(module)
+    mean = Mean()
+    states: list[tuple[int, int]] = []
+    paths: list[Path] = []
+    for place in places:
+        slow = place.slow(layout)
+        mean.add(slow.phi)
+        states.append((slow.round, slow.step))
+        paths.append(slow.path)
+    pour(mean.value, module)
+    return Trained(first.signed, first.run, module.eval(), tokenizer, tuple(states), tuple(paths))
+
+
+def language(run: Manifest, sources: Sources) -> tokens.Tokenizer:
+    """The run's tokenizer. Raises UsageError for a run that trains no language model."""
+    if run.model.task is not None:
+        raise UsageError(f"{run.label} trains the task {run.model.task}, which is no language model: its package knows")
+    return tokens.load(run.data.tokenizer, sources.tokenizer)
+
+
+class Mean:
+    """Of flat vectors, one after the other: only the sum is held."""
+
+    def __init__(self) -> None:
+        self._sum: Tensor | None = None
+        self._count = 0
+
+    def add(self, vector: Tensor) -> None:
+        self._count += 1
+        if self._sum is None:
+            self._sum = vector.clone()
+        elif self._sum.shape != vector.shape:
+            raise Incompatible(f"there is no mean of vectors of {len(self._sum)} and {len(vector)} elements")
+        else:
+            self._sum += vector
+
+    @property
+    def value(self) -> Tensor:
+        if self._sum is None:
+            raise ValueError("the mean of nothing")
+        return self._sum if self._count == 1 else self._sum / self._count
+
+
+def pour(flat: Tensor, module: nn.Module) -> None:
+    """Make a flat vector the parameters of a module."""
+    start = 0
+    for _, parameter in model.parameters(module):
+        parameter.data.copy_(flat[start : start + parameter.numel()].view(parameter.shape))
+        start += parameter.numel()
+    if start != len(flat):
+        raise Incompatible(f"the model has {start} parameters and its weights {len(flat)}")
+
+
+def _from_pretrained(folder: Path) -> nn.Module:
+    """The seam to transformers, which raises what it likes about a folder. Weights are safetensors, code is none."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with without_bars():
+            module: nn.Module = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
+            )
+    except Exception as error:
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UsageError(f"{folder} holds no model that can be loaded: {why}") from error
+    return module
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """transformers draws progress on stderr, even for a file of a megabyte."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

@@ -1,0 +1,57 @@
+"""Where the training thread's time goes: every second between start and stop to exactly one account.
+
+What is done within something else (a correction that is added while the thread waits) counts for itself alone, so the
+accounts add up to the time that has passed. Knows no torch: on a GPU, what is still running when a call returns counts
+for whatever waits for it, which is the next step.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+ACCOUNTS = ("step", "boundary", "apply", "evaluate", "checkpoint", "waiting", "paused", "other")
+"""`step` is what the accelerator is there for; `checkpoint`: copying the state, for a newcomer too; `waiting`: for a
+partner, with blocking overlap; `paused`: as its volunteer wishes."""
+STALL = ("boundary", "apply")
+"""What a round costs the training."""
+
+
+class Timesheet:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._spent_s = dict.fromkeys(ACCOUNTS, 0.0)
+        self._account = "other"
+        self._since = 0.0
+        self._running = False
+
+    def start(self) -> None:
+        self._running, self._since = True, self._clock()
+
+    def stop(self) -> None:
+        self._settle()
+        self._running = False
+
+    @contextmanager
+    def on(self, account: str) -> Iterator[None]:
+        before = self._turn_to(account)
+        try:
+            yield
+        finally:
+            self._turn_to(before)
+
+    def so_far(self) -> dict[str, float]:
+        self._settle()
+        return dict(self._spent_s)
+
+    def stall_s(self) -> float:
+        return sum(self._spent_s[account] for account in STALL)
+
+    def _turn_to(self, account: str) -> str:
+        self._settle()
+        before, self._account = self._account, account
+        return before
+
+    def _settle(self) -> None:
+        now = self._clock()
+        if self._running:
+            self._spent_s[self._account] += now - self._since
+        self._since = now

@@ -1,0 +1,94 @@
+"""Whether others can call this node, and where: asked of those it joined by, and kept true while it lives.
+
+    directly     a peer reached us at an address of this machine
+    mapped       a peer reached us at the router's address: its port is mapped here, by UPnP or by hand
+    relayed      nobody could; a peer that we joined by passes calls on to us
+    outgoing     nobody could, and nobody passes calls on: we call others, that is all
+
+A node that joined by nobody, or only on this machine, has nobody to ask: no verdict.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import grpc.aio
+
+from noloco_node.transport import mirror, relay
+from noloco_node.transport.addresses import seen_outside
+from noloco_node.transport.orders import Orders
+
+DIRECTLY, MAPPED, RELAYED, OUTGOING = "directly", "mapped", "relayed", "outgoing"
+AUTO, ONLY, OFF = "auto", "only", "off"
+
+KEEP_S = 30.0
+"""How often a relay is asked to keep our place, which is gone when our connection to it breaks."""
+_CLOCKS = 5  # peers whose clocks are compared with ours
+_SURVEY_EVERY = 10
+"""A place is asked for so many times between two looks at whether a port is open by now."""
+
+
+class Reach:
+    def __init__(
+        self,
+        peer_id: str,
+        relays: str,
+        helpers: Mapping[str, Sequence[str]],
+        others: Callable[[], Iterable[str]],
+        channel: Callable[[str], grpc.aio.Channel],
+    ) -> None:
+        """`relays`: AUTO, ONLY or OFF; `helpers`: whom this node joined by, with their addresses; `others`: more peers
+        that have a clock."""
+        self._peer_id = peer_id
+        self._relays = relays
+        self.helpers = helpers
+        self._others = others
+        self._channel = channel
+        self._outside: list[str] = []
+        self._relayed: list[str] = []
+        self.verdict: str | None = None
+        self.skew_s: float | None = None
+
+    def addresses(self, own: Sequence[str]) -> list[str]:
+        """`own` and what was found, the best first."""
+        if self._relays == ONLY:
+            return list(self._relayed)
+        return list(dict.fromkeys([*self._outside, *own, *self._relayed]))
+
+    async def keep(self, orders: Callable[[], Orders], found: Callable[[], Sequence[str]]) -> None:
+        """For ever."""
+        for turn in itertools.count(1):
+            await asyncio.sleep(KEEP_S)
+            if turn == 1 or turn % _SURVEY_EVERY == 0:  # a router takes seconds to map a port
+                await self.survey(orders(), found())
+            elif self.verdict in (RELAYED, OUTGOING):
+                await self._reserve(orders())
+
+    async def survey(self, orders: Orders, found: Sequence[str]) -> None:
+        """Ask how we look from outside, and for a place with a relay where that is needed."""
+        ours = seen_outside(found)
+        ports = sorted({port for _, port in ours})
+        clocks = [*self.helpers, *self._others()][:_CLOCKS]
+        looks = asyncio.gather(*(mirror.look(self._channel(peer), ports) for peer in self.helpers))
+        self.skew_s, images = await asyncio.gather(mirror.skew([self._channel(peer) for peer in clocks]), looks)
+        if not (ours or self._relays == ONLY):
+            return
+        seen = [(image.host, port) for image in images if image for port in image.open]
+        if seen and self._relays != ONLY:
+            self._outside = [_address(host, port, self._peer_id) for host, port in seen]
+            self._relayed = []
+            self.verdict = DIRECTLY if set(seen) & set(ours) else MAPPED
+        elif any(images):
+            self._outside = []
+            await self._reserve(orders)
+
+    async def _reserve(self, orders: Orders) -> None:
+        helpers = {} if self._relays == OFF else self.helpers
+        granted = await asyncio.gather(*(relay.reserve(orders, peer) for peer in helpers))
+        places = [by for addresses, place in zip(helpers.values(), granted, strict=True) if place for by in addresses]
+        self._relayed = [relay.relayed(by, self._peer_id) for by in places]
+        self.verdict = RELAYED if places else OUTGOING
+
+
+def _address(host: str, port: int, peer_id: str) -> str:
+    return f"/{'ip6' if ':' in host else 'ip4'}/{host}/tcp/{port}/p2p/{peer_id}"

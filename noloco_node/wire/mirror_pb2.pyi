@@ -1,0 +1,23 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable
+from typing import ClassVar as _ClassVar, Optional as _Optional
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class LookRequest(_message.Message):
+    __slots__ = ("ports",)
+    PORTS_FIELD_NUMBER: _ClassVar[int]
+    ports: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ports: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class LookReply(_message.Message):
+    __slots__ = ("host", "open", "time")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    open: _containers.RepeatedScalarFieldContainer[int]
+    time: float
+    def __init__(self, host: _Optional[str] = ..., open: _Optional[_Iterable[int]] = ..., time: _Optional[float] = ...) -> None: ...

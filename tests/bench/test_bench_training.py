@@ -1,0 +1,93 @@
+"""`bench training`: both loops train the same to the bit, and every figure is there."""
+
+import argparse
+import json
+from pathlib import Path
+from statistics import median
+
+import pytest
+import torch
+
+from noloco_node.bench import training
+from noloco_node.cli import bench as verb
+from noloco_node.errors import UsageError
+from noloco_node.training.inner import Inner
+from noloco_node.training.model import PRESETS
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    verb.add_parser(parser.add_subparsers())
+    return parser.parse_args(["bench", "training", *words])
+
+
+@pytest.mark.parametrize("micro_batch", [2, 8])
+def test_both_loops_train_the_same(micro_batch: int) -> None:
+    run = training.manifest("tiny", 6, 512, 64)
+    inner = Inner.build(run, training.PEER, device="cpu", threads=1, micro_batch=micro_batch)
+    losses, pairs = training.in_turn(inner, run)
+    assert len(losses) == 8 and len(pairs) == 6
+    assert all(mine == pytest.approx(other, rel=1e-6) for mine, other in losses)
+    assert losses[-1][0] < losses[0][0] - 0.1
+    overhead = median(mine / other for mine, other in pairs) - 1
+    print(f"overhead {overhead:+.1%} of six steps, micro-batches of {micro_batch}")  # noqa: T201
+    assert overhead < 1, "a busy machine, but no other algorithm"
+
+
+def test_the_figures_as_json_and_as_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def here(run: training.Manifest, device: str, micro_batch: int) -> tuple[int, int]:
+        """Without processes of their own, which take long to start."""
+        ours, plain = (training._peak(run.canonical(), device, micro_batch, ours) for ours in (True, False))
+        return ours, plain
+
+    monkeypatch.setattr(training, "_peaks", here)
+    words = ("--steps", "2", "--batch-tokens", "256", "--device", "cpu", "--threads", "1")
+    assert verb.run(parsed(*words, "--json")) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["schema"] == 1 and found["steps"] == 2 and found["micro_batch"] == 2
+    assert found["loss_difference"] < 1e-6 and found["mfu"] is None
+    assert found["tokens_per_s"] == pytest.approx(256 / found["step_s"])
+    assert found["outer_bytes"] == 8 * found["parameters"] > 3e6
+    assert verb.run(parsed(*words)) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
+        "tiny,",
+        "a",
+        "tokens/s",
+        "losses",
+        "memory",
+    ]
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="no proc(5) here")
+def test_the_peak_of_a_process_is_found() -> None:
+    before = training._forget_peak(torch.device("cpu"))
+    block = torch.ones(16 << 20)
+    del block
+    assert 60 << 20 <= training._process_bytes("VmHWM") - before < 200 << 20
+
+
+def test_arithmetic_is_counted_as_papers_do() -> None:
+    run = training.manifest("125m", 1, 1024, 1024)
+    assert run.model.config == {**PRESETS["125m"], "vocab_size": 32_000}
+    assert training.flops_per_token(run, 134_105_856) == pytest.approx(
+        6 * (134_105_856 - 32_000 * 768) + 12 * 12 * 768 * 1024
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--model", "huge"), ("--steps", "0"), ("--threads", "-1"), ("--batch-tokens", "1000"), ("--device", "tpu")],
+)
+def test_what_cannot_be_measured_is_said_before_anything_runs(words: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError):
+        verb.run(parsed(*words))
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device here")
+
+
+@needs_gpu
+def test_on_a_gpu_the_share_of_its_arithmetic_is_known_or_not() -> None:
+    run = training.manifest("tiny", 2, 1024, 128)
+    found = training._mfu(run, 413_000, torch.device("cuda"), 0.01)
+    assert found is None or 0 < found < 1

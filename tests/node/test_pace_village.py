@@ -1,0 +1,157 @@
+"""Real nodes whose task is paced: a slow box costs the others nothing, what the network side costs, and long pauses.
+
+The paced task's steps take a fixed time and hardly any CPU, so that the cores are no bottleneck on a small machine.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import psutil
+import pytest
+from village import ROOT, Node, Village, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+SPAN = 8
+"""Phases that a step rate is measured over."""
+ROUNDS = 6
+RUN = """\
+name = "paced"
+rounds = 100000
+model = { task = "paced", options = { step_s = 0.1 } }
+inner = { seconds = 2.0, batch_tokens = 8, warmup = 0.0 }
+"""
+LLAMA = """\
+name = "cost"
+rounds = 100000
+[model]
+architecture = "LlamaConfig"
+config = { hidden_size = 256, intermediate_size = 1024, num_hidden_layers = 4, num_attention_heads = 4 }
+[data]
+sequence_length = 64
+[inner]
+seconds = 3.0
+batch_tokens = 64
+warmup = 0.0
+"""
+
+
+@pytest.fixture
+def village() -> Iterator[Village]:
+    village = Village()
+    village.environ["PYTHONPATH"] += f":{ROOT / 'tests' / 'tasks'}"
+    yield village
+    village.close()
+
+
+def started(village: Village, run: str) -> tuple[Node, str]:
+    """An author, and the address that others join by."""
+    path = village.root / "run.toml"
+    path.write_text(run)
+    author = village.node("author", "start", str(path))
+    return author, until(lambda: author.said(r"join --bootstrap (\S+) "), "the line to join with")
+
+
+def committed(node: Node) -> int:
+    return len(node.events("RoundCommitted"))
+
+
+def step_rate(node: Node, phases: int) -> float:
+    """Over so many phases from now on, wall-clock."""
+    before = len(node.events("PhaseDone"))
+    done = until(lambda: (e := node.events("PhaseDone"))[before + phases :] and e, f"{phases} phases")
+    first, last = done[before], done[before + phases]
+    return (last["steps"] - first["steps"]) / (last["at"] - first["at"])
+
+
+def test_a_slow_box_holds_nobody_back(village: Village, capsys: pytest.CaptureFixture[str]) -> None:
+    author, there = started(village, RUN)
+    other = village.node("other", "join", "--bootstrap", there)
+    until(lambda: other.said(r"(round \d+ with)"), "a round of the two")
+    usual = [step_rate(node, SPAN) for node in (author, other)]
+    village.environ["PACED_SLOWER"] = "4"
+    slow = village.node("slow", "join", "--bootstrap", there)
+    until(lambda: slow.said(r"(round \d+ with)"), "the slow one's first round with somebody")
+    before = committed(slow)
+    beside = [step_rate(node, SPAN) for node in (author, other)]
+    own = step_rate(slow, 1)
+    assert committed(slow) > before, "it took part meanwhile"
+    with capsys.disabled():
+        print(  # noqa: T201
+            f"\n  steps a second: {usual[0]:.2f} and {usual[1]:.2f}, beside a slow box ({own:.2f}) {beside[0]:.2f} and "
+            f"{beside[1]:.2f}; busy {author.ask('status')['busy_fraction_minute']:.3f}"
+        )
+    assert own < 0.4 * usual[0]
+    assert all(with_it >= 0.95 * without for with_it, without in zip(beside, usual, strict=True))
+
+
+@dataclass
+class Cpu:
+    """CPU seconds of a node so far."""
+
+    network: float
+    training: float
+    daemon: float
+
+    @classmethod
+    def of(cls, node: Node) -> "Cpu":
+        """The training thread is the one that has worked most: the model is trained all the time."""
+        me = psutil.Process(node.process.pid)
+        threads = sorted(t.user_time + t.system_time for t in me.threads())
+        daemons = [sum(c.cpu_times()[:2]) for c in me.children(recursive=True) if c.name() == "p2pd"]
+        return cls(sum(threads[:-1]), threads[-1], sum(daemons))
+
+    def since(self, before: "Cpu") -> float:
+        return self.network - before.network + self.daemon - before.daemon
+
+
+def test_what_the_network_side_costs(village: Village, capsys: pytest.CaptureFixture[str]) -> None:
+    author, there = started(village, LLAMA)
+    until(lambda: author.events("PhaseDone"), "training alone")
+    alone, since = Cpu.of(author), len(author.events("PhaseDone"))
+    until(lambda: len(author.events("PhaseDone")) >= since + 3, "three phases alone")
+    idle = Cpu.of(author).since(alone) / 3
+    other = village.node("other", "join", "--bootstrap", there)
+    until(lambda: author.said(r"(round \d+ with)"), "a round together")
+    began, phases, rounds = Cpu.of(author), len(author.events("PhaseDone")), committed(author)
+    until(lambda: committed(author) >= rounds + ROUNDS, "more of them", 120)
+    spent = Cpu.of(author)
+    rounds, phases = committed(author) - rounds, len(author.events("PhaseDone")) - phases
+    parameters = author.ask("status")["parameters"]
+    per_round = (spent.since(began) - idle * phases) / rounds
+    with capsys.disabled():
+        print(  # noqa: T201
+            f"\n  network side: {per_round:.3f} CPU s a round of {parameters / 1e6:.1f} M parameters beyond the "
+            f"{idle:.3f} s that it takes a phase anyway, {per_round * 1e8 / parameters:.2f} s per 100 M; of all "
+            f"{(spent.daemon - began.daemon) / spent.since(began):.0%} in p2pd"
+        )
+    assert spent.training > 2 * spent.network, "it was the training thread that was left out"
+    assert 0 < per_round * 1e8 / parameters < 20
+    other.kill()
+
+
+def test_a_pause_outlives_a_restart_and_who_returns_takes_a_state_worth_more(village: Village) -> None:
+    author, there = started(village, RUN.replace("seconds = 2.0", "seconds = 0.5"))
+    other = village.node("other", "join", "--bootstrap", there)
+    until(lambda: other.said(r"(round \d+ with)"), "a round together")
+    (there,) = other.ask("status")["addresses"]
+    assert village.run("pause", "--home", str(author.home)).returncode == 0
+    paused = author.ask("status")
+    assert (paused["state"], paused["waiting_for"]) == ("paused", "`noloco-node resume`")
+    assert village.run("leave", "--home", str(author.home)).returncode == 0
+    author.process.wait(20)
+
+    again = village.node("author", "join", "--bootstrap", there)
+    until(lambda: again.ask("status").get("state") == "paused", "it is paused as before")
+    asleep = again.ask("status")
+    assert asleep["waiting_for"] == "`noloco-node resume` (paused before this start)"
+    assert asleep["round"] - paused["round"] in (0, 1)
+    until(lambda: again.ask("peers")["peers"][0]["round"] > asleep["round"] + 12, "the other is far ahead")
+    assert village.run("pause", "--home", str(other.home)).returncode == 0
+    until(lambda: again.ask("peers")["peers"][0]["state"] == "paused", "which pauses, too", 60)
+    assert village.run("resume", "--home", str(again.home)).returncode == 0
+    taken = until(lambda: again.said(r"took the state of \S+ at round (\d+)"), "the state of one that pauses", 30)
+    assert int(taken) > asleep["round"] + 12
+    back = until(lambda: [e for e in again.events("PhaseDone") if e["round"] == int(taken) + 1], "it trains on")
+    assert back[0]["tokens"] <= 2 * 8 * 5, "a phase of its own"
+    assert not (again.home / "paused").exists()

@@ -1,0 +1,377 @@
+"""`export`, `eval` and `sample` over homes as nodes leave them: real small models on the real text."""
+
+import json
+import pickle
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from noloco_node import checkpoint, manifest, runfile
+from noloco_node.cli import main
+from noloco_node.errors import UsageError
+from noloco_node.home import Home
+from noloco_node.identity import Identity
+from noloco_node.manifest import DataSpec, InnerSpec, Manifest, ModelSpec
+from noloco_node.publish.card import history
+from noloco_node.publish.folder import byte_tokenizer
+from noloco_node.publish.sample import Window
+from noloco_node.training.inner import Inner
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "LlamaConfig": {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "tie_word_embeddings": True,
+    },
+    "Qwen2Config": {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    },
+    "GPT2Config": {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32},
+}
+STEPS = 2
+
+
+def run_of(architecture: str = "LlamaConfig", seed: int = 1) -> Manifest:
+    return Manifest(
+        name="small",
+        seed=seed,
+        rounds=8,
+        model=ModelSpec(architecture=architecture, config=SHAPES[architecture]),
+        data=DataSpec(sequence_length=32),
+        inner=InnerSpec(steps=STEPS, batch_tokens=64, warmup=0.0),
+    )
+
+
+@dataclass
+class Left:
+    """What a node left behind, and what it knew."""
+
+    home: Home
+    run: Manifest
+    phi: list[Tensor]
+    """At each checkpoint, the last one last."""
+    eval_loss: float
+    """At the last one."""
+    layout: bytes
+
+    @property
+    def folder(self) -> Path:
+        return self.home.run(self.run.run_id)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+
+def a_node_was_here(root: Path, run: Manifest, rounds: int = 2) -> Left:
+    """A checkpoint at each boundary; the last one a step later, where the fast weights are ahead of the slow ones."""
+    home = Home(root).create()
+    identity = Identity.load_or_create(home.identity)
+    inner = Inner.build(run, identity.peer_id, device="cpu", threads=1)
+    left = Left(home, run, [], 0.0, inner.layout)
+    runfile.keep(left.folder, manifest.sign(run, identity))
+    for _ in range(rounds):
+        for _ in range(STEPS):
+            inner.step()
+        inner.boundary()
+        _save(left, inner)
+    left.eval_loss = inner.evaluate()
+    inner.step()
+    _save(left, inner)
+    return left
+
+
+def _save(left: Left, inner: Inner) -> None:
+    checkpoint.save(left.checkpoints, inner.state(), left.run.run_id, inner.layout)
+    left.phi.append(inner.phi.clone())
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Left:
+    return a_node_was_here(tmp_path_factory.mktemp("homes") / "one", run_of())
+
+
+@pytest.fixture(scope="module")
+def exported(made: Left, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    to = tmp_path_factory.mktemp("exports") / "model"
+    assert main(["export", "--to", str(to), "--home", str(made.home.root)]) == 0
+    return to
+
+
+@pytest.fixture
+def left(made: Left, tmp_path: Path) -> Left:
+    """A copy, to be spoiled."""
+    root = tmp_path / "home"
+    shutil.copytree(made.home.root, root)
+    return Left(Home(root), made.run, made.phi, made.eval_loss, made.layout)
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOLOCO_HOME", str(tmp_path / "nobody-lives-here"))
+    monkeypatch.setenv("NOLOCO_DEVICE", "cpu")
+    monkeypatch.setenv("NOLOCO_THREADS", "1")
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    """What a verb says with --json."""
+    capsys.readouterr()
+    assert main([*words, "--json"]) == 0, capsys.readouterr().err
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert document["schema"] == 1
+    return document
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    capsys.readouterr()
+    assert main(list(words)) in (2, 12)
+    shown = capsys.readouterr()
+    assert shown.err.count("\n") == 1 and shown.out == ""
+    return shown.err
+
+
+def flat(folder: Path) -> Tensor:
+    from noloco_node.training import model
+
+    return torch.cat([p.detach().flatten() for _, p in model.parameters(AutoModelForCausalLM.from_pretrained(folder))])
+
+
+# ---- the folder ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("architecture", SHAPES)
+def test_transformers_loads_it_and_measures_the_same(
+    tmp_path: Path, architecture: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left = a_node_was_here(tmp_path / "home", run_of(architecture), rounds=1)
+    to = tmp_path / "model"
+    written = told(capsys, "export", "--to", str(to), "--home", str(left.home.root))
+    module, about = AutoModelForCausalLM.from_pretrained(to, output_loading_info=True)
+    assert not any(about.values()), about
+    assert torch.equal(flat(to), left.phi[-1]), "the slow weights, to the bit"
+    assert written["eval_loss"] == pytest.approx(left.eval_loss, abs=1e-5)
+    measured = told(capsys, "eval", str(to))
+    assert measured["eval_loss"] == pytest.approx(left.eval_loss, abs=1e-5)
+    assert (measured["round"], measured["step"], measured["tokens"]) == (1, STEPS + 1, 4096)
+    assert measured["bits_per_byte"] == pytest.approx(measured["eval_loss"] / 0.6931471805599453)
+    assert module.generation_config.eos_token_id == 0, "the token between two documents"
+
+
+def test_its_files_and_what_they_say(exported: Path, made: Left) -> None:
+    assert {path.name for path in exported.iterdir()} == {
+        *("model.safetensors", "config.json", "generation_config.json"),
+        *("tokenizer.json", "tokenizer_config.json", "README.md", "noloco.json"),
+    }
+    assert all(path.stat().st_mode & 0o044 == 0o044 for path in exported.iterdir()), "to be handed on"
+    assert list(exported.parent.iterdir()) == [exported], "nothing is left beside it"
+    card = (exported / "README.md").read_text()
+    author = Identity.load_or_create(made.home.identity).peer_id
+    for word in (
+        made.run.run_id,
+        made.run.label,
+        author,
+        "round 2 of 8",
+        "AdamW",
+        "lattice:4",
+        f"{made.eval_loss:.4f}",
+    ):
+        assert word in card
+    file = runfile.read(exported)
+    assert (file.run, file.signed.author) == (made.run, author)
+    assert file.trained["round"] == 2 and file.trained["eval_loss"] == pytest.approx(made.eval_loss, abs=1e-6)
+
+
+def test_a_token_is_a_byte(exported: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(exported)
+    everything = "".join(map(chr, [*range(0x300), 0x20AC, 0x65E5, 0x1F600])) + "  \r\n\t <s> def f(x):\n    return"
+    for text in (everything, "", " ", "\0", "ĀĠ"):
+        ids = tokenizer(text).input_ids
+        assert ids == list(text.encode())
+        assert tokenizer.decode(ids) == text
+    assert len(tokenizer) == 256
+    assert byte_tokenizer() == (exported / "tokenizer.json").read_bytes()
+
+
+def test_it_takes_the_place_of_an_earlier_export_and_of_nothing_else(
+    made: Left, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def export(to: Path) -> list[str]:
+        return ["export", "--to", str(to), "--home", str(made.home.root)]
+
+    earlier = tmp_path / "model"
+    shutil.copytree(exported, earlier)
+    (earlier / "README.md").write_text("of long ago")
+    assert told(capsys, *export(earlier))["to"] == str(earlier)
+    assert run_of().run_id in (earlier / "README.md").read_text()
+    (earlier / ".git").mkdir()
+    assert "there is .git" in refused(capsys, *export(earlier))
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "config.json").write_text("{}")
+    assert "is not empty and no export of ours" in refused(capsys, *export(mine))
+    assert "cannot export to" in refused(capsys, *export(mine / "config.json"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "model"]
+
+
+def test_a_node_may_run_meanwhile_and_its_home_is_only_read(
+    left: Left, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def everything() -> dict[Path, tuple[int, int]]:
+        found = {path: path.stat() for path in left.home.root.rglob("*")}
+        return {path: (stat.st_mtime_ns, stat.st_size) for path, stat in found.items()}
+
+    with left.home.lock():
+        before = everything()
+        told(capsys, "export", "--to", str(tmp_path / "model"), "--home", str(left.home.root))
+        assert everything() == before
+
+
+# ---- which weights ---------------------------------------------------------------------------------------------------
+def test_the_mean_of_several(tmp_path: Path, made: Left, exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = a_node_was_here(tmp_path / "other", run_of(), rounds=1)
+    to = tmp_path / "mean"
+    places = f"{other.home.root},{exported}"
+    written = told(capsys, "export", "--to", str(to), "--home", str(made.home.root), "--average", places)
+    assert [state["round"] for state in written["states"]] == [2, 1, 2]
+    mean = (made.phi[-1] + other.phi[-1] + made.phi[-1]) / 3
+    assert not torch.equal(other.phi[-1], made.phi[-1])
+    assert torch.allclose(flat(to), mean, atol=1e-7)
+    assert "the mean of the slow weights of 3 replicas" in (to / "README.md").read_text()
+    stranger = a_node_was_here(tmp_path / "stranger", run_of(seed=2), rounds=1)
+    places = str(stranger.home.root)
+    said = refused(capsys, "export", "--to", str(to), "--home", str(made.home.root), "--average", places)
+    assert f"there is no run {made.run.run_id}" in said or "different runs" in said
+
+
+def test_one_checkpoint_by_its_name_or_path(made: Left, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = ["--home", str(made.home.root)]
+    assert told(capsys, "eval", *home, "--checkpoint", str(STEPS))["round"] == 1
+    assert told(capsys, "eval", str(made.checkpoints / str(STEPS)))["round"] == 1
+    assert told(capsys, "eval", str(made.folder))["round"] == 2
+    assert "there is no checkpoint 7: there are 5, 4, 2" in refused(capsys, "eval", *home, "--checkpoint", "7")
+
+
+def test_of_several_runs_one_is_named(left: Left, capsys: pytest.CaptureFixture[str]) -> None:
+    other = a_node_was_here(left.home.root, run_of(seed=2), rounds=1)
+    said = refused(capsys, "eval", "--home", str(left.home.root))
+    assert left.run.label in said and other.run.label in said and "--run" in said
+    for named in (other.run.run_id, other.run.run_id[:6], other.run.label):
+        assert told(capsys, "eval", "--home", str(left.home.root), "--run", named)["run_id"] == other.run.run_id
+    assert "there is no run nobody" in refused(capsys, "eval", "--home", str(left.home.root), "--run", "nobody")
+
+
+def test_a_damaged_checkpoint_is_passed_over(left: Left, capsys: pytest.CaptureFixture[str]) -> None:
+    home = ["--home", str(left.home.root)]
+    for name in ("5", "4"):
+        path = left.checkpoints / name / "outer.safetensors"
+        path.write_bytes(path.read_bytes()[:-1])
+    assert told(capsys, "eval", *home)["step"] == STEPS
+    assert "5 is skipped: outer.safetensors" in refused(capsys, "eval", str(left.checkpoints / "5"))
+    shutil.rmtree(left.checkpoints)
+    left.checkpoints.mkdir()
+    assert "has no checkpoint yet" in refused(capsys, "eval", *home)
+
+
+def test_a_folder_that_is_none(tmp_path: Path, exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "does not exist" in refused(capsys, "eval", str(tmp_path / "nowhere"))
+    assert "there is no run in" in refused(capsys, "eval", str(tmp_path))
+    nameless = tmp_path / "nameless"
+    shutil.copytree(exported, nameless)
+    (nameless / "noloco.json").unlink()
+    assert "has no noloco.json" in refused(capsys, "eval", str(nameless))
+    shapeless = tmp_path / "shapeless"
+    shutil.copytree(exported, shapeless)
+    (shapeless / "config.json").write_text('{"model_type": "llama", "hidden_size": 64}')
+    assert "holds no model that can be loaded" in refused(capsys, "eval", str(shapeless))
+
+
+def test_a_run_of_a_task_is_its_packages_to_publish(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = Home(tmp_path / "home").create()
+    run = Manifest(name="pictures", model=ModelSpec(task="blobs"))
+    folder = home.run(run.run_id)
+    runfile.keep(folder, manifest.sign(run, Identity.load_or_create(home.identity)))
+    (folder / "checkpoints" / "5").mkdir(parents=True)
+    for verb in (["eval"], ["export", "--to", str(tmp_path / "model")]):
+        assert "trains the task blobs, which is no language model" in refused(capsys, *verb, "--home", str(home.root))
+
+
+def test_no_pickle_is_run(tmp_path: Path, exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "ran",))
+
+    folder = tmp_path / "model"
+    shutil.copytree(exported, folder)
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(), protocol=2))
+    assert "holds no model that can be loaded" in refused(capsys, "eval", str(folder))
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("change", [("rounds", "runds"), ('"schema": 1', '"schema": 2'), ("12D3", "12D4"), ("{", "[")])
+def test_a_manifest_that_nobody_signed_is_not_believed(tmp_path: Path, exported: Path, change: tuple[str, str]) -> None:
+    (tmp_path / "noloco.json").write_text((exported / "noloco.json").read_text().replace(*change, 1))
+    with pytest.raises(UsageError, match="cannot be believed"):
+        runfile.read(tmp_path)
+
+
+def test_the_run_file_of_a_home_is_written_once_and_mended(left: Left) -> None:
+    path = left.folder / "noloco.json"
+    signed, written = runfile.read(left.folder).signed, path.stat().st_mtime_ns
+    runfile.keep(left.folder, signed)
+    assert path.stat().st_mtime_ns == written
+    path.write_text("half")
+    runfile.keep(left.folder, signed)
+    assert runfile.read(left.folder).signed == signed
+
+
+# ---- a look ----------------------------------------------------------------------------------------------------------
+def test_a_sample_is_of_its_seed(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*words: str) -> str:
+        return str(told(capsys, "sample", "def f(", str(exported), "--tokens", "60", *words)["continuation"])
+
+    assert said() == said("--seed", "1") != said("--seed", "2")
+    assert said("--temperature", "0", "--seed", "3") == said("--temperature", "0", "--seed", "4")
+    assert main(["sample", "def f(", str(exported), "--tokens", "60"]) == 0
+    assert capsys.readouterr().out == f"def f({said()}\n", "the same, as it comes"
+
+
+@pytest.mark.parametrize("wrong", [("--tokens", "0"), ("--temperature", "-1"), ("--seed", "-1"), ("--tokens", "few")])
+def test_a_sample_that_cannot_be(exported: Path, wrong: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert wrong[0] in refused(capsys, "sample", "x", str(exported), *wrong)
+
+
+@pytest.mark.parametrize("longest", [3, 8, 100])
+def test_a_window_shows_the_model_what_it_was_trained_on(exported: Path, longest: int) -> None:
+    module = AutoModelForCausalLM.from_pretrained(exported).eval()
+    text = list(b"import os, sys")
+    window = Window(module, longest, text)
+    seen = text[-longest:]
+    for token in b"\n\ndef main():":
+        with torch.no_grad():
+            alone = module(input_ids=torch.tensor([seen])).logits[0, -1]
+        assert torch.allclose(window.logits(), alone, atol=1e-5)
+        window.add(token)
+        seen = [*seen, token]
+        if len(seen) > longest:
+            seen = seen[-(longest // 2) :]
+
+
+def test_the_losses_of_a_run_are_read_leniently(tmp_path: Path) -> None:
+    assert history(tmp_path / "events.jsonl", 9) == ()
+    lines = [json.dumps({"event": "PhaseDone", "round": n, "loss": 9.5 - n}) for n in range(1, 10)]
+    lines += ['{"event": "Evaluated", "round": 0, "eval_loss": 9.5}', "{half", "[1]", '{"event": "PhaseDone"}', "\xff"]
+    (tmp_path / "events.jsonl").write_text("\n".join(lines), encoding="latin-1")
+    rows = history(tmp_path / "events.jsonl", 5)
+    assert [(row.round, row.loss, row.eval_loss) for row in rows[:2]] == [(0, None, 9.5), (1, 8.5, None)]
+    assert rows[-1].round == 5

@@ -1,0 +1,116 @@
+"""A state over a link of 100 Mbit/s, between two real transports in network namespaces: how much of the link is used.
+
+Two processes, each with a p2pd of its own, and statesync at either end: what a newcomer and its donor run, without the
+training around it. The rate is that of the state's own bytes: what TCP, encryption and framing add counts against it.
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent))
+from test_slow_link import slow_link, why_not
+
+LINK_BITS_S = 100e6
+STATE_BYTES = 30 << 20
+SHARE = 0.9
+ROOT = Path(__file__).parents[2]
+
+
+class Giver:
+    """A state of some numbers; 0.5 is as finite as any."""
+
+    def live_state(self) -> "Future[tuple[int, memoryview]]":
+        future: Future[tuple[int, memoryview]] = Future()
+        future.set_result((7, memoryview(b"\x00\x00\x00\x3f" * (STATE_BYTES // 4))))
+        return future
+
+
+class Watcher:
+    """When the first fragment and the last one came."""
+
+    def __init__(self) -> None:
+        self.at: list[tuple[float, int]] = []
+
+    def waits(self, place: int) -> None:
+        pass
+
+    async def begins(self, round: int) -> None:
+        pass
+
+    def has(self, done_bytes: int, total_bytes: int) -> None:
+        self.at.append((time.monotonic(), done_bytes))
+
+
+async def donor(host: str, directory: Path) -> None:
+    from noloco_node.donor import StateService
+    from noloco_node.identity import Identity
+    from noloco_node.statesync import Terms
+    from noloco_node.transport.libp2p import Libp2pTransport
+    from noloco_node.wire.peer_pb2_grpc import add_StateServicer_to_server
+
+    transport = Libp2pTransport(Identity.load_or_create(directory / "donor.key"), f"/ip4/{host}/tcp/0")
+    service = StateService(transport, lambda: 7)
+    service.begin(Terms(b"r" * 32, b"l" * 32), Giver())
+    transport.serve(lambda server: add_StateServicer_to_server(service, server))
+    await transport.start()
+    print(json.dumps(transport.addresses()[0]), flush=True)  # noqa: T201
+    await asyncio.to_thread(sys.stdin.read)
+    await transport.close()
+
+
+async def newcomer(host: str, directory: Path, address: str) -> None:
+    from noloco_node.identity import Identity
+    from noloco_node.statesync import Download, Terms, fetch
+    from noloco_node.transport.libp2p import Libp2pTransport
+
+    identity = Identity.load_or_create(directory / "newcomer.key")
+    transport = Libp2pTransport(identity, f"/ip4/{host}/tcp/0", bootstrap=[address])
+    await transport.start()
+    watcher = Watcher()
+    channel = transport.channel(address.rpartition("/")[2])
+    state = await fetch(channel, Terms(b"r" * 32, b"l" * 32), Download(STATE_BYTES // 4), watcher)
+    (began, before), (ended, after) = watcher.at[0], watcher.at[-1]
+    assert state.round == 7 and len(state.data) == STATE_BYTES
+    print(json.dumps((after - before) / (ended - began)), flush=True)  # noqa: T201
+    await transport.close()
+
+
+def end(space: str, *words: str) -> subprocess.Popen[str]:
+    command = ["ip", "netns", "exec", space, sys.executable, __file__, *words]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ)
+
+
+@pytest.mark.system
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_state_uses_the_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if why := why_not():
+        pytest.skip(why)
+    with slow_link("rate", LINK_BITS_S) as ((here, one), (there, other)):
+        giver = end(here, "donor", one, str(tmp_path))
+        try:
+            assert giver.stdout is not None
+            address = json.loads(giver.stdout.readline())
+            taker = end(there, "newcomer", other, str(tmp_path), address)
+            said, _ = taker.communicate(timeout=60)
+            assert taker.returncode == 0
+        finally:
+            giver.communicate(timeout=30)
+    rate = 8 * json.loads(said)
+    with capsys.disabled():
+        print(f"\n  {STATE_BYTES / 1e6:.0f} MB at {rate / 1e6:.1f} of {LINK_BITS_S / 1e6:.0f} Mbit/s")  # noqa: T201
+    assert rate >= SHARE * LINK_BITS_S
+
+
+if __name__ == "__main__":
+    verb, host, directory, *rest = sys.argv[1:]
+    asyncio.run(donor(host, Path(directory)) if verb == "donor" else newcomer(host, Path(directory), *rest))

@@ -1,0 +1,73 @@
+"""Where a node's time went: shares since the start and over the last minute; pauses are nobody's idling."""
+
+import pytest
+
+from noloco_node.events import PhaseDone
+from noloco_node.ledger import MINUTE_S, Ledger
+from noloco_node.training.timesheet import ACCOUNTS, Timesheet
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_every_second_goes_to_one_account() -> None:
+    clock = Clock()
+    times = Timesheet(clock)
+
+    def passes(seconds: float) -> None:
+        clock.now += seconds
+
+    with times.on("evaluate"):
+        passes(7)
+    assert not any(times.so_far().values()), "not begun"
+    times.start()
+    with times.on("waiting"):
+        passes(2)
+        with times.on("apply"):
+            passes(0.5)
+        passes(1)
+    passes(0.25)
+    with pytest.raises(ZeroDivisionError), times.on("step"):
+        passes(4)
+        raise ZeroDivisionError
+    assert times.stall_s() == 0.5
+    times.stop()
+    passes(50)
+    expected = dict.fromkeys(ACCOUNTS, 0.0) | {"waiting": 3.0, "apply": 0.5, "other": 0.25, "step": 4.0}
+    assert times.so_far() == expected
+
+
+def figures(ledger: Ledger) -> tuple[float, float]:
+    shown = ledger.figures()
+    return shown["busy_fraction"], shown["busy_fraction_minute"]
+
+
+def test_busy_since_the_start_and_over_the_last_minute() -> None:
+    ledger = Ledger()
+    assert figures(ledger) == (None, None)
+    for second in range(1, 301):
+        ledger.spend({"step": float(min(second, 200)), "waiting": float(max(0, second - 200)), "paused": 0.0})
+        assert len(ledger._minute) <= MINUTE_S + 1
+    assert figures(ledger) == (pytest.approx(2 / 3), 0.0)
+    for second in range(301, 331):
+        ledger.spend({"step": 200.0 + second - 300, "waiting": 100.0, "paused": 0.0})
+    assert figures(ledger)[1] == pytest.approx(0.5)
+
+
+def test_a_pause_is_not_idling() -> None:
+    ledger = Ledger()
+    ledger.spend({"step": 90.0, "other": 10.0, "paused": 0.0})
+    for second in range(1, 101):
+        ledger.spend({"step": 90.0, "other": 10.0, "paused": float(second)})
+    assert figures(ledger) == (0.9, None), "nobody knows how busy it would have been"
+    assert ledger.figures()["time_s"]["paused"] == 100
+
+
+def test_the_stall_of_the_last_round() -> None:
+    ledger = Ledger()
+    ledger.observe(PhaseDone(1, 50, 5.0, 1000, 10.0, stall_ms=3.5))
+    assert ledger.figures()["stall_ms"] == 3.5

@@ -1,0 +1,56 @@
+"""What a node says of its network daemon's deaths, of how it can be called, and of its clock."""
+
+import pytest
+
+from noloco_node import outlook
+from noloco_node.errors import ClockTooFarOff
+from noloco_node.outages import LATELY_S, MAX_WAIT_S, Outages
+
+
+def test_the_first_death_costs_no_wait_and_many_cost_more_each() -> None:
+    outages = Outages()
+    waits = [outages.died("p2pd was killed by signal 9", float(now)) for now in range(10)]
+    assert waits[:5] == [0, 1, 2, 4, 8]
+    assert waits[-1] == MAX_WAIT_S
+    assert outages.died("p2pd ended with status 1", 10 + LATELY_S) == 0, "forgotten"
+
+
+def test_status_tells_of_an_outage_while_it_lasts_and_of_many_for_longer() -> None:
+    outages = Outages()
+    assert outages.health(0) == ()
+    outages.died("p2pd no longer answered", 0)
+    (finding,) = outages.health(1)
+    assert finding.level == "error" and finding.text == "network: degraded, p2pd no longer answered"
+    outages.over()
+    assert outages.health(2) == ()
+    for now in (3, 4):
+        outages.died("p2pd was killed by signal 9", now)
+    assert "for the 3rd time in 10 minutes" in outages.health(5)[0].text
+    outages.over()
+    (finding,) = outages.health(6)
+    assert finding.level == "warning" and "p2pd died 3 times in 10 minutes" in finding.text
+    assert outages.health(4 + LATELY_S) == ()
+
+
+@pytest.mark.parametrize(("skew_s", "said"), [(5.0, "clock: 5.0 s ahead of"), (-3600.0, "clock: 1 h behind")])
+def test_a_clock_that_is_off_is_told_with_the_remedy(skew_s: float, said: str) -> None:
+    (finding,) = outlook.health(None, skew_s)
+    assert finding.text.startswith(said) and "set-ntp" in finding.remedy
+
+
+@pytest.mark.parametrize("skew_s", [None, 0.0, 0.9, -0.9])
+def test_a_clock_that_is_right_enough_is_not_mentioned(skew_s: float | None) -> None:
+    assert outlook.health("directly", skew_s) == ()
+    outlook.check(skew_s)
+
+
+def test_a_clock_too_far_off_ends_the_start() -> None:
+    outlook.check(29.0)
+    with pytest.raises(ClockTooFarOff, match="31 s ahead"):
+        outlook.check(31.0)
+
+
+def test_who_cannot_be_called_is_told_what_to_do() -> None:
+    assert outlook.advice(None) is outlook.advice("directly") is outlook.advice("mapped") is None
+    assert "relay" in str(outlook.advice("relayed")) and "--announce" in str(outlook.advice("outgoing"))
+    assert [finding.level for finding in outlook.health("outgoing", 0.0)] == ["warning"]

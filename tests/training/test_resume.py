@@ -1,0 +1,155 @@
+"""Killed with SIGKILL again and again, a replica ends as if nothing had happened: every bit of its state is the same.
+
+Real processes, real checkpoints and the real training thread. They are forked from a server that has imported torch
+once, so that a life takes half a second.
+"""
+
+import multiprocessing
+import random
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lives import RUN, SAVE_EVERY, STEPS, Heard, Kill, live
+from replicas import FRAGMENT, small_replica
+from torch import Tensor
+
+from noloco_node.core.codec import codec
+from noloco_node.training.inner import Inner
+
+HEAVY = ["noloco_node.training.thread", "noloco_node.checkpoint", "transformers.models.llama.modeling_llama"]
+DISK_ACTS = 60
+"""Of one checkpoint, about; a life that is killed at a later one has written some."""
+
+
+@pytest.fixture(scope="module")
+def processes() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pytest", "safetensors.torch", *HEAVY])
+    return context
+
+
+@pytest.fixture(scope="module")
+def partner() -> list[Heard]:
+    """What a partner made of a run: swaps that come late, some after the next boundary."""
+    return list(record(random.Random(1)))
+
+
+@pytest.fixture(scope="module", params=["alone", "with a partner"])
+def heard(request: pytest.FixtureRequest, partner: list[Heard]) -> list[Heard]:
+    return partner if request.param == "with a partner" else []
+
+
+def record(rng: random.Random) -> Iterator[Heard]:
+    one, other = small_replica("a", RUN), small_replica("b", RUN)
+    waiting: list[Heard] = []
+    for step in range(STEPS):
+        for each in [each for each in waiting if each.before_step == step]:
+            waiting.remove(each)
+            one.apply(each.start, each.correction, each.offered_round)
+            other.apply(each.start, -each.correction, each.offered_round)
+            yield each
+        one.step(), other.step()
+        if one.phase_over:
+            us = boundary(one), boundary(other)
+            for start, correction in corrections(us) if not waiting else ():
+                waiting.append(Heard(step + 1 + rng.randrange(8), one.round, start, correction))
+
+
+def boundary(inner: Inner) -> Tensor:
+    """As the training thread does it."""
+    inner.lengthen()
+    u = inner.snapshot()
+    inner.boundary()
+    return u
+
+
+def corrections(us: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
+    for index, start in enumerate(range(0, len(us[0]), FRAGMENT)):
+        one, other = (codec("bf16").converse(u[start : start + FRAGMENT], index, bytes(16)) for u in us)
+        one.open()
+        correction = one.hear(other.open()).correction
+        assert correction is not None
+        yield start, correction
+
+
+def uninterrupted(heard: Sequence[Heard]) -> dict[str, Any]:
+    """In this process, without a thread or a file."""
+    inner: Inner = small_replica("a", RUN)
+    for step in range(STEPS):
+        for each in heard:
+            if each.before_step == step:
+                inner.apply(each.start, each.correction, each.offered_round)
+        inner.step()
+        if inner.phase_over:
+            boundary(inner)
+    return asdict(inner.state())
+
+
+def lives(
+    processes: ForkServerContext, home: Path, heard: Sequence[Heard], kills: Sequence[Kill | None]
+) -> dict[str, Any]:
+    """One after the other in the same home; how the last one ended."""
+    for kill in kills:
+        life = processes.Process(target=live, args=(home, heard, kill))
+        life.start()
+        life.join(60)
+        assert life.exitcode == (-signal.SIGKILL if kill else 0), kill
+        life.close()
+    end: dict[str, Any] = torch.load(home / "end.pt", weights_only=True)
+    return end
+
+
+def assert_same(one: Any, other: Any, where: str = "state") -> None:
+    """To the bit."""
+    assert type(one) is type(other), where
+    if isinstance(one, Tensor):
+        assert one.dtype == other.dtype and torch.equal(one, other), where
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key in one:
+            assert_same(one[key], other[key], f"{where}/{key}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), where
+        for index, (a, b) in enumerate(zip(one, other, strict=True)):
+            assert_same(a, b, f"{where}/{index}")
+    else:
+        assert one == other, where
+
+
+def test_a_partner_was_recorded_that_came_late(partner: list[Heard]) -> None:
+    lateness = {each.before_step // 5 - each.offered_round for each in partner}
+    assert lateness == {0, 1}, "within its phase, and after the next boundary"
+    assert all(each.correction.any() for each in partner)
+    assert_different(uninterrupted(partner), uninterrupted([]))
+
+
+def assert_different(one: dict[str, Any], other: dict[str, Any]) -> None:
+    with pytest.raises(AssertionError):
+        assert_same(one, other)
+
+
+def test_two_runs_are_the_same(processes: ForkServerContext, tmp_path: Path, heard: list[Heard]) -> None:
+    """One of them in a process and a thread of its own, saving all the while."""
+    end = lives(processes, tmp_path, heard, [None])
+    assert end["step"] == STEPS and end["inner"]["position"] != (0, 0)
+    assert_same(end, uninterrupted(heard))
+
+
+def test_killed_at_random_steps(processes: ForkServerContext, tmp_path: Path, heard: list[Heard]) -> None:
+    steps = sorted(random.Random(2).sample(range(SAVE_EVERY, STEPS), 5))
+    end = lives(processes, tmp_path, heard, [*(Kill(step=step) for step in steps), None])
+    assert_same(end, uninterrupted(heard))
+
+
+def test_killed_while_it_saves(processes: ForkServerContext, tmp_path: Path, heard: list[Heard]) -> None:
+    rng = random.Random(3)
+    acts = [rng.randrange(1, 2 * DISK_ACTS) for _ in range(5)]
+    end = lives(processes, tmp_path, heard, [*(Kill(disk=act) for act in acts), None])
+    assert_same(end, uninterrupted(heard))
+    assert not list(tmp_path.glob(".writing-*")), "nor is anything left of what was half written"

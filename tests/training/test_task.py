@@ -1,0 +1,128 @@
+"""Tasks that a volunteer has installed: found by name, trained like a language model, and refused in one sentence."""
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from replicas import small_run, small_text, train
+
+from noloco_node import checkpoint
+from noloco_node.errors import Incompatible, UsageError
+from noloco_node.manifest import InnerSpec, Manifest, ModelSpec
+from noloco_node.training import task
+from noloco_node.training.inner import Inner
+
+TASKS = Path(__file__).parents[1] / "tasks"
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pip leaves it: modules, and a dist-info folder that names them."""
+    monkeypatch.syspath_prepend(TASKS)
+
+
+def run_of(name: str, batch: int = 32, steps: int = 10, **options: Any) -> Manifest:
+    return Manifest(
+        name="task",
+        rounds=6,
+        model=ModelSpec(task=name, options=options),
+        inner=InnerSpec(steps=steps, batch_tokens=batch, learning_rate=0.01),
+    )
+
+
+def replica(run: Manifest, peer: str = "a") -> Inner:
+    return Inner.build(run, peer, device="cpu", threads=1)
+
+
+def test_images_are_told_apart() -> None:
+    inner = replica(run_of("blobs"))
+    assert inner.evaluate() == pytest.approx(math.log(4), abs=0.2)
+    train(inner, 60)
+    assert inner.evaluate() < 0.5 and inner.round == 6
+
+
+def test_everything_is_determined_by_run_and_peer() -> None:
+    one, again, other = (replica(run_of("blobs"), peer) for peer in "aab")
+    assert torch.equal(one.theta, other.theta), "all begin alike"
+    assert train(one, 4) == train(again, 4) != train(other, 4)
+
+
+def test_resumed_is_uninterrupted_bit_for_bit(tmp_path: Path) -> None:
+    run = run_of("blobs", steps=3)
+    straight, stopped = replica(run), replica(run)
+    losses, first = train(straight, 8), train(stopped, 4)
+    checkpoint.save(tmp_path, stopped.state(), run.run_id, stopped.layout)
+    resumed = replica(run)
+    found = checkpoint.newest(tmp_path, run.run_id, resumed.layout).checkpoint
+    assert found is not None
+    resumed.load(found)
+    assert first + train(resumed, 4) == losses
+    assert torch.equal(resumed.theta, straight.theta)
+
+
+def test_a_position_that_the_task_does_not_know_is_refused() -> None:
+    inner = replica(run_of("blobs"))
+    state = inner.state()
+    state.inner["position"] = -1
+    with pytest.raises(Incompatible, match="other data"):
+        inner.load(state)
+
+
+def test_a_paced_step_takes_its_time_and_hardly_any_cpu() -> None:
+    inner = replica(run_of("paced", batch=8, step_s=0.05))
+    assert 90_000 < inner.parameters < 110_000
+    inner.step()
+    began, cpu = time.monotonic(), time.process_time()
+    losses = train(inner, 20)
+    assert 0.95 <= time.monotonic() - began < 5
+    assert time.process_time() - cpu < 0.5
+    assert losses[-1] < losses[0], "and it learns"
+
+
+def test_a_task_that_is_not_installed_is_said_with_the_remedy() -> None:
+    with pytest.raises(Incompatible, match=r"protein, which is not installed here \(installed are: blobs, paced\)"):
+        replica(run_of("protein"))
+
+
+@pytest.mark.parametrize(("options", "why"), [({"noisy": 1}, "does not know noisy"), ({"noise": -1.0}, "from 0 on")])
+def test_options_that_the_task_refuses_are_the_manifests_fault(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(UsageError, match=f"model.options: the task blobs cannot be made from them: .*{why}"):
+        replica(run_of("blobs", **options))
+
+
+def test_what_is_no_task_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "odd-1.dist-info").mkdir()
+    (tmp_path / "odd-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1\n")
+    (tmp_path / "odd-1.dist-info" / "entry_points.txt").write_text(
+        f"[{task.GROUP}]\nfraction = fractions:Fraction\nabsent = no_such_module:Task\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, error, why in (
+        ("fraction", UsageError, "cannot be made"),
+        ("absent", UsageError, "no_such_module"),
+    ):
+        with pytest.raises(error, match=why):
+            replica(run_of(name))
+
+
+def test_a_model_that_cannot_compute_activations_twice_is_said() -> None:
+    run = run_of("blobs")
+    twice = run.model_copy(update={"inner": InnerSpec(batch_tokens=32, checkpoint_activations=True)})
+    with pytest.raises(UsageError, match="must be false"):
+        replica(twice)
+
+
+def test_a_batch_that_is_no_whole_number_of_examples_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import blobs_task
+
+    monkeypatch.setattr(blobs_task.Blobs, "tokens_per_example", 5)
+    with pytest.raises(UsageError, match="multiple of 5"):
+        replica(run_of("blobs", batch=32))
+    assert replica(run_of("blobs", batch=30))._examples == 6
+
+
+def test_the_built_in_task_is_one_by_the_same_protocol() -> None:
+    assert isinstance(task.load(small_run(), corpus=small_text()), task.Task)
