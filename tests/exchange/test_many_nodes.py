@@ -25,10 +25,11 @@ def test_equal_nodes_commit_and_meet_many_with_few_calls() -> None:
     assert spread < 0.5, "without any all-reduce the swarm has come together"
 
 
-def test_partners_are_drawn_uniformly() -> None:
+@pytest.mark.parametrize("nodes", [12, pytest.param(64, marks=[pytest.mark.slow, pytest.mark.timeout(300)])])
+def test_partners_are_drawn_uniformly(nodes: int) -> None:
     """Chi-square over the pairs. Its degrees of freedom are the pairs less one for each node, whose number of rounds
     is given; the limit is the 99.9% quantile by Wilson and Hilferty."""
-    town = Town([10.0] * 12)
+    town = Town([10.0] * nodes)
     run_virtual(town.run(500))
     names = [n.name for n in town.nodes]
     met = Counter(tuple(sorted((n.name, e.partner))) for n in town.nodes for e in n.committed if n.name < e.partner)
