@@ -263,6 +263,9 @@ def _train(
 
                 curve = run(replace(work, settings=replace(settings, seed=seed)), choice, progress)
                 curves.append(replace(curve, algorithm=title))
+                if not bar.console.is_terminal:  # a log has no bar: a line for each that is done
+                    loss = curve.averaged_model_loss[-1]
+                    print(f"{title}, seed {seed}: {loss:.3f} after {curve.wall_s:.0f} s", file=sys.stderr, flush=True)
     return curves
 
 

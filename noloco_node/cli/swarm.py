@@ -64,6 +64,8 @@ def _plan(args: argparse.Namespace) -> _Plan:
     rounds = None if args.rounds is None else _whole("--rounds", args.rounds, 1, 10_000_000)
     path = Path(args.manifest).absolute() if args.manifest else None
     run = load(path) if path else Manifest(name="tiny", rounds=rounds or _DEMO_ROUNDS)
+    if run.data.source == "files":
+        raise UsageError('swarm has no files to give to its nodes: take source = "stdlib", or start them one by one')
     return _Plan(run, path, nodes, rounds, Path(args.keep).absolute() if args.keep else None)
 
 

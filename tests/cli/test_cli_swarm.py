@@ -116,6 +116,15 @@ def test_json(swarm, tmp_path):
     assert (tmp_path / "kept/node-2/identity.key").exists()
 
 
+def test_a_run_that_wants_everybodys_own_files_is_refused_at_once(swarm, tmp_path):
+    text = manifest.template("mine").replace('source = "stdlib"', 'source = "files"')
+    (tmp_path / "mine.toml").write_text(text)
+    done = swarm("--run", "mine.toml")
+    _, err = done.communicate(timeout=60)
+    assert done.returncode == 2
+    assert "swarm has no files to give to its nodes" in err
+
+
 def test_a_node_that_dies_does_not_stop_the_rest(swarm):
     done = swarm("--nodes", "3", "--rounds", "6", PRETEND="die")
     out, err = done.communicate(timeout=60)
