@@ -7,6 +7,7 @@ one is an error rather than a silent new trust.
 import json
 from pathlib import Path
 
+from noloco_node import disk
 from noloco_node.errors import NotAdmitted, UsageError
 
 
@@ -41,6 +42,4 @@ class Acquaintances:
         return known
 
     def _write(self, known: dict[str, str]) -> None:
-        fresh = self._path.with_suffix(".tmp")
-        fresh.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
-        fresh.replace(self._path)
+        disk.replace_text(self._path, json.dumps(known, indent=1, sort_keys=True) + "\n")

@@ -27,6 +27,7 @@ from typing import Any, BinaryIO, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from noloco_node import disk
 from noloco_node.errors import DiskFull, Incompatible, NolocoError, UsageError
 
 KEEP = 3
@@ -107,7 +108,7 @@ def save(directory: Path, state: Saveable, run_id: str, layout: bytes, keep: int
         _write_all(temporary, state, run_id, layout)
         path = _free_name(directory, state.step)
         temporary.rename(path)
-        _sync(directory)
+        disk.sync(directory)
     except OSError as error:
         raise _cannot_write(directory, error) from error
     finally:
@@ -145,7 +146,7 @@ def _write_all(into: Path, state: Saveable, run_id: str, layout: bytes) -> None:
         "files": files,
     }
     _write(into / _STATE, lambda file: file.write(json.dumps(about, indent=1).encode()))
-    _sync(into)
+    disk.sync(into)
 
 
 class _Hashing:
@@ -217,14 +218,6 @@ def _prune(directory: Path, written: Path, keep: int) -> None:
 def _remove_unfinished(directory: Path) -> None:
     for path in directory.glob(f"{_TEMPORARY}*"):
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _cannot_write(path: Path, error: OSError) -> NolocoError:

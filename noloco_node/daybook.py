@@ -8,6 +8,7 @@ import json
 import logging
 from pathlib import Path
 
+from noloco_node import disk
 from noloco_node.limits import Used
 
 _MAX_FILE_BYTES = 1024
@@ -34,9 +35,8 @@ class Daybook:
         """Whole or not at all; nothing where nothing has changed."""
         if used == self._written:
             return
-        fresh = self._path.with_suffix(".tmp")
-        fresh.write_text(json.dumps({"day": used.day, "sent": used.sent, "received": used.received}) + "\n")
-        fresh.replace(self._path)
+        used_today = {"day": used.day, "sent": used.sent, "received": used.received}
+        disk.replace_text(self._path, json.dumps(used_today) + "\n")
         self._written = used
 
 

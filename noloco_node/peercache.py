@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
+from noloco_node import disk
 from noloco_node.identity import is_peer_id
 from noloco_node.presence import MAX_ADDRESSES, is_address
 
@@ -54,9 +55,7 @@ class PeerCache:
         if (content := {peer: addresses for peer, (_, addresses) in self._peers.items()}) == self._written:
             return  # nothing but the times has changed
         table = {peer: {"seen": round(at), "addresses": addresses} for peer, (at, addresses) in self._peers.items()}
-        fresh = self._path.with_suffix(".tmp")
-        fresh.write_text(json.dumps(table, indent=1) + "\n")
-        fresh.replace(self._path)
+        disk.replace_text(self._path, json.dumps(table, indent=1) + "\n")
         self._written = content
 
     def _read(self) -> dict[str, tuple[float, tuple[str, ...]]]:

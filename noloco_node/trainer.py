@@ -68,6 +68,8 @@ STATE_S = 5.0
 CATCH_UP_ROUNDS = 10
 """A node that is so far behind, after a restart or a pause, takes a peer's state instead of its own."""
 DIVERGED_ROUNDS = 3
+TRAINING = ("training", "solo")
+"""What those are called in presence who train, with partners or on their own for the day."""
 LONG_DOWNLOAD_S = 1800.0
 """For a state at the rate that a volunteer allows: beyond it, the state is fetched in bf16."""
 CHECKPOINT_ROUNDS = 10
@@ -355,7 +357,7 @@ class Trainer(Resident):
         everybody: the round in a record may be 20 s old, and the state itself says how far it is."""
         least = own + CATCH_UP_ROUNDS if own else 0
         found = [record for record in self._seen.values() if record.round >= least]
-        training = [record.peer_id for record in found if record.state in ("training", "solo")]
+        training = [record.peer_id for record in found if record.state in TRAINING]
         return training or [record.peer_id for record in found if record.state == "paused"]
 
     def _coding(self, state_bytes: int) -> Coding:
@@ -496,7 +498,7 @@ class Trainer(Resident):
     def _not_behind(self, own: int) -> list[str]:
         """Of two that stand apart from each other, only one turns to the other."""
         me = (own, self._identity.peer_id)
-        found = [record for record in self._seen.values() if record.state in ("training", "solo")]
+        found = [record for record in self._seen.values() if record.state in TRAINING]
         return [record.peer_id for record in found if (record.round, record.peer_id) > me]
 
     def _withholds_state(self) -> bool:

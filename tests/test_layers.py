@@ -19,6 +19,7 @@ LAYERS = [
         "identity",
         "names",
         "home",
+        "disk",
         "mission",
         "validation",
         "version",

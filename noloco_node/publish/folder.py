@@ -11,7 +11,6 @@ replaced, and only one to which nobody added anything.
 
 import errno
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from noloco_node import runfile
+from noloco_node import disk, runfile
 from noloco_node.errors import DiskFull, NolocoError, UsageError
 from noloco_node.publish.card import History, card
 from noloco_node.publish.measure import Measured
@@ -69,11 +68,7 @@ def _fill(into: Path, trained: Trained, measured: Measured | None, history: Hist
         path.chmod(0o644)  # it is to be handed on
     into.chmod(0o755)
     for path in (*into.iterdir(), into):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        disk.sync(path)
 
 
 def _put_in_place(fresh: Path, folder: Path) -> None:

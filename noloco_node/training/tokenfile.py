@@ -19,6 +19,7 @@ from typing import IO, Self
 
 import numpy as np
 
+from noloco_node import disk
 from noloco_node.errors import DiskFull, NolocoError, UsageError
 from noloco_node.training.tokens import Tokenizer, Tokens, width
 
@@ -88,7 +89,7 @@ class Writer:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._part.rename(self._path)
-        _sync_folder(self._path.parent)
+        disk.sync(self._path.parent)
 
 
 def load(path: Path, tokenizer: Tokenizer) -> tuple[Tokens, Tokens]:
@@ -138,11 +139,3 @@ def _remove_abandoned(path: Path) -> None:
         name, _, pid = part.stem[1:].rpartition(".")
         if name == path.name and pid.isdigit() and not Path("/proc", pid).exists():
             part.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
