@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import grpc
 
+from noloco_node.core import moves
 from noloco_node.core import round as core
 from noloco_node.errors import NonFinite, PeerFault, PeerMisbehaved, PeerRefused
 from noloco_node.events import Event, PeerFaulted, RoundCommitted, WentSolo
@@ -97,7 +98,7 @@ class Exchange(ExchangeServicer):
         self._pace = pace
         self._offers: dict[int, Vectors] = {}
         self._settled = asyncio.Event()
-        self._verdicts: dict[bytes, asyncio.Queue[core.Accept | core.Appoint | core.Refuse]] = {}
+        self._verdicts: dict[bytes, asyncio.Queue[moves.Accept | moves.Appoint | moves.Refuse]] = {}
         self._stay_s = 0.0  # for our call with an appointment: there is one call at a time
         self._tasks: dict[bytes, asyncio.Task[None]] = {}  # by exchange: our calls, and the swap of whoever called
         self._callers: set[str] = set()
@@ -117,21 +118,21 @@ class Exchange(ExchangeServicer):
         if offer is not None:
             self._offers[round] = offer
             self._settled.clear()
-        self._handle(core.Boundary(round, phase_s, closed))
+        self._handle(moves.Boundary(round, phase_s, closed))
 
     def candidates(self, peers: frozenset[str]) -> None:
-        self._handle(core.Candidates(peers))
+        self._handle(moves.Candidates(peers))
 
     def stop(self) -> None:
         """Make and take no more calls; a swap under way goes on."""
-        self._handle(core.Stopping())
+        self._handle(moves.Stopping())
 
     def pause(self, reason: str) -> None:
         """The same, until `resume`; rounds that end meanwhile are solo for this reason."""
-        self._handle(core.Pausing(reason))
+        self._handle(moves.Pausing(reason))
 
     def resume(self) -> None:
-        self._handle(core.Resuming())
+        self._handle(moves.Resuming())
 
     @property
     def partner(self) -> str | None:
@@ -158,39 +159,39 @@ class Exchange(ExchangeServicer):
         self._offers.clear()
 
     # ---- the machine ----
-    def _handle(self, event: core.Event) -> None:
+    def _handle(self, event: moves.Event) -> None:
         loop = asyncio.get_running_loop()
         for action in self._machine.handle(event, loop.time()):
             self._perform(action)
         if self._timer:
             self._timer.cancel()
         wake_at = self._machine.wake_at()
-        self._timer = None if wake_at is None else loop.call_at(wake_at, self._handle, core.Tick())
+        self._timer = None if wake_at is None else loop.call_at(wake_at, self._handle, moves.Tick())
 
-    def _perform(self, action: core.Action) -> None:
+    def _perform(self, action: moves.Action) -> None:
         match action:
-            case core.Call(exchange):
+            case moves.Call(exchange):
                 self.tally.calls += 1
                 task = self._tasks[exchange] = asyncio.create_task(self._call(action))
                 task.add_done_callback(lambda task: self._called(exchange, task))
-            case core.HangUp(exchange):
+            case moves.HangUp(exchange):
                 if exchange in self._tasks:
                     self._tasks[exchange].cancel()
-            case core.Accept(exchange) | core.Appoint(exchange) | core.Refuse(exchange):
+            case moves.Accept(exchange) | moves.Appoint(exchange) | moves.Refuse(exchange):
                 if exchange in self._verdicts:
                     self._verdicts[exchange].put_nowait(action)
-            case core.Stay(_, deadline_s):
+            case moves.Stay(_, deadline_s):
                 self._stay_s = deadline_s
-            case core.Begin():
+            case moves.Begin():
                 pass  # the call's own task goes on to swap
-            case core.EndRound():
+            case moves.EndRound():
                 self._end_round(action)
-            case core.Further(round, partner, swap):
+            case moves.Further(round, partner, swap):
                 self._committed(round, partner, swap)
-            case core.CloseOffer(round):
+            case moves.CloseOffer(round):
                 self._close_offer(round)
 
-    def _end_round(self, end: core.EndRound) -> None:
+    def _end_round(self, end: moves.EndRound) -> None:
         if end.reason is None and end.partner is not None:
             self._committed(end.round, end.partner, 1)
         else:
@@ -213,7 +214,7 @@ class Exchange(ExchangeServicer):
             self._settled.set()
 
     # ---- calling ----
-    async def _call(self, call: core.Call) -> None:
+    async def _call(self, call: moves.Call) -> None:
         link = Link(self._pace)
         stream = None
         try:
@@ -223,23 +224,23 @@ class Exchange(ExchangeServicer):
             await self._hear_answer(call, link)
         except PeerFault as fault:
             self._blame(call.peer, fault)
-            self._handle(core.Unanswered(call.exchange, fault.reason))
+            self._handle(moves.Unanswered(call.exchange, fault.reason))
         finally:
             self._count(link)
             link.close()
             if stream is not None:
                 stream.cancel()
 
-    async def _hear_answer(self, call: core.Call, link: Link) -> None:
+    async def _hear_answer(self, call: moves.Call, link: Link) -> None:
         answer = await link.receive(call.deadline_s)
         if isinstance(answer, wire.Refusal) and answer.code is wire.Code.APPOINTMENT:
-            self._handle(core.Appointed(call.exchange, answer.retry_in_s))
+            self._handle(moves.Appointed(call.exchange, answer.retry_in_s))
             answer = await link.receive(self._stay_s)
         match answer:
             case wire.Refusal(code, retry_in_s):
-                self._handle(core.Refused(call.exchange, code.reason, retry_in_s))
+                self._handle(moves.Refused(call.exchange, code.reason, retry_in_s))
             case wire.Accept():
-                self._handle(core.Accepted(call.exchange))
+                self._handle(moves.Accepted(call.exchange))
                 if self._machine.swapping == call.exchange and self._machine.offered is not None:
                     await self._swap(call.exchange, call.peer, self._machine.offered, link, leads=True)
             case _:
@@ -249,9 +250,9 @@ class Exchange(ExchangeServicer):
         self._tasks.pop(exchange, None)
         if not task.cancelled() and (error := task.exception()):
             log.error("a call ended by a fault of our own", exc_info=error)
-            self._handle(core.Unanswered(exchange, "internal"))
+            self._handle(moves.Unanswered(exchange, "internal"))
 
-    def _offer(self, call: core.Call) -> wire.Offer:
+    def _offer(self, call: moves.Call) -> wire.Offer:
         terms = self._terms
         if terms is None:
             raise PeerRefused("busy")
@@ -302,7 +303,7 @@ class Exchange(ExchangeServicer):
                 raise PeerMisbehaved("unexpected_frame", type(offer).__name__)
             self._check(peer, offer)
             verdict = await self._verdict(peer, offer, link)
-            if isinstance(verdict, core.Refuse):
+            if isinstance(verdict, moves.Refuse):
                 raise PeerRefused(verdict.reason, verdict.retry_in_s)
             link.send(wire.Accept(self._boot, verdict.round))
             await self._swap(verdict.exchange, peer, verdict.round, link, leads=False)
@@ -322,16 +323,16 @@ class Exchange(ExchangeServicer):
         if len(self._seen) > MEMORY:
             self._seen.popitem(last=False)
 
-    async def _verdict(self, peer: str, offer: wire.Offer, link: Link) -> core.Accept | core.Refuse:
+    async def _verdict(self, peer: str, offer: wire.Offer, link: Link) -> moves.Accept | moves.Refuse:
         exchange = offer.exchange_id
         verdicts = self._verdicts[exchange] = asyncio.Queue()
         try:
-            self._handle(core.Called(exchange, peer, offer.patience_s))
-            while isinstance(verdict := await verdicts.get(), core.Appoint):
+            self._handle(moves.Called(exchange, peer, offer.patience_s))
+            while isinstance(verdict := await verdicts.get(), moves.Appoint):
                 link.send(wire.Refusal(wire.Code.APPOINTMENT, verdict.in_s))
             return verdict
         except asyncio.CancelledError:
-            self._handle(core.CallerGone(exchange))
+            self._handle(moves.CallerGone(exchange))
             raise
         finally:
             del self._verdicts[exchange]
@@ -358,7 +359,7 @@ class Exchange(ExchangeServicer):
             if reason is not None:
                 link.drop()
             self.tally.one_sided += swap.one_sided
-            self._handle(core.SwapEnded(exchange, reason, swap.applied, swap.one_sided))
+            self._handle(moves.SwapEnded(exchange, reason, swap.applied, swap.one_sided))
             self._talk = None
             self._tasks.pop(exchange, None)
 

@@ -10,9 +10,7 @@ from typing import TypeVar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noloco_node.core.round import (
-    MAX_LAG,
-    TOO_SLOW,
+from noloco_node.core.moves import (
     Accept,
     Accepted,
     Action,
@@ -31,13 +29,13 @@ from noloco_node.core.round import (
     HangUp,
     Refuse,
     Refused,
-    Round,
     Stay,
     Stopping,
     SwapEnded,
     Tick,
     Unanswered,
 )
+from noloco_node.core.round import MAX_LAG, TOO_SLOW, Round
 
 LOW, MIDDLE, HIGH = bytes(16), b"\x80" + bytes(15), b"\xff" * 16
 

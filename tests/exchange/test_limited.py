@@ -7,6 +7,7 @@ import pytest
 import town as towns
 from town import FRAGMENTS, Town
 
+from noloco_node.core import moves
 from noloco_node.core import round as core
 from noloco_node.events import WentSolo
 from noloco_node.limits import PAUSED, QUOTA
@@ -99,41 +100,41 @@ class Fixed(random.Random):
 
 def machine() -> core.Round:
     m = core.Round(Fixed())
-    m.handle(core.Candidates(frozenset({"b"})), 0.0)
+    m.handle(moves.Candidates(frozenset({"b"})), 0.0)
     return m
 
 
 def test_pausing_closes_the_open_offer_and_resuming_waits_for_a_boundary() -> None:
     m = machine()
-    (call,) = m.handle(core.Boundary(1, 10.0), 10.0)
-    assert isinstance(call, core.Call)
-    assert m.handle(core.Pausing(PAUSED), 11.0) == [core.HangUp(call.exchange), core.EndRound(1, PAUSED)]
-    assert m.handle(core.Called(b"c", "c", 9.0), 12.0) == [core.Refuse(b"c", "paused")]
-    assert m.handle(core.Boundary(2, 10.0), 20.0) == [core.EndRound(2, PAUSED)]
-    assert m.handle(core.Resuming(), 21.0) == []
-    assert isinstance(m.handle(core.Boundary(3, 10.0), 30.0)[0], core.Call)
+    (call,) = m.handle(moves.Boundary(1, 10.0), 10.0)
+    assert isinstance(call, moves.Call)
+    assert m.handle(moves.Pausing(PAUSED), 11.0) == [moves.HangUp(call.exchange), moves.EndRound(1, PAUSED)]
+    assert m.handle(moves.Called(b"c", "c", 9.0), 12.0) == [moves.Refuse(b"c", "paused")]
+    assert m.handle(moves.Boundary(2, 10.0), 20.0) == [moves.EndRound(2, PAUSED)]
+    assert m.handle(moves.Resuming(), 21.0) == []
+    assert isinstance(m.handle(moves.Boundary(3, 10.0), 30.0)[0], moves.Call)
 
 
 def test_a_swap_under_way_outlasts_a_pause() -> None:
     m = machine()
-    m.handle(core.Boundary(1, 10.0), 10.0)
-    m.handle(core.Accepted(b"\x80" * 16), 10.5)
-    assert m.handle(core.Pausing(QUOTA), 11.0) == []
-    assert m.handle(core.SwapEnded(b"\x80" * 16, None, 3), 12.0) == [core.EndRound(1, None, "b", 3)]
-    assert m.handle(core.Called(b"c", "c", 9.0), 13.0) == [core.Refuse(b"c", "paused")], "not `quota`: ours to know"
+    m.handle(moves.Boundary(1, 10.0), 10.0)
+    m.handle(moves.Accepted(b"\x80" * 16), 10.5)
+    assert m.handle(moves.Pausing(QUOTA), 11.0) == []
+    assert m.handle(moves.SwapEnded(b"\x80" * 16, None, 3), 12.0) == [moves.EndRound(1, None, "b", 3)]
+    assert m.handle(moves.Called(b"c", "c", 9.0), 13.0) == [moves.Refuse(b"c", "paused")], "not `quota`: ours to know"
 
 
 def test_a_promise_is_taken_back_by_a_pause() -> None:
     m = machine()
-    m.handle(core.Boundary(1, 10.0, closed="nonfinite"), 10.0)
-    assert isinstance(m.handle(core.Called(b"c", "c", 9.5), 11.0)[0], core.Appoint)
-    assert m.handle(core.Pausing(PAUSED), 12.0) == [core.Refuse(b"c", "paused")]
+    m.handle(moves.Boundary(1, 10.0, closed="nonfinite"), 10.0)
+    assert isinstance(m.handle(moves.Called(b"c", "c", 9.5), 11.0)[0], moves.Appoint)
+    assert m.handle(moves.Pausing(PAUSED), 12.0) == [moves.Refuse(b"c", "paused")]
 
 
 def test_who_leaves_does_not_come_back() -> None:
     m = machine()
-    m.handle(core.Stopping(), 1.0)
-    for event in (core.Pausing(PAUSED), core.Resuming()):
+    m.handle(moves.Stopping(), 1.0)
+    for event in (moves.Pausing(PAUSED), moves.Resuming()):
         m.handle(event, 2.0)
-        assert m.handle(core.Called(b"c", "c", 9.0), 3.0) == [core.Refuse(b"c", "leaving")]
-    assert m.handle(core.Boundary(1, 10.0), 10.0) == [core.EndRound(1, "leaving")]
+        assert m.handle(moves.Called(b"c", "c", 9.0), 3.0) == [moves.Refuse(b"c", "leaving")]
+    assert m.handle(moves.Boundary(1, 10.0), 10.0) == [moves.EndRound(1, "leaving")]
