@@ -67,6 +67,9 @@ class Allowance:
     def room_to_send(self, size_bytes: int) -> bool:
         return self._quota.exhausted(self.traffic.used, sent=size_bytes) is None
 
+    def room_to_take(self, size_bytes: int) -> bool:
+        return self._quota.exhausted(self.traffic.used, received=size_bytes) is None
+
     def pause_ends(self) -> str:
         """What a paused node waits for."""
         if self._asked or self._hours is None:

@@ -18,6 +18,8 @@ from noloco_node.limits import Hours
 from noloco_node.validation import did_you_mean, listed, shown
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
+SINKS = TENSORBOARD, WANDB = "tensorboard", "wandb"
 PREFIX = "NOLOCO_"
 
 _MAX_ADDRESSES = 64  # more than any machine has, or any newcomer tries
@@ -133,6 +135,29 @@ def _log_level(value: object) -> str:
     return _text(value, "|".join(LOG_LEVELS), listed(LOG_LEVELS))
 
 
+def web_address(value: object) -> str:
+    text = str(value).replace("localhost:", "127.0.0.1:", 1)
+    host, _, port = text.rpartition(":")
+    try:
+        wrong = ipaddress.ip_address(host.strip("[]")).version == (4 if "[" in host else 6) or int(port) > 65535
+    except ValueError:
+        wrong = True
+    if wrong or not re.fullmatch(r"[0-9]{1,5}", port):
+        raise ValueError("must be an address and a port like 127.0.0.1:8090 or [::1]:8090 (port 0: any free one)")
+    return text
+
+
+def _log_format(value: object) -> str:
+    return _text(value, "|".join(LOG_FORMATS), listed(LOG_FORMATS))
+
+
+def _sinks(value: object) -> tuple[str, ...]:
+    words = [word for word in re.split(r"[,\s]+", value) if word] if isinstance(value, str) else value
+    if not isinstance(words, list | tuple) or any(word not in SINKS for word in words):
+        raise ValueError(f"must be a list of {listed(SINKS)}")
+    return tuple(dict.fromkeys(words))
+
+
 def _key(parse: Callable[[object], object], **rules: Any) -> Any:
     return field(metadata={"parse": parse}, **rules)
 
@@ -182,8 +207,14 @@ class NodeConfig:
     """Join this run only, by its whole id."""
     trust: str | None = _key(_trust, default=None)
     """Join only what this author signed."""
+    web: str | None = _key(web_address, default=None)
+    """Where to serve the web page, for a browser and Prometheus; nowhere when None. Whoever reaches it may look."""
     log_level: str = _key(_log_level, default="info")
     """What node.log holds."""
+    log_format: str = _key(_log_format, default="text")
+    """How lines of node.log and of the terminal are written: for people, or `json`, an object each, for collectors."""
+    sinks: tuple[str, ...] = _key(_sinks, default=())
+    """Where else to write curves, besides the run's own files: `tensorboard`, `wandb`; each is an extra to install."""
 
 
 _PARSERS: dict[str, Callable[[object], Any]] = {

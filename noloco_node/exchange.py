@@ -18,7 +18,7 @@ from noloco_node.core import moves
 from noloco_node.core import round as core
 from noloco_node.errors import NonFinite, PeerFault, PeerMisbehaved, PeerRefused
 from noloco_node.events import Event, PeerFaulted, RoundCommitted, WentSolo
-from noloco_node.swap import Link, Swap, Vectors
+from noloco_node.swap import DIVERGED, Link, Swap, Vectors
 from noloco_node.traffic import Pace
 from noloco_node.version import PROTOCOL
 from noloco_node.wire import fragments
@@ -28,6 +28,8 @@ from noloco_node.wire.peer_pb2_grpc import ExchangeServicer, ExchangeStub
 
 OFFER_S = 10.0
 """For a caller's first frame."""
+LAST_WORD_S = 2.0
+"""For the partner to hear why a swap failed."""
 MAX_CALLERS = 32
 """Calls answered at once; further ones are refused as busy, so that a flood holds a bounded number of streams."""
 MEMORY = 4096
@@ -222,6 +224,8 @@ class Exchange(ExchangeServicer):
             link.listen(aiter(stream))
             link.send(self._offer(call))
             await self._hear_answer(call, link)
+            if link.parting:
+                await link.hear_out(LAST_WORD_S)
         except PeerFault as fault:
             self._blame(call.peer, fault)
             self._handle(moves.Unanswered(call.exchange, fault.reason))
@@ -356,7 +360,9 @@ class Exchange(ExchangeServicer):
             reason = "nonfinite"
         finally:
             self._trainer.swapping(False)
-            if reason is not None:
+            if reason == DIVERGED:  # the other end may not have found it yet, and has to count it, too
+                link.part(wire.Refusal(wire.Code.DIVERGED))
+            elif reason is not None:
                 link.drop()
             self.tally.one_sided += swap.one_sided
             self._handle(moves.SwapEnded(exchange, reason, swap.applied, swap.one_sided))

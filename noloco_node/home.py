@@ -45,6 +45,11 @@ class Home:
         return self.root / "node.log"
 
     @property
+    def web_token(self) -> Path:
+        """What the web page wants to see before it does anything."""
+        return self.root / "web.token"
+
+    @property
     def traffic(self) -> Path:
         return self.root / "traffic.json"
 

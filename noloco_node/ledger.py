@@ -10,7 +10,7 @@ from typing import Any
 
 from noloco_node.control.views import LastRound, Rounds
 from noloco_node.core.round import TOO_SLOW
-from noloco_node.events import Evaluated, Event, PeerFaulted, PhaseDone, RoundCommitted, WentSolo
+from noloco_node.events import Evaluated, Event, PeerFaulted, PhaseDone, RolledBack, RoundCommitted, WentSolo
 
 MINUTE_S = 60.0
 
@@ -38,7 +38,7 @@ class Ledger:
     solo: Counter[str] = field(default_factory=Counter)
     swaps_fit: bool = True
     """Whether the last swap ended, one way or the other, before it was given up as too slow."""
-    one_sided: int = 0
+    rolled_back: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     with_peer: dict[str, WithPeer] = field(default_factory=dict)
     last_round: LastRound | None = None
@@ -65,7 +65,8 @@ class Ledger:
                 self.solo[event.reason] += 1
                 if event.partner is not None:
                     self.swaps_fit = event.reason != TOO_SLOW
-                self.one_sided += event.one_sided
+            case RolledBack():
+                self.rolled_back += 1
             case PeerFaulted(_, reason):
                 self.faults[reason] += 1
 
@@ -114,6 +115,8 @@ class Ledger:
             "busy_fraction_minute": _busy(self._minute[0], self.time_s) if self._minute else None,
             "time_s": self.time_s,
             "stall_ms": self.stall_ms,
+            "faults": dict(self.faults),
+            "rolled_back": self.rolled_back,
         }
 
     def together(self, peer: str) -> dict[str, Any]:

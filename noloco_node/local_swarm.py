@@ -88,8 +88,10 @@ class LocalSwarm:
         self._environ = {key: value for key, value in environ.items() if not key.startswith(PREFIX)}
         self._all: list[Member] = []
 
-    async def run(self, manifest: Path, nodes: int, rounds: int | None, watch: Watch) -> None:
-        """Train until every node is finished or dead; `watch` is called every POLL_S."""
+    async def run(
+        self, manifest: Path, nodes: int, rounds: int | None, watch: Watch, pages: Sequence[str] = ()
+    ) -> None:
+        """Train until every node is finished or dead; `watch` is called every POLL_S. `pages`: where each shows one."""
         watch(self.members)  # none yet, and it takes seconds
         rendezvous = await self._spawn("rendezvous", "bootstrap")
         address = await self._address(rendezvous)
@@ -97,7 +99,8 @@ class LocalSwarm:
         flags += [] if rounds is None else ["--rounds", str(rounds)]
         for index in range(nodes):
             verb = ["start", str(manifest)] if index == 0 else ["join"]
-            self.members.append(await self._spawn(f"node-{index + 1}", *verb, *flags))
+            page = ["--web", pages[index]] if pages else []
+            self.members.append(await self._spawn(f"node-{index + 1}", *verb, *flags, *page))
         while not all(member.finished for member in self.members):
             await self._look(watch)
         await self._look(watch)  # the last figures of whoever finished last

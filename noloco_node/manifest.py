@@ -4,11 +4,17 @@ A manifest names models and data, never code: presets, transformers config class
 every node has built in. Its canonical form (JSON, sorted keys, shortest floats) does not depend on machine or Python
 version; the run id is the SHA-256 of it, and the author's signature covers it. Anything a stranger sends is parsed
 here under limits, and only our own errors come out. Imports no torch: the command line reads run.toml before that.
+
+A key that a later version adds (`_added`) says what a run without it means, and that never changes: a manifest that
+means just this is written without the key, so older runs keep their bytes, their run id and their meaning, and older
+versions read every run that does not use what they do not know. The default of a new run.toml may be another one.
+Keys of the first version are always written.
 """
 
 import hashlib
 import json
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -44,6 +50,11 @@ def _share(default: float) -> Any:
 
 def _positive(high: float, default: float) -> Any:
     return _field(f"a number above 0 and at most {high:g}", gt=0, le=high, default=default)
+
+
+def _added(allowed: str, before: Any, **rules: Any) -> Any:
+    """A key of a later version than the first. `before`, as that version wrote it: what its absence means, for ever."""
+    return Field(json_schema_extra={"allowed": allowed, "before": before}, **rules)
 
 
 class _Table(BaseModel):
@@ -108,6 +119,10 @@ class DataSpec(_Table):
     field: str = _field("the name of a field", pattern=r"^[A-Za-z0-9_.-]{1,64}$", default="text")
     """Where the text stands in a record of jsonl, parquet and hub."""
     dataset: str | None = _field("a data set's name on the hub, <owner>/<name>", pattern=f"^{_HUB_NAME}$", default=None)
+    revision: str | None = _added(
+        "a commit of the data set, 40 hexadecimal digits", None, pattern=r"^[0-9a-f]{40}$", default=None
+    )
+    """Of the hub's data set. `start` looks it up, so that everybody reads the same. None: whatever is there."""
     subset: str | None = _field("the name of a subset", pattern=r"^[A-Za-z0-9_.-]{1,64}$", default=None)
     split: str = _field("the name of a split", pattern=r"^[A-Za-z0-9_.]{1,64}$", default="train")
     """Of the hub's data set: what is trained on."""
@@ -123,8 +138,8 @@ class DataSpec(_Table):
     def _one_source(self) -> "DataSpec":
         if self.source == "hub" and self.dataset is None:
             raise ValueError('needs a dataset with source = "hub"')
-        if self.source != "hub" and (self.dataset or self.subset):
-            raise ValueError('takes a dataset and a subset only with source = "hub"')
+        if self.source != "hub" and (self.dataset or self.subset or self.revision):
+            raise ValueError('takes a dataset, its subset and its revision only with source = "hub"')
         return self
 
 
@@ -249,8 +264,9 @@ class Manifest(_Table):
         return self
 
     def canonical(self) -> bytes:
-        """The bytes that are hashed, signed and sent. Every field is written: a new default changes no old run."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+        """The bytes that are hashed, signed and sent. No default decides what is written: a new one changes no run."""
+        document = _without_additions(type(self), self.model_dump(mode="json"))
+        return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
     @property
     def run_id(self) -> str:
@@ -328,8 +344,10 @@ def parse(canonical: bytes) -> Manifest:
     if len(canonical) > MAX_BYTES:
         _incompatible(f"it has {len(canonical)} bytes, and {MAX_BYTES} are allowed")
     try:
-        manifest = Manifest.model_validate(json.loads(canonical.decode(), parse_constant=_no_constant))
+        document = json.loads(canonical.decode(), parse_constant=_no_constant)
+        manifest = Manifest.model_validate(_with_additions(Manifest, document))
     except ValidationError as error:
+        _require_known(error)
         _incompatible(explain(error, Manifest))
     except (ValueError, RecursionError):
         _incompatible("it is not valid JSON")
@@ -343,6 +361,45 @@ def template(name: str = "tiny", *, rounds: int = 100) -> str:
     return _TEMPLATE.format(
         m=Manifest(name=name, rounds=rounds), presets=listed(PRESETS), sources=listed(SOURCES), codecs=listed(CODECS)
     )
+
+
+def _additions(table: type[BaseModel]) -> dict[str, Any]:
+    """Keys that came later, and what their absence means."""
+    extras = {name: field.json_schema_extra for name, field in table.model_fields.items()}
+    return {name: extra["before"] for name, extra in extras.items() if isinstance(extra, dict) and "before" in extra}
+
+
+def _tables(table: type[BaseModel], document: dict[str, Any]) -> Iterator[tuple[str, type[BaseModel], dict[str, Any]]]:
+    """Those in it."""
+    for name, field in table.model_fields.items():
+        kind, inner = field.annotation, document.get(name)
+        if isinstance(kind, type) and issubclass(kind, BaseModel) and isinstance(inner, dict):
+            yield name, kind, inner
+
+
+def _without_additions(table: type[BaseModel], document: dict[str, Any]) -> dict[str, Any]:
+    inner = {name: _without_additions(kind, value) for name, kind, value in _tables(table, document)}
+    absent = _additions(table)
+    return {key: value for key, value in {**document, **inner}.items() if key not in absent or value != absent[key]}
+
+
+def _with_additions(table: type[BaseModel], document: Any) -> Any:
+    """The same with what is not written."""
+    if not isinstance(document, dict):
+        return document
+    document = {**_additions(table), **document}
+    inner = {name: _with_additions(kind, value) for name, kind, value in _tables(table, document)}
+    return {**document, **inner}
+
+
+def _require_known(error: ValidationError) -> None:
+    """A key that this version does not know is no typo here: another program wrote it."""
+    for fault in error.errors(include_url=False):
+        if fault["type"] == "extra_forbidden":
+            key = shown(".".join(map(str, fault["loc"])))[1:-1]
+            raise Incompatible(
+                f"the run was made by a newer version of noloco-node, which knows {key}: update this one"
+            )
 
 
 def _incompatible(why: str) -> NoReturn:
@@ -379,6 +436,7 @@ preset = "{m.model.preset}"          # {presets}; or any transformers config cla
 [data]
 source = "{m.data.source}"        # {sources}: Python's own library, each volunteer's `--data`, or streamed from:
 # dataset = "owner/name"    # a Hugging Face data set, with source = "hub"
+# revision = "<commit>"     # of it; `start` looks up the present one
 # subset = "en"
 split = "{m.data.split}"          # of that data set
 field = "{m.data.field}"           # where the text stands in a record of it, of jsonl or of parquet

@@ -4,7 +4,16 @@ A name is derived, not chosen, so every node calls a peer the same. It is not un
 identifies a peer to a program.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from hashlib import sha256
+
+from noloco_node.errors import UsageError
+from noloco_node.validation import listed
+
+_LEAST_LETTERS = 4
+"""Of an id, to mean it."""
+_SHOWN = 5
 
 _FIRST = """
 able agile airy amber ample apt arid azure bare bold brave breezy brief bright brisk bronze calm candid chief chilly
@@ -31,6 +40,30 @@ def name_of(peer_id: str) -> str:
     """Two words, the same on every node: `brisk-heron`."""
     digest = sha256(peer_id.encode()).digest()
     return f"{_FIRST[digest[0] % len(_FIRST)]}-{_SECOND[digest[1] % len(_SECOND)]}"
+
+
+def find(word: str, peer_ids: Iterable[str]) -> str:
+    """The one peer of these that is called so: by its name, or by the beginning or the end of its id. Raises UsageError
+    with what was perhaps meant."""
+    known = sorted(set(peer_ids))
+    if word in known:
+        return word
+    named = [peer for peer in known if name_of(peer) == word.lower()]
+    found = named or [peer for peer in known if len(word) >= _LEAST_LETTERS and _is_part(word, peer)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        several = ", ".join(f"{name_of(peer)} ({peer})" for peer in found[:_SHOWN])
+        raise UsageError(f"{word!r} may be any of {len(found)} peers: name one by its id, {several}")
+    if not known:
+        raise UsageError(f"no other peer is known yet, so nobody is called {word!r}: try again in a moment")
+    close = get_close_matches(word.lower(), map(name_of, known), n=3)
+    likely = f"did you mean {listed(close)}?" if close else "see `noloco-node peers` for those who are there"
+    raise UsageError(f"no peer is called {word!r}, {likely}")
+
+
+def _is_part(word: str, peer_id: str) -> bool:
+    return peer_id.startswith(word) or peer_id.endswith(word) or word == short_id(peer_id)
 
 
 def short_id(peer_id: str) -> str:

@@ -49,6 +49,12 @@ class Standing:
     tokens: int
     addresses: tuple[str, ...]
     """Multiaddrs that end in /p2p/<peer id>."""
+    eval_loss: float = 0.0
+    """0: none yet."""
+    partner: str = ""
+    """Peer id of the one with whom a round was committed last."""
+    committed: int = 0
+    """Rounds with a partner, since its start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,9 @@ class PeerRecord:
     version: str
     peers: int
     """How many it thinks there are; 0: it does not say."""
+    eval_loss: float
+    partner: str
+    committed: int
     expires: float
 
 
@@ -105,6 +114,9 @@ def signed_record(  # noqa: PLR0913
         time=now,
         version=VERSION,
         peers=peers,
+        eval_loss=standing.eval_loss,
+        partner=standing.partner,
+        committed=standing.committed,
     ).SerializeToString()
     return pb.SignedPresence(presence=presence, signature=identity.sign(_SIGNED + presence)).SerializeToString()
 
@@ -145,19 +157,24 @@ def accept(peer_id: str, record: bytes, run_id: str, now: float, ttl_s: float) -
         time=presence.time,
         version=presence.version,
         peers=presence.peers,
+        eval_loss=presence.eval_loss,
+        partner=presence.partner,
+        committed=presence.committed,
         expires=min(presence.time, now) + ttl_s,
     )
 
 
 def _is_sane(presence: pb.Presence, peer_id: str) -> bool:
-    reals = (presence.loss, presence.tokens_per_s, presence.started)
+    wholes = (presence.round, presence.step, presence.tokens, presence.peers, presence.committed)
+    reals = (presence.loss, presence.eval_loss, presence.tokens_per_s, presence.started)
     return (
         len(presence.boot) == 16
         and re.fullmatch("[a-z]{1,16}", presence.state) is not None
         and re.fullmatch("[0-9A-Za-z.+-]{1,32}", presence.version) is not None
-        and all(whole <= MAX_WHOLE for whole in (presence.round, presence.step, presence.tokens, presence.peers))
+        and all(whole <= MAX_WHOLE for whole in wholes)
         and all(math.isfinite(real) and 0 <= real <= MAX_REAL for real in reals)
         and 0 <= presence.progress <= 1
+        and (not presence.partner or is_peer_id(presence.partner))
         and len(presence.addresses) <= MAX_ADDRESSES
         and all(is_address(address, peer_id) for address in presence.addresses)
     )

@@ -1,12 +1,22 @@
-"""A node that does not train: others find each other, and their run, through it."""
+"""A node that does not train: others find each other, and their run, through it. It looks on at the runs it knows."""
 
-from noloco_node import runs
+import time
+from collections import Counter
+
+from noloco_node import onlook, runs, service
 from noloco_node.config import NodeConfig
+from noloco_node.control.views import PeersView, StatusView
+from noloco_node.errors import NolocoError
+from noloco_node.manifest import Signed
+from noloco_node.presence import PeerRecord
 from noloco_node.resident import Report, Resident
 from noloco_node.swarm import Swarm
-from noloco_node.wire.peer_pb2_grpc import (
-    add_RunsServicer_to_server,
-)
+from noloco_node.wire.peer_pb2_grpc import add_RunsServicer_to_server
+
+LOOK_S = 10.0
+"""How often peers are looked up. A run's records live for a minute."""
+LOOKS = 16
+"""Runs that are looked at each time, in turn: all that there may be within half a minute."""
 
 
 class Rendezvous(Resident):
@@ -19,15 +29,42 @@ class Rendezvous(Resident):
         self._runs = runs.Runs(keeps_announced=True)
         self._transport.serve(lambda server: add_RunsServicer_to_server(self._runs, server))
         self._swarm: Swarm | None = None
+        self._seen: dict[str, dict[str, PeerRecord]] = {}
+        """By run id, the run that was looked at longest ago first."""
 
     async def _live(self) -> None:
         self._waiting_for = "the directory of peers"
-        self._swarm = Swarm(self._transport.p2p, self._config.bootstrap)
-        await self._swarm.start()
+        swarm = self._swarm = Swarm(self._transport.p2p, self._config.bootstrap)
+        await self._enter(swarm.start)
         self._state, self._waiting_for = "rendezvous", None
-        for address in self._transport.addresses():
-            self._report(f"others join with: noloco-node join --bootstrap {address}")
-        await self._keep_network()
+        self._tell_how_to_join(self._transport.addresses())
+        await service.every(lambda: LOOK_S, lambda: self._look(swarm), (NolocoError, OSError))
+
+    async def _look(self, swarm: Swarm) -> None:
+        known = [onlook.verified(signed).run_id for signed in self._runs.known]
+        self._seen = {run: seen for run, seen in self._seen.items() if run in known}
+        unseen = [run for run in known if run not in self._seen]
+        for run in [*unseen, *self._seen][:LOOKS]:
+            self._seen[run] = self._seen.pop(run, {})
+            seen = self._seen[run] = await swarm.onlook(run)
+            self._transport.introduce({peer: record.addresses for peer, record in seen.items()})
+
+    def _sight(self, signed: Signed) -> onlook.Sight:
+        seen = self._seen.get(onlook.verified(signed).run_id, {})
+        return onlook.sight(signed, seen, time.time(), self._transport.via)
+
+    def status(self) -> StatusView:
+        seen = self.peers()
+        return StatusView(
+            **self._common_status(),
+            peers_seen=len(seen.peers),
+            peers_by_state=Counter(peer.state for peer in seen.peers),
+            runs=seen.runs,
+            health=self._health(),
+        )
+
+    def peers(self) -> PeersView:
+        return onlook.peers_view(map(self._sight, self._runs.known))
 
     async def _rejoin(self) -> None:
         if self._swarm:

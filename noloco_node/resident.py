@@ -7,14 +7,16 @@ The two kinds of node, rendezvous.py and trainer.py, say what they live for (`_l
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from noloco_node import names, outlook
 from noloco_node.config import NodeConfig
 from noloco_node.control.api import serving
-from noloco_node.control.views import Health, PeersView, StatusView
+from noloco_node.control.views import GatherView, Health, HistoryView, PeersView, PingView, StatusView
 from noloco_node.errors import NolocoError
+from noloco_node.history import Lines
 from noloco_node.home import Home
 from noloco_node.identity import Identity
 from noloco_node.outages import Outages
@@ -22,10 +24,15 @@ from noloco_node.transport.addresses import is_loopback
 from noloco_node.transport.libp2p import Libp2pTransport
 from noloco_node.transport.reach import OFF
 from noloco_node.version import VERSION
+from noloco_node.visit import ping
+from noloco_node.web.server import page
 
 log = logging.getLogger(__name__)
 
 Report = Callable[[str], None]
+
+NOTICED_S = 0.5
+"""A p2pd that was killed is missed by then."""
 
 
 class Resident:
@@ -54,15 +61,28 @@ class Resident:
         self._waiting_for: str | None = "the network daemon"
         self._last_error: str | None = None
         self._outages = Outages()
+        self._network = asyncio.Event()
+        """Whether p2pd lives, as far as is known, and this node takes part in the directory over it, if it ever did."""
+        self._network.set()
+        self._restarts = 0
+        """Of the network daemon."""
+        self._lines = Lines()
+        self._web: str | None = None
+        """The address of its page."""
+        self._join: str | None = None
 
     async def run(self) -> None:
-        async with serving(self._home, self):
+        with self._lines.heard():
+            await self._run_until_done()
+
+    async def _run_until_done(self) -> None:
+        async with serving(self._home, self), self._page():
             try:
                 await self._transport.start()
                 outlook.check(self._transport.skew_s)
                 if advice := outlook.advice(self._transport.reachable):
                     self._report(advice)
-                await self._unless_leaving(self._live())
+                await self._unless_leaving(self._supervised(self._live()))
             finally:
                 self._state, self._waiting_for = "leaving", None
                 await self._depart()
@@ -77,11 +97,41 @@ class Resident:
     def resume(self) -> None:
         """See `pause`."""
 
+    def log_level(self, level: str) -> None:
+        logging.getLogger(__package__).setLevel(level.upper())
+        log.info("the log holds %s from now on", level)
+
+    async def ping(self, peer: str, payload_bytes: int) -> PingView:
+        return await ping(self._transport, peer, payload_bytes)
+
+    async def gather(self, _peers: int) -> AsyncGenerator[GatherView, None]:
+        yield GatherView(failure="this node does not train and has no weights: name the home of one that does")
+
     def status(self) -> StatusView:
         return StatusView(**self._common_status(), health=self._health())
 
     def peers(self) -> PeersView:
         return PeersView()
+
+    def history(self) -> HistoryView:
+        return HistoryView(said=self._lines.last())
+
+    @asynccontextmanager
+    async def _page(self) -> AsyncIterator[None]:
+        """Serve the web page, if there is to be one."""
+        if self._config.web is None:
+            yield
+            return
+        token = self._home.web_token
+        async with page(self._config.web, self, token) as self._web:
+            log.info("web page: %s (to do more than look, add #token= and what is in %s)", self._web, token)
+            yield
+
+    def _tell_how_to_join(self, addresses: Sequence[str], more: str = "") -> None:
+        lines = [f"noloco-node join --bootstrap {address}{more}" for address in addresses]
+        for line in lines:
+            self._report(f"others join with: {line}")
+        self._join = lines[0] if lines else None
 
     async def _live(self) -> None:
         raise NotImplementedError
@@ -106,15 +156,36 @@ class Resident:
             except BaseExceptionGroup as group:
                 raise _first(group) from group
 
+    async def _supervised(self, life: Coroutine[Any, Any, None]) -> None:
+        """p2pd may die at any time, before this node trains as well."""
+        async with asyncio.TaskGroup() as group:
+            keeping = group.create_task(self._keep_network())
+            await life
+            keeping.cancel()
+
+    async def _enter(self, directory: Callable[[], Awaitable[None]]) -> None:
+        """What p2pd's death spoils here, `_rejoin` mends over the next one."""
+        p2p = self._transport.p2p
+        try:
+            await directory()
+        except (NolocoError, OSError):
+            await asyncio.sleep(NOTICED_S)
+            if self._network.is_set() and self._transport.p2p is p2p:
+                raise
+            await self._network.wait()
+
     async def _keep_network(self) -> None:
-        """p2pd may die; this node goes on with another one."""
+        """This node goes on with another p2pd."""
         while True:
             how: str | None = await self._transport.lost()
+            self._network.clear()
             while how:
                 log.warning("the network daemon is lost: %s", how)
                 await asyncio.sleep(self._outages.died(how, time.monotonic()))
+                self._restarts += 1
                 how = await self._restart_network()
             self._outages.over()
+            self._network.set()
             log.info("the network daemon is back")
 
     async def _restart_network(self) -> str | None:
@@ -143,7 +214,11 @@ class Resident:
             "waiting_for": self._waiting_for,
             "uptime_s": time.monotonic() - self._started,
             "reachable": self._transport.reachable,
+            "network_restarts": self._restarts,
             "addresses": tuple(self._transport.addresses()),
+            "join": self._join,
+            "web": self._web,
+            "skew_s": self._transport.skew_s,
             "last_error": self._last_error,
         }
 

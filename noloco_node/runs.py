@@ -14,7 +14,7 @@ import grpc
 
 from noloco_node import manifest
 from noloco_node.errors import Incompatible, NolocoError, NotAdmitted
-from noloco_node.manifest import Manifest, Signed
+from noloco_node.manifest import Signed
 from noloco_node.transport.base import peer_faults
 from noloco_node.wire import peer_pb2 as pb
 from noloco_node.wire.peer_pb2_grpc import RunsServicer, RunsStub
@@ -43,8 +43,8 @@ class Runs(RunsServicer):
             self._runs.popitem(last=False)
 
     @property
-    def known(self) -> list[Manifest]:
-        return [manifest.verify(signed) for signed in self._runs.values()]
+    def known(self) -> list[Signed]:
+        return list(self._runs.values())
 
     async def List(self, request: pb.RunsRequest, context: Any) -> pb.RunsReply:  # noqa: N802
         return pb.RunsReply(runs=[_encode(signed) for signed in self._runs.values()])

@@ -18,6 +18,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, Protocol
 
 from noloco_node.errors import PeerFault, PeerLost, PeerMisbehaved
@@ -27,6 +28,7 @@ from noloco_node.wire import messages as wire
 from noloco_node.wire import peer_pb2 as pb
 from noloco_node.wire.pieces import Assembly, cut
 
+DIVERGED = wire.Code.DIVERGED.reason
 WINDOW = 4
 """Fragments under way: enough that a link of 100 ms and 1 Gbit/s stays full with fragments of a few MiB."""
 FRAME_S = 20.0
@@ -78,7 +80,10 @@ class Link:
         self._put = itertools.count()
         self._incoming: AsyncIterator[pb.SwapFrame] | None = None
         self._idle_s: float | None = None
-        self._dropped = False
+        self.parting = False
+        """Our last word has been put."""
+        self._dropped = 0
+        """What was put before this goes out no more."""
         self.sent_bytes = 0
         self.received_bytes = 0
 
@@ -100,28 +105,45 @@ class Link:
 
     def drop(self) -> None:
         """Send nothing of what still waits: the swap has failed."""
-        self._dropped = True
+        self._dropped = next(self._put)
         while not self._outbox.empty():
             self._outbox.get_nowait()
+
+    def part(self, word: wire.Frame) -> None:
+        """The swap has failed: this is sent instead of what still waits, and nothing after it."""
+        self.drop()
+        self.send(word)
+        self.close()
+        self.parting = True
+
+    async def hear_out(self, patience_s: float) -> None:
+        """Until the partner ends the stream: it has heard our last word then."""
+        with suppress(PeerFault, TimeoutError):
+            async with asyncio.timeout(patience_s):
+                while True:
+                    await self.receive(patience_s)
 
     def close(self) -> None:
         """Nothing more comes after what waits."""
         self._post(None)
 
     async def outgoing(self) -> AsyncIterator[pb.SwapFrame]:
-        while (piece := await self._next_out()) is not None:
+        while True:
+            put, piece = await self._next_out()
+            if piece is None:
+                return
             size = piece.ByteSize()
             await self._pace.sending(size)
-            if not self._dropped:
+            if put >= self._dropped:
                 self.sent_bytes += size
                 yield piece
 
-    async def _next_out(self) -> pb.SwapFrame | None:
+    async def _next_out(self) -> tuple[int, pb.SwapFrame | None]:
         try:
             async with asyncio.timeout(self._idle_s):
-                return (await self._outbox.get())[2]
+                return (await self._outbox.get())[1:]
         except TimeoutError:
-            return wire.encode(wire.Alive())
+            return next(self._put), wire.encode(wire.Alive())
 
     async def receive(self, deadline_s: float) -> wire.Frame:
         if self._incoming is None:
@@ -167,6 +189,8 @@ class Swap:
                     await self._hear(index, payload)
                 case wire.Ack(index):
                     self._hear_ack(index)
+                case wire.Refusal(wire.Code.DIVERGED):
+                    raise PeerFault(DIVERGED, "as the partner found")
                 case frame:
                     raise PeerMisbehaved("unexpected_frame", type(frame).__name__)
             await self._open_ahead()

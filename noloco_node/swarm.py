@@ -13,9 +13,9 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from noloco_node.crowd import MAX_DEPTH, Crowd
@@ -38,6 +38,7 @@ _DHT_S = 10.0  # for one look-up or store: a few rounds of calls, each given up 
 _GOODBYE_S = 2.0  # leaving is quick even if nobody answers any more
 _CALL_S = 3.0
 _MEET = 64  # peers that a node asks when it knows nobody any more
+_SIGHTS = 64  # runs that are looked at from outside: as many as a rendezvous keeps
 
 
 class Swarm:
@@ -75,6 +76,7 @@ class Swarm:
         self._known: dict[str, PeerRecord] = {}
         self._stood: dict[int, float] = {}
         """The depths of the records that may still live, and when each was written."""
+        self._sights: dict[str, _Sight] = {}
         self._met: dict[str, None] = {}
         """Peers that were there, the latest last; the values say nothing."""
         self._node: Any = None
@@ -87,18 +89,20 @@ class Swarm:
         before, self._node, self._p2p = self._node, None, p2p
         if before is not None and before.cache_refresh_task is not None:
             before.cache_refresh_task.cancel()  # more cannot be ended: the handlers died with their p2pd
-        await self._join(())
+        await self._join((), before.node_id if before else None)
         if before is not None:
             self._met.update((peer.to_base58(), None) for peer in before.protocol.routing_table.peer_id_to_uid)
         await self._meet_again()
 
-    async def _join(self, peers: Sequence[str]) -> None:
+    async def _join(self, peers: Sequence[str], own_id: Any = None) -> None:
+        """`own_id`: by which others know this node in the directory; with another it would hear of itself, and ask."""
         from hivemind.dht.node import DHTNode
 
         try:
             async with asyncio.timeout(_DHT_S):
                 self._node = await DHTNode.create(
                     p2p=self._p2p,
+                    node_id=own_id,
                     initial_peers=peers,
                     client_mode=not self._carries,
                     record_validator=_Gate(self.ttl_s),
@@ -138,7 +142,7 @@ class Swarm:
     async def goodbye(self) -> None:
         """Others should stop calling: say so, if anybody still hears it."""
         if self._last is not None:
-            with suppress(TimeoutError):
+            with suppress(SwarmUnreachable, OSError):
                 async with asyncio.timeout(_GOODBYE_S):
                     await self.publish(replace(self._last, state="leaving"))
 
@@ -146,20 +150,35 @@ class Swarm:
         """The others of this run whose records hold up, of the buckets that were read in a record's life: everybody in
         a small run, in a large one as good as a uniform sample. Reads one bucket more."""
         identity = self._member()
-        if not self._node.protocol.routing_table.peer_id_to_uid:
+        self._known = await self._read(self._run_id, self._crowd, self._known, identity.peer_id)
+        return dict(self._known)
+
+    async def onlook(self, run_id: str) -> dict[str, PeerRecord]:
+        """As `peers`, of a run that this node is no member of."""
+        if run_id not in self._sights and len(self._sights) >= _SIGHTS:
+            del self._sights[next(iter(self._sights))]
+        sight = self._sights.setdefault(run_id, _Sight())
+        sight.known = await self._read(run_id, sight.crowd, sight.known)
+        return dict(sight.known)
+
+    async def _read(
+        self, run_id: str, crowd: Crowd, known: Mapping[str, PeerRecord], own: str | None = None
+    ) -> dict[str, PeerRecord]:
+        """What was known, without what has expired, and what stands in one bucket more, without our `own` record."""
+        node = self._directory()
+        if not node.protocol.routing_table.peer_id_to_uid:
             await self._meet_again()
-        depth = self._crowd.looks_at()
+        depth = crowd.looks_at()
         bucket = f"{random.getrandbits(depth):0{depth}b}" if depth else ""
         async with asyncio.timeout(_DHT_S):
-            found = await self._node.get(key_of(self._run_id, bucket), latest=True)
+            found = await node.get(key_of(run_id, bucket), latest=True)
         entries = found.value.items() if found is not None and isinstance(found.value, dict) else ()
-        there = self._accepted((peer, entry.value) for peer, entry in entries if peer != identity.peer_id)
-        ours = bucket_of(identity.peer_id, depth) == bucket
-        self._crowd.found(depth, len(there) + ours, [record.peers for record in there.values() if record.peers])
+        there = self._accepted(run_id, ((peer, entry.value) for peer, entry in entries if peer != own))
+        ours = own is not None and bucket_of(own, depth) == bucket
+        crowd.found(depth, len(there) + ours, [record.peers for record in there.values() if record.peers])
         now = time.time()
-        found_now = there if not (self._known and self._crowd.passes_by(depth)) else {}
-        self._known = {peer: r for peer, r in {**self._known, **found_now}.items() if r.expires > now}
-        return dict(self._known)
+        found_now = there if not (known and crowd.passes_by(depth)) else {}
+        return {peer: record for peer, record in {**known, **found_now}.items() if record.expires > now}
 
     async def meet(self, peers: Iterable[str]) -> None:
         """Take peers of whom one has heard elsewhere into the directory, if they are there."""
@@ -186,19 +205,23 @@ class Swarm:
 
     async def _stand(self, peer_id: str, depth: int, record: bytes, now: float) -> None:
         key = key_of(self._run_id, bucket_of(peer_id, depth))
-        await self._node.store(key, record, now + self.ttl_s, subkey=peer_id)
+        await self._directory().store(key, record, now + self.ttl_s, subkey=peer_id)
 
     def _member(self) -> Identity:
         if self._identity is None:
             raise RuntimeError("only a member of a run publishes and reads")
-        if self._node is None:
-            raise SwarmUnreachable("the network daemon has died: wait until it is started again")
+        self._directory()
         return self._identity
 
-    def _accepted(self, entries: Iterable[tuple[Any, Any]]) -> dict[str, PeerRecord]:
+    def _directory(self) -> Any:
+        if self._node is None:
+            raise SwarmUnreachable("the network daemon has died: wait until it is started again")
+        return self._node
+
+    def _accepted(self, run_id: str, entries: Iterable[tuple[Any, Any]]) -> dict[str, PeerRecord]:
         now = time.time()
         records = (
-            accept(peer, record, self._run_id, now, self.ttl_s)
+            accept(peer, record, run_id, now, self.ttl_s)
             for peer, record in entries
             if isinstance(peer, str) and isinstance(record, bytes)
         )
@@ -209,7 +232,7 @@ class Swarm:
     async def _meet_again(self) -> None:
         """hivemind asks the bootstrap nodes only once, at the start, but they come and go; and a node that knows nobody
         any more, whose p2pd died or whose cable was pulled, asks whom it has met."""
-        known = self._node.protocol.routing_table.peer_id_to_uid
+        known = self._directory().protocol.routing_table.peer_id_to_uid
         wanted = [address.rpartition("/p2p/")[2] for address in self._bootstrap]
         if not known:
             wanted += list(self._met)[-_MEET:]
@@ -218,10 +241,19 @@ class Swarm:
     async def _ping(self, wanted: Iterable[str]) -> None:
         from hivemind.p2p import PeerID
 
-        peers = {PeerID.from_base58(peer) for peer in wanted} - set(self._node.protocol.routing_table.peer_id_to_uid)
+        protocol = self._directory().protocol
+        peers = {PeerID.from_base58(peer) for peer in wanted} - set(protocol.routing_table.peer_id_to_uid)
         with suppress(TimeoutError):
             async with asyncio.timeout(_CALL_S):
-                await asyncio.gather(*(self._node.protocol.call_ping(peer) for peer in peers))
+                await asyncio.gather(*(protocol.call_ping(peer) for peer in peers))
+
+
+@dataclass(slots=True)
+class _Sight:
+    """What a node knows of a run that it only looks at."""
+
+    crowd: Crowd = field(default_factory=lambda: Crowd(random.Random()))
+    known: dict[str, PeerRecord] = field(default_factory=dict)
 
 
 class _Gate:

@@ -108,6 +108,7 @@ def test_how_a_machine_computes():
         ),
         ({"bootstrap": [ADDRESS] * 65}, {}, {}, "--bootstrap must be a list"),
         ({}, {}, {"announce": 3}, "node.toml: announce must be a list"),
+        ({"sinks": "tensorboard,csv"}, {}, {}, "--sinks must be a list of tensorboard or wandb"),
     ],
 )
 def test_errors_name_the_place_and_what_is_allowed(flags, environ, file, sentence):
@@ -134,8 +135,10 @@ def test_a_broken_node_toml(tmp_path):
             "linger_s",
             "run",
             "log_level",
+            "log_format",
             "data",
             "tokenizer",
+            "sinks",
         ]
     ),
     st.text() | st.integers() | st.floats() | st.lists(st.text()) | st.none() | st.dictionaries(st.text(), st.text()),

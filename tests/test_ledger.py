@@ -2,7 +2,7 @@
 
 import pytest
 
-from noloco_node.events import PhaseDone
+from noloco_node.events import PeerFaulted, PhaseDone, RolledBack
 from noloco_node.ledger import MINUTE_S, Ledger
 from noloco_node.training.timesheet import ACCOUNTS, Timesheet
 
@@ -71,3 +71,10 @@ def test_the_stall_of_the_last_round() -> None:
     ledger = Ledger()
     ledger.observe(PhaseDone(1, 50, 5.0, 1000, 10.0, stall_ms=3.5))
     assert ledger.figures()["stall_ms"] == 3.5
+
+
+def test_what_went_wrong_is_counted() -> None:
+    ledger = Ledger()
+    for event in (PeerFaulted("p", "bad_digest"), RolledBack(3, None, "nan"), PeerFaulted("q", "bad_digest")):
+        ledger.observe(event)
+    assert (ledger.figures()["faults"], ledger.figures()["rolled_back"]) == ({"bad_digest": 2}, 1)

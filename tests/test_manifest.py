@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 from noloco_node import manifest
 from noloco_node.errors import Incompatible, NolocoError, NotAdmitted, UsageError
 from noloco_node.identity import Identity
-from noloco_node.manifest import DataSpec, InnerSpec, Manifest, ModelSpec, OuterSpec
+from noloco_node.manifest import DataSpec, InnerSpec, Manifest, ModelSpec, OuterSpec, Signed
+
+GOLDEN = Path(__file__).with_name("wire") / "golden" / "runs"
 
 shares = st.floats(0, 1)
 plain = st.recursive(
@@ -134,6 +137,72 @@ def test_canonical_form_is_fixed():
     assert len(fixed.run_id) == 64
 
 
+@pytest.mark.parametrize("kept", sorted(GOLDEN.glob("*.json")), ids=lambda path: path.stem)
+def test_a_run_of_each_version_is_the_same_run(kept):
+    """Signed by an earlier version: read, believed, and with the id and the meaning it had. Files never change."""
+    document = json.loads(kept.read_text())
+    text = document["manifest"].encode()
+    signed = Signed(text, document["author"], bytes.fromhex(document["signature"]))
+    read = manifest.verify(signed)
+    assert read.run_id == document["run_id"] and read.canonical() == text
+    assert _part_of(document["means"], read.model_dump(mode="json"))
+
+
+def _part_of(meant, read):
+    """`read` may say more: keys that came later."""
+    if isinstance(meant, dict):
+        return all(key in read and _part_of(value, read[key]) for key, value in meant.items())
+    return meant == read
+
+
+class _Nest(manifest._Table):
+    """A table that a later version added, and one that a still later version added to."""
+
+    depth: int = 7
+    lining: str = manifest._added("a word", "none", default="moss")
+
+
+class _Later(Manifest):
+    """The next version's: a key, a table, and other defaults for new runs than what older runs mean."""
+
+    swing: int = manifest._added("a number", 3, default=5)
+    nest: _Nest = manifest._added("a table", {"depth": 2}, default_factory=_Nest)
+
+
+def test_a_later_version_reads_a_run_of_this_one_as_it_was_meant(monkeypatch):
+    old = Manifest(name="tiny", rounds=7)
+    monkeypatch.setattr(manifest, "Manifest", _Later)
+    read = manifest.parse(old.canonical())
+    assert (read.swing, read.nest.depth, read.nest.lining) == (3, 2, "none"), "not the defaults of new runs"
+    assert (read.canonical(), read.run_id, read.rounds) == (old.canonical(), old.run_id, 7)
+    new = _Later(name="tiny", rounds=7)
+    assert (new.swing, new.nest.lining) == (5, "moss") and new.run_id != old.run_id
+    assert manifest.parse(new.canonical()) == new
+    half = _Later(name="tiny", nest=_Nest(depth=9, lining="none"))
+    assert b'"nest":{"depth":9}' in half.canonical() and manifest.parse(half.canonical()) == half
+    spelled = json.loads(old.canonical()) | {"swing": 3}
+    with pytest.raises(Incompatible, match="canonical"):  # two ways to write a run would be two runs
+        manifest.parse(json.dumps(spelled, sort_keys=True, separators=(",", ":")).encode())
+
+
+def test_this_version_reads_a_later_ones_run_unless_it_uses_what_came_later():
+    same = _Later(name="tiny", swing=3, nest=_Nest(depth=2, lining="none"))
+    assert manifest.parse(same.canonical()) == Manifest(name="tiny")
+    with pytest.raises(Incompatible, match=r"made by a newer version of noloco-node, which knows nest: update"):
+        manifest.parse(_Later(name="tiny", swing=3).canonical())
+    inner = json.loads(Manifest(name="tiny").canonical())
+    inner["inner"]["wings\n"] = 2
+    with pytest.raises(Incompatible, match=r"knows inner\.wings\\n: update this one"):
+        manifest.parse(json.dumps(inner).encode())
+
+
+def test_a_key_of_the_first_version_is_always_written():
+    cut = json.loads(Manifest(name="tiny").canonical())
+    del cut["inner"]["clip"]
+    with pytest.raises(Incompatible, match="canonical"):
+        manifest.parse(json.dumps(cut, sort_keys=True, separators=(",", ":")).encode())
+
+
 def test_minus_zero_is_zero():
     assert InnerSpec(warmup=-0.0).model_dump_json() == InnerSpec(warmup=0.0).model_dump_json()
 
@@ -157,7 +226,7 @@ def test_the_template_holds_every_default(run_toml):
     written = tomllib.loads(manifest.template())
     assert set(written) == set(Manifest.model_fields)
     for section, spec in (("data", DataSpec), ("inner", InnerSpec), ("outer", OuterSpec)):
-        commented = {"seconds", "dataset", "subset"}
+        commented = {"seconds", "dataset", "revision", "subset"}
         assert set(written[section]) == set(spec.model_fields) - commented
         assert all(f"# {key} =" in manifest.template() for key in commented)
 
@@ -166,12 +235,16 @@ def test_the_template_holds_every_default(run_toml):
     ("given", "sentence"),
     [
         ({"source": "hub"}, 'data needs a dataset with source = "hub"'),
-        ({"dataset": "owner/name"}, 'data takes a dataset and a subset only with source = "hub"'),
-        ({"source": "files", "subset": "en"}, "data takes a dataset and a subset only"),
+        ({"dataset": "owner/name"}, 'data takes a dataset, its subset and its revision only with source = "hub"'),
+        ({"source": "files", "subset": "en"}, "data takes a dataset, its subset and its revision only"),
         ({"source": "web"}, "data.source must be stdlib, files or hub, not 'web'"),
         ({"source": "hub", "dataset": "parquet"}, "data.dataset must be a data set's name on the hub"),
         ({"source": "hub", "dataset": "../private"}, "data.dataset must be"),
         ({"source": "hub", "dataset": "/etc/passwd"}, "data.dataset must be"),
+        (
+            {"source": "hub", "dataset": "owner/name", "revision": "main"},
+            "data.revision must be a commit of the data set",
+        ),
         ({"source": "hub", "dataset": "owner/name\n"}, "data.dataset must be"),
         ({"source": "hub", "dataset": "owner/name", "split": "train[:10]"}, "data.split must be the name of a split"),
         ({"tokenizer": "gpt2"}, "data.tokenizer must be bytes, hub:<owner>/<name>@<commit> or sha256:"),

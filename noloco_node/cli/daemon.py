@@ -36,8 +36,9 @@ def start(args: argparse.Namespace) -> int:
     with _resident(settings) as (home, settings):
         from noloco_node.identity import Identity
         from noloco_node.mission import Start
+        from noloco_node.training.pin import pinned
 
-        return _be(settings, Start(manifest.sign(run, Identity.load_or_create(home.identity))))
+        return _be(settings, Start(manifest.sign(pinned(run, home), Identity.load_or_create(home.identity))))
 
 
 def join(args: argparse.Namespace) -> int:
@@ -69,7 +70,7 @@ def _settings(args: argparse.Namespace) -> NodeConfig:
 def _resident(settings: NodeConfig) -> Iterator[tuple[Home, NodeConfig]]:
     """The home, made and ours alone, its log open, and an address to join by that answers."""
     home = Home(settings.home).create()
-    with home.lock(), logs.written(home, settings.log_level):
+    with home.lock(), logs.written(home, settings.log_level, settings.log_format):
         if settings.bootstrap:
             settings = replace(settings, bootstrap=asyncio.run(_ways_in(settings.bootstrap, home)))
         yield home, settings
@@ -81,7 +82,7 @@ async def _ways_in(addresses: tuple[str, ...], home: Home) -> tuple[str, ...]:
     from noloco_node.transport.probe import probe
 
     try:
-        await _reach(addresses)
+        await reach(addresses)
     except SwarmUnreachable:
         cached = PeerCache(home.root / "peers.json").peers().values()
         tried = [address for found in cached for address in found if "/tcp/" in address][:_MAX_TRIED]
@@ -94,7 +95,7 @@ async def _ways_in(addresses: tuple[str, ...], home: Home) -> tuple[str, ...]:
     return addresses
 
 
-async def _reach(addresses: Sequence[str]) -> None:
+async def reach(addresses: Sequence[str]) -> None:
     """See that something listens at one of them; any will do. Raises UsageError, SwarmUnreachable."""
     from noloco_node.transport.probe import probe
 

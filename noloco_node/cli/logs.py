@@ -1,11 +1,13 @@
 """Where a daemon's words go: all of them to node.log in the home, a line or two a round to the terminal."""
 
+import json
 import logging
 import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from itertools import pairwise
 from logging.handlers import RotatingFileHandler
 
@@ -13,18 +15,19 @@ from noloco_node.config import home_dir
 from noloco_node.errors import NolocoError
 from noloco_node.home import Home
 
-_LOG_BYTES = 8 << 20  # three of these at most: weeks of a node, and no disk is filled
+LOG_FILES = 3
+_LOG_BYTES = 8 << 20  # each of the three at most: weeks of a node, and no disk is filled
 _FILE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 @contextmanager
-def written(home: Home, level: str) -> Iterator[None]:
-    """Everybody's records into the file; ours, from INFO on, to the terminal too."""
-    file = RotatingFileHandler(home.log, maxBytes=_LOG_BYTES, backupCount=2, encoding="utf-8", delay=True)
-    file.setFormatter(logging.Formatter(_FILE_FORMAT))
+def written(home: Home, level: str, form: str) -> Iterator[None]:
+    """Everybody's records into the file; ours, from INFO on, to the terminal too. `form`: one of config.LOG_FORMATS."""
+    file = RotatingFileHandler(home.log, maxBytes=_LOG_BYTES, backupCount=LOG_FILES - 1, encoding="utf-8", delay=True)
+    file.setFormatter(_ForPrograms() if form == "json" else logging.Formatter(_FILE_FORMAT))
     terminal = logging.StreamHandler(sys.stderr)
     terminal.setLevel(logging.INFO)
-    terminal.setFormatter(_ForPeople(datefmt="%H:%M:%S"))
+    terminal.setFormatter(_ForPrograms() if form == "json" else _ForPeople(datefmt="%H:%M:%S"))
     root, ours = logging.getLogger(), logging.getLogger("noloco_node")
     before = root.level
     root.setLevel(level.upper())
@@ -39,6 +42,7 @@ def written(home: Home, level: str) -> Iterator[None]:
         ours.removeHandler(terminal)
         root.removeHandler(file)
         root.setLevel(before)
+        ours.setLevel(logging.NOTSET)  # `logs --level` may have set it
         file.close()
 
 
@@ -53,6 +57,17 @@ def note_crash(error: BaseException, args: Sequence[str]) -> str:
     except (OSError, NolocoError):
         return repr(error)
     return f"the details are in {home.log}"
+
+
+class _ForPrograms(logging.Formatter):
+    """An object a line. The time is UTC, as collectors want it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {"time": at, "level": record.levelname.lower(), "logger": record.name, "message": record.getMessage()}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
 
 
 class _ForPeople(logging.Formatter):

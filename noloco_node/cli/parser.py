@@ -110,11 +110,16 @@ def _rendezvous(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--relay", metavar="WHEN", help="be called through a relay: auto, only or off (default: auto, where need be)"
     )
+    parser.add_argument("--web", metavar="HOST:PORT", help="serve a web page there, as 127.0.0.1:8090 (default: none)")
     parser.add_argument("--log-level", metavar="LEVEL", help="what node.log holds (default: info)")
+    parser.add_argument("--log-format", metavar="FORM", help="text, or json: an object a line (default: text)")
     _home(parser)
 
 
 def _trainer(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--sinks", metavar="NAMES", help="write curves for tensorboard, wandb or both, with a comma (default: none)"
+    )
     parser.add_argument("--device", metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps (default: auto)")
     parser.add_argument("--threads", metavar="N", help="CPU threads for training (default: torch's choice)")
     parser.add_argument("--gpu-memory-fraction", metavar="X", help="share of the GPU's memory to use at most, as 0.5")
@@ -153,6 +158,63 @@ def _join(parser: argparse.ArgumentParser) -> None:
 def _init(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", nargs="?", default="run.toml", help="default: run.toml")
     parser.add_argument("--force", action="store_true", help="replace the file that is there")
+
+
+def _top(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--interval", metavar="S", default="1", help="ask the node every S seconds (default: 1)")
+    parser.add_argument("--once", action="store_true", help="print one screen and end")
+    _home(parser)
+
+
+def _visit(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--bootstrap", metavar="ADDRESS", action="append", help="ask this node's swarm, without a node here"
+    )
+
+
+def _peers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--sort", metavar="COLUMN", default="together", help="as round, loss, tokens/s, last-seen (default: together)"
+    )
+    parser.add_argument("--state", metavar="STATE", help="only those, as training or paused")
+    parser.add_argument("--name", metavar="TEXT", help="only those with this in their name or id")
+    parser.add_argument("--watch", action="store_true", help="show it again and again, until Ctrl-C (exit code 130)")
+    _visit(parser)
+    _look(parser)
+
+
+def _ping(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("peer", metavar="PEER", help="its name, or its id or a part of that")
+    parser.add_argument("--count", metavar="N", default="3", help="how often (default: 3)")
+    _visit(parser)
+    _look(parser)
+
+
+def _wait(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--for", metavar="WHAT", dest="goal", required=True, help="training, round=N or finished")
+    parser.add_argument("--timeout", metavar="S", help="give up after S seconds (default: wait while the node runs)")
+    _home(parser)
+
+
+def _logs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-f", "--follow", action="store_true", help="go on with what is added, until Ctrl-C")
+    parser.add_argument("--lines", metavar="N", default="50", help="how many of the last lines (default: 50)")
+    parser.add_argument("--level", metavar="LEVEL", help="let the running node log at debug, info, warning or error")
+    _look(parser)
+
+
+def _doctor(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--bootstrap", metavar="ADDRESS", action="append", help="a node to reach the swarm by")
+    parser.add_argument("--listen", metavar="ADDRESS", help="where the node would listen")
+    parser.add_argument("--relay", metavar="WHEN", help="as for join: auto, only or off")
+    parser.add_argument("--device", metavar="DEVICE", help="as for join: auto, cpu, cuda ...")
+    parser.add_argument("--threads", metavar="N", help="as for join")
+    _look(parser)
+
+
+def _bugreport(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--to", metavar="FILE", help="the zip file to make (default: named by the time)")
+    _look(parser)
 
 
 def _simulate(parser: argparse.ArgumentParser) -> None:
@@ -198,6 +260,7 @@ def _swarm(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", metavar="N", default="4", help="how many nodes train (default: 4)")
     parser.add_argument("--rounds", metavar="N", help="rounds of each node (default: 8, or what the manifest says)")
     parser.add_argument("--run", metavar="run.toml", dest="manifest", help="what to train (default: the tiny model)")
+    parser.add_argument("--web", metavar="HOST:PORT", help="serve a web page for each node, on ports from this one on")
     parser.add_argument("--keep", metavar="DIR", help="keep the nodes' homes here (default: they are removed)")
     _json(parser)
 
@@ -223,7 +286,38 @@ _VERBS = {
         "noloco-node bootstrap --listen /ip4/0.0.0.0/tcp/4001",
     ),
     "status": _Entry("show:status", "show how the node on this machine is", _look, "noloco-node status --json"),
-    "peers": _Entry("show:peers", "show whom the node on this machine knows", _look, "noloco-node peers"),
+    "peers": _Entry(
+        "look:peers",
+        "show whom the node on this machine knows, or who is in a swarm",
+        _peers,
+        "noloco-node peers --state training --sort loss --watch",
+    ),
+    "top": _Entry(
+        "top:top", "watch the node here on a whole screen: p pauses, ? tells the keys", _top, "noloco-node top"
+    ),
+    "ping": _Entry("look:ping", "measure the way to a peer", _ping, "noloco-node ping brisk-heron --count 5"),
+    "wait": _Entry(
+        "wait:wait",
+        "wait until the node here trains, comes to a round, or is done",
+        _wait,
+        "noloco-node wait --for round=10 --timeout 600",
+    ),
+    "logs": _Entry(
+        "tail:logs", "show the log of the node here, or change how much it says", _logs, "noloco-node logs -f"
+    ),
+    "doctor": _Entry(
+        "doctor:doctor",
+        "look whether this machine is fit to train in a swarm",
+        _doctor,
+        "noloco-node doctor --bootstrap /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW...",
+    ),
+    "paths": _Entry("files:paths", "show where everything lies, and its size", _look, "noloco-node paths --json"),
+    "bugreport": _Entry(
+        "files:bugreport",
+        "pack what helps to find a fault, without secrets",
+        _bugreport,
+        "noloco-node bugreport --to report.zip",
+    ),
     "pause": _Entry(
         "show:pause",
         "make the node here train and exchange no more, until `resume`",

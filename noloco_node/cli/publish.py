@@ -29,8 +29,9 @@ def export_options(parser: argparse.ArgumentParser) -> None:
     add("--to", metavar="DIR", required=True, help="the folder to write; an earlier export there is replaced")
     add(
         "--average",
-        metavar="LIST",
-        help="the mean of it and of these, with commas between: homes, checkpoints or exported folders of the same run",
+        metavar="N or LIST",
+        help="the mean of it and of others: of so many peers, whose present weights the running node fetches; or of "
+        "homes, checkpoints or exported folders of the same run, with commas between",
     )
     _which(parser)
     _how(parser)
@@ -76,15 +77,13 @@ def _how(parser: argparse.ArgumentParser) -> None:
 # ---- what is done ----------------------------------------------------------------------------------------------------
 def export(args: argparse.Namespace) -> int:
     settings, to = _settings(args), Path(args.to).absolute()
-    from noloco_node.publish import card, folder, weights
+    from noloco_node.publish import card, folder
 
     folder.check(to)
-    first = _place(args, settings)
-    others = [Path(word.strip()) for word in (args.average or "").split(",") if word.strip()]
-    places = [first, *(weights.find(path, first.file.run.run_id) for path in others)]
-    trained = weights.load(places, _sources(settings))
+    live = (args.average or "").isdecimal()
+    trained, journal = (_live_mean if live else _kept_mean)(args, settings)
     measured = _measured_if_possible(trained, settings)
-    rows = card.history(trained.paths[0].parent.parent / "events.jsonl", trained.round)
+    rows = card.history(journal, trained.round)
     folder.write(to, trained, measured, rows)
     if args.json:
         _print_json(trained, {"to": str(to), **_figures(measured)})
@@ -92,6 +91,31 @@ def export(args: argparse.Namespace) -> int:
         loss = f", held-out loss {measured.loss:.4f}" if measured else ""
         print(f"wrote {to}: {_called(trained)}{loss}")
     return 0
+
+
+def _live_mean(args: argparse.Namespace, settings: NodeConfig) -> "tuple[Trained, Path]":
+    """Of this node and some peers, and what this node wrote of its rounds."""
+    from noloco_node.cli import gather
+    from noloco_node.publish import weights
+
+    home = Home(settings.home)
+    fetched = gather.live(args, home, int(args.average))
+    try:
+        trained = weights.load(fetched, _sources(settings))
+    finally:
+        gather.forget(fetched)
+    return trained, home.run(trained.run.run_id) / "events.jsonl"
+
+
+def _kept_mean(args: argparse.Namespace, settings: NodeConfig) -> "tuple[Trained, Path]":
+    """Of what lies in files, and what the first one's node wrote of its rounds."""
+    from noloco_node.publish import weights
+
+    first = _place(args, settings)
+    others = [Path(word.strip()) for word in (args.average or "").split(",") if word.strip()]
+    places = [first, *(weights.find(path, first.file.run.run_id) for path in others)]
+    trained = weights.load(places, _sources(settings))
+    return trained, trained.paths[0].parent.parent / "events.jsonl"
 
 
 def evaluate(args: argparse.Namespace) -> int:

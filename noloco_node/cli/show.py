@@ -9,7 +9,7 @@ from typing import Any
 
 from noloco_node import config
 from noloco_node.control import client
-from noloco_node.control.views import SCHEMA, PeersView, StatusView, document
+from noloco_node.control.views import SCHEMA, StatusView, document
 from noloco_node.errors import NolocoError, UsageError
 from noloco_node.home import Home
 
@@ -19,7 +19,7 @@ _POLL_S = 0.1
 
 
 def status(args: argparse.Namespace) -> int:
-    view = asyncio.run(_status(_home(args)))
+    view = asyncio.run(_status(home_of(args)))
     if args.json:
         print_json(document(view))
     else:
@@ -29,19 +29,8 @@ def status(args: argparse.Namespace) -> int:
     return 0
 
 
-def peers(args: argparse.Namespace) -> int:
-    view = asyncio.run(_peers(_home(args)))
-    if args.json:
-        print_json(document(view))
-    else:
-        from noloco_node.monitor.text import console, print_peers
-
-        print_peers(view, console())
-    return 0
-
-
 def leave(args: argparse.Namespace) -> int:
-    home = _home(args)
+    home = home_of(args)
     name = asyncio.run(_leave(home))
     deadline = time.monotonic() + _LEAVE_S
     while (pid := home.holder()) is not None:
@@ -53,13 +42,13 @@ def leave(args: argparse.Namespace) -> int:
 
 
 def pause(args: argparse.Namespace) -> int:
-    view = asyncio.run(_pause(_home(args)))
+    view = asyncio.run(_pause(home_of(args)))
     print(f"{view.name} is {view.state}: `noloco-node resume` makes it go on")
     return 0
 
 
 def resume(args: argparse.Namespace) -> int:
-    view = asyncio.run(_resume(_home(args)))
+    view = asyncio.run(_resume(home_of(args)))
     print(f"{view.name} is {view.state}" + (f", waiting for {view.waiting_for}" if view.waiting_for else ""))
     return 0
 
@@ -68,7 +57,7 @@ def identity(args: argparse.Namespace) -> int:
     from noloco_node.identity import Identity
     from noloco_node.names import name_of
 
-    home = _home(args).create()
+    home = home_of(args).create()
     peer_id = Identity.load_or_create(home.identity).peer_id
     if args.json:
         print_json({"schema": SCHEMA, "peer_id": peer_id, "name": name_of(peer_id), "home": str(home.root)})
@@ -81,18 +70,20 @@ def print_json(written: dict[str, Any]) -> None:
     print(json.dumps(written, indent=2))
 
 
-def _home(args: argparse.Namespace) -> Home:
+def whole(text: str, flag: str, most: int) -> int:
+    """What a flag counts."""
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= most:
+        raise UsageError(f"{flag} must be a whole number from 1 to {most}, not {text!r}")
+    return int(text)
+
+
+def home_of(args: argparse.Namespace) -> Home:
     return Home(config.home_dir(args.home, os.environ))
 
 
 async def _status(home: Home) -> StatusView:
     async with client.connected(home) as node:
         return await node.status()
-
-
-async def _peers(home: Home) -> PeersView:
-    async with client.connected(home) as node:
-        return await node.peers()
 
 
 async def _pause(home: Home) -> StatusView:

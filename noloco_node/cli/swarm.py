@@ -5,7 +5,9 @@ import asyncio
 import os
 import re
 import signal
+import socket
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +34,8 @@ class _Plan:
     rounds: int | None
     """What the nodes are told; None leaves it to the manifest."""
     keep: Path | None
+    pages: tuple[str, ...]
+    """Where each node serves its web page; none when empty."""
 
     @property
     def target(self) -> int:
@@ -66,7 +70,29 @@ def _plan(args: argparse.Namespace) -> _Plan:
     run = load(path) if path else Manifest(name="tiny", rounds=rounds or _DEMO_ROUNDS)
     if run.data.source == "files":
         raise UsageError('swarm has no files to give to its nodes: take source = "stdlib", or start them one by one')
-    return _Plan(run, path, nodes, rounds, Path(args.keep).absolute() if args.keep else None)
+    keep = Path(args.keep).absolute() if args.keep else None
+    return _Plan(run, path, nodes, rounds, keep, tuple(_pages(args.web, nodes)) if args.web else ())
+
+
+def _pages(first: str, nodes: int) -> Iterator[str]:
+    """As many free addresses on consecutive ports."""
+    from noloco_node.config import web_address
+
+    try:
+        host, _, port = web_address(first).rpartition(":")
+    except ValueError as error:
+        raise UsageError(f"--web {error}, not {first!r}") from None
+    if not 0 < int(port) <= 65536 - nodes:
+        raise UsageError(f"--web must leave room for a port above 0 for each of {nodes} nodes, not {first!r}")
+    for number in range(int(port), int(port) + nodes):
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            socket.create_server((host.strip("[]"), number), family=family).close()
+        except OSError as error:
+            raise UsageError(
+                f"cannot serve a web page at {host}:{number} ({error.strerror}): name another port with --web"
+            ) from None
+        yield f"{host}:{number}"
 
 
 def _whole(flag: str, text: str, low: int, high: int) -> int:
@@ -90,8 +116,12 @@ async def _train(plan: _Plan, out: "Console") -> "Outcome":
         path = plan.manifest or nodes.root / "run.toml"
         if plan.manifest is None:
             path.write_text(manifest.template(plan.run.name, rounds=plan.run.rounds), encoding="utf-8")
+        if plan.pages:
+            out.print(f"web pages, one a node: http://{plan.pages[0]} to http://{plan.pages[-1]}")
         with (LiveBoard if out.is_terminal else PlainBoard)(out, progress, plan.target, began) as board:
-            await nodes.run(path, plan.nodes, plan.rounds, lambda seats: board.update(seats, time.monotonic()))
+            await nodes.run(
+                path, plan.nodes, plan.rounds, lambda seats: board.update(seats, time.monotonic()), plan.pages
+            )
         wall_s = time.monotonic() - began
         with out.status("averaging the weights"):
             average = await asyncio.to_thread(nodes.eval_of_average, plan.run)

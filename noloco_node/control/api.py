@@ -5,19 +5,25 @@ node.py: it declares what it needs.
 """
 
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Protocol
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
 
-from noloco_node.control.views import PeersView, StatusView, to_json
+from noloco_node.config import LOG_LEVELS
+from noloco_node.control.views import GatherView, HistoryView, PeersView, PingView, StatusView, to_json
 from noloco_node.errors import UsageError
 from noloco_node.home import Home
+from noloco_node.identity import is_peer_id
 from noloco_node.wire import control_pb2 as pb
 from noloco_node.wire import control_pb2_grpc as rpc
 
+Context = Any  # grpc.aio.ServicerContext
+
+MAX_PAYLOAD = 1 << 20
+"""What a ping carries at the most, so that asking for one again and again costs a link little."""
 _GRACE_S = 1.0  # answers under way get so long when the socket closes
 
 
@@ -28,6 +34,8 @@ class NodeView(Protocol):
 
     def peers(self) -> PeersView: ...
 
+    def history(self) -> HistoryView: ...
+
     def leave(self) -> None:
         """Begin to leave cleanly; asking twice is fine."""
 
@@ -35,6 +43,17 @@ class NodeView(Protocol):
         """Train and exchange no more until `resume`; asking twice is fine."""
 
     def resume(self) -> None: ...
+
+    def log_level(self, level: str) -> None:
+        """What its log holds from now on, one of config.LOG_LEVELS."""
+
+    async def ping(self, peer: str, payload_bytes: int) -> PingView:
+        """One round trip, which ends in bounded time."""
+        ...
+
+    def gather(self, peers: int) -> AsyncGenerator[GatherView, None]:
+        """The weights of so many others at most, into files; each view tells more, the last one is done or failed."""
+        ...
 
 
 class ControlServicer(rpc.ControlServicer):
@@ -47,6 +66,9 @@ class ControlServicer(rpc.ControlServicer):
     async def Peers(self, _request: pb.Empty, _context: object) -> pb.View:  # noqa: N802 (the proto's name)
         return pb.View(json=to_json(self._node.peers()))
 
+    async def History(self, _request: pb.Empty, _context: object) -> pb.View:  # noqa: N802 (the proto's name)
+        return pb.View(json=to_json(self._node.history()))
+
     async def Leave(self, _request: pb.Empty, _context: object) -> pb.Empty:  # noqa: N802 (the proto's name)
         self._node.leave()
         return pb.Empty()
@@ -58,6 +80,22 @@ class ControlServicer(rpc.ControlServicer):
     async def Resume(self, _request: pb.Empty, _context: object) -> pb.View:  # noqa: N802 (the proto's name)
         self._node.resume()
         return pb.View(json=to_json(self._node.status()))
+
+    async def Ping(self, request: pb.PingRequest, context: Context) -> pb.View:  # noqa: N802 (the proto's name)
+        if not is_peer_id(request.peer):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "")
+        return pb.View(json=to_json(await self._node.ping(request.peer, min(request.payload_bytes, MAX_PAYLOAD))))
+
+    async def Gather(self, request: pb.GatherRequest, _context: object) -> AsyncIterator[pb.View]:  # noqa: N802
+        async with aclosing(self._node.gather(request.peers)) as views:
+            async for view in views:
+                yield pb.View(json=to_json(view))
+
+    async def LogLevel(self, request: pb.LogLevelRequest, context: Context) -> pb.Empty:  # noqa: N802 (the proto's name)
+        if request.level not in LOG_LEVELS:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "")
+        self._node.log_level(request.level)
+        return pb.Empty()
 
 
 @asynccontextmanager

@@ -4,13 +4,25 @@ First a plain connect tells whether anybody is there, so that `status` without a
 imported.
 """
 
+import asyncio
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any
 
-from noloco_node.control.views import PeersView, StatusView, peers_from_json, status_from_json
-from noloco_node.errors import NolocoError, NoNodeRunning, UsageError
+from noloco_node.control.views import (
+    GatherView,
+    HistoryView,
+    PeersView,
+    PingView,
+    StatusView,
+    gather_from_json,
+    history_from_json,
+    peers_from_json,
+    ping_from_json,
+    status_from_json,
+)
+from noloco_node.errors import Incompatible, NolocoError, NoNodeRunning, UsageError
 from noloco_node.home import Home
 
 if TYPE_CHECKING:
@@ -18,6 +30,11 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 5.0
 """A healthy node answers in milliseconds; one that is loading torch on a busy machine may need seconds."""
+GATHER_SILENCE_S = 30.0
+"""A node that gathers says so every half a second."""
+PING_TIMEOUT_S = 30.0
+"""For a node to give up a peer that does not answer, and to say so."""
+_KINDS = {kind.exit_code: kind for kind in NolocoError.__subclasses__() if kind.exit_code != NolocoError.exit_code}
 
 
 class ControlClient:
@@ -35,6 +52,9 @@ class ControlClient:
     async def peers(self) -> PeersView:
         return peers_from_json(await self._view("Peers"))
 
+    async def history(self) -> HistoryView:
+        return history_from_json(await self._view("History"))
+
     async def leave(self) -> None:
         await self._call("Leave")
 
@@ -44,20 +64,59 @@ class ControlClient:
     async def resume(self) -> StatusView:
         return status_from_json(await self._view("Resume"))
 
+    async def ping(self, peer: str, payload_bytes: int = 0) -> PingView:
+        from noloco_node.wire.control_pb2 import PingRequest
+
+        asked = PingRequest(peer=peer, payload_bytes=payload_bytes)
+        return ping_from_json(str((await self._call("Ping", asked, PING_TIMEOUT_S)).json))
+
+    async def gather(self, peers: int) -> AsyncIterator[GatherView]:
+        """Views until one is done. Raises what the node could not do."""
+        from noloco_node.wire.control_pb2 import GatherRequest
+
+        views = aiter(self._stub.Gather(GatherRequest(peers=peers)))
+        with self._faults():
+            while True:
+                try:
+                    async with asyncio.timeout(GATHER_SILENCE_S):
+                        view = gather_from_json(str((await anext(views)).json))
+                except (StopAsyncIteration, TimeoutError):
+                    raise nobody(self._home) from None
+                if view.failure:
+                    raise _KINDS.get(view.exit_code, NolocoError)(view.failure)
+                yield view
+                if view.done:
+                    return
+
+    async def log_level(self, level: str) -> None:
+        from noloco_node.wire.control_pb2 import LogLevelRequest
+
+        await self._call("LogLevel", LogLevelRequest(level=level))
+
     async def _view(self, method: str) -> str:
         return str((await self._call(method)).json)
 
-    async def _call(self, method: str):  # type: ignore[no-untyped-def]  # noqa: ANN202 (a generated message)
+    async def _call(self, method: str, asked: Any = None, timeout_s: float = TIMEOUT_S) -> Any:
+        from noloco_node.wire.control_pb2 import Empty
+
+        with self._faults():
+            return await getattr(self._stub, method)(Empty() if asked is None else asked, timeout=timeout_s)
+
+    @contextmanager
+    def _faults(self) -> Iterator[None]:
+        """The seam to gRPC."""
         import grpc
         import grpc.aio
 
-        from noloco_node.wire.control_pb2 import Empty
-
         try:
-            return await getattr(self._stub, method)(Empty(), timeout=TIMEOUT_S)
+            yield
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 raise nobody(self._home) from None
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                raise Incompatible(
+                    f"the node in {self._home.root} is of an older version than this command: restart it"
+                ) from None
             raise NolocoError(
                 f"the node in {self._home.root} does not answer ({error.code().name.lower()}): see {self._home.log}"
             ) from None

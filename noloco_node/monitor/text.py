@@ -1,11 +1,12 @@
 """`status` and `peers` as text, for a terminal of any width and for pipes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
-from noloco_node.control.views import Checkpoints, Health, LastRound, PeerRow, PeersView, StatusView
+from noloco_node.control.views import Checkpoints, Health, LastRound, PeerRow, PeersView, RunView, StatusView
 from noloco_node.monitor.table import Column, fill, fitting, table
 from noloco_node.monitor.units import count, loss, rate, share, size, span
 from noloco_node.names import name_of, short_id
@@ -33,6 +34,8 @@ _PEER_COLUMNS = (
     Column("together", keep=3, right=True),
     Column("peer id", keep=1),
 )
+_OUTSIDE = [i for i, column in enumerate(_PEER_COLUMNS) if column.title not in ("via", "sent", "received", "together")]
+"""Who only looks on has exchanged nothing with anybody."""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -51,6 +54,8 @@ def print_status(view: StatusView, out: Console) -> None:
     for pieces in rest:
         out.print(Text(fill(pieces, out.width)))
     if view.state == "rendezvous":
+        for run in view.runs:
+            out.print(Text(fill(_run(run), out.width)))
         for address in view.addresses:
             out.print(Text(address), soft_wrap=True)  # whole, to be copied
     if view.last_error:
@@ -60,11 +65,38 @@ def print_status(view: StatusView, out: Console) -> None:
 
 
 def print_peers(view: PeersView, out: Console) -> None:
-    if not view.peers:
-        out.print("no other peer is known yet")
-        return
-    rows = [_peer_row(peer) for peer in sorted(view.peers, key=lambda peer: (-peer.exchanges, peer.name))]
-    out.print(table(_PEER_COLUMNS, rows, fitting(_PEER_COLUMNS, rows, out.width)))
+    for part in peers_parts(view, out.width):
+        out.print(part)
+
+
+def peers_parts(view: PeersView, width: int) -> Iterator[Text | Table]:
+    """A table of all; or, seen from outside, one of each run below its name. In the order of the view."""
+    if view.runs:
+        for run in view.runs:
+            yield Text(fill(_run(run), width), style="bold")
+            if rows := [_peer_row(peer) for peer in view.peers if peer.run == run.run]:
+                yield _peers_table(
+                    [[row[i] for i in _OUTSIDE] for row in rows], [_PEER_COLUMNS[i] for i in _OUTSIDE], width
+                )
+    elif view.peers:
+        yield _peers_table([_peer_row(peer) for peer in view.peers], _PEER_COLUMNS, width)
+    else:
+        yield Text("no other peer is known yet")
+
+
+def _peers_table(rows: Sequence[Sequence[str]], columns: Sequence[Column], width: int) -> Table:
+    return table(columns, rows, fitting(columns, rows, width))
+
+
+def peer_line(peer: PeerRow) -> str:
+    """What matters of one peer, for where there is no table."""
+    where = f" in {peer.run}" if peer.run else ""
+    return f"{peer.name}{where} {peer.state}, round {peer.round}, loss {loss(peer.loss)} ({peer.peer_id})"
+
+
+def _run(run: RunView) -> list[str]:
+    furthest = f"round {run.round} of {run.rounds}" if run.peers else f"{count(run.rounds, 'round')} in all"
+    return [run.run, f"{count(run.peers, 'peer')} ({run.training} training)" if run.peers else "0 peers", furthest]
 
 
 def node_lines(view: StatusView) -> Iterator[list[str]]:
@@ -83,6 +115,7 @@ def node_lines(view: StatusView) -> Iterator[list[str]]:
         f"{count(view.peers_seen, 'peer')} seen",
         f"up {span(view.uptime_s)}",
         _traffic(view),
+        *([f"page at {view.web}"] if view.web else []),
     ]
 
 

@@ -1,10 +1,10 @@
 """The model card of an export: what was trained, on what, how, and how far it has come. Text in, text out."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from noloco_node.journal import records
 from noloco_node.manifest import Manifest
 from noloco_node.monitor.units import count
 from noloco_node.publish.measure import Measured
@@ -13,7 +13,6 @@ from noloco_node.version import VERSION
 
 _ROWS = 12
 """Of the table of losses: a look, not a log."""
-_MAX_LINE_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +30,12 @@ def history(journal: Path, up_to: int) -> History:
     """What a node's events.jsonl says of each round; nothing where there is none, or where lines are damaged."""
     losses: dict[int, float] = {}
     measured: dict[int, float] = {}
-    try:
-        with journal.open("rb") as file:
-            while line := file.readline(_MAX_LINE_BYTES):
-                match _event(line):
-                    case {"event": "PhaseDone", "round": int(round_), "loss": float(loss)}:
-                        losses[round_] = loss
-                    case {"event": "Evaluated", "round": int(round_), "eval_loss": float(loss)}:
-                        measured[round_] = loss
-    except OSError:
-        return ()
+    for event in records(journal):
+        match event:
+            case {"event": "PhaseDone", "round": int(round_), "loss": float(loss)}:
+                losses[round_] = loss
+            case {"event": "Evaluated", "round": int(round_), "eval_loss": float(loss)}:
+                measured[round_] = loss
     rounds = sorted(round_ for round_ in losses.keys() | measured.keys() if round_ <= up_to)
     return tuple(Row(round_, losses.get(round_), measured.get(round_)) for round_ in rounds)
 
@@ -67,7 +62,10 @@ def card(trained: Trained, measured: Measured | None, rows: History) -> str:
 def _what(trained: Trained) -> str:
     if len(trained.states) == 1:
         return "the slow weights of one replica"
-    return f"the mean of the slow weights of {len(trained.states)} replicas"
+    rounds = [str(round_) for round_, _ in trained.states]
+    return (
+        f"the mean of the slow weights of {len(rounds)} replicas, at rounds {', '.join(rounds[:-1])} and {rounds[-1]}"
+    )
 
 
 def _how_far(trained: Trained) -> str:
@@ -118,13 +116,6 @@ def _spread(rows: History) -> Sequence[Row]:
 
 def _loss(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
-
-
-def _event(line: bytes) -> object:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
 
 
 _CARD = """\

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -63,6 +64,26 @@ class Exported:
         """Shown only, so a wrong one does no harm."""
         value = self.file.trained.get(key)
         return value if isinstance(value, int) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A node's slow weights, as the node of this machine fetched them: a file of fp32 numbers."""
+
+    file: RunFile
+    path: Path
+    layout: bytes
+    round: int
+    step: int
+
+    def slow(self, layout: bytes) -> Slow:
+        if layout != self.layout:
+            raise Incompatible("this command builds another model than the running node: restart the node")
+        try:
+            phi = torch.from_numpy(np.fromfile(self.path, "<f4"))
+        except OSError as error:
+            raise UsageError(f"what was fetched is gone ({error.strerror}): export one at a time") from error
+        return Slow(self.path, self.round, self.step, phi)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from noloco_node.manifest import InnerSpec
 from noloco_node.simulate.llama import BatchedLlama, Shape, stacked
-from noloco_node.training.inner import learning_rate
 from noloco_node.training.model import parameters
+from noloco_node.training.schedule import learning_rate
 
 Loss = Callable[[Mapping[str, Tensor], Tensor], Tensor]
 

@@ -25,7 +25,7 @@ from typing import IO, Any
 import numpy as np
 
 from noloco_node.errors import UsageError
-from noloco_node.training import sources, tokenfile
+from noloco_node.training import sources, tokencache, tokenfile
 from noloco_node.training.sources import TOKENS, Sources
 from noloco_node.training.tokens import Text, Tokenizer, Tokens
 
@@ -64,6 +64,7 @@ def load(where: Sources, tokenizer: Tokenizer, field: str) -> tuple[Tokens, Toke
     if not kept.exists():
         log.info("tokenizing %d files into %s", len(paths), kept)
         tokenize(paths, kept, tokenizer, field, _logger())
+    tokencache.use(kept)
     return tokenfile.load(kept, tokenizer)
 
 

@@ -109,7 +109,7 @@ def load(spec: DataSpec, tokenizer: Tokenizer, waits_s: Sequence[float] = (1.0, 
 def _opened(name: str, spec: DataSpec, tokenizer: Tokenizer) -> HubCorpus:
     from datasets import load_dataset_builder
 
-    builder = load_dataset_builder(f"hf://datasets/{name}", spec.subset)
+    builder = load_dataset_builder(f"hf://datasets/{name}", spec.subset, revision=spec.revision)
     splits = check_files(name, type(builder).__module__, builder.config.data_files)
     if spec.split not in splits:
         raise UsageError(f"{name} has no split {spec.split!r}; there are: {', '.join(sorted(splits))}")

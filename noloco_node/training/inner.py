@@ -1,9 +1,8 @@
 """One replica: inner steps of AdamW, the boundary of a round, and a partner's correction. Plain blocking torch.
 
 Notable choices:
-- The model's parameters are views of ONE flat fp32 vector θ, their gradients of another, so AdamW, clipping, the outer
-  step and a fragment's correction are each a few operations on slices. φ and δ are flat alike, beside θ where they fit.
-- The learning rate follows the run's progress, not this process's: a newcomer at round 40 decays with the others.
+- The model's parameters are views of ONE flat fp32 vector θ, so the outer step and a fragment's correction are each a
+  few operations on slices. φ and δ are flat alike, beside θ where they fit. AdamW (descent.py) sees the parameters.
 - A phase lasts so many steps, or so many seconds, told by whoever has a clock. What a phase by time overruns counts
   for the next one, so that boxes with short and with long steps do not drift apart.
 - A step whose loss or gradient is not finite is skipped and counted; the position in data and schedule moves on. After
@@ -11,9 +10,8 @@ Notable choices:
 - A batch goes through the model in micro-batches; loss and norm of the whole come to the CPU once, at its end.
 - Rounds count boundaries that are behind us: before the first one the replica is in round 0.
 
-The maths of a boundary is core/outer.py (arXiv 2506.10911), AdamW is arXiv 1711.05101 and torch's. What is trained is
-a Task's affair (training/task.py). Knows nothing of peers, threads or files. Everything here belongs to the one thread
-that calls it.
+The maths of a boundary is core/outer.py (arXiv 2506.10911). What is trained is a Task's affair (training/task.py).
+Knows nothing of peers, threads or files. Everything here belongs to the one thread that calls it.
 """
 
 import hashlib
@@ -33,7 +31,9 @@ from noloco_node.core.norms import Norms
 from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved, UsageError
 from noloco_node.manifest import InnerSpec, Manifest
 from noloco_node.training import data, memory, model
-from noloco_node.training.task import Batch, Stream, Task, device_batch, load
+from noloco_node.training.descent import Descent
+from noloco_node.training.schedule import learning_rate
+from noloco_node.training.task import Batch, Closable, Stream, Task, device_batch, load
 
 T = TypeVar("T")
 
@@ -80,28 +80,6 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def learning_rate(spec: InnerSpec, progress: float) -> float:
-    """Warm-up, then the schedule, over `progress` of the run from 0 to 1."""
-    if progress < spec.warmup:
-        return spec.learning_rate * progress / spec.warmup
-    left = _FALLS[spec.schedule](spec, min(progress, 1.0))
-    return spec.learning_rate * (spec.final_learning_rate + (1 - spec.final_learning_rate) * left)
-
-
-def _cosine(spec: InnerSpec, progress: float) -> float:
-    along = (progress - spec.warmup) / (1 - spec.warmup) if spec.warmup < 1 else 0.0
-    return (1 + math.cos(math.pi * along)) / 2
-
-
-def _warmup_stable_decay(spec: InnerSpec, progress: float) -> float:
-    """The root falls faster than a line at first, which ended lower in arXiv 2405.18392."""
-    along = 1 - (1 - progress) / spec.cooldown if spec.cooldown else 0.0
-    return 1 - math.sqrt(max(0.0, along))
-
-
-_FALLS = {"cosine": _cosine, "wsd": _warmup_stable_decay}
-
-
 class Inner:
     """`build` makes the one that a manifest describes."""
 
@@ -120,13 +98,11 @@ class Inner:
         self.module = module.train()
         self.stream = stream
         self.layout = model.layout_digest(module)
-        self.theta, self.gradient = model.flatten(module)
-        self._gradients = [p.grad for p in module.parameters() if p.grad is not None]
-        """The parts of `gradient`: their norm is taken as torch's own clipping does, to the bit."""
+        self.theta = model.flatten(module)
         self._memory_fraction = memory_fraction
         self.phi, self.delta = memory.slow_vectors(self.theta, memory_fraction)
         self._norms = Norms([p.numel() for _, p in model.parameters(module)]) if manifest.outer.keep_norm else None
-        self._optimizer = self._fresh_optimizer()
+        self._descent = Descent(module, self._spec)
         self._examples = _examples(task, self._spec)
         start = micro_batch if micro_batch or self.theta.is_cuda else task.micro_examples
         self._micro = memory.MicroBatch(self._examples, start)
@@ -182,6 +158,11 @@ class Inner:
         if compiled:
             module.compile()
         return cls(task, module, stream, manifest, micro_batch, memory_fraction or 1.0)
+
+    def close(self) -> None:
+        """No step more."""
+        if isinstance(self.stream, Closable):
+            self.stream.close()
 
     # ---- sizes and positions ----
     @property
@@ -260,15 +241,15 @@ class Inner:
         return loss
 
     def _accumulate(self, batch: Batch) -> tuple[float, float]:
-        """Loss of a batch and norm of its gradient, which then stands in `gradient`."""
+        """Loss of a batch and norm of its gradient, which `descent` then has."""
         batch = device_batch(batch, self.module)
 
         def backward() -> tuple[float, float]:
-            self.gradient.zero_()
+            self._descent.forget()
             loss = torch.zeros((), device=self.theta.device)
             for micro in _split(batch, self._micro.size):
                 loss += self._backward(micro, len(micro[0]) / self._examples)
-            both = torch.stack([loss, nn.utils.get_total_norm(self._gradients)]).tolist()  # the GPU is waited for once
+            both = torch.stack([loss, self._descent.norm()]).tolist()  # the GPU is waited for once
             return both[0], both[1]
 
         if not self._micro.settled:
@@ -278,7 +259,8 @@ class Inner:
     def _find_micro_batch(self, batch: Batch) -> None:
         """Tries larger and larger parts of a batch, before the first step."""
         device = self.theta.device
-        moments = 0 if self._optimizer.state else memory.MOMENT_BYTES * self.parameters
+        moments = 0 if self._descent.began else memory.MOMENT_BYTES * self.parameters
+        self._backward(next(_split(batch, 1)), 1.0)  # all micro-batches of a step but the first find gradients in place
         grows = True
         while grows:
             free, used = memory.free_bytes(device, self._memory_fraction), torch.cuda.memory_allocated(device)
@@ -312,24 +294,9 @@ class Inner:
             self._micro.halve()
 
     def _descend(self, norm: float) -> None:
-        clipped = (self._spec.clip / (torch.tensor(norm) + 1e-6)).clamp(max=1.0)  # in fp32, as torch's own clipping
-        self.gradient.mul_(clipped)
         rate = learning_rate(self._spec, self._progress) * (1 - self._warm_up_left / (WARM_UP_STEPS + 1))
         self._warm_up_left = max(0, self._warm_up_left - 1)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        self._optimizer.step()
-
-    def _fresh_optimizer(self) -> torch.optim.AdamW:
-        """Two flat parameters: the matrices, which decay, and the rest (gains, biases), which does not."""
-        matrices = sum(p.numel() for _, p in model.parameters(self.module) if p.dim() >= 2)
-        groups = []
-        for part, decay in ((slice(0, matrices), self._spec.weight_decay), (slice(matrices, None), 0.0)):
-            if len(self.theta[part]):
-                flat = nn.Parameter(self.theta[part])
-                flat.grad = self.gradient[part]
-                groups.append({"params": [flat], "weight_decay": decay})
-        return torch.optim.AdamW(groups, lr=self._spec.learning_rate, betas=self._spec.betas, fused=True)
+        self._descent.step(rate, norm)
 
     # ---- the boundary of a round ----
     def lengthen(self) -> None:
@@ -340,6 +307,7 @@ class Inner:
 
     def snapshot(self) -> Tensor:
         """u = β Δ + γ φ, fp32 on the CPU and nobody else's: what a partner needs. Before `boundary`."""
+        self._descent.forget()
         u = torch.empty(self.parameters)
         outer.snapshot(self.theta, self.phi, self._hyper, u)
         self._require_finite(u)
@@ -369,7 +337,7 @@ class Inner:
         if self._first_nonfinite(self.phi) is not None:
             raise Diverged("the model holds NaN or Inf: start the node again, it goes on from its last checkpoint")
         self.theta.copy_(self.phi)
-        self._optimizer = self._fresh_optimizer()
+        self._descent.restart()
 
     def restore(self, saved: Saved) -> None:
         """In the middle of a phase: weights and optimizers are what they were. Round, schedule and data go on from
@@ -422,6 +390,7 @@ class Inner:
     def evaluate(self) -> float:
         """Loss at the present θ on held-out data, the same for every replica. Right after a boundary, and
         until the next step, θ is φ: what one would publish."""
+        self._descent.forget()
         self.module.eval()
         with torch.no_grad(), self._precision():
             loss = self._fitting(lambda: self._task.evaluate(self.module, self._micro.size))
@@ -438,7 +407,7 @@ class Inner:
             {name: theta[start:end].view(shapes[name]) for name, start, end in self._slices()},
             {"phi": self.phi.cpu().clone(), "delta": self.delta.cpu().clone()},
             {
-                "optimizer": _copied(self._optimizer.state_dict()["state"]),
+                "optimizer": _copied(self._descent.state()),
                 "position": self.stream.position,
                 "phase_step": self.phase_step,
                 "phase_s": self.phase_s,
@@ -480,6 +449,8 @@ class Inner:
             v.shape != self.phi.shape for v in flat
         ):
             raise Incompatible("the checkpoint is of another model: use another --home for another run")
+        if not self._descent.fits(saved.inner["optimizer"]):
+            raise Incompatible("the checkpoint's AdamW is not of this model, or of another version: use another --home")
 
     def _take_weights(self, saved: Saved) -> None:
         """Of both optimizers too."""
@@ -487,9 +458,7 @@ class Inner:
             p.data.copy_(saved.weights[name])
         self.phi.copy_(saved.outer["phi"])
         self.delta.copy_(saved.outer["delta"])
-        self._optimizer = self._fresh_optimizer()
-        groups = self._optimizer.state_dict()["param_groups"]
-        self._optimizer.load_state_dict({"state": saved.inner["optimizer"], "param_groups": groups})
+        self._descent.load(saved.inner["optimizer"])
 
     def adopt(self, round: int, live_state: bytes | memoryview) -> None:
         """Become a replica of what a peer gave (training/portrait.py): θ = φ, AdamW afresh, and warmed up. Raises
@@ -503,7 +472,7 @@ class Inner:
         self.phi.copy_(both[: self.parameters])
         self.delta.copy_(both[self.parameters :])
         self.theta.copy_(self.phi)
-        self._optimizer = self._fresh_optimizer()
+        self._descent.restart()
         self.round, self.phase_step, self.phase_s = round, 0, 0.0
         self._warm_up_left = WARM_UP_STEPS
 

@@ -60,3 +60,6 @@ class Windows:
 
     def next(self, examples: int) -> Batch:
         return (self._stream.next(examples),)
+
+    def close(self) -> None:
+        self._stream.close()

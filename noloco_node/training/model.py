@@ -87,22 +87,20 @@ def parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return sorted(module.named_parameters(), key=lambda named: named[1].dim() < 2)
 
 
-def flatten(module: nn.Module) -> tuple[Tensor, Tensor]:
-    """Make each parameter a view of one flat vector and its gradient of another; returns the two.
+def flatten(module: nn.Module) -> Tensor:
+    """Make each parameter a view of one flat vector, which is returned.
 
-    What is done to the vectors or to a slice of them is done to the model: no gathering, no copies. Tied parameters
-    are one parameter here already.
+    What is done to it or to a slice of it is done to the model: no gathering, no copies. Tied parameters are one
+    parameter here already.
     """
     named = parameters(module)
     theta = torch.cat([p.detach().flatten() for _, p in named])
-    gradient = torch.zeros_like(theta)
     start = 0
     for _, p in named:
         end = start + p.numel()
         p.data = theta[start:end].view(p.shape)
-        p.grad = gradient[start:end].view(p.shape)
         start = end
-    return theta, gradient
+    return theta
 
 
 def layout_digest(module: nn.Module) -> bytes:

@@ -38,6 +38,13 @@ class Stream(Protocol):
 
 
 @runtime_checkable
+class Closable(Protocol):
+    """A stream that holds something: files, threads. Others need no `close`."""
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
 class Task(Protocol):
     @property
     def tokens_per_example(self) -> int:

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Generic, TypeVar
@@ -260,7 +260,8 @@ class TrainingThread:
     # ---- on the training thread ----
     def _run(self) -> None:
         try:
-            self._live(self._build())
+            with closing(self._build()) as inner:
+                self._live(inner)
         except _Stop:
             pass
         except (MemoryError, torch.OutOfMemoryError) as error:

@@ -52,7 +52,9 @@ _CHANNEL_OPTIONS = [
     ("grpc.keepalive_timeout_ms", 40_000),
     ("grpc.client_idle_timeout_ms", 60_000),  # without calls the connection goes, and the peer's descriptors with it
     ("grpc.initial_reconnect_backoff_ms", 500),
-    ("grpc.max_reconnect_backoff_ms", 5_000),  # grpc waits up to two minutes by default: a peer comes back sooner
+    # By default up to two minutes, in which every call fails at once: a peer, or our own p2pd, is back sooner, and who
+    # fails twice in a row is left alone for a minute.
+    ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.enable_retries", 0),  # an exchange is not repeated behind our back
     ("grpc.use_local_subchannel_pool", 1),  # two nodes in one process (tests) must not share connections
 ]

@@ -44,6 +44,11 @@ class ControlStub:
                 request_serializer=noloco__node_dot_wire_dot_control__pb2.Empty.SerializeToString,
                 response_deserializer=noloco__node_dot_wire_dot_control__pb2.View.FromString,
                 _registered_method=True)
+        self.History = channel.unary_unary(
+                '/noloco.control.v1.Control/History',
+                request_serializer=noloco__node_dot_wire_dot_control__pb2.Empty.SerializeToString,
+                response_deserializer=noloco__node_dot_wire_dot_control__pb2.View.FromString,
+                _registered_method=True)
         self.Leave = channel.unary_unary(
                 '/noloco.control.v1.Control/Leave',
                 request_serializer=noloco__node_dot_wire_dot_control__pb2.Empty.SerializeToString,
@@ -59,6 +64,21 @@ class ControlStub:
                 request_serializer=noloco__node_dot_wire_dot_control__pb2.Empty.SerializeToString,
                 response_deserializer=noloco__node_dot_wire_dot_control__pb2.View.FromString,
                 _registered_method=True)
+        self.Ping = channel.unary_unary(
+                '/noloco.control.v1.Control/Ping',
+                request_serializer=noloco__node_dot_wire_dot_control__pb2.PingRequest.SerializeToString,
+                response_deserializer=noloco__node_dot_wire_dot_control__pb2.View.FromString,
+                _registered_method=True)
+        self.Gather = channel.unary_stream(
+                '/noloco.control.v1.Control/Gather',
+                request_serializer=noloco__node_dot_wire_dot_control__pb2.GatherRequest.SerializeToString,
+                response_deserializer=noloco__node_dot_wire_dot_control__pb2.View.FromString,
+                _registered_method=True)
+        self.LogLevel = channel.unary_unary(
+                '/noloco.control.v1.Control/LogLevel',
+                request_serializer=noloco__node_dot_wire_dot_control__pb2.LogLevelRequest.SerializeToString,
+                response_deserializer=noloco__node_dot_wire_dot_control__pb2.Empty.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
@@ -72,6 +92,13 @@ class ControlServicer:
 
     def Peers(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def History(self, request, context):
+        """What happened lately: curves, a timeline, meetings, the last lines of the log.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -95,6 +122,27 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Ping(self, request, context):
+        """One round trip to a peer, with so many bytes on the way there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Gather(self, request, context):
+        """Fetches the slow weights of other nodes into files of the home; tells how it goes, and at last what came.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LogLevel(self, request, context):
+        """What the node's log holds from now on, until the node ends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -105,6 +153,11 @@ def add_ControlServicer_to_server(servicer, server):
             ),
             'Peers': grpc.unary_unary_rpc_method_handler(
                     servicer.Peers,
+                    request_deserializer=noloco__node_dot_wire_dot_control__pb2.Empty.FromString,
+                    response_serializer=noloco__node_dot_wire_dot_control__pb2.View.SerializeToString,
+            ),
+            'History': grpc.unary_unary_rpc_method_handler(
+                    servicer.History,
                     request_deserializer=noloco__node_dot_wire_dot_control__pb2.Empty.FromString,
                     response_serializer=noloco__node_dot_wire_dot_control__pb2.View.SerializeToString,
             ),
@@ -122,6 +175,21 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Resume,
                     request_deserializer=noloco__node_dot_wire_dot_control__pb2.Empty.FromString,
                     response_serializer=noloco__node_dot_wire_dot_control__pb2.View.SerializeToString,
+            ),
+            'Ping': grpc.unary_unary_rpc_method_handler(
+                    servicer.Ping,
+                    request_deserializer=noloco__node_dot_wire_dot_control__pb2.PingRequest.FromString,
+                    response_serializer=noloco__node_dot_wire_dot_control__pb2.View.SerializeToString,
+            ),
+            'Gather': grpc.unary_stream_rpc_method_handler(
+                    servicer.Gather,
+                    request_deserializer=noloco__node_dot_wire_dot_control__pb2.GatherRequest.FromString,
+                    response_serializer=noloco__node_dot_wire_dot_control__pb2.View.SerializeToString,
+            ),
+            'LogLevel': grpc.unary_unary_rpc_method_handler(
+                    servicer.LogLevel,
+                    request_deserializer=noloco__node_dot_wire_dot_control__pb2.LogLevelRequest.FromString,
+                    response_serializer=noloco__node_dot_wire_dot_control__pb2.Empty.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -176,6 +244,33 @@ class Control:
             request,
             target,
             '/noloco.control.v1.Control/Peers',
+            noloco__node_dot_wire_dot_control__pb2.Empty.SerializeToString,
+            noloco__node_dot_wire_dot_control__pb2.View.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def History(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/noloco.control.v1.Control/History',
             noloco__node_dot_wire_dot_control__pb2.Empty.SerializeToString,
             noloco__node_dot_wire_dot_control__pb2.View.FromString,
             options,
@@ -259,6 +354,87 @@ class Control:
             '/noloco.control.v1.Control/Resume',
             noloco__node_dot_wire_dot_control__pb2.Empty.SerializeToString,
             noloco__node_dot_wire_dot_control__pb2.View.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Ping(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/noloco.control.v1.Control/Ping',
+            noloco__node_dot_wire_dot_control__pb2.PingRequest.SerializeToString,
+            noloco__node_dot_wire_dot_control__pb2.View.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Gather(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/noloco.control.v1.Control/Gather',
+            noloco__node_dot_wire_dot_control__pb2.GatherRequest.SerializeToString,
+            noloco__node_dot_wire_dot_control__pb2.View.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LogLevel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/noloco.control.v1.Control/LogLevel',
+            noloco__node_dot_wire_dot_control__pb2.LogLevelRequest.SerializeToString,
+            noloco__node_dot_wire_dot_control__pb2.Empty.FromString,
             options,
             channel_credentials,
             insecure,

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dnoloco_node/wire/mirror.proto\x12\tnoloco.v1\"\x1c\n\x0bLookRequest\x12\r\n\x05ports\x18\x01 \x03(\r\"5\n\tLookReply\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04open\x18\x02 \x03(\r\x12\x0c\n\x04time\x18\x03 \x01(\x01\x32>\n\x06Mirror\x12\x34\n\x04Look\x12\x16.noloco.v1.LookRequest\x1a\x14.noloco.v1.LookReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dnoloco_node/wire/mirror.proto\x12\tnoloco.v1\"-\n\x0bLookRequest\x12\r\n\x05ports\x18\x01 \x03(\r\x12\x0f\n\x07padding\x18\x02 \x01(\x0c\"5\n\tLookReply\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04open\x18\x02 \x03(\r\x12\x0c\n\x04time\x18\x03 \x01(\x01\x32>\n\x06Mirror\x12\x34\n\x04Look\x12\x16.noloco.v1.LookRequest\x1a\x14.noloco.v1.LookReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,9 +32,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'noloco_node.wire.mirror_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LOOKREQUEST']._serialized_start=44
-  _globals['_LOOKREQUEST']._serialized_end=72
-  _globals['_LOOKREPLY']._serialized_start=74
-  _globals['_LOOKREPLY']._serialized_end=127
-  _globals['_MIRROR']._serialized_start=129
-  _globals['_MIRROR']._serialized_end=191
+  _globals['_LOOKREQUEST']._serialized_end=89
+  _globals['_LOOKREPLY']._serialized_start=91
+  _globals['_LOOKREPLY']._serialized_end=144
+  _globals['_MIRROR']._serialized_start=146
+  _globals['_MIRROR']._serialized_end=208
 # @@protoc_insertion_point(module_scope)

@@ -7,10 +7,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class LookRequest(_message.Message):
-    __slots__ = ("ports",)
+    __slots__ = ("ports", "padding")
     PORTS_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
     ports: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, ports: _Optional[_Iterable[int]] = ...) -> None: ...
+    padding: bytes
+    def __init__(self, ports: _Optional[_Iterable[int]] = ..., padding: _Optional[bytes] = ...) -> None: ...
 
 class LookReply(_message.Message):
     __slots__ = ("host", "open", "time")

@@ -79,6 +79,7 @@ async def main(args: argparse.Namespace) -> None:
     if os.environ.get("PRETEND") == "none":
         sys.exit("no network here")
     node = Pretended(home, int(args.rounds or 2))
+    node.view = replace(node.view, web=args.web)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, node.leave)
     sys.stdout.write("I am here\n")
@@ -98,6 +99,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("verb", choices=["bootstrap", "start", "join"])
     parser.add_argument("manifest", nargs="?")
-    for flag in ("home", "listen", "bootstrap", "threads", "linger", "rounds"):
+    for flag in ("home", "listen", "bootstrap", "threads", "linger", "rounds", "web"):
         parser.add_argument(f"--{flag}")
     asyncio.run(main(parser.parse_args()))

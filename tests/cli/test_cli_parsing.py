@@ -61,9 +61,9 @@ def test_help_lists_every_verb_within_80_columns(capsys):
         assert any(line.split()[:1] == [verb] and entry.help in line for line in lines)
 
 
-@pytest.mark.parametrize("verb", ["status", "peers", "id", "swarm"])
+@pytest.mark.parametrize("verb", ["status", "peers", "ping x", "logs", "doctor", "paths", "bugreport", "id", "swarm"])
 def test_what_shows_something_has_json(verb):
-    _, options = parser.parse([verb, "--json"])
+    _, options = parser.parse([*verb.split(), "--json"])
     assert options.json
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -114,6 +115,38 @@ def test_json(swarm, tmp_path):
     assert all(node["rounds"]["committed"] for node in shown["nodes"])
     assert "2 nodes on this machine" in err
     assert (tmp_path / "kept/node-2/identity.key").exists()
+
+
+def _is_free(port):
+    """Below those that the kernel gives out, so that nobody takes it meanwhile; and the next one, too."""
+    try:
+        for number in (port, port + 1):
+            socket.create_server(("127.0.0.1", number)).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_a_web_page_for_each_node(swarm):
+    first = next(filter(_is_free, range(20_000 + os.getpid() % 8_000, 32_000, 2)))
+    with socket.create_server(("127.0.0.1", first + 1)):
+        taken = swarm("--nodes", "2", "--web", f"127.0.0.1:{first}")
+        _, err = taken.communicate(timeout=60)
+        assert taken.returncode == 2
+        assert err.startswith(f"cannot serve a web page at 127.0.0.1:{first + 1} (")
+    done = swarm("--nodes", "2", "--rounds", "2", "--json", "--web", f"localhost:{first}")
+    out, err = done.communicate(timeout=60)
+    assert done.returncode == 0, err
+    assert [node["web"] for node in json.loads(out)["nodes"]] == [f"127.0.0.1:{first}", f"127.0.0.1:{first + 1}"]
+    assert f"web pages, one a node: http://127.0.0.1:{first} to http://127.0.0.1:{first + 1}" in err
+
+
+@pytest.mark.parametrize("address", ["8090", "127.0.0.1:0", "127.0.0.1:65535", "here:80"])
+def test_an_address_that_cannot_be(swarm, address):
+    done = swarm("--nodes", "2", "--web", address)
+    _, err = done.communicate(timeout=60)
+    assert done.returncode == 2
+    assert err.startswith("--web must ")
 
 
 def test_a_run_that_wants_everybodys_own_files_is_refused_at_once(swarm, tmp_path):

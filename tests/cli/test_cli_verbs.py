@@ -1,9 +1,8 @@
 """Each verb from the outside: its text, its JSON, its exit code."""
 
 import json
-import os
+import logging
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -18,15 +17,9 @@ from noloco_node.identity import Identity
 from noloco_node.mission import Join, Rendezvous, Start
 
 sys.path.append(str(Path(__file__).parents[1] / "control"))
-import fake_node
 from fake_node import OTHER, STATUS
 
-
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("NOLOCO_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    return Home(tmp_path / "home")
+pytestmark = pytest.mark.usefixtures("home")
 
 
 # ---- init, id ----
@@ -64,17 +57,6 @@ def test_id_stays_the_same(home, capsys):
 
 
 # ---- status, peers, leave ----
-@pytest.fixture
-def running(home):
-    """A fake node in `home`: a process of its own, because gRPC's asyncio wants one event loop in a process."""
-    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    program = [sys.executable, fake_node.__file__, str(home.root)]
-    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True, env=environ) as process:
-        assert process.stdout.readline() == "ready\n"
-        yield process
-        process.kill()
-
-
 def test_status_and_peers(running, capsys):
     assert main(["status", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
@@ -103,9 +85,11 @@ def test_pause_and_resume_say_what_became_of_it(running, capsys):
     assert capsys.readouterr().out == "brisk-heron is training\n"
 
 
-@pytest.mark.parametrize("verb", ["status", "peers", "leave", "pause", "resume"])
+@pytest.mark.parametrize(
+    "verb", ["status", "peers", "ping x", "logs --level debug", "wait --for training", "leave", "pause", "resume"]
+)
 def test_nobody_there(verb, capsys):
-    assert main([verb]) == 3
+    assert main(verb.split()) == 3
     assert "join --bootstrap" in capsys.readouterr().err
 
 
@@ -217,7 +201,6 @@ def test_the_nodes_errors_and_exit_codes_pass_through(node, home, capsys):
 
 
 def test_log_lines(node, home, capsys):
-    import logging
 
     async def run(_config, _mission, _report):
         logging.getLogger("noloco_node.exchange").info("round %d of %d", 4, 8)
@@ -232,4 +215,29 @@ def test_log_lines(node, home, capsys):
     assert [line.split(" ", 1)[1] for line in lines] == ["round 4 of 8", "warning: odd"]
     written = home.log.read_text()
     assert all(word in written for word in ("round 4 of 8", "odd", "detail", "noise"))
+    assert logging.getLogger("noloco_node").level == logging.NOTSET
     assert home.log.stat().st_mode & 0o077 == 0 or home.root.stat().st_mode & 0o077 == 0
+
+
+def test_log_lines_for_programs(node, home, capsys):
+    async def run(_config, _mission, _report):
+        logging.getLogger("noloco_node.exchange").info("round %d of %d", 4, 8)
+        try:
+            raise ValueError("two\nlines")
+        except ValueError:
+            logging.getLogger("noloco_node.exchange").exception("odd: \u00e9")
+        return 0
+
+    node.run = run
+    assert main(["bootstrap", "--log-format", "json"]) == 0
+    shown = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    written = [json.loads(line) for line in home.log.read_text().splitlines()]
+    assert shown == written
+    assert [(line["level"], line["logger"], line["message"]) for line in shown] == [
+        ("info", "noloco_node.exchange", "round 4 of 8"),
+        ("error", "noloco_node.exchange", "odd: \u00e9"),
+    ]
+    assert shown[0]["time"].endswith("+00:00")
+    assert "ValueError" in shown[1]["traceback"]
+    assert main(["bootstrap", "--log-format", "xml"]) == 2
+    assert "--log-format must be text or json, not 'xml'" in capsys.readouterr().err

@@ -1,12 +1,25 @@
 """A NodeView without a node: canned answers, and a note of what was asked. As a program, it lives in a home."""
 
 import asyncio
+import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 from noloco_node.control import api
-from noloco_node.control.views import Health, LastRound, PeerRow, PeersView, Rounds, StatusView, Traffic
+from noloco_node.control.views import (
+    Health,
+    HistoryView,
+    LastRound,
+    PeerRow,
+    PeersView,
+    Piece,
+    PingView,
+    Point,
+    Rounds,
+    StatusView,
+    Traffic,
+)
 from noloco_node.home import Home
 
 ME = "12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
@@ -62,6 +75,11 @@ PEERS = PeersView(
         ),
     )
 )
+HISTORY = HistoryView(
+    points=(Point(1_760_000_000.0, 40, 2013, 1.9), Point(1_760_000_020.0, 41, 2063, 1.87, 1.92)),
+    pieces=(Piece("swap", 41, 1_760_000_020.0, 1_760_000_023.1, OTHER, None, 12_600_000, 12_600_000),),
+    names={OTHER: "calm-otter"},
+)
 
 
 class FakeNode:
@@ -75,11 +93,23 @@ class FakeNode:
     def peers(self):
         return self.rows
 
+    def history(self):
+        return HISTORY
+
     def pause(self):
         self.view = replace(self.view, state="paused", waiting_for="`noloco-node resume`")
 
     def resume(self):
         self.view = replace(self.view, state="training", waiting_for=None)
+
+    def log_level(self, level):
+        logging.getLogger("noloco_node").setLevel(level.upper())
+
+    async def ping(self, peer, payload_bytes):
+        """OTHER answers, 1 MB/s away; nobody else does."""
+        if peer != OTHER:
+            return PingView(peer, failure="unavailable")
+        return PingView(peer, 0.002 + payload_bytes / 1e6, "direct")
 
     def leave(self):
         self.left += 1

@@ -1,13 +1,15 @@
 """The control socket: who may open it, what it answers, and what is said when nobody answers."""
 
+import logging
 import socket
 import stat
 import time
 
 import pytest
-from fake_node import PEERS, STATUS, FakeNode
+from fake_node import OTHER, PEERS, STATUS, FakeNode
 
 from noloco_node.control import api, client
+from noloco_node.control.views import PingView
 from noloco_node.errors import NolocoError, NoNodeRunning, UsageError
 from noloco_node.home import Home
 
@@ -25,6 +27,21 @@ async def test_views_and_leave(home):
         assert node.left == 0
         await asked.leave()
         assert node.left == 1
+
+
+async def test_ping_and_log_level(home):
+    async with api.serving(home, FakeNode()), client.connected(home) as asked:
+        assert await asked.ping(OTHER) == PingView(OTHER, 0.002, "direct")
+        most = await asked.ping(OTHER, 1 << 30)
+        assert most.seconds == pytest.approx(0.002 + api.MAX_PAYLOAD / 1e6), "no more than that is sent"
+        assert (await asked.ping(STATUS.peer_id)).failure == "unavailable"
+        for nonsense in (asked.ping("../x"), asked.log_level("loud")):
+            with pytest.raises(NolocoError, match="invalid_argument"):
+                await nonsense
+        await asked.log_level("error")
+        ours = logging.getLogger("noloco_node")
+        assert ours.level == logging.ERROR
+        ours.setLevel(logging.NOTSET)
 
 
 async def test_only_the_user_may_open_it(home):

@@ -1,13 +1,16 @@
 """Whole exchanges over the in-memory network, in virtual time: many nodes, slow links, partitions, vanishing peers."""
 
 import asyncio
+import random
 from typing import Any
 
 import pytest
-from town import FRAGMENTS, TERMS, Town
+from town import FRAGMENTS, TERMS, Node, Offer, Town
 
+from noloco_node.errors import PeerFault
 from noloco_node.events import Event, PeerFaulted, WentSolo
 from noloco_node.transport.clock import run_virtual
+from noloco_node.transport.memory import MemoryNetwork
 from noloco_node.wire import messages as wire
 from noloco_node.wire.peer_pb2_grpc import ExchangeStub
 
@@ -83,6 +86,24 @@ def test_a_partition_lets_both_halves_go_on_and_heals() -> None:
     assert across[0] <= 60
 
 
+@pytest.mark.parametrize("finder", [0, 1])
+def test_two_that_diverged_hear_so_at_both_ends(monkeypatch: pytest.MonkeyPatch, finder: int) -> None:
+    """Whoever finds it."""
+    hear = Offer.hear
+
+    def stray(offer: Offer, index: int, payload: bytes) -> Any:
+        if offer.node is town.nodes[finder]:
+            raise PeerFault("diverged")
+        return hear(offer, index, payload)
+
+    monkeypatch.setattr(Offer, "hear", stray)
+    town = Town([10.0, 10.0])
+    run_virtual(town.run(20))
+    for node in town.nodes:
+        assert node.solo["diverged"] >= 5, node.solo
+        assert not (node.committed or node.solo["hung_up"] or node.solo["silent"]), node.solo
+
+
 def test_lost_messages_are_caught_by_deadlines() -> None:
     town = Town([20.0] * 8, loss=0.01)
     run_virtual(town.run(40))
@@ -144,6 +165,39 @@ def test_a_replayed_exchange_is_refused() -> None:
         await town.close()
 
     run_virtual(main())
+
+
+def test_who_comes_back_and_repeats_its_rounds_is_no_replay() -> None:
+    """A replay is known by the exchange, never by the round: who resumed from a checkpoint has been there before."""
+
+    async def story() -> list[Node]:
+        network = MemoryNetwork(random.Random(1), delay_s=0.05)
+        stays = await begin(network, "stays", 1)
+        training = asyncio.create_task(stays.train(20))
+        lives = []
+        for seed in (2, 3):
+            lives.append(life := await begin(network, "returns", seed))
+            await life.train(8)
+            await end(life)
+        await training
+        await end(stays)
+        return [stays, *lives]
+
+    async def begin(network: MemoryNetwork, name: str, seed: int) -> Node:
+        node = Node(network, name, 10.0, seed, None)
+        await node.transport.start()
+        node.exchange.begin(TERMS, 1)
+        node.exchange.candidates(frozenset({"stays", "returns"}) - {name})
+        return node
+
+    async def end(node: Node) -> None:
+        await node.exchange.close()
+        await node.transport.close()
+
+    for node in run_virtual(story()):
+        assert node.solo["stale"] == 0
+        assert len(node.committed) >= 6, node.solo
+        assert not [event for event in node.events if isinstance(event, PeerFaulted)]
 
 
 def test_a_caller_that_does_not_begin_with_an_offer_is_named() -> None:

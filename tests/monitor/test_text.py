@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from noloco_node.control.views import PeersView, StatusView, Today
+from noloco_node.control.views import PeersView, RunView, StatusView, Today
 from noloco_node.monitor.table import Column, fill, fitting
 from noloco_node.monitor.text import print_peers, print_status
 
@@ -97,3 +97,23 @@ def test_the_least_important_column_goes_first():
 def test_pieces_break_between_them_only():
     assert fill(["one", "two", "three"], 9) == "one · two\n  three"
     assert fill(["longer than the width"], 5) == "longer than the width"
+
+
+RUNS = (
+    RunView("3f" * 32, "tiny-3f3f3f3f3f3f", OTHER, rounds=100, peers=1, training=1, round=40),
+    RunView("ab" * 32, "big-abababababab", OTHER, rounds=7),
+)
+
+
+def test_peers_seen_from_outside_stand_below_their_run():
+    row = replace(PEERS.peers[0], run=RUNS[0].run)
+    lines = printed(print_peers, PeersView((row,), RUNS), 200).splitlines()
+    assert lines[0] == "tiny-3f3f3f3f3f3f · 1 peer (1 training) · round 40 of 100"
+    assert lines[1].split() == ["peer", "state", "round", "lag", "tokens/s", "loss", "last", "seen", "peer", "id"]
+    assert lines[2].startswith("calm-otter")
+    assert lines[3] == "big-abababababab · 0 peers · 7 rounds in all"
+
+
+def test_a_rendezvous_names_the_runs_it_knows():
+    view = replace(STATUS, state="rendezvous", runs=RUNS, health=())
+    assert "tiny-3f3f3f3f3f3f · 1 peer (1 training) · round 40 of 100" in printed(print_status, view, 80).splitlines()

@@ -81,6 +81,18 @@ def test_a_p2pd_that_hangs_is_replaced(nodes: list[Node]) -> None:
     strike(nodes[0], signal.SIGSTOP)
 
 
+def test_a_p2pd_that_dies_before_its_node_trains_is_replaced(village: Village, nodes: list[Node]) -> None:
+    line = nodes[0].said(r"others join with: noloco-node (.*)")
+    assert line
+    newcomer = village.node("early", *line.split())
+    until(lambda: newcomer.ask("status").get("waiting_for", "the network daemon") != "the network daemon", "p2pd is up")
+    assert not newcomer.ask("status").get("step"), "it does not train yet"
+    os.kill(daemon(newcomer), signal.SIGKILL)
+    until(newcomer.committed, "a round with somebody", 60)
+    assert len(said(newcomer, "the network daemon is lost")) == 1
+    newcomer.kill()
+
+
 def test_status_tells_of_a_p2pd_that_dies_again_and_again(nodes: list[Node]) -> None:
     killed: set[int] = set()
 
@@ -95,6 +107,7 @@ def test_status_tells_of_a_p2pd_that_dies_again_and_again(nodes: list[Node]) -> 
     until(lambda: [text for text in troubles(nodes[1]) if "degraded" in text], "status says so meanwhile", 10)
     many = re.compile(r"p2pd died \d times in 10 minutes")
     until(lambda: any(map(many.search, troubles(nodes[1]))), "and after it", 30)
+    assert nodes[1].ask("status")["network_restarts"] >= 3
     until(lambda: committed_since(nodes[1], time.time() - 1), "it exchanges all the same", 30)
 
 
@@ -106,7 +119,7 @@ def test_a_newcomer_joins_by_the_line_of_before(village: Village, nodes: list[No
 
 
 def test_leaving_is_quick_and_asked_twice_it_is_immediate(village: Village, nodes: list[Node]) -> None:
-    author, one, two, late = village.nodes
+    author, one, two, _, late = village.nodes
     leaver, seen_by = two.ask("status")["peer_id"], late
     began = time.monotonic()
     two.process.send_signal(signal.SIGTERM)

@@ -14,13 +14,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from noloco_node import checkpoint, manifest, runfile
 from noloco_node.cli import main
-from noloco_node.errors import UsageError
+from noloco_node.errors import Incompatible, UsageError
 from noloco_node.home import Home
 from noloco_node.identity import Identity
 from noloco_node.manifest import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.publish.card import history
 from noloco_node.publish.folder import byte_tokenizer
 from noloco_node.publish.sample import Window
+from noloco_node.publish.weights import Fetched
 from noloco_node.training.inner import Inner
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -136,7 +137,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     capsys.readouterr()
-    assert main(list(words)) in (2, 12)
+    assert main(list(words)) in (2, 3, 12)
     shown = capsys.readouterr()
     assert shown.err.count("\n") == 1 and shown.out == ""
     return shown.err
@@ -246,11 +247,35 @@ def test_the_mean_of_several(tmp_path: Path, made: Left, exported: Path, capsys:
     mean = (made.phi[-1] + other.phi[-1] + made.phi[-1]) / 3
     assert not torch.equal(other.phi[-1], made.phi[-1])
     assert torch.allclose(flat(to), mean, atol=1e-7)
-    assert "the mean of the slow weights of 3 replicas" in (to / "README.md").read_text()
+    assert (
+        "the mean of the slow weights of 3 replicas, at rounds 2, 1 and 2, exported" in (to / "README.md").read_text()
+    )
     stranger = a_node_was_here(tmp_path / "stranger", run_of(seed=2), rounds=1)
     places = str(stranger.home.root)
     said = refused(capsys, "export", "--to", str(to), "--home", str(made.home.root), "--average", places)
     assert f"there is no run {made.run.run_id}" in said or "different runs" in said
+
+
+def test_a_mean_of_live_peers_wants_a_running_node(
+    made: Left, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("export", "--to", str(tmp_path / "mean"), "--home", str(made.home.root), "--average")
+    assert "no node is running" in refused(capsys, *words, "2")
+    assert "--average takes 1 to 64 peers, not 0" in refused(capsys, *words, "0")
+    assert "leave --run and --checkpoint out" in refused(capsys, *words, "2", "--checkpoint", "2")
+    assert not (tmp_path / "mean").exists()
+
+
+def test_what_was_fetched_is_of_this_model_and_there(left: Left, tmp_path: Path) -> None:
+    file, place = runfile.read(left.folder), tmp_path / "0.f32"
+    place.write_bytes(left.phi[-1].numpy().tobytes())
+    fetched = Fetched(file, place, left.layout, 2, 5)
+    assert torch.equal(fetched.slow(left.layout).phi, left.phi[-1])
+    with pytest.raises(Incompatible, match="restart the node"):
+        fetched.slow(bytes(32))
+    place.unlink()
+    with pytest.raises(UsageError, match="what was fetched is gone"):
+        fetched.slow(left.layout)
 
 
 def test_one_checkpoint_by_its_name_or_path(made: Left, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,8 +11,8 @@ from noloco_node.simulate.experiment import Workload, run
 from noloco_node.simulate.settings import Settings, choice
 from noloco_node.simulate.trainer import Trainer
 from noloco_node.training.data import Corpus
-from noloco_node.training.inner import learning_rate
 from noloco_node.training.model import build, next_token_loss
+from noloco_node.training.schedule import learning_rate
 
 MODEL = ModelSpec(
     architecture="LlamaConfig",

@@ -7,9 +7,16 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 from pretend_hub import COMMIT, DATASET, TOKENIZER, serving
 from texts import parquet, texts, tokenizer_json
 
+from noloco_node import manifest, runfile
+from noloco_node.errors import NolocoError
+from noloco_node.home import Home
+from noloco_node.identity import Identity
+from noloco_node.manifest import DataSpec, Manifest
+from noloco_node.training.pin import pinned
 from noloco_node.training.tokens import FileTokenizer
 
 READ = f"""
@@ -19,7 +26,8 @@ from noloco_node.training import data, hub
 
 logging.basicConfig(format="%(message)s")
 hub.FIRST_WAIT_S, hub.BLOCK_RECORDS = 0.05, 16
-corpus = data.load(DataSpec(source="hub", dataset="{DATASET}", tokenizer="hub:{TOKENIZER}@{COMMIT}"))
+tokenizer = "hub:{TOKENIZER}@{COMMIT}"
+corpus = data.load(DataSpec(source="hub", dataset="{DATASET}", revision="{COMMIT}", tokenizer=tokenizer))
 
 def read(position, batches):
     stream = corpus.stream(16, 1, "a")
@@ -68,6 +76,25 @@ def test_records_arrive_through_failures_and_a_resume(tmp_path: Path) -> None:
     documents = [tokenizer.decode(part) for part in split(tokens, tokenizer.end)[:-1]]
     assert len(documents) > 360 and set(documents) == {text for part in content for text in part}
     assert len(set(documents[:360])) == 360, "an epoch, each once"
+
+
+def test_a_run_is_pinned_to_a_commit_when_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants, hf_api
+
+    home, run = Home(tmp_path).create(), Manifest(name="a", data=DataSpec(source="hub", dataset=DATASET))
+    with serving({}) as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(hf_api.constants, "ENDPOINT", hub.url)
+        made = pinned(run, home)
+        assert made.data.revision == COMMIT and made.run_id != run.run_id
+        asked = len(hub.asked)
+        assert manifest.parse(made.canonical()) == made
+        assert pinned(made, home) == made and pinned(Manifest(name="b"), home).data.revision is None
+        assert len(hub.asked) == asked, "who names a commit asks nobody"
+        runfile.keep(home.run(made.run_id), manifest.sign(made, Identity.load_or_create(home.identity)))
+    assert pinned(run, home) == made, "a restart is the same run, without the network"
+    with pytest.raises(NolocoError, match=r"commit of the data set owner/texts: .* write its commit into run.toml"):
+        pinned(run.model_copy(update={"rounds": 7}), home)
 
 
 def split(tokens: list[int], end: int) -> list[list[int]]:

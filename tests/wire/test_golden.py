@@ -64,7 +64,7 @@ def written() -> Iterator[tuple[str, bytes]]:
         yield "StateFrame", wire.encode_state(state).SerializeToString()
     yield "StateRequest", wire.encode_state_request(wire.StateRequest(PROTOCOL, RUN, LAYOUT)).SerializeToString()
     address = f"/ip4/203.0.113.7/tcp/4001/p2p/{AUTHOR.peer_id}"
-    standing = swarm.Standing("training", 41, 2063, 0.5, 1.875, 1024.0, 4096, (address,))
+    standing = swarm.Standing("training", 41, 2063, 0.5, 1.875, 1024.0, 4096, (address,), 1.9375, AUTHOR.peer_id, 39)
     record = swarm.signed_record(AUTHOR, standing, run_id=RUN.hex(), boot=BOOT, started=AT - 60, now=AT)
     yield "SignedPresence", record
 

@@ -1,0 +1,118 @@
+"""What helps to find a fault, gathered into one zip file without anything that is nobody else's business.
+
+Left out: the identity's key, tokens, invitations, settings, and every value of the environment. Masked wherever they
+stand: IP addresses and host names, each as the same mask throughout, so that who called whom can still be followed;
+what looks like a credential; the name of this user's directory. Peer ids stay: they are known to everybody in the run.
+"""
+
+import ipaddress
+import os
+import re
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from noloco_node import inventory, runfile
+from noloco_node.errors import UsageError
+from noloco_node.home import Home, cannot_write
+
+TAIL_BYTES = 1 << 20
+"""Of each log: thousands of lines."""
+RUNS = 3
+"""The latest ones."""
+
+_HOST = re.compile(r"/dns[46]?/([A-Za-z0-9._-]+)")
+_IP4 = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.]*\d)")
+_IP6 = re.compile(r"(?<![\w:.])(?=[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:)[0-9A-Fa-f:]{2,39}(?:\.\d{1,3}){0,3}(?![\w:])")
+_IN_URL = re.compile(r"(?<=://)[^/@\s\"]+@")
+_CREDENTIAL = re.compile(r"\b(?:hf_|sk-|ghp_|Bearer )[A-Za-z0-9_.-]{8,}")
+_SECRET_NAME = re.compile("TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY", re.IGNORECASE)
+_SMALL_BYTES = 64 << 10
+_LEAST_LETTERS = 6
+"""Of a secret: what is shorter would be found in every second word."""
+
+
+class Mask:
+    def __init__(self, secrets: Iterable[str], places: Mapping[str, str]) -> None:
+        """`places`: directories, and what stands for them."""
+        self._secrets = sorted({s for s in secrets if len(s) >= _LEAST_LETTERS}, key=len, reverse=True)
+        self._places = sorted(places.items(), key=lambda place: -len(place[0]))
+        self._masks: dict[str, str] = {}
+
+    def learn(self, text: str) -> None:
+        """Host names stand in addresses, and elsewhere as bare words."""
+        for host in _HOST.findall(text):
+            self._masks.setdefault(host, f"<host-{len(self._masks) + 1}>")
+
+    def hide(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, "<secret>")
+        text = _CREDENTIAL.sub("<secret>", _IN_URL.sub("<secret>@", text))
+        for place, shown in self._places:
+            text = text.replace(place, shown)
+        for host in sorted(self._masks, key=len, reverse=True):
+            text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", self._masks[host], text)
+        return _IP6.sub(self._address, _IP4.sub(self._address, text))
+
+    def _address(self, match: re.Match[str]) -> str:
+        try:
+            address = ipaddress.ip_address(match[0])
+        except ValueError:
+            return match[0]  # a time of day, a version
+        if address.is_loopback or address.is_unspecified:
+            return match[0]
+        return self._masks.setdefault(str(address), f"<ip-{len(self._masks) + 1}>")
+
+
+def mask(home: Home, environ: Mapping[str, str]) -> Mask:
+    tokens = [line.strip() for path in home.root.glob("**/*.token") for line in _text(path).splitlines()]
+    values = [value for name, value in environ.items() if _SECRET_NAME.search(name)]
+    places = {str(home.root): "<home>", str(Path.home()): "~"}
+    made = Mask([*tokens, *values], {place: shown for place, shown in places.items() if len(place) > 1})
+    made.learn(_text(home.root / "node.toml"))
+    made.learn(environ.get("NOLOCO_BOOTSTRAP", ""))
+    return made
+
+
+def files(home: Home) -> dict[str, str]:
+    """The ends of the logs, and the manifests, by their names in the report."""
+    found = {"node.log": _tail(home.log)}
+    for run in inventory.runs(home)[:RUNS]:
+        for name in (runfile.NAME, "events.jsonl", "metrics.jsonl"):
+            found[f"runs/{run.name[:12]}/{name}"] = _tail(run / name)
+    return {name: text for name, text in found.items() if text}
+
+
+def write(to: Path, contents: Mapping[str, str], masked: Mask) -> None:
+    """For this user's eyes, until they send it. Raises UsageError, DiskFull."""
+    for text in contents.values():
+        masked.learn(text)
+    try:
+        descriptor = os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as pack:
+            for name, text in contents.items():
+                pack.writestr(name, masked.hide(text))
+    except FileExistsError:
+        raise UsageError(f"{to} exists already: name another file with --to") from None
+    except OSError as error:
+        to.unlink(missing_ok=True)
+        raise cannot_write(to, error) from None
+
+
+def _tail(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return text if size <= TAIL_BYTES else text.partition("\n")[2]
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(_SMALL_BYTES).decode(errors="replace")
+    except OSError:
+        return ""

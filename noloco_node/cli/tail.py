@@ -1,0 +1,101 @@
+"""`logs`: the end of node.log, what is added to it, and how much the node writes there."""
+
+import argparse
+import asyncio
+import os
+import time
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO
+
+from noloco_node.cli.logs import LOG_FILES
+from noloco_node.cli.show import home_of, print_json, whole
+from noloco_node.config import LOG_LEVELS
+from noloco_node.control import client
+from noloco_node.control.views import SCHEMA
+from noloco_node.errors import NolocoError, UsageError
+from noloco_node.home import Home
+from noloco_node.validation import listed
+
+_POLL_S = 0.2
+_BLOCK = 64 << 10
+_MAX_LINES = 1_000_000
+
+
+def logs(args: argparse.Namespace) -> int:
+    home, lines = home_of(args), whole(args.lines, "--lines", _MAX_LINES)
+    if args.json and args.follow:
+        raise UsageError(
+            "--json shows what is there, -f what comes: for lines that programs can read, start the node with "
+            "--log-format json"
+        )
+    if args.level is not None:
+        print(asyncio.run(_set_level(home, args.level)))
+        if not args.follow:
+            return 0
+    if not home.log.exists():
+        raise NolocoError(f"there is no log in {home.root}: no node has run there yet. Name another home with --home")
+    with home.log.open("rb") as file:
+        found = last_lines(file, home.log, lines)
+        if args.json:
+            print_json({"schema": SCHEMA, "file": str(home.log), "lines": found})
+            return 0
+        for line in chain(found, _added(file, home.log) if args.follow else ()):
+            print(line, flush=True)
+    return 0
+
+
+async def _set_level(home: Home, level: str) -> str:
+    if level not in LOG_LEVELS:
+        raise UsageError(f"--level must be {listed(LOG_LEVELS)}, not {level!r}")
+    async with client.connected(home) as node:
+        await node.log_level(level)
+        name = (await node.status()).name
+    return f"{name} logs at {level} until it ends: `noloco-node logs -f` shows it"
+
+
+def last_lines(file: BinaryIO, log: Path, count: int) -> list[str]:
+    """Of the log and, where that has too few, of the full ones before it. `file` then stands at the log's end."""
+    found = _end_of(file, count)
+    for path in (log.with_name(f"{log.name}.{number}") for number in range(1, LOG_FILES)):
+        if len(found) < count and path.exists():
+            with path.open("rb") as full:
+                found = [*_end_of(full, count - len(found)), *found]
+    return found
+
+
+def _end_of(file: BinaryIO, count: int) -> list[str]:
+    end = place = file.seek(0, os.SEEK_END)
+    blocks: list[bytes] = []
+    while place and sum(block.count(b"\n") for block in blocks) <= count:
+        size = min(_BLOCK, place)
+        place = file.seek(place - size)
+        blocks.insert(0, file.read(size))
+    file.seek(end)
+    return b"".join(blocks).decode(errors="replace").splitlines()[-count:]
+
+
+def _added(file: BinaryIO, log: Path) -> Iterator[str]:
+    """Each line that is added from now on, for ever. A file that is full is read to its end before the next one."""
+    rest = b""
+    try:
+        while True:
+            full = _another(log, file)
+            *lines, rest = (rest + file.read()).split(b"\n")
+            yield from (line.decode(errors="replace") for line in lines)
+            if full:
+                file.close()
+                file = log.open("rb")
+            else:
+                time.sleep(_POLL_S)
+    finally:
+        file.close()
+
+
+def _another(log: Path, file: BinaryIO) -> bool:
+    """Whether another file has taken this one's place."""
+    try:
+        return log.stat().st_ino != os.fstat(file.fileno()).st_ino
+    except FileNotFoundError:
+        return False  # just being replaced

@@ -1,0 +1,53 @@
+"""`top`: this machine's node, live, on a whole screen; as lines where there is none."""
+
+import argparse
+import asyncio
+import math
+import os
+import time
+from contextlib import suppress
+
+from noloco_node import config
+from noloco_node.errors import UsageError
+from noloco_node.home import Home
+
+_LEAST_S, _MOST_S = 0.2, 3600.0
+
+
+def top(args: argparse.Namespace) -> int:
+    from noloco_node.monitor.top import session
+    from noloco_node.monitor.top.terminal import can_show
+
+    home, every_s = Home(config.home_dir(args.home, os.environ)), _interval(args.interval)
+    if args.once:
+        return asyncio.run(_once(home, every_s))
+    if not can_show():
+        with suppress(KeyboardInterrupt):
+            asyncio.run(session.as_lines(home, every_s, lambda line: print(line, flush=True)))
+        return 0
+    live = session.Session(home, every_s)
+    code = asyncio.run(live.run())
+    if live.farewell:
+        print(live.farewell)
+    return code
+
+
+def _interval(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not _LEAST_S <= seconds <= _MOST_S:
+        raise UsageError(f"--interval must be a number of seconds from {_LEAST_S:g} to {_MOST_S:g}, not {text!r}")
+    return seconds
+
+
+async def _once(home: Home, every_s: float) -> int:
+    from noloco_node.monitor.top.screen import Look, screen
+    from noloco_node.monitor.top.terminal import print_once, size_to_print
+    from noloco_node.monitor.top.watch import Watch
+
+    width, height = size_to_print()
+    picture = await Watch(home, every_s, lambda: None).first()
+    print_once(screen(picture, Look(width=width, height=height, now=time.time(), every_s=every_s)))
+    return 0

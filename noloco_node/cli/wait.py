@@ -1,0 +1,151 @@
+"""`wait`: for scripts that go on when the node here trains, has come to a round, or is done."""
+
+import argparse
+import asyncio
+import math
+import re
+import sys
+import time
+from dataclasses import dataclass
+
+from noloco_node.cli.show import home_of
+from noloco_node.control import client
+from noloco_node.control.views import StatusView
+from noloco_node.errors import NolocoError, NoNodeRunning, UsageError
+from noloco_node.home import Home
+
+POLL_S = 0.5
+COMES_S = 10.0
+"""With a timeout: how long nobody need be there yet. A node that has just been started is seen by its lock at once."""
+SILENT_S = 30.0
+"""A node that loads torch on a busy machine says nothing for a while."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    what: str
+    """`training`, `round` or `finished`."""
+    round: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> "Goal":
+        form = re.fullmatch(r"(training|finished)|round=([0-9]{1,12})", text)
+        if form is None:
+            raise UsageError(f"--for must be training, round=<number> or finished, not {text!r}")
+        return cls(form[1]) if form[1] else cls("round", int(form[2]))
+
+    def __str__(self) -> str:
+        return f"round {self.round}" if self.what == "round" else self.what
+
+    def reached(self, view: StatusView) -> bool:
+        """A node that has gone is judged by what it said last."""
+        match self.what:
+            case "training":
+                return view.state == "training"
+            case "round":
+                return view.round >= self.round
+            case _:
+                return view.state == "finished" or (view.state == "leaving" and _done(view))
+
+    def never(self, view: StatusView) -> str | None:
+        """Why this node will not come there."""
+        if view.state == "rendezvous":
+            return f"{view.name} is a rendezvous and trains nothing: name the home of a node that trains with --home"
+        ends_at = view.rounds_target
+        if self.what == "round" and ends_at is not None and self.round > ends_at:
+            return (
+                f"{view.name} stops at round {ends_at} and never comes to round {self.round}: wait for an earlier one"
+            )
+        if view.state == "finished" and not self.reached(view):
+            return f"{view.name} has finished, at round {view.round}: nothing more will come"
+        return None
+
+
+def wait(args: argparse.Namespace) -> int:
+    goal, timeout_s = Goal.parse(args.goal), _seconds(args.timeout)
+    asyncio.run(_Wait(home_of(args), goal, timeout_s).until_reached())
+    return 0
+
+
+class _Wait:
+    def __init__(self, home: Home, goal: Goal, timeout_s: float | None) -> None:
+        self._home = home
+        self._goal = goal
+        self._timeout_s = timeout_s
+        self._began = time.monotonic()
+        self._answered = self._began
+        self._seen: StatusView | None = None
+        self._said = ""
+
+    async def until_reached(self) -> None:
+        while not await self._reached():
+            if self._timeout_s is not None and self._passed() >= self._timeout_s:
+                if self._seen is None and self._home.holder() is None:
+                    raise client.nobody(self._home)
+                raise NolocoError(
+                    f"{self._goal} was not reached within {self._timeout_s:g} s ({_how_far(self._seen)}): "
+                    "wait longer with --timeout, or see `noloco-node status`"
+                )
+            await asyncio.sleep(min(POLL_S, self._left()))
+
+    async def _reached(self) -> bool:
+        try:
+            async with client.connected(self._home) as node:
+                view = await node.status()
+        except NoNodeRunning:
+            return self._gone()
+        except NolocoError:
+            if time.monotonic() - self._answered > SILENT_S:
+                raise
+            return False
+        self._answered, self._seen = time.monotonic(), view
+        if self._goal.reached(view):
+            return True
+        if sentence := self._goal.never(view):
+            raise NolocoError(sentence)
+        self._say(f"waiting for {self._goal}: {_how_far(view)}")
+        return False
+
+    def _gone(self) -> bool:
+        """There is no node, or none yet, or none any more. Raises NolocoError."""
+        if self._seen is None:
+            starting = self._home.holder() is not None
+            if self._timeout_s is None or not (starting or self._passed() < COMES_S):
+                raise client.nobody(self._home)
+            self._say(f"waiting for {self._goal}: {'the node is starting' if starting else 'no node is running yet'}")
+            return False
+        if self._goal.what == "finished" and _done(self._seen):
+            return True
+        raise NolocoError(
+            f"{self._seen.name} ended before {self._goal} was reached ({_how_far(self._seen)}): see {self._home.log}"
+        )
+
+    def _passed(self) -> float:
+        return time.monotonic() - self._began
+
+    def _left(self) -> float:
+        return math.inf if self._timeout_s is None else max(0.0, self._timeout_s - self._passed())
+
+    def _say(self, line: str) -> None:
+        if line != self._said:
+            self._said = line
+            print(line, file=sys.stderr, flush=True)
+
+
+def _done(view: StatusView) -> bool:
+    return view.rounds_target is not None and view.round >= view.rounds_target
+
+
+def _how_far(view: StatusView | None) -> str:
+    if view is None:
+        return "no node answered"
+    for_what = f", waiting for {view.waiting_for}" if view.waiting_for else ""
+    return f"{view.name} is {view.state} at round {view.round}{for_what}"
+
+
+def _seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,3})?", text) or float(text) <= 0:
+        raise UsageError(f"--timeout must be a number of seconds, not {text!r}")
+    return float(text)

@@ -1,0 +1,84 @@
+"""The facts of this machine that decide whether a node can live on it. Nothing is judged or changed here."""
+
+import os
+import resource
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from noloco_node.doctor.verdicts import Place, Torch
+from noloco_node.errors import NolocoError
+from noloco_node.home import Home
+from noloco_node.transport.addresses import check_port, parse
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def torch(device: str, threads: int | None) -> Torch:
+    """Takes seconds. Raises UsageError where torch does not see the device, and much else where it is broken."""
+    import torch as library
+
+    from noloco_node.core.kernels import for_device
+    from noloco_node.training.inner import choose_device
+
+    chosen = choose_device(device)
+    gpu = chosen.type == "cuda"
+    return Torch(
+        version=library.__version__,
+        device=str(chosen),
+        name=library.cuda.get_device_name(chosen) if gpu else None,
+        free_bytes=library.cuda.mem_get_info(chosen)[0] if gpu else None,
+        threads=threads or library.get_num_threads(),
+        kernels=for_device(chosen.type).NAME,
+    )
+
+
+def free_memory() -> int | None:
+    """What programs may still take, of the machine and of this container."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        free = int(lines["MemAvailable"].split()[0]) << 10
+    except (OSError, ValueError, KeyError):
+        return None
+    with suppress(OSError, ValueError):  # no limit: `max`
+        allowed, used = ((_CGROUP / name).read_text() for name in ("memory.max", "memory.current"))
+        free = min(free, max(0, int(allowed) - int(used)))
+    return free
+
+
+def free_disk(place: Path) -> int | None:
+    try:
+        return shutil.disk_usage(_existing(place)).free
+    except OSError:
+        return None
+
+
+def descriptors() -> int:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def port(listen: str) -> str | None:
+    """Why a node cannot listen there."""
+    try:
+        check_port(parse(listen))
+    except NolocoError as error:
+        return str(error).partition(". ")[0]
+    return None
+
+
+def place(home: Home) -> Place:
+    found = _existing(home.root)
+    state = found.stat()
+    return Place(
+        root=str(home.root),
+        exists=home.root.is_dir(),
+        ours=state.st_uid == os.getuid(),
+        writable=found.is_dir() and os.access(found, os.W_OK | os.X_OK),
+        mode=state.st_mode & 0o777,
+        socket_bytes=len(os.fsencode(home.socket)),
+    )
+
+
+def _existing(path: Path) -> Path:
+    """The nearest directory above that is there."""
+    return next(above for above in (path, *path.parents) if above.exists())

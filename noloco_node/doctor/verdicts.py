@@ -1,0 +1,194 @@
+"""Facts about a machine judged: is it fit to train in a swarm, and what is to be done where it is not?
+
+Pure: what was found comes in, a finding of one line goes out. Limits carry their reasons.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from noloco_node import outlook
+from noloco_node.control.views import Health, StatusView
+from noloco_node.errors import ClockTooFarOff, SwarmUnreachable
+from noloco_node.home import MAX_SOCKET_PATH_BYTES
+from noloco_node.monitor.units import count, size, span
+from noloco_node.transport.reach import DIRECTLY, MAPPED, OUTGOING, RELAYED
+
+OK, WARNING, ERROR, UNKNOWN = "ok", "warning", "error", "unknown"
+"""UNKNOWN: not looked at, or nobody to ask."""
+
+DISK_LOW_BYTES, DISK_NEEDED_BYTES = 10 * 10**9, 10**9
+"""Three checkpoints of the `125m` preset take 7 GB; below the second there is no room for logs and token files."""
+MEMORY_LOW_BYTES, MEMORY_NEEDED_BYTES = 4 * 10**9, 10**9
+"""28 bytes a parameter, so 3.5 GB for `125m`; torch and the rest of a node take 0.7 GB before any model."""
+DESCRIPTORS_LOW, DESCRIPTORS_NEEDED = 1024, 256
+"""128 callers take three each and 256 channels one each; a small swarm does with a few dozen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    subject: str
+    level: str
+    text: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Torch:
+    version: str
+    device: str
+    name: str | None
+    """The GPU's."""
+    free_bytes: int | None
+    """Of the GPU's memory."""
+    threads: int
+    kernels: str
+    """What encodes a swap: `numba`, `triton` or `torch`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A home, or the directory in which it would be made."""
+
+    root: str
+    exists: bool
+    ours: bool
+    writable: bool
+    mode: int
+    socket_bytes: int
+
+
+def device(found: Torch) -> Finding:
+    where = found.device if found.name is None else f"{found.device} ({found.name}, {size(found.free_bytes)} free)"
+    text = f"torch {found.version} on {where}, {count(found.threads, 'CPU thread')}, swaps coded by {found.kernels}"
+    if found.kernels == "torch":
+        return Finding(
+            "torch", WARNING, text, "that is slow: install numba on a CPU, Triton and a C compiler for a GPU"
+        )
+    return Finding("torch", OK, text)
+
+
+def no_device(reason: str, remedy: str) -> Finding:
+    return Finding("torch", ERROR, reason, remedy)
+
+
+def disk(free_bytes: int | None, where: str) -> Finding:
+    if free_bytes is None:
+        return Finding("disk", UNKNOWN, f"{where} does not tell how much is free")
+    text = f"{size(free_bytes)} free in {where}"
+    return Finding(
+        "disk", *_enough(free_bytes, DISK_NEEDED_BYTES, DISK_LOW_BYTES, text, "free some, or move NOLOCO_HOME")
+    )
+
+
+def memory(free_bytes: int | None) -> Finding:
+    if free_bytes is None:
+        return Finding("memory", UNKNOWN, "this system does not tell how much is free")
+    remedy = "end other programs, or join a run with a small model"
+    return Finding(
+        "memory", *_enough(free_bytes, MEMORY_NEEDED_BYTES, MEMORY_LOW_BYTES, f"{size(free_bytes)} free", remedy)
+    )
+
+
+def _enough(free: int, needed: int, low: int, text: str, remedy: str) -> tuple[str, str, str]:
+    level = ERROR if free < needed else WARNING if free < low else OK
+    return level, text, "" if level == OK else remedy
+
+
+def clock(skew_s: float | None) -> Finding:
+    if skew_s is None:
+        return Finding("clock", UNKNOWN, "compared with nobody's: name a node to ask with --bootstrap")
+    try:
+        outlook.check(skew_s)
+    except ClockTooFarOff as error:
+        return Finding("clock", ERROR, *halves(str(error)))
+    for finding in outlook.health(None, skew_s):
+        return Finding("clock", finding.level, *halves(f"{finding.text.removeprefix('clock: ')}: {finding.remedy}"))
+    return Finding("clock", OK, f"within {span(outlook.WARN_S)} of the others'")
+
+
+def port(listen: str, trouble: str | None, held_by_node: bool) -> Finding:
+    if held_by_node:
+        return Finding("port", OK, "held by the node that runs here")
+    if trouble:
+        return Finding("port", ERROR, trouble.rstrip("."), "choose another one with --listen")
+    if listen.endswith("/tcp/0"):
+        return Finding("port", OK, "any free one; `--listen /ip4/0.0.0.0/tcp/4001` keeps it the same, to be forwarded")
+    return Finding("port", OK, f"{listen} is free")
+
+
+def descriptors(soft: int) -> Finding:
+    level = ERROR if soft < DESCRIPTORS_NEEDED else WARNING if soft < DESCRIPTORS_LOW else OK
+    return Finding("files", level, f"{soft} file descriptors", "" if level == OK else "allow more: `ulimit -n 4096`")
+
+
+def reachable(verdict: str | None, asked: bool) -> Finding:
+    """`asked`: whether there was anybody to ask."""
+    match verdict:
+        case None if not asked:
+            return Finding("reachable", UNKNOWN, "nobody to ask: start a node, or name one with --bootstrap")
+        case None:
+            return Finding(
+                "reachable", UNKNOWN, "no verdict: those that were asked are on this machine, or did not answer"
+            )
+        case str() if verdict in (DIRECTLY, MAPPED):
+            return Finding("reachable", OK, "directly" if verdict == DIRECTLY else "at a port of the router")
+        case str() if verdict == RELAYED:
+            return Finding("reachable", WARNING, *halves(str(outlook.advice(RELAYED))))
+        case _:
+            return Finding("reachable", WARNING, *halves(str(outlook.advice(OUTGOING))))
+
+
+def bootstrap(addresses: Sequence[str], failure: str | None, runs: Sequence[str] | None) -> Finding:
+    """`failure`: why nobody answered; `runs`: what those who did know."""
+    if not addresses:
+        return Finding("bootstrap", UNKNOWN, "none named: `noloco-node doctor --bootstrap <address>` tries one")
+    if failure:
+        return Finding("bootstrap", ERROR, failure, "" if "?" in failure else "ask the run's author for the address")
+    if not runs:
+        return Finding("bootstrap", WARNING, "it answers and knows no run", "start one: `noloco-node start run.toml`")
+    return Finding("bootstrap", OK, f"it answers and knows {', '.join(runs)}")
+
+
+def home(place: Place) -> Finding:
+    if place.socket_bytes > MAX_SOCKET_PATH_BYTES:
+        text = f"{place.root} is too long for a control socket"
+        return Finding("home", ERROR, text, "name a shorter directory with --home or NOLOCO_HOME")
+    if not place.writable:
+        text = f"{place.root} cannot be {'written' if place.exists else 'made'}"
+        return Finding("home", ERROR, text, "name another directory with --home or NOLOCO_HOME")
+    if place.exists and not place.ours:
+        return Finding("home", WARNING, f"{place.root} belongs to another user", "name one of yours with --home")
+    if place.exists and place.mode & 0o077:
+        text = f"other users may look into {place.root}"
+        return Finding("home", WARNING, text, f"`chmod 700 {place.root}`")
+    return Finding("home", OK, place.root if place.exists else f"{place.root} will be made")
+
+
+def node(view: StatusView | None, trouble: str | None) -> list[Finding]:
+    """What runs here, and what it says of itself. `trouble`: a node is there and does not answer."""
+    if trouble:
+        return [Finding("node", ERROR, trouble)]
+    if view is None:
+        return [Finding("node", OK, "none is running here")]
+    in_run = f" in {view.run}, round {view.round}" if view.run else ""
+    waiting = f", waiting for {view.waiting_for}" if view.waiting_for else ""
+    return [Finding("node", OK, f"{view.name} is {view.state}{in_run}{waiting}"), *map(_of_node, view.health)]
+
+
+def _of_node(finding: Health) -> Finding:
+    return Finding("node", finding.level, finding.text, finding.remedy)
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    errors = {finding.subject for finding in findings if finding.level == ERROR}
+    if "bootstrap" in errors:
+        return SwarmUnreachable.exit_code
+    if "clock" in errors:
+        return ClockTooFarOff.exit_code
+    return 1 if errors else 0
+
+
+def halves(sentence: str) -> tuple[str, str]:
+    """What is the matter, and what to do."""
+    text, _, remedy = sentence.partition(": ")
+    return text, remedy

@@ -1,0 +1,167 @@
+"""How a node comes level with the others: when it is new, after a long absence, and when it has come to stand apart.
+
+Whose state is worth taking is decided here, from presence records; newcomer.py asks for it and fetches it. What has to
+hold still meanwhile, training and exchanges, is trainer.py's: it is asked to stand aside, and told to go on.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import replace
+from typing import Protocol
+
+import grpc
+
+from noloco_node import newcomer
+from noloco_node.errors import NolocoError
+from noloco_node.presence import PeerRecord
+from noloco_node.statesync import LiveState
+from noloco_node.traffic import Pace
+from noloco_node.wire.livestate import Coding
+
+CATCH_UP_ROUNDS = 10
+"""A node that is so far behind, after a restart or a pause, takes a peer's state instead of its own."""
+DIVERGED_ROUNDS = 3
+"""So many rounds that ended as diverged, and none committed between, are no accident."""
+TRAINING = ("training", "solo")
+"""What those are called in presence who train, with partners or on their own for the day."""
+AT_REST = ("paused", "finished")
+"""And those who do not, at the moment or any more, but have something to give."""
+LOOKS = 3
+"""Times that a newcomer must have seen nobody to begin from nothing: among others that have come far, it would only be
+in the way until it is found to stand apart."""
+LONG_DOWNLOAD_S = 1800.0
+"""For a state at the rate that a volunteer allows: beyond it, the state is fetched in bf16."""
+
+Worth = Callable[[Collection[PeerRecord], int, str], list[str]]
+"""Whose state to ask for, of those who are there, for a node at this round and of this peer id."""
+
+log = logging.getLogger(__name__)
+
+
+class Node(Protocol):
+    """What is needed of the node that comes level."""
+
+    @property
+    def round(self) -> int: ...
+
+    async def look(self) -> Collection[PeerRecord]:
+        """The others, looked up anew."""
+
+    def seen(self) -> Collection[PeerRecord]:
+        """The others, as they were looked up last."""
+
+    def waits_for(self, what: str | None) -> None: ...
+
+    def stands_aside(self) -> bool:
+        """Train and exchange no more, until told to go on. False where that may not be now."""
+
+    async def quiet(self) -> bool:
+        """Whether the swap that was under way, which changes what would be replaced, is over."""
+
+    async def adopts(self, state: LiveState) -> None: ...
+
+    def goes_on(self) -> None: ...
+
+
+def ahead(records: Collection[PeerRecord], own: int, _: str) -> list[str]:
+    """Whose state is worth more than that of `own` rounds, which is worth more than a few rounds. A newcomer asks
+    everybody: the round in a record may be 20 s old, and the state itself says how far it is."""
+    least = own + CATCH_UP_ROUNDS if own else 0
+    found = [record for record in records if record.round >= least]
+    training = [record.peer_id for record in found if record.state in TRAINING]
+    return training or [record.peer_id for record in found if record.state in AT_REST]
+
+
+def not_behind(records: Collection[PeerRecord], own: int, me: str) -> list[str]:
+    """Of two that stand apart from each other, only one turns to the other."""
+    training = [record for record in records if record.state in TRAINING]
+    return [record.peer_id for record in training if (record.round, record.peer_id) > (own, me)]
+
+
+def coding(state_bytes: int, rate_bytes_s: float | None) -> Coding:
+    """Half the bytes where the volunteer's rate would make all of them a long wait: what rounding changes is far less
+    than what the replicas differ by."""
+    return Coding.BF16 if rate_bytes_s and state_bytes / rate_bytes_s > LONG_DOWNLOAD_S else Coding.FP32
+
+
+class Homecoming:
+    """`wanted`: what would do, for a node that has nothing of its own yet; `first`: it joined by nobody."""
+
+    def __init__(  # noqa: PLR0913
+        self,
+        node: Node,
+        peer_id: str,
+        channel: Callable[[str], grpc.aio.Channel],
+        wanted: newcomer.Wanted,
+        pace: Pace | None = None,
+        *,
+        first: bool = False,
+    ) -> None:
+        self._node = node
+        self._first = first
+        self._peer_id = peer_id
+        self._channel = channel
+        self._wanted = wanted
+        self._pace = pace
+        self._returning: asyncio.Task[None] | None = None
+        self._apart = 0
+        """Rounds that ended as diverged since one was committed."""
+
+    async def arrive(self) -> None:
+        """Before training begins. Raises SwarmUnreachable where others are there, but none gives its state."""
+        await self._take(ahead)
+
+    def after_pause(self) -> bool:
+        """Whether a node that stood aside is too far behind to go on from where it was: it will be told to."""
+        if not ahead(self._node.seen(), self._node.round or 1, self._peer_id):
+            return False
+        self._returning = asyncio.create_task(self._return(ahead))
+        return True
+
+    def round_over(self, solo: str | None) -> None:
+        """`solo`: why, if it was not committed. Who stands apart round after round takes the state of a peer."""
+        self._apart = 0 if solo is None else self._apart + (solo == "diverged")
+        if self._apart < DIVERGED_ROUNDS or self._returning:
+            return
+        if not_behind(self._node.seen(), self._node.round, self._peer_id) and self._node.stands_aside():
+            log.warning("standing apart from the others: taking the state of one of them")
+            self._apart = 0
+            self._returning = asyncio.create_task(self._return(not_behind))
+
+    def give_up(self) -> None:
+        """Something else is to be done now: pause, or leave."""
+        if self._returning:
+            self._returning.cancel()
+            self._returning = None
+
+    async def _return(self, worth: Worth) -> None:
+        try:
+            if await self._node.quiet():
+                await self._take(worth)
+        except (NolocoError, OSError) as error:
+            log.warning("going on from where it was: %s", error)
+        self._returning = None
+        self._node.goes_on()
+
+    async def _take(self, worth: Worth) -> None:
+        node, own = self._node, self._node.round
+
+        looks = 1 if own or self._first else LOOKS
+
+        async def donors() -> list[str]:
+            """Whoever cannot look, because p2pd has died for one, does not take that for an empty swarm."""
+            nonlocal looks
+            while True:
+                with suppress(NolocoError, OSError):
+                    found = worth(await node.look(), own, self._peer_id)
+                    looks -= 1
+                    if found or looks <= 0:
+                        return found
+                await asyncio.sleep(newcomer.RETRY_S)
+
+        wanted = replace(self._wanted, own_round=own)
+        state = await newcomer.take_state(self._channel, donors, wanted, node.waits_for, pace=self._pace)
+        if state is not None:
+            await node.adopts(state)

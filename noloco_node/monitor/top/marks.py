@@ -1,0 +1,153 @@
+"""Curves, bars and gauges of characters, and what stands for them where a terminal has no such characters.
+
+Colours are the terminal's own sixteen. Shapes tell things apart as well: there may be no colour.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from rich.text import Text
+
+OWN, SWARM, EVAL = "cyan", "magenta", "green"
+"""Styles of the curves."""
+SWAP, SOLO = "green", "yellow"
+STATES = {
+    "training": "green",
+    "rendezvous": "green",
+    "joining": "cyan",
+    "starting": "cyan",
+    "paused": "yellow",
+    "leaving": "yellow",
+}
+LEVELS = {"warning": "yellow", "error": "red", "critical": "red", "debug": "dim"}
+
+Dot = tuple[int, int]
+"""Column and row, from the upper left."""
+
+_ACROSS, _DOWN = 2, 4
+"""Dots in a character of braille."""
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+_BRAILLE = 0x2800
+_EIGHTHS = " ▁▂▃▄▅▆▇█"
+_GAP_OF, _GAP_FROM = 6, 2  # a dotted curve: so many columns of dots, and of these two are seen
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    points: Sequence[tuple[float, float]]
+    """By their x."""
+    style: str = ""
+    dotted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What a plot spans."""
+
+    left: float
+    right: float
+    low: float
+    high: float
+
+    @classmethod
+    def around(cls, curves: Sequence[Curve], settled: float = 0.0) -> "Frame | None":
+        """`settled`: what share of the way is left out of the heights. A loss falls so far at its beginning that all
+        the rest would be one flat line; a curve that is higher than the frame comes into it from above."""
+        points = [point for curve in curves for point in curve.points]
+        if not points:
+            return None
+        left, right = min(x for x, _ in points), max(x for x, _ in points)
+        ys = [y for x, y in points if x >= left + settled * (right - left)]
+        return cls(left, right, min(ys), max(ys))
+
+    def dot(self, x: float, y: float, columns: int, rows: int) -> Dot:
+        return _scaled(x, self.left, self.right, columns), rows - 1 - _scaled(y, self.low, self.high, rows)
+
+
+def plot(curves: Sequence[Curve], frame: Frame, width: int, height: int) -> list[Text]:
+    """The curves in braille; where they meet, the later one has the colour."""
+    cells: dict[Dot, int] = {}
+    styles: dict[Dot, str] = {}
+    for curve in curves:
+        for column, row in _dots(curve, frame, width * _ACROSS, height * _DOWN):
+            cell = column // _ACROSS, row // _DOWN
+            cells[cell] = cells.get(cell, 0) | _DOTS[row % _DOWN][column % _ACROSS]
+            styles[cell] = curve.style
+    lines = [Text() for _ in range(height)]
+    for y, line in enumerate(lines):
+        for x in range(width):
+            bits = cells.get((x, y), 0)
+            line.append(chr(_BRAILLE + bits) if bits else " ", styles.get((x, y)))
+    return lines
+
+
+def bars(values: Sequence[float], top: float, height: int, style: str) -> list[Text]:
+    """A column a value; what is not nothing is seen."""
+    full = height * 8
+    levels = [min(full, max(1, round(value / top * full))) if value > 0 < top else 0 for value in values]
+    rows = range(height - 1, -1, -1)
+    lines = [Text("".join(_EIGHTHS[min(8, max(0, level - 8 * row))] for level in levels), style) for row in rows]
+    _underline(lines[-1], levels)
+    return lines
+
+
+def gauge(fraction: float, width: int, style: str) -> Text:
+    """Full as a heavy line, empty as a light one."""
+    full = round(min(1.0, max(0.0, fraction)) * width)
+    return Text.assemble(("━" * full, style), ("─" * (width - full), "dim"))
+
+
+def _underline(line: Text, levels: Sequence[int]) -> None:
+    """Nothing is a low dim mark: one sees that it was measured."""
+    line.plain = "".join(mark if level else "▁" for mark, level in zip(line.plain, levels, strict=True))
+    for place, level in enumerate(levels):
+        if not level:
+            line.stylize("dim", place, place + 1)
+
+
+def _dots(curve: Curve, frame: Frame, columns: int, rows: int) -> set[Dot]:
+    """The curve as a joined line: one height a column, and upright strokes between."""
+    heights: dict[int, list[int]] = {}
+    for x, y in curve.points:
+        column, row = frame.dot(x, y, columns, rows)
+        heights.setdefault(column, []).append(row)
+    path = _seen([(column, round(sum(all_rows) / len(all_rows))) for column, all_rows in sorted(heights.items())])
+    found = set(path)
+    for (left, upper), (right, lower) in pairwise(path):
+        for column in range(left, right):
+            here = upper + (lower - upper) * (column - left) / (right - left)
+            there = upper + (lower - upper) * (column + 1 - left) / (right - left)
+            ends = sorted((round(here), round(there)))
+            found |= {(column, row) for row in range(ends[0], ends[1] + 1)}
+    if curve.dotted:
+        return {(column, row) for column, row in found if column % _GAP_OF < _GAP_FROM}
+    return found
+
+
+def _seen(path: list[Dot]) -> list[Dot]:
+    """Without what lies at the upper edge and higher before the curve comes down."""
+    first = next((place for place, (_, row) in enumerate(path) if row > 0), 1)
+    return path[max(0, first - 1) :]
+
+
+def _scaled(value: float, low: float, high: float, steps: int) -> int:
+    """In which of so many steps a value lies; in the middle where there is nothing to compare it with."""
+    if high <= low:
+        return steps // 2
+    return min(steps - 1, max(0, round((value - low) / (high - low) * (steps - 1))))
+
+
+_PLAIN = str.maketrans(
+    {
+        **{chr(_BRAILLE + bits): "*" for bits in range(1, 256)},
+        **dict(zip(_EIGHTHS[1:], "_.--==##", strict=True)),
+        **dict(zip("─━│┤└╌┄", "-=||`..", strict=True)),
+        **dict(zip("●○•·…≤", "*o+-~<", strict=True)),
+    }
+)
+
+
+def in_ascii(text: str) -> str:
+    """As wide as before, and readable anywhere."""
+    return text.translate(_PLAIN).encode("ascii", "replace").decode("ascii")

@@ -1,0 +1,59 @@
+"""What somebody sees of a run who only looks on: a rendezvous, and `peers --bootstrap`.
+
+There is no round of one's own to be behind of, so lag counts from the peer that is furthest.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from noloco_node.control.views import PeerRow, PeersView, RunView
+from noloco_node.homecoming import TRAINING
+from noloco_node.manifest import Manifest, Signed, verify
+from noloco_node.names import name_of
+from noloco_node.presence import PeerRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A run, and who was seen in it."""
+
+    run: RunView
+    peers: tuple[PeerRow, ...]
+
+
+def sight(
+    signed: Signed, seen: Mapping[str, PeerRecord], now: float, via: Callable[[str], str | None] = lambda _: None
+) -> Sight:
+    run = verified(signed)
+    alive = [record for record in seen.values() if record.expires > now]
+    furthest = max((record.round for record in alive), default=0)
+    rows = tuple(_row(record, run.label, furthest, now, via(record.peer_id)) for record in alive)
+    training = sum(record.state in TRAINING for record in alive)
+    return Sight(RunView(run.run_id, run.label, signed.author, run.rounds, len(alive), training, furthest), rows)
+
+
+@lru_cache(maxsize=128)  # the views of a node that knows many runs are asked for every second
+def verified(signed: Signed) -> Manifest:
+    return verify(signed)
+
+
+def peers_view(sights: Iterable[Sight]) -> PeersView:
+    seen = list(sights)
+    return PeersView(tuple(row for sight in seen for row in sight.peers), tuple(sight.run for sight in seen))
+
+
+def _row(record: PeerRecord, run: str, furthest: int, now: float, via: str | None) -> PeerRow:
+    return PeerRow(
+        peer_id=record.peer_id,
+        name=name_of(record.peer_id),
+        state=record.state,
+        round=record.round,
+        lag=furthest - record.round,
+        via=via,
+        tokens_per_s=record.tokens_per_s,
+        loss=record.loss or None,
+        eval_loss=record.eval_loss or None,
+        last_seen_s=max(0.0, now - record.time),
+        run=run,
+    )

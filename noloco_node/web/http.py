@@ -1,0 +1,110 @@
+"""HTTP/1.1 as far as a page for one person needs it: a request's head read strictly, a response's head written.
+
+Pure: bytes in, values out. Whatever is not plainly right is refused with one sentence, and the connection ends then, so
+that two readings of one request can never differ. No chunked bodies, no ranges, no compression.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+MAX_HEAD_BYTES = 8 << 10
+"""A browser's is below 1 kB; cookies of other servers on this machine come along."""
+MAX_BODY_BYTES = 1 << 10
+"""What a request means stands in its head: a body is read over."""
+
+_REQUEST_LINE = re.compile(r"([A-Z]{1,16}) (/[!-~]{0,2000}) HTTP/1\.([01])")
+_FIELD = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}):[ \t]*([\x21-\x7e\x80-\xff \t]*)")
+_MAX_FIELDS = 64
+_ONCE = {"host", "origin", "authorization", "content-length", "connection"}
+_GUARDED = {
+    "Content-Security-Policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""On every response: nothing from elsewhere is loaded, nobody frames or embeds it, nothing is left behind."""
+
+
+class Refused(Exception):
+    """A request that gets a sentence instead of what it asked for."""
+
+    def __init__(self, status: HTTPStatus, sentence: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(sentence)
+        self.status, self.headers = status, dict(headers or {})
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    method: str
+    path: str
+    """Without the query, which nothing here reads."""
+    headers: Mapping[str, str]
+    """By their names in small letters."""
+    stays: bool
+    """Whether the connection may serve another request after this one."""
+    body_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    body: bytes
+    content_type: str
+    status: HTTPStatus = HTTPStatus.OK
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def request_of(head: bytes) -> Request:
+    """A head up to and with its empty line. Raises Refused."""
+    first, *rest = head.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
+    line = _REQUEST_LINE.fullmatch(first)
+    if line is None:
+        raise Refused(HTTPStatus.BAD_REQUEST, "this is not a request of HTTP/1.1")
+    if len(rest) > _MAX_FIELDS:
+        raise Refused(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"more than {_MAX_FIELDS} header fields")
+    headers = _fields(rest)
+    stays = line[3] == "1" and headers.get("connection", "").lower() != "close"
+    return Request(line[1], line[2].partition("?")[0], headers, stays, _body_bytes(headers))
+
+
+def _fields(lines: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for line in lines:
+        match = _FIELD.fullmatch(line)
+        if match is None:
+            raise Refused(HTTPStatus.BAD_REQUEST, "a header field is malformed")
+        name = match[1].lower()
+        if name in found and name in _ONCE:
+            raise Refused(HTTPStatus.BAD_REQUEST, f"the header field {name} is there twice")
+        found[name] = match[2].strip()
+    if "transfer-encoding" in found:
+        raise Refused(HTTPStatus.NOT_IMPLEMENTED, "a body in chunks is not read here")
+    return found
+
+
+def _body_bytes(headers: Mapping[str, str]) -> int:
+    length = headers.get("content-length", "0")
+    if not re.fullmatch("[0-9]{1,18}", length):
+        raise Refused(HTTPStatus.BAD_REQUEST, "the content's length is not a number")
+    if int(length) > MAX_BODY_BYTES:
+        raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body of at most {MAX_BODY_BYTES} bytes is read here")
+    return int(length)
+
+
+def sentence(refused: Refused) -> Response:
+    return Response(f"{refused}\n".encode(), "text/plain; charset=utf-8", refused.status, refused.headers)
+
+
+def head_of(response: Response, *, stays: bool, length: int | None) -> bytes:
+    """`length` None: the body goes on until the connection ends."""
+    lines = [
+        f"HTTP/1.1 {response.status.value} {response.status.phrase}",
+        f"Content-Type: {response.content_type}",
+        *([] if length is None else [f"Content-Length: {length}"]),
+        f"Connection: {'keep-alive' if stays else 'close'}",
+        *(f"{name}: {value}" for name, value in {**_GUARDED, **response.headers}.items()),
+    ]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1")

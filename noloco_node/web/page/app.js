@@ -1,0 +1,290 @@
+// The page of one node: puts words and numbers in their places whenever the picture changes.
+
+import { CURVES, lossChart, rates, timeline } from "./charts.js";
+import { $, element, legend, say } from "./dom.js";
+import { Picture } from "./live.js";
+import { meetingsTable, peersTable, runsTable } from "./tables.js";
+import { clock, count, loss, plain, rate, share, size, span } from "./words.js";
+
+const REACHABLE = {
+  directly: "reachable directly",
+  mapped: "reachable at a port of the router",
+  relayed: "reachable through a relay",
+  outgoing: "not reachable, it only calls",
+};
+
+// ---- the first lines ----
+
+const STATES = { rendezvous: "rendezvous", starting: "starting", joining: "joining" };
+
+const showHead = ({ status, answers, points }) => {
+  say($("#name"), status.name);
+  say($("#run"), status.run ? `in ${status.run}` : status.state === "rendezvous" ? "lets others find each other" : "no run yet");
+  const state = answers ? STATES[status.state] ?? plain(status.state) : "gone";
+  say($("#state"), state);
+  $("#state").dataset.state = answers ? status.state : "gone";
+  const beginning = ["starting", "joining"].includes(status.state) && !points.length;
+  document.body.dataset.kind = status.state === "rendezvous" ? "rendezvous" : beginning ? "beginning" : "trainer";
+  const bits = [state, status.round && `round ${status.round}`, status.loss !== null && `loss ${loss(status.loss)}`];
+  document.title = `${bits.filter(Boolean).join(" · ")} – ${status.name}`;
+  const bar = $("#progress");
+  bar.hidden = !status.rounds_target;
+  if (status.rounds_target) {
+    const done = Math.min(1, status.round / status.rounds_target);
+    bar.firstElementChild.style.width = share(done, 1);
+    bar.setAttribute("aria-valuemin", 0);
+    bar.setAttribute("aria-valuemax", status.rounds_target);
+    bar.setAttribute("aria-valuenow", status.round);
+  }
+};
+
+const showBanner = ({ status, answers, since }) => {
+  const banner = $("#banner");
+  banner.hidden = answers !== false;
+  if (answers !== false) return;
+  const ended = ["finished", "leaving"].includes(status?.state);
+  const since_ = since ? ` since ${clock(since)}` : "";
+  say(banner, ended
+    ? `This node has ended. What you see is its last picture, of ${clock(since)}.`
+    : `The node does not answer${since_}. ${status ? "What you see is its last picture. " : ""}The page goes on by itself when the node is back.`);
+};
+
+const NOTES = [
+  [(status) => status.state === "rendezvous", () => ["Others find each other here", "This node trains nothing. Anybody joins a run that it knows with this line:"], true],
+  [(status) => status.state === "starting", (status) => ["Starting", `It waits for ${status.waiting_for ?? "nothing"}.`]],
+  [(status) => status.state === "joining", (status) => ["Coming level with the others", status.waiting_for ? `It waits for ${status.waiting_for}.` : "It takes a peer's state first."]],
+  [(status) => status.state === "paused", (status) => ["Paused", `No training and no exchange. It waits for ${status.waiting_for ?? "`noloco-node resume`"}.`]],
+  [(status) => status.state === "finished", (status) => ["Finished", `All ${count(status.round, "round")} are done${status.eval_loss === null ? "" : `, held-out loss ${loss(status.eval_loss_first)} → ${loss(status.eval_loss)}`}.`]],
+  [(status) => status.state === "leaving", () => ["Leaving", "It ends its swap, saves, and says goodbye."]],
+  [(status, peers) => status.state === "training" && !peers.length, () => ["Nobody else is here yet", "It trains on alone meanwhile, which costs nothing but company. Others join with this line:"], true],
+];
+
+const showNote = ({ status, peers }) => {
+  const found = NOTES.find(([when]) => when(status, peers?.peers ?? []));
+  const note = $("#note");
+  note.hidden = !found;
+  if (!found) return;
+  const [, words, withLine] = found;
+  const [title, text] = words(status);
+  say($("h2", note), title);
+  say($("p", note), text);
+  const copy = $(".copy", note);
+  copy.hidden = !(withLine && status.join);
+  say($("code", copy), status.join ?? "");
+};
+
+const copyLine = async (event) => {
+  const code = $("#note code");
+  try {
+    await navigator.clipboard.writeText(code.textContent);
+    say(event.target, "Copied");
+    setTimeout(() => say(event.target, "Copy"), 2000);
+  } catch {
+    getSelection().selectAllChildren(code); // not allowed here: at least it is selected
+  }
+};
+
+const showHealth = ({ status }) => {
+  const found = [...status.health];
+  if (status.last_error) found.push({ level: "warning", text: `last error: ${status.last_error}`, remedy: "" });
+  const at = $("#health");
+  at.hidden = !found.length;
+  at.replaceChildren(...found.map(({ level, text, remedy }) =>
+    element("p", { class: level }, element("strong", {}, `${level}: `), text, remedy ? `. ${remedy[0].toUpperCase()}${remedy.slice(1)}.` : "")));
+};
+
+// ---- figures ----
+
+const figures = (status, peers) => {
+  const { committed, solo } = status.rounds;
+  const reasons = Object.entries(status.rounds.by_reason).sort(([, one], [, other]) => other - one);
+  const learned = status.loss_first === null || status.loss === null ? "" : `from ${loss(status.loss_first)}`;
+  return [
+    ["Loss", loss(status.loss), learned],
+    ["Held-out loss", loss(status.eval_loss), status.eval_loss_first === null ? "" : `from ${loss(status.eval_loss_first)}`],
+    ["Round", String(status.round), `${status.rounds_target ? `of ${status.rounds_target}, ` : ""}step ${status.step}`],
+    ["With a partner", String(committed), solo ? `${solo} solo: ${reasons.map(([reason]) => plain(reason)).join(", ")}` : committed ? "none solo" : ""],
+    ["Busy", share(status.busy_fraction, 1), status.busy_fraction_minute === null ? "" : `${share(status.busy_fraction_minute)} in the last minute`],
+    ["Tokens a second", rate(status.tokens_per_s), `${rate(status.tokens)} so far`],
+    ["Gave", size(status.bytes.sent), `took ${size(status.bytes.received)}${status.bytes.per_param_round === null ? "" : `, ${status.bytes.per_param_round.toFixed(2)} B per parameter`}`],
+    ["Peers", String(peers?.peers.length ?? status.peers_seen), REACHABLE[status.reachable] ?? ""],
+  ];
+};
+
+const showFigures = ({ status, peers }) => {
+  const at = $("#figures");
+  const told = figures(status, peers);
+  if (at.childElementCount !== told.length) {
+    at.replaceChildren(...told.map(([title]) => element("div", {}, element("dt", {}, title), element("dd"), element("dd", { class: "quiet" }))));
+  }
+  told.forEach(([, value, more], number) => {
+    const [, large, small] = at.children[number].children;
+    say(large, value);
+    say(small, more);
+  });
+};
+
+const ACCOUNTS = { step: "training steps", boundary: "boundaries", apply: "corrections", evaluate: "evaluation", checkpoint: "checkpoints", waiting: "waiting", other: "the rest" };
+
+const WORTH_SHOWING = 0.0005; // a tenth of a per cent, rounded
+
+const showTime = ({ status }) => {
+  const spent = Object.entries(status.time_s).filter(([account]) => account !== "paused");
+  const total = spent.reduce((sum, [, seconds]) => sum + seconds, 0);
+  const all = spent.map(([account, seconds]) => [account, seconds / (total || 1)]);
+  const parts = all.filter(([, part]) => part >= WORTH_SHOWING).sort(([, one], [, other]) => other - one);
+  const words = parts.map(([account, part]) => [`part ${account}`, element("span", {}, ACCOUNTS[account] ?? account), element("b", {}, share(part, 1))]);
+  const stack = $("#time .stack");
+  stack.setAttribute("aria-label", parts.map(([account, part]) => `${ACCOUNTS[account] ?? account} ${share(part, 1)}`).join(", ") || "nothing yet");
+  stack.replaceChildren(...parts.map(([account, part]) => {
+    const made = element("div", { class: `part ${account}` });
+    made.style.flexGrow = part;
+    return made;
+  }));
+  legend($("#time .legend"), words);
+  const bits = [status.stall_ms !== null && `the last round took ${status.stall_ms.toFixed(0)} ms of training`, status.time_s.paused && `paused for ${span(status.time_s.paused)}`];
+  say($("#time .quiet"), total ? bits.filter(Boolean).join(", ") : "training has not begun");
+};
+
+const showAbout = ({ status, names }) => {
+  const last = status.last_round;
+  const kept = status.checkpoint;
+  const told = [
+    ["peer id", status.peer_id],
+    ["up for", span(status.uptime_s)],
+    ["reachable", REACHABLE[status.reachable] ?? "not known yet"],
+    ["trains on", status.device && `${status.device}${status.parameters ? `, ${rate(status.parameters)} parameters` : ""}`],
+    ["last swap", last && `with ${names[last.partner] ?? last.partner}: ${span(last.seconds)}, ${size(last.sent)} out, ${size(last.received)} in, ${share(last.resent_block_fraction, 1)} of blocks sent again`],
+    ["checkpoint", kept && `${size(kept.bytes)}, ${kept.saved_round === null ? "none saved yet" : `saved at round ${kept.saved_round}`}, ${size(kept.free_bytes)} left on the disk`],
+    ["today", status.today && `gave ${of(status.today.sent, status.today.sent_limit)}, took ${of(status.today.received, status.today.received_limit)}`],
+    ["others join with", status.join],
+    ["version", status.version],
+  ];
+  $("#about dl").replaceChildren(...told.filter(([, value]) => value).flatMap(([title, value]) => [element("dt", {}, title), element("dd", {}, value)]));
+};
+
+const of = (used, limit) => size(used) + (limit === null ? "" : ` of ${size(limit)}`);
+
+// ---- rows ----
+
+const showPeers = ({ status, peers }) => {
+  const trains = status.state !== "rendezvous";
+  const self = { ...status, self: true, lag: null, last_seen_s: null, via: null, exchanges: status.rounds.committed, sent: status.bytes.sent, received: status.bytes.received, run: null };
+  say($("#peers .quiet"), count(peers.peers.length, "other", "others"));
+  tables.peers.show([...(trains ? [self] : []), ...peers.peers], (row) => row.self === true);
+  const runs = status.runs.length ? status.runs : peers.runs;
+  $("#runs").hidden = trains && !runs.length;
+  tables.runs.show(runs);
+};
+
+const showMeetings = (picture) =>
+  say($("#meetings .quiet"), meetingsTable($("#meetings .scroll"), picture.meetings, picture.nameOf, picture.status.peer_id));
+
+const showLog = ({ said }) => {
+  const at = $("#log ol");
+  const atEnd = at.scrollHeight - at.scrollTop - at.clientHeight < 24;
+  at.replaceChildren(...said.map((line) => element("li", { class: line.level },
+    element("time", {}, clock(line.at)), ...(line.level === "info" ? [] : [element("strong", {}, `${line.level} `)]), line.text)));
+  if (atEnd) at.scrollTop = at.scrollHeight;
+};
+
+const grow = () => {
+  if (!picture.alive()) return;
+  for (const cell of document.querySelectorAll("[data-since]")) say(cell, `${span(picture.now() - cell.dataset.since)} ago`);
+  charts.timeline.draw();
+};
+
+// ---- what one may do, with the token ----
+
+const token = (() => {
+  const given = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (given) {
+    sessionStorage.setItem("token", given);
+    history.replaceState(null, "", location.pathname); // it is a secret, and the address is seen by passers-by
+  }
+  return given ?? sessionStorage.getItem("token");
+})();
+
+const act = async (what) => {
+  const answer = await fetch(`/api/${what}`, { method: "POST", headers: { Authorization: `Bearer ${token}` } });
+  if (!answer.ok) {
+    $("#banner").hidden = false;
+    say($("#banner"), await answer.text());
+  }
+};
+
+const showActs = ({ status, answers }) => {
+  const [pause, leave] = [$("#pause"), $("#leave")];
+  $("#acts").hidden = !token || !answers || ["leaving", "finished"].includes(status.state);
+  pause.hidden = !["training", "joining", "paused"].includes(status.state);
+  say(pause, status.state === "paused" ? "Resume" : "Pause");
+  pause.onclick = () => act(status.state === "paused" ? "resume" : "pause");
+  leave.onclick = () => {
+    if (leave.dataset.asked) return act("leave");
+    leave.dataset.asked = "yes";
+    say(leave, "Really leave?");
+    return setTimeout(() => {
+      delete leave.dataset.asked;
+      say(leave, "Leave");
+    }, 5000);
+  };
+};
+
+// ---- together ----
+
+const SHOWS = [
+  [["status", "answers"], [showHead, showBanner, showActs]],
+  [["status", "peers"], [showNote, showFigures, showPeers]],
+  [["status"], [showHealth, showTime, showAbout]],
+  [["meetings", "names"], [showMeetings]],
+  [["said"], [showLog]],
+  [["points"], [() => charts.loss.draw(), () => showChoice()]],
+  [["pieces", "status"], [() => charts.timeline.draw()]],
+  [["rates"], [() => charts.rates.draw()]],
+];
+
+const LATEST = 100; // rounds, for whoever wants to see more than the first steep fall
+
+const pending = new Set();
+const show = () => {
+  const changed = new Set(pending);
+  pending.clear();
+  if (!picture.status) {
+    showBanner(picture);
+    return;
+  }
+  document.body.dataset.shown = String(Number(document.body.dataset.shown ?? 0) + 1);
+  for (const [parts, shows] of SHOWS) {
+    if (parts.some((part) => changed.has(part))) for (const one of shows) one(picture);
+  }
+};
+
+const picture = new Picture((changed) => {
+  if (!pending.size) requestAnimationFrame(show); // a page that nobody sees draws nothing
+  for (const part of changed) pending.add(part);
+});
+const tables = { peers: peersTable($("#peers .scroll"), picture.now), runs: runsTable($("#runs .scroll")) };
+const charts = {
+  loss: lossChart($("#loss .chart"), picture),
+  timeline: timeline($("#timeline .chart"), picture),
+  rates: rates($("#network .chart"), picture),
+};
+const showChoice = () => {
+  const choice = $("#loss .choice");
+  choice.hidden = picture.points.length < 1.5 * LATEST;
+  choice.replaceChildren(...[[Infinity, "whole run"], [LATEST, `last ${LATEST} rounds`]].map(([rounds, words]) =>
+    element("button", {
+      type: "button",
+      "aria-pressed": String(charts.loss.rounds === rounds),
+      onclick: () => {
+        charts.loss.rounds = rounds;
+        charts.loss.draw();
+        showChoice();
+      },
+    }, words)));
+};
+legend($("#loss .legend"), CURVES.toReversed().map(({ mark, words }) => [`line ${mark}`, words]));
+legend($("#timeline .legend"), [["phase", "inner phase"], ["swap", "swap, committed"], ["solo", "solo, with its reason"]]);
+legend($("#network .legend"), [["sent", "sent"], ["received", "received"]]);
+$("#note .copy button").addEventListener("click", copyLine);
+setInterval(grow, 1000);

@@ -1,0 +1,104 @@
+// Rows and columns: peers, runs, who met whom. A table keeps its head, and with it how it is sorted; rows come and go.
+
+import { element } from "./dom.js";
+import { NOTHING, count, loss, plain, rate, shortId, size, span } from "./words.js";
+
+export class Table {
+  // A column: { title, of(row) for sorting, show(row) text or element, words: true where text stands left }.
+  constructor(at, columns, sortedBy, down = false) {
+    Object.assign(this, { columns, sortedBy, down, rows: [], first: () => false });
+    this.heads = columns.map((column, number) =>
+      element("th", { scope: "col", class: column.words ? null : "number" },
+        element("button", { type: "button", onclick: () => this.sort(number) }, column.title)));
+    this.body = element("tbody");
+    at.replaceChildren(element("table", {}, element("thead", {}, element("tr", {}, ...this.heads)), this.body));
+  }
+
+  sort(number) {
+    this.down = number === this.sortedBy ? !this.down : !this.columns[number].words;
+    this.sortedBy = number;
+    this.show(this.rows, this.first);
+  }
+
+  show(rows, first = () => false) {
+    Object.assign(this, { rows, first });
+    this.heads.forEach((head, number) => {
+      head.hidden = this.columns[number].when?.(rows) === false;
+      if (number === this.sortedBy) head.setAttribute("aria-sort", this.down ? "descending" : "ascending");
+      else head.removeAttribute("aria-sort");
+    });
+    const shown = this.columns.filter((_, number) => !this.heads[number].hidden);
+    const { of } = this.columns[this.sortedBy];
+    const ordered = [...rows].sort((one, other) => first(other) - first(one) || (this.down ? -1 : 1) * compare(of(one), of(other)));
+    this.body.replaceChildren(...ordered.map((row) =>
+      element("tr", { class: first(row) ? "self" : null }, ...shown.map((column, number) =>
+        element(number ? "td" : "th", { scope: number ? null : "row", class: column.words ? null : "number" }, column.show(row))))));
+  }
+}
+
+const compare = (one, other) => {
+  if (one === other) return 0;
+  if (one === null || one === undefined) return -1;
+  if (other === null || other === undefined) return 1;
+  return one < other ? -1 : 1;
+};
+
+const state = (row) => element("span", { class: "dotted", "data-state": row.state }, plain(row.state));
+
+export const peersTable = (at, now) => new Table(at, [
+  { title: "name", words: true, of: (row) => row.name, show: (row) => element("span", { title: row.peer_id }, row.name) },
+  { title: "run", words: true, of: (row) => row.run, show: (row) => row.run ?? NOTHING, when: (rows) => rows.some((row) => row.run) },
+  { title: "state", words: true, of: (row) => row.state, show: state },
+  { title: "round", of: (row) => row.round, show: (row) => String(row.round) },
+  { title: "lag", of: (row) => row.lag, show: (row) => (row.self ? NOTHING : String(row.lag)) },
+  { title: "loss", of: (row) => row.loss, show: (row) => loss(row.loss) },
+  { title: "held-out", of: (row) => row.eval_loss, show: (row) => loss(row.eval_loss) },
+  { title: "tokens/s", of: (row) => row.tokens_per_s, show: (row) => rate(row.tokens_per_s) },
+  { title: "together", of: (row) => row.exchanges, show: (row) => (row.self ? NOTHING : String(row.exchanges)) },
+  { title: "sent", of: (row) => row.sent, show: (row) => size(row.sent) },
+  { title: "received", of: (row) => row.received, show: (row) => size(row.received) },
+  { title: "path", words: true, of: (row) => row.via, show: (row) => row.via ?? NOTHING },
+  { title: "last seen", of: (row) => row.last_seen_s, show: (row) => (row.self ? "this node" : ago(row, now)) },
+], 0);
+
+const ago = (row, now) =>
+  row.last_seen_s === null ? NOTHING : element("span", { "data-since": now() - row.last_seen_s }, `${span(row.last_seen_s)} ago`);
+
+export const runsTable = (at) => new Table(at, [
+  { title: "run", words: true, of: (row) => row.run, show: (row) => element("span", { title: row.run_id }, row.run) },
+  { title: "peers", of: (row) => row.peers, show: (row) => String(row.peers) },
+  { title: "training", of: (row) => row.training, show: (row) => String(row.training) },
+  { title: "furthest round", of: (row) => row.round, show: (row) => `${row.round} of ${row.rounds}` },
+  { title: "author", words: true, of: (row) => row.author, show: (row) => element("span", { title: row.author }, shortId(row.author)) },
+], 0);
+
+const MOST_NAMES = 40; // a larger table would tell nobody anything
+
+// A square table; how often shows as colour and, where there is room, as a number.
+export const meetingsTable = (at, meetings, nameOf, me) => {
+  if (!meetings.length) {
+    at.replaceChildren(element("p", { class: "quiet" }, "nobody has met anybody yet"));
+    return "";
+  }
+  const rounds = new Map();
+  const total = new Map([[me, Infinity]]);
+  for (const { peer, partner, rounds: together } of meetings) {
+    const pair = [peer, partner].sort().join("|");
+    rounds.set(pair, Math.max(together, rounds.get(pair) ?? 0)); // either may have told of it
+    for (const one of [peer, partner]) total.set(one, (total.get(one) ?? 0) + together);
+  }
+  const all = [...total.keys()];
+  const shown = all.sort((one, other) => total.get(other) - total.get(one)).slice(0, MOST_NAMES);
+  shown.sort((one, other) => (other === me) - (one === me) || nameOf(one).localeCompare(nameOf(other)));
+  const most = Math.max(1, ...rounds.values());
+  const cell = (row, column) => {
+    if (row === column) return element("td", { class: "same" });
+    const together = rounds.get([row, column].sort().join("|")) ?? 0;
+    const words = `${nameOf(row)} and ${nameOf(column)}: ${count(together, "round")} together`;
+    return element("td", { class: `met m${Math.ceil((5 * together) / most)}`, title: words }, together ? String(together) : "");
+  };
+  at.replaceChildren(element("table", { class: "matrix" },
+    element("thead", {}, element("tr", {}, element("td"), ...shown.map((peer) => element("th", { scope: "col" }, element("span", {}, nameOf(peer)))))),
+    element("tbody", {}, ...shown.map((row) => element("tr", { class: row === me ? "self" : null }, element("th", { scope: "row" }, nameOf(row)), ...shown.map((column) => cell(row, column)))))));
+  return shown.length < all.length ? `the ${shown.length} of ${all.length} who met most` : "";
+};

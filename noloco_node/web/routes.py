@@ -1,0 +1,91 @@
+"""What stands where: the page's own files, the views as JSON, and three things one may do.
+
+Values in and out, without IO; `/api/live`, which goes on, is the server's.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from importlib import resources
+from typing import Protocol
+
+from noloco_node.control.views import View, document
+from noloco_node.web import metrics
+from noloco_node.web.guard import check_host, check_write
+from noloco_node.web.http import Refused, Request, Response
+from noloco_node.web.live import Watched
+
+LIVE = "/api/live"
+
+_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+_PLAIN = "text/plain; charset=utf-8"
+
+
+class Node(Watched, Protocol):
+    """What may be asked of a node here. Called on the event loop; each returns at once."""
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def leave(self) -> None: ...
+
+
+class Site:
+    def __init__(self, node: Node, token: str) -> None:
+        self._node, self._token = node, token
+        self._looks: Mapping[str, Callable[[], Response]] = {
+            **{path: lambda file=file: file for path, file in _files().items()},  # type: ignore[misc]
+            "/api/status": lambda: _json(node.status()),
+            "/api/peers": lambda: _json(node.peers()),
+            "/api/history": lambda: _json(node.history()),
+            "/metrics": lambda: Response(metrics.exposition(node.status()), metrics.CONTENT_TYPE),
+            "/healthz": lambda: Response(b"ok\n", _PLAIN),
+            "/readyz": self._ready,
+        }
+        self._acts: Mapping[str, Callable[[], None]] = {
+            "/api/pause": node.pause,
+            "/api/resume": node.resume,
+            "/api/leave": node.leave,
+        }
+
+    def answer(self, request: Request) -> Response | None:
+        """None: it wants what is live. Raises Refused."""
+        check_host(request)
+        looks, acts = request.path in self._looks or request.path == LIVE, request.path in self._acts
+        if not looks and not acts:
+            raise Refused(HTTPStatus.NOT_FOUND, "there is nothing here: the page is at /")
+        if request.method not in (allowed := ("GET", "HEAD") if looks else ("POST",)):
+            words = " or ".join(allowed)
+            raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, f"this wants {words}", {"Allow": ", ".join(allowed)})
+        if acts:
+            check_write(request, self._token)
+            self._acts[request.path]()
+            return _json(self._node.status())
+        return None if request.path == LIVE else self._looks[request.path]()
+
+    def _ready(self) -> Response:
+        why_not = metrics.ready(self._node.status())
+        if why_not is None:
+            return Response(b"ready\n", _PLAIN)
+        return Response(f"{why_not}\n".encode(), _PLAIN, HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+def _files() -> dict[str, Response]:
+    """The page, which is small, by path."""
+    page = resources.files("noloco_node.web") / "page"
+    found = {
+        f"/{file.name}": Response(file.read_bytes(), _TYPES[kind])
+        for file in page.iterdir()
+        if (kind := file.name.rpartition(".")[2]) in _TYPES
+    }
+    return {**found, "/": found["/index.html"]}
+
+
+def _json(view: View) -> Response:
+    return Response(json.dumps(document(view), allow_nan=False).encode(), "application/json")

@@ -1,0 +1,159 @@
+"""The web page's server on asyncio: one page for a few people, off unless its owner names an address.
+
+Every wait has a deadline and every buffer a bound, so whoever connects can cost this node neither memory nor
+descriptors without end. What is answered is routes.py's, what is refused http.py's and guard.py's.
+"""
+
+import asyncio
+import errno
+import ipaddress
+import os
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager, suppress
+from http import HTTPStatus
+from pathlib import Path
+
+from noloco_node.errors import UsageError
+from noloco_node.web.guard import token_in
+from noloco_node.web.http import MAX_HEAD_BYTES, Refused, Request, Response, head_of, request_of, sentence
+from noloco_node.web.live import MAX_LISTENERS, Live
+from noloco_node.web.routes import Node, Site
+
+MAX_CONNECTIONS = 32
+"""A browser opens up to six, a page that listens keeps one. Of as many more, each is told to come later."""
+REQUEST_S = 15.0
+"""For a whole request to arrive, from the end of the one before; who idles longer connects again."""
+SEND_S = 15.0
+"""For a client to take what it was sent."""
+HANG_UP_S = 1.0
+"""For a refused client to read why, before what it still sends would reset the connection."""
+_READ_OVER = 64  # pieces of what it still sends
+_CROWDED = Refused(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections: try again in a moment")
+
+
+@asynccontextmanager
+async def page(address: str, node: Node, token_file: Path) -> AsyncIterator[str]:
+    """Serve at `host:port` while the context lasts; its value is the page's address. Raises UsageError."""
+    token = token_in(token_file)
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    connections = _Connections(Site(node, token), Live(node))
+    try:
+        server = await asyncio.start_server(connections.take, host, int(port), limit=MAX_HEAD_BYTES)
+    except OSError as error:
+        raise _cannot_listen(address, error) from error
+    bound = server.sockets[0].getsockname()[1]
+    try:
+        yield _url(host, bound)
+    finally:
+        server.close()
+        await connections.close()
+        await server.wait_closed()
+
+
+class _Connections:
+    def __init__(self, site: Site, live: Live) -> None:
+        self._site, self._live = site, live
+        self._open: set[asyncio.Task[None]] = set()
+
+    def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._open) >= 2 * MAX_CONNECTIONS:  # no words for so many
+            writer.transport.abort()
+            return
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, from its first byte to its last."""
+        writer.transport.set_write_buffer_limits(high=0)  # what was drained has left this process
+        try:
+            if len(self._open) > MAX_CONNECTIONS:
+                await _refuse(reader, writer, _CROWDED)
+            else:
+                while await self._serve_one(reader, writer):
+                    pass
+        except (OSError, EOFError):  # it is gone, or (a TimeoutError) too slow to be served
+            writer.transport.abort()
+        finally:
+            writer.close()
+
+    async def close(self) -> None:
+        for task in self._open:
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+
+    async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Whether the connection stays."""
+        try:
+            request = await _next_request(reader)
+            response = self._site.answer(request)
+            if response is None and self._live.listeners >= MAX_LISTENERS:
+                raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, f"{MAX_LISTENERS} pages are open already: close one")
+        except Refused as refused:
+            await _refuse(reader, writer, refused)
+            return False
+        if response is None:
+            await self._tell(writer, request)
+            return False
+        await _send(writer, response, stays=request.stays, body=request.method != "HEAD")
+        return request.stays
+
+    async def _tell(self, writer: asyncio.StreamWriter, request: Request) -> None:
+        """Events for as long as somebody reads them."""
+        head = head_of(Response(b"", "text/event-stream"), stays=False, length=None)
+        await _write(writer, head)
+        if request.method == "HEAD":
+            return
+        async with aclosing(self._live.events()) as events:
+            async for event in events:
+                await _write(writer, event)
+
+
+async def _next_request(reader: asyncio.StreamReader) -> Request:
+    """Raises Refused; OSError, EOFError, TimeoutError where nothing whole comes."""
+    async with asyncio.timeout(REQUEST_S):
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.LimitOverrunError:
+            raise Refused(
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"the head is longer than {MAX_HEAD_BYTES} bytes"
+            ) from None
+        request = request_of(head)
+        await reader.readexactly(request.body_bytes)
+        return request
+
+
+async def _send(writer: asyncio.StreamWriter, response: Response, *, stays: bool, body: bool = True) -> None:
+    head = head_of(response, stays=stays, length=len(response.body))
+    await _write(writer, head + response.body if body else head)
+
+
+async def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
+    writer.write(data)
+    async with asyncio.timeout(SEND_S):
+        await writer.drain()
+
+
+async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, why: Refused) -> None:
+    """Say it, and hang up without resetting the connection while it is still read."""
+    await _send(writer, sentence(why), stays=False)
+    writer.write_eof()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(HANG_UP_S):
+            for _ in range(_READ_OVER):
+                if not await reader.read(MAX_HEAD_BYTES):
+                    return
+
+
+def _url(host: str, port: int) -> str:
+    address = ipaddress.ip_address(host)
+    if address.is_unspecified:  # everywhere, so here as well
+        host = "127.0.0.1"
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+
+def _cannot_listen(address: str, error: OSError) -> UsageError:
+    taken = error.errno == errno.EADDRINUSE
+    why = "something else listens there" if taken else os.strerror(error.errno or 0).lower()
+    return UsageError(f"cannot serve the web page at {address}: {why}. Name another address or port with --web")

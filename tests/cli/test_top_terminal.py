@@ -1,0 +1,218 @@
+"""`top` in a pseudo-terminal, against a node that only pretends: what is seen, what keys do, what is left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pretend_terminal import PROGRAM, PretendTerminal
+
+from noloco_node.cli import main
+from noloco_node.home import Home
+
+sys.path.append(str(Path(__file__).parents[1] / "control"))
+import fake_node
+
+ROOT = Path(__file__).parents[2]
+
+
+class PretendHome:
+    """A home in which a fake node lives, dies and lives again."""
+
+    def __init__(self, root: Path) -> None:
+        self.home = Home(root)
+        self.node: subprocess.Popen[str] | None = None
+
+    def live(self) -> None:
+        program = [sys.executable, fake_node.__file__, str(self.home.root)]
+        environ = os.environ | {"PYTHONPATH": str(ROOT)}
+        self.node = subprocess.Popen(program, stdout=subprocess.PIPE, text=True, env=environ)
+        assert self.node.stdout is not None
+        assert self.node.stdout.readline() == "ready\n"
+
+    def die(self) -> None:
+        if self.node:
+            self.node.kill()
+            self.node.wait(10)
+            assert self.node.stdout is not None
+            self.node.stdout.close()
+            self.node = None
+
+    def state(self, capsys: pytest.CaptureFixture[str]) -> str:
+        assert main(["status", "--json", "--home", str(self.home.root)]) == 0
+        return json.loads(capsys.readouterr().out)["state"]
+
+    def top(self, *words: str, **terminal: object) -> PretendTerminal:
+        return PretendTerminal("top", "--home", str(self.home.root), *words, **terminal)
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PretendHome]:
+    made = PretendHome(tmp_path_factory.mktemp("top") / "home")
+    yield made
+    made.die()
+
+
+@pytest.fixture
+def home(house: PretendHome) -> PretendHome:
+    """Shared, with somebody in it."""
+    if house.node is None or house.node.poll() is not None:
+        house.die()
+        house.live()
+    return house
+
+
+def test_keys_and_sizes(home: PretendHome, capsys: pytest.CaptureFixture[str]) -> None:
+    with home.top() as terminal:
+        terminal.until(lambda seen: "● training" in seen and "q quit" in seen, "the screen")
+        assert terminal.screen.cursor.hidden
+        terminal.type("?")
+        terminal.until(lambda seen: "what keys and marks mean" in seen, "the help")
+        terminal.type("?")
+        terminal.type("p")
+        terminal.until(lambda seen: "brisk-heron is paused" in seen and "○ paused" in seen, "paused")
+        assert home.state(capsys) == "paused"
+        terminal.type("r")
+        terminal.until(lambda seen: "● training" in seen, "training again")
+        assert home.state(capsys) == "training"
+
+        terminal.resize(120, 30)
+        seen = terminal.until(lambda seen: "q quit" in seen.splitlines()[-1], "all thirty rows")
+        assert len(seen.splitlines()) == 30
+        terminal.resize(40, 10)
+        terminal.until(lambda seen: "q quit" in seen.splitlines()[-1] and "● training" in seen, "a small one")
+
+        terminal.type("l")
+        terminal.until(lambda seen: "leave the run" in seen, "the question")
+        terminal.type("n")
+        terminal.until(lambda seen: "leave the run" not in seen, "it is taken back")
+        assert home.state(capsys) == "training"
+        terminal.type("q")
+        assert terminal.ended() == 0
+        assert terminal.is_restored()
+
+
+def test_leave_ends_the_node_and_says_so(home: PretendHome) -> None:
+    with home.top() as terminal:
+        terminal.until(lambda seen: "q quit" in seen, "the screen")
+        terminal.type("l")
+        terminal.until(lambda seen: "leave the run" in seen, "the question")
+        terminal.type("y")
+        assert terminal.ended() == 0
+        assert "brisk-heron has left; what it knows is kept in" in terminal.bytes.decode()
+        assert terminal.is_restored()
+    assert home.node.wait(10) == 0
+
+
+def test_a_node_that_dies_and_comes_back(home: PretendHome) -> None:
+    with home.top("--interval", "0.2") as terminal:
+        terminal.until(lambda seen: "● training" in seen, "the screen")
+        home.die()
+        seen = terminal.until(lambda seen: "no node runs here any more" in seen, "it is missed")
+        assert "calm-otter" in seen, "the last picture stays"
+        terminal.type("p")
+        terminal.until(lambda seen: "no node that could hear" in seen, "a key that nobody hears")
+        home.live()
+        terminal.until(lambda seen: "● training" in seen and "no node runs" not in seen, "it is back")
+        terminal.type("\x03")
+        assert terminal.ended() == 0, "Ctrl-C"
+        assert terminal.is_restored()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_leaves_the_terminal_as_it_was(home: PretendHome, number: int, code: int) -> None:
+    with home.top() as terminal:
+        terminal.until(lambda seen: "q quit" in seen, "the screen")
+        os.kill(terminal.process.pid, number)
+        assert terminal.ended() == code
+        assert terminal.is_restored()
+
+
+def test_a_window_that_is_closed_ends_it(home: PretendHome) -> None:
+    home.home.log.unlink(missing_ok=True)
+    terminal = home.top("--interval", "0.2")
+    try:
+        terminal.until(lambda seen: "q quit" in seen, "the screen")
+        terminal.hang_up()
+        assert terminal.process.wait(10) == 129
+        assert not home.home.log.exists(), "nothing failed"
+    finally:
+        terminal.close()
+
+
+def test_a_fault_leaves_the_terminal_as_it_was(home: PretendHome, tmp_path: Path) -> None:
+    """Something breaks while it draws."""
+    fault = "import noloco_node.monitor.top.session as s; s.screen = None; from noloco_node.cli import main; main()"
+    (tmp_path / "fault.py").write_text(f"import sys; sys.argv[0] = 'noloco-node'; {fault}")
+    with home.top(program=(sys.executable, str(tmp_path / "fault.py"))) as terminal:
+        terminal.ended()
+        assert terminal.is_restored()
+        assert "failed unexpectedly (TypeError)" in terminal.bytes.decode()
+
+
+def test_ctrl_z_gives_the_screen_back_until_it_goes_on(home: PretendHome) -> None:
+    with home.top() as terminal:
+        terminal.until(lambda seen: "q quit" in seen, "the screen")
+        os.kill(terminal.process.pid, signal.SIGTSTP)
+        terminal.until(lambda _: terminal.is_restored(), "the shell's screen")
+        os.kill(terminal.process.pid, signal.SIGCONT)
+        terminal.until(lambda seen: "q quit" in seen and not terminal.is_restored(), "its own again")
+        terminal.type("q")
+        assert terminal.ended() == 0
+
+
+def test_without_colour(home: PretendHome) -> None:
+    with home.top(environ={"NO_COLOR": "1"}) as terminal:
+        terminal.until(lambda seen: "● training" in seen and "q quit" in seen, "the screen")
+        styles = {cell.fg for row in terminal.screen.buffer.values() for cell in row.values()}
+        assert styles == {"default"}
+        terminal.type("q")
+        assert terminal.ended() == 0
+
+
+def test_a_terminal_that_cannot_place_lines_gets_them_one_by_one(home: PretendHome) -> None:
+    with home.top(environ={"TERM": "dumb"}) as terminal:
+        terminal.until(lambda seen: "brisk-heron training, round 41 of 100" in seen, "a line")
+        terminal.type("\x03")
+        assert terminal.ended() == 0
+        assert b"\x1b" not in terminal.bytes
+
+
+def test_in_a_pipe(home: PretendHome) -> None:
+    words = [*PROGRAM, "top", "--home", str(home.home.root), "--interval", "0.2"]
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environ) as process:
+        first = process.stdout.readline()
+        assert first.split("  ", 1)[1].startswith("brisk-heron training, round 41 of 100: loss 1.87")
+        assert "! disk" in process.stdout.readline()
+        home.die()
+        assert "no node runs here any more" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
+
+
+def test_once(home: PretendHome, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("LINES", "30")
+    assert main(["top", "--once", "--home", str(home.home.root)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 30
+    assert max(map(len, lines)) <= 100
+    assert "brisk-heron  ● training  round 41 of 100" in lines[0]
+    assert not any(line.endswith(" ") for line in lines)
+
+
+def test_nobody_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--once"], []):
+        assert main(["top", "--home", str(tmp_path), *words]) == 3
+        assert "join --bootstrap" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("interval", ["0", "nan", "soon", "-1", "1e9"])
+def test_an_interval_that_makes_no_sense(interval: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", "--interval", interval]) == 2
+    assert "--interval must be a number of seconds from 0.2 to 3600" in capsys.readouterr().err

@@ -1,0 +1,82 @@
+"""`export --average N` with real nodes: the mean of what they hold, and what is said where a donor goes."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from village import Node, Village, until
+
+from noloco_node.publish.weights import find
+from noloco_node.training import model
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def village() -> Iterator[Village]:
+    village = Village()
+    yield village
+    village.close()
+
+
+@pytest.fixture(scope="module")
+def nodes(village: Village) -> list[Node]:
+    """Three that stand still, each with weights of its own."""
+    author = village.node("author", "start", str(village.manifest()))
+    line = until(lambda: author.said(r"others join with: noloco-node (.*)"), "the line to join with").split()
+    nodes = [author, village.node("one", *line), village.node("two", *line)]
+    for node in nodes:
+        until(lambda node=node: node.committed() >= 1, "a round with a partner")
+        until(lambda node=node: len(node.ask("peers").get("peers", [])) == 2, "two peers in sight")
+    for node in nodes:
+        assert village.run("pause", "--home", str(node.home)).returncode == 0
+    for node in nodes:
+        until(lambda node=node: traffic(node) == traffic(node), "the last swap to end")
+    return nodes
+
+
+def traffic(node: Node) -> int:
+    sent = node.ask("status")["bytes"]
+    return int(sent["sent"] + sent["received"])
+
+
+def export(node: Node, peers: int, to: Path) -> subprocess.CompletedProcess[str]:
+    words = ("--to", str(to), "--average", str(peers), "--home", str(node.home), "--json", "--threads", "1")
+    return node.village.run("export", *words, within_s=120)
+
+
+def leave(node: Node) -> None:
+    assert node.village.run("leave", "--home", str(node.home)).returncode == 0
+    node.process.wait(30)
+
+
+def phi(place: Path) -> torch.Tensor:
+    """The slow weights in an export, or in the newest checkpoint of a home."""
+    found = find(place)
+    run = found.file.run
+    return found.slow(model.layout_digest(model.build(run.model, 256, run.seed, run.data.sequence_length))).phi
+
+
+def test_the_mean_of_what_the_nodes_hold(village: Village, nodes: list[Node]) -> None:
+    """`leave` writes what each of them held: their checkpoints are the witness."""
+    author, to = nodes[0], village.root / "mean"
+    standing = [node.ask("status")["round"] for node in nodes]
+    done = export(author, 2, to)
+    assert done.returncode == 0, done.stderr
+    rounds = [state["round"] for state in json.loads(done.stdout)["states"]]
+    assert rounds[0] == standing[0] and sorted(rounds) == sorted(standing)
+    assert f"3 replicas, at rounds {rounds[0]}, {rounds[1]} and {rounds[2]}," in (to / "README.md").read_text()
+    assert not [*(author.home / "gathered").glob("*")], "what was fetched is gone"
+    for node in nodes[1:]:
+        leave(node)
+
+    alone = export(author, 1, village.root / "alone")
+    assert alone.returncode == 10 and "no other node gave its state" in alone.stderr
+    assert not (village.root / "alone").exists()
+    leave(author)
+    held = [phi(node.home) for node in nodes]
+    assert torch.allclose(phi(to), sum(held) / 3, atol=1e-7)
+    assert not torch.allclose(held[0], held[1], atol=1e-4), "they do differ"

@@ -1,0 +1,185 @@
+"""The verbs that look, against real nodes: at work, paused, with a network daemon that was killed, and from outside.
+
+One story of a rendezvous and two nodes, in the order of the tests below, because each process takes seconds to start.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+from village import ROOT, Node, Village, until
+
+from noloco_node.names import name_of
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+
+RUN = """\
+name = "paced"
+rounds = 100000
+model = { task = "paced", options = { step_s = 0.1 } }
+inner = { seconds = 1.0, batch_tokens = 8, warmup = 0.0 }
+"""
+"""Its steps take hardly any CPU."""
+
+
+@pytest.fixture(scope="module")
+def village() -> Iterator[Village]:
+    village = Village()
+    village.environ["PYTHONPATH"] += f":{ROOT / 'tests' / 'tasks'}"
+    yield village
+    village.close()
+
+
+@pytest.fixture(scope="module")
+def rendezvous(village: Village) -> Node:
+    village.nodes.append(Node(village, "rendezvous", "bootstrap"))
+    return village.nodes[-1]
+
+
+@pytest.fixture(scope="module")
+def address(rendezvous: Node) -> str:
+    return until(lambda: rendezvous.said(r"others join with: noloco-node join --bootstrap (\S+)"), "its address")
+
+
+@pytest.fixture(scope="module")
+def nodes(village: Village, address: str) -> list[Node]:
+    path = village.root / "run.toml"
+    path.write_text(RUN)
+    nodes = [
+        village.node("author", "start", str(path), "--bootstrap", address),
+        village.node("other", "join", "--bootstrap", address),
+    ]
+    for node in nodes:
+        waited = at(node, "wait", "--for", "round=1", "--timeout", "90")
+        assert waited.returncode == 0, waited.stderr
+    until(lambda: nodes[0].ask("peers").get("peers"), "they know each other")
+    return nodes
+
+
+def at(node: Node, *words: str) -> subprocess.CompletedProcess[str]:
+    return node.village.run(*words, "--home", str(node.home), within_s=100)
+
+
+def seen(done: subprocess.CompletedProcess[str], code: int = 0) -> dict:
+    assert done.returncode == code, done.stderr
+    return json.loads(done.stdout)
+
+
+def findings(done: subprocess.CompletedProcess[str], code: int = 0) -> dict[str, str]:
+    return {finding["subject"]: finding["level"] for finding in seen(done, code)["findings"]}
+
+
+def name(node: Node) -> str:
+    return node.ask("status")["name"]
+
+
+def test_a_node_at_work(nodes: list[Node], address: str) -> None:
+    author, other = nodes
+    status = seen(at(author, "status", "--json"))
+    assert (status["state"], status["skew_s"]) == ("training", 0.0)
+    (row,) = seen(at(author, "peers", "--json"))["peers"]
+    assert row["name"] == name(other)
+    pinged = seen(at(author, "ping", row["name"], "--count", "2", "--json"))
+    assert (pinged["peer_id"], pinged["via"], pinged["lost"], len(pinged["ms"])) == (row["peer_id"], "direct", 0, 2)
+    assert 0 < pinged["median_ms"] < 5000
+    assert pinged["bytes_per_s"] > 0
+    found = findings(at(author, "doctor", "--bootstrap", address, "--json"))
+    assert (found["node"], found["bootstrap"], found["clock"], found["port"]) == ("ok",) * 4
+    for line in author.home.glob("runs/*/metrics.jsonl"):
+        assert json.loads(line.read_text().splitlines()[0])["rounds"]
+
+
+def test_the_log_says_as_much_as_it_is_told_to(nodes: list[Node]) -> None:
+    def said() -> int:
+        return (nodes[0].home / "node.log").read_text().count(" INFO noloco_node")
+
+    def ended() -> int:
+        return len(nodes[0].events("PhaseDone"))
+
+    assert at(nodes[0], "logs", "--level", "warning").returncode == 0
+    before, ends = said(), ended()
+    until(lambda: ended() > ends + 2, "some rounds", 30)
+    assert said() == before, "a round is a line of information"
+    assert at(nodes[0], "logs", "--level", "info").returncode == 0
+    until(lambda: said() > before + 1, "one for a round again", 30)
+
+
+def test_a_rendezvous_shows_runs_and_peers(rendezvous: Node, nodes: list[Node]) -> None:
+    peers = {node.ask("status")["peer_id"] for node in nodes}
+    until(lambda: len(rendezvous.ask("peers")["peers"]) == 2, "both are seen", 40)
+    view = rendezvous.ask("peers")
+    assert {row["peer_id"] for row in view["peers"]} == peers
+    (run,) = rendezvous.ask("status")["runs"]
+    assert (run["peers"], run["run_id"]) == (2, nodes[0].ask("status")["run_id"])
+    shown = at(rendezvous, "peers").stdout
+    assert run["run"] in shown
+    assert all(name_of(peer) in shown for peer in peers)
+    assert seen(at(rendezvous, "ping", name(nodes[1]), "--count", "1", "--json"))["lost"] == 0
+
+
+def test_a_swarm_looked_at_from_outside(village: Village, nodes: list[Node], address: str) -> None:
+    nobody = str(village.root / "nobody")
+    peers = {node.ask("status")["peer_id"] for node in nodes}
+    view = seen(village.run("peers", "--bootstrap", address, "--json", "--home", nobody, within_s=100))
+    assert {row["peer_id"] for row in view["peers"]} == peers
+    assert [run["peers"] for run in view["runs"]] == [2]
+    words = ("ping", name(nodes[1]), "--bootstrap", address, "--count", "1", "--json", "--home", nobody)
+    assert seen(village.run(*words, within_s=100))["lost"] == 0
+    listen = ("--listen", "/ip4/127.0.0.1/tcp/0")
+    found = findings(village.run("doctor", "--bootstrap", address, *listen, "--json", "--home", nobody, within_s=100))
+    assert "error" not in found.values()
+    assert (found["bootstrap"], found["clock"]) == ("ok", "ok")
+    assert not (village.root / "nobody").exists(), "who looks leaves nothing behind"
+
+
+def test_a_paused_node(nodes: list[Node]) -> None:
+    author, other = nodes
+    assert at(author, "pause").returncode == 0
+    assert author.ask("status")["state"] == "paused"
+    assert [row["name"] for row in author.ask("peers")["peers"]] == [name(other)]
+    assert seen(at(author, "ping", name(other), "--count", "1", "--json"))["lost"] == 0
+    assert seen(at(other, "ping", name(author), "--count", "1", "--json"))["lost"] == 0
+    assert findings(at(author, "doctor", "--json"))["node"] == "ok"
+    waited = at(author, "wait", "--for", "training", "--timeout", "0.5")
+    assert (waited.returncode, "is paused" in waited.stderr) == (1, True)
+    assert at(author, "resume").returncode == 0
+    assert at(author, "wait", "--for", "training", "--timeout", "30").returncode == 0
+
+
+def test_a_node_whose_p2pd_was_killed(nodes: list[Node]) -> None:
+    author, other = nodes
+    (daemon,) = (c for c in psutil.Process(author.process.pid).children() if c.name() == "p2pd")
+    os.kill(daemon.pid, signal.SIGKILL)
+    began = time.monotonic()
+    assert author.ask("status")["state"] == "training"
+    assert author.ask("peers")["peers"], "what it knew, it knows"
+    assert time.monotonic() - began < 10
+    until(lambda: at(author, "ping", name(other), "--count", "1").returncode == 0, "it calls others again", 40)
+    assert findings(at(author, "doctor", "--json"))["port"] == "ok"
+
+
+def test_when_they_have_gone(village: Village, rendezvous: Node, nodes: list[Node], address: str) -> None:
+    waiting = subprocess.Popen(
+        [*village.command, "wait", "--for", "round=99999", "--home", str(nodes[1].home)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=village.environ,
+    )
+    assert waiting.stderr
+    assert "waiting for round 99999" in waiting.stderr.readline()
+    for node in (*nodes, rendezvous):
+        node.process.send_signal(signal.SIGTERM)
+    assert all(node.process.wait(15) == 0 for node in (*nodes, rendezvous))
+    with waiting:
+        assert waiting.wait(10) == 1
+        assert "ended before round 99999 was reached" in waiting.stderr.read()
+    for verb in ("status", "peers", "ping x", "wait --for training"):
+        assert at(nodes[0], *verb.split()).returncode == 3
+    for verb in ("peers", "ping x", "doctor --json"):
+        assert at(nodes[0], *verb.split(), "--bootstrap", address).returncode == 10
+    until(lambda: not village.left_over(), "nothing is left", 5)

@@ -1,0 +1,199 @@
+"""Six real nodes, one of which is killed or joins every 20 s on average: the swarm learns as if nothing had happened.
+
+Nobody is spared: there is no rendezvous, so whoever joins does so by two of those who live at that moment, and tries
+again where both die meanwhile. Half of those who join were killed before and come back with their home, the others are
+new. The task is paced, so that six nodes and those that are just starting live well on two cores.
+
+The calm run is not made of processes: as many replicas as give the same tokens train here, in step, each with another
+partner in every round, and no correction is late. That is more than a calm swarm of real nodes could do. The order of
+events is a seed's; when they fall relative to rounds is not. CHURN_S=120 makes a short storm of it.
+"""
+
+import os
+import random
+import shutil
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("node", "training", "tasks")]
+from replicas import exchange
+from village import ROOT, Node, Village, until
+
+from noloco_node import manifest
+from noloco_node.core.codec import codec
+from noloco_node.training.inner import Inner
+
+SWARM_UNREACHABLE = 10
+STORM_S = float(os.environ.get("CHURN_S", "600"))
+EVERY_S = 20.0
+MOST, LEAST = 6, 3
+SEED = 7
+STEP_S, STEPS, EXAMPLES = 0.2, 10, 8
+CALM_S = 30.0
+"""Between the last event and the end of the run: who came last is there by then."""
+ROUNDS = int((STORM_S + CALM_S) / (STEP_S * STEPS))
+LINGER_S = 900
+"""To be asked how it ended; what is left is told to leave."""
+WAY = 0.2
+"""How far AdamW can take a weight. The loss falls to two fifths and is still falling: 1% less of training would show as
+1.2% more loss."""
+RUN = f"""\
+name = "churn"
+rounds = {ROUNDS}
+[model]
+task = "paced"
+options = {{ step_s = {STEP_S} }}
+[inner]
+steps = {STEPS}
+batch_tokens = {EXAMPLES}
+learning_rate = {WAY / (ROUNDS * STEPS):.2g}
+"""
+
+
+@dataclass
+class Swarm:
+    """Who lives, who was killed, and who still has to say where it can be reached."""
+
+    village: Village
+    random: random.Random
+    living: list[Node] = field(default_factory=list)
+    dead: list[Node] = field(default_factory=list)
+    address: dict[Node, str] = field(default_factory=dict)
+    events: list[str] = field(default_factory=list)
+    began: float = 0.0
+    shut_doors: int = 0
+
+    def begin(self) -> None:
+        (self.village.root / "run.toml").write_text(RUN)
+        self._start("n0", "start", str(self.village.root / "run.toml"))
+        self.learn_addresses()
+        for number in range(1, MOST):
+            self._start(f"n{number}", *self._door())
+        until(lambda: all(node.committed() for node in self.living), "a round of each", 120)
+        self.learn_addresses()
+        self.began = time.time()
+
+    def learn_addresses(self) -> None:
+        for node in [node for node in self.living if node not in self.address]:
+            self.address[node] = until(lambda node=node: node.ask("status").get("addresses"), "an address", 60)[0]
+
+    def look_after_newcomers(self) -> None:
+        """Learn the addresses of those that have one by now. Whose doors were shut knocks at others."""
+        for node in [node for node in self.living if node not in self.address]:
+            if (status := node.process.poll()) is not None:
+                assert status == SWARM_UNREACHABLE, node.log.read_text()[-2000:]
+                self.living.remove(node)
+                self._start(node.home.name, *self._door())
+                self.shut_doors += 1
+            elif addresses := node.ask("status").get("addresses"):
+                self.address[node] = addresses[0]
+
+    def strike(self) -> None:
+        """A kill or a join."""
+        kill = len(self.living) == MOST or (len(self.living) > LEAST and self.random.random() < 0.5)
+        if kill:
+            node = self.random.choice(self.living)
+            self.living.remove(node)
+            node.kill()
+            self.dead.append(node)
+        elif self.dead and self.random.random() < 0.5:
+            node = self.dead.pop(self.random.randrange(len(self.dead)))
+            node = self._start(node.home.name, *self._door())
+        else:
+            node = self._start(f"n{len(self.village.nodes)}", *self._door())
+        self.events.append(f"{time.time() - self.began:4.0f} s: {'kill' if kill else 'join'} {node.home.name}")
+
+    def _start(self, name: str, *words: str) -> Node:
+        node = self.village.node(name, *words, "--linger", str(LINGER_S))
+        self.living.append(node)
+        return node
+
+    def _door(self) -> list[str]:
+        known = [self.address[node] for node in self.living if node in self.address]
+        return ["join", *(word for at in self.random.sample(known, min(2, len(known))) for word in ("--bootstrap", at))]
+
+
+@pytest.fixture
+def village() -> Iterator[Village]:
+    village = Village()
+    village.environ["PYTHONPATH"] += f":{ROOT / 'tests' / 'tasks'}"
+    yield village
+    village.close()
+    shutil.rmtree(village.root, ignore_errors=True)
+
+
+def storm(swarm: Swarm) -> None:
+    """Ends with the run."""
+    strikes_at = swarm.began
+    while (strikes_at := strikes_at + swarm.random.expovariate(1 / EVERY_S)) < swarm.began + STORM_S:
+        while time.time() < strikes_at:
+            swarm.look_after_newcomers()
+            time.sleep(0.5)
+        swarm.strike()
+
+    def over() -> bool:
+        swarm.look_after_newcomers()
+        return all(node.ask("status").get("state") == "finished" for node in swarm.living)
+
+    until(over, "the end", 180)
+
+
+def calm(replicas: int) -> float:
+    """The mean held-out loss of replicas that nothing happens to."""
+    table = {**tomllib.loads(RUN), "model": {"task": "paced", "options": {"step_s": 0.0}}}
+    run = manifest.Manifest.model_validate(table)
+    all_ = [Inner.build(run, f"calm-{index}", device="cpu", threads=1) for index in range(replicas)]
+    exact = codec("fp32")
+    rng = random.Random(SEED)
+    for _ in range(ROUNDS):
+        for inner in all_:
+            while not inner.phase_over:
+                inner.step()
+        order = rng.sample(range(replicas), replicas)
+        for one, other in zip(order[::2], order[1::2], strict=False):
+            exchange(all_[one], all_[other], (exact, exact))
+        if replicas % 2:
+            all_[order[-1]].lengthen()
+            all_[order[-1]].boundary()
+    return fmean(inner.evaluate() for inner in all_)
+
+
+@pytest.mark.system
+@pytest.mark.slow
+@pytest.mark.timeout(STORM_S + 600)
+def test_a_storm_of_kills_and_joins(village: Village, capsys: pytest.CaptureFixture[str]) -> None:
+    swarm = Swarm(village, random.Random(SEED))
+    swarm.begin()
+    storm(swarm)
+    views = [node.ask("status") for node in swarm.living]
+    homes = {node.home: node for node in village.nodes if list(node.home.glob("runs/*/events.jsonl"))}.values()
+    committed = sorted(event["at"] for node in homes for event in node.events("RoundCommitted"))
+    tokens = sum(event["tokens"] for node in homes for event in node.events("PhaseDone"))
+    gap = max(later - earlier for earlier, later in pairwise(committed))
+    losses = [view["eval_loss"] for view in views]
+    stormy = fmean(losses)
+    for node in swarm.living:
+        assert village.run("leave", "--home", str(node.home)).returncode == 0
+    assert [node.process.wait(15) for node in swarm.living] == [0] * len(swarm.living)
+    until(lambda: not village.left_over(), f"nothing left: {village.left_over()}", 5)
+
+    replicas = round(tokens / (ROUNDS * STEPS * EXAMPLES))
+    still = calm(replicas)
+    with capsys.disabled():
+        kills = sum("kill" in event for event in swarm.events)
+        print(  # noqa: T201
+            f"\n  {kills} kills and {len(swarm.events) - kills} joins in {STORM_S:.0f} s, {swarm.shut_doors} times by "
+            f"shut doors: at most {gap:.1f} s without a committed round; held-out loss {stormy:.4f} "
+            f"({min(losses):.4f} to {max(losses):.4f}) after {tokens / 1e3:.0f} k tokens; of {replicas} calm replicas "
+            f"after {replicas * ROUNDS * STEPS * EXAMPLES / 1e3:.0f} k {still:.4f}"
+        )
+    assert gap < 60
+    assert stormy <= 1.05 * still

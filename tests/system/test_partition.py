@@ -1,0 +1,184 @@
+"""Six real nodes fall into two halves for a minute: each goes on by itself, and they find together again.
+
+A network namespace for each half, and a link between them that iptables cuts: what is sent is dropped without a word,
+so that connections hang as they do when a cable is pulled somewhere. All six joined by the same node, on one side.
+
+    half 1: 10.85.0.1, .2, .3 ──── 10.85.0.11, .12, .13 :half 2
+
+How far the halves are apart is measured on checkpoints: the distance of their mean φ, relative to the mean of all.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+sys.path.append(str(Path(__file__).parents[1] / "node"))
+from village import ROOT, Node, Village, until
+
+from noloco_node import checkpoint
+
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
+
+CUT_S = 60.0
+MEND_S = 60.0
+MEASURE_S = 15.0
+"""For each node to write a checkpoint: every ten rounds of a second."""
+RUN = """\
+name = "partition"
+rounds = 100000
+[model]
+task = "paced"
+options = { step_s = 0.1 }
+[inner]
+steps = 10
+batch_tokens = 2
+learning_rate = 0.0001
+warmup = 0.0
+"""
+"""Few examples a step, and a rate at which nobody arrives within these minutes: who does not average drifts apart."""
+Half = list[Node]
+
+
+def why_not() -> str | None:
+    if os.geteuid() != 0:
+        return "needs root, to make network namespaces"
+    missing = [tool for tool in ("ip", "iptables") if not shutil.which(tool)]
+    if missing:
+        return f"needs {' and '.join(missing)} (iproute2, iptables)"
+    tried = subprocess.run(["ip", "netns", "add", space("try")], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        return f"cannot make a network namespace here: {tried.stderr.strip()}"
+    sh(f"ip netns delete {space('try')}")
+    return None
+
+
+def sh(line: str) -> None:
+    done = subprocess.run(line.split(), capture_output=True, text=True, check=False, timeout=10)
+    assert done.returncode == 0, (line, done.stderr)
+
+
+def space(name: str) -> str:
+    return f"nv-{os.getpid()}-{name}"
+
+
+def inside(half: int) -> list[str]:
+    return ["ip", "netns", "exec", space(f"half{half}")]
+
+
+def address(half: int, number: int) -> str:
+    return f"10.85.0.{(half - 1) * 10 + number}"
+
+
+@contextmanager
+def two_halves() -> Iterator[None]:
+    halves = (1, 2)
+    try:
+        for half in halves:
+            sh(f"ip netns add {space(f'half{half}')}")
+            sh(f"ip -n {space(f'half{half}')} link set lo up")
+        sh(f"ip link add link0 netns {space('half1')} type veth peer name link0 netns {space('half2')}")
+        for half in halves:
+            for number in (1, 2, 3):
+                sh(f"ip -n {space(f'half{half}')} address add {address(half, number)}/24 dev link0")
+            sh(f"ip -n {space(f'half{half}')} link set link0 up")
+        yield
+    finally:
+        for half in halves:  # the link goes with them
+            gone = ["ip", "netns", "delete", space(f"half{half}")]
+            subprocess.run(gone, capture_output=True, check=False, timeout=10)
+
+
+def link(*, cut: bool) -> None:
+    for half in (1, 2):
+        sh(" ".join([*inside(half), "iptables", "-A" if cut else "-D", "INPUT", "-i", "link0", "-j", "DROP"]))
+
+
+@pytest.fixture
+def village() -> Iterator[Village]:
+    if why := why_not():
+        pytest.skip(why)
+    with two_halves():
+        village = Village()
+        village.environ["PYTHONPATH"] += f":{ROOT / 'tests' / 'tasks'}"
+        (village.root / "run.toml").write_text(RUN)
+        yield village
+        village.close()
+        shutil.rmtree(village.root, ignore_errors=True)
+
+
+def begin(village: Village) -> tuple[Half, Half]:
+    first = village.node("a", "start", str(village.root / "run.toml"), within=inside(1), at=address(1, 1))
+    words = until(lambda: first.said(rf"noloco-node (join --bootstrap /ip4/{address(1, 1)}/.*)"), "the line").split()
+    one = [first, *(village.node(f"a{n}", *words, within=inside(1), at=address(1, n)) for n in (2, 3))]
+    other = [village.node(f"b{n}", *words, within=inside(2), at=address(2, n)) for n in (1, 2, 3)]
+    for node in (*one, *other):
+        until(lambda node=node: len(node.ask("status").get("partners", ())) >= 4, "partners on both sides", 120)
+    return one, other
+
+
+def peer_ids(half: Half) -> set[str]:
+    return {node.ask("status")["peer_id"] for node in half}
+
+
+def swaps(half: Half, begin: float, end: float, among: set[str]) -> list[float]:
+    """When one of this half committed a round with one of `among`."""
+    found = (e for node in half for e in node.events("RoundCommitted") if begin < e["at"] < end)
+    return sorted(event["at"] for event in found if event["partner"] in among)
+
+
+def distance(one: Half, other: Half) -> float:
+    """By checkpoints from now on."""
+    begun = {node: node.ask("status")["round"] for node in (*one, *other)}
+
+    def saved(node: Node) -> dict[str, torch.Tensor]:
+        newest = next(path for folder in node.home.glob("runs/*/checkpoints") for path in checkpoint.kept(folder))
+        fresh = json.loads((newest / "state.json").read_text())["round"] > begun[node]
+        return load_file(newest / "outer.safetensors") if fresh else {}
+
+    def mean(half: Half) -> torch.Tensor:
+        kept = [until(lambda node=node: saved(node), "a checkpoint", 4 * MEASURE_S) for node in half]
+        return torch.stack([outer["phi"] for outer in kept]).mean(0)
+
+    here, there = mean(one), mean(other)
+    return float((here - there).norm() / ((here + there) / 2).norm())
+
+
+def test_two_halves_go_on_and_find_together_again(village: Village, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = begin(village)
+    ids = peer_ids(one), peer_ids(other)
+    before = distance(one, other)
+    link(cut=True)
+    cut = time.time()
+    until(lambda: time.time() > cut + CUT_S - MEASURE_S, "most of a minute", CUT_S)
+    apart = distance(one, other)
+    until(lambda: time.time() > cut + CUT_S, "a minute", CUT_S)
+    link(cut=False)
+    healed = time.time()
+    within = [swaps(half, cut + 5, healed, own) for half, own in zip((one, other), ids, strict=True)]
+    across = until(lambda: swaps(one, healed, time.time(), ids[1]), "a round of both halves", MEND_S + 10)
+    until(lambda: time.time() > healed + MEND_S, "a minute", MEND_S + 5)
+    after = distance(one, other)
+    again = swaps(one, healed, time.time(), ids[1])
+    with capsys.disabled():
+        print(  # noqa: T201
+            f"\n  in {healed - cut:.0f} s apart the halves committed {len(within[0])} and {len(within[1])} rounds of "
+            f"a node; the first one across {across[0] - healed:.0f} s after healing, {len(again)} within a minute; "
+            f"they were {before:.4f} apart before, {apart:.4f} at the end, {after:.4f} a minute later"
+        )
+    assert not swaps(one, cut + 5, healed, ids[1]), "nothing goes across while the link is cut"
+    assert min(map(len, within)) >= 3 * CUT_S / 2
+    assert across[0] - healed < MEND_S
+    assert apart > 1.5 * before
+    assert after < 0.8 * apart
+    for node in (*one, *other):
+        assert not node.said("(broke the protocol)")

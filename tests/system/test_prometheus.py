@@ -1,0 +1,147 @@
+"""A real Prometheus, with the configuration and the rules of deploy/, looks at real nodes.
+
+Needs `prometheus`, Debian's package, and says so where it is missing. No service of it is used: each run starts its
+own, on loopback, which is gone afterwards.
+"""
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "node"))
+from village import ROOT, Node, Village, until
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(not shutil.which("prometheus"), reason="needs prometheus: Debian's package of that name"),
+]
+
+DEPLOY = ROOT / "deploy" / "prometheus"
+RUN = """\
+name = "watched"
+rounds = 100000
+model = { task = "paced", options = { step_s = 0.05 } }
+inner = { seconds = 0.5, batch_tokens = 8, warmup = 0.0 }
+"""
+LATER = {"noloco_clock_skew_seconds"}
+"""What a node comes to know with time, however many peers it has."""
+
+
+class Prometheus:
+    """Scrapes and looks for alerts once a second, else it is set up as deploy/ has it."""
+
+    def __init__(self, folder: Path) -> None:
+        shutil.copytree(DEPLOY, folder)
+        config = folder / "prometheus.yml"
+        config.write_text(config.read_text().replace("15s", "1s"))
+        self._nodes = folder / "nodes.yml"
+        self._nodes.write_text("[]")
+        self._at = f"127.0.0.1:{free_port()}"
+        flags = {"config.file": config, "storage.tsdb.path": folder / "data", "web.listen-address": self._at}
+        words = [f"--{name}={value}" for name, value in flags.items()]
+        self._process = subprocess.Popen(["prometheus", *words, "--log.level=warn"], stdin=subprocess.DEVNULL)
+        until(self._answers, "Prometheus answers", 20)
+
+    def looks_at(self, *targets: str) -> None:
+        self._nodes.write_text(json.dumps([{"targets": targets}]))
+
+    def asked(self, path: str, **arguments: str) -> Any:
+        url = f"http://{self._at}/api/v1/{path}?{urllib.parse.urlencode(arguments)}"
+        with urllib.request.urlopen(url, timeout=10) as reply:
+            return json.load(reply)["data"]
+
+    def now(self, query: str) -> dict[str, float]:
+        """By instance."""
+        found = self.asked("query", query=query)["result"]
+        return {series["metric"]["instance"]: float(series["value"][1]) for series in found}
+
+    def series(self, instance: str) -> set[str]:
+        """Of one node; how many reasons it has seen for going alone is not a matter of peers."""
+        query = f'{{__name__=~"noloco_.+",reason="",instance="{instance}"}}'
+        metrics = (found["metric"] for found in self.asked("query", query=query)["result"])
+        return {metric.pop("__name__") + str(sorted(metric.items())) for metric in metrics}
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait(20)
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self.asked("status/buildinfo"))
+        except OSError:
+            assert self._process.poll() is None, "it has ended"
+            return False
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+@pytest.fixture
+def village() -> Iterator[Village]:
+    village = Village()
+    village.environ |= {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'tasks'}", "NOLOCO_WEB": "127.0.0.1:0"}
+    yield village
+    village.close()
+
+
+@pytest.fixture
+def prometheus(tmp_path: Path) -> Iterator[Prometheus]:
+    prometheus = Prometheus(tmp_path / "prometheus")
+    yield prometheus
+    prometheus.close()
+
+
+def target(node: Node) -> str:
+    return until(lambda: node.said(r"web page: http://(\S+)/"), "the address of its page")
+
+
+def test_it_scrapes_nodes_and_a_crowd_costs_no_series(
+    village: Village, prometheus: Prometheus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = village.root / "run.toml"
+    run.write_text(RUN)
+    author = village.node("author", "start", str(run))
+    there = until(lambda: author.said(r"join --bootstrap (\S+) "), "the line to join with")
+    other = village.node("other", "join", "--bootstrap", there)
+    two = [target(author), target(other)]
+    prometheus.looks_at(*two)
+    until(lambda: prometheus.now("noloco_rounds_committed_total > 0").keys() == set(two), "both have met")
+    until(lambda: prometheus.now("noloco_checkpoint_round > 0").keys() == set(two), "each has shown all it can")
+    assert prometheus.now("up") == dict.fromkeys(two, 1.0)
+    assert all(seen["lastError"] == "" for seen in prometheus.asked("targets")["activeTargets"])
+    shown, told = prometheus.now("noloco_round")[two[0]], author.ask("status")["round"]
+    assert told - 5 <= shown <= told
+    rules = [rule for group in prometheus.asked("rules")["groups"] for rule in group["rules"]]
+    assert len(rules) > 10
+    assert {rule["health"] for rule in rules} == {"ok"}
+    among_two = {instance: prometheus.series(instance) for instance in two}
+
+    third = village.node("third", "join", "--bootstrap", there)
+    prometheus.looks_at(*two, target(third))
+    seen = 'noloco_peers{state="training"} == 2'
+    until(lambda: prometheus.now(seen).keys() >= set(two), "the first two see two others")
+    for instance in two:
+        more = prometheus.series(instance) ^ among_two[instance]
+        assert {series.partition("[")[0] for series in more} <= LATER
+
+    third.kill()
+    down = lambda: [alert["labels"] for alert in prometheus.asked("alerts")["alerts"]]  # noqa: E731
+    until(lambda: "NolocoNodeDown" in {labels["alertname"] for labels in down()}, "it is noticed", 20)
+    (labels,) = (labels for labels in down() if labels["alertname"] == "NolocoNodeDown")
+    assert labels["instance"] == target(third)
+    with capsys.disabled():
+        counts = {len(series) for series in among_two.values()}
+        print(f"\n  series of a node, those by reason left out: {counts} among two and among three")  # noqa: T201

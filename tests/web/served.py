@@ -1,0 +1,40 @@
+"""The page of a node at hand, served as real nodes do it: on uvloop, on a thread of its own, however a test waits."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvloop
+from at_hand import AtHand
+
+from noloco_node.web import server
+
+
+class Served:
+    def __init__(self, node: AtHand, token_file: Path, port: int) -> None:
+        self.node, self.token_file, self.url = node, token_file, ""
+        self._port, self._ready = port, threading.Event()
+        self._thread = threading.Thread(target=lambda: uvloop.run(self._serve()))
+        self._thread.start()
+        assert self._ready.wait(10), "it does not start"
+
+    async def _serve(self) -> None:
+        self._loop, self._done = asyncio.get_running_loop(), asyncio.Event()
+        async with server.page(f"127.0.0.1:{self._port}", self.node, self.token_file) as self.url:
+            self._ready.set()
+            await self._done.wait()
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._done.set)
+        self._thread.join()
+
+
+@contextmanager
+def served(node: AtHand, directory: Path, port: int = 0) -> Iterator[Served]:
+    page = Served(node, directory / "web.token", port)
+    try:
+        yield page
+    finally:
+        page.close()

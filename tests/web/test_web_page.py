@@ -1,0 +1,295 @@
+"""The page in a real browser: with real nodes that meet, are paused and are killed, and in every state it may be in.
+
+Needs Chromium (`apt-get install chromium`); says so where it is skipped.
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import browser
+import pytest
+from at_hand import BARE, AtHand, busy
+from browser import CHROMIUM, Tab
+from served import served
+
+from noloco_node.control.views import Health, HistoryView, PeersView, RunView, Said
+
+sys.path.append(str(Path(__file__).parents[1] / "node"))
+from village import Node, Village, until
+
+pytestmark = [
+    pytest.mark.skipif(not CHROMIUM.exists(), reason="no Chromium here: apt-get install chromium"),
+    pytest.mark.timeout(300),
+]
+
+DEVICES = {"wide": (1400, 900), "phone": (390, 844)}
+FILLED = """
+({
+  curves: [...document.querySelectorAll('#loss .curve')].map((curve) => curve.points.numberOfItems),
+  phases: document.querySelectorAll('#timeline rect.phase').length,
+  swaps: document.querySelectorAll('#timeline rect.swap').length,
+  rows: document.querySelectorAll('#peers tbody tr').length,
+  met: document.querySelectorAll('#meetings td.met:not(.m0)').length,
+  said: document.querySelectorAll('#log li').length,
+  wider: document.documentElement.scrollWidth - innerWidth,
+})
+"""
+PALE = """
+(() => {
+  const paint = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
+  const known = {};
+  const rgba = (colour) => known[colour] ??= painted(colour);
+  const painted = (colour) => {
+    paint.clearRect(0, 0, 1, 1);
+    paint.fillStyle = colour;
+    paint.fillRect(0, 0, 1, 1);
+    return [...paint.getImageData(0, 0, 1, 1).data];
+  };
+  const light = (colour) => {
+    const linear = (part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+    const [r, g, b] = colour.map((part) => linear(part / 255));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = (at) => {
+    if (at.classList?.contains('inside')) return rgba(getComputedStyle(document.querySelector('rect.phase')).fill);
+    for (let one = at; one; one = one.parentElement) {
+      const colour = rgba(getComputedStyle(one).backgroundColor);
+      if (colour[3] === 255) return colour;
+    }
+    return rgba('Canvas');
+  };
+  const pale = [];
+  const words = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (words.nextNode()) {
+    const at = words.currentNode.parentElement;
+    if (!words.currentNode.textContent.trim() || !at.checkVisibility()) continue;
+    const style = getComputedStyle(at);
+    const [one, other] = [light(rgba(at.namespaceURI.endsWith('svg') ? style.fill : style.color)), light(behind(at))];
+    const contrast = (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
+    const large = parseFloat(style.fontSize) >= 24 || (parseFloat(style.fontSize) >= 18.6 && style.fontWeight >= 700);
+    if (contrast < (large ? 3 : 4.5)) pale.push(`${contrast.toFixed(2)} ${words.currentNode.textContent}`);
+  }
+  return pale;
+})()
+"""
+
+
+@pytest.fixture(scope="module")
+def only_tab() -> Iterator[Tab]:
+    with browser.opened() as tab:
+        yield tab
+
+
+@pytest.fixture
+def tab(only_tab: Tab) -> Iterator[Tab]:
+    """Blank, wide and light. Whatever a test does, nothing is asked elsewhere."""
+    only_tab.show(width=1400, height=900, dark=False)
+    only_tab.go("about:blank")
+    only_tab.asked.clear()
+    only_tab.complaints.clear()
+    yield only_tab
+    assert {urlsplit(url).hostname for url in only_tab.asked if not url.startswith("about:")} == {"127.0.0.1"}
+
+
+@pytest.fixture
+def village() -> Iterator[Village]:
+    village = Village()
+    yield village
+    village.close()
+
+
+def page_of(node: Node) -> str:
+    return until(lambda: node.said(r"web page: (http://127\.0\.0\.1:\d+/)"), "a page")
+
+
+def look(tab: Tab, shots: Path | None = None) -> None:
+    """As a person would on a screen and on a telephone, by day and by night; and keep screenshots."""
+    for device, (width, height) in DEVICES.items():
+        for dark in (False, True):
+            tab.show(width=width, height=height, dark=dark, scale=1 if width > 1000 else 2)
+            tab.until(f"document.querySelector('#loss svg')?.clientWidth <= {width}")
+            assert tab.value(PALE) == []
+            if shots:
+                tab.picture(shots / f"{device}-{'dark' if dark else 'light'}.png")
+        filled = tab.value(FILLED)
+        assert filled["wider"] <= 0, "nothing sticks out of a narrow screen"
+    tab.show(width=1400, height=900, dark=False)
+
+
+def test_real_nodes_from_alone_to_killed(tab: Tab, village: Village, tmp_path: Path) -> None:
+    first = village.node("first", "start", str(village.manifest(steps=3)), "--web", "127.0.0.1:0")
+    page = page_of(first)
+    tab.go(page)
+    tab.value("window.loadedOnce = true")
+
+    tab.until("document.querySelector('#note h2').innerText === 'Nobody else is here yet'", 60)
+    line = tab.text("#note code")
+    address = until(lambda: first.said(r"--bootstrap (\S+)"), "an address")
+    assert line.startswith(f"noloco-node join --bootstrap {address} --run ")
+    assert tab.text("#peers .quiet") == "0 others"
+
+    village.node("second", *line.split()[1:])
+    tab.until(f"(({FILLED}).swaps >= 3) && (({FILLED}).rows === 2)", 90)
+    assert tab.value("document.querySelector('#note').hidden")
+    filled = tab.value(FILLED)
+    assert len(filled["curves"]) == 4
+    assert min(filled["curves"]) >= 2
+    assert filled["phases"] >= 3
+    assert filled["met"] == 2
+    assert filled["said"] >= 3
+    look(tab, tmp_path)
+    sys.stdout.write(f"screenshots: {tmp_path}\n")
+
+    before = int(tab.text("#figures > :nth-child(3) dd"))
+    tab.until(f"Number(document.querySelector('#figures > :nth-child(3) dd').innerText) >= {before + 2}")
+    assert tab.value("window.loadedOnce"), "live, without loading it again"
+
+    assert tab.value("document.querySelector('#acts').hidden"), "read-only without the token"
+    tab.go("about:blank")
+    tab.go(f"{page}#token={(first.home / 'web.token').read_text().strip()}")
+    tab.until("document.querySelector('#acts').checkVisibility()")
+    assert tab.value("location.href") == page, "the token does not stay in sight"
+    tab.value("document.querySelector('#pause').click()")
+    tab.until("document.querySelector('#state').innerText === 'paused'")
+    assert first.ask("status")["state"] == "paused"
+    tab.value("document.querySelector('#pause').click()")
+    tab.until("document.querySelector('#state').innerText === 'training'")
+    tab.until(f"({FILLED}).swaps >= 3")
+    assert tab.complaints == []
+
+    first.kill()
+    tab.until("document.querySelector('#banner').innerText.startsWith('The node does not answer since')")
+    assert tab.text("#state") == "gone"
+    last = tab.value(FILLED)
+    assert last["swaps"] >= 3, "the last picture stays"
+    assert last["rows"] == 2
+    assert all(complaint.startswith("network: Failed to load") for complaint in tab.complaints), tab.complaints
+
+
+def test_it_is_filled_and_legible_on_every_screen(tab: Tab, tmp_path: Path) -> None:
+    node = busy(300, 45)
+    node.now = replace(
+        node.now,
+        health=(
+            Health("warning", "disk: 3.1 GB left, a checkpoint needs 1.2 GB", "free some, or move NOLOCO_HOME"),
+            Health("error", "network: degraded, p2pd was killed", "it is being started again"),
+        ),
+    )
+    with served(node, tmp_path) as page:
+        tab.go(page.url)
+        tab.until(f"({FILLED}).rows === 46")
+        assert (
+            tab.text("#health p:last-child") == "Error: network: degraded, p2pd was killed. It is being started again."
+        )
+        assert tab.text("#meetings .quiet") == "the 40 of 46 who met most"
+        look(tab)
+        tab.show(width=1400, height=900, dark=False, calm=True)
+        assert tab.value("document.getAnimations().length") == 0, "calm for whoever wants it so"
+    assert [line for line in tab.complaints if not line.startswith("network: ")] == []
+
+
+def test_charts_and_tables_work_by_keyboard(tab: Tab, tmp_path: Path) -> None:
+    with served(busy(), tmp_path) as page:
+        tab.go(page.url)
+        tab.until(f"({FILLED}).rows === 8")
+
+        def press(key: str) -> None:
+            for kind in ("keyDown", "keyUp"):
+                tab.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, text="\r" if key == "Enter" else "")
+
+        tab.value("document.querySelector('#loss svg').focus()")
+        press("End")
+        assert tab.text("#loss .tip").startswith("round 40, step 2000\n")
+        press("ArrowLeft")
+        assert tab.text("#loss .tip").startswith("round 39, step 1950\n")
+        assert "this node" in tab.text("#loss .unseen"), "and it is said to whoever does not see it"
+        press("Escape")
+        assert tab.value("document.querySelector('#loss .tip').hidden")
+        tab.value("document.querySelector('#timeline svg').focus()")
+        press("Home")
+        assert tab.text("#timeline .tip").startswith("round ")
+
+        column = (
+            "[...document.querySelectorAll('#peers tbody tr:not(.self) > :nth-child(7)')]"
+            ".map((cell) => Number(cell.innerText.replace('k', '')))"
+        )
+        head = "[...document.querySelectorAll('#peers thead button')].find((one) => one.innerText === 'tokens/s')"
+        tab.value(f"{head}.focus()")
+        press("Enter")
+        rates = tab.value(column)
+        assert rates == sorted(rates, reverse=True)
+        assert tab.value(f"{head}.parentElement.getAttribute('aria-sort')") == "descending"
+        press("Enter")
+        assert tab.value(column) == sorted(rates)
+        assert tab.text("#peers tbody tr") == tab.value("document.querySelector('#peers tr.self').innerText"), "first"
+
+
+def test_every_state_has_its_words(tab: Tab, tmp_path: Path) -> None:
+    node = AtHand()
+    node.now = replace(BARE, state="starting", waiting_for="the network daemon")
+    with served(node, tmp_path) as page:
+        tab.go(page.url)
+        tab.until("document.querySelector('#note').innerText.includes('It waits for the network daemon.')")
+        assert not tab.value("document.querySelector('#loss').checkVisibility()")
+        node.now = replace(BARE, state="rendezvous", join="noloco-node join --bootstrap /ip4/192.0.2.7", runs=(RUN,))
+        node.others = PeersView(tuple(replace(row, run="tiny") for row in busy().others.peers))
+        tab.until("document.querySelector('#note h2').innerText === 'Others find each other here'")
+        assert tab.text("#note code") == node.now.join
+        assert tab.text("#runs tbody").split("\t")[:4] == ["tiny-3f9a2c81d0e4", "7", "5", "40 of 200"]
+        tab.until(f"({FILLED}).rows === 7", 10)
+        assert not tab.value("document.querySelector('#figures').checkVisibility()")
+        full = busy()
+        node.now, node.others, node.past = replace(full.now, state="finished", round=200), full.others, full.past
+        tab.until("document.querySelector('#note').innerText.includes('All 200 rounds are done, held-out loss 5.')")
+        assert tab.value("document.title").startswith("finished · round 200 · loss 1.")
+        assert tab.complaints == []
+
+
+RUN = RunView("3f9a2c81d0e4" + 52 * "0", "tiny-3f9a2c81d0e4", BARE.peer_id, 200, 7, 5, 40)
+
+
+def test_it_comes_back_with_the_node(tab: Tab, tmp_path: Path) -> None:
+    node = busy()
+    with served(node, tmp_path) as page:
+        tab.go(page.url)
+        tab.until(f"({FILLED}).rows === 8")
+    tab.until("!document.querySelector('#banner').hidden")
+    assert tab.value(FILLED)["rows"] == 8
+    fresh = AtHand()
+    fresh.now = replace(BARE, round=7)
+    with served(fresh, tmp_path, urlsplit(page.url).port):
+        tab.until("document.querySelector('#banner').hidden")
+        tab.until(f"({FILLED}).rows === 1")
+        assert tab.value(FILLED)["curves"] == [], "nothing of the life before"
+    assert {line.partition(":")[0] for line in tab.complaints} <= {"network"}
+
+
+def test_a_wrong_token_is_said_and_nothing_is_done(tab: Tab, tmp_path: Path) -> None:
+    node = busy()
+    with served(node, tmp_path) as page:
+        tab.go(f"{page.url}#token={43 * 'x'}")
+        tab.until("document.querySelector('#acts').checkVisibility()")
+        tab.value("document.querySelector('#leave').click()")
+        assert tab.text("#leave") == "Really leave?"
+        tab.value("document.querySelector('#leave').click()")
+        tab.until("document.querySelector('#banner').innerText.startsWith('this needs the token')")
+        assert node.done == []
+
+
+def test_nothing_that_a_peer_says_becomes_markup(tab: Tab, tmp_path: Path) -> None:
+    evil = "<img src=/nowhere onerror=alert(1)><script>alert(2)</script>"
+    node = busy()
+    node.others = PeersView(tuple(replace(row, state=evil, run=evil, via=evil, name=evil) for row in node.others.peers))
+    node.past = HistoryView(said=(Said(time.time(), "info", evil),), names={BARE.peer_id: evil})
+    node.now = replace(node.now, run=evil, waiting_for=evil, health=(Health(evil, evil, evil),), last_error=evil)
+    with served(node, tmp_path) as page:
+        tab.go(page.url)
+        tab.until(f"({FILLED}).rows === 8")
+        assert evil in tab.text("#log")
+        assert tab.value("document.querySelectorAll('main img, body script').length") == 0
+        assert f"{page.url}nowhere" not in tab.asked
+        assert tab.complaints == []
