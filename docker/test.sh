@@ -33,4 +33,4 @@ git archive HEAD | tar -x -C "$context"
 "$python" -m pip wheel --quiet --wheel-dir "$context/docker/wheels" "$context" 'setuptools>=77'
 docker build --tag "$NOLOCO_IMAGE" --file "$context/docker/Dockerfile" "${arguments[@]}" "$context"
 docker image inspect --format "image $NOLOCO_IMAGE: {{.Size}} bytes" "$NOLOCO_IMAGE"
-"$python" -m pytest -q -rs tests/system/test_compose.py
+"$python" -m pytest -q -rs --slow tests/system/test_compose.py
