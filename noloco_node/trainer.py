@@ -20,20 +20,18 @@ from typing import Any
 from noloco_node import homecoming, names, newcomer, runfile, runs, service, sinks, statesync, workshop
 from noloco_node.acquaintance import Acquaintances
 from noloco_node.allowance import Allowance
+from noloco_node.chronicle import Chronicle, told
 from noloco_node.config import NodeConfig
 from noloco_node.control.views import GatherView, Health, HistoryView, PeerRow, PeersView, StatusView, Traffic
 from noloco_node.donor import StateService
 from noloco_node.errors import NolocoError
-from noloco_node.events import Evaluated, Event, PeerFaulted, RolledBack, RoundCommitted, WentSolo
+from noloco_node.events import Evaluated, Event, RolledBack, RoundCommitted, WentSolo
 from noloco_node.exchange import Exchange, Terms
 from noloco_node.gathering import Gatherer, Own
-from noloco_node.history import History
-from noloco_node.journal import Journal
 from noloco_node.keeper import Keeper
-from noloco_node.ledger import Ledger
 from noloco_node.limits import PAUSED, QUOTA
 from noloco_node.manifest import Manifest, Signed, verify
-from noloco_node.minutes import EVERY_S, Minutes
+from noloco_node.minutes import EVERY_S
 from noloco_node.neighbourhood import Neighbourhood
 from noloco_node.peercache import PeerCache
 from noloco_node.presence import MAX_ADDRESSES, PeerRecord, Standing
@@ -80,8 +78,8 @@ class Trainer(Resident):
         self._boot = secrets.token_bytes(16)
         self._sources = Sources(config.data, config.tokenizer, self._home.data)
         self._known_runs = runs.Runs()
-        self._ledger = Ledger()
-        self._history = History(self._identity.peer_id)
+        self._chronicle = Chronicle(self._identity.peer_id)
+        self._ledger = self._chronicle.ledger
         self._allowance = Allowance(config, self._home, lambda: self._ledger.last_round)
         traffic = self._allowance.traffic
         self._exchange = Exchange(self._transport, self._boot, random.Random(), self, self._observe, pace=traffic)
@@ -97,8 +95,6 @@ class Trainer(Resident):
         )
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
         self._run: Manifest | None = None
-        self._journal: Journal | None = None
-        self._minutes: Minutes | None = None
         self._thread: TrainingThread | None = None
         self._keeper: Keeper | None = None
         self._ready: Ready | None = None
@@ -112,7 +108,6 @@ class Trainer(Resident):
         friends = PeerCache(self._home.root / "peers.json")
         self._neighbours = Neighbourhood(self._transport, friends, self._meet_candidates)
         self._homecoming: homecoming.Homecoming | None = None
-        self._sinks: sinks.Sinks | None = None
         sinks.check(config.sinks)
 
     # ---- its life ----
@@ -122,12 +117,7 @@ class Trainer(Resident):
         check_sources(run.data, self._sources)
         self._known_runs.add(signed)
         runfile.keep(self._home.run(run.run_id), signed)
-        journal = self._home.run(run.run_id) / "events.jsonl"
-        self._history.replay(journal)
-        self._journal = Journal(journal)
-        self._minutes = Minutes(journal.with_name("metrics.jsonl"))
-        node = names.name_of(self._identity.peer_id)
-        self._sinks = sinks.Sinks(sinks.chosen(self._config.sinks, journal.parent, run.label, node))
+        self._chronicle.open(self._home.run(run.run_id), run.label, self._config.sinks)
         self._thread = self._start_training(run)
         p2p, bootstrap = self._transport.p2p, self._config.bootstrap
         carries = self._transport.can_be_called
@@ -197,11 +187,10 @@ class Trainer(Resident):
         if self._trains and self._thread:
             self._ledger.spend(await asyncio.wrap_future(self._thread.spent_s()))
         tally = self._exchange.tally
-        self._history.sample(tally.sent_bytes, tally.received_bytes, time.time())
+        self._chronicle.history.sample(tally.sent_bytes, tally.received_bytes, time.time())
 
     async def _note_figures(self) -> None:
-        if self._minutes:
-            self._minutes.write(self.status(), time.time())
+        self._chronicle.note(self.status())
 
     async def _next_message(self) -> Message:
         message = await self._inbox.get()
@@ -261,11 +250,7 @@ class Trainer(Resident):
         await self._neighbours.close()
         if self._thread:
             await asyncio.to_thread(self._thread.stop)
-        for lines in (self._journal, self._minutes):
-            if lines:
-                lines.close()
-        if self._sinks:
-            await asyncio.to_thread(self._sinks.close)
+        await self._chronicle.close()
         with suppress(OSError):
             self._allowance.write_down()
 
@@ -405,7 +390,7 @@ class Trainer(Resident):
         """Who trains is a candidate."""
         training = [record for record in self.seen() if record.state == "training"]
         self._exchange.candidates(frozenset(record.peer_id for record in training))
-        self._history.seen(training)
+        self._chronicle.history.seen(training)
 
     def _standing_state(self) -> str:
         """As others see it: who has used up the day's quota trains, but is nobody to call."""
@@ -458,39 +443,20 @@ class Trainer(Resident):
             self._thread.round_over(round)
 
     def _observe(self, event: Event) -> None:
-        self._ledger.observe(event)
-        self._history.observe(event, time.time())
-        if self._journal:
-            self._journal.write(event)
-        if self._sinks:
-            self._sinks.write(event)
+        self._chronicle.observe(event)
         match event:
-            case RoundCommitted(round, partner, seconds, sent):
+            case RoundCommitted():
                 self._round_ended(None)
-                name = names.name_of(partner)
-                log.info(
-                    "round %d with %s: loss %s, %.1f s, %.2f MB out", round, name, self._loss(), seconds, sent / 1e6
-                )
-            case WentSolo(round, reason):
-                log.info("round %d solo (%s): loss %s", round, reason.replace("_", " "), self._loss())
+            case WentSolo(_, reason):
                 self._round_ended(reason)
-            case RolledBack(_, weights_of, reason):
-                whose = (
-                    "of this round's beginning" if weights_of is None else f"of the checkpoint of round {weights_of}"
-                )
-                self._last_error = f"{reason}: the weights are those {whose} again"
-                log.warning("%s", self._last_error)
-            case PeerFaulted(peer, reason):
-                log.warning("%s broke the protocol: %s", names.name_of(peer), reason)
+            case RolledBack():
+                self._last_error = told(event)
             case _:
                 pass
 
     def _round_ended(self, solo: str | None) -> None:
         if self._homecoming:
             self._homecoming.round_over(solo)
-
-    def _loss(self) -> str:
-        return "-" if self._ledger.loss is None else f"{self._ledger.loss:.3f}"
 
     # ---- views ----
     def status(self) -> StatusView:
@@ -526,7 +492,7 @@ class Trainer(Resident):
         return PeersView(tuple(self._row(record, now) for record in alive))
 
     def history(self) -> HistoryView:
-        return self._history.view(self._lines.last())
+        return self._chronicle.history.view(self._lines.last())
 
     def _row(self, record: PeerRecord, now: float) -> PeerRow:
         return PeerRow(

@@ -41,6 +41,7 @@ LAYERS = [
         "bench",
         "ledger",
         "history",
+        "chronicle",
         "sinks",
         "keeper",
         "workshop",
