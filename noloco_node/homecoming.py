@@ -6,7 +6,7 @@ hold still meanwhile, training and exchanges, is trainer.py's: it is asked to st
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
@@ -23,7 +23,9 @@ from noloco_node.wire.livestate import Coding
 CATCH_UP_ROUNDS = 10
 """A node that is so far behind, after a restart or a pause, takes a peer's state instead of its own."""
 DIVERGED_ROUNDS = 3
-"""So many rounds that ended as diverged, and none committed between, are no accident."""
+"""Swaps of the only two there are that diverged, and none committed between: no accident."""
+ALONE_ROUNDS = 10
+"""Who stood apart from somebody, and has not committed a round for so long, is the one that is astray."""
 TRAINING = ("training", "solo")
 """What those are called in presence who train, with partners or on their own for the day."""
 AT_REST = ("paused", "finished")
@@ -33,6 +35,7 @@ LOOKS = 3
 in the way until it is found to stand apart."""
 LONG_DOWNLOAD_S = 1800.0
 """For a state at the rate that a volunteer allows: beyond it, the state is fetched in bf16."""
+_PARTNERS = 32  # so many of those that it stands apart from are remembered
 
 Worth = Callable[[Collection[PeerRecord], int, str], list[str]]
 """Whose state to ask for, of those who are there, for a node at this round and of this peer id."""
@@ -74,10 +77,19 @@ def ahead(records: Collection[PeerRecord], own: int, _: str) -> list[str]:
     return training or [record.peer_id for record in found if record.state in AT_REST]
 
 
-def not_behind(records: Collection[PeerRecord], own: int, me: str) -> list[str]:
-    """Of two that stand apart from each other, only one turns to the other."""
-    training = [record for record in records if record.state in TRAINING]
-    return [record.peer_id for record in training if (record.round, record.peer_id) > (own, me)]
+def training(records: Collection[PeerRecord], _own: int = 0, _me: str = "") -> list[str]:
+    return [record.peer_id for record in records if record.state in TRAINING]
+
+
+def is_astray(apart_from: Sequence[str], rounds: int, others: Collection[str], me: str) -> bool:
+    """Whether it is this node that stands apart, and not some other. `apart_from`: the partners of its swaps that
+    diverged since it committed a round; `rounds`: how many ended since the first of them; `others`: who trains.
+
+    Two partners who are strangers to each other do not agree by chance, and who is sound finds a partner before long.
+    Where there is one other only, nobody can tell: one of the two turns to the other."""
+    if {*others} == {*apart_from}:
+        return len({*apart_from}) > 1 or (len(apart_from) >= DIVERGED_ROUNDS and max(others, default=me) > me)
+    return len({*apart_from}) > 1 or (bool(apart_from) and rounds >= ALONE_ROUNDS)
 
 
 def coding(state_bytes: int, rate_bytes_s: float | None) -> Coding:
@@ -106,8 +118,10 @@ class Homecoming:
         self._wanted = wanted
         self._pace = pace
         self._returning: asyncio.Task[None] | None = None
-        self._apart = 0
-        """Rounds that ended as diverged since one was committed."""
+        self._apart: list[str] = []
+        """The partners of rounds that ended as diverged since one was committed."""
+        self._alone = 0
+        """Rounds since the first of them."""
 
     async def arrive(self) -> None:
         """Before training begins. Raises SwarmUnreachable where others are there, but none gives its state."""
@@ -120,15 +134,20 @@ class Homecoming:
         self._returning = asyncio.create_task(self._return(ahead))
         return True
 
-    def round_over(self, solo: str | None) -> None:
-        """`solo`: why, if it was not committed. Who stands apart round after round takes the state of a peer."""
-        self._apart = 0 if solo is None else self._apart + (solo == "diverged")
-        if self._apart < DIVERGED_ROUNDS or self._returning:
+    def round_over(self, solo: str | None, partner: str | None) -> None:
+        """`solo`: why, if it was not committed. Who is astray takes the state of a peer."""
+        if solo is None:
+            self._apart, self._alone = [], 0
+        elif solo == "diverged" and partner is not None:
+            self._apart = [*self._apart, partner][-_PARTNERS:]
+        self._alone += bool(self._apart)
+        others = training(self._node.seen())
+        if self._returning or not others or not is_astray(self._apart, self._alone, others, self._peer_id):
             return
-        if not_behind(self._node.seen(), self._node.round, self._peer_id) and self._node.stands_aside():
+        if self._node.stands_aside():
             log.warning("standing apart from the others: taking the state of one of them")
-            self._apart = 0
-            self._returning = asyncio.create_task(self._return(not_behind))
+            self._apart, self._alone = [], 0
+            self._returning = asyncio.create_task(self._return(training))
 
     def give_up(self) -> None:
         """Something else is to be done now: pause, or leave."""

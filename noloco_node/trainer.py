@@ -445,18 +445,18 @@ class Trainer(Resident):
     def _observe(self, event: Event) -> None:
         self._chronicle.observe(event)
         match event:
-            case RoundCommitted():
-                self._round_ended(None)
-            case WentSolo(_, reason):
-                self._round_ended(reason)
+            case RoundCommitted(_, partner):
+                self._round_ended(None, partner)
+            case WentSolo(_, reason, partner):
+                self._round_ended(reason, partner)
             case RolledBack():
                 self._last_error = told(event)
             case _:
                 pass
 
-    def _round_ended(self, solo: str | None) -> None:
+    def _round_ended(self, solo: str | None, partner: str | None) -> None:
         if self._homecoming:
-            self._homecoming.round_over(solo)
+            self._homecoming.round_over(solo, partner)
 
     # ---- views ----
     def status(self) -> StatusView:

@@ -9,6 +9,7 @@ A node that joined by nobody, or only on this machine, has nobody to ask: no ver
 """
 
 import asyncio
+import ipaddress
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -70,15 +71,16 @@ class Reach:
         ports = sorted({port for _, port in ours})
         clocks = [*self.helpers, *self._others()][:_CLOCKS]
         looks = asyncio.gather(*(mirror.look(self._channel(peer), ports) for peer in self.helpers))
-        self.skew_s, images = await asyncio.gather(mirror.skew([self._channel(peer) for peer in clocks]), looks)
+        self.skew_s, seen_by = await asyncio.gather(mirror.skew([self._channel(peer) for peer in clocks]), looks)
+        images = [image for image in seen_by if image and (self._relays == ONLY or not _is_here(image.host))]
         if not (ours or self._relays == ONLY):
             return
-        seen = [(image.host, port) for image in images if image for port in image.open]
+        seen = [(image.host, port) for image in images for port in image.open]
         if seen and self._relays != ONLY:
             self._outside = [_address(host, port, self._peer_id) for host, port in seen]
             self._relayed = []
             self.verdict = DIRECTLY if set(seen) & set(ours) else MAPPED
-        elif any(images):
+        elif images:
             self._outside = []
             await self._reserve(orders)
 
@@ -88,6 +90,11 @@ class Reach:
         places = [by for addresses, place in zip(helpers.values(), granted, strict=True) if place for by in addresses]
         self._relayed = [relay.relayed(by, self._peer_id) for by in places]
         self.verdict = RELAYED if places else OUTGOING
+
+
+def _is_here(host: str) -> bool:
+    """Who is on this machine sees us at a loopback address, and tells nothing of how others do."""
+    return bool(host) and ipaddress.ip_address(host).is_loopback
 
 
 def _address(host: str, port: int, peer_id: str) -> str:

@@ -190,7 +190,10 @@ def test_in_a_pipe(home: PretendHome) -> None:
         assert first.split("  ", 1)[1].startswith("brisk-heron training, round 41 of 100: loss 1.87")
         assert "! disk" in process.stdout.readline()
         home.die()
-        assert "no node runs here any more" in process.stdout.readline()
+        after = process.stdout.readline()
+        if "just starting or ending" in after:  # asked between the end of its socket and that of its lock
+            after = process.stdout.readline()
+        assert "no node runs here any more" in after
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 0
 

@@ -9,7 +9,16 @@ from donors import BUDGET, NUMBERS, TERMS, Giver, Place, numbers
 
 from noloco_node import homecoming
 from noloco_node.errors import SwarmUnreachable
-from noloco_node.homecoming import CATCH_UP_ROUNDS, DIVERGED_ROUNDS, LOOKS, Homecoming, ahead, coding, not_behind
+from noloco_node.homecoming import (
+    ALONE_ROUNDS,
+    CATCH_UP_ROUNDS,
+    DIVERGED_ROUNDS,
+    LOOKS,
+    Homecoming,
+    ahead,
+    coding,
+    is_astray,
+)
 from noloco_node.newcomer import Wanted
 from noloco_node.presence import PeerRecord
 from noloco_node.statesync import LiveState
@@ -94,9 +103,18 @@ def test_whose_state_is_worth_taking() -> None:
 
 
 def test_of_two_that_stand_apart_one_turns_to_the_other() -> None:
-    assert not_behind([record("a", 7)], 7, "b") == []
-    assert not_behind([record("b", 7)], 7, "a") == ["b"]
-    assert not_behind([record("a", 8)], 7, "b") == ["a"]
+    apart = DIVERGED_ROUNDS * ["b"]
+    assert is_astray(apart, DIVERGED_ROUNDS, ["b"], "a")
+    assert not is_astray(apart[1:], DIVERGED_ROUNDS, ["b"], "a")
+    assert not is_astray(DIVERGED_ROUNDS * ["a"], 10 * ALONE_ROUNDS, ["a"], "b"), "it is the other's turn"
+
+
+def test_among_more_it_is_the_one_whom_two_do_not_know_or_who_finds_nobody() -> None:
+    assert not is_astray([], 10 * ALONE_ROUNDS, ["b", "c"], "a")
+    assert not is_astray(5 * ["b"], ALONE_ROUNDS - 1, ["b", "c"], "a"), "it may be the other"
+    assert is_astray(["b"], ALONE_ROUNDS, ["b", "c"], "z")
+    assert is_astray(["b", "c"], 2, ["b", "c"], "z")
+    assert is_astray(["b", "gone"], 2, ["b", "c"], "z")
 
 
 def test_a_slow_download_is_of_half_the_bytes() -> None:
@@ -141,10 +159,10 @@ def test_who_stands_apart_round_after_round_takes_the_state_of_a_peer() -> None:
         await place.donor("donor", Giver(DATA, 13))
         home = await home_of(node, place)
         for solo in ["diverged"] * (DIVERGED_ROUNDS - 1) + [None] + ["diverged", "busy"] * (DIVERGED_ROUNDS - 1):
-            home.round_over(solo)
+            home.round_over(solo, "donor")
         assert node.did == [], "a committed round between, or another reason, is no sign of it"
-        home.round_over("diverged")
-        home.round_over("diverged")
+        home.round_over("diverged", "another")
+        home.round_over("diverged", "donor")
         await node.on.wait()
         assert node.did == ["aside", "look", "adopts", "on"]
         assert (node.round, node.state) == (13, DATA)
@@ -154,14 +172,14 @@ def test_who_stands_apart_round_after_round_takes_the_state_of_a_peer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sight", "busy"), [([], False), ([record("donor", 11)], False), ([record("donor", 13)], True)]
+    ("sight", "busy"), [([], False), ([record("donor", 13)], False), ([record("other", 13)], True)]
 )
-def test_where_nobody_is_further_or_it_may_not_be_it_trains_on(sight: list[PeerRecord], busy: bool) -> None:
+def test_where_it_is_not_its_turn_or_it_may_not_be_it_trains_on(sight: list[PeerRecord], busy: bool) -> None:
     async def story() -> None:
         place, node = Place(), Node(12, sight, busy=busy)
         home = await home_of(node, place)
         for _ in range(2 * DIVERGED_ROUNDS):
-            home.round_over("diverged")
+            home.round_over("diverged", sight[0].peer_id if sight else "gone")
         await asyncio.sleep(1)
         assert "look" not in node.did and node.state is None
         await place.close()

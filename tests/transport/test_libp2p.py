@@ -209,6 +209,12 @@ async def test_who_joined_by_no_relay_is_not_reachable_through_one(net):
     assert hidden.reachable == "outgoing" and hidden.addresses() == []
 
 
+async def test_who_asked_this_machine_alone_knows_nothing_of_the_world(net):
+    await net.start()
+    everywhere = await net.start(listen="/ip4/0.0.0.0/tcp/0")
+    assert everywhere.reachable is None
+
+
 async def test_a_mirror_tells_which_ports_are_libp2ps(net):
     server, client = await net.start(), await net.start()
     own = int(client.addresses()[0].split("/")[4])

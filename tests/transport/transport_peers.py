@@ -102,7 +102,8 @@ class OverLibp2p(Net):
     def make(self, **settings):
         identity = Identity.load_or_create(self.directory / f"{len(self.transports)}.key")
         bootstrap = self.transports[0].addresses() if self.transports else []
-        return Libp2pTransport(identity, "/ip4/127.0.0.1/tcp/0", bootstrap=bootstrap, **settings)
+        listen = settings.pop("listen", "/ip4/127.0.0.1/tcp/0")
+        return Libp2pTransport(identity, listen, bootstrap=bootstrap, **settings)
 
     def new_id(self):
         return Identity.load_or_create(self.directory / f"{os.urandom(4).hex()}.key").peer_id
