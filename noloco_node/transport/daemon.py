@@ -11,9 +11,11 @@ import importlib.util
 import logging
 import os
 import shutil
+import subprocess
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from noloco_node.errors import NolocoError, SwarmUnreachable
@@ -22,6 +24,7 @@ from noloco_node.transport.addresses import is_loopback
 _log = logging.getLogger(__name__)
 
 _STOP_S = 3.0  # p2pd closes its connections on SIGTERM; what still hangs then is not waited for
+_TRY_S = 5.0  # a few milliseconds, on any machine that is not stuck
 _KEPT_LINES = 20
 _RELAYS = "-relayService=1"
 
@@ -149,12 +152,20 @@ class Daemon:
             self._ready.exception()  # seen: whoever no longer waits must not be warned about it
 
 
+@cache
 def _with_parent() -> list[str]:
     """What p2pd is put behind to die with us (PR_SET_PDEATHSIG). Python could ask the kernel itself only in a
-    `preexec_fn`, which may hang in a process with threads; busybox's setpriv cannot ask."""
+    `preexec_fn`, which may hang in a process with threads; busybox's setpriv cannot ask, and where a sandbox allows no
+    capset(2), none can. Then the janitor alone ends a p2pd that is left."""
     found = shutil.which("setpriv")
-    known = found is not None and Path(found).resolve().name == "setpriv"
-    return [str(found), "--pdeathsig", "KILL"] if known else []
+    if found is None or Path(found).resolve().name != "setpriv":
+        return []
+    words = [found, "--pdeathsig", "KILL"]
+    try:
+        tried = subprocess.run([*words, "true"], check=False, capture_output=True, timeout=_TRY_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return words if tried.returncode == 0 else []
 
 
 def _start_error(lines: Sequence[str]) -> NolocoError:
