@@ -7,7 +7,6 @@ MASQUERADE and drop what comes in unasked, with a host behind each.
                            └── router 10.84.0.12 ── host 10.84.2.2
 """
 
-import os
 import shutil
 import subprocess
 import sys
@@ -18,37 +17,12 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "node"))
+from namespaces import inside, sh, space, why_not
 from village import Node, Village, until
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(240)]
 
 HOSTS = (1, 2)
-
-
-def why_not() -> str | None:
-    if os.geteuid() != 0:
-        return "needs root, to make network namespaces"
-    missing = [tool for tool in ("ip", "iptables") if not shutil.which(tool)]
-    if missing:
-        return f"needs {' and '.join(missing)} (iproute2, iptables)"
-    tried = subprocess.run(["ip", "netns", "add", space("try")], capture_output=True, text=True, check=False)
-    if tried.returncode:
-        return f"cannot make a network namespace here: {tried.stderr.strip()}"
-    sh(f"ip netns delete {space('try')}")
-    return None
-
-
-def sh(line: str) -> None:
-    done = subprocess.run(line.split(), capture_output=True, text=True, check=False, timeout=10)
-    assert done.returncode == 0, (line, done.stderr)
-
-
-def space(name: str) -> str:
-    return f"nv-{os.getpid()}-{name}"
-
-
-def inside(name: str) -> list[str]:
-    return ["ip", "netns", "exec", space(name)]
 
 
 @contextmanager

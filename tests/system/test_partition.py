@@ -9,7 +9,6 @@ How far the halves are apart is measured on checkpoints: the distance of their m
 """
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -23,6 +22,7 @@ import torch
 from safetensors.torch import load_file
 
 sys.path.append(str(Path(__file__).parents[1] / "node"))
+from namespaces import inside, sh, space, why_not
 from village import ROOT, Node, Village, until
 
 from noloco_node import checkpoint
@@ -47,32 +47,6 @@ warmup = 0.0
 """
 """Few examples a step, and a rate at which nobody arrives within these minutes: who does not average drifts apart."""
 Half = list[Node]
-
-
-def why_not() -> str | None:
-    if os.geteuid() != 0:
-        return "needs root, to make network namespaces"
-    missing = [tool for tool in ("ip", "iptables") if not shutil.which(tool)]
-    if missing:
-        return f"needs {' and '.join(missing)} (iproute2, iptables)"
-    tried = subprocess.run(["ip", "netns", "add", space("try")], capture_output=True, text=True, check=False)
-    if tried.returncode:
-        return f"cannot make a network namespace here: {tried.stderr.strip()}"
-    sh(f"ip netns delete {space('try')}")
-    return None
-
-
-def sh(line: str) -> None:
-    done = subprocess.run(line.split(), capture_output=True, text=True, check=False, timeout=10)
-    assert done.returncode == 0, (line, done.stderr)
-
-
-def space(name: str) -> str:
-    return f"nv-{os.getpid()}-{name}"
-
-
-def inside(half: int) -> list[str]:
-    return ["ip", "netns", "exec", space(f"half{half}")]
 
 
 def address(half: int, number: int) -> str:
@@ -100,7 +74,7 @@ def two_halves() -> Iterator[None]:
 
 def link(*, cut: bool) -> None:
     for half in (1, 2):
-        sh(" ".join([*inside(half), "iptables", "-A" if cut else "-D", "INPUT", "-i", "link0", "-j", "DROP"]))
+        sh(" ".join([*inside(f"half{half}"), "iptables", "-A" if cut else "-D", "INPUT", "-i", "link0", "-j", "DROP"]))
 
 
 @pytest.fixture
@@ -117,10 +91,10 @@ def village() -> Iterator[Village]:
 
 
 def begin(village: Village) -> tuple[Half, Half]:
-    first = village.node("a", "start", str(village.root / "run.toml"), within=inside(1), at=address(1, 1))
+    first = village.node("a", "start", str(village.root / "run.toml"), within=inside("half1"), at=address(1, 1))
     words = until(lambda: first.said(rf"noloco-node (join --bootstrap /ip4/{address(1, 1)}/.*)"), "the line").split()
-    one = [first, *(village.node(f"a{n}", *words, within=inside(1), at=address(1, n)) for n in (2, 3))]
-    other = [village.node(f"b{n}", *words, within=inside(2), at=address(2, n)) for n in (1, 2, 3)]
+    one = [first, *(village.node(f"a{n}", *words, within=inside("half1"), at=address(1, n)) for n in (2, 3))]
+    other = [village.node(f"b{n}", *words, within=inside("half2"), at=address(2, n)) for n in (1, 2, 3)]
     for node in (*one, *other):
         until(lambda node=node: len(node.ask("status").get("partners", ())) >= 4, "partners on both sides", 120)
     return one, other

@@ -1,0 +1,33 @@
+"""Network namespaces of this test process: several hosts on one machine."""
+
+import os
+import shutil
+import subprocess
+
+
+def why_not() -> str | None:
+    """Why there can be none here, if so."""
+    if os.geteuid() != 0:
+        return "needs root, to make network namespaces"
+    missing = [tool for tool in ("ip", "iptables") if not shutil.which(tool)]
+    if missing:
+        return f"needs {' and '.join(missing)} (iproute2, iptables)"
+    tried = subprocess.run(["ip", "netns", "add", space("try")], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        return f"cannot make a network namespace here: {tried.stderr.strip()}"
+    sh(f"ip netns delete {space('try')}")
+    return None
+
+
+def space(name: str) -> str:
+    return f"nv-{os.getpid()}-{name}"
+
+
+def inside(name: str) -> list[str]:
+    """What a command is put behind to run there."""
+    return ["ip", "netns", "exec", space(name)]
+
+
+def sh(line: str) -> None:
+    done = subprocess.run(line.split(), capture_output=True, text=True, check=False, timeout=10)
+    assert done.returncode == 0, (line, done.stderr)
