@@ -191,7 +191,7 @@ class _Turn:
 
     def __init__(self, work: _Work, name: str) -> None:
         self._work, self._name = work, name
-        self._began: tuple[float, int] | None = None
+        self._headway = statesync.Headway()
         self._say("")
 
     def waits(self, place: int) -> None:
@@ -205,13 +205,7 @@ class _Turn:
             raise PeerFault("old_state", f"of round {round}")
 
     def has(self, done_bytes: int, total_bytes: int) -> None:
-        now = asyncio.get_running_loop().time()
-        if self._began is None:
-            self._began = (now, done_bytes)
-        began, before = self._began
-        rate = (done_bytes - before) / max(now - began, 1e-6)
-        left = f", {(total_bytes - done_bytes) / rate:.0f} s left" if rate else ""
-        self._say(f", {done_bytes / total_bytes:.0%}{left}")
+        self._say(f", {self._headway(done_bytes, total_bytes)}")
 
     def _say(self, how_far: str) -> None:
         self._work.view = replace(self._work.view, doing=f"state from {self._name}{how_far}")

@@ -37,8 +37,8 @@ LONG_DOWNLOAD_S = 1800.0
 """For a state at the rate that a volunteer allows: beyond it, the state is fetched in bf16."""
 _PARTNERS = 32  # so many of those that it stands apart from are remembered
 
-Worth = Callable[[Collection[PeerRecord], int, str], list[str]]
-"""Whose state to ask for, of those who are there, for a node at this round and of this peer id."""
+Worth = Callable[[Collection[PeerRecord], int], list[str]]
+"""Whose state to ask for, of those who are there, for a node at this round."""
 
 log = logging.getLogger(__name__)
 
@@ -68,16 +68,15 @@ class Node(Protocol):
     def goes_on(self) -> None: ...
 
 
-def ahead(records: Collection[PeerRecord], own: int, _: str) -> list[str]:
+def ahead(records: Collection[PeerRecord], own: int) -> list[str]:
     """Whose state is worth more than that of `own` rounds, which is worth more than a few rounds. A newcomer asks
     everybody: the round in a record may be 20 s old, and the state itself says how far it is."""
     least = own + CATCH_UP_ROUNDS if own else 0
     found = [record for record in records if record.round >= least]
-    training = [record.peer_id for record in found if record.state in TRAINING]
-    return training or [record.peer_id for record in found if record.state in AT_REST]
+    return training(found) or [record.peer_id for record in found if record.state in AT_REST]
 
 
-def training(records: Collection[PeerRecord], _own: int = 0, _me: str = "") -> list[str]:
+def training(records: Collection[PeerRecord], _own: int = 0) -> list[str]:
     return [record.peer_id for record in records if record.state in TRAINING]
 
 
@@ -87,9 +86,13 @@ def is_astray(apart_from: Sequence[str], rounds: int, others: Collection[str], m
 
     Two partners who are strangers to each other do not agree by chance, and who is sound finds a partner before long.
     Where there is one other only, nobody can tell: one of the two turns to the other."""
+    if not apart_from:
+        return False
+    if len({*apart_from}) > 1:
+        return True
     if {*others} == {*apart_from}:
-        return len({*apart_from}) > 1 or (len(apart_from) >= DIVERGED_ROUNDS and max(others, default=me) > me)
-    return len({*apart_from}) > 1 or (bool(apart_from) and rounds >= ALONE_ROUNDS)
+        return len(apart_from) >= DIVERGED_ROUNDS and apart_from[0] > me
+    return rounds >= ALONE_ROUNDS
 
 
 def coding(state_bytes: int, rate_bytes_s: float | None) -> Coding:
@@ -129,7 +132,7 @@ class Homecoming:
 
     def after_pause(self) -> bool:
         """Whether a node that stood aside is too far behind to go on from where it was: it will be told to."""
-        if not ahead(self._node.seen(), self._node.round or 1, self._peer_id):
+        if not ahead(self._node.seen(), self._node.round or 1):
             return False
         self._returning = asyncio.create_task(self._return(ahead))
         return True
@@ -174,7 +177,7 @@ class Homecoming:
             nonlocal looks
             while True:
                 with suppress(NolocoError, OSError):
-                    found = worth(await node.look(), own, self._peer_id)
+                    found = worth(await node.look(), own)
                     looks -= 1
                     if found or looks <= 0:
                         return found

@@ -154,7 +154,7 @@ class _Turn:
         self._channel, self._wanted, self._others = channel, wanted, others
         self._patience, self._waits_for = patience, waits_for
         self._place = MAX_WAITING + 1
-        self._began: tuple[float, int] | None = None
+        self._headway = statesync.Headway()
         waits_for(f"state from {self.name}")
 
     def waits(self, place: int) -> None:
@@ -176,16 +176,9 @@ class _Turn:
             raise PeerMisbehaved("stale_state", f"of round {round}, where others are at {median_low(rounds)}")
 
     def has(self, done_bytes: int, total_bytes: int) -> None:
-        now = self._renew()
-        if self._began is None:
-            self._began = (now, done_bytes)
-        began, before = self._began
-        rate = (done_bytes - before) / max(now - began, 1e-6)
-        left = f", {(total_bytes - done_bytes) / rate:.0f} s left" if rate else ""
-        self._waits_for(f"state from {self.name}, {done_bytes / total_bytes:.0%}{left}")
+        self._renew()
+        self._waits_for(f"state from {self.name}, {self._headway(done_bytes, total_bytes)}")
 
-    def _renew(self) -> float:
+    def _renew(self) -> None:
         """A large state over a slow link takes hours."""
-        now = asyncio.get_running_loop().time()
-        self._patience.reschedule(now + TAKE_STATE_S)
-        return now
+        self._patience.reschedule(asyncio.get_running_loop().time() + TAKE_STATE_S)

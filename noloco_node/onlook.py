@@ -1,11 +1,11 @@
-"""What somebody sees of a run who only looks on: a rendezvous, and `peers --bootstrap`.
-
-There is no round of one's own to be behind of, so lag counts from the peer that is furthest.
+"""What presence records look like to people, as rows, and what somebody sees of a run who only looks on: a rendezvous,
+and `peers --bootstrap`. They have no round of their own to be behind of, so lag counts from the peer that is furthest.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from noloco_node.control.views import PeerRow, PeersView, RunView
 from noloco_node.homecoming import TRAINING
@@ -26,9 +26,9 @@ def sight(
     signed: Signed, seen: Mapping[str, PeerRecord], now: float, via: Callable[[str], str | None] = lambda _: None
 ) -> Sight:
     run = verified(signed)
-    alive = [record for record in seen.values() if record.expires > now]
+    alive = living(seen.values(), now)
     furthest = max((record.round for record in alive), default=0)
-    rows = tuple(_row(record, run.label, furthest, now, via(record.peer_id)) for record in alive)
+    rows = tuple(row(record, furthest, now, via(record.peer_id), run=run.label) for record in alive)
     training = sum(record.state in TRAINING for record in alive)
     return Sight(RunView(run.run_id, run.label, signed.author, run.rounds, len(alive), training, furthest), rows)
 
@@ -43,17 +43,22 @@ def peers_view(sights: Iterable[Sight]) -> PeersView:
     return PeersView(tuple(row for sight in seen for row in sight.peers), tuple(sight.run for sight in seen))
 
 
-def _row(record: PeerRecord, run: str, furthest: int, now: float, via: str | None) -> PeerRow:
+def living(records: Iterable[PeerRecord], now: float) -> list[PeerRecord]:
+    return [record for record in records if record.expires > now]
+
+
+def row(record: PeerRecord, round: int, now: float, via: str | None, **more: Any) -> PeerRow:
+    """`round`: from which its lag counts; `more`: what the record does not say."""
     return PeerRow(
         peer_id=record.peer_id,
         name=name_of(record.peer_id),
         state=record.state,
         round=record.round,
-        lag=furthest - record.round,
+        lag=round - record.round,
         via=via,
         tokens_per_s=record.tokens_per_s,
         loss=record.loss or None,
         eval_loss=record.eval_loss or None,
         last_seen_s=max(0.0, now - record.time),
-        run=run,
+        **more,
     )

@@ -47,6 +47,22 @@ class LiveState:
     """Slow weights, then outer momentum: fp32, little-endian."""
 
 
+class Headway:
+    """How far a download is and how long it will still take, in words, at its rate since it was first asked."""
+
+    def __init__(self) -> None:
+        self._began: tuple[float, int] | None = None
+
+    def __call__(self, done_bytes: int, total_bytes: int) -> str:
+        now = asyncio.get_running_loop().time()
+        if self._began is None:
+            self._began = (now, done_bytes)
+        began, before = self._began
+        rate = (done_bytes - before) / max(now - began, 1e-6)
+        left = f", {(total_bytes - done_bytes) / rate:.0f} s left" if rate else ""
+        return f"{done_bytes / total_bytes:.0%}{left}"
+
+
 class Watcher(Protocol):
     """Who wants to know how a download goes."""
 

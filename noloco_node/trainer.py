@@ -17,12 +17,12 @@ from collections.abc import AsyncGenerator, Collection, Coroutine
 from contextlib import aclosing, suppress
 from typing import Any
 
-from noloco_node import homecoming, names, newcomer, runfile, runs, service, sinks, statesync, workshop
+from noloco_node import homecoming, names, newcomer, onlook, runfile, runs, service, sinks, statesync, workshop
 from noloco_node.acquaintance import Acquaintances
 from noloco_node.allowance import Allowance
 from noloco_node.chronicle import Chronicle, told
 from noloco_node.config import NodeConfig
-from noloco_node.control.views import GatherView, Health, HistoryView, PeerRow, PeersView, StatusView, Traffic
+from noloco_node.control.views import GatherView, Health, HistoryView, PeersView, StatusView, Traffic
 from noloco_node.donor import StateService
 from noloco_node.errors import NolocoError
 from noloco_node.events import Evaluated, Event, RolledBack, RoundCommitted, WentSolo
@@ -487,24 +487,9 @@ class Trainer(Resident):
         return self._keeper.health(self._ready.parameters) if self._keeper and self._ready else ()
 
     def peers(self) -> PeersView:
-        now = time.time()
-        alive = [record for record in self.seen() if record.expires > now]
-        return PeersView(tuple(self._row(record, now) for record in alive))
+        now, via, together = time.time(), self._transport.via, self._ledger.together
+        living = onlook.living(self.seen(), now)
+        return PeersView(tuple(onlook.row(r, self.round, now, via(r.peer_id), **together(r.peer_id)) for r in living))
 
     def history(self) -> HistoryView:
         return self._chronicle.history.view(self._lines.last())
-
-    def _row(self, record: PeerRecord, now: float) -> PeerRow:
-        return PeerRow(
-            peer_id=record.peer_id,
-            name=names.name_of(record.peer_id),
-            state=record.state,
-            round=record.round,
-            lag=self._ledger.round - record.round,
-            via=self._transport.via(record.peer_id),
-            tokens_per_s=record.tokens_per_s,
-            loss=record.loss or None,
-            eval_loss=record.eval_loss or None,
-            last_seen_s=max(0.0, now - record.time),
-            **self._ledger.together(record.peer_id),
-        )

@@ -95,11 +95,11 @@ async def home_of(node: Node, place: Place, **options: bool) -> Homecoming:
 # ---- whose ---------------------------------------------------------------------------------------------------------
 def test_whose_state_is_worth_taking() -> None:
     there = [record("a", 3), record("b", 40), record("c", 50, "paused"), record("d", 60, "joining")]
-    assert ahead(there, 0, "me") == ["a", "b"]
-    assert ahead(there, 30, "me") == ["b"]
-    assert ahead(there, 31, "me") == ["c"], "of those at rest only where nobody trains"
-    assert ahead([record("e", BUDGET, "finished")], 0, "me") == ["e"]
-    assert not ahead([record("d", 60, "joining"), record("f", 60, "leaving")], 0, "me")
+    assert ahead(there, 0) == ["a", "b"]
+    assert ahead(there, 30) == ["b"]
+    assert ahead(there, 31) == ["c"], "of those at rest only where nobody trains"
+    assert ahead([record("e", BUDGET, "finished")], 0) == ["e"]
+    assert not ahead([record("d", 60, "joining"), record("f", 60, "leaving")], 0)
 
 
 def test_of_two_that_stand_apart_one_turns_to_the_other() -> None:

@@ -5,13 +5,13 @@ import shutil
 import subprocess
 
 
-def why_not() -> str | None:
-    """Why there can be none here, if so."""
+def why_not(*tools: str) -> str | None:
+    """Why there can be none here, or not with these tools besides, if so."""
     if os.geteuid() != 0:
         return "needs root, to make network namespaces"
-    missing = [tool for tool in ("ip", "iptables") if not shutil.which(tool)]
+    missing = [tool for tool in ("ip", *tools) if not shutil.which(tool)]
     if missing:
-        return f"needs {' and '.join(missing)} (iproute2, iptables)"
+        return f"needs {' and '.join(missing)} (ip and tc: iproute2; iptables: iptables)"
     tried = subprocess.run(["ip", "netns", "add", space("try")], capture_output=True, text=True, check=False)
     if tried.returncode:
         return f"cannot make a network namespace here: {tried.stderr.strip()}"

@@ -63,7 +63,7 @@ def give(name: str, device: str, address: str) -> None:
 
 @pytest.fixture
 def village() -> Iterator[Village]:
-    if why := why_not():
+    if why := why_not("iptables"):
         pytest.skip(why)
     with street():
         village = Village()

@@ -79,7 +79,7 @@ def link(*, cut: bool) -> None:
 
 @pytest.fixture
 def village() -> Iterator[Village]:
-    if why := why_not():
+    if why := why_not("iptables"):
         pytest.skip(why)
     with two_halves():
         village = Village()

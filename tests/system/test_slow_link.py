@@ -6,7 +6,6 @@ phase does not depend on how fast this machine is, nor on what else it does. Eag
 the same time, each on a link of its own.
 """
 
-import os
 import shutil
 import subprocess
 import sys
@@ -22,6 +21,8 @@ from statistics import fmean
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "node"))
+from namespaces import sh, why_not
+from namespaces import space as space_of
 from village import ROOT, Node, Village, until
 
 PHASE_S = 5.0
@@ -40,40 +41,21 @@ outer = {{ overlap = "{overlap}", codec = "fp32" }}
 """
 
 
-def why_not() -> str | None:
-    if os.geteuid() != 0:
-        return "needs root, to make network namespaces"
-    missing = [tool for tool in ("ip", "tc") if not shutil.which(tool)]
-    if missing:
-        return f"needs {' and '.join(missing)} (iproute2)"
-    name = f"nv-try-{os.getpid()}"
-    tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
-    if tried.returncode:
-        return f"cannot make a network namespace here: {tried.stderr.strip()}"
-    sh("ip", "netns", "delete", name)
-    return None
-
-
-def sh(*words: str) -> None:
-    subprocess.run(words, check=True, capture_output=True, timeout=10)
-
-
 @contextmanager
 def slow_link(name: str, rate_bits_s: float) -> Iterator[list[tuple[str, str]]]:
     """Two namespaces, each with the address of its end. Nothing of it can be seen outside them."""
-    ends = [(f"nv-{os.getpid()}-{name}-{side}", f"10.83.0.{side}") for side in (1, 2)]
+    ends = [(space_of(f"{name}-{side}"), f"10.83.0.{side}") for side in (1, 2)]
     try:
         for space, _ in ends:
-            sh("ip", "netns", "add", space)
+            sh(f"ip netns add {space}")
         (one, _), (other, _) = ends
-        sh("ip", "link", "add", "link0", "netns", one, "type", "veth", "peer", "name", "link0", "netns", other)
+        sh(f"ip link add link0 netns {one} type veth peer name link0 netns {other}")
         for space, address in ends:
-            within = ("ip", "netns", "exec", space)
-            sh(*within, "ip", "address", "add", f"{address}/24", "dev", "link0")
-            sh(*within, "ip", "link", "set", "lo", "up")
-            sh(*within, "ip", "link", "set", "link0", "up")
-            limit = ("rate", f"{rate_bits_s / 1000:.0f}kbit", "burst", "16kb", "latency", "400ms")
-            sh(*within, "tc", "qdisc", "add", "dev", "link0", "root", "tbf", *limit)
+            sh(f"ip -n {space} address add {address}/24 dev link0")
+            sh(f"ip -n {space} link set lo up")
+            sh(f"ip -n {space} link set link0 up")
+            limit = f"rate {rate_bits_s / 1000:.0f}kbit burst 16kb latency 400ms"
+            sh(f"tc -n {space} qdisc add dev link0 root tbf {limit}")
         yield ends
     finally:
         for space, _ in ends:  # the links go with them
@@ -168,7 +150,7 @@ def watch(nodes: list[Node], began: float) -> Measured:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_nobody_waits_for_a_slow_link(capsys: pytest.CaptureFixture[str]) -> None:
-    if why := why_not():
+    if why := why_not("tc"):
         pytest.skip(why)
     with ThreadPoolExecutor(2) as both:
         eager, blocking = both.map(measure, ("eager", "blocking"))

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parent))
-from test_slow_link import slow_link, why_not
+from namespaces import why_not
+from test_slow_link import slow_link
 
 LINK_BITS_S = 100e6
 STATE_BYTES = 30 << 20
@@ -93,7 +94,7 @@ def end(space: str, *words: str) -> subprocess.Popen[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_state_uses_the_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if why := why_not():
+    if why := why_not("tc"):
         pytest.skip(why)
     with slow_link("rate", LINK_BITS_S) as ((here, one), (there, other)):
         giver = end(here, "donor", one, str(tmp_path))
