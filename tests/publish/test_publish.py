@@ -189,7 +189,7 @@ def test_its_files_and_what_they_say(exported: Path, made: Left) -> None:
         assert word in card
     file = runfile.read(exported)
     assert (file.run, file.signed.author) == (made.run, author)
-    assert file.trained["round"] == 2 and file.trained["eval_loss"] == pytest.approx(made.eval_loss, abs=1e-6)
+    assert file.trained["round"] == 2 and file.trained["eval_loss"] == pytest.approx(made.eval_loss, abs=1e-5)
 
 
 def test_a_token_is_a_byte(exported: Path) -> None:
