@@ -211,6 +211,7 @@ def _settings(args: argparse.Namespace, overlap: str) -> "Settings":
     return Settings(
         **codec,
         overlap=overlap,
+        seed=_list(args.seed, int, "--seed")[0],
         replicas=args.replicas,
         rounds=args.rounds,
         iid=args.iid,

@@ -20,12 +20,12 @@ def simulated(*words):
 
 def test_json_has_the_promised_fields_and_the_picture_is_drawn(capsys, tmp_path):
     picture = tmp_path / "out.png"
-    words = ["--algorithms", "noloco,local", "--seed", "1,2", "--json", "--plot", str(picture)]
+    words = ["--algorithms", "noloco,local", "--seed", "3,4", "--json", "--plot", str(picture)]
     assert simulated(*QUICK, *words) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["schema"] == 1
+    assert (document["schema"], document["settings"]["seed"]) == (1, 3)
     assert [(c["algorithm"], c["seed"]) for c in document["curves"]] == [
-        ("noloco", 1), ("local", 1), ("noloco", 2), ("local", 2)
+        ("noloco", 3), ("local", 3), ("noloco", 4), ("local", 4)
     ]  # fmt: skip
     promised = {"algorithm", "replica_mean_loss", "averaged_model_loss", "steps", "replica_std", "bytes_per_param"}
     assert all(promised <= curve.keys() and curve["steps"] == [0, 1, 2] for curve in document["curves"])

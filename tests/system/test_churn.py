@@ -4,8 +4,9 @@ Nobody is spared: there is no rendezvous, so whoever joins does so by two of tho
 again where both die meanwhile. Half of those who join were killed before and come back with their home, the others are
 new. The task is paced, so that six nodes and those that are just starting live well on two cores.
 
-The calm run is not made of processes: as many replicas as give the same tokens train here, in step, each with another
-partner in every round, and no correction is late. That is more than a calm swarm of real nodes could do. The order of
+The calm run is not made of processes: as many replicas as were alive in the mean train here on the same number of
+tokens, in step, each with another partner in every round, and no correction is late. That is more than a calm swarm of
+real nodes could do. The order of
 events is a seed's; when they fall relative to rounds is not. CHURN_S=120 makes a short storm of it.
 """
 
@@ -146,14 +147,14 @@ def storm(swarm: Swarm) -> None:
     until(over, "the end", 180)
 
 
-def calm(replicas: int) -> float:
+def calm(replicas: int, rounds: int) -> float:
     """The mean held-out loss of replicas that nothing happens to."""
-    table = {**tomllib.loads(RUN), "model": {"task": "paced", "options": {"step_s": 0.0}}}
+    table = {**tomllib.loads(RUN), "rounds": rounds, "model": {"task": "paced", "options": {"step_s": 0.0}}}
     run = manifest.Manifest.model_validate(table)
     all_ = [Inner.build(run, f"calm-{index}", device="cpu", threads=1) for index in range(replicas)]
     exact = codec("fp32")
     rng = random.Random(SEED)
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for inner in all_:
             while not inner.phase_over:
                 inner.step()
@@ -186,14 +187,15 @@ def test_a_storm_of_kills_and_joins(village: Village, capsys: pytest.CaptureFixt
     until(lambda: not village.left_over(), f"nothing left: {village.left_over()}", 5)
 
     replicas = round(tokens / (ROUNDS * STEPS * EXAMPLES))
-    still = calm(replicas)
+    rounds = round(tokens / (replicas * STEPS * EXAMPLES))
+    still = calm(replicas, rounds)
     with capsys.disabled():
         kills = sum("kill" in event for event in swarm.events)
         print(  # noqa: T201
             f"\n  {kills} kills and {len(swarm.events) - kills} joins in {STORM_S:.0f} s, {swarm.shut_doors} times by "
             f"shut doors: at most {gap:.1f} s without a committed round; held-out loss {stormy:.4f} "
             f"({min(losses):.4f} to {max(losses):.4f}) after {tokens / 1e3:.0f} k tokens; of {replicas} calm replicas "
-            f"after {replicas * ROUNDS * STEPS * EXAMPLES / 1e3:.0f} k {still:.4f}"
+            f"after {replicas * rounds * STEPS * EXAMPLES / 1e3:.0f} k {still:.4f}"
         )
     assert gap < 60
     assert stormy <= 1.05 * still
