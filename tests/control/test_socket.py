@@ -69,7 +69,7 @@ async def test_nobody_there(home):
         async with client.connected(home):
             pass
     assert raised.value.exit_code == 3
-    assert time.monotonic() - began < 0.3
+    assert time.monotonic() - began < 2
 
 
 async def test_a_node_that_is_starting(home):

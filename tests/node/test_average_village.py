@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,23 +19,15 @@ LOOKS = 10
 
 
 @pytest.fixture(scope="module")
-def village() -> Iterator[Village]:
-    village = Village()
-    yield village
-    village.close()
-
-
-@pytest.fixture(scope="module")
 def nodes(village: Village) -> list[Node]:
     """Three that stand still, each with weights of its own."""
     author = village.node("author", "start", str(village.manifest()))
-    line = until(lambda: author.said(r"others join with: noloco-node (.*)"), "the line to join with").split()
-    nodes = [author, village.node("one", *line), village.node("two", *line)]
+    nodes = [author, *(village.node(name, *author.invitation()) for name in ("one", "two"))]
     for node in nodes:
         until(lambda node=node: node.committed() >= 1, "a round with a partner")
         until(lambda node=node: len(node.ask("peers").get("peers", [])) == 2, "two peers in sight")
     for node in nodes:
-        assert village.run("pause", "--home", str(node.home)).returncode == 0
+        node.tell("pause")
     sent: list[int] = []
     until(lambda: sent.append(sum(map(traffic, nodes))) or (len(sent) > LOOKS and sent[-LOOKS] == sent[-1]), "silence")
     return nodes
@@ -48,8 +39,7 @@ def traffic(node: Node) -> int:
 
 
 def export(node: Node, peers: int, to: Path) -> subprocess.CompletedProcess[str]:
-    words = ("--to", str(to), "--average", str(peers), "--home", str(node.home), "--json", "--threads", "1")
-    return node.village.run("export", *words, within_s=120)
+    return node.run("export", "--to", str(to), "--average", str(peers), "--json", "--threads", "1", within_s=120)
 
 
 def exported_at(author: Node, to: Path, standing: list[int]) -> list[int] | None:
@@ -59,11 +49,6 @@ def exported_at(author: Node, to: Path, standing: list[int]) -> list[int] | None
     assert done.returncode == 0, done.stderr
     rounds = [state["round"] for state in json.loads(done.stdout)["states"]]
     return rounds if sorted(rounds) == sorted(standing) else None
-
-
-def leave(node: Node) -> None:
-    assert node.village.run("leave", "--home", str(node.home)).returncode == 0
-    node.process.wait(30)
 
 
 def phi(place: Path) -> torch.Tensor:
@@ -82,12 +67,12 @@ def test_the_mean_of_what_the_nodes_hold(village: Village, nodes: list[Node]) ->
     assert f"3 replicas, at rounds {rounds[0]}, {rounds[1]} and {rounds[2]}," in (to / "README.md").read_text()
     assert not [*(author.home / "gathered").glob("*")], "what was fetched is gone"
     for node in nodes[1:]:
-        leave(node)
+        node.leave()
 
     alone = export(author, 1, village.root / "alone")
     assert alone.returncode == 10 and "no other node gave its state" in alone.stderr
     assert not (village.root / "alone").exists()
-    leave(author)
+    author.leave()
     held = [phi(node.home) for node in nodes]
     assert torch.allclose(phi(to), sum(held) / 3, atol=1e-7)
     assert not torch.allclose(held[0], held[1], atol=1e-4), "they do differ"

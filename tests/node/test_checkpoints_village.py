@@ -4,7 +4,6 @@ One story in the order of the tests, because a node takes seconds to start. The 
 """
 
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,14 +15,6 @@ pytestmark = [pytest.mark.timeout(150), pytest.mark.system]
 
 ROOMY_BYTES, TIGHT_BYTES = 64 << 20, 6 << 20
 """A checkpoint of the tiny model has 8.2 MB."""
-
-
-@pytest.fixture(scope="module")
-def village() -> Iterator[Village]:
-    village = Village()
-    yield village
-    village.close()
-    shutil.rmtree(village.root)
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +46,11 @@ def test_what_will_not_fit_is_said_beforehand(node: Node) -> None:
     assert node.said(r"(a checkpoint takes 8\.2 MB, the disk has \S+ MB left)")
 
 
-def test_a_full_disk_costs_the_checkpoint_and_no_training(village: Village, node: Node) -> None:
+def test_a_full_disk_costs_the_checkpoint_and_no_training(node: Node) -> None:
     failed = until(lambda: (view := node.ask("status")) and view["last_error"] and view, "the first try to save")
     assert "the disk is full" in failed["last_error"]
     assert failed["health"][0]["level"] == "error"
-    assert "! disk: " in village.run("status", "--home", str(node.home)).stdout
+    assert "! disk: " in node.run("status").stdout
     until(lambda: node.ask("status")["round"] >= failed["round"] + 5, "it trains on")
     assert not list(node.home.glob("runs/*/checkpoints/*")), "nothing is left of what did not fit"
     assert node.events("PhaseDone")[-1]["round"] > failed["round"], "what else is written goes on too"
@@ -70,8 +61,7 @@ def test_with_room_again_it_saves(node: Node, disk: Path) -> None:
     view = until(lambda: (view := node.ask("status")) and view["checkpoint"]["saved_round"] and view, "a checkpoint")
     assert view["health"] == []
     until(lambda: node.ask("status")["checkpoint"]["saved_round"] > view["checkpoint"]["saved_round"], "another one")
-    assert node.village.run("leave", "--home", str(node.home)).returncode == 0
-    assert node.process.wait(30) == 0
+    node.leave()
 
 
 def test_it_resumes_from_the_newest_that_is_whole(village: Village, node: Node) -> None:
@@ -86,13 +76,13 @@ def test_it_resumes_from_the_newest_that_is_whole(village: Village, node: Node) 
     assert again.said(rf"(checkpoint {newest.name} is skipped: model\.safetensors has \d+ bytes instead of)")
     assert view["checkpoint"]["resumed_round"] == int(before.name), "a step is a round here"
     assert view["round"] == int(before.name) + 1
-    shown = village.run("status", "--home", str(again.home)).stdout
+    shown = again.run("status").stdout
     assert f"resumed from the checkpoint of round {before.name}" in shown
-    assert village.run("leave", "--home", str(again.home)).returncode == 0
+    again.leave()
 
 
 def test_what_it_left_is_exported(village: Village, node: Node) -> None:
     to = village.root / "model"
-    done = village.run("export", "--to", str(to), "--home", str(node.home), "--threads", "1", within_s=60)
+    done = node.run("export", "--to", str(to), "--threads", "1", within_s=60)
     assert f"held-out loss {node.events('Evaluated')[-1]['eval_loss']:.4f}\n" in done.stdout, done.stderr
     assert "| round | training loss | held-out loss |" in (to / "README.md").read_text()

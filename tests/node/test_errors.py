@@ -2,19 +2,11 @@
 
 import socket
 import time
-from collections.abc import Iterator
 
 import pytest
-from village import Village
+from village import Village, free_port
 
 PEER = "12D3KooWGRVwVSREWSbDM8oTn6QGPdtZKEUVDj5jSzbnYeXiGzVf"
-
-
-@pytest.fixture(scope="module")
-def village() -> Iterator[Village]:
-    village = Village()
-    yield village
-    village.close()
 
 
 def fails(village: Village, *words: str) -> tuple[int, str]:
@@ -25,12 +17,6 @@ def fails(village: Village, *words: str) -> tuple[int, str]:
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     assert len(lines) == 1, done.stderr
     return done.returncode, lines[0]
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def test_an_address_that_is_none(village: Village) -> None:

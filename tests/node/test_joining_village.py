@@ -6,37 +6,17 @@ download takes a while that others can be measured in.
 
 import re
 import time
-from collections.abc import Iterator
 from statistics import median
 
 import pytest
-from village import ROOT, Node, Village, until
+from village import Node, Village, until
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 STEP_S, STEPS = 0.05, 40
-RUN = f"""\
-name = "joining"
-rounds = 10000
-[model]
-task = "paced"
-options = {{ step_s = {STEP_S} }}
-[inner]
-steps = {STEPS}
-batch_tokens = 8
-"""
 UPLOAD = "64kB"
 """A state of 8 bytes for each of 98,688 parameters takes 12 s."""
 CATCH_UP_ROUNDS = 10
-
-
-@pytest.fixture(scope="module")
-def village() -> Iterator[Village]:
-    village = Village()
-    village.environ["PYTHONPATH"] += f":{ROOT / 'tests' / 'tasks'}"
-    (village.root / "run.toml").write_text(RUN)
-    yield village
-    village.close()
 
 
 def begin(village: Village, name: str, *words: str) -> Node:
@@ -45,24 +25,20 @@ def begin(village: Village, name: str, *words: str) -> Node:
 
 @pytest.fixture(scope="module")
 def author(village: Village) -> Node:
-    return begin(village, "author", "start", str(village.root / "run.toml"))
+    return begin(village, "author", "start", str(village.paced(step_s=STEP_S, steps=STEPS, warmup=0.005)))
 
 
 @pytest.fixture(scope="module")
 def line(author: Node) -> list[str]:
-    return until(lambda: author.said(r"others join with: noloco-node (.*)"), "the line to join with").split()
+    return author.invitation()
 
 
 @pytest.fixture(scope="module")
 def swarm(village: Village, author: Node, line: list[str]) -> list[Node]:
     nodes = [author, *(begin(village, name, *line) for name in ("one", "two", "three"))]
     for node in nodes:
-        until(lambda node=node: node.committed() >= 1 and round_of(node) >= 10, "ten rounds of four nodes", 120)
+        until(lambda node=node: node.committed() >= 1 and node.round() >= 10, "ten rounds of four nodes", 120)
     return nodes
-
-
-def round_of(node: Node) -> int:
-    return node.ask("status").get("round") or 0
 
 
 def named(nodes: list[Node], name: str) -> Node:
@@ -111,8 +87,7 @@ def test_a_newcomer_begins_where_its_donor_is(
 
 def test_who_only_had_a_checkpoint_goes_on_from_it(village: Village, swarm: list[Node], line: list[str]) -> None:
     leaver = swarm.pop()
-    assert village.run("leave", "--home", str(leaver.home)).returncode == 0
-    leaver.process.wait(15)
+    leaver.leave()
     again = begin(village, leaver.home.name, *line)
     swarm.append(again)
     until(lambda: again.committed() >= 1, "a round with somebody", 90)
@@ -147,10 +122,9 @@ def test_who_was_away_for_long_takes_a_state_and_is_no_replay(
 ) -> None:
     dead = next(node for node in village.nodes if node.home.name == lost[0])
     behind = max(int(path.name.partition("-")[0]) for path in dead.home.glob("runs/*/checkpoints/[0-9]*")) // STEPS
-    until(lambda: round_of(swarm[-1]) > behind + CATCH_UP_ROUNDS, "the others to be far ahead", 60)
+    until(lambda: swarm[-1].round() > behind + CATCH_UP_ROUNDS, "the others to be far ahead", 60)
     again = begin(village, dead.home.name, "join", "--bootstrap", swarm[-1].ask("status")["addresses"][0])
-    _, round_, _ = took(again)
-    assert round_ > behind
+    assert again.took() > behind
     until(lambda: again.committed() >= 1, "a round with somebody", 60)
     for node in (*swarm, again):
         assert "stale" not in node.ask("status").get("rounds", {}).get("by_reason", {})

@@ -1,11 +1,9 @@
 """A partner that freezes, and what a volunteer allows, with real processes: training goes on, nobody waits for it."""
 
 import os
-import re
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -14,30 +12,16 @@ from village import Node, Village, until
 
 pytestmark = pytest.mark.timeout(150)
 
-LLAMA = "hidden_size = 256, intermediate_size = 1024, num_hidden_layers = 4, num_attention_heads = 4"
-"""Five fragments, 8.4 MB in bf16: at the rate below a swap takes some seconds."""
 UPLOAD_BYTES_S = 1_500_000
+"""A swap takes some seconds."""
 VECTOR_BYTES = 8.4e6
 
 
 @pytest.fixture
 def village() -> Iterator[Village]:
-    village = Village()
-    yield village
-    village.close()
-
-
-def manifest(village: Village) -> Path:
-    """Phases of some seconds whatever the machine, so that a frozen swap lives within few of them."""
-    path = village.manifest(batch_tokens="64", warmup="0.0", codec='"bf16"')
-    text = re.sub(r"(?m)^preset = .*$", f'architecture = "LlamaConfig"\nconfig = {{ {LLAMA} }}', path.read_text())
-    path.write_text(re.sub(r"(?m)^steps = .*$", "seconds = 4.0", text))
-    return path
-
-
-def address(author: Node) -> str:
-    line = until(lambda: author.said(r"others join with: noloco-node (.*)"), "the line to join with")
-    return line.split()[line.split().index("--bootstrap") + 1]
+    """Each test has its own."""
+    with Village() as village:
+        yield village
 
 
 def step_rates(node: Node, after: float, before: float) -> list[float]:
@@ -46,8 +30,9 @@ def step_rates(node: Node, after: float, before: float) -> list[float]:
 
 
 def test_a_partner_that_freezes_costs_a_round_and_no_step(village: Village) -> None:
-    author = village.node("author", "start", str(manifest(village)))
-    slow = village.node("slow", "join", "--bootstrap", address(author), "--max-upload", str(UPLOAD_BYTES_S))
+    """In phases of some seconds whatever the machine, so that a frozen swap lives within few of them."""
+    author = village.node("author", "start", str(village.llama(seconds=4.0, codec="bf16")))
+    slow = village.node("slow", "join", "--bootstrap", author.address(), "--max-upload", str(UPLOAD_BYTES_S))
 
     def in_the_middle() -> bool:
         status = author.ask("status")
@@ -85,21 +70,21 @@ def _broken(author: Node, frozen: float) -> dict[str, Any] | None:
 
 def test_pause_resume_and_a_quota_that_outlives_a_restart(village: Village) -> None:
     author = village.node("author", "start", str(village.manifest(warmup="0.0")))
-    there = address(author)
+    there = author.address()
     other = village.node("other", "join", "--bootstrap", there, "--daily-upload", "40MB")
     until(lambda: other.committed() >= 1, "a round together")
 
-    assert village.run("pause", "--home", str(other.home)).returncode == 0
+    other.tell("pause")
     paused = other.ask("status")
     assert (paused["state"], paused["waiting_for"]) == ("paused", "`noloco-node resume`")
     until(lambda: [row["state"] for row in author.ask("peers")["peers"]] == ["paused"], "it stands there as paused", 20)
     assert other.ask("status")["step"] == paused["step"]
-    assert village.run("resume", "--home", str(other.home)).returncode == 0
+    other.tell("resume")
     committed = paused["rounds"]["committed"]
     until(lambda: other.committed() > committed, "it goes on by itself", 40)
 
     sent = other.ask("status")["today"]["sent"]
-    assert village.run("leave", "--home", str(other.home)).returncode == 0
+    other.leave()
     again = village.node("other", "join", "--bootstrap", there, "--daily-upload", f"{sent + 1_000_000}")
     solo = until(lambda: again.ask("status").get("rounds", {}).get("by_reason", {}).get("quota"), "its quota's end")
     status = again.ask("status")

@@ -1,7 +1,6 @@
 """`noloco-node swarm` with real nodes: trains, says what came of it, and leaves nothing."""
 
 import json
-from collections.abc import Iterator
 
 import pytest
 from village import Village
@@ -13,13 +12,6 @@ DOCUMENTED = [
     *("device", "partner", "busy_fraction", "rounds", "bytes", "resent_block_fraction", "peers_seen", "uptime_s"),
     *("addresses", "last_error"),
 ]
-
-
-@pytest.fixture
-def village() -> Iterator[Village]:
-    village = Village()
-    yield village
-    village.close()
 
 
 def test_a_swarm_of_two_trains_and_reports(village: Village) -> None:

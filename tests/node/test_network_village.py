@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
 from itertools import pairwise
 
 import psutil
@@ -21,17 +20,9 @@ pytestmark = [pytest.mark.timeout(150), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def village() -> Iterator[Village]:
-    village = Village()
-    yield village
-    village.close()
-
-
-@pytest.fixture(scope="module")
 def nodes(village: Village) -> list[Node]:
     author = village.node("author", "start", str(village.manifest(warmup="0.0")))
-    line = until(lambda: author.said(r"others join with: noloco-node (.*)"), "the line to join with")
-    nodes = [author, village.node("one", *line.split()), village.node("two", *line.split())]
+    nodes = [author, *(village.node(name, *author.invitation()) for name in ("one", "two"))]
     for node in nodes:
         until(lambda node=node: len(node.ask("status").get("partners", {})) == 2, "a round with both others")
     return nodes
@@ -82,9 +73,7 @@ def test_a_p2pd_that_hangs_is_replaced(nodes: list[Node]) -> None:
 
 
 def test_a_p2pd_that_dies_before_its_node_trains_is_replaced(village: Village, nodes: list[Node]) -> None:
-    line = nodes[0].said(r"others join with: noloco-node (.*)")
-    assert line
-    newcomer = village.node("early", *line.split())
+    newcomer = village.node("early", *nodes[0].invitation())
     until(lambda: newcomer.ask("status").get("waiting_for", "the network daemon") != "the network daemon", "p2pd is up")
     assert not newcomer.ask("status").get("step"), "it does not train yet"
     os.kill(daemon(newcomer), signal.SIGKILL)
@@ -112,9 +101,7 @@ def test_status_tells_of_a_p2pd_that_dies_again_and_again(nodes: list[Node]) -> 
 
 
 def test_a_newcomer_joins_by_the_line_of_before(village: Village, nodes: list[Node]) -> None:
-    line = nodes[0].said(r"others join with: noloco-node (.*)")
-    assert line
-    newcomer = village.node("late", *line.split())
+    newcomer = village.node("late", *nodes[0].invitation())
     until(newcomer.committed, "a round with somebody")
 
 

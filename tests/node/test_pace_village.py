@@ -8,48 +8,20 @@ from dataclasses import dataclass
 
 import psutil
 import pytest
-from village import ROOT, Node, Village, until
+from village import Node, Village, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 SPAN = 8
 """Phases that a step rate is measured over."""
 ROUNDS = 6
-RUN = """\
-name = "paced"
-rounds = 100000
-model = { task = "paced", options = { step_s = 0.1 } }
-inner = { seconds = 2.0, batch_tokens = 8, warmup = 0.0 }
-"""
-LLAMA = """\
-name = "cost"
-rounds = 100000
-[model]
-architecture = "LlamaConfig"
-config = { hidden_size = 256, intermediate_size = 1024, num_hidden_layers = 4, num_attention_heads = 4 }
-[data]
-sequence_length = 64
-[inner]
-seconds = 3.0
-batch_tokens = 64
-warmup = 0.0
-"""
 
 
 @pytest.fixture
 def village() -> Iterator[Village]:
-    village = Village()
-    village.environ["PYTHONPATH"] += f":{ROOT / 'tests' / 'tasks'}"
-    yield village
-    village.close()
-
-
-def started(village: Village, run: str) -> tuple[Node, str]:
-    """An author, and the address that others join by."""
-    path = village.root / "run.toml"
-    path.write_text(run)
-    author = village.node("author", "start", str(path))
-    return author, until(lambda: author.said(r"join --bootstrap (\S+) "), "the line to join with")
+    """Each test has its own."""
+    with Village() as village:
+        yield village
 
 
 def committed(node: Node) -> int:
@@ -65,7 +37,8 @@ def step_rate(node: Node, phases: int) -> float:
 
 
 def test_a_slow_box_holds_nobody_back(village: Village, capsys: pytest.CaptureFixture[str]) -> None:
-    author, there = started(village, RUN)
+    author = village.node("author", "start", str(village.paced(step_s=0.1, seconds=2.0)))
+    there = author.address()
     other = village.node("other", "join", "--bootstrap", there)
     until(lambda: other.said(r"(round \d+ with)"), "a round of the two")
     usual = [step_rate(node, SPAN) for node in (author, other)]
@@ -106,7 +79,8 @@ class Cpu:
 
 
 def test_what_the_network_side_costs(village: Village, capsys: pytest.CaptureFixture[str]) -> None:
-    author, there = started(village, LLAMA)
+    author = village.node("author", "start", str(village.llama(seconds=3.0)))
+    there = author.address()
     until(lambda: author.events("PhaseDone"), "training alone")
     alone, since = Cpu.of(author), len(author.events("PhaseDone"))
     until(lambda: len(author.events("PhaseDone")) >= since + 3, "three phases alone")
@@ -131,15 +105,14 @@ def test_what_the_network_side_costs(village: Village, capsys: pytest.CaptureFix
 
 
 def test_a_pause_outlives_a_restart_and_who_returns_takes_a_state_worth_more(village: Village) -> None:
-    author, there = started(village, RUN.replace("seconds = 2.0", "seconds = 0.5"))
-    other = village.node("other", "join", "--bootstrap", there)
+    author = village.node("author", "start", str(village.paced(step_s=0.1, seconds=0.5)))
+    other = village.node("other", "join", "--bootstrap", author.address())
     until(lambda: other.said(r"(round \d+ with)"), "a round together")
     (there,) = other.ask("status")["addresses"]
-    assert village.run("pause", "--home", str(author.home)).returncode == 0
+    author.tell("pause")
     paused = author.ask("status")
     assert (paused["state"], paused["waiting_for"]) == ("paused", "`noloco-node resume`")
-    assert village.run("leave", "--home", str(author.home)).returncode == 0
-    author.process.wait(20)
+    author.leave()
 
     again = village.node("author", "join", "--bootstrap", there)
     until(lambda: again.ask("status").get("state") == "paused", "it is paused as before")
@@ -147,11 +120,11 @@ def test_a_pause_outlives_a_restart_and_who_returns_takes_a_state_worth_more(vil
     assert asleep["waiting_for"] == "`noloco-node resume` (paused before this start)"
     assert asleep["round"] - paused["round"] in (0, 1)
     until(lambda: again.ask("peers")["peers"][0]["round"] > asleep["round"] + 12, "the other is far ahead")
-    assert village.run("pause", "--home", str(other.home)).returncode == 0
+    other.tell("pause")
     until(lambda: again.ask("peers")["peers"][0]["state"] == "paused", "which pauses, too", 60)
-    assert village.run("resume", "--home", str(again.home)).returncode == 0
-    taken = until(lambda: again.said(r"took the state of \S+ at round (\d+)"), "the state of one that pauses", 30)
-    assert int(taken) > asleep["round"] + 12
-    back = until(lambda: [e for e in again.events("PhaseDone") if e["round"] == int(taken) + 1], "it trains on")
+    again.tell("resume")
+    taken = again.took(within_s=30)
+    assert taken > asleep["round"] + 12, "the state of one that pauses"
+    back = until(lambda: [e for e in again.events("PhaseDone") if e["round"] == taken + 1], "it trains on")
     assert back[0]["tokens"] <= 2 * 8 * 5, "a phase of its own"
     assert not (again.home / "paused").exists()

@@ -7,45 +7,24 @@ from pathlib import Path
 
 import pytest
 import torch
-from village import ROOT, Node, Village, until
+from village import Node, Village, until
 
 from noloco_node import checkpoint
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
-RUN = """\
-name = "returning"
-rounds = 10000
-[model]
-task = "paced"
-options = {{ step_s = {step_s} }}
-[inner]
-steps = 20
-batch_tokens = 8
-learning_rate = 0.0001
-"""
-
 
 @pytest.fixture
 def village() -> Iterator[Village]:
-    village = Village()
-    village.environ["PYTHONPATH"] += f":{ROOT / 'tests' / 'tasks'}"
-    yield village
-    village.close()
+    """Each test has its own."""
+    with Village() as village:
+        yield village
 
 
 def begin(village: Village, *words: str, step_s: float) -> tuple[Node, list[str]]:
-    (village.root / "run.toml").write_text(RUN.format(step_s=step_s))
-    author = village.node("author", "start", str(village.root / "run.toml"), *words)
-    return author, until(lambda: author.said(r"others join with: noloco-node (.*)"), "the line to join with").split()
-
-
-def round_of(node: Node) -> int:
-    return node.ask("status").get("round") or 0
-
-
-def took(node: Node) -> int:
-    return int(until(lambda: node.said(r"took the state of \S+ at round (\d+)"), "a peer's state"))
+    run = village.paced(step_s=step_s, steps=20, learning_rate=0.0001, warmup=0.005)
+    author = village.node("author", "start", str(run), *words)
+    return author, author.invitation()
 
 
 def test_a_donor_that_trains_on_its_own_or_pauses_gives_its_state(village: Village) -> None:
@@ -55,19 +34,19 @@ def test_a_donor_that_trains_on_its_own_or_pauses_gives_its_state(village: Villa
         lambda: any("training goes on alone" in h["text"] for h in author.ask("status").get("health", ())), "no quota"
     )
     partner.kill()
-    far = round_of(author)
+    far = author.round()
 
     late = village.node("late", *line)
-    assert took(late) >= far > 0
-    until(lambda: round_of(late) > far, "its training")
+    assert late.took() >= far > 0
+    until(lambda: late.round() > far, "its training")
     late.kill()
 
-    assert village.run("pause", "--home", str(author.home)).returncode == 0
+    author.tell("pause")
     until(lambda: author.ask("status").get("state") == "paused", "the pause", 10)
-    at_rest = round_of(author)
+    at_rest = author.round()
     later = village.node("later", *line)
-    assert took(later) == at_rest
-    until(lambda: round_of(later) > at_rest, "its training")
+    assert later.took() == at_rest
+    until(lambda: later.round() > at_rest, "its training")
 
 
 def test_who_stands_apart_takes_the_state_of_a_peer_and_meets_the_others_again(village: Village) -> None:
@@ -75,13 +54,12 @@ def test_who_stands_apart_takes_the_state_of_a_peer_and_meets_the_others_again(v
     one, two = village.node("one", *line), village.node("two", *line)
     for node in (author, one, two):
         until(lambda node=node: len(node.ask("status").get("partners", ())) == 2, "a round with both others", 120)
-    assert village.run("leave", "--home", str(two.home)).returncode == 0
-    two.process.wait(15)
+    two.leave()
     carry_off(two.home)
 
     again = village.node("two", *line)
     until(lambda: again.said("(standing apart from the others)"), "three rounds as one who stands apart", 180)
-    took(again)
+    again.took()
     until(again.committed, "a round with somebody", 60)
     assert again.said("going on from the (checkpoint)"), "it was not far behind"
     for node in (author, one, again):

@@ -2,43 +2,25 @@
 
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from village import ROOT, Village, until
+from village import Village, until
 
 sys.path.append(str(Path(__file__).parents[1] / "cli"))
 from pretend_terminal import PretendTerminal
 
 pytestmark = pytest.mark.timeout(150)
 
-RUN = """\
-name = "paced"
-rounds = 100000
-model = { task = "paced", options = { step_s = 0.05 } }
-inner = { seconds = 1.0, batch_tokens = 8, warmup = 0.0 }
-"""
 PANELS = {
     (80, 24): ["loss", "this node", "rounds", "peers", "events"],
     (200, 50): ["loss", "this node", "partners", "rounds", "peers", "events"],
 }
 
 
-@pytest.fixture
-def village() -> Iterator[Village]:
-    village = Village()
-    village.environ["PYTHONPATH"] += f":{ROOT / 'tests' / 'tasks'}"
-    yield village
-    village.close()
-
-
 def test_a_real_node_seen_and_steered(village: Village) -> None:
-    path = village.root / "run.toml"
-    path.write_text(RUN)
-    author = village.node("author", "start", str(path))
-    there = until(lambda: author.said(r"join --bootstrap (\S+) "), "the line to join with")
-    other = village.node("other", "join", "--bootstrap", there)
+    author = village.node("author", "start", str(village.paced(seconds=1.0)))
+    other = village.node("other", "join", "--bootstrap", author.address())
     until(lambda: author.said(r"(round \d+ with)"), "a round together")
     name, partner = (node.ask("status")["name"] for node in (author, other))
     until(lambda: [row["state"] for row in author.ask("peers")["peers"]] == ["training"], "the other's next record")
@@ -65,7 +47,7 @@ def test_a_real_node_seen_and_steered(village: Village) -> None:
         assert "has left; what it knows is kept in" in terminal.bytes.decode()
         assert author.process.wait(10) == 0
 
-    text = village.run("top", "--once", "--home", str(other.home)).stdout
+    text = other.run("top", "--once").stdout
     assert "training" in text.splitlines()[0]
 
 
@@ -77,7 +59,7 @@ def complete(seen: str, columns: int, rows: int, name: str, partner: str) -> Non
     for panel in PANELS[columns, rows]:
         assert any(f" {panel} ─" in line for line in lines), panel
     assert lines[0].startswith(f" {name}  ● training  round ")
-    assert lines[0].endswith(re.search(r"paced-\w{12}", lines[0])[0])
+    assert lines[0].endswith(re.search(r"village-\w{12}", lines[0])[0])
     assert re.match(r" loss \d.*eval \d.*tokens/s · busy \d+% · 1 peer · up \d", lines[1])
     assert re.search("[\u2801-\u28ff]{4}", seen), "a curve"
     assert re.search(rf"▅+ {partner}", seen), "a round together on its axis"

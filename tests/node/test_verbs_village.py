@@ -8,50 +8,30 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 
 import psutil
 import pytest
-from village import ROOT, Node, Village, until
+from village import Node, Village, until
 
 from noloco_node.names import name_of
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
-RUN = """\
-name = "paced"
-rounds = 100000
-model = { task = "paced", options = { step_s = 0.1 } }
-inner = { seconds = 1.0, batch_tokens = 8, warmup = 0.0 }
-"""
-"""Its steps take hardly any CPU."""
-
-
-@pytest.fixture(scope="module")
-def village() -> Iterator[Village]:
-    village = Village()
-    village.environ["PYTHONPATH"] += f":{ROOT / 'tests' / 'tasks'}"
-    yield village
-    village.close()
-
 
 @pytest.fixture(scope="module")
 def rendezvous(village: Village) -> Node:
-    village.nodes.append(Node(village, "rendezvous", "bootstrap"))
-    return village.nodes[-1]
+    return village.rendezvous()
 
 
 @pytest.fixture(scope="module")
 def address(rendezvous: Node) -> str:
-    return until(lambda: rendezvous.said(r"others join with: noloco-node join --bootstrap (\S+)"), "its address")
+    return rendezvous.address()
 
 
 @pytest.fixture(scope="module")
 def nodes(village: Village, address: str) -> list[Node]:
-    path = village.root / "run.toml"
-    path.write_text(RUN)
     nodes = [
-        village.node("author", "start", str(path), "--bootstrap", address),
+        village.node("author", "start", str(village.paced(step_s=0.1, seconds=1.0)), "--bootstrap", address),
         village.node("other", "join", "--bootstrap", address),
     ]
     for node in nodes:
@@ -62,7 +42,7 @@ def nodes(village: Village, address: str) -> list[Node]:
 
 
 def at(node: Node, *words: str) -> subprocess.CompletedProcess[str]:
-    return node.village.run(*words, "--home", str(node.home), within_s=100)
+    return node.run(*words, within_s=100)
 
 
 def seen(done: subprocess.CompletedProcess[str], code: int = 0) -> dict:

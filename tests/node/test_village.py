@@ -6,7 +6,6 @@ killed and the others go on, it comes back from its checkpoint, and all leave.
 
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,35 +17,24 @@ pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module")
-def village() -> Iterator[Village]:
-    village = Village()
-    yield village
-    village.close()
-
-
-@pytest.fixture(scope="module")
 def author(village: Village) -> Node:
     return village.node("author", "start", str(village.manifest(warmup="0.0")))
 
 
 @pytest.fixture(scope="module")
-def line(author: Node) -> str:
-    """What `start` printed for others to join with."""
-    return until(lambda: author.said(r"others join with: noloco-node (.*)"), "the line to join with")
+def line(author: Node) -> list[str]:
+    return author.invitation()
 
 
 @pytest.fixture(scope="module")
-def volunteers(village: Village, line: str) -> list[Node]:
-    words = line.split()
-    by_address = ["join", "--bootstrap", words[words.index("--bootstrap") + 1]]
-    return [village.node("one", *by_address), village.node("two", *words)]
+def volunteers(village: Village, author: Node, line: list[str]) -> list[Node]:
+    return [village.node("one", "join", "--bootstrap", author.address()), village.node("two", *line)]
 
 
-def test_the_line_names_run_and_author(line: str) -> None:
-    words = line.split()
-    assert words[:2] == ["join", "--bootstrap"]
-    assert len(words[words.index("--run") + 1]) == 64
-    assert is_peer_id(words[words.index("--trust") + 1])
+def test_the_line_names_run_and_author(line: list[str]) -> None:
+    assert line[:2] == ["join", "--bootstrap"]
+    assert len(line[line.index("--run") + 1]) == 64
+    assert is_peer_id(line[line.index("--trust") + 1])
 
 
 def test_all_three_exchange(author: Node, volunteers: list[Node]) -> None:
@@ -71,7 +59,7 @@ def test_everybody_sees_the_same_others(author: Node, volunteers: list[Node]) ->
 def test_a_newcomer_begins_where_the_others_are(author: Node, volunteers: list[Node]) -> None:
     first = author.events("Evaluated")[0]["eval_loss"]
     for node in volunteers:
-        round_ = int(until(lambda node=node: node.said(r"took the state of \S+ at round (\d+)"), "a peer's state"))
+        round_ = node.took()
         began = node.ask("status")["eval_loss_first"]
         there = min(author.events("Evaluated"), key=lambda event: abs(event["round"] - round_))["eval_loss"]
         assert began == pytest.approx(there, rel=0.05), "as far as the others"
@@ -119,7 +107,7 @@ def test_all_leave_cleanly_and_nothing_is_left(village: Village, author: Node, v
     began = time.monotonic()
     volunteers[1].process.send_signal(signal.SIGTERM)
     again.process.send_signal(signal.SIGINT)
-    assert village.run("leave", "--home", str(author.home)).returncode == 0
+    author.tell("leave")
     for node in (author, volunteers[1], again):
         assert node.process.wait(12) == 0, node.log.read_text()[-2000:]
     assert time.monotonic() - began < 15

@@ -3,6 +3,8 @@
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def why_not(*tools: str) -> str | None:
@@ -21,6 +23,19 @@ def why_not(*tools: str) -> str | None:
 
 def space(name: str) -> str:
     return f"nv-{os.getpid()}-{name}"
+
+
+@contextmanager
+def spaces(*names: str) -> Iterator[None]:
+    """Each with its own loopback. The links in them go with them at the end."""
+    try:
+        for name in names:
+            sh(f"ip netns add {space(name)}")
+            sh(f"ip -n {space(name)} link set lo up")
+        yield
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", space(name)], capture_output=True, check=False, timeout=10)
 
 
 def inside(name: str) -> list[str]:

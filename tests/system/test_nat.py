@@ -7,8 +7,6 @@ MASQUERADE and drop what comes in unasked, with a host behind each.
                            └── router 10.84.0.12 ── host 10.84.2.2
 """
 
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +15,7 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "node"))
-from namespaces import inside, sh, space, why_not
+from namespaces import inside, sh, space, spaces, why_not
 from village import Node, Village, until
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -27,19 +25,12 @@ HOSTS = (1, 2)
 
 @contextmanager
 def street() -> Iterator[None]:
-    names = ["public", *(f"{kind}{i}" for kind in ("router", "host") for i in HOSTS)]
-    try:
-        for name in names:
-            sh(f"ip netns add {space(name)}")
-            sh(f"ip -n {space(name)} link set lo up")
+    with spaces("public", *(f"{kind}{i}" for kind in ("router", "host") for i in HOSTS)):
         sh(f"ip -n {space('public')} link add street type bridge")
         give("public", "street", "10.84.0.1/24")
         for i in HOSTS:
             build_house(i)
         yield
-    finally:
-        for name in names:  # the links go with them
-            subprocess.run(["ip", "netns", "delete", space(name)], capture_output=True, check=False, timeout=10)
 
 
 def build_house(i: int) -> None:
@@ -65,17 +56,12 @@ def give(name: str, device: str, address: str) -> None:
 def village() -> Iterator[Village]:
     if why := why_not("iptables"):
         pytest.skip(why)
-    with street():
-        village = Village()
+    with street(), Village() as village:
         yield village
-        village.close()
-        shutil.rmtree(village.root, ignore_errors=True)
 
 
 def rendezvous(village: Village) -> str:
-    node = Node(village, "rendezvous", "bootstrap", within=inside("public"), at="10.84.0.1")
-    village.nodes.append(node)
-    return until(lambda: node.said(r"--bootstrap (/ip4/10.84.0.1/\S+)"), "the rendezvous")
+    return village.rendezvous(within=inside("public"), at="10.84.0.1").address()
 
 
 def way(node: Node, other: Node) -> str | None:

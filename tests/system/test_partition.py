@@ -9,8 +9,6 @@ How far the halves are apart is measured on checkpoints: the distance of their m
 """
 
 import json
-import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -22,8 +20,8 @@ import torch
 from safetensors.torch import load_file
 
 sys.path.append(str(Path(__file__).parents[1] / "node"))
-from namespaces import inside, sh, space, why_not
-from village import ROOT, Node, Village, until
+from namespaces import inside, sh, space, spaces, why_not
+from village import Node, Village, until
 
 from noloco_node import checkpoint
 
@@ -33,19 +31,6 @@ CUT_S = 60.0
 MEND_S = 60.0
 MEASURE_S = 15.0
 """For each node to write a checkpoint: every ten rounds of a second."""
-RUN = """\
-name = "partition"
-rounds = 100000
-[model]
-task = "paced"
-options = { step_s = 0.1 }
-[inner]
-steps = 10
-batch_tokens = 2
-learning_rate = 0.0001
-warmup = 0.0
-"""
-"""Few examples a step, and a rate at which nobody arrives within these minutes: who does not average drifts apart."""
 Half = list[Node]
 
 
@@ -55,21 +40,13 @@ def address(half: int, number: int) -> str:
 
 @contextmanager
 def two_halves() -> Iterator[None]:
-    halves = (1, 2)
-    try:
-        for half in halves:
-            sh(f"ip netns add {space(f'half{half}')}")
-            sh(f"ip -n {space(f'half{half}')} link set lo up")
+    with spaces("half1", "half2"):
         sh(f"ip link add link0 netns {space('half1')} type veth peer name link0 netns {space('half2')}")
-        for half in halves:
+        for half in (1, 2):
             for number in (1, 2, 3):
                 sh(f"ip -n {space(f'half{half}')} address add {address(half, number)}/24 dev link0")
             sh(f"ip -n {space(f'half{half}')} link set link0 up")
         yield
-    finally:
-        for half in halves:  # the link goes with them
-            gone = ["ip", "netns", "delete", space(f"half{half}")]
-            subprocess.run(gone, capture_output=True, check=False, timeout=10)
 
 
 def link(*, cut: bool) -> None:
@@ -81,20 +58,17 @@ def link(*, cut: bool) -> None:
 def village() -> Iterator[Village]:
     if why := why_not("iptables"):
         pytest.skip(why)
-    with two_halves():
-        village = Village()
-        village.environ["PYTHONPATH"] += f":{ROOT / 'tests' / 'tasks'}"
-        (village.root / "run.toml").write_text(RUN)
+    with two_halves(), Village() as village:
         yield village
-        village.close()
-        shutil.rmtree(village.root, ignore_errors=True)
 
 
 def begin(village: Village) -> tuple[Half, Half]:
-    first = village.node("a", "start", str(village.root / "run.toml"), within=inside("half1"), at=address(1, 1))
-    words = until(lambda: first.said(rf"noloco-node (join --bootstrap /ip4/{address(1, 1)}/.*)"), "the line").split()
-    one = [first, *(village.node(f"a{n}", *words, within=inside("half1"), at=address(1, n)) for n in (2, 3))]
-    other = [village.node(f"b{n}", *words, within=inside("half2"), at=address(2, n)) for n in (1, 2, 3)]
+    """Few examples a step, and a rate at which nobody arrives within these minutes: who does not average drifts apart."""
+    run = village.paced(step_s=0.1, steps=10, batch_tokens=2, learning_rate=0.0001)
+    first = village.node("a", "start", str(run), within=inside("half1"), at=address(1, 1))
+    line = first.invitation()
+    one = [first, *(village.node(f"a{n}", *line, within=inside("half1"), at=address(1, n)) for n in (2, 3))]
+    other = [village.node(f"b{n}", *line, within=inside("half2"), at=address(2, n)) for n in (1, 2, 3)]
     for node in (*one, *other):
         until(lambda node=node: len(node.ask("status").get("partners", ())) >= 4, "partners on both sides", 120)
     return one, other

@@ -6,7 +6,6 @@ own, on loopback, which is gone afterwards.
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import urllib.parse
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "node"))
-from village import ROOT, Node, Village, until
+from village import ROOT, Node, Village, free_port, until
 
 pytestmark = [
     pytest.mark.system,
@@ -27,12 +26,6 @@ pytestmark = [
 ]
 
 DEPLOY = ROOT / "deploy" / "prometheus"
-RUN = """\
-name = "watched"
-rounds = 100000
-model = { task = "paced", options = { step_s = 0.05 } }
-inner = { seconds = 0.5, batch_tokens = 8, warmup = 0.0 }
-"""
 LATER = {"noloco_clock_skew_seconds"}
 """What a node comes to know with time, however many peers it has."""
 
@@ -83,18 +76,10 @@ class Prometheus:
             return False
 
 
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
-
-
 @pytest.fixture
 def village() -> Iterator[Village]:
-    village = Village()
-    village.environ |= {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'tasks'}", "NOLOCO_WEB": "127.0.0.1:0"}
-    yield village
-    village.close()
+    with Village(NOLOCO_WEB="127.0.0.1:0") as village:
+        yield village
 
 
 @pytest.fixture
@@ -111,10 +96,8 @@ def target(node: Node) -> str:
 def test_it_scrapes_nodes_and_a_crowd_costs_no_series(
     village: Village, prometheus: Prometheus, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = village.root / "run.toml"
-    run.write_text(RUN)
-    author = village.node("author", "start", str(run))
-    there = until(lambda: author.said(r"join --bootstrap (\S+) "), "the line to join with")
+    author = village.node("author", "start", str(village.paced(seconds=0.5)))
+    there = author.address()
     other = village.node("other", "join", "--bootstrap", there)
     two = [target(author), target(other)]
     prometheus.looks_at(*two)

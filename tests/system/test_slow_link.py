@@ -6,8 +6,6 @@ phase does not depend on how fast this machine is, nor on what else it does. Eag
 the same time, each on a link of its own.
 """
 
-import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -21,9 +19,9 @@ from statistics import fmean
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "node"))
-from namespaces import sh, why_not
+from namespaces import sh, spaces, why_not
 from namespaces import space as space_of
-from village import ROOT, Node, Village, until
+from village import Node, Village, until
 
 PHASE_S = 5.0
 SWAP_S = PHASE_S / 2
@@ -32,34 +30,22 @@ PARAMETERS = 257 * 384
 """Of the paced task."""
 OVERHEAD = 1.1
 """TCP, libp2p's encryption and framing, and what else the two say to each other."""
-RUN = """\
-name = "slow-link"
-rounds = 10000
-model = {{ task = "paced", options = {{ step_s = 0.05 }} }}
-inner = {{ seconds = {phase_s}, batch_tokens = 64, warmup = 0.0, learning_rate = 0.0001 }}
-outer = {{ overlap = "{overlap}", codec = "fp32" }}
-"""
 
 
 @contextmanager
 def slow_link(name: str, rate_bits_s: float) -> Iterator[list[tuple[str, str]]]:
     """Two namespaces, each with the address of its end. Nothing of it can be seen outside them."""
-    ends = [(space_of(f"{name}-{side}"), f"10.83.0.{side}") for side in (1, 2)]
-    try:
-        for space, _ in ends:
-            sh(f"ip netns add {space}")
+    names = [f"{name}-{side}" for side in (1, 2)]
+    ends = [(space_of(name), f"10.83.0.{side}") for side, name in enumerate(names, 1)]
+    with spaces(*names):
         (one, _), (other, _) = ends
         sh(f"ip link add link0 netns {one} type veth peer name link0 netns {other}")
         for space, address in ends:
             sh(f"ip -n {space} address add {address}/24 dev link0")
-            sh(f"ip -n {space} link set lo up")
             sh(f"ip -n {space} link set link0 up")
             limit = f"rate {rate_bits_s / 1000:.0f}kbit burst 16kb latency 400ms"
             sh(f"tc -n {space} qdisc add dev link0 root tbf {limit}")
         yield ends
-    finally:
-        for space, _ in ends:  # the links go with them
-            subprocess.run(["ip", "netns", "delete", space], capture_output=True, check=False, timeout=10)
 
 
 @dataclass
@@ -92,40 +78,33 @@ def at(points: list[tuple[float, float]], second: float) -> float:
 
 
 def measure(overlap: str) -> Measured:
-    with slow_link(overlap[0], 8 * 4 * PARAMETERS * OVERHEAD / SWAP_S) as ends:
-        village = Village()
-        village.environ["PYTHONPATH"] += f":{ROOT / 'tests' / 'tasks'}"
-        try:
-            return watch(*start_two(village, overlap, ends))
-        finally:
-            village.close()
-            shutil.rmtree(village.root, ignore_errors=True)
+    with slow_link(overlap[0], 8 * 4 * PARAMETERS * OVERHEAD / SWAP_S) as ends, Village() as village:
+        return watch(*start_two(village, overlap, ends))
 
 
 def start_two(village: Village, overlap: str, ends: list[tuple[str, str]]) -> tuple[list[Node], float]:
     """And when the first one began to train: half a phase before the second. Both wait until both are there."""
     (here, one), (there, other) = ends
-    path = village.root / "run.toml"
-    path.write_text(RUN.format(phase_s=PHASE_S, overlap=overlap))
+    outer = {"overlap": overlap, "codec": "fp32"}
+    run = village.paced(seconds=PHASE_S, batch_tokens=64, learning_rate=0.0001, outer=outer)
     for name in "ab":
         (village.root / name).mkdir(mode=0o700)
         (village.root / name / "paused").touch()  # as its user left it
-    first = village.node("a", "start", str(path), within=("ip", "netns", "exec", here), at=one)
-    words = until(lambda: first.said(rf"noloco-node (join --bootstrap /ip4/{one}/.*)"), "a line to join by")
+    first = village.node("a", "start", str(run), within=("ip", "netns", "exec", here), at=one)
     until(lambda: first.ask("status").get("state") == "paused", "the first node, ready but paused")
-    second = village.node("b", *words.split(), within=("ip", "netns", "exec", there), at=other)
+    second = village.node("b", *first.invitation(), within=("ip", "netns", "exec", there), at=other)
     until(lambda: second.ask("status").get("state") == "paused", "the second node, with the first one's state")
     until(lambda: all(node.ask("status").get("peers_seen") for node in (first, second)), "that they see each other")
-    took_s = resume(village, first)
+    took_s = resume(first)
     began = time.time()
     until(lambda: time.time() > began + PHASE_S / 2 - took_s, "half a phase")
-    resume(village, second)
+    resume(second)
     return [first, second], began
 
 
-def resume(village: Village, node: Node) -> float:
+def resume(node: Node) -> float:
     asked = time.monotonic()
-    assert village.run("resume", "--home", str(node.home)).returncode == 0
+    node.tell("resume")
     return time.monotonic() - asked
 
 

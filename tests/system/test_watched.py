@@ -23,16 +23,10 @@ import psutil
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "node"))
-from village import ROOT, Node, Village, until
+from village import Node, Village, until
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(400)]
 
-RUN = """\
-name = "watched"
-rounds = 100000
-model = { task = "paced", options = { step_s = 0.05 } }
-inner = { seconds = 1.0, batch_tokens = 8, warmup = 0.0 }
-"""
 SPAN = 9
 """Phases of a window."""
 PAIRS = 6
@@ -40,11 +34,8 @@ PAIRS = 6
 
 @pytest.fixture
 def village() -> Iterator[Village]:
-    village = Village()
-    village.environ |= {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'tasks'}", "NOLOCO_WEB": "127.0.0.1:0"}
-    village.environ["TERM"] = "xterm-256color"
-    yield village
-    village.close()
+    with Village(NOLOCO_WEB="127.0.0.1:0", TERM="xterm-256color") as village:
+        yield village
 
 
 @pytest.fixture
@@ -143,11 +134,8 @@ def cpu_s(node: Node) -> float:
 def test_being_watched_costs_next_to_nothing(
     village: Village, watching: ExitStack, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = village.root / "run.toml"
-    run.write_text(RUN)
-    author = village.node("author", "start", str(run))
-    there = until(lambda: author.said(r"join --bootstrap (\S+) "), "the line to join with")
-    nodes = [author, village.node("other", "join", "--bootstrap", there)]
+    author = village.node("author", "start", str(village.paced(seconds=1.0)))
+    nodes = [author, village.node("other", "join", "--bootstrap", author.address())]
     until(lambda: all(node.said(r"(round \d+ with)") for node in nodes), "both have met")
     watchers = [watching.enter_context(closing(Watchers(node))) for node in nodes]
     lost, cpu, usual = [], [], []
