@@ -29,10 +29,14 @@ class Lines:
     """One such file."""
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._max_bytes = max_bytes
-        self._file: TextIO | None = _opened(path)
+        self._file: TextIO | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = _opened(path)
+        except OSError as error:
+            self._give_up(error)
 
     def write(self, record: Mapping[str, Any]) -> None:
         if self._file is None:
@@ -42,8 +46,7 @@ class Lines:
                 self._turn()
             self._file.write(json.dumps(record) + "\n")
         except OSError as error:
-            log.warning("no more lines are written to %s: %s", self._path, error.strerror)
-            self.close()
+            self._give_up(error)
 
     def close(self) -> None:
         if self._file is not None:
@@ -51,10 +54,14 @@ class Lines:
             with suppress(OSError):  # what was lost is said already
                 file.close()
 
+    def _give_up(self, error: OSError) -> None:
+        log.warning("no more lines are written to %s: %s", self._path, error.strerror)
+        self.close()
+
     def _turn(self) -> None:
         """Begin a file anew. Raises OSError."""
         self.close()
-        for younger, older in reversed(list(pairwise(_generations(self._path)))):
+        for younger, older in reversed(list(pairwise(generations(self._path)))):
             if younger.exists():
                 younger.replace(older)
         self._file = _opened(self._path)
@@ -75,7 +82,7 @@ class Journal:
 
 def records(path: Path) -> Iterator[Mapping[str, Any]]:
     """What was written, the oldest first; damaged lines are passed over, and nothing is there where no file is."""
-    for file in reversed(_generations(path)):
+    for file in reversed(generations(path)):
         with suppress(OSError), file.open("rb") as lines:
             while line := lines.readline(_MAX_LINE_BYTES):
                 try:
@@ -86,8 +93,9 @@ def records(path: Path) -> Iterator[Mapping[str, Any]]:
                     yield record
 
 
-def _generations(path: Path) -> list[Path]:
-    return [path, *(path.with_name(f"{path.name}.{n}") for n in range(1, KEPT + 1))]
+def generations(path: Path, kept: int = KEPT) -> list[Path]:
+    """The file that is written and the full ones beside it, the youngest first, whether they are there or not."""
+    return [path, *(path.with_name(f"{path.name}.{n}") for n in range(1, kept + 1))]
 
 
 def _opened(path: Path) -> TextIO:

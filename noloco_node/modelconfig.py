@@ -1,7 +1,7 @@
 """A model's config.json, as transformers writes it, turned into what a manifest holds: a config class and its values.
 
-Only the run's author has the file, and only `manifest.load` reads it: what travels is the table. Which keys a manifest
-may hold at all is checked there like for any other table. Imports no transformers.
+Only the run's author has the file, and only `runtoml.load` reads it: what travels is the table. Which keys a manifest
+may hold at all is checked like for any other table. Imports no transformers.
 """
 
 import json

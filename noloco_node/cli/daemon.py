@@ -28,10 +28,10 @@ _MAX_TRIED = 32
 
 
 def start(args: argparse.Namespace) -> int:
-    from noloco_node import manifest
+    from noloco_node import manifest, runtoml
     from noloco_node.training import sources
 
-    settings, run = _settings(args), manifest.load(Path(args.manifest))
+    settings, run = _settings(args), runtoml.load(Path(args.manifest))
     sources.check(run.data, sources.Sources(settings.data, settings.tokenizer))
     with _resident(settings) as (home, settings):
         from noloco_node.identity import Identity

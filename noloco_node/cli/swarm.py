@@ -62,7 +62,8 @@ def swarm(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> _Plan:
-    from noloco_node.manifest import Manifest, load
+    from noloco_node.manifest import Manifest
+    from noloco_node.runtoml import load
 
     nodes = _whole("--nodes", args.nodes, 2, _MAX_NODES)
     rounds = None if args.rounds is None else _whole("--rounds", args.rounds, 1, 10_000_000)
@@ -102,7 +103,7 @@ def _whole(flag: str, text: str, low: int, high: int) -> int:
 
 
 async def _train(plan: _Plan, out: "Console") -> "Outcome":
-    from noloco_node import local_swarm, manifest
+    from noloco_node import local_swarm, runtoml
     from noloco_node.monitor.swarm_board import LiveBoard, PlainBoard, Progress
     from noloco_node.monitor.swarm_report import Outcome
     from noloco_node.monitor.table import fill
@@ -115,7 +116,7 @@ async def _train(plan: _Plan, out: "Console") -> "Outcome":
     async with local_swarm.opened(plan.keep, local_swarm.COMMAND, os.environ) as nodes:
         path = plan.manifest or nodes.root / "run.toml"
         if plan.manifest is None:
-            path.write_text(manifest.template(plan.run.name, rounds=plan.run.rounds), encoding="utf-8")
+            path.write_text(runtoml.template(plan.run.name, rounds=plan.run.rounds), encoding="utf-8")
         if plan.pages:
             out.print(f"web pages, one a node: http://{plan.pages[0]} to http://{plan.pages[-1]}")
         with (LiveBoard if out.is_terminal else PlainBoard)(out, progress, plan.target, began) as board:

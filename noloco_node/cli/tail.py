@@ -16,6 +16,7 @@ from noloco_node.control import client
 from noloco_node.control.views import SCHEMA
 from noloco_node.errors import NolocoError, UsageError
 from noloco_node.home import Home
+from noloco_node.journal import generations
 from noloco_node.validation import listed
 
 _POLL_S = 0.2
@@ -58,7 +59,7 @@ async def _set_level(home: Home, level: str) -> str:
 def last_lines(file: BinaryIO, log: Path, count: int) -> list[str]:
     """Of the log and, where that has too few, of the full ones before it. `file` then stands at the log's end."""
     found = _end_of(file, count)
-    for path in (log.with_name(f"{log.name}.{number}") for number in range(1, LOG_FILES)):
+    for path in generations(log, LOG_FILES - 1)[1:]:
         if len(found) < count and path.exists():
             with path.open("rb") as full:
                 found = [*_end_of(full, count - len(found)), *found]

@@ -7,19 +7,18 @@ Notable choices:
   for the next one, so that boxes with short and with long steps do not drift apart.
 - A step whose loss or gradient is not finite is skipped and counted; the position in data and schedule moves on. After
   MAX_SKIPPED of them in a row the replica is to go back to weights that were good.
-- A batch goes through the model in micro-batches; loss and norm of the whole come to the CPU once, at its end.
 - Rounds count boundaries that are behind us: before the first one the replica is in round 0.
 
-The maths of a boundary is core/outer.py (arXiv 2506.10911). What is trained is a Task's affair (training/task.py).
+The maths of a boundary is core/outer.py (arXiv 2506.10911). What is trained is a Task's affair (training/task.py), and
+how a batch goes through the model that of passes.py.
 Knows nothing of peers, threads or files. Everything here belongs to the one thread that calls it.
 """
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -29,13 +28,12 @@ from noloco_node.core import outer
 from noloco_node.core.codec import BLOCK
 from noloco_node.core.norms import Norms
 from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved, UsageError
-from noloco_node.manifest import InnerSpec, Manifest
+from noloco_node.manifest import Manifest
 from noloco_node.training import data, memory, model
 from noloco_node.training.descent import Descent
+from noloco_node.training.passes import Passes
 from noloco_node.training.schedule import learning_rate
-from noloco_node.training.task import Batch, Closable, Stream, Task, device_batch, load
-
-T = TypeVar("T")
+from noloco_node.training.task import Closable, Stream, Task, load
 
 MAX_SKIPPED = 10
 """In a row: one bad batch is bad luck, ten are bad weights."""
@@ -94,18 +92,14 @@ class Inner:
     ) -> None:
         self._spec = manifest.inner
         self._hyper = outer.Hyper(manifest.outer.alpha, manifest.outer.beta, manifest.outer.gamma)
-        self._task = task
         self.module = module.train()
         self.stream = stream
         self.layout = model.layout_digest(module)
         self.theta = model.flatten(module)
-        self._memory_fraction = memory_fraction
         self.phi, self.delta = memory.slow_vectors(self.theta, memory_fraction)
         self._norms = Norms([p.numel() for _, p in model.parameters(module)]) if manifest.outer.keep_norm else None
         self._descent = Descent(module, self._spec)
-        self._examples = _examples(task, self._spec)
-        start = micro_batch if micro_batch or self.theta.is_cuda else task.micro_examples
-        self._micro = memory.MicroBatch(self._examples, start)
+        self._passes = Passes(task, module, self._descent, self._spec, micro_batch, memory_fraction)
         self.budget = manifest.rounds
         self.round = 0
         self.phase_step = 0
@@ -187,7 +181,7 @@ class Inner:
     @property
     def micro_batch(self) -> int:
         """Examples that go through the model at once."""
-        return self._micro.size
+        return self._passes.micro_batch
 
     @property
     def device(self) -> str:
@@ -226,7 +220,7 @@ class Inner:
     def step(self) -> float:
         """One step of AdamW. Returns its loss, which is not finite where the step was skipped. Raises NonFinite after
         MAX_SKIPPED of them in a row: `restore` or `restart`."""
-        loss, norm = self._accumulate(self.stream.next(self._examples))
+        loss, norm = self._passes.gradient(self.stream.next(self._passes.examples))
         if math.isfinite(loss) and math.isfinite(norm):
             self._skipped_in_row, self.last_loss = 0, loss
             self._descend(norm)
@@ -239,59 +233,6 @@ class Inner:
             self._skipped_in_row = 0
             raise NonFinite(f"{MAX_SKIPPED} steps in a row had no finite loss and gradient")
         return loss
-
-    def _accumulate(self, batch: Batch) -> tuple[float, float]:
-        """Loss of a batch and norm of its gradient, which `descent` then has."""
-        batch = device_batch(batch, self.module)
-
-        def backward() -> tuple[float, float]:
-            self._descent.forget()
-            loss = torch.zeros((), device=self.theta.device)
-            for micro in _split(batch, self._micro.size):
-                loss += self._backward(micro, len(micro[0]) / self._examples)
-            both = torch.stack([loss, self._descent.norm()]).tolist()  # the GPU is waited for once
-            return both[0], both[1]
-
-        if not self._micro.settled:
-            self._fitting(lambda: self._find_micro_batch(batch))
-        return self._fitting(backward)
-
-    def _find_micro_batch(self, batch: Batch) -> None:
-        """Tries larger and larger parts of a batch, before the first step."""
-        device = self.theta.device
-        moments = 0 if self._descent.began else memory.MOMENT_BYTES * self.parameters
-        self._backward(next(_split(batch, 1)), 1.0)  # all micro-batches of a step but the first find gradients in place
-        grows = True
-        while grows:
-            free, used = memory.free_bytes(device, self._memory_fraction), torch.cuda.memory_allocated(device)
-            torch.cuda.reset_peak_memory_stats(device)
-            self._backward(next(_split(batch, self._micro.size)), 1.0)
-            taken = torch.cuda.max_memory_allocated(device) - used
-            grows = self._micro.may_grow(taken, free - moments)
-
-    def _backward(self, micro: Batch, share: float) -> Tensor:
-        loss = self._loss(micro) * share
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
-
-    def _loss(self, micro: Batch) -> Tensor:
-        with self._precision():
-            return self._task.loss(self.module, micro)
-
-    def _precision(self) -> torch.autocast:
-        device = self.theta.device.type
-        enabled = device == "cuda" and self._spec.precision == "bf16"
-        return torch.autocast(device, torch.bfloat16, enabled=enabled)
-
-    def _fitting(self, work: Callable[[], T]) -> T:
-        """Does the work with micro-batches that fit into memory: halves them until they do."""
-        while True:
-            try:
-                with _compiler_faults():
-                    return work()
-            except torch.OutOfMemoryError:
-                pass  # what it held is free only after this
-            self._micro.halve()
 
     def _descend(self, norm: float) -> None:
         rate = learning_rate(self._spec, self._progress) * (1 - self._warm_up_left / (WARM_UP_STEPS + 1))
@@ -390,12 +331,7 @@ class Inner:
     def evaluate(self) -> float:
         """Loss at the present θ on held-out data, the same for every replica. Right after a boundary, and
         until the next step, θ is φ: what one would publish."""
-        self._descent.forget()
-        self.module.eval()
-        with torch.no_grad(), self._precision():
-            loss = self._fitting(lambda: self._task.evaluate(self.module, self._micro.size))
-        self.module.train()
-        return loss
+        return self._passes.evaluate()
 
     # ---- the whole state ----
     def state(self) -> State:
@@ -481,33 +417,6 @@ def _pieces(vector: Tensor) -> Iterator[tuple[int, Tensor]]:
     """So that a check of a long vector makes no copy of its length."""
     for start in range(0, len(vector), outer.PIECE):
         yield start, vector[start : start + outer.PIECE]
-
-
-def _examples(task: Task, spec: InnerSpec) -> int:
-    """Of a step."""
-    examples, rest = divmod(spec.batch_tokens, task.tokens_per_example)
-    if rest or not examples:
-        raise UsageError(
-            f"inner.batch_tokens must be a multiple of {task.tokens_per_example}, as one example of this task counts "
-            f"so many, not {spec.batch_tokens}"
-        )
-    return examples
-
-
-@contextmanager
-def _compiler_faults() -> Iterator[None]:
-    """The seam to torch.compile, which finds out in the first step what it lacks here."""
-    try:
-        yield
-    except Exception as error:
-        if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-            raise
-        why = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UsageError(f"torch cannot compile the model here: {why}. Start without --compile") from error
-
-
-def _split(batch: Batch, micro: int) -> Iterator[Batch]:
-    return zip(*(torch.split(part, micro) for part in batch), strict=True)
 
 
 def _copied(state: Any) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from noloco_node import manifest
+from noloco_node import manifest, runtoml
 from noloco_node.cli import main
 from noloco_node.training import data
 from noloco_node.training.data import Corpus, Sources
@@ -32,7 +32,7 @@ def test_what_is_printed_goes_into_run_toml(texts: Path, tmp_path: Path, capsys)
     said, _, lines = capsys.readouterr().out.partition("\n\n")
     assert said.startswith(f"wrote {out}: 1,") and said.endswith("held out. In run.toml:")
     (tmp_path / "run.toml").write_text(f'name = "a"\n{lines}')
-    run = manifest.load(tmp_path / "run.toml")
+    run = runtoml.load(tmp_path / "run.toml")
     assert run.data == manifest.DataSpec(**tomllib.loads(lines)["data"])
     corpus = data.load(run.data, Sources((str(out),)))
     assert isinstance(corpus, Corpus) and isinstance(corpus.train.base, np.memmap)

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from noloco_node import manifest
+from noloco_node import manifest, runtoml
 from noloco_node.cli import main
 from noloco_node.errors import Diverged
 from noloco_node.home import Home
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("home")
 def test_init_writes_a_run_that_loads(tmp_path, capsys):
     assert main(["init"]) == 0
     assert capsys.readouterr().out == "wrote run.toml: look through it, then run `noloco-node start run.toml`\n"
-    assert manifest.load(tmp_path / "run.toml").name == "tiny"
+    assert runtoml.load(tmp_path / "run.toml").name == "tiny"
 
 
 def test_init_does_not_overwrite_unasked(tmp_path, capsys):
@@ -35,7 +35,7 @@ def test_init_does_not_overwrite_unasked(tmp_path, capsys):
     assert "--force" in capsys.readouterr().err
     assert (tmp_path / "mine.toml").read_text() == "precious"
     assert main(["init", "mine.toml", "--force"]) == 0
-    assert manifest.load(tmp_path / "mine.toml").name == "tiny"
+    assert runtoml.load(tmp_path / "mine.toml").name == "tiny"
 
 
 def test_init_into_a_directory(tmp_path):
@@ -137,7 +137,7 @@ def test_start_signs_the_manifest(node, home, capsys):
     assert main(["start", "run.toml", "--threads", "2", "--rounds", "3", "--linger", "30"]) == 0
     [(config, mission, holder)] = node.calls
     assert isinstance(mission, Start)
-    assert manifest.verify(mission.signed) == manifest.load(Path("run.toml"))
+    assert manifest.verify(mission.signed) == runtoml.load(Path("run.toml"))
     assert mission.signed.author == Identity.load_or_create(home.identity).peer_id
     assert (config.threads, config.rounds, config.linger_s, config.home) == (2, 3, 30.0, home.root)
     assert holder is not None
@@ -183,7 +183,7 @@ def test_a_node_runs_here_already(running, node, capsys):
 
 
 def test_a_wrong_manifest_is_found_before_all_else(running, node, tmp_path, capsys):
-    (tmp_path / "run.toml").write_text(manifest.template().replace("steps = 50", "steps = 'many'"))
+    (tmp_path / "run.toml").write_text(runtoml.template().replace("steps = 50", "steps = 'many'"))
     assert main(["start", "run.toml"]) == 2
     assert capsys.readouterr().err == "run.toml: inner.steps must be a whole number from 1 to 100000, not 'many'\n"
 

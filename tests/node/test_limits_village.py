@@ -30,7 +30,7 @@ def step_rates(node: Node, after: float, before: float) -> list[float]:
 
 
 def test_a_partner_that_freezes_costs_a_round_and_no_step(village: Village) -> None:
-    """In phases of some seconds whatever the machine, so that a frozen swap lives within few of them."""
+    # in phases of some seconds whatever the machine, so that a frozen swap lives within few of them
     author = village.node("author", "start", str(village.llama(seconds=4.0, codec="bf16")))
     slow = village.node("slow", "join", "--bootstrap", author.address(), "--max-upload", str(UPLOAD_BYTES_S))
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from noloco_node import manifest
+from noloco_node import runtoml
 
 ROOT = Path(__file__).parents[2]
 LLAMA = {
@@ -149,7 +149,7 @@ class Village:
 
     def manifest(self, *, steps: int = 4, rounds: int = 100_000, **changes: str) -> Path:
         """A run.toml whose rounds take a second or two."""
-        text = manifest.template("village", rounds=rounds)
+        text = runtoml.template("village", rounds=rounds)
         small = {"steps": str(steps), "batch_tokens": "512", "sequence_length": "64", **changes}
         for key, value in small.items():
             text, count = re.subn(rf"(?m)^{key} = \S+", f"{key} = {value}", text)

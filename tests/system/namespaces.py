@@ -13,7 +13,7 @@ def why_not(*tools: str) -> str | None:
         return "needs root, to make network namespaces"
     missing = [tool for tool in ("ip", *tools) if not shutil.which(tool)]
     if missing:
-        return f"needs {' and '.join(missing)} (ip and tc: iproute2; iptables: iptables)"
+        return f"needs {' and '.join(missing)} (ip and tc: iproute2; miniupnpd: miniupnpd-iptables)"
     tried = subprocess.run(["ip", "netns", "add", space("try")], capture_output=True, text=True, check=False)
     if tried.returncode:
         return f"cannot make a network namespace here: {tried.stderr.strip()}"

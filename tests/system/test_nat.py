@@ -1,13 +1,19 @@
-"""Real nodes behind routers that let nobody in: they exchange through a relay, and without one where a way is open.
+"""Real nodes behind routers that let nobody in: they exchange through a relay, and without one where a way is open or
+the router opens one when it is asked.
 
 Network namespaces make an internet of one street: a bridge on which a public rendezvous stands, and routers that
 MASQUERADE and drop what comes in unasked, with a host behind each.
 
     rendezvous 10.84.0.1 ──┬── router 10.84.0.11 ── host 10.84.1.2
                            └── router 10.84.0.12 ── host 10.84.2.2
+
+Where a router is to map ports the street is 11.84.0.0/24 in their place: miniupnpd maps none to an address that the
+internet cannot reach. No packet leaves the namespaces.
 """
 
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,30 +27,77 @@ from village import Node, Village, until
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(240)]
 
 HOSTS = (1, 2)
+PRIVATE, PUBLIC = "10.84.0", "11.84.0"
+MAPS = f"""
+ext_ifname=wan
+listening_ip=lan
+enable_natpmp=no
+secure_mode=yes
+upnp_forward_chain=UPNP
+upnp_nat_chain=UPNP
+upnp_nat_postrouting_chain=UPNP-OUT
+allow 1024-65535 10.84.{HOSTS[0]}.0/24 1024-65535
+deny 0-65535 0.0.0.0/0 0-65535
+"""
 
 
 @contextmanager
-def street() -> Iterator[None]:
+def street(net: str = PRIVATE, tables: str = "iptables") -> Iterator[None]:
+    """`tables`: what the routers' rules are written with."""
     with spaces("public", *(f"{kind}{i}" for kind in ("router", "host") for i in HOSTS)):
         sh(f"ip -n {space('public')} link add street type bridge")
-        give("public", "street", "10.84.0.1/24")
+        give("public", "street", f"{net}.1/24")
         for i in HOSTS:
-            build_house(i)
+            build_house(i, net, tables)
         yield
 
 
-def build_house(i: int) -> None:
+def build_house(i: int, net: str, tables: str) -> None:
     public, router, host = space("public"), space(f"router{i}"), space(f"host{i}")
     sh(f"ip link add wan netns {router} type veth peer name house{i} netns {public}")
     sh(f"ip link add lan netns {router} type veth peer name eth0 netns {host}")
     sh(f"ip -n {public} link set house{i} master street up")
-    give(f"router{i}", "wan", f"10.84.0.1{i}/24")
+    give(f"router{i}", "wan", f"{net}.1{i}/24")
     give(f"router{i}", "lan", f"10.84.{i}.1/24")
     give(f"host{i}", "eth0", f"10.84.{i}.2/24")
     sh(f"ip -n {host} route add default via 10.84.{i}.1")
     sh(f"ip netns exec {router} sysctl -qw net.ipv4.ip_forward=1")
-    sh(f"ip netns exec {router} iptables -t nat -A POSTROUTING -o wan -j MASQUERADE")
-    sh(f"ip netns exec {router} iptables -A FORWARD -i wan -m state --state NEW -j DROP")
+    sh(f"ip netns exec {router} {tables} -t nat -A POSTROUTING -o wan -j MASQUERADE")
+    sh(f"ip netns exec {router} {tables} -A FORWARD -i wan -m state --state NEW -j DROP")
+
+
+@contextmanager
+def maps_ports(i: int, tables: str, root: Path) -> Iterator[None]:
+    """Router i does for its house what it is asked by UPnP, through chains of its own."""
+    for rule in (
+        "-t nat -N UPNP",
+        "-t nat -A PREROUTING -i wan -j UPNP",
+        "-t nat -N UPNP-OUT",
+        "-t nat -I POSTROUTING -o wan -j UPNP-OUT",
+        "-N UPNP",
+        "-I FORWARD -i wan -j UPNP",
+    ):
+        sh(f"ip netns exec {space(f'router{i}')} {tables} {rule}")
+    settings, log = root / "upnp.conf", root / "upnp.log"
+    settings.write_text(MAPS)
+    with log.open("wb") as out:
+        words = [*inside(f"router{i}"), "miniupnpd", "-d", "-f", str(settings), "-P", str(root / "upnp.pid")]
+        router = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+    try:
+        until(lambda: "HTTP listening" in log.read_text() or router.poll(), "a router that maps ports", 10)
+        assert router.poll() is None, log.read_text()
+        yield
+    finally:
+        router.terminate()
+        router.wait(10)
+
+
+def why_maps_none(tables: str) -> str | None:
+    """Why no router can map ports here, if so: miniupnpd's other build writes its rules with nft."""
+    if why := why_not(tables, "miniupnpd"):
+        return why
+    said = subprocess.run(["miniupnpd", "--version"], capture_output=True, text=True, check=False, timeout=10)
+    return None if "netfilter(iptables)" in said.stdout + said.stderr else "needs miniupnpd of miniupnpd-iptables"
 
 
 def give(name: str, device: str, address: str) -> None:
@@ -60,8 +113,8 @@ def village() -> Iterator[Village]:
         yield village
 
 
-def rendezvous(village: Village) -> str:
-    return village.rendezvous(within=inside("public"), at="10.84.0.1").address()
+def rendezvous(village: Village, net: str = PRIVATE) -> str:
+    return village.rendezvous(within=inside("public"), at=f"{net}.1").address()
 
 
 def way(node: Node, other: Node) -> str | None:
@@ -101,3 +154,31 @@ def test_with_one_of_them_reachable_no_relay_is_used(village: Village) -> None:
     assert open_.ask("status")["reachable"] == "directly"
     assert hidden.ask("status")["reachable"] == "relayed"
     assert way(open_, hidden) == way(hidden, open_) == "direct"
+
+
+def test_a_port_that_the_router_maps_is_a_direct_way_in(capsys: pytest.CaptureFixture[str]) -> None:
+    tables = "iptables-legacy"
+    if why := why_maps_none(tables):
+        pytest.skip(why)
+    with street(PUBLIC, tables), Village() as village, maps_ports(1, tables, village.root):
+        address = rendezvous(village, PUBLIC)
+        doctor = village.node("doctor", "doctor", "--bootstrap", address, within=inside("host1"), at="0.0.0.0")
+        assert doctor.process.wait(60) == 0
+        assert doctor.said(r"\breachable +(.+)") == "at a port of the router"
+
+        manifest, began = str(village.manifest(warmup="0.0")), time.monotonic()
+        mapped = village.node("a", "start", manifest, "--bootstrap", address, within=inside("host1"), at="0.0.0.0")
+        until(lambda: mapped.ask("status").get("reachable") == "mapped", "a port of the router")
+        seconds = time.monotonic() - began
+        told = mapped.ask("status")["addresses"]
+        assert told[0].startswith(f"/ip4/{PUBLIC}.11/tcp/") and not any("/p2p-circuit/" in known for known in told)
+        assert "reachable at a port of the router" in mapped.run("status").stdout
+
+        hidden = village.node("b", "join", "--bootstrap", address, within=inside("host2"), at="0.0.0.0")
+        for node in (mapped, hidden):
+            until(lambda node=node: node.committed() >= 2, "two rounds with the other")
+        assert hidden.ask("status")["reachable"] == "relayed"
+        assert way(mapped, hidden) == way(hidden, mapped) == "direct"
+        assert not mapped.said("(through a relay only)"), "no advice: the start waited for the router"
+        with capsys.disabled():
+            print(f"\n  a port of the router: known {seconds:.1f} s after the node's start")  # noqa: T201

@@ -63,7 +63,7 @@ def village() -> Iterator[Village]:
 
 
 def begin(village: Village) -> tuple[Half, Half]:
-    """Few examples a step, and a rate at which nobody arrives within these minutes: who does not average drifts apart."""
+    # few examples a step, and a rate at which nobody arrives within these minutes: who does not average drifts apart
     run = village.paced(step_s=0.1, steps=10, batch_tokens=2, learning_rate=0.0001)
     first = village.node("a", "start", str(run), within=inside("half1"), at=address(1, 1))
     line = first.invitation()

@@ -85,7 +85,7 @@ def live(home: Path, heard: Sequence[Heard], kill: Kill | None) -> None:
 
 def _replay(inner: Inner, heard: Sequence[Heard], stepped: Callable[[], None], kill_at: int | None) -> None:
     """Let the partner's corrections come in before the steps before which they came."""
-    step, loss, by_step = inner.step, inner._loss, defaultdict(list)
+    step, loss, by_step = inner.step, inner._passes._loss, defaultdict(list)
     for each in heard:
         by_step[each.before_step].append(each)
 
@@ -102,7 +102,7 @@ def _replay(inner: Inner, heard: Sequence[Heard], stepped: Callable[[], None], k
         return loss(batch)
 
     inner.step = replayed  # type: ignore[method-assign]
-    inner._loss = deadly  # type: ignore[method-assign]
+    inner._passes._loss = deadly  # type: ignore[method-assign]
 
 
 def _count_what_is_done_to_the_disk(kill_at: int | None) -> None:

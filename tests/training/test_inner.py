@@ -95,7 +95,7 @@ def test_activations_computed_twice_change_nothing() -> None:
 def test_a_volunteers_micro_batch_changes_rounding_only() -> None:
     whole = small_replica()
     by_three = Inner.build(small_run(), "a", device="cpu", threads=1, micro_batch=3, corpus=small_text())
-    assert by_three._micro.size == 3 and whole._micro.size == 4
+    assert by_three.micro_batch == 3 and whole.micro_batch == 4
     assert train(by_three, 6) == pytest.approx(train(whole, 6), rel=1e-5)
     assert by_three.evaluate() == pytest.approx(whole.evaluate(), rel=1e-5)
 
@@ -376,8 +376,8 @@ def test_a_state_that_no_peer_could_have_is_refused(damage: str) -> None:
 def test_a_step_without_a_finite_loss_is_skipped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     replica = small_replica()
     before = replica.theta.clone()
-    loss = replica._loss
-    monkeypatch.setattr(replica, "_loss", lambda micro: loss(micro) * math.inf)
+    loss = replica._passes._loss
+    monkeypatch.setattr(replica._passes, "_loss", lambda micro: loss(micro) * math.inf)
     assert not math.isfinite(replica.step())
     assert torch.equal(replica.theta, before) and (replica.skipped, replica.phase_step) == (1, 1)
     assert replica.stream.position == (0, 4), "the batch that did it is behind us"
@@ -388,14 +388,14 @@ def test_a_step_without_a_finite_loss_is_skipped_and_counted(monkeypatch: pytest
 def test_a_finite_loss_with_a_gradient_that_is_not_is_skipped_too(monkeypatch: pytest.MonkeyPatch) -> None:
     replica = small_replica()
     before = replica.theta.clone()
-    backward = replica._backward
+    backward = replica._passes._backward
 
     def poisoned(micro: Batch, share: float) -> torch.Tensor:
         loss = backward(micro, share)
         replica.module.lm_head.weight.grad[0, 5] = math.nan
         return loss
 
-    monkeypatch.setattr(replica, "_backward", poisoned)
+    monkeypatch.setattr(replica._passes, "_backward", poisoned)
     assert math.isfinite(replica.step())
     assert torch.equal(replica.theta, before) and replica.skipped == 1
     monkeypatch.undo()
@@ -405,12 +405,12 @@ def test_a_finite_loss_with_a_gradient_that_is_not_is_skipped_too(monkeypatch: p
 
 def test_ten_skipped_steps_in_a_row_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     replica = small_replica()
-    loss = replica._loss
-    monkeypatch.setattr(replica, "_loss", lambda micro: loss(micro) * math.nan)
+    loss = replica._passes._loss
+    monkeypatch.setattr(replica._passes, "_loss", lambda micro: loss(micro) * math.nan)
     train(replica, 9)
     monkeypatch.undo()
     train(replica, 1)
-    monkeypatch.setattr(replica, "_loss", lambda micro: loss(micro) * math.nan)
+    monkeypatch.setattr(replica._passes, "_loss", lambda micro: loss(micro) * math.nan)
     train(replica, 9)
     with pytest.raises(NonFinite, match="10 steps in a row"):
         replica.step()
@@ -468,25 +468,6 @@ def test_a_model_that_cannot_be_trained_here_is_refused_before_it_hurts(monkeypa
     monkeypatch.setattr(model, "memory_bytes", lambda: 60_000)
     with pytest.raises(OutOfMemory, match="28 bytes each"):
         small_replica()
-
-
-def test_the_micro_batch_is_halved_until_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    replica, roomy = small_replica(), small_replica()
-    backward = replica._backward
-    tried: list[int] = []
-
-    def small_only(micro: Batch, share: float) -> torch.Tensor:
-        tried.append(len(micro[0]))
-        if len(micro[0]) > 1:
-            raise torch.OutOfMemoryError
-        return backward(micro, share)
-
-    monkeypatch.setattr(replica, "_backward", small_only)
-    assert replica.step() == pytest.approx(roomy.step(), rel=1e-6)
-    assert tried == [4, 2, 1, 1, 1, 1]
-    monkeypatch.setattr(replica, "_backward", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError()))
-    with pytest.raises(OutOfMemory, match="one example"):
-        replica.step()
 
 
 def test_an_absent_device_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
