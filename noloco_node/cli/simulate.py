@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+LARGEST_SIGMA = 5
+"""Of a logarithm: one in twenty is then 3,700 times the median, and a mean of some thousands is mere chance."""
+
 ABOUT = "compare NoLoCo with its rivals on a small model, or on paper: many replicas in one process"
 EXAMPLE = "noloco-node simulate --algorithms noloco,noloco:beta=1:swaps=2,diloco,ddp --seed 1,2,3 --plot out.png"
 CLOCK_EXAMPLE = "noloco-node simulate --overlap eager,blocking,deferred --links 10,100,1000"
@@ -41,7 +44,9 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         from noloco_node.simulate.report import check_plot
 
-        check_plot()
+        if args.what is None and args.links is not None:
+            raise UsageError("--plot draws comparisons and networks, and nothing of --links: leave one of them out")
+        check_plot(args.plot)
     return _run_network(args) if args.what == "network" else _run_training(args)
 
 
@@ -72,7 +77,7 @@ def _training(parser: argparse.ArgumentParser) -> None:
     add("--batch-tokens", metavar="N", type=int, help="of one replica in one step (default: 1024)")
     add("--held-out", metavar="N", type=int, default=64, help="sequences of each evaluation (default: 64)")
     add("--sweep", action="store_true", help="try the same alphas and betas for each algorithm that has them")
-    add("--sweep-alphas", metavar="LIST", default="0.3,0.5", help="default: 0.3,0.5")
+    add("--sweep-alphas", metavar="LIST", default="0.1,0.3,0.5", help="default: 0.1,0.3,0.5")
     add("--sweep-betas", metavar="LIST", default="0.7,1,1.3", help="default: 0.7,1,1.3")
     add("--precision", metavar="P", default="auto", help="of matrix products: fp32, bf16 or auto (default)")
     add("--device", metavar="DEVICE", default="auto", help="auto, cpu or cuda (default: auto)")
@@ -124,9 +129,11 @@ def _run_training(args: argparse.Namespace) -> int:
     from noloco_node.simulate import report, sweep
 
     choices, seeds = _choices(args), _list(args.seed, int, "--seed")
+    if args.threads is not None and args.threads < 1:
+        raise UsageError(f"--threads must be 1 or more, not {args.threads}")
     if args.links is not None:
         return _run_clock(args, choices, seeds)
-    overlaps = args.overlap.split(",") if args.overlap else [OuterSpec().overlap]
+    overlaps = _list(args.overlap or OuterSpec().overlap, str, "--overlap")
     settings = _settings(args, overlaps[0])
     curves = _train([replace(settings, overlap=overlap) for overlap in overlaps], choices, seeds, args.threads)
     found = sweep.results(curves)
@@ -152,15 +159,15 @@ def _run_clock(args: argparse.Namespace, choices: "Sequence[Choice]", seeds: Seq
     from noloco_node.simulate.wallclock import OVERLAPS, Large
 
     links = _list(args.links, float, "--links")
-    overlaps = args.overlap.split(",") if args.overlap else list(OVERLAPS)
-    if min(links) <= 0 or args.modelled_parameters <= 0 or args.modelled_step <= 0:
+    overlaps = _list(args.overlap, str, "--overlap") if args.overlap else list(OVERLAPS)
+    if not all(0 < value < math.inf for value in (*links, args.modelled_parameters, args.modelled_step)):
         raise UsageError("--links, --modelled-parameters and --modelled-step must be above 0")
     if set(overlaps) - set(OVERLAPS) or any(choice.name != "noloco" for choice in choices):
         raise UsageError(
             f"--links takes --algorithms noloco and --overlap {','.join(OVERLAPS)}: the link says how late things come"
         )
     settings = _settings(args, "blocking")
-    large = Large(args.modelled_parameters, args.modelled_step, element_bytes(settings.codec, 1 << 18))
+    large = Large(args.modelled_parameters, args.modelled_step, element_bytes(settings.codec))
     ways = {(overlap, link): large.simulated(overlap, link) for link in links for overlap in overlaps}
     trained = [replace(settings, overlap=overlap) for overlap in dict.fromkeys(ways.values())]
     curves = _train(trained, choices, seeds, args.threads)
@@ -178,9 +185,13 @@ def _run_network(args: argparse.Namespace) -> int:
     from noloco_node.simulate import network, report
 
     sizes = _list(args.sizes, int, "--sizes")
-    if min(sizes) < 2 or args.latency <= 0 or args.sigma < 0:
-        raise UsageError("--sizes must be 2 or more, --latency above 0 and --sigma at least 0")
-    bandwidth = args.bandwidth * 1e6 / 8 if args.bandwidth else math.inf
+    bandwidth = math.inf if args.bandwidth is None else args.bandwidth * 1e6 / 8
+    if min(sizes) < 2 or args.seed < 0:
+        raise UsageError("--sizes must be 2 or more and --seed at least 0")
+    if not (0 < args.latency < math.inf and 0 < args.vector < math.inf and bandwidth > 0):
+        raise UsageError("--latency, --bandwidth and --vector must be above 0")
+    if not all(0 <= sigma <= LARGEST_SIGMA for sigma in (args.sigma, args.speeds, args.jitter)):
+        raise UsageError(f"--sigma, --speeds and --jitter must be from 0 to {LARGEST_SIGMA}")
     given = network.Network(args.latency, args.sigma, bandwidth, args.vector * 1e6)
     rows = network.costs(given, sizes, args.seed)
     waiting = network.stragglers(sizes, args.speeds, args.jitter, args.seed)
@@ -191,22 +202,26 @@ def _run_network(args: argparse.Namespace) -> int:
     else:
         from rich.console import Console
 
-        Console().print(report.network_table(rows), "", report.straggler_table(waiting))
+        Console().print(
+            report.network_table(rows), "", report.straggler_table(waiting), f"(of accelerator time; {report.ASSUMED})"
+        )
     return 0
 
 
 def _settings(args: argparse.Namespace, overlap: str) -> "Settings":
     from pydantic import ValidationError
 
-    from noloco_node.manifest import InnerSpec
+    from noloco_node.manifest import CODECS, InnerSpec
     from noloco_node.simulate.settings import Settings
-    from noloco_node.validation import explain
+    from noloco_node.validation import did_you_mean, explain
 
     given = {"steps": args.inner_steps, "learning_rate": args.learning_rate, "batch_tokens": args.batch_tokens}
     try:
         inner = InnerSpec(**{key: value for key, value in given.items() if value is not None})
     except ValidationError as error:
         raise UsageError(explain(error, InnerSpec)) from None
+    if args.codec not in (None, *CODECS):
+        raise UsageError(f"there is no codec {args.codec!r}, {did_you_mean(args.codec, CODECS)}")
     codec = {"codec": args.codec} if args.codec is not None else {}
     return Settings(
         **codec,
@@ -226,7 +241,7 @@ def _settings(args: argparse.Namespace, overlap: str) -> "Settings":
 def _choices(args: argparse.Namespace) -> "list[Choice]":
     from noloco_node.simulate import settings, sweep
 
-    choices = [settings.choice(text) for text in (args.algorithms or _default(args)).split(",")]
+    choices = _list(args.algorithms or _default(args), settings.choice, "--algorithms")
     if not args.sweep:
         return choices
     alphas = _list(args.sweep_alphas, float, "--sweep-alphas")
@@ -271,7 +286,8 @@ def _train(
 
 
 def _list(text: str, kind: Callable[[str], T], flag: str) -> list[T]:
+    """Each once: the same twice would look like two of something, a second seed say."""
     try:
-        return [kind(part) for part in text.split(",")]
+        return list(dict.fromkeys(kind(part) for part in text.split(",")))
     except ValueError:
         raise UsageError(f"{flag} takes numbers with commas between them, not {text!r}") from None

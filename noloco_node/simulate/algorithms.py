@@ -8,6 +8,7 @@ What may be tried beyond one plain swap a phase:
 - `swaps`: several partners in a phase, one after the other; the second hears u + c, what the first swap left. Each
   needs the link for `delay` steps, so they land one after the other.
 - `keep_norm`: what averaging takes from the length of Δ is given back (core/norms.py).
+- `deferred`: nothing of the outer step is taken before all is there, the plain way to train on meanwhile.
 """
 
 import random
@@ -20,17 +21,14 @@ from torch import Tensor
 from noloco_node.core import codec as codecs
 from noloco_node.core import outer as core
 from noloco_node.core.norms import Norms
-from noloco_node.errors import PeerFault, UsageError
-from noloco_node.simulate.rivals import Algorithm, Ddp, Deferred, DiLoCo, FedAvg, Local, Outer, PaperNoLoCo, matching
+from noloco_node.errors import PeerFault
+from noloco_node.simulate.rivals import Algorithm, Ddp, DiLoCo, FedAvg, Local, Outer, PaperNoLoCo, matching
 from noloco_node.simulate.settings import Choice, Settings
 
 
 def algorithm(choice: Choice, settings: Settings, layout: Mapping[str, torch.Size]) -> Algorithm:
     """`layout`: the shapes of a replica's tensors, in the order in which they lie in its flat vector."""
-    try:
-        width = element_bytes(settings.codec)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    width = element_bytes(settings.codec)
     chance = random.Random(f"partners {settings.seed}")
     match choice.name:
         case "ddp":
@@ -43,8 +41,7 @@ def algorithm(choice: Choice, settings: Settings, layout: Mapping[str, torch.Siz
             return PaperNoLoCo(choice.alpha, choice.beta, choice.gamma, width, chance)
         case "noloco":
             sizes = [size.numel() for size in layout.values()]
-            deferred = settings.deferred
-            return Deferred(choice, settings, width, chance) if deferred else NoLoCo(choice, settings, sizes, chance)
+            return (Deferred if settings.deferred else NoLoCo)(choice, settings, sizes, chance)
     return Local()
 
 
@@ -73,8 +70,7 @@ class NoLoCo(Local):
     def boundary(self, outer: Outer) -> None:
         for pending in self._pending:
             pending.late += 1
-        for norms, theta, phi in zip(self._norms, outer.theta.detach(), outer.phi, strict=False):
-            norms.lengthen(theta, phi)
+        self._lengthen(outer)
         if not self._pending:  # else the link is busy: solo
             self._meet(outer)
         core.local_step(outer.theta, outer.phi, outer.delta, self._hyper)
@@ -87,6 +83,10 @@ class NoLoCo(Local):
         for pending in self._pending:
             core.correct(outer.theta, outer.phi, outer.delta, pending.c, self._hyper, pending.late)
         self._pending = []
+
+    def _lengthen(self, outer: Outer) -> None:
+        for norms, theta, phi in zip(self._norms, outer.theta.detach(), outer.phi, strict=False):
+            norms.lengthen(theta, phi)
 
     def _meet(self, outer: Outer) -> None:
         self.stats = codecs.Stats()
@@ -124,11 +124,47 @@ class NoLoCo(Local):
     def _land(self, outer: Outer, step: int) -> None:
         landed = [pending for pending in self._pending if pending.due <= step + pending.late * self._steps]
         for pending in landed:
-            for norms, c in zip(self._norms, pending.c, strict=False):
-                if c.any():  # else it had no partner
-                    norms.hear(0, c)
+            self._hear(pending.c)
             core.correct(outer.theta, outer.phi, outer.delta, pending.c, self._hyper, pending.late)
         self._pending = [pending for pending in self._pending if pending not in landed]
+
+    def _hear(self, corrections: Tensor) -> None:
+        for norms, c in zip(self._norms, corrections, strict=False):
+            if c.any():  # else it had no partner
+                norms.hear(0, c)
+
+
+class Deferred(NoLoCo):
+    """Training goes on from θ as if nothing had been; when the last partner's share is there, φ takes the outer step
+    that was due then, and θ moves by what the step would have moved it then. A phase that ends meanwhile ends without
+    one."""
+
+    def boundary(self, outer: Outer) -> None:
+        for pending in self._pending:
+            pending.late += 1
+        if not self._pending:
+            self._left = outer.theta.detach().clone()
+            self._then = Outer(self._left.clone(), outer.phi, outer.delta)  # its θ alone is a copy
+            self._lengthen(self._then)
+            self._meet(self._then)
+        self._land(outer, 0)
+
+    def finish(self, outer: Outer) -> None:
+        if self._pending:
+            self._step(outer)
+
+    def _land(self, outer: Outer, step: int) -> None:
+        if self._pending and all(pending.due <= step + pending.late * self._steps for pending in self._pending):
+            self._step(outer)
+
+    def _step(self, outer: Outer) -> None:
+        then = self._then
+        core.local_step(then.theta, then.phi, then.delta, self._hyper)
+        for pending in self._pending:
+            self._hear(pending.c)
+            core.correct(then.theta, then.phi, then.delta, pending.c, self._hyper)
+        outer.theta.detach().add_(then.theta - self._left)
+        self._pending = []
 
 
 def converse(mine: codecs.Conversation, theirs: codecs.Conversation) -> tuple[Tensor, Tensor, int]:
@@ -146,9 +182,9 @@ def converse(mine: codecs.Conversation, theirs: codecs.Conversation) -> tuple[Te
             raise RuntimeError("the two ends of a conversation do not agree how many turns it has")
 
 
-def element_bytes(name: str, elements: int = 4096) -> float:
-    """Bytes of one element in this codec, found by coding a fragment of some."""
-    sample = torch.linspace(-1, 1, elements)
+def element_bytes(name: str) -> float:
+    """Bytes of one element in this codec, found by coding a fragment that is long beside what each begins with."""
+    sample = torch.linspace(-1, 1, 1 << 18)
     mine, theirs = (codecs.codec(name).converse(sample, 0, bytes(16)) for _ in range(2))
     _, _, sent = converse(mine, theirs)
     return sent / 2 / sample.numel()

@@ -1,5 +1,6 @@
 """Results as tables (rich), as documents (`--json`) and as pictures (matplotlib, the extra `plot`)."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,9 +13,11 @@ from noloco_node.simulate.network import Network, Row, Straggling
 from noloco_node.simulate.settings import Curve, Settings
 from noloco_node.simulate.sweep import Result
 from noloco_node.simulate.wallclock import Large, Timed, loss_after, seconds_to
+from noloco_node.validation import listed
 
 SCHEMA = 1
 _NO_MATPLOTLIB = "--plot needs matplotlib: pip install 'noloco-node[plot]'"
+ASSUMED = "a pair that trains on is taken to wait for nobody"
 
 
 def comparison(found: Sequence[Result]) -> Table:
@@ -98,7 +101,7 @@ def network_table(rows: Sequence[Row]) -> Table:
 
 def straggler_table(rows: Sequence[Straggling]) -> Table:
     methods = list(dict.fromkeys(row.method for row in rows))
-    table = Table(box=None, title="accelerator time spent waiting for slower nodes", title_justify="left")
+    table = Table(box=None, title="waiting for slower nodes", title_justify="left")
     table.add_column("nodes", justify="right")
     for method in methods:
         table.add_column(method, justify="right")
@@ -118,12 +121,21 @@ def network_document(network: Network, rows: Sequence[Row], waiting: Sequence[St
     }
 
 
-def check_plot() -> None:
+def check_plot(path: Path) -> None:
     """Before minutes of work: raises UsageError where no picture could be made of them."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
         raise UsageError(_NO_MATPLOTLIB) from None
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    kinds = FigureCanvasAgg.get_supported_filetypes()
+    if path.suffix[1:].lower() not in kinds:
+        raise UsageError(
+            f"--plot takes a name that ends in {listed([f'.{kind}' for kind in kinds])}, not {path.name!r}"
+        )
+    if not path.parent.is_dir() or path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"--plot cannot write {path}: name a file in a folder that exists and is yours")
 
 
 def plot_comparison(curves: Sequence[Curve], path: Path) -> None:
@@ -155,7 +167,8 @@ def plot_network(rows: Sequence[Row], waiting: Sequence[Straggling], path: Path)
         points = [(row.n, 100 * row.idle_fraction) for row in waiting if row.method == method]
         idle.plot(*zip(*points, strict=True), marker=".", label=method)
     seconds.set(xscale="log", yscale="log", xlabel="nodes", ylabel="seconds of one synchronisation")
-    idle.set(xscale="log", xlabel="nodes", ylabel="% of accelerator time spent waiting")
+    idle.set(xscale="log", xlabel="nodes", ylabel="% of accelerator time spent waiting", ylim=(0, None))
+    idle.set_title(ASSUMED, fontsize=7)
     for panel in (seconds, idle):
         panel.legend(fontsize=7)
     figure.savefig(path, dpi=90)
@@ -163,7 +176,6 @@ def plot_network(rows: Sequence[Row], waiting: Sequence[Straggling], path: Path)
 
 def _panels(count: int) -> tuple[Any, Any]:
     """Without pyplot: no display is looked for, no state is left behind."""
-    check_plot()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

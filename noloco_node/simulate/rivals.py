@@ -5,7 +5,6 @@
     fedavg    every phase all take the mean of all weights
     diloco    every phase one Nesterov step along the mean of all Δ (arXiv 2311.08105)
     noloco-paper   NoLoCo's outer step as the paper writes it (arXiv 2506.10911), with both Δ and φ of the partner
-    deferred  the same step with one vector of the partner, all of it some inner steps late: `--overlap deferred`
 
 Bytes are counted as if each sent its vectors in the width of the codec at no loss: all-reduce as a ring,
 2 (N − 1)/N elements a parameter. No rival waits for the network or loses a bit to it here.
@@ -20,7 +19,6 @@ import torch
 from torch import Tensor
 
 from noloco_node.core.codec import Stats
-from noloco_node.simulate.settings import Choice, Settings
 
 
 @dataclass(slots=True)
@@ -138,42 +136,6 @@ class PaperNoLoCo(Local):
         outer.phi.add_(outer.delta)
         outer.theta.copy_(outer.phi)
         self.sent += 2 * self._width
-
-
-class Deferred(Local):
-    """Training goes on from θ as if nothing had been; when the partner's vector is there, φ takes the outer step that
-    was due then, and θ keeps what was trained since. A phase that ends meanwhile ends without one."""
-
-    def __init__(self, choice: Choice, settings: Settings, width: float, chance: random.Random) -> None:
-        super().__init__()
-        self._alpha, self._beta, self._gamma = choice.alpha, choice.beta, choice.gamma
-        self._steps = choice.inner_steps or settings.inner_steps
-        self._late = settings.delay(self._steps)
-        self._width, self._chance = width, chance
-        self._under_way: tuple[Tensor, Tensor] | None = None  # Δ of back then, and what δ will gain
-        self._due = 0
-
-    def boundary(self, outer: Outer) -> None:
-        if self._under_way is not None:
-            self._due -= self._steps
-        else:
-            partner = partners(matching(len(outer.theta), self._chance), len(outer.theta))
-            moved = outer.theta.detach() - outer.phi
-            pull = (moved + moved[partner]) * (self._beta / 2) - (outer.phi - outer.phi[partner]) * (self._gamma / 2)
-            self._under_way, self._due = (moved, pull), self._late
-            self.sent += self._width
-        self.between(outer, 0)
-
-    def between(self, outer: Outer, step: int) -> None:
-        if self._under_way is not None and step >= self._due:
-            moved, pull = self._under_way
-            outer.delta.mul_(self._alpha).add_(pull)
-            outer.phi.add_(outer.delta)
-            outer.theta.detach().add_(outer.delta - moved)
-            self._under_way = None
-
-    def finish(self, outer: Outer) -> None:
-        self.between(outer, self._due)
 
 
 Pairs = Sequence[tuple[int, int]]

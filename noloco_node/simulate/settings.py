@@ -1,5 +1,6 @@
 """What a simulation is given and what it gives back. No torch: the command line reads it before anything heavy."""
 
+import math
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -15,7 +16,7 @@ parameters, 3 s a step and 1 Gbit/s. `delay=N` is for slower links, and `--links
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An algorithm and its hyper-parameters. What an algorithm does not have, it ignores."""
+    """An algorithm and its hyper-parameters. Those that it does not have stay as they are in DEFAULTS."""
 
     name: str
     alpha: float
@@ -54,6 +55,12 @@ DEFAULTS = {
         Choice("local", alpha=0.0, beta=1.0),
     )
 }
+_SETTINGS = {
+    "noloco": ("alpha", "beta", "gamma", "swaps", "keep_norm"),
+    "noloco-paper": ("alpha", "beta", "gamma"),
+    "diloco": ("alpha", "beta"),
+}
+"""What each has beside `inner_steps`."""
 
 
 def choice(text: str) -> Choice:
@@ -63,21 +70,32 @@ def choice(text: str) -> Choice:
         raise UsageError(f"there is no algorithm {name!r}, {did_you_mean(name, DEFAULTS)}")
     changed: dict[str, Any] = dict(_setting(text, pair) for pair in pairs)
     made = replace(DEFAULTS[name], **changed)
-    if made.name.startswith("noloco"):
-        try:
-            stability.check(made.alpha, made.beta, made.gamma)
-        except ValueError as error:
-            raise UsageError(f"{text}: {error}") from None
+    check(made)
     return made
+
+
+def check(made: Choice) -> None:
+    """Raises UsageError unless it can be trained with."""
+    try:
+        if made.name.startswith("noloco"):
+            stability.check(made.alpha, made.beta, made.gamma)
+        elif not (0 <= made.alpha < 1 and 0 < made.beta < math.inf):
+            raise ValueError("alpha must be from 0 to below 1 and beta above 0")
+        if made.swaps < 1 or made.inner_steps < 0 or made.keep_norm not in (0, 1):
+            raise ValueError("swaps must be 1 or more, inner_steps 0 or more (0: everybody's) and keep_norm 0 or 1")
+    except ValueError as error:
+        raise UsageError(f"{made.label}: {error}") from None
 
 
 def _setting(text: str, pair: str) -> tuple[str, float | int]:
     key, _, value = pair.partition("=")
-    kinds = {f.name: int if f.type is int else float for f in fields(Choice) if f.name != "name"}
-    if key not in kinds:
-        raise UsageError(f"{text}: no setting is called {key!r}, {did_you_mean(key, kinds)}")
+    name = text.partition(":")[0]
+    known = (*_SETTINGS.get(name, ()), "inner_steps")
+    if key not in known:
+        raise UsageError(f"{text}: {name} has no setting {key!r}, {did_you_mean(key, known)}")
+    kind = int if key in ("swaps", "keep_norm", "inner_steps") else float
     try:
-        return key, kinds[key](value)
+        return key, kind(value)
     except ValueError:
         raise UsageError(f"{text}: {key} must be a number, not {value!r}") from None
 

@@ -8,27 +8,35 @@ from dataclasses import dataclass, replace
 from itertools import product
 from statistics import mean, stdev
 
-from noloco_node.core import stability
-from noloco_node.simulate.settings import Choice, Curve
+from noloco_node.errors import UsageError
+from noloco_node.simulate.settings import Choice, Curve, check
 
-ALPHAS = (0.3, 0.5)
-BETAS = (0.7, 1.0, 1.3)
 TUNED = ("noloco", "noloco-paper", "diloco")
 """Those with an outer momentum and an outer learning rate."""
 
 
 def grid(choices: Iterable[Choice], alphas: Sequence[float], betas: Sequence[float]) -> list[Choice]:
-    """Every cell for those that can be tuned, the rest once. Cells that cannot be stable are left out."""
+    """Every cell for those that can be tuned, the rest once. Cells that cannot be stable are left out; an algorithm of
+    which none is left raises UsageError."""
     cells: dict[Choice, None] = {}
     for choice in choices:
         if choice.name not in TUNED:
             cells[choice] = None
             continue
-        for alpha, beta in product(alphas, betas):
-            cell = replace(choice, alpha=alpha, beta=beta)
-            if choice.name == "diloco" or 0 < choice.gamma < stability.largest_gamma(alpha):
-                cells[cell] = None
+        whole = [replace(choice, alpha=alpha, beta=beta) for alpha, beta in product(alphas, betas)]
+        stable = [cell for cell in whole if _is_stable(cell)]
+        if not stable:
+            check(whole[0])  # says why
+        cells |= dict.fromkeys(stable)
     return list(cells)
+
+
+def _is_stable(cell: Choice) -> bool:
+    try:
+        check(cell)
+    except UsageError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)

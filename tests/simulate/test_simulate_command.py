@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 
 import pytest
 import torch
@@ -54,7 +55,9 @@ def test_network_table_json_and_picture(capsys, tmp_path):
     assert document["network"]["bandwidth_bytes_s"] is None
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert simulated("network", "--sizes", "2,8", "--bandwidth", "100") == 0
-    assert "waiting for" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "waiting for slower nodes" in printed
+    assert "a pair that trains on is taken to wait for nobody" in printed
 
 
 @pytest.mark.parametrize(
@@ -63,14 +66,35 @@ def test_network_table_json_and_picture(capsys, tmp_path):
         (["--seed", "x"], "--seed takes numbers"),
         (["--inner-steps", "0"], "steps"),
         (["--algorithms", "dilocco"], "did you mean diloco"),
-        (["--codec", "fp17"], "no codec"),
+        (["--codec", "fp17"], "no codec 'fp17', it may be bf16"),
+        (["--links", "10", "--codec", "fp17"], "no codec"),
         (["--precision", "fp8"], "precision"),
+        (["--threads", "0"], "--threads must be 1 or more"),
+        (["--sweep", "--sweep-alphas", "0.9", "--algorithms", "noloco"], "gamma must be"),
+        (["--plot", "not/there/out.png"], "folder that exists"),
+        (["--plot", "."], "ends in"),
+        (["--plot", "out.docx"], "ends in"),
+        (["network", "--plot", "not/there/out.png"], "folder that exists"),
         (["network", "--sizes", "1"], "2 or more"),
+        (["network", "--bandwidth", "-3"], "above 0"),
+        (["network", "--bandwidth", "0"], "above 0"),
+        (["network", "--vector", "-5"], "above 0"),
+        (["network", "--latency", "nan"], "above 0"),
+        (["network", "--jitter", "-1"], "from 0 to"),
+        (["network", "--seed", "-1"], "at least 0"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(words, says):
+def test_what_cannot_be_is_one_sentence_before_any_work(words, says, monkeypatch):
+    monkeypatch.setattr("noloco_node.simulate.experiment.run", None)
+    monkeypatch.setattr("noloco_node.simulate.network.costs", None)
     with pytest.raises(UsageError, match=says):
         simulated(*words)
+
+
+def test_what_is_named_twice_is_trained_once(capsys):
+    again = ["--algorithms", "local,local", "--seed", "1,1", "--overlap", "eager,eager"]
+    assert simulated(*QUICK, *again, "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)["curves"]) == 1
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -80,6 +104,7 @@ def test_a_gpu_that_is_not_there():
 
 
 def test_a_missing_matplotlib_is_said_before_any_work(monkeypatch, tmp_path):
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr("noloco_node.simulate.experiment.run", None)
     with pytest.raises(UsageError, match=r"pip install 'noloco-node\[plot\]'"):
         simulated("--plot", str(tmp_path / "out.png"))

@@ -23,6 +23,12 @@ def test_a_choice_is_written_as_it_is_read(text):
         ("noloco:beta=x", "must be a number"),
         ("noloco:swaps=1.5", "must be a number"),
         ("noloco:alpha=0.9:gamma=1", "gamma must be above 0 and below 0.38"),
+        ("diloco:alpha=5:beta=-3", "alpha must be from 0 to below 1"),
+        ("diloco:beta=nan", "beta above 0"),
+        ("noloco:inner_steps=-2", "inner_steps 0 or more"),
+        ("noloco:swaps=0", "swaps must be 1 or more"),
+        ("noloco:keep_norm=2", "keep_norm 0 or 1"),
+        ("diloco:gamma=1", "diloco has no setting 'gamma', it may be alpha, beta or inner_steps"),
     ],
 )
 def test_what_cannot_be_is_said(text, says):
@@ -54,6 +60,12 @@ def test_the_grid_gives_each_the_same_cells_and_leaves_out_what_diverges():
     by_name = {name: [c for c in cells if c.name == name] for name in ("noloco", "diloco", "ddp")}
     assert [len(found) for found in by_name.values()] == [2, 4, 1]
     assert {c.gamma for c in by_name["noloco"]} == {1.0}
+
+
+@pytest.mark.parametrize(("alphas", "betas"), [([0.9], [1.0]), ([0.1], [-1.0]), ([1.5, 0.9], [1.0])])
+def test_a_grid_without_a_stable_cell_is_refused(alphas, betas):
+    with pytest.raises(UsageError, match="must be"):
+        sweep.grid([choice("diloco"), choice("noloco")], alphas, betas)
 
 
 def finished(algorithm, seed, loss):
