@@ -1,10 +1,12 @@
 """Whose signature a node follows: the author it was told of, else the one it met first, as ssh does with hosts.
 
-One small JSON file in the home: for each rendezvous and run name, the author's peer id. It is not secret, and a damaged
-one is an error rather than a silent new trust.
+One small JSON file in the home: for each rendezvous and run name, the author's peer id. Who is known by one way in is
+known by all that are given beside it: a rendezvous that is away for a while makes no stranger an author. The file is
+not secret, and a damaged one is an error rather than a silent new trust.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from noloco_node import disk
@@ -15,20 +17,20 @@ class Acquaintances:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def meet(self, rendezvous: str, run_name: str, author: str, named: str | None) -> bool:
+    def meet(self, ways_in: Sequence[str], run_name: str, author: str, named: str | None) -> bool:
         """Whether this author is new to us and trusted from now on. Raises NotAdmitted where another is expected."""
         known = self._read()
-        key = f"{rendezvous}/{run_name}"
-        expected = named or known.get(key)
-        if expected is not None and expected != author:
+        here = {f"{peer}/{run_name}": author for peer in ways_in}
+        met = [known[key] for key in here if key in known]
+        expected = named or next((other for other in met if other != author), author)
+        if expected != author:
             raise NotAdmitted(
                 f"the run {run_name} there is signed by {author}, but this node knows {expected} as its author: "
                 f"if that is right, say so with --trust {author}"
             )
-        if known.get(key) == author:
-            return False
-        self._write({**known, key: author})
-        return named is None
+        if known | here != known:
+            self._write(known | here)
+        return named is None and not met
 
     def _read(self) -> dict[str, str]:
         try:

@@ -1,8 +1,10 @@
 """What helps to find a fault, gathered into one zip file without anything that is nobody else's business.
 
 Left out: the identity's key, tokens, invitations, settings, and every value of the environment. Masked wherever they
-stand: IP addresses and host names, each as the same mask throughout, so that who called whom can still be followed;
-what looks like a credential; the name of this user's directory. Peer ids stay: they are known to everybody in the run.
+stand: IP addresses; host names that an address, a URL or an error of the network has named; each as the same mask
+throughout, so that who called whom can still be followed; what looks like a credential; the path of this user's
+directory. Peer ids stay: they are known to everybody in the run. So does what nothing marks: a bare host name in some
+other sentence, the name of a data file. That is why its user looks through it.
 """
 
 import ipaddress
@@ -21,7 +23,13 @@ TAIL_BYTES = 1 << 20
 RUNS = 3
 """The latest ones."""
 
-_HOST = re.compile(r"/dns[46]?/([A-Za-z0-9._-]+)")
+_LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
+_NAME = rf"{_LABEL}(?:\.{_LABEL})*"
+_HOST = re.compile(
+    rf"(/dns[46]?/|://(?:[^/@\s\"]+@)?|\blookup (?=\S+(?:: | on ))|\bthe name (?=\S+ is not known))({_NAME})"
+)
+_HOST_AND_PORT = re.compile(rf"(?<![\w.-])({_NAME}\.[A-Za-z]{{2,}})(?<!\.py)(?<!\.go):\d{{1,5}}(?![\w.])")
+_NAMED_BY_IP = re.compile(rf"(?<![\w.-])(?:[A-Za-z][\w-]*-)?\d{{1,3}}(?:-\d{{1,3}}){{3}}(?:\.{_NAME})?(?![\w-])")
 _IP4 = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.]*\d)")
 _IP6 = re.compile(r"(?<![\w:.])(?=[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:)[0-9A-Fa-f:]{2,39}(?:\.\d{1,3}){0,3}(?![\w:])")
 _IN_URL = re.compile(r"(?<=://)[^/@\s\"]+@")
@@ -34,25 +42,35 @@ _LEAST_LETTERS = 6
 
 class Mask:
     def __init__(self, secrets: Iterable[str], places: Mapping[str, str]) -> None:
-        """`places`: directories, and what stands for them."""
+        """`places`: directories, and what is shown for them."""
         self._secrets = sorted({s for s in secrets if len(s) >= _LEAST_LETTERS}, key=len, reverse=True)
-        self._places = sorted(places.items(), key=lambda place: -len(place[0]))
+        self._places = [
+            (re.compile(rf"(?<![\w.-]){re.escape(place)}(?![\w-]|\.\w)"), places[place])
+            for place in sorted(places, key=len, reverse=True)
+        ]
         self._masks: dict[str, str] = {}
 
     def learn(self, text: str) -> None:
-        """Host names stand in addresses, and elsewhere as bare words."""
-        for host in _HOST.findall(text):
-            self._masks.setdefault(host, f"<host-{len(self._masks) + 1}>")
+        """Host names stand in addresses and errors, and elsewhere as bare words; one without a dot may be any word."""
+        found = [host for _, host in _HOST.findall(text)] + _HOST_AND_PORT.findall(text) + _NAMED_BY_IP.findall(text)
+        for host in found:
+            if "." in host and not _is_address(host):
+                self._masks.setdefault(host, f"<host-{len(self._masks) + 1}>")
 
     def hide(self, text: str) -> str:
         for secret in self._secrets:
             text = text.replace(secret, "<secret>")
         text = _CREDENTIAL.sub("<secret>", _IN_URL.sub("<secret>@", text))
         for place, shown in self._places:
-            text = text.replace(place, shown)
+            text = place.sub(shown, text)
         for host in sorted(self._masks, key=len, reverse=True):
             text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", self._masks[host], text)
+        text = _HOST.sub(lambda form: form[1] + self._bare(form[2]), text)
         return _IP6.sub(self._address, _IP4.sub(self._address, text))
+
+    def _bare(self, host: str) -> str:
+        """A name that is masked only where it is plain that it is one."""
+        return host if host == "localhost" or _is_address(host) else "<host>"
 
     def _address(self, match: re.Match[str]) -> str:
         try:
@@ -62,6 +80,14 @@ class Mask:
         if address.is_loopback or address.is_unspecified:
             return match[0]
         return self._masks.setdefault(str(address), f"<ip-{len(self._masks) + 1}>")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def mask(home: Home, environ: Mapping[str, str]) -> Mask:

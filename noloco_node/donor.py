@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import grpc
 
 from noloco_node.errors import NolocoError, PeerMisbehaved
+from noloco_node.limits import MIN_RATE_BYTES_S
 from noloco_node.statesync import Terms, aside
 from noloco_node.traffic import Pace, Traffic
 from noloco_node.version import PROTOCOL
@@ -32,6 +33,11 @@ BUSY_S = 60.0
 """When somebody beyond that may come again."""
 SAY_PLACE_S = 10.0
 """How often who waits is told so: within a newcomer's patience for one frame."""
+TAKEN_S = 240.0
+"""For one frame to be taken. As much as 6 MB may lie in buffers on the way before it: at the slowest rate that a
+volunteer can set, they are read in 190 s."""
+LEAST_BYTES_S = MIN_RATE_BYTES_S / 2
+"""At which a state is taken in the long run. A slower one would keep its place for days from those who wait."""
 SHARED_S = 20.0
 """How old a copy may be for somebody who begins with it."""
 KEPT_S = 60.0
@@ -100,8 +106,9 @@ class Copies:
         """The one of that root, or else one that is fresh. Raises NolocoError."""
         copy = self._fit(root)
         if copy is None:
-            if self._coming is None or self._coming.done():
+            if self._coming is None:
                 self._coming = asyncio.create_task(self._take())
+                self._coming.add_done_callback(self._came)
             copy = await asyncio.shield(self._coming)
         async with self._hashing:
             version = await aside(copy.size, copy.version, coding)
@@ -135,6 +142,9 @@ class Copies:
         copy = Copy(round_, numbers, asyncio.get_running_loop().time())
         self._held.append(copy)
         return copy
+
+    def _came(self, _: asyncio.Task[Copy]) -> None:
+        self._coming = None  # its result would outlive those that are held
 
     def _tidy(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -189,20 +199,84 @@ class Ticket:
                 await self.moved.wait()
 
 
+class _Reader:
+    """Whoever a state is given to, who must take it: else its call ends. What counts is the time that frames wait for
+    it, and not the time that they wait for this node's own uplink."""
+
+    def __init__(self, call: "asyncio.Task[Any] | None", ended: Callable[[], None]) -> None:
+        """`call`: the task in which it is answered."""
+        self._call = call
+        self._ended = ended
+        self._given_bytes = 0
+        self._waited_s = 0.0
+
+    @contextmanager
+    def taking(self, size_bytes: int) -> Iterator[None]:
+        """While a frame of this size waits to be taken."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        in_the_long_run = TAKEN_S + self._given_bytes / LEAST_BYTES_S - self._waited_s
+        timer = loop.call_later(min(TAKEN_S, in_the_long_run), self._give_up)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            self._given_bytes += size_bytes
+            self._waited_s += loop.time() - began
+
+    def _give_up(self) -> None:
+        """Its place is free at once. Who still reads what is under way finds silence after it."""
+        self._ended()
+        if self._call:
+            self._call.cancel()
+
+
+Withholds = Callable[[int], bool]
+"""Whether its volunteer's limits leave no room for a state beside so many bytes that are promised already."""
+
+
+class Promises:
+    """What those whose turn it is have still to get, of what the volunteer allows a day."""
+
+    def __init__(self, withholds: Withholds) -> None:
+        self._withholds = withholds
+        self._bytes = 0
+
+    def too_many(self) -> bool:
+        """Whether there is no room for one more state."""
+        return self._withholds(self._bytes)
+
+    @contextmanager
+    def of(self, size_bytes: int) -> Iterator[Callable[[int], None]]:
+        """Calls what it gives for each part that is kept: sent, and counted as that."""
+        left = size_bytes
+        self._bytes += left
+
+        def kept(part_bytes: int) -> None:
+            nonlocal left
+            left -= part_bytes
+            self._bytes -= part_bytes
+
+        try:
+            yield kept
+        finally:
+            self._bytes -= left
+
+
 class StateService(StateServicer):
-    """`withholds`: whether its volunteer's limits leave no room for giving, `round`: where this node is."""
+    """`round`: where this node is."""
 
     def __init__(
         self,
         callers: Callers,
         round: Callable[[], int],
         pace: Pace | None = None,
-        withholds: Callable[[], bool] = lambda: False,
+        withholds: Withholds = lambda _: False,
     ) -> None:
         self._callers = callers
         self._round = round
         self._pace = pace or Traffic()
-        self._withholds = withholds
+        self._promises = Promises(withholds)
         self._terms: Terms | None = None
         self._copies: Copies | None = None
         self._queue = Queue()
@@ -219,7 +293,7 @@ class StateService(StateServicer):
     async def Fetch(self, request: pb.StateRequest, context: Any) -> AsyncIterator[pb.StateFrame]:  # noqa: N802
         peer = self._callers.caller(context)
         asked = self._understood(request)
-        if not isinstance(asked, wire.Refusal) and self._withholds():
+        if not isinstance(asked, wire.Refusal) and self._promises.too_many():
             asked = wire.Refusal(wire.Code.PAUSED)
         ticket = None if isinstance(asked, wire.Refusal) else self._queue.join(peer)
         if isinstance(asked, wire.Refusal):
@@ -227,17 +301,23 @@ class StateService(StateServicer):
         elif ticket is None or self._copies is None:
             yield wire.encode_state(wire.Refusal(wire.Code.BUSY, retry_in_s=BUSY_S))
         else:
+            reader = _Reader(asyncio.current_task(), lambda: self._too_slow(ticket))
             try:
-                async with aclosing(_answer(asked, self._copies, ticket)) as frames:
+                async with aclosing(_answer(asked, self._copies, ticket, self._promises)) as frames:
                     async for frame in frames:
                         message = wire.encode_state(frame)
                         await self._pace.sending(message.ByteSize())
-                        yield message
+                        with reader.taking(message.ByteSize()):
+                            yield message
             except NolocoError as error:
                 log.info("no state for %s: %s", peer, error)
                 yield wire.encode_state(wire.Refusal(wire.Code.LEAVING))
             finally:
                 self._queue.leave(ticket)
+
+    def _too_slow(self, ticket: Ticket) -> None:
+        log.info("%s does not take the state that it asked for", ticket.peer)
+        self._queue.leave(ticket)
 
     def _understood(self, request: pb.StateRequest) -> wire.StateRequest | wire.Refusal:
         try:
@@ -251,7 +331,9 @@ class StateService(StateServicer):
         return asked if same else wire.Refusal(wire.Code.INCOMPATIBLE)
 
 
-async def _answer(asked: wire.StateRequest, copies: Copies, ticket: Ticket) -> AsyncGenerator[wire.StateFrame, None]:
+async def _answer(
+    asked: wire.StateRequest, copies: Copies, ticket: Ticket, promises: Promises
+) -> AsyncGenerator[wire.StateFrame, None]:
     while place := ticket.look():
         yield wire.StatePlace(place)
         await ticket.news()
@@ -262,11 +344,16 @@ async def _answer(asked: wire.StateRequest, copies: Copies, ticket: Ticket) -> A
     finally:
         coming.cancel()  # no harm to one that is done
     copy, version = coming.result()
+    if promises.too_many():  # others may have the rest of the day's quota by now
+        yield wire.Refusal(wire.Code.PAUSED)
+        return
     first = asked.fragment if asked.root == version.root else 0
     log.info("giving %s the state of round %d (version %s)", ticket.peer, version.round, version.root.hex()[:12])
-    yield replace(version, fragment=first)
-    with copies.using(copy):
-        for chunk in copy.chunks(asked.coding, first * livestate.fragment_bytes(version.total_bytes)):
+    start = first * livestate.fragment_bytes(version.total_bytes)
+    with promises.of(version.total_bytes - start) as kept, copies.using(copy):
+        yield replace(version, fragment=first)
+        for chunk in copy.chunks(asked.coding, start):
             if ticket.look() is None:
                 return
+            kept(len(chunk.data))
             yield chunk

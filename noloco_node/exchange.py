@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import grpc
@@ -18,7 +18,7 @@ from noloco_node.core import moves
 from noloco_node.core import round as core
 from noloco_node.errors import NonFinite, PeerFault, PeerMisbehaved, PeerRefused
 from noloco_node.events import Event, PeerFaulted, RoundCommitted, WentSolo
-from noloco_node.swap import DIVERGED, Link, Swap, Vectors
+from noloco_node.swap import DIVERGED, Backlog, Link, Swap, Vectors
 from noloco_node.traffic import Pace
 from noloco_node.version import PROTOCOL
 from noloco_node.wire import fragments
@@ -50,6 +50,8 @@ class Terms:
 class Channels(Protocol):
     """What is needed of a Transport."""
 
+    @property
+    def peer_id(self) -> str: ...
     def channel(self, peer: str) -> grpc.aio.Channel: ...
     def caller(self, context: Any) -> str: ...
 
@@ -68,6 +70,8 @@ class Tally:
     calls: int = 0
     sent_bytes: int = 0
     received_bytes: int = 0
+    unsettled_bytes: int = 0
+    """Of those sent: in the swap under way, which no round has to its account yet."""
     one_sided: int = 0
 
 
@@ -93,7 +97,7 @@ class Exchange(ExchangeServicer):
     ) -> None:
         self._channels = channels
         self._boot = boot
-        self._machine = core.Round(random)
+        self._machine = core.Round(random, me=channels.peer_id)
         self._trainer = trainer
         self._observe = observe
         self._terms: Terms | None = None
@@ -105,16 +109,18 @@ class Exchange(ExchangeServicer):
         self._tasks: dict[bytes, asyncio.Task[None]] = {}  # by exchange: our calls, and the swap of whoever called
         self._callers: set[str] = set()
         self._talk: _Talk | None = None
+        self._backlog = Backlog()
+        self._links: set[Link] = set()
         self._seen: OrderedDict[tuple[str, bytes, bytes], None] = OrderedDict()
         self._timer: asyncio.TimerHandle | None = None
-        self.tally = Tally()
+        self._tally = Tally()
 
     # ---- what trainer.py tells it, and asks ----
-    def begin(self, terms: Terms, swaps: int | None = 1) -> None:
+    def begin(self, terms: Terms, swaps: int | None = 1, *, blocking: bool = False) -> None:
         """From here on calls are answered; before, the node has no vector to offer and is busy. `swaps`: how many
-        partners a round may have, None for as many as fit."""
+        partners a round may have, None for as many as fit. `blocking`: training waits for each round to be over."""
         self._terms = terms
-        self._machine.swaps = swaps
+        self._machine.swaps, self._machine.blocking = swaps, blocking
 
     def boundary(self, round: int, phase_s: float, offer: Vectors | None, closed: str | None) -> None:
         if offer is not None:
@@ -140,6 +146,16 @@ class Exchange(ExchangeServicer):
     def partner(self) -> str | None:
         """The peer of the swap under way."""
         return self._talk.peer if self._talk else None
+
+    @property
+    def tally(self) -> Tally:
+        """As it is now, with what is under way."""
+        return replace(
+            self._tally,
+            sent_bytes=self._tally.sent_bytes + sum(link.sent_bytes for link in self._links),
+            received_bytes=self._tally.received_bytes + sum(link.received_bytes for link in self._links),
+            unsettled_bytes=self._talk.link.sent_bytes if self._talk else 0,
+        )
 
     @property
     def waiting_for(self) -> str | None:
@@ -173,7 +189,7 @@ class Exchange(ExchangeServicer):
     def _perform(self, action: moves.Action) -> None:
         match action:
             case moves.Call(exchange):
-                self.tally.calls += 1
+                self._tally.calls += 1
                 task = self._tasks[exchange] = asyncio.create_task(self._call(action))
                 task.add_done_callback(lambda task: self._called(exchange, task))
             case moves.HangUp(exchange):
@@ -217,7 +233,7 @@ class Exchange(ExchangeServicer):
 
     # ---- calling ----
     async def _call(self, call: moves.Call) -> None:
-        link = Link(self._pace)
+        link = self._link()
         stream = None
         try:
             stream = ExchangeStub(self._channels.channel(call.peer)).Swap(link.outgoing())
@@ -276,7 +292,7 @@ class Exchange(ExchangeServicer):
         self, request_iterator: AsyncIterator[pb.SwapFrame], context: Any
     ) -> AsyncIterator[pb.SwapFrame]:
         peer = self._channels.caller(context)
-        link = Link(self._pace)
+        link = self._link()
         link.listen(aiter(request_iterator))
         answering = asyncio.create_task(self._answer(peer, link))
         try:
@@ -321,8 +337,8 @@ class Exchange(ExchangeServicer):
         if offer.protocol != PROTOCOL or Terms(offer.run_id, offer.layout, offer.fragments) != self._terms:
             raise PeerRefused("incompatible")
         identity = (peer, offer.boot, offer.exchange_id)
-        if identity in self._seen:
-            raise PeerRefused("stale")
+        if identity in self._seen or offer.exchange_id in self._verdicts or offer.exchange_id in self._tasks:
+            raise PeerRefused("stale")  # each caller draws its own: one that is in use is a replay, whoever brings it
         self._seen[identity] = None
         if len(self._seen) > MEMORY:
             self._seen.popitem(last=False)
@@ -344,7 +360,8 @@ class Exchange(ExchangeServicer):
     # ---- swapping ----
     async def _swap(self, exchange: bytes, peer: str, round: int, link: Link, *, leads: bool) -> None:
         vectors = self._offers[round]
-        swap = Swap(link, vectors, exchange, fragments.order(vectors.fragments, exchange), leads=leads)
+        order, stall_s = fragments.order(vectors.fragments, exchange), self._machine.stall_s
+        swap = Swap(link, vectors, exchange, order, leads=leads, stall_s=stall_s, backlog=self._backlog)
         self._talk = _Talk(peer, link, asyncio.get_running_loop().time())
         if task := asyncio.current_task():
             self._tasks[exchange] = task
@@ -364,14 +381,20 @@ class Exchange(ExchangeServicer):
                 link.part(wire.Refusal(wire.Code.DIVERGED))
             elif reason is not None:
                 link.drop()
-            self.tally.one_sided += swap.one_sided
+            self._tally.one_sided += swap.one_sided
             self._handle(moves.SwapEnded(exchange, reason, swap.applied, swap.one_sided))
             self._talk = None
             self._tasks.pop(exchange, None)
 
+    def _link(self) -> Link:
+        link = Link(self._pace)
+        self._links.add(link)
+        return link
+
     def _count(self, link: Link) -> None:
-        self.tally.sent_bytes += link.sent_bytes
-        self.tally.received_bytes += link.received_bytes
+        self._links.discard(link)
+        self._tally.sent_bytes += link.sent_bytes
+        self._tally.received_bytes += link.received_bytes
 
     def _blame(self, peer: str, fault: PeerFault) -> None:
         log.debug("%s: %s", peer, fault)

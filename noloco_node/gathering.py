@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Protocol
 
 import grpc
-import numpy as np
 
 from noloco_node import checkpoint, names, statesync
 from noloco_node.control.views import GatheredState, GatherView
 from noloco_node.donor import Giver
-from noloco_node.errors import DiskFull, NolocoError, PeerFault, PeerMisbehaved, SwarmUnreachable
+from noloco_node.errors import DiskFull, NolocoError, NonFinite, PeerFault, PeerMisbehaved, SwarmUnreachable
 from noloco_node.home import cannot_write
 from noloco_node.monitor.units import size
 from noloco_node.newcomer import STALE_ROUNDS
@@ -105,6 +104,8 @@ class Gatherer:
     async def _gather(self, work: "_Work", giver: Giver, donors: Sequence[PeerRecord], peers: int) -> None:
         folder = self._fresh_folder(work.own, min(peers, len(donors)))
         round_, numbers = await asyncio.wrap_future(giver.live_state())
+        if not await asyncio.to_thread(statesync.is_finite, numbers):
+            raise NonFinite("this node's own weights hold NaN or Inf: average others, through another node")
         me = work.own
         await work.keep(folder, me.peer_id, me.step, LiveState(round_, numbers))
         for donor in donors:
@@ -174,7 +175,7 @@ class _Work:
             self._skip(name, fault.reason.replace("_", " "))
 
     async def keep(self, folder: Path, peer_id: str, step: int, state: LiveState) -> None:
-        """Raises PeerMisbehaved, DiskFull, UsageError."""
+        """Raises DiskFull, UsageError."""
         path = folder / f"{len(self.view.states)}.f32"
         phi = state.data[: _PLACE_BYTES * self.own.parameters]
         await asyncio.to_thread(_write, path, phi)
@@ -219,9 +220,6 @@ def _in_turn(there: Collection[PeerRecord], own: Own) -> list[PeerRecord]:
 
 
 def _write(path: Path, phi: memoryview) -> None:
-    numbers = np.frombuffer(phi, np.float32)
-    if not all(np.isfinite(part).all() for part in np.array_split(numbers, max(1, len(numbers) >> 22))):
-        raise PeerMisbehaved("nonfinite", "state")
     try:
         path.write_bytes(phi)
     except OSError as error:

@@ -100,7 +100,7 @@ class History:
                     self._add(Point(at, round, step, loss))
                 elif kind == "Evaluated":
                     self._evaluated(int(said["round"]), float(said["eval_loss"]))
-            except (ValueError, TypeError, KeyError):
+            except (ValueError, TypeError, KeyError, OverflowError):
                 continue
 
     def view(self, said: Iterable[Said] = ()) -> HistoryView:

@@ -9,12 +9,14 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from statistics import median_low
 from typing import Protocol
 
 import grpc
 
 from noloco_node import newcomer
 from noloco_node.errors import NolocoError
+from noloco_node.newcomer import Others
 from noloco_node.presence import PeerRecord
 from noloco_node.statesync import LiveState
 from noloco_node.traffic import Pace
@@ -36,9 +38,6 @@ in the way until it is found to stand apart."""
 LONG_DOWNLOAD_S = 1800.0
 """For a state at the rate that a volunteer allows: beyond it, the state is fetched in bf16."""
 _PARTNERS = 32  # so many of those that it stands apart from are remembered
-
-Worth = Callable[[Collection[PeerRecord], int], list[str]]
-"""Whose state to ask for, of those who are there, for a node at this round."""
 
 log = logging.getLogger(__name__)
 
@@ -69,15 +68,24 @@ class Node(Protocol):
 
 
 def ahead(records: Collection[PeerRecord], own: int) -> list[str]:
-    """Whose state is worth more than that of `own` rounds, which is worth more than a few rounds. A newcomer asks
-    everybody: the round in a record may be 20 s old, and the state itself says how far it is."""
+    """Whose state is worth more than that of `own` rounds, which is worth more than a few rounds: nobody's, unless most
+    are far ahead, as one record may lie. Of two the lower one counts, and one that is alone is believed. A newcomer
+    asks everybody: the round in a record may be 20 s old, and the state itself says how far it is."""
+    found = _under_way(records)
     least = own + CATCH_UP_ROUNDS if own else 0
-    found = [record for record in records if record.round >= least]
-    return training(found) or [record.peer_id for record in found if record.state in AT_REST]
+    if not found or median_low([record.round for record in found]) < least:
+        return []
+    return [record.peer_id for record in found if record.round >= least]
 
 
-def training(records: Collection[PeerRecord], _own: int = 0) -> list[str]:
+def training(records: Collection[PeerRecord]) -> list[str]:
     return [record.peer_id for record in records if record.state in TRAINING]
+
+
+def _under_way(records: Collection[PeerRecord]) -> list[PeerRecord]:
+    """Who trains, and where nobody does, who has come somewhere."""
+    found = [record for record in records if record.state in TRAINING]
+    return found or [record for record in records if record.state in AT_REST]
 
 
 def is_astray(apart_from: Sequence[str], rounds: int, others: Collection[str], me: str) -> bool:
@@ -128,13 +136,13 @@ class Homecoming:
 
     async def arrive(self) -> None:
         """Before training begins. Raises SwarmUnreachable where others are there, but none gives its state."""
-        await self._take(ahead)
+        await self._take()
 
     def after_pause(self) -> bool:
         """Whether a node that stood aside is too far behind to go on from where it was: it will be told to."""
         if not ahead(self._node.seen(), self._node.round or 1):
             return False
-        self._returning = asyncio.create_task(self._return(ahead))
+        self._return()
         return True
 
     def round_over(self, solo: str | None, partner: str | None) -> None:
@@ -150,7 +158,7 @@ class Homecoming:
         if self._node.stands_aside():
             log.warning("standing apart from the others: taking the state of one of them")
             self._apart, self._alone = [], 0
-            self._returning = asyncio.create_task(self._return(training))
+            self._return(astray=True)
 
     def give_up(self) -> None:
         """Something else is to be done now: pause, or leave."""
@@ -158,32 +166,47 @@ class Homecoming:
             self._returning.cancel()
             self._returning = None
 
-    async def _return(self, worth: Worth) -> None:
-        try:
+    def _return(self, *, astray: bool = False) -> None:
+        async def take() -> None:
             if await self._node.quiet():
-                await self._take(worth)
-        except (NolocoError, OSError) as error:
-            log.warning("going on from where it was: %s", error)
+                await self._take(astray=astray)
+
+        self._returning = asyncio.create_task(take())
+        self._returning.add_done_callback(self._returned)
+
+    def _returned(self, returning: asyncio.Task[None]) -> None:
+        """Whatever came of it, the node trains on: unless something else is to be done by now."""
+        if returning.cancelled() or returning is not self._returning:
+            return
+        match returning.exception():
+            case None:
+                pass
+            case NolocoError() | OSError() as error:
+                log.warning("going on from where it was: %s", error)
+            case error:
+                log.error("going on from where it was, after a fault of this node", exc_info=error)
         self._returning = None
         self._node.goes_on()
 
-    async def _take(self, worth: Worth) -> None:
+    async def _take(self, *, astray: bool = False) -> None:
+        """`astray`: whoever trains will do, even at an earlier round."""
         node, own = self._node, self._node.round
 
         looks = 1 if own or self._first else LOOKS
 
-        async def donors() -> list[str]:
+        async def others() -> Others:
             """Whoever cannot look, because p2pd has died for one, does not take that for an empty swarm."""
             nonlocal looks
             while True:
                 with suppress(NolocoError, OSError):
-                    found = worth(await node.look(), own)
+                    records = await node.look()
+                    donors = training(records) if astray else ahead(records, own)
                     looks -= 1
-                    if found or looks <= 0:
-                        return found
+                    if donors or looks <= 0:
+                        return Others(donors, [record.peer_id for record in _under_way(records)])
                 await asyncio.sleep(newcomer.RETRY_S)
 
-        wanted = replace(self._wanted, own_round=own)
-        state = await newcomer.take_state(self._channel, donors, wanted, node.waits_for, pace=self._pace)
+        wanted = replace(self._wanted, own_round=own, goes_back=astray)
+        state = await newcomer.take_state(self._channel, others, wanted, node.waits_for, pace=self._pace)
         if state is not None:
             await node.adopts(state)

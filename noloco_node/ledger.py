@@ -13,6 +13,8 @@ from noloco_node.core.round import TOO_SLOW
 from noloco_node.events import Evaluated, Event, PeerFaulted, PhaseDone, RolledBack, RoundCommitted, WentSolo
 
 MINUTE_S = 60.0
+PEERS = 256
+"""With whom rounds were committed, the latest: they stand in every status, and a node meets thousands in its life."""
 
 
 @dataclass(slots=True)
@@ -41,6 +43,7 @@ class Ledger:
     rolled_back: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     with_peer: dict[str, WithPeer] = field(default_factory=dict)
+    """The last one met is the last."""
     last_round: LastRound | None = None
     stall_ms: float | None = None
     time_s: Mapping[str, float] = field(default_factory=dict)
@@ -80,7 +83,9 @@ class Ledger:
     def _commit(self, event: RoundCommitted) -> None:
         self.committed += event.swap == 1
         self.swaps_fit = True
-        together = self.with_peer.setdefault(event.partner, WithPeer())
+        together = self.with_peer[event.partner] = self.with_peer.pop(event.partner, WithPeer())
+        if len(self.with_peer) > PEERS:
+            del self.with_peer[next(iter(self.with_peer))]
         together.exchanges += 1
         together.sent += event.sent_bytes
         together.received += event.received_bytes
@@ -123,11 +128,9 @@ class Ledger:
         """The fields of a PeerRow that events decide."""
         return asdict(self.with_peer.get(peer, WithPeer()))
 
-    def per_param_round(self, parameters: int | None) -> float | None:
-        """Bytes sent per parameter and committed round."""
-        if not parameters or not self.committed:
-            return None
-        return sum(together.sent for together in self.with_peer.values()) / parameters / self.committed
+    def per_param_round(self, parameters: int | None, sent_bytes: int) -> float | None:
+        """Bytes sent per parameter and committed round. What was sent in vain, in swaps that broke, counts too."""
+        return sent_bytes / parameters / self.committed if parameters and self.committed else None
 
 
 def _busy(before: Mapping[str, float], now: Mapping[str, float]) -> float | None:

@@ -5,6 +5,7 @@ the checkpoints in their homes. Whatever becomes of this process, the janitor en
 """
 
 import asyncio
+import os
 import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -20,7 +21,8 @@ from noloco_node.home import Home
 from noloco_node.manifest import Manifest
 from noloco_node.transport.janitor import Runtime
 
-COMMAND = (sys.executable, "-m", "noloco_node")
+COMMAND = (sys.executable, "-P", "-m", "noloco_node")
+"""-P: what happens to lie in the working directory is not run."""
 POLL_S = 0.5
 
 _LISTEN = "/ip4/127.0.0.1/tcp/0"
@@ -85,7 +87,7 @@ class LocalSwarm:
         self.members: list[Member] = []
         self._runtime = runtime
         self._command = command
-        self._environ = {key: value for key, value in environ.items() if not key.startswith(PREFIX)}
+        self._environ = nodes_environ(environ)
         self._all: list[Member] = []
 
     async def run(
@@ -147,6 +149,12 @@ class LocalSwarm:
 
     async def close(self) -> None:
         await _end(self._all, _STOP_S)
+
+
+def nodes_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """Ours, without the settings of a node; modules are found where we find them, so that nodes run the same code."""
+    places = os.pathsep.join(place or str(Path.cwd()) for place in sys.path)
+    return {**{key: value for key, value in environ.items() if not key.startswith(PREFIX)}, "PYTHONPATH": places}
 
 
 @asynccontextmanager

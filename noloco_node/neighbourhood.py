@@ -86,10 +86,12 @@ class Neighbourhood:
         chosen = random.sample(absent, min(FRIENDS, len(absent)))
         self._ways.introduce({peer: known[peer] for peer in chosen})
         calls = {peer: asyncio.create_task(runs.ask(self._ways.channel(peer))) for peer in chosen}
-        if calls:
-            await asyncio.wait(calls.values(), timeout=FRIENDS_ANSWER_S)
-        there = [peer for peer, call in calls.items() if call.done() and call.exception() is None]
-        for call in calls.values():
-            call.cancel()
+        try:
+            if calls:
+                await asyncio.wait(calls.values(), timeout=FRIENDS_ANSWER_S)
+            there = [peer for peer, call in calls.items() if call.done() and call.exception() is None]
+        finally:
+            for call in calls.values():
+                call.cancel()
         if there:
             await swarm.meet(there)

@@ -29,8 +29,12 @@ def sight(
     alive = living(seen.values(), now)
     furthest = max((record.round for record in alive), default=0)
     rows = tuple(row(record, furthest, now, via(record.peer_id), run=run.label) for record in alive)
-    training = sum(record.state in TRAINING for record in alive)
-    return Sight(RunView(run.run_id, run.label, signed.author, run.rounds, len(alive), training, furthest), rows)
+    view = RunView(run.run_id, run.label, signed.author, run.rounds, len(alive), training(alive), furthest)
+    return Sight(view, rows)
+
+
+def training(records: Iterable[PeerRecord]) -> int:
+    return sum(record.state in TRAINING for record in records)
 
 
 @lru_cache(maxsize=128)  # the views of a node that knows many runs are asked for every second

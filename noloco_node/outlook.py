@@ -7,20 +7,30 @@ its reader's clock, so a node whose clock is further off than that would see nob
 from noloco_node.control.views import Health
 from noloco_node.errors import ClockTooFarOff
 from noloco_node.monitor.units import span
+from noloco_node.transport.mirror import Skew
 from noloco_node.transport.reach import OUTGOING, RELAYED
 
 WARN_S = 1.0
 TOO_FAR_S = 30.0
 """Half of a record's life."""
+ENOUGH = 2
+"""Peers that must say so before a node is turned away: else one bootstrap node with a wrong clock turns all away."""
 
 _SET_CLOCK = "let this machine keep its time: `timedatectl set-ntp true`"
 _OPEN_PORT = "give it a port with --listen, forward that in the router, and name it with --announce"
 
 
-def check(skew_s: float | None) -> None:
+def check(skew: Skew | None) -> None:
     """Whether a node with this clock can take part at all."""
-    if skew_s is not None and abs(skew_s) > TOO_FAR_S:
-        raise ClockTooFarOff(f"this machine's clock is {_off(skew_s)}: {_SET_CLOCK}")
+    if skew is not None and _is_too_far(skew) and skew.witnesses >= ENOUGH:
+        raise ClockTooFarOff(f"this machine's clock is {_off(skew)}: {_SET_CLOCK}")
+
+
+def doubt(skew: Skew | None) -> str | None:
+    """At the start, where a clock is too far off that may not be ours: a sentence."""
+    if skew is None or not _is_too_far(skew):
+        return None
+    return f"this machine's clock is {_off(skew)}. If it is this one, {_SET_CLOCK}"
 
 
 def advice(reachable: str | None) -> str | None:
@@ -32,14 +42,21 @@ def advice(reachable: str | None) -> str | None:
     return None
 
 
-def health(reachable: str | None, skew_s: float | None) -> tuple[Health, ...]:
+def health(reachable: str | None, skew: Skew | None) -> tuple[Health, ...]:
     found = []
     if reachable == OUTGOING:
         found.append(Health("warning", "network: nobody can call this node, it only calls others", _OPEN_PORT))
-    if skew_s is not None and abs(skew_s) >= WARN_S:
-        found.append(Health("warning", f"clock: {_off(skew_s)}", _SET_CLOCK))
+    if skew is not None and abs(skew.ahead_s) >= WARN_S:
+        found.append(Health("warning", f"clock: {_off(skew)}", _SET_CLOCK))
     return tuple(found)
 
 
-def _off(skew_s: float) -> str:
-    return f"{span(abs(skew_s))} {'ahead of' if skew_s > 0 else 'behind'} the others'"
+def _is_too_far(skew: Skew) -> bool:
+    return abs(skew.ahead_s) > TOO_FAR_S
+
+
+def _off(skew: Skew) -> str:
+    whose = "the others'"
+    if skew.witnesses < ENOUGH:
+        whose = "that of a single peer: one of the two is wrong"
+    return f"{span(abs(skew.ahead_s))} {'ahead of' if skew.ahead_s > 0 else 'behind'} {whose}"

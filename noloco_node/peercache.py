@@ -7,7 +7,6 @@ from the network, and who really answers at an address is proved by libp2p. A da
 
 import json
 import logging
-import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +19,8 @@ MAX_PEERS = 64
 """The latest: enough that some of them are still there after a week, however many come and go."""
 MAX_FILE_BYTES = 256 << 10
 """As many peers as that, with all the addresses they may have, at the length that those may have, are less."""
+LATEST = 1 << 34
+"""Seconds since 1970 that a clock may show: who was seen in five centuries would be the last to be forgotten."""
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ def _checked(table: object) -> dict[str, tuple[float, tuple[str, ...]]]:
         match entry:
             case {"seen": int() | float() as seen, "addresses": list() as addresses} if (
                 is_peer_id(peer)
-                and math.isfinite(seen)
+                and 0 <= seen <= LATEST
                 and 0 < len(addresses) <= MAX_ADDRESSES
                 and all(isinstance(address, str) and is_address(address, peer) for address in addresses)
             ):

@@ -24,8 +24,6 @@ MAX_ADDRESS_LETTERS = 256
 MAX_WHOLE = 1 << 53
 """Rounds, steps and tokens: whole numbers up to here survive JSON and doubles."""
 MAX_REAL = 1e15
-MAX_SKEW_S = 3600.0
-"""How far ahead of ours a peer's clock may be for its record to be kept. Readers are stricter: the time to live."""
 
 _ADDRESS = re.compile(
     r"/(?P<kind>ip[46]|dns[46]?)/(?P<host>[0-9A-Za-z.:-]+)/(tcp|udp)/\d{1,5}(/quic-v1|/ws|/wss)?"

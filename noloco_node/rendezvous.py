@@ -26,7 +26,7 @@ class Rendezvous(Resident):
 
     def __init__(self, config: NodeConfig, report: Report) -> None:
         super().__init__(config, report)
-        self._runs = runs.Runs(keeps_announced=True)
+        self._runs = runs.Runs(self._transport.caller, self._training)
         self._transport.serve(lambda server: add_RunsServicer_to_server(self._runs, server))
         self._swarm: Swarm | None = None
         self._seen: dict[str, dict[str, PeerRecord]] = {}
@@ -48,6 +48,9 @@ class Rendezvous(Resident):
             self._seen[run] = self._seen.pop(run, {})
             seen = self._seen[run] = await swarm.onlook(run)
             self._transport.introduce({peer: record.addresses for peer, record in seen.items()})
+
+    def _training(self, run_id: str) -> int:
+        return onlook.training(onlook.living(self._seen.get(run_id, {}).values(), time.time()))
 
     def _sight(self, signed: Signed) -> onlook.Sight:
         seen = self._seen.get(onlook.verified(signed).run_id, {})

@@ -79,9 +79,10 @@ class Resident:
         async with serving(self._home, self), self._page():
             try:
                 await self._transport.start()
-                outlook.check(self._transport.skew_s)
-                if advice := outlook.advice(self._transport.reachable):
-                    self._report(advice)
+                outlook.check(self._transport.skew)
+                for word in (outlook.doubt(self._transport.skew), outlook.advice(self._transport.reachable)):
+                    if word:
+                        self._report(word)
                 await self._unless_leaving(self._supervised(self._live()))
             finally:
                 self._state, self._waiting_for = "leaving", None
@@ -203,9 +204,10 @@ class Resident:
 
     def _health(self) -> tuple[Health, ...]:
         transport = self._transport
-        return (*self._outages.health(time.monotonic()), *outlook.health(transport.reachable, transport.skew_s))
+        return (*self._outages.health(time.monotonic()), *outlook.health(transport.reachable, transport.skew))
 
     def _common_status(self) -> dict[str, Any]:
+        skew = self._transport.skew
         return {
             "peer_id": self._identity.peer_id,
             "name": names.name_of(self._identity.peer_id),
@@ -218,7 +220,8 @@ class Resident:
             "addresses": tuple(self._transport.addresses()),
             "join": self._join,
             "web": self._web,
-            "skew_s": self._transport.skew_s,
+            "skew_s": skew.ahead_s if skew else None,
+            "skew_witnesses": skew.witnesses if skew else 0,
             "last_error": self._last_error,
         }
 

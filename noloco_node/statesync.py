@@ -2,8 +2,8 @@
 
 The donor first states the version: its round, the digests of its fragments, and one root hash over them. Each fragment
 counts when its digest holds, and stays when the stream breaks: whoever has the same version, the same donor at best,
-goes on with the next one. Of another version nothing is kept, so fragments of two donors never mix. The numbers are
-opaque here, and nothing is used before all of them are there.
+goes on with the next one. Of another version nothing is kept, so fragments of two donors never mix. Of the numbers it
+is only known here that they must be finite, and nothing is used before all of them are there.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import ParamSpec, Protocol, TypeVar
 
 import grpc
+import numpy as np
 
 from noloco_node.errors import PeerLost, PeerMisbehaved, PeerRefused
 from noloco_node.traffic import Pace, Traffic
@@ -47,6 +48,12 @@ class LiveState:
     """Slow weights, then outer momentum: fp32, little-endian."""
 
 
+def is_finite(numbers: memoryview) -> bool:
+    """Of fp32 bytes, looked at piece by piece: they may be many."""
+    whole = np.frombuffer(numbers, np.float32)
+    return all(np.isfinite(part).all() for part in np.array_split(whole, max(1, len(whole) >> 22)))
+
+
 class Headway:
     """How far a download is and how long it will still take, in words, at its rate since it was first asked."""
 
@@ -70,7 +77,8 @@ class Watcher(Protocol):
         """So many others come first; 0: the donor takes its snapshot."""
 
     async def begins(self, round: int) -> None:
-        """What the donor has. Raises PeerFault where that will not do."""
+        """What the donor has, where it is not the version that was begun with. Raises PeerFault where that will not
+        do."""
 
     def has(self, done_bytes: int, total_bytes: int) -> None: ...
 
@@ -121,6 +129,8 @@ class Download:
         start = self.done_bytes
         place = slice(*(self._size * at // self.total_bytes for at in (start, start + len(fragment))))
         self.coding.decode(fragment, self._numbers[place])
+        if not is_finite(self._numbers[place]):
+            raise PeerMisbehaved("nonfinite", "state")
         self.done += 1
 
     def result(self) -> LiveState:
@@ -139,7 +149,8 @@ async def fetch(
     stream = aiter(call)
     try:
         header = await _header(stream, pace, watcher)
-        await watcher.begins(header.round)
+        if header.root != download.root:  # what was begun with may be old by now, and goes on all the same
+            await watcher.begins(header.round)
         download.begin(header)
         while download.done < download.fragments:
             fragment = bytearray()

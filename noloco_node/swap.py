@@ -3,12 +3,16 @@
 It knows frames, their order and their deadlines; what a payload holds is the codec's business, what a correction is
 the training thread's. The rules:
 
-- At most WINDOW fragments are under way beyond the last one that was applied, in each direction: that bounds memory
-  and keeps the link full.
+- At most WINDOW fragments are under way beyond the last one that was applied, in each direction: that keeps the link
+  full. Applied means handed to the training thread, which adds a correction between two of its steps: behind a long one
+  corrections wait, of all swaps together no more than BACKLOG_BYTES. Then nothing more is read until some were added.
+  Both bounds together bound memory.
 - A volunteer may limit what goes out and comes in (traffic.py), so that a fragment takes minutes. Deadlines are for
   silence, not for slowness: a large frame travels in pieces (wire/pieces.py), who has nothing to send says that it is
-  alive, and each of both gives a fresh deadline. Waiting for our own limit stands under no deadline. What bounds a slow
-  swap as a whole is `MAX_LAG` of core/round.py.
+  alive, and each of both gives a fresh deadline. Waiting for our own limit stands under no such deadline. But only a
+  whole fragment or an acknowledgement is headway, and a partner that makes none is given up: after what its fragment
+  takes on the slowest link that it may set itself and has to share, at the least after what core/round.py allows. What
+  bounds a slow swap as a whole is `MAX_LAG` there.
 - A fragment is applied when both sides hold the other's, whole and screened. The follower says so first, the leader
   (who called) applies and says so, then the follower applies. Fragments are applied one after the other, so a break
   leaves at most one that the leader applied and the follower did not: `one_sided` counts it. What was applied stays.
@@ -16,12 +20,14 @@ the training thread's. The rules:
 
 import asyncio
 import itertools
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Protocol
 
 from noloco_node.errors import PeerFault, PeerLost, PeerMisbehaved
+from noloco_node.limits import MIN_RATE_BYTES_S
 from noloco_node.traffic import Pace, Traffic
 from noloco_node.transport.base import peer_faults
 from noloco_node.wire import messages as wire
@@ -37,6 +43,12 @@ ALIVE_S = 5.0
 """Who has sent nothing for so long says that it is there: three of these may be late before a partner gives up."""
 DONE_S = 5.0
 """For the follower's last word; without it the last fragment counts as one-sided."""
+SLOW_STREAMS = 4
+"""A fragment may take as long as on a link of MIN_RATE_BYTES_S that this swap shares with three other streams."""
+BACKLOG_BYTES = 256 << 20
+"""Of corrections that were handed over and not added yet: 67 M parameters in fp32, so smaller models never wait. 1 B
+parameters at 1 Gbit/s and 4 bits would be 4 s of the link; with steps of 3 s they are 15 steps, where WINDOW fragments
+a step would be 240. Small beside such a model's 16 GB."""
 
 
 class Heard(Protocol):
@@ -63,12 +75,39 @@ class Vectors(Protocol):
     @property
     def fragments(self) -> int: ...
     @property
+    def correction_bytes(self) -> int:
+        """What the correction of one fragment holds in memory, at most."""
+
+    @property
     def stats(self) -> Stats: ...
     def open(self, index: int, exchange_id: bytes) -> "Future[bytes]": ...
     def hear(self, index: int, payload: bytes) -> "Future[Any]":
         """Gives what is `Heard`."""
 
-    def apply(self, index: int, correction: Any) -> None: ...
+    def apply(self, index: int, correction: Any) -> "Future[None]":
+        """Done when it was added, or never will be; in the order of the calls."""
+
+
+class Backlog:
+    """The corrections of a node's swaps that wait for its training thread."""
+
+    def __init__(self, limit_bytes: int = BACKLOG_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self._waiting: deque[tuple[int, Future[None]]] = deque()
+
+    @property
+    def bytes(self) -> int:
+        while self._waiting and self._waiting[0][1].done():
+            self._waiting.popleft()
+        return sum(size for size, _ in self._waiting)
+
+    def add(self, size_bytes: int, added: "Future[None]") -> None:
+        self._waiting.append((size_bytes, added))
+
+    async def room(self, size_bytes: int) -> None:
+        """Until one more of this size may wait; it always may alone."""
+        while (waiting := self.bytes) and waiting + size_bytes > self._limit_bytes:
+            await asyncio.wait({asyncio.wrap_future(self._waiting[0][1])})
 
 
 class Link:
@@ -164,13 +203,26 @@ class Link:
 
 
 class Swap:
-    def __init__(self, link: Link, vectors: Vectors, exchange_id: bytes, order: Sequence[int], *, leads: bool) -> None:
+    def __init__(  # noqa: PLR0913
+        self,
+        link: Link,
+        vectors: Vectors,
+        exchange_id: bytes,
+        order: Sequence[int],
+        *,
+        leads: bool,
+        stall_s: float,
+        backlog: Backlog,
+    ) -> None:
+        """`stall_s`: how long a partner may make no headway, or longer where a fragment needs it."""
         self._link = link
         self._vectors = vectors
         self._exchange_id = exchange_id
         self._order = order
         self._place = {index: place for place, index in enumerate(order)}
         self._leads = leads
+        self._stall_s = stall_s
+        self._backlog = backlog
         self._assembly = Assembly()
         self._opened = 0
         self._ready: dict[int, Any] = {}  # place -> correction; at most WINDOW of them
@@ -184,7 +236,8 @@ class Swap:
         self._link.keep_alive()
         await self._open_ahead()
         while self.applied < len(self._order):
-            match await self._receive(FRAME_S):
+            await self._backlog.room(self._vectors.correction_bytes)  # a frame has one more added at most
+            match await self._receive(FRAME_S, self._stall_s):
                 case wire.Fragment(index, payload):
                     await self._hear(index, payload)
                 case wire.Ack(index):
@@ -196,23 +249,29 @@ class Swap:
             await self._open_ahead()
         await self._part()
 
-    async def _receive(self, silence_s: float) -> wire.Frame:
+    async def _receive(self, silence_s: float, stall_s: float) -> wire.Frame:
         """The next whole frame."""
-        while True:
-            match await self._link.receive(silence_s):
-                case wire.Alive():
-                    pass
-                case wire.Piece() as piece:
-                    if (whole := self._assembly.add(piece)) is not None:
-                        return whole
-                case frame:
-                    return frame
+        try:
+            async with asyncio.timeout(stall_s):
+                while True:
+                    match await self._link.receive(silence_s):
+                        case wire.Alive():
+                            pass
+                        case wire.Piece() as piece:
+                            if (whole := self._assembly.add(piece)) is not None:
+                                return whole
+                        case frame:
+                            return frame
+        except TimeoutError:
+            raise PeerLost("stalled", f"no headway for {stall_s:g} s") from None
 
     async def _open_ahead(self) -> None:
         while self._opened < min(self.applied + WINDOW, len(self._order)):
             index = self._order[self._opened]
             self._opened += 1
-            self._link.send(wire.Fragment(index, await _done(self._vectors.open(index, self._exchange_id))))
+            payload = await _done(self._vectors.open(index, self._exchange_id))
+            self._stall_s = max(self._stall_s, SLOW_STREAMS * len(payload) / MIN_RATE_BYTES_S)
+            self._link.send(wire.Fragment(index, payload))
 
     async def _hear(self, index: int, payload: bytes) -> None:
         place = self._place.get(index, -1)
@@ -252,7 +311,8 @@ class Swap:
             self._acked = True
 
     def _apply(self) -> None:
-        self._vectors.apply(self._order[self.applied], self._ready.pop(self.applied))
+        added = self._vectors.apply(self._order[self.applied], self._ready.pop(self.applied))
+        self._backlog.add(self._vectors.correction_bytes, added)
         self.applied += 1
         self._acked = False
 
@@ -261,7 +321,7 @@ class Swap:
             self._link.send(wire.Done())
             return
         try:
-            if await self._receive(DONE_S) == wire.Done():
+            if await self._receive(DONE_S, DONE_S) == wire.Done():
                 self.one_sided = 0
         except PeerFault:
             pass  # everything is applied here; only the partner's last fragment is in doubt, and counted

@@ -3,8 +3,9 @@
 The DHT is no trust store. Two kinds of check make a record harmless:
 - `Swarm.peers` gives only records that hold up (presence.py);
 - as a node of the DHT, we keep for others only records that their own peer signed, at a key they belong to, with the
-  expiry that belongs to the signed time (`_Gate`). hivemind lets the later expiry win: without this, anybody could
-  overwrite anybody's record for a billion seconds.
+  expiry that belongs to the signed time (`_Gate`), and of these only so many (`Share`). hivemind lets the later expiry
+  win and keeps whatever comes: without this, anybody could overwrite anybody's record for a billion seconds, and fill
+  our memory.
 Which buckets to stand in and to read is crowd.py's arithmetic. Nothing here knows of rounds or partners. Only this
 module and transport/libp2p.py import hivemind.
 """
@@ -13,6 +14,7 @@ import asyncio
 import random
 import secrets
 import time
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -23,7 +25,6 @@ from noloco_node.errors import SwarmUnreachable
 from noloco_node.identity import Identity
 from noloco_node.presence import (
     MAX_ADDRESSES,
-    MAX_SKEW_S,
     PeerRecord,
     Standing,
     accept,
@@ -39,6 +40,15 @@ _GOODBYE_S = 2.0  # leaving is quick even if nobody answers any more
 _CALL_S = 3.0
 _MEET = 64  # peers that a node asks when it knows nobody any more
 _SIGHTS = 64  # runs that are looked at from outside: as many as a rendezvous keeps
+
+# What we keep of others' records. One of a real node takes 1.1 kB of memory with all that is around it.
+MAX_RECORDS = 1 << 14
+"""8,000 peers at two depths, even where one rendezvous node is all the directory there is: 18 MB. Were every record as
+large as it may be, 80 MB."""
+MAX_IN_BUCKET = 512
+"""20 times as many as stand in one by crowd.py: an answer of 200 kB, of 2 MB at the worst."""
+MAX_OF_SIGNER = 16
+"""Two depths and the doorstep, and those of the last two minutes, in which a run may grow a hundredfold."""
 
 
 class Swarm:
@@ -112,6 +122,10 @@ class Swarm:
                     cache_nearest=0,
                     cache_on_store=False,
                 )
+                protocol = self._node.protocol
+                early, protocol.storage = protocol.storage, Share(self.ttl_s)
+                protocol.storage.take_over(early)
+                protocol.cache = Share(self.ttl_s, most=0)  # nothing of ours uses it
         except (RuntimeError, TimeoutError) as error:
             raise SwarmUnreachable(
                 "cannot reach the swarm: no bootstrap node answers in its directory of peers. "
@@ -260,8 +274,7 @@ class _Gate:
     """What we let stand in our share of the DHT; hivemind's name for it is a record validator.
 
     Asked of every record that others store with us, and of every record in an answer: one bad record discards the whole
-    answer of a node, so nothing here may depend on two clocks agreeing. It says nothing about staleness: hivemind
-    forgets a record at its expiry, which is bound to the signed time.
+    answer of a node, so nothing here depends on two clocks agreeing. How long a record is kept is `Share`'s affair.
     """
 
     def __init__(self, ttl_s: float) -> None:
@@ -280,11 +293,86 @@ class _Gate:
         run_id = presence.run_id.hex()
         keys = (key_of(run_id, bucket_of(peer_id, depth)) for depth in range(MAX_DEPTH + 1))
         belongs = any(record.key == DHTID.generate(key).to_bytes() for key in keys)
-        expires, latest = presence.time + self._ttl_s, time.time() + MAX_SKEW_S
-        return bool(belongs and record.expiration_time <= expires and presence.time <= latest)
+        return bool(belongs and record.expiration_time <= presence.time + self._ttl_s)
 
     def sign_value(self, record: Any) -> Any:
         return record.value
 
     def strip_value(self, record: Any) -> Any:
         return record.value
+
+
+class Share:
+    """Our share of the DHT: what others let us keep, in place of hivemind's storage, which is bounded by nothing.
+
+    Who has a place keeps it, and nobody gets one where there is none left: a flood of identities keeps newcomers out
+    for as long as it lasts, but hides nobody who is there. No record is kept for more than two lives: its signer's
+    clock may be ahead of ours by one.
+    """
+
+    def __init__(self, ttl_s: float, most: int = MAX_RECORDS) -> None:
+        from hivemind.dht.storage import DHTLocalStorage
+
+        self._kept = DHTLocalStorage()
+        self._longest_s = 2 * ttl_s
+        self._most = most
+        self._places: OrderedDict[tuple[Any, str], float] = OrderedDict()
+        """When the record of each bucket and signer expires; what was stored last is the last."""
+        self._taken: Counter[Any] = Counter()
+        """Places of each bucket, and of each signer."""
+
+    def store_subkey(self, key: Any, subkey: str, value: bytes, expiration_time: float) -> bool:
+        now, place = time.time(), (key, subkey)
+        self._forget(now)
+        if not now < expiration_time <= now + self._longest_s or not (place in self._places or self._has_room(*place)):
+            return False
+        if not self._kept.store_subkey(key, subkey, value, expiration_time):
+            return False
+        if place not in self._places:
+            self._taken.update(place)
+        self._places[place] = expiration_time
+        self._places.move_to_end(place)
+        _tidy(self._kept)
+        _tidy(self._kept.get(key).value)
+        return True
+
+    def store(self, key: Any, value: bytes, expiration_time: float, subkey: str | None = None) -> bool:
+        """A value that is nobody's is refused: there is none in a directory of peers."""
+        return subkey is not None and self.store_subkey(key, subkey, value, expiration_time)
+
+    def take_over(self, early: Any) -> None:
+        """What neighbours brought while this node was joining them: hivemind has no other storage then."""
+        for key, (bucket, _) in early.items():
+            for signer, (value, expires) in bucket.items():
+                self.store_subkey(key, signer, value, expires)
+
+    def get(self, key: Any) -> Any:
+        return self._kept.get(key)
+
+    def items(self) -> Any:
+        return self._kept.items()
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._kept
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def _has_room(self, key: Any, signer: str) -> bool:
+        taken = self._taken
+        return len(self._places) < self._most and taken[key] < MAX_IN_BUCKET and taken[signer] < MAX_OF_SIGNER
+
+    def _forget(self, now: float) -> None:
+        """Places whose record has expired; one that was stored early but lives long holds up others for a minute."""
+        while self._places and next(iter(self._places.values())) <= now:
+            place, _ = self._places.popitem(last=False)
+            for of in place:
+                self._taken[of] -= 1
+                if not self._taken[of]:
+                    del self._taken[of]
+
+
+def _tidy(kept: Any) -> None:
+    """hivemind forgets what has expired when its length is asked, and leaves an entry in a heap for each renewal."""
+    if len(kept.expiration_heap) > 2 * len(kept) + 16:
+        kept.expiration_heap = sorted(kept.key_to_heap.values())

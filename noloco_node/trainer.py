@@ -4,7 +4,7 @@ It has no maths, no byte layouts and no retries of its own: here events go from 
 the order of starting and stopping.
 
     start:  transport -> which run? -> model and optimizers (training thread) -> presence -> a peer's state -> training
-    leave:  no more calls, a swap under way may end -> training stops -> checkpoint -> goodbye -> transport
+    leave:  no more steps, no more calls; a swap under way may end -> checkpoint, goodbye -> transport
 """
 
 import asyncio
@@ -36,7 +36,9 @@ from noloco_node.neighbourhood import Neighbourhood
 from noloco_node.peercache import PeerCache
 from noloco_node.presence import MAX_ADDRESSES, PeerRecord, Standing
 from noloco_node.resident import Report, Resident
+from noloco_node.saving import Saving
 from noloco_node.swarm import Swarm
+from noloco_node.training.inner import State
 from noloco_node.training.sources import Sources
 from noloco_node.training.sources import check as check_sources
 from noloco_node.training.thread import Failed, Finished, Message, PhaseEnded, Ready, TrainingThread
@@ -54,8 +56,12 @@ LOOK_S, LOOK_ALONE_S = 5.0, 1.0
 """How often the DHT is read for candidates; more often while there are none."""
 FRIENDS_S = 20.0
 """How often some of the peers that were there once are looked up."""
+LEAVE_S, TRANSPORT_S = 10.0, 5.0
+"""For everything that leaving takes but the last checkpoint, and of that for the network daemon to end."""
 SETTLE_S = 3.0
 """For a swap under way when the node leaves; what is applied by then stays."""
+STOP_S = 0.5
+"""For the training thread, at the least: one that has given its last state ends at once."""
 LIMITS_S = 1.0
 """How often the clock and the day's quota are looked at."""
 TIME_S = 1.0
@@ -63,10 +69,6 @@ TIME_S = 1.0
 LAST_EVALUATION_S = 30.0
 LAST_SWAP_S = 30.0
 """For the last round's offer to find a partner when the work is done."""
-STATE_S = 5.0
-"""For the training thread to come to the end of an inner step and copy its state."""
-CHECKPOINT_ROUNDS = 10
-"""A kill costs at most so many rounds of this node; the swarm loses nothing."""
 
 
 class Trainer(Resident):
@@ -102,7 +104,9 @@ class Trainer(Resident):
         self._target: int | None = None
         """The round at which this node stops."""
         self._phase_s = 0.0
-        self._saving: asyncio.Task[None] | None = None
+        self._saving: Saving[State] | None = None
+        self._gave_up = False
+        """Whether weights were given up that the exchange may still offer."""
         self._held_back: str | None = None
         """PAUSED or QUOTA, as it was last told to the training and the exchange."""
         friends = PeerCache(self._home.root / "peers.json")
@@ -153,6 +157,7 @@ class Trainer(Resident):
             service.every(lambda: FRIENDS_S, self._neighbours.keep_friends, (NolocoError, OSError)),
             service.every(lambda: LIMITS_S, self._mind_limits, (NolocoError, OSError)),
             service.every(lambda: TIME_S, self._take_time, (NolocoError,)),
+            service.every(lambda: TIME_S, self._save_now_and_then, ()),
             service.every(lambda: EVERY_S, self._note_figures, (NolocoError,)),
         ]
 
@@ -170,8 +175,11 @@ class Trainer(Resident):
             self._state = "joining"
             await home.arrive()
         swaps = run.outer.swaps_per_round
-        self._exchange.begin(Terms(terms.run_id, ready.layout, ready.fragments), None if swaps == "auto" else swaps)
+        common = Terms(terms.run_id, ready.layout, ready.fragments)
+        blocking = run.outer.overlap == "blocking"
+        self._exchange.begin(common, None if swaps == "auto" else swaps, blocking=blocking)
         self._states.begin(terms, thread)
+        self._saving = self._saver(thread, ready.layout)
         self._state, self._waiting_for = "training", None
         self._trains = True
         began_at, own = self._ledger.round, self._config.rounds
@@ -205,11 +213,17 @@ class Trainer(Resident):
                 self._ledger.spend(spent_s)
                 self._phase_s = seconds
                 self._observe(done)
+                if self._gave_up and self._state == "training":
+                    self._gave_up = False
+                    self._let_exchange()
                 self._exchange.boundary(done.round, seconds, offer, closed)
-                if done.round % CHECKPOINT_ROUNDS == 0 and (self._saving is None or self._saving.done()):
-                    self._saving = asyncio.create_task(self._save())
-            case Evaluated() | RolledBack():
+            case Evaluated():
                 self._observe(message)
+            case RolledBack():
+                self._observe(message)
+                if message.weights_of is not None:  # else the slow weights are what they were, and so are offers
+                    self._gave_up = True
+                    self._exchange.pause("rolled_back")  # the thread breaks a swap under way
 
     async def _finish(self) -> None:
         """The work is done: let the last offer find its partner, save, and stay to be looked at for a while."""
@@ -222,8 +236,7 @@ class Trainer(Resident):
                 self._follow(await self._next_message())
         self._state, self._waiting_for = "finished", None
         if self._saving:
-            await asyncio.wait({self._saving})  # two at a time would take each other's files for left-overs
-        await self._save()
+            await self._saving.last()
         self._trains = False
         await self._publish_now()
         await asyncio.sleep(self._config.linger_s)
@@ -235,36 +248,52 @@ class Trainer(Resident):
                 await self._exchange.settled()
 
     async def _depart(self) -> None:
-        """Leave within 10 s, whatever had been begun; nothing that was trained is lost."""
+        """Leave within LEAVE_S, whatever had been begun. Only the last checkpoint may take longer, for the inner step
+        before it to end and the disk to take it: nothing that was trained is lost."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + LEAVE_S - TRANSPORT_S
         if self._homecoming:
             self._homecoming.give_up()
+        if self._thread:
+            self._thread.pause()
         self._exchange.stop()
         await self._settled(SETTLE_S)
         await self._exchange.close()
-        if self._saving:
-            await asyncio.wait({self._saving})
-        async with asyncio.TaskGroup() as last:  # neither waits for the other's slow disk or dead network
-            if self._trains:
-                last.create_task(self._save())
-            last.create_task(self._neighbours.goodbye())
-        await self._neighbours.close()
+        async with asyncio.TaskGroup() as last:  # none waits for another's slow disk or dead network
+            last.create_task(self._save_the_last())
+            last.create_task(self._say_goodbye(until))
+            last.create_task(self._chronicle.close())
         if self._thread:
-            await asyncio.to_thread(self._thread.stop)
-        await self._chronicle.close()
+            await asyncio.to_thread(self._thread.stop, max(STOP_S, until - loop.time()))
         with suppress(OSError):
             self._allowance.write_down()
 
-    async def _save(self) -> None:
-        """Write a checkpoint; a disk that is full costs the checkpoint, never what is trained."""
-        if not (self._keeper and self._ready and self._thread):
-            return
-        try:
-            async with asyncio.timeout(STATE_S):
-                state = await asyncio.wrap_future(self._thread.state())
-            await asyncio.to_thread(self._keeper.save, state, self._ready.layout)
-        except (TimeoutError, NolocoError) as error:
-            self._last_error = str(error) or "the training thread did not give its state in time for a checkpoint"
-            log.warning("no checkpoint: %s", self._last_error)
+    async def _say_goodbye(self, until: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                await self._neighbours.goodbye()
+                await self._neighbours.close()
+
+    # ---- checkpoints ----
+    def _saver(self, thread: TrainingThread, layout: bytes) -> Saving[State]:
+        def keep(state: State) -> None:
+            if self._keeper:
+                self._keeper.save(state, layout)
+
+        def failed(why: str) -> None:
+            self._last_error = why
+
+        return Saving(thread, keep, failed, self._ledger.round, time.monotonic())
+
+    async def _save_now_and_then(self) -> None:
+        if self._saving and self._state == "training":
+            self._saving.now_and_then(self._ledger.round, time.monotonic())
+
+    async def _save_the_last(self) -> None:
+        if self._saving and self._trains:
+            self._waiting_for = "its last checkpoint"
+            await self._saving.last(leaving=True)
+            self._waiting_for = None
 
     def _say_hello(self, run: Manifest, signed: Signed) -> None:
         self._report(f"{names.name_of(self._identity.peer_id)} ({self._identity.peer_id}) in run {run.label}")
@@ -279,10 +308,11 @@ class Trainer(Resident):
     async def _find_run(self) -> Signed:
         config, authors = self._config, Acquaintances(self._home.root / "authors.json")
 
-        def choose(known: list[Signed], rendezvous: str) -> Signed:
+        def choose(known: list[runs.Known], rendezvous: str) -> Signed:
             signed = runs.choose(known, config.run, config.trust)
             name = verify(signed).name
-            if authors.meet(rendezvous, name, signed.author, config.trust):
+            ways_in = dict.fromkeys([*self._rendezvous(), rendezvous])
+            if authors.meet([*ways_in], name, signed.author, config.trust):
                 self._report(
                     f"trusting {signed.author} as the author of {name} from now on: met here for the first time"
                 )
@@ -333,21 +363,26 @@ class Trainer(Resident):
                 self._target = min(self._run.rounds, self._target + max(0, state.round - before))
 
     def goes_on(self) -> None:
-        if self._held_back:
-            self._exchange.pause(self._held_back)
-        else:
-            self._exchange.resume()
+        self._let_exchange()
         if self._thread:
             self._thread.resume()
         if self._state in ("paused", "joining"):
             self._state, self._waiting_for = "training", None
+
+    def _let_exchange(self) -> None:
+        """Go on, as far as the volunteer's limits allow."""
+        if self._held_back:
+            self._exchange.pause(self._held_back)
+        else:
+            self._exchange.resume()
 
     async def gather(self, peers: int) -> AsyncGenerator[GatherView, None]:
         ready, run, ledger = self._ready, self._run, self._ledger
         if not (ready and run and self._thread and self._state in ("training", "paused", "finished")):
             yield GatherView(failure="this node has no weights of the run yet: try again when it trains")
             return
-        await self._neighbours.look()
+        with suppress(NolocoError, OSError):  # while p2pd is down, whoever was seen last is asked
+            await self._neighbours.look()
         terms = statesync.Terms(bytes.fromhex(run.run_id), ready.layout)
         own = Own(self._identity.peer_id, terms, ready.parameters, ledger.round, ledger.step, run.rounds)
         async with aclosing(self._gatherer.gather(own, self._thread, self.seen(), peers)) as views:
@@ -429,9 +464,9 @@ class Trainer(Resident):
         else:
             self.goes_on()
 
-    def _withholds_state(self) -> bool:
+    def _withholds_state(self, promised_bytes: int) -> bool:
         """A pause does not: whoever joins while everybody pauses would begin from nothing."""
-        return not self._allowance.room_to_send(8 * self._ready.parameters if self._ready else 0)
+        return not self._allowance.room_to_send(promised_bytes + (8 * self._ready.parameters if self._ready else 0))
 
     # ---- what the exchange tells ----
     def swapping(self, under_way: bool) -> None:
@@ -473,7 +508,11 @@ class Trainer(Resident):
             rounds_target=self._target,
             device=ready.device if ready else None,
             parameters=parameters,
-            bytes=Traffic(tally.sent_bytes, tally.received_bytes, self._ledger.per_param_round(parameters)),
+            bytes=Traffic(
+                tally.sent_bytes,
+                tally.received_bytes,
+                self._ledger.per_param_round(parameters, tally.sent_bytes - tally.unsettled_bytes),
+            ),
             calls=tally.calls,
             one_sided_fragments=tally.one_sided,
             peers_seen=len(self.seen()),

@@ -5,11 +5,9 @@ leaves nothing behind.
 """
 
 import asyncio
-import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from noloco_node import onlook, runs
 from noloco_node.control.views import PeersView, PingView
@@ -18,6 +16,7 @@ from noloco_node.identity import Identity
 from noloco_node.manifest import Signed
 from noloco_node.swarm import Swarm
 from noloco_node.transport.echo import echo
+from noloco_node.transport.janitor import momentary_key
 from noloco_node.transport.libp2p import Libp2pTransport
 from noloco_node.transport.reach import OFF
 
@@ -49,7 +48,7 @@ class Visit:
                 "cannot reach the swarm: no bootstrap node says which runs it knows. "
                 "Does it run a compatible version of noloco-node?"
             )
-        return list({signed.manifest: signed for answer in answers for signed in answer}.values())
+        return list({run.signed.manifest: run.signed for answer in answers for run in answer}.values())
 
     async def peers(self) -> PeersView:
         """Of every run that is known there."""
@@ -77,9 +76,9 @@ class Visit:
 @asynccontextmanager
 async def visiting(bootstrap: Sequence[str], listen: str = QUIETLY, relay: str = OFF) -> AsyncIterator[Visit]:
     """Raises SwarmUnreachable where nobody answers."""
-    with tempfile.TemporaryDirectory(prefix="noloco-visit-") as folder:
-        identity = Identity.load_or_create(Path(folder) / "identity.key")
-        transport = Libp2pTransport(identity, listen, bootstrap=bootstrap, relay=relay)
+    with momentary_key() as key:
+        identity = Identity.load_or_create(key)
+        transport = Libp2pTransport(identity, listen, bootstrap=bootstrap, relay=relay, gone_with_us=(key.parent,))
         try:
             async with asyncio.timeout(START_S):
                 await transport.start()

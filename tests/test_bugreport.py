@@ -84,6 +84,33 @@ def test_one_address_has_one_mask_throughout():
 
 
 @pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("dial tcp: lookup meet.example.org: no such host", "dial tcp: lookup <host-1>: no such host"),
+        ("lookup meet.example.org on 127.0.0.53:53", "lookup <host-1> on 127.0.0.53:53"),
+        ("lookup nas: no such host, says the nas", "lookup <host>: no such host, says the nas"),
+        ("gpu-17.lab.example.org:4001 refuses; gpu-17.lab.example.org", "<host-1>:4001 refuses; <host-1>"),
+        ("the name box.example.org is not known", "the name <host-1> is not known"),
+        ("GET https://hub.example.org/x, http://nas/y", "GET https://<host-1>/x, http://<host>/y"),
+        ("ip-203-0-113-7.ec2.internal went", "<host-1> went"),
+        ("http://localhost:8090, 127.0.0.1:80", "http://localhost:8090, 127.0.0.1:80"),
+        ("the name of the lookup failed", "the name of the lookup failed"),
+        ("daemon.go:198 failed, outer.py:12", "daemon.go:198 failed, outer.py:12"),
+    ],
+)
+def test_a_host_is_masked_where_addresses_and_errors_name_it(said, shown):
+    mask = Mask([], {})
+    mask.learn(said)
+    assert mask.hide(said) == shown
+
+
+def test_a_directory_is_masked_at_its_borders():
+    mask = Mask([], {"/home/al": "~", "/home/al/.noloco": "<home>"})
+    said = "/home/al/x, /home/al. (/home/al) file:///home/al/.noloco/run /home/alice /home/al.old /mnt/home/al"
+    assert mask.hide(said) == "~/x, ~. (~) file://<home>/run /home/alice /home/al.old /mnt/home/al"
+
+
+@pytest.mark.parametrize(
     "harmless",
     [
         "at 12:31:07",

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from noloco_node import ram
 from noloco_node.control.views import Health, StatusView
 from noloco_node.doctor import probes, verdicts
 from noloco_node.doctor.verdicts import ERROR, OK, UNKNOWN, WARNING, Finding, Place, Torch
 from noloco_node.home import Home
+from noloco_node.transport.mirror import Skew
 
 CPU = Torch("2.13.0", "cpu", None, None, 4, "numba")
 PLACE = Place("/home/me/.noloco", exists=True, ours=True, writable=True, mode=0o700, socket_bytes=60)
@@ -30,9 +32,10 @@ VIEW = StatusView(peer_id="p", name="brisk-heron", version="0", state="paused", 
         (verdicts.memory(2 * 10**9), WARNING, "2.0 GB free"),
         (verdicts.memory(10**10), OK, "10.0 GB free"),
         (verdicts.clock(None), UNKNOWN, "--bootstrap"),
-        (verdicts.clock(0.2), OK, "within 1.0 s"),
-        (verdicts.clock(-3.0), WARNING, "timedatectl"),
-        (verdicts.clock(100.0), ERROR, "1 min 40 s ahead"),
+        (verdicts.clock(Skew(0.2, 1)), OK, "within 1.0 s"),
+        (verdicts.clock(Skew(-3.0, 1)), WARNING, "timedatectl"),
+        (verdicts.clock(Skew(100.0, 2)), ERROR, "1 min 40 s ahead"),
+        (verdicts.clock(Skew(100.0, 1)), WARNING, "one of the two is wrong"),
         (verdicts.port("/ip4/0.0.0.0/tcp/0", None, False), OK, "any free one"),
         (verdicts.port("/ip4/0.0.0.0/tcp/4001", None, False), OK, "/ip4/0.0.0.0/tcp/4001 is free"),
         (verdicts.port("/ip4/0.0.0.0/tcp/4001", "the port is in use", False), ERROR, "--listen"),
@@ -90,7 +93,7 @@ def test_exit_codes(wrong, code):
 
 
 def test_probes_of_this_machine(tmp_path):
-    assert probes.free_memory() is None or probes.free_memory() > 0
+    assert ram.free_bytes() is None or ram.free_bytes() > 0
     assert probes.free_disk(tmp_path / "not" / "there") > 0
     assert probes.descriptors() > 0
 

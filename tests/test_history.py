@@ -95,7 +95,9 @@ def test_everything_is_bounded() -> None:
 def test_curves_outlive_a_restart(tmp_path: Path) -> None:
     journal = tmp_path / "events.jsonl"
     written = [json.dumps(as_json(event, 5.0)) for event in (phase(1), Evaluated(1, 3.0), phase(2, float("nan")))]
-    journal.write_text("\n".join([*written, "nonsense", '{"event": "PhaseDone"}', "[]", '{"at": 1, "eve']))
+    endless = ('{"at": 1, "event": "PhaseDone", "round": Infinity}', '{"at": 1%s, "event": "PhaseDone"}' % ("0" * 400))
+    damaged = ("nonsense", '{"event": "PhaseDone"}', "[]", *endless, '{"at": 1, "eve')
+    journal.write_text("\n".join([*written, *damaged]))
     history = History(ME)
     history.replay(journal)
     history.replay(tmp_path / "none")

@@ -64,6 +64,19 @@ def test_a_disk_that_is_full_costs_lines_only(caplog):
     ]
 
 
+def test_a_place_where_no_file_can_be_costs_lines_only(tmp_path, caplog):
+    (tmp_path / "events.jsonl").mkdir()
+    with caplog.at_level(logging.WARNING):
+        for path in (tmp_path / "events.jsonl", Path("/proc/nowhere/events.jsonl")):
+            journal = Journal(path)
+            journal.write(Evaluated(1, 2.5))
+            journal.close()
+    assert [record.message.partition(": ")[2] for record in caplog.records] == [
+        "Is a directory",
+        "No such file or directory",
+    ]
+
+
 def test_the_figures_of_a_minute(tmp_path):
     minutes = Minutes(tmp_path / "metrics.jsonl")
     minutes.write(replace(VIEW, health=(Health("warning", "disk", "free some"),)), at=1.0)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from noloco_node.events import PeerFaulted, PhaseDone, RolledBack
-from noloco_node.ledger import MINUTE_S, Ledger
+from noloco_node.events import PeerFaulted, PhaseDone, RolledBack, RoundCommitted, WentSolo
+from noloco_node.ledger import MINUTE_S, PEERS, Ledger
 from noloco_node.training.timesheet import ACCOUNTS, Timesheet
 
 
@@ -73,8 +73,31 @@ def test_the_stall_of_the_last_round() -> None:
     assert ledger.figures()["stall_ms"] == 3.5
 
 
+def test_what_was_sent_in_vain_counts_too() -> None:
+    ledger = Ledger()
+    assert ledger.per_param_round(1000, 700) is None, "no round yet"
+    ledger.observe(RoundCommitted(1, "p", 1.0, 500, 500))
+    ledger.observe(RoundCommitted(1, "q", 1.0, 500, 500, swap=2))
+    ledger.observe(WentSolo(2, "silent", "p", applied=1))
+    ledger.observe(RoundCommitted(3, "q", 1.0, 500, 500))
+    assert ledger.per_param_round(1000, 1500 + 300) == 0.9, "two rounds; a further swap, and one that broke"
+    assert ledger.together("q") == {"exchanges": 2, "sent": 1000, "received": 1000}
+
+
 def test_what_went_wrong_is_counted() -> None:
     ledger = Ledger()
     for event in (PeerFaulted("p", "bad_digest"), RolledBack(3, None, "nan"), PeerFaulted("q", "bad_digest")):
         ledger.observe(event)
     assert (ledger.figures()["faults"], ledger.figures()["rolled_back"]) == ({"bad_digest": 2}, 1)
+
+
+def test_of_all_that_a_node_ever_met_the_latest_are_kept() -> None:
+    ledger = Ledger()
+    for number in range(2 * PEERS):
+        for partner in (f"peer {number}", "a friend"):
+            ledger.observe(RoundCommitted(number, partner, 1.0, 10, 20))
+    partners = ledger.figures()["partners"]
+    assert len(partners) == PEERS
+    assert partners["a friend"] == 2 * PEERS
+    assert list(partners)[-2:] == [f"peer {2 * PEERS - 1}", "a friend"]
+    assert ledger.together("peer 0") == {"exchanges": 0, "sent": 0, "received": 0}

@@ -5,6 +5,7 @@ import pytest
 from noloco_node import outlook
 from noloco_node.errors import ClockTooFarOff
 from noloco_node.outages import LATELY_S, MAX_WAIT_S, Outages
+from noloco_node.transport.mirror import Skew
 
 
 def test_the_first_death_costs_no_wait_and_many_cost_more_each() -> None:
@@ -32,25 +33,35 @@ def test_status_tells_of_an_outage_while_it_lasts_and_of_many_for_longer() -> No
     assert outages.health(4 + LATELY_S) == ()
 
 
-@pytest.mark.parametrize(("skew_s", "said"), [(5.0, "clock: 5.0 s ahead of"), (-3600.0, "clock: 1 h behind")])
-def test_a_clock_that_is_off_is_told_with_the_remedy(skew_s: float, said: str) -> None:
-    (finding,) = outlook.health(None, skew_s)
+@pytest.mark.parametrize(("ahead_s", "said"), [(5.0, "clock: 5.0 s ahead of"), (-3600.0, "clock: 1 h behind")])
+def test_a_clock_that_is_off_is_told_with_the_remedy(ahead_s: float, said: str) -> None:
+    (finding,) = outlook.health(None, Skew(ahead_s, 2))
     assert finding.text.startswith(said) and "set-ntp" in finding.remedy
 
 
-@pytest.mark.parametrize("skew_s", [None, 0.0, 0.9, -0.9])
-def test_a_clock_that_is_right_enough_is_not_mentioned(skew_s: float | None) -> None:
-    assert outlook.health("directly", skew_s) == ()
-    outlook.check(skew_s)
+@pytest.mark.parametrize("skew", [None, Skew(0.0, 1), Skew(0.9, 2), Skew(-0.9, 1)])
+def test_a_clock_that_is_right_enough_is_not_mentioned(skew: Skew | None) -> None:
+    assert outlook.health("directly", skew) == ()
+    outlook.check(skew)
 
 
 def test_a_clock_too_far_off_ends_the_start() -> None:
-    outlook.check(29.0)
+    outlook.check(Skew(29.0, 5))
     with pytest.raises(ClockTooFarOff, match="31 s ahead"):
-        outlook.check(31.0)
+        outlook.check(Skew(31.0, 2))
+
+
+def test_one_peers_word_turns_nobody_away_and_names_both_clocks() -> None:
+    alone = Skew(-3600.0, 1)
+    outlook.check(alone)
+    (finding,) = outlook.health("directly", alone)
+    assert finding.text == "clock: 1 h behind that of a single peer: one of the two is wrong"
+    assert "set-ntp" in finding.remedy
+    assert "one of the two is wrong. If it is this one, let" in str(outlook.doubt(alone))
+    assert outlook.doubt(Skew(5.0, 1)) is outlook.doubt(None) is None
 
 
 def test_who_cannot_be_called_is_told_what_to_do() -> None:
     assert outlook.advice(None) is outlook.advice("directly") is outlook.advice("mapped") is None
     assert "relay" in str(outlook.advice("relayed")) and "--announce" in str(outlook.advice("outgoing"))
-    assert [finding.level for finding in outlook.health("outgoing", 0.0)] == ["warning"]
+    assert [finding.level for finding in outlook.health("outgoing", Skew(0.0, 1))] == ["warning"]

@@ -78,8 +78,12 @@ def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, text: str, ids: list[
         {"seen": 1.0},
         {"seen": "now", "addresses": ["good"]},
         {"seen": float("nan"), "addresses": ["good"]},
+        {"seen": float("inf"), "addresses": ["good"]},
+        {"seen": 1e300, "addresses": ["good"]},
+        {"seen": 10**400, "addresses": ["good"]},
+        {"seen": -5, "addresses": ["good"]},
     ],
-    ids=str,
+    ids=lambda entry: str(entry)[:40],
 )
 def test_what_could_not_stand_there_is_passed_over(tmp_path: Path, entry: dict[str, object], ids: list[str]) -> None:
     good, bad = seen(ids[0], 1).addresses, ids[1]

@@ -1,8 +1,10 @@
 """This package's inner loop beside a plain PyTorch loop: the same model, batches and settings, step by step in turn.
 
 Losses say that both train the same; the ratio of their times, step against step, what the package's loop costs, on
-however busy a machine. Memory is measured of each alone, in a process of its own: on a GPU what torch had allocated at
-most, on a CPU by how much the process had grown at most (Linux only).
+however busy a machine. Beside the steps stands what a round takes of the training: its boundary with the snapshot that
+is offered, and a correction of every element. Memory is measured of each alone, in a process of its own: on a GPU what
+torch had allocated at most, on a CPU by how much the process had grown at most (Linux only). Ours holds an open offer
+and a checkpoint that is being written then, as a node does now and then while it trains.
 """
 
 import re
@@ -16,11 +18,13 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from torch import Tensor
 
 from noloco_node.bench import plain
 from noloco_node.manifest import DataSpec, InnerSpec, Manifest, ModelSpec, parse
-from noloco_node.training import data, model
+from noloco_node.training import data, memory, model
 from noloco_node.training.inner import Inner, choose_device
+from noloco_node.training.thread import FRAGMENT_ELEMENTS
 
 PEER = "bench"
 VOCABULARY = 32_000
@@ -33,8 +37,10 @@ SIZES = {
     "cuda": {"batch_tokens": 65_536, "sequence_length": 1024},
 }
 """Of a step, unless it is said; what keeps a GPU busy takes a CPU an hour."""
-OUTER_BYTES = 8
-"""Per parameter: φ and δ, which a loop that is on its own does not have."""
+OUTER_BYTES = memory.PEAK_BYTES - memory.FAST_BYTES
+"""Per parameter: φ, δ, the snapshot and the checkpoint, which a loop that is on its own does not have."""
+ROUNDS = 3
+"""Whose stall is measured."""
 PEAK_FLOPS = {
     "H200": 989e12,
     "H100": 989e12,
@@ -63,6 +69,8 @@ class Report:
     plain_step_s: float
     overhead: float
     """Median over the pairs of steps of ours/plain - 1."""
+    stall_s: float
+    """What a round takes of the training: median of ROUNDS."""
     tokens_per_s: float
     plain_tokens_per_s: float
     mfu: float | None
@@ -70,7 +78,7 @@ class Report:
     peak_bytes: int
     plain_peak_bytes: int
     outer_bytes: int
-    """Of the peak, φ and δ."""
+    """Of the peak, φ, δ, an offer's snapshot and a checkpoint."""
 
 
 def manifest(name: str, steps: int, batch_tokens: int, sequence_length: int) -> Manifest:
@@ -88,6 +96,7 @@ def run(name: str, run: Manifest, device: str, threads: int | None, say: Callabl
     say("training in turn")
     inner = Inner.build(run, PEER, device=device, threads=threads)
     losses, pairs = in_turn(inner, run)
+    stall_s = median(stall(inner) for _ in range(ROUNDS))
     on, micro_batch, parameters = inner.theta.device, inner.micro_batch, inner.parameters
     del inner
     say("measuring memory")
@@ -106,6 +115,7 @@ def run(name: str, run: Manifest, device: str, threads: int | None, say: Callabl
         step_s=step_s,
         plain_step_s=plain_step_s,
         overhead=median(mine / other for mine, other in pairs) - 1,
+        stall_s=stall_s,
         tokens_per_s=run.inner.batch_tokens / step_s,
         plain_tokens_per_s=run.inner.batch_tokens / plain_step_s,
         mfu=_mfu(run, parameters, on, step_s),
@@ -158,6 +168,28 @@ def _wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def stall(inner: Inner) -> float:
+    """Seconds of a boundary with an offer, and of the corrections that a swap brings."""
+    inner.step()
+    device = inner.theta.device
+    correction = torch.full((FRAGMENT_ELEMENTS,), 1e-6)
+    _wait_for(device)
+    began = time.perf_counter()
+    inner.lengthen()
+    offer(inner)
+    for start in range(0, inner.parameters, FRAGMENT_ELEMENTS):
+        inner.apply(start, correction[: inner.parameters - start], inner.round)
+    _wait_for(device)
+    return time.perf_counter() - began
+
+
+def offer(inner: Inner) -> tuple[Tensor, Tensor]:
+    """A boundary, as training/thread.py takes it."""
+    made = inner.snapshot(), inner.movement()
+    inner.boundary()
+    return made
+
+
 # ---- memory ----------------------------------------------------------------------------------------------------------
 def _peaks(run: Manifest, device: str, micro_batch: int) -> tuple[int, int]:
     """Of our loop and of the plain one, each in a fresh process, one after the other."""
@@ -175,6 +207,8 @@ def _peak(canonical: bytes, device: str, micro_batch: int, ours: bool) -> int:
         inner = Inner.build(run, PEER, device=device, micro_batch=micro_batch)
         for _ in range(MEMORY_STEPS):
             inner.step()
+        _open, _written = offer(inner), inner.state()  # they last while training goes on
+        inner.step()
     else:
         theirs = _plain_loop(run, where, micro_batch)
         for _ in range(MEMORY_STEPS):

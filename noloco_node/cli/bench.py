@@ -13,13 +13,7 @@ if TYPE_CHECKING:
     from noloco_node.bench.codec import Row
     from noloco_node.bench.training import Report
 
-ABOUT = "measure what this machine can do: the codecs, and training"
-EXAMPLE = "noloco-node bench codec --params 100000000 --json"
 SCHEMA = 1
-
-
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    options(subparsers.add_parser("bench", help=ABOUT, description=ABOUT, epilog=f"example:\n  {EXAMPLE}"))
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -152,10 +146,14 @@ def _print_training(report: "Report") -> None:
         f"a step      {report.step_s * 1e3:.1f} ms, a plain loop's {report.plain_step_s * 1e3:.1f} ms: "
         f"{report.overhead:+.1%} (median of {report.steps} pairs)"
     )
+    print(
+        f"a round     {report.stall_s * 1e3:.1f} ms of the training, "
+        f"{report.stall_s * 1e11 / report.parameters:.0f} ms for 100 M parameters"
+    )
     mfu = "" if report.mfu is None else f", {share(report.mfu, 0)} of the GPU's arithmetic"
     print(f"tokens/s    {report.tokens_per_s:.0f}, a plain loop's {report.plain_tokens_per_s:.0f}{mfu}")
     print(f"losses      differ by {report.loss_difference:.1g} at most")
     print(
         f"memory      {size(report.peak_bytes)} at most, a plain loop's {size(report.plain_peak_bytes)}; "
-        f"slow weights and momentum are {size(report.outer_bytes)}"
+        f"slow weights, momentum, an offer and a checkpoint are {size(report.outer_bytes)}"
     )

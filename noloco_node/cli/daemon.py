@@ -77,7 +77,7 @@ def _resident(settings: NodeConfig) -> Iterator[tuple[Home, NodeConfig]]:
 
 
 async def _ways_in(addresses: tuple[str, ...], home: Home) -> tuple[str, ...]:
-    """The bootstrap addresses; where none answers, some that were peers' when this node last ran, and answer now."""
+    """The bootstrap addresses; where none answers, also some of peers of old that answer now."""
     from noloco_node.peercache import PeerCache
     from noloco_node.transport.probe import probe
 
@@ -91,7 +91,7 @@ async def _ways_in(addresses: tuple[str, ...], home: Home) -> tuple[str, ...]:
         if not there:
             raise
         _report("no bootstrap address answers: joining by peers that were there before")
-        return there
+        return (*addresses, *there)
     return addresses
 
 

@@ -91,6 +91,7 @@ async def _watch(look: Look, choice: Choice, as_json: bool) -> None:
 async def _tell_changes(look: Look, choice: Choice, as_json: bool) -> None:
     """A document each time; or as text a line for each peer that came, went, or changed its state or round."""
     from noloco_node.monitor.text import peer_line
+    from noloco_node.names import short_id
 
     before: dict[str, PeerRow] = {}
     while True:
@@ -105,7 +106,7 @@ async def _tell_changes(look: Look, choice: Choice, as_json: bool) -> None:
                 if old is None or (old.state, old.round) != (peer.state, peer.round):
                     print(f"{clock} {peer_line(peer)}", flush=True)
             for gone in before.keys() - now.keys():
-                print(f"{clock} {before[gone].name} is gone ({gone})", flush=True)
+                print(f"{clock} {before[gone].name} is gone ({short_id(gone)})", flush=True)
         before = now
         await asyncio.sleep(_WATCH_S)
 
@@ -230,8 +231,9 @@ async def _line_to(home: Home, bootstrap: Sequence[str], word: str) -> AsyncIter
 
 def _not_itself(status: StatusView, word: str) -> str | None:
     from noloco_node.identity import is_peer_id
+    from noloco_node.names import short_id
 
-    if word in (status.peer_id, status.name):
+    if word in (status.peer_id, short_id(status.peer_id), status.name):
         raise UsageError(f"{status.name} is the node of this machine itself: `noloco-node peers` lists the others")
     return word if is_peer_id(word) else None  # nobody need have told of it: libp2p may find it
 

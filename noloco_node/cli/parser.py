@@ -162,8 +162,8 @@ def _init(parser: argparse.ArgumentParser) -> None:
 
 def _top(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--interval", metavar="S", default="1", help="ask the node every S seconds (default: 1)")
-    parser.add_argument("--once", action="store_true", help="print one screen and end")
-    _home(parser)
+    parser.add_argument("--once", action="store_true", help="print one screen and end; with --json all that it shows")
+    _look(parser)
 
 
 def _visit(parser: argparse.ArgumentParser) -> None:
@@ -193,7 +193,7 @@ def _ping(parser: argparse.ArgumentParser) -> None:
 def _wait(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--for", metavar="WHAT", dest="goal", required=True, help="training, round=N or finished")
     parser.add_argument("--timeout", metavar="S", help="give up after S seconds (default: wait while the node runs)")
-    _home(parser)
+    _look(parser)
 
 
 def _logs(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ from noloco_node.errors import NolocoError, UsageError
 from noloco_node.home import Home
 
 _LEAVE_S = 15.0
-"""A node leaves within 10 s; the rest is for its process to end."""
+"""A node leaves within 10 s, unless it says that it still saves; the rest is for its process to end."""
 _POLL_S = 0.1
 
 
@@ -35,7 +35,11 @@ def leave(args: argparse.Namespace) -> int:
     deadline = time.monotonic() + _LEAVE_S
     while (pid := home.holder()) is not None:
         if time.monotonic() > deadline:
-            raise NolocoError(f"{name} (pid {pid}) is still leaving after {_LEAVE_S:.0f} s: see {home.log}")
+            awaited = asyncio.run(_awaited(home))
+            if awaited is None:
+                raise NolocoError(f"{name} (pid {pid}) is still leaving after {_LEAVE_S:.0f} s: see {home.log}")
+            print(f"{name} is leaving, and waits for {awaited}")
+            deadline = time.monotonic() + _LEAVE_S
         time.sleep(_POLL_S)
     print(f"{name} has left; what it knows is kept in {home.root}")
     return 0
@@ -100,6 +104,15 @@ def _trainer(view: StatusView) -> StatusView:
     if view.state == "rendezvous":
         raise UsageError(f"{view.name} is a rendezvous and trains nothing: `noloco-node leave` ends it")
     return view
+
+
+async def _awaited(home: Home) -> str | None:
+    """What a node that leaves waits for, if it says so."""
+    try:
+        async with client.connected(home) as node:
+            return (await node.status()).waiting_for
+    except NolocoError:
+        return None
 
 
 async def _leave(home: Home) -> str:

@@ -3,11 +3,11 @@
 import argparse
 import asyncio
 import math
-import os
 import time
 from contextlib import suppress
 
-from noloco_node import config
+from noloco_node.cli.show import home_of, print_json
+from noloco_node.control.views import SCHEMA, plain
 from noloco_node.errors import UsageError
 from noloco_node.home import Home
 
@@ -18,9 +18,11 @@ def top(args: argparse.Namespace) -> int:
     from noloco_node.monitor.top import session
     from noloco_node.monitor.top.terminal import can_show
 
-    home, every_s = Home(config.home_dir(args.home, os.environ)), _interval(args.interval)
+    home, every_s = home_of(args), _interval(args.interval)
     if args.once:
-        return asyncio.run(_once(home, every_s))
+        return asyncio.run(_once(home, every_s, args.json))
+    if args.json:
+        raise UsageError("--json wants --once; what goes on telling is `noloco-node peers --watch --json`")
     if not can_show():
         with suppress(KeyboardInterrupt):
             asyncio.run(session.as_lines(home, every_s, lambda line: print(line, flush=True)))
@@ -42,12 +44,16 @@ def _interval(text: str) -> float:
     return seconds
 
 
-async def _once(home: Home, every_s: float) -> int:
+async def _once(home: Home, every_s: float, as_json: bool) -> int:
     from noloco_node.monitor.top.screen import Look, screen
     from noloco_node.monitor.top.terminal import print_once, size_to_print
     from noloco_node.monitor.top.watch import Watch
 
-    width, height = size_to_print()
     picture = await Watch(home, every_s, lambda: None).first()
+    if as_json:
+        told = {"status": plain(picture.status), **plain(picture.peers), "history": plain(picture.history)}
+        print_json({"schema": SCHEMA, **told})
+        return 0
+    width, height = size_to_print()
     print_once(screen(picture, Look(width=width, height=height, now=time.time(), every_s=every_s)))
     return 0

@@ -8,9 +8,9 @@ import sys
 import time
 from dataclasses import dataclass
 
-from noloco_node.cli.show import home_of
+from noloco_node.cli.show import home_of, print_json
 from noloco_node.control import client
-from noloco_node.control.views import StatusView
+from noloco_node.control.views import StatusView, document
 from noloco_node.errors import NolocoError, NoNodeRunning, UsageError
 from noloco_node.home import Home
 
@@ -63,7 +63,9 @@ class Goal:
 
 def wait(args: argparse.Namespace) -> int:
     goal, timeout_s = Goal.parse(args.goal), _seconds(args.timeout)
-    asyncio.run(_Wait(home_of(args), goal, timeout_s).until_reached())
+    view = asyncio.run(_Wait(home_of(args), goal, timeout_s).until_reached())
+    if args.json:
+        print_json(document(view))
     return 0
 
 
@@ -77,8 +79,8 @@ class _Wait:
         self._seen: StatusView | None = None
         self._said = ""
 
-    async def until_reached(self) -> None:
-        while not await self._reached():
+    async def until_reached(self) -> StatusView:
+        while (view := await self._reached()) is None:
             if self._timeout_s is not None and self._passed() >= self._timeout_s:
                 if self._seen is None and self._home.holder() is None:
                     raise client.nobody(self._home)
@@ -87,8 +89,9 @@ class _Wait:
                     "wait longer with --timeout, or see `noloco-node status`"
                 )
             await asyncio.sleep(min(POLL_S, self._left()))
+        return view
 
-    async def _reached(self) -> bool:
+    async def _reached(self) -> StatusView | None:
         try:
             async with client.connected(self._home) as node:
                 view = await node.status()
@@ -97,25 +100,25 @@ class _Wait:
         except NolocoError:
             if time.monotonic() - self._answered > SILENT_S:
                 raise
-            return False
+            return None
         self._answered, self._seen = time.monotonic(), view
         if self._goal.reached(view):
-            return True
+            return view
         if sentence := self._goal.never(view):
             raise NolocoError(sentence)
         self._say(f"waiting for {self._goal}: {_how_far(view)}")
-        return False
+        return None
 
-    def _gone(self) -> bool:
+    def _gone(self) -> StatusView | None:
         """There is no node, or none yet, or none any more. Raises NolocoError."""
         if self._seen is None:
             starting = self._home.holder() is not None
-            if self._timeout_s is None or not (starting or self._passed() < COMES_S):
+            if not starting and (self._timeout_s is None or self._passed() >= COMES_S):
                 raise client.nobody(self._home)
             self._say(f"waiting for {self._goal}: {'the node is starting' if starting else 'no node is running yet'}")
-            return False
+            return None
         if self._goal.what == "finished" and _done(self._seen):
-            return True
+            return self._seen
         raise NolocoError(
             f"{self._seen.name} ended before {self._goal} was reached ({_how_far(self._seen)}): see {self._home.log}"
         )

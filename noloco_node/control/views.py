@@ -127,14 +127,14 @@ class StatusView:
     partner: str | None = None
     """Peer id of the one being swapped with, else of the last one."""
     waiting_for: str | None = None
-    """What a node that is not training waits for, in words."""
+    """What a node that is not training waits for, in words; one that leaves, what keeps it for longer than 10 s."""
     busy_fraction: float | None = None
     """Share of the time that the accelerator trained, since training began; pauses left out."""
     busy_fraction_minute: float | None = None
     """The same over the last minute; None where that was a pause."""
     time_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds since training began, by what they went into: `step`, `boundary`, `apply`, `evaluate`, `checkpoint`,
-    `waiting` (for a partner, with blocking overlap), `paused`, `other`."""
+    """Seconds since training began, by what they went into: `step`, `data`, `boundary`, `apply`, `evaluate`,
+    `checkpoint`, `waiting` (for a partner, with blocking overlap), `paused`, `other`."""
     stall_ms: float | None = None
     """What the last round took from the training: its boundary, and the corrections that were added."""
     rounds: Rounds = Rounds()
@@ -171,6 +171,8 @@ class StatusView:
     """Where this node's page is, if it has one."""
     skew_s: float | None = None
     """How far this machine's clock is ahead of the others', as far as that is beyond doubt."""
+    skew_witnesses: int = 0
+    """Peers that say so: a single one may be the one whose clock is wrong."""
     runs: tuple[RunView, ...] = ()
     """Those that a rendezvous knows."""
     health: tuple[Health, ...] = ()

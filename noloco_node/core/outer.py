@@ -63,18 +63,23 @@ def moved(theta: Tensor, phi: Tensor) -> float:
 
 
 def snapshot(theta: Tensor, phi: Tensor, hyper: Hyper, out: Tensor) -> None:
-    """Writes u = β Δ + γ φ, what a partner needs to know. Taken before the local step, which consumes Δ."""
+    """Writes u = β Δ + γ φ, what a partner needs to know. Taken before the local step, which consumes Δ. It is made
+    where φ is: one vector crosses between devices, wherever θ and `out` are."""
     for t, p, u in _pieces(theta, phi, out):
-        near = p.to(u.device)
-        u.copy_(t).sub_(near).mul_(hyper.beta).add_(near, alpha=hyper.gamma)
+        made = u if u.device == p.device else torch.empty_like(p)
+        torch.sub(t.to(p.device), p, out=made).mul_(hyper.beta).add_(p, alpha=hyper.gamma)
+        if made is not u:
+            u.copy_(made)
 
 
 def movement(theta: Tensor, phi: Tensor, hyper: Hyper, block: int) -> Tensor:
     """max|βΔ| of each `block` elements, on the CPU: a guess at how far replicas stand apart. Before the local step."""
-    peaks = [
-        nn.functional.pad(torch.sub(fast, slow.to(fast.device)), (0, -len(fast) % block)).view(-1, block).abs().amax(1)
-        for fast, slow in zip(torch.split(theta, PIECE), torch.split(phi, PIECE), strict=True)
-    ]
+    peaks = []
+    for fast, slow in zip(torch.split(theta, PIECE), torch.split(phi, PIECE), strict=True):
+        far = torch.sub(fast, slow.to(fast.device)).abs_()
+        if rest := len(far) % block:
+            far = nn.functional.pad(far, (0, block - rest))
+        peaks.append(far.view(-1, block).amax(1))
     return torch.cat(peaks).mul_(hyper.beta).cpu()
 
 
@@ -99,10 +104,11 @@ def correct(  # noqa: PLR0913, PLR0917 - the replica's three tensors stay visibl
     kept = hyper.alpha**late
     moved = sum(hyper.alpha**k for k in range(late + 1))
     for t, p, d, part in _pieces(theta, phi, delta, c):
-        near = part.to(p.device)
+        near = part.to(t.device)
+        t.add_(near, alpha=moved)
+        near = near if p.device == t.device else part.to(p.device)
         d.add_(near, alpha=kept)
         p.add_(near, alpha=moved)
-        t.add_(part.to(t.device), alpha=moved)
 
 
 def correction(mine: Tensor, theirs: Tensor) -> Tensor:

@@ -8,19 +8,24 @@ wants to hear a `Tick`. A failure is an event like the rest. Notable choices:
   makes an *appointment*: its next offer is kept for the caller, who stays on the line until that opens. A pair costs
   one call so, and either side notices at once when the other goes away.
 - Who is busy says when it will be free, and is not called again before an appointment with it could be kept.
-- An unanswered outgoing call does not make a node busy. A call that comes in meanwhile is taken if its exchange id is
-  smaller than that of the own call, which is then hung up; else it is held until the own call is answered. Ids are
-  drawn at random and both ends see both, so calls that cross, and rings of any length, resolve the same way
-  everywhere: around a ring the smallest id stands. (Ordering by peer id would always favour the same boxes.)
+- An unanswered outgoing call does not make a node busy. A call that comes in meanwhile is taken if it ranks before the
+  own call, which is then hung up; else it is held until the own call is answered. A call's rank is a hash of who calls
+  whom: both ends know it, so calls that cross, and rings of any length, resolve the same way everywhere (around a ring
+  the first in rank stands), it favours no box, and no caller can choose it, as it could an id that it draws.
 - A swap may straddle boundaries. While one is under way a boundary opens no offer: that round is `solo: swapping`.
 - A swap that breaks leaves the offer open for somebody else: what was applied stays, and the offered vector has moved
-  with it, so the next partner swaps what is there now.
+  with it, so the next partner swaps what is there now. Whoever it broke with is shunned, as a caller too: briefly
+  at first, for accidents happen; if the next one breaks, for as long as that held us, then 3, 7, 15 times as long. So
+  an honest pair soon tries again, and who holds swaps open to break them gets less and less of our time.
+- With blocking overlap no boundary comes before the round is over, so an offer ends by the clock: when the next
+  boundary would have come, or at once where nobody is known.
 - A node that pauses, has used up its quota, or leaves is *shut* for a reason: its rounds end by it, callers hear a no,
   and a swap under way goes on. Only leaving is for good.
 - Where the run allows it, an offer stays open after its round was committed, for a further swap with somebody else. It
   never delays the next round: it waits for no appointment, and begins only if it will probably end before the boundary.
 """
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -54,7 +59,8 @@ from noloco_node.core.moves import (
 )
 
 MAX_CALLS = 4
-"""Calls made for one offer; then it waits to be called. Bounds the traffic of a swarm in which everybody is busy."""
+"""Calls made for one offer, whatever became of them; then it waits to be called. Bounds the traffic of a swarm in which
+everybody is busy, and of one in which every swap breaks."""
 MAX_FURTHER_CALLS = 1
 """Calls made for each further swap of a committed round: it is a gift, not worth a search."""
 FURTHER_SHARE = 1 / 4
@@ -72,6 +78,16 @@ SILENT = 5
 once: it cost a whole deadline, so the first back-off is already two phases."""
 MAX_LAG = 8
 """Boundaries that a swap may straddle. Later corrections would still add up, but the snapshot is held too long."""
+MIN_BLOCKED_S = 600.0
+"""With blocking overlap a swap may take MAX_LAG phases by the clock, but always so long: nothing lands late there, and
+a short phase is no reason to break it."""
+MAX_SHUNNED = 64
+"""A peer with whom swap after swap broke is shunned for up to so many times what the last one took: in the
+long run it gets 1.5% of our time."""
+STALL_SHARE, MIN_STALL_S = 1 / 2, 60.0
+"""How long a partner may say that it is alive without a fragment or an acknowledgement: longer than an inner step or
+an evaluation, behind which its corrections may wait; short enough that the offer is open for somebody else after it.
+(swap.py gives a slow link longer.)"""
 
 LEAVING = "leaving"
 TOO_SLOW = "too_slow"
@@ -101,6 +117,15 @@ class _Backoff:
 
 
 @dataclass(slots=True)
+class _Shunned:
+    """Swap after swap with this peer broke."""
+
+    until: float
+    swaps: int
+    forgotten_at: float
+
+
+@dataclass(slots=True)
 class _Offer:
     """One round's offer, from its boundary to its end."""
 
@@ -125,6 +150,10 @@ class Round:
     random: Random
     swaps: int | None = 1
     """How many partners a round may have; None: as many as come while a swap takes little of the phase."""
+    me: str = ""
+    """Our own peer id."""
+    blocking: bool = False
+    """Whether training waits for the round to be over, so that no boundary comes before."""
     _candidates: frozenset[str] = frozenset()
     _offer: _Offer | None = None
     _out: _Outgoing | None = None
@@ -139,6 +168,8 @@ class Round:
     """The next offer goes to this caller, who stays on the line."""
     _last_partner: str | None = None
     _backoffs: dict[str, _Backoff] = field(default_factory=dict)
+    _shunned: dict[str, _Shunned] = field(default_factory=dict)
+    """Candidates or not: a caller need not be one."""
     _phase_s: float = 1.0
     _boundary_at: float = float("-inf")
     """Before the first boundary there is no next one to promise."""
@@ -148,8 +179,11 @@ class Round:
 
     def handle(self, event: Event, now: float) -> list[Action]:
         self._now = now
-        actions = list(self._react(event, now))
-        return actions + list(self._seek(now))
+        offered = self._offer
+        actions = [*self._react(event, now), *self._expire(now), *self._seek(now)]
+        if self.blocking and offered and not self._offer:
+            self._boundary_at = now  # the next phase begins here
+        return actions
 
     @property
     def offered(self) -> int | None:
@@ -161,6 +195,11 @@ class Round:
         """The exchange under way."""
         return self._swap[0] if self._swap else None
 
+    @property
+    def stall_s(self) -> float:
+        """How long a partner may make no headway in a swap."""
+        return max(MIN_STALL_S, STALL_SHARE * self._phase_s)
+
     def waiting_for(self) -> str | None:
         """What the open offer waits for, in a few words; peers stand as their ids."""
         if self._offer is None or self._swap:
@@ -171,12 +210,12 @@ class Round:
 
     def wake_at(self) -> float | None:
         """When a Tick is wanted, or None: only an event can change anything."""
-        if self._offer is None or self._swap or self._out:
+        if self._offer is None or (self._out and not self._swap):
             return None
-        if self._offer.calls >= MAX_CALLS:
-            return None
-        waits = [b.until for peer, b in self._backoffs.items() if peer in self._candidates and b.until > self._now]
-        return min(waits, default=None)
+        waits = [self._expires_at()] if self.blocking else []
+        if not self._swap and self._offer.calls < MAX_CALLS:
+            waits += [self._free_at(peer) for peer in self._candidates & {*self._backoffs, *self._shunned}]
+        return min((at for at in waits if at > self._now), default=None)
 
     # ---- events ----
     def _react(self, event: Event, now: float) -> Iterable[Action]:
@@ -186,6 +225,8 @@ class Round:
             case Candidates(peers):
                 self._candidates = peers
                 self._backoffs = {p: b for p, b in self._backoffs.items() if p in peers}
+                kept = {p: s for p, s in self._shunned.items() if s.forgotten_at > now}
+                self._shunned = kept if peers else {}  # all gone at once: our own network was, by no peer's doing
             case Called():
                 yield from self._at_call(event, now)
             case CallerGone(exchange):
@@ -234,7 +275,7 @@ class Round:
         kept = self._out is not None and self._out.kept and self._out.peer != call.peer
         if self._offer is None or self._swap or self._shut or kept or not self._wants(self._offer, call.peer, now):
             yield self._no(call, now)
-        elif self._out and not self._out.kept and call.exchange > self._out.exchange:
+        elif self._out and not self._out.kept and _rank(call.peer, self.me) > _rank(self.me, self._out.peer):
             if self._held:
                 yield self._no(call, now)
             else:
@@ -281,10 +322,9 @@ class Round:
         if event.reason is None:
             yield from self._at_whole_swap(offer, peer, event, now)
             return
-        self._back_off(peer, now)
+        self._shun(peer, now)
         too_slow = offer.lag >= MAX_LAG
         offer.reason, offer.broke_with = TOO_SLOW if too_slow else event.reason, peer
-        offer.calls = 0  # it was not refused
         offer.applied += event.applied
         offer.one_sided += event.one_sided
         if self._shut or now >= self._next_boundary() or too_slow:
@@ -294,6 +334,7 @@ class Round:
     def _at_whole_swap(self, offer: _Offer, peer: str, event: SwapEnded, now: float) -> Iterable[Action]:
         self._last_partner, self._swap_s = peer, now - self._swap_began
         self._backoffs.pop(peer, None)
+        self._shunned.pop(peer, None)
         first = not offer.met
         offer.met.add(peer)
         further = self._may_have_another(offer, now)
@@ -313,8 +354,7 @@ class Round:
         """Draw a partner if the offer is open and waits for nobody."""
         if self._offer is None or self._swap or self._out or self._offer.calls >= MAX_CALLS:
             return
-        there = [p for p in self._candidates if self._wants(self._offer, p, now)]
-        free = sorted(p for p in there if p not in self._backoffs or self._backoffs[p].until <= now)
+        free = sorted(p for p in self._candidates if self._wants(self._offer, p, now) and self._free_at(p) <= now)
         others = [p for p in free if p != self._last_partner]
         if others or (free and not self._others_answer()):
             yield self._call(self._offer, self.random.choice(others or free), now)
@@ -355,6 +395,8 @@ class Round:
         """Make an appointment where the next offer is free and opens while the caller's is still there; else refuse."""
         if self._shut:
             return Refuse(call.exchange, self._no_offers())
+        if self._shuns(call.peer, now):
+            return Refuse(call.exchange, "busy", self._shunned[call.peer].until - now)
         wait_s = max(0.0, self._next_boundary() - now)
         if self._promised:
             return Refuse(call.exchange, "busy", wait_s + self._phase_s)
@@ -403,7 +445,7 @@ class Round:
 
     def _wants(self, offer: _Offer, peer: str, now: float) -> bool:
         """Whether this peer may be the offer's partner, or its next one."""
-        return peer not in offer.met and self._in_time(offer, now)
+        return peer not in offer.met and not self._shuns(peer, now) and self._in_time(offer, now)
 
     def _may_have_another(self, offer: _Offer, now: float) -> bool:
         more = self.swaps is None or len(offer.met) < self.swaps
@@ -421,5 +463,44 @@ class Round:
         wait_s = min(MAX_BACKOFF_S, BACKOFF_SHARE * self._phase_s * 2 ** min(refusals - 1, 16))
         self._backoffs[peer] = _Backoff(now + max(wait_s, at_least_s), refusals)
 
+    def _shun(self, peer: str, now: float) -> None:
+        """The swap under way with this peer broke."""
+        self._back_off(peer, now)
+        swaps = 1 + (self._shunned[peer].swaps if peer in self._shunned else 0)
+        held_s = now - self._swap_began
+        until = now + max(BACKOFF_SHARE * self._phase_s, min(2 ** (swaps - 1) - 1, MAX_SHUNNED) * held_s)
+        self._shunned[peer] = _Shunned(until, swaps, forgotten_at=until + MAX_SHUNNED * held_s)
+
+    def _shuns(self, peer: str, now: float) -> bool:
+        return peer in self._shunned and self._shunned[peer].until > now
+
+    def _free_at(self, peer: str) -> float:
+        """From when on this peer may be called."""
+        backoff, shunned = self._backoffs.get(peer), self._shunned.get(peer)
+        return max(backoff.until if backoff else float("-inf"), shunned.until if shunned else float("-inf"))
+
+    def _expire(self, now: float) -> Iterable[Action]:
+        """With blocking overlap: what a boundary does else. A call of ours has a deadline of its own."""
+        offer = self._offer
+        if offer is None or not self.blocking:
+            return
+        if self._swap:
+            if now >= self._expires_at() and offer.lag <= MAX_LAG:
+                offer.lag = MAX_LAG + 1
+                yield HangUp(self._swap[0])
+        elif not self._out and (now >= self._expires_at() or not self._candidates):
+            self._offer = None
+            yield self._end(offer)
+
+    def _expires_at(self) -> float:
+        if self._swap:
+            return self._swap_began + max(MIN_BLOCKED_S, MAX_LAG * self._phase_s)
+        return self._next_boundary()
+
     def _next_boundary(self) -> float:
         return self._boundary_at + self._phase_s
+
+
+def _rank(caller: str, callee: str) -> bytes:
+    """Of two calls that cross, the one with the smaller rank stands."""
+    return hashlib.sha256(f"{caller} {callee}".encode()).digest()

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from noloco_node import ram
 from noloco_node.config import NodeConfig
 from noloco_node.control import client
 from noloco_node.control.views import StatusView
@@ -16,6 +17,7 @@ from noloco_node.doctor.verdicts import Finding
 from noloco_node.errors import NolocoError, NoNodeRunning
 from noloco_node.home import Home
 from noloco_node.onlook import verified
+from noloco_node.transport.mirror import Skew
 from noloco_node.transport.probe import probe
 from noloco_node.transport.reach import OFF
 
@@ -30,13 +32,13 @@ class _Swarm:
     failure: str | None = None
     runs: tuple[str, ...] | None = None
     verdict: str | None = None
-    skew_s: float | None = None
+    skew: Skew | None = None
 
 
 async def examine(settings: NodeConfig) -> AsyncIterator[Finding]:
     home = Home(settings.home)
     yield _device(settings)
-    yield verdicts.memory(probes.free_memory())
+    yield verdicts.memory(ram.free_bytes())
     yield verdicts.disk(probes.free_disk(home.root), str(home.root))
     yield verdicts.home(probes.place(home))
     yield verdicts.descriptors(probes.descriptors())
@@ -50,7 +52,7 @@ async def examine(settings: NodeConfig) -> AsyncIterator[Finding]:
     yield verdicts.bootstrap(settings.bootstrap, swarm.failure, swarm.runs)
     asked = swarm.runs is not None or node is not None
     yield verdicts.reachable(node.reachable if node else swarm.verdict, asked)
-    yield verdicts.clock(node.skew_s if node and node.skew_s is not None else swarm.skew_s)
+    yield verdicts.clock(_skew(node) or swarm.skew)
 
 
 def _device(settings: NodeConfig) -> Finding:
@@ -62,6 +64,10 @@ def _device(settings: NodeConfig) -> Finding:
         return verdicts.no_device(
             f"torch cannot be used ({error})", "install this package again in a fresh environment"
         )
+
+
+def _skew(node: StatusView | None) -> Skew | None:
+    return Skew(node.skew_s, node.skew_witnesses) if node and node.skew_s is not None else None
 
 
 async def _node(home: Home) -> tuple[StatusView | None, str | None]:
@@ -89,7 +95,7 @@ async def _visit(settings: NodeConfig, *, as_a_node: bool) -> _Swarm:
     try:
         async with asyncio.timeout(_VISIT_S), visit.visiting(settings.bootstrap, listen, relay) as guest:
             runs = tuple(verified(signed).label for signed in await guest.runs())
-            return _Swarm(None, runs, guest.transport.reachable, guest.transport.skew_s)
+            return _Swarm(None, runs, guest.transport.reachable, guest.transport.skew)
     except TimeoutError:
         return _Swarm(f"no answer within {_VISIT_S:.0f} s. Is this machine very busy?")
     except NolocoError as error:

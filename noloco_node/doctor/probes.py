@@ -3,15 +3,12 @@
 import os
 import resource
 import shutil
-from contextlib import suppress
 from pathlib import Path
 
 from noloco_node.doctor.verdicts import Place, Torch
 from noloco_node.errors import NolocoError
 from noloco_node.home import Home
 from noloco_node.transport.addresses import check_port, parse
-
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def torch(device: str, threads: int | None) -> Torch:
@@ -29,21 +26,8 @@ def torch(device: str, threads: int | None) -> Torch:
         name=library.cuda.get_device_name(chosen) if gpu else None,
         free_bytes=library.cuda.mem_get_info(chosen)[0] if gpu else None,
         threads=threads or library.get_num_threads(),
-        kernels=for_device(chosen.type).NAME,
+        kernels=for_device("cpu").NAME,  # what is offered lies in host memory, wherever the model is trained
     )
-
-
-def free_memory() -> int | None:
-    """What programs may still take, of the machine and of this container."""
-    try:
-        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        free = int(lines["MemAvailable"].split()[0]) << 10
-    except (OSError, ValueError, KeyError):
-        return None
-    with suppress(OSError, ValueError):  # no limit: `max`
-        allowed, used = ((_CGROUP / name).read_text() for name in ("memory.max", "memory.current"))
-        free = min(free, max(0, int(allowed) - int(used)))
-    return free
 
 
 def free_disk(place: Path) -> int | None:

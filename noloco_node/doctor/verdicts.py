@@ -11,6 +11,7 @@ from noloco_node.control.views import Health, StatusView
 from noloco_node.errors import ClockTooFarOff, SwarmUnreachable
 from noloco_node.home import MAX_SOCKET_PATH_BYTES
 from noloco_node.monitor.units import count, size, span
+from noloco_node.transport.mirror import Skew
 from noloco_node.transport.reach import DIRECTLY, MAPPED, OUTGOING, RELAYED
 
 OK, WARNING, ERROR, UNKNOWN = "ok", "warning", "error", "unknown"
@@ -18,8 +19,9 @@ OK, WARNING, ERROR, UNKNOWN = "ok", "warning", "error", "unknown"
 
 DISK_LOW_BYTES, DISK_NEEDED_BYTES = 10 * 10**9, 10**9
 """Three checkpoints of the `125m` preset take 7 GB; below the second there is no room for logs and token files."""
-MEMORY_LOW_BYTES, MEMORY_NEEDED_BYTES = 4 * 10**9, 10**9
-"""28 bytes a parameter, so 3.5 GB for `125m`; torch and the rest of a node take 0.7 GB before any model."""
+MEMORY_LOW_BYTES, MEMORY_NEEDED_BYTES = 7 * 10**9, 10**9
+"""48 bytes a parameter with a checkpoint, so 6.4 GB for `125m`; torch and the rest of a node take 0.7 GB before any
+model."""
 DESCRIPTORS_LOW, DESCRIPTORS_NEEDED = 1024, 256
 """128 callers take three each and 256 channels one each; a small swarm does with a few dozen."""
 
@@ -42,7 +44,7 @@ class Torch:
     """Of the GPU's memory."""
     threads: int
     kernels: str
-    """What encodes a swap: `numba`, `triton` or `torch`."""
+    """What codes a swap, on the CPU always: `numba` or `torch`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +63,7 @@ def device(found: Torch) -> Finding:
     where = found.device if found.name is None else f"{found.device} ({found.name}, {size(found.free_bytes)} free)"
     text = f"torch {found.version} on {where}, {count(found.threads, 'CPU thread')}, swaps coded by {found.kernels}"
     if found.kernels == "torch":
-        return Finding(
-            "torch", WARNING, text, "that is slow: install numba on a CPU, Triton and a C compiler for a GPU"
-        )
+        return Finding("torch", WARNING, text, "that is slow: install numba")
     return Finding("torch", OK, text)
 
 
@@ -94,14 +94,14 @@ def _enough(free: int, needed: int, low: int, text: str, remedy: str) -> tuple[s
     return level, text, "" if level == OK else remedy
 
 
-def clock(skew_s: float | None) -> Finding:
-    if skew_s is None:
+def clock(skew: Skew | None) -> Finding:
+    if skew is None:
         return Finding("clock", UNKNOWN, "compared with nobody's: name a node to ask with --bootstrap")
     try:
-        outlook.check(skew_s)
+        outlook.check(skew)
     except ClockTooFarOff as error:
         return Finding("clock", ERROR, *halves(str(error)))
-    for finding in outlook.health(None, skew_s):
+    for finding in outlook.health(None, skew):
         return Finding("clock", finding.level, *halves(f"{finding.text.removeprefix('clock: ')}: {finding.remedy}"))
     return Finding("clock", OK, f"within {span(outlook.WARN_S)} of the others'")
 

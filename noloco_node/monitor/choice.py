@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from noloco_node.control.views import PeerRow, PeersView
+from noloco_node.names import short_id
 
 _ORDERS: dict[str, tuple[Callable[[PeerRow], Any], bool]] = {
     "peer": (lambda row: row.name, False),
@@ -30,7 +31,7 @@ class Choice:
     """One of COLUMNS; what is not known stands last, and among equals the name decides."""
     state: str | None = None
     name: str | None = None
-    """A part of the name or of the peer id."""
+    """A part of the name or of the peer id, or the id as the table shortens it."""
 
     def of(self, view: PeersView) -> PeersView:
         rows = sorted(filter(self._wants, view.peers), key=lambda row: row.name)
@@ -39,5 +40,8 @@ class Choice:
         return replace(view, peers=(*known, *(row for row in rows if value(row) is None)))
 
     def _wants(self, row: PeerRow) -> bool:
-        named = self.name is None or self.name.lower() in row.name or self.name in row.peer_id
-        return named and self.state in (None, row.state)
+        return self.state in (None, row.state) and (self.name is None or _is_called(row, self.name))
+
+
+def _is_called(row: PeerRow, text: str) -> bool:
+    return text.lower() in row.name or text in row.peer_id or text == short_id(row.peer_id)

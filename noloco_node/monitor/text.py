@@ -22,18 +22,19 @@ _REACHABLE = {
 }
 _PEER_COLUMNS = (
     Column("peer"),
+    Column("id", keep=8),
     Column("state"),
     Column("round", right=True),
     Column("lag", right=True),
-    Column("via", keep=6),
-    Column("tokens/s", keep=2, right=True),
-    Column("loss", keep=4, right=True),
-    Column("last seen", keep=5, right=True),
-    Column("sent", keep=8, right=True),
-    Column("received", keep=7, right=True),
-    Column("together", keep=3, right=True),
-    Column("peer id", keep=1),
+    Column("tokens/s", keep=6, right=True),
+    Column("loss", keep=7, right=True),
+    Column("via", keep=4),
+    Column("last seen", keep=3, right=True),
+    Column("sent", keep=2, right=True),
+    Column("received", keep=1, right=True),
+    Column("together", keep=5, right=True),
 )
+"""80 columns have room down to `together`, 120 for all."""
 _OUTSIDE = [i for i, column in enumerate(_PEER_COLUMNS) if column.title not in ("via", "sent", "received", "together")]
 """Who only looks on has exchanged nothing with anybody."""
 
@@ -91,7 +92,7 @@ def _peers_table(rows: Sequence[Sequence[str]], columns: Sequence[Column], width
 def peer_line(peer: PeerRow) -> str:
     """What matters of one peer, for where there is no table."""
     where = f" in {peer.run}" if peer.run else ""
-    return f"{peer.name}{where} {peer.state}, round {peer.round}, loss {loss(peer.loss)} ({peer.peer_id})"
+    return f"{peer.name}{where} {peer.state}, round {peer.round}, loss {loss(peer.loss)} ({short_id(peer.peer_id)})"
 
 
 def _run(run: RunView) -> list[str]:
@@ -208,15 +209,15 @@ def _health(finding: Health) -> Text:
 def _peer_row(peer: PeerRow) -> list[str]:
     return [
         peer.name,
+        short_id(peer.peer_id),
         peer.state,
         str(peer.round),
         str(peer.lag),
-        peer.via or "-",
         rate(peer.tokens_per_s),
         loss(peer.loss),
+        peer.via or "-",
         "-" if peer.last_seen_s is None else f"{span(peer.last_seen_s)} ago",
         size(peer.sent),
         size(peer.received),
         str(peer.exchanges),
-        peer.peer_id,
     ]

@@ -93,6 +93,7 @@ def _recipe(run: Manifest) -> str:
         "inner optimizer": f"AdamW, {inner.batch_tokens} tokens a step, learning rate {inner.learning_rate:g}",
         "inner phase": phase,
         "outer step": f"NoLoCo: α {outer.alpha:g}, β {outer.beta:g}, γ {outer.gamma:g}, {outer.overlap}",
+        "update's length": "kept" if outer.keep_norm else "as averaging leaves it",
         "partners a round": outer.swaps_per_round,
         "codec": outer.codec,
         "seed": run.seed,

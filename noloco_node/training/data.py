@@ -35,6 +35,9 @@ class Batches(Protocol):
     def seek(self, position: Any) -> None:
         """Go on where `position` was read. ValueError where it is not of this data."""
 
+    def ready(self, sequences: int, within_s: float) -> bool:
+        """Whether `next` has so many at hand; waits for them no longer than this."""
+
     def next(self, sequences: int) -> Tensor:
         """(sequences, sequence_length + 1): every token but the last is an input, every one but the first a target."""
 

@@ -321,8 +321,20 @@ class HubStream:
         self.close()
         self._start, self._taken = mark, taken
 
+    def ready(self, sequences: int, within_s: float) -> bool:
+        """Whether `next` has so many at hand; waits for them no longer than this."""
+        until = time.monotonic() + within_s
+        while sum(len(block.tokens) for block in self._ready) <= self._taken + sequences * self._length:
+            block = self._next_block(max(0.0, until - time.monotonic()))
+            if block is None:
+                return False
+            self._ready.append(block)
+        return True
+
     def next(self, sequences: int) -> Tensor:
         """(sequences, sequence_length + 1). Waits where the network is slower than training."""
+        while not self.ready(sequences, LONGEST_WAIT_S):
+            pass
         return torch.from_numpy(np.stack([self._row() for _ in range(sequences)]))
 
     def close(self) -> None:
@@ -334,27 +346,26 @@ class HubStream:
             self._ready.clear()
 
     def _row(self) -> Any:
-        """The next length + 1 tokens, the last of which the next row begins with."""
+        """The next length + 1 tokens, which are at hand; the last is that which the next row begins with."""
         parts: list[Tokens] = []
-        wanted, at, index = self._length + 1, self._taken, 0
-        while wanted:
-            if index == len(self._ready):
-                self._ready.append(self._next_block())
-            parts.append(self._ready[index].tokens[at : at + wanted])
+        wanted, at = self._length + 1, self._taken
+        for block in self._ready:
+            parts.append(block.tokens[at : at + wanted])
             wanted -= len(parts[-1])
-            at = max(0, at - len(self._ready[index].tokens))
-            index += 1
+            at = max(0, at - len(block.tokens))
+            if not wanted:
+                break
         self._taken += self._length
         while self._taken >= len(self._ready[0].tokens):
             self._taken -= len(self._ready.popleft().tokens)
         return np.concatenate(parts).astype(np.int64)
 
-    def _next_block(self) -> Block:
+    def _next_block(self, within_s: float) -> Block | None:
         if self._ahead is None:
             start, reader = self._start, self._reader
             self._ahead = Ahead(lambda stop: reader.blocks(start, stop))
             weakref.finalize(self, self._ahead.close)
-        return self._ahead.get()
+        return self._ahead.get(within_s)
 
 
 class Ahead:
@@ -366,9 +377,12 @@ class Ahead:
         self._thread = threading.Thread(target=self._work, args=(blocks(self._stop),), name="data", daemon=True)
         self._thread.start()
 
-    def get(self) -> Block:
-        """The next one. Raises what the reading raised."""
-        found = self._queue.get()
+    def get(self, within_s: float) -> Block | None:
+        """The next one, if it comes in time. Raises what the reading raised."""
+        try:
+            found = self._queue.get(timeout=within_s)
+        except queue.Empty:
+            return None
         if isinstance(found, Exception):
             self._queue.put(found)  # so that whoever asks again hears it too
             raise found

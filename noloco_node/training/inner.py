@@ -33,12 +33,12 @@ from noloco_node.training import data, memory, model
 from noloco_node.training.descent import Descent
 from noloco_node.training.passes import Passes
 from noloco_node.training.schedule import learning_rate
-from noloco_node.training.task import Closable, Stream, Task, load
+from noloco_node.training.task import Batch, Closable, Patient, Stream, Task, load
 
 MAX_SKIPPED = 10
 """In a row: one bad batch is bad luck, ten are bad weights."""
 WARM_UP_STEPS = 5
-"""Of AdamW after a peer's state was taken: its first steps, each as long as the learning rate in every parameter
+"""Of an AdamW that begins in the middle of a run: its first steps, each as long as the learning rate in every parameter
 whatever the gradient, would throw the weights off. Nothing is offered before."""
 
 
@@ -116,6 +116,10 @@ class Inner:
         """Steps of a fresh AdamW that are still held short."""
         self._restored_in = -1
         """The round in which `restore` was called last: what was offered by then is of other weights."""
+        self._thrown_away: list[int] = []
+        """The rounds whose phase was: a boundary that δ knows nothing of."""
+        self._batch: Batch | None = None
+        """Of the next step, once it was fetched."""
 
     @classmethod
     def build(  # noqa: PLR0913
@@ -217,10 +221,19 @@ class Inner:
         if self._spec.seconds is not None:
             self.phase_s += seconds
 
+    def has_data(self, within_s: float) -> bool:
+        """Whether the next batch is at hand; a stream that says so is waited for no longer than this."""
+        return not isinstance(self.stream, Patient) or self.stream.ready(self._passes.examples, within_s)
+
+    def fetch(self) -> None:
+        """Read the batch of the step that follows at once: for whoever tells reading from training."""
+        self._batch = self.stream.next(self._passes.examples)
+
     def step(self) -> float:
         """One step of AdamW. Returns its loss, which is not finite where the step was skipped. Raises NonFinite after
         MAX_SKIPPED of them in a row: `restore` or `restart`."""
-        loss, norm = self._passes.gradient(self.stream.next(self._passes.examples))
+        batch, self._batch = self._batch or self.stream.next(self._passes.examples), None
+        loss, norm = self._passes.gradient(batch)
         if math.isfinite(loss) and math.isfinite(norm):
             self._skipped_in_row, self.last_loss = 0, loss
             self._descend(norm)
@@ -272,13 +285,13 @@ class Inner:
         """Throw away a phase that went wrong, as `restart` does, and end it. Raises Diverged."""
         self.restart()
         self._next_round()
+        self._thrown_away.append(self.round)
 
     def restart(self) -> None:
         """In the middle of a phase: θ is φ again, AdamW starts afresh. Raises Diverged if φ is no better."""
         if self._first_nonfinite(self.phi) is not None:
             raise Diverged("the model holds NaN or Inf: start the node again, it goes on from its last checkpoint")
-        self.theta.copy_(self.phi)
-        self._descent.restart()
+        self._begin_at_phi()
 
     def restore(self, saved: Saved) -> None:
         """In the middle of a phase: weights and optimizers are what they were. Round, schedule and data go on from
@@ -292,7 +305,7 @@ class Inner:
         if offered_round <= self._restored_in:
             return
         part = slice(start, start + len(c))
-        late = self.round - offered_round
+        late = self.round - offered_round - sum(ended > offered_round for ended in self._thrown_away)
         if self._norms:
             self._norms.hear(start, c)
         outer.correct(self.theta[part], self.phi[part], self.delta[part], c, self._hyper, late)
@@ -309,6 +322,8 @@ class Inner:
 
     @staticmethod
     def _first_nonfinite(vector: Tensor) -> int | None:
+        if math.isfinite(float(vector.sum())):  # NaN and Inf stay in a sum, which takes a thirtieth of a look at each
+            return None
         for start, piece in _pieces(vector):
             finite = piece.isfinite()
             if not finite.all():
@@ -373,7 +388,7 @@ class Inner:
         self.skipped, self._skipped_in_row = saved.inner["skipped"], saved.inner["skipped_in_row"]
         if self._norms:
             self._norms.load(saved.inner["norms"])
-        self.last_loss, self._warm_up_left = saved.inner["last_loss"], saved.inner["warm_up_left"]
+        self.last_loss = saved.inner["last_loss"]
         torch.set_rng_state(saved.inner["rng"])
         if self.theta.is_cuda and saved.inner["device_rng"] is not None:
             torch.cuda.set_rng_state(saved.inner["device_rng"], self.theta.device)
@@ -395,6 +410,7 @@ class Inner:
         self.phi.copy_(saved.outer["phi"])
         self.delta.copy_(saved.outer["delta"])
         self._descent.load(saved.inner["optimizer"])
+        self._warm_up_left = saved.inner["warm_up_left"]
 
     def adopt(self, round: int, live_state: bytes | memoryview) -> None:
         """Become a replica of what a peer gave (training/portrait.py): θ = φ, AdamW afresh, and warmed up. Raises
@@ -407,9 +423,14 @@ class Inner:
             raise PeerMisbehaved("nonfinite", "state")
         self.phi.copy_(both[: self.parameters])
         self.delta.copy_(both[self.parameters :])
+        self._begin_at_phi()
+        self.round, self.phase_step, self.phase_s = round, 0, 0.0
+        self._thrown_away.clear()
+
+    def _begin_at_phi(self) -> None:
+        """θ = φ, and an AdamW without moments."""
         self.theta.copy_(self.phi)
         self._descent.restart()
-        self.round, self.phase_step, self.phase_s = round, 0, 0.0
         self._warm_up_left = WARM_UP_STEPS
 
 

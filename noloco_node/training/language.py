@@ -58,6 +58,9 @@ class Windows:
     def seek(self, position: Any) -> None:
         self._stream.seek(position)
 
+    def ready(self, examples: int, within_s: float) -> bool:
+        return self._stream.ready(examples, within_s)
+
     def next(self, examples: int) -> Batch:
         return (self._stream.next(examples),)
 

@@ -1,14 +1,17 @@
-"""What fits into this machine: the training state, the slow weights beside the fast ones, a micro-batch.
+"""What fits into this machine: the training state and what comes on top of it, a micro-batch, a copy for a newcomer.
 
 On a GPU, θ, its gradient and AdamW's two moments must lie there: 16 bytes a parameter. φ and δ lie beside them where
 that leaves room for activations, else in pinned host memory, where a boundary and a correction reach them piece by
-piece. The snapshot of an open offer is always in host memory. How many examples go through the model at once is found
+piece. The snapshot of an open offer is always in host memory, and so is a checkpoint until it is on the disk: whoever
+cannot hold both is told so before it trains, and not by the system that kills it at its first checkpoint. How many
+examples go through the model at once is found
 by trying on a GPU; on a CPU it is the task's own number, for the result there is to be the same to the bit each time.
 """
 
 import torch
 from torch import Tensor
 
+from noloco_node import ram
 from noloco_node.errors import OutOfMemory
 from noloco_node.training import model
 
@@ -18,7 +21,9 @@ SLOW_BYTES = 8
 """Per parameter: φ and δ."""
 SNAPSHOT_BYTES = 4
 """Per parameter, while an offer is open."""
-STATE_BYTES = FAST_BYTES + SLOW_BYTES + SNAPSHOT_BYTES
+CHECKPOINT_BYTES = 20
+"""Per parameter, while one is written: a copy of θ, φ, δ and AdamW's moments, beside which training goes on."""
+PEAK_BYTES = FAST_BYTES + SLOW_BYTES + SNAPSHOT_BYTES + CHECKPOINT_BYTES
 MOMENT_BYTES = 8
 """Per parameter: what AdamW makes in its first step only."""
 SPARE = 0.9
@@ -30,9 +35,24 @@ def check(parameters: int, device: torch.device, fraction: float) -> None:
     if device.type == "cuda":
         of_gpu = int(fraction * torch.cuda.get_device_properties(device).total_memory)
         _check(parameters, FAST_BYTES, of_gpu, "on the GPU")
-        _check(parameters, SNAPSHOT_BYTES, model.memory_bytes(), "beside the GPU")
+        _check(parameters, beside_gpu_bytes(parameters, of_gpu), model.memory_bytes(), "beside the GPU")
     else:
-        _check(parameters, STATE_BYTES, model.memory_bytes(), "here")
+        _check(parameters, PEAK_BYTES, model.memory_bytes(), "here")
+
+
+def beside_gpu_bytes(parameters: int, of_gpu: int) -> int:
+    """Per parameter, in host memory; `of_gpu`: the bytes that training may take there."""
+    slow = 0 if slow_fits(parameters, of_gpu - 4 * parameters) else SLOW_BYTES
+    return slow + SNAPSHOT_BYTES + CHECKPOINT_BYTES
+
+
+def check_copy(parameters: int) -> None:
+    """Raises OutOfMemory where a newcomer's copy of φ and δ does not fit beside the next checkpoint."""
+    needed, free = parameters * (SLOW_BYTES + CHECKPOINT_BYTES), ram.free_bytes()
+    if free is not None and needed > free:
+        raise OutOfMemory(
+            f"a copy of the state, beside a checkpoint, needs {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free"
+        )
 
 
 def free_bytes(device: torch.device, fraction: float) -> int:

@@ -47,6 +47,10 @@ class Stream:
             case _:
                 raise ValueError(f"no position in this text: {position}")
 
+    def ready(self, _sequences: int, _within_s: float) -> bool:
+        """Always: a disk is waited for in `next`."""
+        return True
+
     def next(self, sequences: int) -> Tensor:
         """The next batch, as (sequences, sequence_length + 1): every token but the last is an input, every one but the
         first a target."""

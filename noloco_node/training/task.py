@@ -45,6 +45,14 @@ class Closable(Protocol):
 
 
 @runtime_checkable
+class Patient(Protocol):
+    """A stream whose examples come from far away. Others need no `ready`: they are waited for in `next`."""
+
+    def ready(self, examples: int, within_s: float) -> bool:
+        """Whether `next` has so many at hand; waits for them no longer than this."""
+
+
+@runtime_checkable
 class Task(Protocol):
     @property
     def tokens_per_example(self) -> int:

@@ -4,8 +4,9 @@ A mailbox in, posted messages out, no lock. At a boundary the training thread sn
 posts the offer. With eager overlap the next phase begins at once and the partner's corrections are added between two of
 its steps; with blocking overlap the thread serves nothing but its mailbox until the round is over. The codec thread
 owns the snapshots of open offers: only a swap's corrections change them, for the round's next partner. A phase that
-ends with NaN or Inf is thrown away; when step after step fails, the weights are those of the last checkpoint again, and
-when that does not help the training ends. Whatever ends it is posted, and who still waits for an answer hears of it.
+ends with NaN or Inf is thrown away; when step after step fails, the weights are those of the last checkpoint again and
+what was offered of the others is void, and when that does not help the training ends. Where data is late the mailbox is
+served meanwhile. Whatever ends the thread is posted, and who still waits for an answer hears of it.
 
 Knows nothing of partners, sockets or the event loop: it is handed a `post` callable.
 """
@@ -15,9 +16,9 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Generic, TypeVar
@@ -28,6 +29,7 @@ from torch import Tensor
 from noloco_node.core.codec import BLOCK, Codec, Conversation, Heard, Stats
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory, PeerMisbehaved
 from noloco_node.events import Evaluated, PhaseDone, RolledBack
+from noloco_node.training import memory
 from noloco_node.training.inner import Inner, Saved, State
 from noloco_node.training.portrait import Copy, Portraits
 from noloco_node.training.timesheet import Timesheet
@@ -36,6 +38,8 @@ FRAGMENT_ELEMENTS = 1 << 20
 """4 MiB in fp32, half of gRPC's limit on a message; half a MiB at 4 bits. Larger ones would hold up an inner step."""
 JOIN_S = 10.0
 """For the thread to come to the end of an inner step when it is told to stop."""
+LOOK_S = 0.1
+"""How often the mailbox is looked at while data is waited for."""
 
 log = logging.getLogger(__name__)
 
@@ -104,12 +108,30 @@ class _Question(Generic[T]):
             self.answer.set_exception(NolocoError("the training has ended"))
 
 
+class _Correction:
+    """A letter to the training thread; `added` is done when there is nothing left of it, whatever became of it."""
+
+    def __init__(self, add: Callable[[Inner], None]) -> None:
+        self.added: Future[None] = Future()
+        self._add = add
+
+    def __call__(self, inner: Inner) -> None:
+        try:
+            self._add(inner)
+        finally:
+            self.give_up()
+
+    def give_up(self) -> None:
+        self.added.set_result(None)
+
+
 class Offer:
     """The snapshot of one boundary, as the codec thread keeps it; what `swap.py` calls Vectors."""
 
     def __init__(self, thread: "TrainingThread", round: int, u: Tensor, moved: Tensor) -> None:
         self.round = round
         self.fragments = thread.fragments
+        self.correction_bytes = 4 * thread.fragment_elements
         self.stats = Stats()
         """Of the swaps so far."""
         self._thread = thread
@@ -118,21 +140,29 @@ class Offer:
         self._conversations: dict[int, Conversation] = {}
 
     def open(self, index: int, exchange_id: bytes) -> "Future[bytes]":
+        """This and the next two raise NonFinite once the weights have been given up that it was made of."""
         return self._thread.codec_pool.submit(self._open, index, exchange_id)
 
     def hear(self, index: int, payload: bytes) -> "Future[Heard]":
         return self._thread.codec_pool.submit(self._hear, index, payload)
 
-    def apply(self, index: int, correction: Tensor) -> None:
-        self._thread.apply(self.round, index * self._thread.fragment_elements, correction)
+    def apply(self, index: int, correction: Tensor) -> "Future[None]":
+        """Done when the training thread has added it, or never will."""
+        self._require_valid()
         self._thread.codec_pool.submit(self._move, index, correction)
+        return self._thread.apply(self.round, index * self._thread.fragment_elements, correction)
 
     def _move(self, index: int, correction: Tensor) -> None:
         """A further partner of the round swaps u + c."""
         elements = self._thread.fragment_elements
         self._u[index * elements : (index + 1) * elements] += correction
 
+    def _require_valid(self) -> None:
+        if self.round <= self._thread.given_up:
+            raise NonFinite(f"the weights that were offered in round {self.round} have been given up")
+
     def _open(self, index: int, exchange_id: bytes) -> bytes:
+        self._require_valid()
         elements, blocks = self._thread.fragment_elements, self._thread.fragment_elements // BLOCK
         u = self._u[index * elements : (index + 1) * elements]
         moved = self._moved[index * blocks : (index + 1) * blocks]
@@ -140,6 +170,7 @@ class Offer:
         return self._conversations[index].open()
 
     def _hear(self, index: int, payload: bytes) -> Heard:
+        self._require_valid()
         conversation = self._conversations.get(index)
         if conversation is None:
             raise PeerMisbehaved("out_of_turn", f"fragment {index}")
@@ -167,6 +198,8 @@ class TrainingThread:
         self.codec_pool = ThreadPoolExecutor(1, "codec", torch.set_num_threads, (1,))  # training needs the cores
         self.fragment_elements = fragment_elements
         self.fragments = 0
+        self.given_up = -1
+        """The round in which the weights last became older ones again: what was offered by then is void."""
         self._build = build
         self._post = post
         self._budget = self._rounds = rounds
@@ -183,6 +216,9 @@ class TrainingThread:
         self._times = Timesheet(time.perf_counter)
         self._stalled_s = 0.0  # up to the last boundary
         self._clock_read_at = 0.0
+        self._looked_at = time.perf_counter()
+        self._longest_s = 0.0
+        """Between two looks into the mailbox, so far."""
         self._portraits = Portraits()
         self._thread = threading.Thread(target=self._run, name="training", daemon=True)
 
@@ -209,15 +245,21 @@ class TrainingThread:
             self._portraits.complete()
             inner.adopt(round, state)
             self._rounds = min(self._budget, self._rounds + ahead)  # how many rounds are its own stays the same
-            self._rounds_over = max(round, self._rounds_over)
+            self._rounds_over = round
 
         return self._ask(adopt)
 
     def live_state(self) -> "Future[Copy]":
         """The round, and slow weights and outer momentum as they were at one moment: copied between inner steps, a
-        little at a time. Nobody changes the copy."""
+        little at a time. Nobody changes the copy. Fails where there is no memory for it."""
         copy: Future[Copy] = Future()
-        asked = self._ask(lambda _: self._portraits.want(copy))
+
+        def want(inner: Inner) -> None:
+            if self._portraits.idle:
+                memory.check_copy(inner.parameters)
+            self._portraits.want(copy)
+
+        asked = self._ask(want)
         asked.add_done_callback(lambda f: copy.set_exception(why) if (why := f.exception()) else None)
         return copy
 
@@ -229,8 +271,11 @@ class TrainingThread:
         """Seconds since training began, by what they went into."""
         return self._ask(lambda _: self._times.so_far())
 
-    def apply(self, offered_round: int, start: int, correction: Tensor) -> None:
-        self._mailbox.put(lambda inner: self._apply(inner, offered_round, start, correction))
+    def apply(self, offered_round: int, start: int, correction: Tensor) -> "Future[None]":
+        """Done when it was added, or never will be."""
+        letter = _Correction(lambda inner: self._apply(inner, offered_round, start, correction))
+        self._send(letter)
+        return letter.added
 
     def swapping(self, under_way: bool) -> None:
         """While a swap is under way, a boundary takes no snapshot."""
@@ -246,7 +291,12 @@ class TrainingThread:
     def resume(self) -> None:
         self._mailbox.put(lambda _: setattr(self, "_paused", False))
 
-    def stop(self) -> None:
+    @property
+    def patience_s(self) -> float:
+        """For what is asked now to be answered: twice as long as the thread has ever been away from its mailbox."""
+        return 2 * max(self._longest_s, time.perf_counter() - self._looked_at)
+
+    def stop(self, within_s: float = JOIN_S) -> None:
         """Stop between two inner steps, and wait for that."""
 
         def unwind(_: Inner) -> None:
@@ -254,7 +304,7 @@ class TrainingThread:
 
         self._mailbox.put(unwind)
         if self._thread.ident is not None:
-            self._thread.join(JOIN_S)
+            self._thread.join(within_s)
         self.codec_pool.shutdown(wait=True, cancel_futures=True)
 
     # ---- on the training thread ----
@@ -276,6 +326,7 @@ class TrainingThread:
             self._portraits.give_up(NolocoError("the training has ended"))
 
     def _live(self, inner: Inner) -> None:
+        self._looked_at = time.perf_counter()
         self.fragments = max(1, -(-inner.parameters // self.fragment_elements))
         self._post(Ready(inner.parameters, inner.layout, self.fragments, inner.round, inner.device))
         self._serve_until(inner, lambda: self._begun)
@@ -299,6 +350,8 @@ class TrainingThread:
             began += self._wait_while_paused(inner)
             if inner.round != round_:
                 return  # a peer's state was adopted
+            if not self._fetch(inner):
+                continue
             self._copy_a_little(inner, step_s)
             stepped_at = time.perf_counter()
             with self._times.on("step"):
@@ -318,6 +371,16 @@ class TrainingThread:
                 self._serve_until(inner, lambda: self._rounds_over >= inner.round)
             self._clock_read_at = time.perf_counter()  # the next phase begins here
         self._evaluate(inner)
+
+    def _fetch(self, inner: Inner) -> bool:
+        """The next step's batch, if it comes before the mailbox is to be looked at again."""
+        with self._times.on("data"):
+            if inner.has_data(LOOK_S):
+                inner.fetch()
+                return True
+        self._copy(lambda portraits: portraits.at_once(inner))
+        self._read_clock(inner)
+        return False
 
     def _step(self, inner: Inner) -> list[float]:
         """Its loss, where it has one."""
@@ -342,6 +405,7 @@ class TrainingThread:
             inner.restart()
         else:
             inner.restore(saved)
+            self.given_up = inner.round
         self._post(RolledBack(inner.round, saved.round if saved else None, reason))
 
     def _boundary(self, inner: Inner) -> tuple[Offer | None, str | None]:
@@ -351,14 +415,13 @@ class TrainingThread:
             try:
                 inner.lengthen()
                 closed = "swapping" if self._swapping else "warming_up" if inner.warming_up else None
-                u = None if closed else inner.snapshot()
-                moved = inner.movement()
+                offered = None if closed else (inner.snapshot(), inner.movement())
                 inner.boundary()
             except NonFinite as error:
                 log.warning("this phase is thrown away: %s", error)
                 inner.discard()
                 return None, "nonfinite"
-        return (None, closed) if u is None else (Offer(self, inner.round, u, moved), None)
+        return (None, closed) if offered is None else (Offer(self, inner.round, *offered), None)
 
     def _evaluate(self, inner: Inner) -> None:
         with self._times.on("evaluate"):
@@ -389,14 +452,24 @@ class TrainingThread:
 
     def _serve(self, inner: Inner) -> None:
         """Do what lies in the mailbox."""
-        while not self._mailbox.empty():
-            self._mailbox.get()(inner)
+        with self._looking():
+            while not self._mailbox.empty():
+                self._mailbox.get()(inner)
 
     def _serve_until(self, inner: Inner, enough: Callable[[], bool]) -> None:
         """Do what comes into the mailbox, waiting for it."""
-        while not enough():
-            self._mailbox.get()(inner)
-            self._copy(lambda portraits: portraits.at_once(inner))
+        with self._looking():
+            while not enough():
+                self._mailbox.get()(inner)
+                self._copy(lambda portraits: portraits.at_once(inner))
+
+    @contextmanager
+    def _looking(self) -> Iterator[None]:
+        """Into the mailbox, after some time away from it."""
+        self._longest_s = max(self._longest_s, time.perf_counter() - self._looked_at)
+        self._looked_at = math.inf
+        yield
+        self._looked_at = time.perf_counter()
 
     def _wait_while_paused(self, inner: Inner) -> float:
         """How long that was: a pause counts as nobody's time."""
@@ -417,15 +490,19 @@ class TrainingThread:
 
     def _ask(self, ask: Callable[[Inner], T]) -> "Future[T]":
         question = _Question(ask)
-        self._mailbox.put(question)
+        self._send(question)
+        return question.answer
+
+    def _send(self, letter: Callable[[Inner], None]) -> None:
+        """A letter whose sender waits for what becomes of it."""
+        self._mailbox.put(letter)
         if self._over:  # else whoever ends the thread looks through the mailbox after this
             self._give_up()
-        return question.answer
 
     def _give_up(self) -> None:
         """Nobody will read the mailbox any more. From any thread."""
         with suppress(queue.Empty):
             while True:
                 letter = self._mailbox.get_nowait()
-                if isinstance(letter, _Question):
+                if isinstance(letter, _Question | _Correction):
                     letter.give_up()

@@ -8,9 +8,9 @@ for whatever waits for it, which is the next step.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-ACCOUNTS = ("step", "boundary", "apply", "evaluate", "checkpoint", "waiting", "paused", "other")
-"""`step` is what the accelerator is there for; `checkpoint`: copying the state, for a newcomer too; `waiting`: for a
-partner, with blocking overlap; `paused`: as its volunteer wishes."""
+ACCOUNTS = ("step", "data", "boundary", "apply", "evaluate", "checkpoint", "waiting", "paused", "other")
+"""`step` is what the accelerator is there for; `data`: reading a batch, and waiting for it; `checkpoint`: copying the
+state, for a newcomer too; `waiting`: for a partner, with blocking overlap; `paused`: as its volunteer wishes."""
 STALL = ("boundary", "apply")
 """What a round costs the training."""
 

@@ -98,6 +98,16 @@ def seen_outside(addresses: Sequence[str]) -> list[tuple[str, int]]:
     return [(host, int(port)) for _, _, host, kind, port, *more in words if kind == "tcp" and not more]
 
 
+def is_of_this_machine(host: str) -> bool:
+    """Whether a network interface here has this IP address: only then may a socket be bound to it."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as trial:
+        try:
+            trial.bind((host, 0))
+        except OSError:
+            return False
+    return True
+
+
 def is_loopback(address: str) -> bool:
     return _is(address, "is_loopback")
 

@@ -42,15 +42,19 @@ SERVER_OPTIONS = [
     ("grpc.so_reuseport", 0),  # else another process of this user could take a share of our calls
     ("grpc.max_concurrent_streams", 16),  # per connection
     ("grpc.server_handshake_timeout_ms", 10_000),  # a stream that opens and then says nothing
+    # One that calls nothing: 32 identities could hold all that there are. It goes after one to two of these times.
+    ("grpc.max_connection_idle_ms", 60_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),  # must allow the keepalive below
 ]
-_CHANNEL_OPTIONS = [
+CHANNEL_OPTIONS = [
     *_LIMITS,
     # A peer whose machine hangs is noticed after 20 + 40 s. Shorter, and a slow link that is busy with a large message
     # would be taken for dead, because a ping waits behind it.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 40_000),
-    ("grpc.client_idle_timeout_ms", 60_000),  # without calls the connection goes, and the peer's descriptors with it
+    # Without calls the connection goes after one to two of these times, and the peer's descriptors with it: before the
+    # peer ends it, at which moment a call could be beginning.
+    ("grpc.client_idle_timeout_ms", 30_000),
     ("grpc.initial_reconnect_backoff_ms", 500),
     # By default up to two minutes, in which every call fails at once: a peer, or our own p2pd, is back sooner, and who
     # fails twice in a row is left alone for a minute.
@@ -203,7 +207,7 @@ class _Outlet:
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self.listener.bind(str(path))
         self.listener.listen()
-        self.channel = grpc.aio.insecure_channel(f"unix:{path}", options=_CHANNEL_OPTIONS)
+        self.channel = grpc.aio.insecure_channel(f"unix:{path}", options=CHANNEL_OPTIONS)
 
     async def close(self) -> None:
         await self.channel.close(None)

@@ -17,7 +17,8 @@ import shutil
 import signal
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _SCRIPT = r"""
@@ -35,6 +36,7 @@ _LONGEST = 29
 _EXIT_S = 2.0  # the shell has one directory to remove
 _FRESH_S = 10.0  # a directory so young may not have been locked yet
 _PREFIX = "noloco-"
+_KEY = "identity.key"  # of a visitor, the one file that stands in such a directory
 
 _lifelines: set[int] = set()
 
@@ -51,7 +53,7 @@ class Runtime:
     @classmethod
     async def open(cls, *also: Path) -> "Runtime":
         """`also`: files elsewhere that must not outlive us either."""
-        parent = Path(tempfile.gettempdir() if len(tempfile.gettempdir()) <= _LONGEST else "/tmp")
+        parent = _parent()
         _sweep(parent)
         path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         lock = _locked(path)
@@ -94,6 +96,22 @@ class Runtime:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
+@contextmanager
+def momentary_key() -> Iterator[Path]:
+    """Where to put a key of the moment. Of a process that was killed the next node sweeps it up; sooner does a janitor
+    that was told of its directory."""
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=_parent()) as folder:
+        lock = _locked(Path(folder))
+        try:
+            yield Path(folder) / _KEY
+        finally:
+            os.close(lock)
+
+
+def _parent() -> Path:
+    return Path(tempfile.gettempdir() if len(tempfile.gettempdir()) <= _LONGEST else "/tmp")
+
+
 def _locked(path: Path) -> int:
     """Raises BlockingIOError where somebody holds it. The lock lasts until the descriptor is closed."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -110,7 +128,8 @@ def _sweep(parent: Path) -> None:
     for path in parent.glob(f"{_PREFIX}*"):
         with suppress(OSError):  # gone meanwhile, somebody else's, or in use
             about, inside = path.lstat(), list(path.iterdir())
-            ours = about.st_uid == os.getuid() and inside and all(child.is_socket() for child in inside)
+            known = all(child.is_socket() or child.name == _KEY for child in inside)
+            ours = about.st_uid == os.getuid() and inside and known
             if ours and time.time() - about.st_mtime > _FRESH_S:
                 descriptor = _locked(path)
                 _kill_users(path)

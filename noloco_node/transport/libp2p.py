@@ -28,7 +28,7 @@ from noloco_node.transport.daemon import Daemon, node_arguments, stranger_argume
 from noloco_node.transport.guard import Context, Guard
 from noloco_node.transport.janitor import Runtime
 from noloco_node.transport.life import CONTROL_S, Hivemind, Life, cancelled
-from noloco_node.transport.mirror import Mirror
+from noloco_node.transport.mirror import Mirror, Skew
 from noloco_node.transport.orders import Orders
 from noloco_node.transport.reach import AUTO, ONLY, OUTGOING, RELAYED, Reach
 from noloco_node.transport.relay import reserve
@@ -130,9 +130,9 @@ class Libp2pTransport:
         return self._reach.verdict
 
     @property
-    def skew_s(self) -> float | None:
+    def skew(self) -> Skew | None:
         """How far our clock is ahead of others', as far as that is beyond doubt."""
-        return self._reach.skew_s
+        return self._reach.skew
 
     @property
     def can_be_called(self) -> bool:
@@ -193,7 +193,7 @@ class Libp2pTransport:
         self._stack.push_async_callback(outbound.close)
         self._started = _Parts(hivemind, runtime, inbound, outbound)
         await self._begin_life(self._others)
-        await self._reach.survey(self._living.orders, self._found())
+        await self._reach.begin(self._living.orders, self._found)
         keeping = asyncio.create_task(self._reach.keep(lambda: self._living.orders, self._found))
         self._stack.push_async_callback(cancelled, keeping)
 
@@ -215,9 +215,10 @@ class Libp2pTransport:
 
     async def _is_a_relay(self, life: Life) -> bool:
         """p2pd always has a relay for 128 KiB a connection. The one that it is told to have replaces that or, by a race
-        at the start, is replaced by it, and only another peer can see which of the two it became."""
+        at the start, is replaced by it, and only another peer can see which of the two it became. It calls from here:
+        what is announced may lead here from outside only, or once others know that we are ready."""
         async with self._stranger(self._parts.runtime, self._parts.hivemind, []) as orders:
-            await _reconnect(orders, self.peer_id, life.found)
+            await _reconnect(orders, self.peer_id, _from_here(self._listen) or life.found)
             return await reserve(orders, self.peer_id)
 
     async def _end_life(self) -> None:
@@ -348,6 +349,13 @@ async def _reconnect(orders: Orders, peer: str, addresses: Sequence[str]) -> Non
     with suppress(OSError):
         async with asyncio.timeout(_CONNECT_S):
             await orders.connect(peer, addresses)
+
+
+def _from_here(listen: str) -> list[str]:
+    """Where this machine itself reaches p2pd; nothing where the port is p2pd's choice."""
+    if parse(listen).port == 0:
+        return []
+    return [listen.replace("/ip4/0.0.0.0/", "/ip4/127.0.0.1/").replace("/ip6/::/", "/ip6/::1/")]
 
 
 def _same_port(listen: str, found: Sequence[str]) -> str:

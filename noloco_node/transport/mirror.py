@@ -25,6 +25,7 @@ _GREETING = b"\x13/multistream/1.0.0\n"
 _KNOCK_S = 3.0  # a router that drops what comes in unasked says nothing at all
 _LOOK_S = 2 * _KNOCK_S
 _MAX_KNOCKS = 16  # at a time, over all callers
+_LATEST = float(1 << 34)  # seconds since 1970 that a clock may show: five centuries, and sums of them stay exact
 
 
 class Mirror(MirrorServicer):
@@ -83,11 +84,23 @@ async def look(channel: grpc.aio.Channel, ports: Sequence[int]) -> Image | None:
     return Image(host, tuple(port for port in reply.open if port in ports))
 
 
-async def skew(channels: Sequence[grpc.aio.Channel]) -> float | None:
-    """How many seconds our clock is ahead of the peers': the median, and only what no delay can explain."""
+class Skew(NamedTuple):
+    """How our clock differs from those of peers."""
+
+    ahead_s: float
+    """The median of what they say, and only what no delay can explain."""
+    witnesses: int
+    """Peers that say this much or more. It may be the clock of a single one that is wrong."""
+
+
+async def skew(channels: Sequence[grpc.aio.Channel]) -> Skew | None:
+    """Nothing where no peer has a clock to compare with."""
     found = await asyncio.gather(*(_skew(channel) for channel in channels))
     known = sorted((value for value in found if value is not None), key=abs)
-    return known[(len(known) - 1) // 2] if known else None
+    if not known:
+        return None
+    ahead = known[(len(known) - 1) // 2]
+    return Skew(ahead, sum(value >= ahead if ahead > 0 else value <= ahead for value in known))
 
 
 async def _skew(channel: grpc.aio.Channel) -> float | None:
@@ -97,6 +110,8 @@ async def _skew(channel: grpc.aio.Channel) -> float | None:
         with peer_faults():
             reply = await MirrorStub(channel).Look(pb.LookRequest(), timeout=_LOOK_S)
     except PeerLost:
+        return None
+    if not 0 <= reply.time <= _LATEST:  # nor where it is not a number
         return None
     return beyond_doubt(before, reply.time, loop.time() - asked)
 

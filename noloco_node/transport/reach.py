@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import grpc.aio
 
+from noloco_node import service
 from noloco_node.transport import mirror, relay
-from noloco_node.transport.addresses import seen_outside
+from noloco_node.transport.addresses import is_of_this_machine, seen_outside
 from noloco_node.transport.orders import Orders
 
 DIRECTLY, MAPPED, RELAYED, OUTGOING = "directly", "mapped", "relayed", "outgoing"
@@ -24,6 +25,9 @@ AUTO, ONLY, OFF = "auto", "only", "off"
 
 KEEP_S = 30.0
 """How often a relay is asked to keep our place, which is gone when our connection to it breaks."""
+_ROUTER_S = 7.0
+"""How long a start waits for a router to map a port, which takes 5 s, where nobody can call us otherwise."""
+_GLANCE_S = 0.5
 _CLOCKS = 5  # peers whose clocks are compared with ours
 _SURVEY_EVERY = 10
 """A place is asked for so many times between two looks at whether a port is open by now."""
@@ -45,10 +49,12 @@ class Reach:
         self.helpers = helpers
         self._others = others
         self._channel = channel
+        self._asked: set[tuple[str, int]] = set()
+        """Where p2pd believed that we can be reached, at the last survey."""
         self._outside: list[str] = []
         self._relayed: list[str] = []
         self.verdict: str | None = None
-        self.skew_s: float | None = None
+        self.skew: mirror.Skew | None = None
 
     def addresses(self, own: Sequence[str]) -> list[str]:
         """`own` and what was found, the best first."""
@@ -56,22 +62,35 @@ class Reach:
             return list(self._relayed)
         return list(dict.fromkeys([*self._outside, *own, *self._relayed]))
 
+    async def begin(self, orders: Orders, found: Callable[[], Sequence[str]]) -> None:
+        """The first verdict, by which a node decides whether to carry records for others."""
+        router = asyncio.get_running_loop().time() + _ROUTER_S
+        await self.survey(orders, found())
+        if self._relays != ONLY and self.verdict in (RELAYED, OUTGOING) and await self._moved(found, until=router):
+            await self.survey(orders, found())
+
     async def keep(self, orders: Callable[[], Orders], found: Callable[[], Sequence[str]]) -> None:
         """For ever."""
-        for turn in itertools.count(1):
-            await asyncio.sleep(KEEP_S)
-            if turn == 1 or turn % _SURVEY_EVERY == 0:  # a router takes seconds to map a port
+        turns = itertools.count(1)
+
+        async def turn() -> None:
+            moved = await self._moved(found, until=asyncio.get_running_loop().time() + KEEP_S)
+            number = next(turns)
+            if moved or number == 1 or number % _SURVEY_EVERY == 0:  # at the start, who was asked may have been busy
                 await self.survey(orders(), found())
             elif self.verdict in (RELAYED, OUTGOING):
                 await self._reserve(orders())
 
+        await service.every(lambda: _GLANCE_S, turn, (OSError,))  # a machine may be out of file descriptors for a while
+
     async def survey(self, orders: Orders, found: Sequence[str]) -> None:
         """Ask how we look from outside, and for a place with a relay where that is needed."""
         ours = seen_outside(found)
+        self._asked = set(ours)
         ports = sorted({port for _, port in ours})
         clocks = [*self.helpers, *self._others()][:_CLOCKS]
         looks = asyncio.gather(*(mirror.look(self._channel(peer), ports) for peer in self.helpers))
-        self.skew_s, seen_by = await asyncio.gather(mirror.skew([self._channel(peer) for peer in clocks]), looks)
+        self.skew, seen_by = await asyncio.gather(mirror.skew([self._channel(peer) for peer in clocks]), looks)
         images = [image for image in seen_by if image and (self._relays == ONLY or not _is_here(image.host))]
         if not (ours or self._relays == ONLY):
             return
@@ -79,10 +98,20 @@ class Reach:
         if seen and self._relays != ONLY:
             self._outside = [_address(host, port, self._peer_id) for host, port in seen]
             self._relayed = []
-            self.verdict = DIRECTLY if set(seen) & set(ours) else MAPPED
+            here = [host for host, _ in set(seen) & set(ours) if is_of_this_machine(host)]  # p2pd finds mapped ones too
+            self.verdict = DIRECTLY if here else MAPPED
         elif images:
             self._outside = []
             await self._reserve(orders)
+
+    async def _moved(self, found: Callable[[], Sequence[str]], *, until: float) -> bool:
+        """Whether p2pd finds other addresses than at the last survey: a port is mapped, or no longer; a cable is in."""
+        loop = asyncio.get_running_loop()
+        while loop.time() < until:
+            if set(seen_outside(found())) != self._asked:
+                return True
+            await asyncio.sleep(_GLANCE_S)
+        return False
 
     async def _reserve(self, orders: Orders) -> None:
         helpers = {} if self._relays == OFF else self.helpers

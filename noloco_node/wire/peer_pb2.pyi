@@ -130,10 +130,12 @@ class RunsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class RunsReply(_message.Message):
-    __slots__ = ("runs",)
+    __slots__ = ("runs", "training")
     RUNS_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_FIELD_NUMBER: _ClassVar[int]
     runs: _containers.RepeatedCompositeFieldContainer[SignedManifest]
-    def __init__(self, runs: _Optional[_Iterable[_Union[SignedManifest, _Mapping]]] = ...) -> None: ...
+    training: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, runs: _Optional[_Iterable[_Union[SignedManifest, _Mapping]]] = ..., training: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SignedManifest(_message.Message):
     __slots__ = ("manifest", "author", "signature")

@@ -20,8 +20,8 @@ def met() -> list[pairs.Meeting]:
 
 def parsed(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    verb.add_parser(parser.add_subparsers())
-    return parser.parse_args(["bench", "codec", *words])
+    verb.options(parser)
+    return parser.parse_args(["codec", *words])
 
 
 def test_replicas_meet_as_planned_and_come_closer(met: list[pairs.Meeting]) -> None:

@@ -17,8 +17,8 @@ from noloco_node.training.model import PRESETS
 
 def parsed(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    verb.add_parser(parser.add_subparsers())
-    return parser.parse_args(["bench", "training", *words])
+    verb.options(parser)
+    return parser.parse_args(["training", *words])
 
 
 @pytest.mark.parametrize("micro_batch", [2, 8])
@@ -29,9 +29,15 @@ def test_both_loops_train_the_same(micro_batch: int) -> None:
     assert len(losses) == 8 and len(pairs) == 6
     assert all(mine == pytest.approx(other, rel=1e-6) for mine, other in losses)
     assert losses[-1][0] < losses[0][0] - 0.1
+
+
+def test_a_step_costs_what_a_plain_loops_does() -> None:
+    """Neighbours in time share what else the machine does, and the median of many leaves out where it came between."""
+    run = training.manifest("tiny", 40, 512, 64)
+    _, pairs = training.in_turn(Inner.build(run, training.PEER, device="cpu", threads=1, micro_batch=8), run)
     overhead = median(mine / other for mine, other in pairs) - 1
-    print(f"overhead {overhead:+.1%} of six steps, micro-batches of {micro_batch}")  # noqa: T201
-    assert overhead < 1, "a busy machine, but no other algorithm"
+    print(f"overhead {overhead:+.1%}, median of {len(pairs)} pairs")  # noqa: T201
+    assert overhead < 0.25
 
 
 def test_the_figures_as_json_and_as_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,10 +53,12 @@ def test_the_figures_as_json_and_as_text(monkeypatch: pytest.MonkeyPatch, capsys
     assert found["schema"] == 1 and found["steps"] == 2 and found["micro_batch"] == 2
     assert found["loss_difference"] < 1e-6 and found["mfu"] is None
     assert found["tokens_per_s"] == pytest.approx(256 / found["step_s"])
-    assert found["outer_bytes"] == 8 * found["parameters"] > 3e6
+    assert found["outer_bytes"] == 32 * found["parameters"] > 12e6
+    assert 0 < found["stall_s"] < 10
     assert verb.run(parsed(*words)) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
         "tiny,",
+        "a",
         "a",
         "tokens/s",
         "losses",

@@ -21,6 +21,7 @@ from noloco_node.cli.look import rate
 from noloco_node.cli.wait import Goal
 from noloco_node.control.views import StatusView
 from noloco_node.errors import EXIT_INTERRUPTED, UsageError
+from noloco_node.names import short_id
 
 sys.path.append(str(Path(__file__).parents[1] / "control"))
 from fake_node import OTHER, STATUS
@@ -55,6 +56,8 @@ def test_peers_are_sorted_and_narrowed_down(running, capsys):
     assert main(["peers", "--sort", "loss", "--state", "training", "--name", "otter", "--json"]) == 0
     view = shown(capsys)
     assert (view["schema"], [peer["name"] for peer in view["peers"]]) == (1, ["calm-otter"])
+    assert main(["peers", "--name", short_id(OTHER), "--json"]) == 0
+    assert [peer["peer_id"] for peer in shown(capsys)["peers"]] == [OTHER]
     assert main(["peers", "--state", "paused"]) == 0
     assert capsys.readouterr().out == "none of the 1 peers is like that\n"
     assert main(["peers", "--sort", "looss"]) == 2
@@ -99,6 +102,9 @@ def test_ping_tells_time_way_and_rate(running, capsys):
     assert (view["schema"], view["peer_id"], view["name"], view["via"]) == (1, OTHER, OTHERS_NAME, "direct")
     assert (view["ms"], view["median_ms"], view["lost"]) == ([2.0, 2.0], 2.0, 0)
     assert view["bytes_per_s"] == pytest.approx(1e6)
+    for part in (short_id(OTHER), OTHER[:14], OTHER[-6:]):
+        assert main(["ping", part, "--count", "1", "--json"]) == 0
+        assert shown(capsys)["peer_id"] == OTHER
     assert main(["ping", OTHERS_NAME, "--count", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{OTHERS_NAME} (12D3KooW…33Jw) answers after 2.0 ms, direct"
@@ -111,6 +117,7 @@ def test_ping_tells_time_way_and_rate(running, capsys):
     [
         ("fair-hipo", 2, "did you mean fair-hippo?"),
         ("brisk-heron", 2, "is the node of this machine itself"),
+        (short_id(STATUS.peer_id), 2, "is the node of this machine itself"),
         ("12D3KooWGRVwVSREWSbDM8oTn6QGPdtZKEUVDj5jSzbnYeXiGzVf", 1, "does not answer (unavailable)"),
         ("fair-hippo --count 0", 2, "--count must be a whole number from 1 to 1000, not '0'"),
     ],
@@ -170,15 +177,21 @@ def test_wait_for_a_node_that_has_yet_to_come(home, capsys):
     with begin(words, PRETEND_STEP_S="0.4") as node:
         assert main(["wait", "--for", "round=2", "--timeout", "20"]) == 0
         assert "waiting for round 2: " in capsys.readouterr().err
-        assert main(["wait", "--for", "finished", "--timeout", "20"]) == 0
+        assert main(["wait", "--for", "finished", "--timeout", "20", "--json"]) == 0
+        view = shown(capsys)
+        assert (view["schema"], view["state"], view["round"]) == (1, "finished", 2)
+        assert main(["status", "--json"]) == 0
+        assert shown(capsys) == view
         assert main(["wait", "--for", "training"]) == 1
         assert "has finished, at round 2" in capsys.readouterr().err
         node.terminate()
 
 
 def test_wait_ends_at_its_timeout_and_with_its_node(running, capsys):
-    assert main(["wait", "--for", "round=42", "--timeout", "0.1"]) == 1
-    assert "round 42 was not reached within 0.1 s (brisk-heron is training at round 41)" in capsys.readouterr().err
+    assert main(["wait", "--for", "round=42", "--timeout", "0.1", "--json"]) == 1
+    said = capsys.readouterr()
+    assert "round 42 was not reached within 0.1 s (brisk-heron is training at round 41)" in said.err
+    assert said.out == ""
     with begin(["-m", "noloco_node", "wait", "--for", "round=42"]) as waiting:
         assert waiting.stderr.readline() == "waiting for round 42: brisk-heron is training at round 41\n"
         running.kill()

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from noloco_node import manifest, runtoml
-from noloco_node.cli import main
+from noloco_node.cli import main, show
 from noloco_node.errors import Diverged
 from noloco_node.home import Home
 from noloco_node.identity import Identity
@@ -74,6 +74,22 @@ def test_leave_waits_until_the_node_is_gone(running, home, capsys):
     assert running.wait(10) == 0
     assert home.holder() is None
     assert capsys.readouterr().out == f"brisk-heron has left; what it knows is kept in {home.root}\n"
+
+
+@pytest.fixture
+def saving(monkeypatch, request):
+    """A node that has a checkpoint to write before it goes, which takes longer than leaving may."""
+    monkeypatch.setenv("SAVES_S", "1.5")
+    monkeypatch.setattr(show, "_LEAVE_S", 0.3)
+    return request.getfixturevalue("running")
+
+
+def test_leave_waits_while_the_node_says_that_it_saves(saving, capsys):
+    assert main(["leave"]) == 0
+    assert saving.wait(10) == 0
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first == "brisk-heron is leaving, and waits for its last checkpoint"
+    assert last.startswith("brisk-heron has left")
 
 
 def test_pause_and_resume_say_what_became_of_it(running, capsys):

@@ -12,6 +12,7 @@ import pytest
 from pretend_terminal import PROGRAM, PretendTerminal
 
 from noloco_node.cli import main
+from noloco_node.control.views import document
 from noloco_node.home import Home
 
 sys.path.append(str(Path(__file__).parents[1] / "control"))
@@ -209,8 +210,18 @@ def test_once(home: PretendHome, capsys: pytest.CaptureFixture[str], monkeypatch
     assert not any(line.endswith(" ") for line in lines)
 
 
+def test_once_for_programs(home: PretendHome, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", "--once", "--json", "--home", str(home.home.root)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    views = (document(view) for view in (fake_node.STATUS, fake_node.PEERS, fake_node.HISTORY))
+    status, peers, history = ({name: value for name, value in view.items() if name != "schema"} for view in views)
+    assert told == {"schema": 1, "status": status, **peers, "history": history}
+    assert main(["top", "--json", "--home", str(home.home.root)]) == 2
+    assert "--json wants --once" in capsys.readouterr().err
+
+
 def test_nobody_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["--once"], []):
+    for words in (["--once"], ["--once", "--json"], []):
         assert main(["top", "--home", str(tmp_path), *words]) == 3
         assert "join --bootstrap" in capsys.readouterr().err
 

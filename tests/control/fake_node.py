@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -83,8 +84,9 @@ HISTORY = HistoryView(
 
 
 class FakeNode:
-    def __init__(self, status=STATUS, peers=PEERS):
+    def __init__(self, status=STATUS, peers=PEERS, saves_s=0.0):
         self.view, self.rows, self.left = status, peers, 0
+        self.saves_s = saves_s
         self.gone = asyncio.Event()
 
     def status(self):
@@ -113,11 +115,12 @@ class FakeNode:
 
     def leave(self):
         self.left += 1
-        self.gone.set()
+        self.view = replace(self.view, state="leaving", waiting_for="its last checkpoint" if self.saves_s else None)
+        asyncio.get_running_loop().call_later(self.saves_s, self.gone.set)
 
 
-async def live(home: Home) -> None:
-    node = FakeNode()
+async def live(home: Home, saves_s: float) -> None:
+    node = FakeNode(saves_s=saves_s)
     with home.create().lock():
         async with api.serving(home, node):
             sys.stdout.write("ready\n")
@@ -126,4 +129,4 @@ async def live(home: Home) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(live(Home(Path(sys.argv[1]))))
+    asyncio.run(live(Home(Path(sys.argv[1])), float(os.environ.get("SAVES_S", "0"))))

@@ -1,9 +1,15 @@
 """The control socket: who may open it, what it answers, and what is said when nobody answers."""
 
+import asyncio
 import logging
+import os
 import socket
 import stat
+import subprocess
+import sys
 import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from fake_node import OTHER, PEERS, STATUS, FakeNode
@@ -51,6 +57,44 @@ async def test_only_the_user_may_open_it(home):
         assert stat.S_IMODE(mode) == 0o600
         assert stat.S_IMODE(home.root.stat().st_mode) == 0o700
     assert not home.socket.exists()
+
+
+NOBODY = 65534
+"""A user who owns nothing of ours."""
+AS_NOBODY = f"""\
+import os, sys
+from noloco_node.cli import main
+assert main(sys.argv[1:]) == 0
+os.setgroups([])
+os.setgid({NOBODY})
+os.setuid({NOBODY})
+sys.exit(main(sys.argv[1:]))
+"""
+"""First as this user, so that all is imported before: where Python lies may be closed to others, too."""
+
+
+@pytest.fixture
+def open_place():
+    """For everybody; pytest's own is closed to others above the home already."""
+    with TemporaryDirectory() as outer:
+        Path(outer).chmod(0o755)
+        yield Path(outer)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root: nobody else can become another user")
+@pytest.mark.parametrize(
+    ("directory", "mode", "code"), [(0o700, 0o600, 2), (0o755, 0o600, 2), (0o700, 0o666, 2), (0o755, 0o666, 0)]
+)
+async def test_a_process_of_another_user_is_refused(directory, mode, code, open_place):
+    """By the directory's mode as well as by the socket's: with both wide open it would be heard."""
+    home = Home(open_place / "home").create()
+    async with api.serving(home, FakeNode()):
+        home.root.chmod(directory)
+        home.socket.chmod(mode)
+        words = [sys.executable, "-c", AS_NOBODY, "status", "--json", "--home", str(home.root)]
+        asked = await asyncio.to_thread(subprocess.run, words, capture_output=True, text=True, check=False)
+    refusal = f"the node in {home.root} belongs to another user: ask as that user\n"
+    assert (asked.returncode, asked.stderr) == (code, refusal if code else "")
 
 
 async def test_a_leftover_of_a_killed_node_is_replaced(home):

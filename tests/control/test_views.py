@@ -1,12 +1,16 @@
 """The schema of what `status` and `peers` show."""
 
 import json
-from dataclasses import asdict, replace
+import re
+from dataclasses import asdict, fields, replace
+from pathlib import Path
 
 import pytest
 from fake_node import PEERS, STATUS
 
+import noloco_node
 from noloco_node.control.views import (
+    PeerRow,
     PeersView,
     StatusView,
     document,
@@ -39,6 +43,16 @@ def test_status_has_what_was_promised():
     assert written["schema"] == 1
     assert set(written["rounds"]) == {"committed", "solo", "by_reason"}
     assert set(written["bytes"]) == {"sent", "received", "per_param_round"}
+
+
+@pytest.mark.parametrize(("heading", "kind"), [("`status --json`:", StatusView), ("A row of `peers --json`:", PeerRow)])
+def test_every_field_is_told_of(heading, kind):
+    """And no other is, in the table of noloco_node/README.md."""
+    text = (Path(noloco_node.__file__).parent / "README.md").read_text()
+    _, rows = text.split(f"\n{heading}\n")
+    table = rows.strip().split("\n\n")[0].splitlines()[2:]
+    told = [name for row in table for name in re.findall("`(.+?)`", row.split("|")[1])]
+    assert sorted(told) == sorted(f.name for f in fields(kind))
 
 
 def test_numbers_that_json_lacks_become_null():

@@ -35,7 +35,7 @@ from noloco_node.core.moves import (
     Tick,
     Unanswered,
 )
-from noloco_node.core.round import MAX_LAG, TOO_SLOW, Round
+from noloco_node.core.round import MAX_CALLS, MAX_LAG, MIN_BLOCKED_S, TOO_SLOW, Round, _rank
 
 LOW, MIDDLE, HIGH = bytes(16), b"\x80" + bytes(15), b"\xff" * 16
 
@@ -55,6 +55,13 @@ def machine(*peers: str, ids: tuple[bytes, ...] = (MIDDLE,)) -> Round:
     round_ = Round(Fixed(*ids))
     assert round_.handle(Candidates(frozenset(peers)), 0.0) == []
     return round_
+
+
+def caller(m: Round, *, first: bool) -> str:
+    """Somebody whose call to us ranks before our own one, or after it."""
+    assert m._out is not None
+    own = _rank(m.me, m._out.peer)
+    return next(peer for peer in map(str, range(100)) if (_rank(peer, m.me) < own) == first)
 
 
 A = TypeVar("A", bound=Action)
@@ -214,29 +221,52 @@ def test_a_further_swap_that_breaks_ends_no_round() -> None:
     assert m.handle(Boundary(2, 10.0), 20.0)[0] == CloseOffer(1)
 
 
-def test_of_two_calls_that_cross_the_smaller_id_stands() -> None:
-    taker = machine("b")
-    taker.handle(Boundary(1, 10.0), 10.0)
-    assert taker.handle(Called(LOW, "b", 10.0), 10.0) == [HangUp(MIDDLE), Accept(LOW, "b", 1)]
+def test_of_two_calls_that_cross_one_stands_at_both_ends_and_ids_do_not_decide_it() -> None:
+    for first, second in itertools.combinations("abcdefgh", 2):
+        stood = set()
+        for ids in ((LOW, HIGH), (HIGH, LOW)):
+            ends = {first: machine(second, ids=ids[:1]), second: machine(first, ids=ids[1:])}
+            drawn = dict(zip(ends, ids, strict=True))
+            for name, end in ends.items():
+                end.me = name
+                end.handle(Boundary(1, 10.0), 10.0)
+            others = {first: second, second: first}
+            heard = {n: ends[n].handle(Called(drawn[o], o, 10.0), 10.0) for n, o in others.items()}
+            (taker,) = [n for n, actions in heard.items() if actions]
+            holder = others[taker]
+            assert heard[taker] == [HangUp(drawn[taker]), Accept(drawn[holder], holder, 1)]
+            assert ends[holder].handle(CallerGone(drawn[taker]), 10.05) == [], "held until its own call is answered"
+            assert ends[holder].handle(Accepted(drawn[holder]), 10.1) == [Begin(drawn[holder], taker, 1)]
+            stood.add(holder)
+        assert len(stood) == 1
 
-    holder = machine("a", ids=(LOW,))
-    holder.handle(Boundary(1, 10.0), 10.0)
-    assert holder.handle(Called(MIDDLE, "a", 10.0), 10.0) == [], "held until our own call is answered"
-    assert holder.handle(CallerGone(MIDDLE), 10.05) == []
-    assert holder.handle(Accepted(LOW), 10.1) == [Begin(LOW, "a", 1)]
+
+def test_no_caller_wins_by_the_id_that_it_chose() -> None:
+    taken = 0
+    for k in range(200):
+        m = machine("b")
+        m.me = "a"
+        m.handle(Boundary(1, 10.0), 10.0)
+        taken += bool(m.handle(Called(LOW, f"greedy {k}", 10.0), 10.0))
+    m = machine("b")
+    m.me = "a"
+    m.handle(Boundary(1, 10.0), 10.0)
+    assert taken == sum(_rank(f"greedy {k}", "a") < _rank("a", "b") for k in range(200)), "who calls whom decides"
+    assert 20 < taken < 180
 
 
 def test_a_held_caller_is_taken_when_our_own_call_fails() -> None:
     m = machine("b", ids=(LOW,))
     m.handle(Boundary(1, 10.0), 10.0)
-    m.handle(Called(HIGH, "c", 10.0), 10.0)
-    assert m.handle(Unanswered(LOW, "silent"), 12.0) == [Accept(HIGH, "c", 1)]
+    later = caller(m, first=False)
+    assert m.handle(Called(HIGH, later, 10.0), 10.0) == []
+    assert m.handle(Unanswered(LOW, "silent"), 12.0) == [Accept(HIGH, later, 1)]
 
 
 def test_a_late_acceptance_is_hung_up() -> None:
     m = machine("b")
     m.handle(Boundary(1, 10.0), 10.0)
-    m.handle(Called(LOW, "c", 10.0), 10.0)
+    m.handle(Called(LOW, caller(m, first=True), 10.0), 10.0)
     assert m.handle(Accepted(MIDDLE), 10.1) == [HangUp(MIDDLE)]
 
 
@@ -258,6 +288,126 @@ def test_a_swap_that_breaks_leaves_the_offer_open_and_its_fragments_are_counted(
     assert again.peer != call.peer and again.round == 1
     m.handle(Refused(again.exchange, "busy", 30.0), 12.1)
     assert m.handle(Boundary(2, 10.0), 20.0)[0] == EndRound(1, "busy", call.peer, 2, 1)
+
+
+def test_swaps_that_break_are_no_reason_to_call_without_end() -> None:
+    """200 candidates, and every swap that is accepted breaks after 0.1 s."""
+    m = machine(*(f"n{k}" for k in range(200)), ids=())
+    rounds = 5
+    calls = 0
+    for round_ in range(1, rounds + 1):
+        now = 60.0 * round_
+        actions = m.handle(Boundary(round_, 60.0), now)
+        while found := [a for a in actions if isinstance(a, Call)]:
+            calls += 1
+            assert calls <= MAX_CALLS * round_
+            m.handle(Accepted(found[0].exchange), now)
+            now += 0.1
+            actions = m.handle(SwapEnded(found[0].exchange, "silent"), now)
+        assert m.wake_at() is None
+    assert calls == MAX_CALLS * rounds
+
+
+class Nuisance:
+    """Calls whenever it may, holds what it gets for 30 s, and breaks it; whom we call ourselves is silent."""
+
+    def __init__(self, m: Round) -> None:
+        self.m, self.calls, self.holds = m, 0, 0
+
+    def tell(self, event: Event, now: float) -> list[Action]:
+        actions = self.m.handle(event, now)
+        for call in [a for a in actions if isinstance(a, Call)]:
+            self.tell(Unanswered(call.exchange, "silent"), now)
+        return actions
+
+    def call(self, now: float) -> float:
+        """Until when it has us."""
+        self.calls += 1
+        exchange = self.calls.to_bytes(16, "big")
+        if not any(isinstance(a, Accept) for a in self.tell(Called(exchange, "bad", 0.0), now)):
+            return now
+        self.holds += 1
+        self.tell(SwapEnded(exchange, "stalled"), now + 30)
+        return now + 30
+
+
+def test_a_caller_whose_swaps_break_holds_a_share_of_our_time_that_shrinks() -> None:
+    m, now = machine(), 0.0
+    nuisance = Nuisance(m)
+    for round_ in range(1, 200):
+        while now < 60.0 * round_:
+            now = nuisance.call(now) + 1
+            nuisance.tell(Candidates(frozenset({"somebody"})), now)  # it need not be one itself
+        nuisance.tell(Boundary(round_, 60.0), now)
+    assert 5 <= nuisance.holds <= 13, "3% of our time, and less of a longer life; an honest one may come again"
+
+
+def test_who_is_shunned_hears_for_how_long_and_a_whole_swap_makes_up_for_it() -> None:
+    m = machine()
+    m.handle(Boundary(1, 60.0), 0.0)
+    assert m.handle(Called(LOW, "c", 9.0), 1.0) == [Accept(LOW, "c", 1)]
+    m.handle(SwapEnded(LOW, "hung_up"), 5.0)
+    assert m.handle(Called(LOW, "c", 9.0), 6.0) == [Refuse(LOW, "busy", 6.5)], "an eighth of a phase"
+    assert m.handle(Called(LOW, "d", 9.0), 6.0) == [Accept(LOW, "d", 1)], "nobody else pays for it"
+    m.handle(SwapEnded(LOW, "hung_up"), 8.0)
+    assert m.handle(Called(LOW, "c", 9.0), 13.0) == [Accept(LOW, "c", 1)]
+    m.handle(SwapEnded(LOW, "hung_up"), 25.0)
+    assert m.handle(Called(LOW, "c", 9.0), 26.0) == [Refuse(LOW, "busy", 11.0)], "as long as it held us"
+    assert m.handle(Called(LOW, "c", 9.0), 37.0) == [Accept(LOW, "c", 1)]
+    m.handle(SwapEnded(LOW, None), 38.0)
+    m.handle(Boundary(2, 60.0), 60.0)
+    assert m.handle(Called(LOW, "c", 9.0), 60.0) == [Accept(LOW, "c", 2)]
+    m.handle(SwapEnded(LOW, "hung_up"), 80.0)
+    assert m.handle(Called(LOW, "c", 9.0), 81.0) == [Refuse(LOW, "busy", 6.5)], "from the beginning again"
+
+
+# ---- blocking overlap: training waits for the round to be over -------------------------------------------------------
+def blocking(*peers: str) -> Round:
+    m = machine(*peers, ids=())
+    m.blocking = True
+    return m
+
+
+def test_a_lone_blocking_node_waits_for_nobody() -> None:
+    m = blocking()
+    assert m.handle(Boundary(1, 10.0), 10.0) == [EndRound(1, "no_peers")]
+    assert m.handle(Boundary(2, 10.0), 20.0) == [EndRound(2, "no_peers")]
+    m.handle(Candidates(frozenset({"b"})), 21.0)
+    only(m.handle(Boundary(3, 10.0), 30.0), Call)
+    assert m.handle(Candidates(frozenset()), 31.0) == [], "our call is answered yet"
+    assert m.handle(Unanswered(m._out.exchange if m._out else b"", "gone"), 32.0) == [EndRound(3, "gone")]
+
+
+def test_a_blocking_round_whose_calls_are_all_refused_ends_after_a_phase() -> None:
+    m, now = blocking("b"), 10.0
+    actions = m.handle(Boundary(1, 10.0), now)
+    refused = 0
+    while not [a for a in actions if isinstance(a, EndRound)]:
+        if found := [a for a in actions if isinstance(a, Call)]:
+            refused += 1
+            actions = m.handle(Refused(found[0].exchange, "busy"), now)
+            continue
+        woken = m.wake_at()
+        assert woken is not None, "it would wait for ever"
+        now = woken
+        actions = m.handle(Tick(), now)
+    assert (actions, now, refused) == ([EndRound(1, "busy")], 20.0, MAX_CALLS)
+    assert m.handle(Called(LOW, "c", 9.5), 21.0) == [Appoint(LOW, 9.0)], "the next phase began when the round was over"
+    assert m.handle(Boundary(2, 10.0), 30.0) == [Accept(LOW, "c", 2)]
+
+
+def test_a_blocking_round_waits_for_a_call_that_is_on_and_for_its_swap() -> None:
+    m = blocking("b")
+    call = only(m.handle(Boundary(1, 10.0), 10.0), Call)
+    m.handle(Appointed(call.exchange, 9.0), 10.1)
+    assert m.wake_at() is None and m.handle(Tick(), 20.5) == []
+    m.handle(Accepted(call.exchange), 20.6)
+    assert m.handle(Tick(), 500.0) == [], "nothing lands late while training waits"
+    late = 20.6 + MIN_BLOCKED_S
+    assert m.wake_at() == late
+    assert m.handle(Tick(), late) == [HangUp(call.exchange)]
+    assert m.handle(Tick(), late + 1) == [] and m.wake_at() is None
+    assert m.handle(SwapEnded(call.exchange, "hung_up", 5), late + 2) == [EndRound(1, TOO_SLOW, "b", 5)]
 
 
 def test_a_caller_that_vanishes_between_acceptance_and_swap_frees_the_node() -> None:
@@ -333,16 +483,18 @@ events = st.one_of(
 
 @settings(max_examples=300, deadline=None)
 @given(
-    st.lists(st.tuples(events, st.floats(0, 5)), max_size=60), st.integers(0, 2**32), st.sampled_from([1, 1, 2, None])
+    st.lists(st.tuples(events, st.floats(0, 5)), max_size=60),
+    st.integers(0, 2**32),
+    st.sampled_from([(1, False), (1, True), (2, False), (None, False)]),
 )
 def test_whatever_happens_every_call_is_answered_once_and_every_round_ends_once(
-    story: list[tuple[Event, float]], seed: int, swaps: int | None
+    story: list[tuple[Event, float]], seed: int, kind: tuple[int | None, bool]
 ) -> None:
     class Small(random.Random):
         def randbytes(self, n: int) -> bytes:
             return bytes([self.randrange(6)]) * n
 
-    m = Round(Small(seed), swaps)
+    m = Round(Small(seed), kind[0], blocking=kind[1])
     now, boundaries, ended = 0.0, 0, []
     waiting: set[bytes] = set()
     still_open: set[int] = set()
@@ -390,7 +542,7 @@ class Town:
         self.delay_s, self.swap_s = delay_s, swap_s
         self.names = [f"n{k:03}" for k in range(len(phases))]
         self.phase = dict(zip(self.names, phases, strict=True))
-        self.machines = {n: Round(random.Random(self.rng.random())) for n in self.names}
+        self.machines = {n: Round(random.Random(self.rng.random()), me=n) for n in self.names}
         self.callers: dict[bytes, tuple[str, str]] = {}
         self.rounds: Counter[str] = Counter()
         self.committed: Counter[str] = Counter()
@@ -495,7 +647,8 @@ def test_a_tenth_vanishes_and_the_rest_go_on() -> None:
 def test_a_ring_of_simultaneous_calls_resolves() -> None:
     for size in (3, 4, 5, 7):
         order = [bytes([k + 1]) * 16 for k in range(size)]
-        nodes = [Round(Fixed(order[k])) for k in range(size)]
+        nodes = [Round(Fixed(order[k]), me=f"{k}") for k in range(size)]
+        first = min(range(size), key=lambda k: _rank(f"{k}", f"{(k + 1) % size}"))
         for k, node in enumerate(nodes):
             node.handle(Candidates(frozenset({f"{(k + 1) % size}"})), 0.0)
             node.handle(Boundary(1, 10.0), 0.0)
@@ -516,4 +669,4 @@ def test_a_ring_of_simultaneous_calls_resolves() -> None:
                     case HangUp(exchange) if exchange in order:
                         events.append(((order.index(exchange) + 1) % size, CallerGone(exchange)))
         assert len(swapping) >= 2
-        assert nodes[0].swapping == order[0] == nodes[1].swapping, "the smallest id stands"
+        assert nodes[first].swapping == order[first] == nodes[(first + 1) % size].swapping, "the first in rank stands"

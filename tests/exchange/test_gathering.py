@@ -36,8 +36,8 @@ def record(name: str, state: str = "training", round: int = 12) -> PeerRecord:
     return PeerRecord(**{**known, "peer_id": name, "state": state, "round": round, "step": 50 * round})
 
 
-async def views(gatherer: Gatherer, there: list[PeerRecord], peers: int) -> list[GatherView]:
-    async with aclosing(gatherer.gather(OWN, Giver(numbers(0)), there, peers)) as coming:
+async def views(gatherer: Gatherer, there: list[PeerRecord], peers: int, own: bytes = numbers(0)) -> list[GatherView]:
+    async with aclosing(gatherer.gather(OWN, Giver(own), there, peers)) as coming:
         return [view async for view in coming]
 
 
@@ -85,6 +85,17 @@ def test_what_donors_have_lies_in_files_and_others_are_skipped_by_name(tmp_path:
         name_of("damaged"): "bad digest",
         name_of("gone"): why[name_of("gone")],
     }
+
+
+def test_a_node_whose_own_weights_are_broken_says_so(tmp_path: Path) -> None:
+    async def story() -> GatherView:
+        place = Place()
+        gatherer = Gatherer(tmp_path, (await place.newcomer()).channel, Traffic(), Room())
+        said = await views(gatherer, [], 1, own=NAN + numbers(0)[4:])
+        await place.close()
+        return said[-1]
+
+    assert "own weights hold NaN" in (asyncio.run(story()).failure or "")
 
 
 def test_no_more_than_were_asked_for(tmp_path: Path) -> None:

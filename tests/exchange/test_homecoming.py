@@ -5,7 +5,7 @@ from collections.abc import Collection, Coroutine, Sequence
 from typing import Any
 
 import pytest
-from donors import BUDGET, NUMBERS, TERMS, Giver, Place, numbers
+from donors import BUDGET, NUMBERS, TERMS, Giver, Liar, Place, chunks, header, numbers
 
 from noloco_node import homecoming
 from noloco_node.errors import SwarmUnreachable
@@ -23,9 +23,10 @@ from noloco_node.newcomer import Wanted
 from noloco_node.presence import PeerRecord
 from noloco_node.statesync import LiveState
 from noloco_node.transport.clock import run_virtual
+from noloco_node.wire import messages as wire
 from noloco_node.wire.livestate import Coding
 
-DATA = numbers(1)
+DATA, FALSE = numbers(1), numbers(2)
 
 
 def record(peer: str, round: int, state: str = "training") -> PeerRecord:
@@ -96,10 +97,18 @@ async def home_of(node: Node, place: Place, **options: bool) -> Homecoming:
 def test_whose_state_is_worth_taking() -> None:
     there = [record("a", 3), record("b", 40), record("c", 50, "paused"), record("d", 60, "joining")]
     assert ahead(there, 0) == ["a", "b"]
-    assert ahead(there, 30) == ["b"]
-    assert ahead(there, 31) == ["c"], "of those at rest only where nobody trains"
+    assert ahead([record("b", 40), record("c", 50, "paused")], 30) == ["b"], "of those at rest only where nobody trains"
+    assert ahead([record("c", 50, "paused")], 40) == ["c"]
     assert ahead([record("e", BUDGET, "finished")], 0) == ["e"]
     assert not ahead([record("d", 60, "joining"), record("f", 60, "leaving")], 0)
+
+
+def test_one_claim_to_be_far_ahead_makes_nobody_far_behind() -> None:
+    level, lie = [record(peer, 105) for peer in "abc"], record("liar", BUDGET)
+    assert ahead([*level, lie], 100) == []
+    assert ahead([level[0], lie], 100) == [], "of two the lower one counts"
+    assert ahead([*level, record("slow", 1)], 95) == ["a", "b", "c"]
+    assert ahead([lie], 100) == ["liar"], "nobody contradicts it"
 
 
 def test_of_two_that_stand_apart_one_turns_to_the_other() -> None:
@@ -152,6 +161,42 @@ def test_who_sees_nobody_at_first_looks_again_before_it_begins_from_nothing() ->
     assert looked == [(1, 0), (LOOKS, 0), (2, 12), (3, 12)]
 
 
+def liar_at(round: int) -> Liar:
+    return Liar([header(FALSE, round=round), *chunks(FALSE)], round)
+
+
+@pytest.mark.parametrize("honest", [["one"], ["one", "two", "three"]], ids=["one other", "three others"])
+@pytest.mark.parametrize(("own", "there"), [(0, 105), (100, 105), (50, 105)], ids=["new", "restarted", "far behind"])
+def test_who_claims_to_be_at_the_runs_end_is_not_believed(
+    monkeypatch: pytest.MonkeyPatch, honest: list[str], own: int, there: int
+) -> None:
+    async def story() -> None:
+        place, node = Place(), Node(own, [record(peer, round) for peer, round in claims.items()])
+        liar = liar_at(BUDGET)
+        await place.liar("liar", liar)
+        for peer in honest:
+            await place.donor(peer, Giver(DATA, there))
+        await (await home_of(node, place)).arrive()
+        assert (node.round, node.state) == ((own, None) if own == 100 else (there, DATA))
+        await place.close()
+
+    claims = {"liar": BUDGET, **dict.fromkeys(honest, there)}
+    monkeypatch.setattr(homecoming.newcomer.random, "choice", lambda found: found[0])
+    play(story())
+
+
+def test_a_single_witness_cannot_call_the_only_honest_donor_stale() -> None:
+    async def story() -> None:
+        place, node = Place(), Node(0, [record("honest", 12), record("liar", BUDGET)])
+        await place.donor("honest", Giver(DATA))
+        await place.liar("liar", Liar([wire.Refusal(wire.Code.BUSY)], BUDGET))
+        await (await home_of(node, place)).arrive()
+        assert (node.round, node.state) == (12, DATA)
+        await place.close()
+
+    play(story())
+
+
 # ---- on the way ----------------------------------------------------------------------------------------------------
 def test_who_stands_apart_round_after_round_takes_the_state_of_a_peer() -> None:
     async def story() -> None:
@@ -166,6 +211,23 @@ def test_who_stands_apart_round_after_round_takes_the_state_of_a_peer() -> None:
         await node.on.wait()
         assert node.did == ["aside", "look", "adopts", "on"]
         assert (node.round, node.state) == (13, DATA)
+        await place.close()
+
+    play(story())
+
+
+def test_who_stands_apart_goes_back_where_the_others_are_behind_it() -> None:
+    async def story() -> None:
+        place, node = Place(), Node(100, [record("one", 90), record("two", 91)])
+        givers = {"one": Giver(DATA, 90), "two": Giver(DATA, 91)}
+        for peer, giver in givers.items():
+            await place.donor(peer, giver)
+        home = await home_of(node, place)
+        home.round_over("diverged", "one")
+        home.round_over("diverged", "two")
+        await node.on.wait()
+        assert node.round in (90, 91) and node.state == DATA
+        assert sum(len(giver.asked) for giver in givers.values()) == 1
         await place.close()
 
     play(story())
@@ -213,6 +275,25 @@ def test_where_no_donor_gives_its_state_it_goes_on_from_its_own(monkeypatch: pyt
 
     monkeypatch.setattr(homecoming.newcomer, "TAKE_STATE_S", 20.0)
     play(story())
+
+
+def test_what_goes_wrong_in_adopting_is_logged_and_it_trains_on(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Node):
+        async def adopts(self, state: LiveState) -> None:
+            raise RuntimeError("out of something")
+
+    async def story() -> None:
+        place, node = Place(), Broken(12, [record("donor", 50)])
+        await place.donor("donor", Giver(DATA, 50))
+        home = await home_of(node, place)
+        for _ in range(2):
+            assert home.after_pause()
+            await node.on.wait()
+            node.on.clear()
+        await place.close()
+
+    play(story())
+    assert "out of something" in caplog.text
 
 
 def test_who_gives_up_coming_level_is_not_told_to_go_on() -> None:

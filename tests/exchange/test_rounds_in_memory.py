@@ -2,13 +2,18 @@
 
 import asyncio
 import random
+from concurrent.futures import Future
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
+import town as towns
 from town import FRAGMENTS, TERMS, Node, Offer, Town
 
 from noloco_node.errors import PeerFault
 from noloco_node.events import Event, PeerFaulted, WentSolo
+from noloco_node.traffic import Traffic
 from noloco_node.transport.clock import run_virtual
 from noloco_node.transport.memory import MemoryNetwork
 from noloco_node.wire import messages as wire
@@ -104,6 +109,51 @@ def test_two_that_diverged_hear_so_at_both_ends(monkeypatch: pytest.MonkeyPatch,
         assert not (node.committed or node.solo["hung_up"] or node.solo["silent"]), node.solo
 
 
+def test_a_partner_whose_codec_hangs_is_alive_and_given_up_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    hear = Offer.hear
+    hung: list[Future[Any]] = []
+
+    def hang(offer: Offer, index: int, payload: bytes) -> Any:
+        if offer.node is not town.nodes[0]:
+            return hear(offer, index, payload)
+        hung.append(Future())
+        return hung[-1]
+
+    async def come_back() -> None:
+        await asyncio.sleep(4200)
+        for future in hung:
+            if not future.done():
+                future.set_exception(PeerFault("late"))
+
+    monkeypatch.setattr(Offer, "hear", hang)
+    town = Town([100.0] * 5)
+    run_virtual(town.run(40, come_back()))
+    assert not town.nodes[0].committed and town.nodes[0].solo["swapping"], "it holds on to whom it has"
+    for node in town.nodes[1:]:
+        assert len(node.committed) >= 34, node.solo
+
+
+def test_what_is_sent_is_counted_as_it_goes_and_in_vain_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(towns, "PAYLOAD", b"\0" * 1_000_000)
+    town = Town([100.0, 100.0], paces={0: Traffic(upload_bytes_s=32_000.0, day=lambda: "2031-12-24")})
+    node, other = town.nodes
+    counted: list[int] = []
+
+    async def watch() -> None:
+        while len(counted) < 5:
+            await asyncio.sleep(5)
+            if node.under_way:
+                tally = node.exchange.tally
+                counted.append(tally.sent_bytes)
+                assert 0 <= tally.sent_bytes - tally.unsettled_bytes < 1000, "what went into calls alone"
+        town.vanish(other)
+
+    run_virtual(town.run(4, watch()))
+    assert all(120_000 <= later - before <= 300_000 for before, later in pairwise(counted))
+    assert not node.committed and node.exchange.tally.sent_bytes >= counted[-1]
+    assert node.exchange.tally.unsettled_bytes == 0, "a swap that broke counts for those that do not"
+
+
 def test_lost_messages_are_caught_by_deadlines() -> None:
     town = Town([20.0] * 8, loss=0.01)
     run_virtual(town.run(40))
@@ -111,9 +161,9 @@ def test_lost_messages_are_caught_by_deadlines() -> None:
     assert all(len(n.events) == n.steps for n in town.nodes)
 
 
-async def _ask(town: Town, *frames: wire.Frame) -> list[wire.Frame]:
-    """Say these frames to node 0 as somebody else, and hear what comes back."""
-    stranger = town.network.join("stranger")
+async def _ask(town: Town, *frames: wire.Frame, name: str = "stranger") -> list[wire.Frame]:
+    """Say these frames to node 0 as somebody else, and hear what comes back, up to the last word of an answer."""
+    stranger = town.network.join(name)
     await stranger.start()
 
     async def say() -> Any:
@@ -124,8 +174,11 @@ async def _ask(town: Town, *frames: wire.Frame) -> list[wire.Frame]:
     heard = []
     async for message in ExchangeStub(stranger.channel("n000")).Swap(say(), timeout=60):
         heard.append(wire.decode(message))
-        if isinstance(heard[-1], wire.Refusal):
-            break
+        match heard[-1]:
+            case wire.Accept():
+                break
+            case wire.Refusal(code) if code is not wire.Code.APPOINTMENT:
+                break
     await stranger.close()
     return heard
 
@@ -162,6 +215,27 @@ def test_a_replayed_exchange_is_refused() -> None:
         node.exchange.begin(TERMS)
         assert await _ask(town, OFFER) == [wire.Refusal(wire.Code.BUSY)]
         assert await _ask(town, OFFER) == [wire.Refusal(wire.Code.STALE)]
+        await town.close()
+
+    run_virtual(main())
+
+
+def test_an_exchange_id_that_is_in_use_is_refused_and_its_caller_goes_on_waiting() -> None:
+    async def main() -> None:
+        town = Town([10.0])
+        node = town.nodes[0]
+        await node.transport.start()
+        node.exchange.begin(TERMS)
+        node.exchange.boundary(1, 10.0, None, "nonfinite")
+        offer = replace(OFFER, patience_s=20.0)
+        first = asyncio.create_task(_ask(town, offer))
+        await asyncio.sleep(1)
+        assert await _ask(town, offer, name="another") == [wire.Refusal(wire.Code.STALE)]
+        await asyncio.sleep(5)
+        node.exchange.boundary(2, 10.0, Offer(node, 2), None)
+        appointed, accepted = await first
+        assert isinstance(appointed, wire.Refusal) and appointed.code is wire.Code.APPOINTMENT
+        assert isinstance(accepted, wire.Accept)
         await town.close()
 
     run_virtual(main())

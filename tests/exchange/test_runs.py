@@ -1,7 +1,10 @@
 """How a newcomer learns which run there is, from one address."""
 
 import asyncio
+import hashlib
+import json
 import random
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,9 +14,11 @@ from noloco_node.acquaintance import Acquaintances
 from noloco_node.errors import Incompatible, NotAdmitted, UsageError
 from noloco_node.identity import Identity
 from noloco_node.manifest import Manifest, Signed
+from noloco_node.runs import Known
 from noloco_node.transport.clock import run_virtual
 from noloco_node.transport.memory import MemoryNetwork
-from noloco_node.wire.peer_pb2_grpc import add_RunsServicer_to_server
+from noloco_node.wire import peer_pb2 as pb
+from noloco_node.wire.peer_pb2_grpc import RunsServicer, add_RunsServicer_to_server
 
 
 @pytest.fixture
@@ -34,39 +39,91 @@ def forged(genuine: Signed, author: str) -> Signed:
     return Signed(genuine.manifest, author, genuine.signature)
 
 
-async def _ask(*announced: Signed, keeps: bool = True) -> list[Signed]:
+async def _ask(
+    *announced: tuple[str, Signed], keeps: bool = True, training: Mapping[str, int] | None = None
+) -> list[Known]:
+    """What a newcomer hears of the runs that peers have announced. `training`: how many train, by the run's name."""
     network = MemoryNetwork(random.Random(0))
-    rendezvous, trainer, newcomer = (network.join(name) for name in ("rendezvous", "trainer", "newcomer"))
-    service = runs.Runs(keeps_announced=keeps)
-    rendezvous.serve(lambda server: add_RunsServicer_to_server(service, server))
-    for transport in (rendezvous, trainer, newcomer):
+    peers = {name: network.join(name) for name in ("rendezvous", "newcomer", *(name for name, _ in announced))}
+    named = {hashlib.sha256(one.manifest).hexdigest(): json.loads(one.manifest).get("name") for _, one in announced}
+    service = runs.Runs(peers["rendezvous"].caller if keeps else None, lambda run: (training or {}).get(named[run], 0))
+    peers["rendezvous"].serve(lambda server: add_RunsServicer_to_server(service, server))
+    for transport in peers.values():
         await transport.start()
-    for one in announced:
-        await runs.announce([trainer.channel("rendezvous")], one)
+    for name, one in announced:
+        await runs.announce([peers[name].channel("rendezvous")], one)
     try:
-        return await runs.ask(newcomer.channel("rendezvous"))
+        return await runs.ask(peers["newcomer"].channel("rendezvous"))
     finally:
-        for transport in (newcomer, trainer, rendezvous):
+        for transport in peers.values():
             await transport.close()
 
 
+def known(*signed: Signed, training: int = 0) -> list[Known]:
+    return [Known(one, training) for one in signed]
+
+
 def test_what_was_announced_reaches_a_newcomer(author: Identity) -> None:
-    assert run_virtual(_ask(signed(author))) == [signed(author)]
+    assert run_virtual(_ask(("trainer", signed(author)))) == known(signed(author))
+    assert run_virtual(_ask(("trainer", signed(author)), training={"tiny": 3})) == known(signed(author), training=3)
 
 
 def test_a_forged_signature_is_not_kept(author: Identity, stranger: Identity) -> None:
-    assert run_virtual(_ask(forged(signed(author), stranger.peer_id))) == []
-    assert run_virtual(_ask(Signed(b"{}", author.peer_id, bytes(64)))) == []
+    assert run_virtual(_ask(("trainer", forged(signed(author), stranger.peer_id)))) == []
+    assert run_virtual(_ask(("trainer", Signed(b"{}", author.peer_id, bytes(64))))) == []
 
 
 def test_a_training_node_keeps_nothing_for_others(author: Identity) -> None:
-    assert run_virtual(_ask(signed(author), keeps=False)) == []
+    assert run_virtual(_ask(("trainer", signed(author)), keeps=False)) == []
 
 
 def test_announced_runs_are_bounded_and_the_oldest_goes(author: Identity) -> None:
     many = [signed(author, seed=k) for k in range(runs.MAX_RUNS + 3)]
-    kept = run_virtual(_ask(*many))
-    assert kept == many[3:]
+    kept = run_virtual(_ask(*((f"peer {number}", run) for number, run in enumerate(many))))
+    assert kept == known(*many[3:])
+
+
+def test_who_announces_many_runs_pushes_out_its_own_only(author: Identity, stranger: Identity) -> None:
+    real, spam = signed(author), [signed(stranger, "spam", k) for k in range(runs.MAX_RUNS)]
+    announced = [("trainer", real), *(("spammer", run) for run in spam)]
+    assert run_virtual(_ask(*announced)) == known(real, *spam[-runs.MAX_OF_PEER :])
+    again = [*announced, ("spammer", real), *(("spammer", run) for run in spam)]
+    assert real in [run.signed for run in run_virtual(_ask(*again))], "it is not the spammer's by saying it again"
+
+
+def test_a_run_is_not_taken_over_by_signing_it_anew(author: Identity, stranger: Identity) -> None:
+    announced = [("trainer", signed(author)), ("thief", signed(stranger)), ("trainer", signed(author))]
+    assert run_virtual(_ask(*announced[:2])) == run_virtual(_ask(*announced)) == known(signed(author))
+
+
+def test_a_run_in_which_somebody_trains_is_pushed_out_by_nobody(author: Identity, stranger: Identity) -> None:
+    real = signed(author, "real")
+    spam = [(f"spammer {number}", signed(stranger, "spam", number)) for number in range(2 * runs.MAX_RUNS)]
+    kept = run_virtual(_ask(("trainer", real), *spam, training={"real": 1}))
+    assert kept[0] == Known(real, 1)
+    assert [run.signed for run in kept[1:]] == [run for _, run in spam[1 - runs.MAX_RUNS :]]
+    full = run_virtual(_ask(*spam[: runs.MAX_RUNS], ("trainer", real), training={"spam": 1}))
+    assert real not in [run.signed for run in full], "where people train in each of them, there is no room"
+
+
+def test_an_older_rendezvous_does_not_say_who_trains(author: Identity) -> None:
+    class Older(RunsServicer):
+        async def List(self, request: pb.RunsRequest, context: object) -> pb.RunsReply:  # noqa: N802
+            body, name, signature = signed(author).manifest, author.peer_id, signed(author).signature
+            return pb.RunsReply(runs=[pb.SignedManifest(manifest=body, author=name, signature=signature)])
+
+    async def main() -> list[Known]:
+        network = MemoryNetwork(random.Random(0))
+        rendezvous, newcomer = network.join("rendezvous"), network.join("newcomer")
+        rendezvous.serve(lambda server: add_RunsServicer_to_server(Older(), server))
+        for transport in (rendezvous, newcomer):
+            await transport.start()
+        found = await runs.ask(newcomer.channel("rendezvous"))
+        for transport in (newcomer, rendezvous):
+            await transport.close()
+        return found
+
+    assert run_virtual(main()) == known(signed(author))
 
 
 def test_an_unreachable_rendezvous_does_not_stop_an_announcement(author: Identity) -> None:
@@ -82,30 +139,52 @@ def test_an_unreachable_rendezvous_does_not_stop_an_announcement(author: Identit
 
 def test_the_only_run_is_taken_and_of_several_one_must_be_named(author: Identity) -> None:
     one, other = signed(author), signed(author, "other")
-    assert runs.choose([one], None, None) is one
-    with pytest.raises(Incompatible, match=r"tiny-.*--run .*other-"):
-        runs.choose([one, other], None, None)
-    assert runs.choose([one, other], manifest.verify(other).run_id, None) is other
+    assert runs.choose(known(one), None, None) is one
+    for training in (0, 2):
+        with pytest.raises(Incompatible, match=r"tiny-.*--run .*other-"):
+            runs.choose(known(one, other, training=training), None, None)
+    assert runs.choose(known(one, other), manifest.verify(other).run_id, None) is other
     with pytest.raises(Incompatible, match="--run"):
-        runs.choose([one], "0" * 64, None)
+        runs.choose(known(one), "0" * 64, None)
     with pytest.raises(Incompatible, match="start"):
         runs.choose([], None, None)
 
 
+def test_the_run_in_which_somebody_trains_is_meant(author: Identity, stranger: Identity) -> None:
+    real, spam = signed(author), [signed(stranger, "spam", seed) for seed in range(5)]
+    there = [*known(*spam[:3]), Known(real, 1), *known(*spam[3:])]
+    assert runs.choose(there, None, None) is real
+    assert runs.choose(there, manifest.verify(spam[0]).run_id, None) is spam[0], "named"
+    with pytest.raises(Incompatible, match="several runs") as told:
+        runs.choose([*there, Known(signed(author, "other"), 2)], None, None)
+    assert "spam" not in str(told.value)
+
+
 def test_only_the_named_authors_run_is_taken(author: Identity, stranger: Identity) -> None:
     one, other = signed(author), signed(stranger, "other")
-    assert runs.choose([one, other], None, author.peer_id) is one
+    assert runs.choose([Known(one, 0), Known(other, 2)], None, author.peer_id) is one
     with pytest.raises(NotAdmitted, match="--trust"):
-        runs.choose([other], None, author.peer_id)
+        runs.choose(known(other), None, author.peer_id)
 
 
 def test_an_author_is_remembered_from_the_first_meeting(tmp_path: Path, author: Identity, stranger: Identity) -> None:
-    known = Acquaintances(tmp_path / "authors.json")
-    assert known.meet("rendezvous", "tiny", author.peer_id, None)
-    assert not known.meet("rendezvous", "tiny", author.peer_id, None)
+    met = Acquaintances(tmp_path / "authors.json")
+    assert met.meet(["rendezvous"], "tiny", author.peer_id, None)
+    assert not met.meet(["rendezvous"], "tiny", author.peer_id, None)
     with pytest.raises(NotAdmitted, match=stranger.peer_id):
-        Acquaintances(tmp_path / "authors.json").meet("rendezvous", "tiny", stranger.peer_id, None)
-    assert not known.meet("rendezvous", "tiny", stranger.peer_id, stranger.peer_id), "named: not a silent new trust"
+        Acquaintances(tmp_path / "authors.json").meet(["rendezvous"], "tiny", stranger.peer_id, None)
+    assert not met.meet(["rendezvous"], "tiny", stranger.peer_id, stranger.peer_id), "named: not a silent new trust"
     (tmp_path / "authors.json").write_text("[]")
     with pytest.raises(UsageError, match=r"authors\.json"):
-        known.meet("rendezvous", "tiny", author.peer_id, None)
+        met.meet(["rendezvous"], "tiny", author.peer_id, None)
+
+
+def test_who_is_known_by_one_way_in_is_known_by_all(tmp_path: Path, author: Identity, stranger: Identity) -> None:
+    """A rendezvous that is away, and a peer of old that answers in its stead, make no stranger an author."""
+    met = Acquaintances(tmp_path / "authors.json")
+    assert met.meet(["rendezvous"], "tiny", author.peer_id, None)
+    with pytest.raises(NotAdmitted, match=stranger.peer_id):
+        met.meet(["rendezvous", "peer"], "tiny", stranger.peer_id, None)
+    assert not met.meet(["rendezvous", "peer"], "tiny", author.peer_id, None)
+    with pytest.raises(NotAdmitted, match=stranger.peer_id):
+        met.meet(["peer"], "tiny", stranger.peer_id, None)

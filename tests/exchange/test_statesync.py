@@ -1,8 +1,13 @@
 """A newcomer fetches a state over the in-memory network: whole, of one version, from whoever still has it."""
 
 import asyncio
+import gc
+import re
 import struct
-from collections.abc import Coroutine
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,14 +19,18 @@ from hypothesis import strategies as st
 from noloco_node import donor as donor_module
 from noloco_node import newcomer, statesync
 from noloco_node.errors import PeerFault, PeerLost, PeerMisbehaved, PeerRefused, SwarmUnreachable
-from noloco_node.newcomer import STALE_ROUNDS, Wanted, take_state
+from noloco_node.limits import MIN_RATE_BYTES_S
+from noloco_node.newcomer import STALE_ROUNDS, Others, Wanted, take_state
 from noloco_node.statesync import Download, LiveState, Terms, fetch
 from noloco_node.traffic import Traffic
+from noloco_node.transport.base import peer_faults
 from noloco_node.transport.clock import run_virtual
+from noloco_node.version import PROTOCOL
 from noloco_node.wire import livestate
 from noloco_node.wire import messages as wire
 from noloco_node.wire import peer_pb2 as pb
 from noloco_node.wire.livestate import CHUNK_BYTES, Coding
+from noloco_node.wire.peer_pb2_grpc import StateStub
 
 DATA, OTHER = numbers(1), numbers(2)
 SMALL = numbers(3, 1000)
@@ -34,13 +43,14 @@ class Heard:
     def __init__(self, stop_at: int | None = None, stop: Any = None) -> None:
         self.places: list[int] = []
         self.bytes: list[int] = []
+        self.rounds: list[int] = []
         self._stop_at, self._stop = stop_at, stop
 
     def waits(self, place: int) -> None:
         self.places.append(place)
 
     async def begins(self, round: int) -> None:
-        pass
+        self.rounds.append(round)
 
     def has(self, done_bytes: int, total_bytes: int) -> None:
         self.bytes.append(done_bytes)
@@ -186,8 +196,10 @@ def test_copies_are_few_and_go_when_nobody_needs_them(monkeypatch: pytest.Monkey
         assert len(giver.asked) == donor_module.MAX_COPIES
         assert [state.round for state in await asyncio.gather(*slow)] == [12, 13, 13, 13]
         assert service._copies is not None and len(service._copies._held) == 1
+        last = weakref.ref(service._copies._held[0])
         await asyncio.sleep(donor_module.KEPT_S + 1)
-        assert not service._copies._held
+        gc.collect()
+        assert not service._copies._held and last() is None
         await place.close()
 
     monkeypatch.setattr(statesync, "ASIDE_BYTES", 1 << 30)  # simulated time does not wait for threads
@@ -207,6 +219,73 @@ def test_a_newcomer_hears_that_its_donor_is_still_copying() -> None:
         assert heard.places and set(heard.places) == {0}
         await place.close()
 
+    play(story())
+
+
+async def takes_little(place: Place, name: str, data: bytes, gap_s: float) -> float:
+    """Somebody reads one frame each `gap_s`; when it noticed that there are no more."""
+    request = wire.encode_state_request(wire.StateRequest(PROTOCOL, TERMS.run_id, TERMS.layout))
+    call = StateStub((await place.newcomer(name)).channel("donor")).Fetch(request)
+    stream = aiter(call)
+    with suppress(PeerLost):
+        while True:
+            with peer_faults():
+                await anext(stream)
+            await asyncio.sleep(gap_s)
+    return asyncio.get_running_loop().time()
+
+
+@pytest.mark.parametrize("gap_s", [100 * donor_module.TAKEN_S, 0.9 * donor_module.TAKEN_S], ids=["never", "a trickle"])
+def test_who_does_not_take_what_it_is_given_loses_its_place(monkeypatch: pytest.MonkeyPatch, gap_s: float) -> None:
+    async def story() -> None:
+        place = Place()
+        service = await place.donor("donor", Giver(DATA))
+        idle = [asyncio.create_task(takes_little(place, f"n{i}", DATA, gap_s)) for i in range(donor_module.AT_ONCE)]
+        await asyncio.sleep(1)
+        channel = (await place.newcomer("honest")).channel("donor")
+        assert of(await fetch(channel, TERMS, Download(NUMBERS), Heard())) == (12, DATA)
+        assert asyncio.get_running_loop().time() < 3 * donor_module.TAKEN_S
+        await asyncio.sleep(3 * donor_module.TAKEN_S + donor_module.KEPT_S)
+        assert service._copies is not None and not service._copies._held
+        for task in idle:
+            task.cancel()
+        await place.close()
+
+    monkeypatch.setattr(statesync, "ASIDE_BYTES", 1 << 30)
+    play(story())
+
+
+def test_the_slowest_volunteer_that_there_may_be_gets_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        place = Place()
+        await place.donor("donor", Giver(DATA * 8))
+        channel, slow = (await place.newcomer()).channel("donor"), Traffic(download_bytes_s=MIN_RATE_BYTES_S)
+        state = await fetch(channel, TERMS, Download(8 * NUMBERS), Heard(), slow)
+        assert state.data == DATA * 8 and asyncio.get_running_loop().time() > 2 * donor_module.TAKEN_S
+        await place.close()
+
+    monkeypatch.setattr(statesync, "ASIDE_BYTES", 1 << 30)
+    play(story())
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_the_days_upload_is_kept_whoever_comes_at_once(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    async def story() -> None:
+        place, traffic = Place(bandwidth_bytes_s=1e6), Traffic()
+
+        def full(promised: int) -> bool:
+            return traffic.used.sent + promised + TOTAL > 1.5 * TOTAL
+
+        await place.donor("donor", Giver(DATA), pace=traffic, withholds=full)
+        channels = [(await place.newcomer(f"n{number}")).channel("donor") for number in range(8)]
+        downloads = (fetch(channel, TERMS, Download(NUMBERS), Heard()) for channel in channels)
+        results = await asyncio.gather(*downloads, return_exceptions=True)
+        assert sorted(type(result).__name__ for result in results) == ["LiveState", *7 * ["PeerRefused"]]
+        assert traffic.used.sent < 1.1 * TOTAL
+        assert {str(result) for result in results if isinstance(result, PeerRefused)} == {"paused"}
+        await place.close()
+
+    monkeypatch.setattr(donor_module, "AT_ONCE", at_once)
     play(story())
 
 
@@ -238,9 +317,17 @@ def test_what_came_before_a_break_is_not_fetched_again() -> None:
         heard = Heard()
         assert of(await fetch(channel, TERMS, download, heard)) == (12, DATA)
         assert heard.bytes[0] >= 0.45 * TOTAL
+        assert not heard.rounds, "and nobody asks whether it has become too old"
         await place.close()
 
     play(story())
+
+
+def there(*names: str) -> Callable[[], Awaitable[Others]]:
+    async def others() -> Others:
+        return Others(names, names)
+
+    return others
 
 
 async def broken_off(place: Place, names: list[str], gone: str, said: list[str]) -> LiveState | None:
@@ -251,11 +338,8 @@ async def broken_off(place: Place, names: list[str], gone: str, said: list[str])
         if what.startswith(f"state from {newcomer.names.name_of(gone)}, 50%"):
             place.network.vanish(gone)
 
-    async def donors() -> list[str]:
-        return names
-
     wanted = Wanted(TERMS, NUMBERS, BUDGET)
-    return await take_state((await place.newcomer()).channel, donors, wanted, say)
+    return await take_state((await place.newcomer()).channel, there(*names), wanted, say)
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["same-version", "own-version"])
@@ -275,13 +359,88 @@ def test_another_donor_takes_over(monkeypatch: pytest.MonkeyPatch, same: bool) -
     play(story())
 
 
+def test_a_connection_that_breaks_again_and_again_brings_it_all_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As over a relay that carries some bytes at a time."""
+
+    async def story() -> None:
+        place, said, breaks = Place(), list[str](), iter(range(8, 96, 8))
+        await place.donor("relayed", Giver(DATA))
+        await place.donor("other", Giver(OTHER))
+        cut = next(breaks)
+
+        def say(what: str) -> None:
+            nonlocal cut
+            said.append(what)
+            percent = re.search(r"(\d+)%", what)
+            if percent and int(percent[1]) >= cut:
+                cut = next(breaks, 101)
+                place.network.vanish("relayed")
+                place.network.admit(place.transports["relayed"])
+
+        channel = (await place.newcomer()).channel
+        state = await take_state(channel, there("relayed", "other"), Wanted(TERMS, NUMBERS, BUDGET), say)
+        assert state is not None and of(state) == (12, DATA)
+        assert cut > 100, "eleven times"
+        percents = [int(found[1]) for what in said if (found := re.search(r"(\d+)%", what))]
+        assert all(after >= before - 5 for before, after in pairwise(percents)), "a fragment, a twentieth, at a time"
+        await place.close()
+
+    monkeypatch.setattr(newcomer.random, "choice", lambda found: found[0])
+    play(story())
+
+
+def test_who_waits_at_a_busy_donor_turns_to_an_idle_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        place = Place()
+        await place.donor("busy", Giver(DATA * 8), pace=Traffic(upload_bytes_s=MIN_RATE_BYTES_S))
+        await place.donor("idle", Giver(OTHER * 8))
+        others = [
+            asyncio.create_task(
+                fetch((await place.newcomer(f"n{i}")).channel("busy"), TERMS, Download(8 * NUMBERS), Heard())
+            )
+            for i in range(donor_module.AT_ONCE)
+        ]
+        await asyncio.sleep(5)
+        wanted = Wanted(TERMS, 8 * NUMBERS, BUDGET)
+        state = await take_state((await place.newcomer()).channel, there("busy", "idle"), wanted, lambda _: None)
+        assert state is not None and state.data == OTHER * 8
+        for other in others:
+            other.cancel()
+        await place.close()
+
+    monkeypatch.setattr(statesync, "ASIDE_BYTES", 1 << 30)
+    monkeypatch.setattr(newcomer.random, "choice", lambda found: found[0])
+    play(story())
+
+
+def test_where_all_are_busy_it_waits_its_turn_at_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        place, others = Place(), []
+        for name in ("one", "two"):  # each gives what it has in 10 minutes
+            await place.donor(name, Giver(DATA * 8), pace=Traffic(upload_bytes_s=4 * len(DATA) * 8 / 600))
+            for i in range(donor_module.AT_ONCE):
+                channel = (await place.newcomer(f"{name}{i}")).channel(name)
+                others.append(asyncio.create_task(fetch(channel, TERMS, Download(8 * NUMBERS), Heard())))
+        await asyncio.sleep(5)
+        wanted = Wanted(TERMS, 8 * NUMBERS, BUDGET)
+        state = await take_state((await place.newcomer()).channel, there("one", "two"), wanted, lambda _: None)
+        assert state is not None and state.data == DATA * 8
+        await asyncio.gather(*others)
+        await place.close()
+
+    monkeypatch.setattr(statesync, "ASIDE_BYTES", 1 << 30)
+    play(story())
+
+
 # ---- donors that lie -------------------------------------------------------------------------------------------------
 GOOD = header(SMALL)
 FLIPPED = bytes([SMALL[0] ^ 1]) + SMALL[1:]
+NAN = SMALL[:-4] + struct.pack("<f", float("nan"))
 LIES: list[tuple[list[wire.StateFrame], type[PeerFault]]] = [
     ([], PeerLost),
     ([GOOD], PeerLost),
     ([GOOD, *chunks(FLIPPED)], PeerMisbehaved),
+    ([header(NAN), *chunks(NAN)], PeerMisbehaved),
     ([GOOD, wire.StateChunk(SMALL + b"x")], PeerMisbehaved),
     ([GOOD, wire.StateChunk(SMALL[:1])], PeerMisbehaved),
     ([GOOD, wire.StateChunk(b"")], PeerMisbehaved),
@@ -318,11 +477,9 @@ async def beside_an_honest_one(liar: Liar, honest_round: int = 12, witness: Liar
     await place.donor("honest", Giver(SMALL, honest_round))
     await place.liar("witness", witness or Liar([wire.Refusal(wire.Code.BUSY)], honest_round))
 
-    async def donors() -> list[str]:
-        return ["liar", "honest", "witness"]
-
+    others, wanted = there("liar", "honest", "witness"), Wanted(TERMS, 1000, BUDGET)
     try:
-        return await take_state((await place.newcomer()).channel, donors, Wanted(TERMS, 1000, BUDGET), lambda _: None)
+        return await take_state((await place.newcomer()).channel, others, wanted, lambda _: None)
     finally:
         await place.close()
 
@@ -333,9 +490,11 @@ async def beside_an_honest_one(liar: Liar, honest_round: int = 12, witness: Liar
         [GOOD, *chunks(FLIPPED)],
         [header(SMALL, round=BUDGET + 1), *chunks(SMALL)],
         [header(FLIPPED, round=0), *chunks(FLIPPED)],
+        [header(FLIPPED, round=STALE_ROUNDS + 13), *chunks(FLIPPED)],
+        [header(NAN), *chunks(NAN)],
         [wire.Refusal(wire.Code.INCOMPATIBLE)],
     ],
-    ids=["wrong bytes", "beyond the run", "stale", "another run"],
+    ids=["wrong bytes", "beyond the run", "stale", "far ahead", "not a number", "another run"],
 )
 def test_the_next_donor_is_asked_instead(monkeypatch: pytest.MonkeyPatch, frames: list[wire.StateFrame]) -> None:
     liar = Liar(frames)
@@ -351,21 +510,42 @@ def test_a_witness_that_exaggerates_discredits_nobody() -> None:
     assert state is not None and state.round == 12
 
 
-@pytest.mark.parametrize(("behind", "taken"), [(STALE_ROUNDS, True), (STALE_ROUNDS + 1, False)])
-def test_far_behind_begins_somewhere(behind: int, taken: bool) -> None:
+@pytest.mark.parametrize(
+    ("witnesses", "fault"),
+    [
+        ([], None),
+        ([50 + STALE_ROUNDS, 50 + STALE_ROUNDS], None),
+        ([50 + STALE_ROUNDS + 1, 50 + STALE_ROUNDS + 1], "stale_state"),
+        ([BUDGET], None),
+        ([BUDGET, 50], None),
+        ([50 - STALE_ROUNDS], None),
+        ([50 - STALE_ROUNDS - 1], "far_ahead"),
+        ([0, 50], None),
+    ],
+)
+def test_two_agree_on_who_is_far_behind_and_the_lower_of_two_is_believed(
+    witnesses: list[int], fault: str | None
+) -> None:
     async def story() -> None:
-        place = Place()
-        await place.donor("donor", Giver(SMALL, 50))
-        await place.liar("witness", Liar([], 50 + behind))
-        turn = newcomer._Turn(
-            "donor", (await place.newcomer()).channel, Wanted(TERMS, 1000, BUDGET), ["witness"], None, lambda _: None
-        )  # type: ignore[arg-type]
-        if taken:
-            await turn.begins(50)
-        else:
-            with pytest.raises(PeerMisbehaved, match="stale"):
-                await turn.begins(50)
-        await place.close()
+        place, names = Place(), [f"w{number}" for number in range(len(witnesses))]
+        for name, round in zip(names, witnesses, strict=True):
+            await place.liar(name, Liar([], round))
+        await place.liar("donor", Liar([header(SMALL, round=50), *chunks(SMALL)], 50))
+
+        async def others() -> Others:
+            return Others(["donor"], ["donor", *names])
+
+        wanted = Wanted(TERMS, 1000, BUDGET)
+        taking = take_state((await place.newcomer()).channel, others, wanted, lambda _: None)
+        try:
+            if fault is None:
+                state = await taking
+                assert state is not None and state.round == 50
+            else:
+                with pytest.raises(SwarmUnreachable, match=fault):
+                    await taking
+        finally:
+            await place.close()
 
     play(story())
 
@@ -374,13 +554,9 @@ def test_where_all_lie_a_newcomer_says_so_and_who_has_something_goes_on_with_tha
     async def story(own_round: int) -> LiveState | None:
         place = Place()
         await place.liar("liar", Liar([GOOD, *chunks(FLIPPED)]))
-
-        async def donors() -> list[str]:
-            return ["liar"]
-
         wanted = Wanted(TERMS, 1000, BUDGET, own_round)
         try:
-            return await take_state((await place.newcomer()).channel, donors, wanted, lambda _: None)
+            return await take_state((await place.newcomer()).channel, there("liar"), wanted, lambda _: None)
         finally:
             await place.close()
 

@@ -2,8 +2,10 @@
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from noloco_node.errors import PeerFault, PeerLost, PeerMisbehaved
-from noloco_node.swap import WINDOW, Link, Swap
+from noloco_node.swap import DONE_S, SLOW_STREAMS, WINDOW, Backlog, Link, Swap
+from noloco_node.transport.clock import run_virtual
 from noloco_node.wire import fragments
 from noloco_node.wire import messages as wire
 from noloco_node.wire import peer_pb2 as pb
 
 EXCHANGE = b"\x05" * 16
+STALL_S = 60.0
 
 
 def done(value: Any) -> "Future[Any]":
@@ -36,6 +40,7 @@ class Words:
     """Vectors whose fragments are short texts, told in `turns` turns."""
 
     round = 1
+    correction_bytes = 100
 
     def __init__(self, name: str, count: int, turns: int = 1) -> None:
         self.name, self.fragments, self.turns = name, count, turns
@@ -57,9 +62,30 @@ class Words:
         say = None if last else f"{self.name} {index} {turn}".encode()
         return done(Heard(say, payload if last else None))
 
-    def apply(self, index: int, correction: Any) -> None:
+    def apply(self, index: int, correction: Any) -> "Future[None]":
         self.under_way -= 1
         self.applied.append(index)
+        return done(None)
+
+
+class Behind(Words):
+    """Corrections wait until a step ends."""
+
+    def __init__(self, name: str, count: int) -> None:
+        super().__init__(name, count)
+        self.waiting: deque[Future[None]] = deque()
+
+    def apply(self, index: int, correction: Any) -> "Future[None]":
+        super().apply(index, correction)
+        self.waiting.append(Future())
+        return self.waiting[-1]
+
+    def end_step(self) -> int:
+        """How many had waited."""
+        waited = len(self.waiting)
+        while self.waiting:
+            self.waiting.popleft().set_result(None)
+        return waited
 
 
 class Cut:
@@ -77,12 +103,17 @@ class Cut:
             yield frame
 
 
-async def meet(a: Words, b: Words, cut_a: int | None = None, cut_b: int | None = None) -> list[Any]:
+async def meet(
+    a: Words, b: Words, cut_a: int | None = None, cut_b: int | None = None, backlog_bytes: int = 10**6
+) -> list[Any]:
     links = Link(), Link()
     links[0].listen(Cut(cut_b).through(links[1].outgoing()))
     links[1].listen(Cut(cut_a).through(links[0].outgoing()))
     order = fragments.order(a.fragments, EXCHANGE)
-    swaps = [Swap(link, v, EXCHANGE, order, leads=v is a) for link, v in zip(links, (a, b), strict=True)]
+    swaps = [
+        Swap(link, v, EXCHANGE, order, leads=v is a, stall_s=STALL_S, backlog=Backlog(backlog_bytes))
+        for link, v in zip(links, (a, b), strict=True)
+    ]
 
     async def run(swap: Swap, link: Link) -> PeerFault | None:
         try:
@@ -121,6 +152,44 @@ def test_wherever_it_breaks_at_most_one_fragment_is_one_sided(count: int, turns:
     assert leader.one_sided <= 1
 
 
+@pytest.mark.parametrize("fits", [1, 2, 7])
+@pytest.mark.parametrize("leads", [True, False])
+async def test_behind_a_long_step_corrections_wait_within_their_bound(fits: int, leads: bool) -> None:
+    behind, quick = Behind("a", 23), Words("b", 23)
+    room = fits * Words.correction_bytes + 50
+    meeting = asyncio.create_task(meet(*((behind, quick) if leads else (quick, behind)), backlog_bytes=room))
+    ended_steps = []
+    while not meeting.done():
+        for _ in range(2000):  # enough for all that can go on without another step's end to have gone on
+            await asyncio.sleep(0)
+        ended_steps.append(behind.end_step())
+    one, other, *faults = meeting.result()
+    assert faults == [None, None] and one.one_sided == other.one_sided == 0
+    assert behind.applied == quick.applied == fragments.order(23, EXCHANGE)
+    assert max(ended_steps) == fits, "as many as may, and no more"
+    assert len(ended_steps) - ended_steps.count(0) == -(-23 // fits)
+
+
+async def test_swaps_share_one_backlog_and_a_large_correction_may_wait_alone() -> None:
+    backlog, waiting = Backlog(250), [Future[None]() for _ in range(3)]
+    await backlog.room(1000)
+    for future in waiting[:2]:
+        await backlog.room(100)
+        backlog.add(100, future)
+    third = asyncio.create_task(backlog.room(100))
+    await asyncio.sleep(0)
+    assert not third.done() and backlog.bytes == 200
+    waiting[0].set_result(None)
+    async with asyncio.timeout(10):
+        await third
+    assert backlog.bytes == 100
+
+
+def swap(link: Link, vectors: Words, *, leads: bool) -> Swap:
+    order = list(range(vectors.fragments))
+    return Swap(link, vectors, EXCHANGE, order, leads=leads, stall_s=STALL_S, backlog=Backlog())
+
+
 async def against(frames: list[wire.Frame], *, leads: bool) -> tuple[Words, BaseException]:
     """A swap with a partner that says just this, and then nothing."""
     link, vectors = Link(), Words("a", 8)
@@ -131,7 +200,7 @@ async def against(frames: list[wire.Frame], *, leads: bool) -> tuple[Words, Base
 
     link.listen(say())
     with pytest.raises(PeerFault) as fault:
-        await Swap(link, vectors, EXCHANGE, list(range(8)), leads=leads).run()
+        await swap(link, vectors, leads=leads).run()
     return vectors, fault.value
 
 
@@ -174,7 +243,62 @@ async def test_silence_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> 
 
     link.listen(nothing())
     with pytest.raises(PeerLost, match="silent"):
-        await Swap(link, Words("a", 2), EXCHANGE, [0, 1], leads=True).run()
+        await swap(link, Words("a", 2), leads=True).run()
+
+
+def alive(frames: list[wire.Frame], then: wire.Frame, every_s: float, *, leads: bool) -> tuple[Swap, float]:
+    """A swap with a partner that says these frames, and then one and the same for ever; and how long that lasted."""
+
+    async def say() -> AsyncIterator[pb.SwapFrame]:
+        for frame in frames:
+            yield wire.encode(frame)
+        while True:
+            await asyncio.sleep(every_s)
+            yield wire.encode(then)
+
+    async def main() -> tuple[Swap, float]:
+        link = Link()
+        link.listen(say())
+        made = swap(link, Words("a", 2), leads=leads)
+        with suppress(PeerLost):
+            await made.run()
+        return made, asyncio.get_running_loop().time()
+
+    return run_virtual(main())
+
+
+@pytest.mark.parametrize("leads", [True, False])
+@pytest.mark.parametrize("then", [wire.Alive(), wire.Piece(b"x", more=True)])
+def test_signs_of_life_and_single_bytes_are_no_headway(then: wire.Frame, leads: bool) -> None:
+    made, lasted_s = alive([wire.Fragment(0, b"b 0 0")], then, 4.0, leads=leads)
+    assert lasted_s == pytest.approx(STALL_S) and made.applied == 0
+
+
+def test_who_leads_waits_for_the_last_word_and_no_longer() -> None:
+    frames = [frame for k in range(2) for frame in (wire.Fragment(k, f"b {k} 0".encode()), wire.Ack(k))]
+    made, lasted_s = alive(frames, wire.Alive(), 4.0, leads=True)
+    assert (made.applied, made.one_sided, lasted_s) == (2, 1, pytest.approx(DONE_S))
+
+
+def test_a_large_fragment_has_the_time_that_a_slow_link_needs() -> None:
+    class Large(Words):
+        def open(self, index: int, exchange_id: bytes) -> "Future[bytes]":
+            return done(bytes(4 << 20))
+
+    async def main() -> float:
+        link = Link()
+
+        async def say() -> AsyncIterator[pb.SwapFrame]:
+            while True:
+                await asyncio.sleep(5)
+                yield wire.encode(wire.Alive())
+
+        link.listen(say())
+        with pytest.raises(PeerLost, match="stalled"):
+            await swap(link, Large("a", 2), leads=True).run()
+        return asyncio.get_running_loop().time()
+
+    assert run_virtual(main()) == pytest.approx(SLOW_STREAMS * (4 << 20) / 32_000, abs=1)
 
 
 def test_orders_differ_between_exchanges() -> None:

@@ -40,6 +40,7 @@ class Offer:
     """A vector of three numbers, one a fragment; a correction moves both towards their mean."""
 
     fragments = FRAGMENTS
+    correction_bytes = 8
     stats = Stats()
 
     def __init__(self, node: "Node", round_: int) -> None:
@@ -53,9 +54,10 @@ class Offer:
             raise PeerMisbehaved("bad_length")
         return done(Heard(None, (struct.unpack_from("<d", payload)[0] - self.u[index]) / 2))
 
-    def apply(self, index: int, correction: Any) -> None:
+    def apply(self, index: int, correction: Any) -> "Future[None]":
         self.node.correct(index, correction, self.round)
         self.u[index] += correction
+        return done(None)
 
 
 class Node:

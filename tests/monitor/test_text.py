@@ -73,7 +73,26 @@ def test_peers_fit(width):
     assert len(lines) == 2
     assert all(len(line.rstrip()) <= width for line in lines)
     assert lines[1].startswith("calm-otter")
-    assert (OTHER in lines[1]) == (width == 1000)
+    assert OTHER not in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("width", "titles"),
+    [
+        (40, "peer state round lag"),
+        (64, "peer id state round lag loss"),
+        (80, "peer id state round lag tokens/s loss together"),
+        (100, "peer id state round lag tokens/s loss via last seen together"),
+        (120, "peer id state round lag tokens/s loss via last seen sent received together"),
+    ],
+)
+def test_a_wider_terminal_shows_more_of_each_peer(width, titles):
+    """Of peers with long names, too."""
+    crowd = replace(PEERS, peers=(*PEERS.peers, replace(PEERS.peers[0], name="modest-hedgehog")))
+    head, *rows = printed(print_peers, crowd, width).splitlines()
+    assert " ".join(head.split()) == titles
+    if "id" in titles.split():
+        assert all(row.split()[1] == "12D3KooW…33Jw" for row in rows)
 
 
 def test_no_peers():
@@ -109,7 +128,7 @@ def test_peers_seen_from_outside_stand_below_their_run():
     row = replace(PEERS.peers[0], run=RUNS[0].run)
     lines = printed(print_peers, PeersView((row,), RUNS), 200).splitlines()
     assert lines[0] == "tiny-3f3f3f3f3f3f · 1 peer (1 training) · round 40 of 100"
-    assert lines[1].split() == ["peer", "state", "round", "lag", "tokens/s", "loss", "last", "seen", "peer", "id"]
+    assert lines[1].split() == ["peer", "id", "state", "round", "lag", "tokens/s", "loss", "last", "seen"]
     assert lines[2].startswith("calm-otter")
     assert lines[3] == "big-abababababab · 0 peers · 7 rounds in all"
 

@@ -36,6 +36,7 @@ def test_a_dead_rendezvous_is_missed_by_nobody_who_knew_a_peer(village: Village,
     again = village.node("two", "join", "--bootstrap", door)
     until(lambda: again.committed() >= 1, "a round after coming in by a cached peer", 90)
     assert again.said("(no bootstrap address answers)")
+    assert again.log.read_text().count("met here for the first time") <= 1, "an author is known by all ways in"
 
     began = time.monotonic()
     stranger = village.node("stranger", "join", "--bootstrap", door)

@@ -20,6 +20,7 @@ def test_a_node_trains_an_installed_task(village: Village, run: str) -> None:
     (rolled,) = node.events("RolledBack")
     assert rolled["round"] == 30 and 10 <= rolled["weights_of"] <= 30
     assert "the weights are those of the checkpoint of round" in status["last_error"]
+    assert status["rounds"]["by_reason"]["rolled_back"] == 1, "what it offered then was void, and the next offer is not"
     node.kill()
 
 

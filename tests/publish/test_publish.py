@@ -184,6 +184,7 @@ def test_its_files_and_what_they_say(exported: Path, made: Left) -> None:
         "round 2 of 8",
         "AdamW",
         "lattice:4",
+        "| update's length | kept |",
         f"{made.eval_loss:.4f}",
     ):
         assert word in card

@@ -12,11 +12,10 @@ events is a seed's; when they fall relative to rounds is not. CHURN_S=120 makes 
 
 import os
 import random
-import shutil
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +25,7 @@ import pytest
 
 sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("node", "training", "tasks")]
 from replicas import exchange
-from village import ROOT, Node, Village, until
+from village import Node, Village, until
 
 from noloco_node import manifest
 from noloco_node.core.codec import codec
@@ -124,11 +123,8 @@ class Swarm:
 
 @pytest.fixture
 def village() -> Iterator[Village]:
-    village = Village()
-    village.environ["PYTHONPATH"] += f":{ROOT / 'tests' / 'tasks'}"
-    yield village
-    village.close()
-    shutil.rmtree(village.root, ignore_errors=True)
+    with Village() as village:
+        yield village
 
 
 def storm(swarm: Swarm) -> None:
@@ -167,6 +163,18 @@ def calm(replicas: int, rounds: int) -> float:
     return fmean(inner.evaluate() for inner in all_)
 
 
+def longest_gap(committed: Iterable[float], began: float, ended: float) -> float:
+    """A swarm that commits no more before the end has one up to there."""
+    return max(later - earlier for earlier, later in pairwise(sorted((began, *committed, ended))))
+
+
+def test_a_swarm_that_stops_for_good_has_a_gap() -> None:
+    assert longest_gap([1.0, 2.0, 4.0], 0.0, 5.0) == 2.0
+    assert longest_gap([1.0, 2.0, 4.0], 0.0, 600.0) == 596.0
+    assert longest_gap([601.0, 602.0], 0.0, 600.0) == 600.0
+    assert longest_gap([], 0.0, 600.0) == 600.0
+
+
 @pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.timeout(STORM_S + 600)
@@ -176,9 +184,9 @@ def test_a_storm_of_kills_and_joins(village: Village, capsys: pytest.CaptureFixt
     storm(swarm)
     views = [node.ask("status") for node in swarm.living]
     homes = {node.home: node for node in village.nodes if list(node.home.glob("runs/*/events.jsonl"))}.values()
-    committed = sorted(event["at"] for node in homes for event in node.events("RoundCommitted"))
+    committed = [event["at"] for node in homes for event in node.events("RoundCommitted")]
     tokens = sum(event["tokens"] for node in homes for event in node.events("PhaseDone"))
-    gap = max(later - earlier for earlier, later in pairwise(committed))
+    gap = longest_gap(committed, swarm.began, swarm.began + STORM_S)
     losses = [view["eval_loss"] for view in views]
     stormy = fmean(losses)
     for node in swarm.living:

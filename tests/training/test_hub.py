@@ -212,6 +212,22 @@ def test_what_does_not_pass_ends_the_reading_for_good(error: Exception, streams:
             stream.next(10_000)
 
 
+def test_who_only_asks_does_not_wait_for_the_network(
+    monkeypatch: pytest.MonkeyPatch, streams: Callable[..., HubStream]
+) -> None:
+    wanted = streams(opened(failing([], at=50)))
+    again = streams(opened(failing([], at=50)))
+    monkeypatch.setattr(hub, "FIRST_WAIT_S", 600.0)
+    stream = streams(opened(failing([ConnectionError("no route")], at=50)))
+    taken = []
+    while stream.ready(1, 0.3):
+        taken.append(stream.next(1))
+    assert taken and not stream.ready(10_000, 0.0)
+    assert torch.equal(torch.cat(taken), wanted.next(len(taken)))
+    again.seek(stream.position)
+    assert torch.equal(again.next(50), wanted.next(50)), "what is at hand already is not lost"
+
+
 def test_closing_while_the_network_is_waited_for_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "FIRST_WAIT_S", 600.0)
     corpus = opened(failing([ConnectionError("no route")], at=0))

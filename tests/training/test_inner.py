@@ -1,6 +1,7 @@
 """One replica: against a plain loop, resumed, corrected, and with numbers that are not finite."""
 
 import math
+from collections.abc import Callable
 from functools import partialmethod
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from replicas import exchange, live_state, small_replica, small_run, small_text,
 from torch import nn
 
 from noloco_node import checkpoint
+from noloco_node.core import outer
 from noloco_node.core.codec import codec
 from noloco_node.errors import Diverged, Incompatible, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
 from noloco_node.manifest import InnerSpec, Manifest, OuterSpec
@@ -331,6 +333,49 @@ def test_a_late_correction_of_a_slice(late: int) -> None:
         assert torch.equal(now[:100], then[:100]) and torch.equal(now[150:], then[150:])
 
 
+def test_a_phase_that_was_thrown_away_makes_no_correction_late() -> None:
+    """δ did not age in it, and φ did not move."""
+    replica = small_replica()
+    train(replica, 6)
+    train(replica, 2)
+    replica.discard()
+    train(replica, 3)
+    assert replica.round == 4
+    before = [v.clone() for v in (replica.phi, replica.delta)]
+    c, alpha = torch.full((50,), 0.5), OuterSpec().alpha
+    replica.apply(0, c, offered_round=2)
+    replica.apply(50, c, offered_round=3)
+    for late, part in ((1, slice(50)), (1, slice(50, 100))):
+        moved, kept = sum(alpha**k for k in range(late + 1)), alpha**late
+        assert torch.allclose(replica.phi[part] - before[0][part], moved * c, atol=1e-6)
+        assert torch.allclose(replica.delta[part] - before[1][part], kept * c, atol=1e-6)
+
+
+@pytest.mark.parametrize("afresh", [Inner.restart, Inner.discard])
+def test_an_adamw_that_begins_afresh_is_warmed_up(afresh: Callable[[Inner], None]) -> None:
+    replica = small_replica()
+    train(replica, 5)
+    assert not replica.warming_up
+    afresh(replica)
+    for _ in range(WARM_UP_STEPS):
+        assert replica.warming_up
+        train(replica, 1)
+    assert not replica.warming_up
+
+
+def test_one_that_goes_back_is_as_warm_as_it_was() -> None:
+    replica = small_replica()
+    train(replica, 4)
+    warm = replica.state()
+    replica.restart()
+    train(replica, 2)
+    fresh = replica.state()
+    replica.restore(warm)
+    assert not replica.warming_up
+    replica.restore(fresh)
+    assert replica.warming_up
+
+
 def test_a_newcomer_becomes_the_peer_it_asked() -> None:
     donor, newcomer = small_replica("a"), small_replica("b")
     train(donor, 7)
@@ -456,6 +501,13 @@ def test_a_vector_that_is_not_finite_is_not_offered(at: int, name: str) -> None:
     assert all(map(math.isfinite, train(replica, 3)))
 
 
+def test_large_numbers_are_finite_although_their_sum_is_not() -> None:
+    vector = torch.full((outer.PIECE + 9,), 3e38)
+    assert Inner._first_nonfinite(vector) is None
+    vector[-1], vector[-2] = math.inf, -math.inf
+    assert Inner._first_nonfinite(vector) == len(vector) - 2
+
+
 def test_when_the_slow_weights_are_gone_too_it_has_diverged() -> None:
     replica = small_replica()
     replica.phi[3] = math.inf
@@ -466,7 +518,7 @@ def test_when_the_slow_weights_are_gone_too_it_has_diverged() -> None:
 # ---- memory and devices ----------------------------------------------------------------------------------------------
 def test_a_model_that_cannot_be_trained_here_is_refused_before_it_hurts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "memory_bytes", lambda: 60_000)
-    with pytest.raises(OutOfMemory, match="28 bytes each"):
+    with pytest.raises(OutOfMemory, match="48 bytes each"):
         small_replica()
 
 

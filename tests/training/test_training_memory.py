@@ -4,6 +4,7 @@ import pytest
 import torch
 from replicas import small_replica
 
+from noloco_node import ram
 from noloco_node.errors import OutOfMemory
 from noloco_node.training import memory, model
 from noloco_node.training.memory import MicroBatch
@@ -23,10 +24,24 @@ def test_on_a_cpu_the_slow_weights_are_beside_the_fast_ones() -> None:
 
 
 def test_what_does_not_fit_is_said_with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model, "memory_bytes", lambda: 28 * 10**6)
+    monkeypatch.setattr(model, "memory_bytes", lambda: 48 * 10**6)
     memory.check(10**6, torch.device("cpu"), 1.0)
-    with pytest.raises(OutOfMemory, match=r"28 bytes each\) and there are 0.0 GB"):
+    with pytest.raises(OutOfMemory, match=r"48 bytes each\) and there are 0.0 GB"):
         memory.check(10**6 + 1, torch.device("cpu"), 1.0)
+
+
+def test_beside_a_gpu_an_offer_and_a_checkpoint_need_room_and_the_slow_weights_where_it_is_small() -> None:
+    assert memory.beside_gpu_bytes(10**9, of_gpu=36 * GB) == 24
+    assert memory.beside_gpu_bytes(10**9, of_gpu=35 * GB) == 32
+
+
+def test_a_newcomers_copy_is_made_only_where_there_is_memory_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for free in (28 * 10**6, None):
+        monkeypatch.setattr(ram, "free_bytes", lambda free=free: free)
+        memory.check_copy(10**6)
+    monkeypatch.setattr(ram, "free_bytes", lambda: 28 * 10**6 - 1)
+    with pytest.raises(OutOfMemory, match="a copy of the state"):
+        memory.check_copy(10**6)
 
 
 def tries(examples: int, room: int, each: int, fixed: int = 0) -> list[int]:

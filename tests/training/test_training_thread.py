@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
@@ -12,8 +13,9 @@ import pytest
 import torch
 from replicas import FRAGMENT, exchange, live_state, small_replica, timed_run, train
 
+from noloco_node import ram
 from noloco_node.core.codec import codec
-from noloco_node.errors import Diverged, NolocoError, OutOfMemory, PeerMisbehaved, UsageError
+from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
 from noloco_node.events import Evaluated, RolledBack
 from noloco_node.training.inner import Inner, State
 from noloco_node.training.thread import Failed, Finished, Offer, PhaseEnded, Ready, TrainingThread
@@ -278,6 +280,72 @@ def test_an_offer_may_be_opened_again_for_somebody_else() -> None:
         assert answer(offer.open(0, bytes(16))) == answer(offer.open(0, bytes([1] * 16)))
 
 
+# ---- data that is late -----------------------------------------------------------------------------------------------
+class Late:
+    """A stream whose batches come when `there` says so."""
+
+    def __init__(self, replica: Inner, there: threading.Event, batches: int = 0) -> None:
+        """`batches`: how many are there beforehand."""
+        self._stream, self._there, self._batches = replica.stream, there, batches
+        self.asked = threading.Event()
+
+    @property
+    def position(self) -> Any:
+        return self._stream.position
+
+    def seek(self, position: Any) -> None:
+        self._stream.seek(position)
+
+    def ready(self, _: int, within_s: float) -> bool:
+        self._batches -= 1
+        if self._batches < 0:
+            self.asked.set()
+            return self._there.wait(within_s)
+        return True
+
+    def next(self, examples: int) -> Any:
+        return self._stream.next(examples)
+
+
+def test_while_data_is_waited_for_everything_else_is_served_and_it_is_no_training() -> None:
+    there, replica = threading.Event(), small_replica()
+    late = replica.stream = Late(replica, there, batches=1)
+    with running(lambda: replica, rounds=2) as watched:
+        watched.thread.begin()
+        assert late.asked.wait(DEADLINE_S)
+        assert answer(watched.thread.state()).step == 1
+        answer(watched.thread.apply(0, 0, torch.ones(10)))
+        assert answer(watched.thread.state()).outer["delta"][:10].tolist() == [1.0] * 10
+        assert answer(watched.thread.live_state())[0] == 0, "for a newcomer"
+        watched.thread.pause()
+        watched.thread.resume()
+        before = answer(watched.thread.spent_s())
+        late.asked.clear()
+        assert late.asked.wait(DEADLINE_S)
+        after = answer(watched.thread.spent_s())
+        assert after["data"] > before["data"] and after["step"] == before["step"] > 0
+        there.set()
+        assert watched.until(PhaseEnded).done.steps == 3
+        watched.until(Finished)
+
+
+def test_who_waits_for_data_stops_at_once() -> None:
+    replica = small_replica()
+    late = replica.stream = Late(replica, threading.Event())
+    with running(lambda: replica) as watched:
+        watched.thread.begin()
+        assert late.asked.wait(DEADLINE_S)
+
+
+def test_a_phase_by_time_ends_while_data_is_waited_for() -> None:
+    replica = small_replica(run=timed_run(0.2))
+    replica.stream = Late(replica, threading.Event(), batches=1)
+    with running(lambda: replica) as watched:
+        watched.thread.begin()
+        ended = watched.until(PhaseEnded)
+        assert (ended.done.round, ended.done.steps) == (1, 1) and ended.offer is not None
+
+
 # ---- a newcomer, pauses ----------------------------------------------------------------------------------------------
 def test_a_newcomer_adopts_before_it_begins() -> None:
     donor = small_replica("a")
@@ -290,6 +358,15 @@ def test_a_newcomer_adopts_before_it_begins() -> None:
         watched.thread.begin()
         assert watched.until(Evaluated).round == 2
         assert watched.until(PhaseEnded).done.round == 3
+
+
+def test_where_memory_is_short_no_copy_is_made_for_a_newcomer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ram, "free_bytes", lambda: 1000)
+    with running() as watched:
+        with pytest.raises(OutOfMemory, match="0 GB are free"):
+            answer(watched.thread.live_state())
+        watched.thread.begin()
+        watched.until(Finished)
 
 
 def test_a_pause_stops_steps_and_nothing_else() -> None:
@@ -326,12 +403,13 @@ def test_a_phase_that_ends_in_nan_is_thrown_away_and_the_next_one_is_whole() -> 
 
         replica.step = poisoned  # type: ignore[method-assign]
 
-    with running(spoiled(poison_third_step), rounds=2) as watched:
+    with running(spoiled(poison_third_step), rounds=3) as watched:
         watched.thread.begin()
         first = watched.until(PhaseEnded)
         assert (first.offer, first.closed, first.done.round) == (None, "nonfinite", 1)
-        second = watched.until(PhaseEnded)
-        assert second.offer is not None and second.closed is None
+        assert watched.until(PhaseEnded).closed == "warming_up", "AdamW began afresh"
+        third = watched.until(PhaseEnded)
+        assert third.offer is not None and third.closed is None
 
 
 def no_loss(replica: Inner) -> None:
@@ -369,10 +447,18 @@ def test_weights_that_are_broken_are_those_of_the_last_checkpoint_again() -> Non
 
     with running(spoiled(breaks_after_two_phases), rounds=5, last_good=last_good) as watched:
         watched.thread.begin()
+        watched.until(PhaseEnded)
+        offer = watched.offer()
         rolled = watched.until(RolledBack)
+        for broken in (lambda: answer(offer.open(0, bytes(16))), lambda: answer(offer.hear(0, b""))):
+            with pytest.raises(NonFinite, match="given up"):
+                broken()
+        with pytest.raises(NonFinite, match="given up"):
+            offer.apply(0, torch.ones(FRAGMENT))
         assert (rolled.round, rolled.weights_of) == (2, 1), "the round stays, the weights are of round 1"
         ended = watched.until(PhaseEnded)
         assert ended.done.round == 3 and ended.done.steps == 9 and ended.offer is not None
+        assert answer(ended.offer.open(0, bytes(16)))
         assert ended.done.tokens == 11 * 64, "ten that failed and one that did not"
         assert watched.until(PhaseEnded).done.round == 4
         watched.until(Finished)
@@ -458,6 +544,38 @@ def test_stopping_at_any_time_is_prompt(blocking: bool) -> None:
         with running(blocking=blocking) as watched:
             watched.thread.begin()
             watched.until(wait_for)
+
+
+def test_its_patience_follows_the_longest_step() -> None:
+    going = threading.Event()
+
+    def slow(replica: Inner) -> None:
+        step = replica.step
+
+        def slowly() -> float:
+            going.set()
+            time.sleep(0.3)
+            return step()
+
+        replica.step = slowly  # type: ignore[method-assign]
+
+    with running(spoiled(slow), rounds=1) as watched:
+        watched.until(Ready)
+        before = watched.thread.patience_s
+        watched.thread.begin()
+        assert going.wait(DEADLINE_S)
+        watched.until(Finished)
+        assert before < 0.6 <= watched.thread.patience_s
+
+
+def test_a_boundary_without_an_offer_measures_nothing_for_one() -> None:
+    def forbid(replica: Inner) -> None:
+        replica.movement = replica.snapshot = None  # type: ignore[assignment, method-assign]
+
+    with running(spoiled(forbid), rounds=1) as watched:
+        watched.thread.swapping(True)
+        watched.thread.begin()
+        assert watched.until(PhaseEnded).closed == "swapping"
 
 
 def test_a_thread_that_never_started_can_be_stopped() -> None:

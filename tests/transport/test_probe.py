@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from noloco_node.errors import SwarmUnreachable, UsageError
-from noloco_node.transport.addresses import EXAMPLE, parse, parse_bootstrap
+from noloco_node.transport.addresses import EXAMPLE, is_of_this_machine, parse, parse_bootstrap
 from noloco_node.transport.probe import probe
 
 PEER = EXAMPLE.rpartition("/")[2]
@@ -96,6 +96,11 @@ def test_what_a_multiaddr_says():
     assert parse("/ip4/0.0.0.0/tcp/0").peer is None
     assert parse(f"/dns/example.org/tcp/4001/p2p/{PEER}").family == socket.AF_UNSPEC
     assert parse(EXAMPLE).family == socket.AF_INET
+
+
+def test_which_addresses_are_of_this_machine():
+    assert is_of_this_machine("127.0.0.1")
+    assert not is_of_this_machine("192.0.2.1") and not is_of_this_machine("2001:db8::1"), "those are nobody's"
 
 
 def test_probing_imports_nothing_heavy():
