@@ -124,7 +124,7 @@ const showFigures = ({ status, peers }) => {
   });
 };
 
-const ACCOUNTS = { step: "training steps", boundary: "boundaries", apply: "corrections", evaluate: "evaluation", checkpoint: "checkpoints", waiting: "waiting", other: "the rest" };
+const ACCOUNTS = { step: "training steps", data: "reading data", boundary: "boundaries", apply: "corrections", evaluate: "evaluation", checkpoint: "checkpoints", waiting: "waiting", other: "the rest" };
 
 const WORTH_SHOWING = 0.0005; // a tenth of a per cent, rounded
 
