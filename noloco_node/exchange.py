@@ -157,10 +157,6 @@ class Exchange(ExchangeServicer):
             unsettled_bytes=self._talk.link.sent_bytes if self._talk else 0,
         )
 
-    @property
-    def waiting_for(self) -> str | None:
-        return self._machine.waiting_for()
-
     async def settled(self) -> None:
         """Until no offer is open and no swap under way. The caller gives the deadline."""
         if self._offers:

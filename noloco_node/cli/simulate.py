@@ -20,18 +20,6 @@ T = TypeVar("T")
 LARGEST_SIGMA = 5
 """Of a logarithm: one in twenty is then 3,700 times the median, and a mean of some thousands is mere chance."""
 
-ABOUT = "compare NoLoCo with its rivals on a small model, or on paper: many replicas in one process"
-EXAMPLE = "noloco-node simulate --algorithms noloco,noloco:beta=1:swaps=2,diloco,ddp --seed 1,2,3 --plot out.png"
-CLOCK_EXAMPLE = "noloco-node simulate --overlap eager,blocking,deferred --links 10,100,1000"
-
-
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    options(
-        subparsers.add_parser(
-            "simulate", help=ABOUT, description=ABOUT, epilog=f"examples:\n  {EXAMPLE}\n  {CLOCK_EXAMPLE}"
-        )
-    )
-
 
 def options(parser: argparse.ArgumentParser) -> None:
     _training(parser)

@@ -200,14 +200,6 @@ class Round:
         """How long a partner may make no headway in a swap."""
         return max(MIN_STALL_S, STALL_SHARE * self._phase_s)
 
-    def waiting_for(self) -> str | None:
-        """What the open offer waits for, in a few words; peers stand as their ids."""
-        if self._offer is None or self._swap:
-            return None
-        if self._out:
-            return f"{'an appointment with' if self._out.kept else 'an answer from'} {self._out.peer}"
-        return "a partner" if self._candidates else "other nodes"
-
     def wake_at(self) -> float | None:
         """When a Tick is wanted, or None: only an event can change anything."""
         if self._offer is None or (self._out and not self._swap):

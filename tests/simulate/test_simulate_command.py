@@ -15,8 +15,8 @@ QUICK = ["--replicas", "2", "--inner-steps", "1", "--rounds", "2", "--batch-toke
 
 def simulated(*words):
     parser = argparse.ArgumentParser()
-    simulate.add_parser(parser.add_subparsers())
-    return simulate.run(parser.parse_args(["simulate", *words]))
+    simulate.options(parser)
+    return simulate.run(parser.parse_args(words))
 
 
 def test_json_has_the_promised_fields_and_the_picture_is_drawn(capsys, tmp_path):
