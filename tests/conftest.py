@@ -7,9 +7,12 @@ import os
 import signal
 
 import pytest
+from hypothesis import settings
 
 os.environ.update({"GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "NONE", "OMP_NUM_THREADS": "1"})
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so do its children
+settings.register_profile("any machine", deadline=None)  # a busy one is not a failure
+settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

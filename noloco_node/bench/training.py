@@ -38,7 +38,7 @@ SIZES = {
 }
 """Of a step, unless it is said; what keeps a GPU busy takes a CPU an hour."""
 OUTER_BYTES = memory.PEAK_BYTES - memory.FAST_BYTES
-"""Per parameter: φ, δ, the snapshot and the checkpoint, which a loop that is on its own does not have."""
+"""Per parameter: φ, δ, what norms owe them, the snapshot and the checkpoint, which a loop on its own does not have."""
 ROUNDS = 3
 """Whose stall is measured."""
 PEAK_FLOPS = {
@@ -175,7 +175,6 @@ def stall(inner: Inner) -> float:
     correction = torch.full((FRAGMENT_ELEMENTS,), 1e-6)
     _wait_for(device)
     began = time.perf_counter()
-    inner.lengthen()
     offer(inner)
     for start in range(0, inner.parameters, FRAGMENT_ELEMENTS):
         inner.apply(start, correction[: inner.parameters - start], inner.round)

@@ -2,30 +2,33 @@
 
 Two replicas' Δ are nearly orthogonal, more and more as training goes on, and the mean of two such vectors is shorter
 than either, by up to a factor 1/sqrt 2 (what others saw: arXiv 2604.21428). Each replica learns by how much from its
-own swaps, tensor by tensor, and lengthens its next Δ:
+own swaps, tensor by tensor, offers its next Δ longer by that, and takes the rest of the length together with the mean:
 
-    at a boundary, before the snapshot        θ ← φ + s Δ ;  R² = ‖β s Δ‖²
-    from a swap                               C² = ‖c‖²
-    partners of one length (parallelogram)    ‖mean‖² = R² − C²
-    then                                      s ← s + (R / ‖mean‖ − s) / 2
+    at a boundary             u = β s Δ + γ φ ;  e = β (s − 1) Δ is owed ;  R² = ‖β s Δ‖² ;  the local step is of β Δ
+    a correction c lands      c + e is added, in whose place c stands in core/outer.py ;  C² = ‖c‖²
+    of one length both        ‖mean‖² = R² − C²   (parallelogram)
+    then                      s ← s + (R / ‖mean‖ − s) / 2
 
-φ's own differences are in c too and count. Both partners still take the difference of the same two vectors, so
-corrections stay exact opposites and no more crosses the wire. A node that meets nobody keeps its s; a new one has 1.
+φ's own differences are in c too and count. Both partners still take the difference of two vectors that both know, so
+corrections stay exact opposites and no more crosses the wire. Where no partner comes nothing was shortened and nothing
+is given; a node that meets nobody keeps its s; a new one has 1. A Δ that is longer from the boundary on, without its
+partner's half, oversteps for as long as the correction takes: the later it lands, the more that costs.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from noloco_node.core.outer import lengthen, moved
+from noloco_node.core.outer import moved, owe
 
 LARGEST_SCALE = 1.5
 """Two orthogonal vectors of one length lose a factor sqrt 2; what a swap seems to lose beyond that is noise."""
+OWED = torch.bfloat16
+"""Two bytes an element: a partner is told what was rounded, so the rounding changes the step's length and no more."""
 
 
 @dataclass(slots=True)
@@ -45,30 +48,38 @@ class _Tensor:
 class Norms:
     sizes: Sequence[int]
     """Elements of the model's tensors, in the order of its flat vectors."""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    """Where φ is."""
     _tensors: list[_Tensor] = field(init=False)
     _places: list[tuple[int, int]] = field(init=False)
+    _owed: Tensor = field(init=False)
+    """e, where its correction has not landed."""
 
     def __post_init__(self) -> None:
         self._tensors = [_Tensor() for _ in self.sizes]
         self._places = list(pairwise(accumulate(self.sizes, initial=0)))
+        self._owed = torch.zeros(sum(self.sizes), dtype=OWED, device=self.device)
 
     @property
     def scales(self) -> list[float]:
         return [tensor.scale for tensor in self._tensors]
 
-    def lengthen(self, theta: Tensor, phi: Tensor) -> None:
-        """At a boundary, before everything else."""
+    def offer(self, theta: Tensor, phi: Tensor, beta: float, u: Tensor) -> None:
+        """Makes βΔ in a snapshot longer. What comes from partners from now on is measured by it."""
         for tensor, (start, end) in zip(self._tensors, self._places, strict=True):
+            part = slice(start, end)
             if tensor.scale > 1:
-                lengthen(theta[start:end], phi[start:end], tensor.scale)
+                owe(theta[part], phi[part], beta * (tensor.scale - 1), u[part], self._owed[part])
+            else:
+                self._owed[part].zero_()
+            tensor.offered = (beta * tensor.scale * moved(theta[part], phi[part])) ** 2
+            tensor.told, tensor.heard = 0.0, 0
 
-    def offer(self, theta: Tensor, phi: Tensor, beta: float) -> None:
-        """A snapshot is taken now: what comes from partners is measured by it."""
-        for tensor, (start, end) in zip(self._tensors, self._places, strict=True):
-            tensor.offered, tensor.told, tensor.heard = (beta * moved(theta[start:end], phi[start:end])) ** 2, 0.0, 0
-
-    def hear(self, start: int, c: Tensor) -> None:
-        """A correction of the elements from `start` on."""
+    def hear(self, start: int, c: Tensor) -> Tensor:
+        """A correction of the elements from `start` on. Returns what to correct by: c, and what is owed there."""
+        owed = self._owed[start : start + len(c)]
+        if len(owed) != len(c):
+            raise ValueError(f"{len(c)} elements from {start} on do not lie in a vector of {len(self._owed)}")
         for tensor, (first, last) in zip(self._tensors, self._places, strict=True):
             part = c[max(first - start, 0) : max(last - start, 0)]
             if len(part) and tensor.heard < last - first:
@@ -76,13 +87,21 @@ class Norms:
                 tensor.heard += len(part)
                 if tensor.heard >= last - first:
                     self._learn(tensor)
+        whole = c + owed.to(c.device)
+        owed.zero_()
+        return whole
 
-    def state(self) -> list[dict[str, Any]]:
-        """Plain values, for a checkpoint."""
-        return [asdict(tensor) for tensor in self._tensors]
+    def forget(self) -> None:
+        """The offer is of weights that have been given up: nothing is owed for it, and it teaches nothing."""
+        self._owed.zero_()
+        for tensor, size in zip(self._tensors, self.sizes, strict=True):
+            tensor.heard = size
 
-    def load(self, state: list[dict[str, Any]]) -> None:
-        self._tensors = [_Tensor(**each) for each in state]
+    def load(self, scales: Sequence[float]) -> None:
+        """What a checkpoint kept of `scales`. The swaps of before are not there any more."""
+        self.forget()
+        for tensor, scale in zip(self._tensors, scales, strict=True):
+            tensor.scale = scale
 
     @staticmethod
     def _learn(tensor: _Tensor) -> None:

@@ -49,13 +49,6 @@ class Hyper:
         stability.check(self.alpha, self.beta, self.gamma)
 
 
-def lengthen(theta: Tensor, phi: Tensor, scale: float) -> None:
-    """θ ← φ + s Δ: gives Δ the length that averaging takes from it (core/norms.py). Before the snapshot."""
-    for t, p in _pieces(theta, phi):
-        near = p.to(t.device)
-        t.sub_(near).mul_(scale).add_(near)
-
-
 def moved(theta: Tensor, phi: Tensor) -> float:
     """‖Δ‖"""
     squares = [torch.dist(t, p.to(t.device)).square() for t, p in _pieces(theta, phi)]
@@ -70,6 +63,13 @@ def snapshot(theta: Tensor, phi: Tensor, hyper: Hyper, out: Tensor) -> None:
         torch.sub(t.to(p.device), p, out=made).mul_(hyper.beta).add_(p, alpha=hyper.gamma)
         if made is not u:
             u.copy_(made)
+
+
+def owe(theta: Tensor, phi: Tensor, rate: float, u: Tensor, owed: Tensor) -> None:
+    """u += rate · Δ, and the same goes into `owed`, which lies where φ is (core/norms.py). Before the local step."""
+    for t, p, told, due in _pieces(theta, phi, u, owed):
+        due.copy_((t.to(p.device) - p).mul_(rate))
+        told.add_(due.to(told.device))
 
 
 def movement(theta: Tensor, phi: Tensor, hyper: Hyper, block: int) -> Tensor:

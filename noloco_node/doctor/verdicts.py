@@ -19,8 +19,8 @@ OK, WARNING, ERROR, UNKNOWN = "ok", "warning", "error", "unknown"
 
 DISK_LOW_BYTES, DISK_NEEDED_BYTES = 10 * 10**9, 10**9
 """Three checkpoints of the `125m` preset take 7 GB; below the second there is no room for logs and token files."""
-MEMORY_LOW_BYTES, MEMORY_NEEDED_BYTES = 7 * 10**9, 10**9
-"""48 bytes a parameter with a checkpoint, so 6.4 GB for `125m`; torch and the rest of a node take 0.7 GB before any
+MEMORY_LOW_BYTES, MEMORY_NEEDED_BYTES = 74 * 10**8, 10**9
+"""50 bytes a parameter with a checkpoint, so 6.7 GB for `125m`; torch and the rest of a node take 0.7 GB before any
 model."""
 DESCRIPTORS_LOW, DESCRIPTORS_NEEDED = 1024, 256
 """128 callers take three each and 256 channels one each; a small swarm does with a few dozen."""

@@ -70,7 +70,6 @@ class NoLoCo(Local):
     def boundary(self, outer: Outer) -> None:
         for pending in self._pending:
             pending.late += 1
-        self._lengthen(outer)
         if not self._pending:  # else the link is busy: solo
             self._meet(outer)
         core.local_step(outer.theta, outer.phi, outer.delta, self._hyper)
@@ -80,22 +79,16 @@ class NoLoCo(Local):
         self._land(outer, step)
 
     def finish(self, outer: Outer) -> None:
-        for pending in self._pending:
-            core.correct(outer.theta, outer.phi, outer.delta, pending.c, self._hyper, pending.late)
-        self._pending = []
-
-    def _lengthen(self, outer: Outer) -> None:
-        for norms, theta, phi in zip(self._norms, outer.theta.detach(), outer.phi, strict=False):
-            norms.lengthen(theta, phi)
+        self._correct(outer, self._pending)
 
     def _meet(self, outer: Outer) -> None:
         self.stats = codecs.Stats()
-        for norms, theta, phi in zip(self._norms, outer.theta.detach(), outer.phi, strict=False):
-            norms.offer(theta, phi, self._hyper.beta)
         rows = zip(outer.theta, outer.phi, strict=True)
         self._movements = [core.movement(theta, phi, self._hyper, codecs.BLOCK) for theta, phi in rows]
         u = torch.empty_like(outer.theta)
         core.snapshot(outer.theta, outer.phi, self._hyper, u)
+        for norms, theta, phi, offered in zip(self._norms, outer.theta.detach(), outer.phi, u.detach(), strict=False):
+            norms.offer(theta, phi, self._hyper.beta, offered)
         met: frozenset[frozenset[int]] = frozenset()
         u, start = u.cpu(), u.device
         for swap in range(1, self._swaps + 1):
@@ -122,16 +115,15 @@ class NoLoCo(Local):
         return c_mine, c_theirs
 
     def _land(self, outer: Outer, step: int) -> None:
-        landed = [pending for pending in self._pending if pending.due <= step + pending.late * self._steps]
+        self._correct(outer, [each for each in self._pending if each.due <= step + each.late * self._steps])
+
+    def _correct(self, outer: Outer, landed: Sequence[_Pending]) -> None:
         for pending in landed:
-            self._hear(pending.c)
+            for norms, c in zip(self._norms, pending.c, strict=False):
+                if c.any():  # else it had no partner
+                    c.copy_(norms.hear(0, c))
             core.correct(outer.theta, outer.phi, outer.delta, pending.c, self._hyper, pending.late)
         self._pending = [pending for pending in self._pending if pending not in landed]
-
-    def _hear(self, corrections: Tensor) -> None:
-        for norms, c in zip(self._norms, corrections, strict=False):
-            if c.any():  # else it had no partner
-                norms.hear(0, c)
 
 
 class Deferred(NoLoCo):
@@ -145,7 +137,6 @@ class Deferred(NoLoCo):
         if not self._pending:
             self._left = outer.theta.detach().clone()
             self._then = Outer(self._left.clone(), outer.phi, outer.delta)  # its θ alone is a copy
-            self._lengthen(self._then)
             self._meet(self._then)
         self._land(outer, 0)
 
@@ -161,10 +152,9 @@ class Deferred(NoLoCo):
         then = self._then
         core.local_step(then.theta, then.phi, then.delta, self._hyper)
         for pending in self._pending:
-            self._hear(pending.c)
-            core.correct(then.theta, then.phi, then.delta, pending.c, self._hyper)
+            pending.late = 0
+        self._correct(then, self._pending)
         outer.theta.detach().add_(then.theta - self._left)
-        self._pending = []
 
 
 def converse(mine: codecs.Conversation, theirs: codecs.Conversation) -> tuple[Tensor, Tensor, int]:

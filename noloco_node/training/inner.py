@@ -97,7 +97,9 @@ class Inner:
         self.layout = model.layout_digest(module)
         self.theta = model.flatten(module)
         self.phi, self.delta = memory.slow_vectors(self.theta, memory_fraction)
-        self._norms = Norms([p.numel() for _, p in model.parameters(module)]) if manifest.outer.keep_norm else None
+        self._norms: Norms | None = None
+        if manifest.outer.keep_norm:
+            self._norms = Norms([p.numel() for _, p in model.parameters(module)], self.phi.device)
         self._descent = Descent(module, self._spec)
         self._passes = Passes(task, module, self._descent, self._spec, micro_batch, memory_fraction)
         self.budget = manifest.rounds
@@ -253,20 +255,15 @@ class Inner:
         self._descent.step(rate, norm)
 
     # ---- the boundary of a round ----
-    def lengthen(self) -> None:
-        """Gives Δ the length that averaging will take from it, if the run does that. Before everything else of a
-        boundary."""
-        if self._norms:
-            self._norms.lengthen(self.theta, self.phi)
-
     def snapshot(self) -> Tensor:
-        """u = β Δ + γ φ, fp32 on the CPU and nobody else's: what a partner needs. Before `boundary`."""
+        """u = β Δ + γ φ, fp32 on the CPU and nobody else's: what a partner needs. Δ has the length that averaging will
+        take from it, if the run does that. Before `boundary`."""
         self._descent.forget()
         u = torch.empty(self.parameters)
         outer.snapshot(self.theta, self.phi, self._hyper, u)
-        self._require_finite(u)
         if self._norms:
-            self._norms.offer(self.theta, self.phi, self._hyper.beta)
+            self._norms.offer(self.theta, self.phi, self._hyper.beta, u)
+        self._require_finite(u)
         return u
 
     def movement(self) -> Tensor:
@@ -307,7 +304,7 @@ class Inner:
         part = slice(start, start + len(c))
         late = self.round - offered_round - sum(ended > offered_round for ended in self._thrown_away)
         if self._norms:
-            self._norms.hear(start, c)
+            c = self._norms.hear(start, c)
         outer.correct(self.theta[part], self.phi[part], self.delta[part], c, self._hyper, late)
 
     def _next_round(self) -> None:
@@ -367,7 +364,7 @@ class Inner:
                 "skipped_in_row": self._skipped_in_row,
                 "last_loss": self.last_loss,
                 "warm_up_left": self._warm_up_left,
-                "norms": self._norms.state() if self._norms else [],
+                "norms": self._norms.scales if self._norms else [],
                 "rng": torch.get_rng_state(),
                 "device_rng": torch.cuda.get_rng_state(self.theta.device) if self.theta.is_cuda else None,
             },
@@ -426,6 +423,8 @@ class Inner:
         self._begin_at_phi()
         self.round, self.phase_step, self.phase_s = round, 0, 0.0
         self._thrown_away.clear()
+        if self._norms:
+            self._norms.forget()
 
     def _begin_at_phi(self) -> None:
         """θ = φ, and an AdamW without moments."""

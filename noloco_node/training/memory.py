@@ -4,8 +4,8 @@ On a GPU, θ, its gradient and AdamW's two moments must lie there: 16 bytes a pa
 that leaves room for activations, else in pinned host memory, where a boundary and a correction reach them piece by
 piece. The snapshot of an open offer is always in host memory, and so is a checkpoint until it is on the disk: whoever
 cannot hold both is told so before it trains, and not by the system that kills it at its first checkpoint. How many
-examples go through the model at once is found
-by trying on a GPU; on a CPU it is the task's own number, for the result there is to be the same to the bit each time.
+examples go through the model at once is found by trying on a GPU; on a CPU it is the task's own number, for the result
+there is to be the same to the bit each time.
 """
 
 import torch
@@ -17,8 +17,10 @@ from noloco_node.training import model
 
 FAST_BYTES = 16
 """Per parameter: θ, its gradient and AdamW's two moments, 4 bytes each."""
-SLOW_BYTES = 8
+COPY_BYTES = 8
 """Per parameter: φ and δ."""
+SLOW_BYTES = COPY_BYTES + 2
+"""Per parameter: φ, δ and what norms owe them (core/norms.py)."""
 SNAPSHOT_BYTES = 4
 """Per parameter, while an offer is open."""
 CHECKPOINT_BYTES = 20
@@ -48,7 +50,7 @@ def beside_gpu_bytes(parameters: int, of_gpu: int) -> int:
 
 def check_copy(parameters: int) -> None:
     """Raises OutOfMemory where a newcomer's copy of φ and δ does not fit beside the next checkpoint."""
-    needed, free = parameters * (SLOW_BYTES + CHECKPOINT_BYTES), ram.free_bytes()
+    needed, free = parameters * (COPY_BYTES + CHECKPOINT_BYTES), ram.free_bytes()
     if free is not None and needed > free:
         raise OutOfMemory(
             f"a copy of the state, beside a checkpoint, needs {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free"

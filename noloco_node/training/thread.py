@@ -413,7 +413,6 @@ class TrainingThread:
         self._copy(Portraits.complete)
         with self._times.on("boundary"):
             try:
-                inner.lengthen()
                 closed = "swapping" if self._swapping else "warming_up" if inner.warming_up else None
                 offered = None if closed else (inner.snapshot(), inner.movement())
                 inner.boundary()

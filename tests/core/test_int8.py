@@ -38,7 +38,7 @@ def close_enough(c: Tensor, a: Tensor, b: Tensor) -> bool:
     )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(pairs=st.lists(st.tuples(weights, weights), max_size=600))
 def test_opposite_to_the_bit_and_close_for_any_two_vectors(pairs: list[tuple[float, float]]) -> None:
     a, b = torch.tensor([x for x, _ in pairs]), torch.tensor([x for _, x in pairs])
@@ -72,7 +72,7 @@ def test_scales_beyond_all_bounds_are_refused(exponent: int) -> None:
         conversation.hear(bytes([exponent & 0xFF]) + payload[1:])
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(payload=st.binary(min_size=302, max_size=302))
 def test_random_bytes_are_a_finite_correction_or_misbehaviour(payload: bytes) -> None:
     try:

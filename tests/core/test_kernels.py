@@ -65,7 +65,7 @@ def check(kernels: Kernels, device: str, pair: tuple[Tensor, Tensor], on: Grid, 
         assert torch.allclose(energy.cpu(), meant_energy, rtol=1e-12), "sums in another order"
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     kinds=st.tuples(st.sampled_from(KINDS), st.sampled_from(KINDS)),
     blocks=st.sampled_from([0, 1, 2, 5]),

@@ -65,7 +65,7 @@ def within_bound(c: Tensor, pair: tuple[Tensor, Tensor], step: Tensor) -> bool:
 
 
 # ---- what every pair may rely on ----
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     size=st.sampled_from(SIZES),
     bits=st.sampled_from(BITS),
@@ -96,7 +96,7 @@ def test_opposite_to_the_bit_and_right_for_any_two_vectors(  # noqa: PLR0917 - d
 weights = st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=True)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(pairs=st.lists(st.tuples(weights, weights), max_size=600), bits=st.sampled_from(BITS))
 def test_opposite_for_vectors_without_any_likeness(pairs: list[tuple[float, float]], bits: int) -> None:
     a, b = torch.tensor([x for x, _ in pairs]), torch.tensor([x for _, x in pairs])

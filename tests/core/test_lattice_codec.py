@@ -38,7 +38,7 @@ def moved(size: int, by: float) -> torch.Tensor:
     return torch.full((-(-size // BLOCK),), by)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.sampled_from(NAMES),
     st.sampled_from([0, 1, 255, 256, 257, 3000]),

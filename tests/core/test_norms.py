@@ -22,17 +22,17 @@ class Replica:
     def boundary(self, moved: Tensor) -> Tensor:
         """Δ of a phase in, u out."""
         self.theta = self.phi + moved
-        self.norms.lengthen(self.theta, self.phi)
-        self.norms.offer(self.theta, self.phi, HYPER.beta)
         u = torch.empty_like(self.theta)
         outer.snapshot(self.theta, self.phi, HYPER, u)
+        self.norms.offer(self.theta, self.phi, HYPER.beta, u)
         outer.local_step(self.theta, self.phi, self.delta, HYPER)
         return u
 
     def hear(self, c: Tensor, fragment: int) -> None:
         for start in range(0, len(c), fragment):
-            self.norms.hear(start, c[start : start + fragment])
-        outer.correct(self.theta, self.phi, self.delta, c, HYPER)
+            part = slice(start, start + fragment)
+            whole = self.norms.hear(start, c[part])
+            outer.correct(self.theta[part], self.phi[part], self.delta[part], whole, HYPER)
 
 
 def met(one: Replica, other: Replica, moves: tuple[Tensor, Tensor], fragment: int = 1000) -> None:
@@ -54,7 +54,7 @@ def test_two_orthogonal_phases_lose_a_factor_root_two() -> None:
     for _ in range(12):
         one.phi, other.phi = torch.zeros(64), torch.zeros(64)  # the phases' own differences, and nothing else
         met(one, other, orthogonal(64))
-    assert one.norms.scales == other.norms.scales == [pytest.approx(math.sqrt(2), abs=1e-3)]
+    assert one.norms.scales == other.norms.scales == [pytest.approx(math.sqrt(2), abs=2e-3)]  # what is owed is rounded
 
 
 def test_two_equal_phases_lose_nothing_and_stay_bit_identical() -> None:
@@ -111,12 +111,58 @@ def test_whatever_a_partner_says_the_scale_stays_in_bounds(length: float) -> Non
     assert 1 <= one.norms.scales[0] <= LARGEST_SCALE
 
 
-def test_its_state_is_plain_and_comes_back() -> None:
+def test_a_checkpoint_keeps_the_scales_and_no_swap() -> None:
     one, (a, b) = Replica([64]), orthogonal(64)
+    for _ in range(3):
+        one.boundary(a)
+        one.norms.hear(0, (b - a) / 2)
     one.boundary(a)
-    one.norms.hear(0, (b - a)[:30] / 2)
     again = Norms([64])
-    again.load(one.norms.state())
-    for norms in (one.norms, again):
-        norms.hear(30, (b - a)[30:] / 2)
+    again.load(one.norms.scales)
     assert again.scales == one.norms.scales != [1.0]
+    c = (b - a) / 2
+    assert torch.equal(again.hear(0, c), c), "nothing is owed for an offer of before"
+    assert again.scales == one.norms.scales
+    assert not torch.equal(one.norms.hear(0, c), c)
+
+
+def learned(sizes: list[int], moves: tuple[Tensor, Tensor]) -> tuple[Replica, Replica]:
+    pair = Replica(sizes), Replica(sizes)
+    for _ in range(3):
+        met(*pair, moves)
+    return pair
+
+
+def test_a_solo_round_is_the_plain_local_step() -> None:
+    one, _ = learned([64], orthogonal(64))
+    assert one.norms.scales[0] > 1.1
+    theta, phi, delta = one.phi + orthogonal(64)[0], one.phi.clone(), one.delta.clone()
+    outer.local_step(theta, phi, delta, HYPER)
+    one.boundary(orthogonal(64)[0])
+    assert torch.equal(one.phi, phi) and torch.equal(one.delta, delta) and torch.equal(one.theta, phi)
+
+
+def test_the_length_comes_with_the_correction_and_once() -> None:
+    one, other = learned([64], orthogonal(64))
+    scale = one.norms.scales[0]
+    before, delta = one.phi.clone(), one.delta.clone()
+    moves = orthogonal(64)
+    us = one.boundary(moves[0]), other.boundary(moves[1])
+    assert us[0] == pytest.approx(HYPER.gamma * before + HYPER.beta * scale * moves[0], abs=1e-3)
+    one.hear(outer.correction(*us), 10)
+    mean = HYPER.alpha * delta + (us[0] + us[1]) / 2
+    assert one.phi == pytest.approx(mean, abs=1e-3)
+    nothing = torch.zeros(64)
+    assert torch.equal(one.norms.hear(0, nothing), nothing)
+
+
+def test_of_a_broken_swap_only_what_landed_is_longer() -> None:
+    one, other = learned([64], orthogonal(64))
+    moves = orthogonal(64)
+    us = one.boundary(moves[0]), other.boundary(moves[1])
+    plain = one.phi.clone()
+    one.hear(outer.correction(*us)[:32], 32)
+    assert not torch.equal(one.phi[:32], plain[:32]) and torch.equal(one.phi[32:], plain[32:])
+    one.boundary(torch.zeros(64))
+    nothing = torch.zeros(64)
+    assert torch.equal(one.norms.hear(0, nothing), nothing), "the next round owes nothing of the last"

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from noloco_node.core import outer
@@ -71,7 +71,6 @@ def close(measured, expected, tolerance=1e-12):
     np.testing.assert_allclose(measured, expected, rtol=tolerance, atol=tolerance)
 
 
-@settings(deadline=None)  # a busy machine is not a failure
 @given(SEEDS, SIZES, hypers(), st.integers(2, 6), DTYPES)
 def test_split_form_is_the_papers_form_over_rounds_and_group_sizes(seed, size, hyper, group, precision):
     dtype, tolerance = precision
@@ -90,7 +89,6 @@ def test_split_form_is_the_papers_form_over_rounds_and_group_sizes(seed, size, h
     np.testing.assert_array_equal(rows(replicas, "theta") / scale, rows(replicas, "phi") / scale)
 
 
-@settings(deadline=None)  # a busy machine is not a failure
 @given(SEEDS, SIZES, hypers())
 def test_pair_correction_is_the_group_of_two_and_opposite_to_the_bit(seed, size, hyper):
     rng, _, _, replicas = drawn(seed, 2, size)
@@ -100,7 +98,6 @@ def test_pair_correction_is_the_group_of_two_and_opposite_to_the_bit(seed, size,
     torch.testing.assert_close(c, outer.group_correction([mine, theirs])[0], rtol=1e-12, atol=1e-14)
 
 
-@settings(deadline=None)  # a busy machine is not a failure
 @given(SEEDS, SIZES, hypers(), st.integers(2, 9))
 def test_a_group_conserves_its_means(seed, size, hyper, group):
     """What the mean does must not depend on who met whom: it is what solo steps alone give."""
@@ -116,7 +113,6 @@ def test_a_group_conserves_its_means(seed, size, hyper, group):
     close(before["phi"], before["delta"] + phis.mean(axis=0))
 
 
-@settings(deadline=None)  # a busy machine is not a failure
 @given(SEEDS, SIZES, st.floats(0.01, 100), st.floats(0.01, 100))
 def test_weighted_corrections_cancel_with_the_clamped_weights(seed, size, mine, theirs):
     u, v = (torch.tensor(row) for row in np.random.default_rng(seed).normal(size=(2, size)))
@@ -135,7 +131,6 @@ def test_equal_weights_are_the_plain_correction_and_bad_ones_are_refused():
             outer.share_of_partner(1.0, weight)
 
 
-@settings(deadline=None)  # a busy machine is not a failure
 @given(SEEDS, SIZES, hypers(), st.integers(0, 5))
 def test_a_late_correction_comes_to_the_same_as_one_in_time(seed, size, hyper, late):
     rng, _, _, (prompt, tardy) = drawn(seed, 2, size)
@@ -163,7 +158,6 @@ def test_a_correction_in_the_middle_of_a_phase_keeps_what_was_learned():
     assert replica.delta.tolist() == [0.25, -0.25]
 
 
-@settings(deadline=None)  # a busy machine is not a failure
 @given(SEEDS, st.integers(2, 40), hypers(), st.data())
 def test_fragments_together_are_the_whole(seed, size, hyper, data):
     rng, phis, deltas, (whole,) = drawn(seed, 1, size)
@@ -177,7 +171,6 @@ def test_fragments_together_are_the_whole(seed, size, hyper, data):
         assert torch.equal(getattr(parts, name), getattr(whole, name))
 
 
-@settings(deadline=None)  # a busy machine is not a failure
 @given(SEEDS, SIZES, st.floats(0, 0.9), st.floats(0.1, 1))
 def test_diloco_is_the_group_of_everybody_with_equal_slow_weights(seed, size, alpha, beta):
     """arXiv 2311.08105, algorithm 1 with Nesterov's outer step as torch.optim.SGD takes it, from the gradient −mean Δ.

@@ -481,7 +481,7 @@ events = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.tuples(events, st.floats(0, 5)), max_size=60),
     st.integers(0, 2**32),

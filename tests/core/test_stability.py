@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from noloco_node.core import outer, stability
@@ -29,7 +29,6 @@ def test_known_figures(alpha, limit, factor):
         stability.check(alpha, 0.7, limit + 1e-6)
 
 
-@settings(deadline=None)  # a busy machine is not a failure
 @given(st.floats(0, 0.99), st.floats(0.01, 3), st.integers(2, 64))
 def test_the_factor_is_the_spectral_radius_and_crosses_one_at_the_limit(alpha, gamma, group):
     matrix = np.array(stability.moment_matrix(alpha, gamma, group))
@@ -44,7 +43,6 @@ def test_everybody_in_one_group_has_the_bound_of_heavy_ball():
     assert stability.largest_gamma(0.9, 10**9) == pytest.approx(2 * (1 + 0.9))
 
 
-@settings(deadline=None)  # a busy machine is not a failure
 @given(st.floats(0, 0.95), st.floats(0.05, 2.5), st.integers(2, 8))
 def test_the_moments_are_those_of_random_groups(alpha, gamma, group):
     """One round of really drawn groups, over many replicas, against the matrix."""

@@ -597,7 +597,7 @@ def mutations(draw: st.DrawFn) -> list[pb.StateFrame]:
 
 
 @given(mutations())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_whatever_arrives_ends_as_a_fault_or_as_the_state(frames: list[pb.StateFrame]) -> None:
     download = Download(1000)
     fragment = bytearray()

@@ -140,7 +140,7 @@ async def test_everything_is_applied_once_in_the_same_order(count: int, turns: i
     assert max(a.most_under_way, b.most_under_way) <= WINDOW, "memory stays within the window"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(1, 9), st.integers(1, 3), st.integers(0, 60), st.integers(0, 60))
 def test_wherever_it_breaks_at_most_one_fragment_is_one_sided(count: int, turns: int, cut_a: int, cut_b: int) -> None:
     a, b = Words("a", count, turns), Words("b", count, turns)

@@ -288,7 +288,7 @@ def an_odd_picture(seed: int) -> Picture:
     return Picture(status, PeersView(rows), history, rates, odd.at(), absence)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(0, 2**32), st.integers(1, 210), st.integers(1, 70), st.booleans())
 def test_any_picture_fits_any_screen(seed, width, height, shows_help):
     lines = drawn(an_odd_picture(seed), width, height, said="p" * (seed % 99) or None, shows_help=shows_help)

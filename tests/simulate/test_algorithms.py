@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from noloco_node.core import codec
@@ -136,7 +136,6 @@ def test_fedavg_and_ddp_average():
     assert all(torch.equal(row, expected) for row in gradients)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 20), st.integers(0, 100))
 def test_a_matching_meets_everybody_once(replicas, seed):
     pairs = matching(replicas, random.Random(seed))

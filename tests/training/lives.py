@@ -1,7 +1,7 @@
 """One life of a node's training, in a process of its own: it saves as a node does, and may be killed at any instant.
 
-A life goes on from what the one before it saved. It ends with SIGKILL, which it sends itself so that the point is
-exact, or with `end.pt`: all that the replica was in the end.
+A life goes on from what the one before it saved; the swaps of that one are gone with its process. It ends with
+SIGKILL, which it sends itself so that the point is exact, or with `end.pt`: all that the replica was in the end.
 """
 
 import os
@@ -48,6 +48,18 @@ class Kill:
     """Before this one of what the life does to the disk: writes, syncs, renames, removals."""
 
 
+@dataclass(frozen=True)
+class Rebirth:
+    """A life went on from here."""
+
+    step: int
+    round: int
+
+    def misses(self, heard: Heard) -> bool:
+        """Whether the swap that brings it was under way then."""
+        return heard.offered_round <= self.round and heard.before_step >= self.step
+
+
 class _Due:
     """Time to save."""
 
@@ -62,7 +74,10 @@ def live(home: Path, heard: Sequence[Heard], kill: Kill | None) -> None:
         found = checkpoint.newest(home, RUN.run_id, inner.layout)
         if found.checkpoint:
             inner.load(found.checkpoint)
-        _replay(inner, heard, lambda: due(inner), kill.step)
+            with (home / "rebirths").open("a") as file:
+                file.write(f"{inner.steps} {inner.round}\n")
+        met = [each for each in heard if not Rebirth(inner.steps, inner.round).misses(each)]
+        _replay(inner, met, lambda: due(inner), kill.step)
         return inner
 
     def due(inner: Inner) -> None:
@@ -81,6 +96,11 @@ def live(home: Path, heard: Sequence[Heard], kill: Kill | None) -> None:
             thread.resume()
     torch.save(asdict(thread.state().result(DEADLINE_S)), home / "end.pt")
     thread.stop()
+
+
+def rebirths(home: Path) -> list[Rebirth]:
+    log = home / "rebirths"
+    return [Rebirth(*map(int, line.split())) for line in log.read_text().splitlines()] if log.exists() else []
 
 
 def _replay(inner: Inner, heard: Sequence[Heard], stepped: Callable[[], None], kill_at: int | None) -> None:

@@ -59,8 +59,6 @@ def live_state(replica: Inner) -> bytes:
 
 def exchange(one: Inner, other: Inner, codecs: tuple[Codec, Codec]) -> list[tuple[Tensor, Tensor]]:
     """A boundary of both, and a whole swap right after it, fragment by fragment. Returns the corrections."""
-    one.lengthen()
-    other.lengthen()
     us = one.snapshot(), other.snapshot()
     one.boundary()
     other.boundary()

@@ -311,7 +311,7 @@ BYTES = st.lists(TOKENS | st.binary(max_size=40), max_size=40).map(b"".join)
 
 
 @given(BYTES | st.binary(max_size=300))
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 def test_no_bytes_make_a_head_that_is_not_understood_or_refused(head: bytes) -> None:
     try:
         request = http.request_of(head + b"\r\n\r\n")
@@ -326,7 +326,7 @@ def test_no_bytes_make_a_head_that_is_not_understood_or_refused(head: bytes) -> 
 
 async def test_no_bytes_crash_or_hang_it(served: Server, caplog: pytest.LogCaptureFixture) -> None:
     @given(st.lists(BYTES, min_size=1, max_size=12))
-    @settings(deadline=None, max_examples=40, database=None)
+    @settings(max_examples=40, database=None)
     def draw(batch: list[bytes]) -> None:
         drawn.extend(batch)
 
