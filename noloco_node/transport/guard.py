@@ -60,7 +60,7 @@ async def contained(context: Context) -> AsyncIterator[None]:
     """grpc would send the text of an exception to the caller; only a code leaves this machine."""
     try:
         yield
-    except grpc.aio.AbortError:
+    except (grpc.aio.AbortError, grpc.aio.InternalError):  # refused; or nobody is there any more to be told anything
         raise
     except NotImplementedError:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "")
