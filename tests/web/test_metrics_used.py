@@ -37,6 +37,8 @@ def texts(value, key: str) -> Iterator[str]:
             yield from texts(item, key)
 
 
+(ROW,) = [panel for panel in DASHBOARD["panels"] if panel.get("repeat")]
+ALL_PANELS = [*DASHBOARD["panels"], *ROW["panels"]]
 PANELS = sorted(set(texts(DASHBOARD["panels"], "expr")))
 VARIABLES = sorted(set(texts(DASHBOARD["templating"], "definition")))
 EXPRESSIONS = [*PANELS, *VARIABLES, *(rule["expr"] for rule in RULES.values())]
@@ -72,11 +74,9 @@ def test_every_metric_is_used_by_somebody():
 
 
 def test_panels_lie_beside_each_other():
-    (row,) = [panel for panel in DASHBOARD["panels"] if panel.get("repeat")]
-    panels = [*DASHBOARD["panels"], *row["panels"]]
-    assert len({panel["id"] for panel in panels}) == len(panels)
+    assert len({panel["id"] for panel in ALL_PANELS}) == len(ALL_PANELS)
     taken = set()
-    for place in (panel["gridPos"] for panel in panels):
+    for place in (panel["gridPos"] for panel in ALL_PANELS):
         cells = {
             (x, y)
             for x in range(place["x"], place["x"] + place["w"])
@@ -85,6 +85,44 @@ def test_panels_lie_beside_each_other():
         assert not cells & taken
         assert place["x"] + place["w"] <= 24
         taken |= cells
+
+
+@pytest.mark.parametrize("expression", PANELS)
+def test_a_chosen_node_is_asked_for_as_grafana_writes_it(expression):
+    """With several to choose from it escapes each as a regular expression, which only =~ undoes."""
+    asked = re.findall(r'(\S+?)"\$instance"', expression)
+    assert asked
+    assert all(matcher.endswith("instance=~") for matcher in asked)
+
+
+def test_the_table_names_all_its_columns():
+    (table,) = [panel for panel in DASHBOARD["panels"] if panel["type"] == "table"]
+    joined, kept, named = (change["options"] for change in table["transformations"])
+    asked = {f"Value #{target['refId']}": target["expr"] for target in table["targets"]}
+    metrics_of = {field: re.findall(r"noloco_\w+", expression)[0] for field, expression in asked.items()}
+    values = {field for field in metrics_of if re.search(kept["include"]["pattern"], field)}
+    labels = {LABELS[metrics_of[field]] for field in metrics_of.keys() - values}
+    assert labels == {"state", "version"}, "of these metrics the label says it, and the value is always 1"
+    assert all(re.search(kept["include"]["pattern"], field) for field in labels)
+    assert named["renameByName"].keys() == values | {joined["byField"]}
+    titles = labels | set(named["renameByName"].values())
+    assert {override["matcher"]["options"] for override in table["fieldConfig"]["overrides"]} <= titles
+    assert {column["displayName"] for column in table["options"]["sortBy"]} <= titles
+
+
+def test_a_state_has_one_colour_everywhere():
+    colours: dict[str, set[str]] = {}
+    drawn = [panel for panel in ALL_PANELS if "{{state}}" in texts(panel.get("targets"), "legendFormat")]
+    assert len(drawn) == 3
+    for panel in drawn:
+        (metric,) = re.findall(r"noloco_\w+", panel["targets"][0]["expr"])
+        states = {value for name, _, value in SERIES if name == metric}
+        overrides = panel["fieldConfig"]["overrides"]
+        for override in overrides:
+            (colour,) = override["properties"]
+            colours.setdefault(override["matcher"]["options"], set()).add(colour["value"]["fixedColor"])
+        assert states - {"rendezvous"} <= {override["matcher"]["options"] for override in overrides} <= states
+    assert all(len(found) == 1 for found in colours.values()), colours
 
 
 def test_every_alert_says_what_to_do():
@@ -111,10 +149,10 @@ def test_the_containers_are_wired_to_each_other():
     assert all(path.exists() for path in mounted.values())
     (config,) = (word for word in services["prometheus"]["command"] if word.startswith("--config.file="))
     assert (mounted["/etc/prometheus"] / Path(config).name).exists()
-    folder = mounted["/etc/grafana/provisioning"]
-    (provider,) = yaml.safe_load((folder / "dashboards/noloco.yml").read_text())["providers"]
+    providers, sources = (mounted[f"/etc/grafana/provisioning/{kind}"] for kind in ("dashboards", "datasources"))
+    (provider,) = yaml.safe_load((providers / "noloco.yml").read_text())["providers"]
     assert f"{provider['options']['path']}/dashboard.json" in mounted
-    (source,) = yaml.safe_load((folder / "datasources/prometheus.yml").read_text())["datasources"]
+    (source,) = yaml.safe_load((sources / "prometheus.yml").read_text())["datasources"]
     assert source["url"] == "http://prometheus:9090"
 
 
