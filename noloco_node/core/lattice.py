@@ -10,6 +10,11 @@ k. Both use the difference of the same two whole numbers, so the corrections are
     3  missed       of blocks whose checksum does not fit (the partner was out of range): 8 more bits of k, a checksum
     4  whole        of blocks that still do not fit: all of k. At last, if the digest does not hold: of all blocks
 
+Where one element of a block alone is out of range, and not far, the checksum is off by that element's weight and names
+it: both sides mend it, and nothing is told again. So ranges hold all but one element of most blocks instead of all of
+them. *(Tried, same bytes: error 0.24 → 0.20 to 0.24 for normal differences, 0.32 to 0.37 → 0.275 for Laplace's, 0.41 →
+0.30 for Student's with 5 degrees of freedom; eight replicas in `simulate` 0.27 → 0.23.)*
+
 Both sides say the same number of turns, at least two. Guarantees, and their conditions:
 
 - c_j = −c_i to the bit, whatever was missed, between all kernels. An honest pair misses the same blocks on both sides,
@@ -18,6 +23,8 @@ Both sides say the same number of turns, at least two. Guarantees, and their con
   below 2^21 steps: each side's wish for the range sees to that, unless the other's is 64 times smaller.
 - A block out of range is noticed unless its checksum collides: never with up to three elements off by one range each,
   else at 2^-15 or less; the digest finds all but 2^-(16 − bits) of those, and then the fragment is told whole.
+- A block with two elements off by one range each is never mended, one with three in less than 1 of 1,000 such blocks.
+  Both sides do the same, so that c_j = −c_i then, too.
 - A payload costs what its length says, which is checked first; any bytes of that length give finite corrections.
 
 Knows one fragment at a time, and no partner by name. The codec's memory is one byte for each block of 256.
@@ -35,6 +42,7 @@ from torch import Tensor
 from noloco_node.core import ranges
 from noloco_node.core.codec import Heard, Stats
 from noloco_node.core.kernels import BLOCK, PHASES, Grid, for_device
+from noloco_node.core.kernels.tables import SPOTS, WEIGHTS
 from noloco_node.errors import NonFinite, PeerFault, PeerMisbehaved
 
 Array: TypeAlias = NDArray[Any]
@@ -49,6 +57,9 @@ DIVERGED = 0.5
 """Share of a fragment's blocks that miss when two replicas have lost each other: shipping the rest would not help."""
 FEW = 32
 """... but so few blocks say nothing."""
+CALM, NEAR = 8, 3
+"""A block may be mended where its differences are below 1/√8 of the range, as a root mean square, and the element that
+is out of range lies beyond it by 3/8 of it at most: else the one that the checksum names is named by chance."""
 AT_ONCE = 256
 """Blocks told again are worked on in groups of so many: temporaries stay within a few hundred KiB."""
 
@@ -123,12 +134,31 @@ class LatticeConversation:
         self._c, sums, energy = self._kernels.decode(self._codes, theirs, self._grid.half_step, self._bits)
         self._their_sums, self._energy = self._sums + _array(sums), _array(energy).astype(np.float64)
         del self._codes
-        missed = _missed(self._their_sums, self._bits, payload, cut)
+        missed = self._mend(_missed(self._their_sums, self._bits, payload, cut), payload, cut)
         self.stats.missed = len(missed)
         if len(missed) > max(FEW, DIVERGED * blocks):
             raise PeerFault("diverged", f"{len(missed)} of {blocks} blocks out of range")
         self._their_codes = codes[missed]  # numpy's: torch would wake its threads for a few rows
         return self._ask(missed, MORE) if len(missed) else self._finish()
+
+    def _mend(self, missed: ranges.Places, payload: bytes, at: int) -> ranges.Places:
+        """Where one element alone is out of range, and not far, the checksum says which. Returns the other blocks."""
+        half = 1 << self._bits - 1
+        told = np.frombuffer(payload, "<u2", self.stats.blocks, at)[missed]
+        spots = SPOTS[told - (self._their_sums[missed] >> self._bits).astype(np.uint16)]
+        candidates = np.flatnonzero((spots != 0) & (self._energy[missed] <= BLOCK * half * half / CALM))
+        blocks, spots = missed[candidates], spots[candidates].astype(np.int64)
+        places, ranges_up = np.abs(spots) - 1, np.sign(spots)
+        at_row, at_column = self._on_device(blocks), self._on_device(places)
+        steps = self._grid.half_step[at_row]
+        wrong = _array(self._c[at_row, at_column] / steps).astype(np.int64)
+        right = wrong + (ranges_up << self._bits)
+        near = np.abs(right) <= half + NEAR * half // 8
+        rows, columns = self._on_device(blocks[near]), self._on_device(places[near])
+        self._c[rows, columns] = self._on_device(right[near].astype(np.float32)) * steps[self._on_device(near)]
+        self._their_sums[blocks[near]] += (ranges_up * WEIGHTS[places] << self._bits)[near].astype(np.int32)
+        self._energy[blocks[near]] += (right**2 - wrong**2)[near]
+        return np.delete(missed, candidates[near])
 
     def _hear_missed(self, payload: bytes) -> Heard:
         blocks, width = self._told_again, self._bits + MORE

@@ -38,5 +38,15 @@ def _weights() -> NDArray[np.int32]:
     return (2 * _scatter(1 << 14)[:BLOCK] + 1).astype(np.int32)
 
 
+def _spots(weights: NDArray[np.int32]) -> NDArray[np.int16]:
+    """By how much a checksum is off, modulo 2^16 -> 1 + the place of the one element that is a range higher, or minus
+    that where it is a range lower; 0 where no single element explains it."""
+    spots = np.zeros(1 << 16, np.int16)
+    spots[weights] = np.arange(1, BLOCK + 1)
+    spots[-weights] = -np.arange(1, BLOCK + 1)
+    return spots
+
+
 DITHER = _dither()
 WEIGHTS = _weights()
+SPOTS = _spots(WEIGHTS)
