@@ -81,7 +81,7 @@ def _words(value: object) -> str:
 
 
 def _linger(value: object) -> float:
-    return float(_whole(0, 86_400)(value))
+    return float(_whole(0, 30 * 86_400)(value))
 
 
 def _device(value: object) -> str:
@@ -201,8 +201,8 @@ class NodeConfig:
     """The tokenizer.json of a run that names one by its digest."""
     rounds: int | None = _key(_whole(1, 10_000_000), default=None)
     """Stop cleanly after so many rounds of this node; when None, with the run."""
-    linger_s: float = _key(_linger, default=0.0)
-    """How long a node that is done keeps its control socket open, unless told to leave."""
+    linger: float = _key(_linger, default=0.0)
+    """Seconds that a node that is done keeps its control socket open, unless told to leave."""
     run: str | None = _key(_run, default=None)
     """Join this run only, by its whole id."""
     trust: str | None = _key(_trust, default=None)
@@ -244,7 +244,7 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], home_toml: 
     found: dict[str, Any] = {"home": home_dir(str(home) if home else None, environ)}
     found |= _read(home_toml, str, "node.toml: ")
     found |= _read(_named(environ), lambda key: f"{PREFIX}{key.upper()}")
-    found |= _read(given, lambda key: f"--{key.removesuffix('_s').replace('_', '-')}")
+    found |= _read(given, lambda key: f"--{key.replace('_', '-')}")
     return NodeConfig(**found)
 
 

@@ -239,7 +239,7 @@ class Trainer(Resident):
             await self._saving.last()
         self._trains = False
         await self._publish_now()
-        await asyncio.sleep(self._config.linger_s)
+        await asyncio.sleep(self._config.linger)
 
     async def _settled(self, patience_s: float) -> None:
         """Until no offer is open and no swap under way, but no longer than this."""

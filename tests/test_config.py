@@ -73,7 +73,7 @@ def test_how_a_machine_computes():
     ("flags", "environ", "file", "sentence"),
     [
         ({"threads": 0}, {}, {}, "--threads must be a whole number from 1 to 1024, not 0"),
-        ({"linger_s": "x"}, {}, {}, "--linger must be a whole number from 0 to 86400, not 'x'"),
+        ({"linger": "x"}, {}, {}, "--linger must be a whole number from 0 to 2592000, not 'x'"),
         ({}, {"NOLOCO_THREADS": "two"}, {}, "NOLOCO_THREADS must be a whole number from 1 to 1024, not 'two'"),
         ({}, {"NOLOCO_TREADS": "2"}, {}, "NOLOCO_TREADS is not known, did you mean NOLOCO_THREADS?"),
         ({}, {}, {"thread": 2}, "node.toml: thread is not known, did you mean threads?"),
@@ -132,7 +132,7 @@ def test_a_broken_node_toml(tmp_path):
             "device",
             "threads",
             "rounds",
-            "linger_s",
+            "linger",
             "run",
             "log_level",
             "log_format",

@@ -138,9 +138,7 @@ def _trainer(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--tokenizer", metavar="FILE", help="the tokenizer.json that the run asks for")
     parser.add_argument("--rounds", metavar="N", help="stop cleanly after N rounds (default: with the run)")
-    parser.add_argument(
-        "--linger", metavar="S", dest="linger_s", help="when done, answer `status` for S seconds more (default: 0)"
-    )
+    parser.add_argument("--linger", metavar="S", help="when done, answer `status` for S seconds more (default: 0)")
     _rendezvous(parser)
 
 

@@ -1,13 +1,16 @@
 """What can be typed, and how quickly and politely it is answered."""
 
 import os
+import re
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 
 from noloco_node import errors
 from noloco_node.cli import main, parser
+from noloco_node.config import NodeConfig
 from noloco_node.version import PROTOCOL, VERSION
 
 HEAVY = {"torch", "hivemind", "grpc", "pydantic", "rich", "numpy", "transformers", "uvloop"}
@@ -51,6 +54,13 @@ def test_every_verb_has_help_with_an_example(verb, capsys):
     assert f"usage: noloco-node {verb}" in shown
     assert f"example:\n  noloco-node {verb}" in shown
     assert all(len(line) <= 80 for line in shown.splitlines())
+
+
+@pytest.mark.parametrize("verb", ["start", "join", "bootstrap"])
+def test_a_setting_has_one_name_as_flag_as_variable_and_in_node_toml(verb, capsys):
+    assert main([verb, "--help"]) == 0
+    flags = set(re.findall(r"^ *--([a-z-]+)", capsys.readouterr().out, re.MULTILINE)) - {"help"}
+    assert {"bootstrap", "web"} <= flags <= {field.name.replace("_", "-") for field in fields(NodeConfig)}
 
 
 def test_help_lists_every_verb_within_80_columns(capsys):

@@ -155,7 +155,7 @@ def test_start_signs_the_manifest(node, home, capsys):
     assert isinstance(mission, Start)
     assert manifest.verify(mission.signed) == runtoml.load(Path("run.toml"))
     assert mission.signed.author == Identity.load_or_create(home.identity).peer_id
-    assert (config.threads, config.rounds, config.linger_s, config.home) == (2, 3, 30.0, home.root)
+    assert (config.threads, config.rounds, config.linger, config.home) == (2, 3, 30.0, home.root)
     assert holder is not None
     assert home.holder() is None
     assert capsys.readouterr().out == "others join with: …\n"
