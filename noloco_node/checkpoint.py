@@ -34,7 +34,7 @@ KEEP = 3
 """The newest ones are kept: one more than needed survives a bad disk block, a third costs little."""
 PARAMETER_BYTES = 20
 """Of a checkpoint: θ, φ, δ and AdamW's two moments, 4 bytes each. The rest is small."""
-SCHEMA = 1
+SCHEMA = 2
 
 T = TypeVar("T")
 

@@ -130,7 +130,7 @@ def test_an_empty_folder_is_skipped_too(tmp_path: Path) -> None:
     assert found.skipped == ("checkpoint 100 is skipped: it has no state.json",)
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", "null", '{"schema": 2}', "[" * 9999, '{"round": true}', "\xff"])
+@pytest.mark.parametrize("text", ["[]", "{}", "null", '{"schema": 3}', "[" * 9999, '{"round": true}', "\xff"])
 def test_any_other_state_json_is_damage(tmp_path: Path, text: str) -> None:
     path = save(tmp_path, Replica(), RUN, LAYOUT)
     (path / "state.json").write_text(text, encoding="latin-1")

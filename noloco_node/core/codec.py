@@ -40,7 +40,7 @@ class Stats:
 
     blocks: int = 0
     missed: int = 0
-    """Told again: out of the agreed range."""
+    """Told again: out of the agreed range, and not to be mended."""
     sent_bytes: int = 0
     received_bytes: int = 0
     difference: float = 0.0

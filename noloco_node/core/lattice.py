@@ -7,7 +7,8 @@ k. Both use the difference of the same two whole numbers, so the corrections are
 
     1  ranges       the range that each block should have, and a few elements in full: core/ranges.py
     2  codes        k mod 2^bits, packed; per block 16 bits of a checksum over what is not sent; a digest of all k
-    3  missed       of blocks whose checksum does not fit (the partner was out of range): 8 more bits of k, a checksum
+    3  missed       of blocks whose checksum does not fit (the partner was out of range) and that could not be mended:
+                    8 more bits of k, a checksum
     4  whole        of blocks that still do not fit: all of k. At last, if the digest does not hold: of all blocks
 
 Where one element of a block alone is out of range, and not far, the checksum is off by that element's weight and names
@@ -23,8 +24,8 @@ Both sides say the same number of turns, at least two. Guarantees, and their con
   below 2^21 steps: each side's wish for the range sees to that, unless the other's is 64 times smaller.
 - A block out of range is noticed unless its checksum collides: never with up to three elements off by one range each,
   else at 2^-15 or less; the digest finds all but 2^-(16 − bits) of those, and then the fragment is told whole.
-- A block with two elements off by one range each is never mended, one with three in less than 1 of 1,000 such blocks.
-  Both sides do the same, so that c_j = −c_i then, too.
+- A block is mended wrongly never with two elements off by one range each, with three or five about once in 1,000 (as
+  measured), most of which no digest sees: four elements of c are then off by a range, and c_j = −c_i still.
 - A payload costs what its length says, which is checked first; any bytes of that length give finite corrections.
 
 Knows one fragment at a time, and no partner by name. The codec's memory is one byte for each block of 256.

@@ -49,7 +49,7 @@ class Norms:
     sizes: Sequence[int]
     """Elements of the model's tensors, in the order of its flat vectors."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    """Where φ is."""
+    """Where φ is, best."""
     _tensors: list[_Tensor] = field(init=False)
     _places: list[tuple[int, int]] = field(init=False)
     _owed: Tensor = field(init=False)
@@ -91,15 +91,8 @@ class Norms:
         owed.zero_()
         return whole
 
-    def forget(self) -> None:
-        """The offer is of weights that have been given up: nothing is owed for it, and it teaches nothing."""
-        self._owed.zero_()
-        for tensor, size in zip(self._tensors, self.sizes, strict=True):
-            tensor.heard = size
-
     def load(self, scales: Sequence[float]) -> None:
-        """What a checkpoint kept of `scales`. The swaps of before are not there any more."""
-        self.forget()
+        """What a checkpoint kept of `scales`."""
         for tensor, scale in zip(self._tensors, scales, strict=True):
             tensor.scale = scale
 

@@ -100,6 +100,8 @@ class Inner:
         self._norms: Norms | None = None
         if manifest.outer.keep_norm:
             self._norms = Norms([p.numel() for _, p in model.parameters(module)], self.phi.device)
+        self._owed_for = -1
+        """The round of the offer that norms know: a swap may have begun just as the next offer was made."""
         self._descent = Descent(module, self._spec)
         self._passes = Passes(task, module, self._descent, self._spec, micro_batch, memory_fraction)
         self.budget = manifest.rounds
@@ -261,9 +263,11 @@ class Inner:
         self._descent.forget()
         u = torch.empty(self.parameters)
         outer.snapshot(self.theta, self.phi, self._hyper, u)
+        self._owed_for = -1
         if self._norms:
             self._norms.offer(self.theta, self.phi, self._hyper.beta, u)
         self._require_finite(u)
+        self._owed_for = self.round + 1
         return u
 
     def movement(self) -> Tensor:
@@ -298,12 +302,12 @@ class Inner:
 
     def apply(self, start: int, c: Tensor, offered_round: int) -> None:
         """A partner's correction of the elements from `start` on, for the offer made as round `offered_round` began.
-        One for weights that have been given up since is lost."""
+        The length that is owed there comes with it. One for weights that have been given up since is lost."""
         if offered_round <= self._restored_in:
             return
         part = slice(start, start + len(c))
         late = self.round - offered_round - sum(ended > offered_round for ended in self._thrown_away)
-        if self._norms:
+        if self._norms and offered_round == self._owed_for:
             c = self._norms.hear(start, c)
         outer.correct(self.theta[part], self.phi[part], self.delta[part], c, self._hyper, late)
 
@@ -423,8 +427,7 @@ class Inner:
         self._begin_at_phi()
         self.round, self.phase_step, self.phase_s = round, 0, 0.0
         self._thrown_away.clear()
-        if self._norms:
-            self._norms.forget()
+        self._owed_for = -1
 
     def _begin_at_phi(self) -> None:
         """θ = φ, and an AdamW without moments."""

@@ -1,11 +1,11 @@
 """What fits into this machine: the training state and what comes on top of it, a micro-batch, a copy for a newcomer.
 
-On a GPU, θ, its gradient and AdamW's two moments must lie there: 16 bytes a parameter. φ and δ lie beside them where
-that leaves room for activations, else in pinned host memory, where a boundary and a correction reach them piece by
-piece. The snapshot of an open offer is always in host memory, and so is a checkpoint until it is on the disk: whoever
-cannot hold both is told so before it trains, and not by the system that kills it at its first checkpoint. How many
-examples go through the model at once is found by trying on a GPU; on a CPU it is the task's own number, for the result
-there is to be the same to the bit each time.
+On a GPU, θ, its gradient and AdamW's two moments must lie there: 16 bytes a parameter. φ and δ, and what norms owe
+them, lie beside those where that leaves room for activations, else in host memory, φ and δ pinned, where a boundary and
+a correction reach them piece by piece. The snapshot of an open offer is always in host memory, and so is a checkpoint
+until it is on the disk: whoever cannot hold both is told so before it trains, and not by the system that kills it at
+its first checkpoint. How many examples go through the model at once is found by trying on a GPU; on a CPU it is the
+task's own number, for the result there is to be the same to the bit each time.
 """
 
 import torch
@@ -66,8 +66,8 @@ def free_bytes(device: torch.device, fraction: float) -> int:
 
 
 def slow_fits(parameters: int, free: int) -> bool:
-    """Whether φ and δ may lie on the GPU too: with AdamW's moments they take no more than half of what is free, the
-    rest being for activations."""
+    """Whether φ, δ and what they are owed may lie on the GPU too: with AdamW's moments they take no more than half of
+    what is free, the rest being for activations."""
     return parameters * (SLOW_BYTES + MOMENT_BYTES) <= free // 2
 
 

@@ -60,10 +60,18 @@ async def contained(context: Context) -> AsyncIterator[None]:
     """grpc would send the text of an exception to the caller; only a code leaves this machine."""
     try:
         yield
-    except (grpc.aio.AbortError, grpc.aio.InternalError):  # refused; or nobody is there any more to be told anything
+    except grpc.aio.AbortError:
         raise
     except NotImplementedError:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "")
-    except Exception:  # noqa: BLE001 - the seam for bugs in servicers: any of them ends one call, not the node
+    except Exception as error:  # the seam for bugs in servicers: any of them ends one call, not the node
+        if _hung_up(error):
+            raise
         _log.exception("a servicer failed")
         await context.abort(grpc.StatusCode.INTERNAL, "")
+
+
+def _hung_up(error: Exception) -> bool:
+    """Whether nobody is there any more to be told anything: a kind of InternalError for which grpc has no public name,
+    raised by `abort` itself, and which grpc keeps to itself in turn."""
+    return isinstance(error, grpc.aio.InternalError) and type(error) is not grpc.aio.InternalError

@@ -333,6 +333,50 @@ def test_a_late_correction_of_a_slice(late: int) -> None:
         assert torch.equal(now[:100], then[:100]) and torch.equal(now[150:], then[150:])
 
 
+def long_stepping() -> Inner:
+    """A replica that knows that averaging takes a part of its updates' length."""
+    replica = small_replica()
+    assert replica._norms is not None
+    replica._norms.load([1.4] * len(replica._norms.scales))
+    return replica
+
+
+def test_what_is_owed_comes_with_the_correction_of_its_own_offer() -> None:
+    replica = long_stepping()
+    train_phase(replica)
+    moved = replica.theta - replica.phi
+    replica.snapshot()
+    replica.boundary()
+    before = replica.phi.clone()
+    nothing = torch.zeros(replica.parameters)
+    replica.apply(0, nothing, offered_round=1)
+    assert torch.allclose(replica.phi - before, 0.4 * OuterSpec().beta * moved, atol=1e-4)
+    before = replica.phi.clone()
+    train_phase(replica)
+    replica.snapshot()  # of round 2, while a swap of round 1 begins
+    replica.boundary()
+    phi = replica.phi.clone()
+    replica.apply(0, nothing, offered_round=1)
+    assert torch.equal(replica.phi, phi), "nothing of what the newer offer is owed"
+
+
+def test_nothing_is_owed_for_an_offer_that_was_not_made() -> None:
+    """A phase that ends in NaN is thrown away, and a swap of the offer before may just have begun."""
+    replica = long_stepping()
+    train_phase(replica)
+    replica.snapshot()
+    replica.boundary()
+    train_phase(replica)
+    replica.theta[7] = math.nan
+    with pytest.raises(NonFinite):
+        replica.snapshot()
+    replica.discard()
+    replica.apply(0, torch.zeros(replica.parameters), offered_round=1)
+    assert replica.phi.isfinite().all() and replica.theta.isfinite().all()
+    train_phase(replica)
+    assert replica.snapshot().isfinite().all()
+
+
 def test_a_phase_that_was_thrown_away_makes_no_correction_late() -> None:
     """δ did not age in it, and φ did not move."""
     replica = small_replica()

@@ -43,9 +43,10 @@ def call(address: str, timeout_s: float) -> grpc.StatusCode:
     return code
 
 
-async def test_of_a_bug_only_a_code_is_told(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("kind", [RuntimeError, grpc.aio.InternalError])
+async def test_of_a_bug_only_a_code_is_told(kind: type[Exception], caplog: pytest.LogCaptureFixture) -> None:
     async def fail(request: bytes, context: Any) -> bytes:
-        raise RuntimeError("a secret")
+        raise kind("a secret")
 
     async with served(fail) as address:
         assert await asyncio.to_thread(call, address, DEADLINE_S) == grpc.StatusCode.INTERNAL
