@@ -1,4 +1,7 @@
-"""Meeting in numbers: how many rounds are committed, with how many partners, by how many calls. 64 nodes."""
+"""Meeting in numbers: how many rounds are committed, with how many partners, by how many calls. 64 nodes.
+
+`pytest -s` shows the numbers.
+"""
 
 import asyncio
 import random
@@ -15,11 +18,17 @@ MIXED = [1] * 22 + [2] * 21 + [4] * 21
 """How many times longer a step takes."""
 
 
+def figures(town: Town) -> str:
+    return f"{town.committed_share():.1%} of rounds committed, {town.calls_per_pair():.2f} calls a pair"
+
+
 def test_equal_nodes_commit_and_meet_many_with_few_calls() -> None:
     town = Town(EQUAL)
     run_virtual(town.run(50))
+    partners = [len({e.partner for e in n.committed}) for n in town.nodes]
+    print(f"\nequal boxes: {figures(town)}, {min(partners)} to {max(partners)} partners in 50 rounds")  # noqa: T201
     assert town.committed_share() >= 0.95
-    assert min(len({e.partner for e in n.committed}) for n in town.nodes) >= 20
+    assert min(partners) >= 20
     assert town.calls_per_pair() < 1.8
     spread = max(max(n.x) for n in town.nodes) - min(min(n.x) for n in town.nodes)
     assert spread < 0.5, "without any all-reduce the swarm has come together"
@@ -37,6 +46,7 @@ def test_partners_are_drawn_uniformly(nodes: int) -> None:
     expected = sum(met.values()) / len(pairs)
     chi = sum((met[pair] - expected) ** 2 / expected for pair in pairs)
     freedom = len(pairs) - len(names)
+    print(f"\npartners of {nodes} over 500 rounds: chi-square {chi:.0f} of {freedom} degrees of freedom")  # noqa: T201
     limit = freedom * (1 - 2 / (9 * freedom) + 3.09 * (2 / (9 * freedom)) ** 0.5) ** 3
     assert chi < limit, f"{chi:.0f} for {freedom} degrees of freedom, of {expected:.0f} meetings a pair"
 
@@ -44,6 +54,7 @@ def test_partners_are_drawn_uniformly(nodes: int) -> None:
 def test_speeds_one_two_four_by_time() -> None:
     town = Town(EQUAL, steps_s=[0.3 * slow for slow in MIXED])
     run_virtual(town.run(25))
+    print(f"\nspeeds of 1:2:4, phases by time: {figures(town)}")  # noqa: T201
     assert town.committed_share() >= 0.9
     for slow in (1, 2, 4):
         nodes = [n for n, s in zip(town.nodes, MIXED, strict=True) if s == slow]
@@ -51,7 +62,7 @@ def test_speeds_one_two_four_by_time() -> None:
     assert town.calls_per_pair() < 2
 
 
-def test_speeds_one_two_four_by_steps(capsys: pytest.CaptureFixture[str]) -> None:
+def test_speeds_one_two_four_by_steps() -> None:
     town = Town([10.0 * slow for slow in MIXED])
     run_virtual(town.run(25))
     share = {
@@ -60,9 +71,8 @@ def test_speeds_one_two_four_by_steps(capsys: pytest.CaptureFixture[str]) -> Non
         / MIXED.count(slow)
         for slow in (1, 2, 4)
     }
-    with capsys.disabled():
-        rounds = ", ".join(f"{part:.0%} of those {slow} times as slow" for slow, part in share.items())
-        print(f"\n  phases by steps: committed {rounds}; {town.calls_per_pair():.1f} calls a pair")  # noqa: T201
+    rounds = ", ".join(f"{part:.0%} of those {slow} times as slow" for slow, part in share.items())
+    print(f"\nspeeds of 1:2:4, phases by steps: {figures(town)}; committed {rounds}")  # noqa: T201
     assert town.committed_share() >= 0.6
     assert town.calls_per_pair() < 3
 
@@ -86,6 +96,7 @@ def test_lost_messages_and_a_tenth_that_vanishes() -> None:
             town.vanish(node)
 
     run_virtual(town.run(25, vanish()))
+    print(f"\n5% of messages lost, a tenth of boxes gone: {figures(town)}")  # noqa: T201
     assert town.committed_share() >= 0.75
 
 
