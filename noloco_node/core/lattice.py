@@ -145,21 +145,19 @@ class LatticeConversation:
     def _mend(self, missed: ranges.Places, payload: bytes, at: int) -> ranges.Places:
         """Where one element alone is out of range, and not far, the checksum says which. Returns the other blocks."""
         half = 1 << self._bits - 1
-        told = np.frombuffer(payload, "<u2", self.stats.blocks, at)[missed]
-        spots = SPOTS[told - (self._their_sums[missed] >> self._bits).astype(np.uint16)]
-        candidates = np.flatnonzero((spots != 0) & (self._energy[missed] <= BLOCK * half * half / CALM))
-        blocks, spots = missed[candidates], spots[candidates].astype(np.int64)
-        places, ranges_up = np.abs(spots) - 1, np.sign(spots)
-        at_row, at_column = self._on_device(blocks), self._on_device(places)
-        steps = self._grid.half_step[at_row]
-        wrong = _array(self._c[at_row, at_column] / steps).astype(np.int64)
-        right = wrong + (ranges_up << self._bits)
+        spots = SPOTS[_off(self._their_sums, self._bits, payload, at)[missed]].astype(np.int64)
+        named = (spots != 0) & (self._energy[missed] <= BLOCK * half * half / CALM)
+        blocks, places, up = missed[named], np.abs(spots[named]) - 1, np.sign(spots[named])
+        where = self._on_device(blocks), self._on_device(places)
+        steps = _array(self._grid.half_step[where[0]])
+        wrong = (_array(self._c[where]) / steps).astype(np.int64)
+        right = wrong + (up << self._bits)
         near = np.abs(right) <= half + NEAR * half // 8
-        rows, columns = self._on_device(blocks[near]), self._on_device(places[near])
-        self._c[rows, columns] = self._on_device(right[near].astype(np.float32)) * steps[self._on_device(near)]
-        self._their_sums[blocks[near]] += (ranges_up * WEIGHTS[places] << self._bits)[near].astype(np.int32)
-        self._energy[blocks[near]] += (right**2 - wrong**2)[near]
-        return np.delete(missed, candidates[near])
+        right = np.where(near, right, wrong)
+        self._c[where] = self._on_device(right.astype(np.float32) * steps)
+        self._their_sums[blocks] += ((right - wrong) * WEIGHTS[places]).astype(np.int32)
+        self._energy[blocks] += right**2 - wrong**2
+        return np.setdiff1d(missed, blocks[near], assume_unique=True)
 
     def _hear_missed(self, payload: bytes) -> Heard:
         blocks, width = self._told_again, self._bits + MORE
@@ -262,7 +260,13 @@ def _checks(sums: Array, width: int) -> bytes:
 
 def _missed(sums: Array, width: int, payload: bytes, at: int) -> ranges.Places:
     """The blocks whose checksums differ from those of the partner."""
-    return np.flatnonzero(((sums >> width) & 0xFFFF) != np.frombuffer(payload, "<u2", len(sums), at))
+    return np.flatnonzero(_off(sums, width, payload, at))
+
+
+def _off(sums: Array, width: int, payload: bytes, at: int) -> NDArray[np.uint16]:
+    """By how much the partner's checksums exceed what they should be, modulo 2^16."""
+    off: NDArray[np.uint16] = np.frombuffer(payload, "<u2", len(sums), at) - (sums >> width).astype(np.uint16)
+    return off
 
 
 def _digest(sums: Array) -> bytes:

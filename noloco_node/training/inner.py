@@ -389,6 +389,7 @@ class Inner:
         self.skipped, self._skipped_in_row = saved.inner["skipped"], saved.inner["skipped_in_row"]
         if self._norms:
             self._norms.load(saved.inner["norms"])
+        self._owed_for = -1
         self.last_loss = saved.inner["last_loss"]
         torch.set_rng_state(saved.inner["rng"])
         if self.theta.is_cuda and saved.inner["device_rng"] is not None:
