@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from noloco_node.control.views import LastRound, Rounds
+from noloco_node.control.views import LastRound, Phase, Rounds
 from noloco_node.core.round import TOO_SLOW
 from noloco_node.events import Evaluated, Event, PeerFaulted, PhaseDone, RolledBack, RoundCommitted, WentSolo
 
@@ -30,6 +30,9 @@ class WithPeer:
 class Ledger:
     round: int = 0
     step: int = 0
+    """At the last boundary."""
+    phase: Phase | None = None
+    """The inner phase under way."""
     tokens: int = 0
     tokens_per_s: float | None = None
     loss: float | None = None
@@ -48,13 +51,14 @@ class Ledger:
     stall_ms: float | None = None
     time_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds of the training thread by what they went into; all of them, so that their sum is its clock."""
+    _step_now: int = 0
     _minute: deque[Mapping[str, float]] = field(default_factory=deque)
     """What time_s was in the last minute; the first one is that old, if there is one."""
 
     def observe(self, event: Event) -> None:
         match event:
             case PhaseDone():
-                self.round, self.step, self.loss = event.round, event.steps, event.loss
+                self.round, self.step, self.phase, self.loss = event.round, event.steps, None, event.loss
                 self.stall_ms = event.stall_ms
                 self.loss_first = event.loss if self.loss_first is None else self.loss_first
                 self.tokens += event.tokens
@@ -72,6 +76,10 @@ class Ledger:
                 self.rolled_back += 1
             case PeerFaulted(_, reason):
                 self.faults[reason] += 1
+
+    def stand(self, step: int, phase: Phase) -> None:
+        """Where the training is; to be told every second or so."""
+        self._step_now, self.phase = step, phase
 
     def spend(self, time_s: Mapping[str, float]) -> None:
         """What the training thread's time has gone into so far; to be told every second or so."""
@@ -103,7 +111,8 @@ class Ledger:
         last = self.last_round
         return {
             "round": self.round,
-            "step": self.step,
+            "step": self._step_now if self.phase else self.step,
+            "phase": self.phase,
             "tokens": self.tokens,
             "tokens_per_s": self.tokens_per_s,
             "loss": self.loss,

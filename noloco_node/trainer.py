@@ -22,7 +22,7 @@ from noloco_node.acquaintance import Acquaintances
 from noloco_node.allowance import Allowance
 from noloco_node.chronicle import Chronicle, told
 from noloco_node.config import NodeConfig
-from noloco_node.control.views import GatherView, Health, HistoryView, PeersView, StatusView, Traffic
+from noloco_node.control.views import GatherView, Health, HistoryView, PeersView, Phase, StatusView, Traffic
 from noloco_node.donor import StateService
 from noloco_node.errors import NolocoError
 from noloco_node.events import Evaluated, Event, RolledBack, RoundCommitted, WentSolo
@@ -193,7 +193,9 @@ class Trainer(Resident):
 
     async def _take_time(self) -> None:
         if self._trains and self._thread:
-            self._ledger.spend(await asyncio.wrap_future(self._thread.spent_s()))
+            now, spent_s = await asyncio.wrap_future(self._thread.so_far())
+            self._ledger.stand(now.steps, Phase(now.part, now.left_s, now.loss, now.tokens_per_s))
+            self._ledger.spend(spent_s)
         tally = self._exchange.tally
         self._chronicle.history.sample(tally.sent_bytes, tally.received_bytes, time.time())
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from noloco_node.control.views import Phase
 from noloco_node.events import PeerFaulted, PhaseDone, RolledBack, RoundCommitted, WentSolo
 from noloco_node.ledger import MINUTE_S, PEERS, Ledger
 from noloco_node.training.timesheet import ACCOUNTS, Timesheet
@@ -71,6 +72,16 @@ def test_the_stall_of_the_last_round() -> None:
     ledger = Ledger()
     ledger.observe(PhaseDone(1, 50, 5.0, 1000, 10.0, stall_ms=3.5))
     assert ledger.figures()["stall_ms"] == 3.5
+
+
+def test_the_step_goes_on_within_a_phase_and_the_figures_of_the_last_one_stay():
+    ledger = Ledger()
+    ledger.stand(23, Phase(0.46, 60.0, 5.5, 90.0))
+    assert (ledger.figures()["step"], ledger.figures()["loss"], ledger.step) == (23, None, 0)
+    ledger.observe(PhaseDone(1, 50, 5.0, 1000, 10.0))
+    assert (ledger.figures()["step"], ledger.figures()["phase"]) == (50, None)
+    ledger.stand(51, Phase(0.02, 60.0, 4.9, 90.0))
+    assert (ledger.figures()["step"], ledger.figures()["loss"]) == (51, 5.0)
 
 
 def test_what_was_sent_in_vain_counts_too() -> None:

@@ -101,6 +101,19 @@ class RunView:
     """Of the one that is furthest."""
 
 
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """The inner phase that has begun."""
+
+    part: float
+    """Done, 0 to 1."""
+    left_s: float | None = None
+    """Until its end, as fast as it went so far."""
+    loss: float | None = None
+    """The mean so far."""
+    tokens_per_s: float | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusView:
     peer_id: str
@@ -115,10 +128,12 @@ class StatusView:
     rounds_target: int | None = None
     """The round at which this node stops, if that is known."""
     step: int = 0
+    phase: Phase | None = None
+    """The one under way; the next figures are of the last one that is over."""
     tokens: int = 0
     tokens_per_s: float | None = None
     loss: float | None = None
-    """Mean training loss of the last inner phase."""
+    """Mean training loss."""
     loss_first: float | None = None
     eval_loss: float | None = None
     eval_loss_first: float | None = None

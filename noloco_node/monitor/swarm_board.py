@@ -59,7 +59,7 @@ class Progress:
         self.left_s: float | None = None
 
     def update(self, seats: Sequence[Seat], now: float) -> None:
-        done = [1.0 if _is_done(seat) else seat.view.round / self._rounds if seat.view else 0.0 for seat in seats]
+        done = [1.0 if _is_done(seat) else _rounds_done(seat.view) / self._rounds for seat in seats]
         self.fraction = max(self.fraction, sum(done) / len(done) if done else 0.0)
         if self._first is None and self.fraction > 0:
             self._first = now, self.fraction
@@ -156,6 +156,10 @@ def _row(seat: Seat, rounds: int) -> list[str]:
         rate(view.tokens_per_s),
         _waiting(seat),
     ]
+
+
+def _rounds_done(view: StatusView | None) -> float:
+    return view.round + (view.phase.part if view.phase else 0.0) if view else 0.0
 
 
 def _is_done(seat: Seat) -> bool:

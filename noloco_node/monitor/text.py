@@ -8,7 +8,7 @@ from rich.text import Text
 
 from noloco_node.control.views import Checkpoints, Health, LastRound, PeerRow, PeersView, RunView, StatusView
 from noloco_node.monitor.table import Column, fill, fitting, table
-from noloco_node.monitor.units import count, loss, rate, share, size, span
+from noloco_node.monitor.units import count, left, loss, rate, share, size, span
 from noloco_node.names import name_of, short_id
 
 _PIPE_WIDTH = 1000  # nobody wants lines broken in a file
@@ -149,10 +149,13 @@ def _progress(view: StatusView) -> Iterator[str]:
         yield view.state
     if view.waiting_for:
         yield f"waiting for {view.waiting_for}"
-    if view.loss is not None:
-        yield f"loss {loss(view.loss)}" + (f" (eval {loss(view.eval_loss)})" if view.eval_loss is not None else "")
-    if view.tokens_per_s is not None:
-        yield f"{rate(view.tokens_per_s)} tokens/s"
+    if still := left(view.phase):
+        yield f"this phase {still}"
+    trained = view if view.loss is not None or view.phase is None else view.phase
+    if trained.loss is not None:
+        yield f"loss {loss(trained.loss)}" + (f" (eval {loss(view.eval_loss)})" if view.eval_loss is not None else "")
+    if trained.tokens_per_s is not None:
+        yield f"{rate(trained.tokens_per_s)} tokens/s"
     if view.busy_fraction is not None:
         minute = view.busy_fraction_minute
         yield f"busy {share(view.busy_fraction, 1)}" + (f" (last minute {share(minute)})" if minute is not None else "")

@@ -2,7 +2,10 @@
 
 from itertools import pairwise
 
+from noloco_node.control.views import Phase
+
 NOTHING = "-"
+_WORTH_TELLING_S = 10.0
 
 
 def size(count: float | None) -> str:
@@ -39,6 +42,13 @@ def span(seconds: float | None) -> str:
             rest = whole % large_s // small_s
             return f"{whole // large_s} {large}" + (f" {rest} {small}" if rest else "")
     return f"{whole} s"
+
+
+def left(phase: Phase | None) -> str:
+    """`46%, 1 min 10 s left`; nothing of a phase that is over in a few seconds."""
+    if phase is None or phase.left_s is None or phase.left_s < _WORTH_TELLING_S * (1 - phase.part):
+        return ""
+    return f"{share(phase.part)}, {span(phase.left_s)} left"
 
 
 def loss(value: float | None) -> str:

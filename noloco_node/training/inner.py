@@ -179,6 +179,12 @@ class Inner:
         return self.phase_step > 0 and self.phase_s >= self._spec.seconds
 
     @property
+    def phase_part(self) -> float:
+        """How far the phase is, 0 to 1."""
+        done = self.phase_step / self._phase_steps if self._spec.seconds is None else self.phase_s / self._spec.seconds
+        return min(1.0, done)
+
+    @property
     def _phase_steps(self) -> int:
         return self._spec.steps or 1
 
@@ -217,7 +223,7 @@ class Inner:
         """Of the run, 0 to 1, with the step that is being taken."""
         if self._spec.seconds is None:
             return (self.steps + 1) / (self.budget * self._phase_steps)
-        return (self.round + min(1.0, self.phase_s / self._spec.seconds)) / self.budget
+        return (self.round + self.phase_part) / self.budget
 
     # ---- inner steps ----
     def spend(self, seconds: float) -> None:

@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory, Pe
 from noloco_node.events import Evaluated, PhaseDone, RolledBack
 from noloco_node.training import memory
 from noloco_node.training.inner import Inner, Saved, State
+from noloco_node.training.letters import Correction, Question
 from noloco_node.training.portrait import Copy, Portraits
 from noloco_node.training.timesheet import Timesheet
 
@@ -82,6 +83,21 @@ class Failed:
     error: Exception
 
 
+@dataclass(frozen=True, slots=True)
+class Underway:
+    """Where the training stands between two inner steps."""
+
+    steps: int
+    """Of the run."""
+    part: float
+    """Of the inner phase, 0 to 1."""
+    left_s: float | None
+    """Until the phase is over; None where no step of it was timed yet."""
+    tokens_per_s: float | None
+    loss: float | None
+    """The mean of the phase so far."""
+
+
 Message = Ready | PhaseEnded | Evaluated | RolledBack | Finished | Failed
 
 
@@ -89,40 +105,17 @@ class _Stop(Exception):
     """Unwinds the thread from wherever it is."""
 
 
-class _Question(Generic[T]):
-    """A letter to the training thread that wants an answer."""
+@dataclass(slots=True)
+class _Phase:
+    """What an inner phase has come to so far."""
 
-    def __init__(self, ask: Callable[[Inner], T]) -> None:
-        self.answer: Future[T] = Future()
-        self._ask = ask
+    began: float
+    """Moved on by pauses."""
+    steps: int = 0
+    losses: list[float] = field(default_factory=list)
 
-    def __call__(self, inner: Inner) -> None:
-        if self.answer.set_running_or_notify_cancel():
-            try:
-                self.answer.set_result(self._ask(inner))
-            except Exception as error:  # noqa: BLE001 - it belongs to whoever asked
-                self.answer.set_exception(error)
-
-    def give_up(self) -> None:
-        if self.answer.set_running_or_notify_cancel():
-            self.answer.set_exception(NolocoError("the training has ended"))
-
-
-class _Correction:
-    """A letter to the training thread; `added` is done when there is nothing left of it, whatever became of it."""
-
-    def __init__(self, add: Callable[[Inner], None]) -> None:
-        self.added: Future[None] = Future()
-        self._add = add
-
-    def __call__(self, inner: Inner) -> None:
-        try:
-            self._add(inner)
-        finally:
-            self.give_up()
-
-    def give_up(self) -> None:
-        self.added.set_result(None)
+    def loss(self) -> float | None:
+        return fmean(self.losses) if self.losses else None
 
 
 class Offer:
@@ -214,6 +207,7 @@ class TrainingThread:
         """Whether the weights were rolled back and no loss has been finite since."""
         self._rounds_over = 0
         self._times = Timesheet(time.perf_counter)
+        self._phase = _Phase(0.0)
         self._stalled_s = 0.0  # up to the last boundary
         self._clock_read_at = 0.0
         self._looked_at = time.perf_counter()
@@ -267,13 +261,13 @@ class TrainingThread:
         """Everything that a resumed run needs, as it is between two inner steps."""
         return self._ask(lambda inner: self._copying(inner.state))
 
-    def spent_s(self) -> "Future[Mapping[str, float]]":
-        """Seconds since training began, by what they went into."""
-        return self._ask(lambda _: self._times.so_far())
+    def so_far(self) -> "Future[tuple[Underway, Mapping[str, float]]]":
+        """And the seconds since training began, by what they went into."""
+        return self._ask(lambda inner: (self._underway(inner), self._times.so_far()))
 
     def apply(self, offered_round: int, start: int, correction: Tensor) -> "Future[None]":
         """Done when it was added, or never will be."""
-        letter = _Correction(lambda inner: self._apply(inner, offered_round, start, correction))
+        letter = Correction(lambda inner: self._apply(inner, offered_round, start, correction))
         self._send(letter)
         return letter.added
 
@@ -334,20 +328,21 @@ class TrainingThread:
         self._evaluate(inner)
         self._clock_read_at = time.perf_counter()
         while inner.round < self._rounds:
-            self._phase(inner)
+            self._train_phase(inner)
         self._times.stop()
         self._post(Finished())
         self._serve_until(inner, lambda: self._rounds_over >= inner.round and not self._swapping)
         self._evaluate(inner)
         self._serve_until(inner, lambda: False)
 
-    def _phase(self, inner: Inner) -> None:
-        began, tried, round_ = time.perf_counter(), 0, inner.round
-        losses: list[float] = []
+    def _train_phase(self, inner: Inner) -> None:
+        phase, round_ = _Phase(time.perf_counter()), inner.round
+        self._phase = phase
         step_s = 0.0
-        while not inner.phase_over or (tried and not losses):  # a resumed phase has some steps behind it, perhaps all
+        # a resumed phase has some steps behind it, perhaps all
+        while not inner.phase_over or (phase.steps and not phase.losses):
             self._serve(inner)
-            began += self._wait_while_paused(inner)
+            phase.began += self._wait_while_paused(inner)
             if inner.round != round_:
                 return  # a peer's state was adopted
             if not self._fetch(inner):
@@ -355,14 +350,15 @@ class TrainingThread:
             self._copy_a_little(inner, step_s)
             stepped_at = time.perf_counter()
             with self._times.on("step"):
-                losses += self._step(inner)
+                phase.losses += self._step(inner)
             step_s = time.perf_counter() - stepped_at
-            tried += 1
+            phase.steps += 1
             self._read_clock(inner)
         offer, closed = self._boundary(inner)
-        seconds = time.perf_counter() - began
-        loss = fmean(losses) if losses else inner.last_loss
-        done = PhaseDone(inner.round, inner.steps, loss, tried * inner.tokens_per_step, seconds, self._stall_ms())
+        seconds = time.perf_counter() - phase.began
+        loss = inner.last_loss if (mean := phase.loss()) is None else mean
+        done = PhaseDone(inner.round, inner.steps, loss, phase.steps * inner.tokens_per_step, seconds, self._stall_ms())
+        self._phase = _Phase(0.0)
         self._post(PhaseEnded(done, offer, closed, seconds, self._times.so_far()))
         if inner.round >= self._rounds:
             return
@@ -371,6 +367,14 @@ class TrainingThread:
                 self._serve_until(inner, lambda: self._rounds_over >= inner.round)
             self._clock_read_at = time.perf_counter()  # the next phase begins here
         self._evaluate(inner)
+
+    def _underway(self, inner: Inner) -> Underway:
+        phase, left_s, tokens_per_s = self._phase, None, None
+        if phase.steps and not self._paused:
+            step_s = (time.perf_counter() - phase.began) / phase.steps
+            left_s = step_s * inner.steps_left(step_s)
+            tokens_per_s = inner.tokens_per_step / step_s
+        return Underway(inner.steps, inner.phase_part, left_s, tokens_per_s, phase.loss())
 
     def _fetch(self, inner: Inner) -> bool:
         """The next step's batch, if it comes before the mailbox is to be looked at again."""
@@ -488,7 +492,7 @@ class TrainingThread:
         self._clock_read_at = now
 
     def _ask(self, ask: Callable[[Inner], T]) -> "Future[T]":
-        question = _Question(ask)
+        question = Question(ask)
         self._send(question)
         return question.answer
 
@@ -503,5 +507,5 @@ class TrainingThread:
         with suppress(queue.Empty):
             while True:
                 letter = self._mailbox.get_nowait()
-                if isinstance(letter, _Question | _Correction):
+                if isinstance(letter, Question | Correction):
                     letter.give_up()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from noloco_node.control.views import StatusView
+from noloco_node.control.views import Phase, StatusView
 from noloco_node.monitor.swarm_board import LiveBoard, PlainBoard, Progress, picture
 
 sys.path.append(str(Path(__file__).parents[1] / "control"))
@@ -59,6 +59,9 @@ def test_progress():
     progress = Progress(rounds=8)
     progress.update([Seated(), Seated(JOINING)], 0.0)
     assert (progress.fraction, str(progress)) == (0.0, "0%")
+    progress.update([Seated(replace(TRAINING, round=0, phase=Phase(0.5))), Seated(JOINING)], 5.0)
+    assert str(progress) == "3%", "half of one round of two times eight"
+    progress = Progress(rounds=8)
     progress.update([Seated(replace(TRAINING, round=2)), Seated(replace(TRAINING, round=2))], 10.0)
     progress.update([Seated(TRAINING), Seated(TRAINING)], 20.0)
     assert str(progress) == "50%   about 20 s left"

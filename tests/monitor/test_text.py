@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from noloco_node.control.views import PeersView, RunView, StatusView, Today
+from noloco_node.control.views import PeersView, Phase, RunView, StatusView, Today
 from noloco_node.monitor.table import Column, fill, fitting
 from noloco_node.monitor.text import print_peers, print_status
 
@@ -41,6 +41,17 @@ def test_status_of_a_node_that_has_just_started():
         "fair-hippo (12D3KooW…33Jw) in no run yet · joining · waiting for a run",
         "0 peers seen · up 0.0 s · gave 0 B, took 0 B",
     ]
+
+
+def test_how_far_the_phase_is_and_what_is_known_before_the_first_one_is_over():
+    phase = Phase(0.46, 70.0, 5.51, 900.0)
+    assert "step 2063 · this phase 46%, 1 min 10 s left · loss 1.87" in printed(
+        print_status, replace(STATUS, phase=phase), 1000
+    )
+    first = replace(STATUS, round=0, step=23, loss=None, eval_loss=None, tokens_per_s=None, phase=phase)
+    assert "round 0 of 100, step 23 · this phase 46%, 1 min 10 s left · loss 5.51 · 900 tokens/s" in printed(
+        print_status, first, 1000
+    )
 
 
 def test_where_the_time_went():

@@ -17,6 +17,7 @@ from noloco_node.control.views import (
     LastRound,
     PeerRow,
     PeersView,
+    Phase,
     Piece,
     Point,
     Rate,
@@ -118,6 +119,14 @@ def test_all_panels_are_there_and_what_is_cut_says_so(size):
     for words in ("brisk-heron  ● training", "round 40", "loss 1.60", "eval 1.70", "q quit", "? help"):
         assert words in text
     assert REMEDY in " ".join(line.strip() for line in lines), "the remedy is whole, on however many lines"
+
+
+def test_how_far_the_phase_under_way_is():
+    picture = a_picture()
+    long = replace(picture.status, phase=Phase(0.46, 70.0))
+    assert "this phase 46%, 1 min 10 s left" in drawn(replace(picture, status=long), 120, 30)[0]
+    first = replace(a_picture(rounds=0), status=replace(long, round=0, step=23))
+    assert any("the first one has not ended yet: 46%, 1 min 10 s left" in line for line in drawn(first, 120, 30))
 
 
 def test_what_a_small_terminal_shows():

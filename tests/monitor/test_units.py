@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from noloco_node.control.views import Phase
 from noloco_node.monitor import units
 
 
@@ -25,6 +26,21 @@ from noloco_node.monitor import units
 )
 def test_size(count, text):
     assert units.size(count) == text
+
+
+@pytest.mark.parametrize(
+    ("phase", "text"),
+    [
+        (None, ""),
+        (Phase(0.0), ""),
+        (Phase(0.46, 70.0), "46%, 1 min 10 s left"),
+        (Phase(0.99, 0.5), "99%, 0.5 s left"),
+        (Phase(0.5, 4.0), ""),
+        (Phase(1.0, 0.0), "100%, 0.0 s left"),
+    ],
+)
+def test_left(phase, text):
+    assert units.left(phase) == text
 
 
 @pytest.mark.parametrize(("per_s", "text"), [(None, "-"), (0, "0"), (850, "850"), (18_400, "18.4k"), (2.5e6, "2.5M")])

@@ -319,10 +319,13 @@ def test_while_data_is_waited_for_everything_else_is_served_and_it_is_no_trainin
         assert answer(watched.thread.live_state())[0] == 0, "for a newcomer"
         watched.thread.pause()
         watched.thread.resume()
-        before = answer(watched.thread.spent_s())
+        now, before = answer(watched.thread.so_far())
+        assert (now.steps, now.part) == (1, 1 / 3)
+        assert now.left_s == pytest.approx(2 * replica.tokens_per_step / now.tokens_per_s)
+        assert now.loss == replica.last_loss
         late.asked.clear()
         assert late.asked.wait(DEADLINE_S)
-        after = answer(watched.thread.spent_s())
+        _, after = answer(watched.thread.so_far())
         assert after["data"] > before["data"] and after["step"] == before["step"] > 0
         there.set()
         assert watched.until(PhaseEnded).done.steps == 3

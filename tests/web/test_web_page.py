@@ -16,7 +16,7 @@ from at_hand import BARE, AtHand, busy
 from browser import CHROMIUM, Tab
 from served import served
 
-from noloco_node.control.views import Health, HistoryView, PeersView, RunView, Said
+from noloco_node.control.views import Health, HistoryView, PeersView, Phase, RunView, Said
 
 sys.path.append(str(Path(__file__).parents[1] / "node"))
 from village import Node, Village, until
@@ -174,6 +174,7 @@ def test_it_is_filled_and_legible_on_every_screen(tab: Tab, tmp_path: Path) -> N
     node = busy(300, 45)
     node.now = replace(
         node.now,
+        phase=Phase(0.46, 70.0, 1.5, 9800.0),
         health=(
             Health("warning", "disk: 3.1 GB left, a checkpoint needs 1.2 GB", "free some, or move NOLOCO_HOME"),
             Health("error", "network: degraded, p2pd was killed", "it is being started again"),
@@ -185,6 +186,7 @@ def test_it_is_filled_and_legible_on_every_screen(tab: Tab, tmp_path: Path) -> N
         assert (
             tab.text("#health p:last-child") == "Error: network: degraded, p2pd was killed. It is being started again."
         )
+        assert tab.text("#figures > :nth-child(3)").endswith("of 200, step 15000; the next 46%, 1 min 10 s left")
         assert tab.text("#meetings .quiet") == "the 40 of 46 who met most"
         look(tab)
         tab.show(width=1400, height=900, dark=False, calm=True)

@@ -8,7 +8,7 @@ from noloco_node.monitor.top.desk import KEYS
 from noloco_node.monitor.top.lines import Paint, between, clean, fit, joined, title, wrapped
 from noloco_node.monitor.top.marks import EVAL, LEVELS, OWN, SOLO, STATES, SWAP, SWARM, gauge
 from noloco_node.monitor.top.picture import Picture
-from noloco_node.monitor.units import count, loss, rate, share, span
+from noloco_node.monitor.units import count, left, loss, rate, share, span
 from noloco_node.names import short_id
 
 REACHABLE = {"directly": "reachable", "mapped": "reachable", "relayed": "relayed", "outgoing": "not reachable"}
@@ -41,6 +41,8 @@ def _progress(picture: Picture, room: int) -> Iterator[Text | str]:
     yield long if len(long) + 2 <= room else short
     if target and room >= 3 * _BAR:
         yield Text.assemble(gauge(status.round / target, _BAR, OWN), f" {share(status.round / target)}")
+    if still := left(status.phase):
+        yield f"this phase {still}"
 
 
 def figures(picture: Picture, width: int, _height: int) -> list[Text]:

@@ -9,7 +9,7 @@ from noloco_node.monitor.top.lines import between, clean, fit, title
 from noloco_node.monitor.top.marks import LEVELS, SOLO, SWAP
 from noloco_node.monitor.top.picture import Picture
 from noloco_node.monitor.top.timeline import timeline, told, window
-from noloco_node.monitor.units import NOTHING, size, span
+from noloco_node.monitor.units import NOTHING, left, size, span
 
 _YEAR_9999 = 253_402_300_799.0  # what a clock can be asked about
 
@@ -17,7 +17,9 @@ _YEAR_9999 = 253_402_300_799.0  # what a clock can be asked about
 def rounds(picture: Picture, now: float, width: int, height: int) -> list[Text]:
     pieces = picture.history.pieces
     if not pieces:
-        return [title("rounds", "", width), Text("the first one has not ended yet", "dim")][:height]
+        still = left(picture.status.phase)
+        first = "the first one has not ended yet" + (f": {still}" if still else "")
+        return [title("rounds", "", width), Text(first, "dim")][:height]
     trains = picture.status.state == "training" and not picture.absence
     last = max(piece.ended for piece in pieces)
     seen = window(pieces, now if trains else min(now, max(0.0, last)), width)

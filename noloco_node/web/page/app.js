@@ -4,7 +4,7 @@ import { CURVES, lossChart, rates, timeline } from "./charts.js";
 import { $, element, legend, say } from "./dom.js";
 import { Picture } from "./live.js";
 import { meetingsTable, peersTable, runsTable } from "./tables.js";
-import { clock, count, loss, plain, rate, share, size, span } from "./words.js";
+import { clock, count, left, loss, plain, rate, share, size, span } from "./words.js";
 
 const REACHABLE = {
   directly: "reachable directly",
@@ -98,14 +98,16 @@ const showHealth = ({ status }) => {
 const figures = (status, peers) => {
   const { committed, solo } = status.rounds;
   const reasons = Object.entries(status.rounds.by_reason).sort(([, one], [, other]) => other - one);
+  const trained = status.loss === null && status.phase ? status.phase : status;
+  const still = left(status.phase);
   const learned = status.loss_first === null || status.loss === null ? "" : `from ${loss(status.loss_first)}`;
   return [
-    ["Loss", loss(status.loss), learned],
+    ["Loss", loss(trained.loss), learned],
     ["Held-out loss", loss(status.eval_loss), status.eval_loss_first === null ? "" : `from ${loss(status.eval_loss_first)}`],
-    ["Round", String(status.round), `${status.rounds_target ? `of ${status.rounds_target}, ` : ""}step ${status.step}`],
+    ["Round", String(status.round), `${status.rounds_target ? `of ${status.rounds_target}, ` : ""}step ${status.step}${still && `; the next ${still}`}`],
     ["With a partner", String(committed), solo ? `${solo} solo: ${reasons.map(([reason]) => plain(reason)).join(", ")}` : committed ? "none solo" : ""],
     ["Busy", share(status.busy_fraction, 1), status.busy_fraction_minute === null ? "" : `${share(status.busy_fraction_minute)} in the last minute`],
-    ["Tokens a second", rate(status.tokens_per_s), `${rate(status.tokens)} so far`],
+    ["Tokens a second", rate(trained.tokens_per_s), `${rate(status.tokens)} so far`],
     ["Gave", size(status.bytes.sent), `took ${size(status.bytes.received)}${status.bytes.per_param_round === null ? "" : `, ${status.bytes.per_param_round.toFixed(2)} B per parameter`}`],
     ["Peers", String(peers?.peers.length ?? status.peers_seen), REACHABLE[status.reachable] ?? ""],
   ];

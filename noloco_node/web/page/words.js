@@ -35,3 +35,9 @@ export const span = (seconds) => {
   const rest = Math.floor((whole % largeS) / smallS);
   return `${Math.floor(whole / largeS)} ${large}${rest ? ` ${rest} ${small}` : ""}`;
 };
+
+const WORTH_TELLING_S = 10;
+
+// `46%, 1 min 10 s left`; nothing of a phase that is over in a few seconds.
+export const left = (phase) =>
+  !known(phase?.left_s) || phase.left_s < WORTH_TELLING_S * (1 - phase.part) ? "" : `${share(phase.part)}, ${span(phase.left_s)} left`;
