@@ -98,8 +98,7 @@ class Reach:
         if seen and self._relays != ONLY:
             self._outside = [_address(host, port, self._peer_id) for host, port in seen]
             self._relayed = []
-            here = [host for host, _ in set(seen) & set(ours) if is_of_this_machine(host)]  # p2pd finds mapped ones too
-            self.verdict = DIRECTLY if here else MAPPED
+            self.verdict = DIRECTLY if any(is_of_this_machine(host) for host, _ in seen) else MAPPED
         elif images:
             self._outside = []
             await self._reserve(orders)
