@@ -40,7 +40,7 @@ def texts(value, key: str) -> Iterator[str]:
 (ROW,) = [panel for panel in DASHBOARD["panels"] if panel.get("repeat")]
 ALL_PANELS = [*DASHBOARD["panels"], *ROW["panels"]]
 PANELS = sorted(set(texts(DASHBOARD["panels"], "expr")))
-VARIABLES = sorted(set(texts(DASHBOARD["templating"], "definition")))
+VARIABLES = [variable["query"] for variable in DASHBOARD["templating"]["list"] if variable["type"] == "query"]
 EXPRESSIONS = [*PANELS, *VARIABLES, *(rule["expr"] for rule in RULES.values())]
 
 
@@ -117,12 +117,30 @@ def test_a_state_has_one_colour_everywhere():
     for panel in drawn:
         (metric,) = re.findall(r"noloco_\w+", panel["targets"][0]["expr"])
         states = {value for name, _, value in SERIES if name == metric}
-        overrides = panel["fieldConfig"]["overrides"]
+        overrides = [change for change in panel["fieldConfig"]["overrides"] if change["matcher"]["id"] == "byName"]
         for override in overrides:
             (colour,) = override["properties"]
             colours.setdefault(override["matcher"]["options"], set()).add(colour["value"]["fixedColor"])
         assert states - {"rendezvous"} <= {override["matcher"]["options"] for override in overrides} <= states
     assert all(len(found) == 1 for found in colours.values()), colours
+
+
+def test_grafana_7_and_those_after_it_read_the_dashboard():
+    """The older cannot read the newer form; the newer turn the older into theirs.
+
+    They do below schema version 30. Below 29 Grafana 12 sets `refresh` to 1: no row for a new node until a reload.
+    """
+    assert DASHBOARD["schemaVersion"] == 29
+    annotations, variables = DASHBOARD["annotations"]["list"], DASHBOARD["templating"]["list"]
+    asked = [value["datasource"] for value in (*variables, *ALL_PANELS, *annotations) if "datasource" in value]
+    assert set(asked) == {"${datasource}", "-- Grafana --"}
+    assert all(isinstance(variable["query"], str) for variable in variables)
+    for panel in ALL_PANELS:
+        assert ("datasource" in panel) == ("targets" in panel), "its queries inherit it"
+        assert not any("datasource" in target for target in panel.get("targets", []))
+        assert "tooltip" not in panel.get("options", {}), "tooltipOptions, in Grafana 7"
+        changes = {change["id"] for change in panel.get("transformations", [])}
+        assert changes <= {"seriesToColumns", "filterFieldsByName", "organize"}, "not joinByField"
 
 
 def test_every_alert_says_what_to_do():
