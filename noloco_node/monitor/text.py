@@ -143,8 +143,8 @@ def rendezvous_lines(view: StatusView) -> Iterator[list[str]]:
 
 def _progress(view: StatusView) -> Iterator[str]:
     target = f" of {view.rounds_target}" if view.rounds_target else ""
-    if view.step:
-        yield f"{view.state}, round {view.round}{target}, step {view.step}"
+    if view.round or view.step:
+        yield f"{view.state}, round {view.round}{target}" + (f", step {view.step}" if view.step else "")
     else:
         yield view.state
     if view.waiting_for:

@@ -43,6 +43,11 @@ def test_status_of_a_node_that_has_just_started():
     ]
 
 
+def test_who_took_the_state_of_others_is_in_their_round_before_its_first_step():
+    new = replace(STATUS, round=17, step=0, loss=None)
+    assert "· training, round 17 of 100 · 18.4k tokens/s" in printed(print_status, new, 1000)
+
+
 def test_how_far_the_phase_is_and_what_is_known_before_the_first_one_is_over():
     phase = Phase(0.46, 70.0, 5.51, 900.0)
     assert "step 2063 · this phase 46%, 1 min 10 s left · loss 1.87" in printed(
