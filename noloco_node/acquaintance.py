@@ -32,6 +32,11 @@ class Acquaintances:
             self._write(known | here)
         return named is None and not met
 
+    def know(self, ways_in: Sequence[str], run_name: str, author: str) -> bool:
+        """Whether it is the author that is expected there, by one of these ways in."""
+        known = self._read()
+        return any(known.get(f"{peer}/{run_name}") == author for peer in ways_in)
+
     def _read(self) -> dict[str, str]:
         try:
             known = json.loads(self._path.read_text())

@@ -256,6 +256,12 @@ def kept(directory: Path) -> list[Path]:
     return [path for _, path in _checkpoints(directory)]
 
 
+def last_round(directory: Path) -> int:
+    """Of the newest checkpoint that says one, though nobody has verified it; 0 where there is none."""
+    about, _ = _first_good(kept(directory), _about)
+    return int(about["round"]) if about else 0
+
+
 def _first_good(paths: Sequence[Path], load: Callable[[Path], T]) -> tuple[T | None, tuple[str, ...]]:
     """And a sentence for each before it."""
     skipped: list[str] = []

@@ -21,7 +21,6 @@ import grpc
 from noloco_node import names, runs, statesync
 from noloco_node.donor import MAX_WAITING
 from noloco_node.errors import (
-    Incompatible,
     NolocoError,
     PeerFault,
     PeerLost,
@@ -41,6 +40,8 @@ TAKE_STATE_S = 300.0
 QUEUE_S = 60.0
 """In one donor's queue without getting nearer, or until its copy is made, while there are others to ask. Twice as long
 each time that it is that donor's turn again: when all are busy, it is the longest wait that gets there."""
+UNTOLD_S = 10.0
+"""For somebody else to announce a run before who was in one goes on with it."""
 RETRY_S = 1.0
 RESUME_TRIES = 3
 """For a donor whose stream broke to go on, before another one is asked for its own version. They count anew whenever
@@ -57,10 +58,16 @@ log = logging.getLogger(__name__)
 
 
 async def find_run(
-    channel: Channel, rendezvous: Sequence[str], choose: Callable[[list[runs.Known], str], Signed], waits_for: Say
+    channel: Channel,
+    rendezvous: Sequence[str],
+    choose: Callable[[list[runs.Known], str], Signed],
+    waits_for: Say,
+    unfinished: Signed | None = None,
 ) -> Signed:
-    """Ask the rendezvous nodes which run there is. `choose` is given what one of them knows, and its peer id."""
+    """Ask the rendezvous nodes which run there is. `choose` is given what one of them knows, and its peer id.
+    `unfinished`: what it is where they know none."""
     waits_for("a run to be announced")
+    goes_on_at = asyncio.get_running_loop().time() + UNTOLD_S
     failure: NolocoError = SwarmUnreachable("no bootstrap node answers: check the addresses, or try again later")
     try:
         async with asyncio.timeout(FIND_RUN_S):
@@ -73,7 +80,9 @@ async def find_run(
                         continue
                     if known:
                         return choose(known, peer)
-                    failure = Incompatible("no run is announced there: start its first node with --bootstrap, too")
+                    failure = SwarmUnreachable("no run is announced there: start its first node with --bootstrap, too")
+                    if unfinished and asyncio.get_running_loop().time() >= goes_on_at:
+                        return unfinished
                 await asyncio.sleep(RETRY_S)
     except TimeoutError:
         raise failure from None

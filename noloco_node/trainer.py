@@ -17,7 +17,19 @@ from collections.abc import AsyncGenerator, Collection, Coroutine
 from contextlib import aclosing, suppress
 from typing import Any
 
-from noloco_node import homecoming, names, newcomer, onlook, runfile, runs, service, sinks, statesync, workshop
+from noloco_node import (
+    homecoming,
+    names,
+    newcomer,
+    onlook,
+    runfile,
+    runs,
+    service,
+    sinks,
+    statesync,
+    unfinished,
+    workshop,
+)
 from noloco_node.acquaintance import Acquaintances
 from noloco_node.allowance import Allowance
 from noloco_node.chronicle import Chronicle, told
@@ -309,6 +321,9 @@ class Trainer(Resident):
 
     async def _find_run(self) -> Signed:
         config, authors = self._config, Acquaintances(self._home.root / "authors.json")
+        left = unfinished.run(self._home, authors, self._rendezvous(), config.run)
+        if left and config.run and config.trust in (None, left.author):
+            return left  # its id is its hash: there is nothing to learn
 
         def choose(known: list[runs.Known], rendezvous: str) -> Signed:
             signed = runs.choose(known, config.run, config.trust)
@@ -320,7 +335,10 @@ class Trainer(Resident):
                 )
             return signed
 
-        return await newcomer.find_run(self._transport.channel, self._rendezvous(), choose, self.waits_for)
+        signed = await newcomer.find_run(self._transport.channel, self._rendezvous(), choose, self.waits_for, left)
+        if signed is left:
+            self._report(f"nobody has announced a run there: going on with {verify(signed).label}, as before")
+        return signed
 
     def _way_home(self, run: Manifest, terms: statesync.Terms, ready: Ready) -> homecoming.Homecoming:
         coding = homecoming.coding(8 * ready.parameters, self._config.max_download)

@@ -53,6 +53,7 @@ LAYERS = [
         "neighbourhood",
         "allowance",
         "outages",
+        "unfinished",
         "outlook",
         "web",
         "resident",

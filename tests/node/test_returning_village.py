@@ -66,6 +66,25 @@ def test_who_stands_apart_takes_the_state_of_a_peer_and_meets_the_others_again(v
         assert not node.said("(broke the protocol)")
 
 
+def test_a_swarm_that_was_away_whole_goes_on_without_its_author(village: Village) -> None:
+    """As after a power cut: the rendezvous has forgotten the run."""
+    rendezvous = village.rendezvous()
+    run = village.paced(step_s=0.05, steps=20)
+    village.node("author", "start", str(run), "--bootstrap", rendezvous.address())
+    volunteers = [village.node(name, "join", "--bootstrap", rendezvous.address()) for name in ("one", "two")]
+    for node in volunteers:
+        until(node.committed, "a round with somebody")
+        node.leave()
+    for node in village.nodes[:2]:
+        node.kill()
+
+    again = village.rendezvous()
+    volunteers = [village.node(name, "join", "--bootstrap", again.address()) for name in ("one", "two")]
+    for node in volunteers:
+        until(node.committed, "a round with the other")
+    assert any(node.said(r"nobody has announced a run there: going on with (\S+),") for node in volunteers)
+
+
 def carry_off(home: Path) -> None:
     """Its weights, slow and fast, are somewhere else entirely."""
     (folder,) = home.glob("runs/*/checkpoints")
