@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_STALL_S = (
-    30.0  # real seconds without a timer or an event: longer than any work in a thread that a simulation waits for
-)
+_STALL_S = 30.0
+"""Real seconds without a timer or an event: longer than any work in a thread that a simulation waits for."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -24,6 +23,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._now_s
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """Threads end in real time: the limit that Python sets from 3.12 on would be over at once."""
+        await super().shutdown_default_executor()
 
     def advance(self, seconds: float) -> None:
         self._now_s += seconds

@@ -59,7 +59,7 @@ async def swap(*sides: tuple[Offer, Backlog]) -> list[Swap]:
 
 @pytest.mark.parametrize("leads", [True, False])
 async def test_a_step_that_lasts_holds_the_swap_and_not_the_memory(leads: bool) -> None:
-    step_ends = threading.Event()
+    step_begins, step_ends = threading.Event(), threading.Event()
 
     def long_second_step() -> Inner:
         inner = replica("a")
@@ -67,6 +67,7 @@ async def test_a_step_that_lasts_holds_the_swap_and_not_the_memory(leads: bool) 
 
         def long() -> float:
             if inner.round == 1:
+                step_begins.set()
                 assert step_ends.wait(DEADLINE_S)
             return step()
 
@@ -76,6 +77,7 @@ async def test_a_step_that_lasts_holds_the_swap_and_not_the_memory(leads: bool) 
     bound = 3 * 4 * FRAGMENT
     backlog = Backlog(bound)
     with training(long_second_step, 2) as (busy, one), training(lambda: replica("b"), 1) as (_, other):
+        assert await asyncio.to_thread(step_begins.wait, DEADLINE_S), "until then it evaluates, and serves its mailbox"
         sides = (one, backlog), (other, Backlog())
         swapping = asyncio.create_task(swap(*(sides if leads else reversed(sides))))
         async with asyncio.timeout(DEADLINE_S):
