@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from pretend_terminal import PROGRAM, PretendTerminal
 
@@ -155,10 +156,15 @@ def test_a_fault_leaves_the_terminal_as_it_was(home: PretendHome, tmp_path: Path
         assert "failed unexpectedly (TypeError)" in terminal.bytes.decode()
 
 
+def stopped(pid: int) -> bool:
+    return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+
+
 def test_ctrl_z_gives_the_screen_back_until_it_goes_on(home: PretendHome) -> None:
     with home.top() as terminal:
         terminal.until(lambda seen: "q quit" in seen, "the screen")
         os.kill(terminal.process.pid, signal.SIGTSTP)
+        terminal.until(lambda _: stopped(terminal.process.pid), "that it stops: sooner it cannot be told to go on")
         terminal.until(lambda _: terminal.is_restored(), "the shell's screen")
         os.kill(terminal.process.pid, signal.SIGCONT)
         terminal.until(lambda seen: "q quit" in seen and not terminal.is_restored(), "its own again")

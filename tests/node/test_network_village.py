@@ -52,7 +52,7 @@ def strike(node: Node, number: signal.Signals) -> None:
     lost = "the network daemon is lost"
     before = len(said(node, lost))
     struck = time.time()
-    os.kill(daemon(node), number)
+    os.kill(until(lambda: daemon(node), "a daemon: 0 would be this process and its whole group"), number)
     until(lambda: len(said(node, lost)) > before, "its loss is noticed", 6)
     assert time.time() - struck < 5.5
     back = until(lambda: committed_since(node, struck + 1), "a round with somebody", 30)[0]
@@ -76,7 +76,7 @@ def test_a_p2pd_that_dies_before_its_node_trains_is_replaced(village: Village, n
     newcomer = village.node("early", *nodes[0].invitation())
     until(lambda: newcomer.ask("status").get("waiting_for", "the network daemon") != "the network daemon", "p2pd is up")
     assert not newcomer.ask("status").get("step"), "it does not train yet"
-    os.kill(daemon(newcomer), signal.SIGKILL)
+    os.kill(until(lambda: daemon(newcomer), "its daemon"), signal.SIGKILL)
     until(newcomer.committed, "a round with somebody", 60)
     assert len(said(newcomer, "the network daemon is lost")) == 1
     newcomer.kill()

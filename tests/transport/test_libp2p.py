@@ -29,6 +29,7 @@ from noloco_node.wire.peer_pb2_grpc import ExchangeStub, RunsStub
 
 LISTEN = "/ip4/127.0.0.1/tcp/0"
 GONE_S = 5.0  # after kill -9, everything of a node is gone within this time
+NOTICED_S = 7.0  # a p2pd that hangs is given up after 4.8 s at most, and the rest is for a busy machine
 
 
 @pytest.fixture
@@ -174,7 +175,7 @@ async def test_the_loss_of_p2pd_is_noticed_and_mended(net, number):
     await asyncio.sleep(0)
     assert not lost.done()
     os.kill(server._living.daemon.pid, number)
-    async with asyncio.timeout(GONE_S):
+    async with asyncio.timeout(NOTICED_S):
         how = await lost
     assert how == ("p2pd was killed by signal 9" if number == signal.SIGKILL else "p2pd no longer answered")
     assert await failure_of(stub.List(peer_pb2.RunsRequest(), timeout=STEP_S)) is grpc.StatusCode.UNAVAILABLE

@@ -415,7 +415,9 @@ async def test_live_tells_what_changed_and_only_that(served: Server, monkeypatch
     past = served.node.past
     fresh = Point(time.time(), 41, 2050, 1.2)
     served.node.past = replace(past, points=(*past.points[3:], fresh))
-    told = await listened(reader)
+    async with asyncio.timeout(10):
+        while not (told := await listened(reader)):  # a heartbeat that was under way
+            pass
     assert set(told) == {"points"}
     assert (told["points"]["gone"], told["points"]["stay"]) == (3, 37)
     assert [point["round"] for point in told["points"]["then"]] == [41]
@@ -426,11 +428,12 @@ async def test_nothing_is_looked_at_while_nobody_listens(served: Server, monkeyp
     monkeypatch.setattr(live, "PERIOD_S", 0.02)
     await asyncio.sleep(0.1)
     assert served.node.asked == []
+    began = time.monotonic()
     listeners = [await listen(served) for _ in range(3)]
     for reader, _ in listeners:
         await listened(reader)
-    asked = len(served.node.asked)
-    assert asked < 9 * 3, "one look is for all"
+    looks = len(served.node.asked) / 3
+    assert looks <= 1 + (time.monotonic() - began) / (live.PERIOD_S / 2), "one look is for all"
     for _, writer in listeners:
         writer.close()
     served.node.now = replace(served.node.now, state="paused")  # they are told, and are not there
@@ -441,8 +444,9 @@ async def test_nothing_is_looked_at_while_nobody_listens(served: Server, monkeyp
         await asyncio.sleep(0.1)
         return len(served.node.asked) > before
 
-    while await still_asked():
-        pass
+    async with asyncio.timeout(10):
+        while await still_asked():
+            pass
 
 
 async def test_so_many_may_listen(served: Server) -> None:
