@@ -20,7 +20,7 @@ class Acquaintances:
     def meet(self, ways_in: Sequence[str], run_name: str, author: str, named: str | None) -> bool:
         """Whether this author is new to us and trusted from now on. Raises NotAdmitted where another is expected."""
         known = self._read()
-        here = {f"{peer}/{run_name}": author for peer in ways_in}
+        here = {_key(peer, run_name): author for peer in ways_in}
         met = [known[key] for key in here if key in known]
         expected = named or next((other for other in met if other != author), author)
         if expected != author:
@@ -35,7 +35,7 @@ class Acquaintances:
     def know(self, ways_in: Sequence[str], run_name: str, author: str) -> bool:
         """Whether it is the author that is expected there, by one of these ways in."""
         known = self._read()
-        return any(known.get(f"{peer}/{run_name}") == author for peer in ways_in)
+        return any(known.get(_key(peer, run_name)) == author for peer in ways_in)
 
     def _read(self) -> dict[str, str]:
         try:
@@ -50,3 +50,7 @@ class Acquaintances:
 
     def _write(self, known: dict[str, str]) -> None:
         disk.replace_text(self._path, json.dumps(known, indent=1, sort_keys=True) + "\n")
+
+
+def _key(peer: str, run_name: str) -> str:
+    return f"{peer}/{run_name}"

@@ -58,7 +58,8 @@ class Ledger:
     def observe(self, event: Event) -> None:
         match event:
             case PhaseDone():
-                self.round, self.step, self.phase, self.loss = event.round, event.steps, None, event.loss
+                self.round, self.step, self.loss = event.round, event.steps, event.loss
+                self.stand(event.steps, None)
                 self.stall_ms = event.stall_ms
                 self.loss_first = event.loss if self.loss_first is None else self.loss_first
                 self.tokens += event.tokens
@@ -77,7 +78,7 @@ class Ledger:
             case PeerFaulted(_, reason):
                 self.faults[reason] += 1
 
-    def stand(self, step: int, phase: Phase) -> None:
+    def stand(self, step: int, phase: Phase | None) -> None:
         """Where the training is; to be told every second or so."""
         self._step_now, self.phase = step, phase
 
@@ -111,7 +112,7 @@ class Ledger:
         last = self.last_round
         return {
             "round": self.round,
-            "step": self._step_now if self.phase else self.step,
+            "step": self._step_now,
             "phase": self.phase,
             "tokens": self.tokens,
             "tokens_per_s": self.tokens_per_s,

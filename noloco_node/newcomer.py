@@ -67,7 +67,8 @@ async def find_run(
     """Ask the rendezvous nodes which run there is. `choose` is given what one of them knows, and its peer id.
     `unfinished`: what it is where they know none."""
     waits_for("a run to be announced")
-    goes_on_at = asyncio.get_running_loop().time() + UNTOLD_S
+    loop = asyncio.get_running_loop()
+    goes_on_at = loop.time() + UNTOLD_S
     failure: NolocoError = SwarmUnreachable("no bootstrap node answers: check the addresses, or try again later")
     try:
         async with asyncio.timeout(FIND_RUN_S):
@@ -81,7 +82,7 @@ async def find_run(
                     if known:
                         return choose(known, peer)
                     failure = SwarmUnreachable("no run is announced there: start its first node with --bootstrap, too")
-                    if unfinished and asyncio.get_running_loop().time() >= goes_on_at:
+                    if unfinished and loop.time() >= goes_on_at:
                         return unfinished
                 await asyncio.sleep(RETRY_S)
     except TimeoutError:

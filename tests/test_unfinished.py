@@ -1,12 +1,10 @@
 """Which run a node goes on with where nobody tells of one."""
 
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-import torch
-from torch import Tensor
+from test_checkpoint import Replica
 
 from noloco_node import checkpoint, manifest, runfile, unfinished
 from noloco_node.acquaintance import Acquaintances
@@ -15,15 +13,6 @@ from noloco_node.identity import Identity
 from noloco_node.manifest import Manifest, Signed
 
 MEET = ["rendezvous"]
-
-
-@dataclass
-class Replica:
-    round: int
-    step: int = 100
-    weights: dict[str, Tensor] = field(default_factory=lambda: {"a": torch.zeros(3)})
-    outer: dict[str, Tensor] = field(default_factory=lambda: {"phi": torch.zeros(3), "delta": torch.zeros(3)})
-    inner: dict[str, int] = field(default_factory=dict)
 
 
 class Past:

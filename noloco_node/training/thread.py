@@ -92,7 +92,7 @@ class Underway:
     part: float
     """Of the inner phase, 0 to 1."""
     left_s: float | None
-    """Until the phase is over; None where no step of it was timed yet."""
+    """Until the phase is over; None before its first step, and in a pause."""
     tokens_per_s: float | None
     loss: float | None
     """The mean of the phase so far."""
