@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from noloco_node.config import resolve
+from noloco_node.host.config import resolve
 
 ROOT = Path(__file__).parents[1]
 PEER = "12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"

@@ -1,8 +1,8 @@
 """What each codec costs and loses on this machine: bytes, error, blocks told again, speed beside a memory copy, memory.
 
-A codec follows two replicas through all their meetings (bench/pairs.py), as in a node; the last meeting after each time
-apart is reported, and the error is the true one. Speed is measured on a vector of `parameters` elements, made of the
-pair that was apart for one round over and over (bench/cost.py).
+A codec follows two replicas through all their meetings (bench/replica_pairs.py), as in a node; the last meeting after
+each time apart is reported, and the error is the true one. Speed is measured on a vector of `parameters` elements, made
+of the pair that was apart for one round over and over (bench/cost.py).
 """
 
 import contextlib
@@ -12,8 +12,8 @@ from importlib import import_module
 
 from torch import Tensor
 
-from noloco_node.bench import cost, pairs
-from noloco_node.bench.pairs import Meeting, Side
+from noloco_node.bench import cost, replica_pairs
+from noloco_node.bench.replica_pairs import Meeting, Side
 from noloco_node.core.codec import Codec, Stats, codec
 
 CODECS = ("fp32", "bf16", "int8", *(f"lattice:{bits}" for bits in range(2, 9)))
@@ -53,7 +53,7 @@ class Told:
 def run(parameters: int, devices: Sequence[str], names: Sequence[str], say: Callable[[str], None]) -> Iterator[Row]:
     """`devices`: of cpu and cuda. `say` hears what is being done."""
     say("training two replicas apart")
-    meetings = pairs.meetings()
+    meetings = replica_pairs.meetings()
     near = next(met for met in reversed(meetings) if met.apart_rounds == 1)
     one, other = (side.repeated(parameters) for side in (near.one, near.other))
     for device in devices:
@@ -97,7 +97,7 @@ def _tell(codecs: tuple[Codec, Codec], device: str, met: Meeting, exchange_id: b
             codec.converse(side.u, index, exchange_id, side.moved)
             for codec, side in zip(codecs, (mine, theirs), strict=True)
         ]
-        c, said = pairs.talk(talks[0], talks[1])
+        c, said = replica_pairs.talk(talks[0], talks[1])
         stats.add(talks[0].stats)
         squared += float((2 * c.double() - _difference(mine, theirs)).square().sum())
         squeezed += sum(len(squeeze(payload)) for payload in said) if squeeze else 0

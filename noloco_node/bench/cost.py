@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from noloco_node.bench.pairs import Side, talk
+from noloco_node.bench.replica_pairs import Side, talk
 from noloco_node.core.codec import BLOCK, Conversation, codec
 from noloco_node.core.kernels import Grid, for_device
 from noloco_node.core.lattice import Lattice

@@ -20,10 +20,11 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from noloco_node.bench import plain
-from noloco_node.manifest import DataSpec, InnerSpec, Manifest, ModelSpec, parse
-from noloco_node.training import data, memory, model
-from noloco_node.training.inner import Inner, choose_device
+from noloco_node.bench import plain_loop
+from noloco_node.data.corpus import load as load_corpus
+from noloco_node.run.manifest import DataSpec, InnerSpec, Manifest, ModelSpec, parse
+from noloco_node.training import memory_budget, model
+from noloco_node.training.replica import Inner, choose_device
 from noloco_node.training.thread import FRAGMENT_ELEMENTS
 
 PEER = "bench"
@@ -37,7 +38,7 @@ SIZES = {
     "cuda": {"batch_tokens": 65_536, "sequence_length": 1024},
 }
 """Of a step, unless it is said; what keeps a GPU busy takes a CPU an hour."""
-OUTER_BYTES = memory.PEAK_BYTES - memory.FAST_BYTES
+OUTER_BYTES = memory_budget.PEAK_BYTES - memory_budget.FAST_BYTES
 """Per parameter: φ, δ, what norms owe them, the snapshot and the checkpoint, which a loop on its own does not have."""
 ROUNDS = 3
 """Whose stall is measured."""
@@ -126,11 +127,11 @@ def run(name: str, run: Manifest, device: str, threads: int | None, say: Callabl
 
 
 def _plain_loop(run: Manifest, device: torch.device, micro_batch: int) -> Iterator[float]:
-    corpus, length = data.load(run.data), run.data.sequence_length
+    corpus, length = load_corpus(run.data), run.data.sequence_length
     stream = corpus.stream(length, run.seed, PEER)
     module = model.build(run.model, corpus.vocabulary, run.seed, length).to(device).train()
     examples = run.inner.batch_tokens // length
-    return plain.train(module, lambda: stream.next(examples), run.inner, run.inner.steps or 0, micro_batch)
+    return plain_loop.train(module, lambda: stream.next(examples), run.inner, run.inner.steps or 0, micro_batch)
 
 
 def in_turn(inner: Inner, run: Manifest) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:

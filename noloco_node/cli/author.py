@@ -7,7 +7,7 @@ from noloco_node.errors import UsageError
 
 
 def init(args: argparse.Namespace) -> int:
-    from noloco_node.runtoml import template
+    from noloco_node.run.toml import template
 
     path, text = Path(args.path), template()
     if path.is_dir():

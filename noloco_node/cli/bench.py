@@ -6,8 +6,8 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from noloco_node.base.validation import listed
 from noloco_node.errors import UsageError
-from noloco_node.validation import listed
 
 if TYPE_CHECKING:
     from noloco_node.bench.codec import Row
@@ -61,7 +61,7 @@ def _training(args: argparse.Namespace) -> int:
     for name, value in given.items():
         if value is not None and not 1 <= value <= 1_000_000:
             raise UsageError(f"--{name.replace('_', '-')} must be from 1 to 1000000")
-    from noloco_node.manifest import PRESETS
+    from noloco_node.run.manifest import PRESETS
 
     if args.model not in PRESETS:
         raise UsageError(f"--model takes {listed(PRESETS)}, not {args.model!r}")
@@ -100,8 +100,8 @@ def _say(what: str) -> None:
 def _print(rows: "list[Row]") -> None:
     from rich.console import Console
 
-    from noloco_node.monitor.table import Column, fitting, table
-    from noloco_node.monitor.units import NOTHING, share, size
+    from noloco_node.base.units import NOTHING, share, size
+    from noloco_node.terminal.table import Column, fitting, table
 
     columns = [
         Column("codec"),
@@ -138,7 +138,7 @@ def _print(rows: "list[Row]") -> None:
 
 
 def _print_training(report: "Report") -> None:
-    from noloco_node.monitor.units import share, size
+    from noloco_node.base.units import share, size
 
     head = f"{report.model}, {report.parameters / 1e6:.1f} M parameters, {report.device}, {report.precision}"
     print(f"{head}: {report.batch_tokens} tokens a step, {report.micro_batch} x {report.sequence_length} at once")

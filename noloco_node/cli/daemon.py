@@ -1,7 +1,7 @@
 """The verbs that become a node: `start`, `join`, `bootstrap`.
 
 What a user can get wrong is found before anything heavy is imported, in this order: flags and manifest (2), a node that
-runs here already (4), a swarm that cannot be reached (10). Signals are node.py's, once it runs.
+runs here already (4), a swarm that cannot be reached (10). Signals are node/main.py's, once it runs.
 """
 
 import argparse
@@ -13,14 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from noloco_node import config
 from noloco_node.cli import logs
-from noloco_node.config import NodeConfig
 from noloco_node.errors import SwarmUnreachable, UsageError
-from noloco_node.home import Home
+from noloco_node.host import config
+from noloco_node.host.config import NodeConfig
+from noloco_node.host.home import Home
 
 if TYPE_CHECKING:
-    from noloco_node.mission import Mission
+    from noloco_node.node.mission import Mission
 
 _PROBE_S = 5.0
 """A TCP handshake across the world takes well under one."""
@@ -28,15 +28,15 @@ _MAX_TRIED = 32
 
 
 def start(args: argparse.Namespace) -> int:
-    from noloco_node import manifest, runtoml
-    from noloco_node.training import sources
+    from noloco_node.data import sources
+    from noloco_node.run import manifest, toml
 
-    settings, run = _settings(args), runtoml.load(Path(args.manifest))
+    settings, run = _settings(args), toml.load(Path(args.manifest))
     sources.check(run.data, sources.Sources(settings.data, settings.tokenizer))
     with _resident(settings) as (home, settings):
-        from noloco_node.identity import Identity
-        from noloco_node.mission import Start
-        from noloco_node.training.pin import pinned
+        from noloco_node.base.identity import Identity
+        from noloco_node.data.pin_commit import pinned
+        from noloco_node.node.mission import Start
 
         return _be(settings, Start(manifest.sign(pinned(run, home), Identity.load_or_create(home.identity))))
 
@@ -48,7 +48,7 @@ def join(args: argparse.Namespace) -> int:
             "join needs an address: `noloco-node join --bootstrap <address>`, as the line says that `start` printed"
         )
     with _resident(settings) as (_, settings):
-        from noloco_node.mission import Join
+        from noloco_node.node.mission import Join
 
         return _be(settings, Join())
 
@@ -56,7 +56,7 @@ def join(args: argparse.Namespace) -> int:
 def bootstrap(args: argparse.Namespace) -> int:
     settings = _settings(args)
     with _resident(settings) as (_, settings):
-        from noloco_node.mission import Rendezvous
+        from noloco_node.node.mission import Rendezvous
 
         return _be(settings, Rendezvous())
 
@@ -78,7 +78,7 @@ def _resident(settings: NodeConfig) -> Iterator[tuple[Home, NodeConfig]]:
 
 async def _ways_in(addresses: tuple[str, ...], home: Home) -> tuple[str, ...]:
     """The bootstrap addresses; where none answers, also some of peers of old that answer now."""
-    from noloco_node.peercache import PeerCache
+    from noloco_node.peers.cache import PeerCache
     from noloco_node.transport.probe import probe
 
     try:
@@ -111,9 +111,9 @@ async def reach(addresses: Sequence[str]) -> None:
 def _be(settings: NodeConfig, mission: "Mission") -> int:
     import uvloop
 
-    from noloco_node import node
+    from noloco_node.node import main
 
-    code: int = uvloop.run(node.run(settings, mission, _report))
+    code: int = uvloop.run(main.run(settings, mission, _report))
     return code
 
 

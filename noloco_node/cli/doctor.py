@@ -4,11 +4,11 @@ import argparse
 import os
 from dataclasses import asdict
 
-from noloco_node import config
 from noloco_node.cli.show import print_json
-from noloco_node.config import NodeConfig
-from noloco_node.control.views import SCHEMA
 from noloco_node.doctor.verdicts import Finding, exit_code
+from noloco_node.host import config
+from noloco_node.host.config import NodeConfig
+from noloco_node.views.views import SCHEMA
 
 _STYLES = {"ok": "green", "warning": "yellow", "error": "bold red", "unknown": "dim"}
 _FLAGS = ("home", "bootstrap", "listen", "relay", "device", "threads")
@@ -27,7 +27,7 @@ def look_round(settings: NodeConfig, *, tell: bool) -> list[Finding]:
     """`tell`: each finding as it is made, since some take seconds."""
     import uvloop
 
-    from noloco_node.doctor.examination import examine
+    from noloco_node.doctor.run_checks import examine
 
     async def all_of_it() -> list[Finding]:
         findings = []
@@ -44,7 +44,7 @@ def look_round(settings: NodeConfig, *, tell: bool) -> list[Finding]:
 def _tell(finding: Finding) -> None:
     from rich.text import Text
 
-    from noloco_node.monitor.text import console
+    from noloco_node.terminal.text import console
 
     what = f"{finding.subject:<10} {finding.text}" + (f": {finding.remedy}" if finding.remedy else "")
     console().print(Text.assemble((f"{finding.level:<8}", _STYLES[finding.level]), what), soft_wrap=True)

@@ -10,26 +10,26 @@ from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from noloco_node import config
 from noloco_node.cli.show import home_of, print_json
-from noloco_node.control import client
-from noloco_node.control.views import SCHEMA, document
+from noloco_node.control import socket_client
 from noloco_node.errors import NolocoError
-from noloco_node.home import Home
+from noloco_node.host import config
+from noloco_node.host.home import Home
 from noloco_node.version import PROTOCOL, VERSION
+from noloco_node.views.views import SCHEMA, document
 
 _LIBRARIES = ("torch", "hivemind", "grpcio", "protobuf", "transformers", "numba", "numpy", "uvloop", "safetensors")
 
 
 def paths(args: argparse.Namespace) -> int:
-    from noloco_node.inventory import inventory
+    from noloco_node.host.paths import inventory
 
     items = list(inventory(home_of(args)))
     if args.json:
         rows = [{**asdict(item), "path": str(item.path)} for item in items]
         print_json({"schema": SCHEMA, "paths": rows})
         return 0
-    from noloco_node.monitor.units import size
+    from noloco_node.base.units import size
 
     for run_id in dict.fromkeys(item.run_id for item in items):
         if run_id:
@@ -40,7 +40,7 @@ def paths(args: argparse.Namespace) -> int:
 
 
 def bugreport(args: argparse.Namespace) -> int:
-    from noloco_node import bugreport as report
+    from noloco_node.doctor import bug_report as report
 
     home = home_of(args)
     to = Path(args.to or time.strftime("noloco-bugreport-%Y%m%d-%H%M%S.zip"))
@@ -66,7 +66,7 @@ def _versions() -> str:
 async def _views(home: Home) -> dict[str, str]:
     """Of the node that runs here; or why there are none."""
     try:
-        async with client.connected(home) as node:
+        async with socket_client.connected(home) as node:
             status, peers = await node.status(), await node.peers()
     except NolocoError as error:
         return {"status.txt": f"{error}\n"}

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from noloco_node import runfile
-from noloco_node.control import client
-from noloco_node.control.views import GatherView
+from noloco_node.control import socket_client
 from noloco_node.errors import UsageError
-from noloco_node.home import Home
+from noloco_node.host.home import Home
+from noloco_node.run import signed_file
+from noloco_node.views.views import GatherView
 
 if TYPE_CHECKING:
     from noloco_node.publish.weights import Fetched
@@ -30,7 +30,7 @@ def live(args: argparse.Namespace, home: Home, peers: int) -> "list[Fetched]":
     if args.run or args.checkpoint:
         raise UsageError("--average with a number takes what the running node trains: leave --run and --checkpoint out")
     view = asyncio.run(_gather(home, peers))
-    file, layout = runfile.read(home.run(view.run_id)), bytes.fromhex(view.layout)
+    file, layout = signed_file.read(home.run(view.run_id)), bytes.fromhex(view.layout)
     return [Fetched(file, Path(state.path), layout, state.round, state.step) for state in view.states]
 
 
@@ -46,7 +46,7 @@ async def _gather(home: Home, peers: int) -> GatherView:
 
     out, told, view = Console(stderr=True, highlight=False), 0, GatherView()
     with out.status("asking the node") as line:
-        async with client.connected(home) as node:
+        async with socket_client.connected(home) as node:
             async for view in node.gather(peers):
                 for skipped in view.skipped[told:]:
                     out.print(f"skipped {skipped}", markup=False, soft_wrap=True)

@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from logging.handlers import RotatingFileHandler
 
-from noloco_node.config import home_dir
 from noloco_node.errors import NolocoError
-from noloco_node.home import Home
+from noloco_node.host.config import home_dir
+from noloco_node.host.home import Home
 
 LOG_FILES = 3
 _LOG_BYTES = 8 << 20  # each of the three at most: weeks of a node, and no disk is filled

@@ -10,17 +10,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from noloco_node import config
+from noloco_node.base.validation import did_you_mean
 from noloco_node.cli.show import home_of, print_json, whole
-from noloco_node.control import client
-from noloco_node.control.views import SCHEMA, PeerRow, PeersView, PingView, StatusView, document
+from noloco_node.control import socket_client
 from noloco_node.errors import NolocoError, UsageError
-from noloco_node.home import Home
-from noloco_node.monitor.choice import COLUMNS, Choice
-from noloco_node.validation import did_you_mean
+from noloco_node.host import config
+from noloco_node.host.home import Home
+from noloco_node.terminal.filter import COLUMNS, Choice
+from noloco_node.views.views import SCHEMA, PeerRow, PeersView, PingView, StatusView, document
 
 if TYPE_CHECKING:
-    from noloco_node.visit import Visit
+    from noloco_node.peers.visitor import Visit
 
 Look = Callable[[], Awaitable[PeersView]]
 Ping = Callable[[str, int], Awaitable[PingView]]
@@ -54,7 +54,7 @@ async def _sight(home: Home, bootstrap: Sequence[str]) -> AsyncIterator[Look]:
         async with _visiting(bootstrap) as visit:
             yield visit.peers
     else:
-        async with client.connected(home) as node:
+        async with socket_client.connected(home) as node:
             yield node.peers
 
 
@@ -63,7 +63,7 @@ async def _show(look: Look, choice: Choice, as_json: bool) -> None:
     if as_json:
         print_json(document(view))
         return
-    from noloco_node.monitor.text import console, print_peers
+    from noloco_node.terminal.text import console, print_peers
 
     if seen.peers and not view.peers:
         print(f"none of the {len(seen.peers)} peers is like that")
@@ -76,7 +76,7 @@ async def _watch(look: Look, choice: Choice, as_json: bool) -> None:
     from rich.console import Group
     from rich.live import Live
 
-    from noloco_node.monitor.text import console, peers_parts
+    from noloco_node.terminal.text import console, peers_parts
 
     out = console()
     if as_json or not out.is_terminal:
@@ -90,8 +90,8 @@ async def _watch(look: Look, choice: Choice, as_json: bool) -> None:
 
 async def _tell_changes(look: Look, choice: Choice, as_json: bool) -> None:
     """A document each time; or as text a line for each peer that came, went, or changed its state or round."""
-    from noloco_node.monitor.text import peer_line
-    from noloco_node.names import short_id
+    from noloco_node.base.peer_names import short_id
+    from noloco_node.terminal.text import peer_line
 
     before: dict[str, PeerRow] = {}
     while True:
@@ -131,7 +131,7 @@ class Pinged:
 
 
 def ping(args: argparse.Namespace) -> int:
-    from noloco_node.names import name_of
+    from noloco_node.base.peer_names import name_of
 
     count, bootstrap = whole(args.count, "--count", _MAX_COUNT), _bootstrap(args)
 
@@ -154,7 +154,7 @@ def ping(args: argparse.Namespace) -> int:
 
 
 async def _series(peer: str, call: Ping, count: int, tell: Callable[[str], None]) -> Pinged:
-    from noloco_node.names import name_of, short_id
+    from noloco_node.base.peer_names import name_of, short_id
 
     first = await call(peer, 0)
     if first.seconds is None:
@@ -187,7 +187,7 @@ def rate(payload_bytes: int, seconds: float, empty_s: float) -> float:
 
 
 def _summary(found: Pinged) -> str:
-    from noloco_node.monitor.units import size
+    from noloco_node.base.units import size
 
     asked = len(found.seconds) + found.lost
     if found.median_s is None:
@@ -198,7 +198,7 @@ def _summary(found: Pinged) -> str:
 
 
 def _pinged_document(found: Pinged) -> dict[str, Any]:
-    from noloco_node.names import name_of
+    from noloco_node.base.peer_names import name_of
 
     return {
         "schema": SCHEMA,
@@ -216,7 +216,7 @@ def _pinged_document(found: Pinged) -> dict[str, Any]:
 @asynccontextmanager
 async def _line_to(home: Home, bootstrap: Sequence[str], word: str) -> AsyncIterator[tuple[str, Ping]]:
     """The peer that is meant, and how to call it."""
-    from noloco_node.names import find
+    from noloco_node.base.peer_names import find
 
     helpers = [address.rpartition("/p2p/")[2] for address in bootstrap]
     if bootstrap:
@@ -224,14 +224,14 @@ async def _line_to(home: Home, bootstrap: Sequence[str], word: str) -> AsyncIter
             known = helpers if word in helpers else [*helpers, *(row.peer_id for row in (await visit.peers()).peers)]
             yield find(word, known), visit.ping
     else:
-        async with client.connected(home) as node:
+        async with socket_client.connected(home) as node:
             status, view = await node.status(), await node.peers()
             yield _not_itself(status, word) or find(word, (row.peer_id for row in view.peers)), node.ping
 
 
 def _not_itself(status: StatusView, word: str) -> str | None:
-    from noloco_node.identity import is_peer_id
-    from noloco_node.names import short_id
+    from noloco_node.base.identity import is_peer_id
+    from noloco_node.base.peer_names import short_id
 
     if word in (status.peer_id, short_id(status.peer_id), status.name):
         raise UsageError(f"{status.name} is the node of this machine itself: `noloco-node peers` lists the others")
@@ -253,7 +253,7 @@ async def _visiting(bootstrap: Sequence[str]) -> AsyncIterator["Visit"]:
     from noloco_node.cli.daemon import reach
 
     await reach(bootstrap)
-    from noloco_node.visit import visiting
+    from noloco_node.peers.visitor import visiting
 
     async with visiting(bootstrap) as visit:
         yield visit

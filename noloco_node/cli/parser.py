@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NoReturn
 
+from noloco_node.base.validation import did_you_mean
 from noloco_node.errors import UsageError
-from noloco_node.validation import did_you_mean
 from noloco_node.version import PROTOCOL, VERSION
 
 Verb = Callable[[argparse.Namespace], int]

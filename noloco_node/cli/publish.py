@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from noloco_node import config
-from noloco_node.config import NodeConfig
-from noloco_node.control.views import SCHEMA
 from noloco_node.errors import UsageError
-from noloco_node.home import Home
+from noloco_node.host import config
+from noloco_node.host.config import NodeConfig
+from noloco_node.host.home import Home
+from noloco_node.views.views import SCHEMA
 
 if TYPE_CHECKING:
-    from noloco_node.publish.measure import Measured
+    from noloco_node.data.sources import Sources
+    from noloco_node.publish.evaluate import Measured
     from noloco_node.publish.weights import Trained, Weights
-    from noloco_node.training.sources import Sources
 
 _SETTINGS = ("home", "device", "threads", "data", "tokenizer")
 _MAX_TOKENS = 100_000
@@ -77,14 +77,14 @@ def _how(parser: argparse.ArgumentParser) -> None:
 # ---- what is done ----------------------------------------------------------------------------------------------------
 def export(args: argparse.Namespace) -> int:
     settings, to = _settings(args), Path(args.to).absolute()
-    from noloco_node.publish import card, folder
+    from noloco_node.publish import hf_folder, model_card
 
-    folder.check(to)
+    hf_folder.check(to)
     live = (args.average or "").isdecimal()
     trained, journal = (_live_mean if live else _kept_mean)(args, settings)
     measured = _measured_if_possible(trained, settings)
-    rows = card.history(journal, trained.round)
-    folder.write(to, trained, measured, rows)
+    rows = model_card.history(journal, trained.round)
+    hf_folder.write(to, trained, measured, rows)
     if args.json:
         _print_json(trained, {"to": str(to), **_figures(measured)})
     else:
@@ -120,7 +120,7 @@ def _kept_mean(args: argparse.Namespace, settings: NodeConfig) -> "tuple[Trained
 
 def evaluate(args: argparse.Namespace) -> int:
     settings = _settings(args)
-    from noloco_node.monitor.units import span
+    from noloco_node.base.units import span
     from noloco_node.publish import weights
 
     trained = weights.load([_place(args, settings)], _sources(settings))
@@ -172,7 +172,7 @@ def _place(args: argparse.Namespace, settings: NodeConfig) -> "Weights":
 
 
 def _sources(settings: NodeConfig) -> "Sources":
-    from noloco_node.training.sources import Sources
+    from noloco_node.data.sources import Sources
 
     return Sources(settings.data, settings.tokenizer, Home(settings.home).data)
 
@@ -180,12 +180,12 @@ def _sources(settings: NodeConfig) -> "Sources":
 def _measured(trained: "Trained", settings: NodeConfig) -> "Measured":
     import torch
 
-    from noloco_node.publish.measure import measure
-    from noloco_node.training import data
+    from noloco_node.data.corpus import load as load_corpus
+    from noloco_node.publish.evaluate import measure
 
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    corpus = data.load(trained.run.data, _sources(settings))
+    corpus = load_corpus(trained.run.data, _sources(settings))
     with _progress() as progress:
         return measure(trained, corpus, settings.device, progress)
 

@@ -7,11 +7,11 @@ import os
 import time
 from typing import Any
 
-from noloco_node import config
-from noloco_node.control import client
-from noloco_node.control.views import SCHEMA, StatusView, document
+from noloco_node.control import socket_client
 from noloco_node.errors import NolocoError, UsageError
-from noloco_node.home import Home
+from noloco_node.host import config
+from noloco_node.host.home import Home
+from noloco_node.views.views import SCHEMA, StatusView, document
 
 _LEAVE_S = 15.0
 """A node leaves within 10 s, unless it says that it still saves; the rest is for its process to end."""
@@ -23,7 +23,7 @@ def status(args: argparse.Namespace) -> int:
     if args.json:
         print_json(document(view))
     else:
-        from noloco_node.monitor.text import console, print_status
+        from noloco_node.terminal.text import console, print_status
 
         print_status(view, console())
     return 0
@@ -58,8 +58,8 @@ def resume(args: argparse.Namespace) -> int:
 
 
 def identity(args: argparse.Namespace) -> int:
-    from noloco_node.identity import Identity
-    from noloco_node.names import name_of
+    from noloco_node.base.identity import Identity
+    from noloco_node.base.peer_names import name_of
 
     home = home_of(args).create()
     peer_id = Identity.load_or_create(home.identity).peer_id
@@ -86,17 +86,17 @@ def home_of(args: argparse.Namespace) -> Home:
 
 
 async def _status(home: Home) -> StatusView:
-    async with client.connected(home) as node:
+    async with socket_client.connected(home) as node:
         return await node.status()
 
 
 async def _pause(home: Home) -> StatusView:
-    async with client.connected(home) as node:
+    async with socket_client.connected(home) as node:
         return _trainer(await node.pause())
 
 
 async def _resume(home: Home) -> StatusView:
-    async with client.connected(home) as node:
+    async with socket_client.connected(home) as node:
         return _trainer(await node.resume())
 
 
@@ -109,14 +109,14 @@ def _trainer(view: StatusView) -> StatusView:
 async def _awaited(home: Home) -> str | None:
     """What a node that leaves waits for, if it says so."""
     try:
-        async with client.connected(home) as node:
+        async with socket_client.connected(home) as node:
             return (await node.status()).waiting_for
     except NolocoError:
         return None
 
 
 async def _leave(home: Home) -> str:
-    async with client.connected(home) as node:
+    async with socket_client.connected(home) as node:
         name = (await node.status()).name
         await node.leave()
         return name

@@ -113,7 +113,7 @@ def _output(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_training(args: argparse.Namespace) -> int:
-    from noloco_node.manifest import OuterSpec
+    from noloco_node.run.manifest import OuterSpec
     from noloco_node.simulate import report, sweep
 
     choices, seeds = _choices(args), _list(args.seed, int, "--seed")
@@ -143,7 +143,7 @@ def _run_training(args: argparse.Namespace) -> int:
 def _run_clock(args: argparse.Namespace, choices: "Sequence[Choice]", seeds: Sequence[int]) -> int:
     """A training for each delay that some link brings about; blocking is the same on all."""
     from noloco_node.simulate import report, wallclock
-    from noloco_node.simulate.algorithms import element_bytes
+    from noloco_node.simulate.noloco import element_bytes
     from noloco_node.simulate.wallclock import OVERLAPS, Large
 
     links = _list(args.links, float, "--links")
@@ -199,9 +199,9 @@ def _run_network(args: argparse.Namespace) -> int:
 def _settings(args: argparse.Namespace, overlap: str) -> "Settings":
     from pydantic import ValidationError
 
-    from noloco_node.manifest import CODECS, InnerSpec
+    from noloco_node.base.validation import did_you_mean, explain
+    from noloco_node.run.manifest import CODECS, InnerSpec
     from noloco_node.simulate.settings import Settings
-    from noloco_node.validation import did_you_mean, explain
 
     given = {"steps": args.inner_steps, "learning_rate": args.learning_rate, "batch_tokens": args.batch_tokens}
     try:

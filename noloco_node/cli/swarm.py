@@ -18,8 +18,8 @@ from noloco_node.version import VERSION
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from noloco_node.manifest import Manifest
-    from noloco_node.monitor.swarm_report import Outcome
+    from noloco_node.run.manifest import Manifest
+    from noloco_node.terminal.swarm_report import Outcome
 
 _MAX_NODES = 64  # each is a process with torch in it
 _DEMO_ROUNDS = 8
@@ -43,7 +43,7 @@ class _Plan:
 
 
 def swarm(args: argparse.Namespace) -> int:
-    from noloco_node.monitor.text import console
+    from noloco_node.terminal.text import console
 
     plan, out = _plan(args), console(stderr=args.json)
     try:
@@ -62,8 +62,8 @@ def swarm(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> _Plan:
-    from noloco_node.manifest import Manifest
-    from noloco_node.runtoml import load
+    from noloco_node.run.manifest import Manifest
+    from noloco_node.run.toml import load
 
     nodes = _whole("--nodes", args.nodes, 2, _MAX_NODES)
     rounds = None if args.rounds is None else _whole("--rounds", args.rounds, 1, 10_000_000)
@@ -77,7 +77,7 @@ def _plan(args: argparse.Namespace) -> _Plan:
 
 def _pages(first: str, nodes: int) -> Iterator[str]:
     """As many free addresses on consecutive ports."""
-    from noloco_node.config import web_address
+    from noloco_node.host.config import web_address
 
     try:
         host, _, port = web_address(first).rpartition(":")
@@ -103,10 +103,11 @@ def _whole(flag: str, text: str, low: int, high: int) -> int:
 
 
 async def _train(plan: _Plan, out: "Console") -> "Outcome":
-    from noloco_node import local_swarm, runtoml
-    from noloco_node.monitor.swarm_board import LiveBoard, PlainBoard, Progress
-    from noloco_node.monitor.swarm_report import Outcome
-    from noloco_node.monitor.table import fill
+    from noloco_node.node import local_swarm
+    from noloco_node.run import toml
+    from noloco_node.terminal.swarm_board import LiveBoard, PlainBoard, Progress
+    from noloco_node.terminal.swarm_report import Outcome
+    from noloco_node.terminal.table import fill
 
     _cancelled_by(signal.SIGTERM)
     began = time.monotonic()
@@ -116,7 +117,7 @@ async def _train(plan: _Plan, out: "Console") -> "Outcome":
     async with local_swarm.opened(plan.keep, local_swarm.COMMAND, os.environ) as nodes:
         path = plan.manifest or nodes.root / "run.toml"
         if plan.manifest is None:
-            path.write_text(runtoml.template(plan.run.name, rounds=plan.run.rounds), encoding="utf-8")
+            path.write_text(toml.template(plan.run.name, rounds=plan.run.rounds), encoding="utf-8")
         if plan.pages:
             out.print(f"web pages, one a node: http://{plan.pages[0]} to http://{plan.pages[-1]}")
         with (LiveBoard if out.is_terminal else PlainBoard)(out, progress, plan.target, began) as board:

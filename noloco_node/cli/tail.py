@@ -9,15 +9,15 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
+from noloco_node.base.validation import listed
 from noloco_node.cli.logs import LOG_FILES
 from noloco_node.cli.show import home_of, print_json, whole
-from noloco_node.config import LOG_LEVELS
-from noloco_node.control import client
-from noloco_node.control.views import SCHEMA
+from noloco_node.control import socket_client
 from noloco_node.errors import NolocoError, UsageError
-from noloco_node.home import Home
-from noloco_node.journal import generations
-from noloco_node.validation import listed
+from noloco_node.host.config import LOG_LEVELS
+from noloco_node.host.home import Home
+from noloco_node.observe.jsonl import generations
+from noloco_node.views.views import SCHEMA
 
 _POLL_S = 0.2
 _BLOCK = 64 << 10
@@ -50,7 +50,7 @@ def logs(args: argparse.Namespace) -> int:
 async def _set_level(home: Home, level: str) -> str:
     if level not in LOG_LEVELS:
         raise UsageError(f"--level must be {listed(LOG_LEVELS)}, not {level!r}")
-    async with client.connected(home) as node:
+    async with socket_client.connected(home) as node:
         await node.log_level(level)
         name = (await node.status()).name
     return f"{name} logs at {level} until it ends: `noloco-node logs -f` shows it"

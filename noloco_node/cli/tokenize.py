@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from noloco_node.control.views import SCHEMA
 from noloco_node.errors import UsageError
+from noloco_node.views.views import SCHEMA
 
 if TYPE_CHECKING:
-    from noloco_node.training.files import Progress, Say
-    from noloco_node.training.tokens import Tokenizer
+    from noloco_node.data.files import Progress, Say
+    from noloco_node.data.tokens import Tokenizer
 
 _SUFFIX = ".tokens"
 _SAY_S = 1.0
@@ -26,7 +26,7 @@ def tokenize(args: argparse.Namespace) -> int:
     if not out.name.endswith(_SUFFIX):
         raise UsageError(f"--out must end in {_SUFFIX}, by which --data knows a token file: try {out.name}{_SUFFIX}")
     os.environ["TOKENIZERS_PARALLELISM"] = "true"  # nothing trains beside it, and nothing forks
-    from noloco_node.training import files, sources
+    from noloco_node.data import files, sources
 
     paths = sources.find(tuple(args.files))
     if any(path.resolve() == out.resolve() for path in paths):
@@ -47,7 +47,7 @@ def tokenize(args: argparse.Namespace) -> int:
 
 def _tokenizer(given: str) -> "tuple[Tokenizer, str]":
     """It, and its name in a manifest."""
-    from noloco_node.training import sources, tokens
+    from noloco_node.data import sources, tokens
 
     if given == "bytes":
         return tokens.BYTES, given
@@ -58,7 +58,7 @@ def _tokenizer(given: str) -> "tuple[Tokenizer, str]":
 @contextmanager
 def _progress() -> "Iterator[Say]":
     """On a terminal a line that changes, and is gone in the end."""
-    from noloco_node.monitor.units import rate, share, span
+    from noloco_node.base.units import rate, share, span
 
     shown, said = sys.stderr.isatty(), time.monotonic()
 

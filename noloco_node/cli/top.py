@@ -7,16 +7,16 @@ import time
 from contextlib import suppress
 
 from noloco_node.cli.show import home_of, print_json
-from noloco_node.control.views import SCHEMA, plain
 from noloco_node.errors import UsageError
-from noloco_node.home import Home
+from noloco_node.host.home import Home
+from noloco_node.views.views import SCHEMA, plain
 
 _LEAST_S, _MOST_S = 0.2, 3600.0
 
 
 def top(args: argparse.Namespace) -> int:
-    from noloco_node.monitor.top import session
-    from noloco_node.monitor.top.terminal import can_show
+    from noloco_node.terminal.top import app
+    from noloco_node.terminal.top.driver import can_show
 
     home, every_s = home_of(args), _interval(args.interval)
     if args.once:
@@ -25,9 +25,9 @@ def top(args: argparse.Namespace) -> int:
         raise UsageError("--json wants --once; what goes on telling is `noloco-node peers --watch --json`")
     if not can_show():
         with suppress(KeyboardInterrupt):
-            asyncio.run(session.as_lines(home, every_s, lambda line: print(line, flush=True)))
+            asyncio.run(app.as_lines(home, every_s, lambda line: print(line, flush=True)))
         return 0
-    live = session.Session(home, every_s)
+    live = app.Session(home, every_s)
     code = asyncio.run(live.run())
     if live.farewell:
         print(live.farewell)
@@ -45,9 +45,9 @@ def _interval(text: str) -> float:
 
 
 async def _once(home: Home, every_s: float, as_json: bool) -> int:
-    from noloco_node.monitor.top.screen import Look, screen
-    from noloco_node.monitor.top.terminal import print_once, size_to_print
-    from noloco_node.monitor.top.watch import Watch
+    from noloco_node.terminal.top.driver import print_once, size_to_print
+    from noloco_node.terminal.top.poller import Watch
+    from noloco_node.terminal.top.screen import Look, screen
 
     picture = await Watch(home, every_s, lambda: None).first()
     if as_json:

@@ -9,10 +9,10 @@ import time
 from dataclasses import dataclass
 
 from noloco_node.cli.show import home_of, print_json
-from noloco_node.control import client
-from noloco_node.control.views import StatusView, document
+from noloco_node.control import socket_client
 from noloco_node.errors import NolocoError, NoNodeRunning, UsageError
-from noloco_node.home import Home
+from noloco_node.host.home import Home
+from noloco_node.views.views import StatusView, document
 
 POLL_S = 0.5
 COMES_S = 10.0
@@ -83,7 +83,7 @@ class _Wait:
         while (view := await self._reached()) is None:
             if self._timeout_s is not None and self._passed() >= self._timeout_s:
                 if self._seen is None and self._home.holder() is None:
-                    raise client.nobody(self._home)
+                    raise socket_client.nobody(self._home)
                 raise NolocoError(
                     f"{self._goal} was not reached within {self._timeout_s:g} s ({_how_far(self._seen)}): "
                     "wait longer with --timeout, or see `noloco-node status`"
@@ -93,7 +93,7 @@ class _Wait:
 
     async def _reached(self) -> StatusView | None:
         try:
-            async with client.connected(self._home) as node:
+            async with socket_client.connected(self._home) as node:
                 view = await node.status()
         except NoNodeRunning:
             return self._gone()
@@ -114,7 +114,7 @@ class _Wait:
         if self._seen is None:
             starting = self._home.holder() is not None
             if not starting and (self._timeout_s is None or self._passed() >= COMES_S):
-                raise client.nobody(self._home)
+                raise socket_client.nobody(self._home)
             self._say(f"waiting for {self._goal}: {'the node is starting' if starting else 'no node is running yet'}")
             return None
         if self._goal.what == "finished" and _done(self._seen):

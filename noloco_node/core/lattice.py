@@ -5,7 +5,7 @@ knows already (quantised decentralised SGD with lattice codes: arXiv 2002.09268;
 k = round(u/step + dither), the same step and dither on both sides, k mod 2^bits tells a partner within the range all of
 k. Both use the difference of the same two whole numbers, so the corrections are opposite to the bit. The turns:
 
-    1  ranges       the range that each block should have, and a few elements in full: core/ranges.py
+    1  ranges       the range that each block should have, and a few elements in full: core/lattice_ranges.py
     2  codes        k mod 2^bits, packed; per block 16 bits of a checksum over what is not sent; a digest of all k
     3  missed       of blocks whose checksum does not fit (the partner was out of range) and that could not be mended:
                     8 more bits of k, a checksum
@@ -40,7 +40,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from noloco_node.core import ranges
+from noloco_node.core import lattice_ranges
 from noloco_node.core.codec import Heard, Stats
 from noloco_node.core.kernels import BLOCK, PHASES, Grid, for_device
 from noloco_node.core.kernels.tables import SPOTS, WEIGHTS
@@ -71,7 +71,7 @@ class Lattice:
             raise ValueError(f"takes {BITS[0]} to {BITS[1]} bits, not {bits}")
         self.name = f"lattice:{bits}"
         self.bits = bits
-        self._memories: dict[int, ranges.Memory] = {}
+        self._memories: dict[int, lattice_ranges.Memory] = {}
 
     @classmethod
     def parse(cls, parameter: str) -> "Lattice":
@@ -85,12 +85,12 @@ class Lattice:
         blocks = -(-u.numel() // BLOCK)
         memory = self._memories.get(index)
         if memory is None or memory.blocks != blocks:
-            memory = self._memories[index] = ranges.Memory(blocks, self.bits)
+            memory = self._memories[index] = lattice_ranges.Memory(blocks, self.bits)
         return LatticeConversation(self.bits, memory, u, _seed(exchange_id, index), moved)
 
 
 class LatticeConversation:
-    def __init__(self, bits: int, memory: ranges.Memory, u: Tensor, seed: int, moved: Tensor | None) -> None:
+    def __init__(self, bits: int, memory: lattice_ranges.Memory, u: Tensor, seed: int, moved: Tensor | None) -> None:
         self.stats = Stats(blocks=memory.blocks)
         """Complete when the conversation is."""
         self._bits = bits
@@ -104,9 +104,9 @@ class LatticeConversation:
 
     def open(self) -> bytes:
         peaks = _array(self._kernels.peaks(self._u))
-        if peaks.max(initial=0) >= ranges.LARGEST:
+        if peaks.max(initial=0) >= lattice_ranges.LARGEST:
             raise NonFinite("a weight is NaN, infinite or beyond 2^110: the training has diverged")
-        where = ranges.places(self._size, self._seed)
+        where = lattice_ranges.places(self._size, self._seed)
         self._wish = self._memory.wish(peaks, self._moved, _at(self._u, where), where)
         return self._say(self._wish.pack())
 
@@ -116,9 +116,9 @@ class LatticeConversation:
 
     # ---- turn by turn ----
     def _hear_ranges(self, payload: bytes) -> Heard:
-        theirs = ranges.Wish.parse(payload, self._wish)
+        theirs = lattice_ranges.Wish.parse(payload, self._wish)
         self._apart = np.subtract(theirs.sample, self._wish.sample, dtype=np.float64)
-        self._agreed = ranges.agree(self._wish, theirs)
+        self._agreed = lattice_ranges.agree(self._wish, theirs)
         self._grid = _grid(self._agreed, self._bits, self._seed, self._u.device)
         self._codes, sums = self._kernels.encode(self._u, self._grid, self._bits)
         self._sums = _array(sums)
@@ -142,7 +142,7 @@ class LatticeConversation:
         self._their_codes = codes[missed]  # numpy's: torch would wake its threads for a few rows
         return self._ask(missed, MORE) if len(missed) else self._finish()
 
-    def _mend(self, missed: ranges.Places, payload: bytes, at: int) -> ranges.Places:
+    def _mend(self, missed: lattice_ranges.Places, payload: bytes, at: int) -> lattice_ranges.Places:
         """Where one element alone is out of range, and not far, the checksum says which. Returns the other blocks."""
         half = 1 << self._bits - 1
         spots = SPOTS[_off(self._their_sums, self._bits, payload, at)[missed]].astype(np.int64)
@@ -191,7 +191,7 @@ class LatticeConversation:
         return Heard(None, self._c.view(-1)[: self._size])
 
     # ---- blocks that are told again ----
-    def _ask(self, blocks: ranges.Places, bits: int) -> Heard:
+    def _ask(self, blocks: lattice_ranges.Places, bits: int) -> Heard:
         """Tell, and expect, more of these blocks: the next bits of k with a checksum, or all of them."""
         self._told_again = blocks
         self._turn = self._hear_whole if bits == WHOLE else self._hear_missed
@@ -204,7 +204,7 @@ class LatticeConversation:
         checks = b"" if bits == WHOLE else _checks(self._sums[blocks], self._bits + bits)
         return Heard(self._say(told, checks), None)
 
-    def _resolve(self, blocks: ranges.Places, low: NDArray[np.int32], width: int) -> None:
+    def _resolve(self, blocks: lattice_ranges.Places, low: NDArray[np.int32], width: int) -> None:
         which, theirs = self._on_device(blocks), self._on_device(low)
         sums, energy = self._kernels.resolve(self._u, self._grid, which, theirs, width, self._c)
         self._their_sums[blocks], self._energy[blocks] = _array(sums), _array(energy)
@@ -228,8 +228,8 @@ def _seed(exchange_id: bytes, index: int) -> int:
     return int.from_bytes(drawn, "little") >> 1
 
 
-def _grid(agreed: ranges.Codes, bits: int, seed: int, device: torch.device) -> Grid:
-    half_step = ranges.value_of(agreed - 4 * bits)  # an octave of range is four codes
+def _grid(agreed: lattice_ranges.Codes, bits: int, seed: int, device: torch.device) -> Grid:
+    half_step = lattice_ranges.value_of(agreed - 4 * bits)  # an octave of range is four codes
     inverse = np.float32(0.5) / half_step
     return Grid(torch.from_numpy(inverse).to(device), torch.from_numpy(half_step).to(device), seed % PHASES)
 
@@ -244,11 +244,11 @@ def _groups(count: int) -> list[slice]:
     return [slice(start, start + AT_ONCE) for start in range(0, count, AT_ONCE)]
 
 
-def _at(rows: Tensor, where: ranges.Places) -> ranges.Floats:
+def _at(rows: Tensor, where: lattice_ranges.Places) -> lattice_ranges.Floats:
     if rows.is_cuda:
         rows = rows.view(-1)[torch.from_numpy(where).to(rows.device)]
         where = np.arange(len(where))
-    picked: ranges.Floats = _array(rows).reshape(-1)[where]
+    picked: lattice_ranges.Floats = _array(rows).reshape(-1)[where]
     return picked
 
 
@@ -258,7 +258,7 @@ def _checks(sums: Array, width: int) -> bytes:
     return ((sums >> width) & 0xFFFF).astype("<u2").tobytes()
 
 
-def _missed(sums: Array, width: int, payload: bytes, at: int) -> ranges.Places:
+def _missed(sums: Array, width: int, payload: bytes, at: int) -> lattice_ranges.Places:
     """The blocks whose checksums differ from those of the partner."""
     return np.flatnonzero(_off(sums, width, payload, at))
 

@@ -66,7 +66,8 @@ def snapshot(theta: Tensor, phi: Tensor, hyper: Hyper, out: Tensor) -> None:
 
 
 def owe(theta: Tensor, phi: Tensor, rate: float, u: Tensor, owed: Tensor) -> None:
-    """u += rate · Δ, and the same goes into `owed`, best where φ is (core/norms.py). Before the local step."""
+    """u += rate · Δ, and the same goes into `owed` (core/length_correction.py), best where φ is. Before
+    the local step."""
     for t, p, told, due in _pieces(theta, phi, u, owed):
         due.copy_((t.to(p.device) - p).mul_(rate))
         told.add_(due.to(told.device))

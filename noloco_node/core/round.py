@@ -30,7 +30,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from noloco_node.core.moves import (
+from noloco_node.core.round_events import (
     Accept,
     Accepted,
     Action,
@@ -87,7 +87,7 @@ long run it gets 1.5% of our time."""
 STALL_SHARE, MIN_STALL_S = 1 / 2, 60.0
 """How long a partner may say that it is alive without a fragment or an acknowledgement: longer than an inner step or
 an evaluation, behind which its corrections may wait; short enough that the offer is open for somebody else after it.
-(swap.py gives a slow link longer.)"""
+(rounds/swap.py gives a slow link longer.)"""
 
 LEAVING = "leaving"
 TOO_SLOW = "too_slow"

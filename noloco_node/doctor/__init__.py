@@ -1,1 +1,1 @@
-"""What `doctor` looks at: probes find the facts of this machine, verdicts judge them, examination asks in order."""
+"""What `doctor` looks at: probes find the facts of this machine, verdicts judge them, run_checks asks in order."""

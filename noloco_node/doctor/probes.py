@@ -5,10 +5,10 @@ import resource
 import shutil
 from pathlib import Path
 
+from noloco_node.base.addresses import check_port, parse
 from noloco_node.doctor.verdicts import Place, Torch
 from noloco_node.errors import NolocoError
-from noloco_node.home import Home
-from noloco_node.transport.addresses import check_port, parse
+from noloco_node.host.home import Home
 
 
 def torch(device: str, threads: int | None) -> Torch:
@@ -16,7 +16,7 @@ def torch(device: str, threads: int | None) -> Torch:
     import torch as library
 
     from noloco_node.core.kernels import for_device
-    from noloco_node.training.inner import choose_device
+    from noloco_node.training.replica import choose_device
 
     chosen = choose_device(device)
     gpu = chosen.type == "cuda"

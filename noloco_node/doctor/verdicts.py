@@ -6,13 +6,13 @@ Pure: what was found comes in, a finding of one line goes out. Limits carry thei
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from noloco_node import outlook
-from noloco_node.control.views import Health, StatusView
+from noloco_node.base.units import count, size, span
 from noloco_node.errors import ClockTooFarOff, SwarmUnreachable
-from noloco_node.home import MAX_SOCKET_PATH_BYTES
-from noloco_node.monitor.units import count, size, span
-from noloco_node.transport.mirror import Skew
-from noloco_node.transport.reach import DIRECTLY, MAPPED, OUTGOING, RELAYED
+from noloco_node.host.home import MAX_SOCKET_PATH_BYTES
+from noloco_node.observe import health
+from noloco_node.transport.reachability import DIRECTLY, MAPPED, OUTGOING, RELAYED
+from noloco_node.transport.self_view import Skew
+from noloco_node.views.views import Health, StatusView
 
 OK, WARNING, ERROR, UNKNOWN = "ok", "warning", "error", "unknown"
 """UNKNOWN: not looked at, or nobody to ask."""
@@ -98,12 +98,12 @@ def clock(skew: Skew | None) -> Finding:
     if skew is None:
         return Finding("clock", UNKNOWN, "compared with nobody's: name a node to ask with --bootstrap")
     try:
-        outlook.check(skew)
+        health.check(skew)
     except ClockTooFarOff as error:
         return Finding("clock", ERROR, *halves(str(error)))
-    for finding in outlook.health(None, skew):
+    for finding in health.health(None, skew):
         return Finding("clock", finding.level, *halves(f"{finding.text.removeprefix('clock: ')}: {finding.remedy}"))
-    return Finding("clock", OK, f"within {span(outlook.WARN_S)} of the others'")
+    return Finding("clock", OK, f"within {span(health.WARN_S)} of the others'")
 
 
 def port(listen: str, trouble: str | None, held_by_node: bool) -> Finding:
@@ -133,9 +133,9 @@ def reachable(verdict: str | None, asked: bool) -> Finding:
         case str() if verdict in (DIRECTLY, MAPPED):
             return Finding("reachable", OK, "directly" if verdict == DIRECTLY else "at a port of the router")
         case str() if verdict == RELAYED:
-            return Finding("reachable", WARNING, *halves(str(outlook.advice(RELAYED))))
+            return Finding("reachable", WARNING, *halves(str(health.advice(RELAYED))))
         case _:
-            return Finding("reachable", WARNING, *halves(str(outlook.advice(OUTGOING))))
+            return Finding("reachable", WARNING, *halves(str(health.advice(OUTGOING))))
 
 
 def bootstrap(addresses: Sequence[str], failure: str | None, runs: Sequence[str] | None) -> Finding:

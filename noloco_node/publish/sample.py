@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from noloco_node.errors import Diverged
 from noloco_node.publish.weights import Trained
-from noloco_node.training.inner import choose_device
+from noloco_node.training.replica import choose_device
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from noloco_node import checkpoint, runfile
-from noloco_node.checkpoint import Slow
+from noloco_node.checkpoints import checkpoint
+from noloco_node.checkpoints.checkpoint import Slow
+from noloco_node.data import tokens
+from noloco_node.data.sources import Sources
 from noloco_node.errors import Incompatible, UsageError
-from noloco_node.home import Home
-from noloco_node.manifest import Manifest, Signed
-from noloco_node.runfile import RunFile
-from noloco_node.training import model, tokens
-from noloco_node.training.sources import Sources
+from noloco_node.host.home import Home
+from noloco_node.run import signed_file
+from noloco_node.run.manifest import Manifest, Signed
+from noloco_node.run.signed_file import RunFile
+from noloco_node.training import model
 
 CHECKPOINTS = "checkpoints"
 
@@ -56,7 +58,7 @@ class Exported:
     def slow(self, layout: bytes) -> Slow:
         module = _from_pretrained(self.folder)
         if model.layout_digest(module) != layout:
-            raise Incompatible(f"the model in {self.folder} is not of the run that its {runfile.NAME} names")
+            raise Incompatible(f"the model in {self.folder} is not of the run that its {signed_file.NAME} names")
         phi = torch.cat([p.detach().flatten() for _, p in model.parameters(module)])
         return Slow(self.folder, self._number("round"), self._number("step"), phi)
 
@@ -113,11 +115,11 @@ def find(path: Path, run: str | None = None, step: str | None = None) -> Weights
     if not path.is_dir():
         raise UsageError(f"{path} does not exist: name a home, a checkpoint or an exported folder")
     if (path / "config.json").exists():
-        return Exported(runfile.read(path), path)
+        return Exported(signed_file.read(path), path)
     if path.parent.name == CHECKPOINTS:
-        return Kept(runfile.read(path.parent.parent), (path,))
+        return Kept(signed_file.read(path.parent.parent), (path,))
     folder = path if (path / CHECKPOINTS).is_dir() else _run_folder(Home(path), run)
-    file, there = runfile.read(folder), checkpoint.kept(folder / CHECKPOINTS)
+    file, there = signed_file.read(folder), checkpoint.kept(folder / CHECKPOINTS)
     if step is not None:
         there = _named(there, step)
     if not there:
@@ -126,8 +128,8 @@ def find(path: Path, run: str | None = None, step: str | None = None) -> Weights
 
 
 def _run_folder(home: Home, wanted: str | None) -> Path:
-    folders = [path.parent for path in home.root.glob(f"runs/*/{runfile.NAME}")]
-    labels = {folder: runfile.read(folder).run.label for folder in folders}
+    folders = [path.parent for path in home.root.glob(f"runs/*/{signed_file.NAME}")]
+    labels = {folder: signed_file.read(folder).run.label for folder in folders}
     if wanted is not None:
         folders = [path for path in folders if path.name.startswith(wanted) or labels[path] == wanted]
     if len(folders) == 1:

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from noloco_node.simulate.algorithms import algorithm
-from noloco_node.simulate.data import Readers
-from noloco_node.simulate.rivals import Algorithm, Outer
+from noloco_node.data.corpus import Corpus, standard_library
+from noloco_node.simulate.baselines import Algorithm, Outer
+from noloco_node.simulate.noloco import algorithm
+from noloco_node.simulate.readers import Readers
+from noloco_node.simulate.replicas import Trainer
 from noloco_node.simulate.settings import Choice, Curve, Settings
-from noloco_node.simulate.trainer import Trainer
-from noloco_node.training.data import Corpus, standard_library
-from noloco_node.training.inner import choose_device
 from noloco_node.training.model import build
+from noloco_node.training.replica import choose_device
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 Progress = Callable[[int, float], None]

@@ -8,12 +8,12 @@ from typing import Any
 
 from rich.table import Table
 
+from noloco_node.base.validation import listed
 from noloco_node.errors import UsageError
 from noloco_node.simulate.network import Network, Row, Straggling
 from noloco_node.simulate.settings import Curve, Settings
 from noloco_node.simulate.sweep import Result
 from noloco_node.simulate.wallclock import Large, Timed, loss_after, seconds_to
-from noloco_node.validation import listed
 
 SCHEMA = 1
 _NO_MATPLOTLIB = "--plot needs matplotlib: pip install 'noloco-node[plot]'"

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from noloco_node.manifest import Manifest
-from noloco_node.training import data, model
+from noloco_node.data import corpus
+from noloco_node.run.manifest import Manifest
+from noloco_node.training import model
 from noloco_node.training.task import Batch, device_batch
 
 EVAL_TOKENS = 4096
@@ -19,7 +20,7 @@ MICRO_LOGITS = 1 << 25
 
 
 class Language:
-    def __init__(self, manifest: Manifest, corpus: data.Readable) -> None:
+    def __init__(self, manifest: Manifest, corpus: corpus.Readable) -> None:
         self._spec, self._seed = manifest.model, manifest.seed
         self._corpus = corpus
         self.tokens_per_example = manifest.data.sequence_length
@@ -48,7 +49,7 @@ class Language:
 class Windows:
     """A text's windows as a task's stream."""
 
-    def __init__(self, stream: data.Batches) -> None:
+    def __init__(self, stream: corpus.Batches) -> None:
         self._stream = stream
 
     @property

@@ -14,9 +14,10 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor, nn
 
+from noloco_node.data.corpus import NOTHING, Readable, Sources
+from noloco_node.data.corpus import load as load_corpus
 from noloco_node.errors import Incompatible, NolocoError, UsageError
-from noloco_node.manifest import Manifest
-from noloco_node.training import data
+from noloco_node.run.manifest import Manifest
 
 GROUP = "noloco_node.tasks"
 
@@ -75,13 +76,13 @@ class Task(Protocol):
         evaluation mode and torch records no gradients."""
 
 
-def load(manifest: Manifest, sources: data.Sources = data.NOTHING, corpus: data.Readable | None = None) -> Task:
+def load(manifest: Manifest, sources: Sources = NOTHING, corpus: Readable | None = None) -> Task:
     """The task that a manifest names. Raises Incompatible where it is not installed, UsageError for bad options.
     `corpus`: what a language model reads, instead of what manifest and `sources` name."""
     if manifest.model.task is None:
         from noloco_node.training.language import Language  # which knows this module
 
-        return Language(manifest, corpus or data.load(manifest.data, sources))
+        return Language(manifest, corpus or load_corpus(manifest.data, sources))
     return _made(manifest.model.task, manifest.model.options, manifest.seed)
 
 

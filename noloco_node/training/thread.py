@@ -26,14 +26,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from noloco_node.base.events import Evaluated, PhaseDone, RolledBack
 from noloco_node.core.codec import BLOCK, Codec, Conversation, Heard, Stats
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory, PeerMisbehaved
-from noloco_node.events import Evaluated, PhaseDone, RolledBack
-from noloco_node.training import memory
-from noloco_node.training.inner import Inner, Saved, State
-from noloco_node.training.letters import Correction, Question
-from noloco_node.training.portrait import Copy, Portraits
-from noloco_node.training.timesheet import Timesheet
+from noloco_node.training import memory_budget
+from noloco_node.training.mailbox import Correction, Question
+from noloco_node.training.replica import Inner, Saved, State
+from noloco_node.training.state_snapshot import Copy, Portraits
+from noloco_node.training.time_accounts import Timesheet
 
 FRAGMENT_ELEMENTS = 1 << 20
 """4 MiB in fp32, half of gRPC's limit on a message; half a MiB at 4 bits. Larger ones would hold up an inner step."""
@@ -69,7 +69,7 @@ class PhaseEnded:
     seconds: float
     """Of training, pauses and waiting left out: what the next phase will probably take."""
     spent_s: Mapping[str, float]
-    """Seconds since training began, by what they went into (training/timesheet.py)."""
+    """Seconds since training began, by what they went into (training/time_accounts.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class _Phase:
 
 
 class Offer:
-    """The snapshot of one boundary, as the codec thread keeps it; what `swap.py` calls Vectors."""
+    """The snapshot of one boundary, as the codec thread keeps it; what `rounds/swap.py` calls Vectors."""
 
     def __init__(self, thread: "TrainingThread", round: int, u: Tensor, moved: Tensor) -> None:
         self.round = round
@@ -250,7 +250,7 @@ class TrainingThread:
 
         def want(inner: Inner) -> None:
             if self._portraits.idle:
-                memory.check_copy(inner.parameters)
+                memory_budget.check_copy(inner.parameters)
             self._portraits.want(copy)
 
         asked = self._ask(want)

@@ -1,12 +1,13 @@
 """gRPC carried on libp2p streams, which p2pd provides: the daemon in hivemind's wheel.
 
 p2pd proves who is at the other end, encrypts, and finds a way through routers. This module starts it, again when it has
-died (`transport/life.py`), and joins its streams to a gRPC server and to channels, which outlive it
-(`transport/bridge.py`). The connections of hivemind's DHT go through the same daemon: `p2p` is for `swarm.py`.
+died (`transport/p2pd/session.py`), and joins its streams to a gRPC server and to channels, which outlive it
+(`transport/grpc_bridge.py`). The connections of hivemind's DHT go through the same daemon: `p2p` is for
+`peers/directory.py`.
 
 The daemon is started here and not by hivemind's `P2P.create`, because it needs a session of its own, somebody who kills
-it if need be, and errors that a user can act on. Streams are opened here too (`transport/orders.py`): hivemind's calls
-leave a socket open when they fail, and its handlers run in tasks that nobody holds.
+it if need be, and errors that a user can act on. Streams are opened here too (`transport/p2pd/control.py`): hivemind's
+calls leave a socket open when they fail, and its handlers run in tasks that nobody holds.
 """
 
 import asyncio
@@ -20,18 +21,18 @@ from typing import Any, NamedTuple, TypeVar
 import grpc
 import grpc.aio
 
+from noloco_node.base.addresses import announced, check_port, parse, parse_bootstrap, worth_telling
+from noloco_node.base.identity import Identity
 from noloco_node.errors import IdentityInUse, NolocoError, PeerLost, SwarmUnreachable
-from noloco_node.identity import Identity
-from noloco_node.transport.addresses import announced, check_port, parse, parse_bootstrap, worth_telling
-from noloco_node.transport.bridge import SERVER_OPTIONS, FarEnd, Inbound, Outbound, Streams
-from noloco_node.transport.daemon import Daemon, node_arguments, stranger_arguments
-from noloco_node.transport.guard import Context, Guard
-from noloco_node.transport.janitor import Runtime
-from noloco_node.transport.life import CONTROL_S, Hivemind, Life, cancelled
-from noloco_node.transport.mirror import Mirror, Skew
-from noloco_node.transport.orders import Orders
-from noloco_node.transport.reach import AUTO, ONLY, OUTGOING, RELAYED, Reach
+from noloco_node.transport.grpc_bridge import SERVER_OPTIONS, FarEnd, Inbound, Outbound, Streams
+from noloco_node.transport.interceptor import Context, Guard
+from noloco_node.transport.p2pd.cleanup import Runtime
+from noloco_node.transport.p2pd.control import Orders
+from noloco_node.transport.p2pd.process import Daemon, node_arguments, stranger_arguments
+from noloco_node.transport.p2pd.session import CONTROL_S, Hivemind, Life, cancelled
+from noloco_node.transport.reachability import AUTO, ONLY, OUTGOING, RELAYED, Reach
 from noloco_node.transport.relay import reserve
+from noloco_node.transport.self_view import Mirror, Skew
 from noloco_node.wire.mirror_pb2_grpc import add_MirrorServicer_to_server
 
 T = TypeVar("T")
@@ -126,7 +127,7 @@ class Libp2pTransport:
 
     @property
     def reachable(self) -> str | None:
-        """One of the verdicts of transport/reach.py; None while it is not known."""
+        """One of the verdicts of transport/reachability.py; None while it is not known."""
         return self._reach.verdict
 
     @property

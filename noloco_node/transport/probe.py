@@ -7,8 +7,8 @@ Whether the right peer answers is proved later, by libp2p.
 import asyncio
 import socket
 
+from noloco_node.base.addresses import parse_bootstrap
 from noloco_node.errors import SwarmUnreachable
-from noloco_node.transport.addresses import parse_bootstrap
 
 
 async def probe(address: str, timeout_s: float) -> None:

@@ -10,7 +10,7 @@ Protocol: https://github.com/libp2p/specs/blob/master/relay/circuit-v2.md
 
 import asyncio
 
-from noloco_node.transport.orders import Orders, read, write
+from noloco_node.transport.p2pd.control import Orders, read, write
 from noloco_node.wire import circuit_pb2 as pb
 
 _HOP = "/libp2p/circuit/relay/0.2.0/hop"

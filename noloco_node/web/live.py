@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from noloco_node.control.views import HistoryView, PeersView, StatusView, document, plain
+from noloco_node.views.views import HistoryView, PeersView, StatusView, document, plain
 
 PERIOD_S = 1.0
 HEARTBEAT_S = 10.0

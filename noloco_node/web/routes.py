@@ -9,9 +9,9 @@ from http import HTTPStatus
 from importlib import resources
 from typing import Protocol
 
-from noloco_node.control.views import View, document
-from noloco_node.web import metrics
-from noloco_node.web.guard import check_host, check_write
+from noloco_node.views.views import View, document
+from noloco_node.web import prometheus
+from noloco_node.web.access import check_host, check_write
 from noloco_node.web.http import Refused, Request, Response
 from noloco_node.web.live import Watched
 
@@ -44,7 +44,7 @@ class Site:
             "/api/status": lambda: _json(node.status()),
             "/api/peers": lambda: _json(node.peers()),
             "/api/history": lambda: _json(node.history()),
-            "/metrics": lambda: Response(metrics.exposition(node.status()), metrics.CONTENT_TYPE),
+            "/metrics": lambda: Response(prometheus.exposition(node.status()), prometheus.CONTENT_TYPE),
             "/healthz": lambda: Response(b"ok\n", _PLAIN),
             "/readyz": self._ready,
         }
@@ -70,7 +70,7 @@ class Site:
         return None if request.path == LIVE else self._looks[request.path]()
 
     def _ready(self) -> Response:
-        why_not = metrics.ready(self._node.status())
+        why_not = prometheus.ready(self._node.status())
         if why_not is None:
             return Response(b"ready\n", _PLAIN)
         return Response(f"{why_not}\n".encode(), _PLAIN, HTTPStatus.SERVICE_UNAVAILABLE)

@@ -14,7 +14,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from noloco_node.errors import UsageError
-from noloco_node.web.guard import token_in
+from noloco_node.web.access import token_in
 from noloco_node.web.http import MAX_HEAD_BYTES, Refused, Request, Response, head_of, request_of, sentence
 from noloco_node.web.live import MAX_LISTENERS, Live
 from noloco_node.web.routes import Node, Site

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from noloco_node.errors import PeerMisbehaved
-from noloco_node.wire import livestate
 from noloco_node.wire import peer_pb2 as pb
+from noloco_node.wire import state_format
 
 MAX_MESSAGE_BYTES = 8 << 20
 """gRPC's limit on one message, both ways: a fragment of 1 Mi parameters in fp32 is half of it."""
@@ -87,7 +87,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Part of a large frame: see wire/pieces.py."""
+    """Part of a large frame: see rounds/pieces.py."""
 
     data: bytes
     more: bool
@@ -106,7 +106,7 @@ class StateRequest:
     protocol: int
     run_id: bytes
     layout: bytes
-    coding: livestate.Coding = livestate.Coding.FP32
+    coding: state_format.Coding = state_format.Coding.FP32
     root: bytes = b""
     """Of the version that was begun with."""
     fragment: int = 0
@@ -243,7 +243,7 @@ def encode_state_request(request: StateRequest) -> pb.StateRequest:
 
 def decode_state_request(message: pb.StateRequest) -> StateRequest:
     try:
-        coding = livestate.Coding(message.coding)
+        coding = state_format.Coding(message.coding)
     except ValueError:
         raise PeerMisbehaved("bad_coding", f"{message.coding} is not known") from None
     return StateRequest(
@@ -252,7 +252,7 @@ def decode_state_request(message: pb.StateRequest) -> StateRequest:
         _sized(message.layout, 32, "layout"),
         coding,
         _sized(message.root, 32, "root") if message.root else b"",
-        _bounded(message.fragment, livestate.MAX_FRAGMENTS, "fragment"),
+        _bounded(message.fragment, state_format.MAX_FRAGMENTS, "fragment"),
     )
 
 
@@ -264,9 +264,9 @@ def decode_progress(message: pb.StateProgress) -> int:
 def _decode_header(header: pb.StateHeader) -> StateHeader:
     round_ = _bounded(header.round, MAX_ROUND, "round")
     total_bytes = _bounded(header.total_bytes, MAX_STATE_BYTES, "total_bytes")
-    count = livestate.fragments(total_bytes)
-    digests = _sized(header.digests, livestate.DIGEST_BYTES * count, "digests")
-    if header.root != livestate.root(round_, total_bytes, digests):
+    count = state_format.fragments(total_bytes)
+    digests = _sized(header.digests, state_format.DIGEST_BYTES * count, "digests")
+    if header.root != state_format.root(round_, total_bytes, digests):
         raise PeerMisbehaved("bad_root", "not the one of its digests")
     return StateHeader(round_, total_bytes, header.root, digests, _bounded(header.fragment, count, "fragment"))
 

@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from noloco_node.bench import codec as bench
-from noloco_node.bench import cost, pairs
+from noloco_node.bench import cost, replica_pairs
 from noloco_node.cli import bench as verb
 from noloco_node.core.codec import BLOCK, codec
 from noloco_node.errors import UsageError
 
 
 @pytest.fixture(scope="module")
-def met() -> list[pairs.Meeting]:
-    return pairs.meetings(plan=(1, 1, 2), steps=2)
+def met() -> list[replica_pairs.Meeting]:
+    return replica_pairs.meetings(plan=(1, 1, 2), steps=2)
 
 
 def parsed(*words: str) -> argparse.Namespace:
@@ -24,14 +24,14 @@ def parsed(*words: str) -> argparse.Namespace:
     return parser.parse_args(["codec", *words])
 
 
-def test_replicas_meet_as_planned_and_come_closer(met: list[pairs.Meeting]) -> None:
+def test_replicas_meet_as_planned_and_come_closer(met: list[replica_pairs.Meeting]) -> None:
     assert [m.apart_rounds for m in met] == [1, 1, 2]
     for m in met:
         assert len(m.one.moved) == -(-len(m.one.u) // BLOCK)
         assert 0 < (m.other.u - m.one.u).norm() < m.one.u.norm()
 
 
-def test_a_vector_is_made_longer_of_fragments_all_alike(met: list[pairs.Meeting]) -> None:
+def test_a_vector_is_made_longer_of_fragments_all_alike(met: list[replica_pairs.Meeting]) -> None:
     side = met[0].one
     whole = len(side.u) // BLOCK * BLOCK
     fragments = side.repeated((2 << 20) + 1).fragments()
@@ -42,9 +42,9 @@ def test_a_vector_is_made_longer_of_fragments_all_alike(met: list[pairs.Meeting]
 
 
 def test_rows_as_json(
-    met: list[pairs.Meeting], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    met: list[replica_pairs.Meeting], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(pairs, "meetings", lambda: met)
+    monkeypatch.setattr(replica_pairs, "meetings", lambda: met)
     assert verb.run(parsed("--params", "300000", "--device", "cpu", "--codecs", "bf16,lattice:4", "--json")) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["schema"] == 1
@@ -61,9 +61,9 @@ def test_rows_as_json(
 
 
 def test_rows_as_a_table(
-    met: list[pairs.Meeting], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    met: list[replica_pairs.Meeting], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(pairs, "meetings", lambda: met)
+    monkeypatch.setattr(replica_pairs, "meetings", lambda: met)
     verb.run(parsed("--params", "300000", "--device", "cpu", "--codecs", "fp32"))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("codec") and lines[1].startswith("fp32")
@@ -81,6 +81,6 @@ def test_every_codec_named_exists() -> None:
     assert {codec(name).name for name in bench.CODECS} == set(bench.CODECS) == set(bench.BITS)
 
 
-def test_speed_of_a_vector_shorter_than_a_fragment(met: list[pairs.Meeting]) -> None:
+def test_speed_of_a_vector_shorter_than_a_fragment(met: list[replica_pairs.Meeting]) -> None:
     speed = cost.speed("lattice:4", "cpu", met[0].one, met[0].other)
     assert min(speed.encode, speed.decode, speed.copy) > 0

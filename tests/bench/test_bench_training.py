@@ -11,8 +11,8 @@ import torch
 from noloco_node.bench import training
 from noloco_node.cli import bench as verb
 from noloco_node.errors import UsageError
-from noloco_node.training.inner import Inner
 from noloco_node.training.model import PRESETS
+from noloco_node.training.replica import Inner
 
 
 def parsed(*words: str) -> argparse.Namespace:

@@ -5,12 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fake_node
 import pytest
 
-from noloco_node.home import Home
-
-sys.path.append(str(Path(__file__).parents[1] / "control"))
-import fake_node
+from noloco_node.host.home import Home
 
 
 @pytest.fixture

@@ -15,16 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fake_node import OTHER, STATUS
 
+from noloco_node.base.peer_names import short_id
 from noloco_node.cli import main, tail
 from noloco_node.cli.look import rate
 from noloco_node.cli.wait import Goal
-from noloco_node.control.views import StatusView
 from noloco_node.errors import EXIT_INTERRUPTED, UsageError
-from noloco_node.names import short_id
-
-sys.path.append(str(Path(__file__).parents[1] / "control"))
-from fake_node import OTHER, STATUS
+from noloco_node.views.views import StatusView
 
 ROOT = Path(__file__).parents[2]
 OTHERS_NAME = "fair-hippo"
@@ -172,7 +170,7 @@ def test_goals_that_are_none(goal):
 
 
 def test_wait_for_a_node_that_has_yet_to_come(home, capsys):
-    pretended = str(Path(__file__).with_name("pretend_node.py"))
+    pretended = str(Path(__file__).parents[1] / "helpers" / "pretend_node.py")
     words = [pretended, "start", "run.toml", "--home", str(home.root), "--rounds", "2"]
     with begin(words, PRETEND_STEP_S="0.4") as node:
         assert main(["wait", "--for", "round=2", "--timeout", "20"]) == 0

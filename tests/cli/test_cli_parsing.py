@@ -10,7 +10,7 @@ import pytest
 
 from noloco_node import errors
 from noloco_node.cli import main, parser
-from noloco_node.config import NodeConfig
+from noloco_node.host.config import NodeConfig
 from noloco_node.version import PROTOCOL, VERSION
 
 HEAVY = {"torch", "hivemind", "grpc", "pydantic", "rich", "numpy", "transformers", "uvloop"}

@@ -16,9 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from noloco_node import manifest, runtoml
+from noloco_node.run import manifest, toml
 
-PROGRAM = Path(__file__).with_name("pretend_swarm.py")
+PROGRAM = Path(__file__).parents[1] / "helpers" / "pretend_swarm.py"
 ROOT = Path(__file__).parents[2]
 
 
@@ -100,13 +100,13 @@ def test_a_good_end(swarm):
 
 
 def test_json(swarm, tmp_path):
-    (tmp_path / "mine.toml").write_text(runtoml.template("mine", rounds=2))
+    (tmp_path / "mine.toml").write_text(toml.template("mine", rounds=2))
     done = swarm("--nodes", "2", "--run", "mine.toml", "--json", "--keep", "kept")
     out, err = done.communicate(timeout=60)
     assert done.returncode == 0
     shown = json.loads(out)
     assert (shown["schema"], shown["rounds"]) == (1, 2)
-    assert shown["run_id"] == runtoml.load(tmp_path / "mine.toml").run_id
+    assert shown["run_id"] == toml.load(tmp_path / "mine.toml").run_id
     assert shown["eval_loss"]["first"] == 5.5
     assert set(shown["eval_loss"]) == {"first", "last", "average_of_weights"}
     assert shown["loss"]["first"] == 5.0
@@ -150,7 +150,7 @@ def test_an_address_that_cannot_be(swarm, address):
 
 
 def test_a_run_that_wants_everybodys_own_files_is_refused_at_once(swarm, tmp_path):
-    text = runtoml.template("mine").replace('source = "stdlib"', 'source = "files"')
+    text = toml.template("mine").replace('source = "stdlib"', 'source = "files"')
     (tmp_path / "mine.toml").write_text(text)
     done = swarm("--run", "mine.toml")
     _, err = done.communicate(timeout=60)

@@ -8,16 +8,14 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from fake_node import OTHER, STATUS
 
-from noloco_node import manifest, runtoml
+from noloco_node.base.identity import Identity
 from noloco_node.cli import main, show
 from noloco_node.errors import Diverged
-from noloco_node.home import Home
-from noloco_node.identity import Identity
-from noloco_node.mission import Join, Rendezvous, Start
-
-sys.path.append(str(Path(__file__).parents[1] / "control"))
-from fake_node import OTHER, STATUS
+from noloco_node.host.home import Home
+from noloco_node.node.mission import Join, Rendezvous, Start
+from noloco_node.run import manifest, toml
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -26,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("home")
 def test_init_writes_a_run_that_loads(tmp_path, capsys):
     assert main(["init"]) == 0
     assert capsys.readouterr().out == "wrote run.toml: look through it, then run `noloco-node start run.toml`\n"
-    assert runtoml.load(tmp_path / "run.toml").name == "tiny"
+    assert toml.load(tmp_path / "run.toml").name == "tiny"
 
 
 def test_init_does_not_overwrite_unasked(tmp_path, capsys):
@@ -35,7 +33,7 @@ def test_init_does_not_overwrite_unasked(tmp_path, capsys):
     assert "--force" in capsys.readouterr().err
     assert (tmp_path / "mine.toml").read_text() == "precious"
     assert main(["init", "mine.toml", "--force"]) == 0
-    assert runtoml.load(tmp_path / "mine.toml").name == "tiny"
+    assert toml.load(tmp_path / "mine.toml").name == "tiny"
 
 
 def test_init_into_a_directory(tmp_path):
@@ -118,8 +116,8 @@ def test_a_home_by_flag(running, home, monkeypatch, capsys):
 # ---- start, join, bootstrap ----
 @pytest.fixture
 def node(monkeypatch):
-    """Stands in for node.py: notes what it was started with."""
-    module = ModuleType("noloco_node.node")
+    """Stands in for node/main.py: notes what it was started with."""
+    module = ModuleType("noloco_node.node.main")
     module.calls, module.result = [], 0
 
     async def run(config, mission, report):
@@ -130,8 +128,8 @@ def node(monkeypatch):
         return module.result
 
     module.run = run
-    monkeypatch.setitem(sys.modules, "noloco_node.node", module)
-    monkeypatch.setattr("noloco_node.node", module, raising=False)
+    monkeypatch.setitem(sys.modules, "noloco_node.node.main", module)
+    monkeypatch.setattr("noloco_node.node.main", module, raising=False)
     return module
 
 
@@ -153,7 +151,7 @@ def test_start_signs_the_manifest(node, home, capsys):
     assert main(["start", "run.toml", "--threads", "2", "--rounds", "3", "--linger", "30"]) == 0
     [(config, mission, holder)] = node.calls
     assert isinstance(mission, Start)
-    assert manifest.verify(mission.signed) == runtoml.load(Path("run.toml"))
+    assert manifest.verify(mission.signed) == toml.load(Path("run.toml"))
     assert mission.signed.author == Identity.load_or_create(home.identity).peer_id
     assert (config.threads, config.rounds, config.linger, config.home) == (2, 3, 30.0, home.root)
     assert holder is not None
@@ -199,7 +197,7 @@ def test_a_node_runs_here_already(running, node, capsys):
 
 
 def test_a_wrong_manifest_is_found_before_all_else(running, node, tmp_path, capsys):
-    (tmp_path / "run.toml").write_text(runtoml.template().replace("steps = 50", "steps = 'many'"))
+    (tmp_path / "run.toml").write_text(toml.template().replace("steps = 50", "steps = 'many'"))
     assert main(["start", "run.toml"]) == 2
     assert capsys.readouterr().err == "run.toml: inner.steps must be a whole number from 1 to 100000, not 'many'\n"
 
@@ -219,9 +217,9 @@ def test_the_nodes_errors_and_exit_codes_pass_through(node, home, capsys):
 def test_log_lines(node, home, capsys):
 
     async def run(_config, _mission, _report):
-        logging.getLogger("noloco_node.exchange").info("round %d of %d", 4, 8)
-        logging.getLogger("noloco_node.exchange").warning("odd")
-        logging.getLogger("noloco_node.exchange").debug("detail")
+        logging.getLogger("noloco_node.rounds.service").info("round %d of %d", 4, 8)
+        logging.getLogger("noloco_node.rounds.service").warning("odd")
+        logging.getLogger("noloco_node.rounds.service").debug("detail")
         logging.getLogger("elsewhere").warning("noise")
         return 0
 
@@ -237,11 +235,11 @@ def test_log_lines(node, home, capsys):
 
 def test_log_lines_for_programs(node, home, capsys):
     async def run(_config, _mission, _report):
-        logging.getLogger("noloco_node.exchange").info("round %d of %d", 4, 8)
+        logging.getLogger("noloco_node.rounds.service").info("round %d of %d", 4, 8)
         try:
             raise ValueError("two\nlines")
         except ValueError:
-            logging.getLogger("noloco_node.exchange").exception("odd: \u00e9")
+            logging.getLogger("noloco_node.rounds.service").exception("odd: \u00e9")
         return 0
 
     node.run = run
@@ -250,8 +248,8 @@ def test_log_lines_for_programs(node, home, capsys):
     written = [json.loads(line) for line in home.log.read_text().splitlines()]
     assert shown == written
     assert [(line["level"], line["logger"], line["message"]) for line in shown] == [
-        ("info", "noloco_node.exchange", "round 4 of 8"),
-        ("error", "noloco_node.exchange", "odd: \u00e9"),
+        ("info", "noloco_node.rounds.service", "round 4 of 8"),
+        ("error", "noloco_node.rounds.service", "odd: \u00e9"),
     ]
     assert shown[0]["time"].endswith("+00:00")
     assert "ValueError" in shown[1]["traceback"]

@@ -8,16 +8,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import fake_node
 import psutil
 import pytest
 from pretend_terminal import PROGRAM, PretendTerminal
 
 from noloco_node.cli import main
-from noloco_node.control.views import document
-from noloco_node.home import Home
-
-sys.path.append(str(Path(__file__).parents[1] / "control"))
-import fake_node
+from noloco_node.host.home import Home
+from noloco_node.views.views import document
 
 ROOT = Path(__file__).parents[2]
 
@@ -148,7 +146,7 @@ def test_a_window_that_is_closed_ends_it(home: PretendHome) -> None:
 
 def test_a_fault_leaves_the_terminal_as_it_was(home: PretendHome, tmp_path: Path) -> None:
     """Something breaks while it draws."""
-    fault = "import noloco_node.monitor.top.session as s; s.screen = None; from noloco_node.cli import main; main()"
+    fault = "import noloco_node.terminal.top.app as s; s.screen = None; from noloco_node.cli import main; main()"
     (tmp_path / "fault.py").write_text(f"import sys; sys.argv[0] = 'noloco-node'; {fault}")
     with home.top(program=(sys.executable, str(tmp_path / "fault.py"))) as terminal:
         terminal.ended()

@@ -14,10 +14,10 @@ from tempfile import TemporaryDirectory
 import pytest
 from fake_node import OTHER, PEERS, STATUS, FakeNode
 
-from noloco_node.control import api, client
-from noloco_node.control.views import PingView
+from noloco_node.control import socket_client, socket_server
 from noloco_node.errors import NolocoError, NoNodeRunning, UsageError
-from noloco_node.home import Home
+from noloco_node.host.home import Home
+from noloco_node.views.views import PingView
 
 
 @pytest.fixture(params=["home", "a home of 100% blanks?#"])
@@ -27,7 +27,7 @@ def home(request, tmp_path):
 
 async def test_views_and_leave(home):
     node = FakeNode()
-    async with api.serving(home, node), client.connected(home) as asked:
+    async with socket_server.serving(home, node), socket_client.connected(home) as asked:
         assert await asked.status() == STATUS
         assert await asked.peers() == PEERS
         assert node.left == 0
@@ -36,10 +36,10 @@ async def test_views_and_leave(home):
 
 
 async def test_ping_and_log_level(home):
-    async with api.serving(home, FakeNode()), client.connected(home) as asked:
+    async with socket_server.serving(home, FakeNode()), socket_client.connected(home) as asked:
         assert await asked.ping(OTHER) == PingView(OTHER, 0.002, "direct")
         most = await asked.ping(OTHER, 1 << 30)
-        assert most.seconds == pytest.approx(0.002 + api.MAX_PAYLOAD / 1e6), "no more than that is sent"
+        assert most.seconds == pytest.approx(0.002 + socket_server.MAX_PAYLOAD / 1e6), "no more than that is sent"
         assert (await asked.ping(STATUS.peer_id)).failure == "unavailable"
         for nonsense in (asked.ping("../x"), asked.log_level("loud")):
             with pytest.raises(NolocoError, match="invalid_argument"):
@@ -51,7 +51,7 @@ async def test_ping_and_log_level(home):
 
 
 async def test_only_the_user_may_open_it(home):
-    async with api.serving(home, FakeNode()):
+    async with socket_server.serving(home, FakeNode()):
         mode = home.socket.stat().st_mode
         assert stat.S_ISSOCK(mode)
         assert stat.S_IMODE(mode) == 0o600
@@ -88,7 +88,7 @@ def open_place():
 async def test_a_process_of_another_user_is_refused(directory, mode, code, open_place):
     """By the directory's mode as well as by the socket's: with both wide open it would be heard."""
     home = Home(open_place / "home").create()
-    async with api.serving(home, FakeNode()):
+    async with socket_server.serving(home, FakeNode()):
         home.root.chmod(directory)
         home.socket.chmod(mode)
         words = [sys.executable, "-c", AS_NOBODY, "status", "--json", "--home", str(home.root)]
@@ -101,16 +101,16 @@ async def test_a_leftover_of_a_killed_node_is_replaced(home):
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(home.socket))
     with pytest.raises(NoNodeRunning):
-        async with client.connected(home):
+        async with socket_client.connected(home):
             pass
-    async with api.serving(home, FakeNode()), client.connected(home) as asked:
+    async with socket_server.serving(home, FakeNode()), socket_client.connected(home) as asked:
         assert (await asked.status()).name == STATUS.name
 
 
 async def test_nobody_there(home):
     began = time.monotonic()
     with pytest.raises(NoNodeRunning, match="join --bootstrap") as raised:
-        async with client.connected(home):
+        async with socket_client.connected(home):
             pass
     assert raised.value.exit_code == 3
     assert time.monotonic() - began < 2
@@ -118,7 +118,7 @@ async def test_nobody_there(home):
 
 async def test_a_node_that_is_starting(home):
     with home.lock(), pytest.raises(NoNodeRunning, match=r"pid .*just starting or ending"):
-        async with client.connected(home):
+        async with socket_client.connected(home):
             pass
 
 
@@ -135,7 +135,7 @@ def client_of_a_gone_node(home):
     class Gone:
         async def __aenter__(self):
             self.channel = grpc.aio.insecure_channel(home.socket_url)
-            return client.ControlClient(self.channel, home)
+            return socket_client.ControlClient(self.channel, home)
 
         async def __aexit__(self, *_):
             await self.channel.close()
@@ -148,7 +148,7 @@ async def test_a_node_that_is_broken(home):
         def status(self):
             raise ZeroDivisionError
 
-    async with api.serving(home, Broken()), client.connected(home) as asked:
+    async with socket_server.serving(home, Broken()), socket_client.connected(home) as asked:
         with pytest.raises(NolocoError, match=r"does not answer.*node.log"):
             await asked.status()
 
@@ -156,5 +156,5 @@ async def test_a_node_that_is_broken(home):
 async def test_a_place_where_no_socket_can_be(home):
     home.root.rmdir()
     with pytest.raises(UsageError, match="control socket"):
-        async with api.serving(home, FakeNode()):
+        async with socket_server.serving(home, FakeNode()):
             pass

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from noloco_node.core import lattice, ranges
+from noloco_node.core import lattice, lattice_ranges
 from noloco_node.core.codec import BLOCK, FAMILIES, Heard, codec
 from noloco_node.core.kernels import reference, tables
 from noloco_node.core.lattice import Lattice, LatticeConversation
@@ -54,7 +54,7 @@ def opposite(a: Tensor, b: Tensor) -> bool:
 
 def steps(conversation: LatticeConversation, bits: int, size: int) -> Tensor:
     """The step of each element."""
-    step = torch.from_numpy(ranges.value_of(conversation._agreed)) * 2.0 ** (1 - bits)
+    step = torch.from_numpy(lattice_ranges.value_of(conversation._agreed)) * 2.0 ** (1 - bits)
     return step.repeat_interleave(BLOCK)[:size]
 
 
@@ -304,14 +304,16 @@ def test_a_partner_cannot_widen_ranges_beyond_64_times_our_wish() -> None:
             np.full(20, 127 << 23, np.int32), None, np.full_like(one._wish.sample, 9e9), one._wish.where
         ),
     )
-    agreed = ranges.agree(mine, ranges.Wish(theirs.codes + 300, ranges.WIDEST, theirs.sample, mine.where))
-    assert (agreed <= mine.codes + ranges.CAP).all()
+    agreed = lattice_ranges.agree(
+        mine, lattice_ranges.Wish(theirs.codes + 300, lattice_ranges.WIDEST, theirs.sample, mine.where)
+    )
+    assert (agreed <= mine.codes + lattice_ranges.CAP).all()
 
 
 def test_both_sides_agree_on_the_same_ranges() -> None:
     one, other = converse((noise(5000, 0), noise(5000, 1)), (Lattice(), Lattice()), 0.3)
     one.open(), other.open()
-    assert (ranges.agree(one._wish, other._wish) == ranges.agree(other._wish, one._wish)).all()
+    assert (lattice_ranges.agree(one._wish, other._wish) == lattice_ranges.agree(other._wish, one._wish)).all()
 
 
 @pytest.mark.parametrize("moved", [None, torch.zeros(20)])
@@ -321,14 +323,14 @@ def test_wishes_leave_room_for_every_weight(moved: Tensor | None) -> None:
     for bits in BITS:
         peaks = reference.peaks(u.view(-1, BLOCK)).numpy()
         hint = None if moved is None else moved.numpy()
-        wish = ranges.Memory(20, bits).wish(peaks, hint, np.empty(0, np.float32), np.empty(0, np.int64))
-        step = ranges.value_of(wish.codes - ranges.DOWN) * 2.0 ** (1 - bits)
+        wish = lattice_ranges.Memory(20, bits).wish(peaks, hint, np.empty(0, np.float32), np.empty(0, np.int64))
+        step = lattice_ranges.value_of(wish.codes - lattice_ranges.DOWN) * 2.0 ** (1 - bits)
         assert (u.view(-1, BLOCK).abs().amax(1).numpy() / step < 2**21).all()
 
 
 def test_ranges_are_the_smallest_floats_with_two_more_bits_that_are_not_below() -> None:
     x = torch.rand(1000).numpy() + np.float32(0.5)
-    values = ranges.value_of(ranges.code_of(x))
+    values = lattice_ranges.value_of(lattice_ranges.code_of(x))
     assert (values >= x).all() and (values <= x * 1.25).all()
     assert set(values * 8) <= {4, 5, 6, 7, 8, 10, 12}
 

@@ -10,7 +10,8 @@ from typing import TypeVar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noloco_node.core.moves import (
+from noloco_node.core.round import MAX_CALLS, MAX_LAG, MIN_BLOCKED_S, TOO_SLOW, Round, _rank
+from noloco_node.core.round_events import (
     Accept,
     Accepted,
     Action,
@@ -35,7 +36,6 @@ from noloco_node.core.moves import (
     Tick,
     Unanswered,
 )
-from noloco_node.core.round import MAX_CALLS, MAX_LAG, MIN_BLOCKED_S, TOO_SLOW, Round, _rank
 
 LOW, MIDDLE, HIGH = bytes(16), b"\x80" + bytes(15), b"\xff" * 16
 

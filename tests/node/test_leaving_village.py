@@ -8,7 +8,7 @@ import psutil
 import pytest
 from village import Village, until
 
-from noloco_node.trainer import LEAVE_S
+from noloco_node.node.trainer import LEAVE_S
 
 pytestmark = pytest.mark.timeout(150)
 

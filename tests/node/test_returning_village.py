@@ -9,7 +9,7 @@ import pytest
 import torch
 from village import Node, Village, until
 
-from noloco_node import checkpoint
+from noloco_node.checkpoints import checkpoint
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 

@@ -1,14 +1,10 @@
 """`top` on a real node, in terminals of two sizes: the screens are complete, and its keys act on the node."""
 
 import re
-import sys
-from pathlib import Path
 
 import pytest
-from village import Village, until
-
-sys.path.append(str(Path(__file__).parents[1] / "cli"))
 from pretend_terminal import PretendTerminal
+from village import Village, until
 
 pytestmark = pytest.mark.timeout(150)
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from village import Node, Village, until
 
-from noloco_node.names import name_of
+from noloco_node.base.peer_names import name_of
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from village import Node, Village, until
 
-from noloco_node.identity import is_peer_id
+from noloco_node.base.identity import is_peer_id
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -12,17 +12,18 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from noloco_node import checkpoint, manifest, runfile
+from noloco_node.base.identity import Identity
+from noloco_node.checkpoints import checkpoint
 from noloco_node.cli import main
 from noloco_node.errors import Incompatible, UsageError
-from noloco_node.home import Home
-from noloco_node.identity import Identity
-from noloco_node.manifest import DataSpec, InnerSpec, Manifest, ModelSpec
-from noloco_node.publish.card import history
-from noloco_node.publish.folder import byte_tokenizer
+from noloco_node.host.home import Home
+from noloco_node.publish.hf_folder import byte_tokenizer
+from noloco_node.publish.model_card import history
 from noloco_node.publish.sample import Window
 from noloco_node.publish.weights import Fetched
-from noloco_node.training.inner import Inner
+from noloco_node.run import manifest, signed_file
+from noloco_node.run.manifest import DataSpec, InnerSpec, Manifest, ModelSpec
+from noloco_node.training.replica import Inner
 
 SHAPES: dict[str, dict[str, Any]] = {
     "LlamaConfig": {
@@ -82,7 +83,7 @@ def a_node_was_here(root: Path, run: Manifest, rounds: int = 2) -> Left:
     identity = Identity.load_or_create(home.identity)
     inner = Inner.build(run, identity.peer_id, device="cpu", threads=1)
     left = Left(home, run, [], 0.0, inner.layout)
-    runfile.keep(left.folder, manifest.sign(run, identity))
+    signed_file.keep(left.folder, manifest.sign(run, identity))
     for _ in range(rounds):
         for _ in range(STEPS):
             inner.step()
@@ -188,7 +189,7 @@ def test_its_files_and_what_they_say(exported: Path, made: Left) -> None:
         f"{made.eval_loss:.4f}",
     ):
         assert word in card
-    file = runfile.read(exported)
+    file = signed_file.read(exported)
     assert (file.run, file.signed.author) == (made.run, author)
     assert file.trained["round"] == 2 and file.trained["eval_loss"] == pytest.approx(made.eval_loss, abs=1e-5)
 
@@ -268,7 +269,7 @@ def test_a_mean_of_live_peers_wants_a_running_node(
 
 
 def test_what_was_fetched_is_of_this_model_and_there(left: Left, tmp_path: Path) -> None:
-    file, place = runfile.read(left.folder), tmp_path / "0.f32"
+    file, place = signed_file.read(left.folder), tmp_path / "0.f32"
     place.write_bytes(left.phi[-1].numpy().tobytes())
     fetched = Fetched(file, place, left.layout, 2, 5)
     assert torch.equal(fetched.slow(left.layout).phi, left.phi[-1])
@@ -325,7 +326,7 @@ def test_a_run_of_a_task_is_its_packages_to_publish(tmp_path: Path, capsys: pyte
     home = Home(tmp_path / "home").create()
     run = Manifest(name="pictures", model=ModelSpec(task="blobs"))
     folder = home.run(run.run_id)
-    runfile.keep(folder, manifest.sign(run, Identity.load_or_create(home.identity)))
+    signed_file.keep(folder, manifest.sign(run, Identity.load_or_create(home.identity)))
     (folder / "checkpoints" / "5").mkdir(parents=True)
     for verb in (["eval"], ["export", "--to", str(tmp_path / "model")]):
         assert "trains the task blobs, which is no language model" in refused(capsys, *verb, "--home", str(home.root))
@@ -348,17 +349,17 @@ def test_no_pickle_is_run(tmp_path: Path, exported: Path, capsys: pytest.Capture
 def test_a_manifest_that_nobody_signed_is_not_believed(tmp_path: Path, exported: Path, change: tuple[str, str]) -> None:
     (tmp_path / "noloco.json").write_text((exported / "noloco.json").read_text().replace(*change, 1))
     with pytest.raises(UsageError, match="cannot be believed"):
-        runfile.read(tmp_path)
+        signed_file.read(tmp_path)
 
 
 def test_the_run_file_of_a_home_is_written_once_and_mended(left: Left) -> None:
     path = left.folder / "noloco.json"
-    signed, written = runfile.read(left.folder).signed, path.stat().st_mtime_ns
-    runfile.keep(left.folder, signed)
+    signed, written = signed_file.read(left.folder).signed, path.stat().st_mtime_ns
+    signed_file.keep(left.folder, signed)
     assert path.stat().st_mtime_ns == written
     path.write_text("half")
-    runfile.keep(left.folder, signed)
-    assert runfile.read(left.folder).signed == signed
+    signed_file.keep(left.folder, signed)
+    assert signed_file.read(left.folder).signed == signed
 
 
 # ---- a look ----------------------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from noloco_node.core import codec
 from noloco_node.errors import PeerMisbehaved
-from noloco_node.simulate.algorithms import NoLoCo, algorithm, converse
-from noloco_node.simulate.rivals import Ddp, DiLoCo, FedAvg, Outer, PaperNoLoCo, matching, partners
+from noloco_node.simulate.baselines import Ddp, DiLoCo, FedAvg, Outer, PaperNoLoCo, matching, partners
+from noloco_node.simulate.noloco import NoLoCo, algorithm, converse
 from noloco_node.simulate.settings import Choice, Settings, choice
 
 LAYOUT = {"a": torch.Size((3, 4)), "b": torch.Size((5,))}

@@ -11,12 +11,12 @@ from statistics import median
 import pytest
 import torch
 
-from noloco_node.bench import plain
-from noloco_node.manifest import InnerSpec
-from noloco_node.simulate.data import Readers
+from noloco_node.bench import plain_loop
+from noloco_node.run.manifest import InnerSpec
 from noloco_node.simulate.experiment import Workload, workload
+from noloco_node.simulate.readers import Readers
+from noloco_node.simulate.replicas import Trainer
 from noloco_node.simulate.settings import Settings
-from noloco_node.simulate.trainer import Trainer
 from noloco_node.training.model import build
 
 STEPS = 8
@@ -34,7 +34,7 @@ def loop(work: Workload) -> Callable[[], None]:
     batches: list[torch.Tensor] = []
     spec = InnerSpec(steps=STEPS + 1)
     replicas = [
-        plain.train(
+        plain_loop.train(
             build(settings.model, work.corpus.vocabulary, settings.seed, settings.data.sequence_length).train(),
             lambda row=row: batches[-1][row],
             spec,

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from noloco_node.data.corpus import Corpus
 from noloco_node.errors import UsageError
-from noloco_node.manifest import DataSpec, InnerSpec, ModelSpec
-from noloco_node.simulate.data import Readers, own_modules
+from noloco_node.run.manifest import DataSpec, InnerSpec, ModelSpec
 from noloco_node.simulate.experiment import Workload, run
+from noloco_node.simulate.readers import Readers, own_modules
+from noloco_node.simulate.replicas import Trainer
 from noloco_node.simulate.settings import Settings, choice
-from noloco_node.simulate.trainer import Trainer
-from noloco_node.training.data import Corpus
 from noloco_node.training.model import build, next_token_loss
 from noloco_node.training.schedule import learning_rate
 

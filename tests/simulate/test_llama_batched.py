@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from noloco_node.errors import UsageError
-from noloco_node.simulate.llama import BatchedLlama, Shape, stacked
+from noloco_node.simulate.batched_llama import BatchedLlama, Shape, stacked
 
 SMALL = {"vocab_size": 32, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4}
 

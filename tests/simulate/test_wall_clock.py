@@ -8,8 +8,8 @@ import torch
 from test_simulate_command import QUICK, simulated
 
 from noloco_node.errors import UsageError
-from noloco_node.simulate.algorithms import algorithm
-from noloco_node.simulate.rivals import Algorithm, Outer
+from noloco_node.simulate.baselines import Algorithm, Outer
+from noloco_node.simulate.noloco import algorithm
 from noloco_node.simulate.settings import Curve, Settings, choice
 from noloco_node.simulate.wallclock import Large, loss_after, seconds_to, timed
 

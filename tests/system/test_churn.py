@@ -12,24 +12,20 @@ events is a seed's; when they fall relative to rounds is not. CHURN_S=120 makes 
 
 import os
 import random
-import sys
 import time
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from statistics import fmean
 
 import pytest
-
-sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("node", "training", "tasks")]
 from replicas import exchange
 from village import Node, Village, until
 
-from noloco_node import manifest
 from noloco_node.core.codec import codec
-from noloco_node.training.inner import Inner
+from noloco_node.run import manifest
+from noloco_node.training.replica import Inner
 
 SWARM_UNREACHABLE = 10
 STORM_S = float(os.environ.get("CHURN_S", "600"))

@@ -12,15 +12,12 @@ internet cannot reach. No packet leaves the namespaces.
 """
 
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "node"))
 from namespaces import inside, sh, space, spaces, why_not
 from village import Node, Village, until
 

@@ -9,21 +9,17 @@ How far the halves are apart is measured on checkpoints: the distance of their m
 """
 
 import json
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
-
-sys.path.append(str(Path(__file__).parents[1] / "node"))
 from namespaces import inside, sh, space, spaces, why_not
+from safetensors.torch import load_file
 from village import Node, Village, until
 
-from noloco_node import checkpoint
+from noloco_node.checkpoints import checkpoint
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 

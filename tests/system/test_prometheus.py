@@ -7,7 +7,6 @@ own, on loopback, which is gone afterwards.
 import json
 import shutil
 import subprocess
-import sys
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -15,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "node"))
 from village import ROOT, Node, Village, free_port, until
 
 pytestmark = [

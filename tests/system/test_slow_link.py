@@ -6,19 +6,15 @@ phase does not depend on how fast this machine is, nor on what else it does. Eag
 the same time, each on a link of its own.
 """
 
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from statistics import fmean
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "node"))
 from namespaces import sh, spaces, why_not
 from namespaces import space as space_of
 from village import Node, Village, until

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[1] / "helpers"))  # it also runs as a script
 from namespaces import why_not
 from test_slow_link import slow_link
 
@@ -51,9 +51,9 @@ class Watcher:
 
 
 async def donor(host: str, directory: Path) -> None:
-    from noloco_node.donor import StateService
-    from noloco_node.identity import Identity
-    from noloco_node.statesync import Terms
+    from noloco_node.base.identity import Identity
+    from noloco_node.state_transfer.client import Terms
+    from noloco_node.state_transfer.server import StateService
     from noloco_node.transport.libp2p import Libp2pTransport
     from noloco_node.wire.peer_pb2_grpc import add_StateServicer_to_server
 
@@ -68,8 +68,8 @@ async def donor(host: str, directory: Path) -> None:
 
 
 async def newcomer(host: str, directory: Path, address: str) -> None:
-    from noloco_node.identity import Identity
-    from noloco_node.statesync import Download, Terms, fetch
+    from noloco_node.base.identity import Identity
+    from noloco_node.state_transfer.client import Download, Terms, fetch
     from noloco_node.transport.libp2p import Libp2pTransport
 
     identity = Identity.load_or_create(directory / "newcomer.key")

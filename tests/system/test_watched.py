@@ -9,7 +9,6 @@ import pty
 import signal
 import statistics
 import subprocess
-import sys
 import termios
 import threading
 import time
@@ -17,12 +16,9 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "node"))
 from village import Node, Village, until
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(400)]

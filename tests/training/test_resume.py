@@ -20,9 +20,13 @@ from replicas import FRAGMENT, small_replica
 from torch import Tensor
 
 from noloco_node.core.codec import codec
-from noloco_node.training.inner import Inner
+from noloco_node.training.replica import Inner
 
-HEAVY = ["noloco_node.training.thread", "noloco_node.checkpoint", "transformers.models.llama.modeling_llama"]
+HEAVY = [
+    "noloco_node.training.thread",
+    "noloco_node.checkpoints.checkpoint",
+    "transformers.models.llama.modeling_llama",
+]
 DISK_ACTS = 60
 """Of one checkpoint, about; a life that is killed at a later one has written some."""
 

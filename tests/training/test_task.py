@@ -9,11 +9,11 @@ import pytest
 import torch
 from replicas import small_run, small_text, train
 
-from noloco_node import checkpoint
+from noloco_node.checkpoints import checkpoint
 from noloco_node.errors import Incompatible, UsageError
-from noloco_node.manifest import InnerSpec, Manifest, ModelSpec
+from noloco_node.run.manifest import InnerSpec, Manifest, ModelSpec
 from noloco_node.training import task
-from noloco_node.training.inner import Inner
+from noloco_node.training.replica import Inner
 
 TASKS = Path(__file__).parents[1] / "tasks"
 

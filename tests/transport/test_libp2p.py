@@ -17,16 +17,17 @@ import pytest
 from transport_peers import STEP_S, Exchange, OverLibp2p, Runs, drain, failure_of, fragment, until
 
 import noloco_node
+from noloco_node.base.addresses import worth_telling
+from noloco_node.base.identity import Identity
 from noloco_node.errors import IdentityInUse, NolocoError, SwarmUnreachable, UsageError
-from noloco_node.identity import Identity
-from noloco_node.transport import libp2p, mirror
-from noloco_node.transport.addresses import worth_telling
-from noloco_node.transport.bridge import BUFFER_BYTES, CHANNEL_OPTIONS, SERVER_OPTIONS, splice
+from noloco_node.transport import libp2p, self_view
+from noloco_node.transport.grpc_bridge import BUFFER_BYTES, CHANNEL_OPTIONS, SERVER_OPTIONS, splice
 from noloco_node.transport.libp2p import Libp2pTransport
-from noloco_node.transport.reach import ONLY
+from noloco_node.transport.reachability import ONLY
 from noloco_node.wire import peer_pb2
 from noloco_node.wire.peer_pb2_grpc import ExchangeStub, RunsStub
 
+LIBP2P_NODE = Path(__file__).parents[1] / "helpers" / "libp2p_node.py"
 LISTEN = "/ip4/127.0.0.1/tcp/0"
 GONE_S = 5.0  # after kill -9, everything of a node is gone within this time
 NOTICED_S = 7.0  # a p2pd that hangs is given up after 4.8 s at most, and the rest is for a busy machine
@@ -107,7 +108,7 @@ async def test_helpers_do_not_hear_the_terminals_ctrl_c(net):
 async def test_nothing_is_left_after_kill_9(net, tmp_path, condition):
     """With streams open; with a p2pd that hangs; with a forked worker that still holds every descriptor."""
     server = await net.start(Exchange(echo))
-    script, key = Path(__file__).with_name("libp2p_node.py"), tmp_path / "killed.key"
+    script, key = LIBP2P_NODE, tmp_path / "killed.key"
     arguments = [script, key, server.addresses()[0], *(["fork"] if condition == "fork" else [])]
     environ = {**os.environ, "PYTHONPATH": str(Path(noloco_node.__file__).parents[1])}
     node = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, env=environ)
@@ -143,7 +144,12 @@ async def test_a_sweep_removes_what_was_left_and_nothing_that_lives(net, tmp_pat
     others.mkdir()
     (others / "file").touch()
     node = await asyncio.create_subprocess_exec(
-        *(sys.executable, Path(__file__).with_name("libp2p_node.py"), tmp_path / "killed.key", living.addresses()[0]),
+        *(
+            sys.executable,
+            LIBP2P_NODE,
+            tmp_path / "killed.key",
+            living.addresses()[0],
+        ),
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(Path(noloco_node.__file__).parents[1]), "TMPDIR": str(parent)},
     )
@@ -233,7 +239,7 @@ async def test_a_mirror_tells_which_ports_are_libp2ps(net):
     own = int(client.addresses()[0].split("/")[4])
     with socket.create_server(("127.0.0.1", 0)) as silent:
         other = silent.getsockname()[1]
-        image = await mirror.look(client.channel(server.peer_id), [own, other])
+        image = await self_view.look(client.channel(server.peer_id), [own, other])
     assert image == ("127.0.0.1", (own,))
     assert client.skew == (0, 1), "there is one clock here"
 
@@ -243,7 +249,7 @@ async def test_a_mirror_tells_which_ports_are_libp2ps(net):
     [(100, 100, 0, 0), (100, 101, 4, 0), (105, 100, 1, 5), (100, 160, 2, -58), (100.0, 90.0, 0.0, 10)],
 )
 def test_a_clock_is_called_wrong_only_beyond_what_the_delay_explains(before, theirs, took_s, skew):
-    assert mirror.beyond_doubt(before, theirs, took_s) == skew
+    assert self_view.beyond_doubt(before, theirs, took_s) == skew
 
 
 # ---- who may call ----

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from noloco_node.base.addresses import EXAMPLE, is_of_this_machine, parse, parse_bootstrap
 from noloco_node.errors import SwarmUnreachable, UsageError
-from noloco_node.transport.addresses import EXAMPLE, is_of_this_machine, parse, parse_bootstrap
 from noloco_node.transport.probe import probe
 
 PEER = EXAMPLE.rpartition("/")[2]

@@ -4,20 +4,16 @@ import math
 import re
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from fake_node import STATUS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noloco_node.control.views import Checkpoints, Health, StatusView, Today
-from noloco_node.training.timesheet import ACCOUNTS
-from noloco_node.web import metrics
-
-sys.path.append(str(Path(__file__).parents[1] / "control"))
-from fake_node import STATUS
+from noloco_node.training.time_accounts import ACCOUNTS
+from noloco_node.views.views import Checkpoints, Health, StatusView, Today
+from noloco_node.web import prometheus
 
 FULL = replace(
     STATUS,
@@ -43,7 +39,7 @@ SAMPLE = re.compile(rf'({NAME})(?:{{({NAME})="((?:[^"\\\n]|\\["\\n])*)"}})? (\S+
 def scraped(status):
     """Each series as (name, label, value of the label), with its number; the text must be of the format throughout."""
     found, typed = {}, set()
-    text = metrics.exposition(status).decode()
+    text = prometheus.exposition(status).decode()
     assert text.endswith("\n")
     for line in text[:-1].split("\n"):
         if line.startswith("#"):
@@ -97,10 +93,10 @@ def test_what_a_node_that_trains_shows():
 
 
 def test_every_family_can_be_seen():
-    families = metrics.EVERY_NODE + metrics.WHO_TRAINS
+    families = prometheus.EVERY_NODE + prometheus.WHO_TRAINS
     assert names(FULL) | names(RENDEZVOUS) == {family.name for family in families}
     for family in families:
-        assert family.name.endswith("_total") == (family.kind == metrics.COUNTER), family.name
+        assert family.name.endswith("_total") == (family.kind == prometheus.COUNTER), family.name
 
 
 def test_a_rendezvous_does_not_look_like_a_node_that_fails_to_train():
@@ -140,13 +136,13 @@ def test_any_word_and_any_number_survives(word, number):
 def test_prometheus_own_tool_finds_nothing_to_say(status):
     if not shutil.which("promtool"):
         pytest.skip("needs promtool: Debian's package prometheus")
-    text = metrics.exposition(status)
+    text = prometheus.exposition(status)
     said = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)
     assert (said.returncode, said.stdout, said.stderr) == (0, b"", b"")
 
 
 def test_ready():
-    told = {state: metrics.ready(replace(FULL, state=state, waiting_for="a peer")) for state in metrics.STATES}
+    told = {state: prometheus.ready(replace(FULL, state=state, waiting_for="a peer")) for state in prometheus.STATES}
     assert {state for state, why_not in told.items() if why_not} == {"starting", "joining", "leaving"}
     assert told["joining"] == "joining, waiting for a peer"
-    assert metrics.ready(replace(FULL, health=(Health("error", "disk: full", "free some"),))) is None, "it trains on"
+    assert prometheus.ready(replace(FULL, health=(Health("error", "disk: full", "free some"),))) is None, "it trains on"

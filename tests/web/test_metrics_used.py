@@ -11,15 +11,15 @@ import pytest
 import yaml
 from test_metrics import FULL, RENDEZVOUS, scraped
 
-from noloco_node.web import metrics
+from noloco_node.web import prometheus
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DASHBOARD = json.loads((DEPLOY / "grafana/dashboard.json").read_text())
 ALERTS = yaml.safe_load((DEPLOY / "prometheus/alerts.yml").read_text())
 RULES = {rule["alert"]: rule for group in ALERTS["groups"] for rule in group["rules"]}
 
-KINDS = {family.name: family.kind for family in metrics.EVERY_NODE + metrics.WHO_TRAINS}
-LABELS = {family.name: family.label for family in metrics.EVERY_NODE + metrics.WHO_TRAINS}
+KINDS = {family.name: family.kind for family in prometheus.EVERY_NODE + prometheus.WHO_TRAINS}
+LABELS = {family.name: family.label for family in prometheus.EVERY_NODE + prometheus.WHO_TRAINS}
 OF_PROMETHEUS = {"job", "instance"}
 """Labels that it adds to every series."""
 FIXED = {"state", "level", "account"}
@@ -62,9 +62,9 @@ def test_what_is_asked_for_exists(expression):
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_counters_are_read_as_rates_and_gauges_are_not(expression):
     for name in re.findall(r"(?:rate|increase)\((\w+)", expression):
-        assert KINDS[name] == metrics.COUNTER
+        assert KINDS[name] == prometheus.COUNTER
     for name in re.findall(r"_over_time\((\w+)", expression):
-        assert KINDS[name] == metrics.GAUGE
+        assert KINDS[name] == prometheus.GAUGE
 
 
 def test_every_metric_is_used_by_somebody():

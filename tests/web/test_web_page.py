@@ -15,11 +15,9 @@ import pytest
 from at_hand import BARE, AtHand, busy
 from browser import CHROMIUM, Tab
 from served import served
-
-from noloco_node.control.views import Health, HistoryView, PeersView, Phase, RunView, Said
-
-sys.path.append(str(Path(__file__).parents[1] / "node"))
 from village import Node, Village, until
+
+from noloco_node.views.views import Health, HistoryView, PeersView, Phase, RunView, Said
 
 pytestmark = [
     pytest.mark.skipif(not CHROMIUM.exists(), reason="no Chromium here: apt-get install chromium"),

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from served import served as serving
 
-from noloco_node import config
-from noloco_node.control.views import HistoryView, PeersView, Point, document
 from noloco_node.errors import UsageError
+from noloco_node.host import config
+from noloco_node.views.views import HistoryView, PeersView, Point, document
 from noloco_node.web import http, live, server
-from noloco_node.web.guard import names_here, token_in
+from noloco_node.web.access import names_here, token_in
 from noloco_node.web.live import Picture, change
 
 ROOT = Path(__file__).parents[2]

@@ -13,23 +13,23 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from noloco_node import swarm
-from noloco_node.identity import Identity
+from noloco_node.base.identity import Identity
+from noloco_node.peers import directory
 from noloco_node.version import PROTOCOL, VERSION
-from noloco_node.wire import livestate
 from noloco_node.wire import messages as wire
 from noloco_node.wire import peer_pb2 as pb
+from noloco_node.wire import state_format
 
 FOLDER = Path(__file__).with_name("golden")
 RUN, LAYOUT, BOOT = b"r" * 32, b"l" * 32, b"b" * 16
 AT = 1_800_000_000.0
 TTL_S = 60.0
 AUTHOR = Identity(Ed25519PrivateKey.from_private_bytes(b"k" * 32), Path("nowhere"))
-DIGESTS = livestate.digest(b"state")
+DIGESTS = state_format.digest(b"state")
 
 
 def read_presence(record: bytes) -> Any:
-    return swarm.accept(AUTHOR.peer_id, record, RUN.hex(), AT, TTL_S)
+    return directory.accept(AUTHOR.peer_id, record, RUN.hex(), AT, TTL_S)
 
 
 READERS: dict[str, Callable[[bytes], Any]] = {
@@ -55,7 +55,7 @@ def written() -> Iterator[tuple[str, bytes]]:
     for frame in swaps:
         yield "SwapFrame", wire.encode(frame).SerializeToString()
     states: list[wire.StateFrame] = [
-        wire.StateHeader(4, 8, livestate.root(4, 8, DIGESTS), DIGESTS),
+        wire.StateHeader(4, 8, state_format.root(4, 8, DIGESTS), DIGESTS),
         wire.StateChunk(b"abc"),
         wire.StatePlace(2),
         wire.Refusal(wire.Code.BUSY, 1.0),
@@ -64,8 +64,10 @@ def written() -> Iterator[tuple[str, bytes]]:
         yield "StateFrame", wire.encode_state(state).SerializeToString()
     yield "StateRequest", wire.encode_state_request(wire.StateRequest(PROTOCOL, RUN, LAYOUT)).SerializeToString()
     address = f"/ip4/203.0.113.7/tcp/4001/p2p/{AUTHOR.peer_id}"
-    standing = swarm.Standing("training", 41, 2063, 0.5, 1.875, 1024.0, 4096, (address,), 1.9375, AUTHOR.peer_id, 39)
-    record = swarm.signed_record(AUTHOR, standing, run_id=RUN.hex(), boot=BOOT, started=AT - 60, now=AT)
+    standing = directory.Standing(
+        "training", 41, 2063, 0.5, 1.875, 1024.0, 4096, (address,), 1.9375, AUTHOR.peer_id, 39
+    )
+    record = directory.signed_record(AUTHOR, standing, run_id=RUN.hex(), boot=BOOT, started=AT - 60, now=AT)
     yield "SignedPresence", record
 
 

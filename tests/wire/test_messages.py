@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from noloco_node.errors import PeerMisbehaved
-from noloco_node.wire import livestate
 from noloco_node.wire import messages as wire
 from noloco_node.wire import peer_pb2 as pb
+from noloco_node.wire import state_format
 
 OFFER = wire.Offer(1, b"r" * 32, b"l" * 32, b"x" * 16, b"b" * 16, 7, 3, 2.5)
 
@@ -43,10 +43,10 @@ def test_golden_bytes(frame: wire.Frame, golden: str) -> None:
 
 
 def test_state_frames_come_back_as_they_went() -> None:
-    header = wire.StateHeader(4, 800, livestate.root(4, 800, b"d" * 32), b"d" * 32, 1)
+    header = wire.StateHeader(4, 800, state_format.root(4, 800, b"d" * 32), b"d" * 32, 1)
     for frame in (header, wire.StateChunk(b"abc"), wire.StatePlace(3), wire.Refusal(wire.Code.BUSY, 1.0)):
         assert wire.decode_state(pb.StateFrame.FromString(wire.encode_state(frame).SerializeToString())) == frame
-    request = wire.StateRequest(1, b"r" * 32, b"l" * 32, livestate.Coding.BF16, b"x" * 32, 7)
+    request = wire.StateRequest(1, b"r" * 32, b"l" * 32, state_format.Coding.BF16, b"x" * 32, 7)
     assert wire.decode_state_request(wire.encode_state_request(request)) == request
 
 

@@ -1,0 +1,21 @@
+"""The states of a node: the one list of them, used in status, in presence records and by the node itself."""
+
+from enum import StrEnum
+
+
+class NodeState(StrEnum):
+    STARTING = "starting"
+    JOINING = "joining"
+    """Has a run, and waits for data, for the model, or for a peer's state."""
+    TRAINING = "training"
+    SOLO = "solo"
+    """Trains, but offers no rounds: the day's quota is used up. Only presence records say so."""
+    PAUSED = "paused"
+    LEAVING = "leaving"
+    FINISHED = "finished"
+    RENDEZVOUS = "rendezvous"
+    """Trains nothing: others meet through it."""
+
+
+AT_WORK = frozenset({NodeState.TRAINING, NodeState.SOLO})
+"""The states in which a node makes inner steps."""

@@ -1,0 +1,360 @@
+"""The whole local state on disk: written so that a kill at any instant costs at most the work since the last time.
+
+    <directory>/<step>/
+        model.safetensors   fast weights under the model's own parameter names: other tools read it as it is
+        outer.safetensors   slow weights and outer momentum, flat
+        inner.pt            optimizer, data position, random state; read with weights_only=True, so it runs no code
+        state.json          run, layout, round, step, and size and SHA-256 of the three; written last
+
+A checkpoint is written under a temporary name, every file and directory is synced, then it is renamed: it is there
+whole or not at all. The newest one that verifies is the one that loads. Knows nothing of models and of what the state
+means; one process at a time uses a directory (the home's lock sees to it).
+"""
+
+import errno
+import hashlib
+import json
+import os
+import pickle
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from noloco_node.base import atomic_files
+from noloco_node.errors import DiskFull, Incompatible, NolocoError, UsageError
+
+KEEP = 3
+"""The newest ones are kept: one more than needed survives a bad disk block, a third costs little."""
+PARAMETER_BYTES = 20
+"""Of a checkpoint: θ, φ, δ and AdamW's two moments, 4 bytes each. The rest is small."""
+SCHEMA = 2
+
+T = TypeVar("T")
+
+_MODEL, _OUTER, _INNER, _STATE = "model.safetensors", "outer.safetensors", "inner.pt", "state.json"
+_TEMPORARY = ".writing-"
+_MAX_STATE_BYTES = 64 << 10  # of state.json: it has half a kilobyte
+_NAME = re.compile(r"(\d{1,18})(?:-(\d{1,6}))?")  # a second one at the same step is called <step>-1
+
+
+class Saveable(Protocol):
+    """What is saved. Tensors are fp32 on the CPU."""
+
+    @property
+    def round(self) -> int: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def weights(self) -> Mapping[str, Tensor]: ...
+    @property
+    def outer(self) -> Mapping[str, Tensor]: ...
+    @property
+    def inner(self) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What was saved, back again."""
+
+    path: Path
+    round: int
+    step: int
+    weights: dict[str, Tensor]
+    outer: dict[str, Tensor]
+    inner: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """The slow weights alone: what one would publish."""
+
+    path: Path
+    round: int
+    step: int
+    phi: Tensor
+    """Flat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    checkpoint: Checkpoint | None
+    skipped: tuple[str, ...]
+    """A sentence for each newer one that could not be used."""
+
+
+class _Damaged(Exception):
+    """Why a checkpoint does not verify."""
+
+
+# ---- saving ----------------------------------------------------------------------------------------------------------
+def save(directory: Path, state: Saveable, run_id: str, layout: bytes, keep: int = KEEP) -> Path:
+    """Write a checkpoint, and remove all but it and the newest before it, `keep` in all. Raises DiskFull or UsageError
+    and leaves nothing behind; the older ones are untouched then."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        _remove_unfinished(directory)
+        _require_room(directory, state)
+        temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=directory))
+    except OSError as error:
+        raise _cannot_write(directory, error) from error
+    try:
+        _write_all(temporary, state, run_id, layout)
+        path = _free_name(directory, state.step)
+        temporary.rename(path)
+        atomic_files.sync(directory)
+    except OSError as error:
+        raise _cannot_write(directory, error) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # it is gone already where all went well
+    _prune(directory, path, keep)
+    return path
+
+
+def _require_room(directory: Path, state: Saveable) -> None:
+    """So that a disk that is nearly full is not filled, which others on it would notice. Raises OSError."""
+    free = free_bytes(directory)
+    if free is not None and free < sum(map(_size, (state.weights, state.outer, state.inner))):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _size(value: object) -> int:
+    """Of the tensors in it."""
+    if isinstance(value, Mapping):
+        return sum(map(_size, value.values()))
+    return value.nbytes if isinstance(value, Tensor) else 0
+
+
+def _write_all(into: Path, state: Saveable, run_id: str, layout: bytes) -> None:
+    files = {
+        _MODEL: _write(into / _MODEL, lambda file: _write_safetensors(file, state.weights)),
+        _OUTER: _write(into / _OUTER, lambda file: _write_safetensors(file, state.outer)),
+        _INNER: _write(into / _INNER, lambda file: torch.save(dict(state.inner), file)),
+    }
+    about = {
+        "schema": SCHEMA,
+        "run_id": run_id,
+        "layout": layout.hex(),
+        "round": state.round,
+        "step": state.step,
+        "files": files,
+    }
+    _write(into / _STATE, lambda file: file.write(json.dumps(about, indent=1).encode()))
+    atomic_files.sync(into)
+
+
+class _Hashing:
+    """A file that knows the digest of what was written to it, so that nothing is read again to learn it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._sha256 = hashlib.sha256()
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self.error = error  # torch.save would turn it into a RuntimeError without its number
+            raise
+        self._sha256.update(data)
+        return memoryview(data).nbytes
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def hexdigest(self) -> str:
+        return self._sha256.hexdigest()
+
+
+def _write(path: Path, content: Callable[[Any], object]) -> dict[str, Any]:
+    """Write and sync one file. Returns what state.json says of it. Raises OSError."""
+    with path.open("wb") as file:
+        hashing = _Hashing(file)
+        try:
+            content(hashing)
+        except RuntimeError as error:
+            raise hashing.error or error from None
+        file.flush()
+        os.fsync(file.fileno())
+        return {"sha256": hashing.hexdigest(), "bytes": file.tell()}
+
+
+def _write_safetensors(file: Any, tensors: Mapping[str, Tensor]) -> None:
+    """The safetensors format, written piece by piece: the library would first copy everything into one string."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in tensors.items():
+        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [end, end + tensor.nbytes]}
+        end += tensor.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # the data begins at a multiple of 8
+    file.write(len(text).to_bytes(8, "little") + text)
+    for tensor in tensors.values():
+        file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _free_name(directory: Path, step: int) -> Path:
+    """Never that of an older one: replacing a directory is not atomic."""
+    again = [place[1] + 1 for place, _ in _checkpoints(directory) if place[0] == step]
+    return directory / (f"{step}-{max(again)}" if again else str(step))
+
+
+def _prune(directory: Path, written: Path, keep: int) -> None:
+    """Keep this one and the newest before it. What is there of later steps could not be used: else it were the one that
+    training had gone on from."""
+    paths = kept(directory)
+    at = paths.index(written)
+    for path in (*paths[:at], *paths[at + keep :]):
+        shutil.rmtree(path, ignore_errors=True)  # tried again next time
+
+
+def _remove_unfinished(directory: Path) -> None:
+    for path in directory.glob(f"{_TEMPORARY}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _cannot_write(path: Path, error: OSError) -> NolocoError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(f"the disk is full: no checkpoint fits into {path}. Free some space, or move NOLOCO_HOME")
+    return UsageError(f"cannot write a checkpoint into {path}: {error.strerror or error}")
+
+
+def free_bytes(directory: Path) -> int | None:
+    """What the disk has left for checkpoints; None where it does not say."""
+    there = next((place for place in (directory, *directory.parents) if place.exists()), directory)
+    try:
+        return shutil.disk_usage(there).free
+    except OSError:
+        return None
+
+
+# ---- loading ---------------------------------------------------------------------------------------------------------
+def newest(directory: Path, run_id: str, layout: bytes) -> Found:
+    """The newest checkpoint that verifies. Raises Incompatible if that is of another run or layout."""
+    checkpoint, skipped = _first_good(kept(directory), lambda path: _load(path, run_id, layout))
+    return Found(checkpoint, skipped)
+
+
+def slow_weights(paths: Sequence[Path], run_id: str, layout: bytes) -> Slow:
+    """Those of the first of these checkpoints that verifies; nothing else of it is read. Raises UsageError where none
+    does, Incompatible where it is of another run or layout."""
+    slow, skipped = _first_good(paths, lambda path: _load_slow(path, run_id, layout))
+    if slow is None:
+        raise UsageError(f"there is no checkpoint that can be used: {skipped[0] if skipped else 'none was written'}")
+    return slow
+
+
+def kept(directory: Path) -> list[Path]:
+    """The checkpoints, newest first, whether they are whole or not."""
+    return [path for _, path in _checkpoints(directory)]
+
+
+def last_round(directory: Path) -> int:
+    """Of the newest checkpoint that says one, though nobody has verified it; 0 where there is none."""
+    about, _ = _first_good(kept(directory), _about)
+    return int(about["round"]) if about else 0
+
+
+def _first_good(paths: Sequence[Path], load: Callable[[Path], T]) -> tuple[T | None, tuple[str, ...]]:
+    """And a sentence for each before it."""
+    skipped: list[str] = []
+    for path in paths:
+        try:
+            return load(path), tuple(skipped)
+        except _Damaged as error:
+            skipped.append(f"checkpoint {path.name} is skipped: {error}")
+    return None, tuple(skipped)
+
+
+def _checkpoints(directory: Path) -> list[tuple[tuple[int, int], Path]]:
+    """Newest first; other things that lie there are none of ours."""
+    try:
+        paths = list(directory.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UsageError(f"cannot read the checkpoints in {directory}: {error.strerror}") from error
+    found = [(match, path) for path in paths if (match := _NAME.fullmatch(path.name))]
+    return sorted((((int(match[1]), int(match[2] or 0)), path) for match, path in found), reverse=True)
+
+
+def _load(path: Path, run_id: str, layout: bytes) -> Checkpoint:
+    about = _verified(path, run_id, layout, (_MODEL, _OUTER, _INNER))
+    return _read(path, about)
+
+
+def _load_slow(path: Path, run_id: str, layout: bytes) -> Slow:
+    from safetensors import SafetensorError, safe_open
+
+    about = _verified(path, run_id, layout, (_OUTER,))
+    try:
+        with safe_open(path / _OUTER, "pt") as file:
+            return Slow(path, about["round"], about["step"], file.get_tensor("phi"))
+    except (OSError, SafetensorError) as error:
+        raise _Damaged(f"{_OUTER} cannot be read ({type(error).__name__})") from error
+
+
+def _verified(path: Path, run_id: str, layout: bytes, files: Sequence[str]) -> dict[str, Any]:
+    """state.json, when it and these files are what was written, and are of this run."""
+    about = _about(path)
+    _check_same("run", about["run_id"], run_id, path)
+    _check_same("layout", about["layout"], layout.hex(), path)
+    for name in files:
+        _verify(path / name, about["files"][name])
+    return about
+
+
+def _about(path: Path) -> dict[str, Any]:
+    """state.json, with every key that is used below."""
+    try:
+        with (path / _STATE).open("rb") as file:
+            about = json.loads(file.read(_MAX_STATE_BYTES))
+        wanted = {"run_id": str, "layout": str, "round": int, "step": int}
+        if all(type(about[key]) is kind for key, kind in wanted.items()) and about["schema"] == SCHEMA:
+            files = about["files"]
+            about["files"] = {n: (str(files[n]["sha256"]), int(files[n]["bytes"])) for n in (_MODEL, _OUTER, _INNER)}
+            return dict(about)
+    except FileNotFoundError:
+        raise _Damaged(f"it has no {_STATE}") from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise _Damaged(f"its {_STATE} cannot be read")
+
+
+def _check_same(what: str, there: str, here: str, path: Path) -> None:
+    if there != here:
+        raise Incompatible(
+            f"{path} is of another {what} ({there[:12]}… instead of {here[:12]}…): "
+            "name another directory with --home, or move the checkpoint away"
+        )
+
+
+def _verify(path: Path, wanted: tuple[str, int]) -> None:
+    sha256, size = wanted
+    try:
+        if path.stat().st_size != size:
+            raise _Damaged(f"{path.name} has {path.stat().st_size} bytes instead of {size}")
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+                raise _Damaged(f"{path.name} is not what was written")
+    except OSError as error:
+        raise _Damaged(f"{path.name} cannot be read ({error.strerror})") from None
+
+
+def _read(path: Path, about: Mapping[str, Any]) -> Checkpoint:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        weights, outer = load_file(path / _MODEL), load_file(path / _OUTER)
+        inner = torch.load(path / _INNER, map_location="cpu", weights_only=True)
+    except (OSError, SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
+        raise _Damaged(f"it cannot be read ({type(error).__name__})") from error
+    return Checkpoint(path, about["round"], about["step"], weights, outer, inner)

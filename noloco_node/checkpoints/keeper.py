@@ -1,0 +1,66 @@
+"""A node's own checkpoints: what became of the last one, where it resumed, and what the disk has left for more.
+
+When one is written is node/trainer.py's to say, how is checkpoints/checkpoint.py's. What `status` shows of it is told
+from any thread.
+"""
+
+import logging
+from pathlib import Path
+
+from noloco_node.base.units import size
+from noloco_node.checkpoints import checkpoint
+from noloco_node.checkpoints.checkpoint import Checkpoint, Saveable
+from noloco_node.errors import DiskFull
+from noloco_node.views.views import Checkpoints, Health
+
+_ENOUGH = 2
+"""Checkpoints that must fit: one is written beside the older ones before the oldest goes."""
+
+log = logging.getLogger(__name__)
+
+
+class Keeper:
+    def __init__(self, directory: Path, run_id: str) -> None:
+        self._directory = directory
+        self._run_id = run_id
+        self._resumed: int | None = None
+        self._saved: int | None = None
+        self._full = False
+
+    def resume(self, layout: bytes) -> Checkpoint | None:
+        """What this node goes on from. Raises Incompatible where that is of another run or layout."""
+        found = self.last_good(layout)
+        self._resumed = found.round if found else None
+        return found
+
+    def last_good(self, layout: bytes) -> Checkpoint | None:
+        found = checkpoint.newest(self._directory, self._run_id, layout)
+        for damaged in found.skipped:
+            log.warning(damaged)
+        return found.checkpoint
+
+    def save(self, state: Saveable, layout: bytes) -> None:
+        """Raises DiskFull, UsageError; then the older ones are what they were."""
+        try:
+            checkpoint.save(self._directory, state, self._run_id, layout)
+        except DiskFull:
+            self._full = True
+            raise
+        self._saved, self._full = state.round, False
+
+    def room(self, parameters: int) -> str:
+        """To be said beforehand."""
+        view = self.view(parameters)
+        return f"a checkpoint takes {size(view.bytes)}, the disk has {size(view.free_bytes)} left"
+
+    def view(self, parameters: int) -> Checkpoints:
+        needed = checkpoint.PARAMETER_BYTES * parameters
+        return Checkpoints(needed, checkpoint.free_bytes(self._directory), self._saved, self._resumed)
+
+    def health(self, parameters: int) -> tuple[Health, ...]:
+        view = self.view(parameters)
+        if not self._full and (view.free_bytes is None or view.free_bytes >= _ENOUGH * view.bytes):
+            return ()
+        level, lost = ("error", ", and the last one was not written") if self._full else ("warning", "")
+        text = f"disk: {size(view.free_bytes)} left, a checkpoint needs {size(view.bytes)}{lost}"
+        return (Health(level, text, "free some, or move NOLOCO_HOME"),)

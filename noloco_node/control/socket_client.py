@@ -1,0 +1,153 @@
+"""The control service's client: what every verb that looks at a running node goes through.
+
+First a plain connect tells whether anybody is there, so that `status` without a node answers before gRPC is even
+imported.
+"""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from noloco_node.errors import Incompatible, NolocoError, NoNodeRunning, UsageError
+from noloco_node.host.home import Home
+from noloco_node.views.views import (
+    GatherView,
+    HistoryView,
+    PeersView,
+    PingView,
+    StatusView,
+    gather_from_json,
+    history_from_json,
+    peers_from_json,
+    ping_from_json,
+    status_from_json,
+)
+
+if TYPE_CHECKING:
+    import grpc.aio
+
+TIMEOUT_S = 5.0
+"""A healthy node answers in milliseconds; one that is loading torch on a busy machine may need seconds."""
+GATHER_SILENCE_S = 30.0
+"""A node that gathers says so every half a second."""
+PING_TIMEOUT_S = 30.0
+"""For a node to give up a peer that does not answer, and to say so."""
+_KINDS = {kind.exit_code: kind for kind in NolocoError.__subclasses__() if kind.exit_code != NolocoError.exit_code}
+
+
+class ControlClient:
+    """Made by `connected`."""
+
+    def __init__(self, channel: "grpc.aio.Channel", home: Home) -> None:
+        from noloco_node.wire.control_pb2_grpc import ControlStub
+
+        self._stub = ControlStub(channel)
+        self._home = home
+
+    async def status(self) -> StatusView:
+        return status_from_json(await self._view("Status"))
+
+    async def peers(self) -> PeersView:
+        return peers_from_json(await self._view("Peers"))
+
+    async def history(self) -> HistoryView:
+        return history_from_json(await self._view("History"))
+
+    async def leave(self) -> None:
+        await self._call("Leave")
+
+    async def pause(self) -> StatusView:
+        return status_from_json(await self._view("Pause"))
+
+    async def resume(self) -> StatusView:
+        return status_from_json(await self._view("Resume"))
+
+    async def ping(self, peer: str, payload_bytes: int = 0) -> PingView:
+        from noloco_node.wire.control_pb2 import PingRequest
+
+        asked = PingRequest(peer=peer, payload_bytes=payload_bytes)
+        return ping_from_json(str((await self._call("Ping", asked, PING_TIMEOUT_S)).json))
+
+    async def gather(self, peers: int) -> AsyncIterator[GatherView]:
+        """Views until one is done. Raises what the node could not do."""
+        from noloco_node.wire.control_pb2 import GatherRequest
+
+        views = aiter(self._stub.Gather(GatherRequest(peers=peers)))
+        with self._faults():
+            while True:
+                try:
+                    async with asyncio.timeout(GATHER_SILENCE_S):
+                        view = gather_from_json(str((await anext(views)).json))
+                except (StopAsyncIteration, TimeoutError):
+                    raise nobody(self._home) from None
+                if view.failure:
+                    raise _KINDS.get(view.exit_code, NolocoError)(view.failure)
+                yield view
+                if view.done:
+                    return
+
+    async def log_level(self, level: str) -> None:
+        from noloco_node.wire.control_pb2 import LogLevelRequest
+
+        await self._call("LogLevel", LogLevelRequest(level=level))
+
+    async def _view(self, method: str) -> str:
+        return str((await self._call(method)).json)
+
+    async def _call(self, method: str, asked: Any = None, timeout_s: float = TIMEOUT_S) -> Any:
+        from noloco_node.wire.control_pb2 import Empty
+
+        with self._faults():
+            return await getattr(self._stub, method)(Empty() if asked is None else asked, timeout=timeout_s)
+
+    @contextmanager
+    def _faults(self) -> Iterator[None]:
+        """The seam to gRPC."""
+        import grpc
+        import grpc.aio
+
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                raise nobody(self._home) from None
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                raise Incompatible(
+                    f"the node in {self._home.root} is of an older version than this command: restart it"
+                ) from None
+            raise NolocoError(
+                f"the node in {self._home.root} does not answer ({error.code().name.lower()}): see {self._home.log}"
+            ) from None
+
+
+@asynccontextmanager
+async def connected(home: Home) -> AsyncIterator[ControlClient]:
+    """A client of the node that runs in `home`. Raises NoNodeRunning."""
+    _knock(home)
+    import grpc.aio
+
+    async with grpc.aio.insecure_channel(home.socket_url) as channel:
+        yield ControlClient(channel, home)
+
+
+def nobody(home: Home) -> NoNodeRunning:
+    pid = home.holder()
+    if pid is not None:
+        return NoNodeRunning(f"the node in {home.root} (pid {pid}) is just starting or ending: try again in a moment")
+    return NoNodeRunning(
+        f"no node is running in {home.root}: start one with `noloco-node join --bootstrap <address>`, "
+        "or name the home of another with --home"
+    )
+
+
+def _knock(home: Home) -> None:
+    with socket.socket(socket.AF_UNIX) as plain:
+        plain.settimeout(TIMEOUT_S)
+        try:
+            plain.connect(str(home.socket))
+        except PermissionError:
+            raise UsageError(f"the node in {home.root} belongs to another user: ask as that user") from None
+        except OSError:  # no such file, refused (a leftover of a killed node), or a path too long for any node
+            raise nobody(home) from None

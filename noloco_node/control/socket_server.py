@@ -1,0 +1,127 @@
+"""The control service: a gRPC server on the home's unix socket, over whatever can say how the node is.
+
+Who may open the socket may control the node, so its mode (0600) is the whole of the access control. Knows nothing of
+node/main.py: it declares what it needs.
+"""
+
+import os
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from noloco_node.base.identity import is_peer_id
+from noloco_node.errors import UsageError
+from noloco_node.host.config import LOG_LEVELS
+from noloco_node.host.home import Home
+from noloco_node.views.views import GatherView, HistoryView, PeersView, PingView, StatusView, to_json
+from noloco_node.wire import control_pb2 as pb
+from noloco_node.wire import control_pb2_grpc as rpc
+
+Context = Any  # grpc.aio.ServicerContext
+
+MAX_PAYLOAD = 1 << 20
+"""What a ping carries at the most, so that asking for one again and again costs a link little."""
+_GRACE_S = 1.0  # answers under way get so long when the socket closes
+
+
+class NodeView(Protocol):
+    """What the service asks of a node. Called on the event loop; each returns at once."""
+
+    def status(self) -> StatusView: ...
+
+    def peers(self) -> PeersView: ...
+
+    def history(self) -> HistoryView: ...
+
+    def leave(self) -> None:
+        """Begin to leave cleanly; asking twice is fine."""
+
+    def pause(self) -> None:
+        """Train and exchange no more until `resume`; asking twice is fine."""
+
+    def resume(self) -> None: ...
+
+    def log_level(self, level: str) -> None:
+        """What its log holds from now on, one of config.LOG_LEVELS."""
+
+    async def ping(self, peer: str, payload_bytes: int) -> PingView:
+        """One round trip, which ends in bounded time."""
+        ...
+
+    def gather(self, peers: int) -> AsyncGenerator[GatherView, None]:
+        """The weights of so many others at most, into files; each view tells more, the last one is done or failed."""
+        ...
+
+
+class ControlServicer(rpc.ControlServicer):
+    def __init__(self, node: NodeView) -> None:
+        self._node = node
+
+    async def Status(self, _request: pb.Empty, _context: object) -> pb.View:  # noqa: N802 (the proto's name)
+        return pb.View(json=to_json(self._node.status()))
+
+    async def Peers(self, _request: pb.Empty, _context: object) -> pb.View:  # noqa: N802 (the proto's name)
+        return pb.View(json=to_json(self._node.peers()))
+
+    async def History(self, _request: pb.Empty, _context: object) -> pb.View:  # noqa: N802 (the proto's name)
+        return pb.View(json=to_json(self._node.history()))
+
+    async def Leave(self, _request: pb.Empty, _context: object) -> pb.Empty:  # noqa: N802 (the proto's name)
+        self._node.leave()
+        return pb.Empty()
+
+    async def Pause(self, _request: pb.Empty, _context: object) -> pb.View:  # noqa: N802 (the proto's name)
+        self._node.pause()
+        return pb.View(json=to_json(self._node.status()))
+
+    async def Resume(self, _request: pb.Empty, _context: object) -> pb.View:  # noqa: N802 (the proto's name)
+        self._node.resume()
+        return pb.View(json=to_json(self._node.status()))
+
+    async def Ping(self, request: pb.PingRequest, context: Context) -> pb.View:  # noqa: N802 (the proto's name)
+        if not is_peer_id(request.peer):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "")
+        return pb.View(json=to_json(await self._node.ping(request.peer, min(request.payload_bytes, MAX_PAYLOAD))))
+
+    async def Gather(self, request: pb.GatherRequest, _context: object) -> AsyncIterator[pb.View]:  # noqa: N802
+        async with aclosing(self._node.gather(request.peers)) as views:
+            async for view in views:
+                yield pb.View(json=to_json(view))
+
+    async def LogLevel(self, request: pb.LogLevelRequest, context: Context) -> pb.Empty:  # noqa: N802 (the proto's name)
+        if request.level not in LOG_LEVELS:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "")
+        self._node.log_level(request.level)
+        return pb.Empty()
+
+
+@asynccontextmanager
+async def serving(home: Home, node: NodeView) -> AsyncIterator[None]:
+    """Answer on the home's socket while the context lasts. The caller holds the lock: a file there is a leftover."""
+    server = grpc.aio.server()
+    rpc.add_ControlServicer_to_server(ControlServicer(node), server)
+    try:
+        _bind(server, home)
+        await server.start()
+        yield
+    finally:
+        await server.stop(_GRACE_S)  # gRPC removes the file
+
+
+def _bind(server: grpc.aio.Server, home: Home) -> None:
+    """Bind with the mode right from the first instant: a chmod alone would leave a moment open to everybody."""
+    home.socket.unlink(missing_ok=True)
+    before = os.umask(0o077)
+    try:
+        server.add_insecure_port(home.socket_url)
+    except RuntimeError as error:  # gRPC says no more than that
+        raise UsageError(
+            f"cannot open the control socket {home.socket}: its file system must allow sockets. "
+            "Name another directory with --home or NOLOCO_HOME"
+        ) from error
+    finally:
+        os.umask(before)
+    home.socket.chmod(0o600)

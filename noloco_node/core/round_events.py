@@ -1,0 +1,208 @@
+"""What can happen to a node's outer rounds, and what they want done: the two alphabets of core/round.py.
+
+Facts, both ways, as frozen dataclasses: the state machine takes events and gives actions, rounds/service.py the
+reverse.
+"""
+
+from dataclasses import dataclass
+
+
+# ---- what happens ----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """An inner phase ended and the local step was taken."""
+
+    round: int
+    phase_s: float
+    """How long the phase took: the best guess at the next one."""
+    closed: str | None = None
+    """Why no offer comes with it (a swap under way, a non-finite vector), or None: the offer is open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    peers: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A compatible offer came in."""
+
+    exchange: bytes
+    peer: str
+    patience_s: float
+    """How long the caller's offer stays open."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallerGone:
+    """A caller went away before it was answered."""
+
+    exchange: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    exchange: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Appointed:
+    """The peer's next offer is ours: stay on the line until then."""
+
+    exchange: bytes
+    in_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    exchange: bytes
+    reason: str
+    retry_in_s: float = 0.0
+    """When the peer's next offer opens that is not promised to anybody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """Our call failed: nobody there, or silence until its deadline."""
+
+    exchange: bytes
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SwapEnded:
+    exchange: bytes
+    reason: str | None
+    """None: every fragment was applied."""
+    applied: int = 0
+    one_sided: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """No more offers, no more calls; a swap under way may end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pausing:
+    """The same, until Resuming. `reason` is what the rounds meanwhile end by; callers hear `paused`."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resuming:
+    """The next boundary opens an offer again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    pass
+
+
+Event = (
+    Boundary
+    | Candidates
+    | Called
+    | CallerGone
+    | Accepted
+    | Appointed
+    | Refused
+    | Unanswered
+    | SwapEnded
+    | Stopping
+    | Pausing
+    | Resuming
+    | Tick
+)
+
+
+# ---- what to do ------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Call:
+    exchange: bytes
+    peer: str
+    round: int
+    patience_s: float
+    deadline_s: float
+    """For the answer; a call goes on over a boundary, the new offer takes the old one's place in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """Go on waiting for the answer to our call, for so long."""
+
+    exchange: bytes
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class HangUp:
+    exchange: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """Take this caller; the swap of the open offer begins."""
+
+    exchange: bytes
+    peer: str
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Appoint:
+    """Tell this caller that the next offer is kept for it; Accept or Refuse follows when that opens."""
+
+    exchange: bytes
+    in_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    exchange: bytes
+    reason: str
+    retry_in_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Our call was accepted; the swap of the open offer, which may be a later one by now, begins."""
+
+    exchange: bytes
+    peer: str
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndRound:
+    """The round is over: `reason` is None when it was committed, else why it went solo."""
+
+    round: int
+    reason: str | None
+    partner: str | None = None
+    applied: int = 0
+    one_sided: int = 0
+    further: bool = False
+    """The offer stays open for a further partner; `CloseOffer` follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Further:
+    """A further swap of a committed round was whole."""
+
+    round: int
+    partner: str
+    swap: int
+    """Which one of the round: 2 or more."""
+
+
+@dataclass(frozen=True, slots=True)
+class CloseOffer:
+    """Nobody will swap this committed round's vector any more."""
+
+    round: int
+
+
+Action = Call | Stay | HangUp | Accept | Appoint | Refuse | Begin | EndRound | Further | CloseOffer

@@ -1,0 +1,96 @@
+"""What a run reads: tokens to train on, and a part held out from every replica that is the same for all.
+
+    stdlib   stdlib.py   the standard library's sources, in memory
+    files    files.py    a volunteer's text, jsonl, parquet and token files: one memory-mapped token file (tokenfile.py)
+    hub      hub.py      a data set of the Hugging Face hub, streamed
+
+The first two are arrays, read by stream.py in an order of each replica's own; the third has its own stream with the
+same few methods. Which text becomes which tokens is tokens.py's. Knows nothing of models or peers.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from noloco_node.data import sources, stdlib, tokens
+from noloco_node.data.sources import Sources
+from noloco_node.data.stream import Stream, spread
+from noloco_node.data.tokens import BYTES, Tokenizer, Tokens
+from noloco_node.run.manifest import DataSpec
+
+__all__ = ["NOTHING", "Batches", "Corpus", "Readable", "Sources", "Stream", "Tokens", "load", "standard_library"]
+
+NOTHING = Sources()
+"""What the standard library needs of the volunteer."""
+
+
+class Batches(Protocol):
+    """A replica's endless way through the data."""
+
+    @property
+    def position(self) -> Any:
+        """Plain values, for a checkpoint."""
+
+    def seek(self, position: Any) -> None:
+        """Go on where `position` was read. ValueError where it is not of this data."""
+
+    def ready(self, sequences: int, within_s: float) -> bool:
+        """Whether `next` has so many at hand; waits for them no longer than this."""
+
+    def next(self, sequences: int) -> Tensor:
+        """(sequences, sequence_length + 1): every token but the last is an input, every one but the first a target."""
+
+    def close(self) -> None: ...
+
+
+class Readable(Protocol):
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def vocabulary(self) -> int: ...
+    def windows(self, sequence_length: int, count: int) -> Tensor:
+        """The fixed evaluation: (count, sequence_length + 1)."""
+
+    def stream(self, sequence_length: int, seed: int, peer_id: str) -> Batches: ...
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Tokens in arrays, in memory or memory-mapped."""
+
+    train: Tokens
+    held_out: Tokens
+    tokenizer: Tokenizer = BYTES
+
+    @property
+    def vocabulary(self) -> int:
+        return self.tokenizer.vocabulary
+
+    def windows(self, sequence_length: int, count: int) -> Tensor:
+        """Spread evenly over the held-out part."""
+        return spread(self.held_out, sequence_length, count)
+
+    def stream(self, sequence_length: int, seed: int, peer_id: str) -> Stream:
+        return Stream(self.train, sequence_length, seed, peer_id)
+
+
+def load(spec: DataSpec, where: Sources = NOTHING) -> Readable:
+    """Open what the manifest names, with what the volunteer gave. Files are tokenized first, the first time."""
+    sources.check(spec, where)
+    tokenizer = tokens.load(spec.tokenizer, where.tokenizer)
+    if spec.source == "files":
+        from noloco_node.data import files
+
+        return Corpus(*files.load(where, tokenizer, spec.field), tokenizer)
+    if spec.source == "hub":
+        from noloco_node.data import hub
+
+        return hub.load(spec, tokenizer)
+    return standard_library(tokenizer)
+
+
+def standard_library(tokenizer: Tokenizer = BYTES) -> Corpus:
+    """In memory, an end between two files."""
+    train, held_out = stdlib.read(stdlib.root())
+    return Corpus(tokens.packed(train, tokenizer)[:-1], tokens.packed(held_out, tokenizer)[:-1], tokenizer)

@@ -1,0 +1,413 @@
+"""A data set of the Hugging Face hub, streamed: nothing is downloaded beforehand, and reading goes on exactly where a
+checkpoint stands.
+
+An epoch is the data set's shards in an order that seed and peer id draw anew; it begins at an offset into the first
+shard and ends with what lies before that offset. Records come in blocks, each shuffled in itself, tokenized and packed:
+a window may span documents and blocks. A position is where the open block begins, by the `datasets` library's own
+state, and the tokens read in it: after a resume that one block is read again. (A shuffle buffer of that library would
+not come back the same.)
+
+Two replicas meet at a window as rarely as chance has it where the number of records is known and no shard has more
+than MAX_SKIP of them; else those in one shard begin within a block, or within MAX_SKIP records.
+
+A thread keeps the next blocks ready. Where the network fails it waits, says so in the log, and goes on. The manifest
+comes from strangers and so does what it names: only formats that hold data are read, and only files of that data set.
+"""
+
+import logging
+import queue
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from noloco_node.data.files import NEEDS
+from noloco_node.data.sources import HELD_OUT
+from noloco_node.data.stream import generator, spread
+from noloco_node.data.tokens import Tokenizer, Tokens, packed
+from noloco_node.errors import Incompatible, NolocoError, UsageError
+from noloco_node.run.manifest import DataSpec
+
+log = logging.getLogger(__name__)
+
+Records: TypeAlias = Any
+"""A datasets.IterableDataset, which has no types."""
+
+BLOCK_RECORDS, BLOCK_TEXT = 1024, 8 << 20
+"""What a block holds, whichever is reached first; characters."""
+BLOCKS_READY = 2
+HELD_OUT_RECORDS, HELD_OUT_TEXT = 1024, 2 << 20
+"""What is held out, whichever is reached first; of a smaller shard one record in 16."""
+MAX_SKIP = 100_000
+"""A first shard is streamed through to its offset: some seconds for so many records."""
+FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
+STOP_S = 2.0
+"""For the thread to end; one that hangs in the network is left to end with the process."""
+
+_FORMATS = ("parquet", "json", "text", "csv", "arrow")
+_NETWORK = ("httpx", "httpcore", "aiohttp", "requests", "urllib3", "fsspec", "huggingface_hub")
+"""Libraries whose errors pass, as OSErrors do; theirs are not all of that kind."""
+
+_OTHER = (
+    "the checkpoint's place is not to be found in the data set {name}: it was changed, or the `datasets` library was. "
+    "Use another --home"
+)
+
+
+@dataclass(frozen=True)
+class HubCorpus:
+    name: str
+    """For people."""
+    records: Records
+    held_out: Tokens
+    skipped: int
+    """Records at the beginning of the first shard that are held out."""
+    field: str
+    tokenizer: Tokenizer
+    count: int | None = None
+    """Of records, where it is known."""
+
+    @property
+    def vocabulary(self) -> int:
+        return self.tokenizer.vocabulary
+
+    def windows(self, sequence_length: int, count: int) -> Tensor:
+        """Spread evenly over the held-out part."""
+        return spread(self.held_out, sequence_length, count)
+
+    def stream(self, sequence_length: int, seed: int, peer_id: str) -> "HubStream":
+        return HubStream(Reader(self, f"{seed}/{peer_id}"), sequence_length)
+
+
+def load(spec: DataSpec, tokenizer: Tokenizer, waits_s: Sequence[float] = (1.0, 4.0)) -> HubCorpus:
+    """Raises UsageError, or NolocoError where the hub cannot be reached, after one try more for each wait."""
+    name = str(spec.dataset)
+    try:
+        return _opened(name, spec, tokenizer)
+    except NolocoError:
+        raise
+    except ImportError:
+        raise UsageError(NEEDS.format(what="a data set of the hub")) from None
+    except Exception as error:
+        # a ConnectionError says that the library itself has tried for half a minute
+        if not waits_s or isinstance(error, ConnectionError) or not _passes(error):
+            raise NolocoError(
+                f"cannot open the data set {name}: {_first_line(error)}. Is this machine online?"
+            ) from error
+        _say_waiting(name, error, waits_s[0])
+    time.sleep(waits_s[0])
+    return load(spec, tokenizer, waits_s[1:])
+
+
+def _opened(name: str, spec: DataSpec, tokenizer: Tokenizer) -> HubCorpus:
+    from datasets import load_dataset_builder
+
+    builder = load_dataset_builder(f"hf://datasets/{name}", spec.subset, revision=spec.revision)
+    splits = check_files(name, type(builder).__module__, builder.config.data_files)
+    if spec.split not in splits:
+        raise UsageError(f"{name} has no split {spec.split!r}; there are: {', '.join(sorted(splits))}")
+    apart = next((other for other in ("validation", "test") if other in splits and other != spec.split), None)
+    known = (builder.info.splits or {}).get(spec.split)
+    return corpus(
+        name,
+        builder.as_streaming_dataset(spec.split),
+        builder.as_streaming_dataset(apart) if apart else None,
+        tokenizer,
+        field=spec.field,
+        count=(known.num_examples or None) if known else None,
+    )
+
+
+def corpus(  # noqa: PLR0913 (each is a property of the set)
+    name: str, records: Records, apart: Records | None, tokenizer: Tokenizer, *, field: str, count: int | None = None
+) -> HubCorpus:
+    """`apart`: a split of its own to hold out; else the first records of the first shard are."""
+    chosen = records.shard(num_shards=records.num_shards, index=0) if apart is None else apart
+    texts: list[str] = []
+    size = 0
+    for record in chosen:
+        texts.append(text_of(record, field, name))
+        size += len(texts[-1])
+        if len(texts) >= HELD_OUT_RECORDS or size >= HELD_OUT_TEXT:
+            break
+    else:
+        if apart is None:
+            texts = texts[: -(-len(texts) // HELD_OUT)]
+    if not any(texts):
+        raise UsageError(f"{name} has no text in {field!r} to hold out: is that the right field?")
+    skipped = 0 if apart is not None else len(texts)
+    return HubCorpus(
+        name, records, packed([text for text in texts if text], tokenizer), skipped, field, tokenizer, count
+    )
+
+
+def check_files(name: str, module: str, files: Mapping[str, list[str]] | None) -> Mapping[str, list[str]]:
+    """The files of each split, if reading them can do no harm: a data set's own description may name a format that
+    holds code, or files elsewhere, on this machine too. Raises UsageError."""
+    if module.rpartition(".")[2] not in _FORMATS or not files:
+        raise UsageError(f"{name} is not a data set of records with text: {', '.join(_FORMATS)} can be read")
+    for path in (path for paths in files.values() for path in paths):
+        if not path.rpartition("::")[2].startswith(f"hf://datasets/{name}@"):
+            raise UsageError(f"{name} names files that are not its own ({path[:80]}): it is not read")
+    return files
+
+
+def text_of(record: Mapping[str, Any], field: str, name: str) -> str:
+    text = record.get(field)
+    if text is None and field in record:
+        return ""
+    if not isinstance(text, str):
+        there = ", ".join(list(record)[:8])
+        raise UsageError(f"{name} has no text in {field!r}, the field that is read; its records have: {there}")
+    return text
+
+
+# ---- the order of blocks ----
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where a block begins."""
+
+    epoch: int = 0
+    part: int = 0
+    """Of the epoch: a shard; the beginning of the first is the last part."""
+    block: int = 0
+    """Of the part."""
+    state: dict[str, Any] | None = None
+    """The library's own, in the part; None at its beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    mark: Mark
+    tokens: Tokens
+
+
+class Reader:
+    """What one replica reads, as blocks in order. Belongs to the thread that reads."""
+
+    def __init__(self, of: HubCorpus, name: str) -> None:
+        self._of, self._name = of, name
+        self._shards = int(of.records.num_shards)
+
+    def blocks(self, mark: Mark, stop: threading.Event) -> Iterator[Block]:
+        """From `mark` on, for ever. Waits and tries again where the network fails. Raises UsageError, Incompatible."""
+        wait_s, found = FIRST_WAIT_S, mark != Mark()
+        while not stop.is_set():
+            try:
+                for texts, state in self._groups(mark):
+                    if len(tokens := self._encoded(mark, texts)):
+                        found = True
+                        yield Block(mark, tokens)
+                    mark, wait_s = replace(mark, block=mark.block + 1, state=state), FIRST_WAIT_S
+                mark, found = self._after(mark, found)
+            except (KeyError, TypeError, AttributeError) as error:
+                if mark.state is None:
+                    raise
+                raise Incompatible(_OTHER.format(name=self._of.name)) from error
+            except Exception as error:
+                if not _passes(error):
+                    raise
+                _say_waiting(self._of.name, error, wait_s)
+                stop.wait(wait_s)
+                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+    def check(self, mark: Mark) -> None:
+        """ValueError where this data set has no such place, as far as can be told without reading."""
+        if min(mark.epoch, mark.block) < 0 or not 0 <= mark.part <= self._shards:
+            raise ValueError(f"no position in this data set: {mark}")
+        if not isinstance(mark.state, dict | None):
+            raise ValueError(f"no position in a data set: {mark.state}")
+
+    def _groups(self, mark: Mark) -> Iterator[tuple[list[str], dict[str, Any]]]:
+        """The texts of block after block, and the library's state behind each."""
+        records = self._part(mark)
+        if mark.state is not None:
+            records.load_state_dict(mark.state)
+        texts: list[str] = []
+        size = 0
+        for record in records:
+            texts.append(text_of(record, self._of.field, self._of.name))
+            size += len(texts[-1])
+            if size >= BLOCK_TEXT or len(texts) >= BLOCK_RECORDS:
+                yield texts, records.state_dict()
+                texts, size = [], 0
+        if texts:
+            yield texts, records.state_dict()
+
+    def _part(self, mark: Mark) -> Records:
+        rng = generator(f"{self._name}/{mark.epoch}")
+        order = rng.permutation(self._shards)
+        offset = int(rng.integers(self._span()))
+        index = int(order[mark.part % self._shards])
+        held_out = self._of.skipped if index == 0 else 0
+        shard = self._of.records.shard(num_shards=self._shards, index=index)
+        if mark.part == 0:
+            return shard.skip(held_out + offset)
+        return shard.skip(held_out).take(offset) if mark.part == self._shards else shard.skip(held_out)
+
+    def _span(self) -> int:
+        """Offsets lie below it."""
+        if self._of.count is None:
+            return BLOCK_RECORDS
+        return max(1, min(MAX_SKIP, self._of.count // self._shards))
+
+    def _encoded(self, mark: Mark, texts: list[str]) -> Tokens:
+        order = generator(f"{self._name}/{mark.epoch}/{mark.part}/{mark.block}").permutation(len(texts))
+        return packed([texts[i] for i in order if texts[i]], self._of.tokenizer)
+
+    def _after(self, mark: Mark, found: bool) -> tuple[Mark, bool]:
+        """The next part, and whether anything was found in this epoch."""
+        if mark.part < self._shards:
+            return Mark(mark.epoch, mark.part + 1), found
+        if not found:
+            raise UsageError(f"{self._of.name} holds no text to train on beyond what is held out: take a larger one")
+        return Mark(mark.epoch + 1), False
+
+
+def _passes(error: BaseException | None) -> bool:
+    """Whether another try may succeed: the network is to blame, here or further down."""
+    if error is None or isinstance(error, NolocoError):
+        return False
+    if isinstance(error, FileNotFoundError | PermissionError):  # also what an unreachable file is called
+        return _passes(error.__cause__)
+    ours = isinstance(error, OSError | EOFError) or type(error).__module__.partition(".")[0] in _NETWORK
+    return ours or _passes(error.__cause__)
+
+
+def _say_waiting(name: str, error: Exception, wait_s: float) -> None:
+    log.warning("waiting for the data set %s (%s): again in %.0f s", name, _first_line(error), wait_s)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+# ---- the stream ----
+class HubStream:
+    """A replica's endless batches. The same seed and peer id read the same, from any position."""
+
+    def __init__(self, reader: Reader, sequence_length: int) -> None:
+        self._reader, self._length = reader, sequence_length
+        self._start, self._taken = Mark(), 0
+        self._ready: deque[Block] = deque()
+        self._ahead: Ahead | None = None
+
+    @property
+    def position(self) -> dict[str, Any]:
+        return {**asdict(self._mark), "taken": self._taken}
+
+    @property
+    def _mark(self) -> Mark:
+        return self._ready[0].mark if self._ready else self._start
+
+    def seek(self, position: Any) -> None:
+        """ValueError where no stream of this data set can stand."""
+        try:
+            rest = dict(position)
+            taken = rest.pop("taken")
+            mark = Mark(**rest)
+            if not all(isinstance(n, int) for n in (taken, mark.epoch, mark.part, mark.block)) or taken < 0:
+                raise TypeError("whole numbers are wanted")
+        except (TypeError, ValueError, KeyError) as error:
+            raise ValueError(f"no position in a data set: {error}") from None
+        self._reader.check(mark)
+        self.close()
+        self._start, self._taken = mark, taken
+
+    def ready(self, sequences: int, within_s: float) -> bool:
+        """Whether `next` has so many at hand; waits for them no longer than this."""
+        until = time.monotonic() + within_s
+        while sum(len(block.tokens) for block in self._ready) <= self._taken + sequences * self._length:
+            block = self._next_block(max(0.0, until - time.monotonic()))
+            if block is None:
+                return False
+            self._ready.append(block)
+        return True
+
+    def next(self, sequences: int) -> Tensor:
+        """(sequences, sequence_length + 1). Waits where the network is slower than training."""
+        while not self.ready(sequences, LONGEST_WAIT_S):
+            pass
+        return torch.from_numpy(np.stack([self._row() for _ in range(sequences)]))
+
+    def close(self) -> None:
+        """Stop reading ahead. The position stays, and `next` goes on from it."""
+        if self._ahead is not None:
+            self._start = self._mark
+            self._ahead.close()
+            self._ahead = None
+            self._ready.clear()
+
+    def _row(self) -> Any:
+        """The next length + 1 tokens, which are at hand; the last is that which the next row begins with."""
+        parts: list[Tokens] = []
+        wanted, at = self._length + 1, self._taken
+        for block in self._ready:
+            parts.append(block.tokens[at : at + wanted])
+            wanted -= len(parts[-1])
+            at = max(0, at - len(block.tokens))
+            if not wanted:
+                break
+        self._taken += self._length
+        while self._taken >= len(self._ready[0].tokens):
+            self._taken -= len(self._ready.popleft().tokens)
+        return np.concatenate(parts).astype(np.int64)
+
+    def _next_block(self, within_s: float) -> Block | None:
+        if self._ahead is None:
+            start, reader = self._start, self._reader
+            self._ahead = Ahead(lambda stop: reader.blocks(start, stop))
+            weakref.finalize(self, self._ahead.close)
+        return self._ahead.get(within_s)
+
+
+class Ahead:
+    """A thread that keeps the next few blocks ready."""
+
+    def __init__(self, blocks: Callable[[threading.Event], Iterator[Block]]) -> None:
+        self._stop = threading.Event()
+        self._queue: queue.Queue[Block | Exception] = queue.Queue(BLOCKS_READY)
+        self._thread = threading.Thread(target=self._work, args=(blocks(self._stop),), name="data", daemon=True)
+        self._thread.start()
+
+    def get(self, within_s: float) -> Block | None:
+        """The next one, if it comes in time. Raises what the reading raised."""
+        try:
+            found = self._queue.get(timeout=within_s)
+        except queue.Empty:
+            return None
+        if isinstance(found, Exception):
+            self._queue.put(found)  # so that whoever asks again hears it too
+            raise found
+        return found
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(STOP_S)
+
+    def _work(self, blocks: Iterator[Block]) -> None:
+        try:
+            for block in blocks:
+                if not self._put(block):
+                    break
+        except Exception as error:  # noqa: BLE001 (it is raised by `get`)
+            self._put(error)
+        finally:
+            blocks.close()  # type: ignore[attr-defined]
+
+    def _put(self, item: Block | Exception) -> bool:
+        """False when nobody wants it any more."""
+        while not self._stop.is_set():
+            try:
+                self._queue.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+            return True
+        return False

@@ -1,0 +1,47 @@
+"""Which commit of a hub's data set a run reads, where its author names none: the one there is when the run is made.
+
+Two volunteers that read different states of a set would train on different data, and a checkpoint's place in it would
+be lost when it changes. A run that was started from the same run.toml before keeps its commit, so a restart goes on
+with the same run, without the network too. Imports no torch.
+"""
+
+from noloco_node.errors import NolocoError, UsageError
+from noloco_node.host.home import Home
+from noloco_node.run import signed_file
+from noloco_node.run.manifest import DataSpec, Manifest
+
+_TIMEOUT_S = 20.0
+
+
+def pinned(run: Manifest, home: Home) -> Manifest:
+    """The same run with a commit. Raises NolocoError where the hub cannot be asked."""
+    if run.data.source != "hub" or run.data.revision is not None:
+        return run
+    folders = sorted(home.root.glob(f"runs/*/{signed_file.NAME}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in folders:
+        try:
+            earlier = signed_file.read(path.parent).run
+        except UsageError:  # of no use here; whoever wants that run will hear of it
+            continue
+        if _with(earlier, None).canonical() == run.canonical():
+            return earlier
+    return _with(run, _present_commit(str(run.data.dataset)))
+
+
+def _with(run: Manifest, revision: str | None) -> Manifest:
+    return run.model_copy(update={"data": run.data.model_copy(update={"revision": revision})})
+
+
+def _present_commit(name: str) -> str:
+    """The seam to the hub's library, which raises what it likes."""
+    try:
+        from huggingface_hub import HfApi
+
+        commit = HfApi().dataset_info(name, timeout=_TIMEOUT_S).sha
+        return str(DataSpec(source="hub", dataset=name, revision=commit).revision)
+    except Exception as error:
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+        raise NolocoError(
+            f"cannot look up the present commit of the data set {name}: {why}. Is this machine online? Else write its "
+            'commit into run.toml, under [data]: revision = "<40 hexadecimal digits>"'
+        ) from error

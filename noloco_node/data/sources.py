@@ -1,0 +1,109 @@
+"""What a volunteer gives to a run that leaves it to them: files and a tokenizer. Found and looked over, not yet read.
+
+The manifest comes from strangers and names no path, so nothing on this machine is trained on unless its owner said so.
+A folder stands for the data files in it, by the ends of their names; a pattern for whatever it matches. Imports no
+torch: a missing file is said before anything heavy starts.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from noloco_node.base.validation import shown
+from noloco_node.errors import UsageError
+from noloco_node.run.manifest import DataSpec
+
+TOKENS = ".tokens"
+SUFFIXES = (".txt", ".md", ".jsonl", ".jsonl.gz", ".parquet", ".arrow", TOKENS)
+"""What is taken from a folder; other files in it are notes about the data."""
+HELD_OUT = 16
+"""One document in so many is never trained on."""
+MAX_FILES = 100_000
+MAX_TOKENIZER_BYTES = 64 << 20
+"""The largest vocabularies in use take half of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Nothing of it is needed for the standard library."""
+
+    files: tuple[str, ...] = ()
+    """Files, folders or patterns."""
+    tokenizer: Path | None = None
+    """A tokenizer.json."""
+    cache: Path = Path("tokens")
+    """The folder in which files become token files; a node's lies in its home."""
+
+
+def check(spec: DataSpec, where: Sources) -> None:
+    """Raises UsageError for what is missing here."""
+    if spec.source == "files":
+        if not where.files:
+            raise UsageError("the run leaves the data to you: name yours, as in --data 'corpus/*.parquet'")
+        find(where.files)
+    tokenizer_bytes(spec.tokenizer, where.tokenizer)
+
+
+def find(files: tuple[str, ...]) -> list[Path]:
+    """The files that are meant, each once, in the order of their names."""
+    found = {path for name in files for path in _matching(name)}
+    if len(found) > MAX_FILES:
+        raise UsageError(f"--data names {len(found)} files, and {MAX_FILES} are possible: join them into larger ones")
+    return sorted(found)
+
+
+def tokenizer_bytes(name: str, path: Path | None) -> bytes | None:
+    """The tokenizer.json that the manifest asks for by digest; None where it asks for none."""
+    kind, _, digest = name.partition(":")
+    if kind != "sha256":
+        return None
+    if path is None:
+        raise UsageError(f"the run has a tokenizer of its own (SHA-256 {digest[:12]}…): give its file with --tokenizer")
+    content = read_tokenizer(path)
+    if (there := hashlib.sha256(content).hexdigest()) != digest:
+        raise UsageError(
+            f"{path} is not the run's tokenizer (SHA-256 {there[:12]}… instead of {digest[:12]}…): "
+            "ask the run's author for the file"
+        )
+    return content
+
+
+def read_tokenizer(path: Path) -> bytes:
+    try:
+        with path.expanduser().open("rb") as file:
+            content = file.read(MAX_TOKENIZER_BYTES + 1)
+    except (OSError, RuntimeError) as error:
+        raise UsageError(f"cannot read the tokenizer {path}: {getattr(error, 'strerror', error)}") from error
+    if len(content) > MAX_TOKENIZER_BYTES:
+        raise UsageError(f"{path} is larger than {MAX_TOKENIZER_BYTES >> 20} MiB: that is no tokenizer.json")
+    return content
+
+
+def is_held_out(name: str) -> bool:
+    """By a hash of the document's name, so no replica trains on what another is measured with."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % HELD_OUT == 0
+
+
+def _matching(name: str) -> Iterator[Path]:
+    path = _absolute(name)
+    if path.is_dir():
+        found = [file for file in path.rglob("*") if file.name.endswith(SUFFIXES)]
+    elif path.exists():
+        found = [path]
+    else:
+        try:
+            found = list(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+        except ValueError as error:
+            raise UsageError(f"--data: {shown(name)} is no pattern: {error}") from None
+    files = [file for file in found if file.is_file()]
+    if not files:
+        raise UsageError(f"--data: there is no file {shown(name)} here: name files, a folder of them, or a pattern")
+    yield from files
+
+
+def _absolute(name: str) -> Path:
+    try:
+        return Path(name).expanduser().absolute()
+    except RuntimeError:
+        raise UsageError(f"--data: {shown(name)} names no user's home directory: write the path out") from None

@@ -1,0 +1,90 @@
+"""A replica's way through an array of tokens, in memory or memory-mapped.
+
+It reads windows in an order that the run's seed and its peer id draw anew each epoch. The position is two numbers: a
+checkpoint keeps them, and reading goes on exactly there. Orders are drawn independently, so two replicas are at the
+same window at the same time as often as chance has it. Knows nothing of files, models or peers.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from noloco_node.data.tokens import Tokens
+from noloco_node.errors import UsageError
+
+Position: TypeAlias = tuple[int, int]
+"""(epoch, windows read in it)."""
+
+
+class Stream:
+    """A replica's endless batches. The same seed and peer id read the same, from any position."""
+
+    def __init__(self, tokens: Tokens, sequence_length: int, seed: int, peer_id: str) -> None:
+        self._tokens = tokens
+        self._length = sequence_length
+        self._name = f"{seed}/{peer_id}"
+        self._windows = (len(tokens) - sequence_length) // sequence_length  # whole ones, wherever an epoch begins
+        if self._windows < 1:
+            raise UsageError(f"data.sequence_length: {sequence_length} is more than the text is long")
+        self._order: NDArray[np.int64]
+        self.seek((0, 0))
+
+    @property
+    def position(self) -> Position:
+        return self._epoch, self._index
+
+    def seek(self, position: Sequence[int]) -> None:
+        """ValueError where no stream of this text can stand."""
+        match position:
+            case [int(epoch), int(index)] if epoch >= 0 and 0 <= index <= self._windows:
+                self._epoch, self._index = epoch, index
+                self._order = self._drawn(epoch)
+            case _:
+                raise ValueError(f"no position in this text: {position}")
+
+    def ready(self, _sequences: int, _within_s: float) -> bool:
+        """Always: a disk is waited for in `next`."""
+        return True
+
+    def next(self, sequences: int) -> Tensor:
+        """The next batch, as (sequences, sequence_length + 1): every token but the last is an input, every one but the
+        first a target."""
+        starts = np.fromiter((self._next_start() for _ in range(sequences)), np.int64, sequences)
+        return rows(self._tokens, starts, self._length)
+
+    def close(self) -> None:
+        """Nothing runs in the background."""
+
+    def _next_start(self) -> int:
+        if self._index == self._windows:
+            self.seek((self._epoch + 1, 0))
+        self._index += 1
+        return int(self._order[self._index - 1])
+
+    def _drawn(self, epoch: int) -> NDArray[np.int64]:
+        """Where the epoch's windows begin, in its order. The grid moves too: no cut is always at the same place."""
+        rng = generator(f"{self._name}/{epoch}")
+        return rng.permutation(self._windows) * self._length + rng.integers(self._length)
+
+
+def generator(name: str) -> np.random.Generator:
+    """The same draws for the same name, on every machine."""
+    return np.random.default_rng(int.from_bytes(hashlib.sha256(name.encode()).digest(), "big"))
+
+
+def spread(tokens: Tokens, sequence_length: int, count: int) -> Tensor:
+    """Windows spread evenly over a held-out part, the same for everyone: (count, sequence_length + 1)."""
+    last = len(tokens) - sequence_length - 1
+    if last < 0:
+        raise UsageError(f"data.sequence_length: {sequence_length} is more than the held-out text is long")
+    starts = np.linspace(0, last, count).astype(np.int64)
+    return rows(tokens, starts, sequence_length)
+
+
+def rows(tokens: Tokens, starts: NDArray[np.int64], length: int) -> Tensor:
+    return torch.from_numpy(tokens[starts[:, None] + np.arange(length + 1)].astype(np.int64))

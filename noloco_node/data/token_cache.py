@@ -1,0 +1,56 @@
+"""The token files that were made of a volunteer's files: kept for the next start, and removed when nobody wants them.
+
+A use is noted as the file's own time of change. At a node's start those go that no run has used for UNUSED_DAYS, and
+those used longest ago where all but the one used last take more than OTHERS_BYTES. They can be made again any time.
+"""
+
+import logging
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from stat import S_ISREG
+
+from noloco_node.data.sources import TOKENS
+
+log = logging.getLogger(__name__)
+
+UNUSED_DAYS = 30
+OTHERS_BYTES = 20 << 30
+_DAY_S = 86_400
+
+
+def use(path: Path) -> None:
+    with suppress(OSError):  # a home that cannot be written is read all the same
+        os.utime(path)
+
+
+def prune(folder: Path, now: float | None = None) -> list[Path]:
+    """Removes what is not wanted any more; returns it."""
+    now, gone, room = time.time() if now is None else now, [], OTHERS_BYTES
+    for place, (age_s, size, path) in enumerate(_by_use(folder, now)):
+        room -= size if place else 0
+        if age_s <= UNUSED_DAYS * _DAY_S and room >= 0:
+            continue
+        try:
+            path.unlink()
+        except OSError as error:
+            log.warning("cannot remove %s, which no run has used lately: %s", path, error.strerror)
+            continue
+        gone.append(path)
+        days = int(age_s / _DAY_S)
+        log.info(
+            "removed %s (%.1f GB), last used %d days ago; a run that wants it makes it again", path, size / 1e9, days
+        )
+    return gone
+
+
+def _by_use(folder: Path, now: float) -> list[tuple[float, int, Path]]:
+    """Seconds since their last use, size and path; the latest used first."""
+    found = []
+    with suppress(OSError):
+        for path in folder.glob(f"*{TOKENS}"):
+            stat = path.lstat()
+            if S_ISREG(stat.st_mode):
+                found.append((max(0.0, now - stat.st_mtime), stat.st_size, path))
+    return sorted(found)

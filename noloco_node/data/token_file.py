@@ -1,0 +1,141 @@
+"""A token file: a corpus as numbers, memory-mapped, so that it may be larger than memory and opens at once.
+
+    64 bytes    "NoLoCoTk", version, bytes a token, vocabulary, tokens to train on, tokens held out, tokenizer's digest
+    then        the tokens to train on, and after them the held-out ones; little-endian
+
+It is written beside its name, fsynced and renamed: there is a whole file or none. Who opens it reads it once through,
+since a token beyond the vocabulary would end training far from here. Knows nothing of texts.
+"""
+
+import os
+import shutil
+import struct
+import tempfile
+from contextlib import suppress
+from errno import EDQUOT, ENOSPC
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+import numpy as np
+
+from noloco_node.base import atomic_files
+from noloco_node.data.tokens import Tokenizer, Tokens, width
+from noloco_node.errors import DiskFull, NolocoError, UsageError
+
+MAGIC, VERSION = b"NoLoCoTk", 1
+PIECE = 1 << 24
+"""Tokens looked at or copied at once."""
+
+_HEADER = struct.Struct("<8sHHIQQ32s")
+
+
+class Writer:
+    """`with Writer(path, tokenizer) as out: out.add(...)`. An error inside leaves nothing."""
+
+    def __init__(self, path: Path, tokenizer: Tokenizer) -> None:
+        self._path, self._tokenizer = path, tokenizer
+        self._type = width(tokenizer.vocabulary)
+        self.train = self.held_out = 0
+        """Tokens so far."""
+        self._part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        self._file: IO[bytes]
+        self._rest: IO[bytes]
+
+    def __enter__(self) -> Self:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            _remove_abandoned(self._path)
+            self._file = self._part.open("wb")
+            self._rest = tempfile.TemporaryFile(dir=self._path.parent)
+            self._file.write(bytes(_HEADER.size))
+        except OSError as error:
+            raise cannot_write(self._path, error) from error
+        return self
+
+    def add(self, tokens: Tokens, held_out: bool) -> None:
+        try:
+            (self._rest if held_out else self._file).write(tokens.astype(self._type, copy=False).tobytes())
+        except OSError as error:
+            raise cannot_write(self._path, error) from error
+        if held_out:
+            self.held_out += len(tokens)
+        else:
+            self.train += len(tokens)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        try:
+            with self._rest, self._file:
+                if error is None:
+                    self._finish()
+        except OSError as failure:
+            raise cannot_write(self._path, failure) from failure
+        finally:
+            with suppress(OSError):
+                self._part.unlink()
+
+    def _finish(self) -> None:
+        if not self.train or not self.held_out:
+            raise UsageError(
+                "the data is too little to hold a part of it back for evaluation, one document in 16: add to it"
+            )
+        self._rest.seek(0)
+        shutil.copyfileobj(self._rest, self._file, 1 << 20)
+        t = self._tokenizer
+        self._file.seek(0)
+        self._file.write(
+            _HEADER.pack(MAGIC, VERSION, self._type.itemsize, t.vocabulary, self.train, self.held_out, t.digest)
+        )
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._part.rename(self._path)
+        atomic_files.sync(self._path.parent)
+
+
+def load(path: Path, tokenizer: Tokenizer) -> tuple[Tokens, Tokens]:
+    """The tokens to train on and those held out, checked. Raises UsageError."""
+    try:
+        with path.open("rb") as file:
+            header, size = file.read(_HEADER.size), os.fstat(file.fileno()).st_size
+        train, held_out = _counts(path, header, size, tokenizer)
+        every = np.memmap(path, width(tokenizer.vocabulary), "r", _HEADER.size, (train + held_out,))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    if (largest := _largest(every)) >= tokenizer.vocabulary:
+        raise UsageError(f"{path} is damaged: it holds the token {largest}, and the vocabulary has none. {_AGAIN}")
+    return every[:train], every[train:]
+
+
+def _counts(path: Path, header: bytes, size: int, tokenizer: Tokenizer) -> tuple[int, int]:
+    if len(header) < _HEADER.size or not header.startswith(MAGIC):
+        raise UsageError(f"{path} is not a token file: make one with `noloco-node tokenize`")
+    _, version, itemsize, vocabulary, train, held_out, digest = _HEADER.unpack(header)
+    if version != VERSION:
+        raise UsageError(f"{path} has version {version} of the format, and this is version {VERSION}. {_AGAIN}")
+    if (digest, vocabulary) != (tokenizer.digest, tokenizer.vocabulary):
+        raise UsageError(f"{path} was made with another tokenizer than the run's. {_AGAIN}")
+    whole = _HEADER.size + itemsize * (train + held_out)
+    if itemsize != width(vocabulary).itemsize or not train or not held_out or size != whole:
+        raise UsageError(f"{path} is damaged: it has {size} bytes instead of {whole}. {_AGAIN}")
+    return train, held_out
+
+
+_AGAIN = "Make it again with `noloco-node tokenize`"
+
+
+def _largest(tokens: Tokens) -> int:
+    return max(int(tokens[start : start + PIECE].max()) for start in range(0, len(tokens), PIECE))
+
+
+def cannot_write(path: Path, error: OSError) -> NolocoError:
+    if error.errno in (ENOSPC, EDQUOT):
+        return DiskFull(f"the disk is full: cannot write the token file {path}. Free some space")
+    return UsageError(f"cannot write the token file {path}: {error.strerror}")
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Parts of the same file whose process was killed."""
+    for part in path.parent.glob(".*.part"):
+        name, _, pid = part.stem[1:].rpartition(".")
+        if name == path.name and pid.isdigit() and not Path("/proc", pid).exists():
+            part.unlink(missing_ok=True)

@@ -1,0 +1,142 @@
+"""Tokenizers: bytes, a tokenizer.json, or one of a hub. Text becomes numbers here and nowhere else.
+
+A tokenizer.json is data: rules and a table, read by the `tokenizers` library, which executes none of it. Words of a
+text that look like a special token stay words, so no document can end itself. Knows nothing of files of text.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from noloco_node.data import sources
+from noloco_node.errors import NolocoError, UsageError
+
+Text: TypeAlias = str | bytes
+"""Bytes are UTF-8, or nearly."""
+Tokens: TypeAlias = NDArray[np.unsignedinteger[Any]]
+
+END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|im_end|>", "[SEP]")
+"""What stands between two documents, by the names in use; the file does not say which one it is."""
+MAX_VOCABULARY = 1 << 24
+
+
+class Tokenizer(Protocol):
+    @property
+    def vocabulary(self) -> int:
+        """Every token is below it."""
+
+    @property
+    def end(self) -> int:
+        """The token after each document."""
+
+    @property
+    def digest(self) -> bytes:
+        """32 bytes, the same for the same tokens."""
+
+    def encode(self, texts: Sequence[Text]) -> list[Tokens]: ...
+    def decode(self, tokens: Iterable[int]) -> str: ...
+    def file(self) -> bytes | None:
+        """The tokenizer.json, where it is one."""
+
+
+class Bytes:
+    """A byte is a token. Zero, which no text holds, ends a document."""
+
+    vocabulary = 256
+    end = 0
+    digest = hashlib.sha256(b"noloco bytes").digest()
+
+    def encode(self, texts: Sequence[Text]) -> list[Tokens]:
+        return [np.frombuffer(t.encode() if isinstance(t, str) else t, np.uint8) for t in texts]
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        return bytes(tokens).decode(errors="replace")
+
+    def file(self) -> None:
+        return None
+
+
+BYTES = Bytes()
+
+
+class FileTokenizer:
+    """One that a tokenizer.json describes. Raises UsageError where `content` is none, or knows no end of a document."""
+
+    def __init__(self, content: bytes) -> None:
+        from tokenizers import Tokenizer as Library
+
+        self._content = content
+        try:
+            self._library = Library.from_str(content.decode())
+        except Exception as error:  # noqa: BLE001 (the library raises nothing narrower)
+            said = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise UsageError(f"the tokenizer is not a tokenizer.json that can be read: {said}") from None
+        self._library.encode_special_tokens = True
+        self._library.no_truncation()
+        self._library.no_padding()
+        known = self._library.get_vocab(with_added_tokens=True)
+        self.vocabulary = max(known.values(), default=-1) + 1
+        self.end = _end(known)
+        self.digest = hashlib.sha256(content).digest()
+        if self.vocabulary > MAX_VOCABULARY:
+            raise UsageError(f"the tokenizer has {self.vocabulary} tokens, and {MAX_VOCABULARY} are possible")
+
+    def encode(self, texts: Sequence[Text]) -> list[Tokens]:
+        words = [t if isinstance(t, str) else t.decode(errors="replace") for t in texts]
+        found = self._library.encode_batch_fast(words, add_special_tokens=False)
+        return [np.array(each.ids, width(self.vocabulary)) for each in found]
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        return self._library.decode(list(tokens))
+
+    def file(self) -> bytes:
+        return self._content
+
+
+def width(vocabulary: int) -> "np.dtype[np.unsignedinteger[Any]]":
+    """The smallest type that holds every token, little-endian."""
+    return np.dtype("<u1" if vocabulary <= 1 << 8 else "<u2" if vocabulary <= 1 << 16 else "<u4")
+
+
+def packed(texts: Sequence[Text], tokenizer: Tokenizer) -> Tokens:
+    """One array, with the tokenizer's end after each text."""
+    kind = width(tokenizer.vocabulary)
+    end = np.array([tokenizer.end], kind)
+    parts = [part for tokens in tokenizer.encode(texts) for part in (tokens, end)]
+    return np.concatenate(parts) if parts else np.empty(0, kind)
+
+
+def load(name: str, path: Path | None) -> Tokenizer:
+    """The tokenizer that a manifest names; `path`: the volunteer's file."""
+    if name == "bytes":
+        return BYTES
+    if name.startswith("hub:"):
+        return FileTokenizer(_from_hub(*name.removeprefix("hub:").split("@")))
+    content = sources.tokenizer_bytes(name, path)
+    if content is None:
+        raise UsageError(f"data.tokenizer: there is no {name!r} here. Update noloco-node")
+    return FileTokenizer(content)
+
+
+def _end(known: dict[str, int]) -> int:
+    for name in END_TOKENS:
+        if name in known:
+            return known[name]
+    raise UsageError(f"the tokenizer has no token for the end of a text: add one of {', '.join(END_TOKENS)} to it")
+
+
+def _from_hub(repository: str, commit: str) -> bytes:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        found = hf_hub_download(repository, "tokenizer.json", revision=commit)
+    except Exception as error:
+        raise NolocoError(
+            f"cannot fetch the tokenizer of {repository} at {commit[:12]} ({type(error).__name__}): is this machine "
+            "online, and may it read that repository?"
+        ) from error
+    return sources.read_tokenizer(Path(found))

@@ -1,0 +1,146 @@
+"""What helps to find a fault, gathered into one zip file without anything that is nobody else's business.
+
+Left out: the identity's key, tokens, invitations, settings, and every value of the environment. Masked wherever they
+stand: IP addresses; host names that an address, a URL or an error of the network has named; each as the same mask
+throughout, so that who called whom can still be followed; what looks like a credential; the path of this user's
+directory. Peer ids stay: they are known to everybody in the run. So does what nothing marks: a bare host name in some
+other sentence, the name of a data file. That is why its user looks through it.
+"""
+
+import ipaddress
+import os
+import re
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from noloco_node.base.atomic_files import cannot_write
+from noloco_node.errors import UsageError
+from noloco_node.host import paths
+from noloco_node.host.home import Home
+from noloco_node.run import signed_file
+
+TAIL_BYTES = 1 << 20
+"""Of each log: thousands of lines."""
+RUNS = 3
+"""The latest ones."""
+
+_LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
+_NAME = rf"{_LABEL}(?:\.{_LABEL})*"
+_HOST = re.compile(
+    rf"(/dns[46]?/|://(?:[^/@\s\"]+@)?|\blookup (?=\S+(?:: | on ))|\bthe name (?=\S+ is not known))({_NAME})"
+)
+_HOST_AND_PORT = re.compile(rf"(?<![\w.-])({_NAME}\.[A-Za-z]{{2,}})(?<!\.py)(?<!\.go):\d{{1,5}}(?![\w.])")
+_NAMED_BY_IP = re.compile(rf"(?<![\w.-])(?:[A-Za-z][\w-]*-)?\d{{1,3}}(?:-\d{{1,3}}){{3}}(?:\.{_NAME})?(?![\w-])")
+_IP4 = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.]*\d)")
+_IP6 = re.compile(r"(?<![\w:.])(?=[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:)[0-9A-Fa-f:]{2,39}(?:\.\d{1,3}){0,3}(?![\w:])")
+_IN_URL = re.compile(r"(?<=://)[^/@\s\"]+@")
+_CREDENTIAL = re.compile(r"\b(?:hf_|sk-|ghp_|Bearer )[A-Za-z0-9_.-]{8,}")
+_SECRET_NAME = re.compile("TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY", re.IGNORECASE)
+_SMALL_BYTES = 64 << 10
+_LEAST_LETTERS = 6
+"""Of a secret: what is shorter would be found in every second word."""
+
+
+class Mask:
+    def __init__(self, secrets: Iterable[str], places: Mapping[str, str]) -> None:
+        """`places`: directories, and what is shown for them."""
+        self._secrets = sorted({s for s in secrets if len(s) >= _LEAST_LETTERS}, key=len, reverse=True)
+        self._places = [
+            (re.compile(rf"(?<![\w.-]){re.escape(place)}(?![\w-]|\.\w)"), places[place])
+            for place in sorted(places, key=len, reverse=True)
+        ]
+        self._masks: dict[str, str] = {}
+
+    def learn(self, text: str) -> None:
+        """Host names stand in addresses and errors, and elsewhere as bare words; one without a dot may be any word."""
+        found = [host for _, host in _HOST.findall(text)] + _HOST_AND_PORT.findall(text) + _NAMED_BY_IP.findall(text)
+        for host in found:
+            if "." in host and not _is_address(host):
+                self._masks.setdefault(host, f"<host-{len(self._masks) + 1}>")
+
+    def hide(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, "<secret>")
+        text = _CREDENTIAL.sub("<secret>", _IN_URL.sub("<secret>@", text))
+        for place, shown in self._places:
+            text = place.sub(shown, text)
+        for host in sorted(self._masks, key=len, reverse=True):
+            text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", self._masks[host], text)
+        text = _HOST.sub(lambda form: form[1] + self._bare(form[2]), text)
+        return _IP6.sub(self._address, _IP4.sub(self._address, text))
+
+    def _bare(self, host: str) -> str:
+        """A name that is masked only where it is plain that it is one."""
+        return host if host == "localhost" or _is_address(host) else "<host>"
+
+    def _address(self, match: re.Match[str]) -> str:
+        try:
+            address = ipaddress.ip_address(match[0])
+        except ValueError:
+            return match[0]  # a time of day, a version
+        if address.is_loopback or address.is_unspecified:
+            return match[0]
+        return self._masks.setdefault(str(address), f"<ip-{len(self._masks) + 1}>")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def mask(home: Home, environ: Mapping[str, str]) -> Mask:
+    tokens = [line.strip() for path in home.root.glob("**/*.token") for line in _text(path).splitlines()]
+    values = [value for name, value in environ.items() if _SECRET_NAME.search(name)]
+    places = {str(home.root): "<home>", str(Path.home()): "~"}
+    made = Mask([*tokens, *values], {place: shown for place, shown in places.items() if len(place) > 1})
+    made.learn(_text(home.root / "node.toml"))
+    made.learn(environ.get("NOLOCO_BOOTSTRAP", ""))
+    return made
+
+
+def files(home: Home) -> dict[str, str]:
+    """The ends of the logs, and the manifests, by their names in the report."""
+    found = {"node.log": _tail(home.log)}
+    for run in paths.runs(home)[:RUNS]:
+        for name in (signed_file.NAME, "events.jsonl", "metrics.jsonl"):
+            found[f"runs/{run.name[:12]}/{name}"] = _tail(run / name)
+    return {name: text for name, text in found.items() if text}
+
+
+def write(to: Path, contents: Mapping[str, str], masked: Mask) -> None:
+    """For this user's eyes, until they send it. Raises UsageError, DiskFull."""
+    for text in contents.values():
+        masked.learn(text)
+    try:
+        descriptor = os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as pack:
+            for name, text in contents.items():
+                pack.writestr(name, masked.hide(text))
+    except FileExistsError:
+        raise UsageError(f"{to} exists already: name another file with --to") from None
+    except OSError as error:
+        to.unlink(missing_ok=True)
+        raise cannot_write(to, error) from None
+
+
+def _tail(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return text if size <= TAIL_BYTES else text.partition("\n")[2]
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(_SMALL_BYTES).decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,109 @@
+"""One examination, from the nearest to the furthest: this machine, the node on it, the swarm.
+
+What the node that runs here knows of the network is taken from it. Without one, a network daemon is started for a
+moment where the node would listen, and those that are named are asked how this machine looks from outside.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from noloco_node.control import socket_client
+from noloco_node.doctor import probes, verdicts
+from noloco_node.doctor.verdicts import Finding
+from noloco_node.errors import NolocoError, NoNodeRunning
+from noloco_node.host import memory
+from noloco_node.host.config import NodeConfig
+from noloco_node.host.home import Home
+from noloco_node.peers.rows import verified
+from noloco_node.transport.probe import probe
+from noloco_node.transport.reachability import OFF
+from noloco_node.transport.self_view import Skew
+from noloco_node.views.views import StatusView
+
+_PROBE_S = 5.0
+_VISIT_S = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Swarm:
+    """What a visit found out."""
+
+    failure: str | None = None
+    runs: tuple[str, ...] | None = None
+    verdict: str | None = None
+    skew: Skew | None = None
+
+
+async def examine(settings: NodeConfig) -> AsyncIterator[Finding]:
+    home = Home(settings.home)
+    yield _device(settings)
+    yield verdicts.memory(memory.free_bytes())
+    yield verdicts.disk(probes.free_disk(home.root), str(home.root))
+    yield verdicts.home(probes.place(home))
+    yield verdicts.descriptors(probes.descriptors())
+    node, trouble = await _node(home)
+    there = node is not None or trouble is not None
+    port = None if there else probes.port(settings.listen)
+    yield verdicts.port(settings.listen, port, there)
+    for finding in verdicts.node(node, trouble):
+        yield finding
+    swarm = await _visit(settings, as_a_node=not there and port is None)
+    yield verdicts.bootstrap(settings.bootstrap, swarm.failure, swarm.runs)
+    asked = swarm.runs is not None or node is not None
+    yield verdicts.reachable(node.reachable if node else swarm.verdict, asked)
+    yield verdicts.clock(_skew(node) or swarm.skew)
+
+
+def _device(settings: NodeConfig) -> Finding:
+    try:
+        return verdicts.device(probes.torch(settings.device, settings.threads))
+    except NolocoError as error:
+        return verdicts.no_device(*verdicts.halves(str(error)))
+    except (ImportError, OSError, RuntimeError) as error:
+        return verdicts.no_device(
+            f"torch cannot be used ({error})", "install this package again in a fresh environment"
+        )
+
+
+def _skew(node: StatusView | None) -> Skew | None:
+    return Skew(node.skew_s, node.skew_witnesses) if node and node.skew_s is not None else None
+
+
+async def _node(home: Home) -> tuple[StatusView | None, str | None]:
+    """The node that runs here; or why it does not answer."""
+    try:
+        async with socket_client.connected(home) as asked:
+            return await asked.status(), None
+    except NoNodeRunning as error:
+        return None, str(error) if home.holder() is not None else None
+    except NolocoError as error:
+        return None, str(error)
+
+
+async def _visit(settings: NodeConfig, *, as_a_node: bool) -> _Swarm:
+    """`as_a_node`: listening where the node would, to see whether it can be called there."""
+    if not settings.bootstrap:
+        return _Swarm()
+    found = await asyncio.gather(*(probe(a, _PROBE_S) for a in settings.bootstrap), return_exceptions=True)
+    failures = [failure for failure in found if isinstance(failure, BaseException)]
+    if len(failures) == len(found):
+        return _Swarm(_sentence(failures[0]))
+    from noloco_node.peers import visitor
+
+    listen, relay = (settings.listen, settings.relay) if as_a_node else (visitor.QUIETLY, OFF)
+    try:
+        async with asyncio.timeout(_VISIT_S), visitor.visiting(settings.bootstrap, listen, relay) as guest:
+            runs = tuple(verified(signed).label for signed in await guest.runs())
+            return _Swarm(None, runs, guest.transport.reachable, guest.transport.skew)
+    except TimeoutError:
+        return _Swarm(f"no answer within {_VISIT_S:.0f} s. Is this machine very busy?")
+    except NolocoError as error:
+        return _Swarm(_sentence(error))
+
+
+def _sentence(failure: BaseException) -> str:
+    """Raises what is no failure of the outside world."""
+    if not isinstance(failure, NolocoError):
+        raise failure
+    return str(failure).removeprefix("cannot reach the swarm: ").rstrip(".")

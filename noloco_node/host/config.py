@@ -1,0 +1,329 @@
+"""This machine: one frozen NodeConfig, resolved once: flag > environment (`NOLOCO_*`) > node.toml > default.
+
+The only module that knows the environment's names, and it is handed it. What the run trains is the manifest's affair.
+No pydantic here: `status` and `id` want the home only, and at once.
+"""
+
+import ipaddress
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from noloco_node.base.validation import did_you_mean, listed, shown
+from noloco_node.errors import UsageError
+from noloco_node.host import limits
+from noloco_node.host.limits import Hours
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
+SINKS = TENSORBOARD, WANDB = "tensorboard", "wandb"
+PREFIX = "NOLOCO_"
+
+_MAX_ADDRESSES = 64  # more than any machine has, or any newcomer tries
+_MAX_GLOBS = 64
+_SWITCH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+_MAX_FILE_BYTES = 64 << 10
+_PEER = r"/p2p/[1-9A-HJ-NP-Za-km-z]{46,64}"
+_HOST = r"/(?:ip4/(?P<ip4>[0-9.]{7,15})|ip6/(?P<ip6>[0-9a-fA-F:.]{2,45})|dns[46]?/(?P<dns>[A-Za-z0-9._-]{1,253}))"
+_PORT = r"/tcp/(?P<port>\d{1,5})"
+_LISTEN = re.compile(_HOST + _PORT)
+_ANNOUNCE = re.compile(f"{_HOST}{_PORT}(?:{_PEER})?")
+_DIAL = re.compile(f"{_HOST}{_PORT}{_PEER}")
+
+
+def _listen(value: object) -> str:
+    return _address(value, _LISTEN, "an address like /ip4/0.0.0.0/tcp/4001 (port 0: any free one)")
+
+
+def _announce(value: object) -> tuple[str, ...]:
+    return _addresses(value, _ANNOUNCE, "addresses like /ip4/203.0.113.7/tcp/4001")
+
+
+def _bootstrap(value: object) -> tuple[str, ...]:
+    return _addresses(value, _DIAL, "addresses like /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…")
+
+
+def _whole(low: int, high: int) -> Callable[[object], int]:
+    def parse(value: object) -> int:
+        text = str(value)
+        if isinstance(value, bool) or not re.fullmatch(r"[0-9]{1,12}", text) or not low <= int(text) <= high:
+            raise ValueError(f"must be a whole number from {low} to {high}")
+        return int(text)
+
+    return parse
+
+
+def _rate(value: object) -> float:
+    return limits.rate(_words(value))
+
+
+def _amount(value: object) -> int:
+    return limits.amount(_words(value))
+
+
+def _hours(value: object) -> Hours:
+    return Hours.parse(_words(value))
+
+
+def _fraction(value: object) -> float:
+    text = _words(value)
+    if not re.fullmatch(r"[01]?\.?[0-9]{1,6}", text) or not 0.05 <= float(text) <= 1:
+        raise ValueError("must be a share from 0.05 to 1")
+    return float(text)
+
+
+def _words(value: object) -> str:
+    """A number may stand in node.toml as one."""
+    return "" if isinstance(value, bool) else str(value)
+
+
+def _linger(value: object) -> float:
+    return float(_whole(0, 30 * 86_400)(value))
+
+
+def _device(value: object) -> str:
+    return _text(value, r"auto|cpu|mps|cuda(:[0-9]{1,2})?", "auto, cpu, cuda, cuda:<number> or mps")
+
+
+def _micro_batch(value: object) -> int | None:
+    try:
+        return None if value == "auto" else _whole(1, 1_000_000)(value)
+    except ValueError as error:
+        raise ValueError(f"{error}, or auto") from None
+
+
+def _switch(value: object) -> bool:
+    if (text := str(value).lower()) not in _SWITCH:
+        raise ValueError("must be true or false")
+    return _SWITCH[text]
+
+
+def _run(value: object) -> str:
+    return _text(value, r"[0-9a-f]{64}", "the whole run id, 64 hex digits, as `start` prints it")
+
+
+def _trust(value: object) -> str:
+    return _text(value, r"[1-9A-HJ-NP-Za-km-z]{46,64}", "the peer id of the run's author, as `start` prints it")
+
+
+def _globs(value: object) -> tuple[str, ...]:
+    """A list, or one text with commas between: spaces belong to names of files."""
+    words = [word.strip() for word in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(words, list | tuple) or len(words) > _MAX_GLOBS or not all(map(_is_path, words)):
+        raise ValueError("must be names of files or folders, or patterns like corpus/*.parquet")
+    return tuple(dict.fromkeys(words))
+
+
+def _file(value: object) -> Path:
+    if not _is_path(value):
+        raise ValueError("must be the name of a file")
+    return Path(str(value))
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= 4096 and value.isprintable()
+
+
+def _relay(value: object) -> str:
+    return _text(value, "auto|only|off", "auto, only or off")
+
+
+def _log_level(value: object) -> str:
+    return _text(value, "|".join(LOG_LEVELS), listed(LOG_LEVELS))
+
+
+def web_address(value: object) -> str:
+    text = str(value).replace("localhost:", "127.0.0.1:", 1)
+    host, _, port = text.rpartition(":")
+    try:
+        wrong = ipaddress.ip_address(host.strip("[]")).version == (4 if "[" in host else 6) or int(port) > 65535
+    except ValueError:
+        wrong = True
+    if wrong or not re.fullmatch(r"[0-9]{1,5}", port):
+        raise ValueError("must be an address and a port like 127.0.0.1:8090 or [::1]:8090 (port 0: any free one)")
+    return text
+
+
+def _log_format(value: object) -> str:
+    return _text(value, "|".join(LOG_FORMATS), listed(LOG_FORMATS))
+
+
+def _sinks(value: object) -> tuple[str, ...]:
+    words = [word for word in re.split(r"[,\s]+", value) if word] if isinstance(value, str) else value
+    if not isinstance(words, list | tuple) or any(word not in SINKS for word in words):
+        raise ValueError(f"must be a list of {listed(SINKS)}")
+    return tuple(dict.fromkeys(words))
+
+
+def _key(parse: Callable[[object], object], **rules: Any) -> Any:
+    return field(metadata={"parse": parse}, **rules)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    home: Path
+    """The state directory: identity, checkpoints, control socket."""
+    listen: str = _key(_listen, default="/ip4/0.0.0.0/tcp/0")
+    """The one address that this node listens on; port 0 takes a free one."""
+    announce: tuple[str, ...] = _key(_announce, default=())
+    """Addresses to tell others instead of the found ones: behind a forwarded port, say."""
+    relay: str = _key(_relay, default="auto")
+    """Whether to be called through a relay: `auto` where nobody can call this node directly, `only` in any case, `off`
+    never. A rendezvous and a first node, unless `off`, pass calls on for others."""
+    bootstrap: tuple[str, ...] = _key(_bootstrap, default=())
+    """Nodes to meet first; any of them is enough."""
+    device: str = _key(_device, default="auto")
+    """Where to train."""
+    threads: int | None = _key(_whole(1, 1024), default=None)
+    """CPU threads for training; torch's own choice when None."""
+    gpu_memory_fraction: float | None = _key(_fraction, default=None)
+    """Share of a CUDA device's memory that training may take; beyond it, it is out of memory."""
+    micro_batch: int | None = _key(_micro_batch, default=None)
+    """Examples that go through the model at once; None (`auto`): as many as fit on a GPU, few on a CPU."""
+    compile: bool = _key(_switch, default=False)
+    """Let torch compile the model first: minutes at the start, faster steps then."""
+    max_upload: float | None = _key(_rate, default=None)
+    """Bytes a second that swaps and state transfers send: `5MB`, `40Mbit`."""
+    max_download: float | None = _key(_rate, default=None)
+    """Bytes a second that they take."""
+    daily_upload: int | None = _key(_amount, default=None)
+    """Bytes that they send in a day, `20GB`; then this node trains on alone until midnight, local time."""
+    daily_download: int | None = _key(_amount, default=None)
+    """Bytes that they take in a day."""
+    hours: Hours | None = _key(_hours, default=None)  # noqa: RUF009 (it is immutable)
+    """Train in these hours of each day only, local time, `22-08`; else the node is paused."""
+    data: tuple[str, ...] = _key(_globs, default=())
+    """Files, folders or patterns to train on, for a run whose source is `files`."""
+    tokenizer: Path | None = _key(_file, default=None)  # noqa: RUF009 (it is immutable)
+    """The tokenizer.json of a run that names one by its digest."""
+    rounds: int | None = _key(_whole(1, 10_000_000), default=None)
+    """Stop cleanly after so many rounds of this node; when None, with the run."""
+    linger: float = _key(_linger, default=0.0)
+    """Seconds that a node that is done keeps its control socket open, unless told to leave."""
+    run: str | None = _key(_run, default=None)
+    """Join this run only, by its whole id."""
+    trust: str | None = _key(_trust, default=None)
+    """Join only what this author signed."""
+    web: str | None = _key(web_address, default=None)
+    """Where to serve the web page, for a browser and Prometheus; nowhere when None. Whoever reaches it may look."""
+    log_level: str = _key(_log_level, default="info")
+    """What node.log holds."""
+    log_format: str = _key(_log_format, default="text")
+    """How lines of node.log and of the terminal are written: for people, or `json`, an object each, for collectors."""
+    sinks: tuple[str, ...] = _key(_sinks, default=())
+    """Where else to write curves, besides the run's own files: `tensorboard`, `wandb`; each is an extra to install."""
+
+
+_PARSERS: dict[str, Callable[[object], Any]] = {
+    f.name: f.metadata["parse"] for f in fields(NodeConfig) if "parse" in f.metadata
+}
+
+
+def default_home(environ: Mapping[str, str]) -> Path:
+    """`$NOLOCO_HOME`, else `$XDG_STATE_HOME/noloco-node`, else `~/.local/state/noloco-node`."""
+    if named := environ.get(f"{PREFIX}HOME"):
+        return _expanded(named)
+    state = environ.get("XDG_STATE_HOME", "")
+    if state.startswith("/"):  # the XDG rules: what is relative is ignored
+        return Path(state, "noloco-node")
+    return Path(environ.get("HOME") or Path.home(), ".local", "state", "noloco-node")
+
+
+def home_dir(flag: str | None, environ: Mapping[str, str]) -> Path:
+    """The home that `--home` names, else the default one."""
+    return _expanded(flag) if flag else default_home(environ)
+
+
+def resolve(flags: Mapping[str, object], environ: Mapping[str, str], home_toml: Mapping[str, object]) -> NodeConfig:
+    """One NodeConfig out of the three places. `flags` holds None where a flag was not given. Raises UsageError."""
+    home = flags.get("home")
+    given = {key: value for key, value in flags.items() if key != "home" and value is not None}
+    found: dict[str, Any] = {"home": home_dir(str(home) if home else None, environ)}
+    found |= _read(home_toml, str, "node.toml: ")
+    found |= _read(_named(environ), lambda key: f"{PREFIX}{key.upper()}")
+    found |= _read(given, lambda key: f"--{key.replace('_', '-')}")
+    return NodeConfig(**found)
+
+
+def load(flags: Mapping[str, object], environ: Mapping[str, str]) -> NodeConfig:
+    """`resolve` with the node.toml of the home that the flags or the environment name."""
+    home = flags.get("home")
+    return resolve(flags, environ, read_home_toml(home_dir(str(home) if home else None, environ)))
+
+
+def _expanded(named: str) -> Path:
+    try:
+        return Path(named).expanduser().absolute()
+    except RuntimeError:
+        raise UsageError(f"{named} names no user's home directory: write the path out") from None
+
+
+def read_home_toml(home: Path) -> dict[str, object]:
+    path = home / "node.toml"
+    try:
+        with path.open("rb") as file:
+            return tomllib.loads(file.read(_MAX_FILE_BYTES).decode())
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not valid TOML: {str(error).splitlines()[0]}") from None
+
+
+def _named(environ: Mapping[str, str]) -> dict[str, str]:
+    """Our part of the environment. An empty variable counts as not set, as compose files leave them."""
+    ours = {key.removeprefix(PREFIX).lower(): value for key, value in environ.items() if key.startswith(PREFIX)}
+    return {key: value for key, value in ours.items() if value and key != "home"}
+
+
+def _read(source: Mapping[str, object], spelled: Callable[[str], str], where: str = "") -> dict[str, object]:
+    """The values of one place, checked; `spelled` is how a key is written there."""
+    for key in source:
+        if key not in _PARSERS:
+            names = map(spelled, _PARSERS)
+            raise UsageError(f"{where}{shown(spelled(key))[1:-1]} is not known, {did_you_mean(spelled(key), names)}")
+    return {key: _parsed(key, value, f"{where}{spelled(key)}") for key, value in source.items()}
+
+
+def _parsed(key: str, value: object, where: str) -> object:
+    try:
+        return _PARSERS[key](value)
+    except ValueError as error:
+        allowed, *word = error.args  # of a list, the word that is wrong
+        raise UsageError(f"{where} {allowed}, not {shown(word[0] if word else value)}") from None
+
+
+def _text(value: object, pattern: str, allowed: str) -> str:
+    if not (isinstance(value, str) and re.fullmatch(pattern, value)):
+        raise ValueError(f"must be {allowed}")
+    return value
+
+
+def _address(value: object, form: re.Pattern[str], allowed: str) -> str:
+    match = form.fullmatch(value) if isinstance(value, str) else None
+    if match is None or not _is_host(match) or int(match["port"]) > 65535:
+        raise ValueError(f"must be {allowed}", value)
+    return match[0]
+
+
+def _is_host(match: re.Match[str]) -> bool:
+    try:
+        if match["ip4"]:
+            ipaddress.IPv4Address(match["ip4"])
+        if match["ip6"]:
+            ipaddress.IPv6Address(match["ip6"])
+    except ValueError:
+        return False
+    return True
+
+
+def _addresses(value: object, form: re.Pattern[str], allowed: str) -> tuple[str, ...]:
+    """A list, or in the environment one text with commas or spaces between."""
+    words = [word for word in re.split(r"[,\s]+", value) if word] if isinstance(value, str) else value
+    if not isinstance(words, list | tuple) or len(words) > _MAX_ADDRESSES:
+        raise ValueError(f"must be a list of {allowed}")
+    return tuple(dict.fromkeys(_address(word, form, allowed) for word in words))

@@ -1,0 +1,122 @@
+"""The state directory of one node: where things lie in it, and that only one node lives there.
+
+The lock is the kernel's (flock), so it is gone when its process is, however that died; the pid inside is for people.
+"""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from noloco_node.base.atomic_files import cannot_write
+from noloco_node.errors import NodeAlreadyRunning, UsageError
+
+MAX_SOCKET_PATH_BYTES = 107
+"""sockaddr_un holds 108 bytes on Linux, the last of them a zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    root: Path
+
+    @property
+    def identity(self) -> Path:
+        return self.root / "identity.key"
+
+    @property
+    def socket(self) -> Path:
+        return self.root / "control.sock"
+
+    @property
+    def socket_url(self) -> str:
+        """For gRPC, which decodes it: a home may have spaces and per cent signs in its name."""
+        return f"unix:{quote(str(self.socket))}"
+
+    @property
+    def lock_file(self) -> Path:
+        return self.root / "node.lock"
+
+    @property
+    def log(self) -> Path:
+        return self.root / "node.log"
+
+    @property
+    def web_token(self) -> Path:
+        """What the web page wants to see before it does anything."""
+        return self.root / "web.token"
+
+    @property
+    def traffic(self) -> Path:
+        return self.root / "traffic.json"
+
+    @property
+    def data(self) -> Path:
+        """The volunteer's files as token files: made again when they are gone."""
+        return self.root / "data"
+
+    def run(self, run_id: str) -> Path:
+        return self.root / "runs" / run_id
+
+    def create(self) -> "Home":
+        """Make the directory, for its user alone, and see that a node can live in it."""
+        length = len(os.fsencode(self.socket))
+        if length > MAX_SOCKET_PATH_BYTES:
+            raise UsageError(
+                f"{self.root} is too long for a control socket ({length} bytes, {MAX_SOCKET_PATH_BYTES} are possible): "
+                "name a shorter directory with --home or NOLOCO_HOME"
+            )
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with suppress(
+                PermissionError
+            ):  # a mounted volume may belong to root; key and socket have modes of their own
+                self.root.chmod(0o700)
+        except OSError as error:
+            raise cannot_write(self.root, error) from error
+        return self
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the home for this process. Raises NodeAlreadyRunning, which names the other's pid."""
+        try:
+            descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise cannot_write(self.lock_file, error) from error
+        with os.fdopen(descriptor, "r+") as file:
+            if not _locked(file.fileno()):
+                pid = file.read(20).strip() or "unknown"
+                raise NodeAlreadyRunning(
+                    f"a node is running in {self.root} already (pid {pid}): stop it with `noloco-node leave`, "
+                    "or give this one a home of its own with --home"
+                )
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n")
+            file.flush()
+            yield
+
+    def holder(self) -> str | None:
+        """The pid of the node that lives here, if one does."""
+        try:
+            with self.lock_file.open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return self.lock_file.read_text().strip() or "unknown"
+        except OSError:
+            return None
+        return None
+
+
+def _locked(descriptor: int) -> bool:
+    """Take the lock, trying again for a moment: `holder` may be looking at it just now."""
+    for _ in range(5):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.03)
+        else:
+            return True
+    return False

@@ -1,0 +1,146 @@
+"""What a volunteer allows: a rate, an amount a day, and the hours; as plain arithmetic.
+
+Knows no clock, no files and no network: the time is an argument, and who waits, counts or pauses is somebody else's
+affair (host/traffic.py, node/trainer.py). A unit of text becomes a number here and nowhere else.
+"""
+
+import re
+from dataclasses import dataclass, replace
+
+MIN_RATE_BYTES_S = 32_000
+"""Less than 256 kbit/s would not carry one piece of a swap within a partner's patience, let alone a vector."""
+MIN_DAILY_BYTES = 1_000_000
+BURST_S = 0.5
+"""What an idle bucket has saved up: half a second's worth."""
+
+_PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_AMOUNT = re.compile(r"(?P<number>[0-9]{1,15}(?:\.[0-9]{1,6})?) ?(?:(?P<prefix>[kKMGT]?)(?P<unit>B|bit))?")
+
+
+def rate(text: str) -> float:
+    """Bytes a second of `5MB`, `40Mbit/s` or plain bytes. Raises ValueError that says what may be."""
+    found = _amount(text.removesuffix("/s"))
+    if found is None or found < MIN_RATE_BYTES_S:
+        raise ValueError("must be a rate like 5MB or 40Mbit (a second), at least 32kB")
+    return found
+
+
+def amount(text: str) -> int:
+    """Bytes of `20GB` or plain bytes. Raises ValueError that says what may be."""
+    found = None if text.endswith("bit") else _amount(text)
+    if found is None or found < MIN_DAILY_BYTES:
+        raise ValueError("must be an amount like 20GB or 500MB, at least 1MB")
+    return int(found)
+
+
+def _amount(text: str) -> float | None:
+    """Powers of ten, as network people count. `Mb` is nobody's unit here: half the world reads it as the other one."""
+    match = _AMOUNT.fullmatch(text)
+    if match is None:
+        return None
+    number = float(match["number"]) * _PREFIXES[(match["prefix"] or "").lower()]
+    return number / 8 if match["unit"] == "bit" else number
+
+
+class TokenBucket:
+    """Lets `rate_bytes_s` through in the long run. What was taken too early is a debt, and waited for.
+
+    In any stretch of t seconds at most rate · (t + BURST_S) bytes pass, and the one message that made the debt.
+    """
+
+    def __init__(self, rate_bytes_s: float) -> None:
+        self._rate = rate_bytes_s
+        self._saved = rate_bytes_s * BURST_S
+        self._at: float | None = None
+
+    def take(self, size_bytes: int, now: float) -> None:
+        """Bytes that go, or have come. Never refused: see `wait_s`."""
+        self._settle(now)
+        self._saved -= size_bytes
+
+    def wait_s(self, now: float) -> float:
+        """How long until the debt is paid; several who wait pay one after the other, because all share it."""
+        self._settle(now)
+        return max(0.0, -self._saved / self._rate)
+
+    def _settle(self, now: float) -> None:
+        """A clock that went back gives nothing, and takes nothing."""
+        passed_s = 0.0 if self._at is None else max(0.0, now - self._at)
+        self._at = now
+        self._saved = min(self._rate * BURST_S, self._saved + passed_s * self._rate)
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """Traffic of one day."""
+
+    day: str = ""
+    """As in 2031-12-24, local time."""
+    sent: int = 0
+    received: int = 0
+
+    def plus(self, sent: int, received: int, day: str) -> "Used":
+        """Another day, even an earlier one by a clock that was set back, begins at nothing."""
+        used = self if day == self.day else Used(day)
+        return replace(used, sent=used.sent + sent, received=used.received + received)
+
+
+@dataclass(frozen=True, slots=True)
+class DailyQuota:
+    """What may be given and taken in a day; None: as much as it comes to."""
+
+    sent: int | None = None
+    received: int | None = None
+
+    def exhausted(self, used: Used, sent: int = 0, received: int = 0) -> str | None:
+        """`upload` or `download` when so much more would not fit into the day, or nothing at all is left."""
+        if self.sent is not None and used.sent + max(1, sent) > self.sent:
+            return "upload"
+        if self.received is not None and used.received + max(1, received) > self.received:
+            return "download"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Hours:
+    """A part of every day, in minutes since midnight; it may go over midnight."""
+
+    begin: int
+    end: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Hours":
+        """`22-08` or `22:30-8:15`. Raises ValueError that says what may be."""
+        match = re.fullmatch(r"(\d{1,2})(?::(\d\d))?-(\d{1,2})(?::(\d\d))?", text)
+        numbers = [int(part or 0) for part in match.groups()] if match else []
+        if not numbers or max(numbers[0], numbers[2]) > 24 or max(numbers[1], numbers[3]) > 59:
+            raise ValueError("must be hours like 22-08 or 22:30-08:15")
+        begin, end = (60 * numbers[0] + numbers[1]) % DAY_MIN, (60 * numbers[2] + numbers[3]) % DAY_MIN
+        if begin == end:
+            raise ValueError("must be hours like 22-08; leave them out for the whole day")
+        return cls(begin, end)
+
+    def open(self, minute: int) -> bool:
+        return (minute - self.begin) % DAY_MIN < (self.end - self.begin) % DAY_MIN
+
+    def __str__(self) -> str:
+        return f"{clock(self.begin)}-{clock(self.end)}"
+
+
+DAY_MIN = 24 * 60
+
+
+def clock(minute: int) -> str:
+    """`22:00`."""
+    return f"{minute // 60:02}:{minute % 60:02}"
+
+
+PAUSED, QUOTA = "paused", "quota"
+"""Why a node that could exchange does not; the first one does not train either. `rounds.by_reason` counts by these."""
+
+
+def held_back(*, asked: bool, hours: Hours | None, minute: int, exhausted: bool) -> str | None:
+    """What a node's limits say now: PAUSED, QUOTA, or None. `asked`: by its user's own `pause`."""
+    if asked or (hours is not None and not hours.open(minute)):
+        return PAUSED
+    return QUOTA if exhausted else None

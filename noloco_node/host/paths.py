@@ -1,0 +1,69 @@
+"""Where everything of a node lies, and how much of the disk each takes: what `paths` shows."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from noloco_node.host.home import Home
+from noloco_node.run import signed_file
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    what: str
+    path: Path
+    bytes: int | None
+    """Of all that lies in it, and of the full files beside a log; None where there is nothing yet."""
+    run_id: str | None = None
+
+
+def inventory(home: Home) -> Iterator[Item]:
+    root = home.root
+    for what, path in (
+        ("home", root),
+        ("identity", home.identity),
+        ("settings", root / "node.toml"),
+        ("log", home.log),
+        ("control socket", home.socket),
+        ("web token", home.web_token),
+        ("traffic", home.traffic),
+        ("known peers", root / "peers.json"),
+        ("known authors", root / "authors.json"),
+        ("token files", home.data),
+    ):
+        yield Item(what, path, size_of(path))
+    for run in runs(home):
+        for what in (signed_file.NAME, "checkpoints", "events.jsonl", "metrics.jsonl"):
+            yield Item(what, run / what, size_of(run / what), run.name)
+
+
+def runs(home: Home) -> list[Path]:
+    """The folder of each run that this node took part in, the latest first."""
+    folder = home.root / "runs"
+    try:
+        return sorted((path for path in folder.iterdir() if path.is_dir()), key=_changed, reverse=True)
+    except OSError:
+        return []
+
+
+def size_of(path: Path) -> int | None:
+    if path.is_dir():
+        return sum(filter(None, map(_bytes, path.rglob("*"))))
+    own = _bytes(path)
+    if own is None or path.suffix not in (".log", ".jsonl"):
+        return own
+    return own + sum(filter(None, map(_bytes, path.parent.glob(f"{path.name}.*"))))
+
+
+def _bytes(path: Path) -> int | None:
+    try:
+        return 0 if path.is_dir() else path.stat().st_size
+    except OSError:  # it does not exist, or has just gone
+        return None
+
+
+def _changed(path: Path) -> float:
+    with suppress(OSError):
+        return path.stat().st_mtime
+    return 0.0

@@ -1,0 +1,106 @@
+"""What this node's volunteer allows, against what is: one answer to whether it may train, exchange and give its state.
+
+Joins the settings, today's traffic and the clock; the arithmetic is in host/limits.py, and what follows from the answer
+is node/trainer.py's to do. A volunteer's own `pause` is a mark in the home, so that a restart does not end it.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+from noloco_node.base.units import size
+from noloco_node.core.round import MAX_LAG
+from noloco_node.host import limits
+from noloco_node.host.config import NodeConfig
+from noloco_node.host.daybook import Daybook
+from noloco_node.host.home import Home
+from noloco_node.host.limits import DailyQuota
+from noloco_node.host.traffic import Traffic
+from noloco_node.views.views import Health, LastRound, Today
+
+log = logging.getLogger(__name__)
+
+_RATES = ("--max-upload", "--max-download")
+
+
+class Allowance:
+    def __init__(self, config: NodeConfig, home: Home, last_swap: Callable[[], LastRound | None]) -> None:
+        self._hours = config.hours
+        self._quota = DailyQuota(config.daily_upload, config.daily_download)
+        self._rates = config.max_upload, config.max_download
+        self._daybook = Daybook(home.traffic)
+        self._last_swap = last_swap
+        self.traffic = Traffic(config.max_upload, config.max_download, self._daybook.read())
+        self._mark = home.root / "paused"
+        self._asked = self._asked_before = self._mark.exists()
+
+    def pause(self) -> None:
+        self._asked = True
+        try:
+            self._mark.touch(mode=0o600)
+        except OSError as error:
+            log.warning("this pause ends with the node, as %s cannot be written: %s", self._mark, error.strerror)
+
+    def resume(self) -> None:
+        self._asked = self._asked_before = False
+        try:
+            self._mark.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("the node will be paused at its next start, until %s goes: %s", self._mark, error.strerror)
+
+    def held_back(self) -> str | None:
+        """limits.PAUSED, limits.QUOTA or None, at this moment."""
+        now = time.localtime()
+        return limits.held_back(
+            asked=self._asked,
+            hours=self._hours,
+            minute=60 * now.tm_hour + now.tm_min,
+            exhausted=self.exhausted() is not None,
+        )
+
+    def exhausted(self) -> str | None:
+        """`upload` or `download` where the day has no room left for a swap like the last one."""
+        last = self._last_swap()
+        sent, received = (last.sent, last.received) if last else (0, 0)
+        return self._quota.exhausted(self.traffic.used, sent, received)
+
+    def room_to_send(self, size_bytes: int) -> bool:
+        return self._quota.exhausted(self.traffic.used, sent=size_bytes) is None
+
+    def room_to_take(self, size_bytes: int) -> bool:
+        return self._quota.exhausted(self.traffic.used, received=size_bytes) is None
+
+    def pause_ends(self) -> str:
+        """What a paused node waits for."""
+        if self._asked or self._hours is None:
+            return "`noloco-node resume`" + (" (paused before this start)" if self._asked_before else "")
+        return f"{limits.clock(self._hours.begin)}, when its hours begin"
+
+    def health(self, swaps_fit: bool) -> tuple[Health, ...]:
+        """What `status` should warn of. `swaps_fit`: whether they end before they are given up as too slow."""
+        return (*self._of_the_quota(), *(() if swaps_fit else (self._too_slow(),)))
+
+    def _too_slow(self) -> Health:
+        own = [flag for flag, limit in zip(_RATES, self._rates, strict=True) if limit is not None]
+        remedy = f"raise {' or '.join(own)}, or ask" if own else "ask"
+        return Health(
+            "warning",
+            f"swaps do not fit: the last one was given up after {MAX_LAG} phases",
+            f"{remedy} the run's author for longer phases",
+        )
+
+    def _of_the_quota(self) -> tuple[Health, ...]:
+        way = self.exhausted() if self.held_back() == limits.QUOTA else None
+        if way is None:
+            return ()
+        limit = self._quota.sent if way == "upload" else self._quota.received
+        text = f"the day's {way} of {size(limit)} has no room for another swap: training goes on alone until midnight"
+        return (Health("warning", text, f"wait, or allow more with --daily-{way}"),)
+
+    def today(self) -> Today:
+        used = self.traffic.used
+        return Today(used.sent, used.received, self._quota.sent, self._quota.received)
+
+    def write_down(self) -> None:
+        """Keep today's traffic for the next start. Raises OSError."""
+        self._daybook.write(self.traffic.used)

@@ -1,0 +1,233 @@
+"""What every node has: an identity, a transport, a control socket, and an order of starting and stopping.
+
+The two kinds of node, node/rendezvous.py and node/trainer.py, say what they live for (`_live`) and how they take their
+leave (`_depart`). Knows nothing of training or of rounds.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from noloco_node.base import peer_names
+from noloco_node.base.addresses import is_loopback
+from noloco_node.base.identity import Identity
+from noloco_node.control.socket_server import serving
+from noloco_node.errors import NolocoError
+from noloco_node.host.config import NodeConfig
+from noloco_node.host.home import Home
+from noloco_node.observe import health
+from noloco_node.observe.curves import Lines
+from noloco_node.observe.outages import Outages
+from noloco_node.peers.visitor import ping
+from noloco_node.transport.libp2p import Libp2pTransport
+from noloco_node.transport.reachability import OFF
+from noloco_node.version import VERSION
+from noloco_node.views.views import GatherView, Health, HistoryView, PeersView, PingView, StatusView
+from noloco_node.web.server import page
+
+log = logging.getLogger(__name__)
+
+Report = Callable[[str], None]
+
+NOTICED_S = 0.5
+"""A p2pd that was killed is missed by then."""
+
+
+class Resident:
+    """What every node has: an identity, a transport, the runs it knows, and a control socket that shows them."""
+
+    _is_rendezvous = False
+
+    def __init__(self, config: NodeConfig, report: Report) -> None:
+        self._config = config
+        self._report = report
+        self._home = Home(config.home)
+        self._identity = Identity.load_or_create(self._home.identity)
+        first = self._is_rendezvous or not config.bootstrap  # others join by it
+        self._transport = Libp2pTransport(
+            self._identity,
+            config.listen,
+            config.announce,
+            config.bootstrap,
+            gone_with_us=(self._home.socket,),
+            relay=config.relay,
+            serves_relay=first and config.relay != OFF and not is_loopback(config.listen),
+        )
+        self._started = time.monotonic()
+        self._leaving = asyncio.Event()
+        self._state = "starting"
+        self._waiting_for: str | None = "the network daemon"
+        self._last_error: str | None = None
+        self._outages = Outages()
+        self._network = asyncio.Event()
+        """Whether p2pd lives, as far as is known, and this node takes part in the directory over it, if it ever did."""
+        self._network.set()
+        self._restarts = 0
+        """Of the network daemon."""
+        self._lines = Lines()
+        self._web: str | None = None
+        """The address of its page."""
+        self._join: str | None = None
+
+    async def run(self) -> None:
+        with self._lines.heard():
+            await self._run_until_done()
+
+    async def _run_until_done(self) -> None:
+        async with serving(self._home, self), self._page():
+            try:
+                await self._transport.start()
+                health.check(self._transport.skew)
+                for word in (health.doubt(self._transport.skew), health.advice(self._transport.reachable)):
+                    if word:
+                        self._report(word)
+                await self._unless_leaving(self._supervised(self._live()))
+            finally:
+                self._state, self._waiting_for = "leaving", None
+                await self._depart()
+                await self._transport.close()
+
+    def leave(self) -> None:
+        self._leaving.set()
+
+    def pause(self) -> None:
+        """There is nothing to pause, where nothing is trained."""
+
+    def resume(self) -> None:
+        """See `pause`."""
+
+    def log_level(self, level: str) -> None:
+        logging.getLogger("noloco_node").setLevel(level.upper())
+        log.info("the log holds %s from now on", level)
+
+    async def ping(self, peer: str, payload_bytes: int) -> PingView:
+        return await ping(self._transport, peer, payload_bytes)
+
+    async def gather(self, _peers: int) -> AsyncGenerator[GatherView, None]:
+        yield GatherView(failure="this node does not train and has no weights: name the home of one that does")
+
+    def status(self) -> StatusView:
+        return StatusView(**self._common_status(), health=self._health())
+
+    def peers(self) -> PeersView:
+        return PeersView()
+
+    def history(self) -> HistoryView:
+        return HistoryView(said=self._lines.last())
+
+    @asynccontextmanager
+    async def _page(self) -> AsyncIterator[None]:
+        """Serve the web page, if there is to be one."""
+        if self._config.web is None:
+            yield
+            return
+        token = self._home.web_token
+        async with page(self._config.web, self, token) as self._web:
+            log.info("web page: %s (to do more than look, add #token= and what is in %s)", self._web, token)
+            yield
+
+    def _tell_how_to_join(self, addresses: Sequence[str], more: str = "") -> None:
+        lines = [f"noloco-node join --bootstrap {address}{more}" for address in addresses]
+        for line in lines:
+            self._report(f"others join with: {line}")
+        self._join = lines[0] if lines else None
+
+    async def _live(self) -> None:
+        raise NotImplementedError
+
+    async def _depart(self) -> None:
+        raise NotImplementedError
+
+    async def _unless_leaving(self, life: Coroutine[Any, Any, None]) -> None:
+        """Run `life` until it ends, or until this node is told to leave."""
+        living = asyncio.create_task(life)
+        leaving = asyncio.create_task(self._leaving.wait())
+        try:
+            await asyncio.wait({living, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            ended = living.done()
+            living.cancel()
+            await asyncio.wait({living})
+        if ended:
+            try:
+                living.result()
+            except BaseExceptionGroup as group:
+                raise _first(group) from group
+
+    async def _supervised(self, life: Coroutine[Any, Any, None]) -> None:
+        """p2pd may die at any time, before this node trains as well."""
+        async with asyncio.TaskGroup() as group:
+            keeping = group.create_task(self._keep_network())
+            await life
+            keeping.cancel()
+
+    async def _enter(self, directory: Callable[[], Awaitable[None]]) -> None:
+        """What p2pd's death spoils here, `_rejoin` mends over the next one."""
+        p2p = self._transport.p2p
+        try:
+            await directory()
+        except (NolocoError, OSError):
+            await asyncio.sleep(NOTICED_S)
+            if self._network.is_set() and self._transport.p2p is p2p:
+                raise
+            await self._network.wait()
+
+    async def _keep_network(self) -> None:
+        """This node goes on with another p2pd."""
+        while True:
+            how: str | None = await self._transport.lost()
+            self._network.clear()
+            while how:
+                log.warning("the network daemon is lost: %s", how)
+                await asyncio.sleep(self._outages.died(how, time.monotonic()))
+                self._restarts += 1
+                how = await self._restart_network()
+            self._outages.over()
+            self._network.set()
+            log.info("the network daemon is back")
+
+    async def _restart_network(self) -> str | None:
+        """Returns why it did not succeed, if it did not."""
+        try:
+            await self._transport.restart()
+            await self._rejoin()
+        except (NolocoError, OSError) as error:
+            return str(error).rstrip(".") or type(error).__name__
+        return None
+
+    async def _rejoin(self) -> None:
+        """Take part in the DHT again, over another p2pd."""
+        raise NotImplementedError
+
+    def _health(self) -> tuple[Health, ...]:
+        transport = self._transport
+        return (*self._outages.health(time.monotonic()), *health.health(transport.reachable, transport.skew))
+
+    def _common_status(self) -> dict[str, Any]:
+        skew = self._transport.skew
+        return {
+            "peer_id": self._identity.peer_id,
+            "name": peer_names.name_of(self._identity.peer_id),
+            "version": VERSION,
+            "state": self._state,
+            "waiting_for": self._waiting_for,
+            "uptime_s": time.monotonic() - self._started,
+            "reachable": self._transport.reachable,
+            "network_restarts": self._restarts,
+            "addresses": tuple(self._transport.addresses()),
+            "join": self._join,
+            "web": self._web,
+            "skew_s": skew.ahead_s if skew else None,
+            "skew_witnesses": skew.witnesses if skew else 0,
+            "last_error": self._last_error,
+        }
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

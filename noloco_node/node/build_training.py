@@ -1,0 +1,61 @@
+"""The training thread of a node, set up: the run's model and data as this machine's volunteer allows, and a checkpoint.
+
+What it then posts, and when it begins, is node/trainer.py's affair.
+"""
+
+import logging
+from collections.abc import Callable
+
+from noloco_node.checkpoints.checkpoint import Checkpoint
+from noloco_node.checkpoints.keeper import Keeper
+from noloco_node.core.codec import codec, rehearse
+from noloco_node.data import token_cache
+from noloco_node.data.sources import Sources
+from noloco_node.host.config import NodeConfig
+from noloco_node.run.manifest import Manifest
+from noloco_node.training.replica import Inner
+from noloco_node.training.thread import Message, TrainingThread
+
+log = logging.getLogger(__name__)
+
+
+def start(  # noqa: PLR0913, PLR0917
+    run: Manifest, config: NodeConfig, peer_id: str, sources: Sources, keeper: Keeper, post: Callable[[Message], None]
+) -> TrainingThread:
+    """Returns at once; what takes its time, model and data and checkpoint, is done on that thread."""
+    layout = b""
+
+    def build() -> Inner:
+        nonlocal layout
+        inner = Inner.build(
+            run,
+            peer_id,
+            device=config.device,
+            threads=config.threads,
+            memory_fraction=config.gpu_memory_fraction,
+            micro_batch=config.micro_batch,
+            compiled=config.compile,
+            sources=sources,
+        )
+        token_cache.prune(sources.cache)  # the one that this run reads has just been used
+        layout = inner.layout
+        found = keeper.resume(layout)
+        rehearse(run.outer.codec)
+        if found:
+            inner.load(found)
+            log.info("going on from the checkpoint of round %d", inner.round)
+        return inner
+
+    def last_good() -> Checkpoint | None:
+        return keeper.last_good(layout)
+
+    thread = TrainingThread(
+        build,
+        codec(run.outer.codec),
+        post,
+        rounds=run.rounds,
+        blocking=run.outer.overlap == "blocking",
+        last_good=last_good,
+    )
+    thread.start()
+    return thread

@@ -1,0 +1,213 @@
+"""A swarm of real node processes on this machine: a rendezvous and N trainers on loopback, each with a home of its own.
+
+They are started as a user would start them and watched as a user would, through their control sockets and, at the end,
+the checkpoints in their homes. Whatever becomes of this process, the janitor ends the others and removes their homes.
+"""
+
+import asyncio
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from noloco_node.control import socket_client
+from noloco_node.errors import NolocoError
+from noloco_node.host.config import PREFIX
+from noloco_node.host.home import Home
+from noloco_node.run.manifest import Manifest
+from noloco_node.transport.p2pd.cleanup import Runtime
+from noloco_node.views.views import StatusView
+
+COMMAND = (sys.executable, "-P", "-m", "noloco_node")
+"""-P: what happens to lie in the working directory is not run."""
+POLL_S = 0.5
+
+_LISTEN = "/ip4/127.0.0.1/tcp/0"
+_START_S = 120.0  # five processes that import torch on a small and busy machine
+_LINGER_S = 120  # a finished node keeps its last status for us; we tell it to leave long before
+_LEAVE_S = 15.0
+_STOP_S = 5.0  # when interrupted: nothing of value is lost then, and people wait
+
+Watch = Callable[[Sequence["Member"]], None]
+
+
+@dataclass(slots=True)
+class Member:
+    """One node process, as seen from outside."""
+
+    home: Home
+    process: asyncio.subprocess.Process
+    view: StatusView | None = None
+    """Its last status; it outlives the process."""
+    _words: str | None = None
+
+    @property
+    def label(self) -> str:
+        """What to call it before it has said its name."""
+        return self.home.root.name
+
+    @property
+    def exit_code(self) -> int | None:
+        return self.process.returncode
+
+    @property
+    def finished(self) -> bool:
+        return self.exit_code is not None or (self.view is not None and self.view.state == "finished")
+
+    def last_words(self) -> str:
+        """The last line it wrote: what a dead node died of. Kept, because its home goes before the story is told."""
+        if self._words is None or self.exit_code is None:
+            self._words = _last_line(_output(self.home))
+        return self._words
+
+    async def look(self) -> None:
+        """Ask for its status; one that is starting or gone keeps the last."""
+        with suppress(NolocoError):
+            async with socket_client.connected(self.home) as node:
+                self.view = await node.status()
+
+    async def leave(self) -> None:
+        """Ask it; one that cannot hear yet gets the signal, which means the same."""
+        try:
+            async with socket_client.connected(self.home) as node:
+                await node.leave()
+        except NolocoError:
+            with suppress(ProcessLookupError):
+                self.process.terminate()
+
+
+class LocalSwarm:
+    """Made by `opened`. The nodes' homes lie below `root`."""
+
+    def __init__(self, runtime: Runtime, command: Sequence[str], environ: Mapping[str, str]) -> None:
+        self.root = runtime.path
+        self.members: list[Member] = []
+        self._runtime = runtime
+        self._command = command
+        self._environ = nodes_environ(environ)
+        self._all: list[Member] = []
+
+    async def run(
+        self, manifest: Path, nodes: int, rounds: int | None, watch: Watch, pages: Sequence[str] = ()
+    ) -> None:
+        """Train until every node is finished or dead; `watch` is called every POLL_S. `pages`: where each shows one."""
+        watch(self.members)  # none yet, and it takes seconds
+        rendezvous = await self._spawn("rendezvous", "bootstrap")
+        address = await self._address(rendezvous)
+        flags = ["--bootstrap", address, "--threads", "1", "--linger", str(_LINGER_S)]
+        flags += [] if rounds is None else ["--rounds", str(rounds)]
+        for index in range(nodes):
+            verb = ["start", str(manifest)] if index == 0 else ["join"]
+            page = ["--web", pages[index]] if pages else []
+            self.members.append(await self._spawn(f"node-{index + 1}", *verb, *flags, *page))
+        while not all(member.finished for member in self.members):
+            await self._look(watch)
+        await self._look(watch)  # the last figures of whoever finished last
+        await _end(self.members, _LEAVE_S)
+        for member in self.members:
+            member.last_words()
+        watch(self.members)
+
+    def eval_of_average(self, run: Manifest) -> float | None:
+        """Held-out loss of the mean of the weights that the nodes ended with: what one would publish."""
+        whole = [member.home.run(run.run_id) / "checkpoints" for member in self.members if member.exit_code == 0]
+        return _eval_of_mean(run, whole)
+
+    async def _look(self, watch: Watch) -> None:
+        await asyncio.gather(*(member.look() for member in self.members if member.exit_code is None))
+        watch(self.members)
+        await asyncio.sleep(POLL_S)
+
+    async def _spawn(self, name: str, verb: str, *arguments: str) -> Member:
+        home = Home(self.root / name).create()
+        with _output(home).open("wb") as output:
+            process = await asyncio.create_subprocess_exec(
+                *(*self._command, verb, *arguments, "--home", str(home.root), "--listen", _LISTEN),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=self._environ,
+                start_new_session=True,  # Ctrl-C is ours to hear
+            )
+        self._runtime.told(process.pid)
+        self._all.append(Member(home, process))
+        return self._all[-1]
+
+    async def _address(self, rendezvous: Member) -> str:
+        """Where the rendezvous listens, as its own status says."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_START_S):
+                while rendezvous.exit_code is None:
+                    await rendezvous.look()
+                    if rendezvous.view and rendezvous.view.addresses:
+                        return rendezvous.view.addresses[0]
+                    await asyncio.sleep(POLL_S / 5)
+        raise NolocoError(f"the rendezvous of the local swarm did not start: {rendezvous.last_words()}")
+
+    async def close(self) -> None:
+        await _end(self._all, _STOP_S)
+
+
+def nodes_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """Ours, without the settings of a node; modules are found where we find them, so that nodes run the same code."""
+    places = os.pathsep.join(place or str(Path.cwd()) for place in sys.path)
+    return {**{key: value for key, value in environ.items() if not key.startswith(PREFIX)}, "PYTHONPATH": places}
+
+
+@asynccontextmanager
+async def opened(keep: Path | None, command: Sequence[str], environ: Mapping[str, str]) -> AsyncIterator[LocalSwarm]:
+    """A swarm whose processes and files go when the context ends; `keep` is where the homes are moved then."""
+    runtime = await Runtime.open()
+    swarm = LocalSwarm(runtime, command, environ)
+    try:
+        yield swarm
+    finally:
+        try:
+            await swarm.close()
+            if keep:
+                shutil.copytree(runtime.path, keep, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock"))
+        finally:
+            await runtime.close()
+
+
+async def _end(members: Sequence[Member], patience_s: float) -> None:
+    """Make them leave; who has not ended by then is killed."""
+    running = [member for member in members if member.exit_code is None]
+    await asyncio.gather(*(member.leave() for member in running))
+    exits = [asyncio.ensure_future(member.process.wait()) for member in running]
+    if exits:
+        await asyncio.wait(exits, timeout=patience_s)
+    for member in running:
+        if member.exit_code is None:
+            member.process.kill()
+    await asyncio.gather(*exits)
+
+
+def _eval_of_mean(run: Manifest, directories: Sequence[Path]) -> float | None:
+    from noloco_node.checkpoints import checkpoint
+    from noloco_node.publish.weights import Mean, pour
+    from noloco_node.training.replica import Inner
+
+    written = [checkpoints for directory in directories if (checkpoints := checkpoint.kept(directory))]
+    if not written:
+        return None
+    replica, mean = Inner.build(run, "the mean of all", device="cpu"), Mean()
+    for checkpoints in written:
+        mean.add(checkpoint.slow_weights(checkpoints, run.run_id, replica.layout).phi)
+    pour(mean.value, replica.module)
+    return replica.evaluate()
+
+
+def _output(home: Home) -> Path:
+    return home.root / "output"
+
+
+def _last_line(path: Path) -> str:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError:
+        lines = []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")

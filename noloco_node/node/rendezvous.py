@@ -1,0 +1,79 @@
+"""A node that does not train: others find each other, and their run, through it. It looks on at the runs it knows."""
+
+import time
+from collections import Counter
+
+from noloco_node.base import periodic
+from noloco_node.errors import NolocoError
+from noloco_node.host.config import NodeConfig
+from noloco_node.node.base import Report, Resident
+from noloco_node.peers import rows, run_registry
+from noloco_node.peers.directory import Swarm
+from noloco_node.peers.record import PeerRecord
+from noloco_node.run.manifest import Signed
+from noloco_node.views.views import PeersView, StatusView
+from noloco_node.wire.peer_pb2_grpc import add_RunsServicer_to_server
+
+LOOK_S = 10.0
+"""How often peers are looked up. A run's records live for a minute."""
+LOOKS = 16
+"""Runs that are looked at each time, in turn: all that there may be within half a minute."""
+
+
+class Rendezvous(Resident):
+    """Others find each other, and their run, through it."""
+
+    _is_rendezvous = True
+
+    def __init__(self, config: NodeConfig, report: Report) -> None:
+        super().__init__(config, report)
+        self._runs = run_registry.Runs(self._transport.caller, self._training)
+        self._transport.serve(lambda server: add_RunsServicer_to_server(self._runs, server))
+        self._swarm: Swarm | None = None
+        self._seen: dict[str, dict[str, PeerRecord]] = {}
+        """By run id, the run that was looked at longest ago first."""
+
+    async def _live(self) -> None:
+        self._waiting_for = "the directory of peers"
+        swarm = self._swarm = Swarm(self._transport.p2p, self._config.bootstrap)
+        await self._enter(swarm.start)
+        self._state, self._waiting_for = "rendezvous", None
+        self._tell_how_to_join(self._transport.addresses())
+        await periodic.every(lambda: LOOK_S, lambda: self._look(swarm), (NolocoError, OSError))
+
+    async def _look(self, swarm: Swarm) -> None:
+        known = [rows.verified(signed).run_id for signed in self._runs.known]
+        self._seen = {run: seen for run, seen in self._seen.items() if run in known}
+        unseen = [run for run in known if run not in self._seen]
+        for run in [*unseen, *self._seen][:LOOKS]:
+            self._seen[run] = self._seen.pop(run, {})
+            seen = self._seen[run] = await swarm.onlook(run)
+            self._transport.introduce({peer: record.addresses for peer, record in seen.items()})
+
+    def _training(self, run_id: str) -> int:
+        return rows.training(rows.living(self._seen.get(run_id, {}).values(), time.time()))
+
+    def _sight(self, signed: Signed) -> rows.Sight:
+        seen = self._seen.get(rows.verified(signed).run_id, {})
+        return rows.sight(signed, seen, time.time(), self._transport.via)
+
+    def status(self) -> StatusView:
+        seen = self.peers()
+        return StatusView(
+            **self._common_status(),
+            peers_seen=len(seen.peers),
+            peers_by_state=Counter(peer.state for peer in seen.peers),
+            runs=seen.runs,
+            health=self._health(),
+        )
+
+    def peers(self) -> PeersView:
+        return rows.peers_view(map(self._sight, self._runs.known))
+
+    async def _rejoin(self) -> None:
+        if self._swarm:
+            await self._swarm.rejoin(self._transport.p2p)
+
+    async def _depart(self) -> None:
+        if self._swarm:
+            await self._swarm.close()

@@ -1,0 +1,169 @@
+"""What happened lately, kept small, for the views that people watch: curves, a timeline, meetings, the last lines.
+
+Fed with facts (base/events.py), with what presence says of others, and with log records; it acts on nothing, and
+everything in it is bounded however long a node runs. Curves outlive a restart: `replay` reads them from the journal
+again.
+"""
+
+import logging
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from noloco_node.base.events import Evaluated, Event, PhaseDone, RoundCommitted, WentSolo
+from noloco_node.base.peer_names import name_of
+from noloco_node.observe.jsonl import records
+from noloco_node.views.views import HistoryView, Meeting, Piece, Point, Rate, Said
+
+POINTS = 500
+"""Twice as many are thinned to half: a curve on a screen has no more pixels."""
+PIECES, RATES, SAID, PAIRS = 300, 120, 100, 2000
+
+
+class Standing(Protocol):
+    """What presence says of a peer, as far as it matters here."""
+
+    @property
+    def peer_id(self) -> str: ...
+    @property
+    def boot(self) -> bytes: ...
+    @property
+    def loss(self) -> float: ...
+    @property
+    def eval_loss(self) -> float: ...
+    @property
+    def partner(self) -> str: ...
+    @property
+    def committed(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Traffic:
+    at: float
+    sent: int
+    received: int
+
+
+class History:
+    def __init__(self, peer_id: str) -> None:
+        self._me = peer_id
+        self._points: list[Point] = []
+        self._pieces: deque[Piece] = deque(maxlen=PIECES)
+        self._rates: deque[Rate] = deque(maxlen=RATES)
+        self._meetings: Counter[tuple[str, str]] = Counter()
+        self._committed: dict[str, tuple[bytes, int]] = {}
+        """By peer, the boot and the rounds that its last record told of."""
+        self._others: Collection[Standing] = ()
+        self._before: _Traffic | None = None
+
+    def observe(self, event: Event, now: float) -> None:
+        match event:
+            case PhaseDone():
+                self._point(event, now)
+                self._pieces.append(Piece("phase", event.round, now - event.seconds, now))
+            case Evaluated(round, eval_loss):
+                self._evaluated(round, eval_loss)
+            case RoundCommitted():
+                began, sent, received = now - event.seconds, event.sent_bytes, event.received_bytes
+                self._pieces.append(Piece("swap", event.round, began, now, event.partner, None, sent, received))
+                self._meet(self._me, event.partner)
+            case WentSolo():
+                self._pieces.append(Piece("solo", event.round, now, now, event.partner, event.reason))
+            case _:
+                pass
+
+    def seen(self, others: Collection[Standing]) -> None:
+        """What presence says now of everybody else who trains."""
+        self._others = others
+        for other in others:
+            boot, told = self._committed.get(other.peer_id, (other.boot, other.committed))
+            if other.partner and other.partner != other.peer_id and (boot, told) != (other.boot, other.committed):
+                self._meet(other.peer_id, other.partner)
+        self._committed = {other.peer_id: (other.boot, other.committed) for other in others}
+
+    def sample(self, sent: int, received: int, now: float) -> None:
+        """All bytes so far; to be told every second or so."""
+        before, self._before = self._before, _Traffic(now, sent, received)
+        if before and now > before.at:
+            passed = now - before.at
+            self._rates.append(Rate(now, (sent - before.sent) / passed, (received - before.received) / passed))
+
+    def replay(self, journal: Path) -> None:
+        """The curves of an earlier life, from its journal; what makes no sense there is skipped."""
+        for said in records(journal):
+            try:
+                at, kind = float(said["at"]), said["event"]
+                if kind == "PhaseDone":
+                    round, step, loss = int(said["round"]), int(said["steps"]), float(said["loss"])
+                    self._add(Point(at, round, step, loss))
+                elif kind == "Evaluated":
+                    self._evaluated(int(said["round"]), float(said["eval_loss"]))
+            except (ValueError, TypeError, KeyError, OverflowError):
+                continue
+
+    def view(self, said: Iterable[Said] = ()) -> HistoryView:
+        meetings = tuple(Meeting(peer, partner, rounds) for (peer, partner), rounds in self._meetings.items())
+        named = {peer for meeting in meetings for peer in (meeting.peer, meeting.partner)}
+        named |= {piece.partner for piece in self._pieces if piece.partner} | {self._me}
+        return HistoryView(
+            points=tuple(self._points),
+            pieces=tuple(self._pieces),
+            rates=tuple(self._rates),
+            meetings=meetings,
+            said=tuple(said),
+            names={peer: name_of(peer) for peer in sorted(named)},
+        )
+
+    def _point(self, done: PhaseDone, now: float) -> None:
+        per_s = done.tokens / done.seconds if done.seconds > 0 else None
+        swarm_loss = _mean([done.loss, *(other.loss for other in self._others if other.loss)])
+        self._add(Point(now, done.round, done.steps, done.loss, None, swarm_loss, None, per_s))
+
+    def _add(self, point: Point) -> None:
+        self._points.append(point)
+        if len(self._points) >= 2 * POINTS:
+            self._points = [p for number, p in enumerate(self._points) if number % 2 or p.eval_loss is not None]
+        if len(self._points) >= 2 * POINTS:  # nearly all of them were evaluated
+            self._points = self._points[::2]
+
+    def _evaluated(self, round: int, eval_loss: float) -> None:
+        for number in range(len(self._points) - 1, -1, -1):
+            if self._points[number].round == round:
+                swarm = _mean([eval_loss, *(other.eval_loss for other in self._others if other.eval_loss)])
+                self._points[number] = replace(self._points[number], eval_loss=eval_loss, swarm_eval_loss=swarm)
+                return
+
+    def _meet(self, peer: str, partner: str) -> None:
+        if (peer, partner) not in self._meetings and len(self._meetings) >= PAIRS:
+            del self._meetings[next(iter(self._meetings))]  # the pair that was first seen longest ago
+        self._meetings[peer, partner] += 1
+
+
+class Lines(logging.Handler):
+    """The last lines that this node said to people."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self._lines: deque[Said] = deque(maxlen=SAID)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(Said(record.created, record.levelname.lower(), record.getMessage()))
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        ours = logging.getLogger("noloco_node")
+        ours.addHandler(self)
+        try:
+            yield
+        finally:
+            ours.removeHandler(self)
+
+    def last(self) -> tuple[Said, ...]:
+        return tuple(self._lines)
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None

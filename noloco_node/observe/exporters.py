@@ -1,0 +1,171 @@
+"""Curves for those who keep theirs in TensorBoard or Weights & Biases; both optional, and both on this machine alone.
+
+Fed with facts (base/events.py) and living in a thread of its own: what these libraries do, how long they take and how
+they fail is nothing to the node. A sink that fails is given up with one line in the log, facts that come faster than
+they are written are lost, and Weights & Biases writes a folder to upload (`wandb sync`), since only the node itself may
+touch the network.
+"""
+
+import importlib.util
+import logging
+import queue
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from noloco_node.base.events import Evaluated, Event, PhaseDone, RolledBack, RoundCommitted, WentSolo
+from noloco_node.errors import UsageError
+from noloco_node.host.config import TENSORBOARD, WANDB
+
+log = logging.getLogger(__name__)
+
+WAITING = 1000
+"""Facts that wait to be written: hours of rounds."""
+CLOSE_S = 3.0
+"""For a sink to write what it still has, when the node leaves."""
+
+T = TypeVar("T")
+
+
+class Sink(Protocol):
+    def write(self, figures: Mapping[str, float], step: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def check(names: Collection[str]) -> None:
+    """That what they need is installed. Raises UsageError."""
+    for name in names:
+        found = importlib.util.find_spec(name)
+        if found is None or found.origin is None:  # a folder of that name in the working directory is no package
+            raise UsageError(f"--sinks {name} needs a package that is not here: pip install 'noloco-node[{name}]'")
+
+
+def chosen(names: Iterable[str], folder: Path, run: str, node: str) -> dict[str, Callable[[], Sink]]:
+    """How each is opened. `folder`: the run's, in which each has its own; `run` and `node`: what people call them."""
+    return {name: partial(_OPENERS[name], folder / name, run, node) for name in names}
+
+
+class Sinks:
+    def __init__(self, openers: Mapping[str, Callable[[], Sink]]) -> None:
+        self._openers = openers
+        self._events: queue.Queue[Event | None] = queue.Queue(WAITING)
+        """None ends it."""
+        self._thread = threading.Thread(target=self._live, name="sinks", daemon=True)
+        if self._openers:
+            self._thread.start()
+
+    def write(self, event: Event) -> None:
+        """Returns at once."""
+        if self._thread.is_alive() and not self._events.full():
+            self._events.put_nowait(event)
+
+    def close(self) -> None:
+        """Waits a little for what is not written yet."""
+        if self._thread.is_alive() and not self._events.full():
+            self._events.put_nowait(None)
+            self._thread.join(CLOSE_S)
+
+    def _live(self) -> None:
+        sinks = {name: sink for name, opener in self._openers.items() if (sink := _guarded(name, opener))}
+        figures = Figures()
+        while sinks and (event := self._events.get()) is not None:
+            found = figures.of(event)
+            for name, sink in list(sinks.items()) if found else ():
+                if _guarded(name, partial(_written, sink, found, figures.step)) is None:
+                    del sinks[name]
+        for name, sink in sinks.items():
+            _guarded(name, sink.close)
+
+
+@dataclass(slots=True)
+class Figures:
+    """Events as named numbers, for curves over the steps."""
+
+    step: int = 0
+    tokens: int = 0
+    committed: int = 0
+    solo: int = 0
+
+    def of(self, event: Event) -> dict[str, float]:
+        match event:
+            case PhaseDone():
+                self.step, self.tokens = event.steps, self.tokens + event.tokens
+                per_s = {"train/tokens_per_s": event.tokens / event.seconds} if event.seconds > 0 else {}
+                return {
+                    "train/loss": event.loss,
+                    "train/tokens": self.tokens,
+                    "train/stall_ms": event.stall_ms,
+                    "round": event.round,
+                    **per_s,
+                }
+            case Evaluated(_, eval_loss):
+                return {"eval/loss": eval_loss}
+            case RoundCommitted():
+                self.committed += event.swap == 1
+                return {
+                    "rounds/committed": self.committed,
+                    "swap/seconds": event.seconds,
+                    "swap/sent_bytes": event.sent_bytes,
+                    "swap/received_bytes": event.received_bytes,
+                    "swap/resent_blocks": event.resent_blocks,
+                    "swap/relative_error": event.relative_error,
+                }
+            case WentSolo():
+                self.solo += 1
+                return {"rounds/solo": self.solo}
+            case RolledBack():
+                return {"train/rolled_back": 1.0}
+            case _:
+                return {}
+
+
+class _TensorBoard:
+    def __init__(self, folder: Path, _run: str, _node: str) -> None:
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(folder), flush_secs=10)
+
+    def write(self, figures: Mapping[str, float], step: int) -> None:
+        for name, number in figures.items():
+            self._writer.add_scalar(name, number, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _WeightsAndBiases:
+    def __init__(self, folder: Path, run: str, node: str) -> None:
+        import wandb
+
+        about_us = {"disable_git": True, "disable_code": True, "x_disable_stats": True, "x_disable_meta": True}
+        quiet = wandb.Settings(console="off", silent=True, x_save_requirements=False, **about_us)
+        self._run: Any = wandb.init(
+            project="noloco", group=run, name=node, dir=str(folder.parent), mode="offline", settings=quiet
+        )
+
+    def write(self, figures: Mapping[str, float], step: int) -> None:
+        self._run.log({**figures, "step": step})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+_OPENERS: Mapping[str, Callable[[Path, str, str], Sink]] = {TENSORBOARD: _TensorBoard, WANDB: _WeightsAndBiases}
+
+
+def _written(sink: Sink, figures: Mapping[str, float], step: int) -> bool:
+    sink.write(figures, step)
+    return True
+
+
+def _guarded(name: str, act: Callable[[], T]) -> T | None:
+    """None where it failed, however it did."""
+    try:
+        return act()
+    except Exception as error:  # noqa: BLE001 (libraries that training must not depend on)
+        log.warning("%s is given up: %s: %s", name, type(error).__name__, error)
+        return None

@@ -1,0 +1,86 @@
+"""Everything that remembers what happened on a node that trains: figures, curves, files, sinks, lines of the log.
+
+Fed with each fact once; views ask it afterwards. It acts on nothing.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+from noloco_node.base.events import Event, PeerFaulted, RolledBack, RoundCommitted, WentSolo
+from noloco_node.base.peer_names import name_of
+from noloco_node.observe import exporters
+from noloco_node.observe.curves import History
+from noloco_node.observe.jsonl import Journal
+from noloco_node.observe.minutes import Minutes
+from noloco_node.observe.stats import Ledger
+from noloco_node.views.views import StatusView
+
+log = logging.getLogger(__name__)
+
+
+class Chronicle:
+    def __init__(self, peer_id: str) -> None:
+        self.ledger = Ledger()
+        self.history = History(peer_id)
+        self._node = name_of(peer_id)
+        self._journal: Journal | None = None
+        self._minutes: Minutes | None = None
+        self._sinks: exporters.Sinks | None = None
+
+    def open(self, folder: Path, run: str, into: Collection[str]) -> None:
+        """`folder`: the run's; `run`: as people call it; `into`: the sinks by name."""
+        path = folder / "events.jsonl"
+        self.history.replay(path)
+        self._journal = Journal(path)
+        self._minutes = Minutes(folder / "metrics.jsonl")
+        self._sinks = exporters.Sinks(exporters.chosen(into, folder, run, self._node))
+
+    def observe(self, event: Event) -> None:
+        self.ledger.observe(event)
+        self.history.observe(event, time.time())
+        if self._journal:
+            self._journal.write(event)
+        if self._sinks:
+            self._sinks.write(event)
+        match event:
+            case RoundCommitted(round, partner, seconds, sent):
+                log.info(
+                    "round %d with %s: loss %s, %.1f s, %.2f MB out",
+                    round,
+                    name_of(partner),
+                    self._loss(),
+                    seconds,
+                    sent / 1e6,
+                )
+            case WentSolo(round, reason):
+                log.info("round %d solo (%s): loss %s", round, reason.replace("_", " "), self._loss())
+            case RolledBack():
+                log.warning("%s", told(event))
+            case PeerFaulted(peer, reason):
+                log.warning("%s broke the protocol: %s", name_of(peer), reason)
+            case _:
+                pass
+
+    def note(self, status: StatusView) -> None:
+        if self._minutes:
+            self._minutes.write(status, time.time())
+
+    async def close(self) -> None:
+        for lines in (self._journal, self._minutes):
+            if lines:
+                lines.close()
+        if self._sinks:
+            await asyncio.to_thread(self._sinks.close)
+
+    def _loss(self) -> str:
+        return "-" if self.ledger.loss is None else f"{self.ledger.loss:.3f}"
+
+
+def told(back: RolledBack) -> str:
+    whose = (
+        f"of the checkpoint of round {back.weights_of}" if back.weights_of is not None else "of this round's beginning"
+    )
+    return f"{back.reason}: the weights are those {whose} again"

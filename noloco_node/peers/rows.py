@@ -1,0 +1,68 @@
+"""What presence records look like to people, as rows, and what somebody sees of a run who only looks on: a rendezvous,
+and `peers --bootstrap`. They have no round of their own to be behind of, so lag counts from the peer that is furthest.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from noloco_node.base.peer_names import name_of
+from noloco_node.base.states import AT_WORK
+from noloco_node.peers.record import PeerRecord
+from noloco_node.run.manifest import Manifest, Signed, verify
+from noloco_node.views.views import PeerRow, PeersView, RunView
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A run, and who was seen in it."""
+
+    run: RunView
+    peers: tuple[PeerRow, ...]
+
+
+def sight(
+    signed: Signed, seen: Mapping[str, PeerRecord], now: float, via: Callable[[str], str | None] = lambda _: None
+) -> Sight:
+    run = verified(signed)
+    alive = living(seen.values(), now)
+    furthest = max((record.round for record in alive), default=0)
+    rows = tuple(row(record, furthest, now, via(record.peer_id), run=run.label) for record in alive)
+    view = RunView(run.run_id, run.label, signed.author, run.rounds, len(alive), training(alive), furthest)
+    return Sight(view, rows)
+
+
+def training(records: Iterable[PeerRecord]) -> int:
+    return sum(record.state in AT_WORK for record in records)
+
+
+@lru_cache(maxsize=128)  # the views of a node that knows many runs are asked for every second
+def verified(signed: Signed) -> Manifest:
+    return verify(signed)
+
+
+def peers_view(sights: Iterable[Sight]) -> PeersView:
+    seen = list(sights)
+    return PeersView(tuple(row for sight in seen for row in sight.peers), tuple(sight.run for sight in seen))
+
+
+def living(records: Iterable[PeerRecord], now: float) -> list[PeerRecord]:
+    return [record for record in records if record.expires > now]
+
+
+def row(record: PeerRecord, round: int, now: float, via: str | None, **more: Any) -> PeerRow:
+    """`round`: from which its lag counts; `more`: what the record does not say."""
+    return PeerRow(
+        peer_id=record.peer_id,
+        name=name_of(record.peer_id),
+        state=record.state,
+        round=record.round,
+        lag=round - record.round,
+        via=via,
+        tokens_per_s=record.tokens_per_s,
+        loss=record.loss or None,
+        eval_loss=record.eval_loss or None,
+        last_seen_s=max(0.0, now - record.time),
+        **more,
+    )

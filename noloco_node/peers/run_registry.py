@@ -1,0 +1,149 @@
+"""Which runs a node knows, and how a newcomer learns them from the one address it has.
+
+A training node knows its own run; a rendezvous node keeps what training nodes announce to it. A manifest counts by its
+hash and its author's signature, whoever hands it on. Anybody may announce: so each only few, and a run in which nobody
+trains makes room for others and is not what a newcomer means. Who trains is the DHT's affair: it is handed in.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
+from typing import Any, NamedTuple
+
+import grpc
+
+from noloco_node.errors import Incompatible, NolocoError, NotAdmitted
+from noloco_node.run import manifest
+from noloco_node.run.manifest import Signed
+from noloco_node.transport.base import peer_faults
+from noloco_node.wire import peer_pb2 as pb
+from noloco_node.wire.peer_pb2_grpc import RunsServicer, RunsStub
+
+MAX_RUNS = 64
+"""Announced runs that a rendezvous node keeps, the newest: 4 MiB at the most."""
+MAX_OF_PEER = 2
+"""Of these from one peer, which is in one run at a time: the one before may still be trained by others."""
+CALL_S = 10.0
+
+log = logging.getLogger(__name__)
+
+
+class Known(NamedTuple):
+    """A run, as a peer tells of it."""
+
+    signed: Signed
+    training: int
+    """How many the peer sees training in it; 0 also where it does not say."""
+
+
+class Runs(RunsServicer):
+    """The run of this node, if it trains, and those that were announced to it, if it is a rendezvous."""
+
+    def __init__(
+        self, caller: Callable[[Any], str] | None = None, training: Callable[[str], int] = lambda _run_id: 0
+    ) -> None:
+        """`caller`: who announces, by the call's context; without it, nothing that is announced is kept. `training`:
+        how many are seen training in a run."""
+        self._caller = caller
+        self._training = training
+        self._runs: OrderedDict[str, Signed] = OrderedDict()
+        """The one that was announced last is the last."""
+        self._by: dict[str, str] = {}
+        """Who announced it first."""
+
+    def add(self, signed: Signed, by: str = "") -> bool:
+        """Whether there is room for it."""
+        run_id = manifest.verify(signed).run_id
+        if run_id not in self._runs:  # else the author whose signature was there first keeps it
+            if not self._makes_room(by):
+                return False
+            self._runs[run_id], self._by[run_id] = signed, by
+        self._runs.move_to_end(run_id)
+        return True
+
+    @property
+    def known(self) -> list[Signed]:
+        return list(self._runs.values())
+
+    async def List(self, request: pb.RunsRequest, context: Any) -> pb.RunsReply:  # noqa: N802
+        runs = [_encode(signed) for signed in self._runs.values()]
+        return pb.RunsReply(runs=runs, training=[self._training(run_id) for run_id in self._runs])
+
+    async def Announce(self, request: pb.SignedManifest, context: Any) -> pb.Announced:  # noqa: N802
+        if self._caller is None:
+            return pb.Announced(kept=False)
+        try:
+            return pb.Announced(kept=self.add(_decode(request), self._caller(context)))
+        except NolocoError as error:
+            log.debug("an announced run was refused: %s", error)
+            return pb.Announced(kept=False)
+
+    def _makes_room(self, by: str) -> bool:
+        """Forget the run that was announced longest ago of those in which nobody trains, if one has to go."""
+        theirs = [run_id for run_id in self._runs if self._by[run_id] == by]
+        crowded = theirs if len(theirs) >= MAX_OF_PEER else list(self._runs)
+        if crowded is not theirs and len(crowded) < MAX_RUNS:
+            return True
+        idle = next((run_id for run_id in crowded if not self._training(run_id)), None)
+        if idle is None:
+            return False
+        del self._runs[idle], self._by[idle]
+        return True
+
+
+async def ask(channel: grpc.aio.Channel) -> list[Known]:
+    """The runs that a peer knows, each with a signature that holds; what does not verify is left out."""
+    with peer_faults():
+        reply = await RunsStub(channel).List(pb.RunsRequest(), timeout=CALL_S)
+    runs = []
+    training = [*reply.training, *repeat(0, len(reply.runs))]
+    for message, there in zip(reply.runs[:MAX_RUNS], training, strict=False):
+        try:
+            signed = _decode(message)
+            manifest.verify(signed)
+            runs.append(Known(signed, there))
+        except NolocoError as error:
+            log.debug("a run that a peer named was left out: %s", error)
+    return runs
+
+
+async def announce(channels: Iterable[grpc.aio.Channel], signed: Signed) -> None:
+    """Tell rendezvous nodes of a run. Who does not answer is told again later."""
+    calls = [RunsStub(channel).Announce(_encode(signed), timeout=CALL_S) for channel in channels]
+    for result in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(result, BaseException):
+            log.debug("a run could not be announced: %r", result)
+
+
+def choose(known: Sequence[Known], run_id: str | None, author: str | None) -> Signed:
+    """The run to join: the one that is named, else the only one in which somebody trains, else the only one."""
+    training = {manifest.verify(run.signed).run_id: run.training for run in known}
+    matching = {manifest.verify(run.signed).run_id: run.signed for run in known}
+    if run_id is not None:
+        matching = {k: s for k, s in matching.items() if k == run_id}
+        if not matching:
+            raise Incompatible(
+                f"no run {run_id[:12]}… is known there: check --run, or ask the run's author for its line"
+            )
+    if author is not None:
+        trusted = {k: s for k, s in matching.items() if s.author == author}
+        if matching and not trusted:
+            raise NotAdmitted(f"the run there is not signed by {author}: check --trust, or leave it out to trust anew")
+        matching = trusted
+    if not matching:
+        raise Incompatible("no run is known there yet: start one with `noloco-node start run.toml --bootstrap <addr>`")
+    matching = {k: s for k, s in matching.items() if training[k]} or matching
+    if len(matching) > 1:
+        names = ", ".join(f"{manifest.verify(s).label} (--run {k})" for k, s in matching.items())
+        raise Incompatible(f"several runs are known there, name one: {names}")
+    return next(iter(matching.values()))
+
+
+def _encode(signed: Signed) -> pb.SignedManifest:
+    return pb.SignedManifest(manifest=signed.manifest, author=signed.author, signature=signed.signature)
+
+
+def _decode(message: pb.SignedManifest) -> Signed:
+    return Signed(manifest=message.manifest, author=message.author, signature=message.signature)

@@ -1,0 +1,67 @@
+"""A published model's loss on the run's held-out text: the same windows and function as a node's own evaluation."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from noloco_node.data import corpus, tokens
+from noloco_node.publish.weights import Trained
+from noloco_node.training import task
+from noloco_node.training.language import EVAL_TOKENS
+from noloco_node.training.replica import choose_device
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    loss: float
+    """In nats a token."""
+    tokens: int
+    bytes: int
+    """Of the text that these tokens are."""
+    seconds: float
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(min(self.loss, 700.0))
+
+    @property
+    def bits_per_byte(self) -> float:
+        return self.loss * self.tokens / self.bytes / math.log(2)
+
+
+def measure(
+    trained: Trained, corpus: corpus.Readable, device: str, progress: Callable[[float], None] = lambda _: None
+) -> Measured:
+    """As a node measures it: the same held-out text, the same function. `progress` hears the share that is done."""
+    run, where = trained.run, choose_device(device)
+    of_run, module = task.load(run, corpus=corpus), trained.module.to(where)
+    length = run.data.sequence_length
+    windows = corpus.windows(length, max(1, max(EVAL_TOKENS, run.inner.batch_tokens) // length))
+    parts, done = -(-len(windows) // of_run.micro_examples), 0
+
+    def one_more(*_: Any) -> None:
+        nonlocal done
+        done += 1
+        progress(min(1.0, done / parts))
+
+    halved = where.type == "cuda" and run.inner.precision == "bf16"
+    began = time.perf_counter()
+    hook = module.register_forward_hook(one_more)
+    try:
+        with torch.no_grad(), torch.autocast(where.type, torch.bfloat16, enabled=halved):
+            loss = of_run.evaluate(module, of_run.micro_examples)
+    finally:
+        hook.remove()
+    targets = windows[:, 1:]
+    return Measured(loss, targets.numel(), _bytes(targets, trained.tokenizer), time.perf_counter() - began)
+
+
+def _bytes(targets: Tensor, tokenizer: tokens.Tokenizer) -> int:
+    if tokenizer is tokens.BYTES:
+        return targets.numel()
+    return sum(len(tokenizer.decode(row).encode()) for row in targets.tolist())

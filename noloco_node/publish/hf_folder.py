@@ -1,0 +1,176 @@
+"""A trained model as a Hugging Face folder, which `AutoModelForCausalLM.from_pretrained` loads as it is.
+
+    model.safetensors  config.json  generation_config.json    as transformers writes them
+    tokenizer.json  tokenizer_config.json                     the run's own, or one in which each byte is its own token
+    noloco.json                                               the run's signed manifest, and how far it had come
+    README.md                                                 the same for people
+
+Written under a temporary name beside the folder and then renamed, so what is there is whole. Only an earlier export is
+replaced, and only one to which nobody added anything.
+"""
+
+import errno
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from noloco_node.base import atomic_files
+from noloco_node.errors import DiskFull, NolocoError, UsageError
+from noloco_node.publish.evaluate import Measured
+from noloco_node.publish.model_card import History, card
+from noloco_node.publish.weights import Trained, without_bars
+from noloco_node.run import signed_file
+from noloco_node.version import VERSION
+
+_OURS = {
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "README.md",
+    signed_file.NAME,
+}
+_SPARE_BYTES = 64 << 20  # for everything but the weights
+
+
+def check(folder: Path) -> None:
+    """Raises UsageError where an export would take the place of something else."""
+    try:
+        there = {path.name for path in folder.iterdir()}
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UsageError(f"cannot export to {folder}: {error.strerror}") from error
+    foreign = sorted(name for name in there if name not in _OURS and not _is_weights(name))
+    if there and (foreign or signed_file.NAME not in there):
+        what = foreign[0] if foreign else sorted(there)[0]
+        raise UsageError(
+            f"{folder} is not empty and no export of ours (there is {what}): name another folder with --to"
+        )
+
+
+def write(folder: Path, trained: Trained, measured: Measured | None, history: History) -> None:
+    """Raises UsageError and DiskFull, and then the folder is what it was."""
+    check(folder)
+    _require_room(folder, trained)
+    with _cannot_write(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        try:
+            _fill(fresh, trained, measured, history)
+            _put_in_place(fresh, folder)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)  # it is gone already where all went well
+
+
+def _fill(into: Path, trained: Trained, measured: Measured | None, history: History) -> None:
+    _write_model(into, trained)
+    _write_tokenizer(into, trained)
+    signed_file.write(into, trained.signed, _about(trained, measured))
+    (into / "README.md").write_text(card(trained, measured, history), encoding="utf-8")
+    for path in into.iterdir():
+        path.chmod(0o644)  # it is to be handed on
+    into.chmod(0o755)
+    for path in (*into.iterdir(), into):
+        atomic_files.sync(path)
+
+
+def _put_in_place(fresh: Path, folder: Path) -> None:
+    if not folder.exists() or not any(folder.iterdir()):
+        fresh.rename(folder)
+        return
+    earlier = fresh.with_name(f"{fresh.name}.earlier")
+    folder.rename(earlier)
+    fresh.rename(folder)
+    shutil.rmtree(earlier, ignore_errors=True)
+
+
+def _write_model(into: Path, trained: Trained) -> None:
+    from transformers import GenerationConfig
+
+    module: Any = trained.module
+    end = trained.tokenizer.end
+    ends = {"bos_token_id": None, "eos_token_id": end, "pad_token_id": end}
+    for name, value in ends.items():  # a config class's defaults are those of somebody else's tokenizer
+        setattr(module.config.get_text_config(), name, value)
+    module.generation_config = GenerationConfig(**ends)
+    with without_bars():
+        module.save_pretrained(into)
+
+
+def _write_tokenizer(into: Path, trained: Trained) -> None:
+    content = trained.tokenizer.file() or byte_tokenizer()
+    (into / "tokenizer.json").write_bytes(content)
+    about = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": trained.run.data.sequence_length,
+        "clean_up_tokenization_spaces": False,
+    }
+    (into / "tokenizer_config.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+
+
+def byte_tokenizer() -> bytes:
+    """A tokenizer.json in which byte n is token n. It decodes what it encoded, to the byte."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = {letter: byte for byte, letter in _letters()}
+    made = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    return str(made.to_str(pretty=True)).encode()
+
+
+def _letters() -> Iterator[tuple[int, str]]:
+    """The byte-level alphabet of GPT-2: a byte that prints stands for itself, the others follow from U+0100 on."""
+    beyond = 256
+    for byte in range(256):
+        if 33 <= byte <= 126 or 161 <= byte <= 172 or byte >= 174:
+            yield byte, chr(byte)
+        else:
+            yield byte, chr(beyond)
+            beyond += 1
+
+
+def _about(trained: Trained, measured: Measured | None) -> dict[str, Any]:
+    return {
+        "version": VERSION,
+        "round": trained.round,
+        "step": trained.step,
+        "states": [{"round": round_, "step": step} for round_, step in trained.states],
+        "eval_loss": measured.loss if measured else None,
+        "eval_tokens": measured.tokens if measured else None,
+    }
+
+
+def _is_weights(name: str) -> bool:
+    return name.startswith("model") and name.endswith((".safetensors", ".safetensors.index.json"))
+
+
+def _require_room(folder: Path, trained: Trained) -> None:
+    needed = sum(p.nbytes for p in trained.module.parameters()) + _SPARE_BYTES
+    there = next(place for place in folder.absolute().parents if place.exists())
+    if (left := shutil.disk_usage(there).free) < needed:
+        raise DiskFull(
+            f"the disk is full: an export needs {needed / 1e9:.1f} GB and {there} has {left / 1e9:.1f} GB left. "
+            "Free some space, or name another place with --to"
+        )
+
+
+@contextmanager
+def _cannot_write(folder: Path) -> Iterator[None]:
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
+            raise DiskFull(f"the disk is full: no export fits into {folder}. Free some space") from error
+        raise _said(folder, error) from error
+
+
+def _said(folder: Path, error: Exception) -> NolocoError:
+    return UsageError(f"cannot export to {folder}: {getattr(error, 'strerror', None) or error}")

@@ -1,0 +1,51 @@
+"""A large frame cut into pieces, and put together again.
+
+A piece is what a limited link can carry within a partner's patience, so a deadline may stand on each, a rate may be
+held between them, and a small frame waits for a piece at most, not for a whole fragment. Knows nothing of links and
+deadlines: `rounds/swap.py` paces and times them.
+"""
+
+from collections.abc import Iterator
+
+from google.protobuf.message import DecodeError
+
+from noloco_node.errors import PeerMisbehaved
+from noloco_node.wire import messages as wire
+from noloco_node.wire import peer_pb2 as pb
+
+PIECE_BYTES = 128 << 10
+"""4 s at the slowest rate that can be set (host/limits.py); large enough that cutting costs next to nothing."""
+
+
+def cut(frame: pb.SwapFrame) -> Iterator[pb.SwapFrame]:
+    """The frame itself where it is small."""
+    if frame.ByteSize() <= PIECE_BYTES:
+        yield frame
+        return
+    whole = memoryview(frame.SerializeToString())
+    for start in range(0, len(whole), PIECE_BYTES):
+        end = start + PIECE_BYTES
+        yield pb.SwapFrame(piece=pb.Piece(data=bytes(whole[start:end]), more=end < len(whole)))
+
+
+class Assembly:
+    """Pieces of one frame after the other; a partner cannot make it hold more than one frame may have."""
+
+    def __init__(self) -> None:
+        self._whole = bytearray()
+
+    def add(self, piece: wire.Piece) -> wire.Frame | None:
+        """The frame that this piece completes. Raises PeerMisbehaved."""
+        if not piece.data or len(self._whole) + len(piece.data) > wire.MAX_MESSAGE_BYTES:
+            raise PeerMisbehaved("bad_piece", f"{len(piece.data)} bytes after {len(self._whole)}")
+        self._whole += piece.data
+        if piece.more:
+            return None
+        whole, self._whole = self._whole, bytearray()
+        try:
+            frame = wire.decode(pb.SwapFrame.FromString(bytes(whole)))
+        except DecodeError:
+            raise PeerMisbehaved("bad_piece", "no frame") from None
+        if isinstance(frame, wire.Piece):
+            raise PeerMisbehaved("bad_piece", "a piece in pieces")
+        return frame

@@ -1,0 +1,400 @@
+"""Outer rounds over a Transport: the shell around core/round.py that calls, answers, swaps and keeps time.
+
+It performs what the state machine says and reports back what became of it; every decision stands there. It moves opaque
+bytes and never imports torch: an offer's vectors come from the codec thread behind the `Vectors` protocol, and what a
+round came to goes out as events. It does not know the DHT: node/trainer.py tells it who the candidates are.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import grpc
+
+from noloco_node.base.events import Event, PeerFaulted, RoundCommitted, WentSolo
+from noloco_node.core import round as core
+from noloco_node.core import round_events
+from noloco_node.errors import NonFinite, PeerFault, PeerMisbehaved, PeerRefused
+from noloco_node.host.traffic import Pace
+from noloco_node.rounds.swap import DIVERGED, Backlog, Link, Swap, Vectors
+from noloco_node.version import PROTOCOL
+from noloco_node.wire import fragments
+from noloco_node.wire import messages as wire
+from noloco_node.wire import peer_pb2 as pb
+from noloco_node.wire.peer_pb2_grpc import ExchangeServicer, ExchangeStub
+
+OFFER_S = 10.0
+"""For a caller's first frame."""
+LAST_WORD_S = 2.0
+"""For the partner to hear why a swap failed."""
+MAX_CALLERS = 32
+"""Calls answered at once; further ones are refused as busy, so that a flood holds a bounded number of streams."""
+MEMORY = 4096
+"""Exchange ids remembered against replay: hours of rounds, 200 KiB."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What two nodes must have in common to exchange."""
+
+    run_id: bytes
+    layout: bytes
+    fragments: int
+
+
+class Channels(Protocol):
+    """What is needed of a Transport."""
+
+    @property
+    def peer_id(self) -> str: ...
+    def channel(self, peer: str) -> grpc.aio.Channel: ...
+    def caller(self, context: Any) -> str: ...
+
+
+class Trainer(Protocol):
+    """What the training thread wants to hear of a round."""
+
+    def swapping(self, under_way: bool) -> None: ...
+    def round_over(self, round: int) -> None: ...
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the exchanges of this node came to, for status and metrics."""
+
+    calls: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    unsettled_bytes: int = 0
+    """Of those sent: in the swap under way, which no round has to its account yet."""
+    one_sided: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Talk:
+    """The swap under way."""
+
+    peer: str
+    link: Link
+    started: float
+
+
+class Exchange(ExchangeServicer):
+    def __init__(  # noqa: PLR0913
+        self,
+        channels: Channels,
+        boot: bytes,
+        random: core.Random,
+        trainer: Trainer,
+        observe: Callable[[Event], None],
+        *,
+        pace: Pace | None = None,
+    ) -> None:
+        self._channels = channels
+        self._boot = boot
+        self._machine = core.Round(random, me=channels.peer_id)
+        self._trainer = trainer
+        self._observe = observe
+        self._terms: Terms | None = None
+        self._pace = pace
+        self._offers: dict[int, Vectors] = {}
+        self._settled = asyncio.Event()
+        self._verdicts: dict[
+            bytes, asyncio.Queue[round_events.Accept | round_events.Appoint | round_events.Refuse]
+        ] = {}
+        self._stay_s = 0.0  # for our call with an appointment: there is one call at a time
+        self._tasks: dict[bytes, asyncio.Task[None]] = {}  # by exchange: our calls, and the swap of whoever called
+        self._callers: set[str] = set()
+        self._talk: _Talk | None = None
+        self._backlog = Backlog()
+        self._links: set[Link] = set()
+        self._seen: OrderedDict[tuple[str, bytes, bytes], None] = OrderedDict()
+        self._timer: asyncio.TimerHandle | None = None
+        self._tally = Tally()
+
+    # ---- what node/trainer.py tells it, and asks ----
+    def begin(self, terms: Terms, swaps: int | None = 1, *, blocking: bool = False) -> None:
+        """From here on calls are answered; before, the node has no vector to offer and is busy. `swaps`: how many
+        partners a round may have, None for as many as fit. `blocking`: training waits for each round to be over."""
+        self._terms = terms
+        self._machine.swaps, self._machine.blocking = swaps, blocking
+
+    def boundary(self, round: int, phase_s: float, offer: Vectors | None, closed: str | None) -> None:
+        if offer is not None:
+            self._offers[round] = offer
+            self._settled.clear()
+        self._handle(round_events.Boundary(round, phase_s, closed))
+
+    def candidates(self, peers: frozenset[str]) -> None:
+        self._handle(round_events.Candidates(peers))
+
+    def stop(self) -> None:
+        """Make and take no more calls; a swap under way goes on."""
+        self._handle(round_events.Stopping())
+
+    def pause(self, reason: str) -> None:
+        """The same, until `resume`; rounds that end meanwhile are solo for this reason."""
+        self._handle(round_events.Pausing(reason))
+
+    def resume(self) -> None:
+        self._handle(round_events.Resuming())
+
+    @property
+    def partner(self) -> str | None:
+        """The peer of the swap under way."""
+        return self._talk.peer if self._talk else None
+
+    @property
+    def tally(self) -> Tally:
+        """As it is now, with what is under way."""
+        return replace(
+            self._tally,
+            sent_bytes=self._tally.sent_bytes + sum(link.sent_bytes for link in self._links),
+            received_bytes=self._tally.received_bytes + sum(link.received_bytes for link in self._links),
+            unsettled_bytes=self._talk.link.sent_bytes if self._talk else 0,
+        )
+
+    async def settled(self) -> None:
+        """Until no offer is open and no swap under way. The caller gives the deadline."""
+        if self._offers:
+            await self._settled.wait()
+
+    async def close(self) -> None:
+        self.stop()  # so that what is cancelled below is not tried again with somebody else
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._timer:
+            self._timer.cancel()
+        self._offers.clear()
+
+    # ---- the machine ----
+    def _handle(self, event: round_events.Event) -> None:
+        loop = asyncio.get_running_loop()
+        for action in self._machine.handle(event, loop.time()):
+            self._perform(action)
+        if self._timer:
+            self._timer.cancel()
+        wake_at = self._machine.wake_at()
+        self._timer = None if wake_at is None else loop.call_at(wake_at, self._handle, round_events.Tick())
+
+    def _perform(self, action: round_events.Action) -> None:
+        match action:
+            case round_events.Call(exchange):
+                self._tally.calls += 1
+                task = self._tasks[exchange] = asyncio.create_task(self._call(action))
+                task.add_done_callback(lambda task: self._called(exchange, task))
+            case round_events.HangUp(exchange):
+                if exchange in self._tasks:
+                    self._tasks[exchange].cancel()
+            case round_events.Accept(exchange) | round_events.Appoint(exchange) | round_events.Refuse(exchange):
+                if exchange in self._verdicts:
+                    self._verdicts[exchange].put_nowait(action)
+            case round_events.Stay(_, deadline_s):
+                self._stay_s = deadline_s
+            case round_events.Begin():
+                pass  # the call's own task goes on to swap
+            case round_events.EndRound():
+                self._end_round(action)
+            case round_events.Further(round, partner, swap):
+                self._committed(round, partner, swap)
+            case round_events.CloseOffer(round):
+                self._close_offer(round)
+
+    def _end_round(self, end: round_events.EndRound) -> None:
+        if end.reason is None and end.partner is not None:
+            self._committed(end.round, end.partner, 1)
+        else:
+            self._observe(WentSolo(end.round, end.reason or "", end.partner, end.applied, end.one_sided))
+        self._trainer.round_over(end.round)
+        if not end.further:
+            self._close_offer(end.round)
+
+    def _committed(self, round: int, partner: str, swap: int) -> None:
+        if self._talk:
+            link, seconds = self._talk.link, asyncio.get_running_loop().time() - self._talk.started
+            sent, received = link.sent_bytes, link.received_bytes
+            stats = self._offers[round].stats
+            quality = (stats.missed_share, stats.relative_error)
+            self._observe(RoundCommitted(round, partner, seconds, sent, received, *quality, swap))
+
+    def _close_offer(self, round: int) -> None:
+        self._offers.pop(round, None)
+        if not self._offers:
+            self._settled.set()
+
+    # ---- calling ----
+    async def _call(self, call: round_events.Call) -> None:
+        link = self._link()
+        stream = None
+        try:
+            stream = ExchangeStub(self._channels.channel(call.peer)).Swap(link.outgoing())
+            link.listen(aiter(stream))
+            link.send(self._offer(call))
+            await self._hear_answer(call, link)
+            if link.parting:
+                await link.hear_out(LAST_WORD_S)
+        except PeerFault as fault:
+            self._blame(call.peer, fault)
+            self._handle(round_events.Unanswered(call.exchange, fault.reason))
+        finally:
+            self._count(link)
+            link.close()
+            if stream is not None:
+                stream.cancel()
+
+    async def _hear_answer(self, call: round_events.Call, link: Link) -> None:
+        answer = await link.receive(call.deadline_s)
+        if isinstance(answer, wire.Refusal) and answer.code is wire.Code.APPOINTMENT:
+            self._handle(round_events.Appointed(call.exchange, answer.retry_in_s))
+            answer = await link.receive(self._stay_s)
+        match answer:
+            case wire.Refusal(code, retry_in_s):
+                self._handle(round_events.Refused(call.exchange, code.reason, retry_in_s))
+            case wire.Accept():
+                self._handle(round_events.Accepted(call.exchange))
+                if self._machine.swapping == call.exchange and self._machine.offered is not None:
+                    await self._swap(call.exchange, call.peer, self._machine.offered, link, leads=True)
+            case _:
+                raise PeerMisbehaved("unexpected_frame", type(answer).__name__)
+
+    def _called(self, exchange: bytes, task: "asyncio.Task[None]") -> None:
+        self._tasks.pop(exchange, None)
+        if not task.cancelled() and (error := task.exception()):
+            log.error("a call ended by a fault of our own", exc_info=error)
+            self._handle(round_events.Unanswered(exchange, "internal"))
+
+    def _offer(self, call: round_events.Call) -> wire.Offer:
+        terms = self._terms
+        if terms is None:
+            raise PeerRefused("busy")
+        return wire.Offer(
+            PROTOCOL,
+            terms.run_id,
+            terms.layout,
+            call.exchange,
+            self._boot,
+            call.round,
+            terms.fragments,
+            call.patience_s,
+        )
+
+    # ---- being called ----
+    async def Swap(  # noqa: N802 (the name is the service's)
+        self, request_iterator: AsyncIterator[pb.SwapFrame], context: Any
+    ) -> AsyncIterator[pb.SwapFrame]:
+        peer = self._channels.caller(context)
+        link = self._link()
+        link.listen(aiter(request_iterator))
+        answering = asyncio.create_task(self._answer(peer, link))
+        try:
+            async for message in link.outgoing():
+                yield message
+        finally:
+            answering.cancel()
+            self._count(link)
+            await asyncio.gather(answering, return_exceptions=True)
+
+    async def _answer(self, peer: str, link: Link) -> None:
+        try:
+            await self._hear_caller(peer, link)
+        except PeerRefused as no:
+            link.send(wire.Refusal(wire.Code[no.reason.upper()], no.retry_in_s))
+        except PeerFault as fault:
+            self._blame(peer, fault)
+        finally:
+            link.close()
+
+    async def _hear_caller(self, peer: str, link: Link) -> None:
+        if peer in self._callers or len(self._callers) >= MAX_CALLERS:
+            raise PeerRefused("busy")
+        self._callers.add(peer)
+        try:
+            offer = await link.receive(OFFER_S)
+            if not isinstance(offer, wire.Offer):
+                raise PeerMisbehaved("unexpected_frame", type(offer).__name__)
+            self._check(peer, offer)
+            verdict = await self._verdict(peer, offer, link)
+            if isinstance(verdict, round_events.Refuse):
+                raise PeerRefused(verdict.reason, verdict.retry_in_s)
+            link.send(wire.Accept(self._boot, verdict.round))
+            await self._swap(verdict.exchange, peer, verdict.round, link, leads=False)
+        finally:
+            self._callers.discard(peer)
+
+    def _check(self, peer: str, offer: wire.Offer) -> None:
+        """Refuse what cannot be exchanged with, and what was seen before."""
+        if self._terms is None:
+            raise PeerRefused("busy")
+        if offer.protocol != PROTOCOL or Terms(offer.run_id, offer.layout, offer.fragments) != self._terms:
+            raise PeerRefused("incompatible")
+        identity = (peer, offer.boot, offer.exchange_id)
+        if identity in self._seen or offer.exchange_id in self._verdicts or offer.exchange_id in self._tasks:
+            raise PeerRefused("stale")  # each caller draws its own: one that is in use is a replay, whoever brings it
+        self._seen[identity] = None
+        if len(self._seen) > MEMORY:
+            self._seen.popitem(last=False)
+
+    async def _verdict(self, peer: str, offer: wire.Offer, link: Link) -> round_events.Accept | round_events.Refuse:
+        exchange = offer.exchange_id
+        verdicts = self._verdicts[exchange] = asyncio.Queue()
+        try:
+            self._handle(round_events.Called(exchange, peer, offer.patience_s))
+            while isinstance(verdict := await verdicts.get(), round_events.Appoint):
+                link.send(wire.Refusal(wire.Code.APPOINTMENT, verdict.in_s))
+            return verdict
+        except asyncio.CancelledError:
+            self._handle(round_events.CallerGone(exchange))
+            raise
+        finally:
+            del self._verdicts[exchange]
+
+    # ---- swapping ----
+    async def _swap(self, exchange: bytes, peer: str, round: int, link: Link, *, leads: bool) -> None:
+        vectors = self._offers[round]
+        order, stall_s = fragments.order(vectors.fragments, exchange), self._machine.stall_s
+        swap = Swap(link, vectors, exchange, order, leads=leads, stall_s=stall_s, backlog=self._backlog)
+        self._talk = _Talk(peer, link, asyncio.get_running_loop().time())
+        if task := asyncio.current_task():
+            self._tasks[exchange] = task
+        self._trainer.swapping(True)
+        reason: str | None = "hung_up"  # how it looks when this task is cancelled
+        try:
+            await swap.run()
+            reason = None
+        except PeerFault as fault:
+            reason = fault.reason
+            self._blame(peer, fault)
+        except NonFinite:
+            reason = "nonfinite"
+        finally:
+            self._trainer.swapping(False)
+            if reason == DIVERGED:  # the other end may not have found it yet, and has to count it, too
+                link.part(wire.Refusal(wire.Code.DIVERGED))
+            elif reason is not None:
+                link.drop()
+            self._tally.one_sided += swap.one_sided
+            self._handle(round_events.SwapEnded(exchange, reason, swap.applied, swap.one_sided))
+            self._talk = None
+            self._tasks.pop(exchange, None)
+
+    def _link(self) -> Link:
+        link = Link(self._pace)
+        self._links.add(link)
+        return link
+
+    def _count(self, link: Link) -> None:
+        self._links.discard(link)
+        self._tally.sent_bytes += link.sent_bytes
+        self._tally.received_bytes += link.received_bytes
+
+    def _blame(self, peer: str, fault: PeerFault) -> None:
+        log.debug("%s: %s", peer, fault)
+        if isinstance(fault, PeerMisbehaved):
+            self._observe(PeerFaulted(peer, fault.reason))

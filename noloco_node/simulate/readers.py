@@ -1,0 +1,37 @@
+"""What each replica reads: the daemon's own streams, over the whole corpus or over a part that is nobody else's.
+
+i.i.d.: every replica reads the whole training text in an order of its own, as nodes do. Not i.i.d.: each has
+neighbouring modules in the order of their names, about the same amount each, so whole packages lie on one replica.
+Streams depend on seed and replica alone: every algorithm sees the same batches in the same order.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from noloco_node.data.corpus import Corpus, Stream, Tokens
+from noloco_node.errors import UsageError
+from noloco_node.simulate.settings import Settings
+
+
+class Readers:
+    """One stream a replica."""
+
+    def __init__(self, corpus: Corpus, settings: Settings) -> None:
+        parts = [corpus.train] * settings.replicas if settings.iid else own_modules(corpus.train, settings.replicas)
+        length = settings.data.sequence_length
+        self._streams = [Stream(part, length, settings.seed, f"replica {i}") for i, part in enumerate(parts)]
+
+    def next(self, sequences: int) -> Tensor:
+        """Tokens of every replica's next batch, (R, sequences, length + 1)."""
+        return torch.stack([stream.next(sequences) for stream in self._streams])
+
+
+def own_modules(text: Tokens, replicas: int) -> list[Tokens]:
+    """The text in as many parts of whole modules, each up to the first end of a module after its fair share."""
+    ends = np.flatnonzero(text == 0)  # the byte between two modules
+    fair = np.arange(1, replicas) * len(text) // replicas
+    if len(ends) < replicas:
+        raise UsageError(f"the corpus has too few modules for {replicas} replicas")
+    cuts = ends[np.minimum(np.searchsorted(ends, fair), len(ends) - 1)]
+    return np.split(text, cuts + 1)

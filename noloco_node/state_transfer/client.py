@@ -1,0 +1,207 @@
+"""A newcomer fetches the live state of a peer: slow weights, outer momentum and round, as state_transfer/server.py
+gives it.
+
+The donor first states the version: its round, the digests of its fragments, and one root hash over them. Each fragment
+counts when its digest holds, and stays when the stream breaks: whoever has the same version, the same donor at best,
+goes on with the next one. Of another version nothing is kept, so fragments of two donors never mix. Of the numbers it
+is only known here that they must be finite, and nothing is used before all of them are there.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import ParamSpec, Protocol, TypeVar
+
+import grpc
+import numpy as np
+
+from noloco_node.errors import PeerLost, PeerMisbehaved, PeerRefused
+from noloco_node.host.traffic import Pace, Traffic
+from noloco_node.transport.base import peer_faults
+from noloco_node.version import PROTOCOL
+from noloco_node.wire import messages as wire
+from noloco_node.wire import peer_pb2 as pb
+from noloco_node.wire import state_format
+from noloco_node.wire.peer_pb2_grpc import StateStub
+from noloco_node.wire.state_format import Coding
+
+FRAME_S = 30.0
+"""A donor that sends nothing for so long is given up."""
+PROGRESS_S = 5.0
+"""For a peer to say how far it is."""
+ASIDE_BYTES = 4 << 20
+"""10 ms of hashing."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    run_id: bytes
+    layout: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LiveState:
+    round: int
+    data: memoryview
+    """Slow weights, then outer momentum: fp32, little-endian."""
+
+
+def is_finite(numbers: memoryview) -> bool:
+    """Of fp32 bytes, looked at piece by piece: they may be many."""
+    whole = np.frombuffer(numbers, np.float32)
+    return all(np.isfinite(part).all() for part in np.array_split(whole, max(1, len(whole) >> 22)))
+
+
+class Headway:
+    """How far a download is and how long it will still take, in words, at its rate since it was first asked."""
+
+    def __init__(self) -> None:
+        self._began: tuple[float, int] | None = None
+
+    def __call__(self, done_bytes: int, total_bytes: int) -> str:
+        now = asyncio.get_running_loop().time()
+        if self._began is None:
+            self._began = (now, done_bytes)
+        began, before = self._began
+        rate = (done_bytes - before) / max(now - began, 1e-6)
+        left = f", {(total_bytes - done_bytes) / rate:.0f} s left" if rate else ""
+        return f"{done_bytes / total_bytes:.0%}{left}"
+
+
+class Watcher(Protocol):
+    """Who wants to know how a download goes."""
+
+    def waits(self, place: int) -> None:
+        """So many others come first; 0: the donor takes its snapshot."""
+
+    async def begins(self, round: int) -> None:
+        """What the donor has, where it is not the version that was begun with. Raises PeerFault where that will not
+        do."""
+
+    def has(self, done_bytes: int, total_bytes: int) -> None: ...
+
+
+class Download:
+    """What has come of one version so far; it outlives the streams that bring it."""
+
+    def __init__(self, numbers: int, coding: Coding = Coding.FP32) -> None:
+        self.coding = coding
+        self.total_bytes = coding.size(numbers)
+        self.root = b""
+        self.done = 0
+        """Fragments that are here and whole."""
+        self.round = 0
+        self._digests = b""
+        self._numbers = memoryview(bytearray())
+        self._size = 4 * numbers
+
+    @property
+    def fragments(self) -> int:
+        return state_format.fragments(self.total_bytes)
+
+    @property
+    def done_bytes(self) -> int:
+        return min(self.done * state_format.fragment_bytes(self.total_bytes), self.total_bytes)
+
+    @property
+    def next_bytes(self) -> int:
+        """The size of the fragment that comes next."""
+        return min(state_format.fragment_bytes(self.total_bytes), self.total_bytes - self.done_bytes)
+
+    def begin(self, header: wire.StateHeader) -> None:
+        """Go on with the version that was begun with, or begin another one. Raises PeerMisbehaved."""
+        if header.total_bytes != self.total_bytes:
+            raise PeerMisbehaved("bad_state", f"{header.total_bytes} bytes instead of {self.total_bytes}")
+        goes_on = header.root == self.root
+        if header.fragment != (self.done if goes_on else 0):
+            raise PeerMisbehaved("bad_state", f"goes on at fragment {header.fragment}")
+        if not goes_on:
+            self._numbers = self._numbers or memoryview(bytearray(self._size))
+            self.root, self.round, self._digests, self.done = header.root, header.round, header.digests, 0
+
+    def add(self, fragment: bytearray) -> None:
+        """The next one. Raises PeerMisbehaved."""
+        expected = self._digests[self.done * state_format.DIGEST_BYTES :][: state_format.DIGEST_BYTES]
+        if state_format.digest(fragment) != expected:
+            raise PeerMisbehaved("bad_digest", f"fragment {self.done} of the state")
+        start = self.done_bytes
+        place = slice(*(self._size * at // self.total_bytes for at in (start, start + len(fragment))))
+        self.coding.decode(fragment, self._numbers[place])
+        if not is_finite(self._numbers[place]):
+            raise PeerMisbehaved("nonfinite", "state")
+        self.done += 1
+
+    def result(self) -> LiveState:
+        return LiveState(self.round, self._numbers)
+
+
+async def fetch(
+    channel: grpc.aio.Channel, terms: Terms, download: Download, watcher: Watcher, pace: Pace | None = None
+) -> LiveState:
+    """What `download` still lacks, of one peer. Raises PeerFault, and what came stays in `download`."""
+    pace = pace or Traffic()
+    request = wire.StateRequest(
+        PROTOCOL, terms.run_id, terms.layout, download.coding, download.root, download.done if download.root else 0
+    )
+    call = StateStub(channel).Fetch(wire.encode_state_request(request))
+    stream = aiter(call)
+    try:
+        header = await _header(stream, pace, watcher)
+        if header.root != download.root:  # what was begun with may be old by now, and goes on all the same
+            await watcher.begins(header.round)
+        download.begin(header)
+        while download.done < download.fragments:
+            fragment = bytearray()
+            while len(fragment) < download.next_bytes:
+                chunk = await _receive(stream, pace)
+                due = min(state_format.CHUNK_BYTES, download.next_bytes - len(fragment))
+                if not isinstance(chunk, wire.StateChunk) or len(chunk.data) != due:  # no trickle either
+                    raise PeerMisbehaved("bad_state", "not a chunk of what was announced")
+                fragment += chunk.data
+                watcher.has(download.done_bytes + len(fragment), download.total_bytes)
+            await aside(len(fragment), download.add, fragment)
+        return download.result()
+    finally:
+        call.cancel()
+
+
+async def aside(size_bytes: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+    """Does it in a thread where hashing so much would hold up the event loop."""
+    return await asyncio.to_thread(work, *args, **options) if size_bytes > ASIDE_BYTES else work(*args, **options)
+
+
+async def progress(channel: grpc.aio.Channel, terms: Terms) -> int:
+    """The round in which a peer is. Raises PeerFault."""
+    request = wire.encode_state_request(wire.StateRequest(PROTOCOL, terms.run_id, terms.layout))
+    with peer_faults():
+        return wire.decode_progress(await StateStub(channel).Progress(request, timeout=PROGRESS_S))
+
+
+async def _header(stream: AsyncIterator[pb.StateFrame], pace: Pace, watcher: Watcher) -> wire.StateHeader:
+    while True:
+        match await _receive(stream, pace):
+            case wire.StateHeader() as header:
+                return header
+            case wire.StatePlace(place):
+                watcher.waits(place)
+            case wire.Refusal(code, retry_in_s):
+                raise PeerRefused(code.reason, retry_in_s)
+            case wire.StateChunk():
+                raise PeerMisbehaved("bad_state", "bytes before a header")
+
+
+async def _receive(stream: AsyncIterator[pb.StateFrame], pace: Pace) -> wire.StateFrame:
+    await pace.taking()
+    try:
+        async with asyncio.timeout(FRAME_S):
+            with peer_faults():
+                message = await anext(stream)
+    except TimeoutError:
+        raise PeerLost("silent", f"no frame for {FRAME_S:g} s") from None
+    except StopAsyncIteration:
+        raise PeerLost("hung_up") from None
+    pace.took(message.ByteSize())
+    return wire.decode_state(message)

@@ -1,0 +1,231 @@
+"""The slow weights of this node and of some others, fetched into files of the home, for `export --average`.
+
+Each donor is asked as by a newcomer (state_transfer/client.py): layout, digests and root hash are checked, the
+volunteer's rates and the day's quota are kept. One that does not give its state in time is skipped, which is said. Only
+φ is kept of it, as plain fp32. What becomes of the files is up to whoever asked; those of an earlier one are removed
+first.
+"""
+
+import asyncio
+import logging
+import random
+import shutil
+import tempfile
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import grpc
+
+from noloco_node.base import peer_names
+from noloco_node.base.atomic_files import cannot_write
+from noloco_node.base.units import size
+from noloco_node.checkpoints import checkpoint
+from noloco_node.errors import DiskFull, NolocoError, NonFinite, PeerFault, PeerMisbehaved, SwarmUnreachable
+from noloco_node.host.traffic import Pace
+from noloco_node.peers.record import PeerRecord
+from noloco_node.state_transfer import client
+from noloco_node.state_transfer.choose_donor import STALE_ROUNDS
+from noloco_node.state_transfer.client import Download, LiveState, Terms
+from noloco_node.state_transfer.server import Giver
+from noloco_node.views.views import GatheredState, GatherView
+
+FOLDER = "gathered"
+GIVING = ("training", "solo", "paused", "finished")
+"""What those are called in presence who have weights to give."""
+BEGIN_S = 60.0
+"""For a donor to take its snapshot; others may come first."""
+SLOWEST_BYTES_S = 256 << 10
+"""A donor that is slower is skipped."""
+SAY_S = 0.5
+_PLACE_BYTES = 4  # of a parameter's φ
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """What this node has, and what a donor's state must fit."""
+
+    peer_id: str
+    terms: Terms
+    parameters: int
+    round: int
+    step: int
+    budget: int
+    """Rounds of the run."""
+
+
+class Limits(Protocol):
+    """What the volunteer allows."""
+
+    def room_to_take(self, size_bytes: int) -> bool: ...
+
+
+class Gatherer:
+    """One gathering at a time. `rate_bytes_s`: what the volunteer allows for downloads."""
+
+    def __init__(
+        self,
+        home: Path,
+        channel: Callable[[str], grpc.aio.Channel],
+        pace: Pace,
+        limits: Limits,
+        rate_bytes_s: float | None = None,
+    ) -> None:
+        self._home = home / FOLDER
+        self._channel, self._pace, self._limits = channel, pace, limits
+        self._slowest = min(SLOWEST_BYTES_S, rate_bytes_s / 2 if rate_bytes_s else SLOWEST_BYTES_S)
+        self._busy = False
+
+    async def gather(
+        self, own: Own, giver: Giver, there: Collection[PeerRecord], peers: int
+    ) -> AsyncGenerator[GatherView, None]:
+        """How it goes, every now and then; at last what came, or why nothing did. Whoever hears no more before that
+        leaves no files."""
+        if self._busy:
+            yield GatherView(failure="another export is fetching states through this node: wait for it")
+            return
+        self._busy = True
+        work = _Work(own, self._channel, self._pace, self._limits, self._slowest)
+        coming = asyncio.create_task(self._gather(work, giver, _in_turn(there, own), peers))
+        try:
+            while not (await asyncio.wait({coming}, timeout=SAY_S))[0]:
+                yield work.view
+            with _told(work):
+                coming.result()
+            yield replace(work.view, done=True)
+        finally:
+            self._busy = False
+            if not coming.done() or work.view.failure:
+                coming.cancel()
+                await asyncio.wait({coming})
+                shutil.rmtree(self._home, ignore_errors=True)
+
+    async def _gather(self, work: "_Work", giver: Giver, donors: Sequence[PeerRecord], peers: int) -> None:
+        folder = self._fresh_folder(work.own, min(peers, len(donors)))
+        round_, numbers = await asyncio.wrap_future(giver.live_state())
+        if not await asyncio.to_thread(client.is_finite, numbers):
+            raise NonFinite("this node's own weights hold NaN or Inf: average others, through another node")
+        me = work.own
+        await work.keep(folder, me.peer_id, me.step, LiveState(round_, numbers))
+        for donor in donors:
+            if len(work.view.states) > peers:
+                break
+            await work.take(folder, donor)
+        if len(work.view.states) == 1:
+            raise SwarmUnreachable(
+                "no other node gave its state: see `noloco-node peers`, or leave --average out to export this one's"
+            )
+
+    def _fresh_folder(self, own: Own, peers: int) -> Path:
+        """Raises DiskFull, UsageError."""
+        needed, free = (peers + 1) * _PLACE_BYTES * own.parameters, checkpoint.free_bytes(self._home)
+        if free is not None and free < needed:
+            raise DiskFull(
+                f"the disk is full: {peers + 1} states need {size(needed)} in {self._home} and {size(free)} are left. "
+                "Free some space, or average fewer"
+            )
+        shutil.rmtree(self._home, ignore_errors=True)
+        try:
+            self._home.mkdir(mode=0o700)
+            return Path(tempfile.mkdtemp(dir=self._home))
+        except OSError as error:
+            raise cannot_write(self._home, error) from error
+
+
+class _told:  # noqa: N801 (a context)
+    """What went wrong becomes part of the last view."""
+
+    def __init__(self, work: "_Work") -> None:
+        self._work = work
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        if not isinstance(error, NolocoError):
+            return False
+        self._work.view = replace(self._work.view, failure=str(error), exit_code=error.exit_code)
+        return True
+
+
+class _Work:
+    """What came so far."""
+
+    def __init__(
+        self, own: Own, channel: Callable[[str], grpc.aio.Channel], pace: Pace, limits: Limits, slowest: float
+    ) -> None:
+        self.own = own
+        self.view = GatherView(run_id=own.terms.run_id.hex(), layout=own.terms.layout.hex(), doing="this node's state")
+        self._channel, self._pace, self._limits, self._slowest = channel, pace, limits, slowest
+
+    async def take(self, folder: Path, donor: PeerRecord) -> None:
+        """One donor's, if it gives it. Raises DiskFull, UsageError."""
+        name, download = peer_names.name_of(donor.peer_id), Download(2 * self.own.parameters)
+        if not self._limits.room_to_take(download.total_bytes):
+            self._skip(name, "the day's download has no room for its state; --daily-download allows more")
+            return
+        turn = _Turn(self, name)
+        try:
+            async with asyncio.timeout(BEGIN_S + download.total_bytes / self._slowest):
+                state = await client.fetch(self._channel(donor.peer_id), self.own.terms, download, turn, self._pace)
+            await self.keep(folder, donor.peer_id, donor.step, state)
+        except TimeoutError:
+            self._skip(name, "too slow")
+        except PeerFault as fault:
+            self._skip(name, fault.reason.replace("_", " "))
+
+    async def keep(self, folder: Path, peer_id: str, step: int, state: LiveState) -> None:
+        """Raises DiskFull, UsageError."""
+        path = folder / f"{len(self.view.states)}.f32"
+        phi = state.data[: _PLACE_BYTES * self.own.parameters]
+        await asyncio.to_thread(_write, path, phi)
+        kept = GatheredState(str(path), peer_id, state.round, step)
+        self.view = replace(self.view, states=(*self.view.states, kept))
+
+    def _skip(self, name: str, why: str) -> None:
+        log.info("no state from %s for an average: %s", name, why)
+        self.view = replace(self.view, skipped=(*self.view.skipped, f"{name}: {why}"))
+
+
+class _Turn:
+    """One donor's: checks the round that it says, and tells how far the download is."""
+
+    def __init__(self, work: _Work, name: str) -> None:
+        self._work, self._name = work, name
+        self._headway = client.Headway()
+        self._say("")
+
+    def waits(self, place: int) -> None:
+        self._say(f", {place} before us" if place else ", which copies it")
+
+    async def begins(self, round: int) -> None:
+        own = self._work.own
+        if round > own.budget:
+            raise PeerMisbehaved("bad_round", f"{round}")
+        if round < own.round - STALE_ROUNDS:
+            raise PeerFault("old_state", f"of round {round}")
+
+    def has(self, done_bytes: int, total_bytes: int) -> None:
+        self._say(f", {self._headway(done_bytes, total_bytes)}")
+
+    def _say(self, how_far: str) -> None:
+        self._work.view = replace(self._work.view, doing=f"state from {self._name}{how_far}")
+
+
+def _in_turn(there: Collection[PeerRecord], own: Own) -> list[PeerRecord]:
+    """By chance, but those who train first, and nobody who is known to be far behind."""
+    fit = [r for r in there if r.state in GIVING and r.peer_id != own.peer_id and r.round >= own.round - STALE_ROUNDS]
+    random.shuffle(fit)
+    return sorted(fit, key=lambda record: record.state != "training")
+
+
+def _write(path: Path, phi: memoryview) -> None:
+    try:
+        path.write_bytes(phi)
+    except OSError as error:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        raise cannot_write(path, error) from error

@@ -1,0 +1,206 @@
+"""The picture of a local swarm while it trains: a live table on a terminal, a line a round elsewhere.
+
+It is shown what there is to see and the time; it asks nobody and waits for nothing.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from noloco_node.base.peer_names import name_of
+from noloco_node.base.units import NOTHING, loss, rate, share, size, span
+from noloco_node.terminal.table import Column, fitting, table
+from noloco_node.views.views import StatusView
+
+_COLUMNS = (
+    Column("node"),
+    Column("state"),
+    Column("round", right=True),
+    Column("loss", right=True),
+    Column("eval", keep=4, right=True),
+    Column("partner", keep=5),
+    Column("sent", keep=3, right=True),
+    Column("busy", keep=2, right=True),
+    Column("tokens/s", keep=6, right=True),
+    Column("waiting for", keep=1),
+)
+_WAITING = len(_COLUMNS) - 1
+_SILENT_S = 5.0  # without a terminal: a sign of life this often
+
+
+class Seat(Protocol):
+    """One node of the swarm."""
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def view(self) -> StatusView | None: ...
+
+    @property
+    def exit_code(self) -> int | None: ...
+
+    def last_words(self) -> str: ...
+
+
+class Progress:
+    """How far, and how long still: a straight line from the first round that was seen."""
+
+    def __init__(self, rounds: int) -> None:
+        self._rounds = rounds
+        self._first: tuple[float, float] | None = None
+        self.fraction = 0.0
+        self.left_s: float | None = None
+
+    def update(self, seats: Sequence[Seat], now: float) -> None:
+        done = [1.0 if _is_done(seat) else _rounds_done(seat.view) / self._rounds for seat in seats]
+        self.fraction = max(self.fraction, sum(done) / len(done) if done else 0.0)
+        if self._first is None and self.fraction > 0:
+            self._first = now, self.fraction
+        if self._first and self.fraction > self._first[1]:
+            since, began = self._first
+            self.left_s = (now - since) * (1 - self.fraction) / (self.fraction - began)
+
+    def __str__(self) -> str:
+        if self.left_s is None or self.fraction >= 1:
+            return share(self.fraction)
+        return f"{share(self.fraction)}   about {span(max(10, round(self.left_s, -1)))} left"
+
+
+class LiveBoard:
+    """For a terminal. A context manager, so that the cursor comes back whatever happens."""
+
+    def __init__(self, out: Console, progress: Progress, rounds: int, _began: float) -> None:
+        self._live = Live(console=out, auto_refresh=False)
+        self._out, self._progress, self._rounds = out, progress, rounds
+
+    def __enter__(self) -> "LiveBoard":
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def update(self, seats: Sequence[Seat], now: float) -> None:
+        self._progress.update(seats, now)
+        bar = Table.grid(padding=(0, 2, 0, 0))
+        width = min(40, self._out.width // 2)
+        bar.add_row(ProgressBar(total=1, completed=self._progress.fraction, width=width), str(self._progress))
+        parts = picture(seats, self._rounds, self._out.width)
+        self._live.update(Group(*parts, bar) if self._progress.fraction < 1 else Group(*parts), refresh=True)
+
+
+class PlainBoard:
+    """For a pipe or a log: a line for each round of each node, and a sign of life in between."""
+
+    def __init__(self, out: Console, progress: Progress, rounds: int, began: float) -> None:
+        self._out, self._progress, self._rounds, self._began = out, progress, rounds, began
+        self._spoke = began
+        self._seen: dict[str, str] = {}
+        self._last: Sequence[Seat] = ()
+
+    def __enter__(self) -> "PlainBoard":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for part in picture(self._last, self._rounds, self._out.width):
+            self._out.print(part)
+
+    def update(self, seats: Sequence[Seat], now: float) -> None:
+        self._progress.update(seats, now)
+        self._last = seats
+        for seat in seats:
+            news = _news(seat, self._rounds)
+            if news and self._seen.get(seat.label) != news:
+                self._seen[seat.label] = news
+                self._say(now, news)
+        if now - self._spoke >= _SILENT_S:
+            self._say(now, f"{self._progress}   {_states(seats)}")
+
+    def _say(self, now: float, line: str) -> None:
+        self._spoke = now
+        self._out.print(Text(f"{span(now - self._began):>11}  {line}"))
+
+
+def picture(seats: Sequence[Seat], rounds: int, width: int) -> list[RenderableType]:
+    """The table, and below it what found no room in it."""
+    rows = [_row(seat, rounds) for seat in seats]
+    if not rows:
+        return [Text("starting the rendezvous …", style="dim")]
+    shown = fitting(_COLUMNS, rows, width)
+    notes = [] if _WAITING in shown else [f"{_name(seat)}: {_long_wait(seat)}" for seat in seats if _waiting(seat)]
+    if not any(map(_waiting, seats)):
+        shown = [column for column in shown if column != _WAITING]
+    return [table(_COLUMNS, rows, shown), *(Text(note, style="dim") for note in notes)]
+
+
+def _row(seat: Seat, rounds: int) -> list[str]:
+    view = seat.view
+    if view is None:
+        return [seat.label, _state(seat), *[NOTHING] * (_WAITING - 2), _waiting(seat)]
+    return [
+        view.name,
+        _state(seat),
+        f"{view.round}/{rounds}",
+        loss(view.loss),
+        loss(view.eval_loss),
+        name_of(view.partner) if view.partner else NOTHING,
+        size(view.bytes.sent),
+        share(view.busy_fraction),
+        rate(view.tokens_per_s),
+        _waiting(seat),
+    ]
+
+
+def _rounds_done(view: StatusView | None) -> float:
+    return view.round + (view.phase.part if view.phase else 0.0) if view else 0.0
+
+
+def _is_done(seat: Seat) -> bool:
+    return seat.exit_code is not None or (seat.view is not None and seat.view.state == "finished")
+
+
+def _name(seat: Seat) -> str:
+    return seat.view.name if seat.view else seat.label
+
+
+def _state(seat: Seat) -> str:
+    if seat.exit_code:
+        return f"exit {seat.exit_code}"
+    if seat.exit_code == 0:
+        return "done"
+    return seat.view.state if seat.view else "starting"
+
+
+def _waiting(seat: Seat) -> str:
+    if seat.exit_code:
+        return seat.last_words()
+    return (seat.view.waiting_for or "") if seat.view and seat.exit_code is None else ""
+
+
+def _states(seats: Sequence[Seat]) -> str:
+    """`3 training, 1 joining (dry-falcon waits for state from brisk-heron)`."""
+    counts = Counter(map(_state, seats))
+    waits = [f"{_name(seat)} waits for {_waiting(seat)}" for seat in seats if _waiting(seat) and not seat.exit_code]
+    return ", ".join(f"{n} {state}" for state, n in counts.items()) + (f" ({'; '.join(waits)})" if waits else "")
+
+
+def _long_wait(seat: Seat) -> str:
+    return f"died: {seat.last_words()}" if seat.exit_code else f"waiting for {_waiting(seat)}"
+
+
+def _news(seat: Seat, rounds: int) -> str:
+    """What is worth a line when it changes: a round, an end."""
+    view = seat.view
+    if seat.exit_code:
+        return f"{_name(seat)} {_long_wait(seat)}"
+    if view is None or view.loss is None:
+        return ""
+    partner = f", last partner {name_of(view.partner)}" if view.partner else ""
+    return f"{view.name} round {view.round}/{rounds}: loss {loss(view.loss)}{partner}"

@@ -1,0 +1,78 @@
+"""What a local swarm came to: one document for programs, one sentence for people."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from noloco_node.base.units import loss, span
+from noloco_node.terminal.swarm_board import Seat
+from noloco_node.views.views import SCHEMA, document
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    seats: Sequence[Seat]
+    run_id: str
+    rounds: int
+    wall_s: float
+    average_of_weights: float | None
+    """Held-out loss of the mean of the nodes' weights."""
+
+    @property
+    def views(self) -> list[Any]:
+        return [seat.view for seat in self.seats if seat.view]
+
+    def mean(self, field: str) -> float | None:
+        known = [value for view in self.views if (value := getattr(view, field)) is not None]
+        return fmean(known) if known else None
+
+    def failure(self) -> str | None:
+        """Why this is no success, in a sentence."""
+        for seat in self.seats:
+            name = seat.view.name if seat.view else seat.label
+            if seat.exit_code:
+                return f"{name} ended with exit code {seat.exit_code}: {seat.last_words()}"
+            if seat.view is None or not seat.view.rounds.committed:
+                return f"{name} found no partner in any round"
+        return None
+
+    def as_document(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "run_id": self.run_id,
+            "rounds": self.rounds,
+            "wall_s": round(self.wall_s, 3),
+            "loss": {"first": self.mean("loss_first"), "last": self.mean("loss")},
+            "eval_loss": {
+                "first": self.mean("eval_loss_first"),
+                "last": self.mean("eval_loss"),
+                "average_of_weights": self.average_of_weights,
+            },
+            "nodes": [_node(seat) for seat in self.seats],
+        }
+
+    def sentence(self) -> str:
+        solo = sum(view.rounds.solo for view in self.views)
+        ended = solo + sum(view.rounds.committed for view in self.views)
+        per_round = [view.bytes.per_param_round for view in self.views if view.bytes.per_param_round is not None]
+        rounds = f"in {self.rounds} rounds ({solo or 'none'} of {ended} solo)"
+        parts = [f"each node met {self._met()} {rounds}" if ended else "no round was done"]
+        if (last := self.mean("eval_loss")) is not None:
+            parts.append(f"mean eval loss {loss(self.mean('eval_loss_first'))} → {loss(last)}")
+        if self.average_of_weights is not None:
+            parts.append(f"average of the weights {loss(self.average_of_weights)}")
+        if per_round:
+            parts.append(f"{fmean(per_round):.2f} bytes per parameter and round")
+        return f"{'ended after' if self.failure() else 'done in'} {span(self.wall_s)}: {', '.join(parts)}"
+
+    def _met(self) -> str:
+        met = [len(view.partners) for view in self.views] or [0]
+        low, high = min(met), max(met)
+        return f"{low} other{'s' * (low != 1)}" if low == high else f"{low} to {high} others"
+
+
+def _node(seat: Seat) -> dict[str, Any]:
+    shown = document(seat.view) if seat.view else {"name": seat.label}
+    shown.pop("schema", None)
+    return {**shown, "exit_code": seat.exit_code}

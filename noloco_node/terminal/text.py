@@ -1,0 +1,227 @@
+"""`status` and `peers` as text, for a terminal of any width and for pipes."""
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from noloco_node.base.peer_names import name_of, short_id
+from noloco_node.base.units import count, loss, rate, share, size, span
+from noloco_node.terminal.phase import left
+from noloco_node.terminal.table import Column, fill, fitting, table
+from noloco_node.views.views import Checkpoints, Health, LastRound, PeerRow, PeersView, RunView, StatusView
+
+_PIPE_WIDTH = 1000  # nobody wants lines broken in a file
+_HEALTH_STYLE = {"warning": "yellow", "error": "red"}
+_WORTH_SHOWING = 0.0005  # a tenth of a per cent, rounded
+_REACHABLE = {
+    "directly": "reachable directly",
+    "mapped": "reachable at a port of the router",
+    "relayed": "reachable through a relay",
+    "outgoing": "not reachable",
+}
+_PEER_COLUMNS = (
+    Column("peer"),
+    Column("id", keep=8),
+    Column("state"),
+    Column("round", right=True),
+    Column("lag", right=True),
+    Column("tokens/s", keep=6, right=True),
+    Column("loss", keep=7, right=True),
+    Column("via", keep=4),
+    Column("last seen", keep=3, right=True),
+    Column("sent", keep=2, right=True),
+    Column("received", keep=1, right=True),
+    Column("together", keep=5, right=True),
+)
+"""80 columns have room down to `together`, 120 for all."""
+_OUTSIDE = [i for i, column in enumerate(_PEER_COLUMNS) if column.title not in ("via", "sent", "received", "together")]
+"""Who only looks on has exchanged nothing with anybody."""
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Coloured and as wide as the terminal; plain and wide where there is none."""
+    made = Console(stderr=stderr, highlight=False, soft_wrap=False)
+    if not made.is_terminal:
+        made.width = _PIPE_WIDTH
+    return made
+
+
+def print_status(view: StatusView, out: Console) -> None:
+    head, *rest = rendezvous_lines(view) if view.state == "rendezvous" else node_lines(view)
+    text = Text(fill(head, out.width))
+    text.stylize("bold", 0, len(view.name))
+    out.print(text)
+    for pieces in rest:
+        out.print(Text(fill(pieces, out.width)))
+    if view.state == "rendezvous":
+        for run in view.runs:
+            out.print(Text(fill(_run(run), out.width)))
+        for address in view.addresses:
+            out.print(Text(address), soft_wrap=True)  # whole, to be copied
+    if view.last_error:
+        out.print(Text(f"last error: {view.last_error}", style="dim"))
+    for finding in view.health:
+        out.print(_health(finding))
+
+
+def print_peers(view: PeersView, out: Console) -> None:
+    for part in peers_parts(view, out.width):
+        out.print(part)
+
+
+def peers_parts(view: PeersView, width: int) -> Iterator[Text | Table]:
+    """A table of all; or, seen from outside, one of each run below its name. In the order of the view."""
+    if view.runs:
+        for run in view.runs:
+            yield Text(fill(_run(run), width), style="bold")
+            if rows := [_peer_row(peer) for peer in view.peers if peer.run == run.run]:
+                yield _peers_table(
+                    [[row[i] for i in _OUTSIDE] for row in rows], [_PEER_COLUMNS[i] for i in _OUTSIDE], width
+                )
+    elif view.peers:
+        yield _peers_table([_peer_row(peer) for peer in view.peers], _PEER_COLUMNS, width)
+    else:
+        yield Text("no other peer is known yet")
+
+
+def _peers_table(rows: Sequence[Sequence[str]], columns: Sequence[Column], width: int) -> Table:
+    return table(columns, rows, fitting(columns, rows, width))
+
+
+def peer_line(peer: PeerRow) -> str:
+    """What matters of one peer, for where there is no table."""
+    where = f" in {peer.run}" if peer.run else ""
+    return f"{peer.name}{where} {peer.state}, round {peer.round}, loss {loss(peer.loss)} ({short_id(peer.peer_id)})"
+
+
+def _run(run: RunView) -> list[str]:
+    furthest = f"round {run.round} of {run.rounds}" if run.peers else f"{count(run.rounds, 'round')} in all"
+    return [run.run, f"{count(run.peers, 'peer')} ({run.training} training)" if run.peers else "0 peers", furthest]
+
+
+def node_lines(view: StatusView) -> Iterator[list[str]]:
+    """Each line as pieces, so that it is broken where it may be."""
+    yield [f"{view.name} ({short_id(view.peer_id)}) in {view.run or 'no run yet'}", *_progress(view)]
+    if view.last_round:
+        yield list(_last_round(view.last_round))
+    if view.rounds.committed + view.rounds.solo:
+        yield [_rounds(view)]
+    if time := list(_time(view)):
+        yield time
+    if view.checkpoint:
+        yield list(_checkpoints(view.checkpoint))
+    yield [
+        *([_REACHABLE.get(view.reachable, view.reachable)] if view.reachable else []),
+        f"{count(view.peers_seen, 'peer')} seen",
+        f"up {span(view.uptime_s)}",
+        _traffic(view),
+        *([f"page at {view.web}"] if view.web else []),
+    ]
+
+
+def _traffic(view: StatusView) -> str:
+    """Of today where the day counts, else since the start."""
+    if view.today is None or (view.today.sent_limit, view.today.received_limit) == (None, None):
+        return f"gave {size(view.bytes.sent)}, took {size(view.bytes.received)}"
+    today = view.today
+    sent, received = _of(today.sent, today.sent_limit), _of(today.received, today.received_limit)
+    return f"gave {sent}, took {received} today"
+
+
+def _of(used: int, limit: int | None) -> str:
+    return size(used) + (f" of {size(limit)}" if limit is not None else "")
+
+
+def rendezvous_lines(view: StatusView) -> Iterator[list[str]]:
+    yield [
+        f"{view.name} ({short_id(view.peer_id)}) is a rendezvous and trains nothing",
+        f"{count(view.peers_seen, 'peer')} seen",
+        f"up {span(view.uptime_s)}",
+    ]
+
+
+def _progress(view: StatusView) -> Iterator[str]:
+    target = f" of {view.rounds_target}" if view.rounds_target else ""
+    if view.round or view.step:
+        yield f"{view.state}, round {view.round}{target}" + (f", step {view.step}" if view.step else "")
+    else:
+        yield view.state
+    if view.waiting_for:
+        yield f"waiting for {view.waiting_for}"
+    if still := left(view.phase):
+        yield f"this phase {still}"
+    trained = view if view.loss is not None or view.phase is None else view.phase
+    if trained.loss is not None:
+        yield f"loss {loss(trained.loss)}" + (f" (eval {loss(view.eval_loss)})" if view.eval_loss is not None else "")
+    if trained.tokens_per_s is not None:
+        yield f"{rate(trained.tokens_per_s)} tokens/s"
+    if view.busy_fraction is not None:
+        minute = view.busy_fraction_minute
+        yield f"busy {share(view.busy_fraction, 1)}" + (f" (last minute {share(minute)})" if minute is not None else "")
+
+
+def _last_round(last: LastRound) -> Iterator[str]:
+    yield (
+        f"last round with {name_of(last.partner)}: {span(last.seconds)}, "
+        f"{size(last.sent)} out, {size(last.received)} in"
+    )
+    if last.resent_block_fraction:
+        yield f"{share(last.resent_block_fraction, 1)} of blocks sent again"
+
+
+def _checkpoints(kept: Checkpoints) -> Iterator[str]:
+    if kept.resumed_round is not None:
+        yield f"resumed from the checkpoint of round {kept.resumed_round}"
+    if kept.saved_round is not None:
+        yield f"saved at round {kept.saved_round}"
+    yield f"a checkpoint takes {size(kept.bytes)}, {size(kept.free_bytes)} left on the disk"
+
+
+def _rounds(view: StatusView) -> str:
+    ended = count(view.rounds.committed + view.rounds.solo, "round")
+    return f"{ended}: {view.rounds.committed} with a partner, {view.rounds.solo} solo{_why(view)}"
+
+
+def _time(view: StatusView) -> Iterator[str]:
+    """Where the time went that was not spent on steps, the largest part first."""
+    spent = {account: s for account, s in view.time_s.items() if account != "paused"}
+    if total := sum(spent.values()):
+        rest = sorted(((s, account) for account, s in spent.items() if account != "step"), reverse=True)
+        parts = [f"{account} {share(s / total, 1)}" for s, account in rest if s >= _WORTH_SHOWING * total]
+        yield f"besides steps: {', '.join(parts) or 'nothing'}"
+    if view.stall_ms is not None:
+        yield f"the last round took {view.stall_ms:.0f} ms of training"
+    if paused_s := view.time_s.get("paused"):
+        yield f"paused for {span(paused_s)}"
+
+
+def _why(view: StatusView) -> str:
+    """The reasons of the solo rounds, the most frequent first; a single one needs no number."""
+    reasons = sorted(view.rounds.by_reason.items(), key=lambda item: -item[1])
+    words = [f"{number} {reason.replace('_', ' ')}" for reason, number in reasons]
+    if len(reasons) == 1:
+        words = [reasons[0][0].replace("_", " ")]
+    return f" ({', '.join(words)})" if words else ""
+
+
+def _health(finding: Health) -> Text:
+    return Text(f"! {finding.text}: {finding.remedy}", style=_HEALTH_STYLE.get(finding.level, ""))
+
+
+def _peer_row(peer: PeerRow) -> list[str]:
+    return [
+        peer.name,
+        short_id(peer.peer_id),
+        peer.state,
+        str(peer.round),
+        str(peer.lag),
+        rate(peer.tokens_per_s),
+        loss(peer.loss),
+        peer.via or "-",
+        "-" if peer.last_seen_s is None else f"{span(peer.last_seen_s)} ago",
+        size(peer.sent),
+        size(peer.received),
+        str(peer.exchanges),
+    ]

@@ -1,0 +1,116 @@
+"""The screen's first lines and its last one, and the page that `?` shows."""
+
+from collections.abc import Iterator, Sequence
+
+from rich.text import Text
+
+from noloco_node.base.peer_names import short_id
+from noloco_node.base.units import count, loss, rate, share, span
+from noloco_node.terminal.phase import left
+from noloco_node.terminal.top.glyphs import EVAL, LEVELS, OWN, SOLO, STATES, SWAP, SWARM, gauge
+from noloco_node.terminal.top.keys import KEYS
+from noloco_node.terminal.top.layout import Paint, between, clean, fit, joined, title, wrapped
+from noloco_node.terminal.top.picture import Picture
+
+REACHABLE = {"directly": "reachable", "mapped": "reachable", "relayed": "relayed", "outgoing": "not reachable"}
+
+_BAR = 24
+_ABSENCES = {
+    "gone": "no node runs here any more",
+    "changing": "the node is just starting or ending",
+    "silent": "the node does not answer",
+}
+
+
+def header(picture: Picture, width: int, _height: int) -> list[Text]:
+    """Who, what it does, how far."""
+    status = picture.status
+    state = "gone" if picture.absence == "gone" else status.state
+    mark = "●" if state in ("training", "rendezvous") and not picture.absence else "○"
+    style = "red" if picture.absence else STATES.get(state, "")
+    left = Text.assemble((clean(status.name), "bold"), "  ", (f"{mark} {clean(state)}", style))
+    left = joined([left, *_progress(picture, width - left.cell_len)], width, "  ")
+    return [between(left, Text(clean(status.run or short_id(status.peer_id)), "dim"), width)]
+
+
+def _progress(picture: Picture, room: int) -> Iterator[Text | str]:
+    status = picture.status
+    if picture.is_rendezvous or not (status.round or status.step):
+        return
+    short, target = f"round {status.round}", status.rounds_target
+    long = f"{short} of {target}" if target else short
+    yield long if len(long) + 2 <= room else short
+    if target and room >= 3 * _BAR:
+        yield Text.assemble(gauge(status.round / target, _BAR, OWN), f" {share(status.round / target)}")
+    if still := left(status.phase):
+        yield f"this phase {still}"
+
+
+def figures(picture: Picture, width: int, _height: int) -> list[Text]:
+    """The node in a line; what matters most comes first, for where the line is short."""
+    status = picture.status
+    pieces = [] if picture.is_rendezvous else [f"loss {loss(status.loss)}", f"eval {loss(status.eval_loss)}"]
+    if status.waiting_for and not picture.is_rendezvous:
+        pieces = [f"waiting for {clean(status.waiting_for)}", *(pieces if status.loss is not None else [])]
+    if status.tokens_per_s is not None:
+        pieces.append(f"{rate(status.tokens_per_s)} tokens/s")
+    if status.busy_fraction is not None:
+        pieces.append(f"busy {share(status.busy_fraction)}")
+    pieces += [count(status.peers_seen, "peer"), f"up {span(status.uptime_s)}"]
+    if status.reachable:
+        pieces.append(clean(REACHABLE.get(status.reachable, status.reachable)))
+    return [joined(pieces, width)]
+
+
+def findings(picture: Picture, now: float, width: int) -> list[Text]:
+    """What wants attention, with its remedy, broken between words: as many lines as it takes."""
+    found = [_absent(picture, now)] if picture.absence else []
+    found += [
+        Text(f"! {clean(item.text)}: {clean(item.remedy)}", LEVELS.get(item.level, ""))
+        for item in picture.status.health
+    ]
+    return [line for item in found for line in wrapped(item, width, 2)]
+
+
+def health(lines: Sequence[Text]) -> Paint:
+    def paint(width: int, height: int) -> list[Text]:
+        if len(lines) <= height:
+            return list(lines)
+        if height < 2:
+            return [fit(Text.assemble(lines[0], "…"), width)]
+        return [*lines[: height - 1], Text("  … `noloco-node status` says all", "dim")]
+
+    return paint
+
+
+def _absent(picture: Picture, now: float) -> Text:
+    what = _ABSENCES[picture.absence or "gone"]
+    ago = span(max(1.0, now - picture.at))
+    return Text(f"! {what} (for {ago}): waiting for it; this is what was seen last", "red")
+
+
+def footer(picture: Picture, said: str | None, every_s: float, width: int, _height: int) -> list[Text]:
+    if said:
+        return [fit(Text(clean(said), "bold reverse"), width)]
+    idle = {"r"} if picture.status.state != "paused" else {"p"}
+    idle |= {"p", "r"} if picture.is_rendezvous else set()
+    keys = [Text.assemble((key, "bold"), f" {name}") for key, name, _ in KEYS if key not in idle]
+    return [between(joined(keys, width, "   "), Text(f"every {every_s:g} s", "dim"), width)]
+
+
+def manual(width: int, height: int) -> list[Text]:
+    """What `?` shows."""
+    lines = [title("keys", "", width)]
+    lines += [fit(Text.assemble((f"{key}  ", "bold"), f"{name:<8}{does}"), width) for key, name, does in KEYS]
+    lines += [Text(), title("marks", "", width)]
+    lines += [
+        Text.assemble(("━", OWN), "  this node's loss, the mean of each round's inner phase"),
+        Text.assemble(("┄", SWARM), "  the mean over the peers that were seen training then"),
+        Text.assemble(("•", EVAL), "  loss on held-out data"),
+        Text.assemble(("▅", SWAP), "  a round averaged with a partner, as long as the swap took"),
+        Text.assemble(("○", SOLO), "  a round without: why is beside it; training did not notice"),
+        Text.assemble(("≤", "dim"), "  the top of the chart beside it"),
+        Text(),
+        Text("More: `noloco-node status`, `peers`, `doctor`; each has --help.", "dim"),
+    ]
+    return [fit(line, width) for line in lines[:height]]

@@ -1,0 +1,136 @@
+"""The tables: peers, how far they are, what they and this node gave each other; and the runs of a rendezvous."""
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from noloco_node.base.peer_names import short_id
+from noloco_node.base.units import NOTHING, count, loss, rate, size, span
+from noloco_node.terminal.table import Column, fitting
+from noloco_node.terminal.top.glyphs import STATES
+from noloco_node.terminal.top.layout import clean, fit, title
+from noloco_node.terminal.top.picture import Picture
+from noloco_node.views.views import PeerRow, RunView
+
+HEAD = 2
+"""Lines above the first row."""
+
+_GAP = 2
+_STATE = "state"
+_PEERS = (
+    Column("peer"),
+    Column(_STATE, keep=12),
+    Column("round", keep=11, right=True),
+    Column("lag", keep=10, right=True),
+    Column("loss", keep=9, right=True),
+    Column("together", keep=8, right=True),
+    Column("seen", keep=7, right=True),
+    Column("tokens/s", keep=6, right=True),
+    Column("via", keep=5),
+    Column("sent", keep=4, right=True),
+    Column("received", keep=3, right=True),
+    Column("eval", keep=2, right=True),
+)
+_ONLOOKERS = (
+    Column("peer"),
+    Column("run", keep=10),
+    Column(_STATE, keep=9),
+    Column("round", keep=8, right=True),
+    Column("lag", keep=5, right=True),
+    Column("loss", keep=7, right=True),
+    Column("eval", keep=4, right=True),
+    Column("seen", keep=6, right=True),
+    Column("tokens/s", keep=3, right=True),
+    Column("via", keep=2),
+)
+_RUNS = (
+    Column("run"),
+    Column("peers", keep=9, right=True),
+    Column("training", keep=8, right=True),
+    Column("round", keep=7, right=True),
+    Column("of", keep=6, right=True),
+    Column("author", keep=5),
+)
+
+
+def peers(picture: Picture, width: int, height: int) -> list[Text]:
+    """Those first with whom this node exchanged most; who finds no room is counted."""
+    known = sorted(picture.peers.peers, key=lambda peer: (-peer.exchanges, peer.run or "", peer.name, peer.peer_id))
+    head = title("peers", str(len(known)) if known else "", width)
+    if not known:
+        return [head, Text("nobody else is there yet", "dim")][:height]
+    shown = known if len(known) <= height - HEAD else known[: max(0, height - HEAD - 1)]
+    columns, cells = (_ONLOOKERS, _seen_from_outside) if picture.is_rendezvous else (_PEERS, _seen_from_inside)
+    drawn = _table(columns, [cells(peer) for peer in shown], width)
+    for line, peer in zip(drawn[1:], shown, strict=True):
+        if peer.peer_id == picture.status.partner:
+            line.stylize("bold", 0, len(clean(peer.name)))
+    more = Text(f"and {count(len(known) - len(shown), 'other')}: `noloco-node peers` lists all", "dim")
+    return [head, *drawn, *([more] if len(shown) < len(known) else [])][:height]
+
+
+def runs(picture: Picture, width: int, height: int) -> list[Text]:
+    known = picture.status.runs
+    head = title("runs", str(len(known)) if known else "", width)
+    if not known:
+        return [head, Text("no run is known yet", "dim")][:height]
+    return [head, *_table(_RUNS, [_run(run) for run in known], width)][:height]
+
+
+def _table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[Text]:
+    """A line of titles, and one a row."""
+    rows = [[clean(text) for text in row] for row in rows]
+    shown = fitting(columns, rows, width + _GAP)  # nothing stands right of the last column
+    widths = {i: max(len(text) for text in (columns[i].title, *(row[i] for row in rows))) for i in shown}
+
+    def line(texts: Sequence[str], styles: Sequence[str]) -> Text:
+        cells = [(texts[i].rjust if columns[i].right else texts[i].ljust)(widths[i]) for i in shown]
+        pieces = [Text(cell, styles[i]) for cell, i in zip(cells, shown, strict=True)]
+        return fit(Text(" " * _GAP).join(pieces), width)
+
+    titles = line([column.title for column in columns], ["dim"] * len(columns))
+    return [titles, *(line(row, [_style(c, text) for c, text in zip(columns, row, strict=True)]) for row in rows)]
+
+
+def _style(column: Column, text: str) -> str:
+    return STATES.get(text, "dim") if column.title == _STATE else ""
+
+
+def _seen_from_inside(peer: PeerRow) -> list[str]:
+    return [
+        peer.name,
+        peer.state,
+        str(peer.round),
+        str(peer.lag),
+        loss(peer.loss),
+        str(peer.exchanges),
+        _ago(peer),
+        rate(peer.tokens_per_s),
+        peer.via or NOTHING,
+        size(peer.sent),
+        size(peer.received),
+        loss(peer.eval_loss),
+    ]
+
+
+def _seen_from_outside(peer: PeerRow) -> list[str]:
+    return [
+        peer.name,
+        peer.run or NOTHING,
+        peer.state,
+        str(peer.round),
+        str(peer.lag),
+        loss(peer.loss),
+        loss(peer.eval_loss),
+        _ago(peer),
+        rate(peer.tokens_per_s),
+        peer.via or NOTHING,
+    ]
+
+
+def _ago(peer: PeerRow) -> str:
+    return NOTHING if peer.last_seen_s is None else f"{span(peer.last_seen_s)} ago"
+
+
+def _run(run: RunView) -> list[str]:
+    return [run.run, str(run.peers), str(run.training), str(run.round), str(run.rounds), short_id(run.author)]

@@ -1,0 +1,143 @@
+"""A batch through the model, forward and backward: its loss and its gradient, in parts that fit into memory.
+
+Notable choices:
+- A batch goes through in micro-batches; loss and norm of the whole come to the CPU once, at its end.
+- How many examples fit on a GPU is found by trying before the first step (memory.py). Where they do not after all, the
+  parts are halved and the batch begins again.
+- In bf16, where a run wants it, only a GPU's matrix products are (autocast); parameters and gradients are fp32.
+
+The model's own loss and evaluation are a Task's affair. Knows nothing of steps, schedules, rounds or partners.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from noloco_node.errors import UsageError
+from noloco_node.run.manifest import InnerSpec
+from noloco_node.training import memory_budget
+from noloco_node.training.optimizer import Descent
+from noloco_node.training.task import Batch, Task, device_batch
+
+T = TypeVar("T")
+
+
+class Passes:
+    """`descent` is told when memory is needed, and then has the gradients of the last batch."""
+
+    def __init__(  # noqa: PLR0913, PLR0917
+        self,
+        task: Task,
+        module: nn.Module,
+        descent: Descent,
+        spec: InnerSpec,
+        micro_batch: int | None,
+        memory_fraction: float,
+    ) -> None:
+        """`micro_batch`: examples at once; None: as many as the task does well with, or as fit on a GPU."""
+        self._task = task
+        self._module = module
+        self._descent = descent
+        self._precise = spec.precision == "fp32"
+        self._memory_fraction = memory_fraction
+        self._device = next(module.parameters()).device
+        self.examples = _examples(task, spec)
+        """Of a step."""
+        start = micro_batch if micro_batch or self._device.type == "cuda" else task.micro_examples
+        self._micro = memory_budget.MicroBatch(self.examples, start)
+
+    @property
+    def micro_batch(self) -> int:
+        """Examples that go through the model at once."""
+        return self._micro.size
+
+    def gradient(self, batch: Batch) -> tuple[float, float]:
+        """Loss of a step's batch and norm of its gradient."""
+        batch = device_batch(batch, self._module)
+
+        def backward() -> tuple[float, float]:
+            self._descent.forget()
+            loss = torch.zeros((), device=self._device)
+            for micro in _split(batch, self._micro.size):
+                loss += self._backward(micro, len(micro[0]) / self.examples)
+            both = torch.stack([loss, self._descent.norm()]).tolist()  # the GPU is waited for once
+            return both[0], both[1]
+
+        if not self._micro.settled:
+            self._fitting(lambda: self._find_micro_batch(batch))
+        return self._fitting(backward)
+
+    def evaluate(self) -> float:
+        """Loss on the task's held-out data."""
+        self._descent.forget()
+        self._module.eval()
+        with torch.no_grad(), self._precision():
+            loss = self._fitting(lambda: self._task.evaluate(self._module, self._micro.size))
+        self._module.train()
+        return loss
+
+    def _find_micro_batch(self, batch: Batch) -> None:
+        """Tries larger and larger parts of a batch, before the first step."""
+        device, parameters = self._device, sum(p.numel() for p in self._module.parameters())
+        moments = 0 if self._descent.began else memory_budget.MOMENT_BYTES * parameters
+        self._backward(next(_split(batch, 1)), 1.0)  # all micro-batches of a step but the first find gradients in place
+        grows = True
+        while grows:
+            free, used = memory_budget.free_bytes(device, self._memory_fraction), torch.cuda.memory_allocated(device)
+            torch.cuda.reset_peak_memory_stats(device)
+            self._backward(next(_split(batch, self._micro.size)), 1.0)
+            taken = torch.cuda.max_memory_allocated(device) - used
+            grows = self._micro.may_grow(taken, free - moments)
+
+    def _backward(self, micro: Batch, share: float) -> Tensor:
+        loss = self._loss(micro) * share
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def _loss(self, micro: Batch) -> Tensor:
+        with self._precision():
+            return self._task.loss(self._module, micro)
+
+    def _precision(self) -> torch.autocast:
+        kind = self._device.type
+        return torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda" and not self._precise)
+
+    def _fitting(self, work: Callable[[], T]) -> T:
+        """Does the work with micro-batches that fit into memory: halves them until they do."""
+        while True:
+            try:
+                with _compiler_faults():
+                    return work()
+            except torch.OutOfMemoryError:
+                pass  # what it held is free only after this
+            self._micro.halve()
+
+
+def _examples(task: Task, spec: InnerSpec) -> int:
+    """Of a step."""
+    examples, rest = divmod(spec.batch_tokens, task.tokens_per_example)
+    if rest or not examples:
+        raise UsageError(
+            f"inner.batch_tokens must be a multiple of {task.tokens_per_example}, as one example of this task counts "
+            f"so many, not {spec.batch_tokens}"
+        )
+    return examples
+
+
+@contextmanager
+def _compiler_faults() -> Iterator[None]:
+    """The seam to torch.compile, which finds out in the first step what it lacks here."""
+    try:
+        yield
+    except Exception as error:
+        if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+            raise
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UsageError(f"torch cannot compile the model here: {why}. Start without --compile") from error
+
+
+def _split(batch: Batch, micro: int) -> Iterator[Batch]:
+    return zip(*(torch.split(part, micro) for part in batch), strict=True)

@@ -1,0 +1,118 @@
+"""What fits into this machine: the training state and what comes on top of it, a micro-batch, a copy for a newcomer.
+
+On a GPU, θ, its gradient and AdamW's two moments must lie there: 16 bytes a parameter. φ and δ, and what norms owe
+them, lie beside those where that leaves room for activations, else in host memory, φ and δ pinned, where a boundary and
+a correction reach them piece by piece. The snapshot of an open offer is always in host memory, and so is a checkpoint
+until it is on the disk: whoever cannot hold both is told so before it trains, and not by the system that kills it at
+its first checkpoint. How many examples go through the model at once is found by trying on a GPU; on a CPU it is the
+task's own number, for the result there is to be the same to the bit each time.
+"""
+
+import torch
+from torch import Tensor
+
+from noloco_node.errors import OutOfMemory
+from noloco_node.host import memory
+from noloco_node.training import model
+
+FAST_BYTES = 16
+"""Per parameter: θ, its gradient and AdamW's two moments, 4 bytes each."""
+COPY_BYTES = 8
+"""Per parameter: φ and δ."""
+SLOW_BYTES = COPY_BYTES + 2
+"""Per parameter: φ, δ and what norms owe them (core/length_correction.py)."""
+SNAPSHOT_BYTES = 4
+"""Per parameter, while an offer is open."""
+CHECKPOINT_BYTES = 20
+"""Per parameter, while one is written: a copy of θ, φ, δ and AdamW's moments, beside which training goes on."""
+PEAK_BYTES = FAST_BYTES + SLOW_BYTES + SNAPSHOT_BYTES + CHECKPOINT_BYTES
+MOMENT_BYTES = 8
+"""Per parameter: what AdamW makes in its first step only."""
+SPARE = 0.9
+"""Of the memory that is free: allocators leave holes."""
+
+
+def check(parameters: int, device: torch.device, fraction: float) -> None:
+    """Raises OutOfMemory where the state of so many parameters does not fit."""
+    if device.type == "cuda":
+        of_gpu = int(fraction * torch.cuda.get_device_properties(device).total_memory)
+        _check(parameters, FAST_BYTES, of_gpu, "on the GPU")
+        _check(parameters, beside_gpu_bytes(parameters, of_gpu), model.memory_bytes(), "beside the GPU")
+    else:
+        _check(parameters, PEAK_BYTES, model.memory_bytes(), "here")
+
+
+def beside_gpu_bytes(parameters: int, of_gpu: int) -> int:
+    """Per parameter, in host memory; `of_gpu`: the bytes that training may take there."""
+    slow = 0 if slow_fits(parameters, of_gpu - 4 * parameters) else SLOW_BYTES
+    return slow + SNAPSHOT_BYTES + CHECKPOINT_BYTES
+
+
+def check_copy(parameters: int) -> None:
+    """Raises OutOfMemory where a newcomer's copy of φ and δ does not fit beside the next checkpoint."""
+    needed, free = parameters * (COPY_BYTES + CHECKPOINT_BYTES), memory.free_bytes()
+    if free is not None and needed > free:
+        raise OutOfMemory(
+            f"a copy of the state, beside a checkpoint, needs {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free"
+        )
+
+
+def free_bytes(device: torch.device, fraction: float) -> int:
+    """What torch could still take of a GPU: what nobody has, and what it has taken and does not use."""
+    free, total = torch.cuda.mem_get_info(device)
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    allowed = int(fraction * total) - torch.cuda.memory_allocated(device)
+    return min(free + cached, allowed)
+
+
+def slow_fits(parameters: int, free: int) -> bool:
+    """Whether φ, δ and what they are owed may lie on the GPU too: with AdamW's moments they take no more than half of
+    what is free, the rest being for activations."""
+    return parameters * (SLOW_BYTES + MOMENT_BYTES) <= free // 2
+
+
+def slow_vectors(theta: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
+    """φ as a copy of θ, and δ of zeros, where they fit."""
+    if theta.is_cuda and not slow_fits(len(theta), free_bytes(theta.device, fraction)):
+        phi = torch.empty(len(theta), pin_memory=True).copy_(theta)
+        return phi, torch.zeros(len(theta), pin_memory=True)
+    return theta.clone(), torch.zeros_like(theta)
+
+
+class MicroBatch:
+    """How many examples of a step's batch go through the model at once. Which number it is changes results by
+    rounding only."""
+
+    def __init__(self, examples: int, start: int | None) -> None:
+        """`start` None: yet to be found, by trying with twice as many each time."""
+        self._examples = examples
+        self._settled = start is not None
+        self.size = min(examples, start or 1)
+
+    def may_grow(self, taken: int, room: int) -> bool:
+        """After a try with `size` took so many bytes: whether twice as many are tried. What they take is at most twice
+        that, as a part of it is the same for any size."""
+        if self._settled or self.size == self._examples or 2 * taken > SPARE * room:
+            self._settled = True
+            return False
+        self.size = min(2 * self.size, self._examples)
+        return True
+
+    @property
+    def settled(self) -> bool:
+        return self._settled
+
+    def halve(self) -> None:
+        """It did not fit. Raises OutOfMemory where no half is left."""
+        if self.size == 1:
+            raise OutOfMemory("not even one example fits into the device's memory beside the model")
+        self.size //= 2
+        self._settled = True
+
+
+def _check(parameters: int, each: int, there: int, where: str) -> None:
+    if (needed := parameters * each) > there:
+        raise OutOfMemory(
+            f"the run's model needs {needed / 1e9:.1f} GB {where} to be trained ({parameters / 1e6:.0f} M parameters, "
+            f"{each} bytes each) and there are {there / 1e9:.1f} GB: join another run, or use a larger machine"
+        )

@@ -1,0 +1,456 @@
+"""One replica: inner steps of AdamW, the boundary of a round, and a partner's correction. Plain blocking torch.
+
+Notable choices:
+- The model's parameters are views of ONE flat fp32 vector θ, so the outer step and a fragment's correction are each a
+  few operations on slices. φ and δ are flat alike, beside θ where they fit. AdamW (descent.py) sees the parameters.
+- A phase lasts so many steps, or so many seconds, told by whoever has a clock. What a phase by time overruns counts
+  for the next one, so that boxes with short and with long steps do not drift apart.
+- A step whose loss or gradient is not finite is skipped and counted; the position in data and schedule moves on. After
+  MAX_SKIPPED of them in a row the replica is to go back to weights that were good.
+- Rounds count boundaries that are behind us: before the first one the replica is in round 0.
+
+The maths of a boundary is core/outer.py (arXiv 2506.10911). What is trained is a Task's affair (training/task.py), and
+how a batch goes through the model that of passes.py.
+Knows nothing of peers, threads or files. Everything here belongs to the one thread that calls it.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from noloco_node.core import outer
+from noloco_node.core.codec import BLOCK
+from noloco_node.core.length_correction import Norms
+from noloco_node.data import corpus
+from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved, UsageError
+from noloco_node.run.manifest import Manifest
+from noloco_node.training import memory_budget, model
+from noloco_node.training.gradients import Passes
+from noloco_node.training.optimizer import Descent
+from noloco_node.training.schedule import learning_rate
+from noloco_node.training.task import Batch, Closable, Patient, Stream, Task, load
+
+MAX_SKIPPED = 10
+"""In a row: one bad batch is bad luck, ten are bad weights."""
+WARM_UP_STEPS = 5
+"""Of an AdamW that begins in the middle of a run: its first steps, each as long as the learning rate in every parameter
+whatever the gradient, would throw the weights off. Nothing is offered before."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """All that a replica needs to go on exactly where it was: copies on the CPU."""
+
+    round: int
+    step: int
+    weights: dict[str, Tensor]
+    """θ by the model's own parameter names."""
+    outer: dict[str, Tensor]
+    """`phi` and `delta`, flat."""
+    inner: dict[str, Any]
+    """Optimizer, data position, random state: plain containers and tensors."""
+
+
+class Saved(Protocol):
+    """A State that came back from somewhere."""
+
+    @property
+    def round(self) -> int: ...
+    @property
+    def weights(self) -> Mapping[str, Tensor]: ...
+    @property
+    def outer(self) -> Mapping[str, Tensor]: ...
+    @property
+    def inner(self) -> Mapping[str, Any]: ...
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto`, `cpu` or `cuda`."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise UsageError("torch sees no CUDA device here: use --device cpu, or install torch for your GPU")
+    return torch.device(name)
+
+
+class Inner:
+    """`build` makes the one that a manifest describes."""
+
+    def __init__(  # noqa: PLR0913, PLR0917
+        self,
+        task: Task,
+        module: nn.Module,
+        stream: Stream,
+        manifest: Manifest,
+        micro_batch: int | None = None,
+        memory_fraction: float = 1.0,
+    ) -> None:
+        self._spec = manifest.inner
+        self._hyper = outer.Hyper(manifest.outer.alpha, manifest.outer.beta, manifest.outer.gamma)
+        self.module = module.train()
+        self.stream = stream
+        self.layout = model.layout_digest(module)
+        self.theta = model.flatten(module)
+        self.phi, self.delta = memory_budget.slow_vectors(self.theta, memory_fraction)
+        self._norms: Norms | None = None
+        if manifest.outer.keep_norm:
+            self._norms = Norms([p.numel() for _, p in model.parameters(module)], self.phi.device)
+        self._owed_for = -1
+        """The round of the offer that norms know: a swap may have begun just as the next offer was made."""
+        self._descent = Descent(module, self._spec)
+        self._passes = Passes(task, module, self._descent, self._spec, micro_batch, memory_fraction)
+        self.budget = manifest.rounds
+        self.round = 0
+        self.phase_step = 0
+        """Steps since the last boundary."""
+        self.phase_s = 0.0
+        """Seconds since the last boundary, of a phase by time."""
+        self._taken = 0
+        self.skipped = 0
+        """Steps without a finite loss and gradient."""
+        self._skipped_in_row = 0
+        self.last_loss = 0.0
+        """Of the last step that was not skipped."""
+        self._warm_up_left = 0
+        """Steps of a fresh AdamW that are still held short."""
+        self._restored_in = -1
+        """The round in which `restore` was called last: what was offered by then is of other weights."""
+        self._thrown_away: list[int] = []
+        """The rounds whose phase was: a boundary that δ knows nothing of."""
+        self._batch: Batch | None = None
+        """Of the next step, once it was fetched."""
+
+    @classmethod
+    def build(  # noqa: PLR0913
+        cls,
+        manifest: Manifest,
+        peer_id: str,
+        *,
+        device: str = "auto",
+        threads: int | None = None,
+        memory_fraction: float | None = None,
+        micro_batch: int | None = None,
+        compiled: bool = False,
+        sources: corpus.Sources = corpus.NOTHING,
+        corpus: corpus.Readable | None = None,
+    ) -> "Inner":
+        """The replica of the node `peer_id`. To be called on the thread that will own it: torch's number of threads is
+        set here, and torch counts it per calling thread. `micro_batch`: examples at once, found out when None."""
+        if threads:
+            torch.set_num_threads(threads)
+        where = choose_device(device)
+        if memory_fraction and where.type == "cuda":
+            torch.cuda.set_per_process_memory_fraction(memory_fraction, where.index)
+        task = load(manifest, sources, corpus)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(manifest.seed)
+            module = task.model()
+        memory_budget.check(sum(p.numel() for p in module.parameters()), where, memory_fraction or 1.0)
+        if manifest.inner.checkpoint_activations:
+            model.checkpoint_activations(module)
+        stream = task.stream(peer_id)
+        own_seed = hashlib.sha256(f"{manifest.seed}/{peer_id}".encode()).digest()
+        torch.manual_seed(int.from_bytes(own_seed[:8], "big"))  # for dropout, where a model has any
+        module.to(where)
+        if compiled:
+            module.compile()
+        return cls(task, module, stream, manifest, micro_batch, memory_fraction or 1.0)
+
+    def close(self) -> None:
+        """No step more."""
+        if isinstance(self.stream, Closable):
+            self.stream.close()
+
+    # ---- sizes and positions ----
+    @property
+    def parameters(self) -> int:
+        return len(self.theta)
+
+    @property
+    def phase_over(self) -> bool:
+        """Whether the boundary is due: after H steps, or after the time of a phase and at least one step."""
+        if self._spec.seconds is None:
+            return self.phase_step >= self._phase_steps
+        return self.phase_step > 0 and self.phase_s >= self._spec.seconds
+
+    @property
+    def phase_part(self) -> float:
+        """How far the phase is, 0 to 1."""
+        done = self.phase_step / self._phase_steps if self._spec.seconds is None else self.phase_s / self._spec.seconds
+        return min(1.0, done)
+
+    @property
+    def _phase_steps(self) -> int:
+        return self._spec.steps or 1
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self._spec.batch_tokens
+
+    @property
+    def micro_batch(self) -> int:
+        """Examples that go through the model at once."""
+        return self._passes.micro_batch
+
+    @property
+    def device(self) -> str:
+        return self.theta.device.type
+
+    def steps_left(self, step_s: float) -> int:
+        """Until the boundary, if one of a phase by time lasts `step_s`."""
+        if self._spec.seconds is None:
+            return max(1, self._phase_steps - self.phase_step)
+        return max(1, int((self._spec.seconds - self.phase_s) / max(step_s, 1e-6)))
+
+    @property
+    def warming_up(self) -> bool:
+        """Whether AdamW is too fresh for this replica to be offered."""
+        return self._warm_up_left > 0
+
+    @property
+    def steps(self) -> int:
+        """Steps behind this replica. With phases by steps, those that others took before it joined count too: it is
+        where in the run's schedule the replica stands. With phases by time it is what this replica did itself."""
+        return self.round * self._phase_steps + self.phase_step if self._spec.seconds is None else self._taken
+
+    @property
+    def _progress(self) -> float:
+        """Of the run, 0 to 1, with the step that is being taken."""
+        if self._spec.seconds is None:
+            return (self.steps + 1) / (self.budget * self._phase_steps)
+        return (self.round + self.phase_part) / self.budget
+
+    # ---- inner steps ----
+    def spend(self, seconds: float) -> None:
+        """So much time of the phase has gone: phases by time end by it, and the schedule follows it."""
+        if self._spec.seconds is not None:
+            self.phase_s += seconds
+
+    def has_data(self, within_s: float) -> bool:
+        """Whether the next batch is at hand; a stream that says so is waited for no longer than this."""
+        return not isinstance(self.stream, Patient) or self.stream.ready(self._passes.examples, within_s)
+
+    def fetch(self) -> None:
+        """Read the batch of the step that follows at once: for whoever tells reading from training."""
+        self._batch = self.stream.next(self._passes.examples)
+
+    def step(self) -> float:
+        """One step of AdamW. Returns its loss, which is not finite where the step was skipped. Raises NonFinite after
+        MAX_SKIPPED of them in a row: `restore` or `restart`."""
+        batch, self._batch = self._batch or self.stream.next(self._passes.examples), None
+        loss, norm = self._passes.gradient(batch)
+        if math.isfinite(loss) and math.isfinite(norm):
+            self._skipped_in_row, self.last_loss = 0, loss
+            self._descend(norm)
+        else:
+            self.skipped += 1
+            self._skipped_in_row += 1
+        self.phase_step += 1
+        self._taken += 1
+        if self._skipped_in_row == MAX_SKIPPED:
+            self._skipped_in_row = 0
+            raise NonFinite(f"{MAX_SKIPPED} steps in a row had no finite loss and gradient")
+        return loss
+
+    def _descend(self, norm: float) -> None:
+        rate = learning_rate(self._spec, self._progress) * (1 - self._warm_up_left / (WARM_UP_STEPS + 1))
+        self._warm_up_left = max(0, self._warm_up_left - 1)
+        self._descent.step(rate, norm)
+
+    # ---- the boundary of a round ----
+    def snapshot(self) -> Tensor:
+        """u = β Δ + γ φ, fp32 on the CPU and nobody else's: what a partner needs. Δ has the length that averaging will
+        take from it, if the run does that. Before `boundary`."""
+        self._descent.forget()
+        u = torch.empty(self.parameters)
+        outer.snapshot(self.theta, self.phi, self._hyper, u)
+        self._owed_for = -1
+        if self._norms:
+            self._norms.offer(self.theta, self.phi, self._hyper.beta, u)
+        self._require_finite(u)
+        self._owed_for = self.round + 1
+        return u
+
+    def movement(self) -> Tensor:
+        """The largest |βΔ| of each block of 256 elements, on the CPU: how far apart partners may stand. Before
+        `boundary`."""
+        return outer.movement(self.theta, self.phi, self._hyper, BLOCK)
+
+    def boundary(self) -> None:
+        """The local outer step: afterwards θ = φ and a round more is behind us. Raises NonFinite, and then nothing has
+        changed: `discard` the phase."""
+        self._require_finite(self.theta)
+        outer.local_step(self.theta, self.phi, self.delta, self._hyper)
+        self._next_round()
+
+    def discard(self) -> None:
+        """Throw away a phase that went wrong, as `restart` does, and end it. Raises Diverged."""
+        self.restart()
+        self._next_round()
+        self._thrown_away.append(self.round)
+
+    def restart(self) -> None:
+        """In the middle of a phase: θ is φ again, AdamW starts afresh. Raises Diverged if φ is no better."""
+        if self._first_nonfinite(self.phi) is not None:
+            raise Diverged("the model holds NaN or Inf: start the node again, it goes on from its last checkpoint")
+        self._begin_at_phi()
+
+    def restore(self, saved: Saved) -> None:
+        """In the middle of a phase: weights and optimizers are what they were. Round, schedule and data go on from
+        here, as nobody goes back in a run; and the batches that did it are not met again."""
+        self._take_weights(saved)
+        self._restored_in = self.round
+
+    def apply(self, start: int, c: Tensor, offered_round: int) -> None:
+        """A partner's correction of the elements from `start` on, for the offer made as round `offered_round` began.
+        The length that is owed there comes with it. One for weights that have been given up since is lost."""
+        if offered_round <= self._restored_in:
+            return
+        part = slice(start, start + len(c))
+        late = self.round - offered_round - sum(ended > offered_round for ended in self._thrown_away)
+        if self._norms and offered_round == self._owed_for:
+            c = self._norms.hear(start, c)
+        outer.correct(self.theta[part], self.phi[part], self.delta[part], c, self._hyper, late)
+
+    def _next_round(self) -> None:
+        self.round += 1
+        self.phase_step = 0
+        if self._spec.seconds is not None:
+            self.phase_s %= self._spec.seconds
+
+    def _require_finite(self, vector: Tensor) -> None:
+        if (at := self._first_nonfinite(vector)) is not None:
+            raise NonFinite(f"{self._name_at(at)} holds NaN or Inf")
+
+    @staticmethod
+    def _first_nonfinite(vector: Tensor) -> int | None:
+        if math.isfinite(float(vector.sum())):  # NaN and Inf stay in a sum, which takes a thirtieth of a look at each
+            return None
+        for start, piece in _pieces(vector):
+            finite = piece.isfinite()
+            if not finite.all():
+                return start + int(finite.logical_not().nonzero()[0])
+        return None
+
+    def _name_at(self, element: int) -> str:
+        for name, _, end in self._slices():
+            if element < end:
+                return name
+        raise IndexError(element)
+
+    def _slices(self) -> Iterator[tuple[str, int, int]]:
+        start = 0
+        for name, p in model.parameters(self.module):
+            yield name, start, start + p.numel()
+            start += p.numel()
+
+    # ---- evaluation ----
+    def evaluate(self) -> float:
+        """Loss at the present θ on held-out data, the same for every replica. Right after a boundary, and
+        until the next step, θ is φ: what one would publish."""
+        return self._passes.evaluate()
+
+    # ---- the whole state ----
+    def state(self) -> State:
+        theta = self.theta.cpu().clone()
+        shapes = {name: p.shape for name, p in model.parameters(self.module)}
+        return State(
+            self.round,
+            self.steps,
+            {name: theta[start:end].view(shapes[name]) for name, start, end in self._slices()},
+            {"phi": self.phi.cpu().clone(), "delta": self.delta.cpu().clone()},
+            {
+                "optimizer": _copied(self._descent.state()),
+                "position": self.stream.position,
+                "phase_step": self.phase_step,
+                "phase_s": self.phase_s,
+                "taken": self._taken,
+                "skipped": self.skipped,
+                "skipped_in_row": self._skipped_in_row,
+                "last_loss": self.last_loss,
+                "warm_up_left": self._warm_up_left,
+                "norms": self._norms.scales if self._norms else [],
+                "rng": torch.get_rng_state(),
+                "device_rng": torch.cuda.get_rng_state(self.theta.device) if self.theta.is_cuda else None,
+            },
+        )
+
+    def load(self, saved: Saved) -> None:
+        """Go on where `state` was taken. Raises Incompatible for another model or other data."""
+        self._require_same_model(saved)
+        try:
+            self.stream.seek(saved.inner["position"])
+        except ValueError:
+            raise Incompatible(
+                "the checkpoint is of other data: have its files, or Python, changed since? Use another --home"
+            ) from None
+        self._take_weights(saved)
+        self.round, self.phase_step = saved.round, saved.inner["phase_step"]
+        self.phase_s, self._taken = saved.inner["phase_s"], saved.inner["taken"]
+        self.skipped, self._skipped_in_row = saved.inner["skipped"], saved.inner["skipped_in_row"]
+        if self._norms:
+            self._norms.load(saved.inner["norms"])
+        self._owed_for = -1
+        self.last_loss = saved.inner["last_loss"]
+        torch.set_rng_state(saved.inner["rng"])
+        if self.theta.is_cuda and saved.inner["device_rng"] is not None:
+            torch.cuda.set_rng_state(saved.inner["device_rng"], self.theta.device)
+
+    def _require_same_model(self, saved: Saved) -> None:
+        shapes = {name: p.shape for name, p in model.parameters(self.module)}
+        flat = (saved.outer["phi"], saved.outer["delta"])
+        if shapes != {name: w.shape for name, w in saved.weights.items()} or any(
+            v.shape != self.phi.shape for v in flat
+        ):
+            raise Incompatible("the checkpoint is of another model: use another --home for another run")
+        if not self._descent.fits(saved.inner["optimizer"]):
+            raise Incompatible("the checkpoint's AdamW is not of this model, or of another version: use another --home")
+
+    def _take_weights(self, saved: Saved) -> None:
+        """Of both optimizers too."""
+        for name, p in model.parameters(self.module):
+            p.data.copy_(saved.weights[name])
+        self.phi.copy_(saved.outer["phi"])
+        self.delta.copy_(saved.outer["delta"])
+        self._descent.load(saved.inner["optimizer"])
+        self._warm_up_left = saved.inner["warm_up_left"]
+
+    def adopt(self, round: int, live_state: bytes | memoryview) -> None:
+        """Become a replica of what a peer gave (training/state_snapshot.py): θ = φ, AdamW afresh, and warmed up. Raises
+        PeerMisbehaved, and then nothing has changed."""
+        if len(live_state) != 8 * self.parameters:
+            raise PeerMisbehaved("bad_state", f"{len(live_state)} bytes instead of {8 * self.parameters}")
+        numbers = np.frombuffer(live_state, np.float32)
+        both = torch.from_numpy(numbers if numbers.flags.writeable else numbers.copy())
+        if self._first_nonfinite(both) is not None:
+            raise PeerMisbehaved("nonfinite", "state")
+        self.phi.copy_(both[: self.parameters])
+        self.delta.copy_(both[self.parameters :])
+        self._begin_at_phi()
+        self.round, self.phase_step, self.phase_s = round, 0, 0.0
+        self._thrown_away.clear()
+        self._owed_for = -1
+
+    def _begin_at_phi(self) -> None:
+        """θ = φ, and an AdamW without moments."""
+        self.theta.copy_(self.phi)
+        self._descent.restart()
+        self._warm_up_left = WARM_UP_STEPS
+
+
+def _pieces(vector: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """So that a check of a long vector makes no copy of its length."""
+    for start in range(0, len(vector), outer.PIECE):
+        yield start, vector[start : start + outer.PIECE]
+
+
+def _copied(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {key: _copied(value) for key, value in state.items()}
+    return state.detach().cpu().clone() if isinstance(state, Tensor) else state

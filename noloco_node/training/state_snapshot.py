@@ -1,0 +1,133 @@
+"""A copy of φ and δ as they were at one moment, taken piece by piece between inner steps.
+
+Both change only at boundaries and where a correction is added. So a copy that begins right after a boundary has a whole
+phase for its pieces, and what is about to change is copied first: the portrait is consistent without ever holding up
+training for a whole copy. It costs 8 bytes a parameter in host memory, and nobody changes it once it is whole. Belongs
+to the training thread until then.
+"""
+
+import time
+from concurrent.futures import Future
+from typing import Protocol
+
+from torch import Tensor, empty
+
+from noloco_node.core.outer import PIECE
+
+MIN_GAPS = 8
+"""Between two inner steps. With fewer left of a phase, a copy waits for the next one: no gap shall carry more than an
+eighth of it, where phases are that long."""
+SHARE = 0.05
+"""Of an inner step's time that a gap may take even when there would be gaps enough to take less: a phase may last an
+hour, and somebody waits."""
+
+
+class Replica(Protocol):
+    """What is needed of training/replica.py."""
+
+    round: int
+    phase_step: int
+    phi: Tensor
+    delta: Tensor
+
+
+class Portrait:
+    def __init__(self, round: int, phi: Tensor, delta: Tensor) -> None:
+        self.round = round
+        self._phi, self._delta = phi, delta
+        self._copy = empty(2, len(phi))
+        self._missing = set(range(-(-len(phi) // PIECE)))
+
+    @property
+    def missing(self) -> int:
+        """Pieces that are still to be copied."""
+        return len(self._missing)
+
+    def take(self) -> None:
+        """One more piece."""
+        self._take(min(self._missing))
+
+    def secure(self, start: int, end: int) -> None:
+        """Before the elements from `start` to `end` change."""
+        for piece in range(start // PIECE, -(-end // PIECE)):
+            if piece in self._missing:
+                self._take(piece)
+
+    def complete(self) -> None:
+        """Before everything changes."""
+        while self._missing:
+            self.take()
+
+    def data(self) -> memoryview:
+        """All of φ, then all of δ: fp32, little-endian."""
+        data: memoryview = self._copy.numpy().data
+        return data.cast("B")
+
+    def _take(self, piece: int) -> None:
+        part = slice(piece * PIECE, (piece + 1) * PIECE)
+        self._copy[0, part].copy_(self._phi[part])
+        self._copy[1, part].copy_(self._delta[part])
+        self._missing.remove(piece)
+
+
+Copy = tuple[int, memoryview]
+"""Of the round, and what `Portrait.data` gives."""
+
+
+class Portraits:
+    """The one that is being taken, and who waits for it. Belongs to the training thread."""
+
+    def __init__(self) -> None:
+        self._wanted: list[Future[Copy]] = []
+        self._current: Portrait | None = None
+
+    @property
+    def idle(self) -> bool:
+        return not self._wanted
+
+    def want(self, answer: "Future[Copy]") -> None:
+        """The next one that is whole; whoever asks while one is being taken gets that one."""
+        self._wanted.append(answer)
+
+    def in_gap(self, replica: Replica, gaps: int, step_s: float) -> None:
+        """Between two inner steps of about `step_s`, with so many of them until the boundary."""
+        if self._current is None and self._wanted and (gaps >= MIN_GAPS or replica.phase_step == 0):
+            self._current = Portrait(replica.round, replica.phi, replica.delta)
+        if self._current is None:
+            return
+        due, until = -(-self._current.missing // max(1, gaps)), time.perf_counter() + SHARE * step_s
+        while self._current.missing and (due > 0 or time.perf_counter() < until):
+            self._current.take()
+            due -= 1
+        if not self._current.missing:
+            self._hand_over(self._current)
+
+    def at_once(self, replica: Replica) -> None:
+        """Where no step is held up by it."""
+        if self._wanted and self._current is None:
+            self._current = Portrait(replica.round, replica.phi, replica.delta)
+        self.complete()
+
+    def secure(self, start: int, end: int) -> None:
+        """Before a correction of these elements."""
+        if self._current:
+            self._current.secure(start, end)
+
+    def complete(self) -> None:
+        """Before everything changes."""
+        if self._current:
+            self._current.complete()
+            self._hand_over(self._current)
+
+    def give_up(self, why: Exception) -> None:
+        wanted, self._wanted, self._current = self._wanted, [], None
+        for answer in wanted:
+            if answer.set_running_or_notify_cancel():
+                answer.set_exception(why)
+
+    def _hand_over(self, portrait: Portrait) -> None:
+        wanted, self._wanted, self._current = self._wanted, [], None
+        copy = (portrait.round, portrait.data())
+        for answer in wanted:
+            if answer.set_running_or_notify_cancel():
+                answer.set_result(copy)

@@ -1,0 +1,77 @@
+"""What stands between the network and every servicer: who may call at all, and what a servicer's bug may say.
+
+Both are done here once, so that no servicer can forget them. How a caller is proved is not known here: `admit` knows.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+
+Context = Any  # grpc.aio.ServicerContext, or what tests/helpers/memory_network/network.py has in its place
+Handler = Any  # grpc.RpcMethodHandler, whose attributes the type stubs do not know
+Admit = Callable[[Context], Awaitable[None]]
+
+_log = logging.getLogger(__name__)
+
+
+class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # it takes no arguments at run time
+    """Puts `guarded` around every method of a grpc.aio server."""
+
+    def __init__(self, admit: Admit) -> None:
+        self._admit = admit
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]], details: grpc.HandlerCallDetails
+    ) -> Handler:
+        handler = await continuation(details)
+        return None if handler is None else guarded(handler, self._admit)
+
+
+def guarded(handler: Handler, admit: Admit) -> Handler:
+    """The same method, behind `admit`, which aborts the call of whom it does not know."""
+
+    async def answer(request: Any, context: Context) -> Any:
+        async with contained(context):
+            await admit(context)
+            return await handler.unary_unary(request, context)
+
+    async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
+        behaviour = handler.stream_stream or handler.unary_stream
+        async with contained(context):
+            await admit(context)
+            async with aclosing(behaviour(request, context)) as replies:
+                async for reply in replies:
+                    yield reply
+
+    codecs = handler.request_deserializer, handler.response_serializer
+    if handler.stream_stream:
+        return grpc.stream_stream_rpc_method_handler(stream, *codecs)
+    if handler.unary_stream:
+        return grpc.unary_stream_rpc_method_handler(stream, *codecs)
+    return grpc.unary_unary_rpc_method_handler(answer, *codecs)
+
+
+@asynccontextmanager
+async def contained(context: Context) -> AsyncIterator[None]:
+    """grpc would send the text of an exception to the caller; only a code leaves this machine."""
+    try:
+        yield
+    except grpc.aio.AbortError:
+        raise
+    except NotImplementedError:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "")
+    except Exception as error:  # the seam for bugs in servicers: any of them ends one call, not the node
+        if _hung_up(error):
+            raise
+        _log.exception("a servicer failed")
+        await context.abort(grpc.StatusCode.INTERNAL, "")
+
+
+def _hung_up(error: Exception) -> bool:
+    """Whether nobody is there any more to be told anything: a kind of InternalError for which grpc has no public name,
+    raised by `abort` itself, and which grpc keeps to itself in turn."""
+    return isinstance(error, grpc.aio.InternalError) and type(error) is not grpc.aio.InternalError

@@ -1,0 +1,1 @@
+"""The p2pd process: how it is started, asked and stopped, and how its sockets are removed."""

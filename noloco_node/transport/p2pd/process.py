@@ -1,0 +1,180 @@
+"""The p2pd process (go-libp2p, from hivemind's wheel): its command line, its start, its death.
+
+It gets a session of its own, so that Ctrl-C in the terminal does not take the network away before this node has said
+goodbye. It ends by itself when its last client connection closes; the kernel ends it with its parent where util-linux
+can ask for that; and if it lives on all the same, `transport/p2pd/cleanup.py` ends it.
+What is said to it over its control socket stands in `transport/p2pd/control.py`.
+"""
+
+import asyncio
+import importlib.util
+import logging
+import os
+import shutil
+import subprocess
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from noloco_node.base.addresses import is_loopback
+from noloco_node.errors import NolocoError, SwarmUnreachable
+
+_log = logging.getLogger(__name__)
+
+_STOP_S = 3.0  # p2pd closes its connections on SIGTERM; what still hangs then is not waited for
+_TRY_S = 5.0  # a few milliseconds, on any machine that is not stuck
+_KEPT_LINES = 20
+_RELAYS = "-relayService=1"
+
+
+def node_arguments(
+    identity: Path, listen: str | None, announce: Sequence[str], bootstrap: Sequence[str], *, relays: bool
+) -> list[str]:
+    """What a node's daemon is told; `listen`: None where it is called through a relay only; `relays`: whether it passes
+    calls on to others.
+
+    Port mapping asks the router by multicast: not for a node on loopback only. A relay that is not told that it can be
+    reached would wait for AutoNAT to say so, which on private addresses never happens.
+    """
+    local = listen is None or is_loopback(listen)
+    return [
+        f"-id={identity}",
+        f"-hostAddrs={listen}" if listen else "-noListenAddrs=1",
+        *([f"-announceAddrs={','.join(announce)}"] if announce else []),
+        *bootstrap_arguments(bootstrap),
+        "-dhtServer=1",
+        "-connManager=1",
+        "-autonat=1",
+        "-relay=1",
+        f"-natPortMap={int(not local)}",
+        *([_RELAYS, "-forceReachabilityPublic=1"] if relays else ["-relayService=0"]),
+    ]
+
+
+def stranger_arguments(bootstrap: Sequence[str]) -> list[str]:
+    """A daemon that nobody can call, under a key of the moment: it looks at a swarm from outside."""
+    return ["-noListenAddrs=1", *bootstrap_arguments(bootstrap), "-dhtClient=1", "-relay=1"]
+
+
+def bootstrap_arguments(bootstrap: Sequence[str]) -> list[str]:
+    return ["-b=1", f"-bootstrapPeers={','.join(bootstrap)}"] if bootstrap else []
+
+
+def executable() -> Path:
+    """p2pd's path, found without importing hivemind, which would import torch."""
+    found = importlib.util.find_spec("hivemind")
+    if found is None or not found.submodule_search_locations:
+        raise NolocoError(
+            "hivemind is not installed. Install this package again: pip install --force-reinstall hivemind"
+        )
+    return Path(found.submodule_search_locations[0]) / "hivemind_cli" / "p2pd"
+
+
+class Daemon:
+    """One p2pd process, from its start to its death. `socket` is where it takes orders."""
+
+    def __init__(self, process: asyncio.subprocess.Process, socket: Path) -> None:
+        self.socket = socket
+        self.pid = process.pid
+        self._process = process
+        self._last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._ready = asyncio.get_running_loop().create_future()
+        self._reader = asyncio.create_task(self._read_output())
+
+    @classmethod
+    async def launch(cls, socket: Path, arguments: Sequence[str]) -> "Daemon":
+        """Start the process; `wait_ready` says whether it came up. Whoever launches it also stops it."""
+        # On one thread the relay that p2pd is told to have comes after the small one that it always has, and stays: 12
+        # of 12 starts on two idle cores. On two threads they race, and 1 of 12 went well.
+        environ = {**os.environ, "GOMAXPROCS": "1"} if _RELAYS in arguments else None
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(*_with_parent(), str(executable()), f"-listen=/unix{socket}", "-idleTimeout=60s", *arguments),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+                env=environ,
+            )
+        except OSError as error:
+            raise NolocoError(
+                f"cannot start p2pd, the network daemon ({error.strerror}). "
+                "Install it again: pip install --force-reinstall hivemind"
+            ) from error
+        return cls(process, socket)
+
+    async def wait_ready(self, timeout_s: float) -> None:
+        try:
+            await asyncio.wait_for(asyncio.shield(self._ready), timeout_s)
+        except TimeoutError as error:
+            raise NolocoError(
+                f"p2pd, the network daemon, was not ready within {timeout_s:g} s. Is this machine very busy? Try again."
+            ) from error
+
+    async def exited(self) -> int:
+        """Wait for its death; its exit status, negative for a signal."""
+        return await self._process.wait()
+
+    def kill(self) -> None:
+        """For one that hangs: it would not hear anything kinder."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def stop(self) -> None:
+        for end in (self._process.terminate, self._process.kill):
+            with suppress(ProcessLookupError):
+                end()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), _STOP_S)
+                break
+        self._reader.cancel()
+        await asyncio.wait([self._reader])
+        self._ready.cancel()
+
+    async def _read_output(self) -> None:
+        """Keep its pipe empty, whatever it writes: p2pd would block on a full one."""
+        output = self._process.stdout
+        while output is not None:
+            try:
+                line = await output.readline()
+            except ValueError:
+                continue  # a line longer than the reader's buffer, which dropped it
+            if not line:
+                break
+            self._last_lines.append(line.decode(errors="replace").strip())
+            _log.debug("p2pd: %s", self._last_lines[-1])
+            if line.startswith(b"Peer ID:") and not self._ready.done():
+                self._ready.set_result(None)
+        if not self._ready.done():
+            self._ready.set_exception(_start_error(list(self._last_lines)))
+            self._ready.exception()  # seen: whoever no longer waits must not be warned about it
+
+
+@cache
+def _with_parent() -> list[str]:
+    """What p2pd is put behind to die with us (PR_SET_PDEATHSIG). Python could ask the kernel itself only in a
+    `preexec_fn`, which may hang in a process with threads; busybox's setpriv cannot ask, and where a sandbox allows no
+    capset(2), none can. Then the janitor alone ends a p2pd that is left."""
+    found = shutil.which("setpriv")
+    if found is None or Path(found).resolve().name != "setpriv":
+        return []
+    words = [found, "--pdeathsig", "KILL"]
+    try:
+        tried = subprocess.run([*words, "true"], check=False, capture_output=True, timeout=_TRY_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return words if tried.returncode == 0 else []
+
+
+def _start_error(lines: Sequence[str]) -> NolocoError:
+    said = "\n".join(lines)
+    if "failed to connect to bootstrap peers" in said:
+        return SwarmUnreachable(
+            "cannot reach the swarm: none of the bootstrap addresses answers as the peer that it names. "
+            "Is the bootstrap node running, and is the peer id at the end of its address still the same?"
+        )
+    if "address already in use" in said or "failed to listen" in said:
+        return NolocoError("the port to listen on is in use by another program. Choose another one with --listen.")
+    return NolocoError(f"p2pd, the network daemon, did not start: {lines[-1] if lines else 'it said nothing'}")

@@ -1,0 +1,83 @@
+"""Who may ask the web page what.
+
+Looking is free to whoever reaches the port, which is loopback's unless its owner says otherwise. But a page elsewhere
+must not look through its visitor's browser: by a name that was made to point here (DNS rebinding) it could. Names other
+than this machine's own are therefore refused, in `Host` and in `Origin`. Doing something takes the token, which lies in
+the home, for its user alone.
+"""
+
+import ipaddress
+import os
+import re
+import secrets
+import socket
+from http import HTTPStatus
+from pathlib import Path
+
+from noloco_node.base.atomic_files import cannot_write
+from noloco_node.errors import UsageError
+from noloco_node.web.http import Refused, Request
+
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{32,128}")
+_AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[0-9A-Za-z._-]{1,253})(?::\d{1,5})?")
+
+
+def names_here(authority: str) -> bool:
+    """Whether `host` or `host:port` is an address, or a name of this machine that needs nobody's DNS."""
+    match = _AUTHORITY.fullmatch(authority)
+    if match is None:
+        return False
+    host = match[1].lower()
+    return host in ("localhost", socket.gethostname().lower()) or _is_address(host)
+
+
+def check_host(request: Request) -> None:
+    host = request.headers.get("host")
+    if host is None:
+        raise Refused(HTTPStatus.BAD_REQUEST, "the request names no host")
+    if not names_here(host):
+        raise Refused(
+            HTTPStatus.MISDIRECTED_REQUEST,
+            "this node answers to an address, to localhost and to this machine's name: open it by one of these",
+        )
+
+
+def check_write(request: Request, token: str) -> None:
+    """Raises Refused unless it holds the token and comes from a page of ours, or from no page at all."""
+    origin = request.headers.get("origin")
+    if origin is not None and not names_here(re.sub(r"^https?://", "", origin)):
+        raise Refused(HTTPStatus.MISDIRECTED_REQUEST, "a page from elsewhere may not do that")
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not secrets.compare_digest(given.strip().encode(), token.encode()):
+        raise Refused(
+            HTTPStatus.UNAUTHORIZED,
+            "this needs the token: open the page with #token= and what is in the file web.token of the node's home",
+            {"WWW-Authenticate": "Bearer"},
+        )
+
+
+def token_in(path: Path) -> str:
+    """The token in this file, drawn and written the first time."""
+    try:
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            path.chmod(0o600)
+        else:
+            with os.fdopen(descriptor, "w") as file:
+                file.write(f"{secrets.token_urlsafe(32)}\n")
+        with path.open("rb") as file:
+            found = file.read(256).decode("latin-1").strip()
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    if not _TOKEN.fullmatch(found):
+        raise UsageError(f"{path} holds no token for the web page: remove it, and the next start draws another")
+    return found
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True

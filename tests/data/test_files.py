@@ -1,0 +1,306 @@
+"""A volunteer's files: what arrives is what stands in them, across a resume; what is wrong is one sentence."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+from replicas import small_run, train
+from texts import jsonl, parquet, texts, tokenizer_json
+
+from noloco_node.data import corpus, files, sources, token_file
+from noloco_node.data.corpus import Corpus, Sources
+from noloco_node.data.tokens import BYTES, FileTokenizer, Tokenizer
+from noloco_node.errors import DiskFull, UsageError
+from noloco_node.run.manifest import DataSpec
+from noloco_node.training.replica import Inner
+
+FILES = DataSpec(source="files")
+
+
+def nothing(progress: files.Progress) -> None:
+    """Nobody looks on."""
+
+
+def load(where: Sources, spec: DataSpec = FILES) -> Corpus:
+    found = corpus.load(spec, where)
+    assert isinstance(found, Corpus)
+    return found
+
+
+def given(folder: Path, *names: Path | str, tokenizer: Path | None = None) -> Sources:
+    return Sources(tuple(map(str, names)), tokenizer, folder / "cache")
+
+
+def written(tokens: corpus.Tokens, tokenizer: Tokenizer = BYTES) -> list[str]:
+    """The documents that an array of tokens holds."""
+    *ends, after = np.flatnonzero(tokens == tokenizer.end).tolist()
+    assert after == len(tokens) - 1, "the last one ends too"
+    return [
+        tokenizer.decode(part[part != tokenizer.end].tolist())
+        for part in np.split(tokens, [e + 1 for e in [*ends, after]][:-1])
+    ]
+
+
+def a_set(folder: Path, kind: str, content: list[str]) -> str:
+    """One corpus in the form that a volunteer may have it; what `--data` says."""
+    if kind == "jsonl.gz":
+        return str(jsonl(folder / "set.jsonl.gz", content))
+    if kind == "parquet":
+        parquet(folder / "a.parquet", content[:150])
+        parquet(folder / "b.parquet", content[150:])
+        return f"{folder}/*.parquet"
+    if kind == "folder":
+        datasets.Dataset.from_dict({"text": content}).save_to_disk(folder / "set", num_shards=2)
+        return str(folder / "set")
+    if kind == "tokens":
+        out = folder / "set.tokens"
+        files.tokenize([jsonl(folder / "set.jsonl", content)], out, BYTES, "text", nothing)
+        return str(out)
+    if kind == "text":
+        (folder / "set").mkdir()
+        for i, text in enumerate(content):
+            (folder / "set" / f"{i:04}.txt").write_text(text, encoding="utf-8")
+        return str(folder / "set")
+    return str(jsonl(folder / "set.jsonl", content))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "parquet", "folder", "tokens", "text"])
+def test_the_tokens_that_arrive_are_those_in_the_files_across_a_resume(kind: str, tmp_path: Path) -> None:
+    content = texts(300)
+    corpus = load(given(tmp_path, a_set(tmp_path, kind, content)))
+    train, held_out = written(corpus.train), written(corpus.held_out)
+    assert sorted(train + held_out) == sorted(content)
+    assert 5 <= len(held_out) <= 40
+    assert train == sorted(train, key=content.index), "in their order"
+
+    length, rows = 16, []
+    stream = corpus.stream(length, 1, "a")
+    windows, position = (len(corpus.train) - length) // length, stream.position
+    for start in range(0, windows, 97):  # each batch by a process of its own, as it were
+        again = load(given(tmp_path, again_named(tmp_path, kind))).stream(length, 1, "a")
+        again.seek(json.loads(json.dumps(position)))
+        rows += again.next(min(97, windows - start)).tolist()
+        position = again.position
+    assert rows == stream.next(windows).tolist() and stream.position == position
+    assert any(sorted(rows) == sorted(grid(corpus.train, length, shift)) for shift in range(length)), "a whole epoch"
+
+
+def again_named(folder: Path, kind: str) -> str:
+    names = {"parquet": "*.parquet", "jsonl": "set.jsonl", "jsonl.gz": "set.jsonl.gz", "tokens": "set.tokens"}
+    return str(folder / names.get(kind, "set"))
+
+
+def grid(tokens: corpus.Tokens, length: int, shift: int) -> list[list[int]]:
+    starts = range(shift, shift + (len(tokens) - length) // length * length, length)
+    return [tokens[start : start + length + 1].tolist() for start in starts]
+
+
+def test_a_tokenizer_of_ones_own(tmp_path: Path) -> None:
+    content, path = texts(300), tmp_path / "tokenizer.json"
+    path.write_bytes(tokenizer_json())
+    tokenizer = FileTokenizer(path.read_bytes())
+    spec = DataSpec(source="files", tokenizer=f"sha256:{tokenizer.digest.hex()}")
+    corpus = load(given(tmp_path, parquet(tmp_path / "set.parquet", content), tokenizer=path), spec)
+    assert corpus.vocabulary == 300 and corpus.train.dtype == np.uint16
+    assert sorted(written(corpus.train, tokenizer) + written(corpus.held_out, tokenizer)) == sorted(content)
+    assert corpus.windows(16, 4).shape == (4, 17)
+
+
+def test_a_replica_goes_on_in_its_files(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(tokenizer_json())
+    spec = DataSpec(
+        source="files", tokenizer=f"sha256:{FileTokenizer(path.read_bytes()).digest.hex()}", sequence_length=16
+    )
+    run = small_run().model_copy(update={"data": spec})
+    where = given(tmp_path, parquet(tmp_path / "set.parquet", texts(300)), tokenizer=path)
+    one, other = (Inner.build(run, "a", device="cpu", threads=1, sources=where) for _ in range(2))
+    train(one, 4)
+    other.load(one.state())
+    assert train(one, 4) == train(other, 4) and one.stream.position == other.stream.position
+    assert one.module.get_input_embeddings().num_embeddings == 300  # type: ignore[operator, union-attr]
+
+
+def test_files_are_tokenized_once_and_again_when_they_change(tmp_path: Path) -> None:
+    where = given(tmp_path, jsonl(tmp_path / "set.jsonl", texts(100)))
+    load(where)
+    (kept,) = where.cache.iterdir()
+    made = kept.stat().st_ino
+    load(where)
+    assert [path.stat().st_ino for path in where.cache.iterdir()] == [made]
+    jsonl(tmp_path / "set.jsonl", texts(101))
+    assert len(load(where).train) and len(list(where.cache.iterdir())) == 2
+
+
+def test_token_files_among_others_are_put_together(tmp_path: Path) -> None:
+    content = texts(300)
+    files.tokenize([jsonl(tmp_path / "a.jsonl", content[:100])], tmp_path / "a.tokens", BYTES, "text", nothing)
+    corpus = load(given(tmp_path, tmp_path / "a.tokens", parquet(tmp_path / "b.parquet", content[100:])))
+    assert sorted(written(corpus.train) + written(corpus.held_out)) == sorted(content)
+
+
+def test_a_large_text_is_cut_after_lines_and_held_out_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "TEXT_BYTES", 400)
+    lines = [f"{line}\n" for line in texts(300)]
+    (tmp_path / "large.txt").write_text("".join(lines), encoding="utf-8")
+    corpus = load(given(tmp_path, tmp_path / "large.txt"))
+    pieces = written(corpus.train) + written(corpus.held_out)
+    assert sorted("".join(pieces).splitlines()) == sorted("".join(lines).splitlines())
+    assert all(piece.endswith("\n") for piece in pieces) and len(written(corpus.held_out)) > 3
+
+
+def test_memory_stays_small_whatever_the_file(tmp_path: Path) -> None:
+    """Batches of documents go to the tokenizer; never the file."""
+    path = jsonl(tmp_path / "set.jsonl", ["x" * 10_000] * 2_000)
+
+    class Watched:
+        vocabulary, end, digest = BYTES.vocabulary, BYTES.end, BYTES.digest
+        most = 0
+
+        def encode(self, given: list[str]) -> list[corpus.Tokens]:
+            Watched.most = max(Watched.most, sum(map(len, given)))
+            return BYTES.encode(given)
+
+    files.tokenize([path], tmp_path / "set.tokens", Watched(), "text", nothing)  # type: ignore[arg-type]
+    assert 0 < Watched.most <= files.BATCH_BYTES + 10_000
+
+
+def test_progress_grows_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "BATCH_DOCUMENTS", 20)
+    said: list[files.Progress] = []
+    paths = [jsonl(tmp_path / "a.jsonl.gz", texts(200)), parquet(tmp_path / "b.parquet", texts(200))]
+    total = sum(files.tokenize(paths, tmp_path / "set.tokens", BYTES, "text", said.append))
+    shares = [progress.share for progress in said]
+    assert len(said) == 20 and shares == sorted(shares) and shares[-1] == 1
+    assert said[-1].tokens == total and said[-1].left_s == 0
+
+
+# ---- what can be wrong ----
+def test_what_is_missing_is_said_before_anything_is_read(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"name yours, as in --data 'corpus/\*\.parquet'"):
+        sources.check(FILES, Sources())
+    for name in ("none.txt", "*.parquet", "~nobody-by-this-name/x", "a**b"):
+        with pytest.raises(UsageError, match="--data"):
+            load(given(tmp_path, name if name.startswith("~") else tmp_path / name))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "notes.json").write_text("{}")
+    with pytest.raises(UsageError, match="there is no file"):
+        load(given(tmp_path, tmp_path / "empty"))
+
+
+def test_records_without_a_text_are_passed_over(tmp_path: Path) -> None:
+    content = texts(100)
+    corpus = load(given(tmp_path, jsonl(tmp_path / "set.jsonl", [*content[:50], None, "", *content[50:]])))
+    other = load(given(tmp_path, parquet(tmp_path / "set.parquet", [None, "", *content])))
+    for found in (corpus, other):
+        assert sorted(written(found.train) + written(found.held_out)) == sorted(content)
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("{", "line 2 is not valid JSON"),
+        ('{"txt": "x"}', "line 2 is no record with a text in 'text'"),
+        ('{"text": 3}', "line 2 is no record"),
+        ("[]", "line 2 is no record"),
+        ("[" * 100_000, "line 2 is not valid JSON"),
+    ],
+)
+def test_a_bad_line_is_named(line: str, sentence: str, tmp_path: Path) -> None:
+    path = tmp_path / "set.jsonl"
+    path.write_text(f'{{"text": "x"}}\n{line}\n')
+    with pytest.raises(UsageError, match=sentence):
+        load(given(tmp_path, path))
+    assert not list((tmp_path / "cache").iterdir()), "and nothing is left"
+
+
+@pytest.mark.parametrize("name", ["set.parquet", "set.arrow", "set.jsonl.gz"])
+def test_a_damaged_file_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"PAR1 this is none" * 10)
+    with pytest.raises(UsageError, match=f"cannot read .*{name}"):
+        load(given(tmp_path, tmp_path / name))
+    whole = jsonl(tmp_path / "whole.jsonl.gz", texts(500)).read_bytes()
+    (tmp_path / "whole.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UsageError, match=r"cannot read .*whole\.jsonl\.gz, which is damaged"):
+        load(given(tmp_path, tmp_path / "whole.jsonl.gz"))
+
+
+def test_a_column_that_is_not_there_or_holds_no_text(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "set.parquet", texts(100))
+    with pytest.raises(UsageError, match="has no column 'content', the field that is read; there are: id, text"):
+        load(given(tmp_path, path), DataSpec(source="files", field="content"))
+    with pytest.raises(UsageError, match="has no text in its column 'id'"):
+        load(given(tmp_path, path), DataSpec(source="files", field="id"))
+
+
+def test_too_little_to_hold_a_part_back(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="too little"):
+        load(given(tmp_path, jsonl(tmp_path / "set.jsonl", ["one"])))
+
+
+# ---- the token file ----
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    files.tokenize([jsonl(tmp_path / "set.jsonl", texts(100))], tmp_path / "set.tokens", BYTES, "text", nothing)
+    return tmp_path / "set.tokens"
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda raw: b"", "is not a token file"),
+        (lambda raw: raw[:40], "is not a token file"),
+        (lambda raw: b"PK" + raw[2:], "is not a token file"),
+        (lambda raw: raw[:8] + b"\2" + raw[9:], "has version 2 of the format"),
+        (lambda raw: raw[:-1], "is damaged: it has"),
+        (lambda raw: raw + b"x", "is damaged: it has"),
+        (lambda raw: raw[:10] + b"\4" + raw[11:], "is damaged: it has"),
+        (lambda raw: raw[:16] + b"\xff" * 8 + raw[24:], "is damaged: it has"),
+        (lambda raw: raw[:40] + b"x" + raw[41:], "was made with another tokenizer"),
+    ],
+)
+def test_a_damaged_token_file_is_refused(damage, sentence: str, made: Path, tmp_path: Path) -> None:
+    made.write_bytes(damage(made.read_bytes()))
+    with pytest.raises(UsageError, match=sentence):
+        load(given(tmp_path, made))
+
+
+def test_a_token_beyond_the_vocabulary_is_found(tmp_path: Path) -> None:
+    tokenizer, path = FileTokenizer(tokenizer_json()), tmp_path / "set.tokens"
+    files.tokenize([jsonl(tmp_path / "set.jsonl", texts(100))], path, tokenizer, "text", nothing)
+    raw = path.read_bytes()
+    path.write_bytes(raw[:-2] + b"\xff\xff")
+    with pytest.raises(UsageError, match="holds the token 65535"):
+        token_file.load(path, tokenizer)
+
+
+def test_a_killed_write_leaves_the_old_file(made: Path, tmp_path: Path) -> None:
+    before = made.read_bytes()
+    with pytest.raises(KeyboardInterrupt), token_file.Writer(made, BYTES) as writer:
+        writer.add(np.zeros(10, np.uint8), held_out=False)
+        raise KeyboardInterrupt
+    assert made.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["set.jsonl", "set.tokens"]
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    abandoned, used = tmp_path / f".set.tokens.{ended.pid}.part", tmp_path / f".set.tokens.{os.getppid()}.part"
+    for part in (abandoned, used):
+        part.write_bytes(b"half of it")
+    files.tokenize([jsonl(tmp_path / "set.jsonl", texts(100))], tmp_path / "set.tokens", BYTES, "text", nothing)
+    assert used.exists() and not abandoned.exists()
+
+
+def test_a_full_disk_is_said(tmp_path: Path) -> None:
+    """Linux's /dev/full takes nothing, as a full disk."""
+    with pytest.raises(DiskFull, match="the disk is full"), token_file.Writer(tmp_path / "set.tokens", BYTES) as writer:
+        writer._file.close()
+        writer._file = open("/dev/full", "wb")  # noqa: PTH123, SIM115
+        writer.add(np.zeros(1 << 20, np.uint8), held_out=False)
+    assert not list(tmp_path.iterdir())

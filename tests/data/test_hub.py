@@ -1,0 +1,294 @@
+"""A streamed data set: every record once an epoch, exactly there after a resume, on through a failing network."""
+
+import json
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from texts import jsonl, parquet, texts, tokenizer_json
+
+from noloco_node.data import corpus, hub
+from noloco_node.data.hub import HubCorpus, HubStream
+from noloco_node.data.tokens import BYTES, FileTokenizer, Tokenizer
+from noloco_node.errors import Incompatible, NolocoError, UsageError
+from noloco_node.run.manifest import DataSpec
+
+LENGTH = 16
+CONTENT = texts(300)
+SHARDS = (CONTENT[:120], CONTENT[120:200], CONTENT[200:])
+
+
+@pytest.fixture(autouse=True)
+def _quick_and_quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "BLOCK_RECORDS", 16)
+    monkeypatch.setattr(hub, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Any:
+    """Three parquet files, as a data set of the hub has them."""
+    paths = [str(parquet(tmp_path / f"{i}.parquet", content)) for i, content in enumerate(SHARDS)]
+    return datasets.load_dataset("parquet", data_files=paths, split="train", streaming=True)
+
+
+def opened(records: Any, tokenizer: Tokenizer = BYTES, **rules: Any) -> HubCorpus:
+    return hub.corpus("a set", records, None, tokenizer, field="text", **rules)
+
+
+@pytest.fixture
+def streams() -> Iterator[Callable[..., HubStream]]:
+    made: list[HubStream] = []
+
+    def stream(of: HubCorpus, peer: str = "a") -> HubStream:
+        made.append(of.stream(LENGTH, 1, peer))
+        return made[-1]
+
+    yield stream
+    for each in made:
+        each.close()
+
+
+def documents(rows: torch.Tensor, tokenizer: Tokenizer = BYTES) -> list[str]:
+    """The documents that end in rows, each of which begins with the last token of the one before."""
+    tokens = torch.cat([rows[0, :1], rows[:, 1:].flatten()]).numpy()
+    ends = np.flatnonzero(tokens == tokenizer.end) + 1
+    return [tokenizer.decode(part[:-1].tolist()) for part in np.split(tokens, ends)[:-1]]
+
+
+# ---- what arrives ----
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "folder"])
+def test_an_epoch_reads_every_record_once_and_what_is_held_out_never(
+    kind: str, tmp_path: Path, shards: Any, streams: Callable[..., HubStream]
+) -> None:
+    if kind == "jsonl":
+        paths = [str(jsonl(tmp_path / f"{i}.jsonl", content)) for i, content in enumerate(SHARDS)]
+        shards = datasets.load_dataset("json", data_files=paths, split="train", streaming=True)
+    elif kind == "folder":
+        folder = tmp_path / "set"
+        folder.mkdir()
+        for i, content in enumerate(SHARDS):
+            parquet(folder / f"train-{i}.parquet", content)
+        shards = datasets.load_dataset(str(folder), split="train", streaming=True)
+    corpus = opened(shards)
+    held_out = CONTENT[:8]
+    assert documents(torch.from_numpy(corpus.held_out.astype(np.int64))[None]) == held_out
+    train = CONTENT[8:]
+    found = documents(streams(corpus).next(4 * sum(len(text.encode()) + 1 for text in train) // LENGTH))
+    epochs = [found[start : start + len(train)] for start in range(0, len(found), len(train))]
+    assert len(epochs) >= 4 and all(sorted(epoch) == sorted(train) for epoch in epochs[:3])
+    assert len({tuple(epoch) for epoch in epochs[:3]}) == 3, "each in an order of its own"
+
+
+def test_reading_goes_on_exactly_at_a_position(shards: Any, streams: Callable[..., HubStream]) -> None:
+    corpus = opened(shards, FileTokenizer(tokenizer_json()))
+    straight, rows = streams(corpus), []
+    position: Any = straight.position
+    rng = np.random.default_rng(1)
+    for _ in range(60):
+        again = streams(corpus)
+        again.seek(json.loads(json.dumps(position)))  # plain values, as a checkpoint keeps them
+        batch = int(rng.integers(1, 40))
+        rows.append((batch, again.next(batch)))
+        position = again.position
+        again.close()
+    for batch, row in rows:
+        assert torch.equal(straight.next(batch), row)
+    assert straight.position == position and position["epoch"] >= 1
+
+
+def test_a_checkpoint_keeps_the_position(shards: Any, streams: Callable[..., HubStream], tmp_path: Path) -> None:
+    stream = streams(opened(shards))
+    stream.next(100)
+    torch.save(stream.position, tmp_path / "inner.pt")
+    assert torch.load(tmp_path / "inner.pt", weights_only=True) == stream.position
+
+
+def test_the_same_position_twice_and_a_closed_stream_goes_on(shards: Any, streams: Callable[..., HubStream]) -> None:
+    stream = streams(opened(shards))
+    stream.next(30)
+    position = stream.position
+    first = stream.next(30)
+    stream.seek(position)
+    stream.close()
+    assert stream.position == position and torch.equal(stream.next(30), first)
+
+
+def test_a_split_of_its_own_is_held_out_where_there_is_one(tmp_path: Path, shards: Any) -> None:
+    path = str(parquet(tmp_path / "validation.parquet", texts(40, seed=2)))
+    apart = datasets.load_dataset("parquet", data_files=path, split="train", streaming=True)
+    corpus = hub.corpus("a set", shards, apart, BYTES, field="text")
+    assert documents(torch.from_numpy(corpus.held_out.astype(np.int64))[None]) == texts(40, seed=2)
+    assert corpus.skipped == 0 and corpus.windows(LENGTH, 4).shape == (4, LENGTH + 1)
+
+
+def test_replicas_are_at_the_same_block_as_rarely_as_chance_has_it(
+    shards: Any, streams: Callable[..., HubStream]
+) -> None:
+    """Ten replicas in step, looked at 30 times over some epochs: which records two of them read between two looks."""
+    corpus = opened(shards, count=len(CONTENT))
+    replicas = [streams(corpus, str(peer)) for peer in range(10)]
+    met = looked = 0
+    for _ in range(30):
+        at = [{int(text.split()[0]) for text in documents(replica.next(60))[1:]} for replica in replicas]
+        for one, other in combinations(at, 2):
+            looked += len(one)
+            met += len(one & other)
+    read = looked / (30 * 45)  # records that each reads between two looks
+    assert met / looked < 1.2 * read / (len(CONTENT) - 8)
+
+
+def test_seed_and_peer_decide_what_is_read(shards: Any, streams: Callable[..., HubStream]) -> None:
+    corpus = opened(shards)
+    assert torch.equal(streams(corpus).next(20), streams(corpus).next(20))
+    assert not torch.equal(streams(corpus).next(20), streams(corpus, "b").next(20))
+
+
+# ---- the thread ----
+def test_a_few_blocks_are_kept_ready_and_no_more(shards: Any, streams: Callable[..., HubStream]) -> None:
+    stream = streams(opened(shards))
+    stream.next(1)
+    assert stream._ahead is not None
+    waiting = stream._ahead._queue
+    until(waiting.full)
+    assert waiting.qsize() == hub.BLOCKS_READY
+
+
+def test_the_thread_ends_with_the_stream(shards: Any) -> None:
+    before = set(threading.enumerate())
+    stream = opened(shards).stream(LENGTH, 1, "a")
+    stream.next(1)
+    assert set(threading.enumerate()) - before
+    del stream
+    until(lambda: set(threading.enumerate()) <= before)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+# ---- what can go wrong ----
+def failing(errors: list[Exception], at: int) -> Any:
+    """A data set of two shards whose reading fails at one record, once with each of `errors`."""
+
+    def records(shard: list[int]) -> Iterator[dict[str, str]]:
+        for i in range(100):
+            if shard[0] == 1 and i == at and errors:
+                raise errors.pop()
+            yield {"text": CONTENT[100 * shard[0] + i]}
+
+    return datasets.IterableDataset.from_generator(records, gen_kwargs={"shard": [0, 1]})
+
+
+def test_a_network_that_fails_is_waited_for(
+    streams: Callable[..., HubStream], caplog: pytest.LogCaptureFixture
+) -> None:
+    errors: list[Exception] = [ConnectionError("no route"), TimeoutError("the hub is slow"), EOFError("cut off")]
+    wanted = streams(opened(failing([], at=50))).next(600)
+    with caplog.at_level(logging.WARNING):
+        assert torch.equal(streams(opened(failing(errors, at=50))).next(600), wanted)
+    assert not errors
+    said = [record.getMessage() for record in caplog.records if "waiting" in record.getMessage()]
+    assert len(said) == 3 and said[0].startswith("waiting for the data set a set (cut off): again in")
+
+
+@pytest.mark.parametrize("error", [UsageError("mend it"), FileNotFoundError("gone"), ValueError("no parquet")])
+def test_what_does_not_pass_ends_the_reading_for_good(error: Exception, streams: Callable[..., HubStream]) -> None:
+    stream = streams(opened(failing([error], at=50)))
+    for _ in range(2):
+        with pytest.raises(type(error), match=str(error)):
+            stream.next(10_000)
+
+
+def test_who_only_asks_does_not_wait_for_the_network(
+    monkeypatch: pytest.MonkeyPatch, streams: Callable[..., HubStream]
+) -> None:
+    wanted = streams(opened(failing([], at=50)))
+    again = streams(opened(failing([], at=50)))
+    monkeypatch.setattr(hub, "FIRST_WAIT_S", 600.0)
+    stream = streams(opened(failing([ConnectionError("no route")], at=50)))
+    taken = []
+    while stream.ready(1, 0.3):
+        taken.append(stream.next(1))
+    assert taken and not stream.ready(10_000, 0.0)
+    assert torch.equal(torch.cat(taken), wanted.next(len(taken)))
+    again.seek(stream.position)
+    assert torch.equal(again.next(50), wanted.next(50)), "what is at hand already is not lost"
+
+
+def test_closing_while_the_network_is_waited_for_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "FIRST_WAIT_S", 600.0)
+    corpus = opened(failing([ConnectionError("no route")], at=0))
+    ahead = hub.Ahead(lambda stopped: hub.Reader(corpus, "1/b").blocks(hub.Mark(), stopped))
+    ahead.close()
+    assert not ahead._thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    "position",
+    [
+        None,
+        (0, 0),
+        {},
+        {"epoch": 0, "part": 0, "block": 0, "state": None},
+        {"epoch": 0, "part": 9, "block": 0, "state": None, "taken": 0},
+        {"epoch": -1, "part": 0, "block": 0, "state": None, "taken": 0},
+        {"epoch": 0, "part": 0, "block": 0, "state": None, "taken": -1},
+        {"epoch": 0, "part": 0, "block": "x", "state": None, "taken": 0},
+        {"epoch": 0, "part": 0, "block": 0, "state": [], "taken": 0},
+    ],
+)
+def test_a_position_of_other_data_is_refused(position: Any, shards: Any, streams: Callable[..., HubStream]) -> None:
+    with pytest.raises(ValueError, match="no position"):
+        streams(opened(shards)).seek(position)
+
+
+def test_a_place_in_data_that_changed_is_said(shards: Any, streams: Callable[..., HubStream]) -> None:
+    stream = streams(opened(shards))
+    stream.seek({"epoch": 0, "part": 0, "block": 3, "state": {"examples_iterable": {"x": 1}}, "taken": 5})
+    with pytest.raises(Incompatible, match="the checkpoint's place is not to be found in the data set a set"):
+        stream.next(1)
+
+
+def test_a_set_without_the_field_or_without_text(tmp_path: Path, streams: Callable[..., HubStream]) -> None:
+    records = datasets.IterableDataset.from_generator(lambda: iter([{"body": "x"}] * 50))
+    with pytest.raises(UsageError, match="has no text in 'text', the field that is read; its records have: body"):
+        opened(records)
+    records = datasets.IterableDataset.from_generator(lambda: iter([{"text": "x"}] * 2 + [{"text": None}] * 50))
+    with pytest.raises(UsageError, match="holds no text to train on"):
+        streams(opened(records)).next(10)
+
+
+def test_only_data_and_only_its_own_files_are_read() -> None:
+    own = {"train": ["hf://datasets/o/n@0123/a.parquet"], "test": ["zip://x.jsonl::hf://datasets/o/n@0123/b.zip"]}
+    assert hub.check_files("o/n", "datasets.packaged_modules.parquet.parquet", own) == own
+    with pytest.raises(UsageError, match="is not a data set of records with text"):
+        hub.check_files("o/n", "datasets.packaged_modules.pandas.pandas", own)
+    for path in ("/home/me/letters.txt", "hf://datasets/o/other@0123/a", "hf://datasets/o/n2@0/a", "file://etc/passwd"):
+        with pytest.raises(UsageError, match="names files that are not its own"):
+            hub.check_files("o/n", "datasets.packaged_modules.text.text", {"train": [path]})
+
+
+def test_a_hub_out_of_reach_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(NolocoError, match=r"cannot open the data set owner/name: .* Is this machine online") as raised:
+        corpus.load(DataSpec(source="hub", dataset="owner/name"))
+    assert "\n" not in str(raised.value)
+
+
+def test_counts_are_exact_across_blocks_and_shards(shards: Any, streams: Callable[..., HubStream]) -> None:
+    """Over three epochs each record comes as often as any other, give or take the one under way."""
+    found = Counter(documents(streams(opened(shards)).next(9000)))
+    assert set(found) == set(CONTENT[8:]) and max(found.values()) - min(found.values()) <= 1

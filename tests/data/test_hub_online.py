@@ -1,0 +1,107 @@
+"""The whole way of a run with data and tokenizer of a hub: the real libraries, against a hub on loopback."""
+
+import json
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from pretend_hub import COMMIT, DATASET, TOKENIZER, serving
+from texts import parquet, texts, tokenizer_json
+
+from noloco_node.base.identity import Identity
+from noloco_node.data.pin_commit import pinned
+from noloco_node.data.tokens import FileTokenizer
+from noloco_node.errors import NolocoError
+from noloco_node.host.home import Home
+from noloco_node.run import manifest, signed_file
+from noloco_node.run.manifest import DataSpec, Manifest
+
+READ = f"""
+import json, logging
+from noloco_node.run.manifest import DataSpec
+from noloco_node.data import corpus, hub
+
+logging.basicConfig(format="%(message)s")
+hub.FIRST_WAIT_S, hub.BLOCK_RECORDS = 0.05, 16
+tokenizer = "hub:{TOKENIZER}@{COMMIT}"
+text = corpus.load(DataSpec(source="hub", dataset="{DATASET}", revision="{COMMIT}", tokenizer=tokenizer))
+
+def read(position, batches):
+    stream = text.stream(16, 1, "a")
+    if position:
+        stream.seek(position)
+    rows = [row for _ in range(batches) for row in stream.next(8).tolist()]
+    stream.close()
+    print(json.dumps({{"rows": rows, "position": stream.position, "vocabulary": text.vocabulary}}), flush=True)
+
+read(None, 20)
+read(json.loads(input()), 120)
+"""
+
+
+def test_records_arrive_through_failures_and_a_resume(tmp_path: Path) -> None:
+    content = [texts(120, seed=shard) for shard in range(3)]
+    paths = [parquet(tmp_path / f"train-{i}.parquet", part) for i, part in enumerate(content)]
+    paths.append(parquet(tmp_path / "validation-0.parquet", texts(50, seed=9)))
+    files = {path.name: path.read_bytes() for path in paths}
+    files["tokenizer.json"] = tokenizer_json()
+    tokenizer = FileTokenizer(files["tokenizer.json"])
+    with serving(files) as hub:
+        environ = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
+        with (tmp_path / "log").open("w+") as log:
+            child = subprocess.Popen(
+                [sys.executable, "-c", READ],
+                env=environ,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+            with child:
+                assert child.stdin and child.stdout
+                first = json.loads(child.stdout.readline() or "null")
+                hub.fails = [403, 0, 404]  # a link that ran out, a connection that broke, a file gone for a moment
+                said, _ = child.communicate(json.dumps(first and first["position"]), timeout=60)
+            assert child.returncode == 0, (tmp_path / "log").read_text()
+        assert not hub.fails
+    second = json.loads(said)
+    assert (tmp_path / "log").read_text().count("waiting for the data set owner/texts (") >= 2
+    assert first["vocabulary"] == tokenizer.vocabulary
+    rows = first["rows"] + second["rows"]
+    assert all(one[-1] == other[0] for one, other in pairwise(rows))
+    tokens = [rows[0][0], *(token for row in rows for token in row[1:])]
+    documents = [tokenizer.decode(part) for part in split(tokens, tokenizer.end)[:-1]]
+    assert len(documents) > 360 and set(documents) == {text for part in content for text in part}
+    assert len(set(documents[:360])) == 360, "an epoch, each once"
+
+
+def test_a_run_is_pinned_to_a_commit_when_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants, hf_api
+
+    home, run = Home(tmp_path).create(), Manifest(name="a", data=DataSpec(source="hub", dataset=DATASET))
+    with serving({}) as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(hf_api.constants, "ENDPOINT", hub.url)
+        made = pinned(run, home)
+        assert made.data.revision == COMMIT and made.run_id != run.run_id
+        asked = len(hub.asked)
+        assert manifest.parse(made.canonical()) == made
+        assert pinned(made, home) == made and pinned(Manifest(name="b"), home).data.revision is None
+        assert len(hub.asked) == asked, "who names a commit asks nobody"
+        signed_file.keep(home.run(made.run_id), manifest.sign(made, Identity.load_or_create(home.identity)))
+    assert pinned(run, home) == made, "a restart is the same run, without the network"
+    with pytest.raises(NolocoError, match=r"commit of the data set owner/texts: .* write its commit into run.toml"):
+        pinned(run.model_copy(update={"rounds": 7}), home)
+
+
+def split(tokens: list[int], end: int) -> list[list[int]]:
+    parts: list[list[int]] = [[]]
+    for token in tokens:
+        if token == end:
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return parts

@@ -1,0 +1,76 @@
+"""Text into tokens and back."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from texts import texts, tokenizer_json
+
+from noloco_node.data import tokens
+from noloco_node.data.tokens import BYTES, FileTokenizer
+from noloco_node.errors import UsageError
+
+
+@pytest.fixture(scope="module")
+def content() -> bytes:
+    return tokenizer_json()
+
+
+@given(st.lists(st.text(), max_size=5))
+def test_bytes_come_back(written: list[str]) -> None:
+    kept = [text for text in written if not any("\ud800" <= c <= "\udfff" for c in text)]
+    assert [BYTES.decode(found) for found in BYTES.encode(kept)] == kept
+    assert [found.tobytes() for found in BYTES.encode([text.encode() for text in kept])] == [t.encode() for t in kept]
+
+
+def test_a_tokenizer_file_reads_back(content: bytes) -> None:
+    tokenizer = FileTokenizer(content)
+    assert tokenizer.vocabulary == 300 and tokenizer.end == 0
+    found = tokenizer.encode(texts(20))
+    assert [tokenizer.decode(each) for each in found] == texts(20)
+    assert sum(map(len, found)) < 0.6 * sum(len(text.encode()) for text in texts(20)) and found[0].dtype == "u2"
+    assert tokenizer.digest == hashlib.sha256(content).digest() and tokenizer.file() == content
+
+
+def test_a_text_cannot_end_itself(content: bytes) -> None:
+    tokenizer = FileTokenizer(content)
+    (found,) = tokenizer.encode(["one <|endoftext|> two"])
+    assert tokenizer.end not in found.tolist() and tokenizer.decode(found) == "one <|endoftext|> two"
+
+
+def test_packed_texts_end_each() -> None:
+    assert tokens.packed(["ab", b"", "c"], BYTES).tolist() == [97, 98, 0, 0, 99, 0]
+    assert tokens.packed([], BYTES).tolist() == []
+
+
+@pytest.mark.parametrize(("vocabulary", "width"), [(256, 1), (257, 2), (65_536, 2), (65_537, 4)])
+def test_tokens_are_as_narrow_as_the_vocabulary(vocabulary: int, width: int) -> None:
+    assert tokens.width(vocabulary).itemsize == width
+
+
+def test_the_runs_tokenizer_is_known_by_its_digest(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(content)
+    name = f"sha256:{hashlib.sha256(content).hexdigest()}"
+    assert tokens.load(name, path).vocabulary == 300
+    with pytest.raises(UsageError, match="give its file with --tokenizer"):
+        tokens.load(name, None)
+    with pytest.raises(UsageError, match="cannot read the tokenizer"):
+        tokens.load(name, tmp_path / "none.json")
+    path.write_bytes(content + b" ")
+    with pytest.raises(UsageError, match="is not the run's tokenizer"):
+        tokens.load(name, path)
+
+
+@pytest.mark.parametrize("damaged", [b"", b"{}", b"\xff", b'{"version":"1.0"}', b"[" * 5000])
+def test_what_is_no_tokenizer_is_one_sentence(damaged: bytes) -> None:
+    with pytest.raises(UsageError, match=r"not a tokenizer\.json") as raised:
+        FileTokenizer(damaged)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_tokenizer_without_an_end_is_refused(content: bytes) -> None:
+    with pytest.raises(UsageError, match="no token for the end of a text"):
+        FileTokenizer(content.replace(b"<|endoftext|>", b"<|something|>"))

@@ -1,0 +1,121 @@
+"""What `doctor` makes of what it finds: limits and remedies in milliseconds, and probes of this very machine."""
+
+import os
+import socket
+from dataclasses import replace
+
+import pytest
+
+from noloco_node.doctor import probes, verdicts
+from noloco_node.doctor.verdicts import ERROR, OK, UNKNOWN, WARNING, Finding, Place, Torch
+from noloco_node.host import memory
+from noloco_node.host.home import Home
+from noloco_node.transport.self_view import Skew
+from noloco_node.views.views import Health, StatusView
+
+CPU = Torch("2.13.0", "cpu", None, None, 4, "numba")
+PLACE = Place("/home/me/.noloco", exists=True, ours=True, writable=True, mode=0o700, socket_bytes=60)
+VIEW = StatusView(peer_id="p", name="brisk-heron", version="0", state="paused", run="tiny-1", round=4)
+
+
+@pytest.mark.parametrize(
+    ("finding", "level", "says"),
+    [
+        (verdicts.device(CPU), OK, "4 CPU threads, swaps coded by numba"),
+        (verdicts.device(replace(CPU, kernels="torch")), WARNING, "install numba"),
+        (verdicts.device(Torch("2", "cuda", "H200", 10**9, 1, "triton")), OK, "H200, 1.0 GB free"),
+        (verdicts.disk(10**8, "/x"), ERROR, "100 MB free in /x"),
+        (verdicts.disk(5 * 10**9, "/x"), WARNING, "free some"),
+        (verdicts.disk(10**11, "/x"), OK, "100 GB"),
+        (verdicts.disk(None, "/x"), UNKNOWN, "/x"),
+        (verdicts.memory(10**8), ERROR, "end other programs"),
+        (verdicts.memory(2 * 10**9), WARNING, "2.0 GB free"),
+        (verdicts.memory(10**10), OK, "10.0 GB free"),
+        (verdicts.clock(None), UNKNOWN, "--bootstrap"),
+        (verdicts.clock(Skew(0.2, 1)), OK, "within 1.0 s"),
+        (verdicts.clock(Skew(-3.0, 1)), WARNING, "timedatectl"),
+        (verdicts.clock(Skew(100.0, 2)), ERROR, "1 min 40 s ahead"),
+        (verdicts.clock(Skew(100.0, 1)), WARNING, "one of the two is wrong"),
+        (verdicts.port("/ip4/0.0.0.0/tcp/0", None, False), OK, "any free one"),
+        (verdicts.port("/ip4/0.0.0.0/tcp/4001", None, False), OK, "/ip4/0.0.0.0/tcp/4001 is free"),
+        (verdicts.port("/ip4/0.0.0.0/tcp/4001", "the port is in use", False), ERROR, "--listen"),
+        (verdicts.port("/ip4/0.0.0.0/tcp/4001", None, True), OK, "held by the node"),
+        (verdicts.descriptors(100), ERROR, "ulimit"),
+        (verdicts.descriptors(512), WARNING, "512"),
+        (verdicts.descriptors(4096), OK, "4096"),
+        (verdicts.reachable("directly", True), OK, "directly"),
+        (verdicts.reachable("mapped", True), OK, "router"),
+        (verdicts.reachable("relayed", True), WARNING, "--announce"),
+        (verdicts.reachable("outgoing", True), WARNING, "nobody can call"),
+        (verdicts.reachable(None, True), UNKNOWN, "no verdict"),
+        (verdicts.reachable(None, False), UNKNOWN, "--bootstrap"),
+        (verdicts.bootstrap([], None, None), UNKNOWN, "--bootstrap"),
+        (verdicts.bootstrap(["a"], "it refuses", None), ERROR, "ask the run's author"),
+        (verdicts.bootstrap(["a"], None, []), WARNING, "knows no run"),
+        (verdicts.bootstrap(["a"], None, ["tiny-1", "big-2"]), OK, "tiny-1, big-2"),
+        (verdicts.home(PLACE), OK, "/home/me/.noloco"),
+        (verdicts.home(replace(PLACE, exists=False)), OK, "will be made"),
+        (verdicts.home(replace(PLACE, mode=0o755)), WARNING, "chmod 700"),
+        (verdicts.home(replace(PLACE, ours=False)), WARNING, "another user"),
+        (verdicts.home(replace(PLACE, writable=False)), ERROR, "cannot be written"),
+        (verdicts.home(replace(PLACE, socket_bytes=200)), ERROR, "too long"),
+    ],
+)
+def test_verdicts(finding, level, says):
+    assert finding.level == level
+    assert says in f"{finding.text}: {finding.remedy}"
+    assert bool(finding.remedy) == (level in (WARNING, ERROR)), "what is wrong has a remedy"
+
+
+def test_a_node_says_what_is_wrong_with_it():
+    assert [f.level for f in verdicts.node(None, None)] == [OK]
+    assert [f.level for f in verdicts.node(None, "it is just starting")] == [ERROR]
+    (paused,) = verdicts.node(VIEW, None)
+    assert (paused.level, paused.text) == (OK, "brisk-heron is paused in tiny-1, round 4")
+    ill = replace(VIEW, health=(Health("error", "network: degraded", "it is being started again"),))
+    assert [f.level for f in verdicts.node(ill, None)] == [OK, ERROR]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
+        ([], 0),
+        (["disk"], 1),
+        (["clock"], 11),
+        (["bootstrap"], 10),
+        (["clock", "bootstrap"], 10),
+        (["clock", "disk"], 11),
+    ],
+)
+def test_exit_codes(wrong, code):
+    findings = [Finding(subject, ERROR, "x") for subject in wrong]
+    assert verdicts.exit_code([Finding("port", WARNING, "x"), *findings]) == code
+
+
+def test_probes_of_this_machine(tmp_path):
+    assert memory.free_bytes() is None or memory.free_bytes() > 0
+    assert probes.free_disk(tmp_path / "not" / "there") > 0
+    assert probes.descriptors() > 0
+
+
+def test_a_port_in_use_is_seen():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert "in use" in probes.port(f"/ip4/127.0.0.1/tcp/{port}")
+    assert probes.port(f"/ip4/127.0.0.1/tcp/{port}") is None
+
+
+def test_a_home_is_looked_at_and_not_made(tmp_path):
+    home = Home(tmp_path / "a" / "home")
+    place = probes.place(home)
+    assert (place.exists, place.writable, place.ours) == (False, True, True)
+    assert not (tmp_path / "a").exists()
+    place = probes.place(home.create())
+    assert (place.exists, place.mode, place.socket_bytes) == (True, 0o700, len(os.fsencode(home.socket)))
+
+
+def test_a_file_in_the_way_is_no_home(tmp_path):
+    (tmp_path / "file").write_text("x")
+    place = probes.place(Home(tmp_path / "file"))
+    assert (place.exists, place.writable) == (False, False)
+    assert verdicts.home(place).level == ERROR

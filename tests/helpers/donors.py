@@ -1,0 +1,105 @@
+"""Donors for these tests: real ones with a state made here, and ones that lie."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from concurrent.futures import Future
+from typing import Any
+
+from memory_network.network import MemoryNetwork, MemoryTransport
+
+from noloco_node.state_transfer.client import Terms
+from noloco_node.state_transfer.server import StateService
+from noloco_node.wire import messages as wire
+from noloco_node.wire import peer_pb2 as pb
+from noloco_node.wire import state_format
+from noloco_node.wire.peer_pb2_grpc import StateServicer, add_StateServicer_to_server
+from noloco_node.wire.state_format import CHUNK_BYTES
+
+TERMS = Terms(b"r" * 32, b"l" * 32)
+FRAGMENTS = 20
+NUMBERS = (FRAGMENTS * CHUNK_BYTES - 400) // 4
+BUDGET = 1000
+
+
+def numbers(seed: int, count: int = NUMBERS) -> bytes:
+    """Of some fp32 vectors: finite, and different for each seed."""
+    rng = random.Random(seed)
+    return b"".join(rng.randbytes(3) + b"\x3f" for _ in range(1000)) * (count // 1000) + bytes(4 * (count % 1000))
+
+
+class Giver:
+    """Stands for the training thread; `at_once=False`: its copy waits until the test says so."""
+
+    def __init__(self, data: bytes, round: int = 12, at_once: bool = True) -> None:
+        self.data, self.round, self.at_once = data, round, at_once
+        self.asked: list[Future[tuple[int, memoryview]]] = []
+
+    def live_state(self) -> "Future[tuple[int, memoryview]]":
+        future: Future[tuple[int, memoryview]] = Future()
+        self.asked.append(future)
+        if self.at_once:
+            future.set_result((self.round, memoryview(self.data)))
+        return future
+
+
+class Liar(StateServicer):
+    """Says what it is told to, whoever asks; `silent`: and hangs then."""
+
+    def __init__(self, frames: list[wire.StateFrame], round: int = 0, silent: bool = False) -> None:
+        self.frames, self.round, self.silent = frames, round, silent
+        self.asked = 0
+
+    async def Fetch(  # noqa: N802 (the name is the service's)
+        self, request: pb.StateRequest, context: Any
+    ) -> AsyncIterator[pb.StateFrame]:
+        self.asked += 1
+        for frame in self.frames:
+            yield wire.encode_state(frame)
+        if self.silent:
+            await asyncio.Event().wait()
+
+    async def Progress(self, request: pb.StateRequest, context: Any) -> pb.StateProgress:  # noqa: N802
+        return pb.StateProgress(round=self.round)
+
+
+def header(data: bytes, round: int = 12, **changes: Any) -> wire.StateHeader:
+    size = state_format.fragment_bytes(len(data))
+    digests = b"".join(state_format.digest(data[at : at + size]) for at in range(0, len(data), size))
+    whole = {"total_bytes": len(data), "digests": digests, **changes}
+    root = state_format.root(round, whole["total_bytes"], whole["digests"])
+    return wire.StateHeader(round, root=whole.pop("root", root), **whole)
+
+
+def chunks(data: bytes) -> list[wire.StateFrame]:
+    return [wire.StateChunk(data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)]
+
+
+class Place:
+    """A network with some peers in it."""
+
+    def __init__(self, **links: Any) -> None:
+        self.network = MemoryNetwork(random.Random(1), **{"delay_s": 0.02, **links})
+        self.transports: dict[str, MemoryTransport] = {}
+
+    async def donor(self, name: str, giver: Giver, terms: Terms = TERMS, **options: Any) -> StateService:
+        transport = self.transports[name] = self.network.join(name)
+        service = StateService(transport, lambda: giver.round, **options)
+        service.begin(terms, giver)
+        transport.serve(lambda server: add_StateServicer_to_server(service, server))
+        await transport.start()
+        return service
+
+    async def liar(self, name: str, liar: Liar) -> None:
+        transport = self.transports[name] = self.network.join(name)
+        transport.serve(lambda server: add_StateServicer_to_server(liar, server))
+        await transport.start()
+
+    async def newcomer(self, name: str = "newcomer") -> MemoryTransport:
+        transport = self.transports[name] = self.network.join(name)
+        await transport.start()
+        return transport
+
+    async def close(self) -> None:
+        for transport in self.transports.values():
+            await transport.close()

@@ -1,0 +1,132 @@
+"""A NodeView without a node: canned answers, and a note of what was asked. As a program, it lives in a home."""
+
+import asyncio
+import logging
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from noloco_node.control import socket_server
+from noloco_node.host.home import Home
+from noloco_node.views.views import (
+    Health,
+    HistoryView,
+    LastRound,
+    PeerRow,
+    PeersView,
+    Piece,
+    PingView,
+    Point,
+    Rounds,
+    StatusView,
+    Traffic,
+)
+
+ME = "12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
+OTHER = "12D3KooWL3XJ9EMCyZvmmGXL2LMiVBtrVa2BuESsJiXkSj7333Jw"
+
+STATUS = StatusView(
+    peer_id=ME,
+    name="brisk-heron",
+    version="0.1.0",
+    state="training",
+    run_id="3f9a2c81d0e4" + "0" * 52,
+    run="tiny-3f9a2c81d0e4",
+    round=41,
+    rounds_target=100,
+    step=2063,
+    tokens=2_112_512,
+    tokens_per_s=18_400.0,
+    loss=1.87,
+    loss_first=5.6,
+    eval_loss=1.92,
+    eval_loss_first=5.61,
+    device="cpu",
+    parameters=1_000_000,
+    partner=OTHER,
+    busy_fraction=0.987,
+    rounds=Rounds(committed=39, solo=2, by_reason={"no_partner": 2}),
+    bytes=Traffic(sent=512_000_000, received=515_000_000, per_param_round=0.52),
+    resent_block_fraction=0.004,
+    last_round=LastRound(OTHER, 3.1, 12_600_000, 12_600_000, 0.004),
+    partners={OTHER: 39},
+    calls=45,
+    peers_seen=17,
+    reachable="directly",
+    uptime_s=11_520.0,
+    addresses=(f"/ip4/203.0.113.7/tcp/4001/p2p/{ME}",),
+    health=(Health("warning", "disk: 3.1 GB left, a checkpoint needs 1.2 GB", "free some, or move NOLOCO_HOME"),),
+)
+PEERS = PeersView(
+    (
+        PeerRow(
+            peer_id=OTHER,
+            name="calm-otter",
+            state="training",
+            round=40,
+            lag=1,
+            via="direct",
+            tokens_per_s=9_900.0,
+            loss=1.9,
+            last_seen_s=4.2,
+            sent=491_000_000,
+            received=491_000_000,
+            exchanges=39,
+        ),
+    )
+)
+HISTORY = HistoryView(
+    points=(Point(1_760_000_000.0, 40, 2013, 1.9), Point(1_760_000_020.0, 41, 2063, 1.87, 1.92)),
+    pieces=(Piece("swap", 41, 1_760_000_020.0, 1_760_000_023.1, OTHER, None, 12_600_000, 12_600_000),),
+    names={OTHER: "calm-otter"},
+)
+
+
+class FakeNode:
+    def __init__(self, status=STATUS, peers=PEERS, saves_s=0.0):
+        self.view, self.rows, self.left = status, peers, 0
+        self.saves_s = saves_s
+        self.gone = asyncio.Event()
+
+    def status(self):
+        return self.view
+
+    def peers(self):
+        return self.rows
+
+    def history(self):
+        return HISTORY
+
+    def pause(self):
+        self.view = replace(self.view, state="paused", waiting_for="`noloco-node resume`")
+
+    def resume(self):
+        self.view = replace(self.view, state="training", waiting_for=None)
+
+    def log_level(self, level):
+        logging.getLogger("noloco_node").setLevel(level.upper())
+
+    async def ping(self, peer, payload_bytes):
+        """OTHER answers, 1 MB/s away; nobody else does."""
+        if peer != OTHER:
+            return PingView(peer, failure="unavailable")
+        return PingView(peer, 0.002 + payload_bytes / 1e6, "direct")
+
+    def leave(self):
+        self.left += 1
+        self.view = replace(self.view, state="leaving", waiting_for="its last checkpoint" if self.saves_s else None)
+        asyncio.get_running_loop().call_later(self.saves_s, self.gone.set)
+
+
+async def live(home: Home, saves_s: float) -> None:
+    node = FakeNode(saves_s=saves_s)
+    with home.create().lock():
+        async with socket_server.serving(home, node):
+            sys.stdout.write("ready\n")
+            sys.stdout.flush()
+            await node.gone.wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(live(Home(Path(sys.argv[1])), float(os.environ.get("SAVES_S", "0"))))

@@ -1,0 +1,187 @@
+"""A town of nodes for these tests: real exchanges over the in-memory network, in virtual time, with three numbers for a
+model."""
+
+import asyncio
+import math
+import random
+import struct
+from collections import Counter
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from memory_network.network import MemoryNetwork
+
+from noloco_node.base.events import Event, RoundCommitted, WentSolo
+from noloco_node.core.codec import Stats
+from noloco_node.errors import PeerMisbehaved
+from noloco_node.host.traffic import Pace
+from noloco_node.rounds.service import Exchange, Terms
+from noloco_node.wire.peer_pb2_grpc import add_ExchangeServicer_to_server
+
+FRAGMENTS = 3
+TERMS = Terms(b"r" * 32, b"l" * 32, FRAGMENTS)
+PAYLOAD = b"\0" * 1000
+
+
+@dataclass
+class Heard:
+    say: bytes | None
+    correction: Any
+
+
+def done(value: Any) -> "Future[Any]":
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future
+
+
+class Offer:
+    """A vector of three numbers, one a fragment; a correction moves both towards their mean."""
+
+    fragments = FRAGMENTS
+    correction_bytes = 8
+    stats = Stats()
+
+    def __init__(self, node: "Node", round_: int) -> None:
+        self.node, self.round, self.u = node, round_, node.vector()
+
+    def open(self, index: int, exchange_id: bytes) -> "Future[bytes]":
+        return done(struct.pack("<d", self.u[index]) + PAYLOAD)
+
+    def hear(self, index: int, payload: bytes) -> "Future[Heard]":
+        if len(payload) != 8 + len(PAYLOAD):
+            raise PeerMisbehaved("bad_length")
+        return done(Heard(None, (struct.unpack_from("<d", payload)[0] - self.u[index]) / 2))
+
+    def apply(self, index: int, correction: Any) -> "Future[None]":
+        self.node.correct(index, correction, self.round)
+        self.u[index] += correction
+        return done(None)
+
+
+class Node:
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        name: str,
+        phase_s: float,
+        seed: int,
+        step_s: float | None,
+        *,
+        pace: Pace | None = None,
+    ) -> None:
+        self.name, self.phase_s, self.step_s = name, phase_s, step_s
+        self.gone = False
+        self.rng = random.Random(seed)
+        self.x = [self.rng.uniform(-1, 1) for _ in range(FRAGMENTS)]
+        self.transport = network.join(name)
+        self.events: list[Event] = []
+        self.under_way = False
+        self.steps = 0
+        boot = self.rng.randbytes(16)
+        self.exchange = Exchange(self.transport, boot, self.rng, self, self.events.append, pace=pace)
+        self.transport.serve(lambda server: add_ExchangeServicer_to_server(self.exchange, server))
+
+    def swapping(self, under_way: bool) -> None:
+        self.under_way = under_way
+
+    def round_over(self, round: int) -> None: ...
+
+    async def train(self, rounds: int) -> None:
+        """Phases of a fixed time; like the real thing, it waits for nobody."""
+        await asyncio.sleep(self.rng.random() * self.phase_s)
+        overrun = 0.0
+        for k in range(1, rounds + 1):
+            length = self.phase_s * self.rng.uniform(0.98, 1.02)
+            if self.step_s:  # a phase by time: whole steps, and what is too long counts for the next one
+                length = math.ceil((self.phase_s - overrun) / self.step_s) * self.step_s
+                overrun += length - self.phase_s
+            await asyncio.sleep(length)
+            if self.gone:
+                return
+            self.steps += 1
+            self.end_phase()
+            offer = None if self.under_way else Offer(self, k)
+            self.exchange.boundary(k, self.phase_s, offer, None if offer else "swapping")
+
+    def end_phase(self) -> None:
+        """What training has done to `x`: nothing."""
+
+    def vector(self) -> list[float]:
+        """What is offered after a phase."""
+        return list(self.x)
+
+    def correct(self, index: int, correction: float, offered_round: int) -> None:
+        self.x[index] += correction
+
+    @property
+    def committed(self) -> list[RoundCommitted]:
+        return [e for e in self.events if isinstance(e, RoundCommitted) and e.swap == 1]
+
+    @property
+    def solo(self) -> Counter[str]:
+        return Counter(e.reason for e in self.events if isinstance(e, WentSolo))
+
+
+class Town:
+    """`steps_s`: how long a step of each node takes; given, phases go by time. `swaps`: partners in a round."""
+
+    def __init__(
+        self,
+        phases: list[float],
+        seed: int = 1,
+        steps_s: list[float] | None = None,
+        swaps: int | None = 1,
+        *,
+        paces: dict[int, Pace] | None = None,
+        kind: type[Node] = Node,
+        **links: Any,
+    ) -> None:
+        self.network = MemoryNetwork(random.Random(seed), **{"delay_s": 0.05, **links})
+        self.swaps = swaps
+        self.nodes = [
+            kind(
+                self.network,
+                f"n{k:03}",
+                phase,
+                1000 * seed + k,
+                steps_s[k] if steps_s else None,
+                pace=(paces or {}).get(k),
+            )
+            for k, phase in enumerate(phases)
+        ]
+
+    async def run(self, rounds: int, *others: Coroutine[Any, Any, None]) -> None:
+        everybody = frozenset(n.name for n in self.nodes)
+        for node in self.nodes:
+            await node.transport.start()
+            node.exchange.begin(TERMS, self.swaps)
+            node.exchange.candidates(everybody - {node.name})
+        try:
+            await asyncio.gather(*(node.train(rounds) for node in self.nodes), *others)
+            for node in self.nodes:
+                node.exchange.stop()
+            async with asyncio.timeout(60 + 10 * max(n.phase_s for n in self.nodes)):  # a swap may take eight phases
+                await asyncio.gather(*(node.exchange.settled() for node in self.nodes))
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        for node in self.nodes:
+            await node.exchange.close()
+            await node.transport.close()
+
+    def vanish(self, node: Node) -> None:
+        """Its process dies."""
+        node.gone = True
+        self.network.vanish(node.name)
+
+    def committed_share(self) -> float:
+        rest = [n for n in self.nodes if not n.gone]
+        return sum(len(n.committed) for n in rest) / sum(n.steps for n in rest)
+
+    def calls_per_pair(self) -> float:
+        pairs = sum(isinstance(e, RoundCommitted) for n in self.nodes for e in n.events) / 2
+        return sum(n.exchange.tally.calls for n in self.nodes) / pairs

@@ -1,0 +1,88 @@
+"""The state directory: who may read it, and that only one node lives there."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from noloco_node.errors import NodeAlreadyRunning, UsageError
+from noloco_node.host.home import MAX_SOCKET_PATH_BYTES, Home
+
+_HOLD = """
+import sys
+from pathlib import Path
+from noloco_node.host.home import Home
+with Home(Path(sys.argv[1])).lock():
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def another_process_holds():
+    """A function that makes another process hold the lock of a home."""
+    started = []
+
+    def hold(home):
+        process = subprocess.Popen(
+            [sys.executable, "-c", _HOLD, str(home.root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        started.append(process)
+        assert process.stdout.readline() == b"held\n"
+        return process
+
+    yield hold
+    for process in started:
+        process.communicate()
+
+
+def test_it_is_made_for_its_user_alone(tmp_path):
+    home = Home(tmp_path / "a" / "b").create()
+    assert home.root.stat().st_mode & 0o777 == 0o700
+    (tmp_path / "open").mkdir(mode=0o755)
+    assert Home(tmp_path / "open").create().root.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_second_node_is_told_the_pid_of_the_first(tmp_path, another_process_holds):
+    home = Home(tmp_path).create()
+    assert home.holder() is None
+    process = another_process_holds(home)
+    assert home.holder() == str(process.pid)
+    with pytest.raises(NodeAlreadyRunning, match=rf"pid {process.pid}\)") as raised, home.lock():
+        pass
+    assert raised.value.exit_code == 4
+
+
+def test_the_lock_dies_with_its_process(tmp_path, another_process_holds):
+    home = Home(tmp_path).create()
+    process = another_process_holds(home)
+    process.kill()
+    process.wait()
+    assert home.holder() is None
+    with home.lock():
+        assert home.lock_file.read_text().strip() == str(os.getpid())
+
+
+def test_a_child_process_does_not_keep_the_lock(tmp_path):
+    home = Home(tmp_path).create()
+    with home.lock():
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False)
+    try:
+        with home.lock():
+            pass
+    finally:
+        child.communicate(b"\n")
+
+
+def test_a_path_too_long_for_a_socket_is_refused(tmp_path):
+    fits = tmp_path / ("x" * (MAX_SOCKET_PATH_BYTES - len(os.fsencode(tmp_path)) - len("//control.sock")))
+    assert len(os.fsencode(Home(fits).create().socket)) == MAX_SOCKET_PATH_BYTES
+    with pytest.raises(UsageError, match=r"108 bytes, 107 are possible.*--home"):
+        Home(fits.with_name(fits.name + "x")).create()
+
+
+def test_a_place_where_nothing_can_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot write"):
+        Home(tmp_path / "file" / "home").create()

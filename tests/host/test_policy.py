@@ -1,0 +1,48 @@
+"""What a volunteer allows: a pause that outlives the node, and what `status` warns of."""
+
+from pathlib import Path
+
+from noloco_node.base.events import RoundCommitted, WentSolo
+from noloco_node.host.config import NodeConfig
+from noloco_node.host.home import Home
+from noloco_node.host.limits import PAUSED
+from noloco_node.host.policy import Allowance
+from noloco_node.observe.stats import Ledger
+
+
+def allowance(home: Path, **settings: float) -> Allowance:
+    return Allowance(NodeConfig(home=home, **settings), Home(home), lambda: None)
+
+
+def test_a_pause_outlives_the_node_until_it_is_ended(tmp_path: Path) -> None:
+    first = allowance(tmp_path)
+    assert first.held_back() is None
+    first.pause()
+    assert (first.held_back(), first.pause_ends()) == (PAUSED, "`noloco-node resume`")
+    second = allowance(tmp_path)
+    assert second.held_back() == PAUSED
+    assert second.pause_ends() == "`noloco-node resume` (paused before this start)"
+    second.resume()
+    assert second.held_back() is None and allowance(tmp_path).held_back() is None
+
+
+def test_a_home_that_cannot_be_written_costs_the_mark_alone(tmp_path: Path) -> None:
+    gone = allowance(tmp_path / "gone")
+    gone.pause()
+    assert gone.held_back() == PAUSED
+    gone.resume()
+    assert gone.held_back() is None
+
+
+def test_swaps_that_do_not_fit_are_said_with_what_would_help(tmp_path: Path) -> None:
+    ledger = Ledger()
+    for reason, fits in (("silent", True), ("too_slow", False), ("swapping", False)):
+        ledger.observe(WentSolo(1, reason, None if reason == "swapping" else "b"))
+        assert ledger.swaps_fit == fits
+    (finding,) = allowance(tmp_path, max_upload=50_000.0).health(ledger.swaps_fit)
+    assert finding.text.startswith("swaps do not fit")
+    assert finding.remedy == "raise --max-upload, or ask the run's author for longer phases"
+    (finding,) = allowance(tmp_path).health(swaps_fit=False)
+    assert finding.remedy == "ask the run's author for longer phases"
+    ledger.observe(RoundCommitted(2, "b", 1.0, 1, 1))
+    assert allowance(tmp_path, max_upload=50_000.0).health(ledger.swaps_fit) == ()

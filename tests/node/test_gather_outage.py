@@ -1,0 +1,39 @@
+"""`export --average` of a node whose network daemon is down: whoever was seen last is asked, and nothing breaks off."""
+
+from collections.abc import AsyncGenerator, Collection
+from pathlib import Path
+from types import SimpleNamespace
+
+from noloco_node.base.identity import Identity
+from noloco_node.host.config import NodeConfig
+from noloco_node.node.trainer import Trainer
+from noloco_node.peers.directory import Swarm
+from noloco_node.peers.record import PeerRecord
+from noloco_node.run.manifest import Manifest, sign
+from noloco_node.views.views import GatherView
+
+
+class Gatherer:
+    """Says whom it was told of."""
+
+    def __init__(self) -> None:
+        self.told: Collection[PeerRecord] | None = None
+
+    async def gather(self, own: object, thread: object, seen: Collection[PeerRecord], peers: int) -> AsyncGenerator:
+        self.told = list(seen)
+        yield GatherView(failure="enough")
+
+
+async def test_an_outage_costs_an_export_only_its_fresh_look(tmp_path: Path) -> None:
+    author = Identity.load_or_create(tmp_path / "author.key")
+    run = Manifest(name="tiny", rounds=5)
+    trainer = Trainer(NodeConfig(home=tmp_path / "home"), lambda _: None, sign(run, author))
+    gatherer, record = Gatherer(), object()
+    swarm = Swarm(SimpleNamespace(peer_id=SimpleNamespace(to_base58=lambda: "us")), (), author, run.run_id)
+    trainer._gatherer = gatherer
+    trainer._run, trainer._ready, trainer._thread = run, SimpleNamespace(layout=bytes(32), parameters=1), object()
+    trainer._state = "training"
+    trainer._neighbours._swarm = swarm  # as between two network daemons: it takes part in no directory
+    trainer._neighbours.seen = {"peer": record}
+    assert [view.failure async for view in trainer.gather(1)] == ["enough"]
+    assert gatherer.told == [record]

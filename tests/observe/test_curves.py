@@ -1,0 +1,107 @@
+"""What is kept for the live views: curves, a timeline, meetings; all of it bounded."""
+
+import json
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from noloco_node.base.events import Evaluated, Event, PhaseDone, RoundCommitted, WentSolo, as_json
+from noloco_node.observe.curves import PAIRS, PIECES, POINTS, RATES, SAID, History, Lines
+from noloco_node.views.views import document, history_from_json, to_json
+
+ME, OTHER, THIRD = "me", "other", "third"
+
+
+def phase(round: int, loss: float = 2.0) -> PhaseDone:
+    return PhaseDone(round, 50 * round, loss, tokens=1000, seconds=4.0)
+
+
+@dataclass(frozen=True)
+class Peer:
+    peer_id: str = OTHER
+    boot: bytes = b"1"
+    loss: float = 4.0
+    eval_loss: float = 0.0
+    partner: str = THIRD
+    committed: int = 0
+
+
+def test_a_round_as_points_and_pieces() -> None:
+    history = History(ME)
+    history.seen([Peer(), Peer("fourth", loss=0.0)])
+    events: list[Event] = [
+        phase(1),
+        Evaluated(1, 3.0),
+        RoundCommitted(1, OTHER, 1.5, 10, 20),
+        phase(2),
+        WentSolo(2, "no_partner"),
+    ]
+    for second, event in enumerate(events):
+        history.observe(event, 100.0 + second)
+    first, second_point = history.view().points
+    assert (first.round, first.loss, first.swarm_loss, first.eval_loss, first.tokens_per_s) == (1, 2.0, 3.0, 3.0, 250.0)
+    assert first.swarm_eval_loss == 3.0, "nobody else said theirs"
+    assert second_point.eval_loss is None
+    pieces = [(piece.kind, piece.round, piece.began, piece.ended) for piece in history.view().pieces]
+    assert pieces == [
+        ("phase", 1, 96.0, 100.0),
+        ("swap", 1, 100.5, 102.0),
+        ("phase", 2, 99.0, 103.0),
+        ("solo", 2, 104.0, 104.0),
+    ]
+    assert history.view().names.keys() == {ME, OTHER}
+    assert history_from_json(to_json(history.view())) == history.view()
+
+
+def test_meetings_of_others_are_told_by_their_records() -> None:
+    history = History(ME)
+    peer = Peer(committed=7)
+    history.seen([peer])
+    assert not history.view().meetings, "what it did before we looked is not counted"
+    for said in (peer, replace(peer, committed=8), replace(peer, committed=8), replace(peer, committed=9, partner=ME)):
+        history.seen([said])
+    history.seen([replace(peer, boot=b"2", committed=1)])
+    found = {(met.peer, met.partner): met.rounds for met in history.view().meetings}
+    assert found == {(OTHER, THIRD): 2, (OTHER, ME): 1}
+
+
+def test_rates_are_by_the_second_of_the_clock() -> None:
+    history = History(ME)
+    for now, sent, received in ((10.0, 0, 0), (12.0, 100, 50), (12.0, 100, 50), (13.0, 100, 60)):
+        history.sample(sent, received, now)
+    assert [(rate.sent_per_s, rate.received_per_s) for rate in history.view().rates] == [(50.0, 25.0), (0.0, 10.0)]
+
+
+def test_everything_is_bounded() -> None:
+    history, lines = History(ME), Lines()
+    for round in range(1, 5 * POINTS):
+        history.observe(phase(round), float(round))
+        history.observe(Evaluated(round, 2.0), float(round))
+        history.observe(RoundCommitted(round, f"peer{round}", 1.0, 1, 1), float(round))
+        history.sample(round, round, float(round))
+    with lines.heard():
+        for number in range(2 * SAID):
+            logging.getLogger("noloco_node.test").warning("line %d", number)
+    logging.getLogger("noloco_node.test").warning("not heard any more")
+    view = history.view(lines.last())
+    assert POINTS <= len(view.points) <= 2 * POINTS
+    assert [point.round for point in view.points] == sorted(point.round for point in view.points)
+    assert view.points[-1].round == 5 * POINTS - 1
+    assert (len(view.pieces), len(view.rates), len(view.meetings), len(view.said)) == (PIECES, RATES, PAIRS, SAID)
+    assert view.said[-1].text == f"line {2 * SAID - 1}"
+    json.dumps(document(view), allow_nan=False)
+
+
+def test_curves_outlive_a_restart(tmp_path: Path) -> None:
+    journal = tmp_path / "events.jsonl"
+    written = [json.dumps(as_json(event, 5.0)) for event in (phase(1), Evaluated(1, 3.0), phase(2, float("nan")))]
+    endless = ('{"at": 1, "event": "PhaseDone", "round": Infinity}', '{"at": 1%s, "event": "PhaseDone"}' % ("0" * 400))
+    damaged = ("nonsense", '{"event": "PhaseDone"}', "[]", *endless, '{"at": 1, "eve')
+    journal.write_text("\n".join([*written, *damaged]))
+    history = History(ME)
+    history.replay(journal)
+    history.replay(tmp_path / "none")
+    assert [(point.at, point.round, point.loss, point.eval_loss) for point in history.view().points[:1]] == [
+        (5.0, 1, 2.0, 3.0)
+    ]
+    json.dumps(document(history.view()), allow_nan=False)

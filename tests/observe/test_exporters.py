@@ -1,0 +1,148 @@
+"""Curves for TensorBoard and Weights & Biases: the real libraries, and that nothing of theirs reaches the node."""
+
+import importlib.util
+import threading
+import time
+import warnings
+
+import pytest
+
+from noloco_node.base.events import Evaluated, PeerFaulted, PhaseDone, RoundCommitted, WentSolo
+from noloco_node.errors import UsageError
+from noloco_node.observe import exporters
+
+EVENTS = [
+    PhaseDone(1, 50, 3.5, tokens=1000, seconds=2.0, stall_ms=7.0),
+    WentSolo(1, "no_peers"),
+    PhaseDone(2, 100, 2.5, tokens=1000, seconds=2.0),
+    Evaluated(2, 2.75),
+    PeerFaulted("12D3KooW", "bad_digest"),
+    RoundCommitted(2, "12D3KooW", 0.5, 4096, 2048),
+]
+
+
+class Kept:
+    def __init__(self):
+        self.written, self.closed = [], False
+
+    def write(self, figures, step):
+        self.written.append((step, figures))
+
+    def close(self):
+        self.closed = True
+
+
+class Broken(Kept):
+    def write(self, figures, step):
+        raise RuntimeError("no more")
+
+
+class Stuck(Kept):
+    def __init__(self):
+        super().__init__()
+        self.freed = threading.Event()
+
+    def write(self, figures, step):
+        self.freed.wait(30)
+
+
+def closed_after(events, **openers):
+    written = exporters.Sinks(openers)
+    for event in events:
+        written.write(event)
+    written.close()
+
+
+def test_each_figure_at_its_step():
+    kept = Kept()
+    closed_after(EVENTS, kept=lambda: kept)
+    assert kept.closed
+    assert [step for step, _ in kept.written] == [50, 50, 100, 100, 100]
+    assert kept.written[0][1] == {
+        "train/loss": 3.5,
+        "train/tokens": 1000,
+        "train/stall_ms": 7.0,
+        "train/tokens_per_s": 500.0,
+        "round": 1,
+    }
+    assert kept.written[3:] == [
+        (100, {"eval/loss": 2.75}),
+        (
+            100,
+            {
+                "rounds/committed": 1,
+                "swap/seconds": 0.5,
+                "swap/sent_bytes": 4096,
+                "swap/received_bytes": 2048,
+                "swap/resent_blocks": 0.0,
+                "swap/relative_error": 0.0,
+            },
+        ),
+    ]
+
+
+def test_one_that_fails_is_given_up_and_the_other_goes_on(caplog):
+    def missing():
+        raise ImportError("libsomething.so")
+
+    kept = Kept()
+    closed_after(EVENTS, broken=Broken, missing=missing, kept=lambda: kept)
+    assert len(kept.written) == 5
+    assert [record.getMessage() for record in caplog.records] == [
+        "missing is given up: ImportError: libsomething.so",
+        "broken is given up: RuntimeError: no more",
+    ]
+
+
+def test_one_that_hangs_holds_nobody_up(monkeypatch):
+    monkeypatch.setattr(exporters, "CLOSE_S", 0.2)
+    stuck = Stuck()
+    began = time.monotonic()
+    closed_after(EVENTS * exporters.WAITING, stuck=lambda: stuck)
+    assert time.monotonic() - began < 2
+    stuck.freed.set()
+
+
+def test_none_at_all_starts_no_thread():
+    before = threading.active_count()
+    closed_after(EVENTS)
+    assert threading.active_count() == before
+
+
+def test_a_package_that_is_missing_is_named_before_anything_begins(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "wandb_of_nobody").mkdir()
+    for name in ("wandb_of_nobody", "nowhere_to_be_found"):
+        with pytest.raises(UsageError, match=rf"pip install 'noloco-node\[{name}\]'"):
+            exporters.check([name])
+    exporters.check([])
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """Their first import takes long on a busy machine."""
+    monkeypatch.setattr(exporters, "CLOSE_S", 60.0)
+
+
+def test_tensorboard_reads_what_was_written(tmp_path, caplog, patient):
+    pytest.importorskip("tensorboard")
+    with warnings.catch_warnings(action="ignore"):  # not ours
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        closed_after(EVENTS, **exporters.chosen(["tensorboard"], tmp_path, "tiny-3f9a", "brisk-heron"))
+        assert not caplog.records
+        board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(point.step, point.value) for point in board.Scalars("train/loss")] == [(50, 3.5), (100, 2.5)]
+    assert [(point.step, point.value) for point in board.Scalars("eval/loss")] == [(100, 2.75)]
+    assert [(point.step, point.value) for point in board.Scalars("rounds/solo")] == [(50, 1.0)]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="needs wandb: pip install '.[wandb]'")
+def test_weights_and_biases_writes_a_folder_to_upload(tmp_path, caplog, patient):
+    with warnings.catch_warnings(action="ignore"):  # not ours
+        closed_after(EVENTS, **exporters.chosen(["wandb"], tmp_path, "tiny-3f9a", "brisk-heron"))
+    assert not caplog.records
+    (written,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
+    deadline = time.monotonic() + 20
+    while written.stat().st_size <= 500:  # by a process of the library's, which may finish a little after we close
+        assert time.monotonic() < deadline, "nothing but a header was written"

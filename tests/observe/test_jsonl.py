@@ -1,0 +1,93 @@
+"""Lines of JSON that outlive the node and do not fill its disk."""
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from noloco_node.base.events import Evaluated
+from noloco_node.observe.jsonl import KEPT, Journal, Lines
+from noloco_node.observe.minutes import Minutes
+from noloco_node.views.views import Health, StatusView
+
+VIEW = StatusView(peer_id="p", name="n", version="0", state="training", round=7, loss=1.5)
+
+
+def read(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_events_are_added_to_what_is_there(tmp_path):
+    for round_ in (1, 2):
+        journal = Journal(tmp_path / "run" / "events.jsonl")
+        journal.write(Evaluated(round_, 2.5))
+        journal.close()
+    assert [(line["event"], line["round"]) for line in read(tmp_path / "run" / "events.jsonl")] == [
+        ("Evaluated", 1),
+        ("Evaluated", 2),
+    ]
+
+
+def test_full_files_turn_and_the_oldest_goes(tmp_path):
+    lines = Lines(tmp_path / "events.jsonl", max_bytes=100)
+    for number in range(100):
+        lines.write({"number": number})
+    lines.close()
+    files = sorted(tmp_path.iterdir())
+    assert [path.name for path in files] == ["events.jsonl", "events.jsonl.1", "events.jsonl.2"]
+    assert all(path.stat().st_size < 100 + 20 for path in files)
+    newest_last = [line["number"] for path in (files[2], files[1], files[0]) for line in read(path)]
+    assert newest_last == list(range(100 - len(newest_last), 100)), "without a gap"
+    assert KEPT == 2
+
+
+def test_a_file_that_was_full_before_the_start_turns_too(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_text("x" * 200 + "\n")
+    lines = Lines(path, max_bytes=100)
+    lines.write({"number": 1})
+    assert read(path) == [{"number": 1}]
+    lines.close()
+
+
+def test_a_disk_that_is_full_costs_lines_only(caplog):
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    lines = Lines(Path("/dev/full"))
+    with caplog.at_level(logging.WARNING):
+        lines.write({"number": 1})
+        lines.write({"number": 2})
+    assert [record.message for record in caplog.records] == [
+        "no more lines are written to /dev/full: No space left on device"
+    ]
+
+
+def test_a_place_where_no_file_can_be_costs_lines_only(tmp_path, caplog):
+    (tmp_path / "events.jsonl").mkdir()
+    with caplog.at_level(logging.WARNING):
+        for path in (tmp_path / "events.jsonl", Path("/proc/nowhere/events.jsonl")):
+            journal = Journal(path)
+            journal.write(Evaluated(1, 2.5))
+            journal.close()
+    assert [record.message.partition(": ")[2] for record in caplog.records] == [
+        "Is a directory",
+        "No such file or directory",
+    ]
+
+
+def test_the_figures_of_a_minute(tmp_path):
+    minutes = Minutes(tmp_path / "metrics.jsonl")
+    minutes.write(replace(VIEW, health=(Health("warning", "disk", "free some"),)), at=1.0)
+    minutes.close()
+    (line,) = read(tmp_path / "metrics.jsonl")
+    assert (line["at"], line["state"], line["round"], line["loss"], line["eval_loss"]) == (
+        1.0,
+        "training",
+        7,
+        1.5,
+        None,
+    )
+    assert line["rounds"] == {"committed": 0, "solo": 0, "by_reason": {}}
+    assert line["health"] == ["disk"]

@@ -1,0 +1,114 @@
+"""Where a node's time went: shares since the start and over the last minute; pauses are nobody's idling."""
+
+import pytest
+
+from noloco_node.base.events import PeerFaulted, PhaseDone, RolledBack, RoundCommitted, WentSolo
+from noloco_node.observe.stats import MINUTE_S, PEERS, Ledger
+from noloco_node.training.time_accounts import ACCOUNTS, Timesheet
+from noloco_node.views.views import Phase
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_every_second_goes_to_one_account() -> None:
+    clock = Clock()
+    times = Timesheet(clock)
+
+    def passes(seconds: float) -> None:
+        clock.now += seconds
+
+    with times.on("evaluate"):
+        passes(7)
+    assert not any(times.so_far().values()), "not begun"
+    times.start()
+    with times.on("waiting"):
+        passes(2)
+        with times.on("apply"):
+            passes(0.5)
+        passes(1)
+    passes(0.25)
+    with pytest.raises(ZeroDivisionError), times.on("step"):
+        passes(4)
+        raise ZeroDivisionError
+    assert times.stall_s() == 0.5
+    times.stop()
+    passes(50)
+    expected = dict.fromkeys(ACCOUNTS, 0.0) | {"waiting": 3.0, "apply": 0.5, "other": 0.25, "step": 4.0}
+    assert times.so_far() == expected
+
+
+def figures(ledger: Ledger) -> tuple[float, float]:
+    shown = ledger.figures()
+    return shown["busy_fraction"], shown["busy_fraction_minute"]
+
+
+def test_busy_since_the_start_and_over_the_last_minute() -> None:
+    ledger = Ledger()
+    assert figures(ledger) == (None, None)
+    for second in range(1, 301):
+        ledger.spend({"step": float(min(second, 200)), "waiting": float(max(0, second - 200)), "paused": 0.0})
+        assert len(ledger._minute) <= MINUTE_S + 1
+    assert figures(ledger) == (pytest.approx(2 / 3), 0.0)
+    for second in range(301, 331):
+        ledger.spend({"step": 200.0 + second - 300, "waiting": 100.0, "paused": 0.0})
+    assert figures(ledger)[1] == pytest.approx(0.5)
+
+
+def test_a_pause_is_not_idling() -> None:
+    ledger = Ledger()
+    ledger.spend({"step": 90.0, "other": 10.0, "paused": 0.0})
+    for second in range(1, 101):
+        ledger.spend({"step": 90.0, "other": 10.0, "paused": float(second)})
+    assert figures(ledger) == (0.9, None), "nobody knows how busy it would have been"
+    assert ledger.figures()["time_s"]["paused"] == 100
+
+
+def test_the_stall_of_the_last_round() -> None:
+    ledger = Ledger()
+    ledger.observe(PhaseDone(1, 50, 5.0, 1000, 10.0, stall_ms=3.5))
+    assert ledger.figures()["stall_ms"] == 3.5
+
+
+def test_the_step_goes_on_within_a_phase_and_the_figures_of_the_last_one_stay():
+    ledger = Ledger()
+    ledger.stand(23, Phase(0.46, 60.0, 5.5, 90.0))
+    assert (ledger.figures()["step"], ledger.figures()["loss"], ledger.step) == (23, None, 0)
+    ledger.observe(PhaseDone(1, 50, 5.0, 1000, 10.0))
+    assert (ledger.figures()["step"], ledger.figures()["phase"]) == (50, None)
+    ledger.stand(51, Phase(0.02, 60.0, 4.9, 90.0))
+    assert (ledger.figures()["step"], ledger.figures()["loss"]) == (51, 5.0)
+
+
+def test_what_was_sent_in_vain_counts_too() -> None:
+    ledger = Ledger()
+    assert ledger.per_param_round(1000, 700) is None, "no round yet"
+    ledger.observe(RoundCommitted(1, "p", 1.0, 500, 500))
+    ledger.observe(RoundCommitted(1, "q", 1.0, 500, 500, swap=2))
+    ledger.observe(WentSolo(2, "silent", "p", applied=1))
+    ledger.observe(RoundCommitted(3, "q", 1.0, 500, 500))
+    assert ledger.per_param_round(1000, 1500 + 300) == 0.9, "two rounds; a further swap, and one that broke"
+    assert ledger.together("q") == {"exchanges": 2, "sent": 1000, "received": 1000}
+
+
+def test_what_went_wrong_is_counted() -> None:
+    ledger = Ledger()
+    for event in (PeerFaulted("p", "bad_digest"), RolledBack(3, None, "nan"), PeerFaulted("q", "bad_digest")):
+        ledger.observe(event)
+    assert (ledger.figures()["faults"], ledger.figures()["rolled_back"]) == ({"bad_digest": 2}, 1)
+
+
+def test_of_all_that_a_node_ever_met_the_latest_are_kept() -> None:
+    ledger = Ledger()
+    for number in range(2 * PEERS):
+        for partner in (f"peer {number}", "a friend"):
+            ledger.observe(RoundCommitted(number, partner, 1.0, 10, 20))
+    partners = ledger.figures()["partners"]
+    assert len(partners) == PEERS
+    assert partners["a friend"] == 2 * PEERS
+    assert list(partners)[-2:] == [f"peer {2 * PEERS - 1}", "a friend"]
+    assert ledger.together("peer 0") == {"exchanges": 0, "sent": 0, "received": 0}

@@ -1,0 +1,94 @@
+"""The peer cache: kept over restarts, small, and never trusted."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from noloco_node.base.identity import Identity
+from noloco_node.peers.cache import MAX_FILE_BYTES, MAX_PEERS, PeerCache
+from noloco_node.peers.record import MAX_ADDRESS_LETTERS, MAX_ADDRESSES
+
+
+@dataclass(frozen=True)
+class Seen:
+    peer_id: str
+    time: float
+    addresses: tuple[str, ...]
+
+
+@pytest.fixture(scope="module")
+def ids(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    directory = tmp_path_factory.mktemp("keys")
+    return [Identity.load_or_create(directory / str(number)).peer_id for number in range(MAX_PEERS + 6)]
+
+
+def seen(peer_id: str, time: float) -> Seen:
+    return Seen(peer_id, time, (f"/ip4/192.0.2.1/tcp/4001/p2p/{peer_id}",))
+
+
+def test_who_was_seen_is_known_after_a_restart_the_latest_first(tmp_path: Path, ids: list[str]) -> None:
+    path = tmp_path / "peers.json"
+    assert PeerCache(path).peers() == {}
+    cache = PeerCache(path)
+    cache.keep([seen(ids[0], 5.0), seen(ids[1], 7.0), Seen(ids[2], 9.0, ())])
+    cache.keep([seen(ids[3], 6.0)])
+    again = PeerCache(path).peers()
+    assert list(again) == [ids[1], ids[3], ids[0]]
+    assert again[ids[0]] == seen(ids[0], 0).addresses
+    assert [file.name for file in tmp_path.iterdir()] == ["peers.json"]
+
+
+def test_it_stays_small_and_keeps_the_latest(tmp_path: Path, ids: list[str]) -> None:
+    cache = PeerCache(tmp_path / "peers.json")
+    for number, peer in enumerate(ids):
+        cache.keep([seen(peer, float(number))])
+    assert set(PeerCache(tmp_path / "peers.json").peers()) == set(ids[-MAX_PEERS:])
+    assert MAX_PEERS * MAX_ADDRESSES * (MAX_ADDRESS_LETTERS + 8) + 128 * MAX_PEERS <= MAX_FILE_BYTES
+
+
+def test_nothing_is_written_where_nothing_has_changed_but_times(tmp_path: Path, ids: list[str]) -> None:
+    path = tmp_path / "peers.json"
+    cache = PeerCache(path)
+    cache.keep([seen(ids[0], 5.0)])
+    path.unlink()
+    cache.keep([seen(ids[0], 6.0)])
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", "null", "[" * 100_000, '{"a": 1}', "\xff", '{"a": {"seen": 1, "addresses": ["x"]}}']
+)
+def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, text: str, ids: list[str]) -> None:
+    path = tmp_path / "peers.json"
+    path.write_bytes(text.encode("latin-1"))
+    cache = PeerCache(path)
+    assert cache.peers() == {}
+    cache.keep([seen(ids[0], 5.0)])
+    assert list(PeerCache(path).peers()) == [ids[0]]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"seen": 1.0, "addresses": ["/ip4/192.0.2.1/tcp/4001"]},
+        {"seen": 1.0, "addresses": []},
+        {"seen": 1.0, "addresses": [5]},
+        {"seen": 1.0},
+        {"seen": "now", "addresses": ["good"]},
+        {"seen": float("nan"), "addresses": ["good"]},
+        {"seen": float("inf"), "addresses": ["good"]},
+        {"seen": 1e300, "addresses": ["good"]},
+        {"seen": 10**400, "addresses": ["good"]},
+        {"seen": -5, "addresses": ["good"]},
+    ],
+    ids=lambda entry: str(entry)[:40],
+)
+def test_what_could_not_stand_there_is_passed_over(tmp_path: Path, entry: dict[str, object], ids: list[str]) -> None:
+    good, bad = seen(ids[0], 1).addresses, ids[1]
+    if entry.get("addresses") == ["good"]:
+        entry = {**entry, "addresses": list(seen(bad, 1).addresses)}
+    path = tmp_path / "peers.json"
+    path.write_text(json.dumps({bad: entry, ids[0]: {"seen": 1, "addresses": good}}))
+    assert PeerCache(path).peers() == {ids[0]: good}

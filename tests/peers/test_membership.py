@@ -1,0 +1,80 @@
+"""Whom a node looks up of those that were there once."""
+
+import asyncio
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from memory_network.network import MemoryNetwork, MemoryTransport
+from virtual_clock import run_virtual
+
+from noloco_node.base.identity import Identity
+from noloco_node.peers.cache import PeerCache
+from noloco_node.peers.directory import Swarm
+from noloco_node.peers.membership import FRIENDS, Neighbourhood
+
+
+@dataclass(frozen=True)
+class Friend:
+    peer_id: str
+    time: float = 5.0
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return (f"/ip4/192.0.2.1/tcp/4001/p2p/{self.peer_id}",)
+
+
+def friend(number: int) -> Friend:
+    key = Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32)
+    return Friend(Identity(key, Path("nowhere")).peer_id)
+
+
+class Ways:
+    """A transport that need not be told where peers are."""
+
+    p2p = None
+
+    def __init__(self, transport: MemoryTransport) -> None:
+        self.peer_id, self.channel = transport.peer_id, transport.channel
+
+    def introduce(self, peers: object) -> None:
+        pass
+
+
+class Directory(Swarm):
+    """One that is there at once."""
+
+    def __init__(self) -> None:
+        pass
+
+    async def start(self) -> None:
+        pass
+
+
+def test_who_gives_up_waiting_for_friends_leaves_no_call_behind(tmp_path: Path) -> None:
+    friends = [friend(number) for number in range(FRIENDS)]
+    cache = PeerCache(tmp_path / "peers.json")
+    cache.keep(friends)
+
+    async def main() -> tuple[int, int]:
+        network = MemoryNetwork(random.Random(0), delay_s=1.0)
+        members = [network.join(name) for name in ("us", *(friend.peer_id for friend in friends))]
+        for member in members:
+            await member.start()
+        us = Neighbourhood(Ways(members[0]), cache, lambda: None)
+        before = asyncio.all_tasks()
+        entering = asyncio.create_task(us.enter(Directory()))
+        await asyncio.sleep(0.1)
+        calling = len(asyncio.all_tasks() - before - {entering})
+        entering.cancel()
+        await asyncio.wait([entering])
+        await asyncio.sleep(0.1)
+        left = len(asyncio.all_tasks() - before)
+        for member in members:
+            await member.close()
+        return calling, left
+
+    calling, left = run_virtual(main())
+    assert calling >= FRIENDS
+    assert left == 0

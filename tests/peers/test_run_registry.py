@@ -1,0 +1,230 @@
+"""How a newcomer learns which run there is, from one address."""
+
+import asyncio
+import hashlib
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from memory_network.network import MemoryNetwork
+from virtual_clock import run_virtual
+
+from noloco_node.base.identity import Identity
+from noloco_node.errors import Incompatible, NotAdmitted, SwarmUnreachable, UsageError
+from noloco_node.peers import run_registry
+from noloco_node.peers.run_registry import Known
+from noloco_node.run import manifest
+from noloco_node.run.manifest import Manifest, Signed
+from noloco_node.run.trusted_authors import Acquaintances
+from noloco_node.state_transfer import choose_donor
+from noloco_node.wire import peer_pb2 as pb
+from noloco_node.wire.peer_pb2_grpc import RunsServicer, add_RunsServicer_to_server
+
+
+@pytest.fixture
+def author(tmp_path: Path) -> Identity:
+    return Identity.load_or_create(tmp_path / "author.key")
+
+
+@pytest.fixture
+def stranger(tmp_path: Path) -> Identity:
+    return Identity.load_or_create(tmp_path / "stranger.key")
+
+
+def signed(author: Identity, name: str = "tiny", seed: int = 0) -> Signed:
+    return manifest.sign(Manifest(name=name, seed=seed, rounds=10), author)
+
+
+def forged(genuine: Signed, author: str) -> Signed:
+    return Signed(genuine.manifest, author, genuine.signature)
+
+
+async def _ask(
+    *announced: tuple[str, Signed], keeps: bool = True, training: Mapping[str, int] | None = None
+) -> list[Known]:
+    """What a newcomer hears of the runs that peers have announced. `training`: how many train, by the run's name."""
+    network = MemoryNetwork(random.Random(0))
+    peers = {name: network.join(name) for name in ("rendezvous", "newcomer", *(name for name, _ in announced))}
+    named = {hashlib.sha256(one.manifest).hexdigest(): json.loads(one.manifest).get("name") for _, one in announced}
+    service = run_registry.Runs(
+        peers["rendezvous"].caller if keeps else None, lambda run: (training or {}).get(named[run], 0)
+    )
+    peers["rendezvous"].serve(lambda server: add_RunsServicer_to_server(service, server))
+    for transport in peers.values():
+        await transport.start()
+    for name, one in announced:
+        await run_registry.announce([peers[name].channel("rendezvous")], one)
+    try:
+        return await run_registry.ask(peers["newcomer"].channel("rendezvous"))
+    finally:
+        for transport in peers.values():
+            await transport.close()
+
+
+def known(*signed: Signed, training: int = 0) -> list[Known]:
+    return [Known(one, training) for one in signed]
+
+
+def test_what_was_announced_reaches_a_newcomer(author: Identity) -> None:
+    assert run_virtual(_ask(("trainer", signed(author)))) == known(signed(author))
+    assert run_virtual(_ask(("trainer", signed(author)), training={"tiny": 3})) == known(signed(author), training=3)
+
+
+def test_a_forged_signature_is_not_kept(author: Identity, stranger: Identity) -> None:
+    assert run_virtual(_ask(("trainer", forged(signed(author), stranger.peer_id)))) == []
+    assert run_virtual(_ask(("trainer", Signed(b"{}", author.peer_id, bytes(64))))) == []
+
+
+def test_a_training_node_keeps_nothing_for_others(author: Identity) -> None:
+    assert run_virtual(_ask(("trainer", signed(author)), keeps=False)) == []
+
+
+def test_announced_runs_are_bounded_and_the_oldest_goes(author: Identity) -> None:
+    many = [signed(author, seed=k) for k in range(run_registry.MAX_RUNS + 3)]
+    kept = run_virtual(_ask(*((f"peer {number}", run) for number, run in enumerate(many))))
+    assert kept == known(*many[3:])
+
+
+def test_who_announces_many_runs_pushes_out_its_own_only(author: Identity, stranger: Identity) -> None:
+    real, spam = signed(author), [signed(stranger, "spam", k) for k in range(run_registry.MAX_RUNS)]
+    announced = [("trainer", real), *(("spammer", run) for run in spam)]
+    assert run_virtual(_ask(*announced)) == known(real, *spam[-run_registry.MAX_OF_PEER :])
+    again = [*announced, ("spammer", real), *(("spammer", run) for run in spam)]
+    assert real in [run.signed for run in run_virtual(_ask(*again))], "it is not the spammer's by saying it again"
+
+
+def test_a_run_is_not_taken_over_by_signing_it_anew(author: Identity, stranger: Identity) -> None:
+    announced = [("trainer", signed(author)), ("thief", signed(stranger)), ("trainer", signed(author))]
+    assert run_virtual(_ask(*announced[:2])) == run_virtual(_ask(*announced)) == known(signed(author))
+
+
+def test_a_run_in_which_somebody_trains_is_pushed_out_by_nobody(author: Identity, stranger: Identity) -> None:
+    real = signed(author, "real")
+    spam = [(f"spammer {number}", signed(stranger, "spam", number)) for number in range(2 * run_registry.MAX_RUNS)]
+    kept = run_virtual(_ask(("trainer", real), *spam, training={"real": 1}))
+    assert kept[0] == Known(real, 1)
+    assert [run.signed for run in kept[1:]] == [run for _, run in spam[1 - run_registry.MAX_RUNS :]]
+    full = run_virtual(_ask(*spam[: run_registry.MAX_RUNS], ("trainer", real), training={"spam": 1}))
+    assert real not in [run.signed for run in full], "where people train in each of them, there is no room"
+
+
+def test_an_older_rendezvous_does_not_say_who_trains(author: Identity) -> None:
+    class Older(RunsServicer):
+        async def List(self, request: pb.RunsRequest, context: object) -> pb.RunsReply:  # noqa: N802
+            body, name, signature = signed(author).manifest, author.peer_id, signed(author).signature
+            return pb.RunsReply(runs=[pb.SignedManifest(manifest=body, author=name, signature=signature)])
+
+    async def main() -> list[Known]:
+        network = MemoryNetwork(random.Random(0))
+        rendezvous, newcomer = network.join("rendezvous"), network.join("newcomer")
+        rendezvous.serve(lambda server: add_RunsServicer_to_server(Older(), server))
+        for transport in (rendezvous, newcomer):
+            await transport.start()
+        found = await run_registry.ask(newcomer.channel("rendezvous"))
+        for transport in (newcomer, rendezvous):
+            await transport.close()
+        return found
+
+    assert run_virtual(main()) == known(signed(author))
+
+
+def test_an_unreachable_rendezvous_does_not_stop_an_announcement(author: Identity) -> None:
+    async def main() -> None:
+        trainer = MemoryNetwork(random.Random(0)).join("trainer")
+        await trainer.start()
+        async with asyncio.timeout(60):
+            await run_registry.announce([trainer.channel("nobody")], signed(author))
+        await trainer.close()
+
+    run_virtual(main())
+
+
+def test_the_only_run_is_taken_and_of_several_one_must_be_named(author: Identity) -> None:
+    one, other = signed(author), signed(author, "other")
+    assert run_registry.choose(known(one), None, None) is one
+    for training in (0, 2):
+        with pytest.raises(Incompatible, match=r"tiny-.*--run .*other-"):
+            run_registry.choose(known(one, other, training=training), None, None)
+    assert run_registry.choose(known(one, other), manifest.verify(other).run_id, None) is other
+    with pytest.raises(Incompatible, match="--run"):
+        run_registry.choose(known(one), "0" * 64, None)
+    with pytest.raises(Incompatible, match="start"):
+        run_registry.choose([], None, None)
+
+
+def test_the_run_in_which_somebody_trains_is_meant(author: Identity, stranger: Identity) -> None:
+    real, spam = signed(author), [signed(stranger, "spam", seed) for seed in range(5)]
+    there = [*known(*spam[:3]), Known(real, 1), *known(*spam[3:])]
+    assert run_registry.choose(there, None, None) is real
+    assert run_registry.choose(there, manifest.verify(spam[0]).run_id, None) is spam[0], "named"
+    with pytest.raises(Incompatible, match="several runs") as told:
+        run_registry.choose([*there, Known(signed(author, "other"), 2)], None, None)
+    assert "spam" not in str(told.value)
+
+
+def test_only_the_named_authors_run_is_taken(author: Identity, stranger: Identity) -> None:
+    one, other = signed(author), signed(stranger, "other")
+    assert run_registry.choose([Known(one, 0), Known(other, 2)], None, author.peer_id) is one
+    with pytest.raises(NotAdmitted, match="--trust"):
+        run_registry.choose(known(other), None, author.peer_id)
+
+
+def test_an_author_is_remembered_from_the_first_meeting(tmp_path: Path, author: Identity, stranger: Identity) -> None:
+    met = Acquaintances(tmp_path / "authors.json")
+    assert met.meet(["rendezvous"], "tiny", author.peer_id, None)
+    assert not met.meet(["rendezvous"], "tiny", author.peer_id, None)
+    with pytest.raises(NotAdmitted, match=stranger.peer_id):
+        Acquaintances(tmp_path / "authors.json").meet(["rendezvous"], "tiny", stranger.peer_id, None)
+    assert not met.meet(["rendezvous"], "tiny", stranger.peer_id, stranger.peer_id), "named: not a silent new trust"
+    (tmp_path / "authors.json").write_text("[]")
+    with pytest.raises(UsageError, match=r"authors\.json"):
+        met.meet(["rendezvous"], "tiny", author.peer_id, None)
+
+
+def _found(announced_at: float | None, unfinished: Signed | None, run: Signed) -> tuple[Signed, float]:
+    """What a newcomer finds at a rendezvous that hears of a run so late, and when."""
+
+    async def main() -> tuple[Signed, float]:
+        network = MemoryNetwork(random.Random(0))
+        rendezvous, us = network.join("rendezvous"), network.join("us")
+        known = run_registry.Runs(rendezvous.caller)
+        rendezvous.serve(lambda server: add_RunsServicer_to_server(known, server))
+        for member in (rendezvous, us):
+            await member.start()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        if announced_at is not None:
+            loop.call_later(announced_at, known.add, run)
+        try:
+            signed = await choose_donor.find_run(
+                us.channel, ["rendezvous"], lambda known, _: known[0].signed, lambda _: None, unfinished
+            )
+            return signed, loop.time() - began
+        finally:
+            for member in (us, rendezvous):
+                await member.close()
+
+    return run_virtual(main())
+
+
+def test_where_nobody_tells_of_a_run_the_own_one_goes_on(author: Identity) -> None:
+    ours, theirs = signed(author, "ours"), signed(author, "theirs")
+    found, after_s = _found(None, ours, theirs)
+    assert found is ours and after_s == pytest.approx(choose_donor.UNTOLD_S, abs=2)
+    assert _found(5.0, ours, theirs)[0] == theirs, "somebody told of one in time"
+    assert _found(30.0, None, theirs)[0] == theirs
+    with pytest.raises(SwarmUnreachable, match="no run is announced"):
+        _found(None, None, theirs)
+
+
+def test_who_is_known_by_one_way_in_is_known_by_all(tmp_path: Path, author: Identity, stranger: Identity) -> None:
+    """A rendezvous that is away, and a peer of old that answers in its stead, make no stranger an author."""
+    met = Acquaintances(tmp_path / "authors.json")
+    assert met.meet(["rendezvous"], "tiny", author.peer_id, None)
+    with pytest.raises(NotAdmitted, match=stranger.peer_id):
+        met.meet(["rendezvous", "peer"], "tiny", stranger.peer_id, None)
+    assert not met.meet(["rendezvous", "peer"], "tiny", author.peer_id, None)
+    with pytest.raises(NotAdmitted, match=stranger.peer_id):
+        met.meet(["peer"], "tiny", stranger.peer_id, None)

@@ -1,0 +1,86 @@
+"""A visitor leaves nothing behind, its key least of all, even where it is killed."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import noloco_node
+from noloco_node.base.identity import Identity
+from noloco_node.transport.libp2p import Libp2pTransport
+from noloco_node.transport.p2pd import cleanup
+
+VISITS = """
+import asyncio, sys
+from noloco_node.peers.visitor import visiting
+async def main():
+    async with visiting(sys.argv[1:]):
+        print("there", flush=True)
+        await asyncio.Event().wait()
+asyncio.run(main())
+"""
+HOLDS_A_KEY = """
+import sys
+from noloco_node.transport.p2pd.cleanup import momentary_key
+with momentary_key() as key:
+    key.touch()
+    print("there", flush=True)
+    sys.stdin.read()
+"""
+GONE_S = 15.0
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where all temporary files go."""
+    with tempfile.TemporaryDirectory(prefix="nl-", dir="/tmp") as parent:  # short: sockets lie below it
+        monkeypatch.setattr(tempfile, "tempdir", parent)
+        yield Path(parent)
+
+
+def begun(code: str, place: Path, *arguments: str) -> tuple[subprocess.Popen[str], Path]:
+    """A process that has a key by now, and the key."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(noloco_node.__file__).parents[1]), "TMPDIR": str(place)},
+        text=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "there\n"
+    (key,) = place.glob("*/identity.key")
+    return process, key
+
+
+def test_a_key_whose_process_was_killed_is_swept_up_and_no_other(place: Path) -> None:
+    process, key = begun(HOLDS_A_KEY, place)
+    with process:
+        os.utime(key.parent, (0, 0))
+        cleanup._sweep(place)
+        assert key.exists(), "its process lives"
+        process.kill()
+    cleanup._sweep(place)
+    assert not key.parent.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(90)
+async def test_a_visitor_that_was_killed_leaves_no_key(place: Path, tmp_path: Path) -> None:
+    host = Libp2pTransport(Identity.load_or_create(tmp_path / "key"), "/ip4/127.0.0.1/tcp/0")
+    await host.start()
+    try:
+        process, key = await asyncio.to_thread(begun, VISITS, place, *host.addresses())
+        with process:
+            process.kill()
+    finally:
+        await host.close()
+    deadline = time.monotonic() + GONE_S
+    while await asyncio.to_thread(key.parent.exists):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)

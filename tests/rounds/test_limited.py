@@ -1,0 +1,145 @@
+"""Two exchanges, one of them on a limited link, in virtual time: the rate holds, and the swap still completes."""
+
+import asyncio
+import random
+
+import pytest
+import town as towns
+from town import FRAGMENTS, Town
+from virtual_clock import run_virtual
+
+from noloco_node.base.events import WentSolo
+from noloco_node.core import round as core
+from noloco_node.core import round_events
+from noloco_node.host.limits import PAUSED, QUOTA
+from noloco_node.host.traffic import SMALL_BYTES, Traffic
+from noloco_node.rounds.pieces import PIECE_BYTES
+from noloco_node.rounds.swap import ALIVE_S, FRAME_S
+
+RATE = 32_000.0
+FRAGMENT_BYTES = 1_000_000
+"""31 s at that rate: longer than a partner bears silence."""
+
+
+def day() -> str:
+    return "2031-12-24"
+
+
+@pytest.mark.parametrize("limits", [{"upload_bytes_s": RATE}, {"download_bytes_s": RATE}])
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_fragment_that_takes_longer_than_the_deadline_still_arrives(
+    limits: dict[str, float], who: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(towns, "PAYLOAD", b"\0" * FRAGMENT_BYTES)
+    assert FRAGMENT_BYTES / RATE > FRAME_S
+    traffic = Traffic(**limits, day=day)
+    town = Town([400.0, 400.0], paces={who: traffic})
+    run_virtual(town.run(8))
+    one, other = town.nodes
+    assert len(one.committed) == len(other.committed) >= 3
+    assert not [e for n in town.nodes for e in n.events if isinstance(e, WentSolo) and e.applied], "none broke"
+    least_s = (FRAGMENTS * FRAGMENT_BYTES - PIECE_BYTES) / RATE - 2
+    for swap in town.nodes[who].committed:
+        assert least_s <= swap.seconds <= 1.1 * least_s + 10, "the rate holds, and is used"
+    assert one.x == pytest.approx(other.x, abs=1e-9)
+    used = traffic.used
+    assert min(used.sent, used.received) >= len(one.committed) * FRAGMENTS * FRAGMENT_BYTES, "and all is counted"
+
+
+def test_streams_share_one_rate() -> None:
+    async def main() -> None:
+        traffic, loop = Traffic(upload_bytes_s=1e5, day=day), asyncio.get_running_loop()
+        gone: list[tuple[float, int]] = []
+
+        async def stream(rng: random.Random) -> None:
+            for _ in range(50):
+                size = rng.randrange(SMALL_BYTES, 50_000)
+                await traffic.sending(size)
+                gone.append((loop.time(), size))
+
+        began = loop.time()
+        await asyncio.gather(*(stream(random.Random(seed)) for seed in range(3)))
+        total = sum(size for _, size in gone)
+        assert loop.time() - began == pytest.approx(total / 1e5, abs=1.0)
+        before = loop.time()
+        await traffic.sending(SMALL_BYTES)
+        assert loop.time() == before, "an acknowledgement waits for nothing"
+
+    run_virtual(main())
+
+
+def test_signs_of_life_come_often_enough() -> None:
+    assert 2 * PIECE_BYTES / RATE + ALIVE_S < FRAME_S, "two streams on the slowest link there may be"
+
+
+def test_a_paused_node_refuses_and_comes_back() -> None:
+    town = Town([10.0, 10.0, 10.0])
+    held = town.nodes[2]
+
+    async def pause() -> None:
+        await asyncio.sleep(100)
+        held.exchange.pause(QUOTA)
+        await asyncio.sleep(20)  # a swap under way may have ended
+        marks = [len(n.committed) for n in town.nodes]
+        await asyncio.sleep(100)
+        assert len(held.committed) == marks[2]
+        assert held.solo[QUOTA] >= 9, "each round says why"
+        assert all(len(n.committed) >= mark + 6 for n, mark in zip(town.nodes[:2], marks[:2], strict=True))
+        held.exchange.resume()
+        await asyncio.sleep(100)
+        assert len(held.committed) >= marks[2] + 4
+
+    run_virtual(town.run(40, pause()))
+
+
+# ---- the machine ----
+class Fixed(random.Random):
+    def randbytes(self, n: int) -> bytes:
+        return b"\x80" * n
+
+
+def machine() -> core.Round:
+    m = core.Round(Fixed())
+    m.handle(round_events.Candidates(frozenset({"b"})), 0.0)
+    return m
+
+
+def test_pausing_closes_the_open_offer_and_resuming_waits_for_a_boundary() -> None:
+    m = machine()
+    (call,) = m.handle(round_events.Boundary(1, 10.0), 10.0)
+    assert isinstance(call, round_events.Call)
+    assert m.handle(round_events.Pausing(PAUSED), 11.0) == [
+        round_events.HangUp(call.exchange),
+        round_events.EndRound(1, PAUSED),
+    ]
+    assert m.handle(round_events.Called(b"c", "c", 9.0), 12.0) == [round_events.Refuse(b"c", "paused")]
+    assert m.handle(round_events.Boundary(2, 10.0), 20.0) == [round_events.EndRound(2, PAUSED)]
+    assert m.handle(round_events.Resuming(), 21.0) == []
+    assert isinstance(m.handle(round_events.Boundary(3, 10.0), 30.0)[0], round_events.Call)
+
+
+def test_a_swap_under_way_outlasts_a_pause() -> None:
+    m = machine()
+    m.handle(round_events.Boundary(1, 10.0), 10.0)
+    m.handle(round_events.Accepted(b"\x80" * 16), 10.5)
+    assert m.handle(round_events.Pausing(QUOTA), 11.0) == []
+    assert m.handle(round_events.SwapEnded(b"\x80" * 16, None, 3), 12.0) == [round_events.EndRound(1, None, "b", 3)]
+    assert m.handle(round_events.Called(b"c", "c", 9.0), 13.0) == [round_events.Refuse(b"c", "paused")], (
+        "not `quota`: ours to know"
+    )
+
+
+def test_a_promise_is_taken_back_by_a_pause() -> None:
+    m = machine()
+    m.handle(round_events.Boundary(1, 10.0, closed="nonfinite"), 10.0)
+    assert isinstance(m.handle(round_events.Called(b"c", "c", 9.5), 11.0)[0], round_events.Appoint)
+    assert m.handle(round_events.Pausing(PAUSED), 12.0) == [round_events.Refuse(b"c", "paused")]
+
+
+def test_who_leaves_does_not_come_back() -> None:
+    m = machine()
+    m.handle(round_events.Stopping(), 1.0)
+    for event in (round_events.Pausing(PAUSED), round_events.Resuming()):
+        m.handle(event, 2.0)
+        assert m.handle(round_events.Called(b"c", "c", 9.0), 3.0) == [round_events.Refuse(b"c", "leaving")]
+    assert m.handle(round_events.Boundary(1, 10.0), 10.0) == [round_events.EndRound(1, "leaving")]

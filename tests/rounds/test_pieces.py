@@ -1,0 +1,38 @@
+"""Large frames in pieces: put together they are what was cut, and nobody can make the other end hold more."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from noloco_node.errors import PeerMisbehaved
+from noloco_node.rounds.pieces import PIECE_BYTES, Assembly, cut
+from noloco_node.wire import messages as wire
+
+
+@given(st.integers(0, 5 * PIECE_BYTES))
+def test_what_is_cut_comes_back(size: int) -> None:
+    frame = wire.Fragment(3, b"\x07" * size)
+    assembly, pieces = Assembly(), [wire.decode(piece) for piece in cut(wire.encode(frame))]
+    if len(pieces) == 1:
+        assert pieces == [frame]
+        return
+    *early, last = [assembly.add(piece) for piece in pieces if isinstance(piece, wire.Piece)]
+    assert last == frame
+    assert set(early) == {None}
+    assert max(piece.ByteSize() for piece in cut(wire.encode(frame))) <= PIECE_BYTES + 64
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [wire.Piece(b"", True)],
+        [wire.Piece(b"\xff" * 100, False)],
+        [wire.Piece(wire.encode(wire.Piece(b"abc", True)).SerializeToString(), False)],
+        [wire.Piece(b"x" * (4 << 20), True)] * 3,
+    ],
+)
+def test_pieces_of_nothing_sensible_are_named(pieces: list[wire.Piece]) -> None:
+    assembly = Assembly()
+    with pytest.raises(PeerMisbehaved, match="bad_piece"):
+        for piece in pieces:
+            assembly.add(piece)

@@ -1,0 +1,306 @@
+"""One swap between two partners joined directly: all is applied once, and a break leaves at most one side ahead."""
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import AsyncIterator
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from virtual_clock import run_virtual
+
+from noloco_node.errors import PeerFault, PeerLost, PeerMisbehaved
+from noloco_node.rounds.swap import DONE_S, SLOW_STREAMS, WINDOW, Backlog, Link, Swap
+from noloco_node.wire import fragments
+from noloco_node.wire import messages as wire
+from noloco_node.wire import peer_pb2 as pb
+
+EXCHANGE = b"\x05" * 16
+STALL_S = 60.0
+
+
+def done(value: Any) -> "Future[Any]":
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future
+
+
+@dataclass
+class Heard:
+    say: bytes | None
+    correction: Any
+
+
+class Words:
+    """Vectors whose fragments are short texts, told in `turns` turns."""
+
+    round = 1
+    correction_bytes = 100
+
+    def __init__(self, name: str, count: int, turns: int = 1) -> None:
+        self.name, self.fragments, self.turns = name, count, turns
+        self.heard: dict[int, int] = {}
+        self.applied: list[int] = []
+        self.under_way = self.most_under_way = 0
+
+    def open(self, index: int, exchange_id: bytes) -> "Future[bytes]":
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        return done(f"{self.name} {index} 0".encode())
+
+    def hear(self, index: int, payload: bytes) -> "Future[Heard]":
+        turn = self.heard[index] = self.heard.get(index, 0) + 1
+        _, theirs, said = payload.decode().split()
+        if (int(theirs), int(said)) != (index, turn - 1):
+            raise PeerMisbehaved("bad_payload", payload.decode())
+        last = turn == self.turns
+        say = None if last else f"{self.name} {index} {turn}".encode()
+        return done(Heard(say, payload if last else None))
+
+    def apply(self, index: int, correction: Any) -> "Future[None]":
+        self.under_way -= 1
+        self.applied.append(index)
+        return done(None)
+
+
+class Behind(Words):
+    """Corrections wait until a step ends."""
+
+    def __init__(self, name: str, count: int) -> None:
+        super().__init__(name, count)
+        self.waiting: deque[Future[None]] = deque()
+
+    def apply(self, index: int, correction: Any) -> "Future[None]":
+        super().apply(index, correction)
+        self.waiting.append(Future())
+        return self.waiting[-1]
+
+    def end_step(self) -> int:
+        """How many had waited."""
+        waited = len(self.waiting)
+        while self.waiting:
+            self.waiting.popleft().set_result(None)
+        return waited
+
+
+class Cut:
+    """Lets so many frames through, then the stream breaks."""
+
+    def __init__(self, frames: int | None) -> None:
+        self.left = frames
+
+    async def through(self, frames: AsyncIterator[pb.SwapFrame]) -> AsyncIterator[pb.SwapFrame]:
+        async for frame in frames:
+            if self.left is not None:
+                if self.left == 0:
+                    return
+                self.left -= 1
+            yield frame
+
+
+async def meet(
+    a: Words, b: Words, cut_a: int | None = None, cut_b: int | None = None, backlog_bytes: int = 10**6
+) -> list[Any]:
+    links = Link(), Link()
+    links[0].listen(Cut(cut_b).through(links[1].outgoing()))
+    links[1].listen(Cut(cut_a).through(links[0].outgoing()))
+    order = fragments.order(a.fragments, EXCHANGE)
+    swaps = [
+        Swap(link, v, EXCHANGE, order, leads=v is a, stall_s=STALL_S, backlog=Backlog(backlog_bytes))
+        for link, v in zip(links, (a, b), strict=True)
+    ]
+
+    async def run(swap: Swap, link: Link) -> PeerFault | None:
+        try:
+            await swap.run()
+        except PeerFault as fault:
+            return fault
+        finally:
+            link.close()
+        return None
+
+    async with asyncio.timeout(10):
+        faults = await asyncio.gather(*(run(s, link) for s, link in zip(swaps, links, strict=True)))
+    return [*swaps, *faults]
+
+
+@pytest.mark.parametrize("turns", [1, 2, 4])
+@pytest.mark.parametrize("count", [1, 2, WINDOW, 23])
+async def test_everything_is_applied_once_in_the_same_order(count: int, turns: int) -> None:
+    a, b = Words("a", count, turns), Words("b", count, turns)
+    one, other, *faults = await meet(a, b)
+    assert faults == [None, None]
+    assert a.applied == b.applied == fragments.order(count, EXCHANGE)
+    assert one.one_sided == other.one_sided == 0
+    assert max(a.most_under_way, b.most_under_way) <= WINDOW, "memory stays within the window"
+
+
+@settings(max_examples=150)
+@given(st.integers(1, 9), st.integers(1, 3), st.integers(0, 60), st.integers(0, 60))
+def test_wherever_it_breaks_at_most_one_fragment_is_one_sided(count: int, turns: int, cut_a: int, cut_b: int) -> None:
+    a, b = Words("a", count, turns), Words("b", count, turns)
+    leader, follower, *_ = asyncio.run(meet(a, b, cut_a, cut_b))
+    assert len(a.applied) - len(b.applied) in (0, 1)
+    assert a.applied[: len(b.applied)] == b.applied
+    assert follower.one_sided == 0
+    assert leader.one_sided >= len(a.applied) - len(b.applied), "what may be one-sided is counted"
+    assert leader.one_sided <= 1
+
+
+@pytest.mark.parametrize("fits", [1, 2, 7])
+@pytest.mark.parametrize("leads", [True, False])
+async def test_behind_a_long_step_corrections_wait_within_their_bound(fits: int, leads: bool) -> None:
+    behind, quick = Behind("a", 23), Words("b", 23)
+    room = fits * Words.correction_bytes + 50
+    meeting = asyncio.create_task(meet(*((behind, quick) if leads else (quick, behind)), backlog_bytes=room))
+    ended_steps = []
+    while not meeting.done():
+        for _ in range(2000):  # enough for all that can go on without another step's end to have gone on
+            await asyncio.sleep(0)
+        ended_steps.append(behind.end_step())
+    one, other, *faults = meeting.result()
+    assert faults == [None, None] and one.one_sided == other.one_sided == 0
+    assert behind.applied == quick.applied == fragments.order(23, EXCHANGE)
+    assert max(ended_steps) == fits, "as many as may, and no more"
+    assert len(ended_steps) - ended_steps.count(0) == -(-23 // fits)
+
+
+async def test_swaps_share_one_backlog_and_a_large_correction_may_wait_alone() -> None:
+    backlog, waiting = Backlog(250), [Future[None]() for _ in range(3)]
+    await backlog.room(1000)
+    for future in waiting[:2]:
+        await backlog.room(100)
+        backlog.add(100, future)
+    third = asyncio.create_task(backlog.room(100))
+    await asyncio.sleep(0)
+    assert not third.done() and backlog.bytes == 200
+    waiting[0].set_result(None)
+    async with asyncio.timeout(10):
+        await third
+    assert backlog.bytes == 100
+
+
+def swap(link: Link, vectors: Words, *, leads: bool) -> Swap:
+    order = list(range(vectors.fragments))
+    return Swap(link, vectors, EXCHANGE, order, leads=leads, stall_s=STALL_S, backlog=Backlog())
+
+
+async def against(frames: list[wire.Frame], *, leads: bool) -> tuple[Words, BaseException]:
+    """A swap with a partner that says just this, and then nothing."""
+    link, vectors = Link(), Words("a", 8)
+
+    async def say() -> AsyncIterator[pb.SwapFrame]:
+        for frame in frames:
+            yield wire.encode(frame)
+
+    link.listen(say())
+    with pytest.raises(PeerFault) as fault:
+        await swap(link, vectors, leads=leads).run()
+    return vectors, fault.value
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [
+        ([wire.Fragment(WINDOW, b"b 4 0")], "out_of_window"),
+        ([wire.Fragment(0, b"b 0 0"), wire.Fragment(0, b"b 0 0")], "out_of_window"),
+        ([wire.Fragment(99, b"b 99 0")], "out_of_window"),
+        ([wire.Ack(3)], "bad_ack"),
+        ([wire.Done()], "unexpected_frame"),
+        ([wire.Accept(b"b" * 16, 1)], "unexpected_frame"),
+    ],
+)
+@pytest.mark.parametrize("leads", [True, False])
+async def test_a_partner_out_of_order_is_named_and_nothing_is_applied(
+    frames: list[wire.Frame], reason: str, leads: bool
+) -> None:
+    vectors, fault = await against(frames, leads=leads)
+    assert isinstance(fault, PeerMisbehaved)
+    assert fault.reason == reason
+    assert vectors.applied == []
+
+
+async def test_acks_without_fragments_apply_nothing() -> None:
+    vectors, fault = await against([wire.Ack(0), wire.Ack(0)], leads=True)
+    assert isinstance(fault, PeerMisbehaved)
+    assert vectors.applied == []
+    vectors, fault = await against([wire.Ack(0)], leads=False)
+    assert isinstance(fault, PeerMisbehaved), "the follower speaks first"
+
+
+async def test_silence_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("noloco_node.rounds.swap.FRAME_S", 0.05)
+    link = Link()
+
+    async def nothing() -> AsyncIterator[pb.SwapFrame]:
+        await asyncio.Event().wait()
+        yield pb.SwapFrame()
+
+    link.listen(nothing())
+    with pytest.raises(PeerLost, match="silent"):
+        await swap(link, Words("a", 2), leads=True).run()
+
+
+def alive(frames: list[wire.Frame], then: wire.Frame, every_s: float, *, leads: bool) -> tuple[Swap, float]:
+    """A swap with a partner that says these frames, and then one and the same for ever; and how long that lasted."""
+
+    async def say() -> AsyncIterator[pb.SwapFrame]:
+        for frame in frames:
+            yield wire.encode(frame)
+        while True:
+            await asyncio.sleep(every_s)
+            yield wire.encode(then)
+
+    async def main() -> tuple[Swap, float]:
+        link = Link()
+        link.listen(say())
+        made = swap(link, Words("a", 2), leads=leads)
+        with suppress(PeerLost):
+            await made.run()
+        return made, asyncio.get_running_loop().time()
+
+    return run_virtual(main())
+
+
+@pytest.mark.parametrize("leads", [True, False])
+@pytest.mark.parametrize("then", [wire.Alive(), wire.Piece(b"x", more=True)])
+def test_signs_of_life_and_single_bytes_are_no_headway(then: wire.Frame, leads: bool) -> None:
+    made, lasted_s = alive([wire.Fragment(0, b"b 0 0")], then, 4.0, leads=leads)
+    assert lasted_s == pytest.approx(STALL_S) and made.applied == 0
+
+
+def test_who_leads_waits_for_the_last_word_and_no_longer() -> None:
+    frames = [frame for k in range(2) for frame in (wire.Fragment(k, f"b {k} 0".encode()), wire.Ack(k))]
+    made, lasted_s = alive(frames, wire.Alive(), 4.0, leads=True)
+    assert (made.applied, made.one_sided, lasted_s) == (2, 1, pytest.approx(DONE_S))
+
+
+def test_a_large_fragment_has_the_time_that_a_slow_link_needs() -> None:
+    class Large(Words):
+        def open(self, index: int, exchange_id: bytes) -> "Future[bytes]":
+            return done(bytes(4 << 20))
+
+    async def main() -> float:
+        link = Link()
+
+        async def say() -> AsyncIterator[pb.SwapFrame]:
+            while True:
+                await asyncio.sleep(5)
+                yield wire.encode(wire.Alive())
+
+        link.listen(say())
+        with pytest.raises(PeerLost, match="stalled"):
+            await swap(link, Large("a", 2), leads=True).run()
+        return asyncio.get_running_loop().time()
+
+    assert run_virtual(main()) == pytest.approx(SLOW_STREAMS * (4 << 20) / 32_000, abs=1)
+
+
+def test_orders_differ_between_exchanges() -> None:
+    rng = random.Random(0)
+    assert len({tuple(fragments.order(16, rng.randbytes(16))) for _ in range(50)}) > 8

@@ -1,0 +1,198 @@
+"""run.toml: the template, what an author may write, and the sentence that each mistake is answered with."""
+
+import json
+import tomllib
+
+import pytest
+
+from noloco_node.errors import Incompatible, UsageError
+from noloco_node.run import manifest, toml
+from noloco_node.run.manifest import DataSpec, InnerSpec, Manifest, ModelSpec, OuterSpec
+
+
+@pytest.fixture
+def run_toml(tmp_path):
+    """A function that replaces one piece of the template and gives the path."""
+
+    def written(old: str = "", new: str = ""):
+        text = toml.template()
+        assert old in text
+        path = tmp_path / "run.toml"
+        path.write_text(text.replace(old, new, 1), encoding="utf-8")
+        return path
+
+    return written
+
+
+def test_the_template_holds_every_default(run_toml):
+    assert toml.load(run_toml()) == Manifest(name="tiny")
+    written = tomllib.loads(toml.template())
+    assert set(written) == set(Manifest.model_fields)
+    for section, spec in (("data", DataSpec), ("inner", InnerSpec), ("outer", OuterSpec)):
+        commented = {"seconds", "dataset", "revision", "subset"}
+        assert set(written[section]) == set(spec.model_fields) - commented
+        assert all(f"# {key} =" in toml.template() for key in commented)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"source": "hub"}, 'data needs a dataset with source = "hub"'),
+        ({"dataset": "owner/name"}, 'data takes a dataset, its subset and its revision only with source = "hub"'),
+        ({"source": "files", "subset": "en"}, "data takes a dataset, its subset and its revision only"),
+        ({"source": "web"}, "data.source must be stdlib, files or hub, not 'web'"),
+        ({"source": "hub", "dataset": "parquet"}, "data.dataset must be a data set's name on the hub"),
+        ({"source": "hub", "dataset": "../private"}, "data.dataset must be"),
+        ({"source": "hub", "dataset": "/etc/passwd"}, "data.dataset must be"),
+        (
+            {"source": "hub", "dataset": "owner/name", "revision": "main"},
+            "data.revision must be a commit of the data set",
+        ),
+        ({"source": "hub", "dataset": "owner/name\n"}, "data.dataset must be"),
+        ({"source": "hub", "dataset": "owner/name", "split": "train[:10]"}, "data.split must be the name of a split"),
+        ({"tokenizer": "gpt2"}, "data.tokenizer must be bytes, hub:<owner>/<name>@<commit> or sha256:"),
+        ({"tokenizer": "hub:owner/name@main"}, "data.tokenizer must be"),
+        ({"tokenizer": "sha256:/home/me/tokenizer.json"}, "data.tokenizer must be"),
+        ({"field": "a b"}, "data.field must be the name of a field"),
+    ],
+)
+def test_data_is_named_and_never_a_path(tmp_path, given, sentence):
+    path = tmp_path / "run.toml"
+    lines = [f"{key} = {json.dumps(value)}" for key, value in given.items()]
+    path.write_text("\n".join(['name = "tiny"', "[data]", *lines]))
+    with pytest.raises(UsageError) as raised:
+        toml.load(path)
+    assert sentence in str(raised.value)
+
+
+def test_a_phase_by_time(run_toml):
+    run = toml.load(run_toml("steps = 50", "seconds = 30"))
+    assert (run.inner.steps, run.inner.seconds) == (None, 30.0)
+    assert manifest.parse(run.canonical()) == run
+    assert b'"seconds":30.0,"steps":null' in run.canonical()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("steps = 50", "steps = 'many'", "inner.steps must be a whole number from 1 to 100000, not 'many'"),
+        ("steps = 50", "steps = 0", "inner.steps must be a whole number from 1 to 100000, not 0"),
+        ("steps = 50", "steps = true", "inner.steps must be a whole number from 1 to 100000, not true"),
+        ("steps = 50", "step = 50", "inner.step is not known, did you mean steps?"),
+        ("steps = 50", "steps = 50\nseconds = 30", "inner needs either steps or seconds"),
+        ("steps = 50", "seconds = 0", "inner.seconds must be a number from 0.01 to 86400, not 0"),
+        ("round = 1", "round = 0", "outer.swaps_per_round must be a whole number from 1 to 16, or auto, not 0"),
+        ("round = 1", "round = 'all'", "outer.swaps_per_round must be a whole number from 1 to 16, or auto, not 'all'"),
+        ("seed", "sed", "sed is not known, did you mean seed?"),
+        ('name = "tiny"', "", "name is missing: it must be 1 to 32 of the characters a-z, 0-9 and -"),
+        ('"tiny"', '"Tiny"', "name must be 1 to 32 of the characters a-z, 0-9 and -, not 'Tiny'"),
+        ("learning_rate = 0.003", "learning_rate = nan", "inner.learning_rate must be a number above 0 and at most 1"),
+        ("[0.9, 0.95]", "[0.9, 1.0]", "inner.betas must be two numbers, each from 0 to below 1, not [0.9, 1.0]"),
+        ("[0.9, 0.95]", "[0.9]", "inner.betas must be two numbers, each from 0 to below 1"),
+        ("1024", "1000", "inner.batch_tokens must be a multiple of data.sequence_length (128), not 1000"),
+        ('preset = "tiny"', 'preset = "huge"', "model.preset must be tiny, 125m, 350m, 1b or 7b, not 'huge'"),
+        ('preset = "tiny"', "", "model needs either a preset, an architecture or a task"),
+        ('"cosine"', '"linear"', "inner.schedule must be cosine or wsd, not 'linear'"),
+        ('"bf16"  ', '"fp16"  ', "inner.precision must be bf16 or fp32, not 'fp16'"),
+        ('codec = "lattice:4"', 'codec = "zip"', "outer.codec must be lattice:4, bf16, fp32,"),
+        ('"eager"', '"lazy"', "outer.overlap must be eager or blocking, not 'lazy'"),
+        ("alpha = 0.1", "alpha = 1.0", "outer.alpha must be a number from 0 to below 1, not 1.0"),
+        ("[outer]", "[outer", "is not valid TOML"),
+    ],
+)
+def test_errors_name_the_key_and_what_is_allowed(run_toml, old, new, sentence):
+    with pytest.raises(UsageError) as raised:
+        toml.load(run_toml(old, new))
+    assert str(raised.value).startswith("run.toml")
+    assert sentence in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_who_waits_for_one_partner_waits_for_no_further_one(run_toml):
+    path = run_toml("swaps_per_round = 1", "swaps_per_round = 'auto'")
+    assert toml.load(path).outer.swaps_per_round == "auto"
+    path.write_text(path.read_text().replace('"eager"', '"blocking"'))
+    with pytest.raises(UsageError, match="only with eager overlap"):
+        toml.load(path)
+
+
+def test_an_unstable_outer_step_is_refused(run_toml):
+    path = run_toml("alpha = 0.1", "alpha = 0.9")
+    with pytest.raises(UsageError, match="outer is not stable"):
+        toml.load(path)
+
+
+def test_missing_and_oversized_files(tmp_path):
+    with pytest.raises(UsageError, match="noloco-node init"):
+        toml.load(tmp_path / "run.toml")
+    (tmp_path / "big.toml").write_bytes(b"#" * (manifest.MAX_BYTES + 1))
+    with pytest.raises(UsageError, match="no manifest"):
+        toml.load(tmp_path / "big.toml")
+    (tmp_path / "latin.toml").write_bytes(b'name = "\xe9"')
+    with pytest.raises(UsageError, match="UTF-8"):
+        toml.load(tmp_path / "latin.toml")
+
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "_name_or_path": "somewhere/model",
+    "hidden_size": 64,
+    "model_type": "llama",
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "5.0.0",
+}
+
+
+@pytest.fixture
+def with_config(tmp_path):
+    """A function that writes a config.json and a run.toml which names it, and loads that."""
+
+    def loaded(config, line='config = "config.json"'):
+        text = config if isinstance(config, str) else json.dumps(config)
+        (tmp_path / "config.json").write_text(text)
+        (tmp_path / "run.toml").write_text(f'name = "a"\n[model]\n{line}\n')
+        return toml.load(tmp_path / "run.toml")
+
+    return loaded
+
+
+def test_a_config_file_becomes_part_of_the_run(with_config):
+    run = with_config(CONFIG)
+    values = {"hidden_size": 64, "rms_norm_eps": 1e-06, "rope_scaling": None}
+    assert run.model == ModelSpec(architecture="LlamaConfig", config=values)
+    assert manifest.parse(run.canonical()) == run
+    named = with_config({"hidden_size": 64}, 'architecture = "GPTNeoXConfig"\nconfig = "config.json"')
+    assert named.model.architecture == "GPTNeoXConfig"
+    assert with_config({"architectures": ["GPT2LMHeadModel"]}).model.architecture == "GPT2Config"
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"hidden_size": 64}, "config.json does not say it: add one"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "does not say it"),
+        ({**CONFIG, "auto_map": {"AutoModel": "x.Y"}}, "may not hold auto_map"),
+        ("[1, 2]", "is not a table in JSON"),
+        ("{", "is not a table in JSON"),
+        ("[" * 60_000, "is not a table in JSON"),
+        (" " * (70 << 10), "larger than"),
+    ],
+)
+def test_a_config_file_that_cannot_be_used_is_one_sentence(with_config, config, sentence):
+    with pytest.raises(UsageError, match=sentence) as raised:
+        with_config(config)
+    assert "\n" not in str(raised.value)
+
+
+def test_no_file_is_read_for_a_stranger(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    document = json.loads(Manifest(name="a", model=ModelSpec(architecture="LlamaConfig")).canonical())
+    document["model"]["config"] = "config.json"
+    with pytest.raises(Incompatible, match=r"model.config must be a table"):
+        manifest.parse(json.dumps(document, sort_keys=True, separators=(",", ":")).encode())
+    with pytest.raises(UsageError, match="cannot read"):
+        (tmp_path / "run.toml").write_text('name = "a"\n[model]\nconfig = "absent.json"\n')
+        toml.load(tmp_path / "run.toml")

@@ -1,0 +1,44 @@
+"""Which peers are shown, and in which order."""
+
+import pytest
+
+from noloco_node.terminal.filter import COLUMNS, Choice
+from noloco_node.views.views import PeerRow, PeersView
+
+
+def row(name: str, **changes) -> PeerRow:
+    return PeerRow(**{"peer_id": f"12D3{name}", "name": name, "state": "training", "round": 1, "lag": 0, **changes})
+
+
+VIEW = PeersView(
+    (
+        row("calm-otter", loss=2.0, exchanges=1, sent=5),
+        row("able-ant", loss=None, exchanges=1, state="paused"),
+        row("wise-owl", loss=1.0, exchanges=3, round=9),
+    )
+)
+
+
+def order(choice: Choice) -> list[str]:
+    return [peer.name for peer in choice.of(VIEW).peers]
+
+
+def test_whom_one_met_most_stands_first_and_names_decide_among_equals():
+    assert order(Choice()) == ["wise-owl", "able-ant", "calm-otter"]
+
+
+def test_what_is_not_known_stands_last():
+    assert order(Choice("loss")) == ["wise-owl", "calm-otter", "able-ant"]
+    assert order(Choice("via")) == ["able-ant", "calm-otter", "wise-owl"]
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_every_column_sorts_everybody(column):
+    assert sorted(order(Choice(column))) == ["able-ant", "calm-otter", "wise-owl"]
+
+
+def test_some_only():
+    assert order(Choice(state="paused")) == ["able-ant"]
+    assert order(Choice(name="OTTER")) == ["calm-otter"]
+    assert order(Choice(name="12D3wise")) == ["wise-owl"]
+    assert order(Choice(state="paused", name="otter")) == []

@@ -1,0 +1,21 @@
+"""How far the inner phase is, as people read it."""
+
+import pytest
+
+from noloco_node.terminal.phase import left
+from noloco_node.views.views import Phase
+
+
+@pytest.mark.parametrize(
+    ("phase", "text"),
+    [
+        (None, ""),
+        (Phase(0.0), ""),
+        (Phase(0.46, 70.0), "46%, 1 min 10 s left"),
+        (Phase(0.99, 0.5), "99%, 0.5 s left"),
+        (Phase(0.5, 4.0), ""),
+        (Phase(1.0, 0.0), "100%, 0.0 s left"),
+    ],
+)
+def test_left(phase, text):
+    assert left(phase) == text

@@ -1,0 +1,150 @@
+"""What people see: fits the terminal, breaks where it may, and is plain in a pipe."""
+
+import io
+from dataclasses import replace
+
+import pytest
+from fake_node import OTHER, PEERS, STATUS
+from rich.console import Console
+
+from noloco_node.terminal.table import Column, fill, fitting
+from noloco_node.terminal.text import print_peers, print_status
+from noloco_node.views.views import PeersView, Phase, RunView, StatusView, Today
+
+
+def printed(show, view, width):
+    out = Console(file=io.StringIO(), width=width, highlight=False)
+    show(view, out)
+    return out.file.getvalue()
+
+
+def test_status_of_a_training_node():
+    assert printed(print_status, STATUS, 80).splitlines() == [
+        "brisk-heron (12D3KooW…e2Xo) in tiny-3f9a2c81d0e4",
+        "  training, round 41 of 100, step 2063 · loss 1.87 (eval 1.92) · 18.4k tokens/s",
+        "  busy 98.7%",
+        "last round with fair-hippo: 3.1 s, 12.6 MB out, 12.6 MB in",
+        "  0.4% of blocks sent again",
+        "41 rounds: 39 with a partner, 2 solo (no partner)",
+        "reachable directly · 17 peers seen · up 3 h 12 min · gave 512 MB, took 515 MB",
+        "! disk: 3.1 GB left, a checkpoint needs 1.2 GB: free some, or move NOLOCO_HOME",
+    ]
+
+
+def test_status_of_a_node_that_has_just_started():
+    new = StatusView(peer_id=OTHER, name="fair-hippo", version="0", state="joining", waiting_for="a run")
+    assert printed(print_status, new, 80).splitlines() == [
+        "fair-hippo (12D3KooW…33Jw) in no run yet · joining · waiting for a run",
+        "0 peers seen · up 0.0 s · gave 0 B, took 0 B",
+    ]
+
+
+def test_who_took_the_state_of_others_is_in_their_round_before_its_first_step():
+    new = replace(STATUS, round=17, step=0, loss=None)
+    assert "· training, round 17 of 100 · 18.4k tokens/s" in printed(print_status, new, 1000)
+
+
+def test_how_far_the_phase_is_and_what_is_known_before_the_first_one_is_over():
+    phase = Phase(0.46, 70.0, 5.51, 900.0)
+    assert "step 2063 · this phase 46%, 1 min 10 s left · loss 1.87" in printed(
+        print_status, replace(STATUS, phase=phase), 1000
+    )
+    first = replace(STATUS, round=0, step=23, loss=None, eval_loss=None, tokens_per_s=None, phase=phase)
+    assert "round 0 of 100, step 23 · this phase 46%, 1 min 10 s left · loss 5.51 · 900 tokens/s" in printed(
+        print_status, first, 1000
+    )
+
+
+def test_where_the_time_went():
+    time_s = {"step": 90.0, "boundary": 0.01, "apply": 0.1, "evaluate": 1.9, "waiting": 8.0, "paused": 60.0}
+    shown = printed(print_status, replace(STATUS, time_s=time_s, stall_ms=12.4, busy_fraction_minute=0.5), 1000)
+    assert "busy 98.7% (last minute 50%)" in shown
+    assert (
+        "\nbesides steps: waiting 8.0%, evaluate 1.9%, apply 0.1% · the last round took 12 ms of training · "
+        "paused for 1 min\n"
+    ) in shown
+
+
+def test_a_limited_day_is_shown_with_its_limit():
+    limited = replace(STATUS, today=Today(sent=512_000_000, received=515_000_000, sent_limit=2 * 10**9))
+    assert "gave 512 MB of 2.0 GB, took 515 MB today" in printed(print_status, limited, 200)
+    unlimited = replace(STATUS, today=Today(sent=1, received=1))
+    assert "gave 512 MB, took 515 MB\n" in printed(print_status, unlimited, 200)
+
+
+def test_status_of_a_rendezvous_shows_whole_addresses():
+    view = replace(STATUS, state="rendezvous", health=())
+    lines = printed(print_status, view, 80).splitlines()
+    assert "rendezvous" in lines[0]
+    assert STATUS.addresses[0] in lines
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 1000])
+def test_peers_fit(width):
+    lines = printed(print_peers, PEERS, width).splitlines()
+    assert len(lines) == 2
+    assert all(len(line.rstrip()) <= width for line in lines)
+    assert lines[1].startswith("calm-otter")
+    assert OTHER not in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("width", "titles"),
+    [
+        (40, "peer state round lag"),
+        (64, "peer id state round lag loss"),
+        (80, "peer id state round lag tokens/s loss together"),
+        (100, "peer id state round lag tokens/s loss via last seen together"),
+        (120, "peer id state round lag tokens/s loss via last seen sent received together"),
+    ],
+)
+def test_a_wider_terminal_shows_more_of_each_peer(width, titles):
+    """Of peers with long names, too."""
+    crowd = replace(PEERS, peers=(*PEERS.peers, replace(PEERS.peers[0], name="modest-hedgehog")))
+    head, *rows = printed(print_peers, crowd, width).splitlines()
+    assert " ".join(head.split()) == titles
+    if "id" in titles.split():
+        assert all(row.split()[1] == "12D3KooW…33Jw" for row in rows)
+
+
+def test_no_peers():
+    assert printed(print_peers, PeersView(), 80) == "no other peer is known yet\n"
+
+
+def test_what_a_peer_says_is_not_markup():
+    hostile = replace(PEERS.peers[0], name="[red]x[/red]", state="[link=http://x]")
+    assert "[red]x[/red]" in printed(print_peers, PeersView((hostile,)), 1000)
+
+
+def test_the_least_important_column_goes_first():
+    columns = (Column("aaaa"), Column("bbbb", keep=2), Column("cccc", keep=1))
+    rows = [["1", "2", "3"]]
+    assert fitting(columns, rows, 18) == [0, 1, 2]
+    assert fitting(columns, rows, 17) == [0, 1]
+    assert fitting(columns, rows, 11) == [0]
+    assert fitting(columns, rows, 1) == [0]
+
+
+def test_pieces_break_between_them_only():
+    assert fill(["one", "two", "three"], 9) == "one · two\n  three"
+    assert fill(["longer than the width"], 5) == "longer than the width"
+
+
+RUNS = (
+    RunView("3f" * 32, "tiny-3f3f3f3f3f3f", OTHER, rounds=100, peers=1, training=1, round=40),
+    RunView("ab" * 32, "big-abababababab", OTHER, rounds=7),
+)
+
+
+def test_peers_seen_from_outside_stand_below_their_run():
+    row = replace(PEERS.peers[0], run=RUNS[0].run)
+    lines = printed(print_peers, PeersView((row,), RUNS), 200).splitlines()
+    assert lines[0] == "tiny-3f3f3f3f3f3f · 1 peer (1 training) · round 40 of 100"
+    assert lines[1].split() == ["peer", "id", "state", "round", "lag", "tokens/s", "loss", "last", "seen"]
+    assert lines[2].startswith("calm-otter")
+    assert lines[3] == "big-abababababab · 0 peers · 7 rounds in all"
+
+
+def test_a_rendezvous_names_the_runs_it_knows():
+    view = replace(STATUS, state="rendezvous", runs=RUNS, health=())
+    assert "tiny-3f3f3f3f3f3f · 1 peer (1 training) · round 40 of 100" in printed(print_status, view, 80).splitlines()

@@ -1,0 +1,585 @@
+"""The training thread with real small replicas and a list for a poster: what it posts, when, and how it ends."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from replicas import FRAGMENT, exchange, live_state, small_replica, timed_run, train
+
+from noloco_node.base.events import Evaluated, RolledBack
+from noloco_node.core.codec import codec
+from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
+from noloco_node.host import memory
+from noloco_node.training.replica import Inner, State
+from noloco_node.training.thread import Failed, Finished, Offer, PhaseEnded, Ready, TrainingThread
+
+DEADLINE_S = 20.0
+
+T = TypeVar("T")
+
+
+class Watched:
+    """A thread, and what it posts."""
+
+    def __init__(self, build: Callable[[], Inner], **options: Any) -> None:
+        self.posts: queue.SimpleQueue[object] = queue.SimpleQueue()
+        options = {"rounds": 4, "fragment_elements": FRAGMENT, **options}
+        self.thread = TrainingThread(build, codec("fp32"), self.posts.put, **options)
+
+    def next(self, kind: type[T]) -> T:
+        """The next post, which must be of this kind."""
+        post = self.posts.get(timeout=DEADLINE_S)
+        assert isinstance(post, kind), post
+        return post
+
+    def until(self, kind: type[T]) -> T:
+        while not isinstance(post := self.posts.get(timeout=DEADLINE_S), kind):
+            pass
+        return post
+
+    def offer(self) -> Offer:
+        offer = self.until(PhaseEnded).offer
+        assert offer is not None
+        return offer
+
+
+@contextmanager
+def running(build: Callable[[], Inner] = small_replica, **options: Any) -> Iterator[Watched]:
+    watched = Watched(build, **options)
+    watched.thread.start()
+    try:
+        yield watched
+    finally:
+        watched.thread.stop()
+        assert not watched.thread._thread.is_alive()
+
+
+def answer(future: "Future[T]") -> T:
+    return future.result(timeout=DEADLINE_S)
+
+
+def swap(one: Offer, other: Offer) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """All fragments, as the event loop does it: bytes in, bytes out. Returns the corrections."""
+    corrections = []
+    for index in range(one.fragments):
+        said = answer(one.open(index, bytes(16))), answer(other.open(index, bytes(16)))
+        mine, theirs = answer(one.hear(index, said[1])), answer(other.hear(index, said[0]))
+        assert mine.correction is not None and theirs.correction is not None
+        one.apply(index, mine.correction)
+        other.apply(index, theirs.correction)
+        corrections.append((mine.correction, theirs.correction))
+    return corrections
+
+
+# ---- a whole life ----------------------------------------------------------------------------------------------------
+def test_from_ready_to_finished() -> None:
+    with running(rounds=2) as watched:
+        ready = watched.next(Ready)
+        alone = small_replica()
+        assert (ready.parameters, ready.layout, ready.round) == (alone.parameters, alone.layout, 0)
+        assert ready.fragments == -(-alone.parameters // FRAGMENT) > 1 and ready.device == "cpu"
+        assert watched.posts.empty(), "nothing is trained before begin"
+        watched.thread.begin()
+        assert watched.next(Evaluated) == Evaluated(0, alone.evaluate())
+        first = watched.next(PhaseEnded)
+        losses = train(alone, 3)
+        assert (first.done.round, first.done.steps, first.done.tokens) == (1, 3, 3 * 64)
+        assert first.done.loss == pytest.approx(sum(losses) / 3) and first.done.seconds > 0
+        assert first.closed is None and first.offer is not None and first.offer.round == 1
+        assert watched.next(Evaluated) == Evaluated(1, alone.evaluate())
+        last = watched.next(PhaseEnded)
+        assert last.done.round == 2
+        assert {"step", "boundary", "evaluate", "other"} <= {account for account, s in last.spent_s.items() if s}
+        watched.next(Finished)
+        assert watched.posts.empty(), "the last evaluation waits for the last swap"
+        watched.thread.round_over(2)
+        train(alone, 3)
+        assert watched.next(Evaluated) == Evaluated(2, alone.evaluate())
+        assert answer(watched.thread.state()).step == 6, "it still answers"
+
+
+def test_a_resumed_phase_goes_on_in_its_middle() -> None:
+    replica = small_replica()
+    train(replica, 4)
+
+    def build() -> Inner:
+        resumed = small_replica()
+        resumed.load(replica.state())
+        return resumed
+
+    with running(build) as watched:
+        assert watched.next(Ready).round == 1
+        watched.thread.begin()
+        ended = watched.until(PhaseEnded).done
+        assert (ended.round, ended.steps, ended.tokens) == (2, 6, 2 * 64)
+
+
+def test_who_has_done_all_rounds_is_finished_at_once() -> None:
+    with running(rounds=0) as watched:
+        watched.thread.begin()
+        watched.until(Finished)
+
+
+# ---- swaps -----------------------------------------------------------------------------------------------------------
+def test_two_threads_do_what_two_replicas_do() -> None:
+    ones, others = small_replica("a"), small_replica("b")
+    for _ in range(2):
+        for replica in (ones, others):
+            while not replica.phase_over:
+                replica.step()
+        exchange(ones, others, (codec("fp32"), codec("fp32")))
+    fresh = small_replica("a"), small_replica("b")
+    with running(lambda: fresh[0], blocking=True) as one, running(lambda: fresh[1], blocking=True) as other:
+        for watched in (one, other):
+            watched.thread.begin()
+        for round_ in (1, 2):
+            corrections = swap(one.offer(), other.offer())
+            assert all(torch.equal(mine, -theirs) and mine.any() for mine, theirs in corrections)
+            given = [answer(watched.thread.live_state()) for watched in (one, other)]
+            states = [(round_, bytes(state)) for round_, state in given]
+            for watched in (one, other):
+                watched.thread.round_over(round_)
+    assert states == [(2, live_state(ones)), (2, live_state(others))]
+
+
+def test_eager_goes_on_at_once_and_blocking_when_the_round_is_over() -> None:
+    with running(blocking=False) as eager:
+        eager.thread.begin()
+        assert [eager.until(PhaseEnded).done.round for _ in range(4)] == [1, 2, 3, 4]
+    with running(blocking=True) as blocking:
+        blocking.thread.begin()
+        for round_ in (1, 2, 3):
+            assert blocking.until(PhaseEnded).done.round == round_
+            for _ in range(5):
+                assert answer(blocking.thread.state()).step == 3 * round_, "not a step while the round is open"
+            assert blocking.posts.empty(), "what is evaluated is what the swap made"
+            blocking.thread.round_over(round_)
+            assert blocking.next(Evaluated).round == round_
+
+
+def test_a_blocking_round_that_is_over_before_it_is_waited_for() -> None:
+    with running(blocking=True) as watched:
+        for round_ in (1, 2, 3, 4):
+            watched.thread.round_over(round_)
+        watched.thread.begin()
+        watched.until(Finished)
+
+
+def test_a_late_correction_lands_in_the_replica_that_went_on() -> None:
+    alone = small_replica()
+    train(alone, 9)
+    c = torch.full((FRAGMENT,), 1e-3)
+    with running(rounds=3) as watched:
+        watched.thread.begin()
+        offer = watched.offer()
+        watched.until(Finished)
+        offer.apply(1, c)
+        alone.apply(FRAGMENT, c, offered_round=1)
+        state = answer(watched.thread.state())
+    assert torch.equal(state.outer["phi"], alone.phi) and torch.equal(state.outer["delta"], alone.delta)
+
+
+def test_while_a_swap_is_under_way_no_offer_is_made() -> None:
+    with running() as watched:
+        watched.thread.swapping(True)
+        watched.thread.begin()
+        for _ in range(2):
+            ended = watched.until(PhaseEnded)
+            assert (ended.offer, ended.closed) == (None, "swapping")
+    with running(rounds=1) as watched:
+        watched.thread.swapping(True)
+        watched.thread.swapping(False)
+        watched.thread.begin()
+        assert watched.until(PhaseEnded).offer is not None
+
+
+def test_the_last_evaluation_waits_for_a_swap_that_is_still_under_way() -> None:
+    with running(rounds=1) as watched:
+        watched.thread.begin()
+        watched.until(Finished)
+        watched.thread.swapping(True)
+        watched.thread.round_over(1)
+        answer(watched.thread.live_state())
+        assert watched.posts.empty()
+        watched.thread.swapping(False)
+        assert watched.next(Evaluated).round == 1
+
+
+def test_an_offer_keeps_its_vector_while_training_goes_on() -> None:
+    alone = small_replica()
+    for _ in range(3):
+        alone.step()
+    u = alone.snapshot()
+    with running() as watched:
+        watched.thread.begin()
+        offer = watched.offer()
+        watched.until(Finished)
+        said = b"".join(answer(offer.open(index, bytes(16))) for index in range(offer.fragments))
+    assert said == u.numpy().tobytes()
+
+
+def test_a_payload_out_of_turn_is_misbehaviour() -> None:
+    with running() as watched:
+        watched.thread.begin()
+        offer = watched.offer()
+        with pytest.raises(PeerMisbehaved, match="out_of_turn"):
+            answer(offer.hear(0, b""))
+        said = answer(offer.open(0, bytes(16)))
+        assert answer(offer.hear(0, said)).correction is not None
+        with pytest.raises(PeerMisbehaved, match="out_of_turn"):
+            answer(offer.hear(0, said))
+        with pytest.raises(PeerMisbehaved, match="bad_length"):
+            answer(offer.open(1, bytes(16))) and answer(offer.hear(1, said[1:]))
+
+
+def test_a_further_partner_swaps_what_the_first_one_made() -> None:
+    """Two pairs, then across: all four offered vectors are their mean, and every correction has its opposite."""
+    replicas = [small_replica(peer) for peer in "abcd"]
+    with ExitStack() as stack:
+        four = [stack.enter_context(running(lambda it=it: it, rounds=1)) for it in replicas]
+        for watched in four:
+            watched.thread.begin()
+        offers = [watched.offer() for watched in four]
+        us = [offer._u.clone() for offer in offers]
+        for one, other in ((0, 1), (2, 3), (0, 2), (1, 3)):
+            corrections = swap(offers[one], offers[other])
+            assert all(torch.equal(mine, -theirs) and mine.any() for mine, theirs in corrections)
+        for watched in four:
+            watched.thread.codec_pool.submit(bool).result(DEADLINE_S)  # behind the last correction
+        mean = sum(us) / 4
+        assert all(torch.allclose(offer._u, mean, atol=1e-6) for offer in offers)
+        states = [answer(watched.thread.state()).outer["phi"] for watched in four]
+    alone = [small_replica(peer) for peer in "abcd"]
+    for replica, u, state in zip(alone, us, states, strict=True):
+        train(replica, 3)
+        assert torch.allclose(state, replica.phi + (mean - u), atol=1e-6)
+
+
+def test_phases_by_time() -> None:
+    run = timed_run(0.05, rounds=5)
+    with running(lambda: small_replica(run=run), rounds=5) as watched:
+        watched.thread.begin()
+        done = [watched.until(PhaseEnded).done for _ in range(5)]
+        steps = answer(watched.thread.state()).step
+    assert [d.round for d in done] == [1, 2, 3, 4, 5]
+    assert steps == done[-1].steps == sum(d.tokens for d in done) // 64
+    assert all(earlier.steps < later.steps for earlier, later in pairwise(done))
+
+
+def test_an_offer_may_be_opened_again_for_somebody_else() -> None:
+    with running() as watched:
+        watched.thread.begin()
+        offer = watched.offer()
+        assert answer(offer.open(0, bytes(16))) == answer(offer.open(0, bytes([1] * 16)))
+
+
+# ---- data that is late -----------------------------------------------------------------------------------------------
+class Late:
+    """A stream whose batches come when `there` says so."""
+
+    def __init__(self, replica: Inner, there: threading.Event, batches: int = 0) -> None:
+        """`batches`: how many are there beforehand."""
+        self._stream, self._there, self._batches = replica.stream, there, batches
+        self.asked = threading.Event()
+
+    @property
+    def position(self) -> Any:
+        return self._stream.position
+
+    def seek(self, position: Any) -> None:
+        self._stream.seek(position)
+
+    def ready(self, _: int, within_s: float) -> bool:
+        self._batches -= 1
+        if self._batches < 0:
+            self.asked.set()
+            return self._there.wait(within_s)
+        return True
+
+    def next(self, examples: int) -> Any:
+        return self._stream.next(examples)
+
+
+def test_while_data_is_waited_for_everything_else_is_served_and_it_is_no_training() -> None:
+    there, replica = threading.Event(), small_replica()
+    late = replica.stream = Late(replica, there, batches=1)
+    with running(lambda: replica, rounds=2) as watched:
+        watched.thread.begin()
+        assert late.asked.wait(DEADLINE_S)
+        assert answer(watched.thread.state()).step == 1
+        answer(watched.thread.apply(0, 0, torch.ones(10)))
+        assert answer(watched.thread.state()).outer["delta"][:10].tolist() == [1.0] * 10
+        assert answer(watched.thread.live_state())[0] == 0, "for a newcomer"
+        watched.thread.pause()
+        watched.thread.resume()
+        now, before = answer(watched.thread.so_far())
+        assert (now.steps, now.part) == (1, 1 / 3)
+        assert now.left_s == pytest.approx(2 * replica.tokens_per_step / now.tokens_per_s)
+        assert now.loss == replica.last_loss
+        late.asked.clear()
+        assert late.asked.wait(DEADLINE_S)
+        _, after = answer(watched.thread.so_far())
+        assert after["data"] > before["data"] and after["step"] == before["step"] > 0
+        there.set()
+        assert watched.until(PhaseEnded).done.steps == 3
+        watched.until(Finished)
+
+
+def test_who_waits_for_data_stops_at_once() -> None:
+    replica = small_replica()
+    late = replica.stream = Late(replica, threading.Event())
+    with running(lambda: replica) as watched:
+        watched.thread.begin()
+        assert late.asked.wait(DEADLINE_S)
+
+
+def test_a_phase_by_time_ends_while_data_is_waited_for() -> None:
+    replica = small_replica(run=timed_run(0.2))
+    replica.stream = Late(replica, threading.Event(), batches=1)
+    with running(lambda: replica) as watched:
+        watched.thread.begin()
+        ended = watched.until(PhaseEnded)
+        assert (ended.done.round, ended.done.steps) == (1, 1) and ended.offer is not None
+
+
+# ---- a newcomer, pauses ----------------------------------------------------------------------------------------------
+def test_a_newcomer_adopts_before_it_begins() -> None:
+    donor = small_replica("a")
+    train(donor, 7)
+    with running(lambda: small_replica("b")) as watched:
+        with pytest.raises(PeerMisbehaved):
+            answer(watched.thread.adopt(2, b"short"))
+        answer(watched.thread.adopt(2, live_state(donor)))
+        assert answer(watched.thread.live_state()) == (2, live_state(donor))
+        watched.thread.begin()
+        assert watched.until(Evaluated).round == 2
+        assert watched.until(PhaseEnded).done.round == 3
+
+
+def test_where_memory_is_short_no_copy_is_made_for_a_newcomer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda: 1000)
+    with running() as watched:
+        with pytest.raises(OutOfMemory, match="0 GB are free"):
+            answer(watched.thread.live_state())
+        watched.thread.begin()
+        watched.until(Finished)
+
+
+def test_a_pause_stops_steps_and_nothing_else() -> None:
+    with running() as watched:
+        watched.thread.pause()
+        watched.thread.begin()
+        watched.until(Evaluated)
+        assert [answer(watched.thread.state()).step for _ in range(5)] == [0] * 5
+        watched.thread.apply(0, 0, torch.ones(10))
+        assert answer(watched.thread.state()).outer["delta"][:10].tolist() == [1.0] * 10
+        watched.thread.resume()
+        watched.until(Finished)
+
+
+# ---- faults ----------------------------------------------------------------------------------------------------------
+def spoiled(spoil: Callable[[Inner], None]) -> Callable[[], Inner]:
+    def build() -> Inner:
+        replica = small_replica()
+        spoil(replica)
+        return replica
+
+    return build
+
+
+def test_a_phase_that_ends_in_nan_is_thrown_away_and_the_next_one_is_whole() -> None:
+    def poison_third_step(replica: Inner) -> None:
+        step = replica.step
+
+        def poisoned() -> float:
+            loss = step()
+            if replica.steps == 3:
+                replica.theta[0] = torch.nan
+            return loss
+
+        replica.step = poisoned  # type: ignore[method-assign]
+
+    with running(spoiled(poison_third_step), rounds=3) as watched:
+        watched.thread.begin()
+        first = watched.until(PhaseEnded)
+        assert (first.offer, first.closed, first.done.round) == (None, "nonfinite", 1)
+        assert watched.until(PhaseEnded).closed == "warming_up", "AdamW began afresh"
+        third = watched.until(PhaseEnded)
+        assert third.offer is not None and third.closed is None
+
+
+def no_loss(replica: Inner) -> None:
+    loss = replica._passes._loss
+    replica._passes._loss = lambda micro: loss(micro) * torch.nan  # type: ignore[method-assign]
+
+
+def test_where_older_weights_do_not_help_it_has_diverged() -> None:
+    with running(spoiled(no_loss)) as watched:
+        watched.thread.begin()
+        rolled = watched.until(RolledBack)
+        assert (rolled.round, rolled.weights_of) == (0, None) and "10 steps in a row" in rolled.reason
+        assert isinstance(watched.until(Failed).error, Diverged)
+
+
+def test_weights_that_are_broken_are_those_of_the_last_checkpoint_again() -> None:
+    good = small_replica()
+    train(good, 4)
+    saved = good.state()
+    seen = []
+
+    def last_good() -> State:
+        seen.append(1)
+        return saved
+
+    def breaks_after_two_phases(replica: Inner) -> None:
+        step = replica.step
+
+        def breaking() -> float:
+            if replica.steps == 6 and not seen:
+                replica.theta.fill_(torch.nan)
+            return step()
+
+        replica.step = breaking  # type: ignore[method-assign]
+
+    with running(spoiled(breaks_after_two_phases), rounds=5, last_good=last_good) as watched:
+        watched.thread.begin()
+        watched.until(PhaseEnded)
+        offer = watched.offer()
+        rolled = watched.until(RolledBack)
+        for broken in (lambda: answer(offer.open(0, bytes(16))), lambda: answer(offer.hear(0, b""))):
+            with pytest.raises(NonFinite, match="given up"):
+                broken()
+        with pytest.raises(NonFinite, match="given up"):
+            offer.apply(0, torch.ones(FRAGMENT))
+        assert (rolled.round, rolled.weights_of) == (2, 1), "the round stays, the weights are of round 1"
+        ended = watched.until(PhaseEnded)
+        assert ended.done.round == 3 and ended.done.steps == 9 and ended.offer is not None
+        assert answer(ended.offer.open(0, bytes(16)))
+        assert ended.done.tokens == 11 * 64, "ten that failed and one that did not"
+        assert watched.until(PhaseEnded).done.round == 4
+        watched.until(Finished)
+    assert len(seen) == 1
+
+
+def test_a_checkpoint_at_the_very_end_of_a_phase_goes_on_with_its_boundary() -> None:
+    replica = small_replica()
+    losses = [replica.step() for _ in range(3)]
+    assert replica.phase_over
+
+    def build() -> Inner:
+        resumed = small_replica()
+        resumed.load(replica.state())
+        return resumed
+
+    with running(build) as watched:
+        watched.thread.begin()
+        ended = watched.until(PhaseEnded).done
+        assert (ended.round, ended.steps, ended.tokens, ended.loss) == (1, 3, 0, losses[-1])
+
+
+@pytest.mark.parametrize(
+    ("raised", "posted"),
+    [
+        (UsageError("no"), UsageError),
+        (ZeroDivisionError(), ZeroDivisionError),
+        (MemoryError(), OutOfMemory),
+        (torch.OutOfMemoryError(), OutOfMemory),
+    ],
+)
+def test_what_ends_the_thread_is_posted(raised: Exception, posted: type[Exception]) -> None:
+    def fail() -> Any:
+        raise raised
+
+    with running(fail) as watched:
+        assert type(watched.next(Failed).error) is posted
+    with running(spoiled(lambda replica: setattr(replica, "step", fail))) as watched:
+        watched.thread.begin()
+        assert type(watched.until(Failed).error) is posted
+
+
+def test_a_correction_that_does_not_fit_is_a_failure_of_the_thread() -> None:
+    with running() as watched:
+        watched.thread.apply(0, 10**6, torch.ones(1))
+        assert isinstance(watched.until(Failed).error, ValueError)
+
+
+def test_who_asks_a_thread_that_has_ended_is_told() -> None:
+    building = threading.Event()
+
+    def fail() -> Inner:
+        building.wait(DEADLINE_S)
+        raise UsageError("no")
+
+    with running(fail) as watched:
+        before = watched.thread.state()
+        building.set()
+        watched.until(Failed)
+        for future in (before, watched.thread.state(), watched.thread.live_state()):
+            with pytest.raises(NolocoError, match="ended"):
+                answer(future)
+
+
+def test_stopping_answers_what_was_asked_before() -> None:
+    watched = Watched(small_replica)
+    watched.thread.start()
+    watched.thread.begin()
+    watched.until(PhaseEnded)
+    asked = watched.thread.state()
+    watched.thread.stop()
+    assert asked.result(timeout=0).step >= 3
+    with pytest.raises(NolocoError):
+        answer(watched.thread.state())
+    watched.thread.stop()
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_stopping_at_any_time_is_prompt(blocking: bool) -> None:
+    for wait_for in (Ready, Evaluated, PhaseEnded, Finished):
+        if blocking and wait_for is Finished:
+            continue
+        with running(blocking=blocking) as watched:
+            watched.thread.begin()
+            watched.until(wait_for)
+
+
+def test_its_patience_follows_the_longest_step() -> None:
+    going = threading.Event()
+
+    def slow(replica: Inner) -> None:
+        step = replica.step
+
+        def slowly() -> float:
+            going.set()
+            time.sleep(0.3)
+            return step()
+
+        replica.step = slowly  # type: ignore[method-assign]
+
+    with running(spoiled(slow), rounds=1) as watched:
+        watched.until(Ready)
+        before = watched.thread.patience_s
+        watched.thread.begin()
+        assert going.wait(DEADLINE_S)
+        watched.until(Finished)
+        assert before < 0.6 <= watched.thread.patience_s
+
+
+def test_a_boundary_without_an_offer_measures_nothing_for_one() -> None:
+    def forbid(replica: Inner) -> None:
+        replica.movement = replica.snapshot = None  # type: ignore[assignment, method-assign]
+
+    with running(spoiled(forbid), rounds=1) as watched:
+        watched.thread.swapping(True)
+        watched.thread.begin()
+        assert watched.until(PhaseEnded).closed == "swapping"
+
+
+def test_a_thread_that_never_started_can_be_stopped() -> None:
+    Watched(small_replica).thread.stop()

@@ -1,0 +1,79 @@
+"""Whether a node can be called is found out again and again, whatever happens to it meanwhile."""
+
+import asyncio
+import errno
+import random
+
+import grpc.aio
+import pytest
+from memory_network.network import MemoryNetwork
+from virtual_clock import run_virtual
+
+from noloco_node.transport import reachability
+from noloco_node.transport.reachability import DIRECTLY, KEEP_S, MAPPED, OFF, OUTGOING, RELAYED, Reach
+from noloco_node.wire import mirror_pb2 as pb
+from noloco_node.wire.mirror_pb2_grpc import MirrorServicer, add_MirrorServicer_to_server
+
+
+class Mirror(MirrorServicer):
+    """Sees everybody at one host, where all ports are open; without a host it could not reach anybody."""
+
+    def __init__(self, host: str = "") -> None:
+        self._host = host
+
+    async def Look(self, request: pb.LookRequest, context: object) -> pb.LookReply:  # noqa: N802
+        return pb.LookReply(host=self._host, open=request.ports if self._host else ())
+
+
+@pytest.mark.parametrize(
+    ("own", "verdict"), [(["192.0.2.1"], DIRECTLY), (["192.0.2.1", "192.0.2.9"], DIRECTLY), (["10.0.0.2"], MAPPED)]
+)
+def test_who_is_seen_at_any_address_of_its_machine_is_reached_directly(
+    own: list[str], verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """p2pd finds one of them, that of the way to everywhere else."""
+    monkeypatch.setattr(reachability, "is_of_this_machine", lambda host: host in own)
+
+    async def main() -> Reach:
+        network = MemoryNetwork(random.Random(0))
+        us, helper = network.join("us"), network.join("helper")
+        helper.serve(lambda server: add_MirrorServicer_to_server(Mirror("192.0.2.1"), server))
+        for member in (us, helper):
+            await member.start()
+        found = Reach("us", OFF, {"helper": []}, list, us.channel)
+        await found.survey(lambda: None, [f"/ip4/{own[-1]}/tcp/4001"])
+        for member in (us, helper):
+            await member.close()
+        return found
+
+    found = run_virtual(main())
+    assert found.verdict == verdict
+    assert found.addresses([])[0] == "/ip4/192.0.2.1/tcp/4001/p2p/us"
+
+
+def test_a_machine_out_of_descriptors_looks_again_when_it_has_some() -> None:
+    async def main() -> str | None:
+        network = MemoryNetwork(random.Random(0))
+        us, helper = network.join("us"), network.join("helper")
+        helper.serve(lambda server: add_MirrorServicer_to_server(Mirror(), server))
+        for member in (us, helper):
+            await member.start()
+        calls = iter(range(1_000))
+
+        def channel(peer: str) -> grpc.aio.Channel:
+            if next(calls) == 0:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return us.channel(peer)
+
+        found = Reach("us", OFF, {"helper": []}, list, channel)
+        found.verdict = RELAYED
+        keeping = asyncio.create_task(found.keep(lambda: None, lambda: ["/ip4/10.0.0.2/tcp/4001"]))
+        await asyncio.sleep(15 * KEEP_S)
+        assert not keeping.done()
+        keeping.cancel()
+        await asyncio.wait([keeping])
+        for member in (us, helper):
+            await member.close()
+        return found.verdict
+
+    assert run_virtual(main()) == OUTGOING

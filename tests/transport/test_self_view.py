@@ -1,0 +1,65 @@
+"""What peers say of our clock, and how much of it is believed."""
+
+import math
+import random
+import time
+
+import pytest
+from memory_network.network import MemoryNetwork
+from virtual_clock import run_virtual
+
+from noloco_node.transport import self_view
+from noloco_node.transport.self_view import Skew
+from noloco_node.wire import mirror_pb2 as pb
+from noloco_node.wire.mirror_pb2_grpc import MirrorServicer, add_MirrorServicer_to_server
+
+HOUR = 3600.0
+
+
+class Clock(MirrorServicer):
+    """Says a time: the right one and some seconds."""
+
+    def __init__(self, ahead_s: float) -> None:
+        self._ahead_s = ahead_s
+
+    async def Look(self, request: pb.LookRequest, context: object) -> pb.LookReply:  # noqa: N802
+        return pb.LookReply(time=time.time() + self._ahead_s)
+
+
+async def _skew(*ahead_s: float) -> Skew | None:
+    network = MemoryNetwork(random.Random(0))
+    us, peers = network.join("us"), [network.join(f"peer {number}") for number in range(len(ahead_s))]
+    for peer, ahead in zip(peers, ahead_s, strict=True):
+        peer.serve(lambda server, ahead=ahead: add_MirrorServicer_to_server(Clock(ahead), server))
+    for member in (us, *peers):
+        await member.start()
+    try:
+        return await self_view.skew([us.channel(peer.peer_id) for peer in peers])
+    finally:
+        for member in (us, *peers):
+            await member.close()
+
+
+@pytest.mark.parametrize(
+    ("clocks", "ahead_s", "witnesses"),
+    [
+        ([], None, 0),
+        ([-HOUR], HOUR, 1),
+        ([-HOUR, -HOUR], HOUR, 2),
+        ([HOUR, -2 * HOUR], -HOUR, 1),  # they differ more from one another than from us
+        ([0, -HOUR, -HOUR], HOUR, 2),
+        ([0, 0, -HOUR], 0, None),  # as many as delays leave: no matter
+    ],
+    ids=str,
+)
+def test_so_many_say_that_our_clock_is_off(clocks: list[float], ahead_s: float | None, witnesses: int | None) -> None:
+    found = run_virtual(_skew(*clocks))
+    assert (found.ahead_s if found else None) == (None if ahead_s is None else pytest.approx(ahead_s, abs=1))
+    assert witnesses is None or (found.witnesses if found else 0) == witnesses
+
+
+@pytest.mark.parametrize("nonsense", [math.inf, -math.inf, math.nan, 1e300, -1e12])
+def test_a_time_that_no_clock_shows_is_no_answer(nonsense: float) -> None:
+    assert run_virtual(_skew(nonsense)) is None
+    found = run_virtual(_skew(nonsense, 0.0))
+    assert found is not None and found.ahead_s == pytest.approx(0, abs=1)
