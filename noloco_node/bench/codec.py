@@ -13,8 +13,8 @@ from importlib import import_module
 from torch import Tensor
 
 from noloco_node.bench import cost, replica_pairs
-from noloco_node.bench.replica_pairs import Meeting, Side
-from noloco_node.core.codec import Codec, Stats, codec
+from noloco_node.bench.replica_pairs import PairMeeting, Side
+from noloco_node.core.codec import Codec, CodecStats, codec
 
 CODECS = ("fp32", "bf16", "int8", *(f"lattice:{bits}" for bits in range(2, 9)))
 BITS = {"fp32": 32, "bf16": 16, "int8": 8, **{f"lattice:{bits}": bits for bits in range(2, 9)}}
@@ -42,10 +42,10 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class SentBytes:
     """What one meeting came to."""
 
-    stats: Stats
+    stats: CodecStats
     relative_error: float
     zstd_bytes: int | None
 
@@ -64,7 +64,7 @@ def run(parameters: int, devices: Sequence[str], names: Sequence[str], say: Call
                 yield from _rows(name, device, meetings, speed)
 
 
-def _rows(name: str, device: str, meetings: Sequence[Meeting], speed: cost.Speed) -> Iterator[Row]:
+def _rows(name: str, device: str, meetings: Sequence[PairMeeting], speed: cost.Speed) -> Iterator[Row]:
     peak = cost.peak_extra_bytes(name, device, meetings[0].one, meetings[0].other)
     parameters = len(meetings[0].one.u)
     for apart, told in _last_told(name, device, meetings).items():
@@ -84,14 +84,14 @@ def _rows(name: str, device: str, meetings: Sequence[Meeting], speed: cost.Speed
         )
 
 
-def _last_told(name: str, device: str, meetings: Sequence[Meeting]) -> dict[int, Told]:
+def _last_told(name: str, device: str, meetings: Sequence[PairMeeting]) -> dict[int, SentBytes]:
     """By rounds apart."""
     codecs = codec(name), codec(name)
     return {met.apart_rounds: _tell(codecs, device, met, bytes([number])) for number, met in enumerate(meetings)}
 
 
-def _tell(codecs: tuple[Codec, Codec], device: str, met: Meeting, exchange_id: bytes) -> Told:
-    stats, squared, squeezed, squeeze = Stats(), 0.0, 0, zstd()
+def _tell(codecs: tuple[Codec, Codec], device: str, met: PairMeeting, exchange_id: bytes) -> SentBytes:
+    stats, squared, squeezed, squeeze = CodecStats(), 0.0, 0, zstd()
     for index, (mine, theirs) in enumerate(zip(met.one.fragments(device), met.other.fragments(device), strict=True)):
         talks = [
             codec.converse(side.u, index, exchange_id, side.moved)
@@ -101,7 +101,7 @@ def _tell(codecs: tuple[Codec, Codec], device: str, met: Meeting, exchange_id: b
         stats.add(talks[0].stats)
         squared += float((2 * c.double() - _difference(mine, theirs)).square().sum())
         squeezed += sum(len(squeeze(payload)) for payload in said) if squeeze else 0
-    return Told(stats, squared**0.5 / float(_difference(met.one, met.other).norm()), squeezed if squeeze else None)
+    return SentBytes(stats, squared**0.5 / float(_difference(met.one, met.other).norm()), squeezed if squeeze else None)
 
 
 def _difference(one: Side, other: Side) -> Tensor:

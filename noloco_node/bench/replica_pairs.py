@@ -12,7 +12,7 @@ from torch import Tensor
 
 from noloco_node.core.codec import BLOCK, Conversation
 from noloco_node.run.manifest import InnerSpec, Manifest
-from noloco_node.training.replica import Inner
+from noloco_node.training.replica import Replica
 from noloco_node.training.thread import FRAGMENT_ELEMENTS
 
 PLAN = (1, 1, 1, 1, 5, 5, 20)
@@ -52,13 +52,13 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class PairMeeting:
     apart_rounds: int
     one: Side
     other: Side
 
 
-def meetings(plan: Sequence[int] = PLAN, steps: int = STEPS) -> list[Meeting]:
+def meetings(plan: Sequence[int] = PLAN, steps: int = STEPS) -> list[PairMeeting]:
     threads = torch.get_num_threads()
     try:
         return _meetings(plan, steps)
@@ -66,20 +66,20 @@ def meetings(plan: Sequence[int] = PLAN, steps: int = STEPS) -> list[Meeting]:
         torch.set_num_threads(threads)
 
 
-def _meetings(plan: Sequence[int], steps: int) -> list[Meeting]:
+def _meetings(plan: Sequence[int], steps: int) -> list[PairMeeting]:
     manifest = Manifest(name="bench", rounds=sum(plan), inner=InnerSpec(steps=steps))
-    replicas = [Inner.build(manifest, peer, device="cpu", threads=1) for peer in ("one", "other")]
+    replicas = [Replica.build(manifest, peer, device="cpu", threads=1) for peer in ("one", "other")]
     met = []
     for apart in plan:
         one, other = (_train_apart(replica, apart) for replica in replicas)
-        met.append(Meeting(apart, one, other))
+        met.append(PairMeeting(apart, one, other))
         c = (other.u - one.u) / 2
         for replica, correction in zip(replicas, (c, -c), strict=True):
             replica.apply(0, correction, replica.round)
     return met
 
 
-def _train_apart(replica: Inner, rounds: int) -> Side:
+def _train_apart(replica: Replica, rounds: int) -> Side:
     """Solo rounds; the last one's snapshot is what the partner gets."""
     for _ in range(rounds):
         while not replica.phase_over:

@@ -24,7 +24,7 @@ from noloco_node.bench import plain_loop
 from noloco_node.data.corpus import load as load_corpus
 from noloco_node.run.manifest import DataSpec, InnerSpec, Manifest, ModelSpec, parse
 from noloco_node.training import memory_budget, model
-from noloco_node.training.replica import Inner, choose_device
+from noloco_node.training.replica import Replica, choose_device
 from noloco_node.training.thread import FRAGMENT_ELEMENTS
 
 PEER = "bench"
@@ -95,7 +95,7 @@ def manifest(name: str, steps: int, batch_tokens: int, sequence_length: int) -> 
 
 def run(name: str, run: Manifest, device: str, threads: int | None, say: Callable[[str], None]) -> Report:
     say("training in turn")
-    inner = Inner.build(run, PEER, device=device, threads=threads)
+    inner = Replica.build(run, PEER, device=device, threads=threads)
     losses, pairs = in_turn(inner, run)
     stall_s = median(stall(inner) for _ in range(ROUNDS))
     on, micro_batch, parameters = inner.theta.device, inner.micro_batch, inner.parameters
@@ -134,7 +134,7 @@ def _plain_loop(run: Manifest, device: torch.device, micro_batch: int) -> Iterat
     return plain_loop.train(module, lambda: stream.next(examples), run.inner, run.inner.steps or 0, micro_batch)
 
 
-def in_turn(inner: Inner, run: Manifest) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+def in_turn(inner: Replica, run: Manifest) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
     """Losses of all steps and seconds of those after the warm-up, (ours, plain). Who begins changes each time."""
     device, first = inner.theta.device, inner.step()  # which finds the micro-batch
     theirs = _plain_loop(run, device, inner.micro_batch)
@@ -169,7 +169,7 @@ def _wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def stall(inner: Inner) -> float:
+def stall(inner: Replica) -> float:
     """Seconds of a boundary with an offer, and of the corrections that a swap brings."""
     inner.step()
     device = inner.theta.device
@@ -183,7 +183,7 @@ def stall(inner: Inner) -> float:
     return time.perf_counter() - began
 
 
-def offer(inner: Inner) -> tuple[Tensor, Tensor]:
+def offer(inner: Replica) -> tuple[Tensor, Tensor]:
     """A boundary, as training/thread.py takes it."""
     made = inner.snapshot(), inner.movement()
     inner.boundary()
@@ -204,7 +204,7 @@ def _peak(canonical: bytes, device: str, micro_batch: int, ours: bool) -> int:
 
     before = _forget_peak(where)
     if ours:
-        inner = Inner.build(run, PEER, device=device, micro_batch=micro_batch)
+        inner = Replica.build(run, PEER, device=device, micro_batch=micro_batch)
         for _ in range(MEMORY_STEPS):
             inner.step()
         _open, _written = offer(inner), inner.state()  # they last while training goes on

@@ -72,7 +72,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Slow:
+class SlowWeights:
     """The slow weights alone: what one would publish."""
 
     path: Path
@@ -242,7 +242,7 @@ def newest(directory: Path, run_id: str, layout: bytes) -> Found:
     return Found(checkpoint, skipped)
 
 
-def slow_weights(paths: Sequence[Path], run_id: str, layout: bytes) -> Slow:
+def slow_weights(paths: Sequence[Path], run_id: str, layout: bytes) -> SlowWeights:
     """Those of the first of these checkpoints that verifies; nothing else of it is read. Raises UsageError where none
     does, Incompatible where it is of another run or layout."""
     slow, skipped = _first_good(paths, lambda path: _load_slow(path, run_id, layout))
@@ -290,13 +290,13 @@ def _load(path: Path, run_id: str, layout: bytes) -> Checkpoint:
     return _read(path, about)
 
 
-def _load_slow(path: Path, run_id: str, layout: bytes) -> Slow:
+def _load_slow(path: Path, run_id: str, layout: bytes) -> SlowWeights:
     from safetensors import SafetensorError, safe_open
 
     about = _verified(path, run_id, layout, (_OUTER,))
     try:
         with safe_open(path / _OUTER, "pt") as file:
-            return Slow(path, about["round"], about["step"], file.get_tensor("phi"))
+            return SlowWeights(path, about["round"], about["step"], file.get_tensor("phi"))
     except (OSError, SafetensorError) as error:
         raise _Damaged(f"{_OUTER} cannot be read ({type(error).__name__})") from error
 

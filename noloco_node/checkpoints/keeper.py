@@ -19,7 +19,7 @@ _ENOUGH = 2
 log = logging.getLogger(__name__)
 
 
-class Keeper:
+class CheckpointKeeper:
     def __init__(self, directory: Path, run_id: str) -> None:
         self._directory = directory
         self._run_id = run_id

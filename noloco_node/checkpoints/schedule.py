@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 S = TypeVar("S")
 
 
-class Giver(Protocol[S]):
+class StateSource(Protocol[S]):
     """What is needed of the training thread."""
 
     @property
@@ -35,11 +35,11 @@ class Giver(Protocol[S]):
     def state(self) -> "Future[S]": ...
 
 
-class Saving(Generic[S]):
+class CheckpointSchedule(Generic[S]):
     """`keep` writes a state, off the event loop; `failed` hears why it could not, which costs that checkpoint only."""
 
     def __init__(
-        self, giver: Giver[S], keep: Callable[[S], None], failed: Callable[[str], None], round: int, now: float
+        self, giver: StateSource[S], keep: Callable[[S], None], failed: Callable[[str], None], round: int, now: float
     ) -> None:
         self._giver = giver
         self._keep = keep

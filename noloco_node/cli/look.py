@@ -16,11 +16,11 @@ from noloco_node.control import socket_client
 from noloco_node.errors import NolocoError, UsageError
 from noloco_node.host import config
 from noloco_node.host.home import Home
-from noloco_node.terminal.filter import COLUMNS, Choice
+from noloco_node.terminal.filter import COLUMNS, PeerFilter
 from noloco_node.views.views import SCHEMA, PeerRow, PeersView, PingView, StatusView, document
 
 if TYPE_CHECKING:
-    from noloco_node.peers.visitor import Visit
+    from noloco_node.peers.visitor import Visitor
 
 Look = Callable[[], Awaitable[PeersView]]
 Ping = Callable[[str, int], Awaitable[PingView]]
@@ -36,7 +36,7 @@ _MAX_COUNT = 1000
 def peers(args: argparse.Namespace) -> int:
     if args.sort not in COLUMNS:
         raise UsageError(f"--sort does not know {args.sort!r}, {did_you_mean(args.sort, COLUMNS)}")
-    choice = Choice(args.sort, args.state, args.name)
+    choice = PeerFilter(args.sort, args.state, args.name)
     bootstrap = _bootstrap(args)
 
     async def look_and_show() -> None:
@@ -58,7 +58,7 @@ async def _sight(home: Home, bootstrap: Sequence[str]) -> AsyncIterator[Look]:
             yield node.peers
 
 
-async def _show(look: Look, choice: Choice, as_json: bool) -> None:
+async def _show(look: Look, choice: PeerFilter, as_json: bool) -> None:
     view = choice.of(seen := await look())
     if as_json:
         print_json(document(view))
@@ -71,7 +71,7 @@ async def _show(look: Look, choice: Choice, as_json: bool) -> None:
     print_peers(view, console())
 
 
-async def _watch(look: Look, choice: Choice, as_json: bool) -> None:
+async def _watch(look: Look, choice: PeerFilter, as_json: bool) -> None:
     """Until Ctrl-C, or until the node ends, which is an error."""
     from rich.console import Group
     from rich.live import Live
@@ -88,7 +88,7 @@ async def _watch(look: Look, choice: Choice, as_json: bool) -> None:
             await asyncio.sleep(_WATCH_S)
 
 
-async def _tell_changes(look: Look, choice: Choice, as_json: bool) -> None:
+async def _tell_changes(look: Look, choice: PeerFilter, as_json: bool) -> None:
     """A document each time; or as text a line for each peer that came, went, or changed its state or round."""
     from noloco_node.base.peer_names import short_id
     from noloco_node.terminal.text import peer_line
@@ -248,7 +248,7 @@ def _as_ms(seconds: float | None) -> float | None:
 
 # ---- for both ----
 @asynccontextmanager
-async def _visiting(bootstrap: Sequence[str]) -> AsyncIterator["Visit"]:
+async def _visiting(bootstrap: Sequence[str]) -> AsyncIterator["Visitor"]:
     """First a knock, because what comes after takes seconds to import."""
     from noloco_node.cli.daemon import reach
 

@@ -105,7 +105,7 @@ def _whole(flag: str, text: str, low: int, high: int) -> int:
 async def _train(plan: _Plan, out: "Console") -> "Outcome":
     from noloco_node.node import local_swarm
     from noloco_node.run import toml
-    from noloco_node.terminal.swarm_board import LiveBoard, PlainBoard, Progress
+    from noloco_node.terminal.swarm_board import LiveBoard, PlainBoard, SwarmProgress
     from noloco_node.terminal.swarm_report import Outcome
     from noloco_node.terminal.table import fill
 
@@ -113,7 +113,7 @@ async def _train(plan: _Plan, out: "Console") -> "Outcome":
     began = time.monotonic()
     head = f"{plan.nodes} nodes on this machine", f"run {plan.run.label}", "Ctrl-C stops everything"
     out.print(fill([f"noloco-node {VERSION}", *head], out.width))
-    progress = Progress(plan.target)
+    progress = SwarmProgress(plan.target)
     async with local_swarm.opened(plan.keep, local_swarm.COMMAND, os.environ) as nodes:
         path = plan.manifest or nodes.root / "run.toml"
         if plan.manifest is None:

@@ -14,7 +14,7 @@ from noloco_node.errors import UsageError
 from noloco_node.views.views import SCHEMA
 
 if TYPE_CHECKING:
-    from noloco_node.data.files import Progress, Say
+    from noloco_node.data.files import FilesProgress, Say
     from noloco_node.data.tokens import Tokenizer
 
 _SUFFIX = ".tokens"
@@ -62,7 +62,7 @@ def _progress() -> "Iterator[Say]":
 
     shown, said = sys.stderr.isatty(), time.monotonic()
 
-    def say(progress: "Progress") -> None:
+    def say(progress: "FilesProgress") -> None:
         nonlocal said
         if shown and time.monotonic() - said >= _SAY_S:
             said = time.monotonic()

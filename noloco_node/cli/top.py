@@ -46,10 +46,10 @@ def _interval(text: str) -> float:
 
 async def _once(home: Home, every_s: float, as_json: bool) -> int:
     from noloco_node.terminal.top.driver import print_once, size_to_print
-    from noloco_node.terminal.top.poller import Watch
+    from noloco_node.terminal.top.poller import Poller
     from noloco_node.terminal.top.screen import Look, screen
 
-    picture = await Watch(home, every_s, lambda: None).first()
+    picture = await Poller(home, every_s, lambda: None).first()
     if as_json:
         told = {"status": plain(picture.status), **plain(picture.peers), "history": plain(picture.history)}
         print_json({"schema": SCHEMA, **told})

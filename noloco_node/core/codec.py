@@ -25,7 +25,7 @@ BLOCK = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class Received:
     """What a payload came to."""
 
     say: bytes | None
@@ -35,7 +35,7 @@ class Heard:
 
 
 @dataclass(slots=True)
-class Stats:
+class CodecStats:
     """What a conversation came to. Sums, so that those of a round's fragments can be added up."""
 
     blocks: int = 0
@@ -48,7 +48,7 @@ class Stats:
     error: float = 0.0
     """Σ (2 c − (u_j − u_i))² there."""
 
-    def add(self, other: "Stats") -> None:
+    def add(self, other: "CodecStats") -> None:
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -66,7 +66,7 @@ class Conversation(Protocol):
     """About one fragment, with one partner."""
 
     @property
-    def stats(self) -> Stats:
+    def stats(self) -> CodecStats:
         """What it came to; complete when the conversation is."""
         ...
 
@@ -74,7 +74,7 @@ class Conversation(Protocol):
         """The first payload; called once. Raises NonFinite where our own vector cannot be told."""
         ...
 
-    def hear(self, payload: bytes) -> Heard:
+    def hear(self, payload: bytes) -> Received:
         """The partner's next payload; after `open`. Raises PeerMisbehaved."""
         ...
 
@@ -106,7 +106,7 @@ class _Cast:
 
 class _CastConversation:
     def __init__(self, mine: Tensor) -> None:
-        self.stats = Stats()
+        self.stats = CodecStats()
         self._mine = mine  # coded; fp32 shares the snapshot's memory
 
     def open(self) -> bytes:
@@ -116,13 +116,13 @@ class _CastConversation:
         self.stats.sent_bytes += len(payload)
         return payload
 
-    def hear(self, payload: bytes) -> Heard:
+    def hear(self, payload: bytes) -> Received:
         self.stats.received_bytes += len(payload)
         theirs = _decode(payload, self._mine)
         c = outer.correction(self._mine.float(), theirs.float())
         if not c.isfinite().all():  # as it is whenever an element of theirs is not
             raise PeerMisbehaved("nonfinite")
-        return Heard(None, c)
+        return Received(None, c)
 
 
 def _decode(payload: bytes, like: Tensor) -> Tensor:

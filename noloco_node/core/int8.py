@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from noloco_node.core import outer
-from noloco_node.core.codec import BLOCK, Heard, Stats
+from noloco_node.core.codec import BLOCK, CodecStats, Received
 from noloco_node.errors import NonFinite, PeerMisbehaved
 
 LIMIT = 127
@@ -28,7 +28,7 @@ class Int8:
 
 class Int8Conversation:
     def __init__(self, u: Tensor) -> None:
-        self.stats = Stats()
+        self.stats = CodecStats()
         self._u = u
 
     def open(self) -> bytes:
@@ -46,7 +46,7 @@ class Int8Conversation:
         self.stats.sent_bytes += len(payload)
         return payload
 
-    def hear(self, payload: bytes) -> Heard:
+    def hear(self, payload: bytes) -> Received:
         self.stats.received_bytes += len(payload)
         count, size = len(self._exponents), len(self._u)
         if len(payload) != count + size:
@@ -57,7 +57,7 @@ class Int8Conversation:
         codes = torch.zeros(count * BLOCK, dtype=torch.int8)
         codes[:size].numpy()[:] = np.frombuffer(payload, np.int8, size, count)
         c = outer.correction(_coded(self._codes, self._exponents), _coded(codes.view(-1, BLOCK), exponents))
-        return Heard(None, c.view(-1)[:size])
+        return Received(None, c.view(-1)[:size])
 
 
 def _blocks(u: Tensor) -> Tensor:

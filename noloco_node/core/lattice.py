@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from noloco_node.core import lattice_ranges
-from noloco_node.core.codec import Heard, Stats
+from noloco_node.core.codec import CodecStats, Received
 from noloco_node.core.kernels import BLOCK, PHASES, Grid, for_device
 from noloco_node.core.kernels.tables import SPOTS, WEIGHTS
 from noloco_node.errors import NonFinite, PeerFault, PeerMisbehaved
@@ -71,7 +71,7 @@ class Lattice:
             raise ValueError(f"takes {BITS[0]} to {BITS[1]} bits, not {bits}")
         self.name = f"lattice:{bits}"
         self.bits = bits
-        self._memories: dict[int, lattice_ranges.Memory] = {}
+        self._memories: dict[int, lattice_ranges.RangeMemory] = {}
 
     @classmethod
     def parse(cls, parameter: str) -> "Lattice":
@@ -85,13 +85,15 @@ class Lattice:
         blocks = -(-u.numel() // BLOCK)
         memory = self._memories.get(index)
         if memory is None or memory.blocks != blocks:
-            memory = self._memories[index] = lattice_ranges.Memory(blocks, self.bits)
+            memory = self._memories[index] = lattice_ranges.RangeMemory(blocks, self.bits)
         return LatticeConversation(self.bits, memory, u, _seed(exchange_id, index), moved)
 
 
 class LatticeConversation:
-    def __init__(self, bits: int, memory: lattice_ranges.Memory, u: Tensor, seed: int, moved: Tensor | None) -> None:
-        self.stats = Stats(blocks=memory.blocks)
+    def __init__(
+        self, bits: int, memory: lattice_ranges.RangeMemory, u: Tensor, seed: int, moved: Tensor | None
+    ) -> None:
+        self.stats = CodecStats(blocks=memory.blocks)
         """Complete when the conversation is."""
         self._bits = bits
         self._memory = memory
@@ -100,7 +102,7 @@ class LatticeConversation:
         self._u = _blocks(u)  # (blocks, 256); a copy only where the last block is short
         self._seed = seed
         self._moved = None if moved is None else moved.numpy()
-        self._turn: Callable[[bytes], Heard] = self._hear_ranges
+        self._turn: Callable[[bytes], Received] = self._hear_ranges
 
     def open(self) -> bytes:
         peaks = _array(self._kernels.peaks(self._u))
@@ -110,22 +112,22 @@ class LatticeConversation:
         self._wish = self._memory.wish(peaks, self._moved, _at(self._u, where), where)
         return self._say(self._wish.pack())
 
-    def hear(self, payload: bytes) -> Heard:
+    def hear(self, payload: bytes) -> Received:
         self.stats.received_bytes += len(payload)
         return self._turn(payload)
 
     # ---- turn by turn ----
-    def _hear_ranges(self, payload: bytes) -> Heard:
-        theirs = lattice_ranges.Wish.parse(payload, self._wish)
+    def _hear_ranges(self, payload: bytes) -> Received:
+        theirs = lattice_ranges.RangeWish.parse(payload, self._wish)
         self._apart = np.subtract(theirs.sample, self._wish.sample, dtype=np.float64)
         self._agreed = lattice_ranges.agree(self._wish, theirs)
         self._grid = _grid(self._agreed, self._bits, self._seed, self._u.device)
         self._codes, sums = self._kernels.encode(self._u, self._grid, self._bits)
         self._sums = _array(sums)
         self._turn = self._hear_codes
-        return Heard(self._say(_array(self._codes), _checks(self._sums, self._bits), _digest(self._sums)), None)
+        return Received(self._say(_array(self._codes), _checks(self._sums, self._bits), _digest(self._sums)), None)
 
-    def _hear_codes(self, payload: bytes) -> Heard:
+    def _hear_codes(self, payload: bytes) -> Received:
         blocks = self.stats.blocks
         cut = 32 * self._bits * blocks
         _check_length(payload, cut + 2 * blocks + DIGEST_BYTES)
@@ -159,7 +161,7 @@ class LatticeConversation:
         self._energy[blocks] += right**2 - wrong**2
         return np.setdiff1d(missed, blocks[near], assume_unique=True)
 
-    def _hear_missed(self, payload: bytes) -> Heard:
+    def _hear_missed(self, payload: bytes) -> Received:
         blocks, width = self._told_again, self._bits + MORE
         cut = BLOCK * len(blocks)
         _check_length(payload, cut + 2 * len(blocks))
@@ -170,7 +172,7 @@ class LatticeConversation:
         still = blocks[_missed(self._their_sums[blocks], width, payload, cut)]
         return self._ask(still, WHOLE) if len(still) else self._finish()
 
-    def _hear_whole(self, payload: bytes) -> Heard:
+    def _hear_whole(self, payload: bytes) -> Received:
         blocks = self._told_again
         _check_length(payload, WHOLE // 8 * BLOCK * len(blocks))
         planes = np.frombuffer(payload, np.uint8).reshape(-1, WHOLE // 8, BLOCK)
@@ -179,7 +181,7 @@ class LatticeConversation:
             self._resolve(blocks[some], low | middle << 8 | high << 16, WHOLE)
         return self._finish(everything=len(blocks) == self.stats.blocks)
 
-    def _finish(self, everything: bool = False) -> Heard:
+    def _finish(self, everything: bool = False) -> Received:
         if _digest(self._their_sums) != self._their_digest:
             if everything:
                 raise PeerMisbehaved("bad_digest")
@@ -188,10 +190,10 @@ class LatticeConversation:
         error = 2 * _at(self._c, self._wish.where).astype(np.float64) - self._apart
         self.stats.error, self.stats.difference = float(error @ error), float(self._apart @ self._apart)
         self._memory.learn(self._wish, self._agreed, self._energy, self.stats.missed)
-        return Heard(None, self._c.view(-1)[: self._size])
+        return Received(None, self._c.view(-1)[: self._size])
 
     # ---- blocks that are told again ----
-    def _ask(self, blocks: lattice_ranges.Places, bits: int) -> Heard:
+    def _ask(self, blocks: lattice_ranges.Places, bits: int) -> Received:
         """Tell, and expect, more of these blocks: the next bits of k with a checksum, or all of them."""
         self._told_again = blocks
         self._turn = self._hear_whole if bits == WHOLE else self._hear_missed
@@ -202,7 +204,7 @@ class LatticeConversation:
             for plane in range(bits // 8):
                 told[some, plane] = k >> first + 8 * plane & 0xFF
         checks = b"" if bits == WHOLE else _checks(self._sums[blocks], self._bits + bits)
-        return Heard(self._say(told, checks), None)
+        return Received(self._say(told, checks), None)
 
     def _resolve(self, blocks: lattice_ranges.Places, low: NDArray[np.int32], width: int) -> None:
         which, theirs = self._on_device(blocks), self._on_device(low)
@@ -218,7 +220,7 @@ class LatticeConversation:
         return payload
 
 
-def _over(payload: bytes) -> Heard:
+def _over(payload: bytes) -> Received:
     raise PeerMisbehaved("too_much", "a payload after the end")
 
 

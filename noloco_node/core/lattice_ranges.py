@@ -73,7 +73,7 @@ _HEADER = struct.Struct("<HBx")
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class RangeWish:
     """What each side says first about a fragment."""
 
     codes: Codes
@@ -89,7 +89,7 @@ class Wish:
         return header + (self.codes - base).astype(np.uint8).tobytes() + self.sample.astype("<f4").tobytes()
 
     @classmethod
-    def parse(cls, payload: bytes, like: "Wish") -> "Wish":
+    def parse(cls, payload: bytes, like: "RangeWish") -> "RangeWish":
         """A partner's. Raises PeerMisbehaved. `like`: our own, which has the same sizes."""
         blocks, samples = len(like.codes), len(like.sample)
         wanted = _HEADER.size + blocks + 4 * samples
@@ -105,7 +105,7 @@ class Wish:
         return cls(codes, margin, sample, like.where)
 
 
-class Memory:
+class RangeMemory:
     """What exchanges taught about one fragment: a byte a block and two numbers."""
 
     def __init__(self, blocks: int, bits: int) -> None:
@@ -118,7 +118,7 @@ class Memory:
         self._profile: NDArray[np.int8] | None = None
         """Sixteenths of an octave that the differences of a block lie above the fragment's median."""
 
-    def wish(self, peaks: Codes, moved: Floats | None, sample: Floats, where: Places) -> Wish:
+    def wish(self, peaks: Codes, moved: Floats | None, sample: Floats, where: Places) -> RangeWish:
         """`peaks`: bits of the largest |u| of each block. `moved`: max|βΔ| of each block, if anybody knows."""
         codes = (peaks >> 21) - UNMOVED if moved is None else code_of(moved * GUESS)
         codes += round(self._level)
@@ -129,9 +129,9 @@ class Memory:
         codes = np.maximum(codes, smallest(peaks, self._bits))
         top = min(int(codes.max(initial=LOWEST)), HIGHEST)
         codes = np.minimum(np.maximum(codes, max(top - WINDOW, LOWEST)), top)
-        return Wish(codes, math.ceil(self._margin), sample, where)
+        return RangeWish(codes, math.ceil(self._margin), sample, where)
 
-    def learn(self, wished: Wish, agreed: Codes, energy: NDArray[np.float64], missed: int) -> None:
+    def learn(self, wished: RangeWish, agreed: Codes, energy: NDArray[np.float64], missed: int) -> None:
         """After an exchange: Σ d² of each block in steps, and how many blocks missed."""
         if not self.blocks:
             return
@@ -170,14 +170,14 @@ def places(size: int, seed: int) -> Places:
     return (seed + stride * np.arange(count, dtype=np.int64)) % max(size, 1)
 
 
-def agree(mine: Wish, theirs: Wish) -> Codes:
+def agree(mine: RangeWish, theirs: RangeWish) -> Codes:
     """The same on both sides, whichever is called mine."""
     larger, smaller = np.maximum(mine.codes, theirs.codes), np.minimum(mine.codes, theirs.codes)
     agreed: Codes = np.minimum(larger + _shift(mine, theirs, larger), smaller + CAP)
     return np.minimum(np.maximum(agreed, LOWEST), HIGHEST)
 
 
-def _shift(mine: Wish, theirs: Wish, larger: Codes) -> int:
+def _shift(mine: RangeWish, theirs: RangeWish, larger: Codes) -> int:
     """Quarter octaves between the larger of both wishes and what the elements in full ask for."""
     samples = len(mine.sample)
     if not samples:

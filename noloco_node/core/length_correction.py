@@ -45,7 +45,7 @@ class _Tensor:
 
 
 @dataclass(slots=True)
-class Norms:
+class LengthCorrection:
     sizes: Sequence[int]
     """Elements of the model's tensors, in the order of its flat vectors."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))

@@ -35,7 +35,7 @@ MAX_WEIGHT_RATIO = 4.0
 
 
 @dataclass(frozen=True)
-class Hyper:
+class OuterSettings:
     """The outer step's hyper-parameters; making one checks that the replicas would stay together."""
 
     alpha: float
@@ -55,7 +55,7 @@ def moved(theta: Tensor, phi: Tensor) -> float:
     return math.sqrt(sum(squares, start=torch.zeros((), device=theta.device)))
 
 
-def snapshot(theta: Tensor, phi: Tensor, hyper: Hyper, out: Tensor) -> None:
+def snapshot(theta: Tensor, phi: Tensor, hyper: OuterSettings, out: Tensor) -> None:
     """Writes u = β Δ + γ φ, what a partner needs to know. Taken before the local step, which consumes Δ. It is made
     where φ is: one vector crosses between devices, wherever θ and `out` are."""
     for t, p, u in _pieces(theta, phi, out):
@@ -73,7 +73,7 @@ def owe(theta: Tensor, phi: Tensor, rate: float, u: Tensor, owed: Tensor) -> Non
         told.add_(due.to(told.device))
 
 
-def movement(theta: Tensor, phi: Tensor, hyper: Hyper, block: int) -> Tensor:
+def movement(theta: Tensor, phi: Tensor, hyper: OuterSettings, block: int) -> Tensor:
     """max|βΔ| of each `block` elements, on the CPU: a guess at how far replicas stand apart. Before the local step."""
     peaks = []
     for fast, slow in zip(torch.split(theta, PIECE), torch.split(phi, PIECE), strict=True):
@@ -84,7 +84,7 @@ def movement(theta: Tensor, phi: Tensor, hyper: Hyper, block: int) -> Tensor:
     return torch.cat(peaks).mul_(hyper.beta).cpu()
 
 
-def local_step(theta: Tensor, phi: Tensor, delta: Tensor, hyper: Hyper) -> None:
+def local_step(theta: Tensor, phi: Tensor, delta: Tensor, hyper: OuterSettings) -> None:
     """The part of the outer step that needs nobody."""
     for t, p, d in _pieces(theta, phi, delta):
         t.sub_(p.to(t.device))  # Δ, in the memory of θ, which becomes φ anyway
@@ -94,7 +94,7 @@ def local_step(theta: Tensor, phi: Tensor, delta: Tensor, hyper: Hyper) -> None:
 
 
 def correct(  # noqa: PLR0913, PLR0917 - the replica's three tensors stay visible where they are changed
-    theta: Tensor, phi: Tensor, delta: Tensor, c: Tensor, hyper: Hyper, late: int = 0
+    theta: Tensor, phi: Tensor, delta: Tensor, c: Tensor, hyper: OuterSettings, late: int = 0
 ) -> None:
     """Adds the partner's share to a replica that has already stepped, `late` further boundaries ago.
 

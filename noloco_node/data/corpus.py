@@ -15,11 +15,11 @@ from torch import Tensor
 
 from noloco_node.data import sources, stdlib, tokens
 from noloco_node.data.sources import Sources
-from noloco_node.data.stream import Stream, spread
+from noloco_node.data.stream import TokenStream, spread
 from noloco_node.data.tokens import BYTES, Tokenizer, Tokens
 from noloco_node.run.manifest import DataSpec
 
-__all__ = ["NOTHING", "Batches", "Corpus", "Readable", "Sources", "Stream", "Tokens", "load", "standard_library"]
+__all__ = ["NOTHING", "Batches", "Corpus", "Readable", "Sources", "TokenStream", "Tokens", "load", "standard_library"]
 
 NOTHING = Sources()
 """What the standard library needs of the volunteer."""
@@ -71,8 +71,8 @@ class Corpus:
         """Spread evenly over the held-out part."""
         return spread(self.held_out, sequence_length, count)
 
-    def stream(self, sequence_length: int, seed: int, peer_id: str) -> Stream:
-        return Stream(self.train, sequence_length, seed, peer_id)
+    def stream(self, sequence_length: int, seed: int, peer_id: str) -> TokenStream:
+        return TokenStream(self.train, sequence_length, seed, peer_id)
 
 
 def load(spec: DataSpec, where: Sources = NOTHING) -> Readable:

@@ -44,7 +44,7 @@ _COMPRESSED_ERRORS = (OSError, EOFError, zlib.error)
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class FilesProgress:
     share: float
     """Of the files' bytes, 0 to 1."""
     tokens: int
@@ -52,7 +52,7 @@ class Progress:
     """None before there is anything to estimate from."""
 
 
-Say = Callable[[Progress], None]
+Say = Callable[[FilesProgress], None]
 
 
 def load(where: Sources, tokenizer: Tokenizer, field: str) -> tuple[Tokens, Tokens]:
@@ -76,7 +76,9 @@ def tokenize(paths: Sequence[Path], out: Path, tokenizer: Tokenizer, field: str,
             for within in _add(path, writer, tokenizer, field):
                 share = (before + within * size) / max(1, sum(sizes))
                 spent = time.monotonic() - began
-                say(Progress(share, writer.train + writer.held_out, spent * (1 - share) / share if share else None))
+                say(
+                    FilesProgress(share, writer.train + writer.held_out, spent * (1 - share) / share if share else None)
+                )
     return writer.train, writer.held_out
 
 
@@ -235,10 +237,10 @@ def _key(paths: Sequence[Path], tokenizer: Tokenizer, field: str) -> str:
 
 
 def _logger() -> Say:
-    """Progress in the log, now and then."""
+    """FilesProgress in the log, now and then."""
     said = time.monotonic()
 
-    def say(progress: Progress) -> None:
+    def say(progress: FilesProgress) -> None:
         nonlocal said
         if time.monotonic() - said >= LOG_S:
             said = time.monotonic()

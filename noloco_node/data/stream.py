@@ -21,7 +21,7 @@ Position: TypeAlias = tuple[int, int]
 """(epoch, windows read in it)."""
 
 
-class Stream:
+class TokenStream:
     """A replica's endless batches. The same seed and peer id read the same, from any position."""
 
     def __init__(self, tokens: Tokens, sequence_length: int, seed: int, peer_id: str) -> None:

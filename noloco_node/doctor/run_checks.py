@@ -18,7 +18,7 @@ from noloco_node.host.home import Home
 from noloco_node.peers.rows import verified
 from noloco_node.transport.probe import probe
 from noloco_node.transport.reachability import OFF
-from noloco_node.transport.self_view import Skew
+from noloco_node.transport.self_view import ClockSkew
 from noloco_node.views.views import StatusView
 
 _PROBE_S = 5.0
@@ -32,7 +32,7 @@ class _Swarm:
     failure: str | None = None
     runs: tuple[str, ...] | None = None
     verdict: str | None = None
-    skew: Skew | None = None
+    skew: ClockSkew | None = None
 
 
 async def examine(settings: NodeConfig) -> AsyncIterator[Finding]:
@@ -66,8 +66,8 @@ def _device(settings: NodeConfig) -> Finding:
         )
 
 
-def _skew(node: StatusView | None) -> Skew | None:
-    return Skew(node.skew_s, node.skew_witnesses) if node and node.skew_s is not None else None
+def _skew(node: StatusView | None) -> ClockSkew | None:
+    return ClockSkew(node.skew_s, node.skew_witnesses) if node and node.skew_s is not None else None
 
 
 async def _node(home: Home) -> tuple[StatusView | None, str | None]:

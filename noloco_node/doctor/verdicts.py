@@ -11,7 +11,7 @@ from noloco_node.errors import ClockTooFarOff, SwarmUnreachable
 from noloco_node.host.home import MAX_SOCKET_PATH_BYTES
 from noloco_node.observe import health
 from noloco_node.transport.reachability import DIRECTLY, MAPPED, OUTGOING, RELAYED
-from noloco_node.transport.self_view import Skew
+from noloco_node.transport.self_view import ClockSkew
 from noloco_node.views.views import Health, StatusView
 
 OK, WARNING, ERROR, UNKNOWN = "ok", "warning", "error", "unknown"
@@ -94,7 +94,7 @@ def _enough(free: int, needed: int, low: int, text: str, remedy: str) -> tuple[s
     return level, text, "" if level == OK else remedy
 
 
-def clock(skew: Skew | None) -> Finding:
+def clock(skew: ClockSkew | None) -> Finding:
     if skew is None:
         return Finding("clock", UNKNOWN, "compared with nobody's: name a node to ask with --bootstrap")
     try:

@@ -16,7 +16,7 @@ _MAX_FILE_BYTES = 1024
 log = logging.getLogger(__name__)
 
 
-class Daybook:
+class DayTotals:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._written = Used()

@@ -12,7 +12,7 @@ from noloco_node.base.units import size
 from noloco_node.core.round import MAX_LAG
 from noloco_node.host import limits
 from noloco_node.host.config import NodeConfig
-from noloco_node.host.daybook import Daybook
+from noloco_node.host.daybook import DayTotals
 from noloco_node.host.home import Home
 from noloco_node.host.limits import DailyQuota
 from noloco_node.host.traffic import Traffic
@@ -23,12 +23,12 @@ log = logging.getLogger(__name__)
 _RATES = ("--max-upload", "--max-download")
 
 
-class Allowance:
+class Policy:
     def __init__(self, config: NodeConfig, home: Home, last_swap: Callable[[], LastRound | None]) -> None:
         self._hours = config.hours
         self._quota = DailyQuota(config.daily_upload, config.daily_download)
         self._rates = config.max_upload, config.max_download
-        self._daybook = Daybook(home.traffic)
+        self._daybook = DayTotals(home.traffic)
         self._last_swap = last_swap
         self.traffic = Traffic(config.max_upload, config.max_download, self._daybook.read())
         self._mark = home.root / "paused"

@@ -19,8 +19,8 @@ from noloco_node.errors import NolocoError
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
 from noloco_node.observe import health
-from noloco_node.observe.curves import Lines
-from noloco_node.observe.outages import Outages
+from noloco_node.observe.curves import LogTail
+from noloco_node.observe.outages import NetworkOutages
 from noloco_node.peers.visitor import ping
 from noloco_node.transport.libp2p import Libp2pTransport
 from noloco_node.transport.reachability import OFF
@@ -36,7 +36,7 @@ NOTICED_S = 0.5
 """A p2pd that was killed is missed by then."""
 
 
-class Resident:
+class BaseNode:
     """What every node has: an identity, a transport, the runs it knows, and a control socket that shows them."""
 
     _is_rendezvous = False
@@ -61,13 +61,13 @@ class Resident:
         self._state = "starting"
         self._waiting_for: str | None = "the network daemon"
         self._last_error: str | None = None
-        self._outages = Outages()
+        self._outages = NetworkOutages()
         self._network = asyncio.Event()
         """Whether p2pd lives, as far as is known, and this node takes part in the directory over it, if it ever did."""
         self._network.set()
         self._restarts = 0
         """Of the network daemon."""
-        self._lines = Lines()
+        self._lines = LogTail()
         self._web: str | None = None
         """The address of its page."""
         self._join: str | None = None

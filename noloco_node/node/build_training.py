@@ -7,27 +7,32 @@ import logging
 from collections.abc import Callable
 
 from noloco_node.checkpoints.checkpoint import Checkpoint
-from noloco_node.checkpoints.keeper import Keeper
+from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.core.codec import codec, rehearse
 from noloco_node.data import token_cache
 from noloco_node.data.sources import Sources
 from noloco_node.host.config import NodeConfig
 from noloco_node.run.manifest import Manifest
-from noloco_node.training.replica import Inner
+from noloco_node.training.replica import Replica
 from noloco_node.training.thread import Message, TrainingThread
 
 log = logging.getLogger(__name__)
 
 
 def start(  # noqa: PLR0913, PLR0917
-    run: Manifest, config: NodeConfig, peer_id: str, sources: Sources, keeper: Keeper, post: Callable[[Message], None]
+    run: Manifest,
+    config: NodeConfig,
+    peer_id: str,
+    sources: Sources,
+    keeper: CheckpointKeeper,
+    post: Callable[[Message], None],
 ) -> TrainingThread:
     """Returns at once; what takes its time, model and data and checkpoint, is done on that thread."""
     layout = b""
 
-    def build() -> Inner:
+    def build() -> Replica:
         nonlocal layout
-        inner = Inner.build(
+        inner = Replica.build(
             run,
             peer_id,
             device=config.device,

@@ -14,10 +14,10 @@ from noloco_node.host import paths
 from noloco_node.host.home import Home
 from noloco_node.run import signed_file
 from noloco_node.run.manifest import Signed
-from noloco_node.run.trusted_authors import Acquaintances
+from noloco_node.run.trusted_authors import TrustedAuthors
 
 
-def run(home: Home, authors: Acquaintances, ways_in: Sequence[str], run_id: str | None) -> Signed | None:
+def run(home: Home, authors: TrustedAuthors, ways_in: Sequence[str], run_id: str | None) -> Signed | None:
     """The one named, else the one that this node was in last."""
     for folder in paths.runs(home):
         with suppress(UsageError):  # nothing there that can be believed

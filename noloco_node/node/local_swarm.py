@@ -18,7 +18,7 @@ from noloco_node.errors import NolocoError
 from noloco_node.host.config import PREFIX
 from noloco_node.host.home import Home
 from noloco_node.run.manifest import Manifest
-from noloco_node.transport.p2pd.cleanup import Runtime
+from noloco_node.transport.p2pd.cleanup import RuntimeDirectory
 from noloco_node.views.views import StatusView
 
 COMMAND = (sys.executable, "-P", "-m", "noloco_node")
@@ -82,7 +82,7 @@ class Member:
 class LocalSwarm:
     """Made by `opened`. The nodes' homes lie below `root`."""
 
-    def __init__(self, runtime: Runtime, command: Sequence[str], environ: Mapping[str, str]) -> None:
+    def __init__(self, runtime: RuntimeDirectory, command: Sequence[str], environ: Mapping[str, str]) -> None:
         self.root = runtime.path
         self.members: list[Member] = []
         self._runtime = runtime
@@ -160,7 +160,7 @@ def nodes_environ(environ: Mapping[str, str]) -> dict[str, str]:
 @asynccontextmanager
 async def opened(keep: Path | None, command: Sequence[str], environ: Mapping[str, str]) -> AsyncIterator[LocalSwarm]:
     """A swarm whose processes and files go when the context ends; `keep` is where the homes are moved then."""
-    runtime = await Runtime.open()
+    runtime = await RuntimeDirectory.open()
     swarm = LocalSwarm(runtime, command, environ)
     try:
         yield swarm
@@ -189,12 +189,12 @@ async def _end(members: Sequence[Member], patience_s: float) -> None:
 def _eval_of_mean(run: Manifest, directories: Sequence[Path]) -> float | None:
     from noloco_node.checkpoints import checkpoint
     from noloco_node.publish.weights import Mean, pour
-    from noloco_node.training.replica import Inner
+    from noloco_node.training.replica import Replica
 
     written = [checkpoints for directory in directories if (checkpoints := checkpoint.kept(directory))]
     if not written:
         return None
-    replica, mean = Inner.build(run, "the mean of all", device="cpu"), Mean()
+    replica, mean = Replica.build(run, "the mean of all", device="cpu"), Mean()
     for checkpoints in written:
         mean.add(checkpoint.slow_weights(checkpoints, run.run_id, replica.layout).phi)
     pour(mean.value, replica.module)

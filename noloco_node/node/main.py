@@ -13,21 +13,21 @@ from contextlib import contextmanager
 from noloco_node.errors import EXIT_INTERRUPTED
 from noloco_node.host.config import NodeConfig
 from noloco_node.node import mission as missions
-from noloco_node.node.base import Report, Resident
-from noloco_node.node.rendezvous import Rendezvous
-from noloco_node.node.trainer import Trainer
+from noloco_node.node.base import BaseNode, Report
+from noloco_node.node.rendezvous import RendezvousNode
+from noloco_node.node.trainer import TrainingNode
 
 
 async def run(config: NodeConfig, mission: missions.Mission, report: Report) -> int:
     """Be a node. Returns the exit code; raises NolocoError for what a user should read."""
-    node: Resident
+    node: BaseNode
     match mission:
         case missions.Rendezvous():
-            node = Rendezvous(config, report)
+            node = RendezvousNode(config, report)
         case missions.Start(signed):
-            node = Trainer(config, report, signed)
+            node = TrainingNode(config, report, signed)
         case missions.Join():
-            node = Trainer(config, report, None)
+            node = TrainingNode(config, report, None)
     with _signals(node.leave):
         await node.run()
     return 0

@@ -6,9 +6,9 @@ from collections import Counter
 from noloco_node.base import periodic
 from noloco_node.errors import NolocoError
 from noloco_node.host.config import NodeConfig
-from noloco_node.node.base import Report, Resident
+from noloco_node.node.base import BaseNode, Report
 from noloco_node.peers import rows, run_registry
-from noloco_node.peers.directory import Swarm
+from noloco_node.peers.directory import Directory
 from noloco_node.peers.record import PeerRecord
 from noloco_node.run.manifest import Signed
 from noloco_node.views.views import PeersView, StatusView
@@ -20,28 +20,28 @@ LOOKS = 16
 """Runs that are looked at each time, in turn: all that there may be within half a minute."""
 
 
-class Rendezvous(Resident):
+class RendezvousNode(BaseNode):
     """Others find each other, and their run, through it."""
 
     _is_rendezvous = True
 
     def __init__(self, config: NodeConfig, report: Report) -> None:
         super().__init__(config, report)
-        self._runs = run_registry.Runs(self._transport.caller, self._training)
+        self._runs = run_registry.RunRegistry(self._transport.caller, self._training)
         self._transport.serve(lambda server: add_RunsServicer_to_server(self._runs, server))
-        self._swarm: Swarm | None = None
+        self._swarm: Directory | None = None
         self._seen: dict[str, dict[str, PeerRecord]] = {}
         """By run id, the run that was looked at longest ago first."""
 
     async def _live(self) -> None:
         self._waiting_for = "the directory of peers"
-        swarm = self._swarm = Swarm(self._transport.p2p, self._config.bootstrap)
+        swarm = self._swarm = Directory(self._transport.p2p, self._config.bootstrap)
         await self._enter(swarm.start)
         self._state, self._waiting_for = "rendezvous", None
         self._tell_how_to_join(self._transport.addresses())
         await periodic.every(lambda: LOOK_S, lambda: self._look(swarm), (NolocoError, OSError))
 
-    async def _look(self, swarm: Swarm) -> None:
+    async def _look(self, swarm: Directory) -> None:
         known = [rows.verified(signed).run_id for signed in self._runs.known]
         self._seen = {run: seen for run, seen in self._seen.items() if run in known}
         unseen = [run for run in known if run not in self._seen]
@@ -53,7 +53,7 @@ class Rendezvous(Resident):
     def _training(self, run_id: str) -> int:
         return rows.training(rows.living(self._seen.get(run_id, {}).values(), time.time()))
 
-    def _sight(self, signed: Signed) -> rows.Sight:
+    def _sight(self, signed: Signed) -> rows.RunSeen:
         seen = self._seen.get(rows.verified(signed).run_id, {})
         return rows.sight(signed, seen, time.time(), self._transport.via)
 

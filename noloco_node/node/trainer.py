@@ -19,34 +19,34 @@ from typing import Any
 
 from noloco_node.base import peer_names, periodic
 from noloco_node.base.events import Evaluated, Event, RolledBack, RoundCommitted, WentSolo
-from noloco_node.checkpoints.keeper import Keeper
-from noloco_node.checkpoints.schedule import Saving
+from noloco_node.checkpoints.keeper import CheckpointKeeper
+from noloco_node.checkpoints.schedule import CheckpointSchedule
 from noloco_node.data.sources import Sources
 from noloco_node.data.sources import check as check_sources
 from noloco_node.errors import NolocoError
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.limits import PAUSED, QUOTA
-from noloco_node.host.policy import Allowance
+from noloco_node.host.policy import Policy
 from noloco_node.node import build_training, find_run
-from noloco_node.node.base import Report, Resident
+from noloco_node.node.base import BaseNode, Report
 from noloco_node.observe import exporters
 from noloco_node.observe.minutes import EVERY_S
-from noloco_node.observe.recorder import Chronicle, told
+from noloco_node.observe.recorder import Recorder, told
 from noloco_node.peers import rows, run_registry
 from noloco_node.peers.cache import PeerCache
-from noloco_node.peers.directory import Swarm
-from noloco_node.peers.membership import Neighbourhood
-from noloco_node.peers.record import MAX_ADDRESSES, PeerRecord, Standing
-from noloco_node.rounds.service import Exchange, Terms
+from noloco_node.peers.directory import Directory
+from noloco_node.peers.membership import Membership
+from noloco_node.peers.record import MAX_ADDRESSES, PeerRecord, Presence
+from noloco_node.rounds.service import RoundService, RoundTerms
 from noloco_node.run import signed_file
 from noloco_node.run.manifest import Manifest, Signed, verify
-from noloco_node.run.trusted_authors import Acquaintances
+from noloco_node.run.trusted_authors import TrustedAuthors
 from noloco_node.state_transfer import catch_up, choose_donor, client
-from noloco_node.state_transfer.collect import Gatherer, Own
+from noloco_node.state_transfer.collect import Collector, OwnState
 from noloco_node.state_transfer.server import StateService
 from noloco_node.training.replica import State
 from noloco_node.training.thread import Failed, Finished, Message, PhaseEnded, Ready, TrainingThread
-from noloco_node.views.views import GatherView, Health, HistoryView, PeersView, Phase, StatusView, Traffic
+from noloco_node.views.views import BytesView, GatherView, Health, HistoryView, PeersView, Phase, StatusView
 from noloco_node.wire.peer_pb2_grpc import (
     add_ExchangeServicer_to_server,
     add_RunsServicer_to_server,
@@ -76,7 +76,7 @@ LAST_SWAP_S = 30.0
 """For the last round's offer to find a partner when the work is done."""
 
 
-class Trainer(Resident):
+class TrainingNode(BaseNode):
     """Trains, and exchanges with one peer a round."""
 
     def __init__(self, config: NodeConfig, report: Report, signed: Signed | None) -> None:
@@ -84,12 +84,12 @@ class Trainer(Resident):
         self._signed = signed
         self._boot = secrets.token_bytes(16)
         self._sources = Sources(config.data, config.tokenizer, self._home.data)
-        self._known_runs = run_registry.Runs()
-        self._chronicle = Chronicle(self._identity.peer_id)
+        self._known_runs = run_registry.RunRegistry()
+        self._chronicle = Recorder(self._identity.peer_id)
         self._ledger = self._chronicle.ledger
-        self._allowance = Allowance(config, self._home, lambda: self._ledger.last_round)
+        self._allowance = Policy(config, self._home, lambda: self._ledger.last_round)
         traffic = self._allowance.traffic
-        self._exchange = Exchange(self._transport, self._boot, random.Random(), self, self._observe, pace=traffic)
+        self._exchange = RoundService(self._transport, self._boot, random.Random(), self, self._observe, pace=traffic)
         self._states = StateService(self._transport, lambda: self._ledger.round, traffic, self._withholds_state)
         for add in (
             lambda server: add_RunsServicer_to_server(self._known_runs, server),
@@ -97,26 +97,26 @@ class Trainer(Resident):
             lambda server: add_StateServicer_to_server(self._states, server),
         ):
             self._transport.serve(add)
-        self._gatherer = Gatherer(
+        self._gatherer = Collector(
             self._home.root, self._transport.channel, traffic, self._allowance, config.max_download
         )
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
         self._run: Manifest | None = None
         self._thread: TrainingThread | None = None
-        self._keeper: Keeper | None = None
+        self._keeper: CheckpointKeeper | None = None
         self._ready: Ready | None = None
         self._trains = False
         self._target: int | None = None
         """The round at which this node stops."""
         self._phase_s = 0.0
-        self._saving: Saving[State] | None = None
+        self._saving: CheckpointSchedule[State] | None = None
         self._gave_up = False
         """Whether weights were given up that the exchange may still offer."""
         self._held_back: str | None = None
         """PAUSED or QUOTA, as it was last told to the training and the exchange."""
         friends = PeerCache(self._home.root / "peers.json")
-        self._neighbours = Neighbourhood(self._transport, friends, self._meet_candidates)
-        self._homecoming: catch_up.Homecoming | None = None
+        self._neighbours = Membership(self._transport, friends, self._meet_candidates)
+        self._homecoming: catch_up.CatchUp | None = None
         exporters.check(config.sinks)
 
     # ---- its life ----
@@ -130,7 +130,7 @@ class Trainer(Resident):
         self._thread = self._start_training(run)
         p2p, bootstrap = self._transport.p2p, self._config.bootstrap
         carries = self._transport.can_be_called
-        swarm = Swarm(p2p, bootstrap, self._identity, run.run_id, boot=self._boot, carries=carries)
+        swarm = Directory(p2p, bootstrap, self._identity, run.run_id, boot=self._boot, carries=carries)
         await self._enter(lambda: self._neighbours.enter(swarm))
         self._say_hello(run, signed)
         async with asyncio.TaskGroup() as group:
@@ -145,10 +145,10 @@ class Trainer(Resident):
         def post(message: Message) -> None:
             loop.call_soon_threadsafe(self._inbox.put_nowait, message)
 
-        keeper = self._keeper = Keeper(self._home.run(run.run_id) / "checkpoints", run.run_id)
+        keeper = self._keeper = CheckpointKeeper(self._home.run(run.run_id) / "checkpoints", run.run_id)
         return build_training.start(run, config, peer_id, self._sources, keeper, post)
 
-    def _duties(self, signed: Signed, swarm: Swarm) -> list[Coroutine[Any, Any, None]]:
+    def _duties(self, signed: Signed, swarm: Directory) -> list[Coroutine[Any, Any, None]]:
         async def announce() -> None:
             await run_registry.announce([self._transport.channel(peer) for peer in self._rendezvous()], signed)
 
@@ -174,13 +174,13 @@ class Trainer(Resident):
         self._ready, self._ledger.round = ready, ready.round
         if self._keeper:
             log.info("%s", self._keeper.room(ready.parameters))
-        terms = client.Terms(bytes.fromhex(run.run_id), ready.layout)
+        terms = client.StateTerms(bytes.fromhex(run.run_id), ready.layout)
         home = self._homecoming = self._way_home(run, terms, ready)
         if not (ready.round and self._allowance.held_back()):  # what it has costs nothing
             self._state = "joining"
             await home.arrive()
         swaps = run.outer.swaps_per_round
-        common = Terms(terms.run_id, ready.layout, ready.fragments)
+        common = RoundTerms(terms.run_id, ready.layout, ready.fragments)
         blocking = run.outer.overlap == "blocking"
         self._exchange.begin(common, None if swaps == "auto" else swaps, blocking=blocking)
         self._states.begin(terms, thread)
@@ -282,7 +282,7 @@ class Trainer(Resident):
                 await self._neighbours.close()
 
     # ---- checkpoints ----
-    def _saver(self, thread: TrainingThread, layout: bytes) -> Saving[State]:
+    def _saver(self, thread: TrainingThread, layout: bytes) -> CheckpointSchedule[State]:
         def keep(state: State) -> None:
             if self._keeper:
                 self._keeper.save(state, layout)
@@ -290,7 +290,7 @@ class Trainer(Resident):
         def failed(why: str) -> None:
             self._last_error = why
 
-        return Saving(thread, keep, failed, self._ledger.round, time.monotonic())
+        return CheckpointSchedule(thread, keep, failed, self._ledger.round, time.monotonic())
 
     async def _save_now_and_then(self) -> None:
         if self._saving and self._state == "training":
@@ -313,12 +313,12 @@ class Trainer(Resident):
         return [peer for peer in peers if peer != self._identity.peer_id]
 
     async def _find_run(self) -> Signed:
-        config, authors = self._config, Acquaintances(self._home.root / "authors.json")
+        config, authors = self._config, TrustedAuthors(self._home.root / "authors.json")
         left = find_run.run(self._home, authors, self._rendezvous(), config.run)
         if left and config.run and config.trust in (None, left.author):
             return left  # its id is its hash: there is nothing to learn
 
-        def choose(known: list[run_registry.Known], rendezvous: str) -> Signed:
+        def choose(known: list[run_registry.KnownRun], rendezvous: str) -> Signed:
             signed = run_registry.choose(known, config.run, config.trust)
             name = verify(signed).name
             ways_in = dict.fromkeys([*self._rendezvous(), rendezvous])
@@ -333,12 +333,12 @@ class Trainer(Resident):
             self._report(f"nobody has announced a run there: going on with {verify(signed).label}, as before")
         return signed
 
-    def _way_home(self, run: Manifest, terms: client.Terms, ready: Ready) -> catch_up.Homecoming:
+    def _way_home(self, run: Manifest, terms: client.StateTerms, ready: Ready) -> catch_up.CatchUp:
         coding = catch_up.coding(8 * ready.parameters, self._config.max_download)
         wanted = choose_donor.Wanted(terms, 2 * ready.parameters, run.rounds, coding=coding)
         channel, pace = self._transport.channel, self._allowance.traffic
         first = not self._rendezvous()
-        return catch_up.Homecoming(self, self._identity.peer_id, channel, wanted, pace, first=first)
+        return catch_up.CatchUp(self, self._identity.peer_id, channel, wanted, pace, first=first)
 
     # ---- what coming level with the others needs ----
     @property
@@ -396,16 +396,16 @@ class Trainer(Resident):
             return
         with suppress(NolocoError, OSError):  # while p2pd is down, whoever was seen last is asked
             await self._neighbours.look()
-        terms = client.Terms(bytes.fromhex(run.run_id), ready.layout)
-        own = Own(self._identity.peer_id, terms, ready.parameters, ledger.round, ledger.step, run.rounds)
+        terms = client.StateTerms(bytes.fromhex(run.run_id), ready.layout)
+        own = OwnState(self._identity.peer_id, terms, ready.parameters, ledger.round, ledger.step, run.rounds)
         async with aclosing(self._gatherer.gather(own, self._thread, self.seen(), peers)) as views:
             async for view in views:
                 yield view
 
     # ---- presence ----
-    def _standing(self, run: Manifest) -> Standing:
+    def _standing(self, run: Manifest) -> Presence:
         ledger = self._ledger
-        return Standing(
+        return Presence(
             state=self._standing_state(),
             round=ledger.round,
             step=ledger.step,
@@ -521,7 +521,7 @@ class Trainer(Resident):
             rounds_target=self._target,
             device=ready.device if ready else None,
             parameters=parameters,
-            bytes=Traffic(
+            bytes=BytesView(
                 tally.sent_bytes,
                 tally.received_bytes,
                 self._ledger.per_param_round(parameters, tally.sent_bytes - tally.unsettled_bytes),

@@ -16,14 +16,14 @@ from typing import Protocol
 from noloco_node.base.events import Evaluated, Event, PhaseDone, RoundCommitted, WentSolo
 from noloco_node.base.peer_names import name_of
 from noloco_node.observe.jsonl import records
-from noloco_node.views.views import HistoryView, Meeting, Piece, Point, Rate, Said
+from noloco_node.views.views import HistoryView, MeetingView, Piece, Point, Rate, Said
 
 POINTS = 500
 """Twice as many are thinned to half: a curve on a screen has no more pixels."""
 PIECES, RATES, SAID, PAIRS = 300, 120, 100, 2000
 
 
-class Standing(Protocol):
+class SeenPeer(Protocol):
     """What presence says of a peer, as far as it matters here."""
 
     @property
@@ -47,7 +47,7 @@ class _Traffic:
     received: int
 
 
-class History:
+class Curves:
     def __init__(self, peer_id: str) -> None:
         self._me = peer_id
         self._points: list[Point] = []
@@ -56,7 +56,7 @@ class History:
         self._meetings: Counter[tuple[str, str]] = Counter()
         self._committed: dict[str, tuple[bytes, int]] = {}
         """By peer, the boot and the rounds that its last record told of."""
-        self._others: Collection[Standing] = ()
+        self._others: Collection[SeenPeer] = ()
         self._before: _Traffic | None = None
 
     def observe(self, event: Event, now: float) -> None:
@@ -75,7 +75,7 @@ class History:
             case _:
                 pass
 
-    def seen(self, others: Collection[Standing]) -> None:
+    def seen(self, others: Collection[SeenPeer]) -> None:
         """What presence says now of everybody else who trains."""
         self._others = others
         for other in others:
@@ -105,7 +105,7 @@ class History:
                 continue
 
     def view(self, said: Iterable[Said] = ()) -> HistoryView:
-        meetings = tuple(Meeting(peer, partner, rounds) for (peer, partner), rounds in self._meetings.items())
+        meetings = tuple(MeetingView(peer, partner, rounds) for (peer, partner), rounds in self._meetings.items())
         named = {peer for meeting in meetings for peer in (meeting.peer, meeting.partner)}
         named |= {piece.partner for piece in self._pieces if piece.partner} | {self._me}
         return HistoryView(
@@ -142,7 +142,7 @@ class History:
         self._meetings[peer, partner] += 1
 
 
-class Lines(logging.Handler):
+class LogTail(logging.Handler):
     """The last lines that this node said to people."""
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ CLOSE_S = 3.0
 T = TypeVar("T")
 
 
-class Sink(Protocol):
+class Exporter(Protocol):
     def write(self, figures: Mapping[str, float], step: int) -> None: ...
 
     def close(self) -> None: ...
@@ -44,13 +44,13 @@ def check(names: Collection[str]) -> None:
             raise UsageError(f"--sinks {name} needs a package that is not here: pip install 'noloco-node[{name}]'")
 
 
-def chosen(names: Iterable[str], folder: Path, run: str, node: str) -> dict[str, Callable[[], Sink]]:
+def chosen(names: Iterable[str], folder: Path, run: str, node: str) -> dict[str, Callable[[], Exporter]]:
     """How each is opened. `folder`: the run's, in which each has its own; `run` and `node`: what people call them."""
     return {name: partial(_OPENERS[name], folder / name, run, node) for name in names}
 
 
-class Sinks:
-    def __init__(self, openers: Mapping[str, Callable[[], Sink]]) -> None:
+class Exporters:
+    def __init__(self, openers: Mapping[str, Callable[[], Exporter]]) -> None:
         self._openers = openers
         self._events: queue.Queue[Event | None] = queue.Queue(WAITING)
         """None ends it."""
@@ -154,10 +154,10 @@ class _WeightsAndBiases:
         self._run.finish()
 
 
-_OPENERS: Mapping[str, Callable[[Path, str, str], Sink]] = {TENSORBOARD: _TensorBoard, WANDB: _WeightsAndBiases}
+_OPENERS: Mapping[str, Callable[[Path, str, str], Exporter]] = {TENSORBOARD: _TensorBoard, WANDB: _WeightsAndBiases}
 
 
-def _written(sink: Sink, figures: Mapping[str, float], step: int) -> bool:
+def _written(sink: Exporter, figures: Mapping[str, float], step: int) -> bool:
     sink.write(figures, step)
     return True
 

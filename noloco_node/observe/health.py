@@ -7,7 +7,7 @@ minute by its reader's clock, so a node whose clock is further off than that wou
 from noloco_node.base.units import span
 from noloco_node.errors import ClockTooFarOff
 from noloco_node.transport.reachability import OUTGOING, RELAYED
-from noloco_node.transport.self_view import Skew
+from noloco_node.transport.self_view import ClockSkew
 from noloco_node.views.views import Health
 
 WARN_S = 1.0
@@ -20,13 +20,13 @@ _SET_CLOCK = "let this machine keep its time: `timedatectl set-ntp true`"
 _OPEN_PORT = "give it a port with --listen, forward that in the router, and name it with --announce"
 
 
-def check(skew: Skew | None) -> None:
+def check(skew: ClockSkew | None) -> None:
     """Whether a node with this clock can take part at all."""
     if skew is not None and _is_too_far(skew) and skew.witnesses >= ENOUGH:
         raise ClockTooFarOff(f"this machine's clock is {_off(skew)}: {_SET_CLOCK}")
 
 
-def doubt(skew: Skew | None) -> str | None:
+def doubt(skew: ClockSkew | None) -> str | None:
     """At the start, where a clock is too far off that may not be ours: a sentence."""
     if skew is None or not _is_too_far(skew):
         return None
@@ -42,7 +42,7 @@ def advice(reachable: str | None) -> str | None:
     return None
 
 
-def health(reachable: str | None, skew: Skew | None) -> tuple[Health, ...]:
+def health(reachable: str | None, skew: ClockSkew | None) -> tuple[Health, ...]:
     found = []
     if reachable == OUTGOING:
         found.append(Health("warning", "network: nobody can call this node, it only calls others", _OPEN_PORT))
@@ -51,11 +51,11 @@ def health(reachable: str | None, skew: Skew | None) -> tuple[Health, ...]:
     return tuple(found)
 
 
-def _is_too_far(skew: Skew) -> bool:
+def _is_too_far(skew: ClockSkew) -> bool:
     return abs(skew.ahead_s) > TOO_FAR_S
 
 
-def _off(skew: Skew) -> str:
+def _off(skew: ClockSkew) -> str:
     whose = "the others'"
     if skew.witnesses < ENOUGH:
         whose = "that of a single peer: one of the two is wrong"

@@ -25,7 +25,7 @@ _MAX_LINE_BYTES = 64 << 10
 log = logging.getLogger(__name__)
 
 
-class Lines:
+class JsonLines:
     """One such file."""
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
@@ -67,11 +67,11 @@ class Lines:
         self._file = _opened(self._path)
 
 
-class Journal:
+class EventLog:
     """The events."""
 
     def __init__(self, path: Path) -> None:
-        self._lines = Lines(path)
+        self._lines = JsonLines(path)
 
     def write(self, event: Event) -> None:
         self._lines.write(as_json(event, time.time()))

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from pathlib import Path
 
-from noloco_node.observe.jsonl import Lines
+from noloco_node.observe.jsonl import JsonLines
 from noloco_node.views.views import StatusView
 
 EVERY_S = 60.0
@@ -13,9 +13,9 @@ calls peers_seen reachable uptime_s
 """.split()  # noqa: SIM905 (fifteen quoted words on fifteen lines read worse)
 
 
-class Minutes:
+class MetricsLog:
     def __init__(self, path: Path) -> None:
-        self._lines = Lines(path)
+        self._lines = JsonLines(path)
 
     def write(self, view: StatusView, at: float) -> None:
         """`at` is wall-clock, for people only."""

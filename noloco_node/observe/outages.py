@@ -12,7 +12,7 @@ MANY = 3
 """From so many deaths on it is no accident, and `status` goes on telling after the last one."""
 
 
-class Outages:
+class NetworkOutages:
     def __init__(self) -> None:
         self._deaths: list[float] = []
         self._how: str | None = None

@@ -12,31 +12,31 @@ from pathlib import Path
 from noloco_node.base.events import Event, PeerFaulted, RolledBack, RoundCommitted, WentSolo
 from noloco_node.base.peer_names import name_of
 from noloco_node.observe import exporters
-from noloco_node.observe.curves import History
-from noloco_node.observe.jsonl import Journal
-from noloco_node.observe.minutes import Minutes
-from noloco_node.observe.stats import Ledger
+from noloco_node.observe.curves import Curves
+from noloco_node.observe.jsonl import EventLog
+from noloco_node.observe.minutes import MetricsLog
+from noloco_node.observe.stats import NodeStats
 from noloco_node.views.views import StatusView
 
 log = logging.getLogger(__name__)
 
 
-class Chronicle:
+class Recorder:
     def __init__(self, peer_id: str) -> None:
-        self.ledger = Ledger()
-        self.history = History(peer_id)
+        self.ledger = NodeStats()
+        self.history = Curves(peer_id)
         self._node = name_of(peer_id)
-        self._journal: Journal | None = None
-        self._minutes: Minutes | None = None
-        self._sinks: exporters.Sinks | None = None
+        self._journal: EventLog | None = None
+        self._minutes: MetricsLog | None = None
+        self._sinks: exporters.Exporters | None = None
 
     def open(self, folder: Path, run: str, into: Collection[str]) -> None:
         """`folder`: the run's; `run`: as people call it; `into`: the sinks by name."""
         path = folder / "events.jsonl"
         self.history.replay(path)
-        self._journal = Journal(path)
-        self._minutes = Minutes(folder / "metrics.jsonl")
-        self._sinks = exporters.Sinks(exporters.chosen(into, folder, run, self._node))
+        self._journal = EventLog(path)
+        self._minutes = MetricsLog(folder / "metrics.jsonl")
+        self._sinks = exporters.Exporters(exporters.chosen(into, folder, run, self._node))
 
     def observe(self, event: Event) -> None:
         self.ledger.observe(event)

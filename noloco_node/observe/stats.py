@@ -18,7 +18,7 @@ PEERS = 256
 
 
 @dataclass(slots=True)
-class WithPeer:
+class PeerStats:
     """What we and one peer gave each other in committed rounds."""
 
     exchanges: int = 0
@@ -27,7 +27,7 @@ class WithPeer:
 
 
 @dataclass(slots=True)
-class Ledger:
+class NodeStats:
     round: int = 0
     step: int = 0
     """At the last boundary."""
@@ -45,7 +45,7 @@ class Ledger:
     """Whether the last swap ended, one way or the other, before it was given up as too slow."""
     rolled_back: int = 0
     faults: Counter[str] = field(default_factory=Counter)
-    with_peer: dict[str, WithPeer] = field(default_factory=dict)
+    with_peer: dict[str, PeerStats] = field(default_factory=dict)
     """The last one met is the last."""
     last_round: LastRound | None = None
     stall_ms: float | None = None
@@ -92,7 +92,7 @@ class Ledger:
     def _commit(self, event: RoundCommitted) -> None:
         self.committed += event.swap == 1
         self.swaps_fit = True
-        together = self.with_peer[event.partner] = self.with_peer.pop(event.partner, WithPeer())
+        together = self.with_peer[event.partner] = self.with_peer.pop(event.partner, PeerStats())
         if len(self.with_peer) > PEERS:
             del self.with_peer[next(iter(self.with_peer))]
         together.exchanges += 1
@@ -136,7 +136,7 @@ class Ledger:
 
     def together(self, peer: str) -> dict[str, Any]:
         """The fields of a PeerRow that events decide."""
-        return asdict(self.with_peer.get(peer, WithPeer()))
+        return asdict(self.with_peer.get(peer, PeerStats()))
 
     def per_param_round(self, parameters: int | None, sent_bytes: int) -> float | None:
         """Bytes sent per parameter and committed round. What was sent in vain, in swaps that broke, counts too."""

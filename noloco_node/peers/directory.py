@@ -1,11 +1,11 @@
 """Who is there: presence records in a DHT (hivemind's), written for this node and read of the others.
 
 The DHT is no trust store. Two kinds of check make a record harmless:
-- `Swarm.peers` gives only records that hold up (peers/record.py);
+- `Directory.peers` gives only records that hold up (peers/record.py);
 - as a node of the DHT, we keep for others only records that their own peer signed, at a key they belong to, with the
-  expiry that belongs to the signed time (`_Gate`), and of these only so many (`Share`). hivemind lets the later expiry
-  win and keeps whatever comes: without this, anybody could overwrite anybody's record for a billion seconds, and fill
-  our memory.
+  expiry that belongs to the signed time (`_RecordValidator`), and of these only so many (`DhtStorage`). hivemind lets
+  the later expiry win and keeps whatever comes: without this, anybody could overwrite anybody's record for a billion
+  seconds, and fill our memory.
 Which buckets to stand in and to read is peers/size_estimate.py's arithmetic. Nothing here knows of rounds or partners.
 Only this module and transport/libp2p.py import hivemind.
 """
@@ -25,7 +25,7 @@ from noloco_node.errors import SwarmUnreachable
 from noloco_node.peers.record import (
     MAX_ADDRESSES,
     PeerRecord,
-    Standing,
+    Presence,
     accept,
     bucket_of,
     is_address,
@@ -33,7 +33,7 @@ from noloco_node.peers.record import (
     read,
     signed_record,
 )
-from noloco_node.peers.size_estimate import MAX_DEPTH, Crowd
+from noloco_node.peers.size_estimate import MAX_DEPTH, SizeEstimate
 
 _DHT_S = 10.0  # for one look-up or store: a few rounds of calls, each given up after 3 s
 _GOODBYE_S = 2.0  # leaving is quick even if nobody answers any more
@@ -51,7 +51,7 @@ MAX_OF_SIGNER = 16
 """Two depths and the doorstep, and those of the last two minutes, in which a run may grow a hundredfold."""
 
 
-class Swarm:
+class Directory:
     """This node's part in the DHT, and what it reads and writes there.
 
     `p2p` is hivemind's, joined to this node's p2pd. A rendezvous has no identity in a run: it carries others' records.
@@ -70,7 +70,8 @@ class Swarm:
         refresh_s: float = 20.0,
     ) -> None:
         self.ttl_s = ttl_s
-        """How long a record lives. The same for every node of a DHT: `_Gate` derives a record's expiry from it."""
+        """How long a record lives. The same for every node of a DHT: `_RecordValidator` takes a record's
+        expiry from it."""
         self.refresh_s = refresh_s
         """How often to `publish`: three times in a record's life."""
         self._p2p = p2p
@@ -81,12 +82,12 @@ class Swarm:
         """Whether records of others stand with this node: not where nobody can call it to ask for them."""
         self._boot = boot or secrets.token_bytes(16)
         self._started = time.time()
-        self._last: Standing | None = None
-        self._crowd = Crowd(random.Random())
+        self._last: Presence | None = None
+        self._crowd = SizeEstimate(random.Random())
         self._known: dict[str, PeerRecord] = {}
         self._stood: dict[int, float] = {}
         """The depths of the records that may still live, and when each was written."""
-        self._sights: dict[str, _Sight] = {}
+        self._sights: dict[str, _RunSeen] = {}
         self._met: dict[str, None] = {}
         """Peers that were there, the latest last; the values say nothing."""
         self._node: Any = None
@@ -115,7 +116,7 @@ class Swarm:
                     node_id=own_id,
                     initial_peers=peers,
                     client_mode=not self._carries,
-                    record_validator=_Gate(self.ttl_s),
+                    record_validator=_RecordValidator(self.ttl_s),
                     strict=False,  # a clock that is 3 s off is no reason to stay out
                     backoff_rate=1.0,  # a peer that was away for an hour is asked again as soon as any other
                     cache_locally=False,  # presence is worth only what is fresh in it
@@ -123,16 +124,16 @@ class Swarm:
                     cache_on_store=False,
                 )
                 protocol = self._node.protocol
-                early, protocol.storage = protocol.storage, Share(self.ttl_s)
+                early, protocol.storage = protocol.storage, DhtStorage(self.ttl_s)
                 protocol.storage.take_over(early)
-                protocol.cache = Share(self.ttl_s, most=0)  # nothing of ours uses it
+                protocol.cache = DhtStorage(self.ttl_s, most=0)  # nothing of ours uses it
         except (RuntimeError, TimeoutError) as error:
             raise SwarmUnreachable(
                 "cannot reach the swarm: no bootstrap node answers in its directory of peers. "
                 "Does it run a compatible version of noloco-node?"
             ) from error
 
-    async def publish(self, standing: Standing) -> None:
+    async def publish(self, standing: Presence) -> None:
         """Say how this node is doing. The word is kept for `ttl_s`."""
         identity = self._member()
         tellable = [address for address in standing.addresses if is_address(address, identity.peer_id)]
@@ -171,12 +172,12 @@ class Swarm:
         """As `peers`, of a run that this node is no member of."""
         if run_id not in self._sights and len(self._sights) >= _SIGHTS:
             del self._sights[next(iter(self._sights))]
-        sight = self._sights.setdefault(run_id, _Sight())
+        sight = self._sights.setdefault(run_id, _RunSeen())
         sight.known = await self._read(run_id, sight.crowd, sight.known)
         return dict(sight.known)
 
     async def _read(
-        self, run_id: str, crowd: Crowd, known: Mapping[str, PeerRecord], own: str | None = None
+        self, run_id: str, crowd: SizeEstimate, known: Mapping[str, PeerRecord], own: str | None = None
     ) -> dict[str, PeerRecord]:
         """What was known, without what has expired, and what stands in one bucket more, without our `own` record."""
         node = self._directory()
@@ -263,18 +264,19 @@ class Swarm:
 
 
 @dataclass(slots=True)
-class _Sight:
+class _RunSeen:
     """What a node knows of a run that it only looks at."""
 
-    crowd: Crowd = field(default_factory=lambda: Crowd(random.Random()))
+    crowd: SizeEstimate = field(default_factory=lambda: SizeEstimate(random.Random()))
     known: dict[str, PeerRecord] = field(default_factory=dict)
 
 
-class _Gate:
+class _RecordValidator:
     """What we let stand in our share of the DHT; hivemind's name for it is a record validator.
 
     Asked of every record that others store with us, and of every record in an answer: one bad record discards the whole
-    answer of a node, so nothing here depends on two clocks agreeing. How long a record is kept is `Share`'s affair.
+    answer of a node, so nothing here depends on two clocks agreeing. How long a record is kept is `DhtStorage`'s
+    affair.
     """
 
     def __init__(self, ttl_s: float) -> None:
@@ -302,7 +304,7 @@ class _Gate:
         return record.value
 
 
-class Share:
+class DhtStorage:
     """Our share of the DHT: what others let us keep, in place of hivemind's storage, which is bounded by nothing.
 
     Who has a place keeps it, and nobody gets one where there is none left: a flood of identities keeps newcomers out

@@ -14,14 +14,14 @@ import grpc
 
 from noloco_node.peers import run_registry
 from noloco_node.peers.cache import PeerCache
-from noloco_node.peers.directory import Swarm
-from noloco_node.peers.record import PeerRecord, Standing
+from noloco_node.peers.directory import Directory
+from noloco_node.peers.record import PeerRecord, Presence
 
 FRIENDS_ANSWER_S, FRIENDS = 5.0, 4
 """How long those of the cache have to answer, and how many of them are asked at a time."""
 
 
-class Ways(Protocol):
+class KnowsAddresses(Protocol):
     """What is needed of the transport."""
 
     peer_id: str
@@ -32,10 +32,10 @@ class Ways(Protocol):
     def introduce(self, peers: Mapping[str, Sequence[str]]) -> None: ...
 
 
-class Neighbourhood:
+class Membership:
     """`changed` is called whenever it was looked who is there."""
 
-    def __init__(self, ways: Ways, friends: PeerCache, changed: Callable[[], None]) -> None:
+    def __init__(self, ways: KnowsAddresses, friends: PeerCache, changed: Callable[[], None]) -> None:
         self.seen: dict[str, PeerRecord] = {}
         """The others of this run, as they were looked up last."""
         self.published: str | None = None
@@ -43,15 +43,15 @@ class Neighbourhood:
         self._ways = ways
         self._friends = friends
         self._changed = changed
-        self._swarm: Swarm | None = None
+        self._swarm: Directory | None = None
 
-    async def enter(self, swarm: Swarm) -> None:
+    async def enter(self, swarm: Directory) -> None:
         """Raises SwarmUnreachable."""
         self._swarm = swarm
         await swarm.start()
         await self._look_up_friends(swarm)
 
-    async def publish(self, standing: Standing) -> None:
+    async def publish(self, standing: Presence) -> None:
         if self._swarm:
             await self._swarm.publish(standing)
             self.published = standing.state
@@ -81,7 +81,7 @@ class Neighbourhood:
         if self._swarm:
             await self._swarm.close()
 
-    async def _look_up_friends(self, swarm: Swarm) -> None:
+    async def _look_up_friends(self, swarm: Directory) -> None:
         known = self._friends.peers()
         absent = [peer for peer in known if peer not in self.seen and peer != self._ways.peer_id]
         chosen = random.sample(absent, min(FRIENDS, len(absent)))

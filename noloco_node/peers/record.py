@@ -33,7 +33,7 @@ _SIGNED = b"noloco presence v1\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Presence:
     """What a node says of itself."""
 
     state: str
@@ -93,7 +93,7 @@ def key_of(run_id: str, bucket: str) -> str:
 
 
 def signed_record(  # noqa: PLR0913
-    identity: Identity, standing: Standing, *, run_id: str, boot: bytes, started: float, now: float, peers: int = 0
+    identity: Identity, standing: Presence, *, run_id: str, boot: bytes, started: float, now: float, peers: int = 0
 ) -> bytes:
     """`peers`: how many this node thinks there are, itself included; 0 where it has no idea."""
     presence = pb.Presence(

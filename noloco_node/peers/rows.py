@@ -15,7 +15,7 @@ from noloco_node.views.views import PeerRow, PeersView, RunView
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class RunSeen:
     """A run, and who was seen in it."""
 
     run: RunView
@@ -24,13 +24,13 @@ class Sight:
 
 def sight(
     signed: Signed, seen: Mapping[str, PeerRecord], now: float, via: Callable[[str], str | None] = lambda _: None
-) -> Sight:
+) -> RunSeen:
     run = verified(signed)
     alive = living(seen.values(), now)
     furthest = max((record.round for record in alive), default=0)
     rows = tuple(row(record, furthest, now, via(record.peer_id), run=run.label) for record in alive)
     view = RunView(run.run_id, run.label, signed.author, run.rounds, len(alive), training(alive), furthest)
-    return Sight(view, rows)
+    return RunSeen(view, rows)
 
 
 def training(records: Iterable[PeerRecord]) -> int:
@@ -42,7 +42,7 @@ def verified(signed: Signed) -> Manifest:
     return verify(signed)
 
 
-def peers_view(sights: Iterable[Sight]) -> PeersView:
+def peers_view(sights: Iterable[RunSeen]) -> PeersView:
     seen = list(sights)
     return PeersView(tuple(row for sight in seen for row in sight.peers), tuple(sight.run for sight in seen))
 

@@ -30,7 +30,7 @@ CALL_S = 10.0
 log = logging.getLogger(__name__)
 
 
-class Known(NamedTuple):
+class KnownRun(NamedTuple):
     """A run, as a peer tells of it."""
 
     signed: Signed
@@ -38,7 +38,7 @@ class Known(NamedTuple):
     """How many the peer sees training in it; 0 also where it does not say."""
 
 
-class Runs(RunsServicer):
+class RunRegistry(RunsServicer):
     """The run of this node, if it trains, and those that were announced to it, if it is a rendezvous."""
 
     def __init__(
@@ -93,7 +93,7 @@ class Runs(RunsServicer):
         return True
 
 
-async def ask(channel: grpc.aio.Channel) -> list[Known]:
+async def ask(channel: grpc.aio.Channel) -> list[KnownRun]:
     """The runs that a peer knows, each with a signature that holds; what does not verify is left out."""
     with peer_faults():
         reply = await RunsStub(channel).List(pb.RunsRequest(), timeout=CALL_S)
@@ -103,7 +103,7 @@ async def ask(channel: grpc.aio.Channel) -> list[Known]:
         try:
             signed = _decode(message)
             manifest.verify(signed)
-            runs.append(Known(signed, there))
+            runs.append(KnownRun(signed, there))
         except NolocoError as error:
             log.debug("a run that a peer named was left out: %s", error)
     return runs
@@ -117,7 +117,7 @@ async def announce(channels: Iterable[grpc.aio.Channel], signed: Signed) -> None
             log.debug("a run could not be announced: %r", result)
 
 
-def choose(known: Sequence[Known], run_id: str | None, author: str | None) -> Signed:
+def choose(known: Sequence[KnownRun], run_id: str | None, author: str | None) -> Signed:
     """The run to join: the one that is named, else the only one in which somebody trains, else the only one."""
     training = {manifest.verify(run.signed).run_id: run.training for run in known}
     matching = {manifest.verify(run.signed).run_id: run.signed for run in known}

@@ -26,7 +26,7 @@ WITNESSES = 4
 """So many have to say that the run is far larger than it looks from here."""
 
 
-class Crowd:
+class SizeEstimate:
     def __init__(self, rng: Random) -> None:
         self._rng = rng
         self._counts: deque[float] = deque(maxlen=REMEMBERED)

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from noloco_node.base.identity import Identity
 from noloco_node.errors import NolocoError, PeerFault, SwarmUnreachable
 from noloco_node.peers import rows, run_registry
-from noloco_node.peers.directory import Swarm
+from noloco_node.peers.directory import Directory
 from noloco_node.run.manifest import Signed
 from noloco_node.transport.echo import echo
 from noloco_node.transport.libp2p import Libp2pTransport
@@ -27,13 +27,13 @@ READS = 3
 START_S = 60.0
 
 
-class Visit:
+class Visitor:
     """Made by `visiting`."""
 
     def __init__(self, transport: Libp2pTransport, bootstrap: Sequence[str]) -> None:
         self.transport = transport
         self._bootstrap = bootstrap
-        self._directory: Swarm | None = None
+        self._directory: Directory | None = None
 
     async def runs(self) -> list[Signed]:
         """Those that the bootstrap nodes know, each once. Raises SwarmUnreachable where none of them answers."""
@@ -54,7 +54,7 @@ class Visit:
         """Of every run that is known there."""
         known = await self.runs()
         if self._directory is None:
-            self._directory = Swarm(self.transport.p2p, self._bootstrap, carries=False)
+            self._directory = Directory(self.transport.p2p, self._bootstrap, carries=False)
             await self._directory.start()
         return rows.peers_view([await self._sight(self._directory, signed) for signed in known])
 
@@ -62,7 +62,7 @@ class Visit:
         if self._directory:
             await self._directory.close()
 
-    async def _sight(self, directory: Swarm, signed: Signed) -> rows.Sight:
+    async def _sight(self, directory: Directory, signed: Signed) -> rows.RunSeen:
         run_id = rows.verified(signed).run_id
         for _ in range(READS):
             seen = await directory.onlook(run_id)
@@ -74,7 +74,7 @@ class Visit:
 
 
 @asynccontextmanager
-async def visiting(bootstrap: Sequence[str], listen: str = QUIETLY, relay: str = OFF) -> AsyncIterator[Visit]:
+async def visiting(bootstrap: Sequence[str], listen: str = QUIETLY, relay: str = OFF) -> AsyncIterator[Visitor]:
     """Raises SwarmUnreachable where nobody answers."""
     with momentary_key() as key:
         identity = Identity.load_or_create(key)
@@ -87,7 +87,7 @@ async def visiting(bootstrap: Sequence[str], listen: str = QUIETLY, relay: str =
                 f"cannot reach the swarm: the network daemon was not ready within {START_S:.0f} s. "
                 "Is this machine very busy? Try again"
             ) from None
-        visit = Visit(transport, bootstrap)
+        visit = Visitor(transport, bootstrap)
         try:
             yield visit
         finally:

@@ -16,14 +16,14 @@ _ROWS = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     round: int
     loss: float | None
     """Mean training loss of the phase that ended there."""
     eval_loss: float | None
 
 
-History = tuple[Row, ...]
+History = tuple[TableRow, ...]
 
 
 def history(journal: Path, up_to: int) -> History:
@@ -37,7 +37,7 @@ def history(journal: Path, up_to: int) -> History:
             case {"event": "Evaluated", "round": int(round_), "eval_loss": float(loss)}:
                 measured[round_] = loss
     rounds = sorted(round_ for round_ in losses.keys() | measured.keys() if round_ <= up_to)
-    return tuple(Row(round_, losses.get(round_), measured.get(round_)) for round_ in rounds)
+    return tuple(TableRow(round_, losses.get(round_), measured.get(round_)) for round_ in rounds)
 
 
 def card(trained: Trained, measured: Measured | None, rows: History) -> str:
@@ -101,14 +101,14 @@ def _recipe(run: Manifest) -> str:
     return "\n".join(f"| {name} | {value} |" for name, value in rows.items())
 
 
-def _losses(rows: Sequence[Row]) -> str:
+def _losses(rows: Sequence[TableRow]) -> str:
     if not rows:
         return ""
     lines = [f"| {row.round} | {_loss(row.loss)} | {_loss(row.eval_loss)} |" for row in rows]
     return "\n".join(["", "| round | training loss | held-out loss |", "|---|---|---|", *lines, ""])
 
 
-def _spread(rows: History) -> Sequence[Row]:
+def _spread(rows: History) -> Sequence[TableRow]:
     """The first, the last, and as many evenly between as make a short table."""
     if len(rows) <= _ROWS:
         return rows

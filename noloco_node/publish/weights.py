@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from noloco_node.checkpoints import checkpoint
-from noloco_node.checkpoints.checkpoint import Slow
+from noloco_node.checkpoints.checkpoint import SlowWeights
 from noloco_node.data import tokens
 from noloco_node.data.sources import Sources
 from noloco_node.errors import Incompatible, UsageError
@@ -34,7 +34,7 @@ class Weights(Protocol):
 
     @property
     def file(self) -> RunFile: ...
-    def slow(self, layout: bytes) -> Slow: ...
+    def slow(self, layout: bytes) -> SlowWeights: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Kept:
     file: RunFile
     checkpoints: tuple[Path, ...]
 
-    def slow(self, layout: bytes) -> Slow:
+    def slow(self, layout: bytes) -> SlowWeights:
         return checkpoint.slow_weights(self.checkpoints, self.file.run.run_id, layout)
 
 
@@ -55,12 +55,12 @@ class Exported:
     file: RunFile
     folder: Path
 
-    def slow(self, layout: bytes) -> Slow:
+    def slow(self, layout: bytes) -> SlowWeights:
         module = _from_pretrained(self.folder)
         if model.layout_digest(module) != layout:
             raise Incompatible(f"the model in {self.folder} is not of the run that its {signed_file.NAME} names")
         phi = torch.cat([p.detach().flatten() for _, p in model.parameters(module)])
-        return Slow(self.folder, self._number("round"), self._number("step"), phi)
+        return SlowWeights(self.folder, self._number("round"), self._number("step"), phi)
 
     def _number(self, key: str) -> int:
         """Shown only, so a wrong one does no harm."""
@@ -78,14 +78,14 @@ class Fetched:
     round: int
     step: int
 
-    def slow(self, layout: bytes) -> Slow:
+    def slow(self, layout: bytes) -> SlowWeights:
         if layout != self.layout:
             raise Incompatible("this command builds another model than the running node: restart the node")
         try:
             phi = torch.from_numpy(np.fromfile(self.path, "<f4"))
         except OSError as error:
             raise UsageError(f"what was fetched is gone ({error.strerror}): export one at a time") from error
-        return Slow(self.path, self.round, self.step, phi)
+        return SlowWeights(self.path, self.round, self.step, phi)
 
 
 @dataclass(frozen=True, slots=True)

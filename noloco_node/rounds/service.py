@@ -33,13 +33,13 @@ LAST_WORD_S = 2.0
 MAX_CALLERS = 32
 """Calls answered at once; further ones are refused as busy, so that a flood holds a bounded number of streams."""
 MEMORY = 4096
-"""Exchange ids remembered against replay: hours of rounds, 200 KiB."""
+"""RoundService ids remembered against replay: hours of rounds, 200 KiB."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class RoundTerms:
     """What two nodes must have in common to exchange."""
 
     run_id: bytes
@@ -56,7 +56,7 @@ class Channels(Protocol):
     def caller(self, context: Any) -> str: ...
 
 
-class Trainer(Protocol):
+class RoundListener(Protocol):
     """What the training thread wants to hear of a round."""
 
     def swapping(self, under_way: bool) -> None: ...
@@ -64,7 +64,7 @@ class Trainer(Protocol):
 
 
 @dataclass(slots=True)
-class Tally:
+class RoundTotals:
     """What the exchanges of this node came to, for status and metrics."""
 
     calls: int = 0
@@ -76,7 +76,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class _Talk:
+class _SwapUnderWay:
     """The swap under way."""
 
     peer: str
@@ -84,13 +84,13 @@ class _Talk:
     started: float
 
 
-class Exchange(ExchangeServicer):
+class RoundService(ExchangeServicer):
     def __init__(  # noqa: PLR0913
         self,
         channels: Channels,
         boot: bytes,
         random: core.Random,
-        trainer: Trainer,
+        trainer: RoundListener,
         observe: Callable[[Event], None],
         *,
         pace: Pace | None = None,
@@ -100,7 +100,7 @@ class Exchange(ExchangeServicer):
         self._machine = core.Round(random, me=channels.peer_id)
         self._trainer = trainer
         self._observe = observe
-        self._terms: Terms | None = None
+        self._terms: RoundTerms | None = None
         self._pace = pace
         self._offers: dict[int, Vectors] = {}
         self._settled = asyncio.Event()
@@ -110,15 +110,15 @@ class Exchange(ExchangeServicer):
         self._stay_s = 0.0  # for our call with an appointment: there is one call at a time
         self._tasks: dict[bytes, asyncio.Task[None]] = {}  # by exchange: our calls, and the swap of whoever called
         self._callers: set[str] = set()
-        self._talk: _Talk | None = None
+        self._talk: _SwapUnderWay | None = None
         self._backlog = Backlog()
         self._links: set[Link] = set()
         self._seen: OrderedDict[tuple[str, bytes, bytes], None] = OrderedDict()
         self._timer: asyncio.TimerHandle | None = None
-        self._tally = Tally()
+        self._tally = RoundTotals()
 
     # ---- what node/trainer.py tells it, and asks ----
-    def begin(self, terms: Terms, swaps: int | None = 1, *, blocking: bool = False) -> None:
+    def begin(self, terms: RoundTerms, swaps: int | None = 1, *, blocking: bool = False) -> None:
         """From here on calls are answered; before, the node has no vector to offer and is busy. `swaps`: how many
         partners a round may have, None for as many as fit. `blocking`: training waits for each round to be over."""
         self._terms = terms
@@ -150,7 +150,7 @@ class Exchange(ExchangeServicer):
         return self._talk.peer if self._talk else None
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> RoundTotals:
         """As it is now, with what is under way."""
         return replace(
             self._tally,
@@ -332,7 +332,7 @@ class Exchange(ExchangeServicer):
         """Refuse what cannot be exchanged with, and what was seen before."""
         if self._terms is None:
             raise PeerRefused("busy")
-        if offer.protocol != PROTOCOL or Terms(offer.run_id, offer.layout, offer.fragments) != self._terms:
+        if offer.protocol != PROTOCOL or RoundTerms(offer.run_id, offer.layout, offer.fragments) != self._terms:
             raise PeerRefused("incompatible")
         identity = (peer, offer.boot, offer.exchange_id)
         if identity in self._seen or offer.exchange_id in self._verdicts or offer.exchange_id in self._tasks:
@@ -360,7 +360,7 @@ class Exchange(ExchangeServicer):
         vectors = self._offers[round]
         order, stall_s = fragments.order(vectors.fragments, exchange), self._machine.stall_s
         swap = Swap(link, vectors, exchange, order, leads=leads, stall_s=stall_s, backlog=self._backlog)
-        self._talk = _Talk(peer, link, asyncio.get_running_loop().time())
+        self._talk = _SwapUnderWay(peer, link, asyncio.get_running_loop().time())
         if task := asyncio.current_task():
             self._tasks[exchange] = task
         self._trainer.swapping(True)

@@ -13,7 +13,7 @@ from noloco_node.base import atomic_files
 from noloco_node.errors import NotAdmitted, UsageError
 
 
-class Acquaintances:
+class TrustedAuthors:
     def __init__(self, path: Path) -> None:
         self._path = path
 

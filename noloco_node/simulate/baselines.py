@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from noloco_node.core.codec import Stats
+from noloco_node.core.codec import CodecStats
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class Algorithm(Protocol):
     """Bytes for each parameter that a replica has sent so far."""
     failed: int
     """Swaps that both sides had to give up."""
-    stats: Stats
+    stats: CodecStats
     """Of the swaps since the latest boundary, with the true error."""
 
     def gradients(self, gradients: Tensor) -> None:
@@ -70,7 +70,7 @@ class Local:
     def __init__(self) -> None:
         self.sent = 0.0
         self.failed = 0
-        self.stats = Stats()
+        self.stats = CodecStats()
 
     def gradients(self, gradients: Tensor) -> None:
         pass

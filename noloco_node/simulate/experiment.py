@@ -16,7 +16,7 @@ from noloco_node.data.corpus import Corpus, standard_library
 from noloco_node.simulate.baselines import Algorithm, Outer
 from noloco_node.simulate.noloco import algorithm
 from noloco_node.simulate.readers import Readers
-from noloco_node.simulate.replicas import Trainer
+from noloco_node.simulate.replicas import ReplicaBatch
 from noloco_node.simulate.settings import Choice, Curve, Settings
 from noloco_node.training.model import build
 from noloco_node.training.replica import choose_device
@@ -57,7 +57,7 @@ def workload(settings: Settings) -> Workload:
 
 def run(work: Workload, choice: Choice, progress: Progress) -> Curve:
     settings, started = work.settings, time.perf_counter()
-    trainer = Trainer(work.module, settings.replicas, settings.inner, work.dtype, settings.compiled)
+    trainer = ReplicaBatch(work.module, settings.replicas, settings.inner, work.dtype, settings.compiled)
     rule = algorithm(choice, settings, trainer.layout)
     outer = Outer.start(trainer.theta)
     readers = Readers(work.corpus, settings)
@@ -82,7 +82,7 @@ def run(work: Workload, choice: Choice, progress: Progress) -> Curve:
     return curve
 
 
-def _measure(curve: Curve, step: int, work: Workload, trainer: Trainer, rule: Algorithm) -> None:
+def _measure(curve: Curve, step: int, work: Workload, trainer: ReplicaBatch, rule: Algorithm) -> None:
     theta = trainer.theta
     curve.steps.append(step)
     curve.tokens.append(step * len(theta) * work.settings.batch * work.settings.data.sequence_length)

@@ -51,7 +51,7 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class NetworkRow:
     method: str
     n: int
     sync_seconds: float
@@ -70,12 +70,12 @@ class Straggling:
     """Of all accelerator time, spent waiting for slower nodes."""
 
 
-def costs(network: Network, sizes: Sequence[int], seed: int) -> list[Row]:
+def costs(network: Network, sizes: Sequence[int], seed: int) -> list[NetworkRow]:
     chance = np.random.default_rng(seed)
     return [row for n in sizes for row in _costs_at(network, n, chance)]
 
 
-def _costs_at(network: Network, n: int, chance: np.random.Generator) -> list[Row]:
+def _costs_at(network: Network, n: int, chance: np.random.Generator) -> list[NetworkRow]:
     rows = []
     for method, finish in METHODS.items():
         if method == "butterfly" and n & (n - 1):
@@ -83,8 +83,8 @@ def _costs_at(network: Network, n: int, chance: np.random.Generator) -> list[Row
         seconds = float(np.mean([finish(network, n, chance).mean() for _ in range(max(1, _DRAWS // n))]))
         sent = network.vector_bytes * _vectors_sent(method, n)
         if method == "pair":
-            rows.append(Row("pair", n, seconds, 0.0, sent))  # assumed: training goes on meanwhile
-        rows.append(Row("pair, blocking" if method == "pair" else method, n, seconds, seconds, sent))
+            rows.append(NetworkRow("pair", n, seconds, 0.0, sent))  # assumed: training goes on meanwhile
+        rows.append(NetworkRow("pair, blocking" if method == "pair" else method, n, seconds, seconds, sent))
     return rows
 
 

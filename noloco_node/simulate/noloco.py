@@ -20,7 +20,7 @@ from torch import Tensor
 
 from noloco_node.core import codec as codecs
 from noloco_node.core import outer as core
-from noloco_node.core.length_correction import Norms
+from noloco_node.core.length_correction import LengthCorrection
 from noloco_node.errors import PeerFault
 from noloco_node.simulate.baselines import Algorithm, Ddp, DiLoCo, FedAvg, Local, Outer, PaperNoLoCo, matching
 from noloco_node.simulate.settings import Choice, Settings
@@ -48,7 +48,7 @@ def algorithm(choice: Choice, settings: Settings, layout: Mapping[str, torch.Siz
 @dataclass(slots=True, eq=False)
 class _Pending:
     due: int
-    """Inner steps after the boundary that opened it."""
+    """Replica steps after the boundary that opened it."""
     c: Tensor
     late: int = 0
     """Boundaries since then."""
@@ -57,13 +57,13 @@ class _Pending:
 class NoLoCo(Local):
     def __init__(self, choice: Choice, settings: Settings, sizes: Sequence[int], chance: random.Random) -> None:
         super().__init__()
-        self._hyper = core.Hyper(choice.alpha, choice.beta, choice.gamma)
+        self._hyper = core.OuterSettings(choice.alpha, choice.beta, choice.gamma)
         self._swaps = choice.swaps
         self._steps = choice.inner_steps or settings.inner_steps
         self._delay = settings.delay(self._steps)
         self._chance = chance
         self._codecs = [codecs.codec(settings.codec) for _ in range(settings.replicas)]
-        self._norms = [Norms(sizes) for _ in range(settings.replicas)] if choice.keep_norm else []
+        self._norms = [LengthCorrection(sizes) for _ in range(settings.replicas)] if choice.keep_norm else []
         self._movements: list[Tensor] = []  # of the latest phase: what a codec guesses its ranges from
         self._pending: list[_Pending] = []
 
@@ -82,7 +82,7 @@ class NoLoCo(Local):
         self._correct(outer, self._pending)
 
     def _meet(self, outer: Outer) -> None:
-        self.stats = codecs.Stats()
+        self.stats = codecs.CodecStats()
         rows = zip(outer.theta, outer.phi, strict=True)
         self._movements = [core.movement(theta, phi, self._hyper, codecs.BLOCK) for theta, phi in rows]
         u = torch.empty_like(outer.theta)

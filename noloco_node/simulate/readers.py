@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from noloco_node.data.corpus import Corpus, Stream, Tokens
+from noloco_node.data.corpus import Corpus, Tokens, TokenStream
 from noloco_node.errors import UsageError
 from noloco_node.simulate.settings import Settings
 
@@ -20,7 +20,7 @@ class Readers:
     def __init__(self, corpus: Corpus, settings: Settings) -> None:
         parts = [corpus.train] * settings.replicas if settings.iid else own_modules(corpus.train, settings.replicas)
         length = settings.data.sequence_length
-        self._streams = [Stream(part, length, settings.seed, f"replica {i}") for i, part in enumerate(parts)]
+        self._streams = [TokenStream(part, length, settings.seed, f"replica {i}") for i, part in enumerate(parts)]
 
     def next(self, sequences: int) -> Tensor:
         """Tokens of every replica's next batch, (R, sequences, length + 1)."""

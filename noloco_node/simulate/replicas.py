@@ -21,7 +21,7 @@ _EVALUATED = 16
 """Sequences of one replica evaluated at a time; bounds the memory of the logits."""
 
 
-class Trainer:
+class ReplicaBatch:
     def __init__(
         self, module: nn.Module, replicas: int, spec: InnerSpec, dtype: torch.dtype, compiled: bool = False
     ) -> None:

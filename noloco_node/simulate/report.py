@@ -10,7 +10,7 @@ from rich.table import Table
 
 from noloco_node.base.validation import listed
 from noloco_node.errors import UsageError
-from noloco_node.simulate.network import Network, Row, Straggling
+from noloco_node.simulate.network import Network, NetworkRow, Straggling
 from noloco_node.simulate.settings import Curve, Settings
 from noloco_node.simulate.sweep import Result
 from noloco_node.simulate.wallclock import Large, Timed, loss_after, seconds_to
@@ -87,7 +87,7 @@ def clock_document(settings: Settings, curves: Sequence[Curve], large: Large, ti
     }
 
 
-def network_table(rows: Sequence[Row]) -> Table:
+def network_table(rows: Sequence[NetworkRow]) -> Table:
     methods = list(dict.fromkeys(row.method for row in rows if row.method != "pair, blocking"))  # the same seconds
     table = Table(box=None, title="seconds of one synchronisation (and pair's advantage)", title_justify="left")
     table.add_column("nodes", justify="right")
@@ -111,7 +111,7 @@ def straggler_table(rows: Sequence[Straggling]) -> Table:
     return table
 
 
-def network_document(network: Network, rows: Sequence[Row], waiting: Sequence[Straggling]) -> dict[str, Any]:
+def network_document(network: Network, rows: Sequence[NetworkRow], waiting: Sequence[Straggling]) -> dict[str, Any]:
     finite = {key: value if value != float("inf") else None for key, value in asdict(network).items()}
     return {
         "schema": SCHEMA,
@@ -158,7 +158,7 @@ def plot_comparison(curves: Sequence[Curve], path: Path) -> None:
     figure.savefig(path, dpi=90)
 
 
-def plot_network(rows: Sequence[Row], waiting: Sequence[Straggling], path: Path) -> None:
+def plot_network(rows: Sequence[NetworkRow], waiting: Sequence[Straggling], path: Path) -> None:
     figure, (seconds, idle) = _panels(2)
     for method in dict.fromkeys(row.method for row in rows if row.method != "pair, blocking"):
         points = [(row.n, row.sync_seconds) for row in rows if row.method == method]
@@ -188,7 +188,7 @@ def _with_error(value: float, error: float) -> str:
     return f"{value:.3f} ± {error:.3f}" if error else f"{value:.3f}"
 
 
-def _seconds(row: Row, pair: Row) -> str:
+def _seconds(row: NetworkRow, pair: NetworkRow) -> str:
     ratio = row.sync_seconds / pair.sync_seconds
     return _short(row.sync_seconds) + (f" ({_short(ratio)}x)" if row is not pair else "")
 

@@ -149,7 +149,7 @@ class Settings:
         return max(1, self.inner.batch_tokens // self.data.sequence_length)
 
     def delay(self, inner_steps: int) -> int:
-        """Inner steps between a boundary and its correction."""
+        """Replica steps between a boundary and its correction."""
         kind, _, steps = self.overlap.partition("=")
         if kind in ("delay", "deferred") and steps.isdecimal():
             return int(steps)

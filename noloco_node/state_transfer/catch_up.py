@@ -42,7 +42,7 @@ _PARTNERS = 32  # so many of those that it stands apart from are remembered
 log = logging.getLogger(__name__)
 
 
-class Node(Protocol):
+class CatchUpNode(Protocol):
     """What is needed of the node that comes level."""
 
     @property
@@ -109,12 +109,12 @@ def coding(state_bytes: int, rate_bytes_s: float | None) -> Coding:
     return Coding.BF16 if rate_bytes_s and state_bytes / rate_bytes_s > LONG_DOWNLOAD_S else Coding.FP32
 
 
-class Homecoming:
+class CatchUp:
     """`wanted`: what would do, for a node that has nothing of its own yet; `first`: it joined by nobody."""
 
     def __init__(  # noqa: PLR0913
         self,
-        node: Node,
+        node: CatchUpNode,
         peer_id: str,
         channel: Callable[[str], grpc.aio.Channel],
         wanted: choose_donor.Wanted,

@@ -32,7 +32,7 @@ from noloco_node.host.traffic import Pace
 from noloco_node.peers import run_registry
 from noloco_node.run.manifest import Signed
 from noloco_node.state_transfer import client
-from noloco_node.state_transfer.client import Download, LiveState, Terms
+from noloco_node.state_transfer.client import Download, LiveState, StateTerms
 from noloco_node.state_transfer.server import MAX_WAITING
 from noloco_node.wire.state_format import Coding
 
@@ -63,7 +63,7 @@ log = logging.getLogger(__name__)
 async def find_run(
     channel: Channel,
     rendezvous: Sequence[str],
-    choose: Callable[[list[run_registry.Known], str], Signed],
+    choose: Callable[[list[run_registry.KnownRun], str], Signed],
     waits_for: Say,
     unfinished: Signed | None = None,
 ) -> Signed:
@@ -96,7 +96,7 @@ async def find_run(
 class Wanted:
     """What would do."""
 
-    terms: Terms
+    terms: StateTerms
     numbers: int
     """fp32 numbers: two a parameter."""
     budget: int
@@ -216,7 +216,7 @@ class _Turn:
         self._channel, self._wanted, self._witnesses = channel, wanted, witnesses
         self._patience, self._queue_s, self._waits_for = patience, queue_s, waits_for
         self._place, self._since = MAX_WAITING + 1, _now()
-        self._headway = client.Headway()
+        self._headway = client.DownloadProgress()
         waits_for(f"state from {self.name}")
 
     def waits(self, place: int) -> None:

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class StateTerms:
     run_id: bytes
     layout: bytes
 
@@ -55,7 +55,7 @@ def is_finite(numbers: memoryview) -> bool:
     return all(np.isfinite(part).all() for part in np.array_split(whole, max(1, len(whole) >> 22)))
 
 
-class Headway:
+class DownloadProgress:
     """How far a download is and how long it will still take, in words, at its rate since it was first asked."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Headway:
         return f"{done_bytes / total_bytes:.0%}{left}"
 
 
-class Watcher(Protocol):
+class DownloadWatcher(Protocol):
     """Who wants to know how a download goes."""
 
     def waits(self, place: int) -> None:
@@ -139,7 +139,7 @@ class Download:
 
 
 async def fetch(
-    channel: grpc.aio.Channel, terms: Terms, download: Download, watcher: Watcher, pace: Pace | None = None
+    channel: grpc.aio.Channel, terms: StateTerms, download: Download, watcher: DownloadWatcher, pace: Pace | None = None
 ) -> LiveState:
     """What `download` still lacks, of one peer. Raises PeerFault, and what came stays in `download`."""
     pace = pace or Traffic()
@@ -173,14 +173,14 @@ async def aside(size_bytes: int, work: Callable[P, T], *args: P.args, **options:
     return await asyncio.to_thread(work, *args, **options) if size_bytes > ASIDE_BYTES else work(*args, **options)
 
 
-async def progress(channel: grpc.aio.Channel, terms: Terms) -> int:
+async def progress(channel: grpc.aio.Channel, terms: StateTerms) -> int:
     """The round in which a peer is. Raises PeerFault."""
     request = wire.encode_state_request(wire.StateRequest(PROTOCOL, terms.run_id, terms.layout))
     with peer_faults():
         return wire.decode_progress(await StateStub(channel).Progress(request, timeout=PROGRESS_S))
 
 
-async def _header(stream: AsyncIterator[pb.StateFrame], pace: Pace, watcher: Watcher) -> wire.StateHeader:
+async def _header(stream: AsyncIterator[pb.StateFrame], pace: Pace, watcher: DownloadWatcher) -> wire.StateHeader:
     while True:
         match await _receive(stream, pace):
             case wire.StateHeader() as header:

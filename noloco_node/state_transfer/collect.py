@@ -28,8 +28,8 @@ from noloco_node.host.traffic import Pace
 from noloco_node.peers.record import PeerRecord
 from noloco_node.state_transfer import client
 from noloco_node.state_transfer.choose_donor import STALE_ROUNDS
-from noloco_node.state_transfer.client import Download, LiveState, Terms
-from noloco_node.state_transfer.server import Giver
+from noloco_node.state_transfer.client import Download, LiveState, StateTerms
+from noloco_node.state_transfer.server import StateOwner
 from noloco_node.views.views import GatheredState, GatherView
 
 FOLDER = "gathered"
@@ -46,11 +46,11 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class OwnState:
     """What this node has, and what a donor's state must fit."""
 
     peer_id: str
-    terms: Terms
+    terms: StateTerms
     parameters: int
     round: int
     step: int
@@ -58,13 +58,13 @@ class Own:
     """Rounds of the run."""
 
 
-class Limits(Protocol):
+class TransferLimits(Protocol):
     """What the volunteer allows."""
 
     def room_to_take(self, size_bytes: int) -> bool: ...
 
 
-class Gatherer:
+class Collector:
     """One gathering at a time. `rate_bytes_s`: what the volunteer allows for downloads."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Gatherer:
         home: Path,
         channel: Callable[[str], grpc.aio.Channel],
         pace: Pace,
-        limits: Limits,
+        limits: TransferLimits,
         rate_bytes_s: float | None = None,
     ) -> None:
         self._home = home / FOLDER
@@ -81,7 +81,7 @@ class Gatherer:
         self._busy = False
 
     async def gather(
-        self, own: Own, giver: Giver, there: Collection[PeerRecord], peers: int
+        self, own: OwnState, giver: StateOwner, there: Collection[PeerRecord], peers: int
     ) -> AsyncGenerator[GatherView, None]:
         """How it goes, every now and then; at last what came, or why nothing did. Whoever hears no more before that
         leaves no files."""
@@ -104,7 +104,7 @@ class Gatherer:
                 await asyncio.wait({coming})
                 shutil.rmtree(self._home, ignore_errors=True)
 
-    async def _gather(self, work: "_Work", giver: Giver, donors: Sequence[PeerRecord], peers: int) -> None:
+    async def _gather(self, work: "_Work", giver: StateOwner, donors: Sequence[PeerRecord], peers: int) -> None:
         folder = self._fresh_folder(work.own, min(peers, len(donors)))
         round_, numbers = await asyncio.wrap_future(giver.live_state())
         if not await asyncio.to_thread(client.is_finite, numbers):
@@ -120,7 +120,7 @@ class Gatherer:
                 "no other node gave its state: see `noloco-node peers`, or leave --average out to export this one's"
             )
 
-    def _fresh_folder(self, own: Own, peers: int) -> Path:
+    def _fresh_folder(self, own: OwnState, peers: int) -> Path:
         """Raises DiskFull, UsageError."""
         needed, free = (peers + 1) * _PLACE_BYTES * own.parameters, checkpoint.free_bytes(self._home)
         if free is not None and free < needed:
@@ -155,7 +155,12 @@ class _Work:
     """What came so far."""
 
     def __init__(
-        self, own: Own, channel: Callable[[str], grpc.aio.Channel], pace: Pace, limits: Limits, slowest: float
+        self,
+        own: OwnState,
+        channel: Callable[[str], grpc.aio.Channel],
+        pace: Pace,
+        limits: TransferLimits,
+        slowest: float,
     ) -> None:
         self.own = own
         self.view = GatherView(run_id=own.terms.run_id.hex(), layout=own.terms.layout.hex(), doing="this node's state")
@@ -167,7 +172,7 @@ class _Work:
         if not self._limits.room_to_take(download.total_bytes):
             self._skip(name, "the day's download has no room for its state; --daily-download allows more")
             return
-        turn = _Turn(self, name)
+        turn = _DonorTurn(self, name)
         try:
             async with asyncio.timeout(BEGIN_S + download.total_bytes / self._slowest):
                 state = await client.fetch(self._channel(donor.peer_id), self.own.terms, download, turn, self._pace)
@@ -190,12 +195,12 @@ class _Work:
         self.view = replace(self.view, skipped=(*self.view.skipped, f"{name}: {why}"))
 
 
-class _Turn:
+class _DonorTurn:
     """One donor's: checks the round that it says, and tells how far the download is."""
 
     def __init__(self, work: _Work, name: str) -> None:
         self._work, self._name = work, name
-        self._headway = client.Headway()
+        self._headway = client.DownloadProgress()
         self._say("")
 
     def waits(self, place: int) -> None:
@@ -215,7 +220,7 @@ class _Turn:
         self._work.view = replace(self._work.view, doing=f"state from {self._name}{how_far}")
 
 
-def _in_turn(there: Collection[PeerRecord], own: Own) -> list[PeerRecord]:
+def _in_turn(there: Collection[PeerRecord], own: OwnState) -> list[PeerRecord]:
     """By chance, but those who train first, and nobody who is known to be far behind."""
     fit = [r for r in there if r.state in GIVING and r.peer_id != own.peer_id and r.round >= own.round - STALE_ROUNDS]
     random.shuffle(fit)

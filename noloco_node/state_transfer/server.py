@@ -18,7 +18,7 @@ import grpc
 from noloco_node.errors import NolocoError, PeerMisbehaved
 from noloco_node.host.limits import MIN_RATE_BYTES_S
 from noloco_node.host.traffic import Pace, Traffic
-from noloco_node.state_transfer.client import Terms, aside
+from noloco_node.state_transfer.client import StateTerms, aside
 from noloco_node.version import PROTOCOL
 from noloco_node.wire import messages as wire
 from noloco_node.wire import peer_pb2 as pb
@@ -48,7 +48,7 @@ MAX_COPIES = 2
 log = logging.getLogger(__name__)
 
 
-class Giver(Protocol):
+class StateOwner(Protocol):
     """What is needed of the training thread."""
 
     def live_state(self) -> "Future[tuple[int, memoryview]]": ...
@@ -60,7 +60,7 @@ class Callers(Protocol):
     def caller(self, context: Any) -> str: ...
 
 
-class Copy:
+class StateCopy:
     """The state at one moment, as whoever downloads it sees it."""
 
     def __init__(self, round: int, numbers: memoryview, taken_at: float) -> None:
@@ -93,16 +93,16 @@ class Copy:
             yield wire.StateChunk(bytes(coding.encode(self._numbers, at, min(at + state_format.CHUNK_BYTES, total))))
 
 
-class Copies:
+class StateCopies:
     """The copies that are held: one as a rule, MAX_COPIES at most."""
 
-    def __init__(self, giver: Giver) -> None:
+    def __init__(self, giver: StateOwner) -> None:
         self._giver = giver
-        self._held: list[Copy] = []
-        self._coming: asyncio.Task[Copy] | None = None
+        self._held: list[StateCopy] = []
+        self._coming: asyncio.Task[StateCopy] | None = None
         self._hashing = asyncio.Lock()
 
-    async def version(self, root: bytes, coding: Coding) -> tuple[Copy, wire.StateHeader]:
+    async def version(self, root: bytes, coding: Coding) -> tuple[StateCopy, wire.StateHeader]:
         """The one of that root, or else one that is fresh. Raises NolocoError."""
         copy = self._fit(root)
         if copy is None:
@@ -116,7 +116,7 @@ class Copies:
         return copy, version
 
     @contextmanager
-    def using(self, copy: Copy) -> Iterator[None]:
+    def using(self, copy: StateCopy) -> Iterator[None]:
         copy.users += 1
         try:
             yield
@@ -126,24 +126,24 @@ class Copies:
             copy.left_at = loop.time()
             loop.call_later(KEPT_S, self._tidy)
 
-    def _fit(self, root: bytes) -> Copy | None:
+    def _fit(self, root: bytes) -> StateCopy | None:
         now = asyncio.get_running_loop().time()
         same = [copy for copy in self._held if root and copy.has(root)]
         fresh = [copy for copy in self._held if now - copy.taken_at <= SHARED_S]
         full = len(self._held) == MAX_COPIES and all(copy.users for copy in self._held)
         return next(iter([*same, *fresh[-1:], *(self._held[-1:] if full else [])]), None)
 
-    async def _take(self) -> Copy:
+    async def _take(self) -> StateCopy:
         self._tidy()
         idle = [copy for copy in self._held if not copy.users]
         if idle and len(self._held) >= MAX_COPIES:
             self._held.remove(idle[0])
         round_, numbers = await asyncio.wrap_future(self._giver.live_state())
-        copy = Copy(round_, numbers, asyncio.get_running_loop().time())
+        copy = StateCopy(round_, numbers, asyncio.get_running_loop().time())
         self._held.append(copy)
         return copy
 
-    def _came(self, _: asyncio.Task[Copy]) -> None:
+    def _came(self, _: asyncio.Task[StateCopy]) -> None:
         self._coming = None  # its result would outlive those that are held
 
     def _tidy(self) -> None:
@@ -151,7 +151,7 @@ class Copies:
         self._held = [copy for copy in self._held if copy.users or now - copy.left_at < KEPT_S]
 
 
-class Queue:
+class DownloadQueue:
     """Who downloads, and behind them who waits. A peer stands in it once: whoever calls again takes its own place."""
 
     def __init__(self) -> None:
@@ -182,7 +182,7 @@ class Queue:
 
 
 class Ticket:
-    def __init__(self, queue: Queue, peer: str) -> None:
+    def __init__(self, queue: DownloadQueue, peer: str) -> None:
         self.peer = peer
         self.moved = asyncio.Event()
         self._queue = queue
@@ -235,7 +235,7 @@ Withholds = Callable[[int], bool]
 """Whether its volunteer's limits leave no room for a state beside so many bytes that are promised already."""
 
 
-class Promises:
+class PromisedBytes:
     """What those whose turn it is have still to get, of what the volunteer allows a day."""
 
     def __init__(self, withholds: Withholds) -> None:
@@ -276,13 +276,13 @@ class StateService(StateServicer):
         self._callers = callers
         self._round = round
         self._pace = pace or Traffic()
-        self._promises = Promises(withholds)
-        self._terms: Terms | None = None
-        self._copies: Copies | None = None
-        self._queue = Queue()
+        self._promises = PromisedBytes(withholds)
+        self._terms: StateTerms | None = None
+        self._copies: StateCopies | None = None
+        self._queue = DownloadQueue()
 
-    def begin(self, terms: Terms, giver: Giver) -> None:
-        self._terms, self._copies = terms, Copies(giver)
+    def begin(self, terms: StateTerms, giver: StateOwner) -> None:
+        self._terms, self._copies = terms, StateCopies(giver)
 
     async def Progress(self, request: pb.StateRequest, context: Any) -> pb.StateProgress:  # noqa: N802
         asked = self._understood(request)
@@ -327,12 +327,12 @@ class StateService(StateServicer):
             return wire.Refusal(wire.Code.INCOMPATIBLE)
         if self._terms is None:
             return wire.Refusal(wire.Code.BUSY, retry_in_s=1.0)
-        same = asked.protocol == PROTOCOL and Terms(asked.run_id, asked.layout) == self._terms
+        same = asked.protocol == PROTOCOL and StateTerms(asked.run_id, asked.layout) == self._terms
         return asked if same else wire.Refusal(wire.Code.INCOMPATIBLE)
 
 
 async def _answer(
-    asked: wire.StateRequest, copies: Copies, ticket: Ticket, promises: Promises
+    asked: wire.StateRequest, copies: StateCopies, ticket: Ticket, promises: PromisedBytes
 ) -> AsyncGenerator[wire.StateFrame, None]:
     while place := ticket.look():
         yield wire.StatePlace(place)

@@ -26,7 +26,7 @@ COLUMNS = tuple(_ORDERS)
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PeerFilter:
     sort: str = "together"
     """One of COLUMNS; what is not known stands last, and among equals the name decides."""
     state: str | None = None

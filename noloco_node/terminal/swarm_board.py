@@ -49,7 +49,7 @@ class Seat(Protocol):
     def last_words(self) -> str: ...
 
 
-class Progress:
+class SwarmProgress:
     """How far, and how long still: a straight line from the first round that was seen."""
 
     def __init__(self, rounds: int) -> None:
@@ -76,7 +76,7 @@ class Progress:
 class LiveBoard:
     """For a terminal. A context manager, so that the cursor comes back whatever happens."""
 
-    def __init__(self, out: Console, progress: Progress, rounds: int, _began: float) -> None:
+    def __init__(self, out: Console, progress: SwarmProgress, rounds: int, _began: float) -> None:
         self._live = Live(console=out, auto_refresh=False)
         self._out, self._progress, self._rounds = out, progress, rounds
 
@@ -99,7 +99,7 @@ class LiveBoard:
 class PlainBoard:
     """For a pipe or a log: a line for each round of each node, and a sign of life in between."""
 
-    def __init__(self, out: Console, progress: Progress, rounds: int, began: float) -> None:
+    def __init__(self, out: Console, progress: SwarmProgress, rounds: int, began: float) -> None:
         self._out, self._progress, self._rounds, self._began = out, progress, rounds, began
         self._spoke = began
         self._seen: dict[str, str] = {}

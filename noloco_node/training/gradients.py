@@ -19,20 +19,20 @@ from torch import Tensor, nn
 from noloco_node.errors import UsageError
 from noloco_node.run.manifest import InnerSpec
 from noloco_node.training import memory_budget
-from noloco_node.training.optimizer import Descent
+from noloco_node.training.optimizer import Optimizer
 from noloco_node.training.task import Batch, Task, device_batch
 
 T = TypeVar("T")
 
 
-class Passes:
+class Gradients:
     """`descent` is told when memory is needed, and then has the gradients of the last batch."""
 
     def __init__(  # noqa: PLR0913, PLR0917
         self,
         task: Task,
         module: nn.Module,
-        descent: Descent,
+        descent: Optimizer,
         spec: InnerSpec,
         micro_batch: int | None,
         memory_fraction: float,

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 from noloco_node.errors import NolocoError
-from noloco_node.training.replica import Inner
+from noloco_node.training.replica import Replica
 
 T = TypeVar("T")
 
@@ -13,11 +13,11 @@ T = TypeVar("T")
 class Question(Generic[T]):
     """A letter to the training thread that wants an answer."""
 
-    def __init__(self, ask: Callable[[Inner], T]) -> None:
+    def __init__(self, ask: Callable[[Replica], T]) -> None:
         self.answer: Future[T] = Future()
         self._ask = ask
 
-    def __call__(self, inner: Inner) -> None:
+    def __call__(self, inner: Replica) -> None:
         if self.answer.set_running_or_notify_cancel():
             try:
                 self.answer.set_result(self._ask(inner))
@@ -32,11 +32,11 @@ class Question(Generic[T]):
 class Correction:
     """A letter to the training thread; `added` is done when there is nothing left of it, whatever became of it."""
 
-    def __init__(self, add: Callable[[Inner], None]) -> None:
+    def __init__(self, add: Callable[[Replica], None]) -> None:
         self.added: Future[None] = Future()
         self._add = add
 
-    def __call__(self, inner: Inner) -> None:
+    def __call__(self, inner: Replica) -> None:
         try:
             self._add(inner)
         finally:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from noloco_node.run.manifest import InnerSpec
 
 
-class Descent:
+class Optimizer:
     def __init__(self, module: nn.Module, spec: InnerSpec) -> None:
         self._parameters = list(module.parameters())
         self._spec = spec

@@ -26,15 +26,15 @@ from torch import Tensor, nn
 
 from noloco_node.core import outer
 from noloco_node.core.codec import BLOCK
-from noloco_node.core.length_correction import Norms
+from noloco_node.core.length_correction import LengthCorrection
 from noloco_node.data import corpus
 from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved, UsageError
 from noloco_node.run.manifest import Manifest
 from noloco_node.training import memory_budget, model
-from noloco_node.training.gradients import Passes
-from noloco_node.training.optimizer import Descent
+from noloco_node.training.gradients import Gradients
+from noloco_node.training.optimizer import Optimizer
 from noloco_node.training.schedule import learning_rate
-from noloco_node.training.task import Batch, Closable, Patient, Stream, Task, load
+from noloco_node.training.task import Batch, Closable, ExampleStream, Patient, Task, load
 
 MAX_SKIPPED = 10
 """In a row: one bad batch is bad luck, ten are bad weights."""
@@ -79,32 +79,32 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-class Inner:
+class Replica:
     """`build` makes the one that a manifest describes."""
 
     def __init__(  # noqa: PLR0913, PLR0917
         self,
         task: Task,
         module: nn.Module,
-        stream: Stream,
+        stream: ExampleStream,
         manifest: Manifest,
         micro_batch: int | None = None,
         memory_fraction: float = 1.0,
     ) -> None:
         self._spec = manifest.inner
-        self._hyper = outer.Hyper(manifest.outer.alpha, manifest.outer.beta, manifest.outer.gamma)
+        self._hyper = outer.OuterSettings(manifest.outer.alpha, manifest.outer.beta, manifest.outer.gamma)
         self.module = module.train()
         self.stream = stream
         self.layout = model.layout_digest(module)
         self.theta = model.flatten(module)
         self.phi, self.delta = memory_budget.slow_vectors(self.theta, memory_fraction)
-        self._norms: Norms | None = None
+        self._norms: LengthCorrection | None = None
         if manifest.outer.keep_norm:
-            self._norms = Norms([p.numel() for _, p in model.parameters(module)], self.phi.device)
+            self._norms = LengthCorrection([p.numel() for _, p in model.parameters(module)], self.phi.device)
         self._owed_for = -1
         """The round of the offer that norms know: a swap may have begun just as the next offer was made."""
-        self._descent = Descent(module, self._spec)
-        self._passes = Passes(task, module, self._descent, self._spec, micro_batch, memory_fraction)
+        self._descent = Optimizer(module, self._spec)
+        self._passes = Gradients(task, module, self._descent, self._spec, micro_batch, memory_fraction)
         self.budget = manifest.rounds
         self.round = 0
         self.phase_step = 0
@@ -139,7 +139,7 @@ class Inner:
         compiled: bool = False,
         sources: corpus.Sources = corpus.NOTHING,
         corpus: corpus.Readable | None = None,
-    ) -> "Inner":
+    ) -> "Replica":
         """The replica of the node `peer_id`. To be called on the thread that will own it: torch's number of threads is
         set here, and torch counts it per calling thread. `micro_batch`: examples at once, found out when None."""
         if threads:

@@ -22,7 +22,7 @@ SHARE = 0.05
 hour, and somebody waits."""
 
 
-class Replica(Protocol):
+class SlowState(Protocol):
     """What is needed of training/replica.py."""
 
     round: int
@@ -31,7 +31,7 @@ class Replica(Protocol):
     delta: Tensor
 
 
-class Portrait:
+class Snapshot:
     def __init__(self, round: int, phi: Tensor, delta: Tensor) -> None:
         self.round = round
         self._phi, self._delta = phi, delta
@@ -71,15 +71,15 @@ class Portrait:
 
 
 Copy = tuple[int, memoryview]
-"""Of the round, and what `Portrait.data` gives."""
+"""Of the round, and what `Snapshot.data` gives."""
 
 
-class Portraits:
+class Snapshots:
     """The one that is being taken, and who waits for it. Belongs to the training thread."""
 
     def __init__(self) -> None:
         self._wanted: list[Future[Copy]] = []
-        self._current: Portrait | None = None
+        self._current: Snapshot | None = None
 
     @property
     def idle(self) -> bool:
@@ -89,10 +89,10 @@ class Portraits:
         """The next one that is whole; whoever asks while one is being taken gets that one."""
         self._wanted.append(answer)
 
-    def in_gap(self, replica: Replica, gaps: int, step_s: float) -> None:
+    def in_gap(self, replica: SlowState, gaps: int, step_s: float) -> None:
         """Between two inner steps of about `step_s`, with so many of them until the boundary."""
         if self._current is None and self._wanted and (gaps >= MIN_GAPS or replica.phase_step == 0):
-            self._current = Portrait(replica.round, replica.phi, replica.delta)
+            self._current = Snapshot(replica.round, replica.phi, replica.delta)
         if self._current is None:
             return
         due, until = -(-self._current.missing // max(1, gaps)), time.perf_counter() + SHARE * step_s
@@ -102,10 +102,10 @@ class Portraits:
         if not self._current.missing:
             self._hand_over(self._current)
 
-    def at_once(self, replica: Replica) -> None:
+    def at_once(self, replica: SlowState) -> None:
         """Where no step is held up by it."""
         if self._wanted and self._current is None:
-            self._current = Portrait(replica.round, replica.phi, replica.delta)
+            self._current = Snapshot(replica.round, replica.phi, replica.delta)
         self.complete()
 
     def secure(self, start: int, end: int) -> None:
@@ -125,7 +125,7 @@ class Portraits:
             if answer.set_running_or_notify_cancel():
                 answer.set_exception(why)
 
-    def _hand_over(self, portrait: Portrait) -> None:
+    def _hand_over(self, portrait: Snapshot) -> None:
         wanted, self._wanted, self._current = self._wanted, [], None
         copy = (portrait.round, portrait.data())
         for answer in wanted:

@@ -25,7 +25,7 @@ Batch: TypeAlias = tuple[Tensor, ...]
 """Tensors on the CPU that all have the examples as their first dimension: a micro-batch is the same slice of each."""
 
 
-class Stream(Protocol):
+class ExampleStream(Protocol):
     """A replica's endless examples, its own by its peer id."""
 
     @property
@@ -66,7 +66,7 @@ class Task(Protocol):
     def model(self) -> nn.Module:
         """In fp32 on the CPU. torch's generator is seeded by the run: the same first weights for everyone."""
 
-    def stream(self, peer_id: str) -> Stream: ...
+    def stream(self, peer_id: str) -> ExampleStream: ...
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
         """Mean over the batch's examples, which lie on the module's device."""

@@ -27,13 +27,13 @@ import torch
 from torch import Tensor
 
 from noloco_node.base.events import Evaluated, PhaseDone, RolledBack
-from noloco_node.core.codec import BLOCK, Codec, Conversation, Heard, Stats
+from noloco_node.core.codec import BLOCK, Codec, CodecStats, Conversation, Received
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory, PeerMisbehaved
 from noloco_node.training import memory_budget
 from noloco_node.training.mailbox import Correction, Question
-from noloco_node.training.replica import Inner, Saved, State
-from noloco_node.training.state_snapshot import Copy, Portraits
-from noloco_node.training.time_accounts import Timesheet
+from noloco_node.training.replica import Replica, Saved, State
+from noloco_node.training.state_snapshot import Copy, Snapshots
+from noloco_node.training.time_accounts import TimeAccounts
 
 FRAGMENT_ELEMENTS = 1 << 20
 """4 MiB in fp32, half of gRPC's limit on a message; half a MiB at 4 bits. Larger ones would hold up an inner step."""
@@ -84,7 +84,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Underway:
+class Progress:
     """Where the training stands between two inner steps."""
 
     steps: int
@@ -125,7 +125,7 @@ class Offer:
         self.round = round
         self.fragments = thread.fragments
         self.correction_bytes = 4 * thread.fragment_elements
-        self.stats = Stats()
+        self.stats = CodecStats()
         """Of the swaps so far."""
         self._thread = thread
         self._u = u
@@ -136,7 +136,7 @@ class Offer:
         """This and the next two raise NonFinite once the weights have been given up that it was made of."""
         return self._thread.codec_pool.submit(self._open, index, exchange_id)
 
-    def hear(self, index: int, payload: bytes) -> "Future[Heard]":
+    def hear(self, index: int, payload: bytes) -> "Future[Received]":
         return self._thread.codec_pool.submit(self._hear, index, payload)
 
     def apply(self, index: int, correction: Tensor) -> "Future[None]":
@@ -162,7 +162,7 @@ class Offer:
         self._conversations[index] = self._thread.codec.converse(u, index, exchange_id, moved)
         return self._conversations[index].open()
 
-    def _hear(self, index: int, payload: bytes) -> Heard:
+    def _hear(self, index: int, payload: bytes) -> Received:
         self._require_valid()
         conversation = self._conversations.get(index)
         if conversation is None:
@@ -177,7 +177,7 @@ class Offer:
 class TrainingThread:
     def __init__(  # noqa: PLR0913
         self,
-        build: Callable[[], Inner],
+        build: Callable[[], Replica],
         codec: Codec,
         post: Callable[[Message], None],
         *,
@@ -198,7 +198,7 @@ class TrainingThread:
         self._budget = self._rounds = rounds
         self._blocking = blocking
         self._last_good = last_good
-        self._mailbox: queue.SimpleQueue[Callable[[Inner], None]] = queue.SimpleQueue()
+        self._mailbox: queue.SimpleQueue[Callable[[Replica], None]] = queue.SimpleQueue()
         self._over = False
         self._begun = False
         self._paused = False
@@ -206,14 +206,14 @@ class TrainingThread:
         self._in_vain = False
         """Whether the weights were rolled back and no loss has been finite since."""
         self._rounds_over = 0
-        self._times = Timesheet(time.perf_counter)
+        self._times = TimeAccounts(time.perf_counter)
         self._phase = _Phase(0.0)
         self._stalled_s = 0.0  # up to the last boundary
         self._clock_read_at = 0.0
         self._looked_at = time.perf_counter()
         self._longest_s = 0.0
         """Between two looks into the mailbox, so far."""
-        self._portraits = Portraits()
+        self._portraits = Snapshots()
         self._thread = threading.Thread(target=self._run, name="training", daemon=True)
 
     # ---- from any thread ----
@@ -223,7 +223,7 @@ class TrainingThread:
     def begin(self, own_rounds: int | None = None) -> None:
         """Train to the end of the run, or for so many rounds from here."""
 
-        def begin(inner: Inner) -> None:
+        def begin(inner: Replica) -> None:
             if own_rounds is not None:
                 self._rounds = min(self._rounds, inner.round + own_rounds)
             self._begun = True
@@ -234,7 +234,7 @@ class TrainingThread:
         """Take a peer's slow weights and outer momentum: before `begin`, or in a pause, with no offer open and no swap
         under way. A phase that had begun is given up."""
 
-        def adopt(inner: Inner) -> None:
+        def adopt(inner: Replica) -> None:
             ahead = max(0, round - inner.round)
             self._portraits.complete()
             inner.adopt(round, state)
@@ -248,7 +248,7 @@ class TrainingThread:
         little at a time. Nobody changes the copy. Fails where there is no memory for it."""
         copy: Future[Copy] = Future()
 
-        def want(inner: Inner) -> None:
+        def want(inner: Replica) -> None:
             if self._portraits.idle:
                 memory_budget.check_copy(inner.parameters)
             self._portraits.want(copy)
@@ -261,7 +261,7 @@ class TrainingThread:
         """Everything that a resumed run needs, as it is between two inner steps."""
         return self._ask(lambda inner: self._copying(inner.state))
 
-    def so_far(self) -> "Future[tuple[Underway, Mapping[str, float]]]":
+    def so_far(self) -> "Future[tuple[Progress, Mapping[str, float]]]":
         """And the seconds since training began, by what they went into."""
         return self._ask(lambda inner: (self._underway(inner), self._times.so_far()))
 
@@ -293,7 +293,7 @@ class TrainingThread:
     def stop(self, within_s: float = JOIN_S) -> None:
         """Stop between two inner steps, and wait for that."""
 
-        def unwind(_: Inner) -> None:
+        def unwind(_: Replica) -> None:
             raise _Stop
 
         self._mailbox.put(unwind)
@@ -319,7 +319,7 @@ class TrainingThread:
             self._give_up()
             self._portraits.give_up(NolocoError("the training has ended"))
 
-    def _live(self, inner: Inner) -> None:
+    def _live(self, inner: Replica) -> None:
         self._looked_at = time.perf_counter()
         self.fragments = max(1, -(-inner.parameters // self.fragment_elements))
         self._post(Ready(inner.parameters, inner.layout, self.fragments, inner.round, inner.device))
@@ -335,7 +335,7 @@ class TrainingThread:
         self._evaluate(inner)
         self._serve_until(inner, lambda: False)
 
-    def _train_phase(self, inner: Inner) -> None:
+    def _train_phase(self, inner: Replica) -> None:
         phase, round_ = _Phase(time.perf_counter()), inner.round
         self._phase = phase
         step_s = 0.0
@@ -368,15 +368,15 @@ class TrainingThread:
             self._clock_read_at = time.perf_counter()  # the next phase begins here
         self._evaluate(inner)
 
-    def _underway(self, inner: Inner) -> Underway:
+    def _underway(self, inner: Replica) -> Progress:
         phase, left_s, tokens_per_s = self._phase, None, None
         if phase.steps and not self._paused:
             step_s = (time.perf_counter() - phase.began) / phase.steps
             left_s = step_s * inner.steps_left(step_s)
             tokens_per_s = inner.tokens_per_step / step_s
-        return Underway(inner.steps, inner.phase_part, left_s, tokens_per_s, phase.loss())
+        return Progress(inner.steps, inner.phase_part, left_s, tokens_per_s, phase.loss())
 
-    def _fetch(self, inner: Inner) -> bool:
+    def _fetch(self, inner: Replica) -> bool:
         """The next step's batch, if it comes before the mailbox is to be looked at again."""
         with self._times.on("data"):
             if inner.has_data(LOOK_S):
@@ -386,7 +386,7 @@ class TrainingThread:
         self._read_clock(inner)
         return False
 
-    def _step(self, inner: Inner) -> list[float]:
+    def _step(self, inner: Replica) -> list[float]:
         """Its loss, where it has one."""
         try:
             loss = inner.step()
@@ -398,7 +398,7 @@ class TrainingThread:
         self._in_vain = False
         return [loss]
 
-    def _roll_back(self, inner: Inner, reason: str) -> None:
+    def _roll_back(self, inner: Replica, reason: str) -> None:
         """Raises Diverged when the last time did not help."""
         if self._in_vain:
             raise Diverged(f"{reason}, with older weights too: the run needs a smaller learning rate, or other data")
@@ -412,9 +412,9 @@ class TrainingThread:
             self.given_up = inner.round
         self._post(RolledBack(inner.round, saved.round if saved else None, reason))
 
-    def _boundary(self, inner: Inner) -> tuple[Offer | None, str | None]:
+    def _boundary(self, inner: Replica) -> tuple[Offer | None, str | None]:
         self._serve(inner)
-        self._copy(Portraits.complete)
+        self._copy(Snapshots.complete)
         with self._times.on("boundary"):
             try:
                 closed = "swapping" if self._swapping else "warming_up" if inner.warming_up else None
@@ -426,22 +426,22 @@ class TrainingThread:
                 return None, "nonfinite"
         return (None, closed) if offered is None else (Offer(self, inner.round, *offered), None)
 
-    def _evaluate(self, inner: Inner) -> None:
+    def _evaluate(self, inner: Replica) -> None:
         with self._times.on("evaluate"):
             self._post(Evaluated(inner.round, inner.evaluate()))
 
-    def _apply(self, inner: Inner, offered_round: int, start: int, correction: Tensor) -> None:
+    def _apply(self, inner: Replica, offered_round: int, start: int, correction: Tensor) -> None:
         with self._times.on("apply"):
             self._portraits.secure(start, start + len(correction))
             inner.apply(start, correction, offered_round)
 
-    def _copy(self, work: Callable[[Portraits], None]) -> None:
+    def _copy(self, work: Callable[[Snapshots], None]) -> None:
         """For a newcomer, if one waits."""
         if not self._portraits.idle:
             with self._times.on("checkpoint"):
                 work(self._portraits)
 
-    def _copy_a_little(self, inner: Inner, step_s: float) -> None:
+    def _copy_a_little(self, inner: Replica, step_s: float) -> None:
         self._copy(lambda portraits: portraits.in_gap(inner, inner.steps_left(step_s), step_s))
 
     def _copying(self, copy: Callable[[], T]) -> T:
@@ -453,13 +453,13 @@ class TrainingThread:
         before, self._stalled_s = self._stalled_s, self._times.stall_s()
         return 1000 * (self._stalled_s - before)
 
-    def _serve(self, inner: Inner) -> None:
+    def _serve(self, inner: Replica) -> None:
         """Do what lies in the mailbox."""
         with self._looking():
             while not self._mailbox.empty():
                 self._mailbox.get()(inner)
 
-    def _serve_until(self, inner: Inner, enough: Callable[[], bool]) -> None:
+    def _serve_until(self, inner: Replica, enough: Callable[[], bool]) -> None:
         """Do what comes into the mailbox, waiting for it."""
         with self._looking():
             while not enough():
@@ -474,7 +474,7 @@ class TrainingThread:
         yield
         self._looked_at = time.perf_counter()
 
-    def _wait_while_paused(self, inner: Inner) -> float:
+    def _wait_while_paused(self, inner: Replica) -> float:
         """How long that was: a pause counts as nobody's time."""
         if not self._paused:
             return 0.0
@@ -485,18 +485,18 @@ class TrainingThread:
         self._clock_read_at += paused_s
         return paused_s
 
-    def _read_clock(self, inner: Inner) -> None:
+    def _read_clock(self, inner: Replica) -> None:
         """All that this thread does is a phase's time; pauses and waiting for a partner are not."""
         now = time.perf_counter()
         inner.spend(now - self._clock_read_at)
         self._clock_read_at = now
 
-    def _ask(self, ask: Callable[[Inner], T]) -> "Future[T]":
+    def _ask(self, ask: Callable[[Replica], T]) -> "Future[T]":
         question = Question(ask)
         self._send(question)
         return question.answer
 
-    def _send(self, letter: Callable[[Inner], None]) -> None:
+    def _send(self, letter: Callable[[Replica], None]) -> None:
         """A letter whose sender waits for what becomes of it."""
         self._mailbox.put(letter)
         if self._over:  # else whoever ends the thread looks through the mailbox after this

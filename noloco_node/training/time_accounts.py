@@ -15,7 +15,7 @@ STALL = ("boundary", "apply")
 """What a round costs the training."""
 
 
-class Timesheet:
+class TimeAccounts:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._spent_s = dict.fromkeys(ACCOUNTS, 0.0)

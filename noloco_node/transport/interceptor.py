@@ -18,7 +18,7 @@ Admit = Callable[[Context], Awaitable[None]]
 _log = logging.getLogger(__name__)
 
 
-class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # it takes no arguments at run time
+class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # it takes no arguments at run time
     """Puts `guarded` around every method of a grpc.aio server."""
 
     def __init__(self, admit: Admit) -> None:

@@ -25,14 +25,14 @@ from noloco_node.base.addresses import announced, check_port, parse, parse_boots
 from noloco_node.base.identity import Identity
 from noloco_node.errors import IdentityInUse, NolocoError, PeerLost, SwarmUnreachable
 from noloco_node.transport.grpc_bridge import SERVER_OPTIONS, FarEnd, Inbound, Outbound, Streams
-from noloco_node.transport.interceptor import Context, Guard
-from noloco_node.transport.p2pd.cleanup import Runtime
-from noloco_node.transport.p2pd.control import Orders
-from noloco_node.transport.p2pd.process import Daemon, node_arguments, stranger_arguments
-from noloco_node.transport.p2pd.session import CONTROL_S, Hivemind, Life, cancelled
-from noloco_node.transport.reachability import AUTO, ONLY, OUTGOING, RELAYED, Reach
+from noloco_node.transport.interceptor import Context, Interceptor
+from noloco_node.transport.p2pd.cleanup import RuntimeDirectory
+from noloco_node.transport.p2pd.control import P2pdControl
+from noloco_node.transport.p2pd.process import P2pdProcess, node_arguments, stranger_arguments
+from noloco_node.transport.p2pd.session import CONTROL_S, Hivemind, P2pdSession, cancelled
+from noloco_node.transport.reachability import AUTO, ONLY, OUTGOING, RELAYED, Reachability
 from noloco_node.transport.relay import reserve
-from noloco_node.transport.self_view import Mirror, Skew
+from noloco_node.transport.self_view import ClockSkew, SelfViewService
 from noloco_node.wire.mirror_pb2_grpc import add_MirrorServicer_to_server
 
 T = TypeVar("T")
@@ -82,13 +82,13 @@ class Libp2pTransport:
         helpers: dict[str, list[str]] = {}
         for address in self._others:
             helpers.setdefault(str(self._bootstrap[address]), []).append(address)
-        self._reach = Reach(self.peer_id, relay, helpers, lambda: reversed(self._introduced), self.channel)
-        self.serve(lambda server: add_MirrorServicer_to_server(Mirror(self._far_end), server))
+        self._reach = Reachability(self.peer_id, relay, helpers, lambda: reversed(self._introduced), self.channel)
+        self.serve(lambda server: add_MirrorServicer_to_server(SelfViewService(self._far_end), server))
         self._ways: dict[str, str] = {}
         self._introduced: dict[str, Sequence[str]] = {}
         self._stack = AsyncExitStack()
         self._started: _Parts | None = None
-        self._life: Life | None = None
+        self._life: P2pdSession | None = None
 
     @property
     def p2p(self) -> Any:
@@ -131,7 +131,7 @@ class Libp2pTransport:
         return self._reach.verdict
 
     @property
-    def skew(self) -> Skew | None:
+    def skew(self) -> ClockSkew | None:
         """How far our clock is ahead of others', as far as that is beyond doubt."""
         return self._reach.skew
 
@@ -175,7 +175,7 @@ class Libp2pTransport:
         return self._started
 
     @property
-    def _living(self) -> Life:
+    def _living(self) -> P2pdSession:
         if self._life is None:
             raise RuntimeError("the transport has not been started")
         return self._life
@@ -185,7 +185,7 @@ class Libp2pTransport:
     async def _start(self) -> None:
         check_port(parse(self._listen))
         hivemind = _import_hivemind()
-        runtime = await Runtime.open(*self._gone_with_us)
+        runtime = await RuntimeDirectory.open(*self._gone_with_us)
         self._stack.push_async_callback(runtime.close)
         await self._check_identity(runtime, hivemind)
         self._stack.push_async_callback(self._end_life)
@@ -204,17 +204,21 @@ class Libp2pTransport:
         announce = [address.partition("/p2p/")[0] for address in self._announce]
         arguments = node_arguments(self._identity.path, listen, announce, bootstrap, relays=self._serves_relay)
         for _ in range(_RELAY_TRIES):
-            life = self._life = await Life.begin(runtime, arguments, self._parts.hivemind, self._startup_timeout_s)
+            life = self._life = await P2pdSession.begin(
+                runtime, arguments, self._parts.hivemind, self._startup_timeout_s
+            )
             if not self._serves_relay or await self._is_a_relay(life):
                 break
             await life.end()
         else:
-            life = self._life = await Life.begin(runtime, arguments, self._parts.hivemind, self._startup_timeout_s)
+            life = self._life = await P2pdSession.begin(
+                runtime, arguments, self._parts.hivemind, self._startup_timeout_s
+            )
             _log.warning("this node passes no calls on to those behind routers: p2pd did not become a relay")
         async with asyncio.timeout(CONTROL_S):
             await life.orders.hand_over_streams(PROTOCOL, runtime.path / _STREAMS)
 
-    async def _is_a_relay(self, life: Life) -> bool:
+    async def _is_a_relay(self, life: P2pdSession) -> bool:
         """p2pd always has a relay for 128 KiB a connection. The one that it is told to have replaces that or, by a race
         at the start, is replaced by it, and only another peer can see which of the two it became. It calls from here:
         what is announced may lead here from outside only, or once others know that we are ready."""
@@ -226,7 +230,7 @@ class Libp2pTransport:
         if self._life:
             await self._life.end()
 
-    async def _check_identity(self, runtime: Runtime, hivemind: Hivemind) -> None:
+    async def _check_identity(self, runtime: RuntimeDirectory, hivemind: Hivemind) -> None:
         """Two nodes with one identity take each other's streams, so ask the swarm for ourselves, under another key."""
         if not self._bootstrap:
             return
@@ -244,13 +248,15 @@ class Libp2pTransport:
             )
 
     @asynccontextmanager
-    async def _stranger(self, runtime: Runtime, hivemind: Hivemind, bootstrap: Sequence[str]) -> AsyncIterator[Orders]:
+    async def _stranger(
+        self, runtime: RuntimeDirectory, hivemind: Hivemind, bootstrap: Sequence[str]
+    ) -> AsyncIterator[P2pdControl]:
         """Another p2pd for a moment, to see this node or the swarm as others do."""
-        daemon = await Daemon.launch(runtime.path / "look.sock", stranger_arguments(bootstrap))
+        daemon = await P2pdProcess.launch(runtime.path / "look.sock", stranger_arguments(bootstrap))
         runtime.told(daemon.pid)
         try:
             await daemon.wait_ready(self._startup_timeout_s)
-            yield Orders(daemon.socket, hivemind.messages, hivemind.multiaddr)
+            yield P2pdControl(daemon.socket, hivemind.messages, hivemind.multiaddr)
         finally:
             await daemon.stop()
             daemon.socket.unlink(missing_ok=True)
@@ -259,12 +265,12 @@ class Libp2pTransport:
     def _others(self) -> list[str]:
         return [address for address, peer in self._bootstrap.items() if peer != self.peer_id]
 
-    async def _start_server(self, runtime: Runtime) -> Inbound:
+    async def _start_server(self, runtime: RuntimeDirectory) -> Inbound:
         async def admit(context: Context) -> None:
             if inbound.caller_of(context.peer()) is None:
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, "calls come through libp2p only")
 
-        guard = Guard(admit)
+        guard = Interceptor(admit)
         server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[guard], maximum_concurrent_rpcs=_MAX_CALLS)
         for add in self._services:
             add(server)
@@ -301,7 +307,7 @@ class _Parts(NamedTuple):
     """What lives as long as the transport, whatever becomes of p2pd."""
 
     hivemind: Hivemind
-    runtime: Runtime
+    runtime: RuntimeDirectory
     inbound: Inbound
     outbound: Outbound
 
@@ -323,7 +329,7 @@ def _import_hivemind() -> Hivemind:
     return Hivemind(P2P, Multiaddr, p2pd_pb2)
 
 
-async def _answers(orders: Orders, peer: str) -> bool:
+async def _answers(orders: P2pdControl, peer: str) -> bool:
     """Whether the swarm leads to a live peer of this id."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_DIAL_S):
@@ -345,7 +351,7 @@ def _remember(known: dict[str, T], peer: str, what: T) -> None:
         del known[next(iter(known))]
 
 
-async def _reconnect(orders: Orders, peer: str, addresses: Sequence[str]) -> None:
+async def _reconnect(orders: P2pdControl, peer: str, addresses: Sequence[str]) -> None:
     """Be connected to a peer, if it is there."""
     with suppress(OSError):
         async with asyncio.timeout(_CONNECT_S):

@@ -18,7 +18,7 @@ import grpc.aio
 from noloco_node.base import periodic
 from noloco_node.base.addresses import is_of_this_machine, seen_outside
 from noloco_node.transport import relay, self_view
-from noloco_node.transport.p2pd.control import Orders
+from noloco_node.transport.p2pd.control import P2pdControl
 
 DIRECTLY, MAPPED, RELAYED, OUTGOING = "directly", "mapped", "relayed", "outgoing"
 AUTO, ONLY, OFF = "auto", "only", "off"
@@ -33,7 +33,7 @@ _SURVEY_EVERY = 10
 """A place is asked for so many times between two looks at whether a port is open by now."""
 
 
-class Reach:
+class Reachability:
     def __init__(
         self,
         peer_id: str,
@@ -54,7 +54,7 @@ class Reach:
         self._outside: list[str] = []
         self._relayed: list[str] = []
         self.verdict: str | None = None
-        self.skew: self_view.Skew | None = None
+        self.skew: self_view.ClockSkew | None = None
 
     def addresses(self, own: Sequence[str]) -> list[str]:
         """`own` and what was found, the best first."""
@@ -62,14 +62,14 @@ class Reach:
             return list(self._relayed)
         return list(dict.fromkeys([*self._outside, *own, *self._relayed]))
 
-    async def begin(self, orders: Orders, found: Callable[[], Sequence[str]]) -> None:
+    async def begin(self, orders: P2pdControl, found: Callable[[], Sequence[str]]) -> None:
         """The first verdict, by which a node decides whether to carry records for others."""
         router = asyncio.get_running_loop().time() + _ROUTER_S
         await self.survey(orders, found())
         if self._relays != ONLY and self.verdict in (RELAYED, OUTGOING) and await self._moved(found, until=router):
             await self.survey(orders, found())
 
-    async def keep(self, orders: Callable[[], Orders], found: Callable[[], Sequence[str]]) -> None:
+    async def keep(self, orders: Callable[[], P2pdControl], found: Callable[[], Sequence[str]]) -> None:
         """For ever."""
         turns = itertools.count(1)
 
@@ -85,7 +85,7 @@ class Reach:
             lambda: _GLANCE_S, turn, (OSError,)
         )  # a machine may be out of file descriptors for a while
 
-    async def survey(self, orders: Orders, found: Sequence[str]) -> None:
+    async def survey(self, orders: P2pdControl, found: Sequence[str]) -> None:
         """Ask how we look from outside, and for a place with a relay where that is needed."""
         ours = seen_outside(found)
         self._asked = set(ours)
@@ -114,7 +114,7 @@ class Reach:
             await asyncio.sleep(_GLANCE_S)
         return False
 
-    async def _reserve(self, orders: Orders) -> None:
+    async def _reserve(self, orders: P2pdControl) -> None:
         helpers = {} if self._relays == OFF else self.helpers
         granted = await asyncio.gather(*(relay.reserve(orders, peer) for peer in helpers))
         places = [by for addresses, place in zip(helpers.values(), granted, strict=True) if place for by in addresses]

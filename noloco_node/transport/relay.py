@@ -10,7 +10,7 @@ Protocol: https://github.com/libp2p/specs/blob/master/relay/circuit-v2.md
 
 import asyncio
 
-from noloco_node.transport.p2pd.control import Orders, read, write
+from noloco_node.transport.p2pd.control import P2pdControl, read, write
 from noloco_node.wire import circuit_pb2 as pb
 
 _HOP = "/libp2p/circuit/relay/0.2.0/hop"
@@ -21,7 +21,7 @@ _LEAST_BYTES = 1 << 30
 128 KiB where it is not."""
 
 
-async def reserve(orders: Orders, relay: str) -> bool:
+async def reserve(orders: P2pdControl, relay: str) -> bool:
     """Ask a relay for a place, or to keep ours. False where it has none, is no relay for bulk, or does not answer."""
     try:
         async with asyncio.timeout(_RESERVE_S):

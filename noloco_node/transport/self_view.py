@@ -28,7 +28,7 @@ _MAX_KNOCKS = 16  # at a time, over all callers
 _LATEST = float(1 << 34)  # seconds since 1970 that a clock may show: five centuries, and sums of them stay exact
 
 
-class Mirror(MirrorServicer):
+class SelfViewService(MirrorServicer):
     """Tells callers how they look from here."""
 
     def __init__(self, far_end: Callable[[Any], FarEnd]) -> None:
@@ -65,7 +65,7 @@ async def _libp2p_answers(host: str, port: int) -> bool:
             writer.transport.abort()
 
 
-class Image(NamedTuple):
+class SelfView(NamedTuple):
     """What a peer said of us."""
 
     host: str
@@ -73,7 +73,7 @@ class Image(NamedTuple):
     open: tuple[int, ...]
 
 
-async def look(channel: grpc.aio.Channel, ports: Sequence[int]) -> Image | None:
+async def look(channel: grpc.aio.Channel, ports: Sequence[int]) -> SelfView | None:
     """Ask one peer; nothing where it does not answer, or with nonsense."""
     try:
         with peer_faults():
@@ -81,10 +81,10 @@ async def look(channel: grpc.aio.Channel, ports: Sequence[int]) -> Image | None:
         host = str(ipaddress.ip_address(reply.host)) if reply.host else ""
     except (PeerLost, ValueError):
         return None
-    return Image(host, tuple(port for port in reply.open if port in ports))
+    return SelfView(host, tuple(port for port in reply.open if port in ports))
 
 
-class Skew(NamedTuple):
+class ClockSkew(NamedTuple):
     """How our clock differs from those of peers."""
 
     ahead_s: float
@@ -93,14 +93,14 @@ class Skew(NamedTuple):
     """Peers that say this much or more. It may be the clock of a single one that is wrong."""
 
 
-async def skew(channels: Sequence[grpc.aio.Channel]) -> Skew | None:
+async def skew(channels: Sequence[grpc.aio.Channel]) -> ClockSkew | None:
     """Nothing where no peer has a clock to compare with."""
     found = await asyncio.gather(*(_skew(channel) for channel in channels))
     known = sorted((value for value in found if value is not None), key=abs)
     if not known:
         return None
     ahead = known[(len(known) - 1) // 2]
-    return Skew(ahead, sum(value >= ahead if ahead > 0 else value <= ahead for value in known))
+    return ClockSkew(ahead, sum(value >= ahead if ahead > 0 else value <= ahead for value in known))
 
 
 async def _skew(channel: grpc.aio.Channel) -> float | None:

@@ -28,7 +28,7 @@ class Rounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class BytesView:
     sent: int = 0
     """Bytes of exchanges, since the node's start."""
     received: int = 0
@@ -153,7 +153,7 @@ class StatusView:
     stall_ms: float | None = None
     """What the last round took from the training: its boundary, and the corrections that were added."""
     rounds: Rounds = Rounds()
-    bytes: Traffic = Traffic()
+    bytes: BytesView = BytesView()
     today: Today | None = None
     resent_block_fraction: float | None = None
     relative_error: float | None = None
@@ -309,7 +309,7 @@ class Rate:
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class MeetingView:
     """Rounds committed by two peers, as far as this node has seen or been told."""
 
     peer: str
@@ -334,7 +334,7 @@ class HistoryView:
     """Of the whole run as far as this node took part; thinned out when there are many."""
     pieces: tuple[Piece, ...] = ()
     rates: tuple[Rate, ...] = ()
-    meetings: tuple[Meeting, ...] = ()
+    meetings: tuple[MeetingView, ...] = ()
     said: tuple[Said, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     """Of every peer id above."""

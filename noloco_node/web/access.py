@@ -16,7 +16,7 @@ from pathlib import Path
 
 from noloco_node.base.atomic_files import cannot_write
 from noloco_node.errors import UsageError
-from noloco_node.web.http import Refused, Request
+from noloco_node.web.http import RefusedRequest, Request
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{32,128}")
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[0-9A-Za-z._-]{1,253})(?::\d{1,5})?")
@@ -34,9 +34,9 @@ def names_here(authority: str) -> bool:
 def check_host(request: Request) -> None:
     host = request.headers.get("host")
     if host is None:
-        raise Refused(HTTPStatus.BAD_REQUEST, "the request names no host")
+        raise RefusedRequest(HTTPStatus.BAD_REQUEST, "the request names no host")
     if not names_here(host):
-        raise Refused(
+        raise RefusedRequest(
             HTTPStatus.MISDIRECTED_REQUEST,
             "this node answers to an address, to localhost and to this machine's name: open it by one of these",
         )
@@ -46,10 +46,10 @@ def check_write(request: Request, token: str) -> None:
     """Raises Refused unless it holds the token and comes from a page of ours, or from no page at all."""
     origin = request.headers.get("origin")
     if origin is not None and not names_here(re.sub(r"^https?://", "", origin)):
-        raise Refused(HTTPStatus.MISDIRECTED_REQUEST, "a page from elsewhere may not do that")
+        raise RefusedRequest(HTTPStatus.MISDIRECTED_REQUEST, "a page from elsewhere may not do that")
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not secrets.compare_digest(given.strip().encode(), token.encode()):
-        raise Refused(
+        raise RefusedRequest(
             HTTPStatus.UNAUTHORIZED,
             "this needs the token: open the page with #token= and what is in the file web.token of the node's home",
             {"WWW-Authenticate": "Bearer"},

@@ -29,7 +29,7 @@ _GUARDED = {
 """On every response: nothing from elsewhere is loaded, nobody frames or embeds it, nothing is left behind."""
 
 
-class Refused(Exception):
+class RefusedRequest(Exception):
     """A request that gets a sentence instead of what it asked for."""
 
     def __init__(self, status: HTTPStatus, sentence: str, headers: Mapping[str, str] | None = None) -> None:
@@ -58,13 +58,13 @@ class Response:
 
 
 def request_of(head: bytes) -> Request:
-    """A head up to and with its empty line. Raises Refused."""
+    """A head up to and with its empty line. Raises RefusedRequest."""
     first, *rest = head.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
     line = _REQUEST_LINE.fullmatch(first)
     if line is None:
-        raise Refused(HTTPStatus.BAD_REQUEST, "this is not a request of HTTP/1.1")
+        raise RefusedRequest(HTTPStatus.BAD_REQUEST, "this is not a request of HTTP/1.1")
     if len(rest) > _MAX_FIELDS:
-        raise Refused(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"more than {_MAX_FIELDS} header fields")
+        raise RefusedRequest(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"more than {_MAX_FIELDS} header fields")
     headers = _fields(rest)
     stays = line[3] == "1" and headers.get("connection", "").lower() != "close"
     return Request(line[1], line[2].partition("?")[0], headers, stays, _body_bytes(headers))
@@ -75,26 +75,28 @@ def _fields(lines: list[str]) -> dict[str, str]:
     for line in lines:
         match = _FIELD.fullmatch(line)
         if match is None:
-            raise Refused(HTTPStatus.BAD_REQUEST, "a header field is malformed")
+            raise RefusedRequest(HTTPStatus.BAD_REQUEST, "a header field is malformed")
         name = match[1].lower()
         if name in found and name in _ONCE:
-            raise Refused(HTTPStatus.BAD_REQUEST, f"the header field {name} is there twice")
+            raise RefusedRequest(HTTPStatus.BAD_REQUEST, f"the header field {name} is there twice")
         found[name] = match[2].strip()
     if "transfer-encoding" in found:
-        raise Refused(HTTPStatus.NOT_IMPLEMENTED, "a body in chunks is not read here")
+        raise RefusedRequest(HTTPStatus.NOT_IMPLEMENTED, "a body in chunks is not read here")
     return found
 
 
 def _body_bytes(headers: Mapping[str, str]) -> int:
     length = headers.get("content-length", "0")
     if not re.fullmatch("[0-9]{1,18}", length):
-        raise Refused(HTTPStatus.BAD_REQUEST, "the content's length is not a number")
+        raise RefusedRequest(HTTPStatus.BAD_REQUEST, "the content's length is not a number")
     if int(length) > MAX_BODY_BYTES:
-        raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body of at most {MAX_BODY_BYTES} bytes is read here")
+        raise RefusedRequest(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body of at most {MAX_BODY_BYTES} bytes is read here"
+        )
     return int(length)
 
 
-def sentence(refused: Refused) -> Response:
+def sentence(refused: RefusedRequest) -> Response:
     return Response(f"{refused}\n".encode(), "text/plain; charset=utf-8", refused.status, refused.headers)
 
 

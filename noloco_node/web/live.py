@@ -32,7 +32,7 @@ class Watched(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class PageState:
     status: StatusView | None = None
     peers: PeersView | None = None
     history: HistoryView = field(default_factory=HistoryView)
@@ -41,7 +41,7 @@ class Picture:
 class Live:
     def __init__(self, node: Watched) -> None:
         self._node = node
-        self._picture = Picture()
+        self._picture = PageState()
         self._taken = -PERIOD_S
         self.listeners = 0
 
@@ -49,7 +49,7 @@ class Live:
         """One event a PERIOD_S at most, for one listener, as long as it listens."""
         self.listeners += 1
         try:
-            known, spoke = Picture(), time.monotonic()
+            known, spoke = PageState(), time.monotonic()
             while True:
                 now = self._look()
                 if told := change(known, now):
@@ -62,16 +62,16 @@ class Live:
         finally:
             self.listeners -= 1
 
-    def _look(self) -> Picture:
+    def _look(self) -> PageState:
         """One look for everybody who listens."""
         now = time.monotonic()
         if now - self._taken >= PERIOD_S / 2:
-            self._picture = Picture(self._node.status(), self._node.peers(), self._node.history())
+            self._picture = PageState(self._node.status(), self._node.peers(), self._node.history())
             self._taken = now
         return self._picture
 
 
-def change(before: Picture, now: Picture) -> dict[str, Any]:
+def change(before: PageState, now: PageState) -> dict[str, Any]:
     """What is to be told; empty when there is nothing."""
     told: dict[str, Any] = {}
     if now.status is not None and not (before.status and _ageless(now.status) == _ageless(before.status)):

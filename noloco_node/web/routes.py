@@ -12,7 +12,7 @@ from typing import Protocol
 from noloco_node.views.views import View, document
 from noloco_node.web import prometheus
 from noloco_node.web.access import check_host, check_write
-from noloco_node.web.http import Refused, Request, Response
+from noloco_node.web.http import RefusedRequest, Request, Response
 from noloco_node.web.live import Watched
 
 LIVE = "/api/live"
@@ -59,10 +59,10 @@ class Site:
         check_host(request)
         looks, acts = request.path in self._looks or request.path == LIVE, request.path in self._acts
         if not looks and not acts:
-            raise Refused(HTTPStatus.NOT_FOUND, "there is nothing here: the page is at /")
+            raise RefusedRequest(HTTPStatus.NOT_FOUND, "there is nothing here: the page is at /")
         if request.method not in (allowed := ("GET", "HEAD") if looks else ("POST",)):
             words = " or ".join(allowed)
-            raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, f"this wants {words}", {"Allow": ", ".join(allowed)})
+            raise RefusedRequest(HTTPStatus.METHOD_NOT_ALLOWED, f"this wants {words}", {"Allow": ", ".join(allowed)})
         if acts:
             check_write(request, self._token)
             self._acts[request.path]()

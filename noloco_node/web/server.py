@@ -15,7 +15,7 @@ from pathlib import Path
 
 from noloco_node.errors import UsageError
 from noloco_node.web.access import token_in
-from noloco_node.web.http import MAX_HEAD_BYTES, Refused, Request, Response, head_of, request_of, sentence
+from noloco_node.web.http import MAX_HEAD_BYTES, RefusedRequest, Request, Response, head_of, request_of, sentence
 from noloco_node.web.live import MAX_LISTENERS, Live
 from noloco_node.web.routes import Node, Site
 
@@ -28,7 +28,7 @@ SEND_S = 15.0
 HANG_UP_S = 1.0
 """For a refused client to read why, before what it still sends would reset the connection."""
 _READ_OVER = 64  # pieces of what it still sends
-_CROWDED = Refused(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections: try again in a moment")
+_CROWDED = RefusedRequest(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections: try again in a moment")
 
 
 @asynccontextmanager
@@ -89,8 +89,10 @@ class _Connections:
             request = await _next_request(reader)
             response = self._site.answer(request)
             if response is None and self._live.listeners >= MAX_LISTENERS:
-                raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, f"{MAX_LISTENERS} pages are open already: close one")
-        except Refused as refused:
+                raise RefusedRequest(
+                    HTTPStatus.SERVICE_UNAVAILABLE, f"{MAX_LISTENERS} pages are open already: close one"
+                )
+        except RefusedRequest as refused:
             await _refuse(reader, writer, refused)
             return False
         if response is None:
@@ -116,7 +118,7 @@ async def _next_request(reader: asyncio.StreamReader) -> Request:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
-            raise Refused(
+            raise RefusedRequest(
                 HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"the head is longer than {MAX_HEAD_BYTES} bytes"
             ) from None
         request = request_of(head)
@@ -135,7 +137,7 @@ async def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
         await writer.drain()
 
 
-async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, why: Refused) -> None:
+async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, why: RefusedRequest) -> None:
     """Say it, and hang up without resetting the connection while it is still read."""
     await _send(writer, sentence(why), stays=False)
     writer.write_eof()

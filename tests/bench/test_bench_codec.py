@@ -14,7 +14,7 @@ from noloco_node.errors import UsageError
 
 
 @pytest.fixture(scope="module")
-def met() -> list[replica_pairs.Meeting]:
+def met() -> list[replica_pairs.PairMeeting]:
     return replica_pairs.meetings(plan=(1, 1, 2), steps=2)
 
 
@@ -24,14 +24,14 @@ def parsed(*words: str) -> argparse.Namespace:
     return parser.parse_args(["codec", *words])
 
 
-def test_replicas_meet_as_planned_and_come_closer(met: list[replica_pairs.Meeting]) -> None:
+def test_replicas_meet_as_planned_and_come_closer(met: list[replica_pairs.PairMeeting]) -> None:
     assert [m.apart_rounds for m in met] == [1, 1, 2]
     for m in met:
         assert len(m.one.moved) == -(-len(m.one.u) // BLOCK)
         assert 0 < (m.other.u - m.one.u).norm() < m.one.u.norm()
 
 
-def test_a_vector_is_made_longer_of_fragments_all_alike(met: list[replica_pairs.Meeting]) -> None:
+def test_a_vector_is_made_longer_of_fragments_all_alike(met: list[replica_pairs.PairMeeting]) -> None:
     side = met[0].one
     whole = len(side.u) // BLOCK * BLOCK
     fragments = side.repeated((2 << 20) + 1).fragments()
@@ -42,7 +42,7 @@ def test_a_vector_is_made_longer_of_fragments_all_alike(met: list[replica_pairs.
 
 
 def test_rows_as_json(
-    met: list[replica_pairs.Meeting], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    met: list[replica_pairs.PairMeeting], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(replica_pairs, "meetings", lambda: met)
     assert verb.run(parsed("--params", "300000", "--device", "cpu", "--codecs", "bf16,lattice:4", "--json")) == 0
@@ -61,7 +61,7 @@ def test_rows_as_json(
 
 
 def test_rows_as_a_table(
-    met: list[replica_pairs.Meeting], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    met: list[replica_pairs.PairMeeting], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(replica_pairs, "meetings", lambda: met)
     verb.run(parsed("--params", "300000", "--device", "cpu", "--codecs", "fp32"))
@@ -81,6 +81,6 @@ def test_every_codec_named_exists() -> None:
     assert {codec(name).name for name in bench.CODECS} == set(bench.CODECS) == set(bench.BITS)
 
 
-def test_speed_of_a_vector_shorter_than_a_fragment(met: list[replica_pairs.Meeting]) -> None:
+def test_speed_of_a_vector_shorter_than_a_fragment(met: list[replica_pairs.PairMeeting]) -> None:
     speed = cost.speed("lattice:4", "cpu", met[0].one, met[0].other)
     assert min(speed.encode, speed.decode, speed.copy) > 0

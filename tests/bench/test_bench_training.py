@@ -12,7 +12,7 @@ from noloco_node.bench import training
 from noloco_node.cli import bench as verb
 from noloco_node.errors import UsageError
 from noloco_node.training.model import PRESETS
-from noloco_node.training.replica import Inner
+from noloco_node.training.replica import Replica
 
 
 def parsed(*words: str) -> argparse.Namespace:
@@ -24,7 +24,7 @@ def parsed(*words: str) -> argparse.Namespace:
 @pytest.mark.parametrize("micro_batch", [2, 8])
 def test_both_loops_train_the_same(micro_batch: int) -> None:
     run = training.manifest("tiny", 6, 512, 64)
-    inner = Inner.build(run, training.PEER, device="cpu", threads=1, micro_batch=micro_batch)
+    inner = Replica.build(run, training.PEER, device="cpu", threads=1, micro_batch=micro_batch)
     losses, pairs = training.in_turn(inner, run)
     assert len(losses) == 8 and len(pairs) == 6
     assert all(mine == pytest.approx(other, rel=1e-6) for mine, other in losses)
@@ -34,7 +34,7 @@ def test_both_loops_train_the_same(micro_batch: int) -> None:
 def test_a_step_costs_what_a_plain_loops_does() -> None:
     """Neighbours in time share what else the machine does, and the median of many leaves out where it came between."""
     run = training.manifest("tiny", 40, 512, 64)
-    _, pairs = training.in_turn(Inner.build(run, training.PEER, device="cpu", threads=1, micro_batch=8), run)
+    _, pairs = training.in_turn(Replica.build(run, training.PEER, device="cpu", threads=1, micro_batch=8), run)
     overhead = median(mine / other for mine, other in pairs) - 1
     print(f"overhead {overhead:+.1%}, median of {len(pairs)} pairs")  # noqa: T201
     assert overhead < 0.25

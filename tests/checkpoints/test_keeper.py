@@ -11,7 +11,7 @@ from rich.console import Console
 from torch import Tensor
 
 from noloco_node.checkpoints import checkpoint
-from noloco_node.checkpoints.keeper import Keeper
+from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.errors import DiskFull
 from noloco_node.terminal.text import print_status
 from noloco_node.views.views import StatusView
@@ -34,7 +34,7 @@ def room(monkeypatch: pytest.MonkeyPatch, free: int | None) -> None:
 
 
 def test_a_warning_until_two_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    keeper = Keeper(tmp_path, RUN)
+    keeper = CheckpointKeeper(tmp_path, RUN)
     for free in (None, 40_000_000):
         room(monkeypatch, free)
         assert keeper.health(PARAMETERS) == ()
@@ -45,7 +45,7 @@ def test_a_warning_until_two_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_error_from_one_that_did_not_fit_to_one_that_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    keeper = Keeper(tmp_path, RUN)
+    keeper = CheckpointKeeper(tmp_path, RUN)
     room(monkeypatch, 1)
     with pytest.raises(DiskFull):
         keeper.save(Replica(), LAYOUT)
@@ -58,9 +58,9 @@ def test_an_error_from_one_that_did_not_fit_to_one_that_does(tmp_path: Path, mon
 
 
 def test_status_says_where_it_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Keeper(tmp_path, RUN).resume(LAYOUT) is None
-    Keeper(tmp_path, RUN).save(Replica(), LAYOUT)
-    keeper = Keeper(tmp_path, RUN)
+    assert CheckpointKeeper(tmp_path, RUN).resume(LAYOUT) is None
+    CheckpointKeeper(tmp_path, RUN).save(Replica(), LAYOUT)
+    keeper = CheckpointKeeper(tmp_path, RUN)
     assert keeper.last_good(LAYOUT) is not None and keeper.view(PARAMETERS).resumed_round is None
     assert keeper.resume(LAYOUT) is not None
     keeper.save(Replica(round=9, step=90), LAYOUT)

@@ -8,14 +8,14 @@ from concurrent.futures import Future
 import pytest
 
 from noloco_node.checkpoints import schedule
-from noloco_node.checkpoints.schedule import EVERY_ROUNDS, EVERY_S, Saving
+from noloco_node.checkpoints.schedule import EVERY_ROUNDS, EVERY_S, CheckpointSchedule
 from noloco_node.errors import DiskFull, NolocoError
 
 DEADLINE_S = 20.0
 
 
 class Desk:
-    """Both ends of a Saving."""
+    """Both ends of a CheckpointSchedule."""
 
     def __init__(self, patience_s: float = 0.0) -> None:
         self.patience_s = patience_s
@@ -26,7 +26,7 @@ class Desk:
         self.disk_is_free.set()
         self.fault: NolocoError | None = None
         self.at_once = 0
-        self.saving = Saving(self, self.keep, self.failures.append, round=7, now=100.0)
+        self.saving = CheckpointSchedule(self, self.keep, self.failures.append, round=7, now=100.0)
 
     def state(self) -> "Future[int]":
         self.asked.append(Future())

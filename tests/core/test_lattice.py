@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from noloco_node.core import lattice, lattice_ranges
-from noloco_node.core.codec import BLOCK, FAMILIES, Heard, codec
+from noloco_node.core.codec import BLOCK, FAMILIES, Received, codec
 from noloco_node.core.kernels import reference, tables
 from noloco_node.core.lattice import Lattice, LatticeConversation
 from noloco_node.errors import NonFinite, PeerFault, PeerMisbehaved
@@ -305,7 +305,7 @@ def test_a_partner_cannot_widen_ranges_beyond_64_times_our_wish() -> None:
         ),
     )
     agreed = lattice_ranges.agree(
-        mine, lattice_ranges.Wish(theirs.codes + 300, lattice_ranges.WIDEST, theirs.sample, mine.where)
+        mine, lattice_ranges.RangeWish(theirs.codes + 300, lattice_ranges.WIDEST, theirs.sample, mine.where)
     )
     assert (agreed <= mine.codes + lattice_ranges.CAP).all()
 
@@ -323,7 +323,7 @@ def test_wishes_leave_room_for_every_weight(moved: Tensor | None) -> None:
     for bits in BITS:
         peaks = reference.peaks(u.view(-1, BLOCK)).numpy()
         hint = None if moved is None else moved.numpy()
-        wish = lattice_ranges.Memory(20, bits).wish(peaks, hint, np.empty(0, np.float32), np.empty(0, np.int64))
+        wish = lattice_ranges.RangeMemory(20, bits).wish(peaks, hint, np.empty(0, np.float32), np.empty(0, np.int64))
         step = lattice_ranges.value_of(wish.codes - lattice_ranges.DOWN) * 2.0 ** (1 - bits)
         assert (u.view(-1, BLOCK).abs().amax(1).numpy() / step < 2**21).all()
 
@@ -449,7 +449,7 @@ def mutated(payload: bytes, random: np.random.Generator) -> bytes:
     return bytes(data)
 
 
-def allowed(heard: Heard) -> bool:
+def allowed(heard: Received) -> bool:
     """More to say, or a finite correction."""
     return heard.say is not None or (heard.correction is not None and bool(heard.correction.isfinite().all()))
 

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from noloco_node.core import outer
-from noloco_node.core.length_correction import LARGEST_SCALE, Norms
+from noloco_node.core.length_correction import LARGEST_SCALE, LengthCorrection
 
-HYPER = outer.Hyper(alpha=0.3, beta=1.0, gamma=1.0)
+HYPER = outer.OuterSettings(alpha=0.3, beta=1.0, gamma=1.0)
 
 
 class Replica:
     def __init__(self, sizes: list[int]) -> None:
         self.theta, self.phi, self.delta = (torch.zeros(sum(sizes)) for _ in range(3))
-        self.norms = Norms(sizes)
+        self.norms = LengthCorrection(sizes)
 
     def boundary(self, moved: Tensor) -> Tensor:
         """Δ of a phase in, u out."""
@@ -113,7 +113,7 @@ def test_whatever_a_partner_says_the_scale_stays_in_bounds(length: float) -> Non
 
 def test_a_checkpoint_keeps_the_scales() -> None:
     one, _ = learned([64], orthogonal(64))
-    again = Norms([64])
+    again = LengthCorrection([64])
     again.load(one.norms.scales)
     assert again.scales == one.norms.scales != [1.0]
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from noloco_node.core import outer
-from noloco_node.core.outer import Hyper
+from noloco_node.core.outer import OuterSettings
 
 SIZES = st.integers(1, 40)
 SEEDS = st.integers(0, 2**32 - 1)
@@ -20,7 +20,7 @@ DTYPES = st.sampled_from([(torch.float32, 2e-6), (torch.float64, 1e-12)])
 def hypers(draw):
     alpha = draw(st.floats(0, 0.95))
     beta = draw(st.floats(0.01, 2))
-    return Hyper(alpha, beta, draw(st.floats(0.01, 0.99)) * 2 * (1 - alpha**2))
+    return OuterSettings(alpha, beta, draw(st.floats(0.01, 0.99)) * 2 * (1 - alpha**2))
 
 
 class Paper:
@@ -149,7 +149,7 @@ def test_a_late_correction_comes_to_the_same_as_one_in_time(seed, size, hyper, l
 
 
 def test_a_correction_in_the_middle_of_a_phase_keeps_what_was_learned():
-    hyper = Hyper(0.5, 0.7, 0.7)
+    hyper = OuterSettings(0.5, 0.7, 0.7)
     replica = Replica([1.0, 2.0], [0.0, 0.0])
     replica.theta += 10
     replica.correct(torch.tensor([0.5, -0.5], dtype=torch.float64), hyper, late=1)
@@ -179,7 +179,7 @@ def test_diloco_is_the_group_of_everybody_with_equal_slow_weights(seed, size, al
     """
     rng = np.random.default_rng(seed)
     phi = rng.normal(size=size)
-    hyper = Hyper(alpha, beta, 0.9 * 2 * (1 - alpha**2))
+    hyper = OuterSettings(alpha, beta, 0.9 * 2 * (1 - alpha**2))
     replicas = [Replica(phi, np.zeros(size)) for _ in range(4)]
     diloco, velocity = phi.copy(), np.zeros(size)
     for _ in range(4):
@@ -197,7 +197,7 @@ def test_diloco_is_the_group_of_everybody_with_equal_slow_weights(seed, size, al
 def test_nothing_is_copied_but_the_correction_of_a_fragment():
     """Allocations of a step on vectors of 4 MiB stay below one of them."""
     size = 1 << 20
-    hyper = Hyper(0.5, 0.7, 0.7)
+    hyper = OuterSettings(0.5, 0.7, 0.7)
     theta, phi, delta, u, c = (torch.ones(size) for _ in range(5))
 
     def everything():
@@ -216,7 +216,7 @@ def allocated(function):
 
 
 def test_vectors_longer_than_a_piece(monkeypatch):
-    hyper = Hyper(0.5, 0.7, 0.7)
+    hyper = OuterSettings(0.5, 0.7, 0.7)
     rng, _, _, (whole, pieced) = drawn(1, 2, 1000)
     pieced.theta, pieced.phi, pieced.delta = (x.clone() for x in (whole.theta, whole.phi, whole.delta))
     moved = rng.normal(size=1000)
@@ -230,7 +230,7 @@ def test_vectors_longer_than_a_piece(monkeypatch):
 
 
 def test_a_matrix_of_replicas_is_as_good_as_its_rows():
-    hyper = Hyper(0.3, 0.7, 0.7)
+    hyper = OuterSettings(0.3, 0.7, 0.7)
     _, phis, deltas, replicas = drawn(7, 3, 20)
     matrix = Replica(phis, deltas)
     moved = np.random.default_rng(8).normal(size=(3, 20))
@@ -241,7 +241,7 @@ def test_a_matrix_of_replicas_is_as_good_as_its_rows():
 
 
 def test_mismatched_vectors_and_negative_lateness_are_refused():
-    hyper = Hyper(0.5, 0.7, 0.7)
+    hyper = OuterSettings(0.5, 0.7, 0.7)
     a, b = torch.zeros(3), torch.zeros(4)
     with pytest.raises(ValueError, match="differ in shape"):
         outer.local_step(a, b, a.clone(), hyper)
@@ -251,13 +251,13 @@ def test_mismatched_vectors_and_negative_lateness_are_refused():
 
 def test_unstable_hyper_parameters_cannot_be_made():
     with pytest.raises(ValueError, match=r"below 0\.38"):
-        Hyper(0.9, 0.7, 1.0)
+        OuterSettings(0.9, 0.7, 1.0)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("host_state", [False, True])
 def test_outer_state_on_the_gpu_or_in_host_memory(host_state):
-    hyper = Hyper(0.5, 0.7, 0.7)
+    hyper = OuterSettings(0.5, 0.7, 0.7)
     _, _, _, (expected, moved) = drawn(3, 2, 5000)
     cpu, gpu = (Replica(expected.phi.tolist(), expected.delta.tolist(), torch.float32) for _ in range(2))
     gpu.theta = gpu.theta.cuda()

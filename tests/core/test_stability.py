@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from noloco_node.core import outer, stability
-from noloco_node.core.outer import Hyper
+from noloco_node.core.outer import OuterSettings
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def quadratic(alpha, beta, gamma, learning_rate, rounds, *, inner_steps=10, seed
 
 def unchecked(alpha, beta, gamma):
     """A Hyper that its own check would refuse: divergence has to be seen."""
-    hyper = object.__new__(Hyper)
+    hyper = object.__new__(OuterSettings)
     for name, value in (("alpha", alpha), ("beta", beta), ("gamma", gamma)):
         object.__setattr__(hyper, name, value)
     return hyper

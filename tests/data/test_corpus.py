@@ -16,8 +16,8 @@ from noloco_node.run.manifest import DataSpec
 TEXT = np.arange(1000, dtype=np.int64).astype(np.uint8)
 
 
-def stream(length: int = 10, seed: int = 1, peer: str = "a", text: corpus.Tokens = TEXT) -> corpus.Stream:
-    return corpus.Stream(text, length, seed, peer)
+def stream(length: int = 10, seed: int = 1, peer: str = "a", text: corpus.Tokens = TEXT) -> corpus.TokenStream:
+    return corpus.TokenStream(text, length, seed, peer)
 
 
 # ---- the corpus ----

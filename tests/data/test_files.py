@@ -16,12 +16,12 @@ from noloco_node.data.corpus import Corpus, Sources
 from noloco_node.data.tokens import BYTES, FileTokenizer, Tokenizer
 from noloco_node.errors import DiskFull, UsageError
 from noloco_node.run.manifest import DataSpec
-from noloco_node.training.replica import Inner
+from noloco_node.training.replica import Replica
 
 FILES = DataSpec(source="files")
 
 
-def nothing(progress: files.Progress) -> None:
+def nothing(progress: files.FilesProgress) -> None:
     """Nobody looks on."""
 
 
@@ -118,7 +118,7 @@ def test_a_replica_goes_on_in_its_files(tmp_path: Path) -> None:
     )
     run = small_run().model_copy(update={"data": spec})
     where = given(tmp_path, parquet(tmp_path / "set.parquet", texts(300)), tokenizer=path)
-    one, other = (Inner.build(run, "a", device="cpu", threads=1, sources=where) for _ in range(2))
+    one, other = (Replica.build(run, "a", device="cpu", threads=1, sources=where) for _ in range(2))
     train(one, 4)
     other.load(one.state())
     assert train(one, 4) == train(other, 4) and one.stream.position == other.stream.position
@@ -171,7 +171,7 @@ def test_memory_stays_small_whatever_the_file(tmp_path: Path) -> None:
 
 def test_progress_grows_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "BATCH_DOCUMENTS", 20)
-    said: list[files.Progress] = []
+    said: list[files.FilesProgress] = []
     paths = [jsonl(tmp_path / "a.jsonl.gz", texts(200)), parquet(tmp_path / "b.parquet", texts(200))]
     total = sum(files.tokenize(paths, tmp_path / "set.tokens", BYTES, "text", said.append))
     shares = [progress.share for progress in said]

@@ -10,7 +10,7 @@ from noloco_node.doctor import probes, verdicts
 from noloco_node.doctor.verdicts import ERROR, OK, UNKNOWN, WARNING, Finding, Place, Torch
 from noloco_node.host import memory
 from noloco_node.host.home import Home
-from noloco_node.transport.self_view import Skew
+from noloco_node.transport.self_view import ClockSkew
 from noloco_node.views.views import Health, StatusView
 
 CPU = Torch("2.13.0", "cpu", None, None, 4, "numba")
@@ -32,10 +32,10 @@ VIEW = StatusView(peer_id="p", name="brisk-heron", version="0", state="paused", 
         (verdicts.memory(2 * 10**9), WARNING, "2.0 GB free"),
         (verdicts.memory(10**10), OK, "10.0 GB free"),
         (verdicts.clock(None), UNKNOWN, "--bootstrap"),
-        (verdicts.clock(Skew(0.2, 1)), OK, "within 1.0 s"),
-        (verdicts.clock(Skew(-3.0, 1)), WARNING, "timedatectl"),
-        (verdicts.clock(Skew(100.0, 2)), ERROR, "1 min 40 s ahead"),
-        (verdicts.clock(Skew(100.0, 1)), WARNING, "one of the two is wrong"),
+        (verdicts.clock(ClockSkew(0.2, 1)), OK, "within 1.0 s"),
+        (verdicts.clock(ClockSkew(-3.0, 1)), WARNING, "timedatectl"),
+        (verdicts.clock(ClockSkew(100.0, 2)), ERROR, "1 min 40 s ahead"),
+        (verdicts.clock(ClockSkew(100.0, 1)), WARNING, "one of the two is wrong"),
         (verdicts.port("/ip4/0.0.0.0/tcp/0", None, False), OK, "any free one"),
         (verdicts.port("/ip4/0.0.0.0/tcp/4001", None, False), OK, "/ip4/0.0.0.0/tcp/4001 is free"),
         (verdicts.port("/ip4/0.0.0.0/tcp/4001", "the port is in use", False), ERROR, "--listen"),

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from noloco_node.base.peer_names import name_of
 from noloco_node.views.views import (
+    BytesView,
     Checkpoints,
     HistoryView,
     LastRound,
-    Meeting,
+    MeetingView,
     PeerRow,
     PeersView,
     Piece,
@@ -19,7 +20,6 @@ from noloco_node.views.views import (
     Rounds,
     Said,
     StatusView,
-    Traffic,
 )
 
 ME = "12D3KooWL3XJ9EMCyZvmmGXL2LMiVBtrVa2BuESsJiXkSj7333Jw"
@@ -94,7 +94,7 @@ def busy(rounds: int = 40, peers: int = 7) -> AtHand:
             Rate(seconds - 120 + s, *(220_000 * chance.random() if s % 6 == 0 else 900.0 for _ in "sr"))
             for s in range(120)
         ),
-        meetings=tuple(Meeting(one, other, together) for (one, other), together in meetings.items()),
+        meetings=tuple(MeetingView(one, other, together) for (one, other), together in meetings.items()),
         said=tuple(
             Said(begins[number], "warning" if number % 9 == 8 else "info", f"round {number} with calm-otter: loss 2.1")
             for number in range(rounds)
@@ -141,7 +141,7 @@ def busy(rounds: int = 40, peers: int = 7) -> AtHand:
         time_s={"step": 233.0, "boundary": 0.6, "apply": 0.4, "evaluate": 4.2, "checkpoint": 0.5, "other": 0.8},
         stall_ms=7.0,
         rounds=Rounds(rounds - 6, 6, {"no_partner": 4, "peer_lost": 2}),
-        bytes=Traffic(34_000_000, 33_800_000, 0.53),
+        bytes=BytesView(34_000_000, 33_800_000, 0.53),
         last_round=LastRound(ids[1], 0.4, 220_000, 218_000, 0.004, 0.2),
         checkpoint=Checkpoints(6_600_000, 41_000_000_000, 40),
         peers_seen=peers,

@@ -8,7 +8,7 @@ from typing import Any
 
 from memory_network.network import MemoryNetwork, MemoryTransport
 
-from noloco_node.state_transfer.client import Terms
+from noloco_node.state_transfer.client import StateTerms
 from noloco_node.state_transfer.server import StateService
 from noloco_node.wire import messages as wire
 from noloco_node.wire import peer_pb2 as pb
@@ -16,7 +16,7 @@ from noloco_node.wire import state_format
 from noloco_node.wire.peer_pb2_grpc import StateServicer, add_StateServicer_to_server
 from noloco_node.wire.state_format import CHUNK_BYTES
 
-TERMS = Terms(b"r" * 32, b"l" * 32)
+TERMS = StateTerms(b"r" * 32, b"l" * 32)
 FRAGMENTS = 20
 NUMBERS = (FRAGMENTS * CHUNK_BYTES - 400) // 4
 BUDGET = 1000
@@ -82,7 +82,7 @@ class Place:
         self.network = MemoryNetwork(random.Random(1), **{"delay_s": 0.02, **links})
         self.transports: dict[str, MemoryTransport] = {}
 
-    async def donor(self, name: str, giver: Giver, terms: Terms = TERMS, **options: Any) -> StateService:
+    async def donor(self, name: str, giver: Giver, terms: StateTerms = TERMS, **options: Any) -> StateService:
         transport = self.transports[name] = self.network.join(name)
         service = StateService(transport, lambda: giver.round, **options)
         service.begin(terms, giver)

@@ -10,6 +10,7 @@ from pathlib import Path
 from noloco_node.control import socket_server
 from noloco_node.host.home import Home
 from noloco_node.views.views import (
+    BytesView,
     Health,
     HistoryView,
     LastRound,
@@ -20,7 +21,6 @@ from noloco_node.views.views import (
     Point,
     Rounds,
     StatusView,
-    Traffic,
 )
 
 ME = "12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
@@ -47,7 +47,7 @@ STATUS = StatusView(
     partner=OTHER,
     busy_fraction=0.987,
     rounds=Rounds(committed=39, solo=2, by_reason={"no_partner": 2}),
-    bytes=Traffic(sent=512_000_000, received=515_000_000, per_param_round=0.52),
+    bytes=BytesView(sent=512_000_000, received=515_000_000, per_param_round=0.52),
     resent_block_fraction=0.004,
     last_round=LastRound(OTHER, 3.1, 12_600_000, 12_600_000, 0.004),
     partners={OTHER: 39},

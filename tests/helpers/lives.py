@@ -20,7 +20,7 @@ from torch import Tensor
 
 from noloco_node.checkpoints import checkpoint
 from noloco_node.core.codec import codec
-from noloco_node.training.replica import Inner
+from noloco_node.training.replica import Replica
 from noloco_node.training.thread import Failed, Finished, PhaseEnded, TrainingThread
 
 RUN = small_run(steps=5, rounds=6)
@@ -69,7 +69,7 @@ def live(home: Path, heard: Sequence[Heard], kill: Kill | None) -> None:
     kill = kill or Kill()
     _count_what_is_done_to_the_disk(kill.disk)
 
-    def build() -> Inner:
+    def build() -> Replica:
         inner = small_replica("a", RUN)
         found = checkpoint.newest(home, RUN.run_id, inner.layout)
         if found.checkpoint:
@@ -80,7 +80,7 @@ def live(home: Path, heard: Sequence[Heard], kill: Kill | None) -> None:
         _replay(inner, met, lambda: due(inner), kill.step)
         return inner
 
-    def due(inner: Inner) -> None:
+    def due(inner: Replica) -> None:
         if inner.steps % SAVE_EVERY == 0:
             thread.pause()  # so that it is just this step that is saved
             posts.put(_Due())
@@ -103,7 +103,7 @@ def rebirths(home: Path) -> list[Rebirth]:
     return [Rebirth(*map(int, line.split())) for line in log.read_text().splitlines()] if log.exists() else []
 
 
-def _replay(inner: Inner, heard: Sequence[Heard], stepped: Callable[[], None], kill_at: int | None) -> None:
+def _replay(inner: Replica, heard: Sequence[Heard], stepped: Callable[[], None], kill_at: int | None) -> None:
     """Let the partner's corrections come in before the steps before which they came."""
     step, loss, by_step = inner.step, inner._passes._loss, defaultdict(list)
     for each in heard:

@@ -16,7 +16,7 @@ from noloco_node.base.identity import Identity
 from noloco_node.base.peer_names import name_of
 from noloco_node.control import socket_server
 from noloco_node.host.home import Home
-from noloco_node.views.views import Rounds, StatusView, Traffic
+from noloco_node.views.views import BytesView, Rounds, StatusView
 
 STEPS, STEP_S = 50, float(os.environ.get("PRETEND_STEP_S", "0.1"))
 PARTNER = "12D3KooWL3XJ9EMCyZvmmGXL2LMiVBtrVa2BuESsJiXkSj7333Jw"
@@ -68,7 +68,7 @@ class Pretended:
                 partner=None if alone else PARTNER,
                 partners={} if alone else {PARTNER: done},
                 rounds=Rounds(0, done, {"no_partner": done}) if alone else Rounds(done, 0, {}),
-                bytes=Traffic(done * 400_000, done * 400_000, None if alone else 0.52),
+                bytes=BytesView(done * 400_000, done * 400_000, None if alone else 0.52),
             )
         self.view = replace(self.view, state="finished")
         return None

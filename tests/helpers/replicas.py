@@ -6,8 +6,8 @@ from torch import Tensor
 from noloco_node.core.codec import Codec
 from noloco_node.data.corpus import Corpus
 from noloco_node.run.manifest import DataSpec, InnerSpec, Manifest, ModelSpec
-from noloco_node.training.replica import Inner
-from noloco_node.training.state_snapshot import Portrait
+from noloco_node.training.replica import Replica
+from noloco_node.training.state_snapshot import Snapshot
 
 SMALL = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 FRAGMENT = 1000
@@ -36,11 +36,11 @@ def small_text() -> Corpus:
     return Corpus(train=text[500:], held_out=text[:500])
 
 
-def small_replica(peer: str = "a", run: Manifest | None = None, device: str = "cpu") -> Inner:
-    return Inner.build(run or small_run(), peer, device=device, threads=1, corpus=small_text())
+def small_replica(peer: str = "a", run: Manifest | None = None, device: str = "cpu") -> Replica:
+    return Replica.build(run or small_run(), peer, device=device, threads=1, corpus=small_text())
 
 
-def train(inner: Inner, steps: int) -> list[float]:
+def train(inner: Replica, steps: int) -> list[float]:
     """Steps, with the local outer step wherever a phase ends."""
     losses = []
     for _ in range(steps):
@@ -50,14 +50,14 @@ def train(inner: Inner, steps: int) -> list[float]:
     return losses
 
 
-def live_state(replica: Inner) -> bytes:
+def live_state(replica: Replica) -> bytes:
     """What a newcomer gets of it."""
-    portrait = Portrait(replica.round, replica.phi, replica.delta)
+    portrait = Snapshot(replica.round, replica.phi, replica.delta)
     portrait.complete()
     return bytes(portrait.data())
 
 
-def exchange(one: Inner, other: Inner, codecs: tuple[Codec, Codec]) -> list[tuple[Tensor, Tensor]]:
+def exchange(one: Replica, other: Replica, codecs: tuple[Codec, Codec]) -> list[tuple[Tensor, Tensor]]:
     """A boundary of both, and a whole swap right after it, fragment by fragment. Returns the corrections."""
     us = one.snapshot(), other.snapshot()
     one.boundary()

@@ -14,14 +14,14 @@ from typing import Any
 from memory_network.network import MemoryNetwork
 
 from noloco_node.base.events import Event, RoundCommitted, WentSolo
-from noloco_node.core.codec import Stats
+from noloco_node.core.codec import CodecStats
 from noloco_node.errors import PeerMisbehaved
 from noloco_node.host.traffic import Pace
-from noloco_node.rounds.service import Exchange, Terms
+from noloco_node.rounds.service import RoundService, RoundTerms
 from noloco_node.wire.peer_pb2_grpc import add_ExchangeServicer_to_server
 
 FRAGMENTS = 3
-TERMS = Terms(b"r" * 32, b"l" * 32, FRAGMENTS)
+TERMS = RoundTerms(b"r" * 32, b"l" * 32, FRAGMENTS)
 PAYLOAD = b"\0" * 1000
 
 
@@ -42,7 +42,7 @@ class Offer:
 
     fragments = FRAGMENTS
     correction_bytes = 8
-    stats = Stats()
+    stats = CodecStats()
 
     def __init__(self, node: "Node", round_: int) -> None:
         self.node, self.round, self.u = node, round_, node.vector()
@@ -81,7 +81,7 @@ class Node:
         self.under_way = False
         self.steps = 0
         boot = self.rng.randbytes(16)
-        self.exchange = Exchange(self.transport, boot, self.rng, self, self.events.append, pace=pace)
+        self.exchange = RoundService(self.transport, boot, self.rng, self, self.events.append, pace=pace)
         self.transport.serve(lambda server: add_ExchangeServicer_to_server(self.exchange, server))
 
     def swapping(self, under_way: bool) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from noloco_node.host import limits
-from noloco_node.host.daybook import Daybook
+from noloco_node.host.daybook import DayTotals
 from noloco_node.host.limits import BURST_S, DAY_MIN, PAUSED, QUOTA, DailyQuota, Hours, TokenBucket, Used
 
 
@@ -117,9 +117,9 @@ def test_what_holds_a_node_back() -> None:
 
 def test_the_days_traffic_outlives_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "traffic.json"
-    assert Daybook(path).read() == Used()
-    Daybook(path).write(used := Used("2031-12-24", 5, 7))
-    assert Daybook(path).read() == used
+    assert DayTotals(path).read() == Used()
+    DayTotals(path).write(used := Used("2031-12-24", 5, 7))
+    assert DayTotals(path).read() == used
     assert [p.name for p in tmp_path.iterdir()] == ["traffic.json"]
 
 
@@ -127,7 +127,7 @@ def test_the_days_traffic_outlives_a_restart(tmp_path: Path) -> None:
 def test_a_damaged_file_is_said_and_begins_anew(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "traffic.json"
     path.write_text(text)
-    assert Daybook(path).read() == Used()
+    assert DayTotals(path).read() == Used()
     assert "counts from nothing" in caplog.text
-    Daybook(path).write(Used("d", 1, 1))
+    DayTotals(path).write(Used("d", 1, 1))
     assert json.loads(path.read_text())["sent"] == 1

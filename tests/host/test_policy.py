@@ -6,12 +6,12 @@ from noloco_node.base.events import RoundCommitted, WentSolo
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
 from noloco_node.host.limits import PAUSED
-from noloco_node.host.policy import Allowance
-from noloco_node.observe.stats import Ledger
+from noloco_node.host.policy import Policy
+from noloco_node.observe.stats import NodeStats
 
 
-def allowance(home: Path, **settings: float) -> Allowance:
-    return Allowance(NodeConfig(home=home, **settings), Home(home), lambda: None)
+def allowance(home: Path, **settings: float) -> Policy:
+    return Policy(NodeConfig(home=home, **settings), Home(home), lambda: None)
 
 
 def test_a_pause_outlives_the_node_until_it_is_ended(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_a_home_that_cannot_be_written_costs_the_mark_alone(tmp_path: Path) -> N
 
 
 def test_swaps_that_do_not_fit_are_said_with_what_would_help(tmp_path: Path) -> None:
-    ledger = Ledger()
+    ledger = NodeStats()
     for reason, fits in (("silent", True), ("too_slow", False), ("swapping", False)):
         ledger.observe(WentSolo(1, reason, None if reason == "swapping" else "b"))
         assert ledger.swaps_fit == fits

@@ -12,7 +12,7 @@ from noloco_node.host.home import Home
 from noloco_node.node import find_run
 from noloco_node.run import manifest, signed_file
 from noloco_node.run.manifest import Manifest, Signed
-from noloco_node.run.trusted_authors import Acquaintances
+from noloco_node.run.trusted_authors import TrustedAuthors
 
 MEET = ["rendezvous"]
 
@@ -22,7 +22,7 @@ class Past:
 
     def __init__(self, root: Path) -> None:
         self.home = Home(root / "home").create()
-        self.authors = Acquaintances(self.home.root / "authors.json")
+        self.authors = TrustedAuthors(self.home.root / "authors.json")
         self.author = Identity.load_or_create(root / "author.key")
         self._now = 1_000_000_000
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 from noloco_node.base.identity import Identity
 from noloco_node.host.config import NodeConfig
-from noloco_node.node.trainer import Trainer
-from noloco_node.peers.directory import Swarm
+from noloco_node.node.trainer import TrainingNode
+from noloco_node.peers.directory import Directory
 from noloco_node.peers.record import PeerRecord
 from noloco_node.run.manifest import Manifest, sign
 from noloco_node.views.views import GatherView
@@ -27,9 +27,9 @@ class Gatherer:
 async def test_an_outage_costs_an_export_only_its_fresh_look(tmp_path: Path) -> None:
     author = Identity.load_or_create(tmp_path / "author.key")
     run = Manifest(name="tiny", rounds=5)
-    trainer = Trainer(NodeConfig(home=tmp_path / "home"), lambda _: None, sign(run, author))
+    trainer = TrainingNode(NodeConfig(home=tmp_path / "home"), lambda _: None, sign(run, author))
     gatherer, record = Gatherer(), object()
-    swarm = Swarm(SimpleNamespace(peer_id=SimpleNamespace(to_base58=lambda: "us")), (), author, run.run_id)
+    swarm = Directory(SimpleNamespace(peer_id=SimpleNamespace(to_base58=lambda: "us")), (), author, run.run_id)
     trainer._gatherer = gatherer
     trainer._run, trainer._ready, trainer._thread = run, SimpleNamespace(layout=bytes(32), parameters=1), object()
     trainer._state = "training"

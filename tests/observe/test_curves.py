@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from noloco_node.base.events import Evaluated, Event, PhaseDone, RoundCommitted, WentSolo, as_json
-from noloco_node.observe.curves import PAIRS, PIECES, POINTS, RATES, SAID, History, Lines
+from noloco_node.observe.curves import PAIRS, PIECES, POINTS, RATES, SAID, Curves, LogTail
 from noloco_node.views.views import document, history_from_json, to_json
 
 ME, OTHER, THIRD = "me", "other", "third"
@@ -27,7 +27,7 @@ class Peer:
 
 
 def test_a_round_as_points_and_pieces() -> None:
-    history = History(ME)
+    history = Curves(ME)
     history.seen([Peer(), Peer("fourth", loss=0.0)])
     events: list[Event] = [
         phase(1),
@@ -54,7 +54,7 @@ def test_a_round_as_points_and_pieces() -> None:
 
 
 def test_meetings_of_others_are_told_by_their_records() -> None:
-    history = History(ME)
+    history = Curves(ME)
     peer = Peer(committed=7)
     history.seen([peer])
     assert not history.view().meetings, "what it did before we looked is not counted"
@@ -66,14 +66,14 @@ def test_meetings_of_others_are_told_by_their_records() -> None:
 
 
 def test_rates_are_by_the_second_of_the_clock() -> None:
-    history = History(ME)
+    history = Curves(ME)
     for now, sent, received in ((10.0, 0, 0), (12.0, 100, 50), (12.0, 100, 50), (13.0, 100, 60)):
         history.sample(sent, received, now)
     assert [(rate.sent_per_s, rate.received_per_s) for rate in history.view().rates] == [(50.0, 25.0), (0.0, 10.0)]
 
 
 def test_everything_is_bounded() -> None:
-    history, lines = History(ME), Lines()
+    history, lines = Curves(ME), LogTail()
     for round in range(1, 5 * POINTS):
         history.observe(phase(round), float(round))
         history.observe(Evaluated(round, 2.0), float(round))
@@ -98,7 +98,7 @@ def test_curves_outlive_a_restart(tmp_path: Path) -> None:
     endless = ('{"at": 1, "event": "PhaseDone", "round": Infinity}', '{"at": 1%s, "event": "PhaseDone"}' % ("0" * 400))
     damaged = ("nonsense", '{"event": "PhaseDone"}', "[]", *endless, '{"at": 1, "eve')
     journal.write_text("\n".join([*written, *damaged]))
-    history = History(ME)
+    history = Curves(ME)
     history.replay(journal)
     history.replay(tmp_path / "none")
     assert [(point.at, point.round, point.loss, point.eval_loss) for point in history.view().points[:1]] == [

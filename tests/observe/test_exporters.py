@@ -47,7 +47,7 @@ class Stuck(Kept):
 
 
 def closed_after(events, **openers):
-    written = exporters.Sinks(openers)
+    written = exporters.Exporters(openers)
     for event in events:
         written.write(event)
     written.close()

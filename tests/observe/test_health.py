@@ -4,12 +4,12 @@ import pytest
 
 from noloco_node.errors import ClockTooFarOff
 from noloco_node.observe import health
-from noloco_node.observe.outages import LATELY_S, MAX_WAIT_S, Outages
-from noloco_node.transport.self_view import Skew
+from noloco_node.observe.outages import LATELY_S, MAX_WAIT_S, NetworkOutages
+from noloco_node.transport.self_view import ClockSkew
 
 
 def test_the_first_death_costs_no_wait_and_many_cost_more_each() -> None:
-    outages = Outages()
+    outages = NetworkOutages()
     waits = [outages.died("p2pd was killed by signal 9", float(now)) for now in range(10)]
     assert waits[:5] == [0, 1, 2, 4, 8]
     assert waits[-1] == MAX_WAIT_S
@@ -17,7 +17,7 @@ def test_the_first_death_costs_no_wait_and_many_cost_more_each() -> None:
 
 
 def test_status_tells_of_an_outage_while_it_lasts_and_of_many_for_longer() -> None:
-    outages = Outages()
+    outages = NetworkOutages()
     assert outages.health(0) == ()
     outages.died("p2pd no longer answered", 0)
     (finding,) = outages.health(1)
@@ -35,33 +35,33 @@ def test_status_tells_of_an_outage_while_it_lasts_and_of_many_for_longer() -> No
 
 @pytest.mark.parametrize(("ahead_s", "said"), [(5.0, "clock: 5.0 s ahead of"), (-3600.0, "clock: 1 h behind")])
 def test_a_clock_that_is_off_is_told_with_the_remedy(ahead_s: float, said: str) -> None:
-    (finding,) = health.health(None, Skew(ahead_s, 2))
+    (finding,) = health.health(None, ClockSkew(ahead_s, 2))
     assert finding.text.startswith(said) and "set-ntp" in finding.remedy
 
 
-@pytest.mark.parametrize("skew", [None, Skew(0.0, 1), Skew(0.9, 2), Skew(-0.9, 1)])
-def test_a_clock_that_is_right_enough_is_not_mentioned(skew: Skew | None) -> None:
+@pytest.mark.parametrize("skew", [None, ClockSkew(0.0, 1), ClockSkew(0.9, 2), ClockSkew(-0.9, 1)])
+def test_a_clock_that_is_right_enough_is_not_mentioned(skew: ClockSkew | None) -> None:
     assert health.health("directly", skew) == ()
     health.check(skew)
 
 
 def test_a_clock_too_far_off_ends_the_start() -> None:
-    health.check(Skew(29.0, 5))
+    health.check(ClockSkew(29.0, 5))
     with pytest.raises(ClockTooFarOff, match="31 s ahead"):
-        health.check(Skew(31.0, 2))
+        health.check(ClockSkew(31.0, 2))
 
 
 def test_one_peers_word_turns_nobody_away_and_names_both_clocks() -> None:
-    alone = Skew(-3600.0, 1)
+    alone = ClockSkew(-3600.0, 1)
     health.check(alone)
     (finding,) = health.health("directly", alone)
     assert finding.text == "clock: 1 h behind that of a single peer: one of the two is wrong"
     assert "set-ntp" in finding.remedy
     assert "one of the two is wrong. If it is this one, let" in str(health.doubt(alone))
-    assert health.doubt(Skew(5.0, 1)) is health.doubt(None) is None
+    assert health.doubt(ClockSkew(5.0, 1)) is health.doubt(None) is None
 
 
 def test_who_cannot_be_called_is_told_what_to_do() -> None:
     assert health.advice(None) is health.advice("directly") is health.advice("mapped") is None
     assert "relay" in str(health.advice("relayed")) and "--announce" in str(health.advice("outgoing"))
-    assert [finding.level for finding in health.health("outgoing", Skew(0.0, 1))] == ["warning"]
+    assert [finding.level for finding in health.health("outgoing", ClockSkew(0.0, 1))] == ["warning"]

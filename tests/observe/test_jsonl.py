@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from noloco_node.base.events import Evaluated
-from noloco_node.observe.jsonl import KEPT, Journal, Lines
-from noloco_node.observe.minutes import Minutes
+from noloco_node.observe.jsonl import KEPT, EventLog, JsonLines
+from noloco_node.observe.minutes import MetricsLog
 from noloco_node.views.views import Health, StatusView
 
 VIEW = StatusView(peer_id="p", name="n", version="0", state="training", round=7, loss=1.5)
@@ -21,7 +21,7 @@ def read(path: Path) -> list[dict]:
 
 def test_events_are_added_to_what_is_there(tmp_path):
     for round_ in (1, 2):
-        journal = Journal(tmp_path / "run" / "events.jsonl")
+        journal = EventLog(tmp_path / "run" / "events.jsonl")
         journal.write(Evaluated(round_, 2.5))
         journal.close()
     assert [(line["event"], line["round"]) for line in read(tmp_path / "run" / "events.jsonl")] == [
@@ -31,7 +31,7 @@ def test_events_are_added_to_what_is_there(tmp_path):
 
 
 def test_full_files_turn_and_the_oldest_goes(tmp_path):
-    lines = Lines(tmp_path / "events.jsonl", max_bytes=100)
+    lines = JsonLines(tmp_path / "events.jsonl", max_bytes=100)
     for number in range(100):
         lines.write({"number": number})
     lines.close()
@@ -46,7 +46,7 @@ def test_full_files_turn_and_the_oldest_goes(tmp_path):
 def test_a_file_that_was_full_before_the_start_turns_too(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_text("x" * 200 + "\n")
-    lines = Lines(path, max_bytes=100)
+    lines = JsonLines(path, max_bytes=100)
     lines.write({"number": 1})
     assert read(path) == [{"number": 1}]
     lines.close()
@@ -55,7 +55,7 @@ def test_a_file_that_was_full_before_the_start_turns_too(tmp_path):
 def test_a_disk_that_is_full_costs_lines_only(caplog):
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
-    lines = Lines(Path("/dev/full"))
+    lines = JsonLines(Path("/dev/full"))
     with caplog.at_level(logging.WARNING):
         lines.write({"number": 1})
         lines.write({"number": 2})
@@ -68,7 +68,7 @@ def test_a_place_where_no_file_can_be_costs_lines_only(tmp_path, caplog):
     (tmp_path / "events.jsonl").mkdir()
     with caplog.at_level(logging.WARNING):
         for path in (tmp_path / "events.jsonl", Path("/proc/nowhere/events.jsonl")):
-            journal = Journal(path)
+            journal = EventLog(path)
             journal.write(Evaluated(1, 2.5))
             journal.close()
     assert [record.message.partition(": ")[2] for record in caplog.records] == [
@@ -78,7 +78,7 @@ def test_a_place_where_no_file_can_be_costs_lines_only(tmp_path, caplog):
 
 
 def test_the_figures_of_a_minute(tmp_path):
-    minutes = Minutes(tmp_path / "metrics.jsonl")
+    minutes = MetricsLog(tmp_path / "metrics.jsonl")
     minutes.write(replace(VIEW, health=(Health("warning", "disk", "free some"),)), at=1.0)
     minutes.close()
     (line,) = read(tmp_path / "metrics.jsonl")

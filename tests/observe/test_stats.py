@@ -3,8 +3,8 @@
 import pytest
 
 from noloco_node.base.events import PeerFaulted, PhaseDone, RolledBack, RoundCommitted, WentSolo
-from noloco_node.observe.stats import MINUTE_S, PEERS, Ledger
-from noloco_node.training.time_accounts import ACCOUNTS, Timesheet
+from noloco_node.observe.stats import MINUTE_S, PEERS, NodeStats
+from noloco_node.training.time_accounts import ACCOUNTS, TimeAccounts
 from noloco_node.views.views import Phase
 
 
@@ -17,7 +17,7 @@ class Clock:
 
 def test_every_second_goes_to_one_account() -> None:
     clock = Clock()
-    times = Timesheet(clock)
+    times = TimeAccounts(clock)
 
     def passes(seconds: float) -> None:
         clock.now += seconds
@@ -42,13 +42,13 @@ def test_every_second_goes_to_one_account() -> None:
     assert times.so_far() == expected
 
 
-def figures(ledger: Ledger) -> tuple[float, float]:
+def figures(ledger: NodeStats) -> tuple[float, float]:
     shown = ledger.figures()
     return shown["busy_fraction"], shown["busy_fraction_minute"]
 
 
 def test_busy_since_the_start_and_over_the_last_minute() -> None:
-    ledger = Ledger()
+    ledger = NodeStats()
     assert figures(ledger) == (None, None)
     for second in range(1, 301):
         ledger.spend({"step": float(min(second, 200)), "waiting": float(max(0, second - 200)), "paused": 0.0})
@@ -60,7 +60,7 @@ def test_busy_since_the_start_and_over_the_last_minute() -> None:
 
 
 def test_a_pause_is_not_idling() -> None:
-    ledger = Ledger()
+    ledger = NodeStats()
     ledger.spend({"step": 90.0, "other": 10.0, "paused": 0.0})
     for second in range(1, 101):
         ledger.spend({"step": 90.0, "other": 10.0, "paused": float(second)})
@@ -69,13 +69,13 @@ def test_a_pause_is_not_idling() -> None:
 
 
 def test_the_stall_of_the_last_round() -> None:
-    ledger = Ledger()
+    ledger = NodeStats()
     ledger.observe(PhaseDone(1, 50, 5.0, 1000, 10.0, stall_ms=3.5))
     assert ledger.figures()["stall_ms"] == 3.5
 
 
 def test_the_step_goes_on_within_a_phase_and_the_figures_of_the_last_one_stay():
-    ledger = Ledger()
+    ledger = NodeStats()
     ledger.stand(23, Phase(0.46, 60.0, 5.5, 90.0))
     assert (ledger.figures()["step"], ledger.figures()["loss"], ledger.step) == (23, None, 0)
     ledger.observe(PhaseDone(1, 50, 5.0, 1000, 10.0))
@@ -85,7 +85,7 @@ def test_the_step_goes_on_within_a_phase_and_the_figures_of_the_last_one_stay():
 
 
 def test_what_was_sent_in_vain_counts_too() -> None:
-    ledger = Ledger()
+    ledger = NodeStats()
     assert ledger.per_param_round(1000, 700) is None, "no round yet"
     ledger.observe(RoundCommitted(1, "p", 1.0, 500, 500))
     ledger.observe(RoundCommitted(1, "q", 1.0, 500, 500, swap=2))
@@ -96,14 +96,14 @@ def test_what_was_sent_in_vain_counts_too() -> None:
 
 
 def test_what_went_wrong_is_counted() -> None:
-    ledger = Ledger()
+    ledger = NodeStats()
     for event in (PeerFaulted("p", "bad_digest"), RolledBack(3, None, "nan"), PeerFaulted("q", "bad_digest")):
         ledger.observe(event)
     assert (ledger.figures()["faults"], ledger.figures()["rolled_back"]) == ({"bad_digest": 2}, 1)
 
 
 def test_of_all_that_a_node_ever_met_the_latest_are_kept() -> None:
-    ledger = Ledger()
+    ledger = NodeStats()
     for number in range(2 * PEERS):
         for partner in (f"peer {number}", "a friend"):
             ledger.observe(RoundCommitted(number, partner, 1.0, 10, 20))

@@ -9,8 +9,8 @@ import pytest
 from noloco_node.base.identity import Identity
 from noloco_node.errors import SwarmUnreachable
 from noloco_node.peers import record as module
-from noloco_node.peers.directory import MAX_IN_BUCKET, MAX_OF_SIGNER, Share, Swarm
-from noloco_node.peers.record import Standing, accept, bucket_of, key_of, signed_record
+from noloco_node.peers.directory import MAX_IN_BUCKET, MAX_OF_SIGNER, DhtStorage, Directory
+from noloco_node.peers.record import Presence, accept, bucket_of, key_of, signed_record
 from noloco_node.transport.libp2p import Libp2pTransport, _import_hivemind
 from noloco_node.wire import peer_pb2 as pb
 
@@ -27,7 +27,7 @@ def identity(tmp_path):
 def standing(identity, **changes):
     address = f"/ip4/127.0.0.1/tcp/4001/p2p/{identity.peer_id}"
     usual = {"state": "training", "round": 3, "step": 150, "progress": 0.25, "loss": 2.5, "tokens_per_s": 9e3}
-    return Standing(**{**usual, "tokens": 12345, "addresses": (address,), **changes})
+    return Presence(**{**usual, "tokens": 12345, "addresses": (address,), **changes})
 
 
 def record(identity, run_id=RUN, boot=b"b" * 16, started=NOW - 50, now=NOW, **changes):
@@ -123,7 +123,7 @@ def hivemind():
 
 @pytest.fixture
 def share(hivemind):
-    return Share(ttl_s=60.0)
+    return DhtStorage(ttl_s=60.0)
 
 
 def test_a_signer_has_few_places(share, identity):
@@ -142,7 +142,7 @@ def test_nothing_is_kept_for_longer_than_two_lives(share, identity):
 
 
 def test_a_flood_takes_nobodys_place_and_goes_with_its_time(hivemind, identity):
-    share = Share(ttl_s=0.5, most=10)
+    share = DhtStorage(ttl_s=0.5, most=10)
     assert stored(share, identity, life_s=0.9)
     key = "a bucket"
 
@@ -175,7 +175,7 @@ def test_records_that_are_renewed_for_ever_do_not_pile_up(share, identity):
 
 
 def test_what_has_expired_goes_though_its_bucket_is_kept_alive(hivemind, identity):
-    share, key = Share(ttl_s=0.5), "a bucket"
+    share, key = DhtStorage(ttl_s=0.5), "a bucket"
     assert all(share.store_subkey(key, f"stranger {n}", b"record", time.time() + 0.2) for n in range(20))
     deadline = time.monotonic() + STEP_S
     while share._taken[key] > 1:
@@ -187,7 +187,7 @@ def test_what_has_expired_goes_though_its_bucket_is_kept_alive(hivemind, identit
 
 
 def test_what_came_before_it_was_there_is_taken_over_within_its_bounds(hivemind, share, identity):
-    early = Share(ttl_s=3600.0)
+    early = DhtStorage(ttl_s=3600.0)
     assert stored(early, identity, life_s=59.0)
     assert stored(early, identity, run_id=OTHER_RUN, life_s=3659.0)
     share.take_over(early._kept)
@@ -213,7 +213,7 @@ class Nodes:
         bootstrap = self.open[0][1].addresses() if self.open else []
         transport = Libp2pTransport(identity, "/ip4/127.0.0.1/tcp/0", bootstrap=bootstrap)
         await transport.start()
-        swarm = Swarm(transport.p2p, bootstrap, identity if member else None, RUN if member else "", ttl_s=ttl_s)
+        swarm = Directory(transport.p2p, bootstrap, identity if member else None, RUN if member else "", ttl_s=ttl_s)
         self.open.append((swarm, transport))
         await swarm.start()
         return swarm, identity
@@ -317,7 +317,7 @@ async def test_a_bootstrap_node_that_is_no_directory_is_unreachable(nodes, tmp_p
         await other.start()
         try:
             with pytest.raises(SwarmUnreachable, match="directory"):
-                await Swarm(other.p2p, transport.addresses()).start()
+                await Directory(other.p2p, transport.addresses()).start()
         finally:
             await other.close()
     finally:

@@ -11,8 +11,8 @@ from virtual_clock import run_virtual
 
 from noloco_node.base.identity import Identity
 from noloco_node.peers.cache import PeerCache
-from noloco_node.peers.directory import Swarm
-from noloco_node.peers.membership import FRIENDS, Neighbourhood
+from noloco_node.peers.directory import Directory
+from noloco_node.peers.membership import FRIENDS, Membership
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Ways:
         pass
 
 
-class Directory(Swarm):
+class Directory(Directory):
     """One that is there at once."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ def test_who_gives_up_waiting_for_friends_leaves_no_call_behind(tmp_path: Path) 
         members = [network.join(name) for name in ("us", *(friend.peer_id for friend in friends))]
         for member in members:
             await member.start()
-        us = Neighbourhood(Ways(members[0]), cache, lambda: None)
+        us = Membership(Ways(members[0]), cache, lambda: None)
         before = asyncio.all_tasks()
         entering = asyncio.create_task(us.enter(Directory()))
         await asyncio.sleep(0.1)

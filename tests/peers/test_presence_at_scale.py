@@ -11,8 +11,8 @@ import pytest
 
 from noloco_node.base.identity import Identity
 from noloco_node.peers import record
-from noloco_node.peers.directory import Swarm
-from noloco_node.peers.record import Standing, key_of, signed_record
+from noloco_node.peers.directory import Directory
+from noloco_node.peers.record import Presence, key_of, signed_record
 from noloco_node.peers.size_estimate import BUCKET
 from noloco_node.transport.libp2p import Libp2pTransport
 
@@ -34,8 +34,8 @@ class Dht:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.transports: list[Libp2pTransport] = []
-        self.nodes: list[Swarm] = []
-        self.peers: list[Swarm] = []
+        self.nodes: list[Directory] = []
+        self.peers: list[Directory] = []
         self.done: Counter[str] = Counter()
 
     def identity(self) -> Identity:
@@ -46,13 +46,13 @@ class Dht:
         transport = Libp2pTransport(self.identity(), "/ip4/127.0.0.1/tcp/0", bootstrap=bootstrap)
         await transport.start()
         self.transports.append(transport)
-        self.nodes.append(Swarm(transport.p2p, bootstrap, ttl_s=TTL_S))
+        self.nodes.append(Directory(transport.p2p, bootstrap, ttl_s=TTL_S))
         await self.nodes[-1].start()
 
-    def peer(self) -> Swarm:
+    def peer(self) -> Directory:
         host = len(self.peers) % NODES
         identity = self.identity()
-        peer = Swarm(self.transports[host].p2p, [], identity, RUN, ttl_s=TTL_S)
+        peer = Directory(self.transports[host].p2p, [], identity, RUN, ttl_s=TTL_S)
         peer._node = _Counted(self.nodes[host]._node, self.done)
         self.peers.append(peer)
         return peer
@@ -97,8 +97,8 @@ class _Counted:
         return getattr(self._node, name)
 
 
-def standing() -> Standing:
-    return Standing("training", 3, 150, 0.25, 2.5, 9e3, 12345, ())
+def standing() -> Presence:
+    return Presence("training", 3, 150, 0.25, 2.5, 9e3, 12345, ())
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from noloco_node.base.identity import Identity
 from noloco_node.base.peer_names import name_of
 from noloco_node.peers import rows
-from noloco_node.peers.record import Standing, accept, signed_record
+from noloco_node.peers.record import Presence, accept, signed_record
 from noloco_node.run import manifest
 
 NOW = 1_800_000_000.0
@@ -18,7 +18,7 @@ RUN = manifest.verify(SIGNED)
 
 
 def record(peer: Identity, state: str, round_: int, age_s: float = 0.0):
-    standing = Standing(state, round_, 0, 0.0, 0.0, 9e3, 0, ())
+    standing = Presence(state, round_, 0, 0.0, 0.0, 9e3, 0, ())
     written = signed_record(peer, standing, run_id=RUN.run_id, boot=b"b" * 16, started=NOW, now=NOW - age_s)
     return accept(peer.peer_id, written, RUN.run_id, NOW - age_s, ttl_s=60)
 

@@ -14,10 +14,10 @@ from virtual_clock import run_virtual
 from noloco_node.base.identity import Identity
 from noloco_node.errors import Incompatible, NotAdmitted, SwarmUnreachable, UsageError
 from noloco_node.peers import run_registry
-from noloco_node.peers.run_registry import Known
+from noloco_node.peers.run_registry import KnownRun
 from noloco_node.run import manifest
 from noloco_node.run.manifest import Manifest, Signed
-from noloco_node.run.trusted_authors import Acquaintances
+from noloco_node.run.trusted_authors import TrustedAuthors
 from noloco_node.state_transfer import choose_donor
 from noloco_node.wire import peer_pb2 as pb
 from noloco_node.wire.peer_pb2_grpc import RunsServicer, add_RunsServicer_to_server
@@ -43,12 +43,12 @@ def forged(genuine: Signed, author: str) -> Signed:
 
 async def _ask(
     *announced: tuple[str, Signed], keeps: bool = True, training: Mapping[str, int] | None = None
-) -> list[Known]:
+) -> list[KnownRun]:
     """What a newcomer hears of the runs that peers have announced. `training`: how many train, by the run's name."""
     network = MemoryNetwork(random.Random(0))
     peers = {name: network.join(name) for name in ("rendezvous", "newcomer", *(name for name, _ in announced))}
     named = {hashlib.sha256(one.manifest).hexdigest(): json.loads(one.manifest).get("name") for _, one in announced}
-    service = run_registry.Runs(
+    service = run_registry.RunRegistry(
         peers["rendezvous"].caller if keeps else None, lambda run: (training or {}).get(named[run], 0)
     )
     peers["rendezvous"].serve(lambda server: add_RunsServicer_to_server(service, server))
@@ -63,8 +63,8 @@ async def _ask(
             await transport.close()
 
 
-def known(*signed: Signed, training: int = 0) -> list[Known]:
-    return [Known(one, training) for one in signed]
+def known(*signed: Signed, training: int = 0) -> list[KnownRun]:
+    return [KnownRun(one, training) for one in signed]
 
 
 def test_what_was_announced_reaches_a_newcomer(author: Identity) -> None:
@@ -104,7 +104,7 @@ def test_a_run_in_which_somebody_trains_is_pushed_out_by_nobody(author: Identity
     real = signed(author, "real")
     spam = [(f"spammer {number}", signed(stranger, "spam", number)) for number in range(2 * run_registry.MAX_RUNS)]
     kept = run_virtual(_ask(("trainer", real), *spam, training={"real": 1}))
-    assert kept[0] == Known(real, 1)
+    assert kept[0] == KnownRun(real, 1)
     assert [run.signed for run in kept[1:]] == [run for _, run in spam[1 - run_registry.MAX_RUNS :]]
     full = run_virtual(_ask(*spam[: run_registry.MAX_RUNS], ("trainer", real), training={"spam": 1}))
     assert real not in [run.signed for run in full], "where people train in each of them, there is no room"
@@ -116,7 +116,7 @@ def test_an_older_rendezvous_does_not_say_who_trains(author: Identity) -> None:
             body, name, signature = signed(author).manifest, author.peer_id, signed(author).signature
             return pb.RunsReply(runs=[pb.SignedManifest(manifest=body, author=name, signature=signature)])
 
-    async def main() -> list[Known]:
+    async def main() -> list[KnownRun]:
         network = MemoryNetwork(random.Random(0))
         rendezvous, newcomer = network.join("rendezvous"), network.join("newcomer")
         rendezvous.serve(lambda server: add_RunsServicer_to_server(Older(), server))
@@ -156,27 +156,27 @@ def test_the_only_run_is_taken_and_of_several_one_must_be_named(author: Identity
 
 def test_the_run_in_which_somebody_trains_is_meant(author: Identity, stranger: Identity) -> None:
     real, spam = signed(author), [signed(stranger, "spam", seed) for seed in range(5)]
-    there = [*known(*spam[:3]), Known(real, 1), *known(*spam[3:])]
+    there = [*known(*spam[:3]), KnownRun(real, 1), *known(*spam[3:])]
     assert run_registry.choose(there, None, None) is real
     assert run_registry.choose(there, manifest.verify(spam[0]).run_id, None) is spam[0], "named"
     with pytest.raises(Incompatible, match="several runs") as told:
-        run_registry.choose([*there, Known(signed(author, "other"), 2)], None, None)
+        run_registry.choose([*there, KnownRun(signed(author, "other"), 2)], None, None)
     assert "spam" not in str(told.value)
 
 
 def test_only_the_named_authors_run_is_taken(author: Identity, stranger: Identity) -> None:
     one, other = signed(author), signed(stranger, "other")
-    assert run_registry.choose([Known(one, 0), Known(other, 2)], None, author.peer_id) is one
+    assert run_registry.choose([KnownRun(one, 0), KnownRun(other, 2)], None, author.peer_id) is one
     with pytest.raises(NotAdmitted, match="--trust"):
         run_registry.choose(known(other), None, author.peer_id)
 
 
 def test_an_author_is_remembered_from_the_first_meeting(tmp_path: Path, author: Identity, stranger: Identity) -> None:
-    met = Acquaintances(tmp_path / "authors.json")
+    met = TrustedAuthors(tmp_path / "authors.json")
     assert met.meet(["rendezvous"], "tiny", author.peer_id, None)
     assert not met.meet(["rendezvous"], "tiny", author.peer_id, None)
     with pytest.raises(NotAdmitted, match=stranger.peer_id):
-        Acquaintances(tmp_path / "authors.json").meet(["rendezvous"], "tiny", stranger.peer_id, None)
+        TrustedAuthors(tmp_path / "authors.json").meet(["rendezvous"], "tiny", stranger.peer_id, None)
     assert not met.meet(["rendezvous"], "tiny", stranger.peer_id, stranger.peer_id), "named: not a silent new trust"
     (tmp_path / "authors.json").write_text("[]")
     with pytest.raises(UsageError, match=r"authors\.json"):
@@ -189,7 +189,7 @@ def _found(announced_at: float | None, unfinished: Signed | None, run: Signed) -
     async def main() -> tuple[Signed, float]:
         network = MemoryNetwork(random.Random(0))
         rendezvous, us = network.join("rendezvous"), network.join("us")
-        known = run_registry.Runs(rendezvous.caller)
+        known = run_registry.RunRegistry(rendezvous.caller)
         rendezvous.serve(lambda server: add_RunsServicer_to_server(known, server))
         for member in (rendezvous, us):
             await member.start()
@@ -221,7 +221,7 @@ def test_where_nobody_tells_of_a_run_the_own_one_goes_on(author: Identity) -> No
 
 def test_who_is_known_by_one_way_in_is_known_by_all(tmp_path: Path, author: Identity, stranger: Identity) -> None:
     """A rendezvous that is away, and a peer of old that answers in its stead, make no stranger an author."""
-    met = Acquaintances(tmp_path / "authors.json")
+    met = TrustedAuthors(tmp_path / "authors.json")
     assert met.meet(["rendezvous"], "tiny", author.peer_id, None)
     with pytest.raises(NotAdmitted, match=stranger.peer_id):
         met.meet(["rendezvous", "peer"], "tiny", stranger.peer_id, None)

@@ -6,7 +6,7 @@ from statistics import median
 
 import pytest
 
-from noloco_node.peers.size_estimate import BUCKET, MAX_DEPTH, Crowd
+from noloco_node.peers.size_estimate import BUCKET, MAX_DEPTH, SizeEstimate
 
 TTL = 12
 """Turns that a record lives: a turn is a look every 5 s."""
@@ -18,7 +18,7 @@ class Town:
 
     def __init__(self, seed: int = 1) -> None:
         self.rng = Random(seed)
-        self.crowds: dict[int, Crowd] = {}
+        self.crowds: dict[int, SizeEstimate] = {}
         self.bits: dict[int, str] = {}
         self.board: dict[str, dict[int, tuple[int, int]]] = defaultdict(dict)
         """Bucket -> peer -> (its estimate, until which turn)."""
@@ -28,7 +28,7 @@ class Town:
     def arrive(self, peers: int) -> list[int]:
         new = [len(self.crowds) + number for number in range(peers)]
         for peer in new:
-            self.crowds[peer] = Crowd(Random(self.rng.random()))
+            self.crowds[peer] = SizeEstimate(Random(self.rng.random()))
             self.bits[peer] = f"{self.rng.getrandbits(MAX_DEPTH + 1):0{MAX_DEPTH + 1}b}"
         return new
 
@@ -123,7 +123,7 @@ def test_a_run_that_shrinks_comes_together_again() -> None:
 
 
 def test_a_few_who_exaggerate_move_nobody() -> None:
-    crowd = Crowd(Random(1))
+    crowd = SizeEstimate(Random(1))
     for _ in range(20):
         crowd.found(0, 12, [10**9] * 5 + [12] * 6)
     assert crowd.peers == 12

@@ -23,7 +23,7 @@ from noloco_node.publish.sample import Window
 from noloco_node.publish.weights import Fetched
 from noloco_node.run import manifest, signed_file
 from noloco_node.run.manifest import DataSpec, InnerSpec, Manifest, ModelSpec
-from noloco_node.training.replica import Inner
+from noloco_node.training.replica import Replica
 
 SHAPES: dict[str, dict[str, Any]] = {
     "LlamaConfig": {
@@ -81,7 +81,7 @@ def a_node_was_here(root: Path, run: Manifest, rounds: int = 2) -> Left:
     """A checkpoint at each boundary; the last one a step later, where the fast weights are ahead of the slow ones."""
     home = Home(root).create()
     identity = Identity.load_or_create(home.identity)
-    inner = Inner.build(run, identity.peer_id, device="cpu", threads=1)
+    inner = Replica.build(run, identity.peer_id, device="cpu", threads=1)
     left = Left(home, run, [], 0.0, inner.layout)
     signed_file.keep(left.folder, manifest.sign(run, identity))
     for _ in range(rounds):
@@ -95,7 +95,7 @@ def a_node_was_here(root: Path, run: Manifest, rounds: int = 2) -> Left:
     return left
 
 
-def _save(left: Left, inner: Inner) -> None:
+def _save(left: Left, inner: Replica) -> None:
     checkpoint.save(left.checkpoints, inner.state(), left.run.run_id, inner.layout)
     left.phi.append(inner.phi.clone())
 

@@ -12,19 +12,19 @@ from replicas import small_replica, small_run
 
 from noloco_node.core.codec import codec
 from noloco_node.rounds.swap import Backlog, Link, Swap
-from noloco_node.training.replica import Inner
+from noloco_node.training.replica import Replica
 from noloco_node.training.thread import Offer, PhaseEnded, TrainingThread
 
 FRAGMENT = 256
 DEADLINE_S = 20.0
 
 
-def replica(peer: str) -> Inner:
+def replica(peer: str) -> Replica:
     return small_replica(peer, small_run(steps=1))
 
 
 @contextmanager
-def training(build: Callable[[], Inner], rounds: int) -> Iterator[tuple[TrainingThread, Offer]]:
+def training(build: Callable[[], Replica], rounds: int) -> Iterator[tuple[TrainingThread, Offer]]:
     """A thread, and the offer of its first round."""
     posts: queue.SimpleQueue[object] = queue.SimpleQueue()
     thread = TrainingThread(build, codec("fp32"), posts.put, rounds=rounds, fragment_elements=FRAGMENT)
@@ -57,7 +57,7 @@ async def swap(*sides: tuple[Offer, Backlog]) -> list[Swap]:
 async def test_a_step_that_lasts_holds_the_swap_and_not_the_memory(leads: bool) -> None:
     step_begins, step_ends = threading.Event(), threading.Event()
 
-    def long_second_step() -> Inner:
+    def long_second_step() -> Replica:
         inner = replica("a")
         step = inner.step
 

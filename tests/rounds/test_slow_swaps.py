@@ -20,7 +20,7 @@ from noloco_node.host.traffic import Traffic
 
 PHASE_S, ROUNDS, NODES = 60.0, 80, 8
 RATE = 32_000.0
-HYPER = outer.Hyper(alpha=0.3, beta=1.0, gamma=0.7)
+HYPER = outer.OuterSettings(alpha=0.3, beta=1.0, gamma=0.7)
 
 
 class Replica(Node):

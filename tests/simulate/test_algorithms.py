@@ -161,8 +161,8 @@ def test_a_conversation_of_several_turns_is_carried_to_its_end():
         def hear(self, payload):
             self.turn += 1
             if self.turn == 1:
-                return codec.Heard(bytes([self.number]), None)
-            return codec.Heard(None, torch.tensor([payload[0] - self.number]))
+                return codec.Received(bytes([self.number]), None)
+            return codec.Received(None, torch.tensor([payload[0] - self.number]))
 
     mine, theirs, sent = converse(Slow(3), Slow(5))
     assert (int(mine), int(theirs), sent) == (2, -2, 12)

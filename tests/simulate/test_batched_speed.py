@@ -15,7 +15,7 @@ from noloco_node.bench import plain_loop
 from noloco_node.run.manifest import InnerSpec
 from noloco_node.simulate.experiment import Workload, workload
 from noloco_node.simulate.readers import Readers
-from noloco_node.simulate.replicas import Trainer
+from noloco_node.simulate.replicas import ReplicaBatch
 from noloco_node.simulate.settings import Settings
 from noloco_node.training.model import build
 
@@ -55,7 +55,7 @@ def loop(work: Workload) -> Callable[[], None]:
 def batched(work: Workload, dtype: torch.dtype, compiled: bool, at_once: int) -> Callable[[], None]:
     """The simulator's own step, of so many replicas at once until all have had theirs."""
     spec, replicas = InnerSpec(steps=STEPS + 1), work.settings.replicas
-    trainers = [Trainer(work.module, at_once, spec, dtype, compiled) for _ in range(replicas // at_once)]
+    trainers = [ReplicaBatch(work.module, at_once, spec, dtype, compiled) for _ in range(replicas // at_once)]
     readers = Readers(work.corpus, work.settings)
 
     def step() -> None:

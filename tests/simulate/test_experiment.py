@@ -9,7 +9,7 @@ from noloco_node.errors import UsageError
 from noloco_node.run.manifest import DataSpec, InnerSpec, ModelSpec
 from noloco_node.simulate.experiment import Workload, run
 from noloco_node.simulate.readers import Readers, own_modules
-from noloco_node.simulate.replicas import Trainer
+from noloco_node.simulate.replicas import ReplicaBatch
 from noloco_node.simulate.settings import Settings, choice
 from noloco_node.training.model import build, next_token_loss
 from noloco_node.training.schedule import learning_rate
@@ -89,7 +89,7 @@ def test_what_is_on_its_way_at_the_end_lands():
 
 def test_trainer_is_a_plain_torch_loop_for_each_replica():
     work = workload()
-    trainer = Trainer(work.module, 4, INNER, torch.float32)
+    trainer = ReplicaBatch(work.module, 4, INNER, torch.float32)
     readers, same = (Readers(work.corpus, work.settings) for _ in range(2))
     for step in range(5):
         trainer.backward(readers.next(2))
@@ -136,4 +136,4 @@ def test_unbatched_models_are_refused():
     gpt = ModelSpec(architecture="GPT2Config", config={"n_embd": 8, "n_layer": 1, "n_head": 2})
     module = build(gpt, 256, 1)
     with pytest.raises(UsageError, match="plain Llamas"):
-        Trainer(module, 2, INNER, torch.float32)
+        ReplicaBatch(module, 2, INNER, torch.float32)

@@ -16,7 +16,7 @@ from noloco_node.state_transfer.catch_up import (
     CATCH_UP_ROUNDS,
     DIVERGED_ROUNDS,
     LOOKS,
-    Homecoming,
+    CatchUp,
     ahead,
     coding,
     is_astray,
@@ -89,8 +89,8 @@ def play(story: Coroutine[Any, Any, None]) -> None:
     run_virtual(asyncio.wait_for(story, 20_000))
 
 
-async def home_of(node: Node, place: Place, **options: bool) -> Homecoming:
-    return Homecoming(node, "me", (await place.newcomer("me")).channel, Wanted(TERMS, NUMBERS, BUDGET), **options)
+async def home_of(node: Node, place: Place, **options: bool) -> CatchUp:
+    return CatchUp(node, "me", (await place.newcomer("me")).channel, Wanted(TERMS, NUMBERS, BUDGET), **options)
 
 
 # ---- whose ---------------------------------------------------------------------------------------------------------

@@ -13,10 +13,10 @@ from noloco_node.base.peer_names import name_of
 from noloco_node.host.traffic import Traffic
 from noloco_node.peers.record import PeerRecord
 from noloco_node.state_transfer import collect
-from noloco_node.state_transfer.collect import Gatherer, Own
+from noloco_node.state_transfer.collect import Collector, OwnState
 from noloco_node.views.views import GatherView
 
-OWN = Own("newcomer", TERMS, NUMBERS // 2, 12, 600, BUDGET)
+OWN = OwnState("newcomer", TERMS, NUMBERS // 2, 12, 600, BUDGET)
 NAN = b"\x00\x00\xc0\x7f"
 
 
@@ -36,14 +36,14 @@ def record(name: str, state: str = "training", round: int = 12) -> PeerRecord:
     return PeerRecord(**{**known, "peer_id": name, "state": state, "round": round, "step": 50 * round})
 
 
-async def views(gatherer: Gatherer, there: list[PeerRecord], peers: int, own: bytes = numbers(0)) -> list[GatherView]:
+async def views(gatherer: Collector, there: list[PeerRecord], peers: int, own: bytes = numbers(0)) -> list[GatherView]:
     async with aclosing(gatherer.gather(OWN, Giver(own), there, peers)) as coming:
         return [view async for view in coming]
 
 
 async def gather(place: Place, home: Path, there: list[PeerRecord], peers: int, **options: Any) -> GatherView:
     newcomer = await place.newcomer()
-    gatherer = Gatherer(home, newcomer.channel, Traffic(), options.pop("room", Room()), **options)
+    gatherer = Collector(home, newcomer.channel, Traffic(), options.pop("room", Room()), **options)
     try:
         return (await views(gatherer, there, peers))[-1]
     finally:
@@ -90,7 +90,7 @@ def test_what_donors_have_lies_in_files_and_others_are_skipped_by_name(tmp_path:
 def test_a_node_whose_own_weights_are_broken_says_so(tmp_path: Path) -> None:
     async def story() -> GatherView:
         place = Place()
-        gatherer = Gatherer(tmp_path, (await place.newcomer()).channel, Traffic(), Room())
+        gatherer = Collector(tmp_path, (await place.newcomer()).channel, Traffic(), Room())
         said = await views(gatherer, [], 1, own=NAN + numbers(0)[4:])
         await place.close()
         return said[-1]
@@ -140,7 +140,7 @@ def test_one_at_a_time_and_whoever_goes_leaves_nothing(tmp_path: Path) -> None:
         await place.liar("silent", Liar([header(numbers(1))], silent=True))
         await place.donor("honest", Giver(numbers(1)))
         newcomer = await place.newcomer()
-        gatherer = Gatherer(tmp_path, newcomer.channel, Traffic(), Room())
+        gatherer = Collector(tmp_path, newcomer.channel, Traffic(), Room())
         async with aclosing(gatherer.gather(OWN, Giver(numbers(0)), [record("silent")], 1)) as first:
             await anext(first)
             second = await views(gatherer, [record("honest")], 1)

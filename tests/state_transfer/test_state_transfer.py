@@ -23,7 +23,7 @@ from noloco_node.host.traffic import Traffic
 from noloco_node.state_transfer import choose_donor, client
 from noloco_node.state_transfer import server as donor_module
 from noloco_node.state_transfer.choose_donor import STALE_ROUNDS, Others, Wanted, take_state
-from noloco_node.state_transfer.client import Download, LiveState, Terms, fetch
+from noloco_node.state_transfer.client import Download, LiveState, StateTerms, fetch
 from noloco_node.transport.base import peer_faults
 from noloco_node.version import PROTOCOL
 from noloco_node.wire import messages as wire
@@ -66,7 +66,7 @@ def of(state: LiveState) -> tuple[int, bytes]:
     return state.round, bytes(state.data)
 
 
-async def ask(servicer: Giver | Liar, terms: Terms = TERMS, count: int = NUMBERS, **options: Any) -> LiveState:
+async def ask(servicer: Giver | Liar, terms: StateTerms = TERMS, count: int = NUMBERS, **options: Any) -> LiveState:
     place = Place()
     try:
         if isinstance(servicer, Giver):
@@ -109,7 +109,7 @@ def test_small_states_arrive_too(count: int) -> None:
 
 
 def test_another_run_or_layout_is_refused() -> None:
-    for terms in (Terms(b"R" * 32, b"l" * 32), Terms(b"r" * 32, b"L" * 32)):
+    for terms in (StateTerms(b"R" * 32, b"l" * 32), StateTerms(b"r" * 32, b"L" * 32)):
         with pytest.raises(PeerRefused, match="incompatible"):
             play(ask(Giver(DATA), terms))
 

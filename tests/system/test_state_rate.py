@@ -52,14 +52,14 @@ class Watcher:
 
 async def donor(host: str, directory: Path) -> None:
     from noloco_node.base.identity import Identity
-    from noloco_node.state_transfer.client import Terms
+    from noloco_node.state_transfer.client import StateTerms
     from noloco_node.state_transfer.server import StateService
     from noloco_node.transport.libp2p import Libp2pTransport
     from noloco_node.wire.peer_pb2_grpc import add_StateServicer_to_server
 
     transport = Libp2pTransport(Identity.load_or_create(directory / "donor.key"), f"/ip4/{host}/tcp/0")
     service = StateService(transport, lambda: 7)
-    service.begin(Terms(b"r" * 32, b"l" * 32), Giver())
+    service.begin(StateTerms(b"r" * 32, b"l" * 32), Giver())
     transport.serve(lambda server: add_StateServicer_to_server(service, server))
     await transport.start()
     print(json.dumps(transport.addresses()[0]), flush=True)  # noqa: T201
@@ -69,7 +69,7 @@ async def donor(host: str, directory: Path) -> None:
 
 async def newcomer(host: str, directory: Path, address: str) -> None:
     from noloco_node.base.identity import Identity
-    from noloco_node.state_transfer.client import Download, Terms, fetch
+    from noloco_node.state_transfer.client import Download, StateTerms, fetch
     from noloco_node.transport.libp2p import Libp2pTransport
 
     identity = Identity.load_or_create(directory / "newcomer.key")
@@ -77,7 +77,7 @@ async def newcomer(host: str, directory: Path, address: str) -> None:
     await transport.start()
     watcher = Watcher()
     channel = transport.channel(address.rpartition("/")[2])
-    state = await fetch(channel, Terms(b"r" * 32, b"l" * 32), Download(STATE_BYTES // 4), watcher)
+    state = await fetch(channel, StateTerms(b"r" * 32, b"l" * 32), Download(STATE_BYTES // 4), watcher)
     (began, before), (ended, after) = watcher.at[0], watcher.at[-1]
     assert state.round == 7 and len(state.data) == STATE_BYTES
     print(json.dumps((after - before) / (ended - began)), flush=True)  # noqa: T201

@@ -2,7 +2,7 @@
 
 import pytest
 
-from noloco_node.terminal.filter import COLUMNS, Choice
+from noloco_node.terminal.filter import COLUMNS, PeerFilter
 from noloco_node.views.views import PeerRow, PeersView
 
 
@@ -19,26 +19,26 @@ VIEW = PeersView(
 )
 
 
-def order(choice: Choice) -> list[str]:
+def order(choice: PeerFilter) -> list[str]:
     return [peer.name for peer in choice.of(VIEW).peers]
 
 
 def test_whom_one_met_most_stands_first_and_names_decide_among_equals():
-    assert order(Choice()) == ["wise-owl", "able-ant", "calm-otter"]
+    assert order(PeerFilter()) == ["wise-owl", "able-ant", "calm-otter"]
 
 
 def test_what_is_not_known_stands_last():
-    assert order(Choice("loss")) == ["wise-owl", "calm-otter", "able-ant"]
-    assert order(Choice("via")) == ["able-ant", "calm-otter", "wise-owl"]
+    assert order(PeerFilter("loss")) == ["wise-owl", "calm-otter", "able-ant"]
+    assert order(PeerFilter("via")) == ["able-ant", "calm-otter", "wise-owl"]
 
 
 @pytest.mark.parametrize("column", COLUMNS)
 def test_every_column_sorts_everybody(column):
-    assert sorted(order(Choice(column))) == ["able-ant", "calm-otter", "wise-owl"]
+    assert sorted(order(PeerFilter(column))) == ["able-ant", "calm-otter", "wise-owl"]
 
 
 def test_some_only():
-    assert order(Choice(state="paused")) == ["able-ant"]
-    assert order(Choice(name="OTTER")) == ["calm-otter"]
-    assert order(Choice(name="12D3wise")) == ["wise-owl"]
-    assert order(Choice(state="paused", name="otter")) == []
+    assert order(PeerFilter(state="paused")) == ["able-ant"]
+    assert order(PeerFilter(name="OTTER")) == ["calm-otter"]
+    assert order(PeerFilter(name="12D3wise")) == ["wise-owl"]
+    assert order(PeerFilter(state="paused", name="otter")) == []

@@ -7,7 +7,7 @@ import pytest
 from fake_node import OTHER, STATUS
 from rich.console import Console
 
-from noloco_node.terminal.swarm_board import LiveBoard, PlainBoard, Progress, picture
+from noloco_node.terminal.swarm_board import LiveBoard, PlainBoard, SwarmProgress, picture
 from noloco_node.views.views import Phase, StatusView
 
 
@@ -52,12 +52,12 @@ def test_nobody_waits_no_column():
 
 
 def test_progress():
-    progress = Progress(rounds=8)
+    progress = SwarmProgress(rounds=8)
     progress.update([Seated(), Seated(JOINING)], 0.0)
     assert (progress.fraction, str(progress)) == (0.0, "0%")
     progress.update([Seated(replace(TRAINING, round=0, phase=Phase(0.5))), Seated(JOINING)], 5.0)
     assert str(progress) == "3%", "half of one round of two times eight"
-    progress = Progress(rounds=8)
+    progress = SwarmProgress(rounds=8)
     progress.update([Seated(replace(TRAINING, round=2)), Seated(replace(TRAINING, round=2))], 10.0)
     progress.update([Seated(TRAINING), Seated(TRAINING)], 20.0)
     assert str(progress) == "50%   about 20 s left"
@@ -67,7 +67,7 @@ def test_progress():
 
 def test_a_terminal_is_redrawn():
     out = Console(file=io.StringIO(), width=80, force_terminal=True)
-    with LiveBoard(out, Progress(8), 8, 0.0) as board:
+    with LiveBoard(out, SwarmProgress(8), 8, 0.0) as board:
         board.update([], 0.0)
         board.update([Seated(TRAINING)], 1.0)
     shown = out.file.getvalue()
@@ -78,7 +78,7 @@ def test_a_terminal_is_redrawn():
 
 def test_a_pipe_has_a_line_for_what_is_new():
     out = Console(file=io.StringIO(), width=200)
-    with PlainBoard(out, Progress(8), 8, 100.0) as board:
+    with PlainBoard(out, SwarmProgress(8), 8, 100.0) as board:
         board.update([Seated(JOINING)], 101.0)
         board.update([Seated(TRAINING)], 102.0)
         board.update([Seated(TRAINING)], 103.0)

@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
 
-from noloco_node.terminal.top.glyphs import Curve, Frame, bars, gauge, in_ascii, plot
-from noloco_node.terminal.top.keys import LEAVE_QUESTION, SAID_S, Desk, Wish
+from noloco_node.terminal.top.glyphs import Frame, PlottedCurve, bars, gauge, in_ascii, plot
+from noloco_node.terminal.top.keys import LEAVE_QUESTION, SAID_S, Command, Keys
 from noloco_node.terminal.top.layout import Part, fit, joined, share_out, wrapped
-from noloco_node.terminal.top.line_mode import SILENT_S, News
+from noloco_node.terminal.top.line_mode import SILENT_S, LineMode
 from noloco_node.terminal.top.picture import Picture
 from noloco_node.terminal.top.screen import Look, screen
 from noloco_node.terminal.top.timeline import PHASE_COLUMNS, timeline, window
 from noloco_node.views.views import (
+    BytesView,
     Checkpoints,
     Health,
     HistoryView,
@@ -33,7 +34,6 @@ from noloco_node.views.views import (
     Said,
     StatusView,
     Today,
-    Traffic,
 )
 
 NOW = 1_763_740_000.0
@@ -71,7 +71,7 @@ def a_picture(rounds: int = 40, phase_s: float = 20.0) -> Picture:
         partner=OTTER,
         busy_fraction=0.987,
         rounds=Rounds(30, 10, {"no_partner": 10}),
-        bytes=Traffic(512_000_000, 515_000_000, 0.52),
+        bytes=BytesView(512_000_000, 515_000_000, 0.52),
         last_round=LastRound(OTTER, 3.1, 12_600_000, 12_600_000),
         checkpoint=Checkpoints(1_200_000_000, 3_100_000_000, 40),
         partners={OTTER: 30},
@@ -346,14 +346,14 @@ def test_rows_are_handed_out_within_bounds(wants, height):
 
 # ---- marks ----
 def test_a_falling_curve_falls():
-    curve = Curve([(0.0, 4.0), (1.0, 0.0)])
+    curve = PlottedCurve([(0.0, 4.0), (1.0, 0.0)])
     lines = plot([curve], Frame.around([curve]), 8, 4)
     columns = [min(row for row in range(4) if lines[row].plain[x] != " ") for x in range(8)]
     assert columns == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def test_a_beginning_does_not_flatten_the_rest():
-    curve = Curve([(0.0, 100.0), (1.0, 10.0), (10.0, 2.0), (20.0, 1.0)])
+    curve = PlottedCurve([(0.0, 100.0), (1.0, 10.0), (10.0, 2.0), (20.0, 1.0)])
     frame = Frame.around([curve], settled=0.25)
     assert (frame.left, frame.right, frame.low, frame.high) == (0.0, 20.0, 1.0, 2.0)
     lines = plot([curve], frame, 20, 4)
@@ -362,10 +362,10 @@ def test_a_beginning_does_not_flatten_the_rest():
 
 def test_a_dotted_curve_has_gaps_and_the_later_curve_has_the_colour():
     flat = [(0.0, 1.0), (1.0, 1.0)]
-    dotted = Curve(flat, "magenta", dotted=True)
+    dotted = PlottedCurve(flat, "magenta", dotted=True)
     (alone,) = plot([dotted], Frame(0, 1, 0, 2), 9, 1)
     assert " " in alone.plain and alone.plain.strip()
-    (both,) = plot([dotted, Curve(flat, "cyan")], Frame(0, 1, 0, 2), 9, 1)
+    (both,) = plot([dotted, PlottedCurve(flat, "cyan")], Frame(0, 1, 0, 2), 9, 1)
     assert " " not in both.plain
     assert {str(span.style) for span in both.spans} == {"cyan"}
 
@@ -416,20 +416,20 @@ def test_the_newest_partner_is_named_at_the_edge_too():
 
 # ---- keys ----
 def test_leave_asks_once():
-    desk = Desk()
+    desk = Keys()
     assert desk.press("l", 0.0) == []
     assert desk.said(1.0) == LEAVE_QUESTION
     assert desk.press("x", 1.0) == []
     assert desk.said(1.0) is None
     assert desk.press("y", 2.0) == [], "nothing was asked"
-    assert desk.press("ly", 3.0) == [Wish.LEAVE]
+    assert desk.press("ly", 3.0) == [Command.LEAVE]
     assert desk.press("l", 4.0) == []
     assert desk.press("y", 60.0) == [], "too late"
 
 
 def test_keys_and_what_is_said():
-    desk = Desk()
-    assert desk.press("prQ", 0.0) == [Wish.PAUSE, Wish.RESUME, Wish.QUIT]
+    desk = Keys()
+    assert desk.press("prQ", 0.0) == [Command.PAUSE, Command.RESUME, Command.QUIT]
     assert desk.press("\x1b[A", 0.0) == [], "an arrow"
     assert desk.press("?", 0.0) == [] and desk.shows_help
     assert desk.press("q", 0.0) == [] and not desk.shows_help, "back from the help first"
@@ -440,7 +440,7 @@ def test_keys_and_what_is_said():
 
 # ---- lines for a pipe ----
 def test_news_are_told_once():
-    news, first = News(), a_picture()
+    news, first = LineMode(), a_picture()
     (head, finding) = news.lines(first, 0.0)
     assert head == "brisk-heron training, round 40 of 100: loss 1.60, eval 1.70, 18.4k tokens/s, busy 99%, 2 peers"
     assert finding == f"! disk: 3.1 GB left, a checkpoint needs 1.2 GB: {REMEDY}"

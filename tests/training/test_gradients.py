@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from noloco_node.errors import OutOfMemory
 from noloco_node.run.manifest import InnerSpec
-from noloco_node.training.gradients import Passes
-from noloco_node.training.optimizer import Descent
+from noloco_node.training.gradients import Gradients
+from noloco_node.training.optimizer import Optimizer
 from noloco_node.training.task import Batch
 
 EXAMPLES = 8
@@ -46,9 +46,9 @@ class Line:
 BATCH = torch.linspace(-1, 1, 3 * EXAMPLES).view(EXAMPLES, 3), torch.linspace(0, 2, 2 * EXAMPLES).view(EXAMPLES, 2)
 
 
-def passes(task: Line, micro_batch: int | None = None) -> tuple[Passes, nn.Module]:
+def passes(task: Line, micro_batch: int | None = None) -> tuple[Gradients, nn.Module]:
     module = task.model().train()
-    return Passes(task, module, Descent(module, SPEC), SPEC, micro_batch, 1.0), module
+    return Gradients(task, module, Optimizer(module, SPEC), SPEC, micro_batch, 1.0), module
 
 
 @pytest.mark.parametrize("micro_batch", [1, 3, EXAMPLES, 100])

@@ -18,7 +18,7 @@ from noloco_node.data import corpus
 from noloco_node.errors import Diverged, Incompatible, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
 from noloco_node.run.manifest import InnerSpec, Manifest, OuterSpec
 from noloco_node.training import language, model
-from noloco_node.training.replica import WARM_UP_STEPS, Inner, choose_device
+from noloco_node.training.replica import WARM_UP_STEPS, Replica, choose_device
 from noloco_node.training.schedule import learning_rate
 from noloco_node.training.task import Batch
 
@@ -32,7 +32,7 @@ def plain_training(run: Manifest, peer: str) -> list[float]:
     rest = [p for p in net.parameters() if p.dim() < 2]
     groups = [{"params": decayed, "weight_decay": spec.weight_decay}, {"params": rest, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=0.0, betas=spec.betas, fused=False, foreach=False)
-    batches = corpus.Stream(small_text().train, length, run.seed, peer)
+    batches = corpus.TokenStream(small_text().train, length, run.seed, peer)
     slow = [p.detach().clone() for p in net.parameters()]
     momentum = [torch.zeros_like(p) for p in slow]
     losses = []
@@ -97,7 +97,7 @@ def test_activations_computed_twice_change_nothing() -> None:
 
 def test_a_volunteers_micro_batch_changes_rounding_only() -> None:
     whole = small_replica()
-    by_three = Inner.build(small_run(), "a", device="cpu", threads=1, micro_batch=3, corpus=small_text())
+    by_three = Replica.build(small_run(), "a", device="cpu", threads=1, micro_batch=3, corpus=small_text())
     assert by_three.micro_batch == 3 and whole.micro_batch == 4
     assert train(by_three, 6) == pytest.approx(train(whole, 6), rel=1e-5)
     assert by_three.evaluate() == pytest.approx(whole.evaluate(), rel=1e-5)
@@ -107,7 +107,7 @@ def test_a_volunteers_micro_batch_changes_rounding_only() -> None:
 def test_a_compiled_model_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced, and run without the code generator, which takes a minute."""
     monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="eager"))
-    compiled = Inner.build(small_run(), "a", device="cpu", threads=1, compiled=True, corpus=small_text())
+    compiled = Replica.build(small_run(), "a", device="cpu", threads=1, compiled=True, corpus=small_text())
     plain_one = small_replica()
     assert train(compiled, 5) == pytest.approx(train(plain_one, 5), rel=1e-4)
     assert compiled.evaluate() == pytest.approx(plain_one.evaluate(), rel=1e-4)
@@ -120,7 +120,7 @@ def test_a_compiler_that_does_not_work_is_said(monkeypatch: pytest.MonkeyPatch) 
         raise RuntimeError("no compiler found")
 
     monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend=broken))
-    replica = Inner.build(small_run(), "a", device="cpu", threads=1, compiled=True, corpus=small_text())
+    replica = Replica.build(small_run(), "a", device="cpu", threads=1, compiled=True, corpus=small_text())
     with pytest.raises(UsageError, match=r"no compiler found.* Start without --compile"):
         replica.step()
 
@@ -202,7 +202,7 @@ def test_a_phase_by_time_is_resumed_where_it_was() -> None:
     run = timed_run(1.0)
     straight, resumed = small_replica("a", run), small_replica("a", run)
 
-    def go(replica: Inner, steps: int) -> list[float]:
+    def go(replica: Replica, steps: int) -> list[float]:
         losses = []
         for _ in range(steps):
             losses.append(replica.step())
@@ -220,7 +220,7 @@ def test_a_phase_by_time_is_resumed_where_it_was() -> None:
     assert everything(resumed) == everything(straight) and resumed.steps == 9
 
 
-def everything(replica: Inner) -> Any:
+def everything(replica: Replica) -> Any:
     state = replica.state()
     return plain([state.round, state.step, state.weights, state.outer, state.inner])
 
@@ -299,7 +299,7 @@ def test_two_replicas_meet_and_their_mean_is_kept(name: str) -> None:
     assert one.round == other.round == 3 and not torch.equal(one.theta, other.theta)
 
 
-def train_phase(replica: Inner) -> None:
+def train_phase(replica: Replica) -> None:
     while not replica.phase_over:
         replica.step()
 
@@ -334,7 +334,7 @@ def test_a_late_correction_of_a_slice(late: int) -> None:
         assert torch.equal(now[:100], then[:100]) and torch.equal(now[150:], then[150:])
 
 
-def long_stepping() -> Inner:
+def long_stepping() -> Replica:
     """A replica that knows that averaging takes a part of its updates' length."""
     replica = small_replica()
     assert replica._norms is not None
@@ -396,8 +396,8 @@ def test_a_phase_that_was_thrown_away_makes_no_correction_late() -> None:
         assert torch.allclose(replica.delta[part] - before[1][part], kept * c, atol=1e-6)
 
 
-@pytest.mark.parametrize("afresh", [Inner.restart, Inner.discard])
-def test_an_adamw_that_begins_afresh_is_warmed_up(afresh: Callable[[Inner], None]) -> None:
+@pytest.mark.parametrize("afresh", [Replica.restart, Replica.discard])
+def test_an_adamw_that_begins_afresh_is_warmed_up(afresh: Callable[[Replica], None]) -> None:
     replica = small_replica()
     train(replica, 5)
     assert not replica.warming_up
@@ -548,9 +548,9 @@ def test_a_vector_that_is_not_finite_is_not_offered(at: int, name: str) -> None:
 
 def test_large_numbers_are_finite_although_their_sum_is_not() -> None:
     vector = torch.full((outer.PIECE + 9,), 3e38)
-    assert Inner._first_nonfinite(vector) is None
+    assert Replica._first_nonfinite(vector) is None
     vector[-1], vector[-2] = math.inf, -math.inf
-    assert Inner._first_nonfinite(vector) == len(vector) - 2
+    assert Replica._first_nonfinite(vector) == len(vector) - 2
 
 
 def test_when_the_slow_weights_are_gone_too_it_has_diverged() -> None:

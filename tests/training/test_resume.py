@@ -20,7 +20,7 @@ from replicas import FRAGMENT, small_replica
 from torch import Tensor
 
 from noloco_node.core.codec import codec
-from noloco_node.training.replica import Inner
+from noloco_node.training.replica import Replica
 
 HEAVY = [
     "noloco_node.training.thread",
@@ -65,7 +65,7 @@ def record(rng: random.Random) -> Iterator[Heard]:
                 waiting.append(Heard(step + 1 + rng.randrange(8), one.round, start, correction))
 
 
-def boundary(inner: Inner) -> Tensor:
+def boundary(inner: Replica) -> Tensor:
     """As the training thread does it."""
     u = inner.snapshot()
     inner.boundary()
@@ -83,7 +83,7 @@ def corrections(us: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
 
 def uninterrupted(heard: Sequence[Heard], broken: Sequence[Rebirth] = ()) -> dict[str, Any]:
     """In this process, without a thread or a file; the swaps that were under way at these points break there."""
-    inner: Inner = small_replica("a", RUN)
+    inner: Replica = small_replica("a", RUN)
     for step in range(STEPS):
         for each in heard:
             if each.before_step == step and not any(point.misses(each) for point in broken):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from noloco_node.core.outer import PIECE
 from noloco_node.errors import NolocoError
-from noloco_node.training.state_snapshot import MIN_GAPS, Copy, Portraits
+from noloco_node.training.state_snapshot import MIN_GAPS, Copy, Snapshots
 
 PIECES = 10
 LENGTH = PIECES * PIECE - 5
@@ -28,14 +28,14 @@ class Still:
         return self.phi.numpy().tobytes() + self.delta.numpy().tobytes()
 
 
-def wanted(portraits: Portraits) -> "Future[Copy]":
+def wanted(portraits: Snapshots) -> "Future[Copy]":
     answer: Future[Copy] = Future()
     portraits.want(answer)
     return answer
 
 
 def test_it_is_of_the_moment_it_began_whatever_changes_meanwhile() -> None:
-    replica, portraits = Still(), Portraits()
+    replica, portraits = Still(), Snapshots()
     before, answer = replica.bytes(), wanted(portraits)
     portraits.in_gap(replica, 10, 0.0)
     for start in (7 * PIECE - 3, 0, LENGTH - 100):
@@ -50,7 +50,7 @@ def test_it_is_of_the_moment_it_began_whatever_changes_meanwhile() -> None:
 
 
 def test_it_is_whole_by_the_boundary_with_an_even_share_in_each_gap() -> None:
-    replica, portraits = Still(), Portraits()
+    replica, portraits = Still(), Snapshots()
     answer = wanted(portraits)
     for gaps in range(10, 0, -1):
         assert not answer.done()
@@ -61,7 +61,7 @@ def test_it_is_whole_by_the_boundary_with_an_even_share_in_each_gap() -> None:
 
 
 def test_little_is_copied_at_a_time_but_more_when_steps_are_long() -> None:
-    replica, portraits = Still(), Portraits()
+    replica, portraits = Still(), Snapshots()
     answer = wanted(portraits)
     portraits.in_gap(replica, 10_000, 0.0)
     assert portraits._current is not None and portraits._current.missing == PIECES - 1
@@ -70,7 +70,7 @@ def test_little_is_copied_at_a_time_but_more_when_steps_are_long() -> None:
 
 
 def test_with_few_steps_left_it_waits_for_the_next_phase() -> None:
-    replica, portraits = Still(phase_step=40), Portraits()
+    replica, portraits = Still(phase_step=40), Snapshots()
     answer = wanted(portraits)
     portraits.in_gap(replica, MIN_GAPS - 1, 1e4)
     assert portraits._current is None
@@ -80,7 +80,7 @@ def test_with_few_steps_left_it_waits_for_the_next_phase() -> None:
 
 
 def test_one_copy_serves_all_who_ask_while_it_is_taken() -> None:
-    replica, portraits = Still(), Portraits()
+    replica, portraits = Still(), Snapshots()
     answers = [wanted(portraits)]
     portraits.in_gap(replica, 10, 0.0)
     answers.append(wanted(portraits))
@@ -93,7 +93,7 @@ def test_one_copy_serves_all_who_ask_while_it_is_taken() -> None:
 
 
 def test_who_waits_when_training_ends_hears_of_it() -> None:
-    portraits = Portraits()
+    portraits = Snapshots()
     answer = wanted(portraits)
     portraits.give_up(NolocoError("over"))
     with pytest.raises(NolocoError, match="over"):

@@ -13,7 +13,7 @@ from noloco_node.checkpoints import checkpoint
 from noloco_node.errors import Incompatible, UsageError
 from noloco_node.run.manifest import InnerSpec, Manifest, ModelSpec
 from noloco_node.training import task
-from noloco_node.training.replica import Inner
+from noloco_node.training.replica import Replica
 
 TASKS = Path(__file__).parents[1] / "tasks"
 
@@ -33,8 +33,8 @@ def run_of(name: str, batch: int = 32, steps: int = 10, **options: Any) -> Manif
     )
 
 
-def replica(run: Manifest, peer: str = "a") -> Inner:
-    return Inner.build(run, peer, device="cpu", threads=1)
+def replica(run: Manifest, peer: str = "a") -> Replica:
+    return Replica.build(run, peer, device="cpu", threads=1)
 
 
 def test_images_are_told_apart() -> None:

@@ -17,7 +17,7 @@ from noloco_node.base.events import Evaluated, RolledBack
 from noloco_node.core.codec import codec
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
 from noloco_node.host import memory
-from noloco_node.training.replica import Inner, State
+from noloco_node.training.replica import Replica, State
 from noloco_node.training.thread import Failed, Finished, Offer, PhaseEnded, Ready, TrainingThread
 
 DEADLINE_S = 20.0
@@ -28,7 +28,7 @@ T = TypeVar("T")
 class Watched:
     """A thread, and what it posts."""
 
-    def __init__(self, build: Callable[[], Inner], **options: Any) -> None:
+    def __init__(self, build: Callable[[], Replica], **options: Any) -> None:
         self.posts: queue.SimpleQueue[object] = queue.SimpleQueue()
         options = {"rounds": 4, "fragment_elements": FRAGMENT, **options}
         self.thread = TrainingThread(build, codec("fp32"), self.posts.put, **options)
@@ -51,7 +51,7 @@ class Watched:
 
 
 @contextmanager
-def running(build: Callable[[], Inner] = small_replica, **options: Any) -> Iterator[Watched]:
+def running(build: Callable[[], Replica] = small_replica, **options: Any) -> Iterator[Watched]:
     watched = Watched(build, **options)
     watched.thread.start()
     try:
@@ -109,7 +109,7 @@ def test_a_resumed_phase_goes_on_in_its_middle() -> None:
     replica = small_replica()
     train(replica, 4)
 
-    def build() -> Inner:
+    def build() -> Replica:
         resumed = small_replica()
         resumed.load(replica.state())
         return resumed
@@ -284,7 +284,7 @@ def test_an_offer_may_be_opened_again_for_somebody_else() -> None:
 class Late:
     """A stream whose batches come when `there` says so."""
 
-    def __init__(self, replica: Inner, there: threading.Event, batches: int = 0) -> None:
+    def __init__(self, replica: Replica, there: threading.Event, batches: int = 0) -> None:
         """`batches`: how many are there beforehand."""
         self._stream, self._there, self._batches = replica.stream, there, batches
         self.asked = threading.Event()
@@ -385,8 +385,8 @@ def test_a_pause_stops_steps_and_nothing_else() -> None:
 
 
 # ---- faults ----------------------------------------------------------------------------------------------------------
-def spoiled(spoil: Callable[[Inner], None]) -> Callable[[], Inner]:
-    def build() -> Inner:
+def spoiled(spoil: Callable[[Replica], None]) -> Callable[[], Replica]:
+    def build() -> Replica:
         replica = small_replica()
         spoil(replica)
         return replica
@@ -395,7 +395,7 @@ def spoiled(spoil: Callable[[Inner], None]) -> Callable[[], Inner]:
 
 
 def test_a_phase_that_ends_in_nan_is_thrown_away_and_the_next_one_is_whole() -> None:
-    def poison_third_step(replica: Inner) -> None:
+    def poison_third_step(replica: Replica) -> None:
         step = replica.step
 
         def poisoned() -> float:
@@ -415,7 +415,7 @@ def test_a_phase_that_ends_in_nan_is_thrown_away_and_the_next_one_is_whole() -> 
         assert third.offer is not None and third.closed is None
 
 
-def no_loss(replica: Inner) -> None:
+def no_loss(replica: Replica) -> None:
     loss = replica._passes._loss
     replica._passes._loss = lambda micro: loss(micro) * torch.nan  # type: ignore[method-assign]
 
@@ -438,7 +438,7 @@ def test_weights_that_are_broken_are_those_of_the_last_checkpoint_again() -> Non
         seen.append(1)
         return saved
 
-    def breaks_after_two_phases(replica: Inner) -> None:
+    def breaks_after_two_phases(replica: Replica) -> None:
         step = replica.step
 
         def breaking() -> float:
@@ -473,7 +473,7 @@ def test_a_checkpoint_at_the_very_end_of_a_phase_goes_on_with_its_boundary() -> 
     losses = [replica.step() for _ in range(3)]
     assert replica.phase_over
 
-    def build() -> Inner:
+    def build() -> Replica:
         resumed = small_replica()
         resumed.load(replica.state())
         return resumed
@@ -513,7 +513,7 @@ def test_a_correction_that_does_not_fit_is_a_failure_of_the_thread() -> None:
 def test_who_asks_a_thread_that_has_ended_is_told() -> None:
     building = threading.Event()
 
-    def fail() -> Inner:
+    def fail() -> Replica:
         building.wait(DEADLINE_S)
         raise UsageError("no")
 
@@ -552,7 +552,7 @@ def test_stopping_at_any_time_is_prompt(blocking: bool) -> None:
 def test_its_patience_follows_the_longest_step() -> None:
     going = threading.Event()
 
-    def slow(replica: Inner) -> None:
+    def slow(replica: Replica) -> None:
         step = replica.step
 
         def slowly() -> float:
@@ -572,7 +572,7 @@ def test_its_patience_follows_the_longest_step() -> None:
 
 
 def test_a_boundary_without_an_offer_measures_nothing_for_one() -> None:
-    def forbid(replica: Inner) -> None:
+    def forbid(replica: Replica) -> None:
         replica.movement = replica.snapshot = None  # type: ignore[assignment, method-assign]
 
     with running(spoiled(forbid), rounds=1) as watched:

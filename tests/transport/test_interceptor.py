@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from noloco_node.transport.interceptor import Guard
+from noloco_node.transport.interceptor import Interceptor
 
 DEADLINE_S = 20.0
 
@@ -23,7 +23,7 @@ async def served(behaviour: Any) -> AsyncIterator[str]:
     async def anybody(context: Any) -> None:
         pass
 
-    server = grpc.aio.server(interceptors=[Guard(anybody)])
+    server = grpc.aio.server(interceptors=[Interceptor(anybody)])
     methods = {"Call": grpc.unary_unary_rpc_method_handler(behaviour)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", methods),))
     port = server.add_insecure_port("127.0.0.1:0")

@@ -10,7 +10,7 @@ from memory_network.network import MemoryNetwork
 from virtual_clock import run_virtual
 
 from noloco_node.transport import reachability
-from noloco_node.transport.reachability import DIRECTLY, KEEP_S, MAPPED, OFF, OUTGOING, RELAYED, Reach
+from noloco_node.transport.reachability import DIRECTLY, KEEP_S, MAPPED, OFF, OUTGOING, RELAYED, Reachability
 from noloco_node.wire import mirror_pb2 as pb
 from noloco_node.wire.mirror_pb2_grpc import MirrorServicer, add_MirrorServicer_to_server
 
@@ -34,13 +34,13 @@ def test_who_is_seen_at_any_address_of_its_machine_is_reached_directly(
     """p2pd finds one of them, that of the way to everywhere else."""
     monkeypatch.setattr(reachability, "is_of_this_machine", lambda host: host in own)
 
-    async def main() -> Reach:
+    async def main() -> Reachability:
         network = MemoryNetwork(random.Random(0))
         us, helper = network.join("us"), network.join("helper")
         helper.serve(lambda server: add_MirrorServicer_to_server(Mirror("192.0.2.1"), server))
         for member in (us, helper):
             await member.start()
-        found = Reach("us", OFF, {"helper": []}, list, us.channel)
+        found = Reachability("us", OFF, {"helper": []}, list, us.channel)
         await found.survey(lambda: None, [f"/ip4/{own[-1]}/tcp/4001"])
         for member in (us, helper):
             await member.close()
@@ -65,7 +65,7 @@ def test_a_machine_out_of_descriptors_looks_again_when_it_has_some() -> None:
                 raise OSError(errno.EMFILE, "Too many open files")
             return us.channel(peer)
 
-        found = Reach("us", OFF, {"helper": []}, list, channel)
+        found = Reachability("us", OFF, {"helper": []}, list, channel)
         found.verdict = RELAYED
         keeping = asyncio.create_task(found.keep(lambda: None, lambda: ["/ip4/10.0.0.2/tcp/4001"]))
         await asyncio.sleep(15 * KEEP_S)

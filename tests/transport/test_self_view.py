@@ -9,7 +9,7 @@ from memory_network.network import MemoryNetwork
 from virtual_clock import run_virtual
 
 from noloco_node.transport import self_view
-from noloco_node.transport.self_view import Skew
+from noloco_node.transport.self_view import ClockSkew
 from noloco_node.wire import mirror_pb2 as pb
 from noloco_node.wire.mirror_pb2_grpc import MirrorServicer, add_MirrorServicer_to_server
 
@@ -26,7 +26,7 @@ class Clock(MirrorServicer):
         return pb.LookReply(time=time.time() + self._ahead_s)
 
 
-async def _skew(*ahead_s: float) -> Skew | None:
+async def _skew(*ahead_s: float) -> ClockSkew | None:
     network = MemoryNetwork(random.Random(0))
     us, peers = network.join("us"), [network.join(f"peer {number}") for number in range(len(ahead_s))]
     for peer, ahead in zip(peers, ahead_s, strict=True):

@@ -22,7 +22,7 @@ from noloco_node.host import config
 from noloco_node.views.views import HistoryView, PeersView, Point, document
 from noloco_node.web import http, live, server
 from noloco_node.web.access import names_here, token_in
-from noloco_node.web.live import Picture, change
+from noloco_node.web.live import PageState, change
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "noloco_node" / "web" / "page"
@@ -315,7 +315,7 @@ BYTES = st.lists(TOKENS | st.binary(max_size=40), max_size=40).map(b"".join)
 def test_no_bytes_make_a_head_that_is_not_understood_or_refused(head: bytes) -> None:
     try:
         request = http.request_of(head + b"\r\n\r\n")
-    except http.Refused as refused:
+    except http.RefusedRequest as refused:
         assert 400 <= refused.status < 600
         assert "\n" not in str(refused)
     else:
@@ -463,9 +463,9 @@ async def test_so_many_may_listen(served: Server) -> None:
 @given(st.lists(st.lists(st.integers(0, 6), max_size=8), min_size=1, max_size=6))
 def test_whoever_follows_the_changes_holds_the_picture(series: list[list[int]]) -> None:
     held: list[dict] = []
-    before = Picture()
+    before = PageState()
     for rounds in series:
-        now = Picture(history=HistoryView(points=tuple(Point(1.0, number, 0) for number in rounds)))
+        now = PageState(history=HistoryView(points=tuple(Point(1.0, number, 0) for number in rounds)))
         if told := change(before, now).get("points"):
             held = [*held[told["gone"] : told["gone"] + told["stay"]], *told["then"]]
         assert [point["round"] for point in held] == rounds
@@ -475,7 +475,7 @@ def test_whoever_follows_the_changes_holds_the_picture(series: list[list[int]]) 
 def test_a_look_costs_a_node_little() -> None:
     """What a second of being watched takes of the event loop: a new point, piece and rate, 60 peers that moved."""
     node = busy(500, 60)
-    before, spent = Picture(node.now, node.others, node.past), []
+    before, spent = PageState(node.now, node.others, node.past), []
     for number in range(20):
         past = node.past
         node.past = replace(
@@ -485,7 +485,7 @@ def test_a_look_costs_a_node_little() -> None:
             rates=(*past.rates[1:], replace(past.rates[-1], at=past.rates[-1].at + 1)),
         )
         node.others = PeersView(tuple(replace(row, round=row.round + 1) for row in node.others.peers))
-        now = Picture(replace(node.now, step=number), node.others, node.past)
+        now = PageState(replace(node.now, step=number), node.others, node.past)
         began = time.process_time()
         json.dumps(change(before, now))
         spent.append(time.process_time() - began)

@@ -14,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from noloco_node.base.identity import Identity
-from noloco_node.peers import directory
+from noloco_node.peers import record
 from noloco_node.version import PROTOCOL, VERSION
 from noloco_node.wire import messages as wire
 from noloco_node.wire import peer_pb2 as pb
@@ -28,8 +28,8 @@ AUTHOR = Identity(Ed25519PrivateKey.from_private_bytes(b"k" * 32), Path("nowhere
 DIGESTS = state_format.digest(b"state")
 
 
-def read_presence(record: bytes) -> Any:
-    return directory.accept(AUTHOR.peer_id, record, RUN.hex(), AT, TTL_S)
+def read_presence(signed: bytes) -> Any:
+    return record.accept(AUTHOR.peer_id, signed, RUN.hex(), AT, TTL_S)
 
 
 READERS: dict[str, Callable[[bytes], Any]] = {
@@ -64,11 +64,9 @@ def written() -> Iterator[tuple[str, bytes]]:
         yield "StateFrame", wire.encode_state(state).SerializeToString()
     yield "StateRequest", wire.encode_state_request(wire.StateRequest(PROTOCOL, RUN, LAYOUT)).SerializeToString()
     address = f"/ip4/203.0.113.7/tcp/4001/p2p/{AUTHOR.peer_id}"
-    standing = directory.Standing(
-        "training", 41, 2063, 0.5, 1.875, 1024.0, 4096, (address,), 1.9375, AUTHOR.peer_id, 39
-    )
-    record = directory.signed_record(AUTHOR, standing, run_id=RUN.hex(), boot=BOOT, started=AT - 60, now=AT)
-    yield "SignedPresence", record
+    standing = record.Presence("training", 41, 2063, 0.5, 1.875, 1024.0, 4096, (address,), 1.9375, AUTHOR.peer_id, 39)
+    signed = record.signed_record(AUTHOR, standing, run_id=RUN.hex(), boot=BOOT, started=AT - 60, now=AT)
+    yield "SignedPresence", signed
 
 
 def meaning(read: Any) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from noloco_node.control.socket_client import ControlClient
 from noloco_node.errors import NolocoError
 from noloco_node.host.home import Home
 from noloco_node.terminal.top.driver import Terminal
-from noloco_node.terminal.top.keys import Desk, Wish
-from noloco_node.terminal.top.line_mode import News
+from noloco_node.terminal.top.keys import Command, Keys
+from noloco_node.terminal.top.line_mode import LineMode
 from noloco_node.terminal.top.picture import Picture
-from noloco_node.terminal.top.poller import Watch
+from noloco_node.terminal.top.poller import Poller
 from noloco_node.terminal.top.screen import Look, screen
 
 _TICK_S = 1.0  # clocks go on while no answer comes
@@ -27,9 +27,9 @@ class Session:
         """To be said when the terminal is as it was."""
         self._home, self._every_s = home, every_s
         self._news = asyncio.Event()
-        self._watch = Watch(home, every_s, self._news.set)
-        self._desk = Desk()
-        self._wishes: asyncio.Queue[Wish] = asyncio.Queue()
+        self._watch = Poller(home, every_s, self._news.set)
+        self._desk = Keys()
+        self._wishes: asyncio.Queue[Command] = asyncio.Queue()
         self._code: int | None = None
         self._left: str | None = None
         """Who was told to leave."""
@@ -53,7 +53,7 @@ class Session:
 
     def _typed(self, keys: str) -> None:
         for wish in self._desk.press(keys, time.monotonic()):
-            if wish is Wish.QUIT:
+            if wish is Command.QUIT:
                 self._code = 0
             self._wishes.put_nowait(wish)
         self._news.set()
@@ -95,37 +95,37 @@ class Session:
             self._desk.say(said, time.monotonic())
             self._news.set()
 
-    async def _granted(self, wish: Wish) -> str:
+    async def _granted(self, wish: Command) -> str:
         """What became of it."""
         node, picture = self._watch.node, self._watch.picture
         if node is None or picture is None or picture.absence:
             return "there is no node that could hear this"
-        if picture.is_rendezvous and wish is not Wish.LEAVE:
+        if picture.is_rendezvous and wish is not Command.LEAVE:
             return f"{picture.status.name} is a rendezvous and trains nothing"
         try:
             return await self._told(wish, node, picture.status.name)
         except NolocoError as error:
             return str(error)
 
-    async def _told(self, wish: Wish, node: ControlClient, name: str) -> str:
-        if wish is Wish.LEAVE:
+    async def _told(self, wish: Command, node: ControlClient, name: str) -> str:
+        if wish is Command.LEAVE:
             await node.leave()
             self._left = name
             return f"{name} finishes its swap, saves, and leaves: a few seconds"
-        view = await (node.pause() if wish is Wish.PAUSE else node.resume())
+        view = await (node.pause() if wish is Command.PAUSE else node.resume())
         return f"{view.name} is {view.state}"
 
 
 async def as_lines(home: Home, every_s: float, write: Callable[[str], None]) -> None:
     """For a pipe, a log, a terminal without a screen: until it is cancelled, or nobody reads any more."""
-    news = News()
+    news = LineMode()
 
     def say() -> None:
         if watch.picture:
             for line in news.lines(watch.picture, time.monotonic()):
                 write(f"{time.strftime('%H:%M:%S')}  {line}")
 
-    watch = Watch(home, every_s, say)
+    watch = Poller(home, every_s, say)
     await watch.first()
     say()
     await watch.keep()

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from noloco_node.base.peer_names import short_id
 from noloco_node.base.units import NOTHING, rate, share, size, span
-from noloco_node.terminal.top.glyphs import EVAL, OWN, SWAP, SWARM, Curve, Frame, bars, gauge, plot
+from noloco_node.terminal.top.glyphs import EVAL, OWN, SWAP, SWARM, Frame, PlottedCurve, bars, gauge, plot
 from noloco_node.terminal.top.layout import between, clean, joined, title
 from noloco_node.terminal.top.picture import Picture
 from noloco_node.views.views import Point, Rate
@@ -25,14 +25,14 @@ _WORTH_SHOWING = 0.0005  # a tenth of a per cent, rounded
 
 def losses(picture: Picture, width: int, height: int) -> list[Text]:
     points = picture.history.points
-    own = Curve(_values(points, lambda point: point.loss), OWN)
-    swarm = Curve(_values(points, lambda point: point.swarm_loss), SWARM, dotted=True)
+    own = PlottedCurve(_values(points, lambda point: point.loss), OWN)
+    swarm = PlottedCurve(_values(points, lambda point: point.swarm_loss), SWARM, dotted=True)
     evals = _values(points, lambda point: point.eval_loss)
     legend = [(("━", OWN), " own", own.points), (("┄", SWARM), " swarm", swarm.points), (("•", EVAL), " eval", evals)]
     there = [Text.assemble(mark, word) for mark, word, values in legend if values]
     head = title("loss", Text("  ").join(there), width)
     settled = _SETTLED if len(points) >= _MANY else 0.0
-    frame = Frame.around([own, swarm, Curve(evals)], settled)
+    frame = Frame.around([own, swarm, PlottedCurve(evals)], settled)
     if frame is None:
         return [head, Text("no round has ended yet", "dim")][:height]
     rows, columns = height - 2, width - _AXIS

@@ -34,7 +34,7 @@ _GAP_OF, _GAP_FROM = 6, 2  # a dotted curve: so many columns of dots, and of the
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class PlottedCurve:
     points: Sequence[tuple[float, float]]
     """By their x."""
     style: str = ""
@@ -51,7 +51,7 @@ class Frame:
     high: float
 
     @classmethod
-    def around(cls, curves: Sequence[Curve], settled: float = 0.0) -> "Frame | None":
+    def around(cls, curves: Sequence[PlottedCurve], settled: float = 0.0) -> "Frame | None":
         """`settled`: what share of the way is left out of the heights. A loss falls so far at its beginning that all
         the rest would be one flat line; a curve that is higher than the frame comes into it from above."""
         points = [point for curve in curves for point in curve.points]
@@ -65,7 +65,7 @@ class Frame:
         return _scaled(x, self.left, self.right, columns), rows - 1 - _scaled(y, self.low, self.high, rows)
 
 
-def plot(curves: Sequence[Curve], frame: Frame, width: int, height: int) -> list[Text]:
+def plot(curves: Sequence[PlottedCurve], frame: Frame, width: int, height: int) -> list[Text]:
     """The curves in braille; where they meet, the later one has the colour."""
     cells: dict[Dot, int] = {}
     styles: dict[Dot, str] = {}
@@ -106,7 +106,7 @@ def _underline(line: Text, levels: Sequence[int]) -> None:
             line.stylize("dim", place, place + 1)
 
 
-def _dots(curve: Curve, frame: Frame, columns: int, rows: int) -> set[Dot]:
+def _dots(curve: PlottedCurve, frame: Frame, columns: int, rows: int) -> set[Dot]:
     """The curve as a joined line: one height a column, and upright strokes between."""
     heights: dict[int, list[int]] = {}
     for x, y in curve.points:

@@ -15,24 +15,24 @@ KEYS = (
 )
 
 
-class Wish(Enum):
+class Command(Enum):
     PAUSE = auto()
     RESUME = auto()
     LEAVE = auto()
     QUIT = auto()
 
 
-_WISHES = {"p": Wish.PAUSE, "r": Wish.RESUME, "q": Wish.QUIT}
+_WISHES = {"p": Command.PAUSE, "r": Command.RESUME, "q": Command.QUIT}
 
 
-class Desk:
+class Keys:
     def __init__(self) -> None:
         self.shows_help = False
         self._asks = False
         self._said: str | None = None
         self._until = 0.0
 
-    def press(self, keys: str, now: float) -> list[Wish]:
+    def press(self, keys: str, now: float) -> list[Command]:
         """What came from the keyboard at once; an escape sequence, an arrow's say, is nobody's wish."""
         if len(keys) > 1 and keys.startswith("\x1b"):
             return []
@@ -46,10 +46,10 @@ class Desk:
             self._said, self._asks = None, False
         return self._said
 
-    def _press(self, key: str, now: float) -> Wish | None:
+    def _press(self, key: str, now: float) -> Command | None:
         if self._asks and self.said(now):
             self._said, self._asks = None, False
-            return Wish.LEAVE if key.lower() == "y" else None
+            return Command.LEAVE if key.lower() == "y" else None
         key = key.lower()
         if key == "l":
             self._said, self._until, self._asks = LEAVE_QUESTION, now + QUESTION_S, True

@@ -17,7 +17,7 @@ _ABSENCES = {
 }
 
 
-class News:
+class LineMode:
     def __init__(self) -> None:
         self._before: Picture | None = None
         self._spoke = 0.0

@@ -23,7 +23,7 @@ HISTORY_S = 5.0
 _RATES = 300
 
 
-class Watch:
+class Poller:
     """`changed` is called after each answer, and when none comes any more."""
 
     def __init__(self, home: Home, every_s: float, changed: Callable[[], None]) -> None:

@@ -22,7 +22,7 @@ _LEAST_S, _MOST_S = 1.0, 1e7
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class TimeWindow:
     """From when to when, over so many columns."""
 
     began: float
@@ -33,14 +33,14 @@ class Window:
         return round((at - self.began) / (self.ended - self.began) * self.width)
 
 
-def window(pieces: Sequence[Piece], now: float, width: int) -> Window:
+def window(pieces: Sequence[Piece], now: float, width: int) -> TimeWindow:
     lengths = [piece.ended - piece.began for piece in pieces if piece.kind == "phase"][-_TYPICAL:]
     phase_s = min(_MOST_S, max(_LEAST_S, median(lengths))) if lengths else _LEAST_S
-    return Window(now - phase_s * max(2.0, width / PHASE_COLUMNS), now, width)
+    return TimeWindow(now - phase_s * max(2.0, width / PHASE_COLUMNS), now, width)
 
 
 def timeline(
-    pieces: Sequence[Piece], names: Mapping[str, str], seen: Window, rows: int, *, ongoing: int | None
+    pieces: Sequence[Piece], names: Mapping[str, str], seen: TimeWindow, rows: int, *, ongoing: int | None
 ) -> list[Text]:
     """`ongoing`: the round whose phase has begun and not ended."""
     if rows < 1 or seen.width < 1:
@@ -59,7 +59,7 @@ def told(piece: Piece, names: Mapping[str, str]) -> str:
     return f"{why} ({whom})" if whom else why
 
 
-def _phases(phases: Sequence[Piece], seen: Window, ongoing: int | None) -> Text:
+def _phases(phases: Sequence[Piece], seen: TimeWindow, ongoing: int | None) -> Text:
     line = Text(" " * seen.width)
     for piece in phases:
         line = _drawn(line, (seen.column(piece.began), seen.column(piece.ended)), str(piece.round), "─")
@@ -96,7 +96,7 @@ class _Mark:
         return self.begins + len(self.before) + len(self.bar) + len(self.after)
 
 
-def _lanes(pieces: Sequence[Piece], names: Mapping[str, str], seen: Window, rows: int) -> list[Text]:
+def _lanes(pieces: Sequence[Piece], names: Mapping[str, str], seen: TimeWindow, rows: int) -> list[Text]:
     """The newest find their places first: each in the highest lane that has room for its words, else without them."""
     lanes: list[list[_Mark]] = [[] for _ in range(rows)]
     for piece in reversed(pieces):
@@ -108,7 +108,7 @@ def _lanes(pieces: Sequence[Piece], names: Mapping[str, str], seen: Window, rows
     return [_lane(sorted(lane, key=lambda mark: mark.begins), seen.width) for lane in lanes]
 
 
-def _marks(piece: Piece, words: str, seen: Window) -> Iterator[_Mark]:
+def _marks(piece: Piece, words: str, seen: TimeWindow) -> Iterator[_Mark]:
     """The newest may be too near the right edge for words there: they stand left of it."""
     swapped = piece.kind == "swap"
     style = SWAP if swapped else SOLO

@@ -41,7 +41,7 @@ _KEY = "identity.key"  # of a visitor, the one file that stands in such a direct
 _lifelines: set[int] = set()
 
 
-class Runtime:
+class RuntimeDirectory:
     """The directory (mode 0700) and the janitor that watches over it."""
 
     def __init__(self, path: Path, lock: int, lifeline: int, janitor: asyncio.subprocess.Process) -> None:
@@ -51,7 +51,7 @@ class Runtime:
         self._janitor = janitor
 
     @classmethod
-    async def open(cls, *also: Path) -> "Runtime":
+    async def open(cls, *also: Path) -> "RuntimeDirectory":
         """`also`: files elsewhere that must not outlive us either."""
         parent = _parent()
         _sweep(parent)

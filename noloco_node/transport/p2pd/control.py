@@ -24,7 +24,7 @@ _P2P, _CIRCUIT = b"\xa5\x03", b"\xa2\x02"  # the codes 421 and 290 of multiaddr'
 _RELAYED = re.compile(rb"(.*?)\xa5\x03[\x20-\x40].{32,64}\xa2\x02", re.DOTALL)
 
 
-class Orders:
+class P2pdControl:
     def __init__(self, socket: Path, messages: Any, multiaddr: Any) -> None:
         self._socket = socket
         self._messages = messages

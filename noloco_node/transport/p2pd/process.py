@@ -72,7 +72,7 @@ def executable() -> Path:
     return Path(found.submodule_search_locations[0]) / "hivemind_cli" / "p2pd"
 
 
-class Daemon:
+class P2pdProcess:
     """One p2pd process, from its start to its death. `socket` is where it takes orders."""
 
     def __init__(self, process: asyncio.subprocess.Process, socket: Path) -> None:
@@ -84,7 +84,7 @@ class Daemon:
         self._reader = asyncio.create_task(self._read_output())
 
     @classmethod
-    async def launch(cls, socket: Path, arguments: Sequence[str]) -> "Daemon":
+    async def launch(cls, socket: Path, arguments: Sequence[str]) -> "P2pdProcess":
         """Start the process; `wait_ready` says whether it came up. Whoever launches it also stops it."""
         # On one thread the relay that p2pd is told to have comes after the small one that it always has, and stays: 12
         # of 12 starts on two idle cores. On two threads they race, and 1 of 12 went well.

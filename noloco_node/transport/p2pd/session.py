@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any, NamedTuple
 
-from noloco_node.transport.p2pd.cleanup import Runtime
-from noloco_node.transport.p2pd.control import Orders
-from noloco_node.transport.p2pd.process import Daemon
+from noloco_node.transport.p2pd.cleanup import RuntimeDirectory
+from noloco_node.transport.p2pd.control import P2pdControl
+from noloco_node.transport.p2pd.process import P2pdProcess
 
 _log = logging.getLogger(__name__)
 
@@ -30,10 +30,10 @@ class Hivemind(NamedTuple):
     messages: Any
 
 
-class Life:
+class P2pdSession:
     """Made by `begin`; whoever begins one also ends it."""
 
-    def __init__(self, daemon: Daemon, orders: Orders) -> None:
+    def __init__(self, daemon: P2pdProcess, orders: P2pdControl) -> None:
         self.daemon = daemon
         self.orders = orders
         self.p2p: Any = None
@@ -43,12 +43,14 @@ class Life:
         self._stack = AsyncExitStack()
 
     @classmethod
-    async def begin(cls, runtime: Runtime, arguments: Sequence[str], hivemind: Hivemind, timeout_s: float) -> "Life":
+    async def begin(
+        cls, runtime: RuntimeDirectory, arguments: Sequence[str], hivemind: Hivemind, timeout_s: float
+    ) -> "P2pdSession":
         socket = runtime.path / "p2pd.sock"
         socket.unlink(missing_ok=True)  # a former life's: p2pd would take it for another one's that runs
-        daemon = await Daemon.launch(socket, arguments)
+        daemon = await P2pdProcess.launch(socket, arguments)
         runtime.told(daemon.pid)
-        life = cls(daemon, Orders(socket, hivemind.messages, hivemind.multiaddr))
+        life = cls(daemon, P2pdControl(socket, hivemind.messages, hivemind.multiaddr))
         life._stack.push_async_callback(daemon.stop)
         try:
             await daemon.wait_ready(timeout_s)
@@ -72,7 +74,7 @@ class Life:
     async def end(self) -> None:
         await self._stack.aclose()
 
-    async def _join_hivemind(self, runtime: Runtime, hivemind: Hivemind) -> Any:
+    async def _join_hivemind(self, runtime: RuntimeDirectory, hivemind: Hivemind) -> Any:
         ours = type("P2P", (hivemind.p2p,), {"_UNIX_SOCKET_PREFIX": f"/unix{runtime.path}/"})
         async with asyncio.timeout(CONTROL_S):
             p2p = await ours.replicate(hivemind.multiaddr(f"/unix{self.daemon.socket}"))  # type: ignore[attr-defined]
