@@ -2,9 +2,10 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from test_checkpoint import Replica
+import torch
 
 from noloco_node.base.identity import Identity
 from noloco_node.checkpoints import checkpoint
@@ -32,7 +33,8 @@ class Past:
         folder = self.home.run(run_id)
         signed_file.keep(folder, signed)
         if round:
-            checkpoint.save(folder / "checkpoints", Replica(round), run_id, bytes(32))
+            replica = SimpleNamespace(round=round, step=100, weights={"w": torch.ones(7)}, outer={}, inner={})
+            checkpoint.save(folder / "checkpoints", replica, run_id, bytes(32))
         self.authors.meet(ways_in, name, self.author.peer_id, None)
         self._now += 60
         os.utime(folder, (self._now, self._now))
