@@ -95,9 +95,8 @@ def tab(only_tab: Tab) -> Iterator[Tab]:
 
 @pytest.fixture
 def real_nodes() -> Iterator[RealNodes]:
-    real_nodes = RealNodes()
-    yield real_nodes
-    real_nodes.close()
+    with RealNodes() as real_nodes:
+        yield real_nodes
 
 
 def page_of(node: Node) -> str:
@@ -119,7 +118,7 @@ def look(tab: Tab, shots: Path | None = None) -> None:
 
 
 def test_real_nodes_from_alone_to_killed(tab: Tab, real_nodes: RealNodes, tmp_path: Path) -> None:
-    first = real_nodes.node("first", "start", str(real_nodes.manifest(steps=3)), "--web", "127.0.0.1:0")
+    first = real_nodes.node("first", "start", str(real_nodes.paced(seconds=1.0)), "--web", "127.0.0.1:0")
     page = page_of(first)
     tab.go(page)
     tab.value("window.loadedOnce = true")
