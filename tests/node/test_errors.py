@@ -4,7 +4,7 @@ import socket
 import time
 
 import pytest
-from real_nodes import RealNodes, free_port
+from real_nodes import RealNodes
 
 PEER = "12D3KooWGRVwVSREWSbDM8oTn6QGPdtZKEUVDj5jSzbnYeXiGzVf"
 
@@ -26,8 +26,10 @@ def test_an_address_that_is_none(real_nodes: RealNodes) -> None:
 
 
 def test_a_bootstrap_that_refuses(real_nodes: RealNodes) -> None:
-    port = free_port()
-    code, sentence = fails(real_nodes, "join", "--bootstrap", f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}")
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))  # and does not listen
+        port = s.getsockname()[1]
+        code, sentence = fails(real_nodes, "join", "--bootstrap", f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}")
     assert code == 10
     assert f"127.0.0.1:{port}" in sentence
 
