@@ -1,4 +1,4 @@
-"""What can go wrong before a node runs: one sentence with the remedy, its exit code, and soon."""
+"""Errors before a node runs: each is one sentence with the remedy and an exit code, within seconds."""
 
 import socket
 import time
@@ -35,7 +35,7 @@ def test_a_bootstrap_that_refuses(real_nodes: RealNodes) -> None:
 
 
 def test_a_bootstrap_that_is_somebody_else(real_nodes: RealNodes) -> None:
-    """It listens, but is no libp2p node, let alone the one that the address names."""
+    """Something listens there, but it is no libp2p node."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         s.listen()

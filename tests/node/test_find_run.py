@@ -1,4 +1,4 @@
-"""Which run a node goes on with where nobody tells of one."""
+"""Which run a node goes on with when no peer announces one."""
 
 import os
 from pathlib import Path

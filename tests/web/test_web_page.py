@@ -100,7 +100,7 @@ def real_nodes() -> Iterator[RealNodes]:
 
 
 def page_of(node: Node) -> str:
-    return until(lambda: node.said(r"web page: (http://127\.0\.0\.1:\d+/)"), "a page")
+    return until(lambda: node.printed(r"web page: (http://127\.0\.0\.1:\d+/)"), "a page")
 
 
 def look(tab: Tab, shots: Path | None = None) -> None:
@@ -125,7 +125,7 @@ def test_real_nodes_from_alone_to_killed(tab: Tab, real_nodes: RealNodes, tmp_pa
 
     tab.until("document.querySelector('#note h2').innerText === 'Nobody else is here yet'", 60)
     line = tab.text("#note code")
-    address = until(lambda: first.said(r"--bootstrap (\S+)"), "an address")
+    address = until(lambda: first.printed(r"--bootstrap (\S+)"), "an address")
     assert line.startswith(f"noloco-node join --bootstrap {address} --run ")
     assert tab.text("#peers .quiet") == "0 others"
 
