@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -32,6 +33,8 @@ LLAMA = {
 }
 """Five fragments, 8.4 MB in bf16."""
 T = TypeVar("T")
+_looking = threading.Lock()
+"""stdout is one for all threads of a test, and gRPC's asyncio wants one event loop at a time."""
 
 
 def until(found: Callable[[], T | None], what: str, within_s: float = 90) -> T:
@@ -91,7 +94,7 @@ class Node:
 
     def ask(self, verb: str) -> dict[str, Any]:
         """A view as JSON; empty while the node does not answer."""
-        with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()):
+        with _looking, redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()):
             code = cli.main([verb, "--json", "--home", str(self.home)])
         return json.loads(out.getvalue()) if code == 0 else {}
 
