@@ -1,6 +1,9 @@
 """Pause, resume, and a day's quota of bytes that is counted over a restart, with real processes."""
 
+import pytest
 from real_nodes import RealNodes, until
+
+pytestmark = pytest.mark.timeout(150)
 
 
 def test_pause_resume_and_a_quota_that_outlives_a_restart(real_nodes: RealNodes) -> None:

@@ -1,4 +1,4 @@
-"""Six real nodes, one of which is killed or joins every 20 s on average: the swarm learns as if nothing had happened.
+"""Six real nodes, of which one is killed or joins every 20 s on average: the swarm learns as well as without that.
 
 Nobody is spared: there is no rendezvous, so whoever joins does so by two of those who live at that moment, and tries
 again where both die meanwhile. Half of those who join were killed before and come back with their home, the others are
@@ -34,10 +34,10 @@ MOST, LEAST = 6, 3
 SEED = 7
 STEP_S, STEPS, EXAMPLES = 0.2, 10, 8
 CALM_S = 30.0
-"""Between the last event and the end of the run: who came last is there by then."""
+"""Between the last event and the end of the run: long enough for the last joining node."""
 ROUNDS = int((STORM_S + CALM_S) / (STEP_S * STEPS))
 LINGER_S = 900
-"""To be asked how it ended; what is left is told to leave."""
+"""Long enough to ask a finished node for its last status; then it is told to leave."""
 WAY = 0.2
 """How far AdamW can take a weight. The loss falls to two fifths and is still falling: 1% less of training would show as
 1.2% more loss."""
@@ -56,7 +56,7 @@ learning_rate = {WAY / (ROUNDS * STEPS):.2g}
 
 @dataclass
 class Swarm:
-    """Who lives, who was killed, and who still has to say where it can be reached."""
+    """The nodes that run, those that were killed, and those whose address is not known yet."""
 
     real_nodes: RealNodes
     random: random.Random
@@ -93,7 +93,7 @@ class Swarm:
                 self.address[node] = addresses[0]
 
     def strike(self) -> None:
-        """A kill or a join."""
+        """Kill a node or let one join."""
         kill = len(self.living) == MOST or (len(self.living) > LEAST and self.random.random() < 0.5)
         if kill:
             node = self.random.choice(self.living)
@@ -140,7 +140,7 @@ def storm(swarm: Swarm) -> None:
 
 
 def calm(replicas: int, rounds: int) -> float:
-    """The mean held-out loss of replicas that nothing happens to."""
+    """The mean held-out loss of replicas that are never interrupted."""
     table = {**tomllib.loads(RUN), "rounds": rounds, "model": {"task": "paced", "options": {"step_s": 0.0}}}
     run = manifest.Manifest.model_validate(table)
     all_ = [Replica.build(run, f"calm-{index}", device="cpu", threads=1) for index in range(replicas)]

@@ -78,7 +78,7 @@ def service_label(service: str) -> str:
 
 
 def status(container: str) -> dict[str, Any]:
-    """Empty while there is nobody to answer."""
+    """Empty while no node answers."""
     done = run("docker", "exec", container, "noloco-node", "status", "--json")
     return json.loads(done.stdout) if done.returncode == 0 else {}
 

@@ -1,4 +1,4 @@
-"""Real nodes behind routers that let nobody in: they exchange through a relay, and without one where a way is open or
+"""Real nodes behind routers that let nobody in: they swap through a relay, or directly where a way is open or
 the router opens one when it is asked.
 
 Network namespaces make an internet of one street: a bridge on which a public rendezvous stands, and routers that
@@ -65,7 +65,7 @@ def build_house(i: int, net: str, tables: str) -> None:
 
 @contextmanager
 def maps_ports(i: int, tables: str, root: Path) -> Iterator[None]:
-    """Router i does for its house what it is asked by UPnP, through chains of its own."""
+    """Router i maps ports by UPnP, through iptables chains of its own."""
     for rule in (
         "-t nat -N UPNP",
         "-t nat -A PREROUTING -i wan -j UPNP",
@@ -90,7 +90,7 @@ def maps_ports(i: int, tables: str, root: Path) -> Iterator[None]:
 
 
 def why_maps_none(tables: str) -> str | None:
-    """Why no router can map ports here, if so: miniupnpd's other build writes its rules with nft."""
+    """Why no router can map ports here; None if one can. miniupnpd's other build writes its rules with nft."""
     if why := why_not(tables, "miniupnpd"):
         return why
     said = subprocess.run(["miniupnpd", "--version"], capture_output=True, text=True, check=False, timeout=10)

@@ -1,4 +1,4 @@
-"""Six real nodes fall into two halves for a minute: each goes on by itself, and they find together again.
+"""Six real nodes are cut into two halves for a minute: each half trains on, and then they swap with each other again.
 
 A network namespace for each half, and a link between them that iptables cuts: what is sent is dropped without a word,
 so that connections hang as they do when a cable is pulled somewhere. All six joined by the same node, on one side.
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 CUT_S = 60.0
 MEND_S = 60.0
 MEASURE_S = 15.0
-"""For each node to write a checkpoint: every ten rounds of a second."""
+"""Long enough for each node to write a checkpoint, which comes every ten rounds of a second."""
 Half = list[Node]
 
 
@@ -81,7 +81,7 @@ def swaps(half: Half, begin: float, end: float, among: set[str]) -> list[float]:
 
 
 def distance(one: Half, other: Half) -> float:
-    """By checkpoints from now on."""
+    """Measured from the next checkpoints."""
     begun = {node: node.ask("status")["round"] for node in (*one, *other)}
 
     def saved(node: Node) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""A real Prometheus, with the configuration and the rules of deploy/, looks at real nodes.
+"""A real Prometheus, with the configuration and the rules of deploy/, scrapes real nodes.
 
 Needs `prometheus`, Debian's package, and says so where it is missing. No service of it is used: each run starts its
 own, on loopback, which is gone afterwards.
@@ -24,11 +24,11 @@ pytestmark = [
 
 DEPLOY = ROOT / "deploy" / "prometheus"
 LATER = {"noloco_clock_skew_seconds"}
-"""What a node comes to know with time, however many peers it has."""
+"""Series that appear with time, however many peers a node has."""
 
 
 class Prometheus:
-    """Scrapes and looks for alerts once a second, else it is set up as deploy/ has it."""
+    """Set up as in deploy/, but it scrapes and evaluates alerts once a second."""
 
     def __init__(self, folder: Path) -> None:
         shutil.copytree(DEPLOY, folder)

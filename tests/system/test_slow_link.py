@@ -25,12 +25,12 @@ WATCHED_S = 45.0
 PARAMETERS = 257 * 384
 """Of the paced task."""
 OVERHEAD = 1.1
-"""TCP, libp2p's encryption and framing, and what else the two say to each other."""
+"""TCP, libp2p's encryption and framing, and the other messages of the two."""
 
 
 @contextmanager
 def slow_link(name: str, rate_bits_s: float) -> Iterator[list[tuple[str, str]]]:
-    """Two namespaces, each with the address of its end. Nothing of it can be seen outside them."""
+    """Two namespaces, each with the address of its end of the link."""
     names = [f"{name}-{side}" for side in (1, 2)]
     ends = [(space_of(name), f"10.83.0.{side}") for side, name in enumerate(names, 1)]
     with spaces(*names):
@@ -79,7 +79,7 @@ def measure(overlap: str) -> Measured:
 
 
 def start_two(real_nodes: RealNodes, overlap: str, ends: list[tuple[str, str]]) -> tuple[list[Node], float]:
-    """And when the first one began to train: half a phase before the second. Both wait until both are there."""
+    """The two nodes, and when the first one began to train: half a phase before the second."""
     (here, one), (there, other) = ends
     outer = {"overlap": overlap, "codec": "fp32"}
     run = real_nodes.paced(seconds=PHASE_S, batch_tokens=64, learning_rate=0.0001, outer=outer)

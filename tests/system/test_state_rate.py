@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Giver:
-    """A state of some numbers; 0.5 is as finite as any."""
+    """A state whose numbers are all 0.5."""
 
     def live_state(self) -> "Future[tuple[int, memoryview]]":
         future: Future[tuple[int, memoryview]] = Future()

@@ -1,4 +1,4 @@
-"""What being watched costs a node: `top` in a terminal, a page that listens and a scrape every second, all at once.
+"""What watching costs a node: `top` in a terminal, an open web page and a scrape every second, all at the same time.
 
 The task is paced, so that what is lost is the watching's doing and not the cores'. Windows with and without it take
 turns in one run, and each is compared with its neighbour.
@@ -36,13 +36,13 @@ def real_nodes() -> Iterator[RealNodes]:
 
 @pytest.fixture
 def watching(real_nodes: RealNodes) -> Iterator[ExitStack]:
-    """Gone before the nodes are."""
+    """Watchers that end before the nodes do."""
     with ExitStack() as watching:
         yield watching
 
 
 class Watchers:
-    """Of one node. They exist all the time, and look only between `begin` and `end`."""
+    """The watchers of one node. They are idle but between `begin` and `end`."""
 
     def __init__(self, node: Node) -> None:
         self.scrapes = self.events = self.drawn = 0

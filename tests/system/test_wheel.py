@@ -22,7 +22,7 @@ from noloco_node.version import PROTOCOL, VERSION
 
 
 def can_build() -> bool:
-    """With what is here already."""
+    """Without downloads: with the packages that are installed here."""
     try:
         return int(version("setuptools").partition(".")[0]) >= 77
     except PackageNotFoundError:
@@ -42,7 +42,7 @@ BUILD_SDIST = "import sys; from setuptools.build_meta import build_sdist; build_
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a copy of the sources in it: the checkout stays as it is, and nothing that lies about there helps."""
+    """A directory with a copy of the sources: the checkout is not changed, and its untracked files are not used."""
     place = tmp_path_factory.mktemp("release")
     (place / "sources").mkdir()
     for name in ("pyproject.toml", "README.md"):
@@ -92,7 +92,7 @@ def pip(at: Path, *words: str) -> None:
 
 
 def run(at: Path, *words: str) -> str:
-    """As in a shell that knows nothing of this checkout."""
+    """The environment of a shell outside this checkout."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("NOLOCO_", "PYTHON"))}
     done = subprocess.run(words, cwd=at, env=environ, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
