@@ -272,7 +272,7 @@ class TrainingNode(BaseNode):
             last.create_task(self._chronicle.close())
         if self._thread:
             await asyncio.to_thread(self._thread.stop, max(STOP_S, until - loop.time()))
-        with suppress(OSError):
+        with suppress(NolocoError):
             self._allowance.write_down()
 
     async def _say_goodbye(self, until: float) -> None:

@@ -6,7 +6,6 @@ from the network, and who really answers at an address is proved by libp2p. A da
 """
 
 import json
-import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
@@ -21,8 +20,7 @@ MAX_FILE_BYTES = 256 << 10
 """As many peers as that, with all the addresses they may have, at the length that those may have, are less."""
 LATEST = 1 << 34
 """Seconds since 1970 that a clock may show: who was seen in five centuries would be the last to be forgotten."""
-
-log = logging.getLogger(__name__)
+_LOST = "peers seen before this start are forgotten"
 
 
 class Seen(Protocol):
@@ -48,7 +46,7 @@ class PeerCache:
         return {peer: found[peer][1] for peer in sorted(found, key=lambda peer: -found[peer][0])}
 
     def keep(self, records: Iterable[Seen]) -> None:
-        """Write those down that were there. Raises OSError."""
+        """Write those down that were there. Raises DiskFull, UsageError."""
         there = {r.peer_id: (r.time, r.addresses) for r in records if r.addresses}
         found = {**self._read(), **there}
         latest = sorted(found, key=lambda peer: -found[peer][0])[:MAX_PEERS]
@@ -56,26 +54,20 @@ class PeerCache:
         if (content := {peer: addresses for peer, (_, addresses) in self._peers.items()}) == self._written:
             return  # nothing but the times has changed
         table = {peer: {"seen": round(at), "addresses": addresses} for peer, (at, addresses) in self._peers.items()}
-        atomic_files.replace_text(self._path, json.dumps(table, indent=1) + "\n")
+        atomic_files.write(self._path, json.dumps(table, indent=1) + "\n")
         self._written = content
 
     def _read(self) -> dict[str, tuple[float, tuple[str, ...]]]:
         if self._peers is None:
-            try:
-                with self._path.open("rb") as file:
-                    self._peers = _checked(json.loads(file.read(MAX_FILE_BYTES)))
-            except FileNotFoundError:
-                self._peers = {}
-            except (OSError, ValueError, RecursionError) as error:
-                log.warning("%s cannot be read (%s): who was there before is forgotten", self._path, error)
-                self._peers = {}
+            found = atomic_files.read_json_or_set_aside(self._path, _checked, MAX_FILE_BYTES, _LOST)
+            self._peers = found or {}
         return self._peers
 
 
 def _checked(table: object) -> dict[str, tuple[float, tuple[str, ...]]]:
     """Only what could have been written here."""
     if not isinstance(table, dict):
-        raise ValueError("not a table of peers")
+        raise ValueError("it is not a table of peers")
     found = {}
     for peer, entry in list(table.items())[:MAX_PEERS]:
         match entry:

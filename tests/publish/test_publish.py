@@ -222,7 +222,7 @@ def test_it_takes_the_place_of_an_earlier_export_and_of_nothing_else(
     mine.mkdir()
     (mine / "config.json").write_text("{}")
     assert "is not empty and no export of ours" in refused(capsys, *export(mine))
-    assert "cannot export to" in refused(capsys, *export(mine / "config.json"))
+    assert "cannot write an export into" in refused(capsys, *export(mine / "config.json"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "model"]
 
 
@@ -345,10 +345,20 @@ def test_no_pickle_is_run(tmp_path: Path, exported: Path, capsys: pytest.Capture
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("change", [("rounds", "runds"), ('"schema": 1', '"schema": 2'), ("12D3", "12D4"), ("{", "[")])
-def test_a_manifest_that_nobody_signed_is_not_believed(tmp_path: Path, exported: Path, change: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (("rounds", "runds"), "cannot be believed"),
+        (('"schema": 1', '"schema": 2'), "is damaged"),
+        (("12D3", "12D4"), "cannot be believed"),
+        (("{", "["), "is damaged"),
+    ],
+)
+def test_a_manifest_that_nobody_signed_is_not_believed(
+    tmp_path: Path, exported: Path, change: tuple[str, str], sentence: str
+) -> None:
     (tmp_path / "noloco.json").write_text((exported / "noloco.json").read_text().replace(*change, 1))
-    with pytest.raises(UsageError, match="cannot be believed"):
+    with pytest.raises(UsageError, match=sentence):
         signed_file.read(tmp_path)
 
 
