@@ -61,7 +61,7 @@ def _training(args: argparse.Namespace) -> int:
     for name, value in given.items():
         if value is not None and not 1 <= value <= 1_000_000:
             raise UsageError(f"--{name.replace('_', '-')} must be from 1 to 1000000")
-    from noloco_node.run.manifest import PRESETS
+    from noloco_node.run.schema import PRESETS
 
     if args.model not in PRESETS:
         raise UsageError(f"--model takes {listed(PRESETS)}, not {args.model!r}")

@@ -113,7 +113,7 @@ def _output(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_training(args: argparse.Namespace) -> int:
-    from noloco_node.run.manifest import OuterSpec
+    from noloco_node.run.schema import OuterSpec
     from noloco_node.simulate import report, sweep
 
     choices, seeds = _choices(args), _list(args.seed, int, "--seed")
@@ -200,7 +200,7 @@ def _settings(args: argparse.Namespace, overlap: str) -> "Settings":
     from pydantic import ValidationError
 
     from noloco_node.base.validation import did_you_mean, explain
-    from noloco_node.run.manifest import CODECS, InnerSpec
+    from noloco_node.run.schema import CODECS, InnerSpec
     from noloco_node.simulate.settings import Settings
 
     given = {"steps": args.inner_steps, "learning_rate": args.learning_rate, "batch_tokens": args.batch_tokens}

@@ -18,7 +18,7 @@ from noloco_node.version import VERSION
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from noloco_node.run.manifest import Manifest
+    from noloco_node.run.schema import Manifest
     from noloco_node.terminal.swarm_report import Outcome
 
 _MAX_NODES = 64  # each is a process with torch in it
@@ -62,7 +62,7 @@ def swarm(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> _Plan:
-    from noloco_node.run.manifest import Manifest
+    from noloco_node.run.schema import Manifest
     from noloco_node.run.toml import load
 
     nodes = _whole("--nodes", args.nodes, 2, _MAX_NODES)

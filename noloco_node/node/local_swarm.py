@@ -17,7 +17,7 @@ from noloco_node.control import socket_client
 from noloco_node.errors import NolocoError
 from noloco_node.host.config import PREFIX
 from noloco_node.host.home import Home
-from noloco_node.run.manifest import Manifest
+from noloco_node.run.schema import Manifest
 from noloco_node.transport.p2pd.cleanup import RuntimeDirectory
 from noloco_node.views.views import StatusView
 

@@ -39,7 +39,8 @@ from noloco_node.peers.membership import Membership
 from noloco_node.peers.record import MAX_ADDRESSES, PeerRecord, Presence
 from noloco_node.rounds.service import RoundService, RoundTerms
 from noloco_node.run import signed_file
-from noloco_node.run.manifest import Manifest, Signed, verify
+from noloco_node.run.manifest import Signed, verify
+from noloco_node.run.schema import Manifest
 from noloco_node.run.trusted_authors import TrustedAuthors
 from noloco_node.state_transfer import catch_up, choose_donor, client
 from noloco_node.state_transfer.collect import Collector, OwnState

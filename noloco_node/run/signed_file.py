@@ -13,7 +13,8 @@ from typing import Any
 from noloco_node.base import atomic_files
 from noloco_node.errors import NolocoError, UsageError
 from noloco_node.run import manifest
-from noloco_node.run.manifest import Manifest, Signed
+from noloco_node.run.manifest import Signed
+from noloco_node.run.schema import Manifest
 
 NAME = "noloco.json"
 SCHEMA = 1

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from noloco_node.data import corpus
-from noloco_node.run.manifest import Manifest
+from noloco_node.run.schema import Manifest
 from noloco_node.training import model
 from noloco_node.training.task import Batch, device_batch
 

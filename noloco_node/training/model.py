@@ -20,7 +20,7 @@ from torch.nn.modules.module import (
 )
 
 from noloco_node.errors import OutOfMemory, UsageError
-from noloco_node.run.manifest import ModelSpec
+from noloco_node.run.schema import ModelSpec
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from noloco_node.data import corpus, files, sources, token_file
 from noloco_node.data.corpus import Corpus, Sources
 from noloco_node.data.tokens import BYTES, FileTokenizer, Tokenizer
 from noloco_node.errors import DiskFull, UsageError
-from noloco_node.run.manifest import DataSpec
+from noloco_node.run.schema import DataSpec
 from noloco_node.training.replica import Replica
 
 FILES = DataSpec(source="files")

@@ -18,7 +18,7 @@ from noloco_node.host.policy import Policy
 from noloco_node.host.traffic import DayTotals
 from noloco_node.peers.cache import PeerCache
 from noloco_node.run import manifest, signed_file
-from noloco_node.run.manifest import Manifest
+from noloco_node.run.schema import Manifest
 from noloco_node.run.trusted_authors import TrustedAuthors
 from noloco_node.web.access import token_in
 from tests.helpers.faults import fail_at

@@ -11,7 +11,8 @@ from noloco_node.checkpoints import checkpoint
 from noloco_node.host.home import Home
 from noloco_node.node import find_run
 from noloco_node.run import manifest, signed_file
-from noloco_node.run.manifest import Manifest, Signed
+from noloco_node.run.manifest import Signed
+from noloco_node.run.schema import Manifest
 from noloco_node.run.trusted_authors import TrustedAuthors
 
 MEET = ["rendezvous"]

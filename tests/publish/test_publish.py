@@ -22,7 +22,7 @@ from noloco_node.publish.model_card import history
 from noloco_node.publish.sample import Window
 from noloco_node.publish.weights import Fetched
 from noloco_node.run import manifest, signed_file
-from noloco_node.run.manifest import DataSpec, InnerSpec, Manifest, ModelSpec
+from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.training.replica import Replica
 
 SHAPES: dict[str, dict[str, Any]] = {
