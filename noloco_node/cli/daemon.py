@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from noloco_node.base.addresses import Address
 from noloco_node.cli import logs
 from noloco_node.errors import SwarmUnreachable, UsageError
 from noloco_node.host import config
@@ -76,7 +77,7 @@ def _resident(settings: NodeConfig) -> Iterator[tuple[Home, NodeConfig]]:
         yield home, settings
 
 
-async def _ways_in(addresses: tuple[str, ...], home: Home) -> tuple[str, ...]:
+async def _ways_in(addresses: tuple[Address, ...], home: Home) -> tuple[Address, ...]:
     """The bootstrap addresses; where none answers, also some of peers of old that answer now."""
     from noloco_node.peers.cache import PeerCache
     from noloco_node.transport.probe import probe
@@ -84,8 +85,8 @@ async def _ways_in(addresses: tuple[str, ...], home: Home) -> tuple[str, ...]:
     try:
         await reach(addresses)
     except SwarmUnreachable:
-        cached = PeerCache(home.root / "peers.json").peers().values()
-        tried = [address for found in cached for address in found if "/tcp/" in address][:_MAX_TRIED]
+        cached = [address for known in PeerCache(home.root / "peers.json").peers().values() for address in known]
+        tried = [address for address in cached if address.transport == "tcp" and not address.relay][:_MAX_TRIED]
         found = await asyncio.gather(*(probe(address, _PROBE_S) for address in tried), return_exceptions=True)
         there = tuple(address for address, failure in zip(tried, found, strict=True) if failure is None)
         if not there:
@@ -95,7 +96,7 @@ async def _ways_in(addresses: tuple[str, ...], home: Home) -> tuple[str, ...]:
     return addresses
 
 
-async def reach(addresses: Sequence[str]) -> None:
+async def reach(addresses: Sequence[Address]) -> None:
     """See that something listens at one of them; any will do. Raises UsageError, SwarmUnreachable."""
     from noloco_node.transport.probe import probe
 

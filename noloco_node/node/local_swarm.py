@@ -132,7 +132,7 @@ class LocalSwarm:
                 env=self._environ,
                 start_new_session=True,  # Ctrl-C is ours to hear
             )
-        self._runtime.told(process.pid)
+        self._runtime.kill_at_end(process.pid)
         self._all.append(Member(home, process))
         return self._all[-1]
 

@@ -130,8 +130,8 @@ class TrainingNode(BaseNode):
         self._chronicle.open(self._home.run(run.run_id), run.label, self._config.sinks)
         self._thread = self._start_training(run)
         p2p, bootstrap = self._transport.p2p, self._config.bootstrap
-        carries = self._transport.can_be_called
-        swarm = Directory(p2p, bootstrap, self._identity, run.run_id, boot=self._boot, carries=carries)
+        stores = self._transport.can_be_called
+        swarm = Directory(p2p, bootstrap, self._identity, run.run_id, boot=self._boot, stores=stores)
         await self._enter(lambda: self._neighbours.enter(swarm))
         self._say_hello(run, signed)
         async with asyncio.TaskGroup() as group:
@@ -160,7 +160,7 @@ class TrainingNode(BaseNode):
             periodic.every(lambda: ANNOUNCE_S, announce, (NolocoError,)),
             periodic.every(lambda: swarm.refresh_s, self._publish, (NolocoError, OSError)),
             periodic.every(look_again_s, self._neighbours.look, (NolocoError, OSError)),
-            periodic.every(lambda: FRIENDS_S, self._neighbours.keep_friends, (NolocoError, OSError)),
+            periodic.every(lambda: FRIENDS_S, self._neighbours.refresh_cache, (NolocoError, OSError)),
             periodic.every(lambda: LIMITS_S, self._mind_limits, (NolocoError, OSError)),
             periodic.every(lambda: TIME_S, self._take_time, (NolocoError,)),
             periodic.every(lambda: TIME_S, self._save_now_and_then, ()),
@@ -279,7 +279,7 @@ class TrainingNode(BaseNode):
     async def _say_goodbye(self, until: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout_at(until):
-                await self._neighbours.goodbye()
+                await self._neighbours.leave()
                 await self._neighbours.close()
 
     # ---- checkpoints ----
@@ -310,8 +310,7 @@ class TrainingNode(BaseNode):
 
     # ---- a newcomer ----
     def _rendezvous(self) -> list[str]:
-        peers = [address.rpartition("/p2p/")[2] for address in self._config.bootstrap]
-        return [peer for peer in peers if peer != self._identity.peer_id]
+        return [address.peer for address in self._config.bootstrap if address.peer != self._identity.peer_id]
 
     async def _find_run(self) -> Signed:
         config, authors = self._config, TrustedAuthors(self._home.root / "authors.json")

@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 from fake_node import OTHER, STATUS
 
+from noloco_node.base.addresses import parse
 from noloco_node.base.identity import Identity
 from noloco_node.cli import main, show
 from noloco_node.errors import Diverged
@@ -164,7 +165,7 @@ def test_join(node, address):
     assert main(["join", "--bootstrap", address, "--run", run, "--trust", trust]) == 0
     [(config, mission, _)] = node.calls
     assert isinstance(mission, Join)
-    assert (config.bootstrap, config.run, config.trust) == ((address,), run, trust)
+    assert (config.bootstrap, config.run, config.trust) == ((parse(address),), run, trust)
 
 
 def test_one_address_that_answers_is_enough(node, address, monkeypatch):
@@ -177,7 +178,7 @@ def test_bootstrap(node):
     assert main(["bootstrap", "--listen", "/ip4/127.0.0.1/tcp/0"]) == 0
     [(config, mission, _)] = node.calls
     assert isinstance(mission, Rendezvous)
-    assert config.listen == "/ip4/127.0.0.1/tcp/0"
+    assert str(config.listen) == "/ip4/127.0.0.1/tcp/0"
 
 
 def test_nobody_listens(node, capsys):
