@@ -15,13 +15,12 @@ from typing import Any, Protocol
 import grpc
 
 from noloco_node.base.events import Event, PeerFaulted, RoundCommitted, WentSolo
+from noloco_node.core import fragments, round_events
 from noloco_node.core import round as core
-from noloco_node.core import round_events
 from noloco_node.errors import NonFinite, PeerFault, PeerMisbehaved, PeerRefused
 from noloco_node.host.traffic import Pace
 from noloco_node.rounds.swap import DIVERGED, Backlog, Link, Swap, Vectors
 from noloco_node.version import PROTOCOL
-from noloco_node.wire import fragments
 from noloco_node.wire import messages as wire
 from noloco_node.wire import peer_pb2 as pb
 from noloco_node.wire.peer_pb2_grpc import ExchangeServicer, ExchangeStub
