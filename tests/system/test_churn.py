@@ -23,7 +23,7 @@ import pytest
 from replicas import exchange
 from village import Node, Village, until
 
-from noloco_node.core.codec import codec
+from noloco_node.core.codecs import codec
 from noloco_node.run.schema import Manifest
 from noloco_node.training.replica import Replica
 
