@@ -3,9 +3,8 @@ and `peers --bootstrap`. They have no round of their own to be behind of, so lag
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 from noloco_node.base.peer_names import name_of
 from noloco_node.base.states import AT_WORK
@@ -28,7 +27,7 @@ def sight(
     run = verified(signed)
     alive = living(seen.values(), now)
     furthest = max((record.round for record in alive), default=0)
-    rows = tuple(row(record, furthest, now, via(record.peer_id), run=run.label) for record in alive)
+    rows = tuple(replace(row(record, furthest, now, via(record.peer_id)), run=run.label) for record in alive)
     view = RunView(run.run_id, run.label, signed.author, run.rounds, len(alive), training(alive), furthest)
     return RunSeen(view, rows)
 
@@ -51,8 +50,8 @@ def living(records: Iterable[PeerRecord], now: float) -> list[PeerRecord]:
     return [record for record in records if record.expires > now]
 
 
-def row(record: PeerRecord, round: int, now: float, via: str | None, **more: Any) -> PeerRow:
-    """`round`: from which its lag counts; `more`: what the record does not say."""
+def row(record: PeerRecord, round: int, now: float, via: str | None) -> PeerRow:
+    """`round`: from which its lag counts."""
     return PeerRow(
         peer_id=record.peer_id,
         name=name_of(record.peer_id),
@@ -64,5 +63,4 @@ def row(record: PeerRecord, round: int, now: float, via: str | None, **more: Any
         loss=record.loss or None,
         eval_loss=record.eval_loss or None,
         last_seen_s=max(0.0, now - record.time),
-        **more,
     )

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from noloco_node.base.events import Evaluated, Event, PhaseDone, RoundCommitted, WentSolo, as_json
-from noloco_node.observe.curves import PAIRS, PIECES, POINTS, RATES, SAID, Curves, LogTail
+from noloco_node.observe.curves import PAIRS, PIECES, POINTS, RATES, Curves
+from noloco_node.observe.log_tail import SAID, LogTail
 from noloco_node.views.views import document, history_from_json, to_json
 
 ME, OTHER, THIRD = "me", "other", "third"
@@ -79,7 +80,7 @@ def test_everything_is_bounded() -> None:
         history.observe(Evaluated(round, 2.0), float(round))
         history.observe(RoundCommitted(round, f"peer{round}", 1.0, 1, 1), float(round))
         history.sample(round, round, float(round))
-    with lines.heard():
+    with lines.attached():
         for number in range(2 * SAID):
             logging.getLogger("noloco_node.test").warning("line %d", number)
     logging.getLogger("noloco_node.test").warning("not heard any more")
