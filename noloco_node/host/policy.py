@@ -16,7 +16,7 @@ from noloco_node.host.daybook import DayTotals
 from noloco_node.host.home import Home
 from noloco_node.host.limits import DailyQuota
 from noloco_node.host.traffic import Traffic
-from noloco_node.views.views import Health, LastRound, Today
+from noloco_node.views.status import Health, LastRound, Today
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,10 @@ from noloco_node.peers.visitor import ping
 from noloco_node.transport.libp2p import Libp2pTransport
 from noloco_node.transport.reachability import OFF
 from noloco_node.version import VERSION
-from noloco_node.views.views import GatherView, Health, HistoryView, PeersView, PingView, StatusView
+from noloco_node.views.gather import GatherView
+from noloco_node.views.history import HistoryView
+from noloco_node.views.peers import PeersView, PingView
+from noloco_node.views.status import Health, StatusView
 from noloco_node.web.server import page
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,8 @@ from noloco_node.peers import rows, run_registry
 from noloco_node.peers.directory import Directory
 from noloco_node.peers.record import PeerRecord
 from noloco_node.run.manifest import Signed
-from noloco_node.views.views import PeersView, StatusView
+from noloco_node.views.peers import PeersView
+from noloco_node.views.status import StatusView
 from noloco_node.wire.peer_pb2_grpc import add_RunsServicer_to_server
 
 LOOK_S = 10.0

@@ -14,7 +14,8 @@ from noloco_node.peers.record import MAX_ADDRESSES, PeerRecord, Presence
 from noloco_node.rounds.service import RoundService
 from noloco_node.run.manifest import Manifest
 from noloco_node.training.thread import Ready
-from noloco_node.views.views import BytesView, PeersView, StatusView
+from noloco_node.views.peers import PeersView
+from noloco_node.views.status import BytesView, StatusView
 
 
 def status(  # noqa: PLR0913, PLR0917

@@ -44,7 +44,10 @@ from noloco_node.state_transfer.collect import Collector, OwnState
 from noloco_node.state_transfer.server import StateService
 from noloco_node.training.replica import State
 from noloco_node.training.thread import Failed, Finished, Message, PhaseEnded, Ready, TrainingThread
-from noloco_node.views.views import GatherView, HistoryView, PeersView, Phase, StatusView
+from noloco_node.views.gather import GatherView
+from noloco_node.views.history import HistoryView
+from noloco_node.views.peers import PeersView
+from noloco_node.views.status import Phase, StatusView
 from noloco_node.wire.peer_pb2_grpc import (
     add_ExchangeServicer_to_server,
     add_RunsServicer_to_server,

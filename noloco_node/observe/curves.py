@@ -13,7 +13,7 @@ from typing import Protocol
 from noloco_node.base.events import Evaluated, Event, PhaseDone, RoundCommitted, WentSolo
 from noloco_node.base.peer_names import name_of
 from noloco_node.observe.jsonl import records
-from noloco_node.views.views import HistoryView, MeetingView, Piece, Point, Rate, Said
+from noloco_node.views.history import HistoryView, MeetingView, Piece, Point, Rate, Said
 
 POINTS = 500
 """Twice as many are thinned to half: a curve on a screen has no more pixels."""

@@ -9,7 +9,7 @@ from noloco_node.base.units import span
 from noloco_node.errors import ClockTooFarOff
 from noloco_node.transport.reachability import OUTGOING, RELAYED
 from noloco_node.transport.self_view import ClockSkew
-from noloco_node.views.views import Health
+from noloco_node.views.status import Health
 
 WARN_S = 1.0
 TOO_FAR_S = 30.0

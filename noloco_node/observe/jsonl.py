@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from noloco_node.base.events import Event, as_json
-from noloco_node.views.views import StatusView
+from noloco_node.views.status import StatusView
 
 MAX_BYTES = 8 << 20
 """Some 40,000 events: days of rounds that take seconds, a year of rounds that take minutes."""

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from noloco_node.views.views import Said
+from noloco_node.views.history import Said
 
 SAID = 100
 

@@ -15,7 +15,7 @@ from noloco_node.observe import exporters
 from noloco_node.observe.curves import Curves
 from noloco_node.observe.jsonl import EventLog, MetricsLog
 from noloco_node.observe.stats import NodeStats
-from noloco_node.views.views import StatusView
+from noloco_node.views.status import StatusView
 
 log = logging.getLogger(__name__)
 

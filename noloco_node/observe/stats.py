@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from noloco_node.base.events import Evaluated, Event, PeerFaulted, PhaseDone, RolledBack, RoundCommitted, WentSolo
 from noloco_node.core.round import TOO_SLOW
-from noloco_node.views.views import LastRound, PeerRow, Phase, Rounds, StatusView
+from noloco_node.views.peers import PeerRow
+from noloco_node.views.status import LastRound, Phase, Rounds, StatusView
 
 MINUTE_S = 60.0
 PEERS = 256

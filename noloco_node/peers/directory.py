@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from noloco_node.base.identity import Identity
+from noloco_node.base.states import NodeState
 from noloco_node.errors import SwarmUnreachable
 from noloco_node.peers.record import (
     MAX_ADDRESSES,
@@ -159,7 +160,7 @@ class Directory:
         if self._last is not None:
             with suppress(SwarmUnreachable, OSError):
                 async with asyncio.timeout(_GOODBYE_S):
-                    await self.publish(replace(self._last, state="leaving"))
+                    await self.publish(replace(self._last, state=NodeState.LEAVING))
 
     async def peers(self) -> dict[str, PeerRecord]:
         """The others of this run whose records hold up, of the buckets that were read in a record's life: everybody in
@@ -214,7 +215,7 @@ class Directory:
         """The depths to stand at now. A goodbye goes wherever an older record still lives."""
         chosen = self._crowd.stands_at()
         self._stood = {depth: at for depth, at in self._stood.items() if at > now - self.ttl_s}
-        leaving = self._last is not None and self._last.state == "leaving"
+        leaving = self._last is not None and self._last.state == NodeState.LEAVING
         self._stood |= dict.fromkeys(chosen, now)
         return set(self._stood) if leaving else chosen
 

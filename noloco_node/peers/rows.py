@@ -10,7 +10,7 @@ from noloco_node.base.peer_names import name_of
 from noloco_node.base.states import AT_WORK
 from noloco_node.peers.record import PeerRecord
 from noloco_node.run.manifest import Manifest, Signed, verify
-from noloco_node.views.views import PeerRow, PeersView, RunView
+from noloco_node.views.peers import PeerRow, PeersView, RunView
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from noloco_node.transport.echo import echo
 from noloco_node.transport.libp2p import Libp2pTransport
 from noloco_node.transport.p2pd.cleanup import momentary_key
 from noloco_node.transport.reachability import OFF
-from noloco_node.views.views import PeersView, PingView
+from noloco_node.views.peers import PeersView, PingView
 
 QUIETLY = "/ip4/127.0.0.1/tcp/0"
 """Where a visitor listens that nobody has to call: no router is asked for a port."""

@@ -31,7 +31,7 @@ from noloco_node.state_transfer import client
 from noloco_node.state_transfer.choose_donor import STALE_ROUNDS
 from noloco_node.state_transfer.client import Download, LiveState, StateTerms
 from noloco_node.state_transfer.server import StateOwner
-from noloco_node.views.views import GatheredState, GatherView
+from noloco_node.views.gather import GatheredState, GatherView
 
 FOLDER = "gathered"
 BEGIN_S = 60.0

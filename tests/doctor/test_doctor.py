@@ -11,7 +11,7 @@ from noloco_node.doctor.verdicts import ERROR, OK, UNKNOWN, WARNING, Finding, Pl
 from noloco_node.host import memory
 from noloco_node.host.home import Home
 from noloco_node.transport.self_view import ClockSkew
-from noloco_node.views.views import Health, StatusView
+from noloco_node.views.status import Health, StatusView
 
 CPU = Torch("2.13.0", "cpu", None, None, 4, "numba")
 PLACE = Place("/home/me/.noloco", exists=True, ours=True, writable=True, mode=0o700, socket_bytes=60)

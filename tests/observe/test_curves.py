@@ -8,7 +8,8 @@ from pathlib import Path
 from noloco_node.base.events import Evaluated, Event, PhaseDone, RoundCommitted, WentSolo, as_json
 from noloco_node.observe.curves import PAIRS, PIECES, POINTS, RATES, Curves
 from noloco_node.observe.log_tail import SAID, LogTail
-from noloco_node.views.views import document, history_from_json, to_json
+from noloco_node.views.documents import document, from_json, to_json
+from noloco_node.views.history import HistoryView
 
 ME, OTHER, THIRD = "me", "other", "third"
 
@@ -51,7 +52,7 @@ def test_a_round_as_points_and_pieces() -> None:
         ("solo", 2, 104.0, 104.0),
     ]
     assert history.view().names.keys() == {ME, OTHER}
-    assert history_from_json(to_json(history.view())) == history.view()
+    assert from_json(HistoryView, to_json(history.view())) == history.view()
 
 
 def test_meetings_of_others_are_told_by_their_records() -> None:

@@ -5,7 +5,8 @@ import pytest
 from noloco_node.base.events import PeerFaulted, PhaseDone, RolledBack, RoundCommitted, WentSolo
 from noloco_node.observe.stats import MINUTE_S, PEERS, NodeStats
 from noloco_node.training.time_accounts import ACCOUNTS, TimeAccounts
-from noloco_node.views.views import PeerRow, Phase, StatusView
+from noloco_node.views.peers import PeerRow
+from noloco_node.views.status import Phase, StatusView
 
 
 class Clock:
