@@ -8,7 +8,7 @@ from noloco_node.cli.show import print_json
 from noloco_node.doctor.verdicts import Finding, exit_code
 from noloco_node.host import config
 from noloco_node.host.config import NodeConfig
-from noloco_node.views.views import SCHEMA
+from noloco_node.views.documents import SCHEMA
 
 _STYLES = {"ok": "green", "warning": "yellow", "error": "bold red", "unknown": "dim"}
 _FLAGS = ("home", "bootstrap", "listen", "relay", "device", "threads")

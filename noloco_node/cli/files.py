@@ -16,7 +16,7 @@ from noloco_node.errors import NolocoError
 from noloco_node.host import config
 from noloco_node.host.home import Home
 from noloco_node.version import PROTOCOL, VERSION
-from noloco_node.views.views import SCHEMA, document
+from noloco_node.views.documents import SCHEMA, document
 
 _LIBRARIES = ("torch", "hivemind", "grpcio", "protobuf", "transformers", "numba", "numpy", "uvloop", "safetensors")
 

@@ -12,7 +12,7 @@ from noloco_node.control import socket_client
 from noloco_node.errors import UsageError
 from noloco_node.host.home import Home
 from noloco_node.run import signed_file
-from noloco_node.views.views import GatherView
+from noloco_node.views.gather import GatherView
 
 if TYPE_CHECKING:
     from noloco_node.publish.weights import Fetched

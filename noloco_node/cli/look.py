@@ -18,7 +18,9 @@ from noloco_node.errors import NolocoError, UsageError
 from noloco_node.host import config
 from noloco_node.host.home import Home
 from noloco_node.terminal.filter import COLUMNS, PeerFilter
-from noloco_node.views.views import SCHEMA, PeerRow, PeersView, PingView, StatusView, document
+from noloco_node.views.documents import SCHEMA, document
+from noloco_node.views.peers import PeerRow, PeersView, PingView
+from noloco_node.views.status import StatusView
 
 if TYPE_CHECKING:
     from noloco_node.peers.visitor import Visitor

@@ -12,7 +12,7 @@ from noloco_node.errors import UsageError
 from noloco_node.host import config
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
-from noloco_node.views.views import SCHEMA
+from noloco_node.views.documents import SCHEMA
 
 if TYPE_CHECKING:
     from noloco_node.data.sources import Sources

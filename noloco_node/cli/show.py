@@ -7,11 +7,13 @@ import os
 import time
 from typing import Any
 
+from noloco_node.base.states import NodeState
 from noloco_node.control import socket_client
 from noloco_node.errors import NolocoError, UsageError
 from noloco_node.host import config
 from noloco_node.host.home import Home
-from noloco_node.views.views import SCHEMA, StatusView, document
+from noloco_node.views.documents import SCHEMA, document
+from noloco_node.views.status import StatusView
 
 _LEAVE_S = 15.0
 """A node leaves within 10 s, unless it says that it still saves; the rest is for its process to end."""
@@ -101,7 +103,7 @@ async def _resume(home: Home) -> StatusView:
 
 
 def _trainer(view: StatusView) -> StatusView:
-    if view.state == "rendezvous":
+    if view.state == NodeState.RENDEZVOUS:
         raise UsageError(f"{view.name} is a rendezvous and trains nothing: `noloco-node leave` ends it")
     return view
 

@@ -17,7 +17,7 @@ from noloco_node.errors import NolocoError, UsageError
 from noloco_node.host.config import LOG_LEVELS
 from noloco_node.host.home import Home
 from noloco_node.observe.jsonl import generations
-from noloco_node.views.views import SCHEMA
+from noloco_node.views.documents import SCHEMA
 
 _POLL_S = 0.2
 _BLOCK = 64 << 10

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from noloco_node.errors import UsageError
-from noloco_node.views.views import SCHEMA
+from noloco_node.views.documents import SCHEMA
 
 if TYPE_CHECKING:
     from noloco_node.data.files import FilesProgress, Say

@@ -9,7 +9,7 @@ from contextlib import suppress
 from noloco_node.cli.show import home_of, print_json
 from noloco_node.errors import UsageError
 from noloco_node.host.home import Home
-from noloco_node.views.views import SCHEMA, plain
+from noloco_node.views.documents import SCHEMA, plain
 
 _LEAST_S, _MOST_S = 0.2, 3600.0
 

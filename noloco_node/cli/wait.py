@@ -8,11 +8,13 @@ import sys
 import time
 from dataclasses import dataclass
 
+from noloco_node.base.states import NodeState
 from noloco_node.cli.show import home_of, print_json
 from noloco_node.control import socket_client
 from noloco_node.errors import NolocoError, NoNodeRunning, UsageError
 from noloco_node.host.home import Home
-from noloco_node.views.views import StatusView, document
+from noloco_node.views.documents import document
+from noloco_node.views.status import StatusView
 
 POLL_S = 0.5
 COMES_S = 10.0
@@ -41,22 +43,22 @@ class Goal:
         """A node that has gone is judged by what it said last."""
         match self.what:
             case "training":
-                return view.state == "training"
+                return view.state == NodeState.TRAINING
             case "round":
                 return view.round >= self.round
             case _:
-                return view.state == "finished" or (view.state == "leaving" and _done(view))
+                return view.state == NodeState.FINISHED or (view.state == NodeState.LEAVING and _done(view))
 
     def never(self, view: StatusView) -> str | None:
         """Why this node will not come there."""
-        if view.state == "rendezvous":
+        if view.state == NodeState.RENDEZVOUS:
             return f"{view.name} is a rendezvous and trains nothing: name the home of a node that trains with --home"
         ends_at = view.rounds_target
         if self.what == "round" and ends_at is not None and self.round > ends_at:
             return (
                 f"{view.name} stops at round {ends_at} and never comes to round {self.round}: wait for an earlier one"
             )
-        if view.state == "finished" and not self.reached(view):
+        if view.state == NodeState.FINISHED and not self.reached(view):
             return f"{view.name} has finished, at round {view.round}: nothing more will come"
         return None
 

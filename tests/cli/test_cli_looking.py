@@ -22,7 +22,7 @@ from noloco_node.cli import main, tail
 from noloco_node.cli.look import rate
 from noloco_node.cli.wait import Goal
 from noloco_node.errors import EXIT_INTERRUPTED, UsageError
-from noloco_node.views.views import StatusView
+from noloco_node.views.status import StatusView
 
 ROOT = Path(__file__).parents[2]
 OTHERS_NAME = "fair-hippo"

@@ -17,24 +17,9 @@ from noloco_node.terminal.top.line_mode import SILENT_S, LineMode
 from noloco_node.terminal.top.picture import Picture
 from noloco_node.terminal.top.screen import Look, screen
 from noloco_node.terminal.top.timeline import PHASE_COLUMNS, timeline, window
-from noloco_node.views.views import (
-    BytesView,
-    Checkpoints,
-    Health,
-    HistoryView,
-    LastRound,
-    PeerRow,
-    PeersView,
-    Phase,
-    Piece,
-    Point,
-    Rate,
-    Rounds,
-    RunView,
-    Said,
-    StatusView,
-    Today,
-)
+from noloco_node.views.history import HistoryView, Piece, Point, Rate, Said
+from noloco_node.views.peers import PeerRow, PeersView, RunView
+from noloco_node.views.status import BytesView, Checkpoints, Health, LastRound, Phase, Rounds, StatusView, Today
 
 NOW = 1_763_740_000.0
 ME, OTTER, FALCON = "12D3KooWME", "12D3KooWOTTER", "12D3KooWFALCON"

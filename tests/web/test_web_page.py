@@ -17,7 +17,9 @@ from browser import CHROMIUM, Tab
 from served import served
 from village import Node, Village, until
 
-from noloco_node.views.views import Health, HistoryView, PeersView, Phase, RunView, Said
+from noloco_node.views.history import HistoryView, Said
+from noloco_node.views.peers import PeersView, RunView
+from noloco_node.views.status import Health, Phase
 
 pytestmark = [
     pytest.mark.skipif(not CHROMIUM.exists(), reason="no Chromium here: apt-get install chromium"),

@@ -4,13 +4,14 @@ import time
 
 from rich.text import Text
 
+from noloco_node.base.states import NodeState
 from noloco_node.base.units import NOTHING, size, span
 from noloco_node.terminal.phase import left
 from noloco_node.terminal.top.glyphs import LEVELS, SOLO, SWAP
 from noloco_node.terminal.top.layout import between, clean, fit, title
 from noloco_node.terminal.top.picture import Picture
 from noloco_node.terminal.top.timeline import timeline, told, window
-from noloco_node.views.views import Piece, Said
+from noloco_node.views.history import Piece, Said
 
 _YEAR_9999 = 253_402_300_799.0  # what a clock can be asked about
 
@@ -21,7 +22,7 @@ def rounds(picture: Picture, now: float, width: int, height: int) -> list[Text]:
         still = left(picture.status.phase)
         first = "the first one has not ended yet" + (f": {still}" if still else "")
         return [title("rounds", "", width), Text(first, "dim")][:height]
-    trains = picture.status.state == "training" and not picture.absence
+    trains = picture.status.state == NodeState.TRAINING and not picture.absence
     last = max(piece.ended for piece in pieces)
     seen = window(pieces, now if trains else min(now, max(0.0, last)), width)
     over = f"last {span(seen.ended - seen.began)}"

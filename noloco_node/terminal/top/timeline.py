@@ -13,7 +13,7 @@ from rich.text import Text
 from noloco_node.base.peer_names import short_id
 from noloco_node.terminal.top.glyphs import OWN, SOLO, SWAP
 from noloco_node.terminal.top.layout import clean, fit
-from noloco_node.views.views import Piece
+from noloco_node.views.history import Piece
 
 PHASE_COLUMNS = 16
 """A phase is about so wide: room for its number, and for a partner's name beneath."""
