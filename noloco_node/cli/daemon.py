@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from noloco_node.base.addresses import Address
-from noloco_node.cli import logs
+from noloco_node.cli import log_setup
 from noloco_node.errors import SwarmUnreachable, UsageError
 from noloco_node.host import config
 from noloco_node.host.config import NodeConfig
@@ -65,7 +65,7 @@ def _settings(args: argparse.Namespace) -> NodeConfig:
 def _resident(settings: NodeConfig) -> Iterator[tuple[Home, NodeConfig]]:
     """The home, made and ours alone, its log open, and an address to join by that answers."""
     home = Home(settings.home).create()
-    with home.lock(), logs.written(home, settings.log_level, settings.log_format):
+    with home.lock(), log_setup.written(home, settings.log_level, settings.log_format):
         if settings.bootstrap:
             settings = replace(settings, bootstrap=asyncio.run(_ways_in(settings.bootstrap, home)))
         yield home, settings

@@ -12,7 +12,7 @@ from fake_node import OTHER, STATUS
 
 from noloco_node.base.addresses import parse
 from noloco_node.base.identity import Identity
-from noloco_node.cli import main, show
+from noloco_node.cli import control, main
 from noloco_node.errors import Diverged
 from noloco_node.host.home import Home
 from noloco_node.run import manifest, toml
@@ -78,7 +78,7 @@ def test_leave_waits_until_the_node_is_gone(running, home, capsys):
 def saving(monkeypatch, request):
     """A node that has a checkpoint to write before it goes, which takes longer than leaving may."""
     monkeypatch.setenv("SAVES_S", "1.5")
-    monkeypatch.setattr(show, "_LEAVE_S", 0.3)
+    monkeypatch.setattr(control, "_LEAVE_S", 0.3)
     return request.getfixturevalue("running")
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from noloco_node.base.addresses import Address
 from noloco_node.base.validation import did_you_mean
-from noloco_node.cli.show import home_of, print_json, whole
+from noloco_node.cli.options import home_of, print_json, whole_number
 from noloco_node.control import socket_client
 from noloco_node.errors import NolocoError, UsageError
 from noloco_node.host import config
@@ -136,7 +136,7 @@ class Pinged:
 def ping(args: argparse.Namespace) -> int:
     from noloco_node.base.peer_names import name_of
 
-    count, bootstrap = whole(args.count, "--count", _MAX_COUNT), _bootstrap(args)
+    count, bootstrap = whole_number(args.count, "--count", _MAX_COUNT), _bootstrap(args)
 
     async def ping_and_tell() -> Pinged:
         async with _line_to(home_of(args), bootstrap, args.peer) as (peer, call):
