@@ -64,7 +64,7 @@ def _interval(text: str) -> float:
 async def _once(home: Home, every_s: float, as_json: bool) -> int:
     from noloco_node.terminal.top.driver import print_once, size_to_print
     from noloco_node.terminal.top.poller import Poller
-    from noloco_node.terminal.top.screen import Look, screen
+    from noloco_node.terminal.top.screen import Display, screen
 
     picture = await Poller(home, every_s, lambda: None).first()
     if as_json:
@@ -72,7 +72,7 @@ async def _once(home: Home, every_s: float, as_json: bool) -> int:
         print_json({"schema": SCHEMA, **told})
         return 0
     width, height = size_to_print()
-    print_once(screen(picture, Look(width=width, height=height, now=time.time(), every_s=every_s)))
+    print_once(screen(picture, Display(width=width, height=height, now=time.time(), every_s=every_s)))
     return 0
 
 

@@ -1,8 +1,11 @@
-"""What `/metrics` says: the figures of a status view in Prometheus' text format, and whether a node is ready.
+"""`/metrics`: a status view in Prometheus' text format; `/readyz`: whether the node is ready.
 
-Knows no server and no node. A family is one line of a table below; it has at most one label, whose values are few
-whatever happens: never a peer's id or name, and never a word that somebody else chose. So a swarm of thousands costs a
-node no more series than one of two. What is not known yet is left out, which is how Prometheus likes it.
+Each metric family is one entry of the table below. It has at most one label with few possible values: never a peer's id
+or name, and never a word that another machine chose, so a swarm of thousands makes no more series than a swarm of two.
+A figure that is not known yet is left out, as Prometheus recommends.
+
+Not prometheus-client's, measured: with a collector over the same table this file has as many lines (217), and importing
+the library takes 40 ms and 84 modules.
 """
 
 import math
@@ -15,7 +18,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 STATES = ("starting", "joining", "training", "paused", "leaving", "finished", "rendezvous")
 PEER_STATES = ("joining", "training", "solo", "paused", "leaving", "finished", "other")
-"""What peers may say of themselves; a word that is not among these counts as `other`."""
+"""The states that peers report; any other word counts as `other`."""
 WAYS = ("directly", "mapped", "relayed", "outgoing")
 LEVELS = ("warning", "error")
 
@@ -27,14 +30,14 @@ ByLabel = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Counters begin at nothing when a node starts, as Prometheus expects of them."""
+    """Counters begin at 0 when a node starts, as Prometheus expects."""
 
     name: str
     kind: str
     help: str
     read: Callable[[StatusView], Value | ByLabel]
     label: str = ""
-    """Where `read` gives a value for each of several: of what."""
+    """The label's name, if `read` gives a value for each of several."""
 
 
 def exposition(status: StatusView) -> bytes:
@@ -43,7 +46,7 @@ def exposition(status: StatusView) -> bytes:
 
 
 def ready(status: StatusView) -> str | None:
-    """Why a node is of no use yet, or any more; None: it is. A pause is its volunteer's wish, and passes."""
+    """Why a node does not train; None: it is ready. A paused node is ready too: its user wanted the pause."""
     if status.state in ("starting", "joining", "leaving"):
         return status.state + (f", waiting for {status.waiting_for}" if status.waiting_for else "")
     return None
@@ -71,9 +74,9 @@ def _number(number: float) -> str:
     return "NaN" if math.isnan(number) else "+Inf" if number > 0 else "-Inf"
 
 
-# ---- what needs more than a field of the view ----
+# ---- values that are not simply a field of the view ----
 def _one_of(values: Iterable[str], chosen: str) -> ByLabel:
-    """As Prometheus shows a state: each that there is, and a 1 at the present one."""
+    """As Prometheus shows a state: a series for each possible one, and 1 at the present one."""
     return {value: float(value == chosen) for value in values}
 
 

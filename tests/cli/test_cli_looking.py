@@ -57,7 +57,7 @@ def test_peers_are_sorted_and_narrowed_down(running, capsys):
     assert main(["peers", "--name", short_id(OTHER), "--json"]) == 0
     assert [peer["peer_id"] for peer in shown(capsys)["peers"]] == [OTHER]
     assert main(["peers", "--state", "paused"]) == 0
-    assert capsys.readouterr().out == "none of the 1 peers is like that\n"
+    assert capsys.readouterr().out == "none of the 1 peers matches\n"
     assert main(["peers", "--sort", "looss"]) == 2
     assert "did you mean loss?" in capsys.readouterr().err
 
@@ -114,8 +114,8 @@ def test_ping_tells_time_way_and_rate(running, capsys):
     ("word", "code", "says"),
     [
         ("fair-hipo", 2, "did you mean fair-hippo?"),
-        ("brisk-heron", 2, "is the node of this machine itself"),
-        (short_id(STATUS.peer_id), 2, "is the node of this machine itself"),
+        ("brisk-heron", 2, "is the node on this machine"),
+        (short_id(STATUS.peer_id), 2, "is the node on this machine"),
         ("12D3KooWGRVwVSREWSbDM8oTn6QGPdtZKEUVDj5jSzbnYeXiGzVf", 1, "does not answer (unavailable)"),
         ("fair-hippo --count 0", 2, "--count must be a whole number from 1 to 1000, not '0'"),
     ],
@@ -151,15 +151,15 @@ def test_goals(goal, changes, reached):
 @pytest.mark.parametrize(
     ("goal", "changes", "why"),
     [
-        ("training", {"state": "rendezvous"}, "trains nothing"),
+        ("training", {"state": "rendezvous"}, "does not train"),
         ("training", {"state": "finished"}, "has finished"),
-        ("round=101", {}, "never comes to round 101"),
+        ("round=101", {}, "never reaches round 101"),
         ("round=100", {}, None),
         ("finished", {"state": "finished"}, None),
     ],
 )
 def test_goals_that_will_not_be_reached(goal, changes, why):
-    sentence = Goal.parse(goal).never(replace(STATUS, **changes))
+    sentence = Goal.parse(goal).why_never(replace(STATUS, **changes))
     assert sentence is None if why is None else why in sentence
 
 
@@ -309,4 +309,4 @@ def test_looking_at_the_node_here_is_quick(verb, running):
 def test_a_view_of_nobody_yet_is_judged_too():
     starting = StatusView(peer_id="p", name="n", version="0", state="starting")
     assert not Goal.parse("round=1").reached(starting)
-    assert Goal.parse("finished").never(starting) is None
+    assert Goal.parse("finished").why_never(starting) is None

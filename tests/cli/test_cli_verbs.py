@@ -71,7 +71,7 @@ def test_leave_waits_until_the_node_is_gone(running, home, capsys):
     assert main(["leave"]) == 0
     assert running.wait(10) == 0
     assert home.holder() is None
-    assert capsys.readouterr().out == f"brisk-heron has left; what it knows is kept in {home.root}\n"
+    assert capsys.readouterr().out == f"brisk-heron has left; its state is kept in {home.root}\n"
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_leave_waits_while_the_node_says_that_it_saves(saving, capsys):
 
 def test_pause_and_resume_say_what_became_of_it(running, capsys):
     assert main(["pause"]) == 0
-    assert capsys.readouterr().out == "brisk-heron is paused: `noloco-node resume` makes it go on\n"
+    assert capsys.readouterr().out == "brisk-heron is paused: `noloco-node resume` continues\n"
     assert main(["status", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["state"] == "paused"
     assert main(["resume"]) == 0

@@ -71,7 +71,7 @@ def test_keys_and_sizes(home: PretendHome, capsys: pytest.CaptureFixture[str]) -
         terminal.until(lambda seen: "● training" in seen and "q quit" in seen, "the screen")
         assert terminal.screen.cursor.hidden
         terminal.type("?")
-        terminal.until(lambda seen: "what keys and marks mean" in seen, "the help")
+        terminal.until(lambda seen: "explain keys and marks" in seen, "the help")
         terminal.type("?")
         terminal.type("p")
         terminal.until(lambda seen: "brisk-heron is paused" in seen and "○ paused" in seen, "paused")
@@ -103,7 +103,7 @@ def test_leave_ends_the_node_and_says_so(home: PretendHome) -> None:
         terminal.until(lambda seen: "leave the run" in seen, "the question")
         terminal.type("y")
         assert terminal.ended() == 0
-        assert "brisk-heron has left; what it knows is kept in" in terminal.bytes.decode()
+        assert "brisk-heron has left; its state is kept in" in terminal.bytes.decode()
         assert terminal.is_restored()
     assert home.node.wait(10) == 0
 
@@ -115,7 +115,7 @@ def test_a_node_that_dies_and_comes_back(home: PretendHome) -> None:
         seen = terminal.until(lambda seen: "no node runs here any more" in seen, "it is missed")
         assert "calm-otter" in seen, "the last picture stays"
         terminal.type("p")
-        terminal.until(lambda seen: "no node that could hear" in seen, "a key that nobody hears")
+        terminal.until(lambda seen: "there is no node to do this" in seen, "a key that nobody hears")
         home.live()
         terminal.until(lambda seen: "● training" in seen and "no node runs" not in seen, "it is back")
         terminal.type("\x03")

@@ -7,7 +7,7 @@ import pytest
 from fake_node import OTHER, STATUS
 from rich.console import Console
 
-from noloco_node.terminal.swarm_board import LiveBoard, PlainBoard, SwarmProgress, picture
+from noloco_node.terminal.swarm_board import LiveBoard, PlainBoard, SwarmProgress, table_and_notes
 from noloco_node.views.views import Phase, StatusView
 
 
@@ -27,7 +27,7 @@ JOINING = StatusView(peer_id=OTHER, name="dry-falcon", version="0", state="joini
 
 def drawn(seats, width):
     out = Console(file=io.StringIO(), width=width)
-    for part in picture(seats, 8, width):
+    for part in table_and_notes(seats, 8, width):
         out.print(part)
     return out.file.getvalue().splitlines()
 

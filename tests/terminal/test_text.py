@@ -26,7 +26,8 @@ def test_status_of_a_training_node():
         "last round with fair-hippo: 3.1 s, 12.6 MB out, 12.6 MB in",
         "  0.4% of blocks sent again",
         "41 rounds: 39 with a partner, 2 solo (no partner)",
-        "reachable directly · 17 peers seen · up 3 h 12 min · gave 512 MB, took 515 MB",
+        "reachable directly · 17 peers seen · up 3 h 12 min",
+        "  sent 512 MB, received 515 MB",
         "! disk: 3.1 GB left, a checkpoint needs 1.2 GB: free some, or move NOLOCO_HOME",
     ]
 
@@ -35,7 +36,7 @@ def test_status_of_a_node_that_has_just_started():
     new = StatusView(peer_id=OTHER, name="fair-hippo", version="0", state="joining", waiting_for="a run")
     assert printed(print_status, new, 80).splitlines() == [
         "fair-hippo (12D3KooW…33Jw) in no run yet · joining · waiting for a run",
-        "0 peers seen · up 0.0 s · gave 0 B, took 0 B",
+        "0 peers seen · up 0.0 s · sent 0 B, received 0 B",
     ]
 
 
@@ -67,9 +68,9 @@ def test_where_the_time_went():
 
 def test_a_limited_day_is_shown_with_its_limit():
     limited = replace(STATUS, today=Today(sent=512_000_000, received=515_000_000, sent_limit=2 * 10**9))
-    assert "gave 512 MB of 2.0 GB, took 515 MB today" in printed(print_status, limited, 200)
+    assert "sent 512 MB of 2.0 GB, received 515 MB today" in printed(print_status, limited, 200)
     unlimited = replace(STATUS, today=Today(sent=1, received=1))
-    assert "gave 512 MB, took 515 MB\n" in printed(print_status, unlimited, 200)
+    assert "sent 512 MB, received 515 MB\n" in printed(print_status, unlimited, 200)
 
 
 def test_status_of_a_rendezvous_shows_whole_addresses():

@@ -16,7 +16,7 @@ from noloco_node.terminal.top.keys import LEAVE_QUESTION, SAID_S, Command, Keys
 from noloco_node.terminal.top.layout import Part, fit, joined, share_out, wrapped
 from noloco_node.terminal.top.line_mode import SILENT_S, LineMode
 from noloco_node.terminal.top.picture import Picture
-from noloco_node.terminal.top.screen import Look, screen
+from noloco_node.terminal.top.screen import Display, screen
 from noloco_node.views.views import (
     BytesView,
     Checkpoints,
@@ -93,7 +93,7 @@ def row(peer: str, **changes: object) -> PeerRow:
 
 
 def drawn(picture: Picture, width: int, height: int, **look: object) -> list[str]:
-    lines = screen(picture, Look(width=width, height=height, now=NOW + 0.5, every_s=1.0, **look))
+    lines = screen(picture, Display(width=width, height=height, now=NOW + 0.5, every_s=1.0, **look))
     return [line.plain for line in lines]
 
 
@@ -147,7 +147,7 @@ def test_a_wide_terminal_shows_what_a_volunteer_may_ask():
     text = "\n".join(drawn(a_picture(), 200, 50))
     for words in (
         "30 together · 10 solo · 10 no partner",
-        "gave 512 MB · took 515 MB",
+        "sent 512 MB · received 515 MB",
         "calm-otter in 3.1 s · 12.6 MB out · 12.6 MB in",
         "saved at round 40 · 3.1 GB left",
         "1.0M parameters · on cpu",
@@ -163,7 +163,7 @@ def test_limits_of_a_day_and_idle_time():
         a_picture().status, today=Today(512_000_000, 1_000, 2_000_000_000), time_s={"step": 90.0, "evaluate": 10.0}
     )
     text = "\n".join(drawn(replace(a_picture(), status=status), 200, 50))
-    assert "gave 512 MB of 2.0 GB · took 1.0 kB" in text
+    assert "sent 512 MB of 2.0 GB · received 1.0 kB" in text
     assert "evaluate 10.0%" in text
 
 
@@ -177,7 +177,7 @@ def test_many_peers_are_counted():
 
 def test_a_node_that_is_gone_keeps_its_picture():
     picture = replace(a_picture(), absence="gone")
-    late = screen(picture, Look(width=80, height=24, now=NOW + 65, every_s=1.0))
+    late = screen(picture, Display(width=80, height=24, now=NOW + 65, every_s=1.0))
     text = "\n".join(line.plain for line in late)
     assert "○ gone" in text
     assert "! no node runs here any more (for 1 min 5 s): waiting for it" in text
@@ -191,9 +191,9 @@ def test_a_newcomer_says_what_it_waits_for():
     status = StatusView(peer_id=ME, name="brisk-heron", version="0", state="joining", waiting_for="state, 62%")
     lines = drawn(Picture(status, PeersView(), HistoryView(), (), NOW), 80, 24)
     text = "\n".join(lines)
-    for words in ("○ joining", "waiting for state, 62%", "no round has ended yet", "nobody else is there yet"):
+    for words in ("○ joining", "waiting for state, 62%", "no round has ended yet", "no other peer yet"):
         assert words in text
-    assert "nothing was said yet" in text
+    assert "nothing logged yet" in text
 
 
 def test_a_rendezvous_has_a_view_of_its_own():
@@ -218,7 +218,7 @@ def test_keys_that_make_sense_now():
     assert "r resume" in drawn(paused, 80, 24)[-1]
     assert drawn(a_picture(), 80, 24, said="brisk-heron is paused")[-1].strip() == "brisk-heron is paused"
     helped = "\n".join(drawn(a_picture(), 80, 24, shows_help=True))
-    assert "finish the swap, save, say goodbye" in helped
+    assert "finish the swap, save, and end the node" in helped
     assert "a round averaged with a partner" in helped
 
 

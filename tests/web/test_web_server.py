@@ -22,7 +22,7 @@ from noloco_node.host import config
 from noloco_node.views.views import HistoryView, PeersView, Point, document
 from noloco_node.web import http, live, server
 from noloco_node.web.access import names_here, token_in
-from noloco_node.web.live import PageState, change
+from noloco_node.web.live import PageState, changes
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "noloco_node" / "web" / "page"
@@ -466,7 +466,7 @@ def test_whoever_follows_the_changes_holds_the_picture(series: list[list[int]]) 
     before = PageState()
     for rounds in series:
         now = PageState(history=HistoryView(points=tuple(Point(1.0, number, 0) for number in rounds)))
-        if told := change(before, now).get("points"):
+        if told := changes(before, now).get("points"):
             held = [*held[told["gone"] : told["gone"] + told["stay"]], *told["then"]]
         assert [point["round"] for point in held] == rounds
         before = now
@@ -487,7 +487,7 @@ def test_a_look_costs_a_node_little() -> None:
         node.others = PeersView(tuple(replace(row, round=row.round + 1) for row in node.others.peers))
         now = PageState(replace(node.now, step=number), node.others, node.past)
         began = time.process_time()
-        json.dumps(change(before, now))
+        json.dumps(changes(before, now))
         spent.append(time.process_time() - began)
         before = now
     sys.stdout.write(f"a look among 60 peers: {1e3 * min(spent):.2f} ms\n")

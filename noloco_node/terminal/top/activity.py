@@ -22,10 +22,10 @@ from noloco_node.terminal.top.picture import Picture
 from noloco_node.views.views import Piece, Said
 
 PHASE_COLUMNS = 16
-"""A phase is about so wide: room for its number, and for a partner's name beneath."""
-_TYPICAL = 9  # phases whose middle one says how long they are
-_LEAST_S, _MOST_S = 1.0, 1e7
-_YEAR_9999 = 253_402_300_799.0  # what a clock can be asked about
+"""The usual width of a phase: room for its number, and for a partner's name below."""
+_TYPICAL = 9  # phases whose median length sets the scale
+_SHORTEST_S, _LONGEST_S = 1.0, 1e7
+_YEAR_9999 = 253_402_300_799.0  # the largest time that localtime accepts
 
 
 def rounds(picture: Picture, now: float, width: int, height: int) -> list[Text]:
@@ -49,14 +49,14 @@ def partners(picture: Picture, width: int, height: int) -> list[Text]:
     met = len(picture.status.partners)
     head = title("partners", f"{met} met" if met else "", width)
     if not ended:
-        return [head, Text("nobody yet", "dim")][:height]
+        return [head, Text("none yet", "dim")][:height]
     return [head, *(_partner(picture, piece, width) for piece in reversed(ended[-height:]))][:height]
 
 
 def _partner(picture: Picture, piece: Piece, width: int) -> Text:
     swapped = piece.kind == "swap"
     mark = ("▅", SWAP) if swapped else ("○", SOLO)
-    left = Text.assemble((f"{piece.round:>5} ", "dim"), mark, " ", told(piece, picture.history.names))
+    left = Text.assemble((f"{piece.round:>5} ", "dim"), mark, " ", partner_or_reason(piece, picture.history.names))
     cost = f"{span(piece.ended - piece.began)}  {size(piece.sent):>7}" if swapped else ""
     return between(left, Text(cost, "dim"), width)
 
@@ -65,7 +65,7 @@ def events(picture: Picture, width: int, height: int) -> list[Text]:
     """The last lines of the log, the newest last."""
     head, room = title("events", "", width), height - 1
     if not picture.history.said or room < 1:
-        return [head, Text("nothing was said yet", "dim")][:height]
+        return [head, Text("nothing logged yet", "dim")][:height]
     return [head, *(_said(line, width) for line in picture.history.said[-room:])]
 
 
@@ -74,8 +74,8 @@ def _said(line: Said, width: int) -> Text:
     return fit(Text.assemble((f"{at}  ", "dim"), (clean(line.text), LEVELS.get(line.level, ""))), width)
 
 
-def way_in(picture: Picture, width: int, height: int) -> list[Text]:
-    """How others join, to be copied: broken where the line ends, as a terminal itself would."""
+def join_command(picture: Picture, width: int, height: int) -> list[Text]:
+    """The command by which others join, to be copied: broken at the width, as a terminal does."""
     address = next(iter(picture.status.addresses), NOTHING)
     words = clean(f"noloco-node join --bootstrap {address}")
     broken = [Text(words[at : at + width]) for at in range(0, len(words), max(1, width))]
@@ -85,7 +85,7 @@ def way_in(picture: Picture, width: int, height: int) -> list[Text]:
 # ---- rounds on an axis of time ----
 @dataclass(frozen=True, slots=True)
 class TimeWindow:
-    """From when to when, over so many columns."""
+    """A stretch of time, and its width in columns."""
 
     began: float
     ended: float
@@ -97,14 +97,14 @@ class TimeWindow:
 
 def window(pieces: Sequence[Piece], now: float, width: int) -> TimeWindow:
     lengths = [piece.ended - piece.began for piece in pieces if piece.kind == "phase"][-_TYPICAL:]
-    phase_s = min(_MOST_S, max(_LEAST_S, median(lengths))) if lengths else _LEAST_S
+    phase_s = min(_LONGEST_S, max(_SHORTEST_S, median(lengths))) if lengths else _SHORTEST_S
     return TimeWindow(now - phase_s * max(2.0, width / PHASE_COLUMNS), now, width)
 
 
 def timeline(
     pieces: Sequence[Piece], names: Mapping[str, str], seen: TimeWindow, rows: int, *, ongoing: int | None
 ) -> list[Text]:
-    """`ongoing`: the round whose phase has begun and not ended."""
+    """`ongoing`: the round whose phase has not ended yet."""
     if rows < 1 or seen.width < 1:
         return []
     phases = [piece for piece in pieces if piece.kind == "phase" and piece.ended > seen.began]
@@ -112,8 +112,8 @@ def timeline(
     return [_phases(phases, seen, ongoing), *_lanes(rounds, names, seen, rows - 1)]
 
 
-def told(piece: Piece, names: Mapping[str, str]) -> str:
-    """With whom, or why without anybody."""
+def partner_or_reason(piece: Piece, names: Mapping[str, str]) -> str:
+    """The partner of a swap, or the reason of a solo round."""
     whom = clean(names.get(piece.partner) or short_id(piece.partner)) if piece.partner else ""
     if piece.kind == "swap":
         return whom
@@ -145,7 +145,7 @@ def _drawn(line: Text, columns: tuple[int, int], name: str, rule: str, style: st
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """A piece in its lane."""
+    """A swap or a solo round in its lane."""
 
     begins: int
     before: str
@@ -159,10 +159,10 @@ class _Mark:
 
 
 def _lanes(pieces: Sequence[Piece], names: Mapping[str, str], seen: TimeWindow, rows: int) -> list[Text]:
-    """The newest find their places first: each in the highest lane that has room for its words, else without them."""
+    """The newest are placed first: each in the highest lane with room for its words, else without its words."""
     lanes: list[list[_Mark]] = [[] for _ in range(rows)]
     for piece in reversed(pieces):
-        places = ((mark, lane) for mark in _marks(piece, told(piece, names), seen) for lane in lanes)
+        places = ((mark, lane) for mark in _marks(piece, partner_or_reason(piece, names), seen) for lane in lanes)
         for mark, lane in places:
             if _has_room(lane, mark, seen.width):
                 lane.append(mark)
@@ -171,7 +171,7 @@ def _lanes(pieces: Sequence[Piece], names: Mapping[str, str], seen: TimeWindow, 
 
 
 def _marks(piece: Piece, words: str, seen: TimeWindow) -> Iterator[_Mark]:
-    """The newest may be too near the right edge for words there: they stand left of it."""
+    """Two ways to draw it: with words, left of the bar if there is no room on the right; and without."""
     swapped = piece.kind == "swap"
     style = SWAP if swapped else SOLO
     begins = min(seen.width - 1, max(0, seen.column(piece.began)))
