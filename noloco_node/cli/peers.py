@@ -27,7 +27,7 @@ SendPing = Callable[[str, int], Awaitable[PingView]]
 
 _WATCH_S = 2.0
 _PAYLOAD_BYTES = 512 << 10
-"""A link of 1 Mbit/s takes 4 s for it."""
+"""A link of 1 Mbit/s needs 4 s for it."""
 _BETWEEN_S = 0.5
 _MAX_COUNT = 1000
 
@@ -191,10 +191,10 @@ def _summary(found: Pinged) -> str:
 
     asked = len(found.seconds) + found.lost
     if found.median_s is None:
-        return f"0 of {asked} came back"
+        return f"0 of {asked} answered"
     times = f"median {_ms(found.median_s)} ({_ms(min(found.seconds))} to {_ms(max(found.seconds))})"
     fast = f", about {size(found.bytes_per_s)}/s there" if found.bytes_per_s else ""
-    return f"{len(found.seconds)} of {asked} came back, {times}{fast}"
+    return f"{len(found.seconds)} of {asked} answered, {times}{fast}"
 
 
 def _pinged_document(found: Pinged) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def top(args: argparse.Namespace) -> int:
     if args.once:
         return asyncio.run(_once(home, every_s, args.json))
     if args.json:
-        raise UsageError("--json wants --once; what goes on telling is `noloco-node peers --watch --json`")
+        raise UsageError("--json needs --once; for JSON again and again, use `noloco-node peers --watch --json`")
     if not can_show():
         with suppress(KeyboardInterrupt):
             asyncio.run(app.as_lines(home, every_s, lambda line: print(line, flush=True)))
@@ -68,8 +68,8 @@ async def _once(home: Home, every_s: float, as_json: bool) -> int:
 
     picture = await Poller(home, every_s, lambda: None).first()
     if as_json:
-        told = {"status": plain(picture.status), **plain(picture.peers), "history": plain(picture.history)}
-        print_json({"schema": SCHEMA, **told})
+        shown = {"status": plain(picture.status), **plain(picture.peers), "history": plain(picture.history)}
+        print_json({"schema": SCHEMA, **shown})
         return 0
     width, height = size_to_print()
     print_once(screen(picture, Display(width=width, height=height, now=time.time(), every_s=every_s)))

@@ -1,6 +1,6 @@
 """Shows a local swarm while it trains: a live table on a terminal, one line per round elsewhere.
 
-It gets the nodes' views and the time, asks nobody and waits for nothing.
+It is given the nodes' views and the time; it does no network calls and no waiting.
 """
 
 from collections import Counter

@@ -149,7 +149,7 @@ def test_an_address_that_cannot_be(swarm, address):
     assert err.startswith("--web must ")
 
 
-def test_a_run_that_wants_everybodys_own_files_is_refused_at_once(swarm, tmp_path):
+def test_a_run_that_needs_each_nodes_own_files_is_refused_at_once(swarm, tmp_path):
     text = toml.template("mine").replace('source = "stdlib"', 'source = "files"')
     (tmp_path / "mine.toml").write_text(text)
     done = swarm("--run", "mine.toml")
@@ -169,7 +169,7 @@ def test_a_node_that_dies_does_not_stop_the_rest(swarm):
     )
 
 
-def test_nodes_that_found_nobody(swarm):
+def test_nodes_without_a_partner(swarm):
     done = swarm("--nodes", "2", "--rounds", "2", PRETEND="alone")
     _, err = done.communicate(timeout=60)
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""What `doctor` makes of what it finds: limits and remedies in milliseconds, and probes of this very machine."""
+"""`doctor`: the verdicts, with their limits and remedies; and the probes, on this machine."""
 
 import os
 import socket
@@ -98,14 +98,14 @@ def test_probes_of_this_machine(tmp_path):
     assert probes.descriptors() > 0
 
 
-def test_a_port_in_use_is_seen():
+def test_a_port_in_use_is_found():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert "in use" in probes.port(f"/ip4/127.0.0.1/tcp/{port}")
     assert probes.port(f"/ip4/127.0.0.1/tcp/{port}") is None
 
 
-def test_a_home_is_looked_at_and_not_made(tmp_path):
+def test_a_home_is_checked_and_not_created(tmp_path):
     home = Home(tmp_path / "a" / "home")
     place = probes.place(home)
     assert (place.exists, place.writable, place.ours) == (False, True, True)

@@ -1,4 +1,4 @@
-"""How far the inner phase is, as people read it."""
+"""The progress of the inner phase, in words."""
 
 import pytest
 

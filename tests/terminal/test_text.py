@@ -1,4 +1,4 @@
-"""What people see: fits the terminal, breaks where it may, and is plain in a pipe."""
+"""`status` and `peers` as text: fits the terminal, breaks between pieces, and is plain in a pipe."""
 
 import io
 from dataclasses import replace
@@ -40,7 +40,7 @@ def test_status_of_a_node_that_has_just_started():
     ]
 
 
-def test_who_took_the_state_of_others_is_in_their_round_before_its_first_step():
+def test_a_node_with_a_peers_state_is_in_that_round_before_its_first_step():
     new = replace(STATUS, round=17, step=0, loss=None)
     assert "· training, round 17 of 100 · 18.4k tokens/s" in printed(print_status, new, 1000)
 
@@ -112,12 +112,12 @@ def test_no_peers():
     assert printed(print_peers, PeersView(), 80) == "no other peer is known yet\n"
 
 
-def test_what_a_peer_says_is_not_markup():
+def test_what_a_peer_sends_is_not_markup():
     hostile = replace(PEERS.peers[0], name="[red]x[/red]", state="[link=http://x]")
     assert "[red]x[/red]" in printed(print_peers, PeersView((hostile,)), 1000)
 
 
-def test_the_least_important_column_goes_first():
+def test_the_least_important_column_is_left_out_first():
     columns = (Column("aaaa"), Column("bbbb", keep=2), Column("cccc", keep=1))
     rows = [["1", "2", "3"]]
     assert fitting(columns, rows, 18) == [0, 1, 2]
@@ -137,7 +137,7 @@ RUNS = (
 )
 
 
-def test_peers_seen_from_outside_stand_below_their_run():
+def test_a_visitor_sees_peers_below_their_run():
     row = replace(PEERS.peers[0], run=RUNS[0].run)
     lines = printed(print_peers, PeersView((row,), RUNS), 200).splitlines()
     assert lines[0] == "tiny-3f3f3f3f3f3f · 1 peer (1 training) · round 40 of 100"

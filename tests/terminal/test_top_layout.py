@@ -175,7 +175,7 @@ def test_many_peers_are_counted():
     assert any("peer-99 " in line for line in lines), "the one with most rounds together"
 
 
-def test_a_node_that_is_gone_keeps_its_picture():
+def test_the_last_values_of_a_node_that_is_gone_stay():
     picture = replace(a_picture(), absence="gone")
     late = screen(picture, Display(width=80, height=24, now=NOW + 65, every_s=1.0))
     text = "\n".join(line.plain for line in late)
@@ -187,7 +187,7 @@ def test_a_node_that_is_gone_keeps_its_picture():
     assert "the node does not answer" in silent
 
 
-def test_a_newcomer_says_what_it_waits_for():
+def test_a_joining_node_shows_what_it_waits_for():
     status = StatusView(peer_id=ME, name="brisk-heron", version="0", state="joining", waiting_for="state, 62%")
     lines = drawn(Picture(status, PeersView(), HistoryView(), (), NOW), 80, 24)
     text = "\n".join(lines)
@@ -222,7 +222,7 @@ def test_keys_that_make_sense_now():
     assert "a round averaged with a partner" in helped
 
 
-def test_words_of_others_are_not_obeyed():
+def test_control_characters_of_peers_are_removed():
     nasty = "\x1b[2J\x07one\ntwo[bold]\t日本語"
     said = (Said(NOW, "error", nasty),)
     picture = a_picture()
@@ -236,7 +236,7 @@ def test_words_of_others_are_not_obeyed():
 
 
 class Odd(random.Random):
-    """Values that make no sense together, or alone. Drawn here, because strategies for so many fields take minutes."""
+    """Senseless values. Drawn by a random generator, because strategies for so many fields take minutes."""
 
     def number(self) -> float | None:
         return self.choice([None, 0.0, 0.5, 1.0, -1.0, 1e-9, 12.3, 1e15, -1e300, 1e300])
@@ -333,7 +333,7 @@ def test_wrapping_loses_no_word(text):
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9), st.integers(0, 9), st.integers(1, 4))), st.integers(0, 60)
 )
-def test_rows_are_handed_out_within_bounds(wants, height):
+def test_rows_are_divided_within_bounds(wants, height):
     parts = [Part(lambda _width, _height: [], low, low + more, keep, weight) for low, more, keep, weight in wants]
     given_rows = share_out(parts, height)
     assert sum(given_rows) <= height
@@ -377,7 +377,7 @@ def test_bars_and_gauges():
     assert gauge(7.0, 4, "").plain == "━━━━"
 
 
-def test_a_plain_terminal_gets_what_it_can_show():
+def test_an_ascii_terminal():
     for line in drawn(a_picture(), 120, 40):
         plain = in_ascii(line)
         assert plain.isascii() and len(plain) == len(line)
@@ -385,7 +385,7 @@ def test_a_plain_terminal_gets_what_it_can_show():
 
 
 # ---- rounds ----
-def test_a_round_stands_where_it_happened():
+def test_a_round_is_drawn_at_its_time():
     pieces = [
         Piece("phase", 1, NOW - 32, NOW - 16),
         Piece("phase", 2, NOW - 16, NOW),
@@ -427,7 +427,7 @@ def test_leave_asks_once():
     assert desk.press("y", 60.0) == [], "too late"
 
 
-def test_keys_and_what_is_said():
+def test_keys_and_answers():
     desk = Keys()
     assert desk.press("prQ", 0.0) == [Command.PAUSE, Command.RESUME, Command.QUIT]
     assert desk.press("\x1b[A", 0.0) == [], "an arrow"
@@ -439,7 +439,7 @@ def test_keys_and_what_is_said():
 
 
 # ---- lines for a pipe ----
-def test_news_are_told_once():
+def test_a_change_is_printed_once():
     news, first = LineMode(), a_picture()
     (head, finding) = news.lines(first, 0.0)
     assert head == "brisk-heron training, round 40 of 100: loss 1.60, eval 1.70, 18.4k tokens/s, busy 99%, 2 peers"

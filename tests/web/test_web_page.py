@@ -84,7 +84,7 @@ def only_tab() -> Iterator[Tab]:
 
 @pytest.fixture
 def tab(only_tab: Tab) -> Iterator[Tab]:
-    """Blank, wide and light. Whatever a test does, nothing is asked elsewhere."""
+    """Blank, wide and light. No request may go to another site."""
     only_tab.show(width=1400, height=900, dark=False)
     only_tab.go("about:blank")
     only_tab.asked.clear()
@@ -268,7 +268,7 @@ def test_it_comes_back_with_the_node(tab: Tab, tmp_path: Path) -> None:
     assert {line.partition(":")[0] for line in tab.complaints} <= {"network"}
 
 
-def test_a_wrong_token_is_said_and_nothing_is_done(tab: Tab, tmp_path: Path) -> None:
+def test_a_wrong_token_is_refused(tab: Tab, tmp_path: Path) -> None:
     node = busy()
     with served(node, tmp_path) as page:
         tab.go(f"{page.url}#token={43 * 'x'}")
@@ -280,7 +280,7 @@ def test_a_wrong_token_is_said_and_nothing_is_done(tab: Tab, tmp_path: Path) -> 
         assert node.done == []
 
 
-def test_nothing_that_a_peer_says_becomes_markup(tab: Tab, tmp_path: Path) -> None:
+def test_nothing_that_a_peer_sends_becomes_markup(tab: Tab, tmp_path: Path) -> None:
     evil = "<img src=/nowhere onerror=alert(1)><script>alert(2)</script>"
     node = busy()
     node.others = PeersView(tuple(replace(row, state=evil, run=evil, via=evil, name=evil) for row in node.others.peers))

@@ -36,11 +36,11 @@ def rounds(picture: Picture, now: float, width: int, height: int) -> list[Text]:
         return [title("rounds", "", width), Text(first, "dim")][:height]
     trains = picture.status.state == "training" and not picture.absence
     last = max(piece.ended for piece in pieces)
-    seen = window(pieces, now if trains else min(now, max(0.0, last)), width)
-    over = f"last {span(seen.ended - seen.began)}"
+    shown = window(pieces, now if trains else min(now, max(0.0, last)), width)
+    over = f"last {span(shown.ended - shown.began)}"
     head = title("rounds", Text.assemble(("▅", SWAP), " together  ", ("○", SOLO), " solo  ", (over, "dim")), width)
     ongoing = picture.status.round + 1 if trains else None
-    return [head, *timeline(pieces, picture.history.names, seen, height - 1, ongoing=ongoing)][:height]
+    return [head, *timeline(pieces, picture.history.names, shown, height - 1, ongoing=ongoing)][:height]
 
 
 def partners(picture: Picture, width: int, height: int) -> list[Text]:
@@ -102,32 +102,32 @@ def window(pieces: Sequence[Piece], now: float, width: int) -> TimeWindow:
 
 
 def timeline(
-    pieces: Sequence[Piece], names: Mapping[str, str], seen: TimeWindow, rows: int, *, ongoing: int | None
+    pieces: Sequence[Piece], names: Mapping[str, str], shown: TimeWindow, rows: int, *, ongoing: int | None
 ) -> list[Text]:
     """`ongoing`: the round whose phase has not ended yet."""
-    if rows < 1 or seen.width < 1:
+    if rows < 1 or shown.width < 1:
         return []
-    phases = [piece for piece in pieces if piece.kind == "phase" and piece.ended > seen.began]
-    rounds = [piece for piece in pieces if piece.kind != "phase" and piece.ended >= seen.began]
-    return [_phases(phases, seen, ongoing), *_lanes(rounds, names, seen, rows - 1)]
+    phases = [piece for piece in pieces if piece.kind == "phase" and piece.ended > shown.began]
+    rounds = [piece for piece in pieces if piece.kind != "phase" and piece.ended >= shown.began]
+    return [_phases(phases, shown, ongoing), *_lanes(rounds, names, shown, rows - 1)]
 
 
 def partner_or_reason(piece: Piece, names: Mapping[str, str]) -> str:
     """The partner of a swap, or the reason of a solo round."""
-    whom = clean(names.get(piece.partner) or short_id(piece.partner)) if piece.partner else ""
+    partner = clean(names.get(piece.partner) or short_id(piece.partner)) if piece.partner else ""
     if piece.kind == "swap":
-        return whom
-    why = clean((piece.reason or "alone").replace("_", " "))
-    return f"{why} ({whom})" if whom else why
+        return partner
+    reason = clean((piece.reason or "alone").replace("_", " "))
+    return f"{reason} ({partner})" if partner else reason
 
 
-def _phases(phases: Sequence[Piece], seen: TimeWindow, ongoing: int | None) -> Text:
-    line = Text(" " * seen.width)
+def _phases(phases: Sequence[Piece], shown: TimeWindow, ongoing: int | None) -> Text:
+    line = Text(" " * shown.width)
     for piece in phases:
-        line = _drawn(line, (seen.column(piece.began), seen.column(piece.ended)), str(piece.round), "─")
+        line = _drawn(line, (shown.column(piece.began), shown.column(piece.ended)), str(piece.round), "─")
     if ongoing is not None:
-        begins = seen.column(phases[-1].ended) if phases else 0
-        line = _drawn(line, (begins, seen.width), str(ongoing), "╌", OWN)
+        begins = shown.column(phases[-1].ended) if phases else 0
+        line = _drawn(line, (begins, shown.width), str(ongoing), "╌", OWN)
     return line
 
 
@@ -158,27 +158,27 @@ class _Mark:
         return self.begins + len(self.before) + len(self.bar) + len(self.after)
 
 
-def _lanes(pieces: Sequence[Piece], names: Mapping[str, str], seen: TimeWindow, rows: int) -> list[Text]:
+def _lanes(pieces: Sequence[Piece], names: Mapping[str, str], shown: TimeWindow, rows: int) -> list[Text]:
     """The newest are placed first: each in the highest lane with room for its words, else without its words."""
     lanes: list[list[_Mark]] = [[] for _ in range(rows)]
     for piece in reversed(pieces):
-        places = ((mark, lane) for mark in _marks(piece, partner_or_reason(piece, names), seen) for lane in lanes)
+        places = ((mark, lane) for mark in _marks(piece, partner_or_reason(piece, names), shown) for lane in lanes)
         for mark, lane in places:
-            if _has_room(lane, mark, seen.width):
+            if _has_room(lane, mark, shown.width):
                 lane.append(mark)
                 break
-    return [_lane(sorted(lane, key=lambda mark: mark.begins), seen.width) for lane in lanes]
+    return [_lane(sorted(lane, key=lambda mark: mark.begins), shown.width) for lane in lanes]
 
 
-def _marks(piece: Piece, words: str, seen: TimeWindow) -> Iterator[_Mark]:
+def _marks(piece: Piece, words: str, shown: TimeWindow) -> Iterator[_Mark]:
     """Two ways to draw it: with words, left of the bar if there is no room on the right; and without."""
     swapped = piece.kind == "swap"
     style = SWAP if swapped else SOLO
-    begins = min(seen.width - 1, max(0, seen.column(piece.began)))
-    ends = min(seen.width, max(begins + 1, seen.column(piece.ended)))
+    begins = min(shown.width - 1, max(0, shown.column(piece.began)))
+    ends = min(shown.width, max(begins + 1, shown.column(piece.ended)))
     bar = "▅" * (ends - begins) if swapped else "○"
     right = _Mark(begins, "", bar, f" {words}", style)
-    yield right if right.ends <= seen.width else _Mark(begins - len(words) - 1, f"{words} ", bar, "", style)
+    yield right if right.ends <= shown.width else _Mark(begins - len(words) - 1, f"{words} ", bar, "", style)
     yield _Mark(begins, "", bar, "", style)
 
 
