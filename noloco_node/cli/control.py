@@ -6,10 +6,12 @@ import math
 import re
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from noloco_node.cli.options import home_of, print_json
 from noloco_node.control import socket_client
+from noloco_node.control.socket_client import ControlClient
 from noloco_node.errors import NolocoError, NoNodeRunning, UsageError
 from noloco_node.host.home import Home
 from noloco_node.views.views import StatusView, document
@@ -26,13 +28,13 @@ SILENT_S = 30.0
 
 # ---- pause, resume, leave ----
 def pause(args: argparse.Namespace) -> int:
-    view = asyncio.run(_pause(home_of(args)))
+    view = asyncio.run(_change(home_of(args), ControlClient.pause))
     print(f"{view.name} is {view.state}: `noloco-node resume` continues")
     return 0
 
 
 def resume(args: argparse.Namespace) -> int:
-    view = asyncio.run(_resume(home_of(args)))
+    view = asyncio.run(_change(home_of(args), ControlClient.resume))
     print(f"{view.name} is {view.state}" + (f", waiting for {view.waiting_for}" if view.waiting_for else ""))
     return 0
 
@@ -53,17 +55,9 @@ def leave(args: argparse.Namespace) -> int:
     return 0
 
 
-async def _pause(home: Home) -> StatusView:
+async def _change(home: Home, change: Callable[[ControlClient], Awaitable[StatusView]]) -> StatusView:
     async with socket_client.connected(home) as node:
-        return _trainer(await node.pause())
-
-
-async def _resume(home: Home) -> StatusView:
-    async with socket_client.connected(home) as node:
-        return _trainer(await node.resume())
-
-
-def _trainer(view: StatusView) -> StatusView:
+        view = await change(node)
     if view.state == "rendezvous":
         raise UsageError(f"{view.name} is a rendezvous and does not train: `noloco-node leave` ends it")
     return view

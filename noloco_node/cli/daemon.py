@@ -72,11 +72,11 @@ def _prepared(settings: NodeConfig) -> Iterator[tuple[Home, NodeConfig]]:
     home = Home(settings.home).create()
     with home.lock(), log_setup.written(home, settings.log_level, settings.log_format):
         if settings.bootstrap:
-            settings = replace(settings, bootstrap=asyncio.run(_that_answer(settings.bootstrap, home)))
+            settings = replace(settings, bootstrap=asyncio.run(_reachable(settings.bootstrap, home)))
         yield home, settings
 
 
-async def _that_answer(addresses: tuple[str, ...], home: Home) -> tuple[str, ...]:
+async def _reachable(addresses: tuple[str, ...], home: Home) -> tuple[str, ...]:
     """The bootstrap addresses; if none answers, also those of cached peers that answer now."""
     from noloco_node.peers.cache import PeerCache
     from noloco_node.transport.probe import probe

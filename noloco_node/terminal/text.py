@@ -8,13 +8,12 @@ from rich.text import Text
 
 from noloco_node.base.peer_names import name_of, short_id
 from noloco_node.base.units import count, loss, rate, share, size, span
-from noloco_node.terminal.phase import left
+from noloco_node.terminal.figures import besides_steps, left, traffic
 from noloco_node.terminal.table import Column, fill, fitting, table
 from noloco_node.views.views import Checkpoints, Health, LastRound, PeerRow, PeersView, RunView, StatusView
 
 _PIPE_WIDTH = 1000  # no line breaks in a file
 _HEALTH_STYLE = {"warning": "yellow", "error": "red"}
-_SMALLEST_SHOWN = 0.0005  # rounds to a tenth of a per cent
 _REACHABLE = {
     "directly": "reachable directly",
     "mapped": "reachable at a port of the router",
@@ -116,26 +115,14 @@ def node_lines(view: StatusView) -> Iterator[list[str]]:
         yield time
     if view.checkpoint:
         yield list(_checkpoints(view.checkpoint))
+    sent, received, is_today = traffic(view)
     yield [
         *([_REACHABLE.get(view.reachable, view.reachable)] if view.reachable else []),
         f"{count(view.peers_seen, 'peer')} seen",
         f"up {span(view.uptime_s)}",
-        _traffic(view),
+        f"{sent}, {received}" + (" today" if is_today else ""),
         *([f"page at {view.web}"] if view.web else []),
     ]
-
-
-def _traffic(view: StatusView) -> str:
-    """Of today if there is a daily limit, else since the start."""
-    if view.today is None or (view.today.sent_limit, view.today.received_limit) == (None, None):
-        return f"sent {size(view.bytes.sent)}, received {size(view.bytes.received)}"
-    today = view.today
-    sent, received = _of(today.sent, today.sent_limit), _of(today.received, today.received_limit)
-    return f"sent {sent}, received {received} today"
-
-
-def _of(used: int, limit: int | None) -> str:
-    return size(used) + (f" of {size(limit)}" if limit is not None else "")
 
 
 def rendezvous_lines(view: StatusView) -> Iterator[list[str]]:
@@ -190,11 +177,8 @@ def _rounds(view: StatusView) -> str:
 
 def _time(view: StatusView) -> Iterator[str]:
     """The time that was not spent on steps, the largest part first."""
-    spent = {account: s for account, s in view.time_s.items() if account != "paused"}
-    if total := sum(spent.values()):
-        rest = sorted(((s, account) for account, s in spent.items() if account != "step"), reverse=True)
-        parts = [f"{account} {share(s / total, 1)}" for s, account in rest if s >= _SMALLEST_SHOWN * total]
-        yield f"besides steps: {', '.join(parts) or 'nothing'}"
+    if any(s for account, s in view.time_s.items() if account != "paused"):
+        yield f"besides steps: {', '.join(besides_steps(view)) or 'nothing'}"
     if view.stall_ms is not None:
         yield f"the last round took {view.stall_ms:.0f} ms of training"
     if paused_s := view.time_s.get("paused"):

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from noloco_node.base.peer_names import short_id
 from noloco_node.base.units import NOTHING, size, span
-from noloco_node.terminal.phase import left
+from noloco_node.terminal.figures import left
 from noloco_node.terminal.top.glyphs import LEVELS, OWN, SOLO, SWAP
 from noloco_node.terminal.top.layout import between, clean, fit, title
 from noloco_node.terminal.top.picture import Picture

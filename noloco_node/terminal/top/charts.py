@@ -8,6 +8,7 @@ from rich.text import Text
 
 from noloco_node.base.peer_names import short_id
 from noloco_node.base.units import NOTHING, rate, share, size, span
+from noloco_node.terminal.figures import besides_steps, traffic
 from noloco_node.terminal.top.glyphs import EVAL, OWN, SWAP, SWARM, Frame, PlottedCurve, bars, gauge, plot
 from noloco_node.terminal.top.layout import between, clean, joined, title
 from noloco_node.terminal.top.picture import Picture
@@ -20,7 +21,6 @@ _TALLEST = 4  # rows of a chart of the network
 _SETTLED, _MANY = 0.1, 20  # with _MANY points, the first tenth of a run does not set the height of the chart
 _NARROW = 0.1
 _NO_CURVE = 1e9  # a loss above has diverged, and would flatten the rest of the curve
-_SMALLEST_SHOWN = 0.0005  # rounds to a tenth of a per cent
 
 
 def losses(picture: Picture, width: int, height: int) -> list[Text]:
@@ -142,7 +142,8 @@ def _facts(picture: Picture) -> Iterator[tuple[str, list[str]]]:
     """The most asked first."""
     status = picture.status
     yield "rounds", [f"{status.rounds.committed} together", f"{status.rounds.solo} solo", *_reasons(picture)]
-    yield _traffic(picture)
+    sent, received, is_today = traffic(status)
+    yield "today" if is_today else "traffic", [sent, received]
     if last := status.last_round:
         with_whom = f"{_name(picture, last.partner)} in {span(last.seconds)}"
         yield "last", [with_whom, f"{size(last.sent)} out", f"{size(last.received)} in"]
@@ -153,7 +154,7 @@ def _facts(picture: Picture) -> Iterator[tuple[str, list[str]]]:
         yield "model", [f"{rate(status.parameters)} parameters", *([f"on {status.device}"] if status.device else [])]
     if status.bytes.per_param_round is not None:
         yield "cost", [f"{status.bytes.per_param_round:.2f} bytes per parameter and round"]
-    if idle := _besides_steps(picture):
+    if idle := list(besides_steps(status)):
         yield "idle", idle
     if status.last_error:
         yield "error", [status.last_error]
@@ -163,25 +164,6 @@ def _reasons(picture: Picture) -> Iterator[str]:
     """Of the solo rounds, the most frequent first."""
     for reason, number in sorted(picture.status.rounds.by_reason.items(), key=lambda item: -item[1]):
         yield f"{number} {reason.replace('_', ' ')}"
-
-
-def _traffic(picture: Picture) -> tuple[str, list[str]]:
-    """Of today if there is a daily limit, else since the start."""
-    day, total = picture.status.today, picture.status.bytes
-    if day is None or (day.sent_limit, day.received_limit) == (None, None):
-        return "traffic", [f"sent {size(total.sent)}", f"received {size(total.received)}"]
-    return "today", [f"sent {_of(day.sent, day.sent_limit)}", f"received {_of(day.received, day.received_limit)}"]
-
-
-def _of(used: int, limit: int | None) -> str:
-    return size(used) + (f" of {size(limit)}" if limit is not None else "")
-
-
-def _besides_steps(picture: Picture) -> list[str]:
-    spent = {account: s for account, s in picture.status.time_s.items() if account != "paused"}
-    total = sum(spent.values())
-    rest = sorted(((s, account) for account, s in spent.items() if account != "step"), reverse=True)
-    return [f"{account} {share(s / total, 1)}" for s, account in rest if s > _SMALLEST_SHOWN * total]
 
 
 def _name(picture: Picture, peer: str) -> str:
