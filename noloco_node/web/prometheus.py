@@ -4,8 +4,8 @@ Each metric family is one entry of the table below. It has at most one label wit
 or name, and never a word that another machine chose, so a swarm of thousands makes no more series than a swarm of two.
 A figure that is not known yet is left out, as Prometheus recommends.
 
-Not prometheus-client's, measured: with a collector over the same table this file has as many lines (217), and importing
-the library takes 40 ms and 84 modules.
+Not prometheus-client's, measured: a collector over the same table is as long as the 35 lines that write the text here,
+and importing the library takes 40 ms and 84 modules.
 """
 
 import math
@@ -162,13 +162,7 @@ WHO_TRAINS = (
     ),
     # ---- exchanges ----
     Family("noloco_rounds_committed_total", COUNTER, "Rounds with a partner.", lambda s: s.rounds.committed),
-    Family(
-        "noloco_rounds_solo_total",
-        COUNTER,
-        "Rounds without a partner, by reason.",
-        lambda s: s.rounds.by_reason,
-        "reason",
-    ),
+    Family("noloco_rounds_solo_total", COUNTER, "Solo rounds, by reason.", lambda s: s.rounds.by_reason, "reason"),
     Family("noloco_calls_total", COUNTER, "Calls made to find partners.", lambda s: s.calls),
     Family("noloco_exchange_sent_bytes_total", COUNTER, "Bytes sent in exchanges.", lambda s: s.bytes.sent),
     Family("noloco_exchange_received_bytes_total", COUNTER, "Bytes received in exchanges.", lambda s: s.bytes.received),
@@ -214,13 +208,13 @@ WHO_TRAINS = (
     Family(
         "noloco_today_sent_limit_bytes",
         GAUGE,
-        "Daily limit of bytes sent.",
+        "Daily limit of sent bytes.",
         lambda s: s.today.sent_limit if s.today else None,
     ),
     Family(
         "noloco_today_received_limit_bytes",
         GAUGE,
-        "Daily limit of bytes received.",
+        "Daily limit of received bytes.",
         lambda s: s.today.received_limit if s.today else None,
     ),
     Family(
