@@ -4,8 +4,8 @@ Pure: bytes in, values out. Any request that is not plainly correct is refused w
 closed, so no proxy can read the same bytes as another request. No chunked bodies, no ranges, no compression.
 
 Not a library's, measured: h11 saves 3 of 112 lines and accepts folded fields, bare line feeds and HTTP/2.0, which are
-refused here; aiohttp saves about 110 lines of this file and server.py, costs 0.16 s at the start, and has no deadline for a
-slow head and no strict refusals (20 of 70 tests fail).
+refused here; aiohttp saves about 110 lines of this file and server.py, costs 0.16 s at the start, has no deadline for a
+slow head, and refuses malformed requests in its own way (20 of 70 tests fail).
 """
 
 import re
