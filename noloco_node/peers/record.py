@@ -91,30 +91,30 @@ def key_of(run_id: str, bucket: str) -> str:
 
 
 def signed_record(  # noqa: PLR0913
-    identity: Identity, standing: Presence, *, run_id: str, boot: bytes, started: float, now: float, peers: int = 0
+    identity: Identity, presence: Presence, *, run_id: str, boot: bytes, started: float, now: float, peers: int = 0
 ) -> bytes:
     """`peers`: how many this node estimates, itself included; 0: no estimate."""
-    presence = pb.Presence(
+    body = pb.Presence(
         protocol=PROTOCOL,
         run_id=bytes.fromhex(run_id),
         boot=boot,
-        state=standing.state,
-        round=standing.round,
-        step=standing.step,
-        progress=standing.progress,
-        loss=standing.loss,
-        tokens_per_s=standing.tokens_per_s,
-        tokens=standing.tokens,
-        addresses=map(str, standing.addresses),
+        state=presence.state,
+        round=presence.round,
+        step=presence.step,
+        progress=presence.progress,
+        loss=presence.loss,
+        tokens_per_s=presence.tokens_per_s,
+        tokens=presence.tokens,
+        addresses=map(str, presence.addresses),
         started=started,
         time=now,
         version=VERSION,
         peers=peers,
-        eval_loss=standing.eval_loss,
-        partner=standing.partner,
-        committed=standing.committed,
+        eval_loss=presence.eval_loss,
+        partner=presence.partner,
+        committed=presence.committed,
     ).SerializeToString()
-    return pb.SignedPresence(presence=presence, signature=identity.sign(_SIGNED + presence)).SerializeToString()
+    return pb.SignedPresence(presence=body, signature=identity.sign(_SIGNED + body)).SerializeToString()
 
 
 @lru_cache(maxsize=2048)  # the same record comes back from several nodes, and a signature takes 0.1 ms to check

@@ -94,7 +94,7 @@ class P2pdProcess:
         environ = {**os.environ, "GOMAXPROCS": "1"} if _RELAYS in arguments else None
         try:
             process = await asyncio.create_subprocess_exec(
-                *(*_with_parent(), str(executable()), f"-listen=/unix{socket}", "-idleTimeout=60s", *arguments),
+                *(*_killed_with_parent(), str(executable()), f"-listen=/unix{socket}", "-idleTimeout=60s", *arguments),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
@@ -156,7 +156,7 @@ class P2pdProcess:
 
 
 @cache
-def _with_parent() -> list[str]:
+def _killed_with_parent() -> list[str]:
     """The words before the command line that make the kernel kill p2pd when we end (PR_SET_PDEATHSIG).
 
     Python could ask the kernel itself only in a `preexec_fn`, which may hang in a process with threads; busybox's
@@ -174,12 +174,12 @@ def _with_parent() -> list[str]:
 
 
 def _start_error(lines: Sequence[str]) -> NolocoError:
-    said = "\n".join(lines)
-    if "failed to connect to bootstrap peers" in said:
+    output = "\n".join(lines)
+    if "failed to connect to bootstrap peers" in output:
         return SwarmUnreachable(
             "cannot reach the swarm: none of the bootstrap addresses answers as the peer that it names. "
             "Is the bootstrap node running, and is the peer id at the end of its address still the same?"
         )
-    if "address already in use" in said or "failed to listen" in said:
+    if "address already in use" in output or "failed to listen" in output:
         return NolocoError("the port to listen on is in use by another program. Choose another one with --listen.")
-    return NolocoError(f"p2pd, the network daemon, did not start: {lines[-1] if lines else 'it said nothing'}")
+    return NolocoError(f"p2pd, the network daemon, did not start: {lines[-1] if lines else 'it printed nothing'}")
