@@ -25,6 +25,10 @@ _FORM = re.compile(
 _FAMILIES = {"ip4": socket.AF_INET, "dns4": socket.AF_INET, "ip6": socket.AF_INET6, "dns6": socket.AF_INET6}
 
 
+class WrongPeerId(UsageError):
+    """The text has the form of an address, but letters of a peer id are missing or wrong."""
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     kind: str
@@ -79,7 +83,7 @@ def parse(text: str) -> Address:
         raise UsageError(f"{text!r} is not an address of the kind {EXAMPLE}")
     peer, relay = form["peer"] or "", form["relay"] or ""
     if not all(map(_is_peer_id, filter(None, (peer, relay)))):
-        raise UsageError(f"{text!r} does not end in a whole peer id, as in {EXAMPLE}")
+        raise WrongPeerId(f"{text!r} does not end in a whole peer id, as in {EXAMPLE}")
     return Address(form["kind"], form["host"], int(form["port"]), peer, relay, form["base"] + (form["over"] or ""))
 
 
