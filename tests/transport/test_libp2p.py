@@ -222,13 +222,13 @@ async def test_a_relay_may_announce_what_does_not_lead_to_it_yet(net, caplog):
     assert not [record.message for record in caplog.records if "relay" in record.message]
 
 
-async def test_who_joined_by_no_relay_is_not_reachable_through_one(net):
+async def test_without_a_relay_among_the_bootstrap_peers_there_is_no_reservation(net):
     await net.start(serves_relay=False)
     hidden = await net.start(relay=ONLY)
     assert hidden.reachable == "outgoing" and hidden.addresses() == []
 
 
-async def test_who_asked_this_machine_alone_knows_nothing_of_the_world(net):
+async def test_bootstrap_peers_on_this_machine_give_no_verdict(net):
     await net.start()
     everywhere = await net.start(listen=ANY_PORT)
     assert everywhere.reachable is None
