@@ -1,4 +1,4 @@
-"""Where a peer can be called: one `Address` value, parsed from a multiaddr once, where the text comes in.
+"""Where a peer can be called: one `Address` value, parsed once, where the text of a multiaddr comes in.
 
 Text comes in from the settings (--bootstrap, --listen, --announce), from p2pd, from the signed records of peers, and
 from the file of peers that were there before. Everything else passes `Address`; `str` gives the canonical text.
@@ -36,7 +36,7 @@ class Address:
     host: str
     port: int
     peer: str = ""
-    """The peer id of who answers there; empty where the text names nobody."""
+    """The peer id of the node there; empty where the text names none."""
     relay: str = ""
     """Empty, or the peer id of the relay that listens at host and port and passes calls on to `peer`."""
     transport: str = "tcp"

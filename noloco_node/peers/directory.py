@@ -1,6 +1,6 @@
 """The directory of peers: this node's presence record written into a DHT (hivemind's), and those of others read.
 
-The DHT is no trust store: `peers` returns only records that peers/record.py accepts, and peers/dht_storage.py limits
+The DHT is not a trust store: `peers` returns only records that peers/record.py accepts, and peers/dht_storage.py limits
 what others may store with us. peers/size_estimate.py says in which buckets to write and which to read. Nothing here
 knows of rounds or partners.
 """

@@ -7,7 +7,7 @@ ended (`transport/p2pd/session.py`), and joins its streams to a gRPC server and 
 
 hivemind's `P2P.create` would start the daemon in our POSIX session, would not kill one that hangs, and has errors that
 a user cannot act on. Nor are streams opened through hivemind (but by `transport/p2pd/control.py`): its calls leave a
-socket open when they fail, and its handlers run in tasks that nobody holds.
+socket open when they fail, and its handlers run in tasks that nothing keeps or cancels.
 """
 
 import asyncio

@@ -47,11 +47,11 @@ async def nodes(tmp_path):
 
 async def until(condition):
     async with asyncio.timeout(STEP_S):
-        while not await condition():  # noqa: ASYNC110 - the DHT tells nobody when a record has arrived
+        while not await condition():  # noqa: ASYNC110 - the DHT does not notify when a record has arrived
             await asyncio.sleep(0.1)
 
 
-async def test_members_see_each_other_through_a_rendezvous_and_hear_a_goodbye(nodes):
+async def test_members_see_each_other_through_a_rendezvous_and_that_one_leaves(nodes):
     await nodes.start(member=False)
     (a, a_id), (b, b_id), (c, c_id) = [await nodes.start() for _ in range(3)]
     for swarm, identity in ((a, a_id), (b, b_id), (c, c_id)):
@@ -73,7 +73,7 @@ async def _sees(swarm, expected):
     return set(await swarm.peers()) == expected
 
 
-async def test_a_record_disappears_after_its_time(nodes):
+async def test_a_record_disappears_when_it_expires(nodes):
     await nodes.start(member=False, ttl_s=2.0)
     (a, a_id), (b, _) = [await nodes.start(ttl_s=2.0) for _ in range(2)]
     began = time.monotonic()
@@ -83,7 +83,7 @@ async def test_a_record_disappears_after_its_time(nodes):
     assert time.monotonic() - began >= 1.9
 
 
-async def test_hostile_records_are_not_kept_and_hide_nobody(nodes):
+async def test_hostile_records_are_not_stored_and_hide_no_peer(nodes):
     rendezvous, _ = await nodes.start(member=False)
     (a, a_id), (b, b_id), (evil, evil_id) = [await nodes.start() for _ in range(3)]
     await a.publish(presence(a_id))
@@ -107,7 +107,7 @@ async def test_hostile_records_are_not_kept_and_hide_nobody(nodes):
     await evil._node.store(key, later, now + 3659, subkey=evil_id.peer_id, exclude_self=True)
     for node in (rendezvous, b):
         kept = node._node.protocol.storage
-        assert len(kept) <= 2, "the two depths at which `a` stands"
+        assert len(kept) <= 2, "the two depths at which `a` writes"
         assert all(set(value.data) <= {a_id.peer_id} for _, (value, _) in kept.items())
     assert set(await b.peers()) == {a_id.peer_id}
     await a.publish(presence(a_id, round=8))  # a replay did not freeze it
@@ -120,7 +120,7 @@ async def test_hostile_records_are_not_kept_and_hide_nobody(nodes):
     assert b_id.peer_id not in await b.peers()
 
 
-async def test_a_bootstrap_node_that_is_no_directory_is_unreachable(nodes, tmp_path):
+async def test_a_bootstrap_node_outside_the_dht_is_unreachable(nodes, tmp_path):
     transport = Libp2pTransport(Identity.load_or_create(tmp_path / "bare"), ANY_LOCAL_PORT)
     await transport.start()
     try:
@@ -135,7 +135,7 @@ async def test_a_bootstrap_node_that_is_no_directory_is_unreachable(nodes, tmp_p
         await transport.close()
 
 
-async def test_closing_and_a_goodbye_end_soon_when_p2pd_is_dead(nodes):
+async def test_leaving_and_closing_end_soon_when_p2pd_has_ended(nodes):
     swarm, identity = await nodes.start()
     await swarm.publish(presence(identity))
     _, transport = nodes.open[0]

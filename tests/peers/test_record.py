@@ -12,7 +12,7 @@ from noloco_node.peers.record import accept, bucket_of, is_tellable, key_of
 from noloco_node.wire import peer_pb2 as pb
 
 
-def test_a_sound_record_is_read_as_it_was_written(identity):
+def test_a_correct_record_is_read_as_it_was_written(identity):
     read = accept(identity.peer_id, record(identity), RUN, NOW + 5, ttl_s=60)
     assert read is not None
     assert (read.peer_id, read.state, read.round, read.step, read.tokens) == (
@@ -64,11 +64,11 @@ def test_addresses_are_bounded_in_number_and_length_and_must_parse(identity):
 
 def test_a_forged_or_damaged_record_is_ignored(identity, tmp_path):
     other = Identity.load_or_create(tmp_path / "other")
-    sound = record(identity)
-    assert accept(other.peer_id, sound, RUN, NOW, ttl_s=60) is None
-    for damaged in (b"", sound[:-1], sound[1:], b"\xff" * 300, sound + bytes(module.MAX_RECORD_BYTES)):
+    correct = record(identity)
+    assert accept(other.peer_id, correct, RUN, NOW, ttl_s=60) is None
+    for damaged in (b"", correct[:-1], correct[1:], b"\xff" * 300, correct + bytes(module.MAX_RECORD_BYTES)):
         assert accept(identity.peer_id, damaged, RUN, NOW, ttl_s=60) is None
-    forged = pb.SignedPresence.FromString(sound)
+    forged = pb.SignedPresence.FromString(correct)
     body = pb.Presence.FromString(forged.presence)
     body.round = 999
     forged.presence = body.SerializeToString()

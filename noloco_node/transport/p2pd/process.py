@@ -53,7 +53,7 @@ def node_arguments(
 
 
 def observer_arguments(bootstrap: Sequence[Address]) -> list[str]:
-    """The command line of a daemon that nobody can call, under a temporary key."""
+    """The command line of a daemon that no peer can call, under a temporary key."""
     return ["-noListenAddrs=1", *bootstrap_arguments(bootstrap), "-dhtClient=1", "-relay=1"]
 
 
@@ -152,7 +152,7 @@ class P2pdProcess:
                 self._ready.set_result(None)
         if not self._ready.done():
             self._ready.set_exception(_start_error(list(self._last_lines)))
-            self._ready.exception()  # retrieved: asyncio would warn where nobody waits any more
+            self._ready.exception()  # retrieved: else asyncio warns where nothing awaits it any more
 
 
 @cache
