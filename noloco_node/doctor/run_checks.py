@@ -20,7 +20,7 @@ from noloco_node.peers.rows import verified
 from noloco_node.transport.probe import probe
 from noloco_node.transport.reachability import OFF
 from noloco_node.transport.self_view import ClockSkew
-from noloco_node.views.views import StatusView
+from noloco_node.views.status import StatusView
 
 _PROBE_S = 5.0
 _VISIT_S = 90.0

@@ -13,7 +13,7 @@ from noloco_node.host.home import MAX_SOCKET_PATH_BYTES
 from noloco_node.observe import health
 from noloco_node.transport.reachability import DIRECTLY, MAPPED, OUTGOING, RELAYED
 from noloco_node.transport.self_view import ClockSkew
-from noloco_node.views.views import Health, StatusView
+from noloco_node.views.status import Health, StatusView
 
 OK, WARNING, ERROR, UNKNOWN = "ok", "warning", "error", "unknown"
 """UNKNOWN: not looked at, or nobody to ask."""

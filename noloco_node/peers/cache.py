@@ -6,7 +6,6 @@ comes from the network, and libp2p proves who answers at an address. A damaged f
 """
 
 import json
-import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
@@ -22,8 +21,7 @@ MAX_FILE_BYTES = 256 << 10
 """More than MAX_PEERS peers with the most and longest addresses take."""
 LATEST = 1 << 34
 """Seconds since 1970 that a clock may show: a peer seen in five centuries would be dropped last."""
-
-log = logging.getLogger(__name__)
+_LOST = "peers seen before this start are forgotten"
 
 
 class Seen(Protocol):
@@ -49,7 +47,7 @@ class PeerCache:
         return {peer: found[peer][1] for peer in sorted(found, key=lambda peer: -found[peer][0])}
 
     def keep(self, records: Iterable[Seen]) -> None:
-        """Add peers that are there now. Raises OSError."""
+        """Add peers that are there now. Raises DiskFull, UsageError."""
         there = {r.peer_id: (r.time, r.addresses) for r in records if r.addresses}
         found = {**self._read(), **there}
         latest = sorted(found, key=lambda peer: -found[peer][0])[:MAX_PEERS]
@@ -60,26 +58,20 @@ class PeerCache:
             peer: {"seen": round(at), "addresses": list(map(str, addresses))}
             for peer, (at, addresses) in self._peers.items()
         }
-        atomic_files.replace_text(self._path, json.dumps(table, indent=1) + "\n")
+        atomic_files.write(self._path, json.dumps(table, indent=1) + "\n")
         self._written = content
 
     def _read(self) -> dict[str, tuple[float, tuple[Address, ...]]]:
         if self._peers is None:
-            try:
-                with self._path.open("rb") as file:
-                    self._peers = _checked(json.loads(file.read(MAX_FILE_BYTES)))
-            except FileNotFoundError:
-                self._peers = {}
-            except (OSError, ValueError, RecursionError) as error:
-                log.warning("%s cannot be read (%s): the peers of earlier runs are forgotten", self._path, error)
-                self._peers = {}
+            found = atomic_files.read_json_or_set_aside(self._path, _checked, MAX_FILE_BYTES, _LOST)
+            self._peers = found or {}
         return self._peers
 
 
 def _checked(table: object) -> dict[str, tuple[float, tuple[Address, ...]]]:
     """Only entries that `keep` could have written."""
     if not isinstance(table, dict):
-        raise ValueError("not a table of peers")
+        raise ValueError("it is not a table of peers")
     found = {}
     for peer, entry in list(table.items())[:MAX_PEERS]:
         match entry:

@@ -16,6 +16,7 @@ from typing import Any
 
 from noloco_node.base.addresses import Address
 from noloco_node.base.identity import Identity
+from noloco_node.base.states import NodeState
 from noloco_node.errors import SwarmUnreachable
 from noloco_node.peers.dht_storage import DhtStorage, RecordValidator
 from noloco_node.peers.record import (
@@ -145,7 +146,7 @@ class Directory:
         if self._last is not None:
             with suppress(SwarmUnreachable, OSError):
                 async with asyncio.timeout(_LEAVE_S):
-                    await self.publish(replace(self._last, state="leaving"))
+                    await self.publish(replace(self._last, state=NodeState.LEAVING))
 
     async def peers(self) -> dict[str, PeerRecord]:
         """Read one more bucket, and return the accepted records of this run's other peers, of all buckets that were
@@ -200,7 +201,7 @@ class Directory:
         """Where to write now. A record that this node leaves replaces every older one that has not expired."""
         chosen = self._size.write_depths()
         self._written = {depth: at for depth, at in self._written.items() if at > now - self.ttl_s}
-        leaving = self._last is not None and self._last.state == "leaving"
+        leaving = self._last is not None and self._last.state == NodeState.LEAVING
         self._written |= dict.fromkeys(chosen, now)
         return set(self._written) if leaving else chosen
 

@@ -4,15 +4,15 @@ Such a node, a rendezvous or `peers --bootstrap`, has no round of its own, so la
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 from noloco_node.base.peer_names import name_of
 from noloco_node.base.states import AT_WORK
 from noloco_node.peers.record import PeerRecord
-from noloco_node.run.manifest import Manifest, Signed, verify
-from noloco_node.views.views import PeerRow, PeersView, RunView
+from noloco_node.run.manifest import Signed, verify
+from noloco_node.run.schema import Manifest
+from noloco_node.views.peers import PeerRow, PeersView, RunView
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ def run_seen(
     run = verified(signed)
     alive = living(seen.values(), now)
     furthest = max((record.round for record in alive), default=0)
-    rows = tuple(row(record, furthest, now, via(record.peer_id), run=run.label) for record in alive)
+    rows = tuple(replace(row(record, furthest, now, via(record.peer_id)), run=run.label) for record in alive)
     view = RunView(run.run_id, run.label, signed.author, run.rounds, len(alive), training(alive), furthest)
     return RunSeen(view, rows)
 
@@ -52,8 +52,8 @@ def living(records: Iterable[PeerRecord], now: float) -> list[PeerRecord]:
     return [record for record in records if record.expires > now]
 
 
-def row(record: PeerRecord, round: int, now: float, via: str | None, **more: Any) -> PeerRow:
-    """`round`: from which its lag counts; `more`: fields that the record does not have."""
+def row(record: PeerRecord, round: int, now: float, via: str | None) -> PeerRow:
+    """`round`: from which its lag counts."""
     return PeerRow(
         peer_id=record.peer_id,
         name=name_of(record.peer_id),
@@ -65,5 +65,4 @@ def row(record: PeerRecord, round: int, now: float, via: str | None, **more: Any
         loss=record.loss or None,
         eval_loss=record.eval_loss or None,
         last_seen_s=max(0.0, now - record.time),
-        **more,
     )

@@ -19,7 +19,7 @@ from noloco_node.transport.libp2p import Libp2pTransport
 from noloco_node.transport.p2pd.cleanup import temporary_key
 from noloco_node.transport.reachability import OFF
 from noloco_node.transport.self_view import round_trip
-from noloco_node.views.views import PeersView, PingView
+from noloco_node.views.peers import PeersView, PingView
 
 READS = 3
 """Of one run: the first shows how large it is, the others read a part of a large one."""

@@ -12,7 +12,7 @@ from noloco_node.doctor.verdicts import ERROR, OK, UNKNOWN, WARNING, Finding, Pl
 from noloco_node.host import memory
 from noloco_node.host.home import Home
 from noloco_node.transport.self_view import ClockSkew
-from noloco_node.views.views import Health, StatusView
+from noloco_node.views.status import Health, StatusView
 
 OPEN_PORT = Address("ip4", "0.0.0.0", 4001)
 CPU = Torch("2.13.0", "cpu", None, None, 4, "numba")

@@ -10,10 +10,11 @@ from noloco_node.base.peer_names import name_of
 from noloco_node.peers import rows
 from noloco_node.peers.record import Presence, accept, signed_record
 from noloco_node.run import manifest
+from noloco_node.run.schema import Manifest
 
 NOW = 1_800_000_000.0
 PEERS = [Identity(Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32), Path("nowhere")) for n in range(3)]
-SIGNED = manifest.sign(manifest.Manifest(name="tiny", seed=1, rounds=100), PEERS[0])
+SIGNED = manifest.sign(Manifest(name="tiny", seed=1, rounds=100), PEERS[0])
 RUN = manifest.verify(SIGNED)
 
 
