@@ -187,5 +187,7 @@ def read_addresses(texts: Sequence[str], peer_id: str) -> tuple[Address, ...] | 
 
 
 def is_tellable(address: Address, peer_id: str) -> bool:
-    """Whether others accept this address in a record: older versions drop one that names a host like my_host."""
-    return address.peer == peer_id and "_" not in address.host and len(str(address)) <= MAX_ADDRESS_LETTERS
+    """Whether others accept this address in a record: they drop one with a network interface in it, like fe80::1%eth0,
+    and older versions one with a name like my_host."""
+    plain = "%" not in address.host and "_" not in address.host
+    return address.peer == peer_id and plain and len(str(address)) <= MAX_ADDRESS_LETTERS
