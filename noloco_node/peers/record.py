@@ -53,30 +53,19 @@ class Presence:
     """Rounds committed with a partner since its start."""
 
 
-@dataclass(frozen=True, slots=True)
-class PeerRecord:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerRecord(Presence):
     """What another node publishes of itself, after the checks."""
 
     peer_id: str
     boot: bytes
     """Drawn anew at each start of that node."""
-    state: str
-    round: int
-    step: int
-    progress: float
-    loss: float
-    tokens_per_s: float
-    tokens: int
-    addresses: tuple[Address, ...]
     started: float
     """By its wall clock, as are `time` and `expires`, which ours caps."""
     time: float
     version: str
     peers: int
     """How many peers it estimates; 0: none given."""
-    eval_loss: float
-    partner: str
-    committed: int
     expires: float
 
 
