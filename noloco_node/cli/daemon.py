@@ -91,7 +91,7 @@ async def _ways_in(addresses: tuple[Address, ...], home: Home) -> tuple[Address,
 
 
 async def reach(addresses: Sequence[Address]) -> None:
-    """See that something listens at one of them; any will do. Raises UsageError, SwarmUnreachable."""
+    """See that something listens at one of them; any will do. Raises SwarmUnreachable."""
     from noloco_node.transport.probe import probe
 
     found = await asyncio.gather(*(probe(address, _PROBE_S) for address in addresses), return_exceptions=True)
