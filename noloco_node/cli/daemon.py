@@ -91,7 +91,7 @@ async def _reachable(addresses: tuple[Address, ...], home: Home) -> tuple[Addres
 
 
 async def reach(addresses: Sequence[Address]) -> None:
-    """Check that at least one of the addresses accepts connections. Raises UsageError, SwarmUnreachable."""
+    """Check that at least one of the addresses accepts connections. Raises SwarmUnreachable."""
     from noloco_node.transport.probe import probe
 
     found = await asyncio.gather(*(probe(address, _PROBE_S) for address in addresses), return_exceptions=True)

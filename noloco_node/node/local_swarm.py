@@ -1,7 +1,7 @@
 """A swarm of real node processes on this machine: a rendezvous and N trainers on loopback, each with a home of its own.
 
 They are started as a user would start them and watched as a user would, through their control sockets and, at the end,
-the checkpoints in their homes. Whatever becomes of this process, the janitor ends the others and removes their homes.
+the checkpoints in their homes. Whatever becomes of this process, the cleaner ends the others and removes their homes.
 """
 
 import asyncio

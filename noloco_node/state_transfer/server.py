@@ -55,7 +55,7 @@ class StateOwner(Protocol):
 
 
 class Callers(Protocol):
-    """What is needed of a Transport."""
+    """What is needed of the transport."""
 
     def caller(self, context: Any) -> str: ...
 
