@@ -1,7 +1,7 @@
 """What a volunteer allows: a rate, an amount a day, and the hours; as plain arithmetic.
 
-Knows no clock, no files and no network: the time is an argument, and who waits, counts or pauses is somebody else's
-affair (host/traffic.py, node/trainer.py). A unit of text becomes a number here and nowhere else.
+Knows no clock, no files and no network: the time is an argument. host/traffic.py waits and counts, node/trainer.py
+pauses. The only module that reads units like `5MB`.
 """
 
 import re

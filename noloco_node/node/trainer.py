@@ -273,8 +273,7 @@ class TrainingNode(BaseNode):
             last.create_task(self._chronicle.close())
         if self._thread:
             await asyncio.to_thread(self._thread.stop, max(STOP_S, until - loop.time()))
-        with suppress(NolocoError):
-            self._allowance.write_down()
+        await self._allowance.write_down(leaving=True)
 
     async def _say_goodbye(self, until: float) -> None:
         with suppress(TimeoutError):
@@ -458,7 +457,7 @@ class TrainingNode(BaseNode):
         self._keep_limits()
         if self._neighbours.published != self._standing_state():
             await self._publish()
-        self._allowance.write_down()
+        await self._allowance.write_down()
 
     def _keep_limits(self) -> None:
         """Hold back, or go on, as the volunteer's limits say now."""

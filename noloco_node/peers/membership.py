@@ -66,7 +66,7 @@ class Membership:
         """Some who were there once and are out of sight are looked up; who is there now is written down."""
         if self._swarm:
             await self._look_up_friends(self._swarm)
-            self._friends.keep(self.seen.values())
+            await asyncio.to_thread(self._friends.keep, [*self.seen.values()])  # it syncs the disk
 
     async def rejoin(self) -> None:
         """Over another p2pd."""

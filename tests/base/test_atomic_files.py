@@ -83,11 +83,11 @@ def test_modes(tmp_path: Path) -> None:
 def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
-    abandoned, mine = tmp_path / f".state.json.{ended.pid}.part", tmp_path / f".state.json.{os.getpid()}.part"
-    used, other = tmp_path / f".state.json.{os.getppid()}.part", tmp_path / f".other.json.{ended.pid}.part"
-    for part in (abandoned, mine, used, other):
+    abandoned, other = tmp_path / f".state.json.0-{ended.pid}.part", tmp_path / f".other.json.0-{ended.pid}.part"
+    used = tmp_path / f".state.json.0-{os.getppid()}.part"
+    for part in (abandoned, used, other):
         part.write_text("half of it")
-    assert part_of(tmp_path / "state.json") == mine
+    assert part_of(tmp_path / "state.json") != part_of(tmp_path / "state.json"), "two threads write two files"
     assert sorted(tmp_path.iterdir()) == sorted([used, other])
     write(tmp_path / "state.json", "whole")
     assert (tmp_path / "state.json").read_text() == "whole"
