@@ -244,7 +244,7 @@ class TrainingNode(BaseNode):
                 self._follow(await self._next_message())
         self._state, self._waiting_for = "finished", None
         if self._saving:
-            await self._saving.last()
+            await self._saving.save_now()
         self._trains = False
         await self._publish_now()
         await asyncio.sleep(self._config.linger)
@@ -294,12 +294,12 @@ class TrainingNode(BaseNode):
 
     async def _save_now_and_then(self) -> None:
         if self._saving and self._state == "training":
-            self._saving.now_and_then(self._ledger.round, time.monotonic())
+            self._saving.save_if_due(self._ledger.round, time.monotonic())
 
     async def _save_the_last(self) -> None:
         if self._saving and self._trains:
             self._waiting_for = "its last checkpoint"
-            await self._saving.last(leaving=True)
+            await self._saving.save_now(leaving=True)
             self._waiting_for = None
 
     def _say_hello(self, run: Manifest, signed: Signed) -> None:

@@ -217,11 +217,11 @@ def test_it_takes_the_place_of_an_earlier_export_and_of_nothing_else(
     assert told(capsys, *export(earlier))["to"] == str(earlier)
     assert run_of().run_id in (earlier / "README.md").read_text()
     (earlier / ".git").mkdir()
-    assert "there is .git" in refused(capsys, *export(earlier))
+    assert "it has .git" in refused(capsys, *export(earlier))
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "config.json").write_text("{}")
-    assert "is not empty and no export of ours" in refused(capsys, *export(mine))
+    assert "is not empty and not an export" in refused(capsys, *export(mine))
     assert "cannot write an export into" in refused(capsys, *export(mine / "config.json"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "model"]
 
