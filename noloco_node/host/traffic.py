@@ -25,10 +25,10 @@ class Pace(Protocol):
     """What a stream needs of it."""
 
     async def sending(self, size_bytes: int) -> None:
-        """Returns when a message of this size may go."""
+        """Returns when a message of this size may be sent."""
 
     async def taking(self) -> None:
-        """Returns when a message may be taken."""
+        """Returns when a message may be received."""
 
     def took(self, size_bytes: int) -> None: ...
 

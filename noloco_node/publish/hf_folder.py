@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from noloco_node.base import atomic_files
+from noloco_node.checkpoints import checkpoint
 from noloco_node.errors import DiskFull, UsageError
 from noloco_node.publish.evaluate import Measured
 from noloco_node.publish.model_card import History, card
@@ -68,7 +69,7 @@ def write(folder: Path, trained: Trained, measured: Measured | None, history: Hi
 def _fill(into: Path, trained: Trained, measured: Measured | None, history: History) -> None:
     _write_model(into, trained)
     _write_tokenizer(into, trained)
-    signed_file.write(into, trained.signed, _about(trained, measured))
+    (into / signed_file.NAME).write_text(signed_file.text(trained.signed, _about(trained, measured)), encoding="utf-8")
     (into / "README.md").write_text(card(trained, measured, history), encoding="utf-8")
     for path in into.iterdir():
         path.chmod(0o644)  # others are to read it
@@ -154,9 +155,9 @@ def _is_weights(name: str) -> bool:
 
 def _require_room(folder: Path, trained: Trained) -> None:
     needed = sum(p.nbytes for p in trained.module.parameters()) + _SPARE_BYTES
-    there = next(place for place in folder.absolute().parents if place.exists())
-    if (left := shutil.disk_usage(there).free) < needed:
+    free = checkpoint.free_bytes(folder.absolute().parent)
+    if free is not None and free < needed:
         raise DiskFull(
-            f"the disk is full: an export needs {needed / 1e9:.1f} GB and {there} has {left / 1e9:.1f} GB left. "
+            f"the disk is full: an export needs {needed / 1e9:.1f} GB and {folder.parent} has {free / 1e9:.1f} GB. "
             f"Free some space, or {_ELSEWHERE}"
         )

@@ -38,11 +38,11 @@ def keep(folder: Path, signed: Signed) -> None:
             return
     with atomic_files.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    write(folder, signed)
+    atomic_files.write(folder / NAME, text(signed))
 
 
-def write(folder: Path, signed: Signed, trained: dict[str, Any] | None = None) -> None:
-    """Raises DiskFull, UsageError."""
+def text(signed: Signed, trained: dict[str, Any] | None = None) -> str:
+    """The file's content. `trained`: what an export says of itself."""
     document = {
         "schema": SCHEMA,
         "manifest": signed.manifest.decode(),
@@ -50,7 +50,7 @@ def write(folder: Path, signed: Signed, trained: dict[str, Any] | None = None) -
         "signature": signed.signature.hex(),
         **({"trained": trained} if trained else {}),
     }
-    atomic_files.write(folder / NAME, json.dumps(document, indent=1) + "\n")
+    return json.dumps(document, indent=1) + "\n"
 
 
 def read(folder: Path) -> RunFile:
@@ -68,8 +68,8 @@ def read(folder: Path) -> RunFile:
 
 def _checked(found: object) -> tuple[Signed, dict[str, Any]]:
     match found:
-        case {"schema": 1, "manifest": str(text), "author": str(author), "signature": str(signature), **more}:
+        case {"schema": 1, "manifest": str(canonical), "author": str(author), "signature": str(signature), **more}:
             trained = more.get("trained")
-            signed = Signed(text.encode(), author, bytes.fromhex(signature))
+            signed = Signed(canonical.encode(), author, bytes.fromhex(signature))
             return signed, trained if isinstance(trained, dict) else {}
     raise ValueError("it is not what noloco-node writes")

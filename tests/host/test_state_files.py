@@ -65,7 +65,7 @@ FILES = [
     ),
     StateFile(
         "noloco.json",
-        lambda path, number: signed_file.write(path.parent, signed(path.parent, number)),
+        lambda path, number: signed_file.keep(path.parent, signed(path.parent, number)),
         lambda path: signed_file.read(path.parent).run.seed,
         remedy="restore it from a copy. In a home, a node that joins the run writes it anew",
     ),
