@@ -19,7 +19,7 @@ from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
 from noloco_node.host.limits import DailyQuota
 from noloco_node.host.traffic import DayTotals, Traffic
-from noloco_node.views.views import Health, LastRound, Today
+from noloco_node.views.status import Health, LastRound, Today
 
 log = logging.getLogger(__name__)
 

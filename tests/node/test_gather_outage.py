@@ -11,7 +11,7 @@ from noloco_node.peers.directory import Directory
 from noloco_node.peers.record import PeerRecord
 from noloco_node.run.manifest import sign
 from noloco_node.run.schema import Manifest
-from noloco_node.views.views import GatherView
+from noloco_node.views.gather import GatherView
 
 
 class Gatherer:
