@@ -103,7 +103,9 @@ class Policy:
         if way is None:
             return ()
         limit = self._quota.sent if way == "upload" else self._quota.received
-        text = f"the day's {way} of {size(limit)} has no room for another swap: training goes on alone until midnight"
+        text = (
+            f"another swap would exceed the daily {way} of {size(limit)}: training goes on without swaps until midnight"
+        )
         return (Health("warning", text, f"wait, or allow more with --daily-{way}"),)
 
     def today(self) -> Today:

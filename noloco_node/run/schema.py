@@ -110,7 +110,7 @@ class DataSpec(_Table):
     )
     """`sha256:`: a file that each volunteer names with `--tokenizer`."""
     field: str = _field("the name of a field", pattern=r"^[A-Za-z0-9_.-]{1,64}$", default="text")
-    """Where the text stands in a record of jsonl, parquet and hub."""
+    """The text's field in records of jsonl, parquet and hub."""
     dataset: str | None = _field("a data set's name on the hub, <owner>/<name>", pattern=f"^{_HUB_NAME}$", default=None)
     revision: str | None = _added(
         "a commit of the data set, 40 hexadecimal digits", None, pattern=r"^[0-9a-f]{40}$", default=None
