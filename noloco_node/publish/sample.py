@@ -1,7 +1,6 @@
 """Text that a trained model generates, token by token."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,34 +11,28 @@ from noloco_node.publish.weights import Trained
 from noloco_node.training.replica import choose_device
 
 
-@dataclass(frozen=True, slots=True)
-class Manner:
-    tokens: int
-    """At most so many."""
-    temperature: float
-    """0: always the likeliest token."""
-    seed: int
-
-
-def sample(trained: Trained, text: str, manner: Manner, device: str) -> Iterator[str]:
-    """The text's continuation, piece by piece as it is generated, up to the end of the document."""
+def sample(  # noqa: PLR0913 (each is a choice of the user)
+    trained: Trained, text: str, device: str, *, tokens: int, temperature: float, seed: int
+) -> Iterator[str]:
+    """The text's continuation, piece by piece as it is generated: `tokens`, or fewer up to the end of the document.
+    `temperature` 0: always the likeliest token."""
     module, tokenizer = trained.module.to(choose_device(device)), trained.tokenizer
     (prompt,) = tokenizer.encode([text])
     window = Window(module, trained.run.data.sequence_length, prompt.tolist() or [tokenizer.end])
-    chance = torch.Generator().manual_seed(manner.seed)
+    generator = torch.Generator().manual_seed(seed)
     drawn: list[int] = []
-    said = ""
-    for _ in range(manner.tokens):
-        token = _pick(window.logits()[: tokenizer.vocabulary], manner.temperature, chance)
+    shown = ""
+    for _ in range(tokens):
+        token = _pick(window.logits()[: tokenizer.vocabulary], temperature, generator)
         if token == tokenizer.end:
             break
         window.add(token)
         drawn.append(token)
         whole = tokenizer.decode(drawn)
         if not whole.endswith("\ufffd"):  # else the last character is not complete yet
-            yield whole[len(said) :]
-            said = whole
-    yield tokenizer.decode(drawn)[len(said) :]
+            yield whole[len(shown) :]
+            shown = whole
+    yield tokenizer.decode(drawn)[len(shown) :]
 
 
 class Window:
@@ -76,9 +69,9 @@ class Window:
         self._past = None
 
 
-def _pick(logits: Tensor, temperature: float, chance: torch.Generator) -> int:
+def _pick(logits: Tensor, temperature: float, generator: torch.Generator) -> int:
     if not logits.isfinite().all():
         raise Diverged("the model's output is NaN or Inf: its weights are broken, take an earlier checkpoint")
     if temperature == 0:
         return int(logits.argmax())
-    return int(torch.multinomial(torch.softmax(logits / temperature, 0), 1, generator=chance))
+    return int(torch.multinomial(torch.softmax(logits / temperature, 0), 1, generator=generator))

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults import fail_at
 
 from noloco_node.base import atomic_files
 from noloco_node.base.atomic_files import DamagedFile, create, part_of, read_json, read_json_or_set_aside, write
 from noloco_node.errors import DiskFull, UsageError
-from tests.helpers.faults import OS_CALLS, fail_at
 
 
 @pytest.mark.parametrize(
@@ -91,10 +91,6 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == sorted([used, other])
     write(tmp_path / "state.json", "whole")
     assert (tmp_path / "state.json").read_text() == "whole"
-
-
-def test_every_os_call_that_can_fail_is_known(tmp_path: Path) -> None:
-    assert {"open", "fsync", "replace", "link"} == set(OS_CALLS)
 
 
 # ---- reading ----
