@@ -14,7 +14,7 @@ from noloco_node.errors import UsageError
 from noloco_node.views.documents import SCHEMA
 
 if TYPE_CHECKING:
-    from noloco_node.data.files import FilesProgress, Say
+    from noloco_node.data.files import FilesProgress, Report
     from noloco_node.data.tokens import Tokenizer
 
 _SUFFIX = ".tokens"
@@ -73,7 +73,7 @@ def _tokenizer(given: str) -> "tuple[Tokenizer, str]":
 
 
 @contextmanager
-def _progress() -> "Iterator[Say]":
+def _progress() -> "Iterator[Report]":
     """On a terminal, a progress line that is erased at the end."""
     from noloco_node.base.units import rate, share, span
 

@@ -189,7 +189,7 @@ async def _end(members: Sequence[Member], patience_s: float) -> None:
 
 def _eval_of_mean(run: Manifest, directories: Sequence[Path]) -> float | None:
     from noloco_node.checkpoints import checkpoint
-    from noloco_node.publish.weights import Mean, pour
+    from noloco_node.publish.weights import Mean, copy_into
     from noloco_node.training.replica import Replica
 
     written = [checkpoints for directory in directories if (checkpoints := checkpoint.kept(directory))]
@@ -198,7 +198,7 @@ def _eval_of_mean(run: Manifest, directories: Sequence[Path]) -> float | None:
     replica, mean = Replica.build(run, "the mean of all", device="cpu"), Mean()
     for checkpoints in written:
         mean.add(checkpoint.slow_weights(checkpoints, run.run_id, replica.layout).phi)
-    pour(mean.value, replica.module)
+    copy_into(mean.value, replica.module)
     return replica.evaluate()
 
 

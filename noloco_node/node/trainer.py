@@ -262,7 +262,7 @@ class TrainingNode(BaseNode):
                 self._follow(await self._next_message())
         self._tell(lifecycle.Finished())
         if self._schedule:
-            await self._schedule.last()
+            await self._schedule.save_now()
         self._tell(lifecycle.Saved())
         await self._publish_now()
         await asyncio.sleep(self._config.linger)
@@ -286,8 +286,7 @@ class TrainingNode(BaseNode):
             last.create_task(self._recorder.close())
         if self._thread:
             await asyncio.to_thread(self._thread.stop, max(STOP_S, until - loop.time()))
-        with suppress(NolocoError):
-            self._policy.write_down()
+        await self._policy.write_down(leaving=True)
 
     async def _say_goodbye(self, until: float) -> None:
         with suppress(TimeoutError):
@@ -308,12 +307,12 @@ class TrainingNode(BaseNode):
 
     async def _save_when_due(self) -> None:
         if self._schedule and self._life.state in AT_WORK:
-            self._schedule.now_and_then(self._stats.round, time.monotonic())
+            self._schedule.save_if_due(self._stats.round, time.monotonic())
 
     async def _save_last(self) -> None:
         if self._schedule and self._life.at_work:
             self.waits_for("its last checkpoint")
-            await self._schedule.last(leaving=True)
+            await self._schedule.save_now(leaving=True)
             self.waits_for(None)
 
     def _report_run(self, run: Manifest, signed: Signed) -> None:
@@ -407,7 +406,7 @@ class TrainingNode(BaseNode):
         self._obey_limits()
         if self._membership.published != self._life.state:
             await self._publish()
-        self._policy.write_down()
+        await self._policy.write_down()
 
     def _obey_limits(self) -> None:
         behind = self._catch_up is not None and self._catch_up.is_behind()

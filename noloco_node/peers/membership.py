@@ -66,7 +66,7 @@ class Membership:
         """Call some cached peers that were not seen, and add those seen to the cache."""
         if self._directory:
             await self._call_cached(self._directory)
-            self._cache.keep(self.seen.values())
+            await asyncio.to_thread(self._cache.keep, [*self.seen.values()])  # it syncs the disk
 
     async def rejoin(self) -> None:
         """After another p2pd was started."""
