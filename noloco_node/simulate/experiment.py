@@ -24,16 +24,16 @@ from noloco_node.training.replica import choose_device
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 Progress = Callable[[int, float], None]
-"""Steps done of this algorithm, and the latest mean training loss."""
+"""Called with the steps that this algorithm has done, and its last mean training loss."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What all algorithms of one comparison share, made once."""
+    """What all algorithms of one comparison share."""
 
     settings: Settings
     module: nn.Module
-    """The start; never trained itself."""
+    """The initial weights; it is never trained."""
     corpus: Corpus
     held_out: Tensor
     """(sequences, length + 1)."""

@@ -81,7 +81,7 @@ def test_an_algorithm_may_meet_more_often_for_the_same_steps():
     assert often.bytes_per_param == 6 * 4
 
 
-def test_what_is_on_its_way_at_the_end_lands():
+def test_corrections_that_are_pending_at_the_end_are_applied():
     """The mean is untouched by corrections, so only the replicas' own loss and spread can tell."""
     prompt, tardy = (curve(workload(rounds=1, overlap=overlap), "noloco") for overlap in ("blocking", "delay=3"))
     assert tardy.replica_std[-1] == pytest.approx(prompt.replica_std[-1], rel=1e-4)
