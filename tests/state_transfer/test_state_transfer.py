@@ -20,7 +20,7 @@ from virtual_clock import run_virtual
 from noloco_node.errors import PeerFault, PeerLost, PeerMisbehaved, PeerRefused, SwarmUnreachable
 from noloco_node.host.limits import MIN_RATE_BYTES_S
 from noloco_node.host.traffic import Traffic
-from noloco_node.state_transfer import choose_donor, client
+from noloco_node.state_transfer import choose_donor, client, copies
 from noloco_node.state_transfer import server as donor_module
 from noloco_node.state_transfer.choose_donor import STALE_ROUNDS, Others, Wanted, take_state
 from noloco_node.state_transfer.client import Download, LiveState, StateTerms, fetch
@@ -191,13 +191,13 @@ def test_copies_are_few_and_go_when_nobody_needs_them(monkeypatch: pytest.Monkey
         for number in range(4):
             channel = (await place.newcomer(f"n{number}")).channel("donor")
             slow.append(asyncio.create_task(fetch(channel, TERMS, Download(4 * NUMBERS), Heard())))
-            await asyncio.sleep(donor_module.SHARED_S + 1)
+            await asyncio.sleep(copies.SHARED_S + 1)
             giver.round += 1
-        assert len(giver.asked) == donor_module.MAX_COPIES
+        assert len(giver.asked) == copies.MAX_COPIES
         assert [state.round for state in await asyncio.gather(*slow)] == [12, 13, 13, 13]
         assert service._copies is not None and len(service._copies._held) == 1
         last = weakref.ref(service._copies._held[0])
-        await asyncio.sleep(donor_module.KEPT_S + 1)
+        await asyncio.sleep(copies.KEPT_S + 1)
         gc.collect()
         assert not service._copies._held and last() is None
         await place.close()
@@ -245,7 +245,7 @@ def test_who_does_not_take_what_it_is_given_loses_its_place(monkeypatch: pytest.
         channel = (await place.newcomer("honest")).channel("donor")
         assert of(await fetch(channel, TERMS, Download(NUMBERS), Heard())) == (12, DATA)
         assert asyncio.get_running_loop().time() < 3 * donor_module.TAKEN_S
-        await asyncio.sleep(3 * donor_module.TAKEN_S + donor_module.KEPT_S)
+        await asyncio.sleep(3 * donor_module.TAKEN_S + copies.KEPT_S)
         assert service._copies is not None and not service._copies._held
         for task in idle:
             task.cancel()
@@ -276,7 +276,7 @@ def test_the_days_upload_is_kept_whoever_comes_at_once(monkeypatch: pytest.Monke
         def full(promised: int) -> bool:
             return traffic.used.sent + promised + TOTAL > 1.5 * TOTAL
 
-        await place.donor("donor", Giver(DATA), pace=traffic, withholds=full)
+        await place.donor("donor", Giver(DATA), pace=traffic, refuses=full)
         channels = [(await place.newcomer(f"n{number}")).channel("donor") for number in range(8)]
         downloads = (fetch(channel, TERMS, Download(NUMBERS), Heard()) for channel in channels)
         results = await asyncio.gather(*downloads, return_exceptions=True)
