@@ -1,8 +1,7 @@
-"""What happened in a run as lines of JSON in files, for people and tools that look back, and how long those grow.
+"""JSON lines in a run's folder: `events.jsonl` has each event, `metrics.jsonl` the figures of status once a minute.
 
-`events.jsonl` has each fact, `metrics.jsonl` the figures of status once a minute. A file that is full becomes
-`<name>.1`, the one before it `<name>.2`, and that is all that is kept. A disk that is full costs lines, never the node:
-the first failure is logged, later ones are silent.
+A file that is full becomes `<name>.1`, the one before it `<name>.2`; older ones are removed. A full disk costs lines,
+never the node: the first failure is logged and the file is given up.
 """
 
 import json
@@ -21,14 +20,14 @@ from noloco_node.views.status import StatusView
 MAX_BYTES = 8 << 20
 """Some 40,000 events: days of rounds that take seconds, a year of rounds that take minutes."""
 KEPT = 2
-"""Full files that stay beside the one that is written."""
+"""Full files that are kept beside the one that is written."""
 _MAX_LINE_BYTES = 64 << 10
 
 log = logging.getLogger(__name__)
 
 
 class JsonLines:
-    """One such file."""
+    """One such file, with the full ones beside it."""
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
         self._path = path
@@ -45,7 +44,7 @@ class JsonLines:
             return
         try:
             if self._file.tell() >= self._max_bytes:
-                self._turn()
+                self._rotate()
             self._file.write(json.dumps(record) + "\n")
         except OSError as error:
             self._give_up(error)
@@ -53,15 +52,15 @@ class JsonLines:
     def close(self) -> None:
         if self._file is not None:
             file, self._file = self._file, None
-            with suppress(OSError):  # what was lost is said already
+            with suppress(OSError):  # a loss has been logged already
                 file.close()
 
     def _give_up(self, error: OSError) -> None:
         log.warning("no more lines are written to %s: %s", self._path, error.strerror)
         self.close()
 
-    def _turn(self) -> None:
-        """Begin a file anew. Raises OSError."""
+    def _rotate(self) -> None:
+        """Rename the full file and begin a new one. Raises OSError."""
         self.close()
         for younger, older in reversed(list(pairwise(generations(self._path)))):
             if younger.exists():
@@ -70,7 +69,7 @@ class JsonLines:
 
 
 class EventLog:
-    """The events."""
+    """`events.jsonl`."""
 
     def __init__(self, path: Path) -> None:
         self._lines = JsonLines(path)
@@ -106,7 +105,7 @@ class MetricsLog:
 
 
 def records(path: Path) -> Iterator[Mapping[str, Any]]:
-    """What was written, the oldest first; damaged lines are passed over, and nothing is there where no file is."""
+    """What was written, the oldest first. Damaged lines are skipped; without a file there are none."""
     for file in reversed(generations(path)):
         with suppress(OSError), file.open("rb") as lines:
             while line := lines.readline(_MAX_LINE_BYTES):
@@ -119,7 +118,7 @@ def records(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def generations(path: Path, kept: int = KEPT) -> list[Path]:
-    """The file that is written and the full ones beside it, the youngest first, whether they are there or not."""
+    """The file that is written and the full ones, the youngest first, whether they exist or not."""
     return [path, *(path.with_name(f"{path.name}.{n}") for n in range(1, kept + 1))]
 
 

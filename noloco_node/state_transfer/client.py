@@ -156,6 +156,7 @@ async def fetch(
             while len(fragment) < download.next_bytes:
                 chunk = await _receive(stream, pace)
                 due = min(state_format.CHUNK_BYTES, download.next_bytes - len(fragment))
+                # smaller chunks are refused as well: each of them costs work
                 if not isinstance(chunk, wire.StateChunk) or len(chunk.data) != due:
                     raise PeerMisbehaved("bad_state", "not a chunk of what was announced")
                 fragment += chunk.data

@@ -57,7 +57,7 @@ def test_one_peers_word_turns_nobody_away_and_names_both_clocks() -> None:
     (finding,) = health.health("directly", alone)
     assert finding.text == "clock: 1 h behind that of a single peer: one of the two is wrong"
     assert "set-ntp" in finding.remedy
-    assert "one of the two is wrong. If it is this one, let" in str(health.doubt(alone))
+    assert "one of the two is wrong. If it is this one, synchronise" in str(health.doubt(alone))
     assert health.doubt(ClockSkew(5.0, 1)) is health.doubt(None) is None
 
 

@@ -85,11 +85,11 @@ def test_the_stall_of_the_last_round() -> None:
 
 def test_the_step_goes_on_within_a_phase_and_the_figures_of_the_last_one_stay():
     stats = NodeStats()
-    stats.stand(23, Phase(0.46, 60.0, 5.5, 90.0))
+    stats.progress(23, Phase(0.46, 60.0, 5.5, 90.0))
     assert (shown(stats).step, shown(stats).loss, stats.step) == (23, None, 0)
     stats.observe(PhaseDone(1, 50, 5.0, 1000, 10.0))
     assert (shown(stats).step, shown(stats).phase) == (50, None)
-    stats.stand(51, Phase(0.02, 60.0, 4.9, 90.0))
+    stats.progress(51, Phase(0.02, 60.0, 4.9, 90.0))
     assert (shown(stats).step, shown(stats).loss) == (51, 5.0)
 
 
