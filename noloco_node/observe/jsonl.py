@@ -6,13 +6,14 @@ never the node: the first failure is logged and the file is given up.
 
 import json
 import logging
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from itertools import pairwise
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from noloco_node.base.events import Event, as_json
 from noloco_node.views.status import StatusView
@@ -26,46 +27,36 @@ _MAX_LINE_BYTES = 64 << 10
 log = logging.getLogger(__name__)
 
 
-class JsonLines:
+class JsonLines(RotatingFileHandler):
     """One such file, with the full ones beside it."""
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
-        self._path = path
-        self._max_bytes = max_bytes
-        self._file: TextIO | None = None
+        super().__init__(path, maxBytes=max_bytes, backupCount=KEPT, encoding="utf-8", delay=True)
+        self._over = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = _opened(path)
+            self.stream = self._open()  # at once, so that a failure is logged at the start
         except OSError as error:
             self._give_up(error)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        if self._file is None:
-            return
-        try:
-            if self._file.tell() >= self._max_bytes:
-                self._rotate()
-            self._file.write(json.dumps(record) + "\n")
-        except OSError as error:
+        if not self._over:
+            self.emit(logging.makeLogRecord({"msg": json.dumps(record)}))
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name is logging's)
+        if isinstance(error := sys.exc_info()[1], OSError):
             self._give_up(error)
+        else:
+            super().handleError(record)
 
     def close(self) -> None:
-        if self._file is not None:
-            file, self._file = self._file, None
-            with suppress(OSError):  # a loss has been logged already
-                file.close()
+        self._over = True
+        with suppress(OSError):  # a loss has been logged already
+            super().close()
 
     def _give_up(self, error: OSError) -> None:
-        log.warning("no more lines are written to %s: %s", self._path, error.strerror)
+        log.warning("no more lines are written to %s: %s", self.baseFilename, error.strerror)
         self.close()
-
-    def _rotate(self) -> None:
-        """Rename the full file and begin a new one. Raises OSError."""
-        self.close()
-        for younger, older in reversed(list(pairwise(generations(self._path)))):
-            if younger.exists():
-                younger.replace(older)
-        self._file = _opened(self._path)
 
 
 class EventLog:
@@ -120,7 +111,3 @@ def records(path: Path) -> Iterator[Mapping[str, Any]]:
 def generations(path: Path, kept: int = KEPT) -> list[Path]:
     """The file that is written and the full ones, the youngest first, whether they exist or not."""
     return [path, *(path.with_name(f"{path.name}.{n}") for n in range(1, kept + 1))]
-
-
-def _opened(path: Path) -> TextIO:
-    return path.open("a", encoding="utf-8", buffering=1)

@@ -50,7 +50,7 @@ async def gather(place: Place, home: Path, there: list[PeerRecord], peers: int, 
         await place.close()
 
 
-def test_what_donors_have_lies_in_files_and_others_are_skipped_by_name(tmp_path: Path) -> None:
+def test_each_donors_weights_are_in_a_file_and_others_are_skipped_by_name(tmp_path: Path) -> None:
     async def story() -> GatherView:
         place = Place()
         await place.donor("honest", Giver(numbers(1), round=14))
@@ -87,7 +87,7 @@ def test_what_donors_have_lies_in_files_and_others_are_skipped_by_name(tmp_path:
     }
 
 
-def test_a_node_whose_own_weights_are_broken_says_so(tmp_path: Path) -> None:
+def test_a_node_whose_own_weights_are_not_finite_says_so(tmp_path: Path) -> None:
     async def story() -> GatherView:
         place = Place()
         gatherer = Collector(tmp_path, (await place.newcomer()).channel, Traffic(), Room())
@@ -98,7 +98,7 @@ def test_a_node_whose_own_weights_are_broken_says_so(tmp_path: Path) -> None:
     assert "own weights hold NaN" in (asyncio.run(story()).failure or "")
 
 
-def test_no_more_than_were_asked_for(tmp_path: Path) -> None:
+def test_no_more_states_than_were_asked_for(tmp_path: Path) -> None:
     async def story() -> GatherView:
         place = Place()
         for seed, name in enumerate(("one", "two", "three")):
@@ -122,7 +122,7 @@ def test_the_days_quota_is_kept(tmp_path: Path) -> None:
     assert not (tmp_path / collect.FOLDER).exists()
 
 
-def test_a_donor_that_falls_silent_is_left_at_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_donor_that_falls_silent_is_skipped_at_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collect, "BEGIN_S", 0.2)
     monkeypatch.setattr(collect, "SLOWEST_BYTES_S", 1 << 40)
 
@@ -134,7 +134,7 @@ def test_a_donor_that_falls_silent_is_left_at_its_deadline(tmp_path: Path, monke
     assert asyncio.run(story()).skipped == (f"{name_of('silent')}: too slow",)
 
 
-def test_one_at_a_time_and_whoever_goes_leaves_nothing(tmp_path: Path) -> None:
+def test_one_at_a_time_and_a_caller_that_goes_leaves_no_files(tmp_path: Path) -> None:
     async def story() -> tuple[GatherView, list[GatherView]]:
         place = Place()
         await place.liar("silent", Liar([header(numbers(1))], silent=True))

@@ -20,8 +20,7 @@ from virtual_clock import run_virtual
 from noloco_node.errors import PeerFault, PeerLost, PeerMisbehaved, PeerRefused, SwarmUnreachable
 from noloco_node.host.limits import MIN_RATE_BYTES_S
 from noloco_node.host.traffic import Traffic
-from noloco_node.state_transfer import choose_donor, client, copies
-from noloco_node.state_transfer import server as donor_module
+from noloco_node.state_transfer import choose_donor, client, copies, server
 from noloco_node.state_transfer.choose_donor import STALE_ROUNDS, Others, Wanted, take_state
 from noloco_node.state_transfer.client import Download, LiveState, StateTerms, fetch
 from noloco_node.transport.base import peer_faults
@@ -92,7 +91,7 @@ def test_the_state_arrives_whole_with_progress() -> None:
     play(story())
 
 
-def test_in_bf16_it_is_half_as_much_and_rounded_to_nearest() -> None:
+def test_in_bf16_it_is_half_the_bytes_rounded_to_nearest() -> None:
     state = play(ask(Giver(DATA), coding=Coding.BF16))
     exact = memoryview(DATA).cast("f")
     assert all(abs(a - b) <= abs(b) * 2**-8 for a, b in zip(state.data.cast("f"), exact, strict=True))
@@ -139,7 +138,7 @@ def test_one_copy_serves_several_and_the_others_wait_and_see_their_place(monkeyp
         assert last.places == sorted(last.places, reverse=True)
         await place.close()
 
-    monkeypatch.setattr(donor_module, "AT_ONCE", 2)
+    monkeypatch.setattr(server, "AT_ONCE", 2)
     play(story())
 
 
@@ -154,12 +153,12 @@ def test_beyond_a_queue_of_some_length_the_answer_is_busy(monkeypatch: pytest.Mo
         assert sorted(type(result).__name__ for result in results) == ["LiveState", "LiveState", "PeerRefused"]
         await place.close()
 
-    monkeypatch.setattr(donor_module, "AT_ONCE", 1)
-    monkeypatch.setattr(donor_module, "MAX_WAITING", 1)
+    monkeypatch.setattr(server, "AT_ONCE", 1)
+    monkeypatch.setattr(server, "MAX_WAITING", 1)
     play(story())
 
 
-def test_who_is_gone_frees_its_place_and_who_calls_again_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_is_gone_frees_its_place_and_one_that_calls_again_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         place = Place(bandwidth_bytes_s=1e5)
         await place.donor("donor", Giver(DATA))
@@ -179,11 +178,11 @@ def test_who_is_gone_frees_its_place_and_who_calls_again_keeps_it(monkeypatch: p
         assert heard.places[0] == 2 and 1 in heard.places
         await place.close()
 
-    monkeypatch.setattr(donor_module, "AT_ONCE", 1)
+    monkeypatch.setattr(server, "AT_ONCE", 1)
     play(story())
 
 
-def test_copies_are_few_and_go_when_nobody_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_are_few_and_are_dropped_after_use(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         place, giver = Place(), Giver(DATA * 4)
         service = await place.donor("donor", giver, pace=Traffic(upload_bytes_s=32e3))  # 5 minutes for one
@@ -206,7 +205,7 @@ def test_copies_are_few_and_go_when_nobody_needs_them(monkeypatch: pytest.Monkey
     play(story())
 
 
-def test_a_newcomer_hears_that_its_donor_is_still_copying() -> None:
+def test_a_joining_node_is_told_that_its_donor_is_still_copying() -> None:
     async def story() -> None:
         place, giver, heard = Place(), Giver(DATA, at_once=False), Heard()
         await place.donor("donor", giver)
@@ -235,17 +234,17 @@ async def takes_little(place: Place, name: str, data: bytes, gap_s: float) -> fl
     return asyncio.get_running_loop().time()
 
 
-@pytest.mark.parametrize("gap_s", [100 * donor_module.TAKEN_S, 0.9 * donor_module.TAKEN_S], ids=["never", "a trickle"])
-def test_who_does_not_take_what_it_is_given_loses_its_place(monkeypatch: pytest.MonkeyPatch, gap_s: float) -> None:
+@pytest.mark.parametrize("gap_s", [100 * server.TAKEN_S, 0.9 * server.TAKEN_S], ids=["never", "a trickle"])
+def test_a_peer_that_reads_too_slowly_loses_its_place(monkeypatch: pytest.MonkeyPatch, gap_s: float) -> None:
     async def story() -> None:
         place = Place()
         service = await place.donor("donor", Giver(DATA))
-        idle = [asyncio.create_task(takes_little(place, f"n{i}", DATA, gap_s)) for i in range(donor_module.AT_ONCE)]
+        idle = [asyncio.create_task(takes_little(place, f"n{i}", DATA, gap_s)) for i in range(server.AT_ONCE)]
         await asyncio.sleep(1)
         channel = (await place.newcomer("honest")).channel("donor")
         assert of(await fetch(channel, TERMS, Download(NUMBERS), Heard())) == (12, DATA)
-        assert asyncio.get_running_loop().time() < 3 * donor_module.TAKEN_S
-        await asyncio.sleep(3 * donor_module.TAKEN_S + copies.KEPT_S)
+        assert asyncio.get_running_loop().time() < 3 * server.TAKEN_S
+        await asyncio.sleep(3 * server.TAKEN_S + copies.KEPT_S)
         assert service._copies is not None and not service._copies._held
         for task in idle:
             task.cancel()
@@ -255,13 +254,13 @@ def test_who_does_not_take_what_it_is_given_loses_its_place(monkeypatch: pytest.
     play(story())
 
 
-def test_the_slowest_volunteer_that_there_may_be_gets_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_slowest_allowed_download_gets_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         place = Place()
         await place.donor("donor", Giver(DATA * 8))
         channel, slow = (await place.newcomer()).channel("donor"), Traffic(download_bytes_s=MIN_RATE_BYTES_S)
         state = await fetch(channel, TERMS, Download(8 * NUMBERS), Heard(), slow)
-        assert state.data == DATA * 8 and asyncio.get_running_loop().time() > 2 * donor_module.TAKEN_S
+        assert state.data == DATA * 8 and asyncio.get_running_loop().time() > 2 * server.TAKEN_S
         await place.close()
 
     monkeypatch.setattr(client, "ASIDE_BYTES", 1 << 30)
@@ -269,7 +268,7 @@ def test_the_slowest_volunteer_that_there_may_be_gets_all_of_it(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("at_once", [1, 4])
-def test_the_days_upload_is_kept_whoever_comes_at_once(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+def test_the_days_upload_quota_holds_for_downloads_at_once(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     async def story() -> None:
         place, traffic = Place(bandwidth_bytes_s=1e6), Traffic()
 
@@ -285,7 +284,7 @@ def test_the_days_upload_is_kept_whoever_comes_at_once(monkeypatch: pytest.Monke
         assert {str(result) for result in results if isinstance(result, PeerRefused)} == {"paused"}
         await place.close()
 
-    monkeypatch.setattr(donor_module, "AT_ONCE", at_once)
+    monkeypatch.setattr(server, "AT_ONCE", at_once)
     play(story())
 
 
@@ -303,7 +302,7 @@ def test_an_upload_obeys_its_limit() -> None:
 
 
 # ---- breaks ----------------------------------------------------------------------------------------------------------
-def test_what_came_before_a_break_is_not_fetched_again() -> None:
+def test_what_came_before_a_break_is_not_sent_again() -> None:
     async def story() -> None:
         place, giver = Place(), Giver(DATA)
         await place.donor("donor", giver)
@@ -359,7 +358,7 @@ def test_another_donor_takes_over(monkeypatch: pytest.MonkeyPatch, same: bool) -
     play(story())
 
 
-def test_a_connection_that_breaks_again_and_again_brings_it_all_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_over_a_connection_that_breaks_again_and_again_each_byte_comes_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """As over a relay that carries some bytes at a time."""
 
     async def story() -> None:
@@ -389,7 +388,7 @@ def test_a_connection_that_breaks_again_and_again_brings_it_all_once(monkeypatch
     play(story())
 
 
-def test_who_waits_at_a_busy_donor_turns_to_an_idle_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_waits_at_a_busy_donor_turns_to_an_idle_one(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         place = Place()
         await place.donor("busy", Giver(DATA * 8), pace=Traffic(upload_bytes_s=MIN_RATE_BYTES_S))
@@ -398,7 +397,7 @@ def test_who_waits_at_a_busy_donor_turns_to_an_idle_one(monkeypatch: pytest.Monk
             asyncio.create_task(
                 fetch((await place.newcomer(f"n{i}")).channel("busy"), TERMS, Download(8 * NUMBERS), Heard())
             )
-            for i in range(donor_module.AT_ONCE)
+            for i in range(server.AT_ONCE)
         ]
         await asyncio.sleep(5)
         wanted = Wanted(TERMS, 8 * NUMBERS, BUDGET)
@@ -418,7 +417,7 @@ def test_where_all_are_busy_it_waits_its_turn_at_one_of_them(monkeypatch: pytest
         place, others = Place(), []
         for name in ("one", "two"):  # each gives what it has in 10 minutes
             await place.donor(name, Giver(DATA * 8), pace=Traffic(upload_bytes_s=4 * len(DATA) * 8 / 600))
-            for i in range(donor_module.AT_ONCE):
+            for i in range(server.AT_ONCE):
                 channel = (await place.newcomer(f"{name}{i}")).channel(name)
                 others.append(asyncio.create_task(fetch(channel, TERMS, Download(8 * NUMBERS), Heard())))
         await asyncio.sleep(5)
@@ -455,14 +454,12 @@ LIES: list[tuple[list[wire.StateFrame], type[PeerFault]]] = [
 
 
 @pytest.mark.parametrize(("frames", "fault"), LIES)
-def test_a_donor_that_lies_or_stops_is_a_fault_of_its_own(
-    frames: list[wire.StateFrame], fault: type[PeerFault]
-) -> None:
+def test_a_donor_that_lies_or_stops_is_a_peer_fault(frames: list[wire.StateFrame], fault: type[PeerFault]) -> None:
     with pytest.raises(fault):
         play(ask(Liar(frames), count=1000))
 
 
-def test_what_donor_and_newcomer_agree_on_is_the_whole_answer() -> None:
+def test_a_valid_answer_is_the_state() -> None:
     assert of(play(ask(Liar([wire.StatePlace(2), GOOD, *chunks(SMALL)]), count=1000))) == (12, SMALL)
 
 
@@ -504,7 +501,7 @@ def test_the_next_donor_is_asked_instead(monkeypatch: pytest.MonkeyPatch, frames
     assert liar.asked == 1
 
 
-def test_a_witness_that_exaggerates_discredits_nobody() -> None:
+def test_one_witness_with_a_false_round_discredits_nobody() -> None:
     liars = Liar([wire.Refusal(wire.Code.BUSY)], BUDGET + 5), Liar([wire.Refusal(wire.Code.BUSY)], 1 << 60)
     state = play(beside_an_honest_one(liars[0], witness=liars[1]))
     assert state is not None and state.round == 12
@@ -523,7 +520,7 @@ def test_a_witness_that_exaggerates_discredits_nobody() -> None:
         ([0, 50], None),
     ],
 )
-def test_two_agree_on_who_is_far_behind_and_the_lower_of_two_is_believed(
+def test_two_witnesses_must_agree_and_the_lower_of_two_rounds_is_believed(
     witnesses: list[int], fault: str | None
 ) -> None:
     async def story() -> None:
@@ -550,7 +547,7 @@ def test_two_agree_on_who_is_far_behind_and_the_lower_of_two_is_believed(
     play(story())
 
 
-def test_where_all_lie_a_newcomer_says_so_and_who_has_something_goes_on_with_that() -> None:
+def test_where_all_donors_lie_a_joining_node_fails_and_one_with_weights_goes_on() -> None:
     async def story(own_round: int) -> LiveState | None:
         place = Place()
         await place.liar("liar", Liar([GOOD, *chunks(FLIPPED)]))
