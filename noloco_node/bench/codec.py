@@ -13,8 +13,9 @@ from importlib import import_module
 from torch import Tensor
 
 from noloco_node.bench import cost, replica_pairs
-from noloco_node.bench.replica_pairs import PairMeeting, Side
-from noloco_node.core.codec import Codec, CodecStats, codec
+from noloco_node.bench.replica_pairs import PairMeeting, Side, Watched
+from noloco_node.core.codec import Codec, CodecStats, carry
+from noloco_node.core.codecs import codec
 
 CODECS = ("fp32", "bf16", "int8", *(f"lattice:{bits}" for bits in range(2, 9)))
 BITS = {"fp32": 32, "bf16": 16, "int8": 8, **{f"lattice:{bits}": bits for bits in range(2, 9)}}
@@ -93,14 +94,14 @@ def _last_told(name: str, device: str, meetings: Sequence[PairMeeting]) -> dict[
 def _tell(codecs: tuple[Codec, Codec], device: str, met: PairMeeting, exchange_id: bytes) -> SentBytes:
     stats, squared, squeezed, squeeze = CodecStats(), 0.0, 0, zstd()
     for index, (mine, theirs) in enumerate(zip(met.one.fragments(device), met.other.fragments(device), strict=True)):
-        talks = [
-            codec.converse(side.u, index, exchange_id, side.moved)
+        ours, other = (
+            Watched(codec.converse(side.u, index, exchange_id, side.moved))
             for codec, side in zip(codecs, (mine, theirs), strict=True)
-        ]
-        c, said = replica_pairs.talk(talks[0], talks[1])
-        stats.add(talks[0].stats)
+        )
+        c, _ = carry(ours, other)
+        stats.add(ours.stats)
         squared += float((2 * c.double() - _difference(mine, theirs)).square().sum())
-        squeezed += sum(len(squeeze(payload)) for payload in said) if squeeze else 0
+        squeezed += sum(len(squeeze(payload)) for payload in ours.sent) if squeeze else 0
     return SentBytes(stats, squared**0.5 / float(_difference(met.one, met.other).norm()), squeezed if squeeze else None)
 
 

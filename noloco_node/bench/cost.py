@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from noloco_node.bench.replica_pairs import Side, talk
-from noloco_node.core.codec import BLOCK, Conversation, codec
+from noloco_node.bench.replica_pairs import Side, Watched
+from noloco_node.core.codec import BLOCK, Conversation, carry
+from noloco_node.core.codecs import codec
 from noloco_node.core.kernels import Grid, for_device
 from noloco_node.core.lattice import Lattice
 from noloco_node.training.thread import FRAGMENT_ELEMENTS
@@ -50,12 +51,13 @@ def peak_extra_bytes(name: str, device: str, one: Side, other: Side) -> int | No
     The partner's payloads are those of the same talk held before, so that only one side is in memory.
     """
     mine, theirs = (side.repeated(FRAGMENT_ELEMENTS).fragments(device)[0] for side in (one, other))
-    _, replies = talk(_converse(name, theirs), _converse(name, mine))
+    partner = Watched(_converse(name, theirs))
+    carry(partner, _converse(name, mine))
     on_cuda = device == "cuda"
     before = _fresh_cuda_mark() if on_cuda else _fresh_mark()
     conversation = _converse(name, mine)
     conversation.open()
-    heard = [conversation.hear(reply) for reply in replies]  # it lives on until it is sent or applied
+    heard = [conversation.hear(reply) for reply in partner.sent]  # it lives on until it is sent or applied
     after = torch.cuda.max_memory_allocated() if on_cuda else _status("VmHWM")
     del heard
     return None if before is None or after is None else max(0, after - before)
@@ -83,18 +85,10 @@ def _speed(name: str, one: Side, other: Side) -> Speed:
 
 def _time_talk(mine: Conversation, theirs: Conversation) -> tuple[float, float]:
     """Seconds that our side takes to (encode, decode)."""
-    began = time.perf_counter()
-    say: bytes | None = mine.open()
-    turns_s = [time.perf_counter() - began]
-    reply: bytes | None = theirs.open()
-    while say is not None and reply is not None:
-        began = time.perf_counter()
-        heard = mine.hear(reply)
-        turns_s.append(time.perf_counter() - began)
-        reply = theirs.hear(say).say
-        say = heard.say
-    encoding = 1 if len(turns_s) == 2 else 2  # where ranges come first, codes are the second thing said
-    return sum(turns_s[:encoding]), sum(turns_s[encoding:])
+    ours = Watched(mine)
+    carry(ours, theirs)
+    encoding = 1 if len(ours.turns_s) == 2 else 2  # where ranges come first, codes are the second payload
+    return sum(ours.turns_s[:encoding]), sum(ours.turns_s[encoding:])
 
 
 def _time_copy(side: Side, into: NDArray[np.float32]) -> float:

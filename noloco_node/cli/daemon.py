@@ -14,7 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from noloco_node.cli import logs
+from noloco_node.base.addresses import Address
+from noloco_node.cli import log_setup
 from noloco_node.errors import SwarmUnreachable, UsageError
 from noloco_node.host import config
 from noloco_node.host.config import NodeConfig
@@ -64,13 +65,13 @@ def _settings(args: argparse.Namespace) -> NodeConfig:
 def _resident(settings: NodeConfig) -> Iterator[tuple[Home, NodeConfig]]:
     """The home, made and ours alone, its log open, and an address to join by that answers."""
     home = Home(settings.home).create()
-    with home.lock(), logs.written(home, settings.log_level, settings.log_format):
+    with home.lock(), log_setup.written(home, settings.log_level, settings.log_format):
         if settings.bootstrap:
             settings = replace(settings, bootstrap=asyncio.run(_ways_in(settings.bootstrap, home)))
         yield home, settings
 
 
-async def _ways_in(addresses: tuple[str, ...], home: Home) -> tuple[str, ...]:
+async def _ways_in(addresses: tuple[Address, ...], home: Home) -> tuple[Address, ...]:
     """The bootstrap addresses; where none answers, also some of peers of old that answer now."""
     from noloco_node.peers.cache import PeerCache
     from noloco_node.transport.probe import probe
@@ -78,8 +79,8 @@ async def _ways_in(addresses: tuple[str, ...], home: Home) -> tuple[str, ...]:
     try:
         await reach(addresses)
     except SwarmUnreachable:
-        cached = PeerCache(home.root / "peers.json").peers().values()
-        tried = [address for found in cached for address in found if "/tcp/" in address][:_MAX_TRIED]
+        cached = [address for known in PeerCache(home.root / "peers.json").peers().values() for address in known]
+        tried = [address for address in cached if address.transport == "tcp" and not address.relay][:_MAX_TRIED]
         found = await asyncio.gather(*(probe(address, _PROBE_S) for address in tried), return_exceptions=True)
         there = tuple(address for address, failure in zip(tried, found, strict=True) if failure is None)
         if not there:
@@ -89,7 +90,7 @@ async def _ways_in(addresses: tuple[str, ...], home: Home) -> tuple[str, ...]:
     return addresses
 
 
-async def reach(addresses: Sequence[str]) -> None:
+async def reach(addresses: Sequence[Address]) -> None:
     """See that something listens at one of them; any will do. Raises UsageError, SwarmUnreachable."""
     from noloco_node.transport.probe import probe
 

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from noloco_node.base import peer_names
-from noloco_node.base.addresses import is_loopback
+from noloco_node.base.addresses import Address
 from noloco_node.base.identity import Identity
 from noloco_node.base.states import NodeState
 from noloco_node.control.socket_server import serving
@@ -55,9 +55,9 @@ class BaseNode:
             config.listen,
             config.announce,
             config.bootstrap,
-            gone_with_us=(self._home.socket,),
+            remove_at_end=(self._home.socket,),
             relay=config.relay,
-            serves_relay=first and config.relay != OFF and not is_loopback(config.listen),
+            serves_relay=first and config.relay != OFF and not config.listen.is_loopback,
         )
         self._started = time.monotonic()
         self._leaving = asyncio.Event()
@@ -132,7 +132,7 @@ class BaseNode:
             uptime_s=time.monotonic() - self._started,
             reachable=self._transport.reachable,
             network_restarts=self._restarts,
-            addresses=tuple(self._transport.addresses()),
+            addresses=tuple(map(str, self._transport.addresses())),
             join=self._join,
             web=self._web,
             skew_s=skew.ahead_s if skew else None,
@@ -158,7 +158,7 @@ class BaseNode:
             log.info("web page: %s (to control the node there, add #token= and the content of %s)", self._web, token)
             yield
 
-    def _tell_how_to_join(self, addresses: Sequence[str], more: str = "") -> None:
+    def _tell_how_to_join(self, addresses: Sequence[Address], more: str = "") -> None:
         lines = [f"noloco-node join --bootstrap {address}{more}" for address in addresses]
         for line in lines:
             self._report(f"others join with: {line}")

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from noloco_node.checkpoints.checkpoint import Checkpoint
 from noloco_node.checkpoints.keeper import CheckpointKeeper
-from noloco_node.core.codec import codec, rehearse
+from noloco_node.core.codecs import codec, rehearse
 from noloco_node.data import token_cache
 from noloco_node.data.sources import Sources
 from noloco_node.host.config import NodeConfig
-from noloco_node.run.manifest import Manifest
+from noloco_node.run.schema import Manifest
 from noloco_node.training.replica import Replica
 from noloco_node.training.thread import Message, TrainingThread
 

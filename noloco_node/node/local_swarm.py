@@ -18,7 +18,7 @@ from noloco_node.control import socket_client
 from noloco_node.errors import NolocoError
 from noloco_node.host.config import PREFIX
 from noloco_node.host.home import Home
-from noloco_node.run.manifest import Manifest
+from noloco_node.run.schema import Manifest
 from noloco_node.transport.p2pd.cleanup import RuntimeDirectory
 from noloco_node.views.status import StatusView
 
@@ -133,7 +133,7 @@ class LocalSwarm:
                 env=self._environ,
                 start_new_session=True,  # Ctrl-C is for this process only
             )
-        self._runtime.told(process.pid)
+        self._runtime.kill_at_end(process.pid)
         self._all.append(Member(home, process))
         return self._all[-1]
 

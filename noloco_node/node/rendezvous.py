@@ -48,7 +48,7 @@ class RendezvousNode(BaseNode):
         unseen = [run for run in known if run not in self._seen]
         for run in [*unseen, *self._seen][:LOOKS]:
             self._seen[run] = self._seen.pop(run, {})
-            seen = self._seen[run] = await swarm.onlook(run)
+            seen = self._seen[run] = await swarm.peers_of(run)
             self._transport.introduce({peer: record.addresses for peer, record in seen.items()})
 
     def _training(self, run_id: str) -> int:
@@ -56,7 +56,7 @@ class RendezvousNode(BaseNode):
 
     def _sight(self, signed: Signed) -> rows.RunSeen:
         seen = self._seen.get(rows.verified(signed).run_id, {})
-        return rows.sight(signed, seen, time.time(), self._transport.via)
+        return rows.run_seen(signed, seen, time.time(), self._transport.via)
 
     def status(self) -> StatusView:
         seen = self.peers()

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
+from noloco_node.base.addresses import Address
 from noloco_node.base.states import NodeState
 from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.host.policy import Policy
@@ -12,7 +13,7 @@ from noloco_node.observe.stats import NodeStats
 from noloco_node.peers import rows
 from noloco_node.peers.record import MAX_ADDRESSES, PeerRecord, Presence
 from noloco_node.rounds.service import RoundService
-from noloco_node.run.manifest import Manifest
+from noloco_node.run.schema import Manifest
 from noloco_node.training.thread import Ready
 from noloco_node.views.peers import PeersView
 from noloco_node.views.status import BytesView, StatusView
@@ -62,7 +63,7 @@ def peers(stats: NodeStats, seen: Collection[PeerRecord], via: Callable[[str], s
     return PeersView(tuple(stats.fill_row(rows.row(r, stats.round, now, via(r.peer_id))) for r in living))
 
 
-def presence(state: NodeState, stats: NodeStats, run: Manifest, addresses: Collection[str]) -> Presence:
+def presence(state: NodeState, stats: NodeStats, run: Manifest, addresses: Collection[Address]) -> Presence:
     return Presence(
         state=state,
         round=stats.round,

@@ -38,7 +38,8 @@ from noloco_node.peers.membership import Membership
 from noloco_node.peers.record import PeerRecord
 from noloco_node.rounds.service import RoundService, RoundTerms
 from noloco_node.run import signed_file
-from noloco_node.run.manifest import Manifest, Signed, verify
+from noloco_node.run.manifest import Signed, verify
+from noloco_node.run.schema import Manifest
 from noloco_node.state_transfer import catch_up, choose_donor, client
 from noloco_node.state_transfer.collect import Collector, OwnState
 from noloco_node.state_transfer.server import StateService
@@ -127,12 +128,12 @@ class TrainingNode(BaseNode):
         self._recorder.open(self._home.run(run.run_id), run.label, self._config.sinks)
         self._thread = self._start_training(run)
         p2p, bootstrap = self._transport.p2p, self._config.bootstrap
-        carries = self._transport.can_be_called
-        swarm = Directory(p2p, bootstrap, self._identity, run.run_id, boot=self._boot, carries=carries)
-        await self._enter(lambda: self._membership.enter(swarm))
+        stores = self._transport.can_be_called
+        directory = Directory(p2p, bootstrap, self._identity, run.run_id, boot=self._boot, stores=stores)
+        await self._enter(lambda: self._membership.enter(directory))
         self._report_run(run, signed)
         async with asyncio.TaskGroup() as group:
-            duties = [group.create_task(duty) for duty in self._duties(signed, swarm)]
+            duties = [group.create_task(duty) for duty in self._duties(signed, directory)]
             await self._train(run, self._thread)
             for duty in duties:
                 duty.cancel()
@@ -146,7 +147,7 @@ class TrainingNode(BaseNode):
         keeper = self._keeper = CheckpointKeeper(self._home.run(run.run_id) / "checkpoints", run.run_id)
         return build_training.start(run, config, peer_id, self._sources, keeper, post)
 
-    def _duties(self, signed: Signed, swarm: Directory) -> list[Coroutine[Any, Any, None]]:
+    def _duties(self, signed: Signed, directory: Directory) -> list[Coroutine[Any, Any, None]]:
         async def announce() -> None:
             await run_registry.announce([self._transport.channel(peer) for peer in self._rendezvous()], signed)
 
@@ -155,9 +156,9 @@ class TrainingNode(BaseNode):
 
         return [
             periodic.every(lambda: ANNOUNCE_S, announce, (NolocoError,)),
-            periodic.every(lambda: swarm.refresh_s, self._publish, (NolocoError, OSError)),
+            periodic.every(lambda: directory.refresh_s, self._publish, (NolocoError, OSError)),
             periodic.every(look_again_s, self._membership.look, (NolocoError, OSError)),
-            periodic.every(lambda: FRIENDS_S, self._membership.keep_friends, (NolocoError, OSError)),
+            periodic.every(lambda: FRIENDS_S, self._membership.refresh_cache, (NolocoError, OSError)),
             periodic.every(lambda: LIMITS_S, self._check_limits, (NolocoError, OSError)),
             periodic.every(lambda: TIME_S, self._read_progress, (NolocoError,)),
             periodic.every(lambda: TIME_S, self._save_when_due, ()),
@@ -285,13 +286,13 @@ class TrainingNode(BaseNode):
             last.create_task(self._recorder.close())
         if self._thread:
             await asyncio.to_thread(self._thread.stop, max(STOP_S, until - loop.time()))
-        with suppress(OSError):
+        with suppress(NolocoError):
             self._policy.write_down()
 
     async def _say_goodbye(self, until: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout_at(until):
-                await self._membership.goodbye()
+                await self._membership.leave()
                 await self._membership.close()
 
     # ---- checkpoints ----
@@ -322,8 +323,7 @@ class TrainingNode(BaseNode):
 
     # ---- joining a run ----
     def _rendezvous(self) -> list[str]:
-        peers = [address.rpartition("/p2p/")[2] for address in self._config.bootstrap]
-        return [peer for peer in peers if peer != self._identity.peer_id]
+        return [address.peer for address in self._config.bootstrap if address.peer != self._identity.peer_id]
 
     def _new_catch_up(self, run: Manifest, terms: client.StateTerms, ready: Ready) -> catch_up.CatchUp:
         coding = catch_up.coding(8 * ready.parameters, self._config.max_download)

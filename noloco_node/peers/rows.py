@@ -1,5 +1,6 @@
-"""What presence records look like to people, as rows, and what somebody sees of a run who only looks on: a rendezvous,
-and `peers --bootstrap`. They have no round of their own to be behind of, so lag counts from the peer that is furthest.
+"""Presence records as rows of tables; and a run with its peers as seen by a node that is no member of it.
+
+Such a node, a rendezvous or `peers --bootstrap`, has no round of its own, so lag counts from the peer with the highest.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -9,19 +10,20 @@ from functools import lru_cache
 from noloco_node.base.peer_names import name_of
 from noloco_node.base.states import AT_WORK
 from noloco_node.peers.record import PeerRecord
-from noloco_node.run.manifest import Manifest, Signed, verify
+from noloco_node.run.manifest import Signed, verify
+from noloco_node.run.schema import Manifest
 from noloco_node.views.peers import PeerRow, PeersView, RunView
 
 
 @dataclass(frozen=True, slots=True)
 class RunSeen:
-    """A run, and who was seen in it."""
+    """A run and its peers."""
 
     run: RunView
     peers: tuple[PeerRow, ...]
 
 
-def sight(
+def run_seen(
     signed: Signed, seen: Mapping[str, PeerRecord], now: float, via: Callable[[str], str | None] = lambda _: None
 ) -> RunSeen:
     run = verified(signed)
@@ -36,14 +38,14 @@ def training(records: Iterable[PeerRecord]) -> int:
     return sum(record.state in AT_WORK for record in records)
 
 
-@lru_cache(maxsize=128)  # the views of a node that knows many runs are asked for every second
+@lru_cache(maxsize=128)  # a node that knows many runs makes its views every second
 def verified(signed: Signed) -> Manifest:
     return verify(signed)
 
 
-def peers_view(sights: Iterable[RunSeen]) -> PeersView:
-    seen = list(sights)
-    return PeersView(tuple(row for sight in seen for row in sight.peers), tuple(sight.run for sight in seen))
+def peers_view(runs: Iterable[RunSeen]) -> PeersView:
+    seen = list(runs)
+    return PeersView(tuple(row for one in seen for row in one.peers), tuple(one.run for one in seen))
 
 
 def living(records: Iterable[PeerRecord], now: float) -> list[PeerRecord]:

@@ -15,13 +15,12 @@ from typing import Any, Protocol
 import grpc
 
 from noloco_node.base.events import Event, PeerFaulted, RoundCommitted, WentSolo
+from noloco_node.core import fragments, round_events
 from noloco_node.core import round as core
-from noloco_node.core import round_events
 from noloco_node.errors import NonFinite, PeerFault, PeerMisbehaved, PeerRefused
 from noloco_node.host.traffic import Pace
 from noloco_node.rounds.swap import DIVERGED, Backlog, Link, Swap, Vectors
 from noloco_node.version import PROTOCOL
-from noloco_node.wire import fragments
 from noloco_node.wire import messages as wire
 from noloco_node.wire import peer_pb2 as pb
 from noloco_node.wire.peer_pb2_grpc import ExchangeServicer, ExchangeStub
@@ -32,6 +31,8 @@ LAST_WORD_S = 2.0
 """For the partner to hear why a swap failed."""
 MAX_CALLERS = 32
 """Calls answered at once; further ones are refused as busy, so that a flood holds a bounded number of streams."""
+EVENT_LINE = 200
+"""Characters: a long list of candidates is cut."""
 MEMORY = 4096
 """RoundService ids remembered against replay: hours of rounds, 200 KiB."""
 
@@ -97,7 +98,7 @@ class RoundService(ExchangeServicer):
     ) -> None:
         self._channels = channels
         self._boot = boot
-        self._machine = core.Round(random, me=channels.peer_id)
+        self._machine = core.Round(random, channels.peer_id)
         self._trainer = trainer
         self._observe = observe
         self._terms: RoundTerms | None = None
@@ -122,7 +123,7 @@ class RoundService(ExchangeServicer):
         """From here on calls are answered; before, the node has no vector to offer and is busy. `swaps`: how many
         partners a round may have, None for as many as fit. `blocking`: training waits for each round to be over."""
         self._terms = terms
-        self._machine.swaps, self._machine.blocking = swaps, blocking
+        self._handle(round_events.Settings(swaps, blocking))
 
     def boundary(self, round: int, phase_s: float, offer: Vectors | None, closed: str | None) -> None:
         if offer is not None:
@@ -158,6 +159,11 @@ class RoundService(ExchangeServicer):
             received_bytes=self._tally.received_bytes + sum(link.received_bytes for link in self._links),
             unsettled_bytes=self._talk.link.sent_bytes if self._talk else 0,
         )
+
+    def event_log(self) -> list[str]:
+        """The latest events of the state machine, one a line, by the seconds since: for a bug report."""
+        now = asyncio.get_running_loop().time()
+        return [f"{at - now:9.3f} s  {event!r}"[:EVENT_LINE] for at, event in self._machine.log]
 
     async def settled(self) -> None:
         """Until no offer is open and no swap under way. The caller gives the deadline."""

@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from noloco_node.core import codec as codecs
 from noloco_node.core import outer as core
+from noloco_node.core.codec import BLOCK, CodecStats, carry
+from noloco_node.core.codecs import codec
 from noloco_node.core.length_correction import LengthCorrection
 from noloco_node.errors import PeerFault
 from noloco_node.simulate.baselines import Algorithm, Ddp, DiLoCo, FedAvg, Local, Outer, PaperNoLoCo, matching
@@ -62,7 +63,7 @@ class NoLoCo(Local):
         self._steps = choice.inner_steps or settings.inner_steps
         self._delay = settings.delay(self._steps)
         self._chance = chance
-        self._codecs = [codecs.codec(settings.codec) for _ in range(settings.replicas)]
+        self._codecs = [codec(settings.codec) for _ in range(settings.replicas)]
         self._norms = [LengthCorrection(sizes) for _ in range(settings.replicas)] if choice.keep_norm else []
         self._movements: list[Tensor] = []  # of the latest phase: what a codec guesses its ranges from
         self._pending: list[_Pending] = []
@@ -82,9 +83,9 @@ class NoLoCo(Local):
         self._correct(outer, self._pending)
 
     def _meet(self, outer: Outer) -> None:
-        self.stats = codecs.CodecStats()
+        self.stats = CodecStats()
         rows = zip(outer.theta, outer.phi, strict=True)
-        self._movements = [core.movement(theta, phi, self._hyper, codecs.BLOCK) for theta, phi in rows]
+        self._movements = [core.movement(theta, phi, self._hyper, BLOCK) for theta, phi in rows]
         u = torch.empty_like(outer.theta)
         core.snapshot(outer.theta, outer.phi, self._hyper, u)
         for norms, theta, phi, offered in zip(self._norms, outer.theta.detach(), outer.phi, u.detach(), strict=False):
@@ -104,11 +105,13 @@ class NoLoCo(Local):
         exchange = self._chance.randbytes(16)
         mine, theirs = (self._codecs[k].converse(u[k], 0, exchange, self._movements[k]) for k in (i, j))
         try:
-            c_mine, c_theirs, sent = converse(mine, theirs)
+            c_mine, c_theirs = carry(mine, theirs)
         except PeerFault:  # the codec gave up: for both the round ends without a partner, as in the daemon
             self.failed += 1
             return torch.zeros_like(u[i]), torch.zeros_like(u[j])
-        self.sent += sent / u.numel()  # both ends' bytes, shared by all replicas
+        self.sent += (
+            mine.stats.sent_bytes + theirs.stats.sent_bytes
+        ) / u.numel()  # both ends' bytes, shared by all replicas
         apart = u[j] - u[i]
         told = replace(mine.stats, difference=float(apart.norm()) ** 2, error=float((2 * c_mine - apart).norm()) ** 2)
         self.stats.add(told)
@@ -157,24 +160,9 @@ class Deferred(NoLoCo):
         outer.theta.detach().add_(then.theta - self._left)
 
 
-def converse(mine: codecs.Conversation, theirs: codecs.Conversation) -> tuple[Tensor, Tensor, int]:
-    """Carries payloads between two ends until both know their correction; also the bytes of both ends."""
-    say, answer = mine.open(), theirs.open()
-    sent = len(say) + len(answer)
-    while True:
-        heard, theirs_heard = mine.hear(answer), theirs.hear(say)
-        if heard.say is not None and theirs_heard.say is not None:
-            say, answer = heard.say, theirs_heard.say
-            sent += len(say) + len(answer)
-        elif heard.correction is not None and theirs_heard.correction is not None:
-            return heard.correction, theirs_heard.correction, sent
-        else:
-            raise RuntimeError("the two ends of a conversation do not agree how many turns it has")
-
-
 def element_bytes(name: str) -> float:
     """Bytes of one element in this codec, found by coding a fragment that is long beside what each begins with."""
     sample = torch.linspace(-1, 1, 1 << 18)
-    mine, theirs = (codecs.codec(name).converse(sample, 0, bytes(16)) for _ in range(2))
-    _, _, sent = converse(mine, theirs)
-    return sent / 2 / sample.numel()
+    mine, theirs = (codec(name).converse(sample, 0, bytes(16)) for _ in range(2))
+    carry(mine, theirs)
+    return (mine.stats.sent_bytes + theirs.stats.sent_bytes) / 2 / sample.numel()

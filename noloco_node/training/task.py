@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from noloco_node.data.corpus import NOTHING, Readable, Sources
 from noloco_node.data.corpus import load as load_corpus
 from noloco_node.errors import Incompatible, NolocoError, UsageError
-from noloco_node.run.manifest import Manifest
+from noloco_node.run.schema import Manifest
 
 GROUP = "noloco_node.tasks"
 

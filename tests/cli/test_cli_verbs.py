@@ -10,8 +10,9 @@ from types import ModuleType
 import pytest
 from fake_node import OTHER, STATUS
 
+from noloco_node.base.addresses import parse
 from noloco_node.base.identity import Identity
-from noloco_node.cli import main, show
+from noloco_node.cli import control, main
 from noloco_node.errors import Diverged
 from noloco_node.host.home import Home
 from noloco_node.run import manifest, toml
@@ -77,7 +78,7 @@ def test_leave_waits_until_the_node_is_gone(running, home, capsys):
 def saving(monkeypatch, request):
     """A node that has a checkpoint to write before it goes, which takes longer than leaving may."""
     monkeypatch.setenv("SAVES_S", "1.5")
-    monkeypatch.setattr(show, "_LEAVE_S", 0.3)
+    monkeypatch.setattr(control, "_LEAVE_S", 0.3)
     return request.getfixturevalue("running")
 
 
@@ -164,7 +165,7 @@ def test_join(node, address):
     assert main(["join", "--bootstrap", address, "--run", run, "--trust", trust]) == 0
     [(config, *what, _)] = node.calls
     assert what == ["trains", None]
-    assert (config.bootstrap, config.run, config.trust) == ((address,), run, trust)
+    assert (config.bootstrap, config.run, config.trust) == ((parse(address),), run, trust)
 
 
 def test_one_address_that_answers_is_enough(node, address, monkeypatch):
@@ -177,7 +178,7 @@ def test_bootstrap(node):
     assert main(["bootstrap", "--listen", "/ip4/127.0.0.1/tcp/0"]) == 0
     [(config, *what, _)] = node.calls
     assert what == ["rendezvous", None]
-    assert config.listen == "/ip4/127.0.0.1/tcp/0"
+    assert str(config.listen) == "/ip4/127.0.0.1/tcp/0"
 
 
 def test_nobody_listens(node, capsys):

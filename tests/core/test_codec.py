@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from noloco_node.core import outer
-from noloco_node.core.codec import FAMILIES, Conversation, codec
+from noloco_node.core.codec import CodecStats, Conversation, Received, carry
+from noloco_node.core.codecs import FAMILIES, codec
 from noloco_node.errors import NonFinite, PeerMisbehaved
 
 ID = bytes(16)
@@ -22,15 +23,7 @@ weights = st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=True)
 
 def talk(name: str, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Two partners tell each other one fragment, turn by turn, as a swap does."""
-    one, other = codec(name).converse(a, 0, ID), codec(name).converse(b, 0, ID)
-    say, reply = one.open(), other.open()
-    while True:
-        mine, theirs = one.hear(reply), other.hear(say)
-        assert (mine.say is None) == (theirs.say is None), "both say the same number of turns"
-        if mine.say is None or theirs.say is None:
-            assert mine.correction is not None and theirs.correction is not None
-            return mine.correction, theirs.correction
-        say, reply = mine.say, theirs.say
+    return carry(codec(name).converse(a, 0, ID), codec(name).converse(b, 0, ID))
 
 
 def vectors(pairs: list[tuple[float, float]]) -> tuple[Tensor, Tensor]:
@@ -149,3 +142,31 @@ def test_an_unknown_codec_is_refused_by_name(name: str) -> None:
 def test_each_node_gets_a_codec_of_its_own() -> None:
     assert all(codec(name) is not codec(name) for name in NAMES)
     assert set(NAMES) <= set(FAMILIES)
+
+
+class Slow:
+    """Says hello as often as `greetings` says, then its number."""
+
+    stats = CodecStats()
+
+    def __init__(self, number: int, greetings: int = 1) -> None:
+        self.number, self.left = number, greetings
+
+    def open(self) -> bytes:
+        return b"hello"
+
+    def hear(self, payload: bytes) -> Received:
+        self.left -= 1
+        if self.left >= 0:
+            return Received(bytes([self.number]), None)
+        return Received(None, torch.tensor([payload[0] - self.number]))
+
+
+def test_a_conversation_of_several_turns_is_carried_to_its_end() -> None:
+    mine, theirs = carry(Slow(3), Slow(5))
+    assert (int(mine), int(theirs)) == (2, -2)
+
+
+def test_two_ends_that_do_not_agree_on_the_turns_are_noticed() -> None:
+    with pytest.raises(RuntimeError, match="how many turns"):
+        carry(Slow(3), Slow(5, greetings=2))

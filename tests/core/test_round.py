@@ -10,7 +10,7 @@ from typing import TypeVar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noloco_node.core.round import MAX_CALLS, MAX_LAG, MIN_BLOCKED_S, TOO_SLOW, Round, _rank
+from noloco_node.core.round import LOGGED_EVENTS, MAX_CALLS, MAX_LAG, MIN_BLOCKED_S, TOO_SLOW, Round, _rank
 from noloco_node.core.round_events import (
     Accept,
     Accepted,
@@ -30,6 +30,7 @@ from noloco_node.core.round_events import (
     HangUp,
     Refuse,
     Refused,
+    Settings,
     Stay,
     Stopping,
     SwapEnded,
@@ -51,17 +52,17 @@ class Fixed(random.Random):
         return self.ids.pop(0) if self.ids else super().randbytes(n)
 
 
-def machine(*peers: str, ids: tuple[bytes, ...] = (MIDDLE,)) -> Round:
-    round_ = Round(Fixed(*ids))
+def machine(*peers: str, ids: tuple[bytes, ...] = (MIDDLE,), me: str = "") -> Round:
+    round_ = Round(Fixed(*ids), me)
     assert round_.handle(Candidates(frozenset(peers)), 0.0) == []
     return round_
 
 
 def caller(m: Round, *, first: bool) -> str:
     """Somebody whose call to us ranks before our own one, or after it."""
-    assert m._out is not None
-    own = _rank(m.me, m._out.peer)
-    return next(peer for peer in map(str, range(100)) if (_rank(peer, m.me) < own) == first)
+    assert m._outgoing is not None
+    own = _rank(m._me, m._outgoing.peer)
+    return next(peer for peer in map(str, range(100)) if (_rank(peer, m._me) < own) == first)
 
 
 A = TypeVar("A", bound=Action)
@@ -179,7 +180,7 @@ def test_who_is_busy_is_not_called_before_an_appointment_could_be_kept() -> None
 def in_a_swap(swaps: int | None) -> Round:
     """A machine in the first swap of its round, with b."""
     m = machine("b")
-    m.swaps = swaps
+    m.handle(Settings(swaps), 0.0)
     m.handle(Boundary(1, 10.0), 10.0)
     m.handle(Accepted(MIDDLE), 10.0)
     m.handle(Candidates(frozenset({"b", "c"})), 10.0)
@@ -225,10 +226,9 @@ def test_of_two_calls_that_cross_one_stands_at_both_ends_and_ids_do_not_decide_i
     for first, second in itertools.combinations("abcdefgh", 2):
         stood = set()
         for ids in ((LOW, HIGH), (HIGH, LOW)):
-            ends = {first: machine(second, ids=ids[:1]), second: machine(first, ids=ids[1:])}
+            ends = {first: machine(second, ids=ids[:1], me=first), second: machine(first, ids=ids[1:], me=second)}
             drawn = dict(zip(ends, ids, strict=True))
-            for name, end in ends.items():
-                end.me = name
+            for end in ends.values():
                 end.handle(Boundary(1, 10.0), 10.0)
             others = {first: second, second: first}
             heard = {n: ends[n].handle(Called(drawn[o], o, 10.0), 10.0) for n, o in others.items()}
@@ -244,12 +244,10 @@ def test_of_two_calls_that_cross_one_stands_at_both_ends_and_ids_do_not_decide_i
 def test_no_caller_wins_by_the_id_that_it_chose() -> None:
     taken = 0
     for k in range(200):
-        m = machine("b")
-        m.me = "a"
+        m = machine("b", me="a")
         m.handle(Boundary(1, 10.0), 10.0)
         taken += bool(m.handle(Called(LOW, f"greedy {k}", 10.0), 10.0))
-    m = machine("b")
-    m.me = "a"
+    m = machine("b", me="a")
     m.handle(Boundary(1, 10.0), 10.0)
     assert taken == sum(_rank(f"greedy {k}", "a") < _rank("a", "b") for k in range(200)), "who calls whom decides"
     assert 20 < taken < 180
@@ -364,7 +362,7 @@ def test_who_is_shunned_hears_for_how_long_and_a_whole_swap_makes_up_for_it() ->
 # ---- blocking overlap: training waits for the round to be over -------------------------------------------------------
 def blocking(*peers: str) -> Round:
     m = machine(*peers, ids=())
-    m.blocking = True
+    m.handle(Settings(blocking=True), 0.0)
     return m
 
 
@@ -375,7 +373,7 @@ def test_a_lone_blocking_node_waits_for_nobody() -> None:
     m.handle(Candidates(frozenset({"b"})), 21.0)
     only(m.handle(Boundary(3, 10.0), 30.0), Call)
     assert m.handle(Candidates(frozenset()), 31.0) == [], "our call is answered yet"
-    assert m.handle(Unanswered(m._out.exchange if m._out else b"", "gone"), 32.0) == [EndRound(3, "gone")]
+    assert m.handle(Unanswered(m._outgoing.exchange if m._outgoing else b"", "gone"), 32.0) == [EndRound(3, "gone")]
 
 
 def test_a_blocking_round_whose_calls_are_all_refused_ends_after_a_phase() -> None:
@@ -464,6 +462,20 @@ def test_leaving_refuses_and_ends_the_open_round() -> None:
     assert m.handle(Boundary(2, 10.0), 20.0) == [EndRound(2, "leaving")]
 
 
+def test_the_log_holds_the_latest_events_and_replays_them() -> None:
+    m = machine("b", "c", ids=())
+    for k in range(1, LOGGED_EVENTS):
+        m.handle(Boundary(k, 10.0), 10.0 * k)
+        m.handle(Tick(), 10.0 * k + 5)
+    assert len(m.log) == LOGGED_EVENTS
+    assert m.log[-2:] == ((10.0 * k, Boundary(k, 10.0)), (10.0 * k + 5, Tick()))
+    again, actions = Round(random.Random(0)), []
+    m = machine("b", "c", ids=())
+    for k in (1, 2, 3):
+        actions += m.handle(Boundary(k, 10.0), 10.0 * k)
+    assert [a for now, event in m.log for a in again.handle(event, now)] == actions
+
+
 ids = st.sampled_from([bytes([k]) * 16 for k in range(6)])
 peers = st.sampled_from(["b", "c", "d"])
 events = st.one_of(
@@ -494,7 +506,8 @@ def test_whatever_happens_every_call_is_answered_once_and_every_round_ends_once(
         def randbytes(self, n: int) -> bytes:
             return bytes([self.randrange(6)]) * n
 
-    m = Round(Small(seed), kind[0], blocking=kind[1])
+    m = Round(Small(seed))
+    m.handle(Settings(*kind), 0.0)
     now, boundaries, ended = 0.0, 0, []
     waiting: set[bytes] = set()
     still_open: set[int] = set()

@@ -3,9 +3,9 @@
 import numpy as np
 from torch import Tensor
 
-from noloco_node.core.codec import Codec
+from noloco_node.core.codec import Codec, carry
 from noloco_node.data.corpus import Corpus
-from noloco_node.run.manifest import DataSpec, InnerSpec, Manifest, ModelSpec
+from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.training.replica import Replica
 from noloco_node.training.state_snapshot import Snapshot
 
@@ -65,9 +65,7 @@ def exchange(one: Replica, other: Replica, codecs: tuple[Codec, Codec]) -> list[
     corrections = []
     for index, start in enumerate(range(0, one.parameters, FRAGMENT)):
         talks = [c.converse(u[start : start + FRAGMENT], index, bytes(16)) for c, u in zip(codecs, us, strict=True)]
-        said = [talk.open() for talk in talks]
-        mine, theirs = talks[0].hear(said[1]).correction, talks[1].hear(said[0]).correction
-        assert mine is not None and theirs is not None
+        mine, theirs = carry(talks[0], talks[1])
         one.apply(start, mine, one.round)
         other.apply(start, theirs, other.round)
         corrections.append((mine, theirs))

@@ -17,7 +17,8 @@ from noloco_node.host.home import Home
 from noloco_node.node import find_run
 from noloco_node.peers import run_registry
 from noloco_node.run import manifest, signed_file
-from noloco_node.run.manifest import Manifest, Signed
+from noloco_node.run.manifest import Signed
+from noloco_node.run.schema import Manifest
 from noloco_node.run.trusted_authors import TrustedAuthors
 from noloco_node.training.replica import State
 from noloco_node.wire.peer_pb2_grpc import add_RunsServicer_to_server

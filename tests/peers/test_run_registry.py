@@ -16,7 +16,8 @@ from noloco_node.errors import Incompatible, NotAdmitted, UsageError
 from noloco_node.peers import run_registry
 from noloco_node.peers.run_registry import KnownRun
 from noloco_node.run import manifest
-from noloco_node.run.manifest import Manifest, Signed
+from noloco_node.run.manifest import Signed
+from noloco_node.run.schema import Manifest
 from noloco_node.run.trusted_authors import TrustedAuthors
 from noloco_node.wire import peer_pb2 as pb
 from noloco_node.wire.peer_pb2_grpc import RunsServicer, add_RunsServicer_to_server

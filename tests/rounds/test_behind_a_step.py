@@ -10,7 +10,7 @@ import pytest
 import torch
 from replicas import small_replica, small_run
 
-from noloco_node.core.codec import codec
+from noloco_node.core.codecs import codec
 from noloco_node.rounds.swap import Backlog, Link, Swap
 from noloco_node.training.replica import Replica
 from noloco_node.training.thread import Offer, PhaseEnded, TrainingThread

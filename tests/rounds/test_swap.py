@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from virtual_clock import run_virtual
 
+from noloco_node.core import fragments
 from noloco_node.errors import PeerFault, PeerLost, PeerMisbehaved
 from noloco_node.rounds.swap import DONE_S, SLOW_STREAMS, WINDOW, Backlog, Link, Swap
-from noloco_node.wire import fragments
 from noloco_node.wire import messages as wire
 from noloco_node.wire import peer_pb2 as pb
 

@@ -8,10 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noloco_node.core import codec
 from noloco_node.errors import PeerMisbehaved
 from noloco_node.simulate.baselines import Ddp, DiLoCo, FedAvg, Outer, PaperNoLoCo, matching, partners
-from noloco_node.simulate.noloco import NoLoCo, algorithm, converse
+from noloco_node.simulate.noloco import NoLoCo, algorithm
 from noloco_node.simulate.settings import Choice, Settings, choice
 
 LAYOUT = {"a": torch.Size((3, 4)), "b": torch.Size((5,))}
@@ -146,26 +145,6 @@ def test_a_matching_meets_everybody_once(replicas, seed):
     if replicas > 6:
         again = matching(replicas, random.Random(seed), frozenset(frozenset(pair) for pair in pairs))
         assert not {frozenset(pair) for pair in again} & {frozenset(pair) for pair in pairs}
-
-
-def test_a_conversation_of_several_turns_is_carried_to_its_end():
-    class Slow:
-        """Says who it is, then its number."""
-
-        def __init__(self, number):
-            self.number, self.turn = number, 0
-
-        def open(self):
-            return b"hello"
-
-        def hear(self, payload):
-            self.turn += 1
-            if self.turn == 1:
-                return codec.Received(bytes([self.number]), None)
-            return codec.Received(None, torch.tensor([payload[0] - self.number]))
-
-    mine, theirs, sent = converse(Slow(3), Slow(5))
-    assert (int(mine), int(theirs), sent) == (2, -2, 12)
 
 
 def test_a_swap_that_the_codec_gives_up_leaves_both_without_a_partner(monkeypatch):

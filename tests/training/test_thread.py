@@ -14,7 +14,7 @@ import torch
 from replicas import FRAGMENT, exchange, live_state, small_replica, timed_run, train
 
 from noloco_node.base.events import Evaluated, RolledBack
-from noloco_node.core.codec import codec
+from noloco_node.core.codecs import codec
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
 from noloco_node.host import memory
 from noloco_node.training.replica import Replica, State

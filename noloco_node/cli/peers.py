@@ -10,8 +10,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from noloco_node.base.addresses import Address
 from noloco_node.base.validation import did_you_mean
-from noloco_node.cli.show import home_of, print_json, whole
+from noloco_node.cli.options import home_of, print_json, whole_number
 from noloco_node.control import socket_client
 from noloco_node.errors import NolocoError, UsageError
 from noloco_node.host import config
@@ -50,7 +51,7 @@ def peers(args: argparse.Namespace) -> int:
 
 
 @asynccontextmanager
-async def _sight(home: Home, bootstrap: Sequence[str]) -> AsyncIterator[Look]:
+async def _sight(home: Home, bootstrap: Sequence[Address]) -> AsyncIterator[Look]:
     """Where the peers are known from."""
     if bootstrap:
         async with _visiting(bootstrap) as visit:
@@ -135,7 +136,7 @@ class Pinged:
 def ping(args: argparse.Namespace) -> int:
     from noloco_node.base.peer_names import name_of
 
-    count, bootstrap = whole(args.count, "--count", _MAX_COUNT), _bootstrap(args)
+    count, bootstrap = whole_number(args.count, "--count", _MAX_COUNT), _bootstrap(args)
 
     async def ping_and_tell() -> Pinged:
         async with _line_to(home_of(args), bootstrap, args.peer) as (peer, call):
@@ -216,11 +217,11 @@ def _pinged_document(found: Pinged) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def _line_to(home: Home, bootstrap: Sequence[str], word: str) -> AsyncIterator[tuple[str, Ping]]:
+async def _line_to(home: Home, bootstrap: Sequence[Address], word: str) -> AsyncIterator[tuple[str, Ping]]:
     """The peer that is meant, and how to call it."""
     from noloco_node.base.peer_names import find
 
-    helpers = [address.rpartition("/p2p/")[2] for address in bootstrap]
+    helpers = [address.peer for address in bootstrap]
     if bootstrap:
         async with _visiting(bootstrap) as visit:
             known = helpers if word in helpers else [*helpers, *(row.peer_id for row in (await visit.peers()).peers)]
@@ -250,7 +251,7 @@ def _as_ms(seconds: float | None) -> float | None:
 
 # ---- for both ----
 @asynccontextmanager
-async def _visiting(bootstrap: Sequence[str]) -> AsyncIterator["Visitor"]:
+async def _visiting(bootstrap: Sequence[Address]) -> AsyncIterator["Visitor"]:
     """First a knock, because what comes after takes seconds to import."""
     from noloco_node.cli.daemon import reach
 
@@ -261,12 +262,12 @@ async def _visiting(bootstrap: Sequence[str]) -> AsyncIterator["Visitor"]:
         yield visit
 
 
-def _bootstrap(args: argparse.Namespace) -> tuple[str, ...]:
+def _bootstrap(args: argparse.Namespace) -> tuple[Address, ...]:
     """As the flags name it; a node's own settings are about the node."""
     return config.resolve({"bootstrap": args.bootstrap}, {}, {}).bootstrap if args.bootstrap else ()
 
 
-def _run(work: Any, bootstrap: Sequence[str]) -> Any:
+def _run(work: Any, bootstrap: Sequence[Address]) -> Any:
     """hivemind wants uvloop; a look at one's own node is quicker without."""
     if not bootstrap:
         return asyncio.run(work)

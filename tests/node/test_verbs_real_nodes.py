@@ -12,7 +12,7 @@ from statistics import median
 
 import psutil
 import pytest
-from village import Node, Village, until
+from real_nodes import Node, RealNodes, until
 
 from noloco_node.base.peer_names import name_of
 
@@ -22,8 +22,8 @@ AT_ONCE_S = 0.5
 
 
 @pytest.fixture(scope="module")
-def rendezvous(village: Village) -> Node:
-    return village.rendezvous()
+def rendezvous(real_nodes: RealNodes) -> Node:
+    return real_nodes.rendezvous()
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +32,10 @@ def address(rendezvous: Node) -> str:
 
 
 @pytest.fixture(scope="module")
-def nodes(village: Village, address: str) -> list[Node]:
+def nodes(real_nodes: RealNodes, address: str) -> list[Node]:
     nodes = [
-        village.node("author", "start", str(village.paced(step_s=0.1, seconds=1.0)), "--bootstrap", address),
-        village.node("other", "join", "--bootstrap", address),
+        real_nodes.node("author", "start", str(real_nodes.paced(step_s=0.1, seconds=1.0)), "--bootstrap", address),
+        real_nodes.node("other", "join", "--bootstrap", address),
     ]
     for node in nodes:
         waited = at(node, "wait", "--for", "round=1", "--timeout", "90")
@@ -125,19 +125,21 @@ def test_a_rendezvous_shows_runs_and_peers(rendezvous: Node, nodes: list[Node]) 
     assert seen(at(rendezvous, "ping", name(nodes[1]), "--count", "1", "--json"))["lost"] == 0
 
 
-def test_a_swarm_looked_at_from_outside(village: Village, nodes: list[Node], address: str) -> None:
-    nobody = str(village.root / "nobody")
+def test_a_swarm_looked_at_from_outside(real_nodes: RealNodes, nodes: list[Node], address: str) -> None:
+    nobody = str(real_nodes.root / "nobody")
     peers = {node.ask("status")["peer_id"] for node in nodes}
-    view = seen(village.run("peers", "--bootstrap", address, "--json", "--home", nobody, within_s=100))
+    view = seen(real_nodes.run("peers", "--bootstrap", address, "--json", "--home", nobody, within_s=100))
     assert {row["peer_id"] for row in view["peers"]} == peers
     assert [run["peers"] for run in view["runs"]] == [2]
     words = ("ping", name(nodes[1]), "--bootstrap", address, "--count", "1", "--json", "--home", nobody)
-    assert seen(village.run(*words, within_s=100))["lost"] == 0
+    assert seen(real_nodes.run(*words, within_s=100))["lost"] == 0
     listen = ("--listen", "/ip4/127.0.0.1/tcp/0")
-    found = findings(village.run("doctor", "--bootstrap", address, *listen, "--json", "--home", nobody, within_s=100))
+    found = findings(
+        real_nodes.run("doctor", "--bootstrap", address, *listen, "--json", "--home", nobody, within_s=100)
+    )
     assert "error" not in found.values()
     assert (found["bootstrap"], found["clock"]) == ("ok", "ok")
-    assert not (village.root / "nobody").exists(), "who looks leaves nothing behind"
+    assert not (real_nodes.root / "nobody").exists(), "who looks leaves nothing behind"
 
 
 def test_a_paused_node(nodes: list[Node]) -> None:
@@ -166,12 +168,12 @@ def test_a_node_whose_p2pd_was_killed(nodes: list[Node]) -> None:
     assert findings(at(author, "doctor", "--json"))["port"] == "ok"
 
 
-def test_when_they_have_gone(village: Village, rendezvous: Node, nodes: list[Node], address: str) -> None:
+def test_when_they_have_gone(real_nodes: RealNodes, rendezvous: Node, nodes: list[Node], address: str) -> None:
     waiting = subprocess.Popen(
-        [*village.command, "wait", "--for", "round=99999", "--home", str(nodes[1].home)],
+        [*real_nodes.command, "wait", "--for", "round=99999", "--home", str(nodes[1].home)],
         stderr=subprocess.PIPE,
         text=True,
-        env=village.environ,
+        env=real_nodes.environ,
     )
     assert waiting.stderr
     assert "waiting for round 99999" in waiting.stderr.readline()
@@ -185,4 +187,4 @@ def test_when_they_have_gone(village: Village, rendezvous: Node, nodes: list[Nod
         assert at(nodes[0], *verb.split()).returncode == 3
     for verb in ("peers", "ping x", "doctor --json"):
         assert at(nodes[0], *verb.split(), "--bootstrap", address).returncode == 10
-    until(lambda: not village.left_over(), "nothing is left", 5)
+    until(lambda: not real_nodes.left_over(), "nothing is left", 5)

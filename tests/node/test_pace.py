@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import psutil
 import pytest
-from village import Node, Village, until
+from real_nodes import Node, RealNodes, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -18,10 +18,10 @@ ROUNDS = 6
 
 
 @pytest.fixture
-def village() -> Iterator[Village]:
+def real_nodes() -> Iterator[RealNodes]:
     """Each test has its own."""
-    with Village() as village:
-        yield village
+    with RealNodes() as real_nodes:
+        yield real_nodes
 
 
 def committed(node: Node) -> int:
@@ -36,14 +36,14 @@ def step_rate(node: Node, phases: int) -> float:
     return (last["steps"] - first["steps"]) / (last["at"] - first["at"])
 
 
-def test_a_slow_box_holds_nobody_back(village: Village, capsys: pytest.CaptureFixture[str]) -> None:
-    author = village.node("author", "start", str(village.paced(step_s=0.1, seconds=2.0)))
+def test_a_slow_box_holds_nobody_back(real_nodes: RealNodes, capsys: pytest.CaptureFixture[str]) -> None:
+    author = real_nodes.node("author", "start", str(real_nodes.paced(step_s=0.1, seconds=2.0)))
     there = author.address()
-    other = village.node("other", "join", "--bootstrap", there)
+    other = real_nodes.node("other", "join", "--bootstrap", there)
     until(lambda: other.said(r"(round \d+ with)"), "a round of the two")
     usual = [step_rate(node, SPAN) for node in (author, other)]
-    village.environ["PACED_SLOWER"] = "4"
-    slow = village.node("slow", "join", "--bootstrap", there)
+    real_nodes.environ["PACED_SLOWER"] = "4"
+    slow = real_nodes.node("slow", "join", "--bootstrap", there)
     until(lambda: slow.said(r"(round \d+ with)"), "the slow one's first round with somebody")
     before = committed(slow)
     beside = [step_rate(node, SPAN) for node in (author, other)]
@@ -78,14 +78,14 @@ class Cpu:
         return self.network - before.network + self.daemon - before.daemon
 
 
-def test_what_the_network_side_costs(village: Village, capsys: pytest.CaptureFixture[str]) -> None:
-    author = village.node("author", "start", str(village.llama(seconds=3.0)))
+def test_what_the_network_side_costs(real_nodes: RealNodes, capsys: pytest.CaptureFixture[str]) -> None:
+    author = real_nodes.node("author", "start", str(real_nodes.llama(seconds=3.0)))
     there = author.address()
     until(lambda: author.events("PhaseDone"), "training alone")
     alone, since = Cpu.of(author), len(author.events("PhaseDone"))
     until(lambda: len(author.events("PhaseDone")) >= since + 3, "three phases alone")
     idle = Cpu.of(author).since(alone) / 3
-    other = village.node("other", "join", "--bootstrap", there)
+    other = real_nodes.node("other", "join", "--bootstrap", there)
     until(lambda: author.said(r"(round \d+ with)"), "a round together")
     began, phases, rounds = Cpu.of(author), len(author.events("PhaseDone")), committed(author)
     until(lambda: committed(author) >= rounds + ROUNDS, "more of them", 120)
@@ -104,9 +104,9 @@ def test_what_the_network_side_costs(village: Village, capsys: pytest.CaptureFix
     other.kill()
 
 
-def test_a_pause_outlives_a_restart_and_who_returns_takes_a_state_worth_more(village: Village) -> None:
-    author = village.node("author", "start", str(village.paced(step_s=0.1, seconds=0.5)))
-    other = village.node("other", "join", "--bootstrap", author.address())
+def test_a_pause_outlives_a_restart_and_who_returns_takes_a_state_worth_more(real_nodes: RealNodes) -> None:
+    author = real_nodes.node("author", "start", str(real_nodes.paced(step_s=0.1, seconds=0.5)))
+    other = real_nodes.node("other", "join", "--bootstrap", author.address())
     until(lambda: other.said(r"(round \d+ with)"), "a round together")
     (there,) = other.ask("status")["addresses"]
     author.tell("pause")
@@ -114,7 +114,7 @@ def test_a_pause_outlives_a_restart_and_who_returns_takes_a_state_worth_more(vil
     assert (paused["state"], paused["waiting_for"]) == ("paused", "`noloco-node resume`")
     author.leave()
 
-    again = village.node("author", "join", "--bootstrap", there)
+    again = real_nodes.node("author", "join", "--bootstrap", there)
     until(lambda: again.ask("status").get("state") == "paused", "it is paused as before")
     asleep = again.ask("status")
     assert asleep["waiting_for"] == "`noloco-node resume` (paused before this start)"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from village import Node, Village, until
+from real_nodes import Node, RealNodes, until
 
 from noloco_node.publish.weights import find
 from noloco_node.training import model
@@ -19,10 +19,10 @@ LOOKS = 10
 
 
 @pytest.fixture(scope="module")
-def nodes(village: Village) -> list[Node]:
+def nodes(real_nodes: RealNodes) -> list[Node]:
     """Three that stand still, each with weights of its own."""
-    author = village.node("author", "start", str(village.manifest()))
-    nodes = [author, *(village.node(name, *author.invitation()) for name in ("one", "two"))]
+    author = real_nodes.node("author", "start", str(real_nodes.manifest()))
+    nodes = [author, *(real_nodes.node(name, *author.invitation()) for name in ("one", "two"))]
     for node in nodes:
         until(lambda node=node: node.committed() >= 1, "a round with a partner")
         until(lambda node=node: len(node.ask("peers").get("peers", [])) == 2, "two peers in sight")
@@ -58,9 +58,9 @@ def phi(place: Path) -> torch.Tensor:
     return found.slow(model.layout_digest(model.build(run.model, 256, run.seed, run.data.sequence_length))).phi
 
 
-def test_the_mean_of_what_the_nodes_hold(village: Village, nodes: list[Node]) -> None:
+def test_the_mean_of_what_the_nodes_hold(real_nodes: RealNodes, nodes: list[Node]) -> None:
     """`leave` writes what each of them held: their checkpoints are the witness."""
-    author, to = nodes[0], village.root / "mean"
+    author, to = nodes[0], real_nodes.root / "mean"
     standing = [node.ask("status")["round"] for node in nodes]
     rounds = until(lambda: exported_at(author, to, standing), "donors' copies that are no older than the pause")
     assert rounds[0] == standing[0]
@@ -69,9 +69,9 @@ def test_the_mean_of_what_the_nodes_hold(village: Village, nodes: list[Node]) ->
     for node in nodes[1:]:
         node.leave()
 
-    alone = export(author, 1, village.root / "alone")
+    alone = export(author, 1, real_nodes.root / "alone")
     assert alone.returncode == 10 and "no other node gave its state" in alone.stderr
-    assert not (village.root / "alone").exists()
+    assert not (real_nodes.root / "alone").exists()
     author.leave()
     held = [phi(node.home) for node in nodes]
     assert torch.allclose(phi(to), sum(held) / 3, atol=1e-7)

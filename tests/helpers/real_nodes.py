@@ -1,4 +1,8 @@
-"""Real node processes for the tests: started as a user would, watched through their command line, gone afterwards."""
+"""Real node processes for the tests: started as a user would, watched through their command line, gone afterwards.
+
+What only looks at a node runs the verb's code in this process, because a Python of its own for each look would take
+more CPU time than the nodes; `run` starts a process, as a user does.
+"""
 
 import json
 import os
@@ -11,11 +15,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
 
+from noloco_node import cli
 from noloco_node.run import toml
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +44,7 @@ def until(found: Callable[[], T | None], what: str, within_s: float = 90) -> T:
 
 
 def free_port() -> int:
-    """Nobody listens there just now."""
+    """A port that nobody listens on at this moment."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return taken.getsockname()[1]
@@ -45,19 +52,19 @@ def free_port() -> int:
 
 class Node:
     def __init__(
-        self, village: "Village", name: str, *words: str, within: Sequence[str] = (), at: str = "127.0.0.1"
+        self, group: "RealNodes", name: str, *words: str, within: Sequence[str] = (), at: str = "127.0.0.1"
     ) -> None:
         """`within`: what its command is put behind, `ip netns exec ...`; `at`: the address it listens on."""
-        self.home = village.root / name
-        self.log = village.root / f"{name}.out"
-        self.village = village
+        self.home = group.root / name
+        self.log = group.root / f"{name}.out"
+        self.group = group
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
-                [*within, *village.command, *words, "--home", str(self.home), "--listen", f"/ip4/{at}/tcp/0"],
+                [*within, *group.command, *words, "--home", str(self.home), "--listen", f"/ip4/{at}/tcp/0"],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                env=village.environ,
+                env=group.environ,
                 start_new_session=True,
             )
         self.family: set[int] = set()
@@ -67,15 +74,15 @@ class Node:
         return match[1] if match else None
 
     def invitation(self) -> list[str]:
-        """`join --bootstrap <address> …`: the words that it prints for others to join with."""
+        """The words that it prints for others to join with: `join --bootstrap <address> …`."""
         return until(lambda: self.said(r"others join with: noloco-node (.*)"), "the line to join with").split()
 
     def address(self) -> str:
         return self.invitation()[2]
 
     def run(self, *words: str, within_s: float = 30) -> subprocess.CompletedProcess[str]:
-        """A command for this node."""
-        return self.village.run(*words, "--home", str(self.home), within_s=within_s)
+        """Run a command for this node."""
+        return self.group.run(*words, "--home", str(self.home), within_s=within_s)
 
     def tell(self, verb: str) -> None:
         done = self.run(verb)
@@ -83,8 +90,9 @@ class Node:
 
     def ask(self, verb: str) -> dict[str, Any]:
         """A view as JSON; empty while the node does not answer."""
-        done = self.run(verb, "--json")
-        return json.loads(done.stdout) if done.returncode == 0 else {}
+        with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()):
+            code = cli.main([verb, "--json", "--home", str(self.home)])
+        return json.loads(out.getvalue()) if code == 0 else {}
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         (path,) = self.home.glob("runs/*/events.jsonl")
@@ -97,7 +105,7 @@ class Node:
         return self.ask("status").get("round", 0)
 
     def took(self, within_s: float = 90) -> int:
-        """A peer's state: at which round."""
+        """Wait until it has a peer's state, and return the state's round."""
         return int(until(lambda: self.said(r"received the state of \S+ at round (\d+)"), "a peer's state", within_s))
 
     def remember_family(self) -> set[int]:
@@ -115,12 +123,12 @@ class Node:
         self.process.wait(10)
 
 
-class Village:
-    """Some nodes in one directory. Every process and file of theirs is found by it, and gone with it."""
+class RealNodes:
+    """Some nodes in one directory, by which their processes and files are found and removed at the end."""
 
     def __init__(self, **environ: str) -> None:
-        """`environ`: of every command, beside what any village has. The tasks of tests/tasks are installed."""
-        self.root = Path(tempfile.mkdtemp(prefix="nv-"))  # short: control sockets lie below it
+        """`environ`: added to every command's environment. The tasks of tests/tasks are installed."""
+        self.root = Path(tempfile.mkdtemp(prefix="nn-"))  # short: the path of a control socket has a limit
         self.command = [sys.executable, "-m", "noloco_node"]
         clean = {key: value for key, value in os.environ.items() if not key.startswith("NOLOCO_")}
         self.scratch = self.root / "t"
@@ -129,7 +137,7 @@ class Village:
         self.environ = {**clean, **ours, **environ}
         self.nodes: list[Node] = []
 
-    def __enter__(self) -> "Village":
+    def __enter__(self) -> "RealNodes":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -149,16 +157,17 @@ class Village:
 
     def manifest(self, *, steps: int = 4, rounds: int = 100_000, **changes: str) -> Path:
         """A run.toml whose rounds take a second or two."""
-        text = toml.template("village", rounds=rounds)
+        text = toml.template("test", rounds=rounds)
         small = {"steps": str(steps), "batch_tokens": "512", "sequence_length": "64", **changes}
         for key, value in small.items():
             text, count = re.subn(rf"(?m)^{key} = \S+", f"{key} = {value}", text)
             assert count == 1, key
         return self._run_toml(text)
 
-    def paced(self, *, step_s: float = 0.05, outer: Mapping[str, Any] = {}, **inner: float) -> Path:
-        """A run.toml of the paced task, whose steps take so long and hardly any CPU. `inner`: of its phases."""
-        model = {"task": "paced", "options": {"step_s": step_s}}
+    def paced(self, *, step_s: float = 0.05, outputs: int = 384, outer: Mapping[str, Any] = {}, **inner: float) -> Path:
+        """A run.toml of the paced task, whose steps take so long and hardly any CPU. Its model has 257 parameters for
+        each of the `outputs`. `inner`: of its phases."""
+        model = {"task": "paced", "options": {"step_s": step_s, "outputs": outputs}}
         return self.tables(model=model, inner={"batch_tokens": 8, "warmup": 0.0, **inner}, outer=outer)
 
     def llama(self, *, seconds: float, **outer: str) -> Path:
@@ -168,7 +177,7 @@ class Village:
 
     def tables(self, *, rounds: int = 100_000, **tables: Mapping[str, Any]) -> Path:
         """A run.toml of just these; what they leave out has its default."""
-        run = {"name": "village", "rounds": rounds, **tables}
+        run = {"name": "test", "rounds": rounds, **tables}
         return self._run_toml("".join(f"{key} = {_toml(value)}\n" for key, value in run.items()))
 
     def _run_toml(self, text: str) -> Path:
@@ -185,7 +194,7 @@ class Village:
         return self.nodes[-1]
 
     def left_over(self) -> list[str]:
-        """Processes and sockets that belong to this village."""
+        """Processes and sockets of these nodes that are still there."""
         found = [words for p in psutil.process_iter() if (words := self._ours(p))]
         try:
             return found + [str(path) for path in self.root.rglob("*") if path.is_socket()]
@@ -193,7 +202,7 @@ class Village:
             return [*found, str(just_going.filename)]
 
     def _ours(self, process: psutil.Process) -> str | None:
-        """Pid and command, where it is one of this village's that lives."""
+        """Pid and command, if it is a live process of these nodes."""
         try:
             ours = process.environ().get("TMPDIR") == str(self.scratch)
             alive = ours and process.status() != psutil.STATUS_ZOMBIE

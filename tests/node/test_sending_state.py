@@ -5,12 +5,11 @@ The task is paced, so rates mean something, and has so many parameters that to c
 
 import re
 import time
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
-from village import Node, Village, until
+from real_nodes import Node, RealNodes, until
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
@@ -38,16 +37,17 @@ def phases(node: Node) -> list[dict[str, Any]]:
 
 
 def test_a_large_state_is_given_without_holding_up_the_training(
-    village: Village, capsys: pytest.CaptureFixture[str]
+    real_nodes: RealNodes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    donor = village.node("donor", "start", str(_run(village)))
+    run = real_nodes.paced(step_s=STEP_S, outputs=OUTPUTS, steps=STEPS)
+    donor = real_nodes.node("donor", "start", str(run))
     line = donor.invitation()
     until(lambda: len(phases(donor)) >= 8, "the donor's usual pace", 120)
     usual = median(STEPS / phase["seconds"] for phase in phases(donor)[3:])
 
     given, took = [], []
     for number in range(DOWNLOADS):
-        newcomer = village.node(f"newcomer-{number}", *line)
+        newcomer = real_nodes.node(f"newcomer-{number}", *line)
         newcomer.took()
         (ended,) = logged_at(newcomer, "received the state of")
         newcomer.kill()
@@ -64,8 +64,3 @@ def test_a_large_state_is_given_without_holding_up_the_training(
             f"{rate:.2f}, usually {usual:.2f}"
         )
     assert rate >= 0.9 * usual
-
-
-def _run(village: Village) -> Path:
-    model = {"task": "paced", "options": {"step_s": STEP_S, "outputs": OUTPUTS}}
-    return village.tables(model=model, inner={"steps": STEPS, "batch_tokens": 8, "warmup": 0.0})

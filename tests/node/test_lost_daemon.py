@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import psutil
 import pytest
-from village import Node, Village, until
+from real_nodes import Node, RealNodes, until
 
 from noloco_node.errors import EXIT_INTERRUPTED
 
@@ -20,9 +20,9 @@ pytestmark = [pytest.mark.timeout(150), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def nodes(village: Village) -> list[Node]:
-    author = village.node("author", "start", str(village.manifest(warmup="0.0")))
-    nodes = [author, *(village.node(name, *author.invitation()) for name in ("one", "two"))]
+def nodes(real_nodes: RealNodes) -> list[Node]:
+    author = real_nodes.node("author", "start", str(real_nodes.manifest(warmup="0.0")))
+    nodes = [author, *(real_nodes.node(name, *author.invitation()) for name in ("one", "two"))]
     for node in nodes:
         until(lambda node=node: len(node.ask("status").get("partners", {})) == 2, "a round with both others")
     return nodes
@@ -72,8 +72,8 @@ def test_a_p2pd_that_hangs_is_replaced(nodes: list[Node]) -> None:
     strike(nodes[0], signal.SIGSTOP)
 
 
-def test_a_p2pd_that_dies_before_its_node_trains_is_replaced(village: Village, nodes: list[Node]) -> None:
-    newcomer = village.node("early", *nodes[0].invitation())
+def test_a_p2pd_that_dies_before_its_node_trains_is_replaced(real_nodes: RealNodes, nodes: list[Node]) -> None:
+    newcomer = real_nodes.node("early", *nodes[0].invitation())
     until(lambda: newcomer.ask("status").get("waiting_for", "the network daemon") != "the network daemon", "p2pd is up")
     assert not newcomer.ask("status").get("step"), "it does not train yet"
     os.kill(until(lambda: daemon(newcomer), "its daemon"), signal.SIGKILL)
@@ -100,13 +100,13 @@ def test_status_tells_of_a_p2pd_that_dies_again_and_again(nodes: list[Node]) -> 
     until(lambda: committed_since(nodes[1], time.time() - 1), "it exchanges all the same", 30)
 
 
-def test_a_newcomer_joins_by_the_line_of_before(village: Village, nodes: list[Node]) -> None:
-    newcomer = village.node("late", *nodes[0].invitation())
+def test_a_newcomer_joins_by_the_line_of_before(real_nodes: RealNodes, nodes: list[Node]) -> None:
+    newcomer = real_nodes.node("late", *nodes[0].invitation())
     until(newcomer.committed, "a round with somebody")
 
 
-def test_leaving_is_quick_and_asked_twice_it_is_immediate(village: Village, nodes: list[Node]) -> None:
-    author, one, two, _, late = village.nodes
+def test_leaving_is_quick_and_asked_twice_it_is_immediate(real_nodes: RealNodes, nodes: list[Node]) -> None:
+    author, one, two, _, late = real_nodes.nodes
     leaver, seen_by = two.ask("status")["peer_id"], late
     began = time.monotonic()
     two.process.send_signal(signal.SIGTERM)
@@ -123,4 +123,4 @@ def test_leaving_is_quick_and_asked_twice_it_is_immediate(village: Village, node
         node.process.send_signal(signal.SIGINT)
     for node in (author, late):
         assert node.process.wait(12) == 0
-    until(lambda: not village.left_over(), "nothing is left", 5)
+    until(lambda: not real_nodes.left_over(), "nothing is left", 5)

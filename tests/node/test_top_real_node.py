@@ -4,7 +4,7 @@ import re
 
 import pytest
 from pretend_terminal import PretendTerminal
-from village import Village, until
+from real_nodes import RealNodes, until
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -14,9 +14,9 @@ PANELS = {
 }
 
 
-def test_a_real_node_seen_and_steered(village: Village) -> None:
-    author = village.node("author", "start", str(village.paced(seconds=1.0)))
-    other = village.node("other", "join", "--bootstrap", author.address())
+def test_a_real_node_seen_and_steered(real_nodes: RealNodes) -> None:
+    author = real_nodes.node("author", "start", str(real_nodes.paced(seconds=1.0)))
+    other = real_nodes.node("other", "join", "--bootstrap", author.address())
     until(lambda: author.said(r"(round \d+ with)"), "a round together")
     name, partner = (node.ask("status")["name"] for node in (author, other))
     until(lambda: [row["state"] for row in author.ask("peers")["peers"]] == ["training"], "the other's next record")
@@ -55,7 +55,7 @@ def complete(seen: str, columns: int, rows: int, name: str, partner: str) -> Non
     for panel in PANELS[columns, rows]:
         assert any(f" {panel} ─" in line for line in lines), panel
     assert lines[0].startswith(f" {name}  ● training  round ")
-    assert lines[0].endswith(re.search(r"village-\w{12}", lines[0])[0])
+    assert lines[0].endswith(re.search(r"test-\w{12}", lines[0])[0])
     assert re.match(r" loss \d.*eval \d.*tokens/s · busy \d+% · 1 peer · up \d", lines[1])
     assert re.search("[\u2801-\u28ff]{4}", seen), "a curve"
     assert re.search(rf"▅+ {partner}", seen), "a round together on its axis"

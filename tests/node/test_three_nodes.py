@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from village import Node, Village, until
+from real_nodes import Node, RealNodes, until
 
 from noloco_node.base.identity import is_peer_id
 
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module")
-def author(village: Village) -> Node:
-    return village.node("author", "start", str(village.manifest(warmup="0.0")))
+def author(real_nodes: RealNodes) -> Node:
+    return real_nodes.node("author", "start", str(real_nodes.paced(seconds=0.5)))
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +27,8 @@ def line(author: Node) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def volunteers(village: Village, author: Node, line: list[str]) -> list[Node]:
-    return [village.node("one", "join", "--bootstrap", author.address()), village.node("two", *line)]
+def volunteers(real_nodes: RealNodes, author: Node, line: list[str]) -> list[Node]:
+    return [real_nodes.node("one", "join", "--bootstrap", author.address()), real_nodes.node("two", *line)]
 
 
 def test_the_line_names_run_and_author(line: list[str]) -> None:
@@ -71,9 +71,9 @@ def test_who_trusted_on_first_use_says_so(volunteers: list[Node]) -> None:
     assert not volunteers[1].said("trusting (12D3Koo)"), "the author was named"
 
 
-def test_a_second_node_in_the_same_home_is_refused(village: Village, author: Node) -> None:
+def test_a_second_node_in_the_same_home_is_refused(real_nodes: RealNodes, author: Node) -> None:
     began = time.monotonic()
-    done = village.run("start", str(village.root / "run.toml"), "--home", str(author.home))
+    done = real_nodes.run("start", str(real_nodes.root / "run.toml"), "--home", str(author.home))
     assert done.returncode == 4
     assert str(author.process.pid) in done.stderr
     assert time.monotonic() - began < 20
@@ -95,15 +95,15 @@ def test_a_killed_node_leaves_nothing_and_the_others_go_on(author: Node, volunte
     until(lambda: gone(author) and gone(survivor), "it disappears within its time to live", 75)
 
 
-def test_it_comes_back_from_its_checkpoint(village: Village, author: Node, volunteers: list[Node]) -> None:
-    again = village.node("one", "join", "--bootstrap", author.ask("status")["addresses"][0])
+def test_it_comes_back_from_its_checkpoint(real_nodes: RealNodes, author: Node, volunteers: list[Node]) -> None:
+    again = real_nodes.node("one", "join", "--bootstrap", author.ask("status")["addresses"][0])
     until(lambda: again.said("(going on from the checkpoint|received the state)"), "its checkpoint, or a peer's state")
     until(lambda: again.committed() >= 1, "a round with somebody")
     assert again.ask("status")["last_error"] is None
 
 
-def test_all_leave_cleanly_and_nothing_is_left(village: Village, author: Node, volunteers: list[Node]) -> None:
-    again = village.nodes[-1]
+def test_all_leave_cleanly_and_nothing_is_left(real_nodes: RealNodes, author: Node, volunteers: list[Node]) -> None:
+    again = real_nodes.nodes[-1]
     began = time.monotonic()
     volunteers[1].process.send_signal(signal.SIGTERM)
     again.process.send_signal(signal.SIGINT)
@@ -113,7 +113,7 @@ def test_all_leave_cleanly_and_nothing_is_left(village: Village, author: Node, v
     assert time.monotonic() - began < 15
     for node in (author, volunteers[1], again):
         assert list(node.home.glob("runs/*/checkpoints/*/state.json")), "what was trained is kept"
-    until(lambda: not village.left_over(), "nothing is left", 5)
+    until(lambda: not real_nodes.left_over(), "nothing is left", 5)
 
 
 def alive() -> set[int]:
@@ -123,7 +123,7 @@ def alive() -> set[int]:
     return {p.pid for p in psutil.process_iter(["status"]) if p.info["status"] != psutil.STATUS_ZOMBIE}
 
 
-def test_the_homes_are_their_owners_alone(village: Village) -> None:
-    for home in (village.root / "author", village.root / "one"):
+def test_the_homes_are_their_owners_alone(real_nodes: RealNodes) -> None:
+    for home in (real_nodes.root / "author", real_nodes.root / "one"):
         assert home.stat().st_mode & 0o077 == 0
         assert (Path(home) / "identity.key").stat().st_mode & 0o077 == 0

@@ -1,4 +1,4 @@
-"""`wait`: for scripts that go on when the node here trains, has come to a round, or is done."""
+"""The verbs that make the node on this machine do something, or wait for it: `pause`, `resume`, `leave`, `wait`."""
 
 import argparse
 import asyncio
@@ -9,20 +9,85 @@ import time
 from dataclasses import dataclass
 
 from noloco_node.base.states import NodeState
-from noloco_node.cli.show import home_of, print_json
+from noloco_node.cli.options import home_of, print_json
 from noloco_node.control import socket_client
 from noloco_node.errors import NolocoError, NoNodeRunning, UsageError
 from noloco_node.host.home import Home
 from noloco_node.views.documents import document
 from noloco_node.views.status import StatusView
 
+_LEAVE_S = 15.0
+"""A node leaves within 10 s unless it reports that it still saves; the rest is for its process to end."""
+_POLL_LEAVE_S = 0.1
 POLL_S = 0.5
 COMES_S = 10.0
-"""With a timeout: how long nobody need be there yet. A node that has just been started is seen by its lock at once."""
+"""With a timeout: how long to wait for a node to appear. One that has just been started holds its lock at once."""
 SILENT_S = 30.0
-"""A node that loads torch on a busy machine says nothing for a while."""
+"""A node that loads torch on a busy machine does not answer for a while."""
 
 
+# ---- pause, resume, leave ----
+def pause(args: argparse.Namespace) -> int:
+    view = asyncio.run(_pause(home_of(args)))
+    print(f"{view.name} is {view.state}: `noloco-node resume` makes it go on")
+    return 0
+
+
+def resume(args: argparse.Namespace) -> int:
+    view = asyncio.run(_resume(home_of(args)))
+    print(f"{view.name} is {view.state}" + (f", waiting for {view.waiting_for}" if view.waiting_for else ""))
+    return 0
+
+
+def leave(args: argparse.Namespace) -> int:
+    home = home_of(args)
+    name = asyncio.run(_leave(home))
+    deadline = time.monotonic() + _LEAVE_S
+    while (pid := home.holder()) is not None:
+        if time.monotonic() > deadline:
+            awaited = asyncio.run(_awaited(home))
+            if awaited is None:
+                raise NolocoError(f"{name} (pid {pid}) is still leaving after {_LEAVE_S:.0f} s: see {home.log}")
+            print(f"{name} is leaving, and waits for {awaited}")
+            deadline = time.monotonic() + _LEAVE_S
+        time.sleep(_POLL_LEAVE_S)
+    print(f"{name} has left; what it knows is kept in {home.root}")
+    return 0
+
+
+async def _pause(home: Home) -> StatusView:
+    async with socket_client.connected(home) as node:
+        return _trainer(await node.pause())
+
+
+async def _resume(home: Home) -> StatusView:
+    async with socket_client.connected(home) as node:
+        return _trainer(await node.resume())
+
+
+def _trainer(view: StatusView) -> StatusView:
+    if view.state == NodeState.RENDEZVOUS:
+        raise UsageError(f"{view.name} is a rendezvous and trains nothing: `noloco-node leave` ends it")
+    return view
+
+
+async def _awaited(home: Home) -> str | None:
+    """What a node that leaves waits for, if it says so."""
+    try:
+        async with socket_client.connected(home) as node:
+            return (await node.status()).waiting_for
+    except NolocoError:
+        return None
+
+
+async def _leave(home: Home) -> str:
+    async with socket_client.connected(home) as node:
+        name = (await node.status()).name
+        await node.leave()
+        return name
+
+
+# ---- wait ----
 @dataclass(frozen=True, slots=True)
 class Goal:
     what: str

@@ -6,15 +6,15 @@ import time
 
 import psutil
 import pytest
-from village import Village, until
+from real_nodes import RealNodes, until
 
 from noloco_node.node.trainer import LEAVE_S
 
 pytestmark = pytest.mark.timeout(150)
 
 
-def test_who_leaves_in_a_long_step_saves_at_its_end(village: Village) -> None:
-    node = village.node("slow", "start", str(village.paced(step_s=14.0, steps=100)))
+def test_who_leaves_in_a_long_step_saves_at_its_end(real_nodes: RealNodes) -> None:
+    node = real_nodes.node("slow", "start", str(real_nodes.paced(step_s=14.0, steps=100)))
     until(lambda: node.ask("status").get("eval_loss"), "the evaluation before the first step")
     node.leave()
     (saved,) = node.home.glob("runs/*/checkpoints/*")
@@ -22,8 +22,8 @@ def test_who_leaves_in_a_long_step_saves_at_its_end(village: Village) -> None:
     assert not node.said(r"(no checkpoint)")
 
 
-def test_a_network_that_hangs_holds_nobody(village: Village, capsys: pytest.CaptureFixture[str]) -> None:
-    node = village.node("quick", "start", str(village.paced(seconds=1.0)))
+def test_a_network_that_hangs_holds_nobody(real_nodes: RealNodes, capsys: pytest.CaptureFixture[str]) -> None:
+    node = real_nodes.node("quick", "start", str(real_nodes.paced(seconds=1.0)))
     until(lambda: node.round() >= 2, "rounds of its own")
     (daemon,) = [p for p in psutil.Process(node.process.pid).children(recursive=True) if p.name() == "p2pd"]
     os.kill(daemon.pid, signal.SIGSTOP)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from village import Node, Village, until
+from real_nodes import Node, RealNodes, until
 
 pytestmark = [pytest.mark.timeout(150), pytest.mark.system]
 
@@ -19,13 +19,13 @@ ROOMY_BYTES, TIGHT_BYTES = 64 << 20, 6 << 20
 
 
 @pytest.fixture(scope="module")
-def disk(village: Village) -> Iterator[Path]:
-    disk = village.root / "lone"
+def disk(real_nodes: RealNodes) -> Iterator[Path]:
+    disk = real_nodes.root / "lone"
     disk.mkdir()
     if os.geteuid() != 0 or not mounted("-t", "tmpfs", "-o", f"size={TIGHT_BYTES}", "tmpfs", str(disk)):
         pytest.skip("needs root and a tmpfs to be mounted")
     yield disk
-    village.close()
+    real_nodes.close()
     subprocess.run(["umount", str(disk)], check=True)
 
 
@@ -34,8 +34,8 @@ def mounted(*words: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def node(village: Village, disk: Path) -> Node:
-    return village.node("lone", "start", str(village.manifest(steps=1, warmup="0.0")))
+def node(real_nodes: RealNodes, disk: Path) -> Node:
+    return real_nodes.node("lone", "start", str(real_nodes.manifest(steps=1, warmup="0.0")))
 
 
 def test_what_will_not_fit_is_said_beforehand(node: Node) -> None:
@@ -65,14 +65,14 @@ def test_with_room_again_it_saves(node: Node, disk: Path) -> None:
     node.leave()
 
 
-def test_it_resumes_from_the_newest_that_is_whole(village: Village, node: Node) -> None:
+def test_it_resumes_from_the_newest_that_is_whole(real_nodes: RealNodes, node: Node) -> None:
     (folder,) = node.home.glob("runs/*/checkpoints")
     newest, before = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns, reverse=True)[:2]
     round = json.loads((before / "state.json").read_text())["round"]
     model = newest / "model.safetensors"
     model.write_bytes(model.read_bytes()[:-1000])
     (folder / "999999").mkdir()
-    again = village.node("lone", "start", str(village.root / "run.toml"), "--rounds", "1", "--linger", "60")
+    again = real_nodes.node("lone", "start", str(real_nodes.root / "run.toml"), "--rounds", "1", "--linger", "60")
     view = until(lambda: (view := again.ask("status")) and view["state"] == "finished" and view, "a round more")
     assert again.said(r"(checkpoint 999999 is skipped: it has no state\.json)")
     assert again.said(rf"(checkpoint {newest.name} is skipped: model\.safetensors has \d+ bytes instead of)")
@@ -83,8 +83,8 @@ def test_it_resumes_from_the_newest_that_is_whole(village: Village, node: Node) 
     again.leave()
 
 
-def test_what_it_left_is_exported(village: Village, node: Node) -> None:
-    to = village.root / "model"
+def test_what_it_left_is_exported(real_nodes: RealNodes, node: Node) -> None:
+    to = real_nodes.root / "model"
     done = node.run("export", "--to", str(to), "--threads", "1", within_s=60)
     assert f"held-out loss {node.events('Evaluated')[-1]['eval_loss']:.4f}\n" in done.stdout, done.stderr
     assert "| round | training loss | held-out loss |" in (to / "README.md").read_text()

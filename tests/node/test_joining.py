@@ -9,7 +9,7 @@ import time
 from statistics import median
 
 import pytest
-from village import Node, Village, until
+from real_nodes import Node, RealNodes, until
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
@@ -19,13 +19,13 @@ UPLOAD = "64kB"
 CATCH_UP_ROUNDS = 10
 
 
-def begin(village: Village, name: str, *words: str) -> Node:
-    return village.node(name, *words, "--max-upload", UPLOAD)
+def begin(real_nodes: RealNodes, name: str, *words: str) -> Node:
+    return real_nodes.node(name, *words, "--max-upload", UPLOAD)
 
 
 @pytest.fixture(scope="module")
-def author(village: Village) -> Node:
-    return begin(village, "author", "start", str(village.paced(step_s=STEP_S, steps=STEPS, warmup=0.005)))
+def author(real_nodes: RealNodes) -> Node:
+    return begin(real_nodes, "author", "start", str(real_nodes.paced(step_s=STEP_S, steps=STEPS, warmup=0.005)))
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +34,8 @@ def line(author: Node) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def swarm(village: Village, author: Node, line: list[str]) -> list[Node]:
-    nodes = [author, *(begin(village, name, *line) for name in ("one", "two", "three"))]
+def swarm(real_nodes: RealNodes, author: Node, line: list[str]) -> list[Node]:
+    nodes = [author, *(begin(real_nodes, name, *line) for name in ("one", "two", "three"))]
     for node in nodes:
         until(lambda node=node: node.committed() >= 1 and node.round() >= 10, "ten rounds of four nodes", 120)
     return nodes
@@ -58,9 +58,9 @@ def rate(node: Node, begin: float, end: float) -> float:
 
 
 def test_a_newcomer_begins_where_its_donor_is(
-    village: Village, swarm: list[Node], line: list[str], capsys: pytest.CaptureFixture[str]
+    real_nodes: RealNodes, swarm: list[Node], line: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    newcomer = begin(village, "newcomer", *line)
+    newcomer = begin(real_nodes, "newcomer", *line)
     until(lambda: "%" in (newcomer.ask("status").get("waiting_for") or ""), "a download with its progress", 60)
     began = time.time()
     name, round_, version = took(newcomer)
@@ -86,10 +86,10 @@ def test_a_newcomer_begins_where_its_donor_is(
     newcomer.kill()
 
 
-def test_who_only_had_a_checkpoint_goes_on_from_it(village: Village, swarm: list[Node], line: list[str]) -> None:
+def test_who_only_had_a_checkpoint_goes_on_from_it(real_nodes: RealNodes, swarm: list[Node], line: list[str]) -> None:
     leaver = swarm.pop()
     leaver.leave()
-    again = begin(village, leaver.home.name, *line)
+    again = begin(real_nodes, leaver.home.name, *line)
     swarm.append(again)
     until(lambda: again.committed() >= 1, "a round with somebody", 90)
     assert again.said("going on from the (checkpoint)")
@@ -102,9 +102,9 @@ def lost() -> list[str]:
 
 
 def test_a_donor_that_dies_half_way_is_replaced(
-    village: Village, swarm: list[Node], line: list[str], lost: list[str]
+    real_nodes: RealNodes, swarm: list[Node], line: list[str], lost: list[str]
 ) -> None:
-    newcomer = begin(village, "orphan", *line)
+    newcomer = begin(real_nodes, "orphan", *line)
     half = r"state from (\S+), ([4-7]\d)%"
     seen = until(lambda: re.search(half, newcomer.ask("status").get("waiting_for") or ""), "half of a state", 60)
     first = named(swarm, seen[1])
@@ -119,12 +119,12 @@ def test_a_donor_that_dies_half_way_is_replaced(
 
 
 def test_who_was_away_for_long_takes_a_state_and_is_no_replay(
-    village: Village, swarm: list[Node], lost: list[str]
+    real_nodes: RealNodes, swarm: list[Node], lost: list[str]
 ) -> None:
-    dead = next(node for node in village.nodes if node.home.name == lost[0])
+    dead = next(node for node in real_nodes.nodes if node.home.name == lost[0])
     behind = max(int(path.name.partition("-")[0]) for path in dead.home.glob("runs/*/checkpoints/[0-9]*")) // STEPS
     until(lambda: swarm[-1].round() > behind + CATCH_UP_ROUNDS, "the others to be far ahead", 60)
-    again = begin(village, dead.home.name, "join", "--bootstrap", swarm[-1].ask("status")["addresses"][0])
+    again = begin(real_nodes, dead.home.name, "join", "--bootstrap", swarm[-1].ask("status")["addresses"][0])
     assert again.took() > behind
     until(lambda: again.committed() >= 1, "a round with somebody", 60)
     for node in (*swarm, again):
