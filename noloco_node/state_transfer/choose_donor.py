@@ -35,7 +35,7 @@ TAKE_STATE_S = 300.0
 """For some peer to begin to send its state, and from one sign of progress to the next; a queue may be long."""
 QUEUE_S = 60.0
 """In one donor's queue without moving up, or until its copy is made, while there are other donors. Doubles each time
-that this donor's turn comes again: when all donors are busy, only a long wait reaches the head of a queue."""
+that this donor is asked: when all donors are busy, only a long wait reaches the head of a queue."""
 RETRY_S = 1.0
 RESUME_TRIES = 3
 """For a donor whose stream broke to resume, before another donor is asked for its version. The count starts again
@@ -95,18 +95,20 @@ async def take_state(
                 peer = choice.next(others.donors)
                 if peer is not None:
                     witnesses = [other for other in others.witnesses if other != peer and other not in choice.liars]
-                    turn = _Turn(peer, channel, wanted, witnesses, patience, choice.queue_s(others.donors), waits_for)
+                    attempt = _Attempt(
+                        peer, channel, wanted, witnesses, patience, choice.queue_s(others.donors), waits_for
+                    )
                     before = download.root, download.done
                     try:
-                        state = await client.fetch(channel(peer), wanted.terms, download, turn, pace)
+                        state = await client.fetch(channel(peer), wanted.terms, download, attempt, pace)
                     except PeerFault as fault:
-                        log.info("%s does not send its state (%s)", turn.name, fault)
+                        log.info("%s does not send its state (%s)", attempt.name, fault)
                         came = (download.root, download.done) != before
                         choice.failed(peer, fault, begun=bool(download.done), came=came)
                     else:
                         log.info(
                             "received the state of %s at round %d (version %s)",
-                            turn.name,
+                            attempt.name,
                             state.round,
                             download.root.hex()[:12],
                         )
@@ -158,7 +160,7 @@ class _Choice:
         return [peer for peer in candidates if peer not in self.liars]
 
 
-class _Turn:
+class _Attempt:
     """One download: reports its progress, extends the timeout, and asks witnesses how far the run is."""
 
     def __init__(  # noqa: PLR0913, PLR0917
@@ -178,7 +180,7 @@ class _Turn:
         self._words = client.DownloadProgress()
         waits_for(f"state from {self.name}")
 
-    def waits(self, place: int) -> None:
+    def queued(self, place: int) -> None:
         if place < self._place:
             self._place, self._since = place, _now()
             self._renew()
@@ -186,7 +188,7 @@ class _Turn:
             raise PeerRefused("busy")
         self._waits_for(f"state from {self.name}" + (f", {place} before us" if place else ", which copies it"))
 
-    async def begins(self, round: int) -> None:
+    async def check_round(self, round: int) -> None:
         if round > self._wanted.budget:
             raise PeerMisbehaved("bad_round", f"{round}")
         if round < self._wanted.own_round and not self._wanted.goes_back:
@@ -196,7 +198,7 @@ class _Turn:
             why = "stale_state" if round < middle else "far_ahead"
             raise PeerFault(why, f"of round {round}, where others are at {middle}")
 
-    def has(self, done_bytes: int, total_bytes: int) -> None:
+    def progress(self, done_bytes: int, total_bytes: int) -> None:
         self._renew()
         self._waits_for(f"state from {self.name}, {self._words(done_bytes, total_bytes)}")
 

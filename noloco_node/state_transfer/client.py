@@ -73,13 +73,13 @@ class DownloadProgress:
 class DownloadWatcher(Protocol):
     """Is told how a download goes."""
 
-    def waits(self, place: int) -> None:
+    def queued(self, place: int) -> None:
         """So many others come first; 0: the donor makes its copy."""
 
-    async def begins(self, round: int) -> None:
-        """The donor has another version than the one that was begun. Raises PeerFault where its round will not do."""
+    async def check_round(self, round: int) -> None:
+        """The donor has another version than the one that was begun. Raises PeerFault to refuse its round."""
 
-    def has(self, done_bytes: int, total_bytes: int) -> None: ...
+    def progress(self, done_bytes: int, total_bytes: int) -> None: ...
 
 
 class Download:
@@ -149,7 +149,7 @@ async def fetch(
     try:
         header = await _header(stream, pace, watcher)
         if header.root != download.root:  # a version that was begun may be old by now, and is resumed all the same
-            await watcher.begins(header.round)
+            await watcher.check_round(header.round)
         download.begin(header)
         while download.done < download.fragments:
             fragment = bytearray()
@@ -160,7 +160,7 @@ async def fetch(
                 if not isinstance(chunk, wire.StateChunk) or len(chunk.data) != due:
                     raise PeerMisbehaved("bad_state", "not a chunk of what was announced")
                 fragment += chunk.data
-                watcher.has(download.done_bytes + len(fragment), download.total_bytes)
+                watcher.progress(download.done_bytes + len(fragment), download.total_bytes)
             await aside(len(fragment), download.add, fragment)
         return download.result()
     finally:
@@ -185,7 +185,7 @@ async def _header(stream: AsyncIterator[pb.StateFrame], pace: Pace, watcher: Dow
             case wire.StateHeader() as header:
                 return header
             case wire.StatePlace(place):
-                watcher.waits(place)
+                watcher.queued(place)
             case wire.Refusal(code, retry_in_s):
                 raise PeerRefused(code.reason, retry_in_s)
             case wire.StateChunk():

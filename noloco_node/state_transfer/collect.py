@@ -115,7 +115,7 @@ class Collector:
             await work.take(folder, donor)
         if len(work.view.states) == 1:
             raise SwarmUnreachable(
-                "no other node gave its state: see `noloco-node peers`, or leave --average out to export this one's"
+                "no other node sent its state: see `noloco-node peers`, or leave --average out to export this one's"
             )
 
     def _fresh_folder(self, own: OwnState, peers: int) -> Path:
@@ -170,10 +170,10 @@ class _Work:
         if not self._limits.room_to_take(download.total_bytes):
             self._skip(name, "the day's download has no room for its state; --daily-download allows more")
             return
-        turn = _DonorTurn(self, name)
+        attempt = _Attempt(self, name)
         try:
             async with asyncio.timeout(BEGIN_S + download.total_bytes / self._slowest):
-                state = await client.fetch(self._channel(donor.peer_id), self.own.terms, download, turn, self._pace)
+                state = await client.fetch(self._channel(donor.peer_id), self.own.terms, download, attempt, self._pace)
             await self.keep(folder, donor.peer_id, donor.step, state)
         except TimeoutError:
             self._skip(name, "too slow")
@@ -193,7 +193,7 @@ class _Work:
         self.view = replace(self.view, skipped=(*self.view.skipped, f"{name}: {why}"))
 
 
-class _DonorTurn:
+class _Attempt:
     """One download: checks the donor's round, and shows progress."""
 
     def __init__(self, work: _Work, name: str) -> None:
@@ -201,17 +201,17 @@ class _DonorTurn:
         self._words = client.DownloadProgress()
         self._say("")
 
-    def waits(self, place: int) -> None:
+    def queued(self, place: int) -> None:
         self._say(f", {place} before us" if place else ", which copies it")
 
-    async def begins(self, round: int) -> None:
+    async def check_round(self, round: int) -> None:
         own = self._work.own
         if round > own.budget:
             raise PeerMisbehaved("bad_round", f"{round}")
         if round < own.round - STALE_ROUNDS:
             raise PeerFault("old_state", f"of round {round}")
 
-    def has(self, done_bytes: int, total_bytes: int) -> None:
+    def progress(self, done_bytes: int, total_bytes: int) -> None:
         self._say(f", {self._words(done_bytes, total_bytes)}")
 
     def _say(self, how_far: str) -> None:

@@ -4,8 +4,8 @@ SCHEMA stays when a field is added, and is raised when one changes its meaning. 
 be older or newer than the command that asks it: unknown fields are skipped, missing ones have their default. Numbers
 that JSON cannot hold (NaN, infinities) become null.
 
-By hand, and not by pydantic: its import and the adapter for StatusView took 0.27 s where a whole `noloco-node status`
-takes 0.25 s; this module reads and writes a status in 1 ms, a history of 1000 points in 25 ms.
+By hand, and not by pydantic: its import and its adapter for StatusView take 0.12 s of CPU, as much as a whole
+`noloco-node status`. This module reads and writes a status in 2 ms, a history of 1000 points in 8 ms.
 """
 
 import json

@@ -118,7 +118,7 @@ def test_the_days_quota_is_kept(tmp_path: Path) -> None:
     some = asyncio.run(story(1))
     assert len(some.states) == 2 and "--daily-download" in some.skipped[0] and some.failure is None
     none = asyncio.run(story(0))
-    assert none.exit_code == 10 and "no other node gave its state" in (none.failure or "")
+    assert none.exit_code == 10 and "no other node sent its state" in (none.failure or "")
     assert not (tmp_path / collect.FOLDER).exists()
 
 

@@ -45,13 +45,13 @@ class Heard:
         self.rounds: list[int] = []
         self._stop_at, self._stop = stop_at, stop
 
-    def waits(self, place: int) -> None:
+    def queued(self, place: int) -> None:
         self.places.append(place)
 
-    async def begins(self, round: int) -> None:
+    async def check_round(self, round: int) -> None:
         self.rounds.append(round)
 
-    def has(self, done_bytes: int, total_bytes: int) -> None:
+    def progress(self, done_bytes: int, total_bytes: int) -> None:
         self.bytes.append(done_bytes)
         if self._stop_at is not None and done_bytes >= self._stop_at:
             self._stop()
