@@ -5,7 +5,7 @@ from collections.abc import Collection, Coroutine, Sequence
 from typing import Any
 
 import pytest
-from donors import BUDGET, NUMBERS, TERMS, Giver, Liar, Place, chunks, header, numbers
+from donors import BUDGET, NUMBERS, TERMS, DonorNetwork, Liar, Owner, chunks, header, numbers
 from virtual_clock import run_virtual
 
 from noloco_node.errors import SwarmUnreachable
@@ -84,8 +84,8 @@ def play(story: Coroutine[Any, Any, None]) -> None:
     run_virtual(asyncio.wait_for(story, 20_000))
 
 
-async def catch_up_of(node: Node, place: Place, **options: bool) -> CatchUp:
-    return CatchUp(node, "me", (await place.newcomer("me")).channel, Wanted(TERMS, NUMBERS, BUDGET), **options)
+async def catch_up_of(node: Node, network: DonorNetwork, **options: bool) -> CatchUp:
+    return CatchUp(node, "me", (await network.joining_node("me")).channel, Wanted(TERMS, NUMBERS, BUDGET), **options)
 
 
 # ---- which state ---------------------------------------------------------------------------------------------------
@@ -131,22 +131,22 @@ def test_a_slow_download_is_in_bf16() -> None:
 @pytest.mark.parametrize("state", ["training", "solo", "paused", "finished"])
 def test_a_joining_node_takes_the_state_of_any_node_that_has_weights(state: str) -> None:
     async def story() -> None:
-        place, node = Place(), Node(0, [record("donor", 12, state)])
-        await place.donor("donor", Giver(DATA))
-        await (await catch_up_of(node, place)).arrive()
+        network, node = DonorNetwork(), Node(0, [record("donor", 12, state)])
+        await network.donor("donor", Owner(DATA))
+        await (await catch_up_of(node, network)).arrive()
         assert (node.round, node.state) == (12, DATA)
-        await place.close()
+        await network.close()
 
     play(story())
 
 
 def test_a_node_that_sees_nobody_looks_again_before_it_begins_from_nothing() -> None:
     async def story(*sights: Sequence[PeerRecord] | Exception, first: bool = False) -> None:
-        place, node = Place(), Node(0, *sights)
-        await place.donor("donor", Giver(DATA))
-        await (await catch_up_of(node, place, first=first)).arrive()
+        network, node = DonorNetwork(), Node(0, *sights)
+        await network.donor("donor", Owner(DATA))
+        await (await catch_up_of(node, network, first=first)).arrive()
         looked.append((node.did.count("look"), node.round))
-        await place.close()
+        await network.close()
 
     looked: list[tuple[int, int]] = []
     play(story([], first=True))
@@ -166,14 +166,14 @@ def test_a_donor_that_claims_to_be_at_the_runs_end_is_not_believed(
     monkeypatch: pytest.MonkeyPatch, honest: list[str], own: int, there: int
 ) -> None:
     async def story() -> None:
-        place, node = Place(), Node(own, [record(peer, round) for peer, round in claims.items()])
+        network, node = DonorNetwork(), Node(own, [record(peer, round) for peer, round in claims.items()])
         liar = liar_at(BUDGET)
-        await place.liar("liar", liar)
+        await network.liar("liar", liar)
         for peer in honest:
-            await place.donor(peer, Giver(DATA, there))
-        await (await catch_up_of(node, place)).arrive()
+            await network.donor(peer, Owner(DATA, there))
+        await (await catch_up_of(node, network)).arrive()
         assert (node.round, node.state) == ((own, None) if own == 100 else (there, DATA))
-        await place.close()
+        await network.close()
 
     claims = {"liar": BUDGET, **dict.fromkeys(honest, there)}
     monkeypatch.setattr(catch_up.choose_donor.random, "choice", lambda found: found[0])
@@ -182,12 +182,12 @@ def test_a_donor_that_claims_to_be_at_the_runs_end_is_not_believed(
 
 def test_a_single_witness_cannot_call_the_only_honest_donor_stale() -> None:
     async def story() -> None:
-        place, node = Place(), Node(0, [record("honest", 12), record("liar", BUDGET)])
-        await place.donor("honest", Giver(DATA))
-        await place.liar("liar", Liar([wire.Refusal(wire.Code.BUSY)], BUDGET))
-        await (await catch_up_of(node, place)).arrive()
+        network, node = DonorNetwork(), Node(0, [record("honest", 12), record("liar", BUDGET)])
+        await network.donor("honest", Owner(DATA))
+        await network.liar("liar", Liar([wire.Refusal(wire.Code.BUSY)], BUDGET))
+        await (await catch_up_of(node, network)).arrive()
         assert (node.round, node.state) == (12, DATA)
-        await place.close()
+        await network.close()
 
     play(story())
 
@@ -195,9 +195,9 @@ def test_a_single_witness_cannot_call_the_only_honest_donor_stale() -> None:
 # ---- on the way ----------------------------------------------------------------------------------------------------
 def test_a_node_whose_swaps_diverge_again_and_again_takes_a_peers_state() -> None:
     async def story() -> None:
-        place, node = Place(), Node(12, [record("donor", 13)])
-        await place.donor("donor", Giver(DATA, 13))
-        catching = await catch_up_of(node, place)
+        network, node = DonorNetwork(), Node(12, [record("donor", 13)])
+        await network.donor("donor", Owner(DATA, 13))
+        catching = await catch_up_of(node, network)
         for solo in ["diverged"] * (DIVERGED_ROUNDS - 1) + [None] + ["diverged", "busy"] * (DIVERGED_ROUNDS - 1):
             assert not catching.round_over(solo, "donor"), "another reason is no sign of it"
         assert catching.round_over("diverged", "another")
@@ -207,24 +207,24 @@ def test_a_node_whose_swaps_diverge_again_and_again_takes_a_peers_state() -> Non
         await node.on.wait()
         assert node.did == ["look", "adopts", "on"]
         assert (node.round, node.state) == (13, DATA)
-        await place.close()
+        await network.close()
 
     play(story())
 
 
 def test_a_diverged_node_goes_back_to_an_earlier_round() -> None:
     async def story() -> None:
-        place, node = Place(), Node(100, [record("one", 90), record("two", 91)])
-        givers = {"one": Giver(DATA, 90), "two": Giver(DATA, 91)}
-        for peer, giver in givers.items():
-            await place.donor(peer, giver)
-        catching = await catch_up_of(node, place)
+        network, node = DonorNetwork(), Node(100, [record("one", 90), record("two", 91)])
+        owners = {"one": Owner(DATA, 90), "two": Owner(DATA, 91)}
+        for peer, owner in owners.items():
+            await network.donor(peer, owner)
+        catching = await catch_up_of(node, network)
         assert [catching.round_over("diverged", peer) for peer in ("one", "two")] == [False, True]
         catching.start(diverged=True)
         await node.on.wait()
         assert node.round in (90, 91) and node.state == DATA
-        assert sum(len(giver.asked) for giver in givers.values()) == 1
-        await place.close()
+        assert sum(len(owner.asked) for owner in owners.values()) == 1
+        await network.close()
 
     play(story())
 
@@ -232,40 +232,40 @@ def test_a_diverged_node_goes_back_to_an_earlier_round() -> None:
 @pytest.mark.parametrize("sight", [[], [record("a", 13)]], ids=["nobody there", "the other one's turn"])
 def test_alone_or_with_the_lower_peer_id_a_node_has_not_diverged(sight: list[PeerRecord]) -> None:
     async def story() -> None:
-        place, node = Place(), Node(12, sight)
-        catching = await catch_up_of(node, place)
+        network, node = DonorNetwork(), Node(12, sight)
+        catching = await catch_up_of(node, network)
         partner = sight[0].peer_id if sight else "gone"
         assert not any(catching.round_over("diverged", partner) for _ in range(2 * DIVERGED_ROUNDS))
-        await place.close()
+        await network.close()
 
     play(story())
 
 
 def test_after_a_pause_only_a_node_far_behind_takes_a_state() -> None:
     async def story() -> None:
-        place, node = Place(), Node(12, [record("donor", 12 + CATCH_UP_ROUNDS - 1)])
-        await place.donor("donor", Giver(DATA, 12 + CATCH_UP_ROUNDS))
-        catching = await catch_up_of(node, place)
+        network, node = DonorNetwork(), Node(12, [record("donor", 12 + CATCH_UP_ROUNDS - 1)])
+        await network.donor("donor", Owner(DATA, 12 + CATCH_UP_ROUNDS))
+        catching = await catch_up_of(node, network)
         assert not catching.is_behind()
         node.sights = [[record("donor", 12 + CATCH_UP_ROUNDS)]]
         assert catching.is_behind()
         catching.start(diverged=False)
         await node.on.wait()
         assert node.state == DATA and node.did == ["look", "adopts", "on"]
-        await place.close()
+        await network.close()
 
     play(story())
 
 
 def test_where_no_donor_sends_its_state_it_goes_on_with_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        place, node = Place(), Node(12, [record("gone", 50)])
-        catching = await catch_up_of(node, place)
+        network, node = DonorNetwork(), Node(12, [record("gone", 50)])
+        catching = await catch_up_of(node, network)
         assert catching.is_behind()
         catching.start(diverged=False)
         await node.on.wait()
         assert node.round == 12 and node.state is None
-        await place.close()
+        await network.close()
 
     monkeypatch.setattr(catch_up.choose_donor, "TAKE_STATE_S", 20.0)
     play(story())
@@ -277,15 +277,15 @@ def test_an_error_while_adopting_is_logged_and_it_trains_on(caplog: pytest.LogCa
             raise RuntimeError("out of something")
 
     async def story() -> None:
-        place, node = Place(), Broken(12, [record("donor", 50)])
-        await place.donor("donor", Giver(DATA, 50))
-        catching = await catch_up_of(node, place)
+        network, node = DonorNetwork(), Broken(12, [record("donor", 50)])
+        await network.donor("donor", Owner(DATA, 50))
+        catching = await catch_up_of(node, network)
         for _ in range(2):
             assert catching.is_behind()
             catching.start(diverged=False)
             await node.on.wait()
             node.on.clear()
-        await place.close()
+        await network.close()
 
     play(story())
     assert "out of something" in caplog.text
@@ -293,14 +293,14 @@ def test_an_error_while_adopting_is_logged_and_it_trains_on(caplog: pytest.LogCa
 
 def test_catching_up_that_is_stopped_does_not_tell_that_it_ended() -> None:
     async def story() -> None:
-        place, node = Place(), Node(12, [record("gone", 50)])
-        catching = await catch_up_of(node, place)
+        network, node = DonorNetwork(), Node(12, [record("gone", 50)])
+        catching = await catch_up_of(node, network)
         assert catching.is_behind()
         catching.start(diverged=False)
         await asyncio.sleep(1)
         catching.stop()
         await asyncio.sleep(100)
         assert "on" not in node.did
-        await place.close()
+        await network.close()
 
     play(story())
