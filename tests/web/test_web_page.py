@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 
 import browser
 import pytest
-from at_hand import BARE, AtHand, busy
 from browser import CHROMIUM, Tab
+from canned_node import BARE, CannedNode, busy
 from real_nodes import Node, RealNodes, until
-from served import served
+from served_page import served
 
 from noloco_node.views.history import HistoryView, Said
 from noloco_node.views.peers import PeersView, RunView
@@ -231,7 +231,7 @@ def test_charts_and_tables_work_by_keyboard(tab: Tab, tmp_path: Path) -> None:
 
 
 def test_every_state_has_its_words(tab: Tab, tmp_path: Path) -> None:
-    node = AtHand()
+    node = CannedNode()
     node.now = replace(BARE, state="starting", waiting_for="the network daemon")
     with served(node, tmp_path) as page:
         tab.go(page.url)
@@ -261,7 +261,7 @@ def test_it_comes_back_with_the_node(tab: Tab, tmp_path: Path) -> None:
         tab.until(f"({FILLED}).rows === 8")
     tab.until("!document.querySelector('#banner').hidden")
     assert tab.value(FILLED)["rows"] == 8
-    fresh = AtHand()
+    fresh = CannedNode()
     fresh.now = replace(BARE, round=7)
     with served(fresh, tmp_path, urlsplit(page.url).port):
         tab.until("document.querySelector('#banner').hidden")

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from at_hand import ME, AtHand, busy
+from canned_node import ME, CannedNode, busy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from served import served as serving
+from served_page import served as serving
 
 from noloco_node.errors import UsageError
 from noloco_node.host import config
@@ -33,7 +33,7 @@ PAGE = ROOT / "noloco_node" / "web" / "page"
 class Server:
     """A running server, and the node behind it."""
 
-    def __init__(self, url: str, node: AtHand, token: str) -> None:
+    def __init__(self, url: str, node: CannedNode, token: str) -> None:
         self.url, self.node, self.token = url, node, token
         self.port = int(url.rstrip("/").rpartition(":")[2])
         self.host = f"127.0.0.1:{self.port}"
@@ -501,7 +501,7 @@ def test_an_event_costs_little() -> None:
 
 async def test_a_port_in_use_is_reported_at_once(served: Server, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"cannot serve the web page at {served.host}: something else listens there"):
-        async with server.page(served.host, AtHand(), tmp_path / "web.token"):
+        async with server.page(served.host, CannedNode(), tmp_path / "web.token"):
             pass
 
 
