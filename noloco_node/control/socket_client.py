@@ -85,6 +85,9 @@ class ControlClient:
 
         await self._call("LogLevel", LogLevelRequest(level=level))
 
+    async def round_events(self) -> list[str]:
+        return list((await self._call("RoundEvents")).lines)
+
     async def _view(self, method: str) -> str:
         return str((await self._call(method)).json)
 

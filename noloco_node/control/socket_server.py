@@ -51,6 +51,10 @@ class NodeView(Protocol):
     def log_level(self, level: str) -> None:
         """One of config.LOG_LEVELS."""
 
+    def round_events(self) -> list[str]:
+        """The latest of the rounds' state machine, one a line."""
+        ...
+
     async def ping(self, peer: str, payload_bytes: int) -> PingView:
         """One round trip, in bounded time."""
         ...
@@ -100,6 +104,9 @@ class ControlServicer(rpc.ControlServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "")
         self._node.log_level(request.level)
         return pb.Empty()
+
+    async def RoundEvents(self, _request: pb.Empty, _context: object) -> pb.Lines:  # noqa: N802 (the proto's name)
+        return pb.Lines(lines=self._node.round_events())
 
 
 @asynccontextmanager

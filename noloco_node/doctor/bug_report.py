@@ -1,4 +1,4 @@
-"""Packs logs, manifests and status into one zip file, without secrets, to find a fault.
+"""Packs logs, manifests, status and the latest round events into one zip file, without secrets, to find a fault.
 
 Left out: the identity's key, tokens, invitations, settings, and every value of the environment. Masked everywhere: IP
 addresses; host names that appear in an address, a URL or a network error; what looks like a credential; the path of the

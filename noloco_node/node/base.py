@@ -111,6 +111,9 @@ class BaseNode:
     def resume(self) -> None:
         """See `pause`."""
 
+    def round_events(self) -> list[str]:
+        return []
+
     def log_level(self, level: str) -> None:
         logging.getLogger("noloco_node").setLevel(level.upper())
         log.info("the log holds %s from now on", level)

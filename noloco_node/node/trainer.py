@@ -458,5 +458,8 @@ class TrainingNode(BaseNode):
     def peers(self) -> PeersView:
         return status.peers(self._stats, self.seen(), self._transport.via)
 
+    def round_events(self) -> list[str]:
+        return self._rounds.event_log()
+
     def history(self) -> HistoryView:
         return self._recorder.curves.view(self._lines.last())

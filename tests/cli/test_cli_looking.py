@@ -274,7 +274,9 @@ def test_a_bug_report_of_a_running_node(running, home, tmp_path, capsys):
     assert main(["bugreport", "--to", "report.zip", "--json"]) == 0
     assert shown(capsys)["file"] == str(tmp_path / "report.zip")
     with zipfile.ZipFile("report.zip") as pack:
-        assert set(pack.namelist()) == {"versions.txt", "status.json", "peers.json", "doctor.json", "node.log"}
+        of_the_node = {"status.json", "peers.json", "rounds.log", "node.log"}
+        assert set(pack.namelist()) == of_the_node | {"versions.txt", "doctor.json"}
+        assert "Tick()" in pack.read("rounds.log").decode()
         status = json.loads(pack.read("status.json"))
         findings = json.loads(pack.read("doctor.json"))["findings"]
         assert str(tmp_path) not in pack.read("doctor.json").decode()
