@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ class Room:
 
 
 def record(name: str, state: str = "training", round: int = 12) -> PeerRecord:
-    known: dict[str, Any] = dict.fromkeys(PeerRecord.__slots__)
+    known: dict[str, Any] = dict.fromkeys(field.name for field in fields(PeerRecord))
     return PeerRecord(**{**known, "peer_id": name, "state": state, "round": round, "step": 50 * round})
 
 
