@@ -1,7 +1,7 @@
 """R replicas of one model, each a module with a node's own optimizer (training/optimizer.py).
 
 All start from the same weights. Parameters and gradients are views of the rows of two matrices (R, P), so an outer
-algorithm works on plain rows. One batched model for all replicas would be no faster: a step took the same CPU time.
+algorithm works on plain rows. One batched model for all replicas took the same CPU time a step.
 """
 
 from copy import deepcopy
