@@ -158,12 +158,6 @@ class InnerSpec(_Table):
     """Compute activations again in the backward pass instead of keeping them: a third more work, a fraction of the
     memory."""
 
-    @model_validator(mode="after")
-    def _falls_after_it_rose(self) -> "InnerSpec":
-        if self.schedule == "wsd" and self.warmup + self.cooldown > 1:
-            raise ValueError("must have a warmup and a cooldown of at most 1 together")
-        return self
-
     @model_validator(mode="before")
     @classmethod
     def _by_steps_or_by_time(cls, given: Any) -> Any:
@@ -172,7 +166,9 @@ class InnerSpec(_Table):
         return given
 
     @model_validator(mode="after")
-    def _one_length(self) -> "InnerSpec":
+    def _consistent(self) -> "InnerSpec":
+        if self.schedule == "wsd" and self.warmup + self.cooldown > 1:
+            raise ValueError("must have a warmup and a cooldown of at most 1 together")
         if (self.steps is None) == (self.seconds is None):
             raise ValueError("needs either steps or seconds")
         return self
