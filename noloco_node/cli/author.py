@@ -33,8 +33,8 @@ def init(args: argparse.Namespace) -> int:
     except FileExistsError:
         raise UsageError(f"{path} exists already: name another file, or replace it with --force") from None
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}. Name a file elsewhere") from None
-    print(f"wrote {path}: look through it, then run `noloco-node start {path}`")
+        raise UsageError(f"cannot write {path}: {error.strerror}. Name another file") from None
+    print(f"wrote {path}: edit it, then run `noloco-node start {path}`")
     return 0
 
 

@@ -109,11 +109,13 @@ async def _views(home: Home) -> dict[str, str]:
     """Of the node that runs here, or the reason why there are none."""
     try:
         async with socket_client.connected(home) as node:
-            status, peers = await node.status(), await node.peers()
+            status, peers, events = await node.status(), await node.peers(), await node.round_events()
     except NolocoError as error:
         return {"status.txt": f"{error}\n"}
     return {
-        f"{name}.json": json.dumps(document(view), indent=2) for name, view in (("status", status), ("peers", peers))
+        "status.json": json.dumps(document(status), indent=2),
+        "peers.json": json.dumps(document(peers), indent=2),
+        "rounds.log": "\n".join(events),
     }
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from noloco_node.base.addresses import ANY_PORT, Address, parse
+from noloco_node.base.addresses import ANY_PORT, Address, WrongPeerId, parse
 from noloco_node.base.validation import did_you_mean, listed, shown
 from noloco_node.errors import UsageError
 from noloco_node.host import limits
@@ -304,6 +304,8 @@ def _address(value: object, allowed: str, fits: Callable[[Address], bool]) -> Ad
     """`fits`: whether an address of a TCP port, without a relay, can be used here."""
     try:
         address = parse(str(value))
+    except WrongPeerId:
+        raise
     except UsageError:
         raise ValueError(f"must be {allowed}", value) from None
     if address.transport != "tcp" or address.relay or not fits(address):

@@ -51,10 +51,10 @@ class Membership:
         await directory.start()
         await self._call_cached(directory)
 
-    async def publish(self, standing: Presence) -> None:
+    async def publish(self, presence: Presence) -> None:
         if self._directory:
-            await self._directory.publish(standing)
-            self.published = standing.state
+            await self._directory.publish(presence)
+            self.published = presence.state
 
     async def look(self) -> None:
         if self._directory:

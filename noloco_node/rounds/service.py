@@ -1,4 +1,4 @@
-"""Outer rounds over a Transport: the shell around core/round.py that calls, answers, swaps and keeps time.
+"""Outer rounds over gRPC: the shell around core/round.py that calls, answers, swaps and keeps time.
 
 It performs what the state machine says and reports back what became of it; every decision stands there. It moves opaque
 bytes and never imports torch: an offer's vectors come from the codec thread behind the `Vectors` protocol, and what a
@@ -49,7 +49,7 @@ class RoundTerms:
 
 
 class Channels(Protocol):
-    """What is needed of a Transport."""
+    """What is needed of the transport."""
 
     @property
     def peer_id(self) -> str: ...

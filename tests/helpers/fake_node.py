@@ -94,6 +94,9 @@ class FakeNode:
     def resume(self):
         self.view = replace(self.view, state="training", waiting_for=None)
 
+    def round_events(self):
+        return ["   -0.500 s  Tick()"]
+
     def log_level(self, level):
         logging.getLogger("noloco_node").setLevel(level.upper())
 
