@@ -133,14 +133,8 @@ def _write_all(into: Path, state: Saveable, run_id: str, layout: bytes) -> None:
         _OUTER: _write(into / _OUTER, lambda file: _write_safetensors(file, state.outer)),
         _INNER: _write(into / _INNER, lambda file: torch.save(dict(state.inner), file)),
     }
-    about = {
-        "schema": SCHEMA,
-        "run_id": run_id,
-        "layout": layout.hex(),
-        "round": state.round,
-        "step": state.step,
-        "files": files,
-    }
+    which = {"schema": SCHEMA, "run_id": run_id, "layout": layout.hex()}
+    about = {**which, "round": state.round, "step": state.step, "files": files}
     _write(into / _STATE, lambda file: file.write(json.dumps(about, indent=1).encode()))
     atomic_files.sync(into)
 

@@ -27,12 +27,8 @@ from noloco_node.run import signed_file
 from noloco_node.version import VERSION
 
 _OURS = {
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "README.md",
-    signed_file.NAME,
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+    *("README.md", signed_file.NAME),
 }
 _SPARE_BYTES = 64 << 20  # for everything but the weights
 _ELSEWHERE = "name another place with --to"

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from noloco_node.base.validation import listed, plain_table, shown
+from noloco_node.base.validation import listed, plain_table
 from noloco_node.core import stability
 
 PRESETS = ("tiny", "125m", "350m", "1b", "7b")
@@ -31,6 +31,10 @@ _HUB_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
 
 def _field(allowed: str, **rules: Any) -> Any:
     return Field(json_schema_extra={"allowed": allowed}, **rules)
+
+
+def _one_of(words: tuple[str, ...], default: str | None) -> Any:
+    return _field(listed(words), pattern=f"^({'|'.join(words)})$", default=default)
 
 
 def _whole(low: int, high: int, **rules: Any) -> Any:
@@ -61,7 +65,7 @@ class _Table(BaseModel):
 
 
 class ModelSpec(_Table):
-    preset: str | None = _field(listed(PRESETS), default=None)
+    preset: str | None = _one_of(PRESETS, default=None)
     """A built-in model, in Llama's shape."""
     architecture: str | None = _field(
         "a transformers config class like LlamaConfig", pattern=r"^[A-Z][A-Za-z0-9]{0,58}Config$", default=None
@@ -75,11 +79,6 @@ class ModelSpec(_Table):
     """A task that every volunteer has installed, instead of a language model: it brings model and data."""
     options: dict[str, Any] = _field("a table of plain values for the task", default={})
     """Its arguments."""
-
-    @field_validator("preset")
-    @classmethod
-    def _known(cls, value: str | None) -> str | None:
-        return _one_of(value, PRESETS)
 
     @field_validator("config", "options")
     @classmethod
@@ -100,7 +99,7 @@ class ModelSpec(_Table):
 class DataSpec(_Table):
     """Names data, never a path: files on a volunteer's machine are read only where the volunteer names them."""
 
-    source: str = _field(listed(SOURCES), default=SOURCES[0])
+    source: str = _one_of(SOURCES, default=SOURCES[0])
     """`stdlib`: the sources of Python's standard library. `files`: what each volunteer names with `--data`. `hub`: a
     data set of the Hugging Face hub, streamed."""
     tokenizer: str = _field(
@@ -121,11 +120,6 @@ class DataSpec(_Table):
     """Of the hub's data set, to train on."""
     sequence_length: int = _whole(2, 1_048_576, default=128)
     """Tokens in one training sequence."""
-
-    @field_validator("source")
-    @classmethod
-    def _known(cls, value: str) -> str | None:
-        return _one_of(value, SOURCES)
 
     @model_validator(mode="after")
     def _one_source(self) -> "DataSpec":
@@ -164,12 +158,6 @@ class InnerSpec(_Table):
     """Compute activations again in the backward pass instead of keeping them: a third more work, a fraction of the
     memory."""
 
-    @model_validator(mode="after")
-    def _falls_after_it_rose(self) -> "InnerSpec":
-        if self.schedule == "wsd" and self.warmup + self.cooldown > 1:
-            raise ValueError("must have a warmup and a cooldown of at most 1 together")
-        return self
-
     @model_validator(mode="before")
     @classmethod
     def _by_steps_or_by_time(cls, given: Any) -> Any:
@@ -178,7 +166,9 @@ class InnerSpec(_Table):
         return given
 
     @model_validator(mode="after")
-    def _one_length(self) -> "InnerSpec":
+    def _consistent(self) -> "InnerSpec":
+        if self.schedule == "wsd" and self.warmup + self.cooldown > 1:
+            raise ValueError("must have a warmup and a cooldown of at most 1 together")
         if (self.steps is None) == (self.seconds is None):
             raise ValueError("needs either steps or seconds")
         return self
@@ -202,7 +192,7 @@ class OuterSpec(_Table):
     """Undo the loss of length of Δ by averaging (core/length_correction.py)."""
     overlap: Literal["eager", "blocking"] = _field("eager or blocking", default="eager")
     """`eager`: training goes on during a swap. `blocking`: it waits."""
-    codec: str = _field(listed(CODECS), default=CODECS[0])
+    codec: str = _one_of(CODECS, default=CODECS[0])
     """How vectors are encoded on the wire."""
     swaps_per_round: int | Literal["auto"] = _field("a whole number from 1 to 16, or auto", default=1)
     """Most swaps of a round, one after the other. `auto`: another while a swap takes less than a
@@ -214,11 +204,6 @@ class OuterSpec(_Table):
         if isinstance(value, int) and not 1 <= value <= 16:
             raise ValueError(f"must be a whole number from 1 to 16, or auto, not {value}")
         return value
-
-    @field_validator("codec")
-    @classmethod
-    def _known(cls, value: str) -> str | None:
-        return _one_of(value, CODECS)
 
     @model_validator(mode="after")
     def _several_only_when_eager(self) -> "OuterSpec":
@@ -297,9 +282,3 @@ def with_additions(table: type[BaseModel], document: Any) -> Any:
     document = {**_additions(table), **document}
     inner = {name: with_additions(kind, value) for name, kind, value in _tables(table, document)}
     return {**document, **inner}
-
-
-def _one_of(value: str | None, known: tuple[str, ...]) -> str | None:
-    if value is not None and value not in known:
-        raise ValueError(f"must be {listed(known)}, not {shown(value)}")
-    return value
