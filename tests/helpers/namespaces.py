@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 def why_not(*tools: str) -> str | None:
-    """Why there can be none here, or not with these tools besides, if so."""
+    """Why there can be no namespaces with these tools on this machine; None if there can."""
     if os.geteuid() != 0:
         return "needs root, to make network namespaces"
     missing = [tool for tool in ("ip", *tools) if not shutil.which(tool)]
@@ -27,7 +27,7 @@ def space(name: str) -> str:
 
 @contextmanager
 def spaces(*names: str) -> Iterator[None]:
-    """Each with its own loopback. The links in them go with them at the end."""
+    """Namespaces with these names, each with its own loopback. They are removed at the end, with the links in them."""
     try:
         for name in names:
             sh(f"ip netns add {space(name)}")
@@ -39,7 +39,7 @@ def spaces(*names: str) -> Iterator[None]:
 
 
 def inside(name: str) -> list[str]:
-    """What a command is put behind to run there."""
+    """The words to put before a command so that it runs there."""
     return ["ip", "netns", "exec", space(name)]
 
 

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 def until(found: Callable[[], T | None], what: str, within_s: float = 90) -> T:
-    """Poll for something true, with a deadline."""
+    """Poll until `found` returns something true. Fails after `within_s`."""
     deadline = time.monotonic() + within_s
     while not (value := found()):
         assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}"
@@ -60,22 +60,22 @@ class Node:
         self.group = group
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
-                [*within, *group.command, *words, "--home", str(self.home), "--listen", f"/ip4/{at}/tcp/0"],
+                [*within, *group.program, *words, "--home", str(self.home), "--listen", f"/ip4/{at}/tcp/0"],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
                 env=group.environ,
                 start_new_session=True,
             )
-        self.family: set[int] = set()
 
-    def said(self, pattern: str) -> str | None:
+    def printed(self, pattern: str) -> str | None:
+        """The first group of the pattern, where it printed something like that."""
         match = re.search(pattern, self.log.read_text(errors="replace"))
         return match[1] if match else None
 
     def invitation(self) -> list[str]:
         """The words that it prints for others to join with: `join --bootstrap <address> …`."""
-        return until(lambda: self.said(r"others join with: noloco-node (.*)"), "the line to join with").split()
+        return until(lambda: self.printed(r"others join with: noloco-node (.*)"), "the line to join with").split()
 
     def address(self) -> str:
         return self.invitation()[2]
@@ -84,7 +84,8 @@ class Node:
         """Run a command for this node."""
         return self.group.run(*words, "--home", str(self.home), within_s=within_s)
 
-    def tell(self, verb: str) -> None:
+    def command(self, verb: str) -> None:
+        """Run a verb that must succeed."""
         done = self.run(verb)
         assert done.returncode == 0, done.stderr
 
@@ -104,18 +105,17 @@ class Node:
     def round(self) -> int:
         return self.ask("status").get("round", 0)
 
-    def took(self, within_s: float = 90) -> int:
+    def received_state(self, within_s: float = 90) -> int:
         """Wait until it has a peer's state, and return the state's round."""
-        return int(until(lambda: self.said(r"received the state of \S+ at round (\d+)"), "a peer's state", within_s))
+        return int(until(lambda: self.printed(r"received the state of \S+ at round (\d+)"), "a peer's state", within_s))
 
-    def remember_family(self) -> set[int]:
-        """The processes that belong to it now."""
+    def processes(self) -> set[int]:
+        """The ids of its process and of that one's children."""
         me = psutil.Process(self.process.pid)
-        self.family |= {me.pid, *(child.pid for child in me.children(recursive=True))}
-        return self.family
+        return {me.pid, *(child.pid for child in me.children(recursive=True))}
 
     def leave(self) -> None:
-        self.tell("leave")
+        self.command("leave")
         assert self.process.wait(30) == 0, self.log.read_text()[-2000:]
 
     def kill(self) -> None:
@@ -129,7 +129,7 @@ class RealNodes:
     def __init__(self, **environ: str) -> None:
         """`environ`: added to every command's environment. The tasks of tests/tasks are installed."""
         self.root = Path(tempfile.mkdtemp(prefix="nn-"))  # short: the path of a control socket has a limit
-        self.command = [sys.executable, "-m", "noloco_node"]
+        self.program = [sys.executable, "-m", "noloco_node"]
         clean = {key: value for key, value in os.environ.items() if not key.startswith("NOLOCO_")}
         self.scratch = self.root / "t"
         self.scratch.mkdir()
@@ -146,7 +146,7 @@ class RealNodes:
 
     def run(self, *words: str, within_s: float = 30) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*self.command, *words],
+            [*self.program, *words],
             capture_output=True,
             text=True,
             env=self.environ,
@@ -176,7 +176,7 @@ class RealNodes:
         return self.tables(model=LLAMA, data={"sequence_length": 64}, inner=inner, outer=outer)
 
     def tables(self, *, rounds: int = 100_000, **tables: Mapping[str, Any]) -> Path:
-        """A run.toml of just these; what they leave out has its default."""
+        """A run.toml of these tables; everything else has its default."""
         run = {"name": "test", "rounds": rounds, **tables}
         return self._run_toml("".join(f"{key} = {_toml(value)}\n" for key, value in run.items()))
 

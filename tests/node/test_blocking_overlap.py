@@ -1,4 +1,4 @@
-"""A run with blocking overlap: who is alone trains on, and two that wait for each other's swap meet every round."""
+"""A run with blocking overlap: a node alone trains on, and two nodes that wait for their swap commit rounds."""
 
 from real_nodes import RealNodes, until
 
@@ -8,7 +8,7 @@ def test_a_lone_blocking_node_trains_on_and_meets_who_comes(real_nodes: RealNode
     there = author.address()
     until(lambda: len(author.events("WentSolo")) >= 3, "rounds of its own")
     other = real_nodes.node("other", "join", "--bootstrap", there)
-    until(lambda: other.said(r"(round \d+ with)") and author.said(r"(round \d+ with)"), "a round of the two")
+    until(lambda: other.printed(r"(round \d+ with)") and author.printed(r"(round \d+ with)"), "a round of the two")
     other.kill()
     gone = author.round()
     until(lambda: author.round() >= gone + 3, "rounds without it")

@@ -1,10 +1,10 @@
-"""What can go wrong before a node runs: one sentence with the remedy, its exit code, and soon."""
+"""Errors before a node runs: each is one sentence with the remedy and an exit code, within seconds."""
 
 import socket
 import time
 
 import pytest
-from real_nodes import RealNodes, free_port
+from real_nodes import RealNodes
 
 PEER = "12D3KooWGRVwVSREWSbDM8oTn6QGPdtZKEUVDj5jSzbnYeXiGzVf"
 
@@ -26,14 +26,16 @@ def test_an_address_that_is_none(real_nodes: RealNodes) -> None:
 
 
 def test_a_bootstrap_that_refuses(real_nodes: RealNodes) -> None:
-    port = free_port()
-    code, sentence = fails(real_nodes, "join", "--bootstrap", f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}")
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))  # and does not listen
+        port = s.getsockname()[1]
+        code, sentence = fails(real_nodes, "join", "--bootstrap", f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}")
     assert code == 10
     assert f"127.0.0.1:{port}" in sentence
 
 
 def test_a_bootstrap_that_is_somebody_else(real_nodes: RealNodes) -> None:
-    """It listens, but is no libp2p node, let alone the one that the address names."""
+    """Something listens there, but it is no libp2p node."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         s.listen()

@@ -1,4 +1,4 @@
-"""`export --average N` with real nodes: the mean of what they hold, and what is said where a donor goes."""
+"""`export --average N` with real nodes: the mean of their weights, and the error when the donors have left."""
 
 import json
 import shutil
@@ -15,19 +15,19 @@ from noloco_node.training import model
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
 LOOKS = 10
-"""At so many in a row nobody had sent anything: the last swap has ended."""
+"""After so many polls without traffic the last swap has ended."""
 
 
 @pytest.fixture(scope="module")
 def nodes(real_nodes: RealNodes) -> list[Node]:
-    """Three that stand still, each with weights of its own."""
+    """Three paused nodes, whose weights differ."""
     author = real_nodes.node("author", "start", str(real_nodes.manifest()))
     nodes = [author, *(real_nodes.node(name, *author.invitation()) for name in ("one", "two"))]
     for node in nodes:
         until(lambda node=node: node.committed() >= 1, "a round with a partner")
         until(lambda node=node: len(node.ask("peers").get("peers", [])) == 2, "two peers in sight")
     for node in nodes:
-        node.tell("pause")
+        node.command("pause")
     sent: list[int] = []
     until(lambda: sent.append(sum(map(traffic, nodes))) or (len(sent) > LOOKS and sent[-LOOKS] == sent[-1]), "silence")
     return nodes
@@ -43,7 +43,7 @@ def export(node: Node, peers: int, to: Path) -> subprocess.CompletedProcess[str]
 
 
 def exported_at(author: Node, to: Path, standing: list[int]) -> list[int] | None:
-    """The rounds of an export, if they are those: a donor's copy may be 20 s old, one that a newcomer took, say."""
+    """The rounds of an export, if they are those: a donor may send a copy that is up to 20 s old."""
     shutil.rmtree(to, ignore_errors=True)
     done = export(author, 2, to)
     assert done.returncode == 0, done.stderr
@@ -59,7 +59,7 @@ def phi(place: Path) -> torch.Tensor:
 
 
 def test_the_mean_of_what_the_nodes_hold(real_nodes: RealNodes, nodes: list[Node]) -> None:
-    """`leave` writes what each of them held: their checkpoints are the witness."""
+    """`leave` writes each node's weights as a checkpoint, which the export is compared with."""
     author, to = nodes[0], real_nodes.root / "mean"
     standing = [node.ask("status")["round"] for node in nodes]
     rounds = until(lambda: exported_at(author, to, standing), "donors' copies that are no older than the pause")

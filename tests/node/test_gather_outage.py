@@ -1,4 +1,4 @@
-"""`export --average` of a node whose network daemon is down: whoever was seen last is asked, and nothing breaks off."""
+"""`export --average` of a node whose network daemon is down: it asks the peers that it saw last, and does not fail."""
 
 from collections.abc import AsyncGenerator, Collection
 from pathlib import Path
@@ -15,7 +15,7 @@ from noloco_node.views.gather import GatherView
 
 
 class Gatherer:
-    """Says whom it was told of."""
+    """Records which peers it was given."""
 
     def __init__(self) -> None:
         self.told: Collection[PeerRecord] | None = None

@@ -11,7 +11,7 @@ def run(real_nodes: RealNodes) -> str:
 
 
 def test_a_node_trains_an_installed_task(real_nodes: RealNodes, run: str) -> None:
-    """And ten bad batches in a row, its data's fault, take it back to its last checkpoint."""
+    """And after ten bad batches in a row it goes back to its last checkpoint."""
     node = real_nodes.node("author", "start", run, "--rounds", "40", "--linger", "60", "--micro-batch", "4")
     until(lambda: node.ask("status").get("state") == "finished", "forty rounds")
     status = node.ask("status")
@@ -28,4 +28,4 @@ def test_a_node_without_the_task_says_what_is_missing(real_nodes: RealNodes, run
     real_nodes.environ["PYTHONPATH"] = str(ROOT)
     node = real_nodes.node("other", "start", run)
     assert node.process.wait(60) == 12
-    assert node.said(r"trains the task paced, which is not installed here \((no task is installed)\)")
+    assert node.printed(r"trains the task paced, which is not installed here \((no task is installed)\)")

@@ -1,7 +1,7 @@
-"""Coming and coming back, with real processes: a newcomer, one whose donor dies, one from a checkpoint, one far behind.
+"""Real nodes that join: a new one, one whose donor dies, one with a checkpoint, one that is far behind.
 
-One story in the order of the tests below. The task is paced, so rates mean something, and uploads are limited, so a
-download takes a while that others can be measured in.
+The tests below build on each other. The task is paced, so that rates can be compared, and uploads are limited, so that
+a download lasts long enough to measure the other nodes meanwhile.
 """
 
 import re
@@ -46,7 +46,7 @@ def named(nodes: list[Node], name: str) -> Node:
 
 
 def took(node: Node) -> tuple[str, int, str]:
-    words = until(lambda: node.said(r"received the state of (\S+ at round \d+ \(version \w+)"), "a peer's state", 90)
+    words = until(lambda: node.printed(r"received the state of (\S+ at round \d+ \(version \w+)"), "a peer's state", 90)
     name, _, _, round_, _, version = words.split()
     return name, int(round_), version
 
@@ -66,7 +66,7 @@ def test_a_newcomer_begins_where_its_donor_is(
     name, round_, version = took(newcomer)
     ended = time.time()
     donor = named(swarm, name)
-    assert donor.said(rf"sending \S+ the state of round {round_} \(version ({version})\)"), "the same bytes"
+    assert donor.printed(rf"sending \S+ the state of round {round_} \(version ({version})\)"), "the same bytes"
     first = until(lambda: newcomer.ask("status").get("eval_loss_first"), "its first evaluation")
     until(lambda: any(event["round"] > round_ for event in donor.events("Evaluated")), "the donor's next evaluation")
     there = [e["eval_loss"] for e in donor.events("Evaluated") if round_ <= e["round"] <= round_ + 1]
@@ -92,12 +92,12 @@ def test_who_only_had_a_checkpoint_goes_on_from_it(real_nodes: RealNodes, swarm:
     again = begin(real_nodes, leaver.home.name, *line)
     swarm.append(again)
     until(lambda: again.committed() >= 1, "a round with somebody", 90)
-    assert again.said("going on from the (checkpoint)")
+    assert again.printed("going on from the (checkpoint)")
 
 
 @pytest.fixture(scope="module")
 def lost() -> list[str]:
-    """Who was killed."""
+    """The names of killed nodes."""
     return []
 
 
@@ -125,8 +125,8 @@ def test_who_was_away_for_long_takes_a_state_and_is_no_replay(
     behind = max(int(path.name.partition("-")[0]) for path in dead.home.glob("runs/*/checkpoints/[0-9]*")) // STEPS
     until(lambda: swarm[-1].round() > behind + CATCH_UP_ROUNDS, "the others to be far ahead", 60)
     again = begin(real_nodes, dead.home.name, "join", "--bootstrap", swarm[-1].ask("status")["addresses"][0])
-    assert again.took() > behind
+    assert again.received_state() > behind
     until(lambda: again.committed() >= 1, "a round with somebody", 60)
     for node in (*swarm, again):
         assert "stale" not in node.ask("status").get("rounds", {}).get("by_reason", {})
-        assert not node.said("(broke the protocol)")
+        assert not node.printed("(broke the protocol)")

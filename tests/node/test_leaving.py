@@ -1,4 +1,4 @@
-"""Leaving: in the middle of an inner step that takes longer than anything else may, and with a network that hangs."""
+"""Leaving: during an inner step that takes longer than everything else may, and with a network daemon that hangs."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ def test_who_leaves_in_a_long_step_saves_at_its_end(real_nodes: RealNodes) -> No
     node.leave()
     (saved,) = node.home.glob("runs/*/checkpoints/*")
     assert int(saved.name) >= 2, "the first step of all is not paced"
-    assert not node.said(r"(no checkpoint)")
+    assert not node.printed(r"(no checkpoint)")
 
 
 def test_a_network_that_hangs_holds_nobody(real_nodes: RealNodes, capsys: pytest.CaptureFixture[str]) -> None:

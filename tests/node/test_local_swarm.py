@@ -1,4 +1,4 @@
-"""`noloco-node swarm` with real nodes: trains, says what came of it, and leaves nothing."""
+"""`noloco-node swarm` with real nodes: it trains and reports the result as JSON."""
 
 import json
 

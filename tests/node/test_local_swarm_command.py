@@ -1,4 +1,4 @@
-"""What a local swarm's nodes are: the program that started them."""
+"""The nodes of a local swarm run the program that started them."""
 
 import os
 import subprocess

@@ -1,7 +1,7 @@
-"""The network daemon of a real node dies, or hangs: its node trains on, starts another, and meets the others again.
+"""The network daemon of a real node dies or hangs: the node trains on, starts another one, and swaps again.
 
-One story of three nodes in the order of the tests below, because each process takes seconds to start. At its end they
-leave, one of them twice told.
+The tests below build on each other, because each process takes seconds to start. At the end the nodes leave, one of
+them told twice.
 """
 
 import os
@@ -47,7 +47,7 @@ def said(node: Node, pattern: str) -> list[str]:
 
 
 def strike(node: Node, number: signal.Signals) -> None:
-    """Its p2pd dies or hangs: what must be true then, by the clock."""
+    """Kill or stop its p2pd, and check how soon the node notices and swaps again."""
     identity, addresses = (node.ask("status")[key] for key in ("peer_id", "addresses"))
     lost = "the network daemon is lost"
     before = len(said(node, lost))
@@ -68,7 +68,7 @@ def test_a_p2pd_that_is_killed_is_replaced(nodes: list[Node]) -> None:
 
 
 def test_a_p2pd_that_hangs_is_replaced(nodes: list[Node]) -> None:
-    """The first node's, which has no bootstrap node to ask."""
+    """Of the first node, which has no bootstrap node to ask."""
     strike(nodes[0], signal.SIGSTOP)
 
 

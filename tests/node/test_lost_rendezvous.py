@@ -1,4 +1,4 @@
-"""A rendezvous that is gone, with real processes: who knew peers before comes back by them, and islands merge."""
+"""A rendezvous that is gone, with real processes: nodes reconnect through cached peers, and separate swarms merge."""
 
 import json
 import time
@@ -35,14 +35,14 @@ def test_a_dead_rendezvous_is_missed_by_nobody_who_knew_a_peer(real_nodes: RealN
     two.leave()
     again = real_nodes.node("two", "join", "--bootstrap", door)
     until(lambda: again.committed() >= 1, "a round after coming in by a cached peer", 90)
-    assert again.said("(no bootstrap address answers)")
+    assert again.printed("(no bootstrap address answers)")
     assert again.log.read_text().count("met here for the first time") <= 1, "an author is known by all ways in"
 
     began = time.monotonic()
     stranger = real_nodes.node("stranger", "join", "--bootstrap", door)
     assert stranger.process.wait(20) == 10
     assert time.monotonic() - began < 20
-    assert stranger.said("(cannot reach the swarm.*)")
+    assert stranger.printed("(cannot reach the swarm.*)")
     newcomer = real_nodes.node(
         "stranger", "join", "--bootstrap", door, "--bootstrap", one.ask("status")["addresses"][0]
     )

@@ -1,4 +1,4 @@
-"""Real nodes whose task is paced: a slow box costs the others nothing, what the network side costs, and long pauses.
+"""Real nodes with a paced task: a slow node costs the others nothing, the CPU cost of the network side, long pauses.
 
 The paced task's steps take a fixed time and hardly any CPU, so that the cores are no bottleneck on a small machine.
 """
@@ -29,7 +29,7 @@ def committed(node: Node) -> int:
 
 
 def step_rate(node: Node, phases: int) -> float:
-    """Over so many phases from now on, wall-clock."""
+    """Steps a second over the next so many phases."""
     before = len(node.events("PhaseDone"))
     done = until(lambda: (e := node.events("PhaseDone"))[before + phases :] and e, f"{phases} phases")
     first, last = done[before], done[before + phases]
@@ -40,11 +40,11 @@ def test_a_slow_box_holds_nobody_back(real_nodes: RealNodes, capsys: pytest.Capt
     author = real_nodes.node("author", "start", str(real_nodes.paced(step_s=0.1, seconds=2.0)))
     there = author.address()
     other = real_nodes.node("other", "join", "--bootstrap", there)
-    until(lambda: other.said(r"(round \d+ with)"), "a round of the two")
+    until(lambda: other.printed(r"(round \d+ with)"), "a round of the two")
     usual = [step_rate(node, SPAN) for node in (author, other)]
     real_nodes.environ["PACED_SLOWER"] = "4"
     slow = real_nodes.node("slow", "join", "--bootstrap", there)
-    until(lambda: slow.said(r"(round \d+ with)"), "the slow one's first round with somebody")
+    until(lambda: slow.printed(r"(round \d+ with)"), "the slow one's first round with somebody")
     before = committed(slow)
     beside = [step_rate(node, SPAN) for node in (author, other)]
     own = step_rate(slow, 1)
@@ -68,7 +68,7 @@ class Cpu:
 
     @classmethod
     def of(cls, node: Node) -> "Cpu":
-        """The training thread is the one that has worked most: the model is trained all the time."""
+        """The training thread is the one with the most CPU time."""
         me = psutil.Process(node.process.pid)
         threads = sorted(t.user_time + t.system_time for t in me.threads())
         daemons = [sum(c.cpu_times()[:2]) for c in me.children(recursive=True) if c.name() == "p2pd"]
@@ -86,7 +86,7 @@ def test_what_the_network_side_costs(real_nodes: RealNodes, capsys: pytest.Captu
     until(lambda: len(author.events("PhaseDone")) >= since + 3, "three phases alone")
     idle = Cpu.of(author).since(alone) / 3
     other = real_nodes.node("other", "join", "--bootstrap", there)
-    until(lambda: author.said(r"(round \d+ with)"), "a round together")
+    until(lambda: author.printed(r"(round \d+ with)"), "a round together")
     began, phases, rounds = Cpu.of(author), len(author.events("PhaseDone")), committed(author)
     until(lambda: committed(author) >= rounds + ROUNDS, "more of them", 120)
     spent = Cpu.of(author)
@@ -107,9 +107,9 @@ def test_what_the_network_side_costs(real_nodes: RealNodes, capsys: pytest.Captu
 def test_a_pause_outlives_a_restart_and_who_returns_takes_a_state_worth_more(real_nodes: RealNodes) -> None:
     author = real_nodes.node("author", "start", str(real_nodes.paced(step_s=0.1, seconds=0.5)))
     other = real_nodes.node("other", "join", "--bootstrap", author.address())
-    until(lambda: other.said(r"(round \d+ with)"), "a round together")
+    until(lambda: other.printed(r"(round \d+ with)"), "a round together")
     (there,) = other.ask("status")["addresses"]
-    author.tell("pause")
+    author.command("pause")
     paused = author.ask("status")
     assert (paused["state"], paused["waiting_for"]) == ("paused", "`noloco-node resume`")
     author.leave()
@@ -124,10 +124,10 @@ def test_a_pause_outlives_a_restart_and_who_returns_takes_a_state_worth_more(rea
         return [(row["round"], row["state"]) for row in again.ask("peers").get("peers", ())]
 
     until(lambda: any(round > asleep["round"] + 12 for round, _ in seen()), "the other is far ahead")
-    other.tell("pause")
+    other.command("pause")
     until(lambda: [state for _, state in seen()] == ["paused"], "which pauses, too", 60)
-    again.tell("resume")
-    taken = again.took(within_s=30)
+    again.command("resume")
+    taken = again.received_state(within_s=30)
     assert taken > asleep["round"] + 12, "the state of one that pauses"
     back = until(lambda: [e for e in again.events("PhaseDone") if e["round"] == taken + 1], "it trains on")
     assert back[0]["tokens"] <= 2 * 8 * 5, "a phase of its own"

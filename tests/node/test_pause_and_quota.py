@@ -9,14 +9,14 @@ def test_pause_resume_and_a_quota_that_outlives_a_restart(real_nodes: RealNodes)
     other = real_nodes.node("other", "join", "--bootstrap", there, "--daily-upload", "40MB")
     until(lambda: other.committed() >= 1, "a round together")
 
-    other.tell("pause")
+    other.command("pause")
     paused = other.ask("status")
     assert (paused["state"], paused["waiting_for"]) == ("paused", "`noloco-node resume`")
     until(lambda: [row["state"] for row in author.ask("peers")["peers"]] == ["paused"], "it stands there as paused", 20)
     at_rest, alone = other.ask("status")["step"], author.round() + 2
     until(lambda: author.round() >= alone, "the author's rounds go on")
     assert other.ask("status")["step"] == at_rest
-    other.tell("resume")
+    other.command("resume")
     committed = paused["rounds"]["committed"]
     until(lambda: other.committed() > committed, "it goes on by itself", 40)
 

@@ -1,4 +1,4 @@
-"""Whose state a real node takes in the rarer cases: the only donor rests, or the node has come to stand apart."""
+"""State transfer in the rarer cases: the only donor is paused or has no quota left, or a node has diverged."""
 
 import json
 from collections.abc import Iterator
@@ -37,15 +37,15 @@ def test_a_donor_that_trains_on_its_own_or_pauses_gives_its_state(real_nodes: Re
     far = author.round()
 
     late = real_nodes.node("late", *line)
-    assert late.took() >= far > 0
+    assert late.received_state() >= far > 0
     until(lambda: late.round() > far, "its training")
     late.kill()
 
-    author.tell("pause")
+    author.command("pause")
     until(lambda: author.ask("status").get("state") == "paused", "the pause", 10)
     at_rest = author.round()
     later = real_nodes.node("later", *line)
-    assert later.took() == at_rest
+    assert later.received_state() == at_rest
     until(lambda: later.round() > at_rest, "its training")
 
 
@@ -58,16 +58,16 @@ def test_who_stands_apart_takes_the_state_of_a_peer_and_meets_the_others_again(r
     carry_off(two.home)
 
     again = real_nodes.node("two", *line)
-    until(lambda: again.said("(weights have diverged)"), "three rounds as one who stands apart", 180)
-    again.took()
+    until(lambda: again.printed("(weights have diverged)"), "three rounds as one who stands apart", 180)
+    again.received_state()
     until(again.committed, "a round with somebody", 60)
-    assert again.said("going on from the (checkpoint)"), "it was not far behind"
+    assert again.printed("going on from the (checkpoint)"), "it was not far behind"
     for node in (author, one, again):
-        assert not node.said("(broke the protocol)")
+        assert not node.printed("(broke the protocol)")
 
 
 def test_a_swarm_that_was_away_whole_goes_on_without_its_author(real_nodes: RealNodes) -> None:
-    """As after a power cut: the rendezvous has forgotten the run."""
+    """As after a power cut: the restarted rendezvous knows no run."""
     rendezvous = real_nodes.rendezvous()
     run = real_nodes.paced(step_s=0.05, steps=20)
     real_nodes.node("author", "start", str(run), "--bootstrap", rendezvous.address())
@@ -82,11 +82,11 @@ def test_a_swarm_that_was_away_whole_goes_on_without_its_author(real_nodes: Real
     volunteers = [real_nodes.node(name, "join", "--bootstrap", again.address()) for name in ("one", "two")]
     for node in volunteers:
         until(node.committed, "a round with the other")
-    assert any(node.said(r"nobody has announced a run there: going on with (\S+),") for node in volunteers)
+    assert any(node.printed(r"nobody has announced a run there: going on with (\S+),") for node in volunteers)
 
 
 def carry_off(home: Path) -> None:
-    """Its weights, slow and fast, are somewhere else entirely."""
+    """Add noise to the weights of its checkpoint, slow and fast."""
     (folder,) = home.glob("runs/*/checkpoints")
     about = json.loads((checkpoint.kept(folder)[0] / "state.json").read_text())
     run_id, layout = about["run_id"], bytes.fromhex(about["layout"])

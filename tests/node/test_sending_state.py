@@ -1,4 +1,4 @@
-"""A donor of a large state, with real processes: nothing but the machine limits the download, and training goes on.
+"""A donor sends a large state, without a limit on its rate, and trains on.
 
 The task is paced, so rates mean something, and has so many parameters that to copy, hash and send them is real work.
 """
@@ -14,7 +14,7 @@ from real_nodes import Node, RealNodes, until
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
 STEP_S, STEPS = 0.25, 8
-"""A step of so many parameters takes a small part of that, on a busy machine too: what is lost, giving has cost."""
+"""The computation of a step takes a small part of that, on a busy machine too: a lower rate is what sending costs."""
 OUTPUTS = 32_768
 STATE_BYTES = 8 * 257 * OUTPUTS
 """Slow weights and outer momentum of a linear map of 256 inputs: 67 MB."""
@@ -22,7 +22,7 @@ DOWNLOADS = 3
 
 
 def logged_at(node: Node, pattern: str) -> list[float]:
-    """When its log said so."""
+    """The times of the log lines that match."""
     lines = (node.home / "node.log").read_text().splitlines()
     return [_time(line) for line in lines if re.search(pattern, line)]
 
@@ -48,7 +48,7 @@ def test_a_large_state_is_given_without_holding_up_the_training(
     given, took = [], []
     for number in range(DOWNLOADS):
         newcomer = real_nodes.node(f"newcomer-{number}", *line)
-        newcomer.took()
+        newcomer.received_state()
         (ended,) = logged_at(newcomer, "received the state of")
         newcomer.kill()
         began = logged_at(donor, r"sending \S+ the state of round")[-1]

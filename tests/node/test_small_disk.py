@@ -1,6 +1,6 @@
-"""A disk that is too small, and checkpoints that were spoiled, with a real node: it trains on, says so, and resumes.
+"""A real node with a full disk trains on and reports it; with damaged checkpoints it resumes from a whole one.
 
-One story in the order of the tests, because a node takes seconds to start. The disk is a small tmpfs.
+The tests below build on each other, because a node takes seconds to start. The disk is a small tmpfs.
 """
 
 import json
@@ -15,7 +15,7 @@ from real_nodes import Node, RealNodes, until
 pytestmark = [pytest.mark.timeout(150), pytest.mark.system]
 
 ROOMY_BYTES, TIGHT_BYTES = 64 << 20, 6 << 20
-"""A checkpoint of the tiny model has 8.2 MB."""
+"""A checkpoint of the tiny model takes 8.2 MB."""
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_what_will_not_fit_is_said_beforehand(node: Node) -> None:
     assert 0 < view["checkpoint"]["free_bytes"] <= TIGHT_BYTES
     (finding,) = view["health"]
     assert finding["text"].startswith("disk: ") and "a checkpoint needs 8.2 MB" in finding["text"]
-    assert node.said(r"(a checkpoint takes 8\.2 MB, the disk has \S+ MB left)")
+    assert node.printed(r"(a checkpoint takes 8\.2 MB, the disk has \S+ MB left)")
 
 
 def test_a_full_disk_costs_the_checkpoint_and_no_training(node: Node) -> None:
@@ -74,8 +74,8 @@ def test_it_resumes_from_the_newest_that_is_whole(real_nodes: RealNodes, node: N
     (folder / "999999").mkdir()
     again = real_nodes.node("lone", "start", str(real_nodes.root / "run.toml"), "--rounds", "1", "--linger", "60")
     view = until(lambda: (view := again.ask("status")) and view["state"] == "finished" and view, "a round more")
-    assert again.said(r"(checkpoint 999999 is skipped: it has no state\.json)")
-    assert again.said(rf"(checkpoint {newest.name} is skipped: model\.safetensors has \d+ bytes instead of)")
+    assert again.printed(r"(checkpoint 999999 is skipped: it has no state\.json)")
+    assert again.printed(rf"(checkpoint {newest.name} is skipped: model\.safetensors has \d+ bytes instead of)")
     assert view["checkpoint"]["resumed_round"] == round
     assert view["round"] == round + 1
     shown = again.run("status").stdout

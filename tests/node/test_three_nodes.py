@@ -1,7 +1,7 @@
-"""The path of three people, with real processes: an author starts a run, two volunteers join it by its address.
+"""Three real nodes: an author starts a run, and two volunteers join it by its address.
 
-One story in the order of the tests below, because each process takes seconds to start: they meet and agree, one is
-killed and the others go on, it comes back from its checkpoint, and all leave.
+The tests below build on each other, because each process takes seconds to start: the nodes swap, one is killed and the
+others go on, it restarts from its checkpoint, and all leave.
 """
 
 import signal
@@ -59,7 +59,7 @@ def test_everybody_sees_the_same_others(author: Node, volunteers: list[Node]) ->
 def test_a_newcomer_begins_where_the_others_are(author: Node, volunteers: list[Node]) -> None:
     first = author.events("Evaluated")[0]["eval_loss"]
     for node in volunteers:
-        round_ = node.took()
+        round_ = node.received_state()
         began = node.ask("status")["eval_loss_first"]
         there = min(author.events("Evaluated"), key=lambda event: abs(event["round"] - round_))["eval_loss"]
         assert began == pytest.approx(there, rel=0.05), "as far as the others"
@@ -67,8 +67,8 @@ def test_a_newcomer_begins_where_the_others_are(author: Node, volunteers: list[N
 
 
 def test_who_trusted_on_first_use_says_so(volunteers: list[Node]) -> None:
-    assert volunteers[0].said("trusting (12D3Koo[A-Za-z0-9]+) as the author")
-    assert not volunteers[1].said("trusting (12D3Koo)"), "the author was named"
+    assert volunteers[0].printed("trusting (12D3Koo[A-Za-z0-9]+) as the author")
+    assert not volunteers[1].printed("trusting (12D3Koo)"), "the author was named"
 
 
 def test_a_second_node_in_the_same_home_is_refused(real_nodes: RealNodes, author: Node) -> None:
@@ -83,7 +83,7 @@ def test_a_killed_node_leaves_nothing_and_the_others_go_on(author: Node, volunte
     victim, survivor = volunteers
     until(lambda: victim.ask("status").get("round", 0) >= 12, "a checkpoint, which comes every ten rounds")
     peer_id = victim.ask("status")["peer_id"]
-    family = victim.remember_family()
+    family = victim.processes()
     victim.kill()
     until(lambda: not (family & alive()), "its children are gone", 5)
     until(lambda: not [path for path in victim.home.iterdir() if path.is_socket()], "its socket is gone", 5)
@@ -97,7 +97,9 @@ def test_a_killed_node_leaves_nothing_and_the_others_go_on(author: Node, volunte
 
 def test_it_comes_back_from_its_checkpoint(real_nodes: RealNodes, author: Node, volunteers: list[Node]) -> None:
     again = real_nodes.node("one", "join", "--bootstrap", author.ask("status")["addresses"][0])
-    until(lambda: again.said("(going on from the checkpoint|received the state)"), "its checkpoint, or a peer's state")
+    until(
+        lambda: again.printed("(going on from the checkpoint|received the state)"), "its checkpoint, or a peer's state"
+    )
     until(lambda: again.committed() >= 1, "a round with somebody")
     assert again.ask("status")["last_error"] is None
 
@@ -107,7 +109,7 @@ def test_all_leave_cleanly_and_nothing_is_left(real_nodes: RealNodes, author: No
     began = time.monotonic()
     volunteers[1].process.send_signal(signal.SIGTERM)
     again.process.send_signal(signal.SIGINT)
-    author.tell("leave")
+    author.command("leave")
     for node in (author, volunteers[1], again):
         assert node.process.wait(12) == 0, node.log.read_text()[-2000:]
     assert time.monotonic() - began < 15

@@ -17,7 +17,7 @@ PANELS = {
 def test_a_real_node_seen_and_steered(real_nodes: RealNodes) -> None:
     author = real_nodes.node("author", "start", str(real_nodes.paced(seconds=1.0)))
     other = real_nodes.node("other", "join", "--bootstrap", author.address())
-    until(lambda: author.said(r"(round \d+ with)"), "a round together")
+    until(lambda: author.printed(r"(round \d+ with)"), "a round together")
     name, partner = (node.ask("status")["name"] for node in (author, other))
     until(lambda: [row["state"] for row in author.ask("peers")["peers"]] == ["training"], "the other's next record")
 

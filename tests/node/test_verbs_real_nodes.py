@@ -1,6 +1,6 @@
-"""The verbs that look, against real nodes: at work, paused, with a network daemon that was killed, and from outside.
+"""`status`, `peers`, `ping`, `doctor`, `wait` and `logs` of real nodes: training, paused, with a killed network daemon.
 
-One story of a rendezvous and two nodes, in the order of the tests below, because each process takes seconds to start.
+The tests below build on each other, because each process takes seconds to start.
 """
 
 import json
@@ -170,7 +170,7 @@ def test_a_node_whose_p2pd_was_killed(nodes: list[Node]) -> None:
 
 def test_when_they_have_gone(real_nodes: RealNodes, rendezvous: Node, nodes: list[Node], address: str) -> None:
     waiting = subprocess.Popen(
-        [*real_nodes.command, "wait", "--for", "round=99999", "--home", str(nodes[1].home)],
+        [*real_nodes.program, "wait", "--for", "round=99999", "--home", str(nodes[1].home)],
         stderr=subprocess.PIPE,
         text=True,
         env=real_nodes.environ,

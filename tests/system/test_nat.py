@@ -138,7 +138,7 @@ def test_two_behind_routers_exchange_through_the_rendezvous(
         status = node.ask("status")
         assert status["reachable"] == "relayed"
         assert any("/p2p-circuit/" in known for known in status["addresses"])
-        assert node.said("(through a relay only)"), "with advice"
+        assert node.printed("(through a relay only)"), "with advice"
     assert way(first, second) == way(second, first) == "relayed"
     last = first.ask("status")["last_round"]
     megabytes, seconds = (last["sent"] + last["received"]) / 1e6, last["seconds"]
@@ -167,7 +167,7 @@ def test_a_port_that_the_router_maps_is_a_direct_way_in(capsys: pytest.CaptureFi
         address = rendezvous(real_nodes, PUBLIC)
         doctor = real_nodes.node("doctor", "doctor", "--bootstrap", address, within=inside("host1"), at="0.0.0.0")
         assert doctor.process.wait(60) == 0
-        assert doctor.said(r"\breachable +(.+)") == "at a port of the router"
+        assert doctor.printed(r"\breachable +(.+)") == "at a port of the router"
 
         manifest, began = str(real_nodes.manifest(warmup="0.0")), time.monotonic()
         mapped = real_nodes.node("a", "start", manifest, "--bootstrap", address, within=inside("host1"), at="0.0.0.0")
@@ -182,6 +182,6 @@ def test_a_port_that_the_router_maps_is_a_direct_way_in(capsys: pytest.CaptureFi
             until(lambda node=node: node.committed() >= 2, "two rounds with the other")
         assert hidden.ask("status")["reachable"] == "relayed"
         assert way(mapped, hidden) == way(hidden, mapped) == "direct"
-        assert not mapped.said("(through a relay only)"), "no advice: the start waited for the router"
+        assert not mapped.printed("(through a relay only)"), "no advice: the start waited for the router"
         with capsys.disabled():
             print(f"\n  a port of the router: known {seconds:.1f} s after the node's start")  # noqa: T201

@@ -125,4 +125,4 @@ def test_two_halves_go_on_and_find_together_again(real_nodes: RealNodes, capsys:
     assert apart > 1.5 * before
     assert after < 0.8 * apart
     for node in (*one, *other):
-        assert not node.said("(broke the protocol)")
+        assert not node.printed("(broke the protocol)")

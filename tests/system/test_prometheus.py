@@ -87,7 +87,7 @@ def prometheus(tmp_path: Path) -> Iterator[Prometheus]:
 
 
 def target(node: Node) -> str:
-    return until(lambda: node.said(r"web page: http://(\S+)/"), "the address of its page")
+    return until(lambda: node.printed(r"web page: http://(\S+)/"), "the address of its page")
 
 
 def test_it_scrapes_nodes_and_a_crowd_costs_no_series(

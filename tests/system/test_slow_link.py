@@ -100,7 +100,7 @@ def start_two(real_nodes: RealNodes, overlap: str, ends: list[tuple[str, str]]) 
 
 def resume(node: Node) -> float:
     asked = time.monotonic()
-    node.tell("resume")
+    node.command("resume")
     return time.monotonic() - asked
 
 

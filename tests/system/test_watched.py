@@ -46,12 +46,12 @@ class Watchers:
 
     def __init__(self, node: Node) -> None:
         self.scrapes = self.events = self.drawn = 0
-        self._page = until(lambda: node.said(r"web page: (\S+)"), "the address of its page")
+        self._page = until(lambda: node.printed(r"web page: (\S+)"), "the address of its page")
         self._ended = threading.Event()
         self._threads: list[threading.Thread] = []
         self._screen, far = pty.openpty()
         termios.tcsetwinsize(far, (40, 120))
-        words = [*node.group.command, "top", "--home", str(node.home)]
+        words = [*node.group.program, "top", "--home", str(node.home)]
         environ = node.group.environ
         self._top = subprocess.Popen(words, stdin=far, stdout=far, stderr=far, env=environ, start_new_session=True)
         os.close(far)
@@ -132,7 +132,7 @@ def test_being_watched_costs_next_to_nothing(
 ) -> None:
     author = real_nodes.node("author", "start", str(real_nodes.paced(seconds=1.0)))
     nodes = [author, real_nodes.node("other", "join", "--bootstrap", author.address())]
-    until(lambda: all(node.said(r"(round \d+ with)") for node in nodes), "both have met")
+    until(lambda: all(node.printed(r"(round \d+ with)") for node in nodes), "both have met")
     watchers = [watching.enter_context(closing(Watchers(node))) for node in nodes]
     lost, cpu, usual = [], [], []
     for _ in range(PAIRS):

@@ -97,13 +97,12 @@ def tab(only_tab: Tab) -> Iterator[Tab]:
 
 @pytest.fixture
 def real_nodes() -> Iterator[RealNodes]:
-    real_nodes = RealNodes()
-    yield real_nodes
-    real_nodes.close()
+    with RealNodes() as real_nodes:
+        yield real_nodes
 
 
 def page_of(node: Node) -> str:
-    return until(lambda: node.said(r"web page: (http://127\.0\.0\.1:\d+/)"), "a page")
+    return until(lambda: node.printed(r"web page: (http://127\.0\.0\.1:\d+/)"), "a page")
 
 
 def look(tab: Tab, shots: Path | None = None) -> None:
@@ -121,14 +120,14 @@ def look(tab: Tab, shots: Path | None = None) -> None:
 
 
 def test_real_nodes_from_alone_to_killed(tab: Tab, real_nodes: RealNodes, tmp_path: Path) -> None:
-    first = real_nodes.node("first", "start", str(real_nodes.manifest(steps=3)), "--web", "127.0.0.1:0")
+    first = real_nodes.node("first", "start", str(real_nodes.paced(seconds=1.0)), "--web", "127.0.0.1:0")
     page = page_of(first)
     tab.go(page)
     tab.value("window.loadedOnce = true")
 
     tab.until("document.querySelector('#note h2').innerText === 'No other node yet'", 60)
     line = tab.text("#note code")
-    address = until(lambda: first.said(r"--bootstrap (\S+)"), "an address")
+    address = until(lambda: first.printed(r"--bootstrap (\S+)"), "an address")
     assert line.startswith(f"noloco-node join --bootstrap {address} --run ")
     assert tab.text("#peers .quiet") == "0 others"
 
