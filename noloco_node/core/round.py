@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from noloco_node.core.round_events import (
+    SWAPPING,
     Accept,
     Accepted,
     Action,
@@ -95,8 +96,6 @@ LOGGED_EVENTS = 200
 """The latest, kept for a bug report: a busy node sees about ten a round."""
 
 LEAVING = "leaving"
-SWAPPING = "swapping"
-"""A boundary came while a swap was under way."""
 TOO_SLOW = "too_slow"
 """A swap was given up after MAX_LAG boundaries, whichever end did it: the link, or what a volunteer allows of it, is
 too slow for the run's phases."""

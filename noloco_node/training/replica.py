@@ -30,11 +30,11 @@ from noloco_node.core.length_correction import LengthCorrection
 from noloco_node.data import corpus
 from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved, UsageError
 from noloco_node.run.manifest import Manifest
-from noloco_node.training import memory_budget, model
+from noloco_node.training import memory_budget, model, tasks
 from noloco_node.training.gradients import Gradients
 from noloco_node.training.optimizer import Optimizer
 from noloco_node.training.schedule import learning_rate
-from noloco_node.training.task import Batch, Closable, ExampleStream, Patient, Task, load
+from noloco_node.training.task import Batch, Closable, ExampleStream, Patient, Task
 
 MAX_SKIPPED = 10
 """In a row: one bad batch is bad luck, ten are bad weights."""
@@ -147,7 +147,7 @@ class Replica:
         where = choose_device(device)
         if memory_fraction and where.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_fraction, where.index)
-        task = load(manifest, sources, corpus)
+        task = tasks.load(manifest, sources, corpus)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(manifest.seed)
             module = task.model()

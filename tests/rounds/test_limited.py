@@ -13,8 +13,9 @@ from noloco_node.core import round as core
 from noloco_node.core import round_events
 from noloco_node.host.limits import PAUSED, QUOTA
 from noloco_node.host.traffic import SMALL_BYTES, Traffic
+from noloco_node.rounds.link import ALIVE_S
 from noloco_node.rounds.pieces import PIECE_BYTES
-from noloco_node.rounds.swap import ALIVE_S, FRAME_S
+from noloco_node.rounds.swap import FRAME_S
 
 RATE = 32_000.0
 FRAGMENT_BYTES = 1_000_000

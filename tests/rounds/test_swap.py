@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -15,8 +14,10 @@ from hypothesis import strategies as st
 from virtual_clock import run_virtual
 
 from noloco_node.core import fragments
+from noloco_node.core.codec import CodecStats
 from noloco_node.errors import PeerFault, PeerLost, PeerMisbehaved
-from noloco_node.rounds.swap import DONE_S, SLOW_STREAMS, WINDOW, Backlog, Link, Swap
+from noloco_node.rounds.link import Link
+from noloco_node.rounds.swap import DONE_S, SLOW_STREAMS, WINDOW, Backlog, Swap
 from noloco_node.wire import messages as wire
 from noloco_node.wire import peer_pb2 as pb
 
@@ -28,12 +29,6 @@ def done(value: Any) -> "Future[Any]":
     future: Future[Any] = Future()
     future.set_result(value)
     return future
-
-
-@dataclass
-class Heard:
-    say: bytes | None
-    correction: Any
 
 
 class Words:
@@ -53,19 +48,21 @@ class Words:
         self.most_under_way = max(self.most_under_way, self.under_way)
         return done(f"{self.name} {index} 0".encode())
 
-    def hear(self, index: int, payload: bytes) -> "Future[Heard]":
+    def hear(self, index: int, payload: bytes) -> "Future[bytes | None]":
         turn = self.heard[index] = self.heard.get(index, 0) + 1
         _, theirs, said = payload.decode().split()
         if (int(theirs), int(said)) != (index, turn - 1):
             raise PeerMisbehaved("bad_payload", payload.decode())
         last = turn == self.turns
-        say = None if last else f"{self.name} {index} {turn}".encode()
-        return done(Heard(say, payload if last else None))
+        return done(None if last else f"{self.name} {index} {turn}".encode())
 
-    def apply(self, index: int, correction: Any) -> "Future[None]":
+    def apply(self, index: int) -> "Future[None]":
         self.under_way -= 1
         self.applied.append(index)
         return done(None)
+
+    def stats(self) -> "Future[CodecStats]":
+        return done(CodecStats())
 
 
 class Behind(Words):
@@ -75,8 +72,8 @@ class Behind(Words):
         super().__init__(name, count)
         self.waiting: deque[Future[None]] = deque()
 
-    def apply(self, index: int, correction: Any) -> "Future[None]":
-        super().apply(index, correction)
+    def apply(self, index: int) -> "Future[None]":
+        super().apply(index)
         self.waiting.append(Future())
         return self.waiting[-1]
 
