@@ -14,42 +14,42 @@ Batch: TypeAlias = tuple[Tensor, ...]
 
 
 class ExampleStream(Protocol):
-    """A replica's endless examples, its own by its peer id."""
+    """A replica's endless examples: each peer id has its own order."""
 
     @property
     def position(self) -> Any:
-        """Where it stands, in plain values (numbers, texts, lists, tuples, tables): a checkpoint keeps it."""
+        """The position, in plain values (numbers, strings, lists, tuples, dicts): a checkpoint keeps it."""
 
     def seek(self, position: Any) -> None:
-        """Go on exactly there. ValueError where that is no position of this stream."""
+        """Go on exactly there. ValueError for what is no position of this stream."""
 
     def next(self, examples: int) -> Batch: ...
 
 
 @runtime_checkable
 class Closable(Protocol):
-    """A stream that holds something: files, threads. Others need no `close`."""
+    """A stream with files or threads to close. Others need no `close`."""
 
     def close(self) -> None: ...
 
 
 @runtime_checkable
 class Patient(Protocol):
-    """A stream whose examples come from far away. Others need no `ready`: they are waited for in `next`."""
+    """A stream whose examples come over a network. Others need no `ready`: `next` waits for them."""
 
     def ready(self, examples: int, within_s: float) -> bool:
-        """Whether `next` has so many at hand; waits for them no longer than this."""
+        """Whether `next` has so many ready; waits for them no longer than this."""
 
 
 @runtime_checkable
 class Task(Protocol):
     @property
     def tokens_per_example(self) -> int:
-        """What one example counts in the manifest's `inner.batch_tokens`; 1 where examples are not made of tokens."""
+        """How many one example counts in the manifest's `inner.batch_tokens`; 1 where there are no tokens."""
 
     @property
     def micro_examples(self) -> int:
-        """As many examples at once as a CPU does well with; on a GPU the loop finds out how many fit."""
+        """Examples at once on a CPU; on a GPU the inner loop finds out how many fit."""
 
     def model(self) -> nn.Module:
         """In fp32 on the CPU. torch's generator is seeded by the run: the same first weights for everyone."""

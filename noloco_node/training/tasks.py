@@ -20,14 +20,14 @@ GROUP = "noloco_node.tasks"
 
 def load(manifest: Manifest, sources: Sources = NOTHING, corpus: Readable | None = None) -> Task:
     """The task that a manifest names. Raises Incompatible where it is not installed, UsageError for bad options.
-    `corpus`: what a language model reads, instead of what manifest and `sources` name."""
+    `corpus`: what a language model reads, instead of the manifest's data and `sources`."""
     if manifest.model.task is None:
         return Language(manifest, corpus or load_corpus(manifest.data, sources))
     return _made(manifest.model.task, manifest.model.options, manifest.seed)
 
 
 def _made(name: str, options: Mapping[str, Any], seed: int) -> Task:
-    """The seam to the volunteer's own code: what it raises about the options is a fault of the manifest."""
+    """Turns what the volunteer's own code raises about the options into a UsageError."""
     make = _found(name).load
     try:
         task = make()(dict(options), seed)

@@ -63,9 +63,9 @@ def correct(thread: TrainingThread, offered_round: int, start: int, c: Tensor) -
 
 def live_state(replica: Replica) -> bytes:
     """What a newcomer gets of it."""
-    portrait = Snapshot(replica.round, replica.phi, replica.delta)
-    portrait.complete()
-    return bytes(portrait.data())
+    snapshot = Snapshot(replica.round, replica.phi, replica.delta)
+    snapshot.complete()
+    return bytes(snapshot.data())
 
 
 def exchange(one: Replica, other: Replica, codecs: tuple[Codec, Codec]) -> list[tuple[Tensor, Tensor]]:

@@ -78,7 +78,7 @@ def test_a_micro_batch_that_is_given_or_was_halved_is_settled() -> None:
 def test_the_search_leaves_no_trace_in_what_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real search, on a CPU that is asked for its memory as if it were a GPU."""
     sure, searching = small_replica(), small_replica()
-    searching._passes._micro = MicroBatch(searching._passes.examples, None)
+    searching._gradients._micro = MicroBatch(searching._gradients.examples, None)
     monkeypatch.setattr(memory_budget, "free_bytes", lambda *_: 1000)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 0)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)

@@ -122,7 +122,7 @@ def test_a_batch_that_is_no_whole_number_of_examples_is_refused(monkeypatch: pyt
     monkeypatch.setattr(blobs_task.Blobs, "tokens_per_example", 5)
     with pytest.raises(UsageError, match="multiple of 5"):
         replica(run_of("blobs", batch=32))
-    assert replica(run_of("blobs", batch=30))._passes.examples == 6
+    assert replica(run_of("blobs", batch=30))._gradients.examples == 6
 
 
 def test_the_built_in_task_is_one_by_the_same_protocol() -> None:

@@ -423,8 +423,8 @@ def test_a_phase_that_ends_in_nan_is_thrown_away_and_the_next_one_is_whole() -> 
 
 
 def no_loss(replica: Replica) -> None:
-    loss = replica._passes._loss
-    replica._passes._loss = lambda micro: loss(micro) * torch.nan  # type: ignore[method-assign]
+    loss = replica._gradients._loss
+    replica._gradients._loss = lambda micro: loss(micro) * torch.nan  # type: ignore[method-assign]
 
 
 def test_where_older_weights_do_not_help_it_has_diverged() -> None:
