@@ -72,7 +72,7 @@ def owe(theta: Tensor, phi: Tensor, rate: float, u: Tensor, owed: Tensor) -> Non
 
 
 def movement(theta: Tensor, phi: Tensor, hyper: OuterSettings, block: int) -> Tensor:
-    """max|βΔ| of each `block` elements, on the CPU: a guess at how far replicas stand apart. Before the local step."""
+    """max|βΔ| of each `block` elements, on the CPU: how far apart replicas may be. Before the local step."""
     peaks = []
     for fast, slow in zip(torch.split(theta, PIECE), torch.split(phi, PIECE), strict=True):
         far = torch.sub(fast, slow.to(fast.device)).abs_()

@@ -335,14 +335,14 @@ class RoundService(ExchangeServicer):
             self._callers.discard(peer)
 
     def _check(self, peer: str, offer: wire.Offer) -> None:
-        """Refuse what cannot be exchanged with, and what was seen before."""
+        """Refuse an offer that does not fit ours, and one that was seen before."""
         if self._terms is None:
             raise PeerRefused("busy")
         if offer.protocol != PROTOCOL or RoundTerms(offer.run_id, offer.layout, offer.fragments) != self._terms:
             raise PeerRefused("incompatible")
         identity = (peer, offer.boot, offer.exchange_id)
         if identity in self._seen or offer.exchange_id in self._verdicts or offer.exchange_id in self._tasks:
-            raise PeerRefused("stale")  # each caller draws its own: one that is in use is a replay, whoever brings it
+            raise PeerRefused("stale")  # each caller draws its own: an id that is in use is a replay, whoever sends it
         self._seen[identity] = None
         if len(self._seen) > MEMORY:
             self._seen.popitem(last=False)

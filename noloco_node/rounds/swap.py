@@ -58,7 +58,7 @@ class Vectors(Protocol):
         """What the correction of one fragment holds in memory, at most."""
 
     def open(self, index: int, exchange_id: bytes) -> "Future[bytes]": ...
-    def hear(self, index: int, payload: bytes) -> "Future[bytes | None]":
+    def receive(self, index: int, payload: bytes) -> "Future[bytes | None]":
         """What to send next, or None: the correction is whole, and `apply` adds it."""
 
     def apply(self, index: int) -> "Future[None]":
@@ -152,7 +152,7 @@ class Swap:
         place = self._place.get(index, -1)
         if not self.applied <= place < self._opened or place in self._whole:
             raise PeerMisbehaved("out_of_window", f"fragment {index}")
-        answer = await _done(self._vectors.hear(index, payload))
+        answer = await _done(self._vectors.receive(index, payload))
         if answer is not None:
             self._link.send(wire.Fragment(index, answer))
         else:

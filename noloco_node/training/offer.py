@@ -8,6 +8,7 @@ only corrections change it, for the round's next partner.
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
@@ -47,7 +48,8 @@ class CodecThread:
 
     def post_behind(self, command: Command) -> None:
         """Behind the corrections that are on their way to the training thread."""
-        self._executor.submit(self.post, command)
+        with suppress(RuntimeError):  # closed: nobody reads the mailbox any more
+            self._executor.submit(self.post, command)
 
     def give_up(self, round: int) -> None:
         """Offers up to this round are void from now on."""
@@ -77,9 +79,9 @@ class Offer:
         """The first payload about a fragment."""
         return self._thread.do(self.round, lambda: self._open(index, exchange_id))
 
-    def hear(self, index: int, payload: bytes) -> "Future[bytes | None]":
+    def receive(self, index: int, payload: bytes) -> "Future[bytes | None]":
         """What to send next; None when the correction is whole, which `apply` then adds."""
-        return self._thread.do(self.round, lambda: self._hear(index, payload))
+        return self._thread.do(self.round, lambda: self._receive(index, payload))
 
     def apply(self, index: int) -> "Future[None]":
         """Done when the training thread has added the correction, or never will."""
@@ -100,16 +102,16 @@ class Offer:
         self._conversations[index] = self._thread.codec.converse(self._u[start:end], index, exchange_id, moved)
         return self._conversations[index].open()
 
-    def _hear(self, index: int, payload: bytes) -> bytes | None:
+    def _receive(self, index: int, payload: bytes) -> bytes | None:
         conversation = self._conversations.get(index)
         if conversation is None:
             raise PeerMisbehaved("out_of_turn", f"fragment {index}")
-        received = conversation.hear(payload)
+        received = conversation.receive(payload)
         if received.correction is not None:
             self._stats.add(conversation.stats)
             del self._conversations[index]
             self._corrections[index] = received.correction
-        return received.say
+        return received.reply
 
     def _apply(self, index: int, added: "Future[None]") -> None:
         correction = self._corrections.pop(index)

@@ -316,7 +316,7 @@ class Replica:
         part = slice(start, start + len(c))
         late = self.round - offered_round - sum(ended > offered_round for ended in self._thrown_away)
         if self._length_correction and offered_round == self._owed_for:
-            c = self._length_correction.hear(start, c)
+            c = self._length_correction.complete(start, c)
         outer.correct(self.theta[part], self.phi[part], self.delta[part], c, self._hyper, late)
 
     def _next_round(self) -> None:

@@ -62,7 +62,7 @@ def correct(thread: TrainingThread, offered_round: int, start: int, c: Tensor) -
 
 
 def live_state(replica: Replica) -> bytes:
-    """What a newcomer gets of it."""
+    """The state that a joining node gets from it."""
     snapshot = Snapshot(replica.round, replica.phi, replica.delta)
     snapshot.complete()
     return bytes(snapshot.data())

@@ -43,7 +43,7 @@ class Offer:
     def open(self, index: int, exchange_id: bytes) -> "Future[bytes]":
         return done(struct.pack("<d", self.u[index]) + PAYLOAD)
 
-    def hear(self, index: int, payload: bytes) -> "Future[None]":
+    def receive(self, index: int, payload: bytes) -> "Future[None]":
         if len(payload) != 8 + len(PAYLOAD):
             raise PeerMisbehaved("bad_length")
         self.corrections[index] = (struct.unpack_from("<d", payload)[0] - self.u[index]) / 2

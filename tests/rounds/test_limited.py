@@ -137,7 +137,7 @@ def test_a_promise_is_taken_back_by_a_pause() -> None:
     assert m.handle(round_events.Pausing(PAUSED), 12.0) == [round_events.Refuse(b"c", "paused")]
 
 
-def test_who_leaves_does_not_come_back() -> None:
+def test_a_node_that_leaves_does_not_come_back() -> None:
     m = machine()
     m.handle(round_events.Stopping(), 1.0)
     for event in (round_events.Pausing(PAUSED), round_events.Resuming()):

@@ -39,9 +39,9 @@ class Voidable(Offer):
         self._require_valid()
         return super().open(index, exchange_id)
 
-    def hear(self, index: int, payload: bytes) -> "Future[Any]":
+    def receive(self, index: int, payload: bytes) -> "Future[Any]":
         self._require_valid()
-        return super().hear(index, payload)
+        return super().receive(index, payload)
 
     def apply(self, index: int) -> "Future[None]":
         self._require_valid()

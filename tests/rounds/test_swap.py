@@ -39,7 +39,7 @@ class Words:
 
     def __init__(self, name: str, count: int, turns: int = 1) -> None:
         self.name, self.fragments, self.turns = name, count, turns
-        self.heard: dict[int, int] = {}
+        self.received: dict[int, int] = {}
         self.applied: list[int] = []
         self.under_way = self.most_under_way = 0
 
@@ -48,8 +48,8 @@ class Words:
         self.most_under_way = max(self.most_under_way, self.under_way)
         return done(f"{self.name} {index} 0".encode())
 
-    def hear(self, index: int, payload: bytes) -> "Future[bytes | None]":
-        turn = self.heard[index] = self.heard.get(index, 0) + 1
+    def receive(self, index: int, payload: bytes) -> "Future[bytes | None]":
+        turn = self.received[index] = self.received.get(index, 0) + 1
         _, theirs, said = payload.decode().split()
         if (int(theirs), int(said)) != (index, turn - 1):
             raise PeerMisbehaved("bad_payload", payload.decode())
@@ -271,7 +271,7 @@ def test_signs_of_life_and_single_bytes_are_no_headway(then: wire.Frame, leads: 
     assert lasted_s == pytest.approx(STALL_S) and made.applied == 0
 
 
-def test_who_leads_waits_for_the_last_word_and_no_longer() -> None:
+def test_the_leader_waits_for_done_and_no_longer() -> None:
     frames = [frame for k in range(2) for frame in (wire.Fragment(k, f"b {k} 0".encode()), wire.Ack(k))]
     made, lasted_s = alive(frames, wire.Alive(), 4.0, leads=True)
     assert (made.applied, made.one_sided, lasted_s) == (2, 1, pytest.approx(DONE_S))

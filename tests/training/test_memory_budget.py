@@ -35,7 +35,7 @@ def test_beside_a_gpu_an_offer_and_a_checkpoint_need_room_and_the_slow_weights_w
     assert memory_budget.beside_gpu_bytes(10**9, of_gpu=39 * GB) == 34
 
 
-def test_a_newcomers_copy_is_made_only_where_there_is_memory_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_for_a_joining_node_is_made_only_where_there_is_memory_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for free in (28 * 10**6, None):
         monkeypatch.setattr(memory, "free_bytes", lambda free=free: free)
         memory_budget.check_copy(10**6)

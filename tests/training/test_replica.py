@@ -421,28 +421,28 @@ def test_one_that_goes_back_is_as_warm_as_it_was() -> None:
     assert replica.warming_up
 
 
-def test_a_newcomer_becomes_the_peer_it_asked() -> None:
-    donor, newcomer = small_replica("a"), small_replica("b")
+def test_a_joining_node_becomes_a_copy_of_its_donor() -> None:
+    donor, joining = small_replica("a"), small_replica("b")
     train(donor, 7)
-    train(newcomer, 2)
-    newcomer.adopt(donor.round, live_state(donor))
-    assert torch.equal(newcomer.phi, donor.phi) and torch.equal(newcomer.delta, donor.delta)
-    assert torch.equal(newcomer.theta, donor.phi) and newcomer.steps == 6
-    assert newcomer.state().inner["optimizer"] == {}, "moments of other weights would mislead"
-    train(newcomer, 3)
-    assert newcomer.round == 3
+    train(joining, 2)
+    joining.adopt(donor.round, live_state(donor))
+    assert torch.equal(joining.phi, donor.phi) and torch.equal(joining.delta, donor.delta)
+    assert torch.equal(joining.theta, donor.phi) and joining.steps == 6
+    assert joining.state().inner["optimizer"] == {}, "moments of other weights would mislead"
+    train(joining, 3)
+    assert joining.round == 3
 
 
 def test_after_a_peers_state_adamw_is_warmed_up_before_anything_is_offered() -> None:
-    donor, newcomer, plain = small_replica("a"), small_replica("b"), small_replica("b")
+    donor, joining, plain = small_replica("a"), small_replica("b"), small_replica("b")
     train(donor, 7)
-    newcomer.adopt(donor.round, live_state(donor))
+    joining.adopt(donor.round, live_state(donor))
     plain.round = donor.round
     shares = []
     for step in range(WARM_UP_STEPS + 1):
-        assert newcomer.warming_up is (step < WARM_UP_STEPS)
+        assert joining.warming_up is (step < WARM_UP_STEPS)
         rates = []
-        for replica in (newcomer, plain):
+        for replica in (joining, plain):
             replica.step()
             rates.append(replica._optimizer._adamw.param_groups[0]["lr"])
         shares.append(rates[0] / rates[1])

@@ -92,7 +92,7 @@ def test_one_copy_serves_all_who_ask_while_it_is_taken() -> None:
     assert late.result() is not one
 
 
-def test_who_waits_when_training_ends_hears_of_it() -> None:
+def test_a_request_that_waits_when_training_ends_fails() -> None:
     snapshots = Snapshots()
     answer = wanted(snapshots)
     snapshots.give_up(NolocoError("over"))

@@ -76,7 +76,7 @@ def swap(one: Offer, other: Offer) -> list[tuple[torch.Tensor, torch.Tensor]]:
     corrections, added = [], []
     for index in range(one.fragments):
         said = answer(one.open(index, bytes(16))), answer(other.open(index, bytes(16)))
-        assert answer(one.hear(index, said[1])) is answer(other.hear(index, said[0])) is None
+        assert answer(one.receive(index, said[1])) is answer(other.receive(index, said[0])) is None
         corrections.append((one._corrections[index], other._corrections[index]))
         added += [one.apply(index), other.apply(index)]
     for each in added:
@@ -127,7 +127,7 @@ def test_a_resumed_phase_goes_on_in_its_middle() -> None:
         assert (ended.round, ended.steps, ended.tokens) == (2, 6, 2 * 64)
 
 
-def test_who_has_done_all_rounds_is_finished_at_once() -> None:
+def test_a_node_that_has_done_all_rounds_is_finished_at_once() -> None:
     with running(rounds=0) as watched:
         watched.thread.begin()
         watched.until(Finished)
@@ -237,13 +237,13 @@ def test_a_payload_out_of_turn_is_misbehaviour() -> None:
         watched.thread.begin()
         offer = watched.offer()
         with pytest.raises(PeerMisbehaved, match="out_of_turn"):
-            answer(offer.hear(0, b""))
+            answer(offer.receive(0, b""))
         said = answer(offer.open(0, bytes(16)))
-        assert answer(offer.hear(0, said)) is None
+        assert answer(offer.receive(0, said)) is None
         with pytest.raises(PeerMisbehaved, match="out_of_turn"):
-            answer(offer.hear(0, said))
+            answer(offer.receive(0, said))
         with pytest.raises(PeerMisbehaved, match="bad_length"):
-            answer(offer.open(1, bytes(16))) and answer(offer.hear(1, said[1:]))
+            answer(offer.open(1, bytes(16))) and answer(offer.receive(1, said[1:]))
 
 
 def test_a_further_partner_swaps_what_the_first_one_made() -> None:
@@ -323,7 +323,7 @@ def test_while_data_is_waited_for_everything_else_is_served_and_it_is_no_trainin
         assert answer(watched.thread.state()).step == 1
         answer(correct(watched.thread, 0, 0, torch.ones(10)))
         assert answer(watched.thread.state()).outer["delta"][:10].tolist() == [1.0] * 10
-        assert answer(watched.thread.live_state())[0] == 0, "for a newcomer"
+        assert answer(watched.thread.live_state())[0] == 0, "for a joining node"
         watched.thread.pause()
         watched.thread.resume()
         now, before = answer(watched.thread.so_far())
@@ -339,7 +339,7 @@ def test_while_data_is_waited_for_everything_else_is_served_and_it_is_no_trainin
         watched.until(Finished)
 
 
-def test_who_waits_for_data_stops_at_once() -> None:
+def test_a_thread_that_waits_for_data_stops_at_once() -> None:
     replica = small_replica()
     late = replica.stream = Late(replica, threading.Event())
     with running(lambda: replica) as watched:
@@ -356,8 +356,8 @@ def test_a_phase_by_time_ends_while_data_is_waited_for() -> None:
         assert (ended.done.round, ended.done.steps) == (1, 1) and ended.offer is not None
 
 
-# ---- a newcomer, pauses ----------------------------------------------------------------------------------------------
-def test_a_newcomer_adopts_before_it_begins() -> None:
+# ---- joining, pauses -------------------------------------------------------------------------------------------------
+def test_a_joining_node_adopts_before_it_begins() -> None:
     donor = small_replica("a")
     train(donor, 7)
     with running(lambda: small_replica("b")) as watched:
@@ -370,7 +370,7 @@ def test_a_newcomer_adopts_before_it_begins() -> None:
         assert watched.until(PhaseEnded).done.round == 3
 
 
-def test_where_memory_is_short_no_copy_is_made_for_a_newcomer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_memory_is_short_no_copy_is_made_for_a_joining_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda: 1000)
     with running() as watched:
         with pytest.raises(OutOfMemory, match="0 GB are free"):
@@ -460,7 +460,7 @@ def test_weights_that_are_broken_are_those_of_the_last_checkpoint_again() -> Non
         watched.until(PhaseEnded)
         offer = watched.offer()
         rolled = watched.until(RolledBack)
-        for broken in (lambda: answer(offer.open(0, bytes(16))), lambda: answer(offer.hear(0, b""))):
+        for broken in (lambda: answer(offer.open(0, bytes(16))), lambda: answer(offer.receive(0, b""))):
             with pytest.raises(NonFinite, match="given up"):
                 broken()
         assert answer(offer.apply(0)) is None, "it will never be added"
@@ -518,7 +518,7 @@ def test_a_correction_that_does_not_fit_is_a_failure_of_the_thread() -> None:
         assert isinstance(watched.until(Failed).error, ValueError)
 
 
-def test_who_asks_a_thread_that_has_ended_is_told() -> None:
+def test_a_question_to_a_thread_that_has_ended_fails() -> None:
     building = threading.Event()
 
     def fail() -> Replica:
