@@ -1,5 +1,7 @@
 """Set before grpc or torch is imported anywhere: quiet and fork-safe gRPC, one torch thread a process, Ctrl-C heard.
 
+The whole suite runs in three processes (pytest-xdist), of which two mostly wait for real nodes. Tests that are named on
+the command line run in pytest's own process, which shows what they print; so do all of them with `--slow`.
 Tests marked `slow` take a quarter of an hour together on two cores; without `--slow` each says that it was skipped.
 """
 
@@ -8,6 +10,14 @@ import signal
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
+
+WORKERS = 3
+REAL_NODES = ["tests/node/", "tests/system/"]
+WAITING = [f"tests/node/test_{name}.py" for name in ("three_nodes", "blocking_overlap", "leaving", "top_real_node")]
+"""One worker has these tests of real nodes, and another has the others, so that few nodes run at the same time."""
+LONG = [*REAL_NODES, "tests/web/test_web_page.py", "tests/transport/test_libp2p.py", "tests/cli/test_cli_swarm.py"]
+"""Begun first, so that none of them is still running when everything else has ended."""
 
 os.environ.update({"GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "NONE", "OMP_NUM_THREADS": "1"})
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so do its children
@@ -19,7 +29,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests that take minutes, too")
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    whole = config.args_source is not pytest.Config.ArgsSource.ARGS
+    return WORKERS if whole and not config.getoption("--slow") else 0
+
+
+class ByFile(LoadFileScheduling):
+    """A file's tests run in one worker and in their order, and so do those of real nodes."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        if file in WAITING:
+            return "real nodes that are waited for"
+        return "real nodes" if file.startswith(tuple(REAL_NODES)) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFile:
+    return ByFile(config, log)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: next((i for i, part in enumerate(LONG) if item.nodeid.startswith(part)), len(LONG)))
     if not config.getoption("--slow"):
         for item in items:
             if "slow" in item.keywords:

@@ -24,6 +24,10 @@ class PhaseDone:
     stall_ms: float = 0.0
     """What its round took from the training: the boundary, and corrections added since the one before."""
 
+    @property
+    def tokens_per_s(self) -> float | None:
+        return rate(self.tokens, self.seconds)
+
 
 @dataclass(frozen=True, slots=True)
 class RoundCommitted:
@@ -78,6 +82,11 @@ class PeerFaulted:
 
     peer: str
     reason: str
+
+
+def rate(amount: float, seconds: float) -> float | None:
+    """Per second; None where no time has passed."""
+    return amount / seconds if seconds > 0 else None
 
 
 Event = PhaseDone | RoundCommitted | WentSolo | Evaluated | RolledBack | PeerFaulted

@@ -8,8 +8,6 @@ Knows nothing of the network: that a peer *holds* the key behind an id is proved
 Format: https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md
 """
 
-import os
-import secrets
 import stat
 from pathlib import Path
 
@@ -17,6 +15,7 @@ import base58
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from noloco_node.base import atomic_files
 from noloco_node.errors import UsageError
 
 _FILE_HEADER = bytes.fromhex("08011240")  # key type Ed25519, then 64 bytes of data
@@ -80,22 +79,11 @@ def _public_key(peer_id: str) -> bytes | None:
 
 
 def _create(path: Path) -> None:
-    """Write a new key whole or not at all; of two processes that race, one wins and both then read the winner's."""
     key = Ed25519PrivateKey.generate()
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(_FILE_HEADER + key.private_bytes_raw() + key.public_key().public_bytes_raw())
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            path.hardlink_to(temporary)  # unlike a rename, it never replaces a key that is there already
-        except FileExistsError:
-            return
-    finally:
-        temporary.unlink(missing_ok=True)
+    with atomic_files.writing(path):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    content = _FILE_HEADER + key.private_bytes_raw() + key.public_key().public_bytes_raw()
+    atomic_files.create(path, content, mode=0o600)  # another process may have been faster: its key is the one
 
 
 def _read(path: Path) -> Ed25519PrivateKey:

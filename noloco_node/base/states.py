@@ -19,3 +19,6 @@ class NodeState(StrEnum):
 
 AT_WORK = frozenset({NodeState.TRAINING, NodeState.SOLO})
 """The states in which a node makes inner steps."""
+AT_REST = frozenset({NodeState.PAUSED, NodeState.FINISHED})
+"""Those in which it makes none, but has weights to send."""
+HAS_WEIGHTS = AT_WORK | AT_REST

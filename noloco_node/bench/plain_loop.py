@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from noloco_node.run.manifest import InnerSpec
+from noloco_node.run.schema import InnerSpec
 
 
 def train(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from noloco_node.core.codec import BLOCK, CodecStats, Conversation, Received
-from noloco_node.run.manifest import InnerSpec, Manifest
+from noloco_node.run.schema import InnerSpec, Manifest
 from noloco_node.training.replica import Replica
 from noloco_node.training.thread import FRAGMENT_ELEMENTS
 

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from noloco_node.base import atomic_files
-from noloco_node.errors import DiskFull, Incompatible, NolocoError, UsageError
+from noloco_node.errors import Incompatible, UsageError
 
 KEEP = 3
 """The newest ones are kept: one more than needed survives a bad disk block, a third costs little."""
@@ -97,22 +97,18 @@ class _Damaged(Exception):
 def save(directory: Path, state: Saveable, run_id: str, layout: bytes, keep: int = KEEP) -> Path:
     """Write a checkpoint, and remove all but it and the newest before it, `keep` in all. Raises DiskFull or UsageError
     and leaves nothing behind; the older ones are untouched then."""
-    try:
+    with atomic_files.writing(f"a checkpoint into {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
         _remove_unfinished(directory)
         _require_room(directory, state)
         temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=directory))
-    except OSError as error:
-        raise _cannot_write(directory, error) from error
-    try:
-        _write_all(temporary, state, run_id, layout)
-        path = _free_name(directory, state.step)
-        temporary.rename(path)
-        atomic_files.sync(directory)
-    except OSError as error:
-        raise _cannot_write(directory, error) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # it is gone already where all went well
+        try:
+            _write_all(temporary, state, run_id, layout)
+            path = _free_name(directory, state.step)
+            temporary.rename(path)
+            atomic_files.sync(directory)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)  # it is gone already where all went well
     _prune(directory, path, keep)
     return path
 
@@ -218,12 +214,6 @@ def _prune(directory: Path, written: Path, keep: int) -> None:
 def _remove_unfinished(directory: Path) -> None:
     for path in directory.glob(f"{_TEMPORARY}*"):
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _cannot_write(path: Path, error: OSError) -> NolocoError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFull(f"the disk is full: no checkpoint fits into {path}. Free some space, or move NOLOCO_HOME")
-    return UsageError(f"cannot write a checkpoint into {path}: {error.strerror or error}")
 
 
 def free_bytes(directory: Path) -> int | None:

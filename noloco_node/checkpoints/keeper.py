@@ -11,7 +11,7 @@ from noloco_node.base.units import size
 from noloco_node.checkpoints import checkpoint
 from noloco_node.checkpoints.checkpoint import Checkpoint, Saveable
 from noloco_node.errors import DiskFull
-from noloco_node.views.views import Checkpoints, Health
+from noloco_node.views.status import Checkpoints, Health
 
 _ENOUGH = 2
 """Checkpoints that must fit: one is written beside the older ones before the oldest goes."""

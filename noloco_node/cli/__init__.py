@@ -66,7 +66,7 @@ def _ended(error: BaseException, args: list[str]) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail again
             return 0
         case _:
-            from noloco_node.cli.logs import note_crash
+            from noloco_node.cli.log_setup import note_crash
 
             print(
                 f"noloco-node failed unexpectedly ({type(error).__name__}): {note_crash(error, args)}", file=sys.stderr

@@ -7,20 +7,19 @@ runs here already (4), a swarm that cannot be reached (10). Signals are node/mai
 import argparse
 import asyncio
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import Any
 
-from noloco_node.cli import logs
+from noloco_node.base.addresses import Address
+from noloco_node.cli import log_setup
 from noloco_node.errors import SwarmUnreachable, UsageError
 from noloco_node.host import config
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
-
-if TYPE_CHECKING:
-    from noloco_node.node.mission import Mission
 
 _PROBE_S = 5.0
 """A TCP handshake across the world takes well under one."""
@@ -36,9 +35,9 @@ def start(args: argparse.Namespace) -> int:
     with _resident(settings) as (home, settings):
         from noloco_node.base.identity import Identity
         from noloco_node.data.pin_commit import pinned
-        from noloco_node.node.mission import Start
 
-        return _be(settings, Start(manifest.sign(pinned(run, home), Identity.load_or_create(home.identity))))
+        signed = manifest.sign(pinned(run, home), Identity.load_or_create(home.identity))
+        return _run(lambda main: main.train(settings, signed, _report))
 
 
 def join(args: argparse.Namespace) -> int:
@@ -48,17 +47,13 @@ def join(args: argparse.Namespace) -> int:
             "join needs an address: `noloco-node join --bootstrap <address>`, as the line says that `start` printed"
         )
     with _resident(settings) as (_, settings):
-        from noloco_node.node.mission import Join
-
-        return _be(settings, Join())
+        return _run(lambda main: main.train(settings, None, _report))
 
 
 def bootstrap(args: argparse.Namespace) -> int:
     settings = _settings(args)
     with _resident(settings) as (_, settings):
-        from noloco_node.node.mission import Rendezvous
-
-        return _be(settings, Rendezvous())
+        return _run(lambda main: main.rendezvous(settings, _report))
 
 
 def _settings(args: argparse.Namespace) -> NodeConfig:
@@ -70,13 +65,13 @@ def _settings(args: argparse.Namespace) -> NodeConfig:
 def _resident(settings: NodeConfig) -> Iterator[tuple[Home, NodeConfig]]:
     """The home, made and ours alone, its log open, and an address to join by that answers."""
     home = Home(settings.home).create()
-    with home.lock(), logs.written(home, settings.log_level, settings.log_format):
+    with home.lock(), log_setup.written(home, settings.log_level, settings.log_format):
         if settings.bootstrap:
             settings = replace(settings, bootstrap=asyncio.run(_ways_in(settings.bootstrap, home)))
         yield home, settings
 
 
-async def _ways_in(addresses: tuple[str, ...], home: Home) -> tuple[str, ...]:
+async def _ways_in(addresses: tuple[Address, ...], home: Home) -> tuple[Address, ...]:
     """The bootstrap addresses; where none answers, also some of peers of old that answer now."""
     from noloco_node.peers.cache import PeerCache
     from noloco_node.transport.probe import probe
@@ -84,8 +79,8 @@ async def _ways_in(addresses: tuple[str, ...], home: Home) -> tuple[str, ...]:
     try:
         await reach(addresses)
     except SwarmUnreachable:
-        cached = PeerCache(home.root / "peers.json").peers().values()
-        tried = [address for found in cached for address in found if "/tcp/" in address][:_MAX_TRIED]
+        cached = [address for known in PeerCache(home.root / "peers.json").peers().values() for address in known]
+        tried = [address for address in cached if address.transport == "tcp" and not address.relay][:_MAX_TRIED]
         found = await asyncio.gather(*(probe(address, _PROBE_S) for address in tried), return_exceptions=True)
         there = tuple(address for address, failure in zip(tried, found, strict=True) if failure is None)
         if not there:
@@ -95,7 +90,7 @@ async def _ways_in(addresses: tuple[str, ...], home: Home) -> tuple[str, ...]:
     return addresses
 
 
-async def reach(addresses: Sequence[str]) -> None:
+async def reach(addresses: Sequence[Address]) -> None:
     """See that something listens at one of them; any will do. Raises UsageError, SwarmUnreachable."""
     from noloco_node.transport.probe import probe
 
@@ -108,12 +103,13 @@ async def reach(addresses: Sequence[str]) -> None:
         raise SwarmUnreachable(f"none of the {len(addresses)} bootstrap addresses answers. The first: {failures[0]}")
 
 
-def _be(settings: NodeConfig, mission: "Mission") -> int:
+def _run(node: Callable[[ModuleType], Coroutine[Any, Any, int]]) -> int:
+    """`node` makes one, of node/main.py: that imports torch, so the checks before it come first."""
     import uvloop
 
     from noloco_node.node import main
 
-    code: int = uvloop.run(main.run(settings, mission, _report))
+    code: int = uvloop.run(node(main))
     return code
 
 

@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import os
-import re
 import signal
 import socket
 import time
@@ -12,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from noloco_node.cli.options import print_json, whole_number
 from noloco_node.errors import EXIT_INTERRUPTED, NolocoError, UsageError
 from noloco_node.version import VERSION
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from noloco_node.run.manifest import Manifest
+    from noloco_node.run.schema import Manifest
     from noloco_node.terminal.swarm_report import Outcome
 
 _MAX_NODES = 64  # each is a process with torch in it
@@ -51,8 +51,6 @@ def swarm(args: argparse.Namespace) -> int:
     except asyncio.CancelledError:  # SIGTERM; after Ctrl-C asyncio says KeyboardInterrupt
         return EXIT_INTERRUPTED
     if args.json:
-        from noloco_node.cli.show import print_json
-
         print_json(outcome.as_document())
     else:
         out.print(outcome.sentence(), markup=False)
@@ -62,11 +60,11 @@ def swarm(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> _Plan:
-    from noloco_node.run.manifest import Manifest
+    from noloco_node.run.schema import Manifest
     from noloco_node.run.toml import load
 
-    nodes = _whole("--nodes", args.nodes, 2, _MAX_NODES)
-    rounds = None if args.rounds is None else _whole("--rounds", args.rounds, 1, 10_000_000)
+    nodes = whole_number(args.nodes, "--nodes", _MAX_NODES, least=2)
+    rounds = None if args.rounds is None else whole_number(args.rounds, "--rounds", 10_000_000)
     path = Path(args.manifest).absolute() if args.manifest else None
     run = load(path) if path else Manifest(name="tiny", rounds=rounds or _DEMO_ROUNDS)
     if run.data.source == "files":
@@ -94,12 +92,6 @@ def _pages(first: str, nodes: int) -> Iterator[str]:
                 f"cannot serve a web page at {host}:{number} ({error.strerror}): name another port with --web"
             ) from None
         yield f"{host}:{number}"
-
-
-def _whole(flag: str, text: str, low: int, high: int) -> int:
-    if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:
-        raise UsageError(f"{flag} must be a whole number from {low} to {high}, not {text!r}")
-    return int(text)
 
 
 async def _train(plan: _Plan, out: "Console") -> "Outcome":

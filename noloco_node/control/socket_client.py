@@ -12,18 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from noloco_node.errors import Incompatible, NolocoError, NoNodeRunning, UsageError
 from noloco_node.host.home import Home
-from noloco_node.views.views import (
-    GatherView,
-    HistoryView,
-    PeersView,
-    PingView,
-    StatusView,
-    gather_from_json,
-    history_from_json,
-    peers_from_json,
-    ping_from_json,
-    status_from_json,
-)
+from noloco_node.views.documents import from_json
+from noloco_node.views.gather import GatherView
+from noloco_node.views.history import HistoryView
+from noloco_node.views.peers import PeersView, PingView
+from noloco_node.views.status import StatusView
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -47,28 +40,28 @@ class ControlClient:
         self._home = home
 
     async def status(self) -> StatusView:
-        return status_from_json(await self._view("Status"))
+        return from_json(StatusView, await self._view("Status"))
 
     async def peers(self) -> PeersView:
-        return peers_from_json(await self._view("Peers"))
+        return from_json(PeersView, await self._view("Peers"))
 
     async def history(self) -> HistoryView:
-        return history_from_json(await self._view("History"))
+        return from_json(HistoryView, await self._view("History"))
 
     async def leave(self) -> None:
         await self._call("Leave")
 
     async def pause(self) -> StatusView:
-        return status_from_json(await self._view("Pause"))
+        return from_json(StatusView, await self._view("Pause"))
 
     async def resume(self) -> StatusView:
-        return status_from_json(await self._view("Resume"))
+        return from_json(StatusView, await self._view("Resume"))
 
     async def ping(self, peer: str, payload_bytes: int = 0) -> PingView:
         from noloco_node.wire.control_pb2 import PingRequest
 
         asked = PingRequest(peer=peer, payload_bytes=payload_bytes)
-        return ping_from_json(str((await self._call("Ping", asked, PING_TIMEOUT_S)).json))
+        return from_json(PingView, str((await self._call("Ping", asked, PING_TIMEOUT_S)).json))
 
     async def gather(self, peers: int) -> AsyncIterator[GatherView]:
         """Views until one is done. Raises what the node could not do."""
@@ -79,7 +72,7 @@ class ControlClient:
             while True:
                 try:
                     async with asyncio.timeout(GATHER_SILENCE_S):
-                        view = gather_from_json(str((await anext(views)).json))
+                        view = from_json(GatherView, str((await anext(views)).json))
                 except (StopAsyncIteration, TimeoutError):
                     raise nobody(self._home) from None
                 if view.failure:

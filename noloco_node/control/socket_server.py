@@ -16,7 +16,11 @@ from noloco_node.base.identity import is_peer_id
 from noloco_node.errors import UsageError
 from noloco_node.host.config import LOG_LEVELS
 from noloco_node.host.home import Home
-from noloco_node.views.views import GatherView, HistoryView, PeersView, PingView, StatusView, to_json
+from noloco_node.views.documents import to_json
+from noloco_node.views.gather import GatherView
+from noloco_node.views.history import HistoryView
+from noloco_node.views.peers import PeersView, PingView
+from noloco_node.views.status import StatusView
 from noloco_node.wire import control_pb2 as pb
 from noloco_node.wire import control_pb2_grpc as rpc
 

@@ -17,7 +17,7 @@ from noloco_node.data import sources, stdlib, tokens
 from noloco_node.data.sources import Sources
 from noloco_node.data.stream import TokenStream, spread
 from noloco_node.data.tokens import BYTES, Tokenizer, Tokens
-from noloco_node.run.manifest import DataSpec
+from noloco_node.run.schema import DataSpec
 
 __all__ = ["NOTHING", "Batches", "Corpus", "Readable", "Sources", "TokenStream", "Tokens", "load", "standard_library"]
 

@@ -33,7 +33,7 @@ from noloco_node.data.sources import HELD_OUT
 from noloco_node.data.stream import generator, spread
 from noloco_node.data.tokens import Tokenizer, Tokens, packed
 from noloco_node.errors import Incompatible, NolocoError, UsageError
-from noloco_node.run.manifest import DataSpec
+from noloco_node.run.schema import DataSpec
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ with the same run, without the network too. Imports no torch.
 from noloco_node.errors import NolocoError, UsageError
 from noloco_node.host.home import Home
 from noloco_node.run import signed_file
-from noloco_node.run.manifest import DataSpec, Manifest
+from noloco_node.run.schema import DataSpec, Manifest
 
 _TIMEOUT_S = 20.0
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from noloco_node.base.validation import shown
 from noloco_node.errors import UsageError
-from noloco_node.run.manifest import DataSpec
+from noloco_node.run.schema import DataSpec
 
 TOKENS = ".tokens"
 SUFFIXES = (".txt", ".md", ".jsonl", ".jsonl.gz", ".parquet", ".arrow", TOKENS)

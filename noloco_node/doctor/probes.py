@@ -5,10 +5,11 @@ import resource
 import shutil
 from pathlib import Path
 
-from noloco_node.base.addresses import check_port, parse
+from noloco_node.base.addresses import Address
 from noloco_node.doctor.verdicts import Place, Torch
 from noloco_node.errors import NolocoError
 from noloco_node.host.home import Home
+from noloco_node.transport.probe import check_port
 
 
 def torch(device: str, threads: int | None) -> Torch:
@@ -41,10 +42,10 @@ def descriptors() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def port(listen: str) -> str | None:
+def port(listen: Address) -> str | None:
     """Why a node cannot listen there."""
     try:
-        check_port(parse(listen))
+        check_port(listen)
     except NolocoError as error:
         return str(error).partition(". ")[0]
     return None

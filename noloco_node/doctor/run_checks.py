@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from noloco_node.base.addresses import ANY_LOCAL_PORT
 from noloco_node.control import socket_client
 from noloco_node.doctor import probes, verdicts
 from noloco_node.doctor.verdicts import Finding
@@ -19,7 +20,7 @@ from noloco_node.peers.rows import verified
 from noloco_node.transport.probe import probe
 from noloco_node.transport.reachability import OFF
 from noloco_node.transport.self_view import ClockSkew
-from noloco_node.views.views import StatusView
+from noloco_node.views.status import StatusView
 
 _PROBE_S = 5.0
 _VISIT_S = 90.0
@@ -91,7 +92,7 @@ async def _visit(settings: NodeConfig, *, as_a_node: bool) -> _Swarm:
         return _Swarm(_sentence(failures[0]))
     from noloco_node.peers import visitor
 
-    listen, relay = (settings.listen, settings.relay) if as_a_node else (visitor.QUIETLY, OFF)
+    listen, relay = (settings.listen, settings.relay) if as_a_node else (ANY_LOCAL_PORT, OFF)
     try:
         async with asyncio.timeout(_VISIT_S), visitor.visiting(settings.bootstrap, listen, relay) as guest:
             runs = tuple(verified(signed).label for signed in await guest.runs())

@@ -6,13 +6,14 @@ Pure: what was found comes in, a finding of one line goes out. Limits carry thei
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from noloco_node.base.addresses import Address
 from noloco_node.base.units import count, size, span
 from noloco_node.errors import ClockTooFarOff, SwarmUnreachable
 from noloco_node.host.home import MAX_SOCKET_PATH_BYTES
 from noloco_node.observe import health
 from noloco_node.transport.reachability import DIRECTLY, MAPPED, OUTGOING, RELAYED
 from noloco_node.transport.self_view import ClockSkew
-from noloco_node.views.views import Health, StatusView
+from noloco_node.views.status import Health, StatusView
 
 OK, WARNING, ERROR, UNKNOWN = "ok", "warning", "error", "unknown"
 """UNKNOWN: not looked at, or nobody to ask."""
@@ -106,12 +107,12 @@ def clock(skew: ClockSkew | None) -> Finding:
     return Finding("clock", OK, f"within {span(health.WARN_S)} of the others'")
 
 
-def port(listen: str, trouble: str | None, held_by_node: bool) -> Finding:
+def port(listen: Address, trouble: str | None, held_by_node: bool) -> Finding:
     if held_by_node:
         return Finding("port", OK, "held by the node that runs here")
     if trouble:
         return Finding("port", ERROR, trouble.rstrip("."), "choose another one with --listen")
-    if listen.endswith("/tcp/0"):
+    if listen.port == 0:
         return Finding("port", OK, "any free one; `--listen /ip4/0.0.0.0/tcp/4001` keeps it the same, to be forwarded")
     return Finding("port", OK, f"{listen} is free")
 
@@ -138,7 +139,7 @@ def reachable(verdict: str | None, asked: bool) -> Finding:
             return Finding("reachable", WARNING, *halves(str(health.advice(OUTGOING))))
 
 
-def bootstrap(addresses: Sequence[str], failure: str | None, runs: Sequence[str] | None) -> Finding:
+def bootstrap(addresses: Sequence[Address], failure: str | None, runs: Sequence[str] | None) -> Finding:
     """`failure`: why nobody answered; `runs`: what those who did know."""
     if not addresses:
         return Finding("bootstrap", UNKNOWN, "none named: `noloco-node doctor --bootstrap <address>` tries one")

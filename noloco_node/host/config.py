@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from noloco_node.base.addresses import ANY_PORT, Address, parse
 from noloco_node.base.validation import did_you_mean, listed, shown
 from noloco_node.errors import UsageError
 from noloco_node.host import limits
@@ -26,24 +27,19 @@ _MAX_ADDRESSES = 64  # more than any machine has, or any newcomer tries
 _MAX_GLOBS = 64
 _SWITCH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _MAX_FILE_BYTES = 64 << 10
-_PEER = r"/p2p/[1-9A-HJ-NP-Za-km-z]{46,64}"
-_HOST = r"/(?:ip4/(?P<ip4>[0-9.]{7,15})|ip6/(?P<ip6>[0-9a-fA-F:.]{2,45})|dns[46]?/(?P<dns>[A-Za-z0-9._-]{1,253}))"
-_PORT = r"/tcp/(?P<port>\d{1,5})"
-_LISTEN = re.compile(_HOST + _PORT)
-_ANNOUNCE = re.compile(f"{_HOST}{_PORT}(?:{_PEER})?")
-_DIAL = re.compile(f"{_HOST}{_PORT}{_PEER}")
 
 
-def _listen(value: object) -> str:
-    return _address(value, _LISTEN, "an address like /ip4/0.0.0.0/tcp/4001 (port 0: any free one)")
+def _listen(value: object) -> Address:
+    return _address(value, "an address like /ip4/0.0.0.0/tcp/4001 (port 0: any free one)", lambda a: not a.peer)
 
 
-def _announce(value: object) -> tuple[str, ...]:
-    return _addresses(value, _ANNOUNCE, "addresses like /ip4/203.0.113.7/tcp/4001")
+def _announce(value: object) -> tuple[Address, ...]:
+    return _addresses(value, "addresses like /ip4/203.0.113.7/tcp/4001", lambda _: True)
 
 
-def _bootstrap(value: object) -> tuple[str, ...]:
-    return _addresses(value, _DIAL, "addresses like /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…")
+def _bootstrap(value: object) -> tuple[Address, ...]:
+    allowed = "addresses like /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…"
+    return _addresses(value, allowed, lambda address: bool(address.peer and address.port))
 
 
 def _whole(low: int, high: int) -> Callable[[object], int]:
@@ -166,14 +162,14 @@ def _key(parse: Callable[[object], object], **rules: Any) -> Any:
 class NodeConfig:
     home: Path
     """The state directory: identity, checkpoints, control socket."""
-    listen: str = _key(_listen, default="/ip4/0.0.0.0/tcp/0")
+    listen: Address = _key(_listen, default=ANY_PORT)  # noqa: RUF009 (it is immutable)
     """The one address that this node listens on; port 0 takes a free one."""
-    announce: tuple[str, ...] = _key(_announce, default=())
+    announce: tuple[Address, ...] = _key(_announce, default=())
     """Addresses to tell others instead of the found ones: behind a forwarded port, say."""
     relay: str = _key(_relay, default="auto")
     """Whether to be called through a relay: `auto` where nobody can call this node directly, `only` in any case, `off`
     never. A rendezvous and a first node, unless `off`, pass calls on for others."""
-    bootstrap: tuple[str, ...] = _key(_bootstrap, default=())
+    bootstrap: tuple[Address, ...] = _key(_bootstrap, default=())
     """Nodes to meet first; any of them is enough."""
     device: str = _key(_device, default="auto")
     """Where to train."""
@@ -303,27 +299,20 @@ def _text(value: object, pattern: str, allowed: str) -> str:
     return value
 
 
-def _address(value: object, form: re.Pattern[str], allowed: str) -> str:
-    match = form.fullmatch(value) if isinstance(value, str) else None
-    if match is None or not _is_host(match) or int(match["port"]) > 65535:
-        raise ValueError(f"must be {allowed}", value)
-    return match[0]
-
-
-def _is_host(match: re.Match[str]) -> bool:
+def _address(value: object, allowed: str, fits: Callable[[Address], bool]) -> Address:
+    """`fits`: whether an address of a TCP port, without a relay, can be used here."""
     try:
-        if match["ip4"]:
-            ipaddress.IPv4Address(match["ip4"])
-        if match["ip6"]:
-            ipaddress.IPv6Address(match["ip6"])
-    except ValueError:
-        return False
-    return True
+        address = parse(str(value))
+    except UsageError:
+        raise ValueError(f"must be {allowed}", value) from None
+    if address.transport != "tcp" or address.relay or not fits(address):
+        raise ValueError(f"must be {allowed}", value)
+    return address
 
 
-def _addresses(value: object, form: re.Pattern[str], allowed: str) -> tuple[str, ...]:
+def _addresses(value: object, allowed: str, fits: Callable[[Address], bool]) -> tuple[Address, ...]:
     """A list, or in the environment one text with commas or spaces between."""
     words = [word for word in re.split(r"[,\s]+", value) if word] if isinstance(value, str) else value
     if not isinstance(words, list | tuple) or len(words) > _MAX_ADDRESSES:
         raise ValueError(f"must be a list of {allowed}")
-    return tuple(dict.fromkeys(_address(word, form, allowed) for word in words))
+    return tuple(dict.fromkeys(_address(word, allowed, fits) for word in words))

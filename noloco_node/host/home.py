@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from noloco_node.base.atomic_files import cannot_write
+from noloco_node.base.atomic_files import writing
 from noloco_node.errors import NodeAlreadyRunning, UsageError
 
 MAX_SOCKET_PATH_BYTES = 107
@@ -69,23 +69,17 @@ class Home:
                 f"{self.root} is too long for a control socket ({length} bytes, {MAX_SOCKET_PATH_BYTES} are possible): "
                 "name a shorter directory with --home or NOLOCO_HOME"
             )
-        try:
+        with writing(self.root):
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with suppress(
-                PermissionError
-            ):  # a mounted volume may belong to root; key and socket have modes of their own
+            with suppress(PermissionError):  # a mounted volume may belong to root; key and socket have their own modes
                 self.root.chmod(0o700)
-        except OSError as error:
-            raise cannot_write(self.root, error) from error
         return self
 
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the home for this process. Raises NodeAlreadyRunning, which names the other's pid."""
-        try:
+        with writing(self.lock_file):
             descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise cannot_write(self.lock_file, error) from error
         with os.fdopen(descriptor, "r+") as file:
             if not _locked(file.fileno()):
                 pid = file.read(20).strip() or "unknown"

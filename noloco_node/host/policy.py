@@ -8,15 +8,16 @@ import logging
 import time
 from collections.abc import Callable
 
+from noloco_node.base import atomic_files
 from noloco_node.base.units import size
 from noloco_node.core.round import MAX_LAG
+from noloco_node.errors import NolocoError
 from noloco_node.host import limits
 from noloco_node.host.config import NodeConfig
-from noloco_node.host.daybook import DayTotals
 from noloco_node.host.home import Home
 from noloco_node.host.limits import DailyQuota
-from noloco_node.host.traffic import Traffic
-from noloco_node.views.views import Health, LastRound, Today
+from noloco_node.host.traffic import DayTotals, Traffic
+from noloco_node.views.status import Health, LastRound, Today
 
 log = logging.getLogger(__name__)
 
@@ -28,23 +29,24 @@ class Policy:
         self._hours = config.hours
         self._quota = DailyQuota(config.daily_upload, config.daily_download)
         self._rates = config.max_upload, config.max_download
-        self._daybook = DayTotals(home.traffic)
+        self._day_totals = DayTotals(home.traffic)
         self._last_swap = last_swap
-        self.traffic = Traffic(config.max_upload, config.max_download, self._daybook.read())
+        self.traffic = Traffic(config.max_upload, config.max_download, self._day_totals.read())
         self._mark = home.root / "paused"
         self._asked = self._asked_before = self._mark.exists()
 
     def pause(self) -> None:
         self._asked = True
         try:
-            self._mark.touch(mode=0o600)
-        except OSError as error:
-            log.warning("this pause ends with the node, as %s cannot be written: %s", self._mark, error.strerror)
+            atomic_files.write(self._mark, "", mode=0o600)
+        except NolocoError as error:
+            log.warning("this pause will not outlive the node: %s", error)
 
     def resume(self) -> None:
         self._asked = self._asked_before = False
         try:
             self._mark.unlink(missing_ok=True)
+            atomic_files.sync(self._mark.parent)
         except OSError as error:
             log.warning("the node will be paused at its next start, until %s goes: %s", self._mark, error.strerror)
 
@@ -102,5 +104,5 @@ class Policy:
         return Today(used.sent, used.received, self._quota.sent, self._quota.received)
 
     def write_down(self) -> None:
-        """Keep today's traffic for the next start. Raises OSError."""
-        self._daybook.write(self.traffic.used)
+        """Keep today's traffic for the next start. Raises DiskFull, UsageError."""
+        self._day_totals.write(self.traffic.used)

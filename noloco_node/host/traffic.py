@@ -6,14 +6,19 @@ counted. It knows no frames and no deadlines.
 """
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
+from noloco_node.base import atomic_files
 from noloco_node.host.limits import TokenBucket, Used
 
 SMALL_BYTES = 1024
-"""Acknowledgements and signs of life are paid for, but wait for nothing: a partner's deadlines hang on them."""
+"""Acknowledgements and keep-alives are counted, but wait for nothing: a partner's deadlines hang on them."""
+_MAX_FILE_BYTES = 1024
+_LOST = "today's traffic counts from nothing"
 
 
 class Pace(Protocol):
@@ -72,3 +77,32 @@ class Traffic:
 async def _sleep(wait_s: float) -> None:
     if wait_s > 0:
         await asyncio.sleep(wait_s)
+
+
+class DayTotals:
+    """Today's traffic, kept over restarts in a file of the home. A kill costs the count of the last seconds. A damaged
+    file counts as none: a node that did not start for it would be worse than one that sends a little more that day."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._written = Used()
+
+    def read(self) -> Used:
+        found = atomic_files.read_json_or_set_aside(self._path, _checked, _MAX_FILE_BYTES, _LOST)
+        self._written = found or Used()
+        return self._written
+
+    def write(self, used: Used) -> None:
+        """Raises DiskFull, UsageError."""
+        if used == self._written:
+            return
+        document = {"day": used.day, "sent": used.sent, "received": used.received}
+        atomic_files.write(self._path, json.dumps(document) + "\n")
+        self._written = used
+
+
+def _checked(found: object) -> Used:
+    match found:
+        case {"day": str(day), "sent": int(sent), "received": int(received)} if sent >= 0 and received >= 0:
+            return Used(day, sent, received)
+    raise ValueError("it is not a day's traffic")

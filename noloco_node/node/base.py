@@ -12,20 +12,25 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from noloco_node.base import peer_names
-from noloco_node.base.addresses import is_loopback
+from noloco_node.base.addresses import Address
 from noloco_node.base.identity import Identity
+from noloco_node.base.states import NodeState
 from noloco_node.control.socket_server import serving
 from noloco_node.errors import NolocoError
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
+from noloco_node.node import lifecycle
 from noloco_node.observe import health
-from noloco_node.observe.curves import LogTail
-from noloco_node.observe.outages import NetworkOutages
+from noloco_node.observe.health import NetworkOutages
+from noloco_node.observe.log_tail import LogTail
 from noloco_node.peers.visitor import ping
 from noloco_node.transport.libp2p import Libp2pTransport
 from noloco_node.transport.reachability import OFF
 from noloco_node.version import VERSION
-from noloco_node.views.views import GatherView, Health, HistoryView, PeersView, PingView, StatusView
+from noloco_node.views.gather import GatherView
+from noloco_node.views.history import HistoryView
+from noloco_node.views.peers import PeersView, PingView
+from noloco_node.views.status import Health, StatusView
 from noloco_node.web.server import page
 
 log = logging.getLogger(__name__)
@@ -52,14 +57,13 @@ class BaseNode:
             config.listen,
             config.announce,
             config.bootstrap,
-            gone_with_us=(self._home.socket,),
+            remove_at_end=(self._home.socket,),
             relay=config.relay,
-            serves_relay=first and config.relay != OFF and not is_loopback(config.listen),
+            serves_relay=first and config.relay != OFF and not config.listen.is_loopback,
         )
         self._started = time.monotonic()
         self._leaving = asyncio.Event()
-        self._state = "starting"
-        self._waiting_for: str | None = "the network daemon"
+        self._life = lifecycle.Lifecycle()
         self._last_error: str | None = None
         self._outages = NetworkOutages()
         self._network = asyncio.Event()
@@ -73,7 +77,7 @@ class BaseNode:
         self._join: str | None = None
 
     async def run(self) -> None:
-        with self._lines.heard():
+        with self._lines.attached():
             await self._run_until_done()
 
     async def _run_until_done(self) -> None:
@@ -86,9 +90,19 @@ class BaseNode:
                         self._report(word)
                 await self._unless_leaving(self._supervised(self._live()))
             finally:
-                self._state, self._waiting_for = "leaving", None
+                self._tell(lifecycle.Leave())
                 await self._depart()
                 await self._transport.close()
+
+    def _tell(self, event: lifecycle.Event) -> None:
+        for action in self._life.handle(event):
+            self._perform(action)
+
+    def _perform(self, action: lifecycle.Action) -> None:
+        """A node that does not train has nothing to pause and nothing to stop."""
+
+    def waits_for(self, what: str | None) -> None:
+        self._tell(lifecycle.WaitsFor(what))
 
     def leave(self) -> None:
         self._leaving.set()
@@ -110,7 +124,24 @@ class BaseNode:
         yield GatherView(failure="this node does not train and has no weights: name the home of one that does")
 
     def status(self) -> StatusView:
-        return StatusView(**self._common_status(), health=self._health())
+        skew, state = self._transport.skew, self._life.state
+        return StatusView(
+            peer_id=self._identity.peer_id,
+            name=peer_names.name_of(self._identity.peer_id),
+            version=VERSION,
+            state=NodeState.TRAINING if state is NodeState.SOLO else state,
+            waiting_for=self._life.waiting_for,
+            uptime_s=time.monotonic() - self._started,
+            reachable=self._transport.reachable,
+            network_restarts=self._restarts,
+            addresses=tuple(map(str, self._transport.addresses())),
+            join=self._join,
+            web=self._web,
+            skew_s=skew.ahead_s if skew else None,
+            skew_witnesses=skew.witnesses if skew else 0,
+            last_error=self._last_error,
+            health=self._health(),
+        )
 
     def peers(self) -> PeersView:
         return PeersView()
@@ -129,7 +160,7 @@ class BaseNode:
             log.info("web page: %s (to do more than look, add #token= and what is in %s)", self._web, token)
             yield
 
-    def _tell_how_to_join(self, addresses: Sequence[str], more: str = "") -> None:
+    def _tell_how_to_join(self, addresses: Sequence[Address], more: str = "") -> None:
         lines = [f"noloco-node join --bootstrap {address}{more}" for address in addresses]
         for line in lines:
             self._report(f"others join with: {line}")
@@ -206,25 +237,6 @@ class BaseNode:
     def _health(self) -> tuple[Health, ...]:
         transport = self._transport
         return (*self._outages.health(time.monotonic()), *health.health(transport.reachable, transport.skew))
-
-    def _common_status(self) -> dict[str, Any]:
-        skew = self._transport.skew
-        return {
-            "peer_id": self._identity.peer_id,
-            "name": peer_names.name_of(self._identity.peer_id),
-            "version": VERSION,
-            "state": self._state,
-            "waiting_for": self._waiting_for,
-            "uptime_s": time.monotonic() - self._started,
-            "reachable": self._transport.reachable,
-            "network_restarts": self._restarts,
-            "addresses": tuple(self._transport.addresses()),
-            "join": self._join,
-            "web": self._web,
-            "skew_s": skew.ahead_s if skew else None,
-            "skew_witnesses": skew.witnesses if skew else 0,
-            "last_error": self._last_error,
-        }
 
 
 def _first(error: BaseException) -> BaseException:

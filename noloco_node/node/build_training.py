@@ -12,7 +12,7 @@ from noloco_node.core.codecs import codec, rehearse
 from noloco_node.data import token_cache
 from noloco_node.data.sources import Sources
 from noloco_node.host.config import NodeConfig
-from noloco_node.run.manifest import Manifest
+from noloco_node.run.schema import Manifest
 from noloco_node.training.replica import Replica
 from noloco_node.training.thread import Message, TrainingThread
 

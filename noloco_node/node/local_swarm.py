@@ -13,13 +13,14 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from noloco_node.base.states import NodeState
 from noloco_node.control import socket_client
 from noloco_node.errors import NolocoError
 from noloco_node.host.config import PREFIX
 from noloco_node.host.home import Home
-from noloco_node.run.manifest import Manifest
+from noloco_node.run.schema import Manifest
 from noloco_node.transport.p2pd.cleanup import RuntimeDirectory
-from noloco_node.views.views import StatusView
+from noloco_node.views.status import StatusView
 
 COMMAND = (sys.executable, "-P", "-m", "noloco_node")
 """-P: what happens to lie in the working directory is not run."""
@@ -55,7 +56,7 @@ class Member:
 
     @property
     def finished(self) -> bool:
-        return self.exit_code is not None or (self.view is not None and self.view.state == "finished")
+        return self.exit_code is not None or (self.view is not None and self.view.state == NodeState.FINISHED)
 
     def last_words(self) -> str:
         """The last line it wrote: what a dead node died of. Kept, because its home goes before the story is told."""
@@ -132,7 +133,7 @@ class LocalSwarm:
                 env=self._environ,
                 start_new_session=True,  # Ctrl-C is ours to hear
             )
-        self._runtime.told(process.pid)
+        self._runtime.kill_at_end(process.pid)
         self._all.append(Member(home, process))
         return self._all[-1]
 

@@ -1,14 +1,11 @@
-"""What happened lately, kept small, for the views that people watch: curves, a timeline, meetings, the last lines.
+"""What happened lately, for the live views: loss curves, a timeline of rounds, who met whom, network rates.
 
-Fed with facts (base/events.py), with what presence says of others, and with log records; it acts on nothing, and
-everything in it is bounded however long a node runs. Curves outlive a restart: `replay` reads them from the journal
-again.
+Input: events (base/events.py) and the presence records of others. Everything is bounded, however long a node runs.
+Curves outlive a restart: `replay` reads them from `events.jsonl` again.
 """
 
-import logging
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -16,11 +13,11 @@ from typing import Protocol
 from noloco_node.base.events import Evaluated, Event, PhaseDone, RoundCommitted, WentSolo
 from noloco_node.base.peer_names import name_of
 from noloco_node.observe.jsonl import records
-from noloco_node.views.views import HistoryView, MeetingView, Piece, Point, Rate, Said
+from noloco_node.views.history import HistoryView, MeetingView, Piece, Point, Rate, Said
 
 POINTS = 500
 """Twice as many are thinned to half: a curve on a screen has no more pixels."""
-PIECES, RATES, SAID, PAIRS = 300, 120, 100, 2000
+PIECES, RATES, PAIRS = 300, 120, 2000
 
 
 class SeenPeer(Protocol):
@@ -118,9 +115,8 @@ class Curves:
         )
 
     def _point(self, done: PhaseDone, now: float) -> None:
-        per_s = done.tokens / done.seconds if done.seconds > 0 else None
         swarm_loss = _mean([done.loss, *(other.loss for other in self._others if other.loss)])
-        self._add(Point(now, done.round, done.steps, done.loss, None, swarm_loss, None, per_s))
+        self._add(Point(now, done.round, done.steps, done.loss, None, swarm_loss, None, done.tokens_per_s))
 
     def _add(self, point: Point) -> None:
         self._points.append(point)
@@ -140,29 +136,6 @@ class Curves:
         if (peer, partner) not in self._meetings and len(self._meetings) >= PAIRS:
             del self._meetings[next(iter(self._meetings))]  # the pair that was first seen longest ago
         self._meetings[peer, partner] += 1
-
-
-class LogTail(logging.Handler):
-    """The last lines that this node said to people."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.INFO)
-        self._lines: deque[Said] = deque(maxlen=SAID)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._lines.append(Said(record.created, record.levelname.lower(), record.getMessage()))
-
-    @contextmanager
-    def heard(self) -> Iterator[None]:
-        ours = logging.getLogger("noloco_node")
-        ours.addHandler(self)
-        try:
-            yield
-        finally:
-            ours.removeHandler(self)
-
-    def last(self) -> tuple[Said, ...]:
-        return tuple(self._lines)
 
 
 def _mean(values: list[float]) -> float | None:

@@ -94,13 +94,13 @@ class Figures:
         match event:
             case PhaseDone():
                 self.step, self.tokens = event.steps, self.tokens + event.tokens
-                per_s = {"train/tokens_per_s": event.tokens / event.seconds} if event.seconds > 0 else {}
+                per_s = event.tokens_per_s
                 return {
                     "train/loss": event.loss,
                     "train/tokens": self.tokens,
                     "train/stall_ms": event.stall_ms,
                     "round": event.round,
-                    **per_s,
+                    **({} if per_s is None else {"train/tokens_per_s": per_s}),
                 }
             case Evaluated(_, eval_loss):
                 return {"eval/loss": eval_loss}

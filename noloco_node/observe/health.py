@@ -1,20 +1,27 @@
-"""What a user should know of how this node looks from outside: can others call it, and is its clock right?
+"""Warnings about this node's network: can others call it, is its clock right, how often has p2pd died lately?
 
-The findings are transport/reachability.py's. No exchange depends on a clock; but a record of presence counts for a
-minute by its reader's clock, so a node whose clock is further off than that would see nobody, and nobody would see it.
+Time is an argument, and nothing is started here. Reachability and clock are measured by transport/reachability.py and
+transport/self_view.py. No swap depends on a clock; but a presence record counts for a minute by its reader's clock, so
+a node whose clock is further off than that sees nobody, and nobody sees it.
 """
 
 from noloco_node.base.units import span
 from noloco_node.errors import ClockTooFarOff
 from noloco_node.transport.reachability import OUTGOING, RELAYED
 from noloco_node.transport.self_view import ClockSkew
-from noloco_node.views.views import Health
+from noloco_node.views.status import Health
 
 WARN_S = 1.0
 TOO_FAR_S = 30.0
 """Half of a record's life."""
 ENOUGH = 2
 """Peers that must say so before a node is turned away: else one bootstrap node with a wrong clock turns all away."""
+
+LATELY_S = 600.0
+"""A death of p2pd counts for so long."""
+MAX_WAIT_S = 30.0
+MANY = 3
+"""So many deaths are no accident: `status` goes on warning after the last one."""
 
 _SET_CLOCK = "let this machine keep its time: `timedatectl set-ntp true`"
 _OPEN_PORT = "give it a port with --listen, forward that in the router, and name it with --announce"
@@ -60,3 +67,32 @@ def _off(skew: ClockSkew) -> str:
     if skew.witnesses < ENOUGH:
         whose = "that of a single peer: one of the two is wrong"
     return f"{span(abs(skew.ahead_s))} {'ahead of' if skew.ahead_s > 0 else 'behind'} {whose}"
+
+
+class NetworkOutages:
+    def __init__(self) -> None:
+        self._deaths: list[float] = []
+        self._how: str | None = None
+
+    def died(self, how: str, now: float) -> float:
+        """Returns how many seconds to wait before another start: none at first, then longer each time."""
+        self._how = how
+        self._deaths = [*self._lately(now), now]
+        return 0.0 if len(self._deaths) == 1 else min(2.0 ** (len(self._deaths) - 2), MAX_WAIT_S)
+
+    def over(self) -> None:
+        self._how = None
+
+    def health(self, now: float) -> tuple[Health, ...]:
+        deaths = len(self._lately(now))
+        often = f", for the {deaths}{'rd' if deaths == MANY else 'th'} time in 10 minutes" if deaths >= MANY else ""
+        if self._how:
+            text = f"network: degraded, {self._how}{often}"
+            return (Health("error", text, "it is being started again, and training goes on alone meanwhile"),)
+        if deaths >= MANY:
+            text = f"network: p2pd died {deaths} times in 10 minutes"
+            return (Health("warning", text, "see node.log; is this machine short of memory?"),)
+        return ()
+
+    def _lately(self, now: float) -> list[float]:
+        return [death for death in self._deaths if now - death < LATELY_S]

@@ -5,12 +5,12 @@ Fed with facts (base/events.py), asked for views; it knows no part of the node, 
 
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from noloco_node.base.events import Evaluated, Event, PeerFaulted, PhaseDone, RolledBack, RoundCommitted, WentSolo
 from noloco_node.core.round import TOO_SLOW
-from noloco_node.views.views import LastRound, Phase, Rounds
+from noloco_node.views.peers import PeerRow
+from noloco_node.views.status import LastRound, Phase, Rounds, StatusView
 
 MINUTE_S = 60.0
 PEERS = 256
@@ -63,7 +63,7 @@ class NodeStats:
                 self.stall_ms = event.stall_ms
                 self.loss_first = event.loss if self.loss_first is None else self.loss_first
                 self.tokens += event.tokens
-                self.tokens_per_s = event.tokens / event.seconds if event.seconds > 0 else None
+                self.tokens_per_s = event.tokens_per_s
             case Evaluated(_, eval_loss):
                 self.eval_loss = eval_loss
                 self.eval_loss_first = eval_loss if self.eval_loss_first is None else self.eval_loss_first
@@ -107,36 +107,38 @@ class NodeStats:
             event.relative_error,
         )
 
-    def figures(self) -> dict[str, Any]:
-        """The fields of a StatusView that events decide."""
+    def fill(self, view: StatusView) -> StatusView:
+        """With the figures that events decide."""
         last = self.last_round
-        return {
-            "round": self.round,
-            "step": self._step_now,
-            "phase": self.phase,
-            "tokens": self.tokens,
-            "tokens_per_s": self.tokens_per_s,
-            "loss": self.loss,
-            "loss_first": self.loss_first,
-            "eval_loss": self.eval_loss,
-            "eval_loss_first": self.eval_loss_first,
-            "partner": last.partner if last else None,
-            "last_round": last,
-            "resent_block_fraction": last.resent_block_fraction if last else None,
-            "relative_error": last.relative_error if last else None,
-            "rounds": Rounds(self.committed, self.solo.total(), dict(self.solo)),
-            "partners": {peer: together.exchanges for peer, together in self.with_peer.items()},
-            "busy_fraction": _busy({}, self.time_s),
-            "busy_fraction_minute": _busy(self._minute[0], self.time_s) if self._minute else None,
-            "time_s": self.time_s,
-            "stall_ms": self.stall_ms,
-            "faults": dict(self.faults),
-            "rolled_back": self.rolled_back,
-        }
+        return replace(
+            view,
+            round=self.round,
+            step=self._step_now,
+            phase=self.phase,
+            tokens=self.tokens,
+            tokens_per_s=self.tokens_per_s,
+            loss=self.loss,
+            loss_first=self.loss_first,
+            eval_loss=self.eval_loss,
+            eval_loss_first=self.eval_loss_first,
+            partner=last.partner if last else None,
+            last_round=last,
+            resent_block_fraction=last.resent_block_fraction if last else None,
+            relative_error=last.relative_error if last else None,
+            rounds=Rounds(self.committed, self.solo.total(), dict(self.solo)),
+            partners={peer: together.exchanges for peer, together in self.with_peer.items()},
+            busy_fraction=_busy({}, self.time_s),
+            busy_fraction_minute=_busy(self._minute[0], self.time_s) if self._minute else None,
+            time_s=self.time_s,
+            stall_ms=self.stall_ms,
+            faults=dict(self.faults),
+            rolled_back=self.rolled_back,
+        )
 
-    def together(self, peer: str) -> dict[str, Any]:
-        """The fields of a PeerRow that events decide."""
-        return asdict(self.with_peer.get(peer, PeerStats()))
+    def fill_row(self, row: PeerRow) -> PeerRow:
+        """With what was swapped with that peer."""
+        together = self.with_peer.get(row.peer_id, PeerStats())
+        return replace(row, exchanges=together.exchanges, sent=together.sent, received=together.received)
 
     def per_param_round(self, parameters: int | None, sent_bytes: int) -> float | None:
         """Bytes sent per parameter and committed round. What was sent in vain, in swaps that broke, counts too."""

@@ -14,12 +14,11 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from noloco_node.base import atomic_files
-from noloco_node.errors import DiskFull, NolocoError, UsageError
+from noloco_node.errors import DiskFull, UsageError
 from noloco_node.publish.evaluate import Measured
 from noloco_node.publish.model_card import History, card
 from noloco_node.publish.weights import Trained, without_bars
@@ -35,6 +34,7 @@ _OURS = {
     signed_file.NAME,
 }
 _SPARE_BYTES = 64 << 20  # for everything but the weights
+_ELSEWHERE = "name another place with --to"
 
 
 def check(folder: Path) -> None:
@@ -44,7 +44,7 @@ def check(folder: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise UsageError(f"cannot export to {folder}: {error.strerror}") from error
+        raise atomic_files.cannot_write(f"an export into {folder}", error, _ELSEWHERE) from error
     foreign = sorted(name for name in there if name not in _OURS and not _is_weights(name))
     if there and (foreign or signed_file.NAME not in there):
         what = foreign[0] if foreign else sorted(there)[0]
@@ -57,7 +57,7 @@ def write(folder: Path, trained: Trained, measured: Measured | None, history: Hi
     """Raises UsageError and DiskFull, and then the folder is what it was."""
     check(folder)
     _require_room(folder, trained)
-    with _cannot_write(folder):
+    with atomic_files.writing(f"an export into {folder}", _ELSEWHERE):
         folder.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         try:
@@ -90,6 +90,7 @@ def _put_in_place(fresh: Path, folder: Path) -> None:
 
 
 def _write_model(into: Path, trained: Trained) -> None:
+    from safetensors import SafetensorError
     from transformers import GenerationConfig
 
     module: Any = trained.module
@@ -98,8 +99,11 @@ def _write_model(into: Path, trained: Trained) -> None:
     for name, value in ends.items():  # a config class's defaults are those of somebody else's tokenizer
         setattr(module.config.get_text_config(), name, value)
     module.generation_config = GenerationConfig(**ends)
-    with without_bars():
-        module.save_pretrained(into)
+    try:
+        with without_bars():
+            module.save_pretrained(into)
+    except SafetensorError as error:  # which has no number, only a text
+        raise OSError(errno.ENOSPC if "No space left" in str(error) else errno.EIO, str(error)) from error
 
 
 def _write_tokenizer(into: Path, trained: Trained) -> None:
@@ -156,21 +160,5 @@ def _require_room(folder: Path, trained: Trained) -> None:
     if (left := shutil.disk_usage(there).free) < needed:
         raise DiskFull(
             f"the disk is full: an export needs {needed / 1e9:.1f} GB and {there} has {left / 1e9:.1f} GB left. "
-            "Free some space, or name another place with --to"
+            f"Free some space, or {_ELSEWHERE}"
         )
-
-
-@contextmanager
-def _cannot_write(folder: Path) -> Iterator[None]:
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
-            raise DiskFull(f"the disk is full: no export fits into {folder}. Free some space") from error
-        raise _said(folder, error) from error
-
-
-def _said(folder: Path, error: Exception) -> NolocoError:
-    return UsageError(f"cannot export to {folder}: {getattr(error, 'strerror', None) or error}")

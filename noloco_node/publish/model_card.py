@@ -8,7 +8,7 @@ from noloco_node.base.units import count
 from noloco_node.observe.jsonl import records
 from noloco_node.publish.evaluate import Measured
 from noloco_node.publish.weights import Trained
-from noloco_node.run.manifest import Manifest
+from noloco_node.run.schema import Manifest
 from noloco_node.version import VERSION
 
 _ROWS = 12

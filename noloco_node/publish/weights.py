@@ -22,7 +22,8 @@ from noloco_node.data.sources import Sources
 from noloco_node.errors import Incompatible, UsageError
 from noloco_node.host.home import Home
 from noloco_node.run import signed_file
-from noloco_node.run.manifest import Manifest, Signed
+from noloco_node.run.manifest import Signed
+from noloco_node.run.schema import Manifest
 from noloco_node.run.signed_file import RunFile
 from noloco_node.training import model
 

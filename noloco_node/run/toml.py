@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from noloco_node.base.validation import explain, listed
 from noloco_node.errors import UsageError
 from noloco_node.run import model_config
-from noloco_node.run.manifest import CODECS, MAX_BYTES, PRESETS, SOURCES, Manifest
+from noloco_node.run.manifest import MAX_BYTES
+from noloco_node.run.schema import CODECS, PRESETS, SOURCES, Manifest
 
 
 def load(path: Path) -> Manifest:

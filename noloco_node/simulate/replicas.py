@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from noloco_node.run.manifest import InnerSpec
+from noloco_node.run.schema import InnerSpec
 from noloco_node.simulate.batched_llama import BatchedLlama, Shape, stacked
 from noloco_node.training.model import parameters
 from noloco_node.training.schedule import learning_rate

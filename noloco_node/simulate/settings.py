@@ -7,7 +7,7 @@ from typing import Any
 from noloco_node.base.validation import did_you_mean
 from noloco_node.core import stability
 from noloco_node.errors import UsageError
-from noloco_node.run.manifest import DataSpec, InnerSpec, ModelSpec, OuterSpec
+from noloco_node.run.schema import DataSpec, InnerSpec, ModelSpec, OuterSpec
 
 EAGER_SHARE = 25
 """`eager` lets a correction land so small a share of a phase after its boundary: 2 of 50 steps, as with a model of 1 B

@@ -21,7 +21,6 @@ import grpc
 
 from noloco_node.base import peer_names
 from noloco_node.errors import (
-    NolocoError,
     PeerFault,
     PeerLost,
     PeerMisbehaved,
@@ -29,22 +28,16 @@ from noloco_node.errors import (
     SwarmUnreachable,
 )
 from noloco_node.host.traffic import Pace
-from noloco_node.peers import run_registry
-from noloco_node.run.manifest import Signed
 from noloco_node.state_transfer import client
 from noloco_node.state_transfer.client import Download, LiveState, StateTerms
 from noloco_node.state_transfer.server import MAX_WAITING
 from noloco_node.wire.state_format import Coding
 
-FIND_RUN_S = 60.0
-"""For a rendezvous to learn of a run: its first node may be starting at this moment."""
 TAKE_STATE_S = 300.0
 """For some peer to begin to give its state, and from one sign of progress to the next; a queue may be long."""
 QUEUE_S = 60.0
 """In one donor's queue without getting nearer, or until its copy is made, while there are others to ask. Twice as long
 each time that it is that donor's turn again: when all are busy, it is the longest wait that gets there."""
-UNTOLD_S = 10.0
-"""For somebody else to announce a run before who was in one goes on with it."""
 RETRY_S = 1.0
 RESUME_TRIES = 3
 """For a donor whose stream broke to go on, before another one is asked for its own version. They count anew whenever
@@ -58,38 +51,6 @@ Channel = Callable[[str], grpc.aio.Channel]
 Say = Callable[[str], None]
 
 log = logging.getLogger(__name__)
-
-
-async def find_run(
-    channel: Channel,
-    rendezvous: Sequence[str],
-    choose: Callable[[list[run_registry.KnownRun], str], Signed],
-    waits_for: Say,
-    unfinished: Signed | None = None,
-) -> Signed:
-    """Ask the rendezvous nodes which run there is. `choose` is given what one of them knows, and its peer id.
-    `unfinished`: what it is where they know none."""
-    waits_for("a run to be announced")
-    loop = asyncio.get_running_loop()
-    goes_on_at = loop.time() + UNTOLD_S
-    failure: NolocoError = SwarmUnreachable("no bootstrap node answers: check the addresses, or try again later")
-    try:
-        async with asyncio.timeout(FIND_RUN_S):
-            while True:
-                for peer in rendezvous:
-                    try:
-                        known = await run_registry.ask(channel(peer))
-                    except PeerFault as fault:
-                        log.debug("%s does not say what it runs: %s", peer, fault)
-                        continue
-                    if known:
-                        return choose(known, peer)
-                    failure = SwarmUnreachable("no run is announced there: start its first node with --bootstrap, too")
-                    if unfinished and loop.time() >= goes_on_at:
-                        return unfinished
-                await asyncio.sleep(RETRY_S)
-    except TimeoutError:
-        raise failure from None
 
 
 @dataclass(frozen=True, slots=True)

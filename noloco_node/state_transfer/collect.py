@@ -21,6 +21,7 @@ import grpc
 
 from noloco_node.base import peer_names
 from noloco_node.base.atomic_files import cannot_write
+from noloco_node.base.states import HAS_WEIGHTS, NodeState
 from noloco_node.base.units import size
 from noloco_node.checkpoints import checkpoint
 from noloco_node.errors import DiskFull, NolocoError, NonFinite, PeerFault, PeerMisbehaved, SwarmUnreachable
@@ -30,11 +31,9 @@ from noloco_node.state_transfer import client
 from noloco_node.state_transfer.choose_donor import STALE_ROUNDS
 from noloco_node.state_transfer.client import Download, LiveState, StateTerms
 from noloco_node.state_transfer.server import StateOwner
-from noloco_node.views.views import GatheredState, GatherView
+from noloco_node.views.gather import GatheredState, GatherView
 
 FOLDER = "gathered"
-GIVING = ("training", "solo", "paused", "finished")
-"""What those are called in presence who have weights to give."""
 BEGIN_S = 60.0
 """For a donor to take its snapshot; others may come first."""
 SLOWEST_BYTES_S = 256 << 10
@@ -222,9 +221,11 @@ class _DonorTurn:
 
 def _in_turn(there: Collection[PeerRecord], own: OwnState) -> list[PeerRecord]:
     """By chance, but those who train first, and nobody who is known to be far behind."""
-    fit = [r for r in there if r.state in GIVING and r.peer_id != own.peer_id and r.round >= own.round - STALE_ROUNDS]
+    fit = [
+        r for r in there if r.state in HAS_WEIGHTS and r.peer_id != own.peer_id and r.round >= own.round - STALE_ROUNDS
+    ]
     random.shuffle(fit)
-    return sorted(fit, key=lambda record: record.state != "training")
+    return sorted(fit, key=lambda record: record.state != NodeState.TRAINING)
 
 
 def _write(path: Path, phi: memoryview) -> None:

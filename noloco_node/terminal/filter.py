@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from noloco_node.base.peer_names import short_id
-from noloco_node.views.views import PeerRow, PeersView
+from noloco_node.views.peers import PeerRow, PeersView
 
 _ORDERS: dict[str, tuple[Callable[[PeerRow], Any], bool]] = {
     "peer": (lambda row: row.name, False),

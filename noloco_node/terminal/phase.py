@@ -1,7 +1,7 @@
 """How far the inner phase is, in a few words."""
 
 from noloco_node.base.units import share, span
-from noloco_node.views.views import Phase
+from noloco_node.views.status import Phase
 
 _WORTH_TELLING_S = 10.0
 

@@ -14,9 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from noloco_node.base.peer_names import name_of
+from noloco_node.base.states import NodeState
 from noloco_node.base.units import NOTHING, loss, rate, share, size, span
 from noloco_node.terminal.table import Column, fitting, table
-from noloco_node.views.views import StatusView
+from noloco_node.views.status import StatusView
 
 _COLUMNS = (
     Column("node"),
@@ -163,7 +164,7 @@ def _rounds_done(view: StatusView | None) -> float:
 
 
 def _is_done(seat: Seat) -> bool:
-    return seat.exit_code is not None or (seat.view is not None and seat.view.state == "finished")
+    return seat.exit_code is not None or (seat.view is not None and seat.view.state == NodeState.FINISHED)
 
 
 def _name(seat: Seat) -> str:
@@ -175,7 +176,7 @@ def _state(seat: Seat) -> str:
         return f"exit {seat.exit_code}"
     if seat.exit_code == 0:
         return "done"
-    return seat.view.state if seat.view else "starting"
+    return seat.view.state if seat.view else NodeState.STARTING
 
 
 def _waiting(seat: Seat) -> str:

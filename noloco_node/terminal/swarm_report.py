@@ -7,7 +7,7 @@ from typing import Any
 
 from noloco_node.base.units import loss, span
 from noloco_node.terminal.swarm_board import Seat
-from noloco_node.views.views import SCHEMA, document
+from noloco_node.views.documents import SCHEMA, document
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,12 @@ from rich.table import Table
 from rich.text import Text
 
 from noloco_node.base.peer_names import name_of, short_id
+from noloco_node.base.states import NodeState
 from noloco_node.base.units import count, loss, rate, share, size, span
 from noloco_node.terminal.phase import left
 from noloco_node.terminal.table import Column, fill, fitting, table
-from noloco_node.views.views import Checkpoints, Health, LastRound, PeerRow, PeersView, RunView, StatusView
+from noloco_node.views.peers import PeerRow, PeersView, RunView
+from noloco_node.views.status import Checkpoints, Health, LastRound, StatusView
 
 _PIPE_WIDTH = 1000  # nobody wants lines broken in a file
 _HEALTH_STYLE = {"warning": "yellow", "error": "red"}
@@ -49,13 +51,13 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def print_status(view: StatusView, out: Console) -> None:
-    head, *rest = rendezvous_lines(view) if view.state == "rendezvous" else node_lines(view)
+    head, *rest = rendezvous_lines(view) if view.state == NodeState.RENDEZVOUS else node_lines(view)
     text = Text(fill(head, out.width))
     text.stylize("bold", 0, len(view.name))
     out.print(text)
     for pieces in rest:
         out.print(Text(fill(pieces, out.width)))
-    if view.state == "rendezvous":
+    if view.state == NodeState.RENDEZVOUS:
         for run in view.runs:
             out.print(Text(fill(_run(run), out.width)))
         for address in view.addresses:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from noloco_node.errors import UsageError
-from noloco_node.run.manifest import InnerSpec
+from noloco_node.run.schema import InnerSpec
 from noloco_node.training import memory_budget
 from noloco_node.training.optimizer import Optimizer
 from noloco_node.training.task import Batch, Task, device_batch

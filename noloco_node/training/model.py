@@ -20,7 +20,7 @@ from torch.nn.modules.module import (
 )
 
 from noloco_node.errors import OutOfMemory, UsageError
-from noloco_node.run.manifest import ModelSpec
+from noloco_node.run.schema import ModelSpec
 
 T = TypeVar("T")
 
@@ -109,10 +109,11 @@ def layout_digest(module: nn.Module) -> bytes:
     return hashlib.sha256("".join(lines).encode()).digest()
 
 
-def next_token_loss(module: nn.Module, windows: Tensor) -> Tensor:
-    """Mean over the tokens of `windows` (sequences, length + 1) but the first, each predicted from those before it."""
+def next_token_loss(module: nn.Module, windows: Tensor, reduction: str = "mean") -> Tensor:
+    """Mean over the tokens of `windows` (sequences, length + 1) but the first, each predicted from those before it; or
+    `none`, each one's own."""
     logits = module(input_ids=windows[:, :-1], use_cache=False).logits  # (sequences, length, vocabulary)
-    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
+    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten(), reduction=reduction)
 
 
 def checkpoint_activations(module: nn.Module) -> None:

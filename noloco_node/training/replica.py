@@ -28,7 +28,7 @@ from noloco_node.core.codec import BLOCK
 from noloco_node.core.length_correction import LengthCorrection
 from noloco_node.data import corpus
 from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved, UsageError
-from noloco_node.run.manifest import Manifest
+from noloco_node.run.schema import Manifest
 from noloco_node.training import memory_budget, model, tasks
 from noloco_node.training.gradients import Gradients
 from noloco_node.training.optimizer import Optimizer

@@ -5,7 +5,7 @@ It follows the run and not this process: a node that joins in round 40 decays wi
 
 import math
 
-from noloco_node.run.manifest import InnerSpec
+from noloco_node.run.schema import InnerSpec
 
 
 def learning_rate(spec: InnerSpec, progress: float) -> float:

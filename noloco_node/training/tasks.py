@@ -11,7 +11,7 @@ from typing import Any
 from noloco_node.data.corpus import NOTHING, Readable, Sources
 from noloco_node.data.corpus import load as load_corpus
 from noloco_node.errors import Incompatible, NolocoError, UsageError
-from noloco_node.run.manifest import Manifest
+from noloco_node.run.schema import Manifest
 from noloco_node.training.language import Language
 from noloco_node.training.task import Task
 

@@ -23,7 +23,7 @@ from typing import TypeVar
 
 import torch
 
-from noloco_node.base.events import Evaluated, PhaseDone, RolledBack
+from noloco_node.base.events import Evaluated, PhaseDone, RolledBack, rate
 from noloco_node.core import fragments
 from noloco_node.core.codec import Codec
 from noloco_node.core.round_events import SWAPPING
@@ -265,7 +265,7 @@ class TrainingThread:
         if phase.steps and not self._paused:
             step_s = (time.perf_counter() - phase.began) / phase.steps
             left_s = step_s * replica.steps_left(step_s)
-            tokens_per_s = replica.tokens_per_step / step_s
+            tokens_per_s = rate(replica.tokens_per_step, step_s)
         return Progress(replica.steps, replica.phase_part, left_s, tokens_per_s, phase.loss())
 
     # ---- on the training thread: the run ----

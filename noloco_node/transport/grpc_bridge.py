@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import grpc.aio
 
 from noloco_node.base.identity import is_peer_id
-from noloco_node.transport.base import MAX_MESSAGE_BYTES
+from noloco_node.wire.messages import MAX_MESSAGE_BYTES
 
 _log = logging.getLogger(__name__)
 

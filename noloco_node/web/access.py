@@ -7,14 +7,13 @@ the home, for its user alone.
 """
 
 import ipaddress
-import os
 import re
 import secrets
 import socket
 from http import HTTPStatus
 from pathlib import Path
 
-from noloco_node.base.atomic_files import cannot_write
+from noloco_node.base import atomic_files
 from noloco_node.errors import UsageError
 from noloco_node.web.http import RefusedRequest, Request
 
@@ -58,18 +57,12 @@ def check_write(request: Request, token: str) -> None:
 
 def token_in(path: Path) -> str:
     """The token in this file, drawn and written the first time."""
-    try:
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except FileExistsError:
-            path.chmod(0o600)
-        else:
-            with os.fdopen(descriptor, "w") as file:
-                file.write(f"{secrets.token_urlsafe(32)}\n")
+    with atomic_files.writing(path):
+        if not path.exists():
+            atomic_files.create(path, f"{secrets.token_urlsafe(32)}\n", mode=0o600)
+        path.chmod(0o600)
         with path.open("rb") as file:
             found = file.read(256).decode("latin-1").strip()
-    except OSError as error:
-        raise cannot_write(path, error) from error
     if not _TOKEN.fullmatch(found):
         raise UsageError(f"{path} holds no token for the web page: remove it, and the next start draws another")
     return found

@@ -12,7 +12,10 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from noloco_node.views.views import HistoryView, PeersView, StatusView, document, plain
+from noloco_node.views.documents import document, plain
+from noloco_node.views.history import HistoryView
+from noloco_node.views.peers import PeersView
+from noloco_node.views.status import StatusView
 
 PERIOD_S = 1.0
 HEARTBEAT_S = 10.0

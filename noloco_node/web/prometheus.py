@@ -9,12 +9,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from noloco_node.views.views import StatusView
+from noloco_node.base.states import NodeState
+from noloco_node.views.status import StatusView
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-STATES = ("starting", "joining", "training", "paused", "leaving", "finished", "rendezvous")
-PEER_STATES = ("joining", "training", "solo", "paused", "leaving", "finished", "other")
+STATES = tuple(state for state in NodeState if state is not NodeState.SOLO)
+PEER_STATES = (*(s for s in NodeState if s not in (NodeState.STARTING, NodeState.RENDEZVOUS)), "other")
 """What peers may say of themselves; a word that is not among these counts as `other`."""
 WAYS = ("directly", "mapped", "relayed", "outgoing")
 LEVELS = ("warning", "error")
@@ -44,7 +45,7 @@ def exposition(status: StatusView) -> bytes:
 
 def ready(status: StatusView) -> str | None:
     """Why a node is of no use yet, or any more; None: it is. A pause is its volunteer's wish, and passes."""
-    if status.state in ("starting", "joining", "leaving"):
+    if status.state in (NodeState.STARTING, NodeState.JOINING, NodeState.LEAVING):
         return status.state + (f", waiting for {status.waiting_for}" if status.waiting_for else "")
     return None
 
@@ -116,7 +117,7 @@ EVERY_NODE = (
         "noloco_known_runs",
         GAUGE,
         "Runs that a rendezvous knows.",
-        lambda s: len(s.runs) if s.state == "rendezvous" else None,
+        lambda s: len(s.runs) if s.state == NodeState.RENDEZVOUS else None,
     ),
 )
 

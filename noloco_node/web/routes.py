@@ -9,7 +9,7 @@ from http import HTTPStatus
 from importlib import resources
 from typing import Protocol
 
-from noloco_node.views.views import View, document
+from noloco_node.views.documents import View, document
 from noloco_node.web import prometheus
 from noloco_node.web.access import check_host, check_write
 from noloco_node.web.http import RefusedRequest, Request, Response

@@ -18,11 +18,11 @@ import pytest
 from fake_node import OTHER, STATUS
 
 from noloco_node.base.peer_names import short_id
-from noloco_node.cli import main, tail
-from noloco_node.cli.look import rate
-from noloco_node.cli.wait import Goal
+from noloco_node.cli import logs, main
+from noloco_node.cli.control import Goal
+from noloco_node.cli.peers import rate
 from noloco_node.errors import EXIT_INTERRUPTED, UsageError
-from noloco_node.views.views import StatusView
+from noloco_node.views.status import StatusView
 
 ROOT = Path(__file__).parents[2]
 OTHERS_NAME = "fair-hippo"
@@ -222,7 +222,7 @@ def test_the_end_of_a_long_log(home):
     home.create()
     home.log.write_text("".join(f"line {number} {'x' * 90}\n" for number in range(5000)))
     with home.log.open("rb") as file:
-        found = tail.last_lines(file, home.log, 3000)
+        found = logs.last_lines(file, home.log, 3000)
         assert file.read() == b""
     assert len(found) == 3000
     assert found[0].startswith("line 2000 ")

@@ -16,7 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from noloco_node.run import manifest, toml
+from noloco_node.run import toml
+from noloco_node.run.schema import Manifest
 
 PROGRAM = Path(__file__).parents[1] / "helpers" / "pretend_swarm.py"
 ROOT = Path(__file__).parents[2]
@@ -86,7 +87,7 @@ def test_a_good_end(swarm):
     out, err = done.communicate(timeout=60)
     assert (done.returncode, err) == (0, "")
     lines = out.splitlines()
-    label = manifest.Manifest(name="tiny", rounds=3).label
+    label = Manifest(name="tiny", rounds=3).label
     assert lines[0].endswith(f"2 nodes on this machine · run {label} · Ctrl-C stops everything")
     assert (
         len([line for line in lines if re.search(r"done +3/3 +1\.67 +1\.83 +fair-hippo +1\.2 MB +98% +9\.8k", line)])

@@ -15,7 +15,7 @@ from pretend_terminal import PROGRAM, PretendTerminal
 
 from noloco_node.cli import main
 from noloco_node.host.home import Home
-from noloco_node.views.views import document
+from noloco_node.views.documents import document
 
 ROOT = Path(__file__).parents[2]
 

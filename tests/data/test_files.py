@@ -15,7 +15,7 @@ from noloco_node.data import corpus, files, sources, token_file
 from noloco_node.data.corpus import Corpus, Sources
 from noloco_node.data.tokens import BYTES, FileTokenizer, Tokenizer
 from noloco_node.errors import DiskFull, UsageError
-from noloco_node.run.manifest import DataSpec
+from noloco_node.run.schema import DataSpec
 from noloco_node.training.replica import Replica
 
 FILES = DataSpec(source="files")
@@ -238,7 +238,7 @@ def test_a_column_that_is_not_there_or_holds_no_text(tmp_path: Path) -> None:
 
 
 def test_too_little_to_hold_a_part_back(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="too little"):
+    with pytest.raises(UsageError, match="not enough data for a held-out set"):
         load(given(tmp_path, jsonl(tmp_path / "set.jsonl", ["one"])))
 
 

@@ -20,7 +20,7 @@ from noloco_node.data import corpus, hub
 from noloco_node.data.hub import HubCorpus, HubStream
 from noloco_node.data.tokens import BYTES, FileTokenizer, Tokenizer
 from noloco_node.errors import Incompatible, NolocoError, UsageError
-from noloco_node.run.manifest import DataSpec
+from noloco_node.run.schema import DataSpec
 
 LENGTH = 16
 CONTENT = texts(300)

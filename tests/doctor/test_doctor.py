@@ -6,13 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from noloco_node.base.addresses import ANY_PORT, Address
 from noloco_node.doctor import probes, verdicts
 from noloco_node.doctor.verdicts import ERROR, OK, UNKNOWN, WARNING, Finding, Place, Torch
 from noloco_node.host import memory
 from noloco_node.host.home import Home
 from noloco_node.transport.self_view import ClockSkew
-from noloco_node.views.views import Health, StatusView
+from noloco_node.views.status import Health, StatusView
 
+OPEN_PORT = Address("ip4", "0.0.0.0", 4001)
 CPU = Torch("2.13.0", "cpu", None, None, 4, "numba")
 PLACE = Place("/home/me/.noloco", exists=True, ours=True, writable=True, mode=0o700, socket_bytes=60)
 VIEW = StatusView(peer_id="p", name="brisk-heron", version="0", state="paused", run="tiny-1", round=4)
@@ -36,10 +38,10 @@ VIEW = StatusView(peer_id="p", name="brisk-heron", version="0", state="paused", 
         (verdicts.clock(ClockSkew(-3.0, 1)), WARNING, "timedatectl"),
         (verdicts.clock(ClockSkew(100.0, 2)), ERROR, "1 min 40 s ahead"),
         (verdicts.clock(ClockSkew(100.0, 1)), WARNING, "one of the two is wrong"),
-        (verdicts.port("/ip4/0.0.0.0/tcp/0", None, False), OK, "any free one"),
-        (verdicts.port("/ip4/0.0.0.0/tcp/4001", None, False), OK, "/ip4/0.0.0.0/tcp/4001 is free"),
-        (verdicts.port("/ip4/0.0.0.0/tcp/4001", "the port is in use", False), ERROR, "--listen"),
-        (verdicts.port("/ip4/0.0.0.0/tcp/4001", None, True), OK, "held by the node"),
+        (verdicts.port(ANY_PORT, None, False), OK, "any free one"),
+        (verdicts.port(OPEN_PORT, None, False), OK, "/ip4/0.0.0.0/tcp/4001 is free"),
+        (verdicts.port(OPEN_PORT, "the port is in use", False), ERROR, "--listen"),
+        (verdicts.port(OPEN_PORT, None, True), OK, "held by the node"),
         (verdicts.descriptors(100), ERROR, "ulimit"),
         (verdicts.descriptors(512), WARNING, "512"),
         (verdicts.descriptors(4096), OK, "4096"),
@@ -101,8 +103,8 @@ def test_probes_of_this_machine(tmp_path):
 def test_a_port_in_use_is_seen():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert "in use" in probes.port(f"/ip4/127.0.0.1/tcp/{port}")
-    assert probes.port(f"/ip4/127.0.0.1/tcp/{port}") is None
+        assert "in use" in probes.port(Address("ip4", "127.0.0.1", port))
+    assert probes.port(Address("ip4", "127.0.0.1", port)) is None
 
 
 def test_a_home_is_looked_at_and_not_made(tmp_path):

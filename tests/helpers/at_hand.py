@@ -6,21 +6,9 @@ import time
 from dataclasses import replace
 
 from noloco_node.base.peer_names import name_of
-from noloco_node.views.views import (
-    BytesView,
-    Checkpoints,
-    HistoryView,
-    LastRound,
-    MeetingView,
-    PeerRow,
-    PeersView,
-    Piece,
-    Point,
-    Rate,
-    Rounds,
-    Said,
-    StatusView,
-)
+from noloco_node.views.history import HistoryView, MeetingView, Piece, Point, Rate, Said
+from noloco_node.views.peers import PeerRow, PeersView
+from noloco_node.views.status import BytesView, Checkpoints, LastRound, Rounds, StatusView
 
 ME = "12D3KooWL3XJ9EMCyZvmmGXL2LMiVBtrVa2BuESsJiXkSj7333Jw"
 BARE = StatusView(peer_id=ME, name=name_of(ME), version="0.1.0", state="training")

@@ -22,7 +22,7 @@ def why_not(*tools: str) -> str | None:
 
 
 def space(name: str) -> str:
-    return f"nv-{os.getpid()}-{name}"
+    return f"nn-{os.getpid()}-{name}"
 
 
 @contextmanager

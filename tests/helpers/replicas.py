@@ -7,7 +7,7 @@ from torch import Tensor
 
 from noloco_node.core.codec import Codec, carry
 from noloco_node.data.corpus import Corpus
-from noloco_node.run.manifest import DataSpec, InnerSpec, Manifest, ModelSpec
+from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.training.mailbox import Correct
 from noloco_node.training.replica import Replica
 from noloco_node.training.state_snapshot import Snapshot

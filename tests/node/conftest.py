@@ -1,13 +1,13 @@
-"""The village that most modules here tell their story in."""
+"""The fixture that most modules here start their nodes with."""
 
 from collections.abc import Iterator
 
 import pytest
-from village import Village
+from real_nodes import RealNodes
 
 
 @pytest.fixture(scope="module")
-def village() -> Iterator[Village]:
-    """One for all tests of a module. Where each test wants its own, the module has a fixture of the same name."""
-    with Village() as village:
-        yield village
+def real_nodes() -> Iterator[RealNodes]:
+    """The same nodes for all tests of a module. Where each test needs its own, the module overrides this fixture."""
+    with RealNodes() as real_nodes:
+        yield real_nodes

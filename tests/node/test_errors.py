@@ -4,14 +4,14 @@ import socket
 import time
 
 import pytest
-from village import Village, free_port
+from real_nodes import RealNodes, free_port
 
 PEER = "12D3KooWGRVwVSREWSbDM8oTn6QGPdtZKEUVDj5jSzbnYeXiGzVf"
 
 
-def fails(village: Village, *words: str) -> tuple[int, str]:
+def fails(real_nodes: RealNodes, *words: str) -> tuple[int, str]:
     began = time.monotonic()
-    done = village.run(*words, "--home", str(village.root / "home"))
+    done = real_nodes.run(*words, "--home", str(real_nodes.root / "home"))
     assert time.monotonic() - began < 20
     assert "Traceback" not in done.stderr + done.stdout
     lines = [line for line in done.stderr.splitlines() if line.strip()]
@@ -19,26 +19,26 @@ def fails(village: Village, *words: str) -> tuple[int, str]:
     return done.returncode, lines[0]
 
 
-def test_an_address_that_is_none(village: Village) -> None:
-    code, sentence = fails(village, "join", "--bootstrap", "example.org:4001")
+def test_an_address_that_is_none(real_nodes: RealNodes) -> None:
+    code, sentence = fails(real_nodes, "join", "--bootstrap", "example.org:4001")
     assert code == 2
     assert "/ip4/" in sentence, "it shows what one looks like"
 
 
-def test_a_bootstrap_that_refuses(village: Village) -> None:
+def test_a_bootstrap_that_refuses(real_nodes: RealNodes) -> None:
     port = free_port()
-    code, sentence = fails(village, "join", "--bootstrap", f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}")
+    code, sentence = fails(real_nodes, "join", "--bootstrap", f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}")
     assert code == 10
     assert f"127.0.0.1:{port}" in sentence
 
 
-def test_a_bootstrap_that_is_somebody_else(village: Village) -> None:
+def test_a_bootstrap_that_is_somebody_else(real_nodes: RealNodes) -> None:
     """It listens, but is no libp2p node, let alone the one that the address names."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         s.listen()
         address = f"/ip4/127.0.0.1/tcp/{s.getsockname()[1]}/p2p/{PEER}"
-        code, sentence = fails(village, "join", "--bootstrap", address)
+        code, sentence = fails(real_nodes, "join", "--bootstrap", address)
     assert code == 10
     assert "cannot reach the swarm" in sentence
 
@@ -52,32 +52,34 @@ def test_a_bootstrap_that_is_somebody_else(village: Village) -> None:
         ("learning_rate", "nan", "inner.learning_rate"),
     ],
 )
-def test_a_manifest_with_a_wrong_value(village: Village, key: str, value: str, named: str) -> None:
-    path = village.manifest(**{key: value})
-    code, sentence = fails(village, "start", str(path))
+def test_a_manifest_with_a_wrong_value(real_nodes: RealNodes, key: str, value: str, named: str) -> None:
+    path = real_nodes.manifest(**{key: value})
+    code, sentence = fails(real_nodes, "start", str(path))
     assert code == 2
     assert named in sentence
 
 
-def test_a_manifest_with_an_unknown_key(village: Village) -> None:
-    path = village.manifest()
+def test_a_manifest_with_an_unknown_key(real_nodes: RealNodes) -> None:
+    path = real_nodes.manifest()
     path.write_text(path.read_text() + "\n[extra]\nkey = 1\n")
-    code, sentence = fails(village, "start", str(path))
+    code, sentence = fails(real_nodes, "start", str(path))
     assert code == 2
     assert "extra" in sentence
 
 
-def test_a_port_in_use(village: Village) -> None:
+def test_a_port_in_use(real_nodes: RealNodes) -> None:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         s.listen()
         port = s.getsockname()[1]
-        code, sentence = fails(village, "start", str(village.manifest()), "--listen", f"/ip4/127.0.0.1/tcp/{port}")
+        code, sentence = fails(
+            real_nodes, "start", str(real_nodes.manifest()), "--listen", f"/ip4/127.0.0.1/tcp/{port}"
+        )
     assert code == 1
     assert str(port) in sentence
 
 
-def test_nobody_to_look_at(village: Village) -> None:
-    code, sentence = fails(village, "status")
+def test_nobody_to_look_at(real_nodes: RealNodes) -> None:
+    code, sentence = fails(real_nodes, "status")
     assert code == 3
     assert "start" in sentence or "join" in sentence

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from village import Village
+from real_nodes import RealNodes
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -14,9 +14,9 @@ DOCUMENTED = [
 ]
 
 
-def test_a_swarm_of_two_trains_and_reports(village: Village) -> None:
-    path = village.manifest(steps=10, rounds=8, learning_rate="3e-3")
-    done = village.run("swarm", "--nodes", "2", "--run", str(path), "--json", within_s=200)
+def test_a_swarm_of_two_trains_and_reports(real_nodes: RealNodes) -> None:
+    path = real_nodes.manifest(steps=10, rounds=8, learning_rate="3e-3")
+    done = real_nodes.run("swarm", "--nodes", "2", "--run", str(path), "--json", within_s=200)
     assert done.returncode == 0, done.stderr[-3000:]
     result = json.loads(done.stdout)
     assert result["schema"] == 1

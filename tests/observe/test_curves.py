@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from noloco_node.base.events import Evaluated, Event, PhaseDone, RoundCommitted, WentSolo, as_json
-from noloco_node.observe.curves import PAIRS, PIECES, POINTS, RATES, SAID, Curves, LogTail
-from noloco_node.views.views import document, history_from_json, to_json
+from noloco_node.observe.curves import PAIRS, PIECES, POINTS, RATES, Curves
+from noloco_node.observe.log_tail import SAID, LogTail
+from noloco_node.views.documents import document, from_json, to_json
+from noloco_node.views.history import HistoryView
 
 ME, OTHER, THIRD = "me", "other", "third"
 
@@ -50,7 +52,7 @@ def test_a_round_as_points_and_pieces() -> None:
         ("solo", 2, 104.0, 104.0),
     ]
     assert history.view().names.keys() == {ME, OTHER}
-    assert history_from_json(to_json(history.view())) == history.view()
+    assert from_json(HistoryView, to_json(history.view())) == history.view()
 
 
 def test_meetings_of_others_are_told_by_their_records() -> None:
@@ -79,7 +81,7 @@ def test_everything_is_bounded() -> None:
         history.observe(Evaluated(round, 2.0), float(round))
         history.observe(RoundCommitted(round, f"peer{round}", 1.0, 1, 1), float(round))
         history.sample(round, round, float(round))
-    with lines.heard():
+    with lines.attached():
         for number in range(2 * SAID):
             logging.getLogger("noloco_node.test").warning("line %d", number)
     logging.getLogger("noloco_node.test").warning("not heard any more")

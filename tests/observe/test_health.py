@@ -4,7 +4,7 @@ import pytest
 
 from noloco_node.errors import ClockTooFarOff
 from noloco_node.observe import health
-from noloco_node.observe.outages import LATELY_S, MAX_WAIT_S, NetworkOutages
+from noloco_node.observe.health import LATELY_S, MAX_WAIT_S, NetworkOutages
 from noloco_node.transport.self_view import ClockSkew
 
 

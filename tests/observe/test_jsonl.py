@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from noloco_node.base.events import Evaluated
-from noloco_node.observe.jsonl import KEPT, EventLog, JsonLines
-from noloco_node.observe.minutes import MetricsLog
-from noloco_node.views.views import Health, StatusView
+from noloco_node.observe.jsonl import KEPT, EventLog, JsonLines, MetricsLog
+from noloco_node.views.status import Health, StatusView
 
 VIEW = StatusView(peer_id="p", name="n", version="0", state="training", round=7, loss=1.5)
 

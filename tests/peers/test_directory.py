@@ -6,10 +6,12 @@ import time
 
 import pytest
 
+from noloco_node.base.addresses import ANY_LOCAL_PORT, Address
 from noloco_node.base.identity import Identity
 from noloco_node.errors import SwarmUnreachable
 from noloco_node.peers import record as module
-from noloco_node.peers.directory import MAX_IN_BUCKET, MAX_OF_SIGNER, DhtStorage, Directory
+from noloco_node.peers.dht_storage import MAX_IN_BUCKET, MAX_OF_SIGNER, DhtStorage
+from noloco_node.peers.directory import Directory
 from noloco_node.peers.record import Presence, accept, bucket_of, key_of, signed_record
 from noloco_node.transport.libp2p import Libp2pTransport, _import_hivemind
 from noloco_node.wire import peer_pb2 as pb
@@ -25,7 +27,7 @@ def identity(tmp_path):
 
 
 def standing(identity, **changes):
-    address = f"/ip4/127.0.0.1/tcp/4001/p2p/{identity.peer_id}"
+    address = Address("ip4", "127.0.0.1", 4001, identity.peer_id)
     usual = {"state": "training", "round": 3, "step": 150, "progress": 0.25, "loss": 2.5, "tokens_per_s": 9e3}
     return Presence(**{**usual, "tokens": 12345, "addresses": (address,), **changes})
 
@@ -156,7 +158,7 @@ def test_a_flood_takes_nobodys_place_and_goes_with_its_time(hivemind, identity):
     while not share.store_subkey(key, "a newcomer", b"record", time.time() + 0.3):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert sum(share._taken.values()) == 2 * len(share._places) <= 20
+    assert sum(share._counts.values()) == 2 * len(share._expires) <= 20
 
 
 def test_a_bucket_holds_what_one_answer_can_carry(share):
@@ -170,7 +172,7 @@ def test_records_that_are_renewed_for_ever_do_not_pile_up(share, identity):
     for number in range(1000):
         assert stored(share, identity, life_s=50.0 + number / 100)
     (bucket,) = (value for _, (value, _) in share.items())
-    assert len(share._kept.expiration_heap) < 50 and len(bucket.expiration_heap) < 50
+    assert len(share._storage.expiration_heap) < 50 and len(bucket.expiration_heap) < 50
     assert len(bucket) == len(share) == 1
 
 
@@ -178,7 +180,7 @@ def test_what_has_expired_goes_though_its_bucket_is_kept_alive(hivemind, identit
     share, key = DhtStorage(ttl_s=0.5), "a bucket"
     assert all(share.store_subkey(key, f"stranger {n}", b"record", time.time() + 0.2) for n in range(20))
     deadline = time.monotonic() + STEP_S
-    while share._taken[key] > 1:
+    while share._counts[key] > 1:
         assert share.store_subkey(key, "stranger", b"record", time.time() + 0.9)
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -190,7 +192,7 @@ def test_what_came_before_it_was_there_is_taken_over_within_its_bounds(hivemind,
     early = DhtStorage(ttl_s=3600.0)
     assert stored(early, identity, life_s=59.0)
     assert stored(early, identity, run_id=OTHER_RUN, life_s=3659.0)
-    share.take_over(early._kept)
+    share.take_over(early._storage)
     ((key, (bucket, _)),) = share.items()
     assert key == key_of(RUN, "") and list(bucket.data) == [identity.peer_id]
 
@@ -211,7 +213,7 @@ class Nodes:
     async def start(self, ttl_s=60.0, member=True):
         identity = Identity.load_or_create(self.directory / f"{len(self.open)}.key")
         bootstrap = self.open[0][1].addresses() if self.open else []
-        transport = Libp2pTransport(identity, "/ip4/127.0.0.1/tcp/0", bootstrap=bootstrap)
+        transport = Libp2pTransport(identity, ANY_LOCAL_PORT, bootstrap=bootstrap)
         await transport.start()
         swarm = Directory(transport.p2p, bootstrap, identity if member else None, RUN if member else "", ttl_s=ttl_s)
         self.open.append((swarm, transport))
@@ -248,7 +250,7 @@ async def test_members_see_each_other_through_a_rendezvous_and_hear_a_goodbye(no
         await until(lambda swarm=swarm, expected=expected: _sees(swarm, expected))
     seen = (await b.peers())[a_id.peer_id]
     assert (seen.state, seen.round) == ("training", 7)
-    await a.goodbye()
+    await a.leave()
 
     async def b_knows():
         return (await b.peers())[a_id.peer_id].state == "leaving"
@@ -308,12 +310,10 @@ async def test_hostile_records_are_not_kept_and_hide_nobody(nodes):
 
 
 async def test_a_bootstrap_node_that_is_no_directory_is_unreachable(nodes, tmp_path):
-    transport = Libp2pTransport(Identity.load_or_create(tmp_path / "bare"), "/ip4/127.0.0.1/tcp/0")
+    transport = Libp2pTransport(Identity.load_or_create(tmp_path / "bare"), ANY_LOCAL_PORT)
     await transport.start()
     try:
-        other = Libp2pTransport(
-            Identity.load_or_create(tmp_path / "b"), "/ip4/127.0.0.1/tcp/0", (), transport.addresses()
-        )
+        other = Libp2pTransport(Identity.load_or_create(tmp_path / "b"), ANY_LOCAL_PORT, (), transport.addresses())
         await other.start()
         try:
             with pytest.raises(SwarmUnreachable, match="directory"):
@@ -328,7 +328,7 @@ async def test_closing_and_a_goodbye_end_soon_when_p2pd_is_dead(nodes):
     swarm, identity = await nodes.start()
     await swarm.publish(standing(identity))
     _, transport = nodes.open[0]
-    await transport._living.daemon.stop()
+    await transport._session.process.stop()
     async with asyncio.timeout(6.0):
-        await swarm.goodbye()
+        await swarm.leave()
         await swarm.close()

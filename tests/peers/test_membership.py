@@ -9,10 +9,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from memory_network.network import MemoryNetwork, MemoryTransport
 from virtual_clock import run_virtual
 
+from noloco_node.base.addresses import Address
 from noloco_node.base.identity import Identity
 from noloco_node.peers.cache import PeerCache
 from noloco_node.peers.directory import Directory
-from noloco_node.peers.membership import FRIENDS, Membership
+from noloco_node.peers.membership import CACHED_ASKED, Membership
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,8 @@ class Friend:
     time: float = 5.0
 
     @property
-    def addresses(self) -> tuple[str, ...]:
-        return (f"/ip4/192.0.2.1/tcp/4001/p2p/{self.peer_id}",)
+    def addresses(self) -> tuple[Address, ...]:
+        return (Address("ip4", "192.0.2.1", 4001, self.peer_id),)
 
 
 def friend(number: int) -> Friend:
@@ -53,7 +54,7 @@ class Directory(Directory):
 
 
 def test_who_gives_up_waiting_for_friends_leaves_no_call_behind(tmp_path: Path) -> None:
-    friends = [friend(number) for number in range(FRIENDS)]
+    friends = [friend(number) for number in range(CACHED_ASKED)]
     cache = PeerCache(tmp_path / "peers.json")
     cache.keep(friends)
 
@@ -76,5 +77,5 @@ def test_who_gives_up_waiting_for_friends_leaves_no_call_behind(tmp_path: Path) 
         return calling, left
 
     calling, left = run_virtual(main())
-    assert calling >= FRIENDS
+    assert calling >= CACHED_ASKED
     assert left == 0

@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from noloco_node.base.addresses import ANY_LOCAL_PORT
 from noloco_node.base.identity import Identity
 from noloco_node.peers import record
 from noloco_node.peers.directory import Directory
@@ -43,7 +44,7 @@ class Dht:
 
     async def node(self) -> None:
         bootstrap = self.transports[0].addresses() if self.transports else []
-        transport = Libp2pTransport(self.identity(), "/ip4/127.0.0.1/tcp/0", bootstrap=bootstrap)
+        transport = Libp2pTransport(self.identity(), ANY_LOCAL_PORT, bootstrap=bootstrap)
         await transport.start()
         self.transports.append(transport)
         self.nodes.append(Directory(transport.p2p, bootstrap, ttl_s=TTL_S))
@@ -58,13 +59,13 @@ class Dht:
         return peer
 
     async def settle(self, count: int) -> None:
-        """So many peers, as after some minutes: all know about how many they are (test_crowd.py) and have published."""
+        """So many peers, as after some minutes: all have an estimate of their number and have published."""
         while len(self.peers) < count:
             self.peer()
         rng = Random(count)
         for peer in self.peers:
-            peer._crowd._counts.clear()
-            peer._crowd._counts.append(count * rng.uniform(0.8, 1.25))
+            peer._size._counts.clear()
+            peer._size._counts.append(count * rng.uniform(0.8, 1.25))
         for first in range(0, count, NODES):  # one on each node at a time
             await asyncio.gather(*(peer.publish(standing()) for peer in self.peers[first : first + NODES]))
 
@@ -145,7 +146,7 @@ async def test_300_peers_are_found_evenly_at_a_constant_cost(dht: Dht, capsys: p
     reader, rng, drawn, seen = dht.peers[0], Random(1), Counter[str](), set[str]()
     members = {peer._identity.peer_id for peer in dht.peers if peer._identity}
     reader._known.clear()
-    guesses = [peer._crowd.peers for peer in dht.peers]
+    guesses = [peer._size.peers for peer in dht.peers]
     minute: deque[set[str]] = deque(maxlen=round(60 / LOOK_S))  # a real record is known for as long as it lives
     for _ in range(DRAWS // 2):
         before = set[str]().union(*minute)

@@ -7,7 +7,7 @@ import pytest
 
 from noloco_node.errors import Incompatible, UsageError
 from noloco_node.run import manifest, toml
-from noloco_node.run.manifest import DataSpec, InnerSpec, Manifest, ModelSpec, OuterSpec
+from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec, OuterSpec
 
 
 @pytest.fixture

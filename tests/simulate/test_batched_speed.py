@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from noloco_node.bench import plain_loop
-from noloco_node.run.manifest import InnerSpec
+from noloco_node.run.schema import InnerSpec
 from noloco_node.simulate.experiment import Workload, workload
 from noloco_node.simulate.readers import Readers
 from noloco_node.simulate.replicas import ReplicaBatch

@@ -6,7 +6,7 @@ import torch
 
 from noloco_node.data.corpus import Corpus
 from noloco_node.errors import UsageError
-from noloco_node.run.manifest import DataSpec, InnerSpec, ModelSpec
+from noloco_node.run.schema import DataSpec, InnerSpec, ModelSpec
 from noloco_node.simulate.experiment import Workload, run
 from noloco_node.simulate.readers import Readers, own_modules
 from noloco_node.simulate.replicas import ReplicaBatch

@@ -19,7 +19,7 @@ from noloco_node.state_transfer.catch_up import (
     CatchUp,
     ahead,
     coding,
-    is_astray,
+    has_diverged,
 )
 from noloco_node.state_transfer.choose_donor import Wanted
 from noloco_node.state_transfer.client import LiveState
@@ -48,10 +48,9 @@ def record(peer: str, round: int, state: str = "training") -> PeerRecord:
 class Node:
     """A node as far as it comes level: what it sees is the test's, and what it is told to do is kept."""
 
-    def __init__(self, round: int, *sights: Sequence[PeerRecord] | Exception, busy: bool = False) -> None:
+    def __init__(self, round: int, *sights: Sequence[PeerRecord] | Exception) -> None:
         self.round = round
         self.sights = list(sights)
-        self.busy = busy
         self.did: list[str] = []
         self.state: bytes | None = None
         self.on = asyncio.Event()
@@ -69,18 +68,14 @@ class Node:
     def waits_for(self, what: str | None) -> None:
         pass
 
-    def stands_aside(self) -> bool:
-        self.did.append("aside")
-        return not self.busy
-
-    async def quiet(self) -> bool:
+    async def swap_is_over(self) -> bool:
         return True
 
-    async def adopts(self, state: LiveState) -> None:
+    async def adopt(self, state: LiveState) -> None:
         self.round, self.state = state.round, bytes(state.data)
         self.did.append("adopts")
 
-    def goes_on(self) -> None:
+    def caught_up(self) -> None:
         self.did.append("on")
         self.on.set()
 
@@ -113,17 +108,17 @@ def test_one_claim_to_be_far_ahead_makes_nobody_far_behind() -> None:
 
 def test_of_two_that_stand_apart_one_turns_to_the_other() -> None:
     apart = DIVERGED_ROUNDS * ["b"]
-    assert is_astray(apart, DIVERGED_ROUNDS, ["b"], "a")
-    assert not is_astray(apart[1:], DIVERGED_ROUNDS, ["b"], "a")
-    assert not is_astray(DIVERGED_ROUNDS * ["a"], 10 * ALONE_ROUNDS, ["a"], "b"), "it is the other's turn"
+    assert has_diverged(apart, DIVERGED_ROUNDS, ["b"], "a")
+    assert not has_diverged(apart[1:], DIVERGED_ROUNDS, ["b"], "a")
+    assert not has_diverged(DIVERGED_ROUNDS * ["a"], 10 * ALONE_ROUNDS, ["a"], "b"), "it is the other's turn"
 
 
 def test_among_more_it_is_the_one_whom_two_do_not_know_or_who_finds_nobody() -> None:
-    assert not is_astray([], 10 * ALONE_ROUNDS, ["b", "c"], "a")
-    assert not is_astray(5 * ["b"], ALONE_ROUNDS - 1, ["b", "c"], "a"), "it may be the other"
-    assert is_astray(["b"], ALONE_ROUNDS, ["b", "c"], "z")
-    assert is_astray(["b", "c"], 2, ["b", "c"], "z")
-    assert is_astray(["b", "gone"], 2, ["b", "c"], "z")
+    assert not has_diverged([], 10 * ALONE_ROUNDS, ["b", "c"], "a")
+    assert not has_diverged(5 * ["b"], ALONE_ROUNDS - 1, ["b", "c"], "a"), "it may be the other"
+    assert has_diverged(["b"], ALONE_ROUNDS, ["b", "c"], "z")
+    assert has_diverged(["b", "c"], 2, ["b", "c"], "z")
+    assert has_diverged(["b", "gone"], 2, ["b", "c"], "z")
 
 
 def test_a_slow_download_is_of_half_the_bytes() -> None:
@@ -204,12 +199,13 @@ def test_who_stands_apart_round_after_round_takes_the_state_of_a_peer() -> None:
         await place.donor("donor", Giver(DATA, 13))
         home = await home_of(node, place)
         for solo in ["diverged"] * (DIVERGED_ROUNDS - 1) + [None] + ["diverged", "busy"] * (DIVERGED_ROUNDS - 1):
-            home.round_over(solo, "donor")
-        assert node.did == [], "a committed round between, or another reason, is no sign of it"
-        home.round_over("diverged", "another")
-        home.round_over("diverged", "donor")
+            assert not home.round_over(solo, "donor"), "a committed round between, or another reason, is no sign of it"
+        assert home.round_over("diverged", "another")
+        assert home.round_over("diverged", "donor"), "until it is acted upon"
+        home.start(diverged=True)
+        assert not home.round_over("diverged", "donor"), "then the count begins anew"
         await node.on.wait()
-        assert node.did == ["aside", "look", "adopts", "on"]
+        assert node.did == ["look", "adopts", "on"]
         assert (node.round, node.state) == (13, DATA)
         await place.close()
 
@@ -223,8 +219,8 @@ def test_who_stands_apart_goes_back_where_the_others_are_behind_it() -> None:
         for peer, giver in givers.items():
             await place.donor(peer, giver)
         home = await home_of(node, place)
-        home.round_over("diverged", "one")
-        home.round_over("diverged", "two")
+        assert [home.round_over("diverged", peer) for peer in ("one", "two")] == [False, True]
+        home.start(diverged=True)
         await node.on.wait()
         assert node.round in (90, 91) and node.state == DATA
         assert sum(len(giver.asked) for giver in givers.values()) == 1
@@ -233,17 +229,13 @@ def test_who_stands_apart_goes_back_where_the_others_are_behind_it() -> None:
     play(story())
 
 
-@pytest.mark.parametrize(
-    ("sight", "busy"), [([], False), ([record("donor", 13)], False), ([record("other", 13)], True)]
-)
-def test_where_it_is_not_its_turn_or_it_may_not_be_it_trains_on(sight: list[PeerRecord], busy: bool) -> None:
+@pytest.mark.parametrize("sight", [[], [record("a", 13)]], ids=["nobody there", "the other one's turn"])
+def test_a_node_that_is_not_to_act_has_not_diverged(sight: list[PeerRecord]) -> None:
     async def story() -> None:
-        place, node = Place(), Node(12, sight, busy=busy)
+        place, node = Place(), Node(12, sight)
         home = await home_of(node, place)
-        for _ in range(2 * DIVERGED_ROUNDS):
-            home.round_over("diverged", sight[0].peer_id if sight else "gone")
-        await asyncio.sleep(1)
-        assert "look" not in node.did and node.state is None
+        partner = sight[0].peer_id if sight else "gone"
+        assert not any(home.round_over("diverged", partner) for _ in range(2 * DIVERGED_ROUNDS))
         await place.close()
 
     play(story())
@@ -254,9 +246,10 @@ def test_after_a_pause_only_who_is_far_behind_takes_a_state() -> None:
         place, node = Place(), Node(12, [record("donor", 12 + CATCH_UP_ROUNDS - 1)])
         await place.donor("donor", Giver(DATA, 12 + CATCH_UP_ROUNDS))
         home = await home_of(node, place)
-        assert not home.after_pause()
+        assert not home.is_behind()
         node.sights = [[record("donor", 12 + CATCH_UP_ROUNDS)]]
-        assert home.after_pause()
+        assert home.is_behind()
+        home.start(diverged=False)
         await node.on.wait()
         assert node.state == DATA and node.did == ["look", "adopts", "on"]
         await place.close()
@@ -268,7 +261,8 @@ def test_where_no_donor_gives_its_state_it_goes_on_from_its_own(monkeypatch: pyt
     async def story() -> None:
         place, node = Place(), Node(12, [record("gone", 50)])
         home = await home_of(node, place)
-        assert home.after_pause()
+        assert home.is_behind()
+        home.start(diverged=False)
         await node.on.wait()
         assert node.round == 12 and node.state is None
         await place.close()
@@ -279,7 +273,7 @@ def test_where_no_donor_gives_its_state_it_goes_on_from_its_own(monkeypatch: pyt
 
 def test_what_goes_wrong_in_adopting_is_logged_and_it_trains_on(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Node):
-        async def adopts(self, state: LiveState) -> None:
+        async def adopt(self, state: LiveState) -> None:
             raise RuntimeError("out of something")
 
     async def story() -> None:
@@ -287,7 +281,8 @@ def test_what_goes_wrong_in_adopting_is_logged_and_it_trains_on(caplog: pytest.L
         await place.donor("donor", Giver(DATA, 50))
         home = await home_of(node, place)
         for _ in range(2):
-            assert home.after_pause()
+            assert home.is_behind()
+            home.start(diverged=False)
             await node.on.wait()
             node.on.clear()
         await place.close()
@@ -296,13 +291,14 @@ def test_what_goes_wrong_in_adopting_is_logged_and_it_trains_on(caplog: pytest.L
     assert "out of something" in caplog.text
 
 
-def test_who_gives_up_coming_level_is_not_told_to_go_on() -> None:
+def test_catching_up_that_is_stopped_does_not_tell_that_it_ended() -> None:
     async def story() -> None:
         place, node = Place(), Node(12, [record("gone", 50)])
         home = await home_of(node, place)
-        assert home.after_pause()
+        assert home.is_behind()
+        home.start(diverged=False)
         await asyncio.sleep(1)
-        home.give_up()
+        home.stop()
         await asyncio.sleep(100)
         assert "on" not in node.did
         await place.close()

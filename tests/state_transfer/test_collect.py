@@ -14,7 +14,7 @@ from noloco_node.host.traffic import Traffic
 from noloco_node.peers.record import PeerRecord
 from noloco_node.state_transfer import collect
 from noloco_node.state_transfer.collect import Collector, OwnState
-from noloco_node.views.views import GatherView
+from noloco_node.views.gather import GatherView
 
 OWN = OwnState("newcomer", TERMS, NUMBERS // 2, 12, 600, BUDGET)
 NAN = b"\x00\x00\xc0\x7f"

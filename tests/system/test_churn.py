@@ -20,11 +20,11 @@ from itertools import pairwise
 from statistics import fmean
 
 import pytest
+from real_nodes import Node, RealNodes, until
 from replicas import exchange
-from village import Node, Village, until
 
 from noloco_node.core.codecs import codec
-from noloco_node.run import manifest
+from noloco_node.run.schema import Manifest
 from noloco_node.training.replica import Replica
 
 SWARM_UNREACHABLE = 10
@@ -58,7 +58,7 @@ learning_rate = {WAY / (ROUNDS * STEPS):.2g}
 class Swarm:
     """Who lives, who was killed, and who still has to say where it can be reached."""
 
-    village: Village
+    real_nodes: RealNodes
     random: random.Random
     living: list[Node] = field(default_factory=list)
     dead: list[Node] = field(default_factory=list)
@@ -68,8 +68,8 @@ class Swarm:
     shut_doors: int = 0
 
     def begin(self) -> None:
-        (self.village.root / "run.toml").write_text(RUN)
-        self._start("n0", "start", str(self.village.root / "run.toml"))
+        (self.real_nodes.root / "run.toml").write_text(RUN)
+        self._start("n0", "start", str(self.real_nodes.root / "run.toml"))
         self.learn_addresses()
         for number in range(1, MOST):
             self._start(f"n{number}", *self._door())
@@ -104,11 +104,11 @@ class Swarm:
             node = self.dead.pop(self.random.randrange(len(self.dead)))
             node = self._start(node.home.name, *self._door())
         else:
-            node = self._start(f"n{len(self.village.nodes)}", *self._door())
+            node = self._start(f"n{len(self.real_nodes.nodes)}", *self._door())
         self.events.append(f"{time.time() - self.began:4.0f} s: {'kill' if kill else 'join'} {node.home.name}")
 
     def _start(self, name: str, *words: str) -> Node:
-        node = self.village.node(name, *words, "--linger", str(LINGER_S))
+        node = self.real_nodes.node(name, *words, "--linger", str(LINGER_S))
         self.living.append(node)
         return node
 
@@ -118,9 +118,9 @@ class Swarm:
 
 
 @pytest.fixture
-def village() -> Iterator[Village]:
-    with Village() as village:
-        yield village
+def real_nodes() -> Iterator[RealNodes]:
+    with RealNodes() as real_nodes:
+        yield real_nodes
 
 
 def storm(swarm: Swarm) -> None:
@@ -142,7 +142,7 @@ def storm(swarm: Swarm) -> None:
 def calm(replicas: int, rounds: int) -> float:
     """The mean held-out loss of replicas that nothing happens to."""
     table = {**tomllib.loads(RUN), "rounds": rounds, "model": {"task": "paced", "options": {"step_s": 0.0}}}
-    run = manifest.Manifest.model_validate(table)
+    run = Manifest.model_validate(table)
     all_ = [Replica.build(run, f"calm-{index}", device="cpu", threads=1) for index in range(replicas)]
     exact = codec("fp32")
     rng = random.Random(SEED)
@@ -173,21 +173,21 @@ def test_a_swarm_that_stops_for_good_has_a_gap() -> None:
 @pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.timeout(STORM_S + 600)
-def test_a_storm_of_kills_and_joins(village: Village, capsys: pytest.CaptureFixture[str]) -> None:
-    swarm = Swarm(village, random.Random(SEED))
+def test_a_storm_of_kills_and_joins(real_nodes: RealNodes, capsys: pytest.CaptureFixture[str]) -> None:
+    swarm = Swarm(real_nodes, random.Random(SEED))
     swarm.begin()
     storm(swarm)
     views = [node.ask("status") for node in swarm.living]
-    homes = {node.home: node for node in village.nodes if list(node.home.glob("runs/*/events.jsonl"))}.values()
+    homes = {node.home: node for node in real_nodes.nodes if list(node.home.glob("runs/*/events.jsonl"))}.values()
     committed = [event["at"] for node in homes for event in node.events("RoundCommitted")]
     tokens = sum(event["tokens"] for node in homes for event in node.events("PhaseDone"))
     gap = longest_gap(committed, swarm.began, swarm.began + STORM_S)
     losses = [view["eval_loss"] for view in views]
     stormy = fmean(losses)
     for node in swarm.living:
-        assert village.run("leave", "--home", str(node.home)).returncode == 0
+        assert real_nodes.run("leave", "--home", str(node.home)).returncode == 0
     assert [node.process.wait(15) for node in swarm.living] == [0] * len(swarm.living)
-    until(lambda: not village.left_over(), f"nothing left: {village.left_over()}", 5)
+    until(lambda: not real_nodes.left_over(), f"nothing left: {real_nodes.left_over()}", 5)
 
     replicas = round(tokens / (ROUNDS * STEPS * EXAMPLES))
     rounds = round(tokens / (replicas * STEPS * EXAMPLES))

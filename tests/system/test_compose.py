@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from village import ROOT, until
+from real_nodes import ROOT, until
 
 NODES = 4
 START_S = 400  # each compiles its kernels first, and the cores may be few and busy

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 from namespaces import inside, sh, space, spaces, why_not
-from village import Node, Village, until
+from real_nodes import Node, RealNodes, until
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -103,15 +103,15 @@ def give(name: str, device: str, address: str) -> None:
 
 
 @pytest.fixture
-def village() -> Iterator[Village]:
+def real_nodes() -> Iterator[RealNodes]:
     if why := why_not("iptables"):
         pytest.skip(why)
-    with street(), Village() as village:
-        yield village
+    with street(), RealNodes() as real_nodes:
+        yield real_nodes
 
 
-def rendezvous(village: Village, net: str = PRIVATE) -> str:
-    return village.rendezvous(within=inside("public"), at=f"{net}.1").address()
+def rendezvous(real_nodes: RealNodes, net: str = PRIVATE) -> str:
+    return real_nodes.rendezvous(within=inside("public"), at=f"{net}.1").address()
 
 
 def way(node: Node, other: Node) -> str | None:
@@ -120,13 +120,19 @@ def way(node: Node, other: Node) -> str | None:
 
 
 def test_two_behind_routers_exchange_through_the_rendezvous(
-    village: Village, capsys: pytest.CaptureFixture[str]
+    real_nodes: RealNodes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    address = rendezvous(village)
-    first = village.node(
-        "a", "start", str(village.manifest(warmup="0.0")), "--bootstrap", address, within=inside("host1"), at="0.0.0.0"
+    address = rendezvous(real_nodes)
+    first = real_nodes.node(
+        "a",
+        "start",
+        str(real_nodes.manifest(warmup="0.0")),
+        "--bootstrap",
+        address,
+        within=inside("host1"),
+        at="0.0.0.0",
     )
-    second = village.node("b", "join", "--bootstrap", address, within=inside("host2"), at="0.0.0.0")
+    second = real_nodes.node("b", "join", "--bootstrap", address, within=inside("host2"), at="0.0.0.0")
     for node in (first, second):
         until(lambda node=node: node.committed() >= 2, "two rounds with the other")
         status = node.ask("status")
@@ -140,12 +146,12 @@ def test_two_behind_routers_exchange_through_the_rendezvous(
         print(f"\n  through the relay: {megabytes:.2f} MB both ways in {seconds:.2f} s")  # noqa: T201
 
 
-def test_with_one_of_them_reachable_no_relay_is_used(village: Village) -> None:
-    address = rendezvous(village)
-    manifest = str(village.manifest(warmup="0.0"))
-    open_ = village.node("a", "start", manifest, "--bootstrap", address, within=inside("public"), at="10.84.0.1")
+def test_with_one_of_them_reachable_no_relay_is_used(real_nodes: RealNodes) -> None:
+    address = rendezvous(real_nodes)
+    manifest = str(real_nodes.manifest(warmup="0.0"))
+    open_ = real_nodes.node("a", "start", manifest, "--bootstrap", address, within=inside("public"), at="10.84.0.1")
     until(lambda: open_.ask("status").get("round"), "a first phase alone")
-    hidden = village.node("b", "join", "--bootstrap", address, within=inside("host2"), at="0.0.0.0")
+    hidden = real_nodes.node("b", "join", "--bootstrap", address, within=inside("host2"), at="0.0.0.0")
     for node in (open_, hidden):
         until(lambda node=node: node.committed() >= 2, "two rounds with the other")
     assert open_.ask("status")["reachable"] == "directly"
@@ -157,21 +163,21 @@ def test_a_port_that_the_router_maps_is_a_direct_way_in(capsys: pytest.CaptureFi
     tables = "iptables-legacy"
     if why := why_maps_none(tables):
         pytest.skip(why)
-    with street(PUBLIC, tables), Village() as village, maps_ports(1, tables, village.root):
-        address = rendezvous(village, PUBLIC)
-        doctor = village.node("doctor", "doctor", "--bootstrap", address, within=inside("host1"), at="0.0.0.0")
+    with street(PUBLIC, tables), RealNodes() as real_nodes, maps_ports(1, tables, real_nodes.root):
+        address = rendezvous(real_nodes, PUBLIC)
+        doctor = real_nodes.node("doctor", "doctor", "--bootstrap", address, within=inside("host1"), at="0.0.0.0")
         assert doctor.process.wait(60) == 0
         assert doctor.said(r"\breachable +(.+)") == "at a port of the router"
 
-        manifest, began = str(village.manifest(warmup="0.0")), time.monotonic()
-        mapped = village.node("a", "start", manifest, "--bootstrap", address, within=inside("host1"), at="0.0.0.0")
+        manifest, began = str(real_nodes.manifest(warmup="0.0")), time.monotonic()
+        mapped = real_nodes.node("a", "start", manifest, "--bootstrap", address, within=inside("host1"), at="0.0.0.0")
         until(lambda: mapped.ask("status").get("reachable") == "mapped", "a port of the router")
         seconds = time.monotonic() - began
         told = mapped.ask("status")["addresses"]
         assert told[0].startswith(f"/ip4/{PUBLIC}.11/tcp/") and not any("/p2p-circuit/" in known for known in told)
         assert "reachable at a port of the router" in mapped.run("status").stdout
 
-        hidden = village.node("b", "join", "--bootstrap", address, within=inside("host2"), at="0.0.0.0")
+        hidden = real_nodes.node("b", "join", "--bootstrap", address, within=inside("host2"), at="0.0.0.0")
         for node in (mapped, hidden):
             until(lambda node=node: node.committed() >= 2, "two rounds with the other")
         assert hidden.ask("status")["reachable"] == "relayed"

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 from namespaces import inside, sh, space, spaces, why_not
+from real_nodes import Node, RealNodes, until
 from safetensors.torch import load_file
-from village import Node, Village, until
 
 from noloco_node.checkpoints import checkpoint
 
@@ -51,20 +51,20 @@ def link(*, cut: bool) -> None:
 
 
 @pytest.fixture
-def village() -> Iterator[Village]:
+def real_nodes() -> Iterator[RealNodes]:
     if why := why_not("iptables"):
         pytest.skip(why)
-    with two_halves(), Village() as village:
-        yield village
+    with two_halves(), RealNodes() as real_nodes:
+        yield real_nodes
 
 
-def begin(village: Village) -> tuple[Half, Half]:
+def begin(real_nodes: RealNodes) -> tuple[Half, Half]:
     # few examples a step, and a rate at which nobody arrives within these minutes: who does not average drifts apart
-    run = village.paced(step_s=0.1, steps=10, batch_tokens=2, learning_rate=0.0001)
-    first = village.node("a", "start", str(run), within=inside("half1"), at=address(1, 1))
+    run = real_nodes.paced(step_s=0.1, steps=10, batch_tokens=2, learning_rate=0.0001)
+    first = real_nodes.node("a", "start", str(run), within=inside("half1"), at=address(1, 1))
     line = first.invitation()
-    one = [first, *(village.node(f"a{n}", *line, within=inside("half1"), at=address(1, n)) for n in (2, 3))]
-    other = [village.node(f"b{n}", *line, within=inside("half2"), at=address(2, n)) for n in (1, 2, 3)]
+    one = [first, *(real_nodes.node(f"a{n}", *line, within=inside("half1"), at=address(1, n)) for n in (2, 3))]
+    other = [real_nodes.node(f"b{n}", *line, within=inside("half2"), at=address(2, n)) for n in (1, 2, 3)]
     for node in (*one, *other):
         until(lambda node=node: len(node.ask("status").get("partners", ())) >= 4, "partners on both sides", 120)
     return one, other
@@ -97,8 +97,8 @@ def distance(one: Half, other: Half) -> float:
     return float((here - there).norm() / ((here + there) / 2).norm())
 
 
-def test_two_halves_go_on_and_find_together_again(village: Village, capsys: pytest.CaptureFixture[str]) -> None:
-    one, other = begin(village)
+def test_two_halves_go_on_and_find_together_again(real_nodes: RealNodes, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = begin(real_nodes)
     ids = peer_ids(one), peer_ids(other)
     before = distance(one, other)
     link(cut=True)

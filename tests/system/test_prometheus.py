@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from village import ROOT, Node, Village, free_port, until
+from real_nodes import ROOT, Node, RealNodes, free_port, until
 
 pytestmark = [
     pytest.mark.system,
@@ -74,9 +74,9 @@ class Prometheus:
 
 
 @pytest.fixture
-def village() -> Iterator[Village]:
-    with Village(NOLOCO_WEB="127.0.0.1:0") as village:
-        yield village
+def real_nodes() -> Iterator[RealNodes]:
+    with RealNodes(NOLOCO_WEB="127.0.0.1:0") as real_nodes:
+        yield real_nodes
 
 
 @pytest.fixture
@@ -91,11 +91,11 @@ def target(node: Node) -> str:
 
 
 def test_it_scrapes_nodes_and_a_crowd_costs_no_series(
-    village: Village, prometheus: Prometheus, capsys: pytest.CaptureFixture[str]
+    real_nodes: RealNodes, prometheus: Prometheus, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    author = village.node("author", "start", str(village.paced(seconds=0.5)))
+    author = real_nodes.node("author", "start", str(real_nodes.paced(seconds=0.5)))
     there = author.address()
-    other = village.node("other", "join", "--bootstrap", there)
+    other = real_nodes.node("other", "join", "--bootstrap", there)
     two = [target(author), target(other)]
     prometheus.looks_at(*two)
     until(lambda: prometheus.now("noloco_rounds_committed_total > 0").keys() == set(two), "both have met")
@@ -109,7 +109,7 @@ def test_it_scrapes_nodes_and_a_crowd_costs_no_series(
     assert {rule["health"] for rule in rules} == {"ok"}
     among_two = {instance: prometheus.series(instance) for instance in two}
 
-    third = village.node("third", "join", "--bootstrap", there)
+    third = real_nodes.node("third", "join", "--bootstrap", there)
     prometheus.looks_at(*two, target(third))
     seen = 'noloco_peers{state="training"} == 2'
     until(lambda: prometheus.now(seen).keys() >= set(two), "the first two see two others")

@@ -17,7 +17,7 @@ from statistics import fmean
 import pytest
 from namespaces import sh, spaces, why_not
 from namespaces import space as space_of
-from village import Node, Village, until
+from real_nodes import Node, RealNodes, until
 
 PHASE_S = 5.0
 SWAP_S = PHASE_S / 2
@@ -74,21 +74,21 @@ def at(points: list[tuple[float, float]], second: float) -> float:
 
 
 def measure(overlap: str) -> Measured:
-    with slow_link(overlap[0], 8 * 4 * PARAMETERS * OVERHEAD / SWAP_S) as ends, Village() as village:
-        return watch(*start_two(village, overlap, ends))
+    with slow_link(overlap[0], 8 * 4 * PARAMETERS * OVERHEAD / SWAP_S) as ends, RealNodes() as real_nodes:
+        return watch(*start_two(real_nodes, overlap, ends))
 
 
-def start_two(village: Village, overlap: str, ends: list[tuple[str, str]]) -> tuple[list[Node], float]:
+def start_two(real_nodes: RealNodes, overlap: str, ends: list[tuple[str, str]]) -> tuple[list[Node], float]:
     """And when the first one began to train: half a phase before the second. Both wait until both are there."""
     (here, one), (there, other) = ends
     outer = {"overlap": overlap, "codec": "fp32"}
-    run = village.paced(seconds=PHASE_S, batch_tokens=64, learning_rate=0.0001, outer=outer)
+    run = real_nodes.paced(seconds=PHASE_S, batch_tokens=64, learning_rate=0.0001, outer=outer)
     for name in "ab":
-        (village.root / name).mkdir(mode=0o700)
-        (village.root / name / "paused").touch()  # as its user left it
-    first = village.node("a", "start", str(run), within=("ip", "netns", "exec", here), at=one)
+        (real_nodes.root / name).mkdir(mode=0o700)
+        (real_nodes.root / name / "paused").touch()  # as its user left it
+    first = real_nodes.node("a", "start", str(run), within=("ip", "netns", "exec", here), at=one)
     until(lambda: first.ask("status").get("state") == "paused", "the first node, ready but paused")
-    second = village.node("b", *first.invitation(), within=("ip", "netns", "exec", there), at=other)
+    second = real_nodes.node("b", *first.invitation(), within=("ip", "netns", "exec", there), at=other)
     until(lambda: second.ask("status").get("state") == "paused", "the second node, with the first one's state")
     until(lambda: all(node.ask("status").get("peers_seen") for node in (first, second)), "that they see each other")
     took_s = resume(first)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import psutil
 import pytest
-from village import Node, Village, until
+from real_nodes import Node, RealNodes, until
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -29,13 +29,13 @@ PAIRS = 6
 
 
 @pytest.fixture
-def village() -> Iterator[Village]:
-    with Village(NOLOCO_WEB="127.0.0.1:0", TERM="xterm-256color") as village:
-        yield village
+def real_nodes() -> Iterator[RealNodes]:
+    with RealNodes(NOLOCO_WEB="127.0.0.1:0", TERM="xterm-256color") as real_nodes:
+        yield real_nodes
 
 
 @pytest.fixture
-def watching(village: Village) -> Iterator[ExitStack]:
+def watching(real_nodes: RealNodes) -> Iterator[ExitStack]:
     """Gone before the nodes are."""
     with ExitStack() as watching:
         yield watching
@@ -51,8 +51,8 @@ class Watchers:
         self._threads: list[threading.Thread] = []
         self._screen, far = pty.openpty()
         termios.tcsetwinsize(far, (40, 120))
-        words = [*node.village.command, "top", "--home", str(node.home)]
-        environ = node.village.environ
+        words = [*node.group.command, "top", "--home", str(node.home)]
+        environ = node.group.environ
         self._top = subprocess.Popen(words, stdin=far, stdout=far, stderr=far, env=environ, start_new_session=True)
         os.close(far)
         threading.Thread(target=self._read_screen, daemon=True).start()
@@ -128,10 +128,10 @@ def cpu_s(node: Node) -> float:
 
 
 def test_being_watched_costs_next_to_nothing(
-    village: Village, watching: ExitStack, capsys: pytest.CaptureFixture[str]
+    real_nodes: RealNodes, watching: ExitStack, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    author = village.node("author", "start", str(village.paced(seconds=1.0)))
-    nodes = [author, village.node("other", "join", "--bootstrap", author.address())]
+    author = real_nodes.node("author", "start", str(real_nodes.paced(seconds=1.0)))
+    nodes = [author, real_nodes.node("other", "join", "--bootstrap", author.address())]
     until(lambda: all(node.said(r"(round \d+ with)") for node in nodes), "both have met")
     watchers = [watching.enter_context(closing(Watchers(node))) for node in nodes]
     lost, cpu, usual = [], [], []

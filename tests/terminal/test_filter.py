@@ -3,7 +3,7 @@
 import pytest
 
 from noloco_node.terminal.filter import COLUMNS, PeerFilter
-from noloco_node.views.views import PeerRow, PeersView
+from noloco_node.views.peers import PeerRow, PeersView
 
 
 def row(name: str, **changes) -> PeerRow:

@@ -3,7 +3,7 @@
 import pytest
 
 from noloco_node.terminal.phase import left
-from noloco_node.views.views import Phase
+from noloco_node.views.status import Phase
 
 
 @pytest.mark.parametrize(

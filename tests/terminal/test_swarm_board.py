@@ -8,7 +8,7 @@ from fake_node import OTHER, STATUS
 from rich.console import Console
 
 from noloco_node.terminal.swarm_board import LiveBoard, PlainBoard, SwarmProgress, picture
-from noloco_node.views.views import Phase, StatusView
+from noloco_node.views.status import Phase, StatusView
 
 
 @dataclass

@@ -9,7 +9,8 @@ from rich.console import Console
 
 from noloco_node.terminal.table import Column, fill, fitting
 from noloco_node.terminal.text import print_peers, print_status
-from noloco_node.views.views import PeersView, Phase, RunView, StatusView, Today
+from noloco_node.views.peers import PeersView, RunView
+from noloco_node.views.status import Phase, StatusView, Today
 
 
 def printed(show, view, width):

@@ -16,7 +16,7 @@ from noloco_node.core import outer
 from noloco_node.core.codecs import codec
 from noloco_node.data import corpus
 from noloco_node.errors import Diverged, Incompatible, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
-from noloco_node.run.manifest import InnerSpec, Manifest, OuterSpec
+from noloco_node.run.schema import InnerSpec, Manifest, OuterSpec
 from noloco_node.training import language, model
 from noloco_node.training.replica import WARM_UP_STEPS, Replica, choose_device
 from noloco_node.training.schedule import learning_rate

@@ -11,7 +11,7 @@ from replicas import small_run, small_text, train
 
 from noloco_node.checkpoints import checkpoint
 from noloco_node.errors import Incompatible, UsageError
-from noloco_node.run.manifest import InnerSpec, Manifest, ModelSpec
+from noloco_node.run.schema import InnerSpec, Manifest, ModelSpec
 from noloco_node.training import tasks
 from noloco_node.training.replica import Replica
 from noloco_node.training.task import Task

@@ -9,6 +9,7 @@ import pytest
 from memory_network.network import MemoryNetwork
 from virtual_clock import run_virtual
 
+from noloco_node.base.addresses import Address
 from noloco_node.transport import reachability
 from noloco_node.transport.reachability import DIRECTLY, KEEP_S, MAPPED, OFF, OUTGOING, RELAYED, Reachability
 from noloco_node.wire import mirror_pb2 as pb
@@ -41,14 +42,14 @@ def test_who_is_seen_at_any_address_of_its_machine_is_reached_directly(
         for member in (us, helper):
             await member.start()
         found = Reachability("us", OFF, {"helper": []}, list, us.channel)
-        await found.survey(lambda: None, [f"/ip4/{own[-1]}/tcp/4001"])
+        await found.survey(lambda: None, [Address("ip4", own[-1], 4001)])
         for member in (us, helper):
             await member.close()
         return found
 
     found = run_virtual(main())
     assert found.verdict == verdict
-    assert found.addresses([])[0] == "/ip4/192.0.2.1/tcp/4001/p2p/us"
+    assert str(found.addresses([])[0]) == "/ip4/192.0.2.1/tcp/4001/p2p/us"
 
 
 def test_a_machine_out_of_descriptors_looks_again_when_it_has_some() -> None:
@@ -67,7 +68,7 @@ def test_a_machine_out_of_descriptors_looks_again_when_it_has_some() -> None:
 
         found = Reachability("us", OFF, {"helper": []}, list, channel)
         found.verdict = RELAYED
-        keeping = asyncio.create_task(found.keep(lambda: None, lambda: ["/ip4/10.0.0.2/tcp/4001"]))
+        keeping = asyncio.create_task(found.keep(lambda: None, lambda: [Address("ip4", "10.0.0.2", 4001)]))
         await asyncio.sleep(15 * KEEP_S)
         assert not keeping.done()
         keeping.cancel()

@@ -7,8 +7,9 @@ import pytest
 from transport_peers import STEP_S, Exchange, OverLibp2p, OverMemory, Runs, State, drain, failure_of, fragment, until
 
 from noloco_node.errors import PeerLost
-from noloco_node.transport.base import MAX_MESSAGE_BYTES, peer_faults
+from noloco_node.transport.base import peer_faults
 from noloco_node.wire import peer_pb2
+from noloco_node.wire.messages import MAX_MESSAGE_BYTES
 from noloco_node.wire.peer_pb2_grpc import ExchangeStub, RunsStub, StateStub
 
 

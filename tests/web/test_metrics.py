@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from noloco_node.training.time_accounts import ACCOUNTS
-from noloco_node.views.views import Checkpoints, Health, StatusView, Today
+from noloco_node.views.status import Checkpoints, Health, StatusView, Today
 from noloco_node.web import prometheus
 
 FULL = replace(

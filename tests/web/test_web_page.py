@@ -14,10 +14,12 @@ import browser
 import pytest
 from at_hand import BARE, AtHand, busy
 from browser import CHROMIUM, Tab
+from real_nodes import Node, RealNodes, until
 from served import served
-from village import Node, Village, until
 
-from noloco_node.views.views import Health, HistoryView, PeersView, Phase, RunView, Said
+from noloco_node.views.history import HistoryView, Said
+from noloco_node.views.peers import PeersView, RunView
+from noloco_node.views.status import Health, Phase
 
 pytestmark = [
     pytest.mark.skipif(not CHROMIUM.exists(), reason="no Chromium here: apt-get install chromium"),
@@ -94,10 +96,10 @@ def tab(only_tab: Tab) -> Iterator[Tab]:
 
 
 @pytest.fixture
-def village() -> Iterator[Village]:
-    village = Village()
-    yield village
-    village.close()
+def real_nodes() -> Iterator[RealNodes]:
+    real_nodes = RealNodes()
+    yield real_nodes
+    real_nodes.close()
 
 
 def page_of(node: Node) -> str:
@@ -118,8 +120,8 @@ def look(tab: Tab, shots: Path | None = None) -> None:
     tab.show(width=1400, height=900, dark=False)
 
 
-def test_real_nodes_from_alone_to_killed(tab: Tab, village: Village, tmp_path: Path) -> None:
-    first = village.node("first", "start", str(village.manifest(steps=3)), "--web", "127.0.0.1:0")
+def test_real_nodes_from_alone_to_killed(tab: Tab, real_nodes: RealNodes, tmp_path: Path) -> None:
+    first = real_nodes.node("first", "start", str(real_nodes.manifest(steps=3)), "--web", "127.0.0.1:0")
     page = page_of(first)
     tab.go(page)
     tab.value("window.loadedOnce = true")
@@ -130,7 +132,7 @@ def test_real_nodes_from_alone_to_killed(tab: Tab, village: Village, tmp_path: P
     assert line.startswith(f"noloco-node join --bootstrap {address} --run ")
     assert tab.text("#peers .quiet") == "0 others"
 
-    village.node("second", *line.split()[1:])
+    real_nodes.node("second", *line.split()[1:])
     tab.until(f"(({FILLED}).swaps >= 3) && (({FILLED}).rows === 2)", 90)
     assert tab.value("document.querySelector('#note').hidden")
     filled = tab.value(FILLED)

@@ -19,7 +19,9 @@ from served import served as serving
 
 from noloco_node.errors import UsageError
 from noloco_node.host import config
-from noloco_node.views.views import HistoryView, PeersView, Point, document
+from noloco_node.views.documents import document
+from noloco_node.views.history import HistoryView, Point
+from noloco_node.views.peers import PeersView
 from noloco_node.web import http, live, server
 from noloco_node.web.access import names_here, token_in
 from noloco_node.web.live import PageState, change

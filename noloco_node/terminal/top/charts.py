@@ -11,7 +11,7 @@ from noloco_node.base.units import NOTHING, rate, share, size, span
 from noloco_node.terminal.top.glyphs import EVAL, OWN, SWAP, SWARM, Frame, PlottedCurve, bars, gauge, plot
 from noloco_node.terminal.top.layout import between, clean, joined, title
 from noloco_node.terminal.top.picture import Picture
-from noloco_node.views.views import Point, Rate
+from noloco_node.views.history import Point, Rate
 
 _AXIS = 7  # ` 2.34 ┤`
 _LABEL = 8

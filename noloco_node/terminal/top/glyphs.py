@@ -9,16 +9,18 @@ from itertools import pairwise
 
 from rich.text import Text
 
+from noloco_node.base.states import NodeState
+
 OWN, SWARM, EVAL = "cyan", "magenta", "green"
 """Styles of the curves."""
 SWAP, SOLO = "green", "yellow"
-STATES = {
-    "training": "green",
-    "rendezvous": "green",
-    "joining": "cyan",
-    "starting": "cyan",
-    "paused": "yellow",
-    "leaving": "yellow",
+STATES: dict[str, str] = {
+    NodeState.TRAINING: "green",
+    NodeState.RENDEZVOUS: "green",
+    NodeState.JOINING: "cyan",
+    NodeState.STARTING: "cyan",
+    NodeState.PAUSED: "yellow",
+    NodeState.LEAVING: "yellow",
 }
 LEVELS = {"warning": "yellow", "error": "red", "critical": "red", "debug": "dim"}
 

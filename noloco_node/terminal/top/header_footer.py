@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from rich.text import Text
 
 from noloco_node.base.peer_names import short_id
+from noloco_node.base.states import NodeState
 from noloco_node.base.units import count, loss, rate, share, span
 from noloco_node.terminal.phase import left
 from noloco_node.terminal.top.glyphs import EVAL, LEVELS, OWN, SOLO, STATES, SWAP, SWARM, gauge
@@ -26,7 +27,7 @@ def header(picture: Picture, width: int, _height: int) -> list[Text]:
     """Who, what it does, how far."""
     status = picture.status
     state = "gone" if picture.absence == "gone" else status.state
-    mark = "●" if state in ("training", "rendezvous") and not picture.absence else "○"
+    mark = "●" if state in (NodeState.TRAINING, NodeState.RENDEZVOUS) and not picture.absence else "○"
     style = "red" if picture.absence else STATES.get(state, "")
     left = Text.assemble((clean(status.name), "bold"), "  ", (f"{mark} {clean(state)}", style))
     left = joined([left, *_progress(picture, width - left.cell_len)], width, "  ")
@@ -92,7 +93,7 @@ def _absent(picture: Picture, now: float) -> Text:
 def footer(picture: Picture, said: str | None, every_s: float, width: int, _height: int) -> list[Text]:
     if said:
         return [fit(Text(clean(said), "bold reverse"), width)]
-    idle = {"r"} if picture.status.state != "paused" else {"p"}
+    idle = {"r"} if picture.status.state != NodeState.PAUSED else {"p"}
     idle |= {"p", "r"} if picture.is_rendezvous else set()
     keys = [Text.assemble((key, "bold"), f" {name}") for key, name, _ in KEYS if key not in idle]
     return [between(joined(keys, width, "   "), Text(f"every {every_s:g} s", "dim"), width)]

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 
 from noloco_node.base.units import count, loss, rate, share, size, span
+from noloco_node.terminal.top.activity import told
 from noloco_node.terminal.top.layout import clean
 from noloco_node.terminal.top.picture import Picture
-from noloco_node.terminal.top.timeline import told
-from noloco_node.views.views import HistoryView, StatusView
+from noloco_node.views.history import HistoryView
+from noloco_node.views.status import StatusView
 
 SILENT_S = 10.0
 """A sign of life this often."""

@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from noloco_node.views.views import HistoryView, PeersView, Rate, StatusView
+from noloco_node.base.states import NodeState
+from noloco_node.views.history import HistoryView, Rate
+from noloco_node.views.peers import PeersView
+from noloco_node.views.status import StatusView
 
 Absence = Literal["gone", "changing", "silent"]
 
@@ -23,4 +26,4 @@ class Picture:
 
     @property
     def is_rendezvous(self) -> bool:
-        return self.status.state == "rendezvous"
+        return self.status.state == NodeState.RENDEZVOUS

@@ -16,7 +16,8 @@ from noloco_node.control.socket_client import ControlClient
 from noloco_node.errors import NolocoError, NoNodeRunning
 from noloco_node.host.home import Home
 from noloco_node.terminal.top.picture import Absence, Picture
-from noloco_node.views.views import HistoryView, Rate, StatusView
+from noloco_node.views.history import HistoryView, Rate
+from noloco_node.views.status import StatusView
 
 HISTORY_S = 5.0
 """How old the last lines of the log may be."""

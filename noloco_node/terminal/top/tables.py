@@ -10,7 +10,7 @@ from noloco_node.terminal.table import Column, fitting
 from noloco_node.terminal.top.glyphs import STATES
 from noloco_node.terminal.top.layout import clean, fit, title
 from noloco_node.terminal.top.picture import Picture
-from noloco_node.views.views import PeerRow, RunView
+from noloco_node.views.peers import PeerRow, RunView
 
 HEAD = 2
 """Lines above the first row."""

@@ -15,8 +15,8 @@ from grpc.aio import EOF  # type: ignore[attr-defined]  # grpc-stubs 1.53 forgot
 from memory_network.server import MemoryContext, answer
 from memory_network.stream import Carry, Status, Stream
 
-from noloco_node.transport.base import MAX_MESSAGE_BYTES
 from noloco_node.transport.interceptor import Handler
+from noloco_node.wire.messages import MAX_MESSAGE_BYTES
 
 Serializer = Callable[[Any], bytes]
 Deserializer = Callable[[bytes], Any]

@@ -159,9 +159,6 @@ class MemoryTransport:
     def caller(self, context: Context) -> str:
         return str(context.peer()).removeprefix(PEER_PREFIX)
 
-    def addresses(self) -> list[str]:
-        return [f"/memory/{self.peer_id}/p2p/{self.peer_id}"]
-
     def answer(self, call: Call) -> None:
         """A call has arrived: find its method and let a task of this member run it."""
         task = call.serve(self._services.find(call.method))

@@ -1,0 +1,37 @@
+"""Leaving: in the middle of an inner step that takes longer than anything else may, and with a network that hangs."""
+
+import os
+import signal
+import time
+
+import psutil
+import pytest
+from real_nodes import RealNodes, until
+
+from noloco_node.node.trainer import LEAVE_S
+
+pytestmark = pytest.mark.timeout(150)
+
+
+def test_who_leaves_in_a_long_step_saves_at_its_end(real_nodes: RealNodes) -> None:
+    node = real_nodes.node("slow", "start", str(real_nodes.paced(step_s=14.0, steps=100)))
+    until(lambda: node.ask("status").get("eval_loss"), "the evaluation before the first step")
+    node.leave()
+    (saved,) = node.home.glob("runs/*/checkpoints/*")
+    assert int(saved.name) >= 2, "the first step of all is not paced"
+    assert not node.said(r"(no checkpoint)")
+
+
+def test_a_network_that_hangs_holds_nobody(real_nodes: RealNodes, capsys: pytest.CaptureFixture[str]) -> None:
+    node = real_nodes.node("quick", "start", str(real_nodes.paced(seconds=1.0)))
+    until(lambda: node.round() >= 2, "rounds of its own")
+    (daemon,) = [p for p in psutil.Process(node.process.pid).children(recursive=True) if p.name() == "p2pd"]
+    os.kill(daemon.pid, signal.SIGSTOP)
+    node.process.terminate()
+    began = time.monotonic()
+    assert node.process.wait(3 * LEAVE_S) == 0
+    took = time.monotonic() - began
+    with capsys.disabled():
+        print(f"\n  left in {took:.1f} s")  # noqa: T201
+    assert took < LEAVE_S + 2, "and two seconds for a busy machine to end the process"
+    assert list(node.home.glob("runs/*/checkpoints/*"))

@@ -1,0 +1,31 @@
+"""Pause, resume, and a day's quota of bytes that is counted over a restart, with real processes."""
+
+from real_nodes import RealNodes, until
+
+
+def test_pause_resume_and_a_quota_that_outlives_a_restart(real_nodes: RealNodes) -> None:
+    author = real_nodes.node("author", "start", str(real_nodes.paced(outputs=1600, seconds=0.5)))
+    there = author.address()
+    other = real_nodes.node("other", "join", "--bootstrap", there, "--daily-upload", "40MB")
+    until(lambda: other.committed() >= 1, "a round together")
+
+    other.tell("pause")
+    paused = other.ask("status")
+    assert (paused["state"], paused["waiting_for"]) == ("paused", "`noloco-node resume`")
+    until(lambda: [row["state"] for row in author.ask("peers")["peers"]] == ["paused"], "it stands there as paused", 20)
+    at_rest, alone = other.ask("status")["step"], author.round() + 2
+    until(lambda: author.round() >= alone, "the author's rounds go on")
+    assert other.ask("status")["step"] == at_rest
+    other.tell("resume")
+    committed = paused["rounds"]["committed"]
+    until(lambda: other.committed() > committed, "it goes on by itself", 40)
+
+    sent = other.ask("status")["today"]["sent"]
+    other.leave()
+    again = real_nodes.node("other", "join", "--bootstrap", there, "--daily-upload", f"{sent + 1_000_000}")
+    solo = until(lambda: again.ask("status").get("rounds", {}).get("by_reason", {}).get("quota"), "its quota's end")
+    status = again.ask("status")
+    assert solo >= 1
+    assert status["state"] == "training"
+    assert status["today"]["sent"] >= sent, "counted over the restart"
+    assert "--daily-upload" in status["health"][0]["remedy"]

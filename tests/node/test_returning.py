@@ -1,0 +1,99 @@
+"""Whose state a real node takes in the rarer cases: the only donor rests, or the node has come to stand apart."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from real_nodes import Node, RealNodes, until
+
+from noloco_node.checkpoints import checkpoint
+
+pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
+
+
+@pytest.fixture
+def real_nodes() -> Iterator[RealNodes]:
+    """Each test has its own."""
+    with RealNodes() as real_nodes:
+        yield real_nodes
+
+
+def begin(real_nodes: RealNodes, *words: str, step_s: float) -> tuple[Node, list[str]]:
+    run = real_nodes.paced(step_s=step_s, steps=20, learning_rate=0.0001, warmup=0.005)
+    author = real_nodes.node("author", "start", str(run), *words)
+    return author, author.invitation()
+
+
+def test_a_donor_that_trains_on_its_own_or_pauses_gives_its_state(real_nodes: RealNodes) -> None:
+    author, line = begin(real_nodes, "--daily-download", "1MB", step_s=0.05)
+    partner = real_nodes.node("partner", *line)
+    until(
+        lambda: any("training goes on alone" in h["text"] for h in author.ask("status").get("health", ())), "no quota"
+    )
+    partner.kill()
+    far = author.round()
+
+    late = real_nodes.node("late", *line)
+    assert late.took() >= far > 0
+    until(lambda: late.round() > far, "its training")
+    late.kill()
+
+    author.tell("pause")
+    until(lambda: author.ask("status").get("state") == "paused", "the pause", 10)
+    at_rest = author.round()
+    later = real_nodes.node("later", *line)
+    assert later.took() == at_rest
+    until(lambda: later.round() > at_rest, "its training")
+
+
+def test_who_stands_apart_takes_the_state_of_a_peer_and_meets_the_others_again(real_nodes: RealNodes) -> None:
+    author, line = begin(real_nodes, step_s=0.2)
+    one, two = real_nodes.node("one", *line), real_nodes.node("two", *line)
+    for node in (author, one, two):
+        until(lambda node=node: len(node.ask("status").get("partners", ())) == 2, "a round with both others", 120)
+    two.leave()
+    carry_off(two.home)
+
+    again = real_nodes.node("two", *line)
+    until(lambda: again.said("(standing apart from the others)"), "three rounds as one who stands apart", 180)
+    again.took()
+    until(again.committed, "a round with somebody", 60)
+    assert again.said("going on from the (checkpoint)"), "it was not far behind"
+    for node in (author, one, again):
+        assert not node.said("(broke the protocol)")
+
+
+def test_a_swarm_that_was_away_whole_goes_on_without_its_author(real_nodes: RealNodes) -> None:
+    """As after a power cut: the rendezvous has forgotten the run."""
+    rendezvous = real_nodes.rendezvous()
+    run = real_nodes.paced(step_s=0.05, steps=20)
+    real_nodes.node("author", "start", str(run), "--bootstrap", rendezvous.address())
+    volunteers = [real_nodes.node(name, "join", "--bootstrap", rendezvous.address()) for name in ("one", "two")]
+    for node in volunteers:
+        until(node.committed, "a round with somebody")
+        node.leave()
+    for node in real_nodes.nodes[:2]:
+        node.kill()
+
+    again = real_nodes.rendezvous()
+    volunteers = [real_nodes.node(name, "join", "--bootstrap", again.address()) for name in ("one", "two")]
+    for node in volunteers:
+        until(node.committed, "a round with the other")
+    assert any(node.said(r"nobody has announced a run there: going on with (\S+),") for node in volunteers)
+
+
+def carry_off(home: Path) -> None:
+    """Its weights, slow and fast, are somewhere else entirely."""
+    (folder,) = home.glob("runs/*/checkpoints")
+    about = json.loads((checkpoint.kept(folder)[0] / "state.json").read_text())
+    run_id, layout = about["run_id"], bytes.fromhex(about["layout"])
+    saved = checkpoint.newest(folder, run_id, layout).checkpoint
+    assert saved is not None
+    away = torch.randn_like(saved.weights["weight"])
+    weights = {**saved.weights, "weight": saved.weights["weight"] + away}
+    phi = saved.outer["phi"].clone()
+    phi[: away.numel()] += away.flatten()
+    checkpoint.save(folder, replace(saved, weights=weights, outer={**saved.outer, "phi": phi}), run_id, layout)

@@ -1,0 +1,90 @@
+"""A disk that is too small, and checkpoints that were spoiled, with a real node: it trains on, says so, and resumes.
+
+One story in the order of the tests, because a node takes seconds to start. The disk is a small tmpfs.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from real_nodes import Node, RealNodes, until
+
+pytestmark = [pytest.mark.timeout(150), pytest.mark.system]
+
+ROOMY_BYTES, TIGHT_BYTES = 64 << 20, 6 << 20
+"""A checkpoint of the tiny model has 8.2 MB."""
+
+
+@pytest.fixture(scope="module")
+def disk(real_nodes: RealNodes) -> Iterator[Path]:
+    disk = real_nodes.root / "lone"
+    disk.mkdir()
+    if os.geteuid() != 0 or not mounted("-t", "tmpfs", "-o", f"size={TIGHT_BYTES}", "tmpfs", str(disk)):
+        pytest.skip("needs root and a tmpfs to be mounted")
+    yield disk
+    real_nodes.close()
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def mounted(*words: str) -> bool:
+    return subprocess.run(["mount", *words], capture_output=True, check=False).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def node(real_nodes: RealNodes, disk: Path) -> Node:
+    return real_nodes.node("lone", "start", str(real_nodes.manifest(steps=1, warmup="0.0")))
+
+
+def test_what_will_not_fit_is_said_beforehand(node: Node) -> None:
+    view = until(lambda: (view := node.ask("status")) and view["checkpoint"] and view, "the first status")
+    assert view["checkpoint"]["bytes"] == 20 * view["parameters"] == pytest.approx(8.2e6, rel=0.01)
+    assert 0 < view["checkpoint"]["free_bytes"] <= TIGHT_BYTES
+    (finding,) = view["health"]
+    assert finding["text"].startswith("disk: ") and "a checkpoint needs 8.2 MB" in finding["text"]
+    assert node.said(r"(a checkpoint takes 8\.2 MB, the disk has \S+ MB left)")
+
+
+def test_a_full_disk_costs_the_checkpoint_and_no_training(node: Node) -> None:
+    failed = until(lambda: (view := node.ask("status")) and view["last_error"] and view, "the first try to save")
+    assert "the disk is full" in failed["last_error"]
+    assert failed["health"][0]["level"] == "error"
+    assert "! disk: " in node.run("status").stdout
+    until(lambda: node.ask("status")["round"] >= failed["round"] + 5, "it trains on")
+    assert not list(node.home.glob("runs/*/checkpoints/*")), "nothing is left of what did not fit"
+    assert node.events("PhaseDone")[-1]["round"] > failed["round"], "what else is written goes on too"
+
+
+def test_with_room_again_it_saves(node: Node, disk: Path) -> None:
+    assert mounted("-o", f"remount,size={ROOMY_BYTES}", str(disk))
+    view = until(lambda: (view := node.ask("status")) and view["checkpoint"]["saved_round"] and view, "a checkpoint")
+    assert view["health"] == []
+    until(lambda: node.ask("status")["checkpoint"]["saved_round"] > view["checkpoint"]["saved_round"], "another one")
+    node.leave()
+
+
+def test_it_resumes_from_the_newest_that_is_whole(real_nodes: RealNodes, node: Node) -> None:
+    (folder,) = node.home.glob("runs/*/checkpoints")
+    newest, before = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns, reverse=True)[:2]
+    round = json.loads((before / "state.json").read_text())["round"]
+    model = newest / "model.safetensors"
+    model.write_bytes(model.read_bytes()[:-1000])
+    (folder / "999999").mkdir()
+    again = real_nodes.node("lone", "start", str(real_nodes.root / "run.toml"), "--rounds", "1", "--linger", "60")
+    view = until(lambda: (view := again.ask("status")) and view["state"] == "finished" and view, "a round more")
+    assert again.said(r"(checkpoint 999999 is skipped: it has no state\.json)")
+    assert again.said(rf"(checkpoint {newest.name} is skipped: model\.safetensors has \d+ bytes instead of)")
+    assert view["checkpoint"]["resumed_round"] == round
+    assert view["round"] == round + 1
+    shown = again.run("status").stdout
+    assert f"resumed from the checkpoint of round {round}" in shown
+    again.leave()
+
+
+def test_what_it_left_is_exported(real_nodes: RealNodes, node: Node) -> None:
+    to = real_nodes.root / "model"
+    done = node.run("export", "--to", str(to), "--threads", "1", within_s=60)
+    assert f"held-out loss {node.events('Evaluated')[-1]['eval_loss']:.4f}\n" in done.stdout, done.stderr
+    assert "| round | training loss | held-out loss |" in (to / "README.md").read_text()
