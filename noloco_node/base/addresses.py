@@ -1,4 +1,4 @@
-"""Where a peer can be called: one `Address` value, parsed from a multiaddr once, where the text comes in.
+"""Where a peer can be called: one `Address` value, parsed once, where the text of a multiaddr comes in.
 
 Text comes in from the settings (--bootstrap, --listen, --announce), from p2pd, from the signed records of peers, and
 from the file of peers that were there before. Everything else passes `Address`; `str` gives the canonical text.
@@ -25,6 +25,10 @@ _FORM = re.compile(
 _FAMILIES = {"ip4": socket.AF_INET, "dns4": socket.AF_INET, "ip6": socket.AF_INET6, "dns6": socket.AF_INET6}
 
 
+class WrongPeerId(UsageError):
+    """The text has the form of an address, but letters of a peer id are missing or wrong."""
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     kind: str
@@ -32,7 +36,7 @@ class Address:
     host: str
     port: int
     peer: str = ""
-    """The peer id of who answers there; empty where the text names nobody."""
+    """The peer id of the node there; empty where the text names none."""
     relay: str = ""
     """Empty, or the peer id of the relay that listens at host and port and passes calls on to `peer`."""
     transport: str = "tcp"
@@ -79,7 +83,7 @@ def parse(text: str) -> Address:
         raise UsageError(f"{text!r} is not an address of the kind {EXAMPLE}")
     peer, relay = form["peer"] or "", form["relay"] or ""
     if not all(map(_is_peer_id, filter(None, (peer, relay)))):
-        raise UsageError(f"{text!r} does not end in a whole peer id, as in {EXAMPLE}")
+        raise WrongPeerId(f"{text!r} does not end in a whole peer id, as in {EXAMPLE}")
     return Address(form["kind"], form["host"], int(form["port"]), peer, relay, form["base"] + (form["over"] or ""))
 
 

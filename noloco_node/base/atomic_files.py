@@ -7,6 +7,7 @@ written elsewhere in the same manner, with `part_of`, `sync` and `writing`.
 
 import errno
 import glob
+import itertools
 import json
 import logging
 import os
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ANOTHER_HOME = "name another directory with --home or NOLOCO_HOME"
+_numbers = itertools.count()
 
 
 # ---- writing ----
@@ -59,11 +61,13 @@ def _written_beside(path: Path, content: str | bytes, mode: int) -> Iterator[Pat
 
 
 def part_of(path: Path) -> Path:
-    """The temporary name of this process for a file. What processes left there that were killed is removed."""
-    mine = path.with_name(f".{path.name}.{os.getpid()}.part")
+    """A temporary name for a file, used by nobody else. What killed processes left under such names is removed."""
+    mine = path.with_name(f".{path.name}.{next(_numbers)}-{os.getpid()}.part")
     for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
-        pid = part.name.split(".")[-2]
-        if part == mine or (pid.isdigit() and not Path("/proc", pid).exists()):
+        pid = part.name.split(".")[-2].rpartition("-")[2]
+        if part == mine or (
+            pid.isdigit() and not Path("/proc", pid).exists()
+        ):  # a pid may come again, as in containers
             part.unlink(missing_ok=True)
     return mine
 

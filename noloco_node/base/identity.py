@@ -1,10 +1,10 @@
-"""A node's Ed25519 key: its peer id, its signatures, and how others check them.
+"""A node's Ed25519 key: its peer id, its signatures, and how others verify them.
 
-The peer id is libp2p's: base58 of the identity multihash of the public key, so the key can be read back out of the id
-and a signature needs nothing but the id to be verified. The file has the form that p2pd reads (a protobuf
-`PrivateKey`): 08 01 12 40, 32 bytes of seed, 32 bytes of public key.
+The peer id is libp2p's: base58 of the identity multihash of the public key. The key can be read from the id, so the id
+is all that is needed to verify a signature. The file has the format that p2pd reads (a protobuf `PrivateKey`): 08 01 12
+40, 32 bytes of seed, 32 bytes of public key.
 
-Knows nothing of the network: that a peer *holds* the key behind an id is proved by libp2p when it connects.
+Knows nothing of the network: libp2p proves, when it connects, that a peer *has* the key of its id.
 Format: https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md
 """
 
@@ -25,7 +25,7 @@ _ID_LETTERS = 52  # base58 of 38 bytes that begin with 00 24: always this long, 
 
 
 class Identity:
-    """One Ed25519 key, as it stands in a file. Who reads the file can act as this node, so nobody else may."""
+    """An Ed25519 key in a file. Whoever can read the file can act as this node, so only its user may."""
 
     def __init__(self, key: Ed25519PrivateKey, path: Path) -> None:
         self._key = key
@@ -46,7 +46,7 @@ class Identity:
 
 
 def verify(peer_id: str, message: bytes, signature: bytes) -> bool:
-    """Whether the key inside `peer_id` signed `message`. Garbage in any argument is simply not a signature."""
+    """Whether the key in `peer_id` signed `message`. False for garbage in any argument."""
     public = _public_key(peer_id)
     if public is None:
         return False

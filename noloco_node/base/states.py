@@ -1,4 +1,4 @@
-"""The states of a node: the one list of them, used in status, in presence records and by the node itself."""
+"""The states of a node, as used in status, in presence records and by the node itself."""
 
 from enum import StrEnum
 

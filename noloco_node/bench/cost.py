@@ -1,9 +1,9 @@
-"""Seconds and memory that a codec takes on this machine, beside a plain memory copy.
+"""Measure seconds and memory of a codec on this machine, beside a plain memory copy.
 
 On the CPU whole conversations are timed, fragment by fragment, as a node has them: *encoding* is all that a side does
-until its codes are said, *decoding* what comes after, blocks told again included; the median fragment counts. Between
-any two of them a fragment is copied: on a busy machine only the ratios mean something. On CUDA the kernels alone are
-timed, over the whole vector.
+until it has sent its codes, *decoding* what comes after, blocks sent again included; the median fragment counts. After
+each one a fragment is copied: on a busy machine only the ratios mean something. On CUDA the kernels alone are timed,
+over the whole vector.
 """
 
 import contextlib
@@ -25,10 +25,10 @@ from noloco_node.core.kernels import Grid, for_device
 from noloco_node.core.lattice import Lattice
 from noloco_node.training.thread import FRAGMENT_ELEMENTS
 
-TAUGHT = 4
-"""Fragments that a codec has a memory of, in turn: the vector repeats itself, and timing begins when it knows them."""
+LEARNED = 4
+"""Fragments whose ranges a codec learns before timing begins; the vector repeats itself, so it then knows all."""
 COPIES = 16
-"""Fragments that are copied to in turn, 64 MiB: memory that is there already, and in no cache."""
+"""Fragments that are copied to in turn, 64 MiB: memory that is mapped already, and in no cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,14 @@ class Speed:
 
 
 def speed(name: str, device: str, one: Side, other: Side) -> Speed:
-    """Of telling two vectors of any length."""
+    """Of swapping two vectors of any length."""
     return _speed_on_cuda(name, one, other) if device == "cuda" else _speed(name, one, other)
 
 
 def peak_extra_bytes(name: str, device: str, one: Side, other: Side) -> int | None:
-    """Of one side's conversation about one fragment, beyond u itself; None where the system does not tell.
+    """Of one side's conversation about one fragment, without u itself; None where the system has no such figure.
 
-    The partner's payloads are those of the same talk held before, so that only one side is in memory.
+    The partner's payloads are recorded in a first conversation, so that only one side is in memory in the second.
     """
     mine, theirs = (side.repeated(FRAGMENT_ELEMENTS).fragments(device)[0] for side in (one, other))
     partner = Watched(_converse(name, theirs))
@@ -57,7 +57,9 @@ def peak_extra_bytes(name: str, device: str, one: Side, other: Side) -> int | No
     before = _fresh_cuda_mark() if on_cuda else _fresh_mark()
     conversation = _converse(name, mine)
     conversation.open()
-    received = [conversation.receive(reply) for reply in partner.sent]  # it lives on until it is sent or applied
+    received = [
+        conversation.receive(reply) for reply in partner.sent
+    ]  # kept, as a node does until it is sent
     after = torch.cuda.max_memory_allocated() if on_cuda else _status("VmHWM")
     del received
     return None if before is None or after is None else max(0, after - before)
@@ -74,16 +76,16 @@ def _speed(name: str, one: Side, other: Side) -> Speed:
     copies = np.ones((COPIES, len(mine[0].u)), np.float32)
     timings = []
     for index, (a, b) in enumerate(zip(mine, theirs, strict=True)):
-        place = index % TAUGHT
-        talks = (c.converse(s.u, place, bytes(16), s.moved) for c, s in zip(codecs, (a, b), strict=True))
+        place = index % LEARNED
+        pair = (c.converse(s.u, place, bytes(16), s.moved) for c, s in zip(codecs, (a, b), strict=True))
         far = mine[(index + len(mine) // 2) % len(mine)]  # in no cache
-        timings.append((*_time_talk(*talks), _time_copy(far, copies[index % len(copies)])))
+        timings.append((*_time_conversation(*pair), _time_copy(far, copies[index % len(copies)])))
     whole = [t for t, a in zip(timings, mine, strict=True) if len(a.u) == len(mine[0].u)]
-    known = whole[TAUGHT:] or whole  # kernels are compiled, and ranges learnt
+    known = whole[LEARNED:] or whole  # kernels are compiled, and ranges learnt
     return Speed(*(4e-9 * len(mine[0].u) / median(column) for column in zip(*known, strict=True)))
 
 
-def _time_talk(mine: Conversation, theirs: Conversation) -> tuple[float, float]:
+def _time_conversation(mine: Conversation, theirs: Conversation) -> tuple[float, float]:
     """Seconds that our side takes to (encode, decode)."""
     ours = Watched(mine)
     carry(ours, theirs)
@@ -135,7 +137,7 @@ def _fresh_cuda_mark() -> int:
 
 
 def _fresh_mark() -> int | None:
-    """Give free memory back to the system and forget the highest mark: what this process holds now, in bytes."""
+    """Give free memory back to the system and reset the peak: what this process holds now, in bytes."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)  # glibc
     try:

@@ -1,4 +1,4 @@
-"""Two replicas that trained apart, as a codec meets them: real snapshots, not noise.
+"""Two replicas that trained apart, as a codec finds them: real snapshots, not noise.
 
 Both are the tiny model on the standard library's sources. They train apart for a while, meet, swap (exactly, so that
 all codecs see the same vectors), and go on.
@@ -20,9 +20,9 @@ from noloco_node.training.thread import FRAGMENT_ELEMENTS
 T = TypeVar("T")
 
 PLAN = (1, 1, 1, 1, 5, 5, 20)
-"""Rounds apart before each meeting: a few alike, for what a codec learns from them."""
+"""Rounds apart before each swap; some are equal, so that a codec can learn from them."""
 STEPS = 10
-"""Of a round. Fewer than a run's, so that it takes half a minute."""
+"""Of a round. Fewer than in a run, so that this takes half a minute."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from noloco_node.errors import UsageError
 from noloco_node.views.documents import SCHEMA
 
 if TYPE_CHECKING:
-    from noloco_node.data.files import FilesProgress, Say
+    from noloco_node.data.files import FilesProgress, Report
     from noloco_node.data.tokens import Tokenizer
 
 _SUFFIX = ".tokens"
@@ -33,8 +33,8 @@ def init(args: argparse.Namespace) -> int:
     except FileExistsError:
         raise UsageError(f"{path} exists already: name another file, or replace it with --force") from None
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}. Name a file elsewhere") from None
-    print(f"wrote {path}: look through it, then run `noloco-node start {path}`")
+        raise UsageError(f"cannot write {path}: {error.strerror}. Name another file") from None
+    print(f"wrote {path}: edit it, then run `noloco-node start {path}`")
     return 0
 
 
@@ -73,7 +73,7 @@ def _tokenizer(given: str) -> "tuple[Tokenizer, str]":
 
 
 @contextmanager
-def _progress() -> "Iterator[Say]":
+def _progress() -> "Iterator[Report]":
     """On a terminal, a progress line that is erased at the end."""
     from noloco_node.base.units import rate, share, span
 

@@ -6,11 +6,13 @@ import math
 import re
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from noloco_node.base.states import NodeState
 from noloco_node.cli.options import home_of, print_json
 from noloco_node.control import socket_client
+from noloco_node.control.socket_client import ControlClient
 from noloco_node.errors import NolocoError, NoNodeRunning, UsageError
 from noloco_node.host.home import Home
 from noloco_node.views.documents import document
@@ -28,13 +30,13 @@ SILENT_S = 30.0
 
 # ---- pause, resume, leave ----
 def pause(args: argparse.Namespace) -> int:
-    view = asyncio.run(_pause(home_of(args)))
-    print(f"{view.name} is {view.state}: `noloco-node resume` makes it go on")
+    view = asyncio.run(_change(home_of(args), ControlClient.pause))
+    print(f"{view.name} is {view.state}: `noloco-node resume` continues")
     return 0
 
 
 def resume(args: argparse.Namespace) -> int:
-    view = asyncio.run(_resume(home_of(args)))
+    view = asyncio.run(_change(home_of(args), ControlClient.resume))
     print(f"{view.name} is {view.state}" + (f", waiting for {view.waiting_for}" if view.waiting_for else ""))
     return 0
 
@@ -51,28 +53,20 @@ def leave(args: argparse.Namespace) -> int:
             print(f"{name} is leaving, and waits for {awaited}")
             deadline = time.monotonic() + _LEAVE_S
         time.sleep(_POLL_LEAVE_S)
-    print(f"{name} has left; what it knows is kept in {home.root}")
+    print(f"{name} has left; its state is kept in {home.root}")
     return 0
 
 
-async def _pause(home: Home) -> StatusView:
+async def _change(home: Home, change: Callable[[ControlClient], Awaitable[StatusView]]) -> StatusView:
     async with socket_client.connected(home) as node:
-        return _trainer(await node.pause())
-
-
-async def _resume(home: Home) -> StatusView:
-    async with socket_client.connected(home) as node:
-        return _trainer(await node.resume())
-
-
-def _trainer(view: StatusView) -> StatusView:
+        view = await change(node)
     if view.state == NodeState.RENDEZVOUS:
-        raise UsageError(f"{view.name} is a rendezvous and trains nothing: `noloco-node leave` ends it")
+        raise UsageError(f"{view.name} is a rendezvous and does not train: `noloco-node leave` ends it")
     return view
 
 
 async def _awaited(home: Home) -> str | None:
-    """What a node that leaves waits for, if it says so."""
+    """What a leaving node waits for, if it reports that."""
     try:
         async with socket_client.connected(home) as node:
             return (await node.status()).waiting_for
@@ -105,7 +99,7 @@ class Goal:
         return f"round {self.round}" if self.what == "round" else self.what
 
     def reached(self, view: StatusView) -> bool:
-        """A node that has gone is judged by what it said last."""
+        """For a node that has ended, by its last status."""
         match self.what:
             case "training":
                 return view.state == NodeState.TRAINING
@@ -114,17 +108,15 @@ class Goal:
             case _:
                 return view.state == NodeState.FINISHED or (view.state == NodeState.LEAVING and _done(view))
 
-    def never(self, view: StatusView) -> str | None:
-        """Why this node will not come there."""
+    def why_never(self, view: StatusView) -> str | None:
+        """Why this node will never reach it; None if it may."""
         if view.state == NodeState.RENDEZVOUS:
-            return f"{view.name} is a rendezvous and trains nothing: name the home of a node that trains with --home"
+            return f"{view.name} is a rendezvous and does not train: name the home of a node that trains with --home"
         ends_at = view.rounds_target
         if self.what == "round" and ends_at is not None and self.round > ends_at:
-            return (
-                f"{view.name} stops at round {ends_at} and never comes to round {self.round}: wait for an earlier one"
-            )
+            return f"{view.name} stops at round {ends_at} and never reaches round {self.round}: wait for an earlier one"
         if view.state == NodeState.FINISHED and not self.reached(view):
-            return f"{view.name} has finished, at round {view.round}: nothing more will come"
+            return f"{view.name} has finished, at round {view.round}: it will not train any more"
         return None
 
 
@@ -141,18 +133,18 @@ class _Wait:
         self._home = home
         self._goal = goal
         self._timeout_s = timeout_s
-        self._began = time.monotonic()
-        self._answered = self._began
-        self._seen: StatusView | None = None
-        self._said = ""
+        self._started_at = time.monotonic()
+        self._answered_at = self._started_at
+        self._last: StatusView | None = None
+        self._printed = ""
 
     async def until_reached(self) -> StatusView:
         while (view := await self._reached()) is None:
             if self._timeout_s is not None and self._passed() >= self._timeout_s:
-                if self._seen is None and self._home.holder() is None:
+                if self._last is None and self._home.holder() is None:
                     raise socket_client.nobody(self._home)
                 raise NolocoError(
-                    f"{self._goal} was not reached within {self._timeout_s:g} s ({_how_far(self._seen)}): "
+                    f"{self._goal} was not reached within {self._timeout_s:g} s ({_progress(self._last)}): "
                     "wait longer with --timeout, or see `noloco-node status`"
                 )
             await asyncio.sleep(min(POLL_S, self._left()))
@@ -163,42 +155,42 @@ class _Wait:
             async with socket_client.connected(self._home) as node:
                 view = await node.status()
         except NoNodeRunning:
-            return self._gone()
+            return self._without_node()
         except NolocoError:
-            if time.monotonic() - self._answered > SILENT_S:
+            if time.monotonic() - self._answered_at > SILENT_S:
                 raise
             return None
-        self._answered, self._seen = time.monotonic(), view
+        self._answered_at, self._last = time.monotonic(), view
         if self._goal.reached(view):
             return view
-        if sentence := self._goal.never(view):
+        if sentence := self._goal.why_never(view):
             raise NolocoError(sentence)
-        self._say(f"waiting for {self._goal}: {_how_far(view)}")
+        self._say(f"waiting for {self._goal}: {_progress(view)}")
         return None
 
-    def _gone(self) -> StatusView | None:
-        """There is no node, or none yet, or none any more. Raises NolocoError."""
-        if self._seen is None:
+    def _without_node(self) -> StatusView | None:
+        """No node answers: none runs, or it has not started yet, or it has ended. Raises NolocoError."""
+        if self._last is None:
             starting = self._home.holder() is not None
             if not starting and (self._timeout_s is None or self._passed() >= COMES_S):
                 raise socket_client.nobody(self._home)
             self._say(f"waiting for {self._goal}: {'the node is starting' if starting else 'no node is running yet'}")
             return None
-        if self._goal.what == "finished" and _done(self._seen):
-            return self._seen
+        if self._goal.what == "finished" and _done(self._last):
+            return self._last
         raise NolocoError(
-            f"{self._seen.name} ended before {self._goal} was reached ({_how_far(self._seen)}): see {self._home.log}"
+            f"{self._last.name} ended before {self._goal} was reached ({_progress(self._last)}): see {self._home.log}"
         )
 
     def _passed(self) -> float:
-        return time.monotonic() - self._began
+        return time.monotonic() - self._started_at
 
     def _left(self) -> float:
         return math.inf if self._timeout_s is None else max(0.0, self._timeout_s - self._passed())
 
     def _say(self, line: str) -> None:
-        if line != self._said:
-            self._said = line
+        if line != self._printed:
+            self._printed = line
             print(line, file=sys.stderr, flush=True)
 
 
@@ -206,7 +198,7 @@ def _done(view: StatusView) -> bool:
     return view.rounds_target is not None and view.round >= view.rounds_target
 
 
-def _how_far(view: StatusView | None) -> str:
+def _progress(view: StatusView | None) -> str:
     if view is None:
         return "no node answered"
     for_what = f", waiting for {view.waiting_for}" if view.waiting_for else ""

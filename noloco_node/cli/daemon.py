@@ -1,7 +1,7 @@
-"""The verbs that become a node: `start`, `join`, `bootstrap`.
+"""The verbs that run a node: `start`, `join`, `bootstrap`.
 
-What a user can get wrong is found before anything heavy is imported, in this order: flags and manifest (2), a node that
-runs here already (4), a swarm that cannot be reached (10). Signals are node/main.py's, once it runs.
+A user's mistakes are found before anything heavy is imported, in this order (with their exit codes): flags and manifest
+(2), a node that runs here already (4), a swarm that cannot be reached (10). node/main.py handles signals.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def start(args: argparse.Namespace) -> int:
 
     settings, run = _settings(args), toml.load(Path(args.manifest))
     sources.check(run.data, sources.Sources(settings.data, settings.tokenizer))
-    with _resident(settings) as (home, settings):
+    with _prepared(settings) as (home, settings):
         from noloco_node.base.identity import Identity
         from noloco_node.data.pin_commit import pinned
 
@@ -44,15 +44,15 @@ def join(args: argparse.Namespace) -> int:
     settings = _settings(args)
     if not settings.bootstrap:
         raise UsageError(
-            "join needs an address: `noloco-node join --bootstrap <address>`, as the line says that `start` printed"
+            "join needs an address: `noloco-node join --bootstrap <address>`, from the line that `start` printed"
         )
-    with _resident(settings) as (_, settings):
+    with _prepared(settings) as (_, settings):
         return _run(lambda main: main.train(settings, None, _report))
 
 
 def bootstrap(args: argparse.Namespace) -> int:
     settings = _settings(args)
-    with _resident(settings) as (_, settings):
+    with _prepared(settings) as (_, settings):
         return _run(lambda main: main.rendezvous(settings, _report))
 
 
@@ -62,17 +62,17 @@ def _settings(args: argparse.Namespace) -> NodeConfig:
 
 
 @contextmanager
-def _resident(settings: NodeConfig) -> Iterator[tuple[Home, NodeConfig]]:
-    """The home, made and ours alone, its log open, and an address to join by that answers."""
+def _prepared(settings: NodeConfig) -> Iterator[tuple[Home, NodeConfig]]:
+    """Creates and locks the home, opens its log, and finds a bootstrap address that answers."""
     home = Home(settings.home).create()
     with home.lock(), log_setup.written(home, settings.log_level, settings.log_format):
         if settings.bootstrap:
-            settings = replace(settings, bootstrap=asyncio.run(_ways_in(settings.bootstrap, home)))
+            settings = replace(settings, bootstrap=asyncio.run(_reachable(settings.bootstrap, home)))
         yield home, settings
 
 
-async def _ways_in(addresses: tuple[Address, ...], home: Home) -> tuple[Address, ...]:
-    """The bootstrap addresses; where none answers, also some of peers of old that answer now."""
+async def _reachable(addresses: tuple[Address, ...], home: Home) -> tuple[Address, ...]:
+    """The bootstrap addresses; if none answers, also those of cached peers that answer now."""
     from noloco_node.peers.cache import PeerCache
     from noloco_node.transport.probe import probe
 
@@ -82,16 +82,16 @@ async def _ways_in(addresses: tuple[Address, ...], home: Home) -> tuple[Address,
         cached = [address for known in PeerCache(home.root / "peers.json").peers().values() for address in known]
         tried = [address for address in cached if address.transport == "tcp" and not address.relay][:_MAX_TRIED]
         found = await asyncio.gather(*(probe(address, _PROBE_S) for address in tried), return_exceptions=True)
-        there = tuple(address for address, failure in zip(tried, found, strict=True) if failure is None)
-        if not there:
+        answering = tuple(address for address, failure in zip(tried, found, strict=True) if failure is None)
+        if not answering:
             raise
-        _report("no bootstrap address answers: joining by peers that were there before")
-        return (*addresses, *there)
+        _report("no bootstrap address answers: joining through peers seen earlier")
+        return (*addresses, *answering)
     return addresses
 
 
 async def reach(addresses: Sequence[Address]) -> None:
-    """See that something listens at one of them; any will do. Raises UsageError, SwarmUnreachable."""
+    """Check that at least one of the addresses accepts connections. Raises SwarmUnreachable."""
     from noloco_node.transport.probe import probe
 
     found = await asyncio.gather(*(probe(address, _PROBE_S) for address in addresses), return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Where a daemon's words go: all of them to node.log in the home, a line or two a round to the terminal."""
+"""A node's logging: everything to node.log in the home, a line or two per round to the terminal."""
 
 import json
 import logging
@@ -16,22 +16,22 @@ from noloco_node.host.config import home_dir
 from noloco_node.host.home import Home
 
 LOG_FILES = 3
-_LOG_BYTES = 8 << 20  # each of the three at most: weeks of a node, and no disk is filled
+_LOG_BYTES = 8 << 20  # at most, each of the three: weeks of a node, without filling a disk
 _FILE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 @contextmanager
 def written(home: Home, level: str, form: str) -> Iterator[None]:
-    """Everybody's records into the file; ours, from INFO on, to the terminal too. `form`: one of config.LOG_FORMATS."""
+    """All records to the file, and this package's, from INFO on, to the terminal. `form`: one of config.LOG_FORMATS."""
     file = RotatingFileHandler(home.log, maxBytes=_LOG_BYTES, backupCount=LOG_FILES - 1, encoding="utf-8", delay=True)
-    file.setFormatter(_ForPrograms() if form == "json" else logging.Formatter(_FILE_FORMAT))
+    file.setFormatter(_JsonFormatter() if form == "json" else logging.Formatter(_FILE_FORMAT))
     terminal = logging.StreamHandler(sys.stderr)
     terminal.setLevel(logging.INFO)
-    terminal.setFormatter(_ForPrograms() if form == "json" else _ForPeople(datefmt="%H:%M:%S"))
+    terminal.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter(datefmt="%H:%M:%S"))
     root, ours = logging.getLogger(), logging.getLogger("noloco_node")
     before = root.level
     root.setLevel(level.upper())
-    logging.getLogger("grpc").setLevel(logging.WARNING)  # its debug records hold objects that are just being freed
+    logging.getLogger("grpc").setLevel(logging.WARNING)  # its debug records refer to objects that are being freed
     root.addHandler(file)
     ours.addHandler(terminal)
     logging.captureWarnings(True)
@@ -47,7 +47,7 @@ def written(home: Home, level: str, form: str) -> Iterator[None]:
 
 
 def note_crash(error: BaseException, args: Sequence[str]) -> str:
-    """Write the traceback to the log of the home that `args` name; say where it is."""
+    """Write the traceback to the log of the home that `args` name. Returns where it is, for the user."""
     named = next((after for word, after in pairwise(args) if word == "--home"), None)
     try:
         home = Home(home_dir(named, os.environ))
@@ -59,8 +59,8 @@ def note_crash(error: BaseException, args: Sequence[str]) -> str:
     return f"the details are in {home.log}"
 
 
-class _ForPrograms(logging.Formatter):
-    """An object a line. The time is UTC, as collectors want it."""
+class _JsonFormatter(logging.Formatter):
+    """One object per line. The time is UTC, as log collectors expect."""
 
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
@@ -70,8 +70,8 @@ class _ForPrograms(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-class _ForPeople(logging.Formatter):
-    """`12:31:07 round 4 of 8: …`; only what is worse than information says how bad it is. No tracebacks."""
+class _TextFormatter(logging.Formatter):
+    """`12:31:07 round 4 of 8: …`; the level is shown only above INFO. No tracebacks."""
 
     def format(self, record: logging.LogRecord) -> str:
         level = f"{record.levelname.lower()}: " if record.levelno > logging.INFO else ""

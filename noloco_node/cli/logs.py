@@ -1,4 +1,4 @@
-"""`logs`: the end of node.log, what is added to it, and how much the node writes there."""
+"""`logs`: the last lines of node.log, new lines as they come, and the running node's log level."""
 
 import argparse
 import asyncio
@@ -28,8 +28,7 @@ def logs(args: argparse.Namespace) -> int:
     home, lines = home_of(args), whole_number(args.lines, "--lines", _MAX_LINES)
     if args.json and args.follow:
         raise UsageError(
-            "--json shows what is there, -f what comes: for lines that programs can read, start the node with "
-            "--log-format json"
+            "--json cannot follow: for new lines that programs can read, start the node with --log-format json"
         )
     if args.level is not None:
         print(asyncio.run(_set_level(home, args.level)))
@@ -57,7 +56,7 @@ async def _set_level(home: Home, level: str) -> str:
 
 
 def last_lines(file: BinaryIO, log: Path, count: int) -> list[str]:
-    """Of the log and, where that has too few, of the full ones before it. `file` then stands at the log's end."""
+    """Of the log and, if it has too few lines, of the rotated ones. `file` is then at the log's end."""
     found = _end_of(file, count)
     for path in generations(log, LOG_FILES - 1)[1:]:
         if len(found) < count and path.exists():
@@ -78,14 +77,14 @@ def _end_of(file: BinaryIO, count: int) -> list[str]:
 
 
 def _added(file: BinaryIO, log: Path) -> Iterator[str]:
-    """Each line that is added from now on, for ever. A file that is full is read to its end before the next one."""
+    """New lines, without end. A rotated file is read to its end before the next one."""
     rest = b""
     try:
         while True:
-            full = _another(log, file)
+            rotated = _rotated(log, file)
             *lines, rest = (rest + file.read()).split(b"\n")
             yield from (line.decode(errors="replace") for line in lines)
-            if full:
+            if rotated:
                 file.close()
                 file = log.open("rb")
             else:
@@ -94,9 +93,9 @@ def _added(file: BinaryIO, log: Path) -> Iterator[str]:
         file.close()
 
 
-def _another(log: Path, file: BinaryIO) -> bool:
-    """Whether another file has taken this one's place."""
+def _rotated(log: Path, file: BinaryIO) -> bool:
+    """Whether the log was rotated: another file has its name now."""
     try:
         return log.stat().st_ino != os.fstat(file.fileno()).st_ino
     except FileNotFoundError:
-        return False  # just being replaced
+        return False  # just being rotated

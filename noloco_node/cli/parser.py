@@ -97,7 +97,7 @@ def _parser(name: str) -> tuple[argparse.ArgumentParser, Callable[[], list[str]]
 
 
 def _in_usage(action: argparse.Action) -> str:
-    """What must be given, and what stands without a flag; argparse would list every option."""
+    """Required options and positional arguments only; argparse would list every option."""
     if action.option_strings:
         return f"{action.option_strings[-1]} {action.metavar}" if action.required else ""
     words = {"?": "[{}]", "+": "{0} [{0} ...]"}.get(str(action.nargs), "{}" if action.required else "[{}]")

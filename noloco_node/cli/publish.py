@@ -126,11 +126,11 @@ def sample(args: argparse.Namespace) -> int:
         raise UsageError("--seed must be a whole number of at least 0")
     settings = _settings(args)
     from noloco_node.publish import weights
-    from noloco_node.publish.sample import Manner
     from noloco_node.publish.sample import sample as continuation
 
     trained = weights.load([_place(args, settings)], _sources(settings))
-    pieces = continuation(trained, args.text, Manner(args.tokens, args.temperature, args.seed), settings.device)
+    tokens, temperature, seed = args.tokens, args.temperature, args.seed
+    pieces = continuation(trained, args.text, settings.device, tokens=tokens, temperature=temperature, seed=seed)
     if args.json:
         _print_json(trained, {"text": args.text, "continuation": "".join(pieces)})
         return 0

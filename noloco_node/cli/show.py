@@ -40,7 +40,7 @@ def top(args: argparse.Namespace) -> int:
     if args.once:
         return asyncio.run(_once(home, every_s, args.json))
     if args.json:
-        raise UsageError("--json wants --once; what goes on telling is `noloco-node peers --watch --json`")
+        raise UsageError("--json needs --once; for JSON again and again, use `noloco-node peers --watch --json`")
     if not can_show():
         with suppress(KeyboardInterrupt):
             asyncio.run(app.as_lines(home, every_s, lambda line: print(line, flush=True)))
@@ -65,15 +65,15 @@ def _interval(text: str) -> float:
 async def _once(home: Home, every_s: float, as_json: bool) -> int:
     from noloco_node.terminal.top.driver import print_once, size_to_print
     from noloco_node.terminal.top.poller import Poller
-    from noloco_node.terminal.top.screen import Look, screen
+    from noloco_node.terminal.top.screen import Display, screen
 
     picture = await Poller(home, every_s, lambda: None).first()
     if as_json:
-        told = {"status": plain(picture.status), **plain(picture.peers), "history": plain(picture.history)}
-        print_json({"schema": SCHEMA, **told})
+        shown = {"status": plain(picture.status), **plain(picture.peers), "history": plain(picture.history)}
+        print_json({"schema": SCHEMA, **shown})
         return 0
     width, height = size_to_print()
-    print_once(screen(picture, Look(width=width, height=height, now=time.time(), every_s=every_s)))
+    print_once(screen(picture, Display(width=width, height=height, now=time.time(), every_s=every_s)))
     return 0
 
 

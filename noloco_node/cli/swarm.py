@@ -1,4 +1,4 @@
-"""`swarm`: the whole thing on one machine, to see it work before anybody else is involved."""
+"""`swarm`: several real nodes on this machine, to see a run before anybody else takes part."""
 
 import argparse
 import asyncio
@@ -32,7 +32,7 @@ class _Plan:
     """The user's run.toml; None for the demonstration."""
     nodes: int
     rounds: int | None
-    """What the nodes are told; None leaves it to the manifest."""
+    """The nodes' --rounds; None: the manifest's."""
     keep: Path | None
     pages: tuple[str, ...]
     """Where each node serves its web page; none when empty."""
@@ -48,14 +48,14 @@ def swarm(args: argparse.Namespace) -> int:
     plan, out = _plan(args), console(stderr=args.json)
     try:
         outcome = asyncio.run(_train(plan, out))
-    except asyncio.CancelledError:  # SIGTERM; after Ctrl-C asyncio says KeyboardInterrupt
+    except asyncio.CancelledError:  # SIGTERM; for Ctrl-C asyncio raises KeyboardInterrupt
         return EXIT_INTERRUPTED
     if args.json:
         print_json(outcome.as_document())
     else:
         out.print(outcome.sentence(), markup=False)
     if failure := outcome.failure():
-        raise NolocoError(failure if plan.keep else f"{failure}. With --keep DIR the logs stay")
+        raise NolocoError(failure if plan.keep else f"{failure}. Use --keep DIR to keep the logs")
     return 0
 
 
@@ -68,13 +68,13 @@ def _plan(args: argparse.Namespace) -> _Plan:
     path = Path(args.manifest).absolute() if args.manifest else None
     run = load(path) if path else Manifest(name="tiny", rounds=rounds or _DEMO_ROUNDS)
     if run.data.source == "files":
-        raise UsageError('swarm has no files to give to its nodes: take source = "stdlib", or start them one by one')
+        raise UsageError('swarm cannot pass --data to its nodes: use source = "stdlib", or start the nodes one by one')
     keep = Path(args.keep).absolute() if args.keep else None
     return _Plan(run, path, nodes, rounds, keep, tuple(_pages(args.web, nodes)) if args.web else ())
 
 
 def _pages(first: str, nodes: int) -> Iterator[str]:
-    """As many free addresses on consecutive ports."""
+    """Addresses on consecutive ports, each checked to be free."""
     from noloco_node.host.config import web_address
 
     try:
@@ -111,7 +111,7 @@ async def _train(plan: _Plan, out: "Console") -> "Outcome":
         if plan.manifest is None:
             path.write_text(toml.template(plan.run.name, rounds=plan.run.rounds), encoding="utf-8")
         if plan.pages:
-            out.print(f"web pages, one a node: http://{plan.pages[0]} to http://{plan.pages[-1]}")
+            out.print(f"web pages, one per node: http://{plan.pages[0]} to http://{plan.pages[-1]}")
         with (LiveBoard if out.is_terminal else PlainBoard)(out, progress, plan.target, began) as board:
             await nodes.run(
                 path, plan.nodes, plan.rounds, lambda seats: board.update(seats, time.monotonic()), plan.pages

@@ -1,7 +1,6 @@
-"""The control service's client: what every verb that looks at a running node goes through.
+"""The control service's client: every verb that asks a running node goes through it.
 
-First a plain connect tells whether anybody is there, so that `status` without a node answers before gRPC is even
-imported.
+It connects to the socket first, before gRPC is even imported, so that `status` without a node answers at once.
 """
 
 import asyncio
@@ -24,9 +23,9 @@ if TYPE_CHECKING:
 TIMEOUT_S = 5.0
 """A healthy node answers in milliseconds; one that is loading torch on a busy machine may need seconds."""
 GATHER_SILENCE_S = 30.0
-"""A node that gathers says so every half a second."""
+"""A node that collects states sends a view every half a second."""
 PING_TIMEOUT_S = 30.0
-"""For a node to give up a peer that does not answer, and to say so."""
+"""Longer than a node waits for a peer that does not answer."""
 _KINDS = {kind.exit_code: kind for kind in NolocoError.__subclasses__() if kind.exit_code != NolocoError.exit_code}
 
 
@@ -97,7 +96,7 @@ class ControlClient:
 
     @contextmanager
     def _faults(self) -> Iterator[None]:
-        """The seam to gRPC."""
+        """gRPC's errors become ours."""
         import grpc
         import grpc.aio
 
@@ -118,7 +117,7 @@ class ControlClient:
 @asynccontextmanager
 async def connected(home: Home) -> AsyncIterator[ControlClient]:
     """A client of the node that runs in `home`. Raises NoNodeRunning."""
-    _knock(home)
+    _require_listener(home)
     import grpc.aio
 
     async with grpc.aio.insecure_channel(home.socket_url) as channel:
@@ -135,7 +134,7 @@ def nobody(home: Home) -> NoNodeRunning:
     )
 
 
-def _knock(home: Home) -> None:
+def _require_listener(home: Home) -> None:
     with socket.socket(socket.AF_UNIX) as plain:
         plain.settimeout(TIMEOUT_S)
         try:

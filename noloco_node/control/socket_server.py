@@ -1,7 +1,7 @@
-"""The control service: a gRPC server on the home's unix socket, over whatever can say how the node is.
+"""The control service: a gRPC server on the home's unix socket.
 
-Who may open the socket may control the node, so its mode (0600) is the whole of the access control. Knows nothing of
-node/main.py: it declares what it needs.
+Whoever may open the socket may control the node, so its mode (0600) is the whole of the access control. What the node
+must offer is `NodeView`; node/base.py does.
 """
 
 import os
@@ -27,12 +27,12 @@ from noloco_node.wire import control_pb2_grpc as rpc
 Context = Any  # grpc.aio.ServicerContext
 
 MAX_PAYLOAD = 1 << 20
-"""What a ping carries at the most, so that asking for one again and again costs a link little."""
-_GRACE_S = 1.0  # answers under way get so long when the socket closes
+"""Limit for a ping's payload, so that pings in a loop cost a link little."""
+_GRACE_S = 1.0  # for answers under way when the socket closes
 
 
 class NodeView(Protocol):
-    """What the service asks of a node. Called on the event loop; each returns at once."""
+    """What is needed of a node. Called on the event loop; each returns at once."""
 
     def status(self) -> StatusView: ...
 
@@ -44,19 +44,19 @@ class NodeView(Protocol):
         """Begin to leave cleanly; asking twice is fine."""
 
     def pause(self) -> None:
-        """Train and exchange no more until `resume`; asking twice is fine."""
+        """No training and no swaps until `resume`; asking twice is fine."""
 
     def resume(self) -> None: ...
 
     def log_level(self, level: str) -> None:
-        """What its log holds from now on, one of config.LOG_LEVELS."""
+        """One of config.LOG_LEVELS."""
 
     async def ping(self, peer: str, payload_bytes: int) -> PingView:
-        """One round trip, which ends in bounded time."""
+        """One round trip, in bounded time."""
         ...
 
     def gather(self, peers: int) -> AsyncGenerator[GatherView, None]:
-        """The weights of so many others at most, into files; each view tells more, the last one is done or failed."""
+        """Download the weights of so many others at most into files; the last view is done or failed."""
         ...
 
 
@@ -104,7 +104,7 @@ class ControlServicer(rpc.ControlServicer):
 
 @asynccontextmanager
 async def serving(home: Home, node: NodeView) -> AsyncIterator[None]:
-    """Answer on the home's socket while the context lasts. The caller holds the lock: a file there is a leftover."""
+    """Answer on the home's socket. The caller holds the home's lock, so a socket there is a leftover."""
     server = grpc.aio.server()
     rpc.add_ControlServicer_to_server(ControlServicer(node), server)
     try:
@@ -116,7 +116,7 @@ async def serving(home: Home, node: NodeView) -> AsyncIterator[None]:
 
 
 def _bind(server: grpc.aio.Server, home: Home) -> None:
-    """Bind with the mode right from the first instant: a chmod alone would leave a moment open to everybody."""
+    """With umask, as a chmod alone would leave the socket open to everybody for a moment."""
     home.socket.unlink(missing_ok=True)
     before = os.umask(0o077)
     try:

@@ -3,8 +3,8 @@
     64 bytes    "NoLoCoTk", version, bytes a token, vocabulary, tokens to train on, tokens held out, tokenizer's digest
     then        the tokens to train on, and after them the held-out ones; little-endian
 
-It is written beside its name, fsynced and renamed: there is a whole file or none. Who opens it reads it once through,
-since a token beyond the vocabulary would end training far from here. Knows nothing of texts.
+It is written under a temporary name, synced and renamed: it is complete or absent. Loading reads all of it once, since
+a token beyond the vocabulary would end training with an error that does not name it. Knows nothing of texts.
 """
 
 import os
@@ -24,13 +24,13 @@ from noloco_node.errors import UsageError
 
 MAGIC, VERSION = b"NoLoCoTk", 1
 PIECE = 1 << 24
-"""Tokens looked at or copied at once."""
+"""Tokens checked or copied at once."""
 
 _HEADER = struct.Struct("<8sHHIQQ32s")
 
 
 class Writer:
-    """`with Writer(path, tokenizer) as out: out.add(...)`. An error inside leaves nothing."""
+    """`with Writer(path, tokenizer) as out: out.add(...)`. An error inside leaves no file."""
 
     def __init__(self, path: Path, tokenizer: Tokenizer) -> None:
         self._path, self._tokenizer = path, tokenizer

@@ -1,4 +1,4 @@
-"""The facts of this machine that decide whether a node can live on it. Nothing is judged or changed here."""
+"""Facts about this machine that decide whether a node can run on it. Nothing is judged or changed here."""
 
 import os
 import resource
@@ -13,7 +13,7 @@ from noloco_node.transport.probe import check_port
 
 
 def torch(device: str, threads: int | None) -> Torch:
-    """Takes seconds. Raises UsageError where torch does not see the device, and much else where it is broken."""
+    """Takes seconds. Raises UsageError if torch does not find the device, and other errors if torch is broken."""
     import torch as library
 
     from noloco_node.core.kernels import for_device
@@ -27,7 +27,7 @@ def torch(device: str, threads: int | None) -> Torch:
         name=library.cuda.get_device_name(chosen) if gpu else None,
         free_bytes=library.cuda.mem_get_info(chosen)[0] if gpu else None,
         threads=threads or library.get_num_threads(),
-        kernels=for_device("cpu").NAME,  # what is offered lies in host memory, wherever the model is trained
+        kernels=for_device("cpu").NAME,  # offers are in host memory, wherever the model is trained
     )
 
 
@@ -43,7 +43,7 @@ def descriptors() -> int:
 
 
 def port(listen: Address) -> str | None:
-    """Why a node cannot listen there."""
+    """Why a node cannot listen there; None if it can."""
     try:
         check_port(listen)
     except NolocoError as error:
@@ -65,5 +65,5 @@ def place(home: Home) -> Place:
 
 
 def _existing(path: Path) -> Path:
-    """The nearest directory above that is there."""
+    """The path itself, or its nearest parent that exists."""
     return next(above for above in (path, *path.parents) if above.exists())

@@ -1,7 +1,8 @@
 """This machine: one frozen NodeConfig, resolved once: flag > environment (`NOLOCO_*`) > node.toml > default.
 
-The only module that knows the environment's names, and it is handed it. What the run trains is the manifest's affair.
-No pydantic here: `status` and `id` want the home only, and at once.
+The only module that knows the names of environment variables; it gets the environment as an argument. By hand rather
+than with pydantic-settings: importing pydantic takes 0.1 s, as long as all else that `--help` and `status` import, and
+the parsers of rates, hours and addresses would remain.
 """
 
 import ipaddress
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from noloco_node.base.addresses import ANY_PORT, Address, parse
+from noloco_node.base.addresses import ANY_PORT, Address, WrongPeerId, parse
 from noloco_node.base.validation import did_you_mean, listed, shown
 from noloco_node.errors import UsageError
 from noloco_node.host import limits
@@ -23,7 +24,7 @@ LOG_FORMATS = ("text", "json")
 SINKS = TENSORBOARD, WANDB = "tensorboard", "wandb"
 PREFIX = "NOLOCO_"
 
-_MAX_ADDRESSES = 64  # more than any machine has, or any newcomer tries
+_MAX_ADDRESSES = 64  # more than any machine has, or any joining node tries
 _MAX_GLOBS = 64
 _SWITCH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _MAX_FILE_BYTES = 64 << 10
@@ -165,12 +166,12 @@ class NodeConfig:
     listen: Address = _key(_listen, default=ANY_PORT)  # noqa: RUF009 (it is immutable)
     """The one address that this node listens on; port 0 takes a free one."""
     announce: tuple[Address, ...] = _key(_announce, default=())
-    """Addresses to tell others instead of the found ones: behind a forwarded port, say."""
+    """Addresses to announce instead of the found ones, as behind a forwarded port."""
     relay: str = _key(_relay, default="auto")
-    """Whether to be called through a relay: `auto` where nobody can call this node directly, `only` in any case, `off`
-    never. A rendezvous and a first node, unless `off`, pass calls on for others."""
+    """Whether others connect through a relay: `auto` where nobody can connect directly, `only` always, `off` never. A
+    rendezvous and a first node are relays for others, unless `off`."""
     bootstrap: tuple[Address, ...] = _key(_bootstrap, default=())
-    """Nodes to meet first; any of them is enough."""
+    """Nodes to connect to first; any one of them is enough."""
     device: str = _key(_device, default="auto")
     """Where to train."""
     threads: int | None = _key(_whole(1, 1024), default=None)
@@ -178,39 +179,39 @@ class NodeConfig:
     gpu_memory_fraction: float | None = _key(_fraction, default=None)
     """Share of a CUDA device's memory that training may take; beyond it, it is out of memory."""
     micro_batch: int | None = _key(_micro_batch, default=None)
-    """Examples that go through the model at once; None (`auto`): as many as fit on a GPU, few on a CPU."""
+    """Examples in one forward pass; None (`auto`): as many as fit on a GPU, few on a CPU."""
     compile: bool = _key(_switch, default=False)
-    """Let torch compile the model first: minutes at the start, faster steps then."""
+    """Whether torch compiles the model first: minutes at the start, then faster steps."""
     max_upload: float | None = _key(_rate, default=None)
     """Bytes a second that swaps and state transfers send: `5MB`, `40Mbit`."""
     max_download: float | None = _key(_rate, default=None)
-    """Bytes a second that they take."""
+    """Bytes a second that they receive."""
     daily_upload: int | None = _key(_amount, default=None)
-    """Bytes that they send in a day, `20GB`; then this node trains on alone until midnight, local time."""
+    """Bytes that they send in a day, `20GB`; after them this node trains without swaps until midnight, local time."""
     daily_download: int | None = _key(_amount, default=None)
-    """Bytes that they take in a day."""
+    """Bytes that they receive in a day."""
     hours: Hours | None = _key(_hours, default=None)  # noqa: RUF009 (it is immutable)
-    """Train in these hours of each day only, local time, `22-08`; else the node is paused."""
+    """Hours of each day to train in, local time, `22-08`; in the others the node is paused."""
     data: tuple[str, ...] = _key(_globs, default=())
     """Files, folders or patterns to train on, for a run whose source is `files`."""
     tokenizer: Path | None = _key(_file, default=None)  # noqa: RUF009 (it is immutable)
     """The tokenizer.json of a run that names one by its digest."""
     rounds: int | None = _key(_whole(1, 10_000_000), default=None)
-    """Stop cleanly after so many rounds of this node; when None, with the run."""
+    """Stop after so many rounds of this node; None: at the end of the run."""
     linger: float = _key(_linger, default=0.0)
-    """Seconds that a node that is done keeps its control socket open, unless told to leave."""
+    """Seconds that a finished node keeps its control socket open, unless it is told to leave."""
     run: str | None = _key(_run, default=None)
     """Join this run only, by its whole id."""
     trust: str | None = _key(_trust, default=None)
     """Join only what this author signed."""
     web: str | None = _key(web_address, default=None)
-    """Where to serve the web page, for a browser and Prometheus; nowhere when None. Whoever reaches it may look."""
+    """Where to serve the web page and the metrics; None: nowhere. Anybody who reaches the port may read."""
     log_level: str = _key(_log_level, default="info")
-    """What node.log holds."""
+    """The least level that goes into node.log."""
     log_format: str = _key(_log_format, default="text")
-    """How lines of node.log and of the terminal are written: for people, or `json`, an object each, for collectors."""
+    """Of lines in node.log and in the terminal: `text` for people, `json` (an object a line) for log collectors."""
     sinks: tuple[str, ...] = _key(_sinks, default=())
-    """Where else to write curves, besides the run's own files: `tensorboard`, `wandb`; each is an extra to install."""
+    """Where to write curves besides the run's own files: `tensorboard`, `wandb`; each is an extra to install."""
 
 
 _PARSERS: dict[str, Callable[[object], Any]] = {
@@ -234,7 +235,7 @@ def home_dir(flag: str | None, environ: Mapping[str, str]) -> Path:
 
 
 def resolve(flags: Mapping[str, object], environ: Mapping[str, str], home_toml: Mapping[str, object]) -> NodeConfig:
-    """One NodeConfig out of the three places. `flags` holds None where a flag was not given. Raises UsageError."""
+    """One NodeConfig from the three places. `flags` holds None where a flag was not given. Raises UsageError."""
     home = flags.get("home")
     given = {key: value for key, value in flags.items() if key != "home" and value is not None}
     found: dict[str, Any] = {"home": home_dir(str(home) if home else None, environ)}
@@ -245,7 +246,7 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], home_toml: 
 
 
 def load(flags: Mapping[str, object], environ: Mapping[str, str]) -> NodeConfig:
-    """`resolve` with the node.toml of the home that the flags or the environment name."""
+    """`resolve`, with the node.toml of the home that the flags or the environment name."""
     home = flags.get("home")
     return resolve(flags, environ, read_home_toml(home_dir(str(home) if home else None, environ)))
 
@@ -271,13 +272,13 @@ def read_home_toml(home: Path) -> dict[str, object]:
 
 
 def _named(environ: Mapping[str, str]) -> dict[str, str]:
-    """Our part of the environment. An empty variable counts as not set, as compose files leave them."""
+    """The variables that are ours. An empty one counts as not set, as compose files leave them."""
     ours = {key.removeprefix(PREFIX).lower(): value for key, value in environ.items() if key.startswith(PREFIX)}
     return {key: value for key, value in ours.items() if value and key != "home"}
 
 
 def _read(source: Mapping[str, object], spelled: Callable[[str], str], where: str = "") -> dict[str, object]:
-    """The values of one place, checked; `spelled` is how a key is written there."""
+    """The values of one place, checked. `spelled`: how a key is written there."""
     for key in source:
         if key not in _PARSERS:
             names = map(spelled, _PARSERS)
@@ -303,6 +304,8 @@ def _address(value: object, allowed: str, fits: Callable[[Address], bool]) -> Ad
     """`fits`: whether an address of a TCP port, without a relay, can be used here."""
     try:
         address = parse(str(value))
+    except WrongPeerId:
+        raise
     except UsageError:
         raise ValueError(f"must be {allowed}", value) from None
     if address.transport != "tcp" or address.relay or not fits(address):

@@ -1,8 +1,8 @@
-"""The one account of what swaps and state transfers send and take: held at the volunteer's rates, counted by the day.
+"""The traffic of swaps and state transfers: limited to the volunteer's rates, and counted by the day.
 
-All of a node's streams share it. Who sends waits *before* a message goes; who reads waits before it asks for the *next*
-message, so that the sender is held by flow control and by nothing else. Presence, a few kB a minute, is not
-counted. It knows no frames and no deadlines.
+All streams of a node share it. A sender waits *before* a message; a receiver waits before it asks for the *next*
+message, and flow control slows down the other side. Presence records, a few kB a minute, are not counted. Knows no
+frames and no deadlines.
 """
 
 import asyncio
@@ -22,19 +22,19 @@ _LOST = "today's traffic counts from nothing"
 
 
 class Pace(Protocol):
-    """What a stream asks of it."""
+    """What a stream needs of it."""
 
     async def sending(self, size_bytes: int) -> None:
-        """Returns when a message of this size may go."""
+        """Returns when a message of this size may be sent."""
 
     async def taking(self) -> None:
-        """Returns when a message may be taken."""
+        """Returns when a message may be received."""
 
     def took(self, size_bytes: int) -> None: ...
 
 
 def today() -> str:
-    """The day by the local clock, which is the one that a quota is meant by."""
+    """The day in local time, as a volunteer means a quota by day."""
     return time.strftime("%Y-%m-%d")
 
 
@@ -80,7 +80,7 @@ async def _sleep(wait_s: float) -> None:
 
 
 class DayTotals:
-    """Today's traffic, kept over restarts in a file of the home. A kill costs the count of the last seconds. A damaged
+    """Today's traffic, kept over restarts in a file of the home. A damaged
     file counts as none: a node that did not start for it would be worse than one that sends a little more that day."""
 
     def __init__(self, path: Path) -> None:

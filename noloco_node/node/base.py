@@ -1,7 +1,7 @@
 """What every node has: an identity, a transport, a control socket, and an order of starting and stopping.
 
-The two kinds of node, node/rendezvous.py and node/trainer.py, say what they live for (`_live`) and how they take their
-leave (`_depart`). Knows nothing of training or of rounds.
+The two kinds of node, node/rendezvous.py and node/trainer.py, add what they do (`_live`) and how they leave
+(`_depart`). Knows nothing of training or of rounds.
 """
 
 import asyncio
@@ -38,12 +38,10 @@ log = logging.getLogger(__name__)
 Report = Callable[[str], None]
 
 NOTICED_S = 0.5
-"""A p2pd that was killed is missed by then."""
+"""By then the death of a killed p2pd has been noticed."""
 
 
 class BaseNode:
-    """What every node has: an identity, a transport, the runs it knows, and a control socket that shows them."""
-
     _is_rendezvous = False
 
     def __init__(self, config: NodeConfig, report: Report) -> None:
@@ -51,7 +49,7 @@ class BaseNode:
         self._report = report
         self._home = Home(config.home)
         self._identity = Identity.load_or_create(self._home.identity)
-        first = self._is_rendezvous or not config.bootstrap  # others join by it
+        first = self._is_rendezvous or not config.bootstrap  # others use it as their bootstrap
         self._transport = Libp2pTransport(
             self._identity,
             config.listen,
@@ -67,7 +65,7 @@ class BaseNode:
         self._last_error: str | None = None
         self._outages = NetworkOutages()
         self._network = asyncio.Event()
-        """Whether p2pd lives, as far as is known, and this node takes part in the directory over it, if it ever did."""
+        """Set while p2pd lives, as far as is known, and this node is in the directory over it, if it has entered it."""
         self._network.set()
         self._restarts = 0
         """Of the network daemon."""
@@ -85,9 +83,9 @@ class BaseNode:
             try:
                 await self._transport.start()
                 health.check(self._transport.skew)
-                for word in (health.doubt(self._transport.skew), health.advice(self._transport.reachable)):
-                    if word:
-                        self._report(word)
+                for sentence in (health.doubt(self._transport.skew), health.advice(self._transport.reachable)):
+                    if sentence:
+                        self._report(sentence)
                 await self._unless_leaving(self._supervised(self._live()))
             finally:
                 self._tell(lifecycle.Leave())
@@ -108,7 +106,7 @@ class BaseNode:
         self._leaving.set()
 
     def pause(self) -> None:
-        """There is nothing to pause, where nothing is trained."""
+        """A node that does not train has nothing to pause."""
 
     def resume(self) -> None:
         """See `pause`."""
@@ -157,7 +155,7 @@ class BaseNode:
             return
         token = self._home.web_token
         async with page(self._config.web, self, token) as self._web:
-            log.info("web page: %s (to do more than look, add #token= and what is in %s)", self._web, token)
+            log.info("web page: %s (to control the node there, add #token= and the content of %s)", self._web, token)
             yield
 
     def _tell_how_to_join(self, addresses: Sequence[Address], more: str = "") -> None:
@@ -190,14 +188,14 @@ class BaseNode:
                 raise _first(group) from group
 
     async def _supervised(self, life: Coroutine[Any, Any, None]) -> None:
-        """p2pd may die at any time, before this node trains as well."""
+        """Restarts p2pd meanwhile, which may die at any time."""
         async with asyncio.TaskGroup() as group:
             keeping = group.create_task(self._keep_network())
             await life
             keeping.cancel()
 
     async def _enter(self, directory: Callable[[], Awaitable[None]]) -> None:
-        """What p2pd's death spoils here, `_rejoin` mends over the next one."""
+        """Enter a directory of peers. If p2pd dies meanwhile, `_rejoin` does it over the next one."""
         p2p = self._transport.p2p
         try:
             await directory()
@@ -208,7 +206,7 @@ class BaseNode:
             await self._network.wait()
 
     async def _keep_network(self) -> None:
-        """This node goes on with another p2pd."""
+        """Start another p2pd whenever it is lost."""
         while True:
             how: str | None = await self._transport.lost()
             self._network.clear()
@@ -222,7 +220,7 @@ class BaseNode:
             log.info("the network daemon is back")
 
     async def _restart_network(self) -> str | None:
-        """Returns why it did not succeed, if it did not."""
+        """Returns why it failed, or None."""
         try:
             await self._transport.restart()
             await self._rejoin()
@@ -231,7 +229,7 @@ class BaseNode:
         return None
 
     async def _rejoin(self) -> None:
-        """Take part in the DHT again, over another p2pd."""
+        """Enter the DHT again, over another p2pd."""
         raise NotImplementedError
 
     def _health(self) -> tuple[Health, ...]:

@@ -2,7 +2,7 @@
 
 After a power cut that took every node, or a restart of the rendezvous while all were away, nobody announces the run any
 more, and nobody would train it before its author is back. So a node that was in it announces it again. That holds only
-for the rendezvous nodes by which it came to that run: a new rendezvous is not told of an old run.
+for the rendezvous nodes by which it came to that run: an old run is not announced to a new rendezvous.
 """
 
 import asyncio

@@ -1,9 +1,8 @@
 """A node's life as a pure state machine: events in, actions out, and `handle` the only method that changes anything.
 
-It knows no clock, no thread and no network; node/base.py and node/trainer.py tell it what happened and carry out what
-it returns. What rounds, training and catching up may do follows from the state alone, so there is one rule: after each
-event, what should be is compared with what was ordered last, and the differences are the actions. Every hold therefore
-ends in exactly one release.
+It knows no clock, no thread and no network: node/base.py and node/trainer.py pass it events and carry out the actions.
+What rounds, training and catching up may do follows from the state, so there is one rule: after each event, what should
+be is compared with what was ordered last, and the differences are the actions. So every hold has exactly one release.
 
     STARTING -> JOINING -> TRAINING -> FINISHED      JOINING takes a peer's state, or finds that nobody has one
     TRAINING <-> PAUSED, SOLO                        the volunteer's limits
@@ -18,7 +17,7 @@ from noloco_node.base.states import AT_WORK, NodeState
 from noloco_node.host.limits import PAUSED, QUOTA
 
 DIVERGED, ROLLED_BACK = "diverged", "rolled_back"
-"""Why rounds are held, beside PAUSED and QUOTA; the rounds that end meanwhile are solo for this reason."""
+"""Why rounds are paused, beside PAUSED and QUOTA; the rounds that end meanwhile are solo for this reason."""
 NETWORK, LAST_PARTNER = "the network daemon", "a partner for the last round"
 """What a node waits for."""
 
@@ -43,24 +42,24 @@ class ModelReady:
     """Model, data and checkpoint are loaded."""
 
     resumed: bool
-    """From a checkpoint: with limits that forbid swaps, it goes on with what it has, which costs no traffic."""
+    """From a checkpoint: a node whose limits forbid swaps then trains without asking for a peer's state."""
 
 
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
-    """Nothing is left to take over from others: training can begin, or go on."""
+    """No peer's state is needed, or none could be had: training can begin, or go on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the volunteer's limits say now; to be told before ModelReady, and then every second."""
+    """The volunteer's limits at this moment: before ModelReady, and then every second."""
 
     hold: str | None
     """PAUSED, QUOTA or None."""
     until: str = ""
     """What ends a pause, in words."""
     behind: bool = False
-    """Whether this node is so far behind the others that a pause must end in catching up."""
+    """Whether this node is so far behind the others that it has to catch up after a pause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class Diverged:
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """The weights that open offers were made of have been given up."""
+    """The weights that open offers are made of were replaced by a checkpoint's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,7 @@ class LastRoundOver:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last evaluation is over too, or took too long."""
+    """The last evaluation is over, or was not waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +160,7 @@ class BeginTraining:
 
 @dataclass(frozen=True, slots=True)
 class StartCatchUp:
-    """Take a peer's state, and tell CaughtUp whatever came of it."""
+    """Take a peer's state; CaughtUp follows, also where that failed."""
 
     diverged: bool
     """An earlier round than one's own will do."""
@@ -186,7 +185,7 @@ Action = (
 
 @dataclass(frozen=True, slots=True)
 class _Orders:
-    """What rounds, training and catching up were told last."""
+    """What rounds, training and catching up were last ordered to do."""
 
     rounds: str | None = None
     """Why there are none; None: they go on."""
@@ -230,8 +229,8 @@ class Lifecycle:
             self._catch_up = None
         if self.state is NodeState.LEAVING and before is not NodeState.LEAVING:
             self._waits_for = None
-        told, self._orders = self._orders, self._wanted()
-        return _differences(told, self._orders)
+        ordered, self._orders = self._orders, self._wanted()
+        return _differences(ordered, self._orders)
 
     def _react(self, event: Event) -> None:  # noqa: PLR0912 (one case an event)
         match event:
@@ -300,18 +299,18 @@ class Lifecycle:
 _LIMITED = {None: NodeState.TRAINING, QUOTA: NodeState.SOLO, PAUSED: NodeState.PAUSED}
 
 
-def _differences(told: _Orders, wanted: _Orders) -> list[Action]:
+def _differences(ordered: _Orders, wanted: _Orders) -> list[Action]:
     """Stopping comes before pausing, pausing before beginning: no step is made that a pause forbids."""
     actions: list[Action] = []
-    if told.catch_up and not wanted.catch_up:
+    if ordered.catch_up and not wanted.catch_up:
         actions.append(StopCatchUp())
-    if wanted.rounds != told.rounds:
+    if wanted.rounds != ordered.rounds:
         actions.append(_for_rounds(wanted.rounds))
-    if wanted.paused != told.paused:
+    if wanted.paused != ordered.paused:
         actions.append(PauseTraining() if wanted.paused else ResumeTraining())
-    if wanted.begun and not told.begun:
+    if wanted.begun and not ordered.begun:
         actions.append(BeginTraining())
-    if wanted.catch_up and not told.catch_up:
+    if wanted.catch_up and not ordered.catch_up:
         actions.append(StartCatchUp(diverged=wanted.catch_up == DIVERGED))
     return actions
 

@@ -1,4 +1,4 @@
-"""A node from its first line to its exit code: either kind of it, and the signals by which it is told to leave.
+"""Runs a node of either kind from its start to its exit code, and makes it leave on a signal.
 
 node/trainer.py and node/rendezvous.py build the parts of either kind and connect them; nothing else knows all the
 parts.

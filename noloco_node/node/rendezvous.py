@@ -1,4 +1,4 @@
-"""A node that does not train: others find each other, and their run, through it. It looks on at the runs it knows."""
+"""A node that does not train: others find each other, and their run, through it. It shows the runs it knows."""
 
 import time
 from collections import Counter
@@ -18,14 +18,12 @@ from noloco_node.views.status import StatusView
 from noloco_node.wire.peer_pb2_grpc import add_RunsServicer_to_server
 
 LOOK_S = 10.0
-"""How often peers are looked up. A run's records live for a minute."""
+"""How often peers are looked up. A presence record lives for a minute."""
 LOOKS = 16
-"""Runs that are looked at each time, in turn: all that there may be within half a minute."""
+"""Runs that are looked up each time, in turn: the most that are known (run_registry) take half a minute."""
 
 
 class RendezvousNode(BaseNode):
-    """Others find each other, and their run, through it."""
-
     _is_rendezvous = True
 
     def __init__(self, config: NodeConfig, report: Report) -> None:
@@ -34,7 +32,7 @@ class RendezvousNode(BaseNode):
         self._transport.serve(lambda server: add_RunsServicer_to_server(self._runs, server))
         self._swarm: Directory | None = None
         self._seen: dict[str, dict[str, PeerRecord]] = {}
-        """By run id, the run that was looked at longest ago first."""
+        """By run id, the one looked up longest ago first."""
 
     async def _live(self) -> None:
         self.waits_for("the directory of peers")

@@ -1,10 +1,10 @@
 """A node that trains: builds its parts, connects them, and runs them until it is told to leave or its work is done.
 
 It has no maths, no byte layouts, no retries and no states of its own: it passes events from one part to the next, tells
-node/lifecycle.py what happened and carries out what that decides. The order of starting and stopping stands here.
+node/lifecycle.py what happened and carries out what that decides. The order of starting and stopping is here.
 
-    start:  transport -> which run? -> model and optimizers (training thread) -> presence -> a peer's state -> training
-    leave:  no more steps, no more calls; a swap under way may end -> checkpoint, goodbye -> transport
+    start:  transport -> which run -> model and optimizers (training thread) -> presence -> a peer's state -> training
+    leave:  no more steps and calls, a swap under way may end -> checkpoint, last presence record -> transport
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from noloco_node.node import build_training, find_run, lifecycle, status
 from noloco_node.node.base import BaseNode, Report
 from noloco_node.observe import exporters
 from noloco_node.observe.jsonl import MetricsLog
-from noloco_node.observe.recorder import Recorder, told
+from noloco_node.observe.recorder import Recorder, rollback_sentence
 from noloco_node.peers import run_registry
 from noloco_node.peers.cache import PeerCache
 from noloco_node.peers.directory import Directory
@@ -58,28 +58,28 @@ from noloco_node.wire.peer_pb2_grpc import (
 log = logging.getLogger(__name__)
 
 ANNOUNCE_S = 60.0
-"""A rendezvous that was restarted knows the run again after so long."""
+"""How often the run is announced, as a rendezvous may have been restarted."""
 LOOK_S, LOOK_ALONE_S = 5.0, 1.0
 """How often the DHT is read for candidates; more often while there are none."""
 FRIENDS_S = 20.0
-"""How often some of the peers that were there once are looked up."""
+"""How often some peers of the cache (peers/cache.py) are looked up."""
 LEAVE_S, TRANSPORT_S = 10.0, 5.0
-"""For everything that leaving takes but the last checkpoint, and of that for the network daemon to end."""
+"""For leaving, the last checkpoint aside; the second is the network daemon's share of it."""
 SETTLE_S = 3.0
-"""For a swap under way when the node leaves; what is applied by then stays."""
+"""For a swap under way to end; what is applied by then stays."""
 STOP_S = 0.5
-"""For the training thread, at the least: one that has given its last state ends at once."""
+"""At least, for the training thread to end: after its last state it ends at once."""
 LIMITS_S = 1.0
-"""How often the clock and the day's quota are looked at."""
+"""How often the volunteer's hours and quota are checked."""
 TIME_S = 1.0
-"""How often the training thread is asked where its time goes."""
+"""How often the training thread is asked for its progress."""
 LAST_EVALUATION_S = 30.0
 LAST_SWAP_S = 30.0
 """For the last round's offer to find a partner when the work is done."""
 
 
 class TrainingNode(BaseNode):
-    """Trains, and exchanges with one peer a round."""
+    """Trains, and swaps corrections with one peer a round."""
 
     def __init__(self, config: NodeConfig, report: Report, signed: Signed | None) -> None:
         super().__init__(config, report)
@@ -116,7 +116,7 @@ class TrainingNode(BaseNode):
         self._catch_up: catch_up.CatchUp | None = None
         exporters.check(config.sinks)
 
-    # ---- its life ----
+    # ---- from start to end ----
     async def _live(self) -> None:
         signed = self._signed or await find_run.find(
             self._config, self._rendezvous(), self._transport.channel, self._report, self.waits_for
@@ -221,7 +221,7 @@ class TrainingNode(BaseNode):
     async def _read_progress(self) -> None:
         if self._life.at_work and self._thread:
             now, spent_s = await asyncio.wrap_future(self._thread.so_far())
-            self._stats.stand(now.steps, Phase(now.part, now.left_s, now.loss, now.tokens_per_s))
+            self._stats.progress(now.steps, Phase(now.part, now.left_s, now.loss, now.tokens_per_s))
             self._stats.spend(spent_s)
         tally = self._rounds.tally
         self._recorder.curves.sample(tally.sent_bytes, tally.received_bytes, time.time())
@@ -248,7 +248,7 @@ class TrainingNode(BaseNode):
                 self._observe(message)
             case RolledBack():
                 self._observe(message)
-                if message.weights_of is not None:  # else the slow weights are what they were, and so are offers
+                if message.weights_of is not None:  # else the slow weights, and so the offers, are unchanged
                     self._tell(lifecycle.RolledBack())  # the thread breaks a swap under way
 
     async def _finish(self) -> None:
@@ -262,7 +262,7 @@ class TrainingNode(BaseNode):
                 self._follow(await self._next_message())
         self._tell(lifecycle.Finished())
         if self._schedule:
-            await self._schedule.last()
+            await self._schedule.save_now()
         self._tell(lifecycle.Saved())
         await self._publish_now()
         await asyncio.sleep(self._config.linger)
@@ -274,20 +274,19 @@ class TrainingNode(BaseNode):
                 await self._rounds.settled()
 
     async def _depart(self) -> None:
-        """Leave within LEAVE_S, whatever had been begun. Only the last checkpoint may take longer, for the inner step
-        before it to end and the disk to take it: nothing that was trained is lost."""
+        """Leave within LEAVE_S from any state. Only the last checkpoint may take longer, for the inner step before it
+        and for the disk: nothing that was trained is lost."""
         loop = asyncio.get_running_loop()
         until = loop.time() + LEAVE_S - TRANSPORT_S
         await self._settled(SETTLE_S)
         await self._rounds.close()
-        async with asyncio.TaskGroup() as last:  # none waits for another's slow disk or dead network
+        async with asyncio.TaskGroup() as last:  # none waits for the others' disk or network
             last.create_task(self._save_last())
             last.create_task(self._say_goodbye(until))
             last.create_task(self._recorder.close())
         if self._thread:
             await asyncio.to_thread(self._thread.stop, max(STOP_S, until - loop.time()))
-        with suppress(NolocoError):
-            self._policy.write_down()
+        await self._policy.write_down(leaving=True)
 
     async def _say_goodbye(self, until: float) -> None:
         with suppress(TimeoutError):
@@ -308,12 +307,12 @@ class TrainingNode(BaseNode):
 
     async def _save_when_due(self) -> None:
         if self._schedule and self._life.state in AT_WORK:
-            self._schedule.now_and_then(self._stats.round, time.monotonic())
+            self._schedule.save_if_due(self._stats.round, time.monotonic())
 
     async def _save_last(self) -> None:
         if self._schedule and self._life.at_work:
             self.waits_for("its last checkpoint")
-            await self._schedule.last(leaving=True)
+            await self._schedule.save_now(leaving=True)
             self.waits_for(None)
 
     def _report_run(self, run: Manifest, signed: Signed) -> None:
@@ -360,14 +359,14 @@ class TrainingNode(BaseNode):
         self._tell(lifecycle.CaughtUp())
 
     async def gather(self, peers: int) -> AsyncGenerator[GatherView, None]:
-        ready, run, ledger = self._ready, self._run, self._stats
+        ready, run, stats = self._ready, self._run, self._stats
         if not (ready and run and self._thread and self._life.state in HAS_WEIGHTS):
             yield GatherView(failure="this node has no weights of the run yet: try again when it trains")
             return
-        with suppress(NolocoError, OSError):  # while p2pd is down, whoever was seen last is asked
+        with suppress(NolocoError, OSError):  # while p2pd is down, the peers seen last are asked
             await self._membership.look()
         terms = client.StateTerms(bytes.fromhex(run.run_id), ready.layout)
-        own = OwnState(self._identity.peer_id, terms, ready.parameters, ledger.round, ledger.step, run.rounds)
+        own = OwnState(self._identity.peer_id, terms, ready.parameters, stats.round, stats.step, run.rounds)
         async with aclosing(self._collector.gather(own, self._thread, self.seen(), peers)) as views:
             async for view in views:
                 yield view
@@ -407,15 +406,15 @@ class TrainingNode(BaseNode):
         self._obey_limits()
         if self._membership.published != self._life.state:
             await self._publish()
-        self._policy.write_down()
+        await self._policy.write_down()
 
     def _obey_limits(self) -> None:
         behind = self._catch_up is not None and self._catch_up.is_behind()
         self._tell(lifecycle.Limits(self._policy.held_back(), self._policy.pause_ends(), behind))
 
-    def _refuses_state(self, promised_bytes: int) -> bool:
-        """A pause does not: whoever joins while everybody pauses would begin from nothing."""
-        return not self._policy.room_to_send(promised_bytes + (8 * self._ready.parameters if self._ready else 0))
+    def _refuses_state(self, reserved_bytes: int) -> bool:
+        """By the quota; not in a pause: a node that joins while everybody pauses would have to begin from nothing."""
+        return not self._policy.room_to_send(reserved_bytes + (8 * self._ready.parameters if self._ready else 0))
 
     # ---- events of the rounds ----
     def swapping(self, under_way: bool) -> None:
@@ -434,7 +433,7 @@ class TrainingNode(BaseNode):
             case WentSolo(_, reason, partner):
                 self._round_ended(reason, partner)
             case RolledBack():
-                self._last_error = told(event)
+                self._last_error = rollback_sentence(event)
             case _:
                 pass
 

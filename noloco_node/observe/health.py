@@ -15,7 +15,8 @@ WARN_S = 1.0
 TOO_FAR_S = 30.0
 """Half of a record's life."""
 ENOUGH = 2
-"""Peers that must say so before a node is turned away: else one bootstrap node with a wrong clock turns all away."""
+"""Peers that must agree before this node refuses to start: else one bootstrap node with a wrong clock would keep
+every node out."""
 
 LATELY_S = 600.0
 """A death of p2pd counts for so long."""
@@ -23,27 +24,27 @@ MAX_WAIT_S = 30.0
 MANY = 3
 """So many deaths are no accident: `status` goes on warning after the last one."""
 
-_SET_CLOCK = "let this machine keep its time: `timedatectl set-ntp true`"
-_OPEN_PORT = "give it a port with --listen, forward that in the router, and name it with --announce"
+_SET_CLOCK = "synchronise this machine's clock: `timedatectl set-ntp true`"
+_OPEN_PORT = "choose a port with --listen, forward it in the router, and name it with --announce"
 
 
 def check(skew: ClockSkew | None) -> None:
-    """Whether a node with this clock can take part at all."""
+    """Raises ClockTooFarOff."""
     if skew is not None and _is_too_far(skew) and skew.witnesses >= ENOUGH:
         raise ClockTooFarOff(f"this machine's clock is {_off(skew)}: {_SET_CLOCK}")
 
 
 def doubt(skew: ClockSkew | None) -> str | None:
-    """At the start, where a clock is too far off that may not be ours: a sentence."""
+    """A sentence for the start, where a clock is too far off, but perhaps not this machine's."""
     if skew is None or not _is_too_far(skew):
         return None
     return f"this machine's clock is {_off(skew)}. If it is this one, {_SET_CLOCK}"
 
 
 def advice(reachable: str | None) -> str | None:
-    """At the start, in a sentence; nothing where all is well."""
+    """A sentence for the start, where others cannot call this node directly."""
     if reachable == RELAYED:
-        return f"others can call this node through a relay only, which is slower: for a direct way, {_OPEN_PORT}"
+        return f"others can call this node through a relay only, which is slower: for direct calls, {_OPEN_PORT}"
     if reachable == OUTGOING:
         return f"nobody can call this node, it only calls others: {_OPEN_PORT}"
     return None
@@ -70,12 +71,14 @@ def _off(skew: ClockSkew) -> str:
 
 
 class NetworkOutages:
+    """Deaths of p2pd, and how long to wait before the next start."""
+
     def __init__(self) -> None:
         self._deaths: list[float] = []
         self._how: str | None = None
 
     def died(self, how: str, now: float) -> float:
-        """Returns how many seconds to wait before another start: none at first, then longer each time."""
+        """Returns the seconds to wait before another start: none at first, then 1, 2, 4 ... MAX_WAIT_S."""
         self._how = how
         self._deaths = [*self._lately(now), now]
         return 0.0 if len(self._deaths) == 1 else min(2.0 ** (len(self._deaths) - 2), MAX_WAIT_S)
@@ -88,7 +91,7 @@ class NetworkOutages:
         often = f", for the {deaths}{'rd' if deaths == MANY else 'th'} time in 10 minutes" if deaths >= MANY else ""
         if self._how:
             text = f"network: degraded, {self._how}{often}"
-            return (Health("error", text, "it is being started again, and training goes on alone meanwhile"),)
+            return (Health("error", text, "it is being restarted; training goes on without rounds meanwhile"),)
         if deaths >= MANY:
             text = f"network: p2pd died {deaths} times in 10 minutes"
             return (Health("warning", text, "see node.log; is this machine short of memory?"),)

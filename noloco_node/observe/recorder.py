@@ -1,7 +1,4 @@
-"""Everything that remembers what happened on a node that trains: figures, curves, files, sinks, lines of the log.
-
-Fed with each fact once; views ask it afterwards. It acts on nothing.
-"""
+"""Passes each event of a training node to all that keep events: stats, curves, files, exporters and the log."""
 
 import asyncio
 import logging
@@ -30,7 +27,7 @@ class Recorder:
         self._exporters: exporters.Exporters | None = None
 
     def open(self, folder: Path, run: str, into: Collection[str]) -> None:
-        """`folder`: the run's; `run`: as people call it; `into`: the sinks by name."""
+        """`folder`: the run's; `run`: its label; `into`: the exporters (--sinks) by name."""
         path = folder / "events.jsonl"
         self.curves.replay(path)
         self._events = EventLog(path)
@@ -57,7 +54,7 @@ class Recorder:
             case WentSolo(round, reason):
                 log.info("round %d solo (%s): loss %s", round, reason.replace("_", " "), self._loss())
             case RolledBack():
-                log.warning("%s", told(event))
+                log.warning("%s", rollback_sentence(event))
             case PeerFaulted(peer, reason):
                 log.warning("%s broke the protocol: %s", name_of(peer), reason)
             case _:
@@ -78,7 +75,7 @@ class Recorder:
         return "-" if self.stats.loss is None else f"{self.stats.loss:.3f}"
 
 
-def told(back: RolledBack) -> str:
+def rollback_sentence(back: RolledBack) -> str:
     whose = (
         f"of the checkpoint of round {back.weights_of}" if back.weights_of is not None else "of this round's beginning"
     )

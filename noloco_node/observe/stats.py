@@ -1,7 +1,4 @@
-"""What the events of one node came to: the figures behind `status` and `peers`.
-
-Fed with facts (base/events.py), asked for views; it knows no part of the node, no clock but the one it is handed.
-"""
+"""Sums over the events of one node: the figures behind `status` and `peers`. Knows no clock and no other part."""
 
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -14,12 +11,12 @@ from noloco_node.views.status import LastRound, Phase, Rounds, StatusView
 
 MINUTE_S = 60.0
 PEERS = 256
-"""With whom rounds were committed, the latest: they stand in every status, and a node meets thousands in its life."""
+"""So many of the latest partners are kept: each is part of every status, and a node may meet thousands."""
 
 
 @dataclass(slots=True)
 class PeerStats:
-    """What we and one peer gave each other in committed rounds."""
+    """Committed rounds with one peer, and their bytes."""
 
     exchanges: int = 0
     sent: int = 0
@@ -42,24 +39,24 @@ class NodeStats:
     committed: int = 0
     solo: Counter[str] = field(default_factory=Counter)
     swaps_fit: bool = True
-    """Whether the last swap ended, one way or the other, before it was given up as too slow."""
+    """Whether the last swap ended otherwise than by being too slow."""
     rolled_back: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     with_peer: dict[str, PeerStats] = field(default_factory=dict)
-    """The last one met is the last."""
+    """In the order of their last committed round."""
     last_round: LastRound | None = None
     stall_ms: float | None = None
     time_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of the training thread by what they went into; all of them, so that their sum is its clock."""
+    """The training thread's seconds by account; their sum is its clock."""
     _step_now: int = 0
     _minute: deque[Mapping[str, float]] = field(default_factory=deque)
-    """What time_s was in the last minute; the first one is that old, if there is one."""
+    """time_s through the last minute, the oldest first."""
 
     def observe(self, event: Event) -> None:
         match event:
             case PhaseDone():
                 self.round, self.step, self.loss = event.round, event.steps, event.loss
-                self.stand(event.steps, None)
+                self.progress(event.steps, None)
                 self.stall_ms = event.stall_ms
                 self.loss_first = event.loss if self.loss_first is None else self.loss_first
                 self.tokens += event.tokens
@@ -78,12 +75,12 @@ class NodeStats:
             case PeerFaulted(_, reason):
                 self.faults[reason] += 1
 
-    def stand(self, step: int, phase: Phase | None) -> None:
-        """Where the training is; to be told every second or so."""
+    def progress(self, step: int, phase: Phase | None) -> None:
+        """The progress of training; to be called every second or so."""
         self._step_now, self.phase = step, phase
 
     def spend(self, time_s: Mapping[str, float]) -> None:
-        """What the training thread's time has gone into so far; to be told every second or so."""
+        """The training thread's time so far, by account; to be called every second or so."""
         self.time_s = time_s
         self._minute.append(time_s)
         while len(self._minute) > 1 and sum(self._minute[1].values()) <= sum(time_s.values()) - MINUTE_S:
@@ -141,12 +138,12 @@ class NodeStats:
         return replace(row, exchanges=together.exchanges, sent=together.sent, received=together.received)
 
     def per_param_round(self, parameters: int | None, sent_bytes: int) -> float | None:
-        """Bytes sent per parameter and committed round. What was sent in vain, in swaps that broke, counts too."""
+        """Bytes sent per parameter and committed round. Swaps that broke count too."""
         return sent_bytes / parameters / self.committed if parameters and self.committed else None
 
 
 def _busy(before: Mapping[str, float], now: Mapping[str, float]) -> float | None:
-    """The inner steps' share of the time between; a pause is its volunteer's wish, not idling."""
+    """The inner steps' share of the time between; pauses are left out."""
     between = {account: now[account] - before.get(account, 0.0) for account in now if account != "paused"}
     total = sum(between.values())
     return between.get("step", 0.0) / total if total > 0 else None

@@ -1,6 +1,6 @@
 """The directory of peers: this node's presence record written into a DHT (hivemind's), and those of others read.
 
-The DHT is no trust store: `peers` returns only records that peers/record.py accepts, and peers/dht_storage.py limits
+The DHT is not a trust store: `peers` returns only records that peers/record.py accepts, and peers/dht_storage.py limits
 what others may store with us. peers/size_estimate.py says in which buckets to write and which to read. Nothing here
 knows of rounds or partners.
 """
@@ -93,7 +93,7 @@ class Directory:
         await self._ping_known()
 
     async def _join(self, peers: Sequence[Address], own_id: Any = None) -> None:
-        """`own_id`: of this node in the DHT; with a new one, others would name it the old one as another node."""
+        """`own_id`: its id in the DHT before; with a new one, it would find its old one there as another node's."""
         from hivemind.dht.node import DHTNode
 
         try:
@@ -120,18 +120,18 @@ class Directory:
                 "Does it run a compatible version of noloco-node?"
             ) from error
 
-    async def publish(self, standing: Presence) -> None:
+    async def publish(self, presence: Presence) -> None:
         """Write this node's presence record, which lives for `ttl_s`."""
         identity = self._member()
-        tellable = [address for address in standing.addresses if is_tellable(address, identity.peer_id)]
-        self._last = standing = replace(standing, addresses=tuple(tellable[:MAX_ADDRESSES]))
+        tellable = [address for address in presence.addresses if is_tellable(address, identity.peer_id)]
+        self._last = presence = replace(presence, addresses=tuple(tellable[:MAX_ADDRESSES]))
         now = time.time()
         await self._ping_known()
         if not self._size.known:
             await self.peers()
         record = signed_record(
             identity,
-            standing,
+            presence,
             run_id=self._run_id,
             boot=self._boot,
             started=self._started,
@@ -149,8 +149,8 @@ class Directory:
                     await self.publish(replace(self._last, state=NodeState.LEAVING))
 
     async def peers(self) -> dict[str, PeerRecord]:
-        """Read one more bucket; the accepted records of this run's other peers, from the buckets read in a record's
-        lifetime: all peers of a small run, of a large one as good as a uniform sample."""
+        """Read one more bucket, and return the accepted records of this run's other peers, of all buckets that were
+        read in a record's lifetime: every peer of a small run; of a large one, as good as a uniform sample."""
         identity = self._member()
         self._known = await self._read(self._run_id, self._size, self._known, identity.peer_id)
         return dict(self._known)

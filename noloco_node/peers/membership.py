@@ -51,10 +51,10 @@ class Membership:
         await directory.start()
         await self._call_cached(directory)
 
-    async def publish(self, standing: Presence) -> None:
+    async def publish(self, presence: Presence) -> None:
         if self._directory:
-            await self._directory.publish(standing)
-            self.published = standing.state
+            await self._directory.publish(presence)
+            self.published = presence.state
 
     async def look(self) -> None:
         if self._directory:
@@ -66,7 +66,7 @@ class Membership:
         """Call some cached peers that were not seen, and add those seen to the cache."""
         if self._directory:
             await self._call_cached(self._directory)
-            self._cache.keep(self.seen.values())
+            await asyncio.to_thread(self._cache.keep, [*self.seen.values()])  # it syncs the disk
 
     async def rejoin(self) -> None:
         """After another p2pd was started."""

@@ -53,30 +53,19 @@ class Presence:
     """Rounds committed with a partner since its start."""
 
 
-@dataclass(frozen=True, slots=True)
-class PeerRecord:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerRecord(Presence):
     """What another node publishes of itself, after the checks."""
 
     peer_id: str
     boot: bytes
     """Drawn anew at each start of that node."""
-    state: str
-    round: int
-    step: int
-    progress: float
-    loss: float
-    tokens_per_s: float
-    tokens: int
-    addresses: tuple[Address, ...]
     started: float
     """By its wall clock, as are `time` and `expires`, which ours caps."""
     time: float
     version: str
     peers: int
     """How many peers it estimates; 0: none given."""
-    eval_loss: float
-    partner: str
-    committed: int
     expires: float
 
 
@@ -91,30 +80,30 @@ def key_of(run_id: str, bucket: str) -> str:
 
 
 def signed_record(  # noqa: PLR0913
-    identity: Identity, standing: Presence, *, run_id: str, boot: bytes, started: float, now: float, peers: int = 0
+    identity: Identity, presence: Presence, *, run_id: str, boot: bytes, started: float, now: float, peers: int = 0
 ) -> bytes:
     """`peers`: how many this node estimates, itself included; 0: no estimate."""
-    presence = pb.Presence(
+    body = pb.Presence(
         protocol=PROTOCOL,
         run_id=bytes.fromhex(run_id),
         boot=boot,
-        state=standing.state,
-        round=standing.round,
-        step=standing.step,
-        progress=standing.progress,
-        loss=standing.loss,
-        tokens_per_s=standing.tokens_per_s,
-        tokens=standing.tokens,
-        addresses=map(str, standing.addresses),
+        state=presence.state,
+        round=presence.round,
+        step=presence.step,
+        progress=presence.progress,
+        loss=presence.loss,
+        tokens_per_s=presence.tokens_per_s,
+        tokens=presence.tokens,
+        addresses=map(str, presence.addresses),
         started=started,
         time=now,
         version=VERSION,
         peers=peers,
-        eval_loss=standing.eval_loss,
-        partner=standing.partner,
-        committed=standing.committed,
+        eval_loss=presence.eval_loss,
+        partner=presence.partner,
+        committed=presence.committed,
     ).SerializeToString()
-    return pb.SignedPresence(presence=presence, signature=identity.sign(_SIGNED + presence)).SerializeToString()
+    return pb.SignedPresence(presence=body, signature=identity.sign(_SIGNED + body)).SerializeToString()
 
 
 @lru_cache(maxsize=2048)  # the same record comes back from several nodes, and a signature takes 0.1 ms to check
@@ -187,5 +176,7 @@ def read_addresses(texts: Sequence[str], peer_id: str) -> tuple[Address, ...] | 
 
 
 def is_tellable(address: Address, peer_id: str) -> bool:
-    """Whether others accept this address in a record: older versions drop one that names a host like my_host."""
-    return address.peer == peer_id and "_" not in address.host and len(str(address)) <= MAX_ADDRESS_LETTERS
+    """Whether others accept this address in a record: they drop one with a network interface in it, like fe80::1%eth0,
+    and older versions one with a name like my_host."""
+    plain = "%" not in address.host and "_" not in address.host
+    return address.peer == peer_id and plain and len(str(address)) <= MAX_ADDRESS_LETTERS

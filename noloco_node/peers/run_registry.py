@@ -58,7 +58,7 @@ class RunRegistry(RunsServicer):
         """Whether there is room for it."""
         run_id = manifest.verify(signed).run_id
         if run_id not in self._runs:  # else the author whose signature was there first keeps it
-            if not self._makes_room(by):
+            if not self._make_room(by):
                 return False
             self._runs[run_id], self._by[run_id] = signed, by
         self._runs.move_to_end(run_id)
@@ -81,13 +81,13 @@ class RunRegistry(RunsServicer):
             log.debug("an announced run was refused: %s", error)
             return pb.Announced(kept=False)
 
-    def _makes_room(self, by: str) -> bool:
+    def _make_room(self, by: str) -> bool:
         """If there is no room, drop the run announced longest ago of those in which nobody trains."""
         theirs = [run_id for run_id in self._runs if self._by[run_id] == by]
-        crowded = theirs if len(theirs) >= MAX_OF_PEER else list(self._runs)
-        if crowded is not theirs and len(crowded) < MAX_RUNS:
+        full = theirs if len(theirs) >= MAX_OF_PEER else list(self._runs)
+        if full is not theirs and len(full) < MAX_RUNS:
             return True
-        idle = next((run_id for run_id in crowded if not self._training(run_id)), None)
+        idle = next((run_id for run_id in full if not self._training(run_id)), None)
         if idle is None:
             return False
         del self._runs[idle], self._by[idle]

@@ -22,7 +22,7 @@ class Measured:
     """In nats a token."""
     tokens: int
     bytes: int
-    """Of the text that these tokens are."""
+    """Of the text that these tokens encode."""
     seconds: float
 
     @property
@@ -37,7 +37,7 @@ class Measured:
 def measure(
     trained: Trained, corpus: corpus.Readable, device: str, progress: Callable[[float], None] = lambda _: None
 ) -> Measured:
-    """As a node measures it: the same held-out text, the same function. `progress` hears the share that is done."""
+    """As a node measures it: the same held-out text, the same function. `progress` is called with the share done."""
     run, where = trained.run, choose_device(device)
     of_run, module = tasks.load(run, corpus=corpus), trained.module.to(where)
     length = run.data.sequence_length

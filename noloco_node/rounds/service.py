@@ -1,4 +1,4 @@
-"""Outer rounds over a Transport: the calls, answers, swaps and timers around core/round.py.
+"""Outer rounds over gRPC: the calls, answers, swaps and timers around core/round.py.
 
 It does what the state machine says and reports what became of it; every decision is made there. It moves opaque bytes
 and never imports torch: an offer's work is done on the codec thread, behind the `Vectors` protocol, and the result of a
@@ -50,7 +50,7 @@ class RoundTerms:
 
 
 class Channels(Protocol):
-    """What is needed of a Transport."""
+    """What is needed of the transport."""
 
     @property
     def peer_id(self) -> str: ...

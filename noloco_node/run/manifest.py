@@ -38,7 +38,7 @@ def sign(manifest: Manifest, author: identity.Identity) -> Signed:
 
 
 def verify(signed: Signed) -> Manifest:
-    """The manifest, if its author really signed these bytes. Whether the author is trusted is the caller's question."""
+    """The manifest, if its author signed these bytes. Whether the author is trusted, the caller decides."""
     if len(signed.manifest) > MAX_BYTES:
         _incompatible(f"it has {len(signed.manifest)} bytes, and {MAX_BYTES} are allowed")
     if not identity.verify(signed.author, _SIGNING_CONTEXT + signed.manifest, signed.signature):
@@ -47,7 +47,7 @@ def verify(signed: Signed) -> Manifest:
 
 
 def parse(canonical: bytes) -> Manifest:
-    """A manifest from the network. Raises Incompatible: what does not write back to the same bytes is another run."""
+    """A manifest from the network. Raises Incompatible, also for bytes not in canonical form: another run id."""
     if len(canonical) > MAX_BYTES:
         _incompatible(f"it has {len(canonical)} bytes, and {MAX_BYTES} are allowed")
     try:
@@ -64,7 +64,7 @@ def parse(canonical: bytes) -> Manifest:
 
 
 def _require_known(error: ValidationError) -> None:
-    """A key that this version does not know is no typo here: another program wrote it."""
+    """An unknown key is no typo here: a newer program wrote it."""
     for fault in error.errors(include_url=False):
         if fault["type"] == "extra_forbidden":
             key = shown(".".join(map(str, fault["loc"])))[1:-1]

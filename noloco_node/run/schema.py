@@ -19,6 +19,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from noloco_node.base.validation import listed, plain_table, shown
+from noloco_node.core import stability
 
 PRESETS = ("tiny", "125m", "350m", "1b", "7b")
 SOURCES = ("stdlib", "files", "hub")
@@ -45,7 +46,7 @@ def _positive(high: float, default: float) -> Any:
 
 
 def _added(allowed: str, before: Any, **rules: Any) -> Any:
-    """A key of a later version than the first. `before`, as that version wrote it: what its absence means, for ever."""
+    """A key that the first version did not have. `before`: what its absence means, for ever."""
     return Field(json_schema_extra={"allowed": allowed, "before": before}, **rules)
 
 
@@ -55,13 +56,13 @@ class _Table(BaseModel):
     @field_validator("*", mode="after")
     @classmethod
     def _one_zero(cls, value: object) -> object:
-        """-0.0 equals 0.0 but is written otherwise: the run id would differ."""
+        """-0.0 equals 0.0 but is written differently: the run id would differ."""
         return 0.0 if isinstance(value, float) and value == 0 else value
 
 
 class ModelSpec(_Table):
     preset: str | None = _field(listed(PRESETS), default=None)
-    """A model that noloco-node brings along, in Llama's shape."""
+    """A built-in model, in Llama's shape."""
     architecture: str | None = _field(
         "a transformers config class like LlamaConfig", pattern=r"^[A-Z][A-Za-z0-9]{0,58}Config$", default=None
     )
@@ -97,7 +98,7 @@ class ModelSpec(_Table):
 
 
 class DataSpec(_Table):
-    """Names data, never a path: what lies on a volunteer's machine is the volunteer's to give, with `--data`."""
+    """Names data, never a path: files on a volunteer's machine are read only where the volunteer names them."""
 
     source: str = _field(listed(SOURCES), default=SOURCES[0])
     """`stdlib`: the sources of Python's standard library. `files`: what each volunteer names with `--data`. `hub`: a
@@ -107,17 +108,17 @@ class DataSpec(_Table):
         pattern=rf"^(bytes|hub:{_HUB_NAME}@[0-9a-f]{{40}}|sha256:[0-9a-f]{{64}})$",
         default="bytes",
     )
-    """By digest: a file that each volunteer gives with `--tokenizer`."""
+    """`sha256:`: a file that each volunteer names with `--tokenizer`."""
     field: str = _field("the name of a field", pattern=r"^[A-Za-z0-9_.-]{1,64}$", default="text")
-    """Where the text stands in a record of jsonl, parquet and hub."""
+    """The text's field in records of jsonl, parquet and hub."""
     dataset: str | None = _field("a data set's name on the hub, <owner>/<name>", pattern=f"^{_HUB_NAME}$", default=None)
     revision: str | None = _added(
         "a commit of the data set, 40 hexadecimal digits", None, pattern=r"^[0-9a-f]{40}$", default=None
     )
-    """Of the hub's data set. `start` looks it up, so that everybody reads the same. None: whatever is there."""
+    """Of the hub's data set. `start` looks it up, so that everybody reads the same. None: the newest."""
     subset: str | None = _field("the name of a subset", pattern=r"^[A-Za-z0-9_.-]{1,64}$", default=None)
     split: str = _field("the name of a split", pattern=r"^[A-Za-z0-9_.]{1,64}$", default="train")
-    """Of the hub's data set: what is trained on."""
+    """Of the hub's data set, to train on."""
     sequence_length: int = _whole(2, 1_048_576, default=128)
     """Tokens in one training sequence."""
 
@@ -137,21 +138,21 @@ class DataSpec(_Table):
 
 class InnerSpec(_Table):
     steps: int | None = _whole(1, 100_000, default=50)
-    """Local steps between two meetings (the paper's H); None with `seconds`."""
+    """Steps of an inner phase (the paper's H); None with `seconds`."""
     seconds: float | None = _field("a number from 0.01 to 86400", ge=0.01, le=86_400, default=None)
-    """How long a phase lasts on every box, instead of `steps`: fast and slow boxes close their rounds together."""
+    """How long an inner phase lasts on every machine, instead of `steps`: fast and slow machines end it together."""
     batch_tokens: int = _whole(1, 100_000_000, default=1024)
-    """Tokens of one step, whatever box takes it; a small box accumulates."""
+    """Tokens of one step on every machine; one with little memory accumulates gradients."""
     learning_rate: float = _positive(1, default=3e-3)
     schedule: Literal["cosine", "wsd"] = _field("cosine or wsd", default="cosine")
-    """After the warm-up: fall along a cosine, or stay, and fall over the last part of the run (warm-up, stable,
-    decay)."""
+    """Of the learning rate after the warm-up: a cosine, or constant with a fall over the last part of the run (warm-up,
+    stable, decay)."""
     warmup: float = _share(default=0.05)
     """Share of the run over which the learning rate rises."""
     cooldown: float = _share(default=0.2)
-    """Share of the run over which `wsd` lets it fall."""
+    """Share of the run over which it falls with `wsd`."""
     final_learning_rate: float = _share(default=0.1)
-    """Share of the peak that is left at the end."""
+    """Learning rate at the end, as a share of its peak."""
     weight_decay: float = _share(default=0.1)
     betas: tuple[float, float] = _field("two numbers, each from 0 to below 1", default=(0.9, 0.95), strict=False)
     clip: float = _positive(1000, default=1.0)
@@ -160,7 +161,8 @@ class InnerSpec(_Table):
     """Of matrix products on a GPU (autocast). Weights, gradients and everything between partners are fp32 either way,
     and so is all that a CPU does, where bf16 would be slower."""
     checkpoint_activations: bool = _field("true or false", default=False)
-    """Compute activations twice instead of keeping them: a third more work, a fraction of the memory."""
+    """Compute activations again in the backward pass instead of keeping them: a third more work, a fraction of the
+    memory."""
 
     @model_validator(mode="after")
     def _falls_after_it_rose(self) -> "InnerSpec":
@@ -195,15 +197,15 @@ class OuterSpec(_Table):
     beta: float = _positive(10, default=1.0)
     """Outer learning rate."""
     gamma: float = _positive(10, default=1.0)
-    """How hard two partners pull together."""
+    """How strongly two partners are drawn to their mean."""
     keep_norm: bool = _field("true or false", default=True)
-    """Give back what averaging takes from the length of Δ (core/length_correction.py)."""
+    """Undo the loss of length of Δ by averaging (core/length_correction.py)."""
     overlap: Literal["eager", "blocking"] = _field("eager or blocking", default="eager")
-    """`eager`: training goes on while partners swap. `blocking`: it waits for the swap."""
+    """`eager`: training goes on during a swap. `blocking`: it waits."""
     codec: str = _field(listed(CODECS), default=CODECS[0])
-    """How a vector is written on the wire."""
+    """How vectors are encoded on the wire."""
     swaps_per_round: int | Literal["auto"] = _field("a whole number from 1 to 16, or auto", default=1)
-    """How many partners a round may have, one after the other. `auto`: as many as come while a swap takes less than a
+    """Most swaps of a round, one after the other. `auto`: another while a swap takes less than a
     quarter of what is left of the phase."""
 
     @field_validator("swaps_per_round", mode="after")
@@ -219,15 +221,13 @@ class OuterSpec(_Table):
         return _one_of(value, CODECS)
 
     @model_validator(mode="after")
-    def _nobody_waits_for_more(self) -> "OuterSpec":
+    def _several_only_when_eager(self) -> "OuterSpec":
         if self.overlap == "blocking" and self.swaps_per_round != 1:
             raise ValueError("takes more than one of swaps_per_round only with eager overlap")
         return self
 
     @model_validator(mode="after")
     def _stable(self) -> "OuterSpec":
-        from noloco_node.core import stability
-
         try:
             stability.check(self.alpha, self.beta, self.gamma)
         except ValueError as error:
@@ -239,9 +239,9 @@ class Manifest(_Table):
     name: str = _field("1 to 32 of the characters a-z, 0-9 and -", pattern=r"^[a-z0-9-]{1,32}$")
     """For people; the run id tells runs apart."""
     seed: int = _whole(0, 2**32 - 1, default=1)
-    """Where all chance of the run starts: weights, order of the data."""
+    """Of all random numbers: first weights, order of the data."""
     rounds: int = _whole(1, 10_000_000, default=100)
-    """The run's budget: every replica does so many rounds, and the learning rate follows it."""
+    """Every replica does so many rounds, and the learning rate falls over them."""
     model: ModelSpec = _field("a table", default_factory=lambda: ModelSpec(preset=PRESETS[0]))
     data: DataSpec = _field("a table", default_factory=DataSpec)
     inner: InnerSpec = _field("a table", default_factory=InnerSpec)
@@ -256,7 +256,7 @@ class Manifest(_Table):
         return self
 
     def canonical(self) -> bytes:
-        """The bytes that are hashed, signed and sent. No default decides what is written: a new one changes no run."""
+        """The bytes that are hashed, signed and sent. They do not depend on defaults: a new default changes no run."""
         document = _without_additions(type(self), self.model_dump(mode="json"))
         return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 

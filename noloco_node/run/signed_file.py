@@ -1,7 +1,7 @@
 """The run's signed manifest as a file, `noloco.json`: beside a node's checkpoints, and in every exported folder.
 
-Whoever finds weights finds next to them what they are of, and that its author signed it. In an export it also tells how
-far the training had come. Handed around like the weights, so it is parsed under limits and its signature checked.
+It says which run the weights beside it are of, with its author's signature; in an export also how far the training had
+come. It is passed on with the weights, so it is parsed under limits and its signature is checked.
 """
 
 import json
@@ -28,7 +28,7 @@ class RunFile:
     signed: Signed
     run: Manifest
     trained: dict[str, Any]
-    """What an export says of itself: a stranger's words."""
+    """What an export says of itself. Not signed: anybody may have written it."""
 
 
 def keep(folder: Path, signed: Signed) -> None:
@@ -38,11 +38,11 @@ def keep(folder: Path, signed: Signed) -> None:
             return
     with atomic_files.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    write(folder, signed)
+    atomic_files.write(folder / NAME, text(signed))
 
 
-def write(folder: Path, signed: Signed, trained: dict[str, Any] | None = None) -> None:
-    """Raises DiskFull, UsageError."""
+def text(signed: Signed, trained: dict[str, Any] | None = None) -> str:
+    """The file's content. `trained`: what an export says of itself."""
     document = {
         "schema": SCHEMA,
         "manifest": signed.manifest.decode(),
@@ -50,11 +50,11 @@ def write(folder: Path, signed: Signed, trained: dict[str, Any] | None = None) -
         "signature": signed.signature.hex(),
         **({"trained": trained} if trained else {}),
     }
-    atomic_files.write(folder / NAME, json.dumps(document, indent=1) + "\n")
+    return json.dumps(document, indent=1) + "\n"
 
 
 def read(folder: Path) -> RunFile:
-    """Raises UsageError where there is none, or none that can be believed."""
+    """Raises UsageError where there is none, a damaged one, or one that its author did not sign."""
     path = folder / NAME
     found = atomic_files.read_json(path, _checked, MAX_BYTES, _REMEDY)
     if found is None:
@@ -68,8 +68,8 @@ def read(folder: Path) -> RunFile:
 
 def _checked(found: object) -> tuple[Signed, dict[str, Any]]:
     match found:
-        case {"schema": 1, "manifest": str(text), "author": str(author), "signature": str(signature), **more}:
+        case {"schema": 1, "manifest": str(canonical), "author": str(author), "signature": str(signature), **more}:
             trained = more.get("trained")
-            signed = Signed(text.encode(), author, bytes.fromhex(signature))
+            signed = Signed(canonical.encode(), author, bytes.fromhex(signature))
             return signed, trained if isinstance(trained, dict) else {}
     raise ValueError("it is not what noloco-node writes")

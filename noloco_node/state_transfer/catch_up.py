@@ -79,7 +79,7 @@ def training(records: Collection[PeerRecord]) -> list[str]:
 
 
 def _under_way(records: Collection[PeerRecord]) -> list[PeerRecord]:
-    """Who trains; where nobody does, who has weights."""
+    """Those that train; where none does, those that have weights."""
     found = [record for record in records if record.state in AT_WORK]
     return found or [record for record in records if record.state in AT_REST]
 
@@ -89,7 +89,7 @@ def has_diverged(partners: Sequence[str], rounds: int, others: Collection[str], 
     a round; `rounds`: how many rounds ended since the first of them; `others`: who trains.
 
     Two partners are not both wrong by chance, and a sound node finds a sound partner before long. Where there is one
-    other node only, nobody can tell: the one with the higher peer id takes the other's state."""
+    other node only, neither can know: the one with the higher peer id takes the other's state."""
     if not partners:
         return False
     if len({*partners}) > 1:
@@ -149,7 +149,7 @@ class CatchUp:
         return bool(others) and has_diverged(self._diverged_from, self._rounds, others, self._peer_id)
 
     def start(self, *, diverged: bool) -> None:
-        """In the background; then the node is told `caught_up`. `diverged`: an earlier round than its own will do."""
+        """In the background; `caught_up` follows. `diverged`: an earlier round than its own will do."""
         if diverged:
             log.warning("this node's weights have diverged from the others': taking a peer's state")
             self._diverged_from, self._rounds = [], 0
@@ -157,7 +157,7 @@ class CatchUp:
         self._task.add_done_callback(self._ended)
 
     def stop(self) -> None:
-        """The node is not told `caught_up`."""
+        """No `caught_up` follows."""
         if self._task:
             self._task.cancel()
             self._task = None

@@ -7,7 +7,7 @@ ended (`transport/p2pd/session.py`), and joins its streams to a gRPC server and 
 
 hivemind's `P2P.create` would start the daemon in our POSIX session, would not kill one that hangs, and has errors that
 a user cannot act on. Nor are streams opened through hivemind (but by `transport/p2pd/control.py`): its calls leave a
-socket open when they fail, and its handlers run in tasks that nobody holds.
+socket open when they fail, and its handlers run in tasks that nothing keeps or cancels.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ from noloco_node.base.identity import Identity
 from noloco_node.errors import IdentityInUse, NolocoError, PeerLost, SwarmUnreachable, UsageError
 from noloco_node.transport.grpc_bridge import SERVER_OPTIONS, FarEnd, Inbound, Outbound, Streams
 from noloco_node.transport.interceptor import Context, Interceptor
+from noloco_node.transport.observer import Observer
 from noloco_node.transport.p2pd.cleanup import RuntimeDirectory
-from noloco_node.transport.p2pd.observer import Observer
 from noloco_node.transport.p2pd.process import node_arguments
 from noloco_node.transport.p2pd.session import CONTROL_S, Hivemind, P2pdSession, cancelled
 from noloco_node.transport.probe import check_port
@@ -72,7 +72,7 @@ class Libp2pTransport:
         self._identity = identity
         self._listen = listen
         self._announce = [self._named(address) for address in announce]
-        self._bootstrap = bootstrap
+        self._bootstrap = tuple(dict.fromkeys(bootstrap))
         self._startup_timeout_s = startup_timeout_s
         self._remove_at_end = remove_at_end
         self._services: list[Callable[[grpc.aio.Server], None]] = []

@@ -4,8 +4,8 @@ SCHEMA stays when a field is added, and is raised when one changes its meaning. 
 be older or newer than the command that asks it: unknown fields are skipped, missing ones have their default. Numbers
 that JSON cannot hold (NaN, infinities) become null.
 
-By hand, and not by pydantic: its import and the adapter for StatusView took 0.27 s where a whole `noloco-node status`
-takes 0.25 s; this module reads and writes a status in 1 ms, a history of 1000 points in 25 ms.
+By hand, and not by pydantic: its import and its adapter for StatusView take 0.12 s of CPU, as much as a whole
+`noloco-node status`. This module reads and writes a status in 2 ms, a history of 1000 points in 8 ms.
 """
 
 import json
@@ -55,7 +55,7 @@ def _build(kind: type[T], written: Mapping[str, Any]) -> T:
 
 @cache
 def _readers(kind: type[Any]) -> tuple[tuple[str, Callable[[Any], Any] | None], ...]:
-    """How each field is read; None where JSON's own value is the field's: asking types anew takes most of the time."""
+    """How each field is read; None where JSON's value is the field's. Inspecting types is slow, hence the cache."""
     hints = get_type_hints(kind)
     return tuple((f.name, _reader(hints[f.name])) for f in fields(kind))
 
@@ -67,7 +67,7 @@ def _reader(hint: Any) -> Callable[[Any], Any] | None:
 
 
 def _value(hint: Any, value: Any) -> Any:
-    """Dataclasses and tuples of them, rebuilt; everything else as JSON left it."""
+    """Dataclasses and tuples of them are built; everything else stays as JSON has it."""
     if value is None:
         return None
     if get_origin(hint) is tuple:

@@ -1,4 +1,4 @@
-"""What a node tells while it fetches the weights of others (`export --average`)."""
+"""What a node shows while it downloads the weights of others (`export --average`)."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ class GatherView:
     states: tuple[GatheredState, ...] = ()
     """This node's own first."""
     skipped: tuple[str, ...] = ()
-    """Who gave none, and why."""
+    """Nodes that sent none, and why."""
     done: bool = False
     failure: str | None = None
     """A sentence: nothing came."""

@@ -14,7 +14,7 @@ class Point:
     step: int
     loss: float | None = None
     eval_loss: float | None = None
-    """On held-out data, where this round was evaluated."""
+    """On held-out data, if this round was evaluated."""
     swarm_loss: float | None = None
     """Mean over the peers that were seen training then, this node included."""
     swarm_eval_loss: float | None = None
@@ -33,14 +33,14 @@ class Piece:
     partner: str | None = None
     """Peer id."""
     reason: str | None = None
-    """Why a solo is one."""
+    """Why the round went solo."""
     sent: int = 0
     received: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What went over the network in the second before."""
+    """Network traffic in the second before."""
 
     at: float
     sent_per_s: float
@@ -49,7 +49,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class MeetingView:
-    """Rounds committed by two peers, as far as this node has seen or been told."""
+    """Rounds committed by two peers, as far as this node saw them itself or in presence records."""
 
     peer: str
     partner: str
@@ -67,10 +67,10 @@ class Said:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryView:
-    """What happened lately; each tuple in the order of time, none longer than a few hundred."""
+    """What happened lately; each tuple in order of time and bounded."""
 
     points: tuple[Point, ...] = ()
-    """Of the whole run as far as this node took part; thinned out when there are many."""
+    """Of the whole run, as far as this node took part; thinned out when there are many."""
     pieces: tuple[Piece, ...] = ()
     rates: tuple[Rate, ...] = ()
     meetings: tuple[MeetingView, ...] = ()

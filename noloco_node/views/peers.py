@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """A run as somebody sees it who only looks on."""
+    """A run as seen from outside: by a rendezvous, or by `peers --bootstrap`."""
 
     run_id: str
     run: str
-    """As people call it: name and first digits of its id."""
+    """Its label: name and first digits of its id."""
     author: str
     """Peer id."""
     rounds: int
@@ -17,7 +17,7 @@ class RunView:
     peers: int = 0
     training: int = 0
     round: int = 0
-    """Of the one that is furthest."""
+    """Of the peer that is furthest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class PeerRow:
 class PeersView:
     peers: tuple[PeerRow, ...] = ()
     runs: tuple[RunView, ...] = ()
-    """Seen from outside: those whose peers they are."""
+    """Of these peers, where seen from outside."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What `status` shows."""
+"""What `status` shows. Each part is filled by the module that owns its figures."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ class Rounds:
 @dataclass(frozen=True, slots=True)
 class BytesView:
     sent: int = 0
-    """Bytes of exchanges, since the node's start."""
+    """Bytes of swaps, since the node's start."""
     received: int = 0
     per_param_round: float | None = None
     """Bytes sent per parameter and committed round."""
@@ -35,16 +35,16 @@ class Today:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """What a node keeps of its own state on disk."""
+    """A node's own checkpoints."""
 
     bytes: int
-    """Of one checkpoint."""
+    """Size of one."""
     free_bytes: int | None = None
-    """What the disk has left."""
+    """Left on the disk."""
     saved_round: int | None = None
-    """Of the newest that was written since the start."""
+    """Of the newest written since the start."""
     resumed_round: int | None = None
-    """Of the one from which this node went on."""
+    """Of the one from which this node resumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,12 @@ class LastRound:
     received: int
     resent_block_fraction: float = 0.0
     relative_error: float = 0.0
-    """Of the partner's difference, as the codec told it."""
+    """Of the partner's difference, as the codec estimates it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Something that wants attention."""
+    """A warning with its remedy."""
 
     level: str
     """`warning` or `error`."""
@@ -73,12 +73,12 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """The inner phase that has begun."""
+    """The inner phase under way."""
 
     part: float
     """Done, 0 to 1."""
     left_s: float | None = None
-    """Until its end, as fast as it went so far."""
+    """Until its end, at its rate so far."""
     loss: float | None = None
     """The mean so far."""
     tokens_per_s: float | None = None
@@ -90,16 +90,16 @@ class StatusView:
     name: str
     version: str
     state: str
-    """`starting`, `joining`, `training`, `paused`, `leaving`, `finished`; `rendezvous` where nothing is trained."""
+    """One of base/states.py, but SOLO shows as `training`."""
     run_id: str | None = None
     run: str | None = None
-    """The run as people call it: name and first digits of its id."""
+    """Its label: name and first digits of its id."""
     round: int = 0
     rounds_target: int | None = None
     """The round at which this node stops, if that is known."""
     step: int = 0
     phase: Phase | None = None
-    """The one under way; the next figures are of the last one that is over."""
+    """The one under way; the next figures are of the last complete one."""
     tokens: int = 0
     tokens_per_s: float | None = None
     loss: float | None = None
@@ -112,7 +112,7 @@ class StatusView:
     partner: str | None = None
     """Peer id of the one being swapped with, else of the last one."""
     waiting_for: str | None = None
-    """What a node that is not training waits for, in words; one that leaves, what keeps it for longer than 10 s."""
+    """What a node that is not training waits for, in words; while leaving, why that takes longer than 10 s."""
     busy_fraction: float | None = None
     """Share of the time that the accelerator trained, since training began; pauses left out."""
     busy_fraction_minute: float | None = None
@@ -121,13 +121,13 @@ class StatusView:
     """Seconds since training began, by what they went into: `step`, `data`, `boundary`, `apply`, `evaluate`,
     `checkpoint`, `waiting` (for a partner, with blocking overlap), `paused`, `other`."""
     stall_ms: float | None = None
-    """What the last round took from the training: its boundary, and the corrections that were added."""
+    """Training time that the last round took: its boundary, and adding its corrections."""
     rounds: Rounds = Rounds()
     bytes: BytesView = BytesView()
     today: Today | None = None
     resent_block_fraction: float | None = None
     relative_error: float | None = None
-    """Of the last round, as is resent_block_fraction."""
+    """Of the last round, like resent_block_fraction."""
     last_round: LastRound | None = None
     checkpoint: Checkpoints | None = None
     partners: Mapping[str, int] = field(default_factory=dict)
@@ -135,30 +135,30 @@ class StatusView:
     calls: int = 0
     """Calls made to find partners."""
     one_sided_fragments: int = 0
-    """That this node applied and its partner perhaps did not: at most one a swap."""
+    """Applied by this node and perhaps not by its partner: at most one a swap."""
     faults: Mapping[str, int] = field(default_factory=dict)
     """How often peers broke the protocol, by the code."""
     rolled_back: int = 0
-    """How often the model was broken, and its weights became older ones again."""
+    """How often the weights were not finite and older ones were loaded."""
     peers_seen: int = 0
     peers_by_state: Mapping[str, int] = field(default_factory=dict)
-    """The same, by the state that each says it is in."""
+    """The same, by the state in their presence records."""
     reachable: str | None = None
     """`directly`, `mapped` (at a port of its router), `relayed` or `outgoing` (not at all: it calls others); None while
     unknown."""
     network_restarts: int = 0
-    """How often the network daemon had to be started again."""
+    """How often the network daemon was restarted."""
     uptime_s: float = 0.0
     addresses: tuple[str, ...] = ()
     join: str | None = None
-    """The line by which others join; None while there is nothing to join."""
+    """The command by which others join; None while there is nothing to join."""
     web: str | None = None
-    """Where this node's page is, if it has one."""
+    """Address of this node's page, if it has one."""
     skew_s: float | None = None
     """How far this machine's clock is ahead of the others', as far as that is beyond doubt."""
     skew_witnesses: int = 0
-    """Peers that say so: a single one may be the one whose clock is wrong."""
+    """Peers that agree on it: of a single one, the clock itself may be wrong."""
     runs: tuple[RunView, ...] = ()
-    """Those that a rendezvous knows."""
+    """That a rendezvous knows."""
     health: tuple[Health, ...] = ()
     last_error: str | None = None

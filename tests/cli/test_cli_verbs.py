@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("home")
 # ---- init, id ----
 def test_init_writes_a_run_that_loads(tmp_path, capsys):
     assert main(["init"]) == 0
-    assert capsys.readouterr().out == "wrote run.toml: look through it, then run `noloco-node start run.toml`\n"
+    assert capsys.readouterr().out == "wrote run.toml: edit it, then run `noloco-node start run.toml`\n"
     assert toml.load(tmp_path / "run.toml").name == "tiny"
 
 
@@ -71,18 +71,18 @@ def test_leave_waits_until_the_node_is_gone(running, home, capsys):
     assert main(["leave"]) == 0
     assert running.wait(10) == 0
     assert home.holder() is None
-    assert capsys.readouterr().out == f"brisk-heron has left; what it knows is kept in {home.root}\n"
+    assert capsys.readouterr().out == f"brisk-heron has left; its state is kept in {home.root}\n"
 
 
 @pytest.fixture
 def saving(monkeypatch, request):
-    """A node that has a checkpoint to write before it goes, which takes longer than leaving may."""
+    """A node that must write a checkpoint before it ends, which takes longer than leaving may."""
     monkeypatch.setenv("SAVES_S", "1.5")
     monkeypatch.setattr(control, "_LEAVE_S", 0.3)
     return request.getfixturevalue("running")
 
 
-def test_leave_waits_while_the_node_says_that_it_saves(saving, capsys):
+def test_leave_waits_while_the_node_reports_that_it_saves(saving, capsys):
     assert main(["leave"]) == 0
     assert saving.wait(10) == 0
     first, *_, last = capsys.readouterr().out.splitlines()
@@ -90,9 +90,9 @@ def test_leave_waits_while_the_node_says_that_it_saves(saving, capsys):
     assert last.startswith("brisk-heron has left")
 
 
-def test_pause_and_resume_say_what_became_of_it(running, capsys):
+def test_pause_and_resume_print_the_new_state(running, capsys):
     assert main(["pause"]) == 0
-    assert capsys.readouterr().out == "brisk-heron is paused: `noloco-node resume` makes it go on\n"
+    assert capsys.readouterr().out == "brisk-heron is paused: `noloco-node resume` continues\n"
     assert main(["status", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["state"] == "paused"
     assert main(["resume"]) == 0
@@ -102,7 +102,7 @@ def test_pause_and_resume_say_what_became_of_it(running, capsys):
 @pytest.mark.parametrize(
     "verb", ["status", "peers", "ping x", "logs --level debug", "wait --for training", "leave", "pause", "resume"]
 )
-def test_nobody_there(verb, capsys):
+def test_no_node_runs(verb, capsys):
     assert main(verb.split()) == 3
     assert "join --bootstrap" in capsys.readouterr().err
 
@@ -116,7 +116,7 @@ def test_a_home_by_flag(running, home, monkeypatch, capsys):
 # ---- start, join, bootstrap ----
 @pytest.fixture
 def node(monkeypatch):
-    """Stands in for node/main.py: notes what it was started with."""
+    """Replaces node/main.py, and records its arguments."""
     module = ModuleType("noloco_node.node.main")
     module.calls, module.result = [], 0
 
@@ -136,7 +136,7 @@ def node(monkeypatch):
 
 @pytest.fixture
 def address():
-    """Something that listens."""
+    """An address at which something listens."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield f"/ip4/127.0.0.1/tcp/{listening.getsockname()[1]}/p2p/{OTHER}"
 
@@ -197,7 +197,7 @@ def test_a_node_runs_here_already(running, node, capsys):
     assert node.calls == []
 
 
-def test_a_wrong_manifest_is_found_before_all_else(running, node, tmp_path, capsys):
+def test_a_wrong_manifest_is_found_first(running, node, tmp_path, capsys):
     (tmp_path / "run.toml").write_text(toml.template().replace("steps = 50", "steps = 'many'"))
     assert main(["start", "run.toml"]) == 2
     assert capsys.readouterr().err == "run.toml: inner.steps must be a whole number from 1 to 100000, not 'many'\n"

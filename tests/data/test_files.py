@@ -290,7 +290,7 @@ def test_a_killed_write_leaves_the_old_file(made: Path, tmp_path: Path) -> None:
 def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
-    abandoned, used = tmp_path / f".set.tokens.{ended.pid}.part", tmp_path / f".set.tokens.{os.getppid()}.part"
+    abandoned, used = tmp_path / f".set.tokens.0-{ended.pid}.part", tmp_path / f".set.tokens.0-{os.getppid()}.part"
     for part in (abandoned, used):
         part.write_bytes(b"half of it")
     files.tokenize([jsonl(tmp_path / "set.jsonl", texts(100))], tmp_path / "set.tokens", BYTES, "text", nothing)

@@ -1,4 +1,4 @@
-"""What `doctor` makes of what it finds: limits and remedies in milliseconds, and probes of this very machine."""
+"""`doctor`: the verdicts, with their limits and remedies; and the probes, on this machine."""
 
 import os
 import socket
@@ -23,7 +23,7 @@ VIEW = StatusView(peer_id="p", name="brisk-heron", version="0", state="paused", 
 @pytest.mark.parametrize(
     ("finding", "level", "says"),
     [
-        (verdicts.device(CPU), OK, "4 CPU threads, swaps coded by numba"),
+        (verdicts.device(CPU), OK, "4 CPU threads, swaps encoded by numba"),
         (verdicts.device(replace(CPU, kernels="torch")), WARNING, "install numba"),
         (verdicts.device(Torch("2", "cuda", "H200", 10**9, 1, "triton")), OK, "H200, 1.0 GB free"),
         (verdicts.disk(10**8, "/x"), ERROR, "100 MB free in /x"),
@@ -49,14 +49,14 @@ VIEW = StatusView(peer_id="p", name="brisk-heron", version="0", state="paused", 
         (verdicts.reachable("mapped", True), OK, "router"),
         (verdicts.reachable("relayed", True), WARNING, "--announce"),
         (verdicts.reachable("outgoing", True), WARNING, "nobody can call"),
-        (verdicts.reachable(None, True), UNKNOWN, "no verdict"),
+        (verdicts.reachable(None, True), UNKNOWN, "not known"),
         (verdicts.reachable(None, False), UNKNOWN, "--bootstrap"),
         (verdicts.bootstrap([], None, None), UNKNOWN, "--bootstrap"),
         (verdicts.bootstrap(["a"], "it refuses", None), ERROR, "ask the run's author"),
         (verdicts.bootstrap(["a"], None, []), WARNING, "knows no run"),
         (verdicts.bootstrap(["a"], None, ["tiny-1", "big-2"]), OK, "tiny-1, big-2"),
         (verdicts.home(PLACE), OK, "/home/me/.noloco"),
-        (verdicts.home(replace(PLACE, exists=False)), OK, "will be made"),
+        (verdicts.home(replace(PLACE, exists=False)), OK, "will be created"),
         (verdicts.home(replace(PLACE, mode=0o755)), WARNING, "chmod 700"),
         (verdicts.home(replace(PLACE, ours=False)), WARNING, "another user"),
         (verdicts.home(replace(PLACE, writable=False)), ERROR, "cannot be written"),
@@ -100,14 +100,14 @@ def test_probes_of_this_machine(tmp_path):
     assert probes.descriptors() > 0
 
 
-def test_a_port_in_use_is_seen():
+def test_a_port_in_use_is_found():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert "in use" in probes.port(Address("ip4", "127.0.0.1", port))
     assert probes.port(Address("ip4", "127.0.0.1", port)) is None
 
 
-def test_a_home_is_looked_at_and_not_made(tmp_path):
+def test_a_home_is_checked_and_not_created(tmp_path):
     home = Home(tmp_path / "a" / "home")
     place = probes.place(home)
     assert (place.exists, place.writable, place.ours) == (False, True, True)

@@ -106,7 +106,7 @@ class Node:
 
     def took(self, within_s: float = 90) -> int:
         """Wait until it has a peer's state, and return the state's round."""
-        return int(until(lambda: self.said(r"took the state of \S+ at round (\d+)"), "a peer's state", within_s))
+        return int(until(lambda: self.said(r"received the state of \S+ at round (\d+)"), "a peer's state", within_s))
 
     def remember_family(self) -> set[int]:
         """The processes that belong to it now."""

@@ -110,5 +110,5 @@ class OverLibp2p(Net):
         return Identity.load_or_create(self.directory / f"{os.urandom(4).hex()}.key").peer_id
 
     def kill(self, transport):
-        """Its p2pd dies, so its connections break as if the whole node had died."""
+        """Kill its p2pd, so that its connections break as if the whole node had been killed."""
         os.kill(transport._session.process.pid, signal.SIGKILL)

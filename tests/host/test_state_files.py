@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults import fail_at
 
 from noloco_node.base.identity import Identity
 from noloco_node.errors import DiskFull, UsageError
@@ -21,7 +22,6 @@ from noloco_node.run import manifest, signed_file
 from noloco_node.run.schema import Manifest
 from noloco_node.run.trusted_authors import TrustedAuthors
 from noloco_node.web.access import token_in
-from tests.helpers.faults import fail_at
 
 AUTHOR = "12D3KooWD3eckifWpRn9wQpMG9R9hX3sD158z7EqHWmweQAJU5SA"
 
@@ -65,7 +65,7 @@ FILES = [
     ),
     StateFile(
         "noloco.json",
-        lambda path, number: signed_file.write(path.parent, signed(path.parent, number)),
+        lambda path, number: signed_file.keep(path.parent, signed(path.parent, number)),
         lambda path: signed_file.read(path.parent).run.seed,
         remedy="restore it from a copy. In a home, a node that joins the run writes it anew",
     ),

@@ -92,7 +92,7 @@ def test_what_cannot_be_believed_is_none(past: Past) -> None:
     folder = past.home.run(manifest.verify(other).run_id)
     (folder / signed_file.NAME).write_text("{")
     assert past.run() == ours
-    signed_file.write(folder, manifest.sign(Manifest(name="moved", rounds=10), past.author))
+    signed_file.keep(folder, manifest.sign(Manifest(name="moved", rounds=10), past.author))
     assert past.run() == ours
     (past.home.run(manifest.verify(ours).run_id) / "checkpoints" / "100" / "state.json").write_text("{")
     assert past.run() == ours, "from its first round, then"

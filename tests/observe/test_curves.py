@@ -55,7 +55,7 @@ def test_a_round_as_points_and_pieces() -> None:
     assert from_json(HistoryView, to_json(history.view())) == history.view()
 
 
-def test_meetings_of_others_are_told_by_their_records() -> None:
+def test_meetings_of_others_are_read_from_their_records() -> None:
     history = Curves(ME)
     peer = Peer(committed=7)
     history.seen([peer])
@@ -95,13 +95,13 @@ def test_everything_is_bounded() -> None:
 
 
 def test_curves_outlive_a_restart(tmp_path: Path) -> None:
-    journal = tmp_path / "events.jsonl"
+    events_file = tmp_path / "events.jsonl"
     written = [json.dumps(as_json(event, 5.0)) for event in (phase(1), Evaluated(1, 3.0), phase(2, float("nan")))]
     endless = ('{"at": 1, "event": "PhaseDone", "round": Infinity}', '{"at": 1%s, "event": "PhaseDone"}' % ("0" * 400))
     damaged = ("nonsense", '{"event": "PhaseDone"}', "[]", *endless, '{"at": 1, "eve')
-    journal.write_text("\n".join([*written, *damaged]))
+    events_file.write_text("\n".join([*written, *damaged]))
     history = Curves(ME)
-    history.replay(journal)
+    history.replay(events_file)
     history.replay(tmp_path / "none")
     assert [(point.at, point.round, point.loss, point.eval_loss) for point in history.view().points[:1]] == [
         (5.0, 1, 2.0, 3.0)

@@ -1,4 +1,4 @@
-"""Where a node's time went: shares since the start and over the last minute; pauses are nobody's idling."""
+"""A node's figures from its events: shares of time without pauses, losses, traffic by partner."""
 
 import pytest
 
@@ -83,17 +83,17 @@ def test_the_stall_of_the_last_round() -> None:
     assert shown(stats).stall_ms == 3.5
 
 
-def test_the_step_goes_on_within_a_phase_and_the_figures_of_the_last_one_stay():
+def test_within_a_phase_the_step_goes_on_and_other_figures_are_of_the_last_phase():
     stats = NodeStats()
-    stats.stand(23, Phase(0.46, 60.0, 5.5, 90.0))
+    stats.progress(23, Phase(0.46, 60.0, 5.5, 90.0))
     assert (shown(stats).step, shown(stats).loss, stats.step) == (23, None, 0)
     stats.observe(PhaseDone(1, 50, 5.0, 1000, 10.0))
     assert (shown(stats).step, shown(stats).phase) == (50, None)
-    stats.stand(51, Phase(0.02, 60.0, 4.9, 90.0))
+    stats.progress(51, Phase(0.02, 60.0, 4.9, 90.0))
     assert (shown(stats).step, shown(stats).loss) == (51, 5.0)
 
 
-def test_what_was_sent_in_vain_counts_too() -> None:
+def test_bytes_of_broken_swaps_count_too() -> None:
     stats = NodeStats()
     assert stats.per_param_round(1000, 700) is None, "no round yet"
     stats.observe(RoundCommitted(1, "p", 1.0, 500, 500))
@@ -104,14 +104,14 @@ def test_what_was_sent_in_vain_counts_too() -> None:
     assert row(stats, "q") == (2, 1000, 1000)
 
 
-def test_what_went_wrong_is_counted() -> None:
+def test_faults_are_counted() -> None:
     stats = NodeStats()
     for event in (PeerFaulted("p", "bad_digest"), RolledBack(3, None, "nan"), PeerFaulted("q", "bad_digest")):
         stats.observe(event)
     assert (shown(stats).faults, shown(stats).rolled_back) == ({"bad_digest": 2}, 1)
 
 
-def test_of_all_that_a_node_ever_met_the_latest_are_kept() -> None:
+def test_only_the_latest_partners_are_kept() -> None:
     stats = NodeStats()
     for number in range(2 * PEERS):
         for partner in (f"peer {number}", "a friend"):

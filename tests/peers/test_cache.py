@@ -29,7 +29,7 @@ def seen(peer_id: str, time: float) -> Seen:
     return Seen(peer_id, time, (Address("ip4", "192.0.2.1", 4001, peer_id),))
 
 
-def test_who_was_seen_is_known_after_a_restart_the_latest_first(tmp_path: Path, ids: list[str]) -> None:
+def test_peers_are_known_after_a_restart_the_latest_first(tmp_path: Path, ids: list[str]) -> None:
     path = tmp_path / "peers.json"
     assert PeerCache(path).peers() == {}
     cache = PeerCache(path)
@@ -86,7 +86,9 @@ def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, text: str, ids: list[
     ],
     ids=lambda entry: str(entry)[:40],
 )
-def test_what_could_not_stand_there_is_passed_over(tmp_path: Path, entry: dict[str, object], ids: list[str]) -> None:
+def test_an_entry_that_could_not_have_been_written_is_ignored(
+    tmp_path: Path, entry: dict[str, object], ids: list[str]
+) -> None:
     good, bad = seen(ids[0], 1).addresses, ids[1]
     if entry.get("addresses") == ["good"]:
         entry = {**entry, "addresses": list(map(str, seen(bad, 1).addresses))}

@@ -24,7 +24,7 @@ def record(peer: Identity, state: str, round_: int, age_s: float = 0.0):
     return accept(peer.peer_id, written, RUN.run_id, NOW - age_s, ttl_s=60)
 
 
-def test_lag_counts_from_the_furthest_and_whoever_trains_counts():
+def test_lag_counts_from_the_highest_round_and_training_peers_are_counted():
     seen = {
         p.peer_id: record(p, state, n)
         for p, (state, n) in zip(PEERS, (("training", 9), ("paused", 4), ("solo", 8)), strict=True)
@@ -42,7 +42,7 @@ def test_lag_counts_from_the_furthest_and_whoever_trains_counts():
     assert view.peers[0].loss is None, "a record without one says 0"
 
 
-def test_who_has_not_been_heard_of_for_a_minute_is_gone():
+def test_a_peer_whose_record_expired_is_gone():
     view = rows.run_seen(SIGNED, {PEERS[0].peer_id: record(PEERS[0], "training", 9, age_s=59)}, NOW + 2)
     assert (view.run.peers, view.run.round, view.peers) == (0, 0, ())
     assert rows.peers_view([view]).runs == (view.run,)

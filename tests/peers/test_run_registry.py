@@ -87,7 +87,7 @@ def test_announced_runs_are_bounded_and_the_oldest_goes(author: Identity) -> Non
     assert kept == known(*many[3:])
 
 
-def test_who_announces_many_runs_pushes_out_its_own_only(author: Identity, stranger: Identity) -> None:
+def test_a_peer_that_announces_many_runs_replaces_only_its_own(author: Identity, stranger: Identity) -> None:
     real, spam = signed(author), [signed(stranger, "spam", k) for k in range(run_registry.MAX_RUNS)]
     announced = [("trainer", real), *(("spammer", run) for run in spam)]
     assert run_virtual(_ask(*announced)) == known(real, *spam[-run_registry.MAX_OF_PEER :])
@@ -110,7 +110,7 @@ def test_a_run_in_which_somebody_trains_is_pushed_out_by_nobody(author: Identity
     assert real not in [run.signed for run in full], "where people train in each of them, there is no room"
 
 
-def test_an_older_rendezvous_does_not_say_who_trains(author: Identity) -> None:
+def test_an_older_rendezvous_does_not_report_how_many_train(author: Identity) -> None:
     class Older(RunsServicer):
         async def List(self, request: pb.RunsRequest, context: object) -> pb.RunsReply:  # noqa: N802
             body, name, signature = signed(author).manifest, author.peer_id, signed(author).signature
@@ -183,7 +183,9 @@ def test_an_author_is_remembered_from_the_first_meeting(tmp_path: Path, author: 
         met.meet(["rendezvous"], "tiny", author.peer_id, None)
 
 
-def test_who_is_known_by_one_way_in_is_known_by_all(tmp_path: Path, author: Identity, stranger: Identity) -> None:
+def test_an_author_met_by_one_bootstrap_peer_is_known_by_all(
+    tmp_path: Path, author: Identity, stranger: Identity
+) -> None:
     """A rendezvous that is away, and a peer of old that answers in its stead, make no stranger an author."""
     met = TrustedAuthors(tmp_path / "authors.json")
     assert met.meet(["rendezvous"], "tiny", author.peer_id, None)

@@ -1,4 +1,4 @@
-"""A visitor leaves nothing behind, its key least of all, even where it is killed."""
+"""A visitor that is killed leaves no files behind, above all not its key."""
 
 import asyncio
 import os
@@ -40,14 +40,14 @@ GONE_S = 15.0
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where all temporary files go."""
+    """The folder of all temporary files."""
     with tempfile.TemporaryDirectory(prefix="nl-", dir="/tmp") as parent:  # short: sockets lie below it
         monkeypatch.setattr(tempfile, "tempdir", parent)
         yield Path(parent)
 
 
 def begun(code: str, place: Path, *arguments: str) -> tuple[subprocess.Popen[str], Path]:
-    """A process that has a key by now, and the key."""
+    """A process that has written its key, and the key."""
     process = subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
         stdin=subprocess.PIPE,
@@ -60,7 +60,7 @@ def begun(code: str, place: Path, *arguments: str) -> tuple[subprocess.Popen[str
     return process, key
 
 
-def test_a_key_whose_process_was_killed_is_swept_up_and_no_other(place: Path) -> None:
+def test_the_key_of_a_killed_process_is_removed_and_no_other(place: Path) -> None:
     process, key = begun(HOLDS_A_KEY, place)
     with process:
         os.utime(key.parent, (0, 0))

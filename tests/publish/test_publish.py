@@ -1,5 +1,6 @@
 """`export`, `eval` and `sample` over homes as nodes leave them: real small models on the real text."""
 
+import errno
 import json
 import pickle
 import shutil
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -217,13 +219,42 @@ def test_it_takes_the_place_of_an_earlier_export_and_of_nothing_else(
     assert told(capsys, *export(earlier))["to"] == str(earlier)
     assert run_of().run_id in (earlier / "README.md").read_text()
     (earlier / ".git").mkdir()
-    assert "there is .git" in refused(capsys, *export(earlier))
+    assert "it has .git" in refused(capsys, *export(earlier))
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "config.json").write_text("{}")
-    assert "is not empty and no export of ours" in refused(capsys, *export(mine))
+    assert "is not empty and not an export" in refused(capsys, *export(mine))
     assert "cannot write an export into" in refused(capsys, *export(mine / "config.json"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "model"]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        (SafetensorError("No space left on device (os error 28)"), "the disk is full: cannot write an export into"),
+        (SafetensorError("odd"), "cannot write an export into"),
+        (OSError(errno.ENOSPC, "No space left on device"), "Free some space, or name another place with --to"),
+        (OSError(errno.EACCES, "Permission denied"), "Permission denied. Name another place with --to"),
+    ],
+    ids=str,
+)
+def test_an_export_that_cannot_be_written_leaves_nothing(
+    made: Left,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    case: tuple[Exception, str],
+) -> None:
+    fault, sentence = case
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise fault
+
+    monkeypatch.setattr("transformers.PreTrainedModel.save_pretrained", fails)
+    to = tmp_path / "model"
+    full = "No space" in str(fault)
+    assert main(["export", "--to", str(to), "--home", str(made.home.root)]) == (20 if full else 2)
+    assert sentence in capsys.readouterr().err and list(tmp_path.iterdir()) == []
 
 
 def test_a_node_may_run_meanwhile_and_its_home_is_only_read(

@@ -40,13 +40,13 @@ class Watcher:
     def __init__(self) -> None:
         self.at: list[tuple[float, int]] = []
 
-    def waits(self, place: int) -> None:
+    def queued(self, place: int) -> None:
         pass
 
-    async def begins(self, round: int) -> None:
+    async def check_round(self, round: int) -> None:
         pass
 
-    def has(self, done_bytes: int, total_bytes: int) -> None:
+    def progress(self, done_bytes: int, total_bytes: int) -> None:
         self.at.append((time.monotonic(), done_bytes))
 
 

@@ -29,8 +29,8 @@ from noloco_node.wire import peer_pb2
 from noloco_node.wire.peer_pb2_grpc import ExchangeStub, RunsStub
 
 LIBP2P_NODE = Path(__file__).parents[1] / "helpers" / "libp2p_node.py"
-GONE_S = 5.0  # after kill -9, everything of a node is gone within this time
-NOTICED_S = 7.0  # a p2pd that hangs is given up after 4.8 s at most, and the rest is for a busy machine
+GONE_S = 5.0  # after kill -9, processes and files of a node are gone within this time
+NOTICED_S = 7.0  # a p2pd that hangs is killed after 4.8 s at most; the rest is for a busy machine
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def directory_of(transport):
     return transport._session.process.socket.parent
 
 
-def janitors(directory):
+def cleaners(directory):
     """Processes of any parent whose command line names the directory."""
     return [
         process for process in psutil.process_iter(["cmdline"]) if str(directory) in (process.info["cmdline"] or [])
@@ -77,7 +77,7 @@ async def test_nothing_is_left_after_close(net, tmp_path):
     assert directory.stat().st_mode & 0o777 == 0o700
     assert (directory / f"{server.peer_id}.sock").is_socket()
     assert all(path.name.endswith(".sock") for path in directory.iterdir())
-    assert len(janitors(directory)) == 1
+    assert len(cleaners(directory)) == 1
     await client.close()
     await until(lambda: not server._parts.inbound._callers)
     await net.close()
@@ -94,7 +94,7 @@ async def test_a_start_that_fails_leaves_nothing(net, tmp_path):
     assert len(psutil.Process().children()) == children
 
 
-async def test_helpers_do_not_hear_the_terminals_ctrl_c(net):
+async def test_child_processes_ignore_ctrl_c_in_the_terminal(net):
     others = psutil.Process().children()  # of other tests' libraries
     await net.start()
     helpers = set(psutil.Process().children()) - set(others)
@@ -115,13 +115,13 @@ async def test_nothing_is_left_after_kill_9(net, tmp_path, condition):
     async with asyncio.timeout(3 * STEP_S):
         left = json.loads(await node.stdout.readline())
     directory = Path(left["directory"])
-    assert psutil.pid_exists(left["daemon"]) and janitors(directory)
+    assert psutil.pid_exists(left["daemon"]) and cleaners(directory)
     if condition == "stuck":
         os.kill(left["daemon"], signal.SIGSTOP)
     node.kill()
     try:
         async with asyncio.timeout(GONE_S):
-            await until(lambda: not (_alive(left["daemon"]) or directory.exists() or janitors(directory)))
+            await until(lambda: not (_alive(left["daemon"]) or directory.exists() or cleaners(directory)))
     finally:
         for pid in (left["worker"], left["daemon"] if _alive(left["daemon"]) else None):
             if pid:
@@ -136,8 +136,8 @@ def _alive(pid):
         return False
 
 
-async def test_a_sweep_removes_what_was_left_and_nothing_that_lives(net, tmp_path, monkeypatch):
-    """The janitor was killed with its node."""
+async def test_the_next_node_removes_leftovers_and_nothing_in_use(net, tmp_path, monkeypatch):
+    """The cleaner was killed with its node."""
     parent = Path(tempfile.mkdtemp(prefix="nl-", dir="/tmp"))  # short: sockets lie below it
     monkeypatch.setattr(tempfile, "tempdir", str(parent))
     living, others = await net.start(Exchange(echo)), parent / "noloco-notes"
@@ -155,7 +155,7 @@ async def test_a_sweep_removes_what_was_left_and_nothing_that_lives(net, tmp_pat
     )
     async with asyncio.timeout(3 * STEP_S):
         directory = Path(json.loads(await node.stdout.readline())["directory"])
-    for process in (*janitors(directory), node):
+    for process in (*cleaners(directory), node):
         process.kill()
     await node.communicate()
     for path in (directory, directory_of(living), others):
@@ -168,12 +168,12 @@ async def test_a_sweep_removes_what_was_left_and_nothing_that_lives(net, tmp_pat
     shutil.rmtree(parent)
 
 
-# ---- the death of p2pd ----
+# ---- when p2pd ends ----
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-async def test_the_loss_of_p2pd_is_noticed_and_mended(net, number):
-    """Whoever holds the transport or a channel goes on with it; the port is the same."""
+async def test_the_end_of_p2pd_is_noticed_and_another_one_started(net, number):
+    """Channels stay usable, and the port is the same."""
     server, client = await net.start(Runs(list_no_runs)), await net.start()
     stub, addresses = RunsStub(client.channel(server.peer_id)), server.addresses()
     await stub.List(peer_pb2.RunsRequest(), timeout=STEP_S)
@@ -222,19 +222,19 @@ async def test_a_relay_may_announce_what_does_not_lead_to_it_yet(net, caplog):
     assert not [record.message for record in caplog.records if "relay" in record.message]
 
 
-async def test_who_joined_by_no_relay_is_not_reachable_through_one(net):
+async def test_without_a_relay_among_the_bootstrap_peers_there_is_no_reservation(net):
     await net.start(serves_relay=False)
     hidden = await net.start(relay=ONLY)
     assert hidden.reachable == "outgoing" and hidden.addresses() == []
 
 
-async def test_who_asked_this_machine_alone_knows_nothing_of_the_world(net):
+async def test_bootstrap_peers_on_this_machine_give_no_verdict(net):
     await net.start()
     everywhere = await net.start(listen=ANY_PORT)
     assert everywhere.reachable is None
 
 
-async def test_a_mirror_tells_which_ports_are_libp2ps(net):
+async def test_a_peer_reports_which_of_our_ports_are_libp2ps(net):
     server, client = await net.start(), await net.start()
     own = client.addresses()[0].port
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -248,7 +248,7 @@ async def test_a_mirror_tells_which_ports_are_libp2ps(net):
     ("before", "theirs", "took_s", "skew"),
     [(100, 100, 0, 0), (100, 101, 4, 0), (105, 100, 1, 5), (100, 160, 2, -58), (100.0, 90.0, 0.0, 10)],
 )
-def test_a_clock_is_called_wrong_only_beyond_what_the_delay_explains(before, theirs, took_s, skew):
+def test_skew_is_only_what_the_delay_does_not_explain(before, theirs, took_s, skew):
     assert self_view.least_skew(before, theirs, took_s) == skew
 
 
@@ -264,7 +264,7 @@ async def test_a_local_process_that_is_no_peer_is_refused(net):
         assert await failure_of(call) is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_a_bridge_holds_little_for_a_reader_that_does_not_read():
+async def test_the_bridge_buffers_little_for_a_reader_that_does_not_read():
     (source, near), (far, stuck) = socket.socketpair(), socket.socketpair()
     streams = [await asyncio.open_unix_connection(sock=sock, limit=BUFFER_BYTES) for sock in (source, near, far, stuck)]
     carrying = asyncio.create_task(splice(streams[1], streams[2]))
@@ -304,7 +304,7 @@ async def test_the_same_port_on_another_loopback_address_is_another_caller(net, 
     proxy.close()
 
 
-async def test_a_connection_without_calls_gives_its_place_back(net, monkeypatch):
+async def test_a_connection_without_calls_is_closed(net, monkeypatch):
     quick = [(name, 200 if name == "grpc.max_connection_idle_ms" else value) for name, value in SERVER_OPTIONS]
     monkeypatch.setattr(libp2p, "SERVER_OPTIONS", quick)
     server, client = await net.start(Runs(list_no_runs), Exchange(echo)), await net.start()
@@ -324,7 +324,7 @@ async def test_a_connection_without_calls_gives_its_place_back(net, monkeypatch)
     await RunsStub(client.channel(server.peer_id)).List(peer_pb2.RunsRequest(), timeout=STEP_S)
 
 
-def test_an_honest_caller_hangs_up_before_its_place_is_taken():
+def test_a_caller_closes_an_idle_connection_before_the_server_does():
     """Else a call that begins at that moment would fail. grpc ends an idle connection after one to two of its times."""
     server, channel = dict(SERVER_OPTIONS), dict(CHANNEL_OPTIONS)
     assert 2 * channel["grpc.client_idle_timeout_ms"] <= server["grpc.max_connection_idle_ms"] == 60_000

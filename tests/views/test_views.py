@@ -40,7 +40,7 @@ def test_status_has_what_was_promised():
 
 
 @pytest.mark.parametrize(("heading", "kind"), [("`status --json`:", StatusView), ("A row of `peers --json`:", PeerRow)])
-def test_every_field_is_told_of(heading, kind):
+def test_every_field_is_in_the_readme(heading, kind):
     """And no other is, in the table of noloco_node/README.md."""
     text = (Path(noloco_node.__file__).parent / "README.md").read_text()
     _, rows = text.split(f"\n{heading}\n")
@@ -61,6 +61,6 @@ def test_fields_of_another_version_are_skipped():
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"schema": 2}', '{"schema": 1}', '{"schema":1,"rounds":3}'])
-def test_another_schema_is_said_so(text):
+def test_another_schema_is_refused(text):
     with pytest.raises(Incompatible, match="restart"):
         from_json(StatusView, text)

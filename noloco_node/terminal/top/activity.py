@@ -16,17 +16,17 @@ from rich.text import Text
 from noloco_node.base.peer_names import short_id
 from noloco_node.base.states import NodeState
 from noloco_node.base.units import NOTHING, size, span
-from noloco_node.terminal.phase import left
+from noloco_node.terminal.figures import left
 from noloco_node.terminal.top.glyphs import LEVELS, OWN, SOLO, SWAP
 from noloco_node.terminal.top.layout import between, clean, fit, title
 from noloco_node.terminal.top.picture import Picture
 from noloco_node.views.history import Piece, Said
 
 PHASE_COLUMNS = 16
-"""A phase is about so wide: room for its number, and for a partner's name beneath."""
-_TYPICAL = 9  # phases whose middle one says how long they are
-_LEAST_S, _MOST_S = 1.0, 1e7
-_YEAR_9999 = 253_402_300_799.0  # what a clock can be asked about
+"""The usual width of a phase: room for its number, and for a partner's name below."""
+_TYPICAL = 9  # phases whose median length sets the scale
+_SHORTEST_S, _LONGEST_S = 1.0, 1e7
+_YEAR_9999 = 253_402_300_799.0  # the largest time that localtime accepts
 
 
 def rounds(picture: Picture, now: float, width: int, height: int) -> list[Text]:
@@ -37,11 +37,11 @@ def rounds(picture: Picture, now: float, width: int, height: int) -> list[Text]:
         return [title("rounds", "", width), Text(first, "dim")][:height]
     trains = picture.status.state == NodeState.TRAINING and not picture.absence
     last = max(piece.ended for piece in pieces)
-    seen = window(pieces, now if trains else min(now, max(0.0, last)), width)
-    over = f"last {span(seen.ended - seen.began)}"
+    shown = window(pieces, now if trains else min(now, max(0.0, last)), width)
+    over = f"last {span(shown.ended - shown.began)}"
     head = title("rounds", Text.assemble(("▅", SWAP), " together  ", ("○", SOLO), " solo  ", (over, "dim")), width)
     ongoing = picture.status.round + 1 if trains else None
-    return [head, *timeline(pieces, picture.history.names, seen, height - 1, ongoing=ongoing)][:height]
+    return [head, *timeline(pieces, picture.history.names, shown, height - 1, ongoing=ongoing)][:height]
 
 
 def partners(picture: Picture, width: int, height: int) -> list[Text]:
@@ -50,14 +50,14 @@ def partners(picture: Picture, width: int, height: int) -> list[Text]:
     met = len(picture.status.partners)
     head = title("partners", f"{met} met" if met else "", width)
     if not ended:
-        return [head, Text("nobody yet", "dim")][:height]
+        return [head, Text("none yet", "dim")][:height]
     return [head, *(_partner(picture, piece, width) for piece in reversed(ended[-height:]))][:height]
 
 
 def _partner(picture: Picture, piece: Piece, width: int) -> Text:
     swapped = piece.kind == "swap"
     mark = ("▅", SWAP) if swapped else ("○", SOLO)
-    left = Text.assemble((f"{piece.round:>5} ", "dim"), mark, " ", told(piece, picture.history.names))
+    left = Text.assemble((f"{piece.round:>5} ", "dim"), mark, " ", partner_or_reason(piece, picture.history.names))
     cost = f"{span(piece.ended - piece.began)}  {size(piece.sent):>7}" if swapped else ""
     return between(left, Text(cost, "dim"), width)
 
@@ -66,7 +66,7 @@ def events(picture: Picture, width: int, height: int) -> list[Text]:
     """The last lines of the log, the newest last."""
     head, room = title("events", "", width), height - 1
     if not picture.history.said or room < 1:
-        return [head, Text("nothing was said yet", "dim")][:height]
+        return [head, Text("nothing logged yet", "dim")][:height]
     return [head, *(_said(line, width) for line in picture.history.said[-room:])]
 
 
@@ -75,8 +75,8 @@ def _said(line: Said, width: int) -> Text:
     return fit(Text.assemble((f"{at}  ", "dim"), (clean(line.text), LEVELS.get(line.level, ""))), width)
 
 
-def way_in(picture: Picture, width: int, height: int) -> list[Text]:
-    """How others join, to be copied: broken where the line ends, as a terminal itself would."""
+def join_command(picture: Picture, width: int, height: int) -> list[Text]:
+    """The command by which others join, to be copied: broken at the width, as a terminal does."""
     address = next(iter(picture.status.addresses), NOTHING)
     words = clean(f"noloco-node join --bootstrap {address}")
     broken = [Text(words[at : at + width]) for at in range(0, len(words), max(1, width))]
@@ -86,7 +86,7 @@ def way_in(picture: Picture, width: int, height: int) -> list[Text]:
 # ---- rounds on an axis of time ----
 @dataclass(frozen=True, slots=True)
 class TimeWindow:
-    """From when to when, over so many columns."""
+    """A stretch of time, and its width in columns."""
 
     began: float
     ended: float
@@ -98,37 +98,37 @@ class TimeWindow:
 
 def window(pieces: Sequence[Piece], now: float, width: int) -> TimeWindow:
     lengths = [piece.ended - piece.began for piece in pieces if piece.kind == "phase"][-_TYPICAL:]
-    phase_s = min(_MOST_S, max(_LEAST_S, median(lengths))) if lengths else _LEAST_S
+    phase_s = min(_LONGEST_S, max(_SHORTEST_S, median(lengths))) if lengths else _SHORTEST_S
     return TimeWindow(now - phase_s * max(2.0, width / PHASE_COLUMNS), now, width)
 
 
 def timeline(
-    pieces: Sequence[Piece], names: Mapping[str, str], seen: TimeWindow, rows: int, *, ongoing: int | None
+    pieces: Sequence[Piece], names: Mapping[str, str], shown: TimeWindow, rows: int, *, ongoing: int | None
 ) -> list[Text]:
-    """`ongoing`: the round whose phase has begun and not ended."""
-    if rows < 1 or seen.width < 1:
+    """`ongoing`: the round whose phase has not ended yet."""
+    if rows < 1 or shown.width < 1:
         return []
-    phases = [piece for piece in pieces if piece.kind == "phase" and piece.ended > seen.began]
-    rounds = [piece for piece in pieces if piece.kind != "phase" and piece.ended >= seen.began]
-    return [_phases(phases, seen, ongoing), *_lanes(rounds, names, seen, rows - 1)]
+    phases = [piece for piece in pieces if piece.kind == "phase" and piece.ended > shown.began]
+    rounds = [piece for piece in pieces if piece.kind != "phase" and piece.ended >= shown.began]
+    return [_phases(phases, shown, ongoing), *_lanes(rounds, names, shown, rows - 1)]
 
 
-def told(piece: Piece, names: Mapping[str, str]) -> str:
-    """With whom, or why without anybody."""
-    whom = clean(names.get(piece.partner) or short_id(piece.partner)) if piece.partner else ""
+def partner_or_reason(piece: Piece, names: Mapping[str, str]) -> str:
+    """The partner of a swap, or the reason of a solo round."""
+    partner = clean(names.get(piece.partner) or short_id(piece.partner)) if piece.partner else ""
     if piece.kind == "swap":
-        return whom
-    why = clean((piece.reason or "alone").replace("_", " "))
-    return f"{why} ({whom})" if whom else why
+        return partner
+    reason = clean((piece.reason or "alone").replace("_", " "))
+    return f"{reason} ({partner})" if partner else reason
 
 
-def _phases(phases: Sequence[Piece], seen: TimeWindow, ongoing: int | None) -> Text:
-    line = Text(" " * seen.width)
+def _phases(phases: Sequence[Piece], shown: TimeWindow, ongoing: int | None) -> Text:
+    line = Text(" " * shown.width)
     for piece in phases:
-        line = _drawn(line, (seen.column(piece.began), seen.column(piece.ended)), str(piece.round), "─")
+        line = _drawn(line, (shown.column(piece.began), shown.column(piece.ended)), str(piece.round), "─")
     if ongoing is not None:
-        begins = seen.column(phases[-1].ended) if phases else 0
-        line = _drawn(line, (begins, seen.width), str(ongoing), "╌", OWN)
+        begins = shown.column(phases[-1].ended) if phases else 0
+        line = _drawn(line, (begins, shown.width), str(ongoing), "╌", OWN)
     return line
 
 
@@ -146,7 +146,7 @@ def _drawn(line: Text, columns: tuple[int, int], name: str, rule: str, style: st
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """A piece in its lane."""
+    """A swap or a solo round in its lane."""
 
     begins: int
     before: str
@@ -159,27 +159,27 @@ class _Mark:
         return self.begins + len(self.before) + len(self.bar) + len(self.after)
 
 
-def _lanes(pieces: Sequence[Piece], names: Mapping[str, str], seen: TimeWindow, rows: int) -> list[Text]:
-    """The newest find their places first: each in the highest lane that has room for its words, else without them."""
+def _lanes(pieces: Sequence[Piece], names: Mapping[str, str], shown: TimeWindow, rows: int) -> list[Text]:
+    """The newest are placed first: each in the highest lane with room for its words, else without its words."""
     lanes: list[list[_Mark]] = [[] for _ in range(rows)]
     for piece in reversed(pieces):
-        places = ((mark, lane) for mark in _marks(piece, told(piece, names), seen) for lane in lanes)
+        places = ((mark, lane) for mark in _marks(piece, partner_or_reason(piece, names), shown) for lane in lanes)
         for mark, lane in places:
-            if _has_room(lane, mark, seen.width):
+            if _has_room(lane, mark, shown.width):
                 lane.append(mark)
                 break
-    return [_lane(sorted(lane, key=lambda mark: mark.begins), seen.width) for lane in lanes]
+    return [_lane(sorted(lane, key=lambda mark: mark.begins), shown.width) for lane in lanes]
 
 
-def _marks(piece: Piece, words: str, seen: TimeWindow) -> Iterator[_Mark]:
-    """The newest may be too near the right edge for words there: they stand left of it."""
+def _marks(piece: Piece, words: str, shown: TimeWindow) -> Iterator[_Mark]:
+    """Two ways to draw it: with words, left of the bar if there is no room on the right; and without."""
     swapped = piece.kind == "swap"
     style = SWAP if swapped else SOLO
-    begins = min(seen.width - 1, max(0, seen.column(piece.began)))
-    ends = min(seen.width, max(begins + 1, seen.column(piece.ended)))
+    begins = min(shown.width - 1, max(0, shown.column(piece.began)))
+    ends = min(shown.width, max(begins + 1, shown.column(piece.ended)))
     bar = "▅" * (ends - begins) if swapped else "○"
     right = _Mark(begins, "", bar, f" {words}", style)
-    yield right if right.ends <= seen.width else _Mark(begins - len(words) - 1, f"{words} ", bar, "", style)
+    yield right if right.ends <= shown.width else _Mark(begins - len(words) - 1, f"{words} ", bar, "", style)
     yield _Mark(begins, "", bar, "", style)
 
 

@@ -6,7 +6,7 @@ own, so Ctrl-C in the terminal does not reach it. It kills a process only if its
 process ids are reused, the directory's random name is not.
 
 Where the cleaner was killed too, the next node of this user that starts here removes what is left: directories whose
-lock (flock, released with its process) nobody holds.
+lock (flock, released when its process ends) is free.
 """
 
 import asyncio
@@ -80,7 +80,7 @@ class RuntimeDirectory:
 
     def kill_at_end(self, pid: int) -> None:
         """Have this process killed when ours ends; its command line must name `path`."""
-        with suppress(BrokenPipeError):  # somebody killed the cleaner
+        with suppress(BrokenPipeError):  # the cleaner was killed
             os.write(self._pipe, b"%d\n" % pid)
 
     async def close(self) -> None:

@@ -53,7 +53,7 @@ def node_arguments(
 
 
 def observer_arguments(bootstrap: Sequence[Address]) -> list[str]:
-    """The command line of a daemon that nobody can call, under a temporary key."""
+    """The command line of a daemon that no peer can call, under a temporary key."""
     return ["-noListenAddrs=1", *bootstrap_arguments(bootstrap), "-dhtClient=1", "-relay=1"]
 
 
@@ -94,7 +94,7 @@ class P2pdProcess:
         environ = {**os.environ, "GOMAXPROCS": "1"} if _RELAYS in arguments else None
         try:
             process = await asyncio.create_subprocess_exec(
-                *(*_with_parent(), str(executable()), f"-listen=/unix{socket}", "-idleTimeout=60s", *arguments),
+                *(*_killed_with_parent(), str(executable()), f"-listen=/unix{socket}", "-idleTimeout=60s", *arguments),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
@@ -152,11 +152,11 @@ class P2pdProcess:
                 self._ready.set_result(None)
         if not self._ready.done():
             self._ready.set_exception(_start_error(list(self._last_lines)))
-            self._ready.exception()  # retrieved: asyncio would warn where nobody waits any more
+            self._ready.exception()  # retrieved: else asyncio warns where nothing awaits it any more
 
 
 @cache
-def _with_parent() -> list[str]:
+def _killed_with_parent() -> list[str]:
     """The words before the command line that make the kernel kill p2pd when we end (PR_SET_PDEATHSIG).
 
     Python could ask the kernel itself only in a `preexec_fn`, which may hang in a process with threads; busybox's
@@ -174,12 +174,12 @@ def _with_parent() -> list[str]:
 
 
 def _start_error(lines: Sequence[str]) -> NolocoError:
-    said = "\n".join(lines)
-    if "failed to connect to bootstrap peers" in said:
+    output = "\n".join(lines)
+    if "failed to connect to bootstrap peers" in output:
         return SwarmUnreachable(
             "cannot reach the swarm: none of the bootstrap addresses answers as the peer that it names. "
             "Is the bootstrap node running, and is the peer id at the end of its address still the same?"
         )
-    if "address already in use" in said or "failed to listen" in said:
+    if "address already in use" in output or "failed to listen" in output:
         return NolocoError("the port to listen on is in use by another program. Choose another one with --listen.")
-    return NolocoError(f"p2pd, the network daemon, did not start: {lines[-1] if lines else 'it said nothing'}")
+    return NolocoError(f"p2pd, the network daemon, did not start: {lines[-1] if lines else 'it printed nothing'}")
