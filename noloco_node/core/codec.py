@@ -1,4 +1,4 @@
-"""What a codec is: a short conversation of opaque payloads that tells a partner one fragment of u.
+"""What a codec is: a short conversation of opaque payloads that gives a partner one fragment of u.
 
 Whatever the codec, both sides take the difference of the same two *coded* vectors, so c_j == −c_i to the bit and coding
 adds no drift: the pair's mean is conserved up to the rounding of one addition. Plain codecs send everything at once;

@@ -5,7 +5,7 @@ than either, by up to a factor 1/sqrt 2 (also found in arXiv 2604.21428). Each r
 swaps, tensor by tensor, offers its next Δ longer by that, and adds the rest of the length together with the correction:
 
     at a boundary             u = β s Δ + γ φ ;  e = β (s − 1) Δ is owed ;  R² = ‖β s Δ‖² ;  the local step is of β Δ
-    a correction c lands      c + e is added, in whose place c stands in core/outer.py ;  C² = ‖c‖²
+    a correction c lands      c + e is added, where core/outer.py has c ;  C² = ‖c‖²
     if both are equally long  ‖mean‖² = R² − C²   (parallelogram)
     then                      s ← s + (R / ‖mean‖ − s) / 2
 
@@ -28,7 +28,7 @@ from noloco_node.core.outer import moved, owe
 LARGEST_SCALE = 1.5
 """Two orthogonal vectors of one length lose a factor sqrt 2; what a swap seems to lose beyond that is noise."""
 OWED = torch.bfloat16
-"""Two bytes an element: a partner is told what was rounded, so the rounding changes the step's length and no more."""
+"""Two bytes an element: the rounded number is what a partner gets, so rounding changes only the step's length."""
 
 
 @dataclass(slots=True)

@@ -413,7 +413,7 @@ class Round:
         return [Refuse(appointed.exchange, self._refusal())] if appointed else []
 
     def _refusal(self) -> str:
-        """The reason sent to callers when there is no offer: which limit of ours it was is not told."""
+        """The reason sent to callers when there is no offer. It does not say which limit of ours it was."""
         if self._closed:
             return LEAVING if self._closed == LEAVING else "paused"
         return "busy"

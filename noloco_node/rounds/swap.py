@@ -32,7 +32,7 @@ DIVERGED = wire.Code.DIVERGED.reason
 WINDOW = 4
 """Fragments under way: enough that a link of 100 ms and 1 Gbit/s stays full with fragments of a few MiB."""
 FRAME_S = 20.0
-"""A partner of whom nothing comes for so long, not even a piece, is given up: that needs 52 kbit/s of a link."""
+"""A partner that sends nothing for so long, not even a piece, is given up: that needs 52 kbit/s of a link."""
 DONE_S = 5.0
 """For the follower's Done; without it the last fragment counts as one-sided."""
 SLOW_STREAMS = 4

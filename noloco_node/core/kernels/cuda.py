@@ -118,7 +118,7 @@ def _steps(u, inverse, seed, dither, row, inside):
 
 @triton.jit
 def _put(codes, k, row, inside, BITS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr):
-    """One plane of packed codes; the wider ones, which hold lower bits, stand before it."""
+    """One plane of packed codes; the wider ones, which hold lower bits, come before it."""
     part = (k >> (BITS - BITS % (2 * WIDTH))) & ((1 << WIDTH) - 1)
     groups = tl.reshape(part, (ROWS, 8 // WIDTH, 32 * WIDTH))
     shift = (tl.arange(0, 8 // WIDTH) * WIDTH)[None, :, None]
