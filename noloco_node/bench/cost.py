@@ -57,9 +57,9 @@ def peak_extra_bytes(name: str, device: str, one: Side, other: Side) -> int | No
     before = _fresh_cuda_mark() if on_cuda else _fresh_mark()
     conversation = _converse(name, mine)
     conversation.open()
-    heard = [conversation.hear(reply) for reply in partner.sent]  # kept, as in a node, until it is sent or applied
+    received = [conversation.receive(reply) for reply in partner.sent]  # kept, as a node does until it is sent
     after = torch.cuda.max_memory_allocated() if on_cuda else _status("VmHWM")
-    del heard
+    del received
     return None if before is None or after is None else max(0, after - before)
 
 

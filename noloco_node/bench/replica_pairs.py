@@ -110,9 +110,9 @@ class Watched:
         self.sent.append(payload)
         return payload
 
-    def hear(self, payload: bytes) -> Received:
-        received = self._timed(lambda: self._conversation.hear(payload))
-        self.sent += [received.say] if received.say is not None else []
+    def receive(self, payload: bytes) -> Received:
+        received = self._timed(lambda: self._conversation.receive(payload))
+        self.sent += [received.reply] if received.reply is not None else []
         return received
 
     def _timed(self, turn: Callable[[], T]) -> T:

@@ -30,7 +30,7 @@ class CastConversation:
         self.stats.sent_bytes += len(payload)
         return payload
 
-    def hear(self, payload: bytes) -> Received:
+    def receive(self, payload: bytes) -> Received:
         self.stats.received_bytes += len(payload)
         theirs = _decode(payload, self._mine)
         c = outer.correction(self._mine.float(), theirs.float())

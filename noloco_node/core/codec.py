@@ -1,4 +1,4 @@
-"""What a codec is: a short conversation of opaque payloads that tells a partner one fragment of u.
+"""What a codec is: a short conversation of opaque payloads that gives a partner one fragment of u.
 
 Whatever the codec, both sides take the difference of the same two *coded* vectors, so c_j == −c_i to the bit and coding
 adds no drift: the pair's mean is conserved up to the rounding of one addition. Plain codecs send everything at once;
@@ -22,7 +22,7 @@ BLOCK = 256
 class Received:
     """The result of a partner's payload: the next payload to send, or the correction."""
 
-    say: bytes | None
+    reply: bytes | None
     """What to send next, if anything."""
     correction: Tensor | None
     """fp32; there when the conversation is complete."""
@@ -68,7 +68,7 @@ class Conversation(Protocol):
         """The first payload; called once. Raises NonFinite where our own vector cannot be coded."""
         ...
 
-    def hear(self, payload: bytes) -> Received:
+    def receive(self, payload: bytes) -> Received:
         """Takes the partner's next payload; after `open`. Raises PeerMisbehaved."""
         ...
 
@@ -89,11 +89,11 @@ class Codec(Protocol):
 
 def carry(one: Conversation, other: Conversation) -> tuple[Tensor, Tensor]:
     """Carries the payloads of two conversations to each other, as a swap does over a link. Both corrections."""
-    says = one.open(), other.open()
+    payloads = one.open(), other.open()
     while True:
-        mine, theirs = one.hear(says[1]), other.hear(says[0])
+        mine, theirs = one.receive(payloads[1]), other.receive(payloads[0])
         if mine.correction is not None and theirs.correction is not None:
             return mine.correction, theirs.correction
-        if mine.say is None or theirs.say is None:
+        if mine.reply is None or theirs.reply is None:
             raise RuntimeError("the two ends of a conversation do not agree how many turns it has")
-        says = mine.say, theirs.say
+        payloads = mine.reply, theirs.reply

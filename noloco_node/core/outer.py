@@ -66,13 +66,13 @@ def snapshot(theta: Tensor, phi: Tensor, hyper: OuterSettings, out: Tensor) -> N
 def owe(theta: Tensor, phi: Tensor, rate: float, u: Tensor, owed: Tensor) -> None:
     """u += rate · Δ, and the same goes into `owed` (core/length_correction.py), best where φ is. Before
     the local step."""
-    for t, p, told, due in _pieces(theta, phi, u, owed):
+    for t, p, offered, due in _pieces(theta, phi, u, owed):
         due.copy_((t.to(p.device) - p).mul_(rate))
-        told.add_(due.to(told.device))
+        offered.add_(due.to(offered.device))
 
 
 def movement(theta: Tensor, phi: Tensor, hyper: OuterSettings, block: int) -> Tensor:
-    """max|βΔ| of each `block` elements, on the CPU: a guess at how far replicas stand apart. Before the local step."""
+    """max|βΔ| of each `block` elements, on the CPU: how far apart replicas may be. Before the local step."""
     peaks = []
     for fast, slow in zip(torch.split(theta, PIECE), torch.split(phi, PIECE), strict=True):
         far = torch.sub(fast, slow.to(fast.device)).abs_()

@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from noloco_node.core.round_events import (
+    SWAPPING,
     Accept,
     Accepted,
     Action,
@@ -95,8 +96,6 @@ LOGGED_EVENTS = 200
 """The latest, kept for a bug report: a busy node sees about ten a round."""
 
 LEAVING = "leaving"
-SWAPPING = "swapping"
-"""A boundary came while a swap was under way."""
 TOO_SLOW = "too_slow"
 """A swap was given up after MAX_LAG boundaries, whichever end did it: the link, or what a volunteer allows of it, is
 too slow for the run's phases."""
@@ -414,7 +413,7 @@ class Round:
         return [Refuse(appointed.exchange, self._refusal())] if appointed else []
 
     def _refusal(self) -> str:
-        """The reason sent to callers when there is no offer: which limit of ours it was is not told."""
+        """The reason sent to callers when there is no offer. It does not say which limit of ours it was."""
         if self._closed:
             return LEAVING if self._closed == LEAVING else "paused"
         return "busy"

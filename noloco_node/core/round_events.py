@@ -5,6 +5,9 @@ rounds/service.py reports the events and does the actions.
 
 from dataclasses import dataclass
 
+SWAPPING = "swapping"
+"""Why a round is solo whose boundary came while a swap was under way."""
+
 
 # ---- what happens ----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from noloco_node.data import corpus, tokens
 from noloco_node.publish.weights import Trained
-from noloco_node.training import task
+from noloco_node.training import tasks
 from noloco_node.training.language import EVAL_TOKENS
 from noloco_node.training.replica import choose_device
 
@@ -39,7 +39,7 @@ def measure(
 ) -> Measured:
     """As a node measures it: the same held-out text, the same function. `progress` is called with the share done."""
     run, where = trained.run, choose_device(device)
-    of_run, module = task.load(run, corpus=corpus), trained.module.to(where)
+    of_run, module = tasks.load(run, corpus=corpus), trained.module.to(where)
     length = run.data.sequence_length
     windows = corpus.windows(length, max(1, max(EVAL_TOKENS, run.inner.batch_tokens) // length))
     parts, done = -(-len(windows) // of_run.micro_examples), 0

@@ -123,7 +123,7 @@ class NoLoCo(Local):
         for pending in due:
             for norms, c in zip(self._norms, pending.c, strict=False):
                 if c.any():  # otherwise it had no partner
-                    c.copy_(norms.hear(0, c))
+                    c.copy_(norms.complete(0, c))
             core.correct(outer.theta, outer.phi, outer.delta, pending.c, self._hyper, pending.late)
         self._pending = [pending for pending in self._pending if pending not in due]
 

@@ -14,7 +14,8 @@ from noloco_node.training import model
 from noloco_node.training.task import Batch, device_batch
 
 EVAL_TOKENS = 4096
-"""Held-out tokens of one evaluation, or a step's batch where that is more: forward only, it costs 1.3 small steps."""
+"""Held-out tokens of one evaluation, or a step's batch where that is more: forward only, it takes as long as 1.3 small
+steps."""
 MICRO_LOGITS = 1 << 25
 """Elements of the largest logits that a CPU makes at once, 128 MiB: more of them are no faster."""
 
@@ -50,7 +51,7 @@ class Language:
 
 
 class Windows:
-    """A text's windows as a task's stream."""
+    """The windows of a text as a task's stream."""
 
     def __init__(self, stream: corpus.Batches) -> None:
         self._stream = stream

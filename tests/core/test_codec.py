@@ -87,7 +87,7 @@ def opened(name: str, size: int) -> Conversation:
 def test_a_payload_of_another_length_is_refused(name: str, off_by: int) -> None:
     payload = bytes(64 * BYTES[name] + off_by)
     with pytest.raises(PeerMisbehaved, match="bad_length"):
-        opened(name, 64).hear(payload)
+        opened(name, 64).receive(payload)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -96,33 +96,33 @@ def test_what_is_not_finite_is_refused(name: str, poison: float) -> None:
     theirs = torch.ones(64, dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[name])
     theirs[63] = poison
     with pytest.raises(PeerMisbehaved, match="nonfinite"):
-        opened(name, 64).hear(theirs.view(torch.uint8).numpy().tobytes())
+        opened(name, 64).receive(theirs.view(torch.uint8).numpy().tobytes())
 
 
 @pytest.mark.parametrize("name", NAMES)
 @given(payload=st.binary(max_size=80))
 def test_random_bytes_are_a_finite_correction_or_misbehaviour(name: str, payload: bytes) -> None:
     try:
-        heard = opened(name, 16).hear(payload)
+        received = opened(name, 16).receive(payload)
     except PeerMisbehaved as fault:
         assert fault.reason in {"bad_length", "nonfinite"}
     else:
-        assert heard.correction is not None and heard.correction.isfinite().all()
+        assert received.correction is not None and received.correction.isfinite().all()
 
 
 @pytest.mark.parametrize("name", NAMES)
 @given(payload=st.binary(min_size=64, max_size=64))
 def test_random_bytes_of_the_right_length(name: str, payload: bytes) -> None:
     try:
-        heard = opened(name, 64 // BYTES[name]).hear(payload)
+        received = opened(name, 64 // BYTES[name]).receive(payload)
     except PeerMisbehaved as fault:
         assert fault.reason == "nonfinite"
     else:
-        assert heard.correction is not None and heard.correction.isfinite().all()
+        assert received.correction is not None and received.correction.isfinite().all()
 
 
 @pytest.mark.parametrize(("name", "value"), [("fp32", math.nan), ("bf16", math.inf), ("bf16", 3.4e38)])
-def test_our_own_vector_is_not_told_when_it_is_not_finite_in_code(name: str, value: float) -> None:
+def test_our_own_vector_is_not_sent_when_it_is_not_finite_in_code(name: str, value: float) -> None:
     with pytest.raises(NonFinite):
         codec(name).converse(torch.tensor([0.0, value]), 0, ID).open()
 
@@ -155,7 +155,7 @@ class Slow:
     def open(self) -> bytes:
         return b"hello"
 
-    def hear(self, payload: bytes) -> Received:
+    def receive(self, payload: bytes) -> Received:
         self.left -= 1
         if self.left >= 0:
             return Received(bytes([self.number]), None)

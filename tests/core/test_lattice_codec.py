@@ -62,7 +62,7 @@ def test_meeting_again_and_again_few_blocks_miss_and_the_error_falls_with_the_bi
     assert talks[0].stats.sent_bytes / u.numel() < bits / 8 + 0.1
 
 
-def test_a_block_far_out_of_range_is_noticed_and_told_exactly() -> None:
+def test_a_block_far_out_of_range_is_noticed_and_sent_exactly() -> None:
     u, v = pair(100 * BLOCK, 0.05, 0.002, 1)
     v[5 * BLOCK : 6 * BLOCK] += 7.0
     v[70 * BLOCK] -= 3.0
@@ -73,7 +73,7 @@ def test_a_block_far_out_of_range_is_noticed_and_told_exactly() -> None:
     assert (2 * c - (v - u)).abs().max() < 0.01
 
 
-def test_a_vector_that_is_not_finite_is_not_told() -> None:
+def test_a_vector_that_is_not_finite_is_not_sent() -> None:
     for name in NAMES:
         for bad in (float("nan"), float("inf")):
             u = torch.zeros(300)
@@ -103,14 +103,14 @@ def test_no_payload_breaks_it(name: str) -> None:
             for _turn in range(6):
                 if rng.random() < 0.5:
                     theirs = _spoiled(theirs, rng)
-                heard, answer = one.hear(theirs), other.hear(mine)
-                if heard.correction is not None:
-                    assert heard.correction.isfinite().all()
-                    assert heard.correction.shape == u.shape
+                received, answer = one.receive(theirs), other.receive(mine)
+                if received.correction is not None:
+                    assert received.correction.isfinite().all()
+                    assert received.correction.shape == u.shape
                     break
-                if heard.say is None or answer.say is None:
+                if received.reply is None or answer.reply is None:
                     break
-                mine, theirs = heard.say, answer.say
+                mine, theirs = received.reply, answer.reply
         except PeerFault as fault:
             assert fault.reason
 

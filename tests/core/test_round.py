@@ -82,20 +82,20 @@ def test_an_open_offer_calls_one_candidate_and_commits() -> None:
     assert m.handle(Tick(), 12.0) == []
 
 
-def test_nobody_there_is_a_solo_round_at_the_next_boundary() -> None:
+def test_without_candidates_a_round_is_solo_at_the_next_boundary() -> None:
     m = machine()
     assert m.handle(Boundary(1, 10.0), 10.0) == []
     assert m.wake_at() is None
     assert m.handle(Boundary(2, 10.0), 20.0) == [EndRound(1, "no_peers")]
 
 
-def test_a_candidate_who_appears_later_is_called_at_once() -> None:
+def test_a_candidate_that_appears_later_is_called_at_once() -> None:
     m = machine()
     m.handle(Boundary(1, 10.0), 10.0)
     assert m.handle(Candidates(frozenset({"b"})), 12.0) == [Call(MIDDLE, "b", 1, 8.0, 2.5)]
 
 
-def test_an_open_offer_takes_whoever_calls() -> None:
+def test_an_open_offer_accepts_any_caller() -> None:
     m = machine()
     m.handle(Boundary(1, 10.0), 10.0)
     assert m.handle(Called(LOW, "c", 5.0), 11.0) == [Accept(LOW, "c", 1)]
@@ -111,7 +111,7 @@ def test_between_two_offers_a_caller_gets_an_appointment_and_the_next_offer() ->
     assert m.handle(Boundary(2, 10.0), 20.0) == [Accept(LOW, "d", 2)]
 
 
-def test_who_hangs_up_has_no_appointment_any_more() -> None:
+def test_a_caller_that_hangs_up_loses_its_appointment() -> None:
     m = machine("b")
     call = only(m.handle(Boundary(1, 10.0), 10.0), Call)
     m.handle(Accepted(call.exchange), 10.0)
@@ -145,7 +145,7 @@ def test_an_unanswered_call_goes_on_over_a_boundary() -> None:
     assert m.handle(Accepted(MIDDLE), 20.1) == [Begin(MIDDLE, "b", 2)]
 
 
-def test_who_has_an_appointment_stays_on_the_line_and_then_gives_up() -> None:
+def test_a_caller_with_an_appointment_waits_and_then_gives_up() -> None:
     m = machine("b", "c")
     call = only(m.handle(Boundary(1, 10.0), 10.0), Call)
     assert m.handle(Appointed(call.exchange, 4.0), 10.1) == [Stay(call.exchange, 6.5)]
@@ -169,7 +169,7 @@ def test_a_peer_with_whom_we_have_an_appointment_may_also_call() -> None:
     assert m.handle(Called(HIGH, "b", 10.0), 14.0) == [HangUp(call.exchange), Accept(HIGH, "b", 1)]
 
 
-def test_who_is_busy_is_not_called_before_an_appointment_could_be_kept() -> None:
+def test_a_busy_peer_is_not_called_before_an_appointment_could_be_kept() -> None:
     m = machine("b")
     call = only(m.handle(Boundary(1, 10.0), 10.0), Call)
     assert m.handle(Refused(call.exchange, "busy", 17.0), 10.0) == []
@@ -329,7 +329,7 @@ class Nuisance:
         return now + 30
 
 
-def test_a_caller_whose_swaps_break_holds_a_share_of_our_time_that_shrinks() -> None:
+def test_a_caller_whose_swaps_fail_gets_less_and_less_of_our_time() -> None:
     m, now = machine(), 0.0
     nuisance = Nuisance(m)
     for round_ in range(1, 200):
@@ -340,7 +340,7 @@ def test_a_caller_whose_swaps_break_holds_a_share_of_our_time_that_shrinks() -> 
     assert 5 <= nuisance.holds <= 13, "3% of our time, and less of a longer life; an honest one may come again"
 
 
-def test_who_is_shunned_hears_for_how_long_and_a_whole_swap_makes_up_for_it() -> None:
+def test_a_peer_is_refused_for_longer_after_each_failed_swap_until_one_is_whole() -> None:
     m = machine()
     m.handle(Boundary(1, 60.0), 0.0)
     assert m.handle(Called(LOW, "c", 9.0), 1.0) == [Accept(LOW, "c", 1)]
@@ -366,7 +366,7 @@ def blocking(*peers: str) -> Round:
     return m
 
 
-def test_a_lone_blocking_node_waits_for_nobody() -> None:
+def test_a_lone_blocking_node_does_not_wait() -> None:
     m = blocking()
     assert m.handle(Boundary(1, 10.0), 10.0) == [EndRound(1, "no_peers")]
     assert m.handle(Boundary(2, 10.0), 20.0) == [EndRound(2, "no_peers")]

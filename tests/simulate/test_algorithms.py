@@ -151,7 +151,7 @@ def test_a_swap_that_the_codec_gives_up_leaves_both_without_a_partner(monkeypatc
     """Row 0's codec refuses every payload; the other three pairs go on."""
     rule, alone, outer = noloco(), start(8), start(8)
     refused = rule._codecs[0].converse(torch.zeros(SIZE), 0, bytes(16))
-    monkeypatch.setattr(refused, "hear", lambda payload: (_ for _ in ()).throw(PeerMisbehaved("diverged")))
+    monkeypatch.setattr(refused, "receive", lambda payload: (_ for _ in ()).throw(PeerMisbehaved("diverged")))
     monkeypatch.setattr(rule._codecs[0], "converse", lambda *args: refused)
     rule.boundary(outer)
     solo = noloco()
