@@ -76,7 +76,7 @@ class Policy:
     def room_to_send(self, size_bytes: int) -> bool:
         return self._quota.exhausted(self.traffic.used, sent=size_bytes) is None
 
-    def room_to_take(self, size_bytes: int) -> bool:
+    def room_to_receive(self, size_bytes: int) -> bool:
         return self._quota.exhausted(self.traffic.used, received=size_bytes) is None
 
     def pause_ends(self) -> str:

@@ -27,10 +27,10 @@ class Pace(Protocol):
     async def sending(self, size_bytes: int) -> None:
         """Returns when a message of this size may be sent."""
 
-    async def taking(self) -> None:
+    async def receiving(self) -> None:
         """Returns when a message may be received."""
 
-    def took(self, size_bytes: int) -> None: ...
+    def received(self, size_bytes: int) -> None: ...
 
 
 def today() -> str:
@@ -64,11 +64,11 @@ class Traffic:
             if size_bytes > SMALL_BYTES:
                 await _sleep(self._up.wait_s(now))
 
-    async def taking(self) -> None:
+    async def receiving(self) -> None:
         if self._down:
             await _sleep(self._down.wait_s(asyncio.get_running_loop().time()))
 
-    def took(self, size_bytes: int) -> None:
+    def received(self, size_bytes: int) -> None:
         self._used = self._used.plus(0, size_bytes, self._day())
         if self._down:
             self._down.take(size_bytes, asyncio.get_running_loop().time())

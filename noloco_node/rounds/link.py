@@ -116,7 +116,7 @@ class Link:
     async def _next_in(self, deadline_s: float) -> pb.SwapFrame:
         if self._incoming is None:
             raise PeerLost("not_connected")
-        await self._pace.taking()
+        await self._pace.receiving()
         try:
             async with asyncio.timeout(deadline_s):
                 with peer_faults():
@@ -126,6 +126,6 @@ class Link:
         except StopAsyncIteration:
             raise PeerLost("hung_up") from None
         size = message.ByteSize()
-        self._pace.took(size)
+        self._pace.received(size)
         self.received_bytes += size
         return message

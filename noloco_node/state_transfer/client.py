@@ -193,7 +193,7 @@ async def _header(stream: AsyncIterator[pb.StateFrame], pace: Pace, watcher: Dow
 
 
 async def _receive(stream: AsyncIterator[pb.StateFrame], pace: Pace) -> wire.StateFrame:
-    await pace.taking()
+    await pace.receiving()
     try:
         async with asyncio.timeout(FRAME_S):
             with peer_faults():
@@ -202,5 +202,5 @@ async def _receive(stream: AsyncIterator[pb.StateFrame], pace: Pace) -> wire.Sta
         raise PeerLost("silent", f"no frame for {FRAME_S:g} s") from None
     except StopAsyncIteration:
         raise PeerLost("hung_up") from None
-    pace.took(message.ByteSize())
+    pace.received(message.ByteSize())
     return wire.decode_state(message)

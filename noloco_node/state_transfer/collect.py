@@ -59,7 +59,7 @@ class OwnState:
 class TransferLimits(Protocol):
     """What the volunteer allows."""
 
-    def room_to_take(self, size_bytes: int) -> bool: ...
+    def room_to_receive(self, size_bytes: int) -> bool: ...
 
 
 class Collector:
@@ -167,7 +167,7 @@ class _Work:
     async def take(self, folder: Path, donor: PeerRecord) -> None:
         """One donor's, if it sends it. Raises DiskFull, UsageError."""
         name, download = peer_names.name_of(donor.peer_id), Download(2 * self.own.parameters)
-        if not self._limits.room_to_take(download.total_bytes):
+        if not self._limits.room_to_receive(download.total_bytes):
             self._skip(name, "the day's download has no room for its state; --daily-download allows more")
             return
         attempt = _Attempt(self, name)
