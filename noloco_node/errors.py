@@ -1,7 +1,7 @@
-"""Every error that is ours, and what a user sees of it.
+"""Every error of ours, with its exit code.
 
     NolocoError                     exit 1    anything below; a sentence that says what to do
-    ├── UsageError                       2    a flag, a file or a manifest that the user can mend
+    ├── UsageError                       2    a flag, a file or a manifest that the user can fix
     ├── NoNodeRunning                    3
     ├── NodeAlreadyRunning               4
     ├── SwarmUnreachable                10
@@ -13,8 +13,8 @@
     ├── OutOfMemory                     21
     ├── Diverged                        22
     ├── NonFinite                        1    our own vector holds NaN or Inf: nothing is sent
-    └── PeerFault                        1    a partner's doing: recorded, never fatal to this node
-        ├── PeerLost                          it vanished, fell silent, or broke the stream
+    └── PeerFault                        1    a peer's fault: recorded, never fatal to this node
+        ├── PeerLost                          it vanished, sent nothing more, or broke the stream
         ├── PeerRefused                       it said no, with a code
         └── PeerMisbehaved                    what it sent is not what the protocol allows
 
@@ -27,7 +27,7 @@ EXIT_INTERRUPTED = 130
 
 
 class NolocoError(Exception):
-    """A failure said in one sentence, with its remedy, and the process's exit code."""
+    """A failure in one sentence with its remedy, and the process's exit code."""
 
     exit_code: ClassVar[int] = 1
 
@@ -81,7 +81,7 @@ class NonFinite(NolocoError):
 
 
 class PeerFault(NolocoError):
-    """A partner's doing. `reason` is a short code fit for counters (`rounds.by_reason`) and for the wire."""
+    """A peer's fault. `reason` is a short code, for counters (`rounds.by_reason`) and for the wire."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)

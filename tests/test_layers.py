@@ -25,7 +25,7 @@ ROWS = [
 """A folder imports from the rows below its own, never from its own row or from above."""
 ROW_OF = {folder: len(ROWS) - row for row, folders in enumerate(ROWS) for folder in folders}
 PRESENTATION = {"cli", "terminal", "web"}
-MOST_MODULES = 17
+MOST_MODULES = 14
 
 HEAVY = {"torch", "hivemind"}
 STAYS_OUT = {
@@ -117,7 +117,7 @@ def test_what_stays_out(path: Path) -> None:
     libraries = {name.split(".")[0] for name in imports(path)}
     assert not libraries & STAYS_OUT.get(folder_of(path), set())
     if "hivemind" in libraries:
-        assert each(path) in {"transport/libp2p.py", "peers/directory.py"}
+        assert each(path) in {"transport/libp2p.py", "peers/directory.py", "peers/dht_storage.py"}
 
 
 def test_torch_stays_in_its_corner_of_the_core() -> None:
@@ -126,6 +126,8 @@ def test_torch_stays_in_its_corner_of_the_core() -> None:
         "outer.py",
         "length_correction.py",
         "codec.py",
+        "codecs.py",
+        "cast.py",
         "lattice.py",
         "lattice_ranges.py",
         "int8.py",

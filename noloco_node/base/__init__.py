@@ -1,1 +1,1 @@
-"""What every other folder may use: identities, addresses, names, events, files that are written whole."""
+"""Used by every other folder: identities, addresses, names, events, states, units, small state files."""

@@ -1,117 +1,123 @@
-"""Multiaddrs as text: what a user writes (bootstrap, listen, announce), and what is worth telling others.
+"""Where a peer can be called: one `Address` value, parsed once, where the text of a multiaddr comes in.
 
-Standard library only, so that a mistyped address is answered before anything heavy is imported.
+Text comes in from the settings (--bootstrap, --listen, --announce), from p2pd, from the signed records of peers, and
+from the file of peers that were there before. Everything else passes `Address`; `str` gives the canonical text.
+Standard library only, unless a peer id is in the text, so that a mistyped address is answered at once.
 Format: https://github.com/multiformats/multiaddr
 """
 
-import errno
 import ipaddress
 import re
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
-from noloco_node.base.identity import is_peer_id
-from noloco_node.errors import NolocoError, UsageError
+from noloco_node.errors import UsageError
 
 EXAMPLE = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooWD3eckifWpRn9wQpMG9R9hX3sD158z7EqHWmweQAJU5SA"
 
-_FORM = re.compile(r"/(?P<kind>ip4|ip6|dns|dns4|dns6)/(?P<host>[^/]+)/tcp/(?P<port>\d{1,5})(/p2p/(?P<peer>[^/]+))?")
+_ID = "[1-9A-HJ-NP-Za-km-z]+"
+_FORM = re.compile(
+    r"/(?P<kind>ip[46]|dns[46]?)/(?P<host>[0-9A-Za-z._:-]{1,253})/(?P<base>tcp|udp)/(?P<port>[0-9]{1,5})"
+    rf"(?P<over>/quic-v1|/ws|/wss)?(/p2p/(?P<relay>{_ID})/p2p-circuit)?(/p2p/(?P<peer>{_ID}))?"
+)
 _FAMILIES = {"ip4": socket.AF_INET, "dns4": socket.AF_INET, "ip6": socket.AF_INET6, "dns6": socket.AF_INET6}
+
+
+class WrongPeerId(UsageError):
+    """The text has the form of an address, but letters of a peer id are missing or wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
+    kind: str
+    """Of its host: ip4, ip6, dns, dns4 or dns6."""
     host: str
     port: int
-    peer: str | None
-    family: int
-    """AF_UNSPEC for /dns/, which may resolve to either."""
+    peer: str = ""
+    """The peer id of the node there; empty where the text names none."""
+    relay: str = ""
+    """Empty, or the peer id of the relay that listens at host and port and passes calls on to `peer`."""
+    transport: str = "tcp"
+    """tcp or udp, and what runs over it: `udp/quic-v1`."""
 
     def __str__(self) -> str:
+        base, _, over = self.transport.partition("/")
+        relay = f"/p2p/{self.relay}/p2p-circuit" if self.relay else ""
+        peer = f"/p2p/{self.peer}" if self.peer else ""
+        return f"/{self.kind}/{self.host}/{base}/{self.port}{over and '/' + over}{relay}{peer}"
+
+    @property
+    def host_and_port(self) -> str:
+        """As people write it: [::1]:4001."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    @property
+    def family(self) -> int:
+        """AF_UNSPEC for /dns/, which may resolve to either."""
+        return _FAMILIES.get(self.kind, socket.AF_UNSPEC)
 
+    @property
+    def ip(self) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+        """None for a name."""
+        return None if self.kind.startswith("dns") else ipaddress.ip_address(self.host)
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.ip is not None and self.ip.is_loopback
+
+    def without_peers(self) -> "Address":
+        return replace(self, peer="", relay="")
+
+
+ANY_PORT = Address("ip4", "0.0.0.0", 0)
+ANY_LOCAL_PORT = Address("ip4", "127.0.0.1", 0)
+
+
+@lru_cache(maxsize=4096)  # records bring the same few again and again, and a peer id takes 20 µs to check
 def parse(text: str) -> Address:
-    """A TCP multiaddr, with or without the peer id at its end."""
+    """Raises UsageError for anything else than a whole multiaddr of one TCP or UDP port."""
     form = _FORM.fullmatch(text)
     if form is None or not _is_host(form["kind"], form["host"]) or int(form["port"]) > 65535:
         raise UsageError(f"{text!r} is not an address of the kind {EXAMPLE}")
-    if form["peer"] is not None and not is_peer_id(form["peer"]):
-        raise UsageError(f"{text!r} does not end in a whole peer id, as in {EXAMPLE}")
-    return Address(form["host"], int(form["port"]), form["peer"], _FAMILIES.get(form["kind"], socket.AF_UNSPEC))
+    peer, relay = form["peer"] or "", form["relay"] or ""
+    if not all(map(_is_peer_id, filter(None, (peer, relay)))):
+        raise WrongPeerId(f"{text!r} does not end in a whole peer id, as in {EXAMPLE}")
+    return Address(form["kind"], form["host"], int(form["port"]), peer, relay, form["base"] + (form["over"] or ""))
+
+
+def ip_address(host: str, port: int, peer: str = "") -> Address:
+    """Of an IP address as sockets write it."""
+    return Address("ip6" if ":" in host else "ip4", host, port, peer)
 
 
 def _is_host(kind: str, host: str) -> bool:
     if kind.startswith("dns"):
-        return re.fullmatch(r"[A-Za-z0-9._-]{1,253}", host) is not None
+        return ":" not in host
     try:
         return ipaddress.ip_address(host).version == int(kind[-1])
     except ValueError:
         return False
 
 
-def parse_bootstrap(text: str) -> Address:
-    """An address to join by: it must say which peer is to answer, and at which port."""
-    address = parse(text)
-    if address.peer is None:
-        raise UsageError(f"{text!r} does not name the peer that is to answer there, as in {EXAMPLE}")
-    if address.port == 0:
-        raise UsageError(f"{text!r} has port 0, which only a listener can ask for. An address looks like {EXAMPLE}")
-    return address
+def _is_peer_id(text: str) -> bool:
+    from noloco_node.base.identity import is_peer_id  # brings cryptography, which `status` can do without
+
+    return is_peer_id(text)
 
 
-def announced(text: str, peer_id: str) -> str:
-    """An address that the user wants told to others, with our peer id at its end."""
-    address = parse(text)
-    if address.port == 0 or address.peer not in (None, peer_id):
-        raise UsageError(f"{text!r} cannot be announced: it needs a port of its own, and no other peer's id")
-    return text if address.peer else f"{text}/p2p/{peer_id}"
+def for_others(addresses: Sequence[Address]) -> list[Address]:
+    """Those of this machine that are of use to others: never unspecified or link-local ones, and loopback only if there
+    is nothing else (a swarm on one machine)."""
+    usable = [a for a in addresses if a.ip is None or not (a.ip.is_unspecified or a.ip.is_link_local)]
+    return [address for address in usable if not address.is_loopback] or usable
 
 
-def check_port(address: Address) -> None:
-    """p2pd shares its port with whoever else asks the kernel for that, another p2pd too, and then each gets a part of
-    the connections. So find out by a socket that does not share."""
-    if address.port == 0:
-        return
-    with socket.socket(address.family or socket.AF_INET, socket.SOCK_STREAM) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier run may still linger
-        try:
-            trial.bind((address.host, address.port))
-        except OSError as error:
-            in_use = error.errno == errno.EADDRINUSE
-            reason = "is in use by another program" if in_use else f"is refused: {error.strerror}"
-            raise NolocoError(
-                f"the port {address.port} on {address.host} {reason}. Choose another one with --listen."
-            ) from error
-
-
-def worth_telling(addresses: Sequence[str]) -> list[str]:
-    """Loopback only if there is nothing else (a swarm on one machine); unspecified and link-local addresses never."""
-    usable = [text for text in addresses if not (_is(text, "is_unspecified") or _is(text, "is_link_local"))]
-    return [text for text in usable if not is_loopback(text)] or usable
-
-
-def seen_outside(addresses: Sequence[str]) -> list[tuple[str, int]]:
+def seen_outside(addresses: Sequence[Address]) -> list[tuple[str, int]]:
     """Host and port of those at which another machine might reach this one."""
-    words = [text.split("/") for text in worth_telling(addresses) if not is_loopback(text)]
-    return [(host, int(port)) for _, _, host, kind, port, *more in words if kind == "tcp" and not more]
-
-
-def is_of_this_machine(host: str) -> bool:
-    """Whether a network interface here has this IP address: only then may a socket be bound to it."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as trial:
-        try:
-            trial.bind((host, 0))
-        except OSError:
-            return False
-    return True
-
-
-def is_loopback(address: str) -> bool:
-    return _is(address, "is_loopback")
-
-
-def _is(text: str, property_name: str) -> bool:
-    kind, host = text.split("/")[1:3]
-    return kind in ("ip4", "ip6") and bool(getattr(ipaddress.ip_address(host), property_name))
+    return [
+        (address.host, address.port)
+        for address in for_others(addresses)
+        if address.transport == "tcp" and not (address.is_loopback or address.relay)
+    ]

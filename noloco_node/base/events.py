@@ -1,7 +1,7 @@
-"""Facts for observers: what happened on this node, said once, after it happened.
+"""Events for observers: what happened on this node, after it happened.
 
-Nothing acts on these: they feed the status view, the log and `events.jsonl`. Each is a frozen dataclass; `as_json` is
-the line that is written.
+They feed the status view, the log and `events.jsonl`; no decision depends on them. Each is a frozen dataclass;
+`as_json` is its line in `events.jsonl`.
 """
 
 from dataclasses import asdict, dataclass
@@ -14,15 +14,19 @@ class PhaseDone:
 
     round: int
     steps: int
-    """Where in the run's schedule the replica stands; steps that others took before it joined count too. With phases
-    by time: the steps that this replica took."""
+    """The replica's place in the run's schedule, with the steps of others before it joined. With phases by time: the
+    steps that this replica did."""
     loss: float
     """Mean training loss over the phase."""
     tokens: int
     """Tokens trained on in this phase."""
     seconds: float
     stall_ms: float = 0.0
-    """What its round took from the training: the boundary, and corrections added since the one before."""
+    """How long training waited for its round: the boundary, and corrections added since the last one."""
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return rate(self.tokens, self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +39,22 @@ class RoundCommitted:
     sent_bytes: int
     received_bytes: int
     resent_blocks: float = 0.0
-    """Share of blocks that missed their checksum and were sent again (lattice codes)."""
+    """Share of blocks with a wrong checksum, which were sent again (lattice codes)."""
     relative_error: float = 0.0
     """Of u_j − u_i, estimated from the elements that lattice codes send in full."""
     swap: int = 1
-    """Which swap of its round: above 1 where a run allows further partners. The round counts once."""
+    """Number of the swap in its round: above 1 where a run allows several. The round counts once."""
 
 
 @dataclass(frozen=True, slots=True)
 class WentSolo:
-    """A round ended without a whole swap; what was applied before a break stays."""
+    """A round ended without a complete swap; fragments applied before that stay applied."""
 
     round: int
     reason: str
     partner: str | None = None
     applied: int = 0
-    """Fragments that were applied before it broke."""
+    """Fragments that were applied before it failed."""
     one_sided: int = 0
     """Fragments that we applied and the partner perhaps did not: at most one."""
 
@@ -63,12 +67,12 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """The model was broken: its weights are older ones again."""
+    """The model was broken, and its weights were replaced by older ones."""
 
     round: int
     """Stays what it was."""
     weights_of: int | None
-    """The round of the checkpoint they are from; None: this round's slow weights."""
+    """The round of their checkpoint; None: this round's slow weights."""
     reason: str
 
 
@@ -78,6 +82,11 @@ class PeerFaulted:
 
     peer: str
     reason: str
+
+
+def rate(amount: float, seconds: float) -> float | None:
+    """Per second; None where no time has passed."""
+    return amount / seconds if seconds > 0 else None
 
 
 Event = PhaseDone | RoundCommitted | WentSolo | Evaluated | RolledBack | PeerFaulted

@@ -1,15 +1,13 @@
-"""A node's Ed25519 key: its peer id, its signatures, and how others check them.
+"""A node's Ed25519 key: its peer id, its signatures, and how others verify them.
 
-The peer id is libp2p's: base58 of the identity multihash of the public key, so the key can be read back out of the id
-and a signature needs nothing but the id to be verified. The file has the form that p2pd reads (a protobuf
-`PrivateKey`): 08 01 12 40, 32 bytes of seed, 32 bytes of public key.
+The peer id is libp2p's: base58 of the identity multihash of the public key. The key can be read from the id, so the id
+is all that is needed to verify a signature. The file has the format that p2pd reads (a protobuf `PrivateKey`): 08 01 12
+40, 32 bytes of seed, 32 bytes of public key.
 
-Knows nothing of the network: that a peer *holds* the key behind an id is proved by libp2p when it connects.
+Knows nothing of the network: libp2p proves, when it connects, that a peer *has* the key of its id.
 Format: https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md
 """
 
-import os
-import secrets
 import stat
 from pathlib import Path
 
@@ -17,6 +15,7 @@ import base58
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from noloco_node.base import atomic_files
 from noloco_node.errors import UsageError
 
 _FILE_HEADER = bytes.fromhex("08011240")  # key type Ed25519, then 64 bytes of data
@@ -26,7 +25,7 @@ _ID_LETTERS = 52  # base58 of 38 bytes that begin with 00 24: always this long, 
 
 
 class Identity:
-    """One Ed25519 key, as it stands in a file. Who reads the file can act as this node, so nobody else may."""
+    """An Ed25519 key in a file. Whoever can read the file can act as this node, so only its user may."""
 
     def __init__(self, key: Ed25519PrivateKey, path: Path) -> None:
         self._key = key
@@ -47,7 +46,7 @@ class Identity:
 
 
 def verify(peer_id: str, message: bytes, signature: bytes) -> bool:
-    """Whether the key inside `peer_id` signed `message`. Garbage in any argument is simply not a signature."""
+    """Whether the key in `peer_id` signed `message`. False for garbage in any argument."""
     public = _public_key(peer_id)
     if public is None:
         return False
@@ -80,22 +79,11 @@ def _public_key(peer_id: str) -> bytes | None:
 
 
 def _create(path: Path) -> None:
-    """Write a new key whole or not at all; of two processes that race, one wins and both then read the winner's."""
     key = Ed25519PrivateKey.generate()
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(_FILE_HEADER + key.private_bytes_raw() + key.public_key().public_bytes_raw())
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            path.hardlink_to(temporary)  # unlike a rename, it never replaces a key that is there already
-        except FileExistsError:
-            return
-    finally:
-        temporary.unlink(missing_ok=True)
+    with atomic_files.writing(path):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    content = _FILE_HEADER + key.private_bytes_raw() + key.public_key().public_bytes_raw()
+    atomic_files.create(path, content, mode=0o600)  # another process may have been faster: its key is the one
 
 
 def _read(path: Path) -> Ed25519PrivateKey:

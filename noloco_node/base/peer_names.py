@@ -1,7 +1,7 @@
-"""Names for people: peer ids are made for machines, and nobody can tell two of them apart in a table.
+"""Names of peers for people, who cannot tell two peer ids apart in a table.
 
-A name is derived, not chosen, so every node calls a peer the same. It is not unique (16384 names), so it never
-identifies a peer to a program.
+A name is derived from the id, so it is the same on every node. It is not unique (16384 names), so programs never
+identify a peer by it.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from noloco_node.base.validation import listed
 from noloco_node.errors import UsageError
 
 _LEAST_LETTERS = 4
-"""Of an id, to mean it."""
+"""Of an id, to name a peer by them."""
 _SHOWN = 5
 
 _FIRST = """
@@ -43,8 +43,7 @@ def name_of(peer_id: str) -> str:
 
 
 def find(word: str, peer_ids: Iterable[str]) -> str:
-    """The one peer of these that is called so: by its name, or by the beginning or the end of its id. Raises UsageError
-    with what was perhaps meant."""
+    """The one peer with this name, or with this beginning or end of its id. Raises UsageError with similar names."""
     known = sorted(set(peer_ids))
     if word in known:
         return word

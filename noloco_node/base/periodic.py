@@ -1,6 +1,6 @@
-"""Keeps a small duty going: do it, wait, do it again; a failure of the outside world is logged and the wait grows.
+"""Runs a function again and again; after an expected failure it is logged and the wait grows.
 
-What may fail is named by the caller; anything else is a bug and ends the task group that holds the duty.
+The caller names the exceptions that are expected; any other is a bug and ends the task group.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 log = logging.getLogger(__name__)
 
 MAX_BACKOFF = 8
-"""A duty that keeps failing is still tried at this many times its period."""
+"""The longest wait after failures, in periods."""
 
 
 async def every(

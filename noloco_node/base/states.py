@@ -1,4 +1,4 @@
-"""The states of a node: the one list of them, used in status, in presence records and by the node itself."""
+"""The states of a node, as used in status, in presence records and by the node itself."""
 
 from enum import StrEnum
 
@@ -19,3 +19,6 @@ class NodeState(StrEnum):
 
 AT_WORK = frozenset({NodeState.TRAINING, NodeState.SOLO})
 """The states in which a node makes inner steps."""
+AT_REST = frozenset({NodeState.PAUSED, NodeState.FINISHED})
+"""Those in which it makes none, but has weights to send."""
+HAS_WEIGHTS = AT_WORK | AT_REST

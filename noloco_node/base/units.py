@@ -1,4 +1,4 @@
-"""Numbers as people read them. A dash stands for what is not known yet."""
+"""Numbers as people read them: sizes, rates, durations, shares. A dash for one that is not known yet."""
 
 from itertools import pairwise
 
@@ -28,7 +28,7 @@ def rate(per_s: float | None) -> str:
 
 
 def span(seconds: float | None) -> str:
-    """`2 min 41 s`: the two largest units, the second only where it says something."""
+    """`2 min 41 s`: the two largest units, without a second one that is 0."""
     if seconds is None:
         return NOTHING
     if seconds < 9.95:

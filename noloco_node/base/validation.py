@@ -1,7 +1,8 @@
-"""What is wrong with a key, in one sentence: the key, what is allowed, what was there, and the likely typo.
+"""Error messages for a wrong key, in one sentence: the key, what is allowed, what was there, and the likely typo.
 
-Shared by the run's manifest (pydantic) and this machine's settings (plain); pydantic is named in types only, so the
-command line stays quick. `plain_table` guards the one free table that a stranger may fill: a model's config.
+Used for the run's manifest (pydantic) and for this machine's settings (without). pydantic is imported late, so that the
+command line starts fast. `plain_table` checks the free tables that a stranger may fill: a model's config, a task's
+options.
 """
 
 import json
@@ -24,7 +25,7 @@ _SHOWN = 40  # characters of a wrong value that help; the rest would bury the se
 
 
 def shown(value: object) -> str:
-    """A wrong value as its author would recognise it, on one line and short."""
+    """A wrong value on one line and short, as its author would recognise it."""
     if isinstance(value, bool | None):
         return json.dumps(value)
     if isinstance(value, dict | list):  # repr of a deep one could exhaust the stack
@@ -34,7 +35,7 @@ def shown(value: object) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`did you mean steps?`, or else the whole list: an unknown key has a remedy either way."""
+    """`did you mean steps?`, or the list of all where none is similar."""
     known = sorted(known)
     close = get_close_matches(word, known, n=1)
     return f"did you mean {close[0]}?" if close else f"it may be {listed(known)}"
@@ -46,7 +47,7 @@ def listed(words: Sequence[str]) -> str:
 
 
 def explain(error: "ValidationError", model: "type[BaseModel]") -> str:
-    """The first of pydantic's complaints as our sentence. A field says what it allows in `json_schema_extra`."""
+    """pydantic's first error as our sentence. A field says what it allows in `json_schema_extra`."""
     first = error.errors(include_url=False)[0]
     key, parent, allowed = _walk(first["loc"], model)
     match first["type"]:
@@ -62,7 +63,7 @@ def explain(error: "ValidationError", model: "type[BaseModel]") -> str:
 
 
 def _walk(where: Sequence[int | str], model: "type[BaseModel]") -> "tuple[str, type[BaseModel] | None, str]":
-    """The dotted key at `where`, the table it stands in, and what its field allows."""
+    """The dotted key at `where`, its table, and what its field allows."""
     from pydantic import BaseModel
 
     at: Any = model
@@ -80,7 +81,7 @@ def _walk(where: Sequence[int | str], model: "type[BaseModel]") -> "tuple[str, t
 
 
 def plain_table(config: dict[str, Any]) -> dict[str, Any]:
-    """Only what JSON knows, small, and nothing that makes transformers load code, files or kernels."""
+    """Only JSON values, few and small, and nothing that makes transformers load code, files or kernels."""
     leaves = list(_leaves("", config, 0))
     if len(leaves) > _VALUES:
         raise ValueError(f"must not hold more than {_VALUES} values")

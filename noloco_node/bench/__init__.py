@@ -1,1 +1,1 @@
-"""What this box and this link can do."""
+"""Measure this machine: the codecs and the training loop."""

@@ -1,8 +1,8 @@
-"""What each codec costs and loses on this machine: bytes, error, blocks told again, speed beside a memory copy, memory.
+"""Measure each codec on this machine: bytes, error, blocks sent again, speed beside a memory copy, memory.
 
-A codec follows two replicas through all their meetings (bench/replica_pairs.py), as in a node; the last meeting after
-each time apart is reported, and the error is the true one. Speed is measured on a vector of `parameters` elements, made
-of the pair that was apart for one round over and over (bench/cost.py).
+As in a node, one codec object serves all swaps of a pair of replicas (bench/replica_pairs.py). Of each number of rounds
+apart the last swap is reported; its error is the true one. Speed is measured on a vector of `parameters` elements: the
+pair that was apart for one round, repeated (bench/cost.py).
 """
 
 import contextlib
@@ -13,8 +13,9 @@ from importlib import import_module
 from torch import Tensor
 
 from noloco_node.bench import cost, replica_pairs
-from noloco_node.bench.replica_pairs import PairMeeting, Side
-from noloco_node.core.codec import Codec, CodecStats, codec
+from noloco_node.bench.replica_pairs import PairMeeting, Side, Watched
+from noloco_node.core.codec import Codec, CodecStats, carry
+from noloco_node.core.codecs import codec
 
 CODECS = ("fp32", "bf16", "int8", *(f"lattice:{bits}" for bits in range(2, 9)))
 BITS = {"fp32": 32, "bf16": 16, "int8": 8, **{f"lattice:{bits}": bits for bits in range(2, 9)}}
@@ -27,7 +28,7 @@ class Row:
     device: str
     apart_rounds: int
     bytes_per_param: float
-    """Everything that one side says, blocks told again included."""
+    """Everything that one side sends, blocks sent again included."""
     relative_error: float
     """‖2 c − (u_j − u_i)‖ / ‖u_j − u_i‖"""
     resent_share: float
@@ -36,14 +37,14 @@ class Row:
     decode_gb_s: float
     copy_gb_s: float
     peak_extra_bytes: int | None
-    """For one fragment, beyond u itself. None where the system does not tell."""
+    """For one fragment, without u itself. None where the system has no such figure."""
     zstd_bytes_per_param: float | None
     """The same payloads through zstd. None where Python has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentBytes:
-    """What one meeting came to."""
+    """The result of one swap."""
 
     stats: CodecStats
     relative_error: float
@@ -51,7 +52,7 @@ class SentBytes:
 
 
 def run(parameters: int, devices: Sequence[str], names: Sequence[str], say: Callable[[str], None]) -> Iterator[Row]:
-    """`devices`: of cpu and cuda. `say` hears what is being done."""
+    """`devices`: of cpu and cuda. `say` is called with what begins."""
     say("training two replicas apart")
     meetings = replica_pairs.meetings()
     near = next(met for met in reversed(meetings) if met.apart_rounds == 1)
@@ -67,40 +68,40 @@ def run(parameters: int, devices: Sequence[str], names: Sequence[str], say: Call
 def _rows(name: str, device: str, meetings: Sequence[PairMeeting], speed: cost.Speed) -> Iterator[Row]:
     peak = cost.peak_extra_bytes(name, device, meetings[0].one, meetings[0].other)
     parameters = len(meetings[0].one.u)
-    for apart, told in _last_told(name, device, meetings).items():
+    for apart, swap in _last_swaps(name, device, meetings).items():
         yield Row(
             codec=name.partition(":")[0],
             bits=BITS[name],
             device=device,
             apart_rounds=apart,
-            bytes_per_param=told.stats.sent_bytes / parameters,
-            relative_error=told.relative_error,
-            resent_share=told.stats.missed_share,
+            bytes_per_param=swap.stats.sent_bytes / parameters,
+            relative_error=swap.relative_error,
+            resent_share=swap.stats.missed_share,
             encode_gb_s=speed.encode,
             decode_gb_s=speed.decode,
             copy_gb_s=speed.copy,
             peak_extra_bytes=peak,
-            zstd_bytes_per_param=None if told.zstd_bytes is None else told.zstd_bytes / parameters,
+            zstd_bytes_per_param=None if swap.zstd_bytes is None else swap.zstd_bytes / parameters,
         )
 
 
-def _last_told(name: str, device: str, meetings: Sequence[PairMeeting]) -> dict[int, SentBytes]:
+def _last_swaps(name: str, device: str, meetings: Sequence[PairMeeting]) -> dict[int, SentBytes]:
     """By rounds apart."""
     codecs = codec(name), codec(name)
-    return {met.apart_rounds: _tell(codecs, device, met, bytes([number])) for number, met in enumerate(meetings)}
+    return {met.apart_rounds: _swap(codecs, device, met, bytes([number])) for number, met in enumerate(meetings)}
 
 
-def _tell(codecs: tuple[Codec, Codec], device: str, met: PairMeeting, exchange_id: bytes) -> SentBytes:
+def _swap(codecs: tuple[Codec, Codec], device: str, met: PairMeeting, exchange_id: bytes) -> SentBytes:
     stats, squared, squeezed, squeeze = CodecStats(), 0.0, 0, zstd()
     for index, (mine, theirs) in enumerate(zip(met.one.fragments(device), met.other.fragments(device), strict=True)):
-        talks = [
-            codec.converse(side.u, index, exchange_id, side.moved)
+        ours, other = (
+            Watched(codec.converse(side.u, index, exchange_id, side.moved))
             for codec, side in zip(codecs, (mine, theirs), strict=True)
-        ]
-        c, said = replica_pairs.talk(talks[0], talks[1])
-        stats.add(talks[0].stats)
+        )
+        c, _ = carry(ours, other)
+        stats.add(ours.stats)
         squared += float((2 * c.double() - _difference(mine, theirs)).square().sum())
-        squeezed += sum(len(squeeze(payload)) for payload in said) if squeeze else 0
+        squeezed += sum(len(squeeze(payload)) for payload in ours.sent) if squeeze else 0
     return SentBytes(stats, squared**0.5 / float(_difference(met.one, met.other).norm()), squeezed if squeeze else None)
 
 
@@ -109,7 +110,7 @@ def _difference(one: Side, other: Side) -> Tensor:
 
 
 def zstd() -> Callable[[bytes], bytes] | None:
-    """Python has zstd from 3.14 on; before that the package `zstandard` has it, where somebody installed it."""
+    """Python has zstd from 3.14 on; before that the package `zstandard`, if it is installed."""
     for name in ("compression.zstd", "zstandard"):
         with contextlib.suppress(ImportError):
             compress: Callable[[bytes], bytes] = import_module(name).compress

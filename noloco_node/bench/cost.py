@@ -1,9 +1,9 @@
-"""Seconds and memory that a codec takes on this machine, beside a plain memory copy.
+"""Measure seconds and memory of a codec on this machine, beside a plain memory copy.
 
 On the CPU whole conversations are timed, fragment by fragment, as a node has them: *encoding* is all that a side does
-until its codes are said, *decoding* what comes after, blocks told again included; the median fragment counts. Between
-any two of them a fragment is copied: on a busy machine only the ratios mean something. On CUDA the kernels alone are
-timed, over the whole vector.
+until it has sent its codes, *decoding* what comes after, blocks sent again included; the median fragment counts. After
+each one a fragment is copied: on a busy machine only the ratios mean something. On CUDA the kernels alone are timed,
+over the whole vector.
 """
 
 import contextlib
@@ -18,16 +18,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from noloco_node.bench.replica_pairs import Side, talk
-from noloco_node.core.codec import BLOCK, Conversation, codec
+from noloco_node.bench.replica_pairs import Side, Watched
+from noloco_node.core.codec import BLOCK, Conversation, carry
+from noloco_node.core.codecs import codec
 from noloco_node.core.kernels import Grid, for_device
 from noloco_node.core.lattice import Lattice
 from noloco_node.training.thread import FRAGMENT_ELEMENTS
 
-TAUGHT = 4
-"""Fragments that a codec has a memory of, in turn: the vector repeats itself, and timing begins when it knows them."""
+LEARNED = 4
+"""Fragments whose ranges a codec learns before timing begins; the vector repeats itself, so it then knows all."""
 COPIES = 16
-"""Fragments that are copied to in turn, 64 MiB: memory that is there already, and in no cache."""
+"""Fragments that are copied to in turn, 64 MiB: memory that is mapped already, and in no cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +41,25 @@ class Speed:
 
 
 def speed(name: str, device: str, one: Side, other: Side) -> Speed:
-    """Of telling two vectors of any length."""
+    """Of swapping two vectors of any length."""
     return _speed_on_cuda(name, one, other) if device == "cuda" else _speed(name, one, other)
 
 
 def peak_extra_bytes(name: str, device: str, one: Side, other: Side) -> int | None:
-    """Of one side's conversation about one fragment, beyond u itself; None where the system does not tell.
+    """Of one side's conversation about one fragment, without u itself; None where the system has no such figure.
 
-    The partner's payloads are those of the same talk held before, so that only one side is in memory.
+    The partner's payloads are recorded in a first conversation, so that only one side is in memory in the second.
     """
     mine, theirs = (side.repeated(FRAGMENT_ELEMENTS).fragments(device)[0] for side in (one, other))
-    _, replies = talk(_converse(name, theirs), _converse(name, mine))
+    partner = Watched(_converse(name, theirs))
+    carry(partner, _converse(name, mine))
     on_cuda = device == "cuda"
     before = _fresh_cuda_mark() if on_cuda else _fresh_mark()
     conversation = _converse(name, mine)
     conversation.open()
-    heard = [conversation.hear(reply) for reply in replies]  # it lives on until it is sent or applied
+    received = [conversation.receive(reply) for reply in partner.sent]  # kept, as a node does until it is sent
     after = torch.cuda.max_memory_allocated() if on_cuda else _status("VmHWM")
-    del heard
+    del received
     return None if before is None or after is None else max(0, after - before)
 
 
@@ -72,29 +74,21 @@ def _speed(name: str, one: Side, other: Side) -> Speed:
     copies = np.ones((COPIES, len(mine[0].u)), np.float32)
     timings = []
     for index, (a, b) in enumerate(zip(mine, theirs, strict=True)):
-        place = index % TAUGHT
-        talks = (c.converse(s.u, place, bytes(16), s.moved) for c, s in zip(codecs, (a, b), strict=True))
+        place = index % LEARNED
+        pair = (c.converse(s.u, place, bytes(16), s.moved) for c, s in zip(codecs, (a, b), strict=True))
         far = mine[(index + len(mine) // 2) % len(mine)]  # in no cache
-        timings.append((*_time_talk(*talks), _time_copy(far, copies[index % len(copies)])))
+        timings.append((*_time_conversation(*pair), _time_copy(far, copies[index % len(copies)])))
     whole = [t for t, a in zip(timings, mine, strict=True) if len(a.u) == len(mine[0].u)]
-    known = whole[TAUGHT:] or whole  # kernels are compiled, and ranges learnt
+    known = whole[LEARNED:] or whole  # kernels are compiled, and ranges learnt
     return Speed(*(4e-9 * len(mine[0].u) / median(column) for column in zip(*known, strict=True)))
 
 
-def _time_talk(mine: Conversation, theirs: Conversation) -> tuple[float, float]:
+def _time_conversation(mine: Conversation, theirs: Conversation) -> tuple[float, float]:
     """Seconds that our side takes to (encode, decode)."""
-    began = time.perf_counter()
-    say: bytes | None = mine.open()
-    turns_s = [time.perf_counter() - began]
-    reply: bytes | None = theirs.open()
-    while say is not None and reply is not None:
-        began = time.perf_counter()
-        heard = mine.hear(reply)
-        turns_s.append(time.perf_counter() - began)
-        reply = theirs.hear(say).say
-        say = heard.say
-    encoding = 1 if len(turns_s) == 2 else 2  # where ranges come first, codes are the second thing said
-    return sum(turns_s[:encoding]), sum(turns_s[encoding:])
+    ours = Watched(mine)
+    carry(ours, theirs)
+    encoding = 1 if len(ours.turns_s) == 2 else 2  # where ranges come first, codes are the second payload
+    return sum(ours.turns_s[:encoding]), sum(ours.turns_s[encoding:])
 
 
 def _time_copy(side: Side, into: NDArray[np.float32]) -> float:
@@ -141,7 +135,7 @@ def _fresh_cuda_mark() -> int:
 
 
 def _fresh_mark() -> int | None:
-    """Give free memory back to the system and forget the highest mark: what this process holds now, in bytes."""
+    """Give free memory back to the system and reset the peak: what this process holds now, in bytes."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)  # glibc
     try:

@@ -1,7 +1,7 @@
-"""The training loop that anybody would write in plain PyTorch: what `bench training` compares this package's with.
+"""A training loop in plain PyTorch, which `bench training` compares with this package's.
 
-Deliberately shares nothing with training/replica.py but the model, the batches and the settings. No checks, no partner,
-no way to resume. The learning rate is the cosine of the manifest's defaults.
+It shares with training/replica.py only the model, the batches and the settings. No checks, no partner, no resuming.
+The learning rate is the cosine of the manifest's defaults.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from noloco_node.run.manifest import InnerSpec
+from noloco_node.run.schema import InnerSpec
 
 
 def train(

@@ -1,24 +1,28 @@
-"""Two replicas that trained apart, as a codec meets them: real snapshots, not noise.
+"""Two replicas that trained apart, as a codec finds them: real snapshots, not noise.
 
 Both are the tiny model on the standard library's sources. They train apart for a while, meet, swap (exactly, so that
-all codecs see the same vectors), and go on. Also how two sides hold a whole conversation without anything between them.
+all codecs see the same vectors), and go on.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from noloco_node.core.codec import BLOCK, Conversation
-from noloco_node.run.manifest import InnerSpec, Manifest
+from noloco_node.core.codec import BLOCK, CodecStats, Conversation, Received
+from noloco_node.run.schema import InnerSpec, Manifest
 from noloco_node.training.replica import Replica
 from noloco_node.training.thread import FRAGMENT_ELEMENTS
 
+T = TypeVar("T")
+
 PLAN = (1, 1, 1, 1, 5, 5, 20)
-"""Rounds apart before each meeting: a few alike, for what a codec learns from them."""
+"""Rounds apart before each swap; some are equal, so that a codec can learn from them."""
 STEPS = 10
-"""Of a round. Fewer than a run's, so that it takes half a minute."""
+"""Of a round. Fewer than in a run, so that this takes half a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +93,30 @@ def _train_apart(replica: Replica, rounds: int) -> Side:
     return side
 
 
-def talk(mine: Conversation, theirs: Conversation) -> tuple[Tensor, list[bytes]]:
-    """A whole conversation: our correction, and what we said."""
-    say, reply = mine.open(), theirs.open()
-    said = [say]
-    while True:
-        heard, answered = mine.hear(reply), theirs.hear(say)
-        if heard.correction is not None:
-            return heard.correction, said
-        if heard.say is None or answered.say is None:
-            raise RuntimeError("a conversation ended without a correction")
-        say, reply = heard.say, answered.say
-        said.append(say)
+class Watched:
+    """One side of a conversation, with what it sends and how long each of its turns takes."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
+        self.sent: list[bytes] = []
+        self.turns_s: list[float] = []
+
+    @property
+    def stats(self) -> CodecStats:
+        return self._conversation.stats
+
+    def open(self) -> bytes:
+        payload = self._timed(self._conversation.open)
+        self.sent.append(payload)
+        return payload
+
+    def receive(self, payload: bytes) -> Received:
+        received = self._timed(lambda: self._conversation.receive(payload))
+        self.sent += [received.reply] if received.reply is not None else []
+        return received
+
+    def _timed(self, turn: Callable[[], T]) -> T:
+        began = time.perf_counter()
+        result = turn()
+        self.turns_s.append(time.perf_counter() - began)
+        return result

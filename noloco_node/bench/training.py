@@ -1,10 +1,10 @@
-"""This package's inner loop beside a plain PyTorch loop: the same model, batches and settings, step by step in turn.
+"""Compare this package's inner loop with a plain PyTorch loop: the same model, batches and settings, steps in turn.
 
-Losses say that both train the same; the ratio of their times, step against step, what the package's loop costs, on
-however busy a machine. Beside the steps stands what a round takes of the training: its boundary with the snapshot that
-is offered, and a correction of every element. Memory is measured of each alone, in a process of its own: on a GPU what
-torch had allocated at most, on a CPU by how much the process had grown at most (Linux only). Ours holds an open offer
-and a checkpoint that is being written then, as a node does now and then while it trains.
+Equal losses show that both train the same. The ratio of their times, step against step, is what the package's loop
+costs, even on a busy machine. Also measured is what a round takes from training: its boundary with the snapshot, and a
+correction of every element. Memory is measured of each loop alone, in a process of its own: on a GPU the most that
+torch had allocated, on a CPU the most that the process grew by (Linux only). Ours then holds an open offer and a
+checkpoint that is being written, as a node does at times while it trains.
 """
 
 import re
@@ -22,26 +22,27 @@ from torch import Tensor
 
 from noloco_node.bench import plain_loop
 from noloco_node.data.corpus import load as load_corpus
-from noloco_node.run.manifest import DataSpec, InnerSpec, Manifest, ModelSpec, parse
+from noloco_node.run.manifest import parse
+from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.training import memory_budget, model
 from noloco_node.training.replica import Replica, choose_device
 from noloco_node.training.thread import FRAGMENT_ELEMENTS
 
 PEER = "bench"
 VOCABULARY = 32_000
-"""Of all models but the tiny one, as in the papers; the text is bytes nevertheless."""
+"""Of all models but the tiny one, as in the papers; the text is bytes all the same."""
 WARM_UP = 2
-"""Steps that are not timed: libraries load, a micro-batch is found."""
+"""Steps that are not timed: libraries load, and the micro-batch is found."""
 MEMORY_STEPS = 3
 SIZES = {
     "cpu": {"batch_tokens": 1024, "sequence_length": 128},
     "cuda": {"batch_tokens": 65_536, "sequence_length": 1024},
 }
-"""Of a step, unless it is said; what keeps a GPU busy takes a CPU an hour."""
+"""Of a step, unless the user sets it; a GPU's batch would take a CPU an hour."""
 OUTER_BYTES = memory_budget.PEAK_BYTES - memory_budget.FAST_BYTES
-"""Per parameter: φ, δ, what norms owe them, the snapshot and the checkpoint, which a loop on its own does not have."""
+"""Per parameter: φ, δ, length corrections, snapshot and checkpoint, which a plain loop does not have."""
 ROUNDS = 3
-"""Whose stall is measured."""
+"""Rounds whose stall is measured."""
 PEAK_FLOPS = {
     "H200": 989e12,
     "H100": 989e12,
@@ -51,7 +52,7 @@ PEAK_FLOPS = {
     "4090": 165e12,
     "3090": 71e12,
 }
-"""Of dense bf16 products, as the makers say, by a part of the device's name."""
+"""Of dense bf16 products, from the data sheets, by a part of the device's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class Report:
     tokens_per_s: float
     plain_tokens_per_s: float
     mfu: float | None
-    """Share of the GPU's arithmetic that the model's products come to; None where its peak is not known."""
+    """The share of the GPU's peak that the model's products use; None where the peak is not known."""
     peak_bytes: int
     plain_peak_bytes: int
     outer_bytes: int
@@ -135,7 +136,7 @@ def _plain_loop(run: Manifest, device: torch.device, micro_batch: int) -> Iterat
 
 
 def in_turn(inner: Replica, run: Manifest) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-    """Losses of all steps and seconds of those after the warm-up, (ours, plain). Who begins changes each time."""
+    """Losses of all steps, and seconds of those after the warm-up, as (ours, plain). They take turns in going first."""
     device, first = inner.theta.device, inner.step()  # which finds the micro-batch
     theirs = _plain_loop(run, device, inner.micro_batch)
 
@@ -170,7 +171,7 @@ def _wait_for(device: torch.device) -> None:
 
 
 def stall(inner: Replica) -> float:
-    """Seconds of a boundary with an offer, and of the corrections that a swap brings."""
+    """Seconds of a boundary with an offer, and of the corrections of a swap."""
     inner.step()
     device = inner.theta.device
     correction = torch.full((FRAGMENT_ELEMENTS,), 1e-6)
@@ -192,7 +193,7 @@ def offer(inner: Replica) -> tuple[Tensor, Tensor]:
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
 def _peaks(run: Manifest, device: str, micro_batch: int) -> tuple[int, int]:
-    """Of our loop and of the plain one, each in a fresh process, one after the other."""
+    """Peak bytes of our loop and of the plain one, each in a fresh process, one after the other."""
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
         work = [pool.submit(_peak, run.canonical(), device, micro_batch, ours) for ours in (True, False)]
         return work[0].result(), work[1].result()
@@ -207,7 +208,7 @@ def _peak(canonical: bytes, device: str, micro_batch: int, ours: bool) -> int:
         inner = Replica.build(run, PEER, device=device, micro_batch=micro_batch)
         for _ in range(MEMORY_STEPS):
             inner.step()
-        _open, _written = offer(inner), inner.state()  # they last while training goes on
+        _open, _written = offer(inner), inner.state()  # held while training goes on
         inner.step()
     else:
         theirs = _plain_loop(run, where, micro_batch)
@@ -217,7 +218,7 @@ def _peak(canonical: bytes, device: str, micro_batch: int, ours: bool) -> int:
 
 
 def _forget_peak(device: torch.device) -> int:
-    """What is taken already, from where the peak is looked for."""
+    """Reset the peak; the bytes that are in use already."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return int(torch.cuda.memory_allocated(device))

@@ -1,4 +1,4 @@
-"""The whole local state on disk: written so that a kill at any instant costs at most the work since the last time.
+"""A checkpoint: the whole local state on disk. A kill at any instant costs at most the work since the last one.
 
     <directory>/<step>/
         model.safetensors   fast weights under the model's own parameter names: other tools read it as it is
@@ -6,9 +6,9 @@
         inner.pt            optimizer, data position, random state; read with weights_only=True, so it runs no code
         state.json          run, layout, round, step, and size and SHA-256 of the three; written last
 
-A checkpoint is written under a temporary name, every file and directory is synced, then it is renamed: it is there
-whole or not at all. The newest one that verifies is the one that loads. Knows nothing of models and of what the state
-means; one process at a time uses a directory (the home's lock sees to it).
+A checkpoint is written under a temporary name, every file and directory is synced, then it is renamed: it is complete
+or absent. The newest one that verifies is loaded. Knows nothing of models and of what the state means. One process at a
+time uses a directory, by the home's lock.
 """
 
 import errno
@@ -28,10 +28,10 @@ import torch
 from torch import Tensor
 
 from noloco_node.base import atomic_files
-from noloco_node.errors import DiskFull, Incompatible, NolocoError, UsageError
+from noloco_node.errors import Incompatible, UsageError
 
 KEEP = 3
-"""The newest ones are kept: one more than needed survives a bad disk block, a third costs little."""
+"""The newest are kept: the second one is for a bad disk block in the first, a third costs little."""
 PARAMETER_BYTES = 20
 """Of a checkpoint: θ, φ, δ and AdamW's two moments, 4 bytes each. The rest is small."""
 SCHEMA = 2
@@ -61,7 +61,7 @@ class Saveable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What was saved, back again."""
+    """A loaded checkpoint."""
 
     path: Path
     round: int
@@ -73,7 +73,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class SlowWeights:
-    """The slow weights alone: what one would publish."""
+    """The slow weights alone: what is published."""
 
     path: Path
     round: int
@@ -86,7 +86,7 @@ class SlowWeights:
 class Found:
     checkpoint: Checkpoint | None
     skipped: tuple[str, ...]
-    """A sentence for each newer one that could not be used."""
+    """A sentence for each newer one that does not verify."""
 
 
 class _Damaged(Exception):
@@ -97,28 +97,24 @@ class _Damaged(Exception):
 def save(directory: Path, state: Saveable, run_id: str, layout: bytes, keep: int = KEEP) -> Path:
     """Write a checkpoint, and remove all but it and the newest before it, `keep` in all. Raises DiskFull or UsageError
     and leaves nothing behind; the older ones are untouched then."""
-    try:
+    with atomic_files.writing(f"a checkpoint into {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
         _remove_unfinished(directory)
         _require_room(directory, state)
         temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=directory))
-    except OSError as error:
-        raise _cannot_write(directory, error) from error
-    try:
-        _write_all(temporary, state, run_id, layout)
-        path = _free_name(directory, state.step)
-        temporary.rename(path)
-        atomic_files.sync(directory)
-    except OSError as error:
-        raise _cannot_write(directory, error) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # it is gone already where all went well
+        try:
+            _write_all(temporary, state, run_id, layout)
+            path = _free_name(directory, state.step)
+            temporary.rename(path)
+            atomic_files.sync(directory)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)  # it is gone already where all went well
     _prune(directory, path, keep)
     return path
 
 
 def _require_room(directory: Path, state: Saveable) -> None:
-    """So that a disk that is nearly full is not filled, which others on it would notice. Raises OSError."""
+    """Leave a disk that is nearly full alone: other programs need it too. Raises OSError."""
     free = free_bytes(directory)
     if free is not None and free < sum(map(_size, (state.weights, state.outer, state.inner))):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -137,20 +133,14 @@ def _write_all(into: Path, state: Saveable, run_id: str, layout: bytes) -> None:
         _OUTER: _write(into / _OUTER, lambda file: _write_safetensors(file, state.outer)),
         _INNER: _write(into / _INNER, lambda file: torch.save(dict(state.inner), file)),
     }
-    about = {
-        "schema": SCHEMA,
-        "run_id": run_id,
-        "layout": layout.hex(),
-        "round": state.round,
-        "step": state.step,
-        "files": files,
-    }
+    which = {"schema": SCHEMA, "run_id": run_id, "layout": layout.hex()}
+    about = {**which, "round": state.round, "step": state.step, "files": files}
     _write(into / _STATE, lambda file: file.write(json.dumps(about, indent=1).encode()))
     atomic_files.sync(into)
 
 
 class _Hashing:
-    """A file that knows the digest of what was written to it, so that nothing is read again to learn it."""
+    """A file that computes the digest while it is written, so that it is not read again."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -187,7 +177,8 @@ def _write(path: Path, content: Callable[[Any], object]) -> dict[str, Any]:
 
 
 def _write_safetensors(file: Any, tensors: Mapping[str, Tensor]) -> None:
-    """The safetensors format, written piece by piece: the library would first copy everything into one string."""
+    """The safetensors format, written piece by piece: the library would first copy everything into one string.
+    Format: https://github.com/huggingface/safetensors#format"""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, tensor in tensors.items():
@@ -201,14 +192,14 @@ def _write_safetensors(file: Any, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _free_name(directory: Path, step: int) -> Path:
-    """Never that of an older one: replacing a directory is not atomic."""
+    """A name that no older one has: replacing a directory is not atomic."""
     again = [place[1] + 1 for place, _ in _checkpoints(directory) if place[0] == step]
     return directory / (f"{step}-{max(again)}" if again else str(step))
 
 
 def _prune(directory: Path, written: Path, keep: int) -> None:
-    """Keep this one and the newest before it. What is there of later steps could not be used: else it were the one that
-    training had gone on from."""
+    """Keep this one and the newest before it. Those of later steps go: they do not verify, or training had resumed
+    from them."""
     paths = kept(directory)
     at = paths.index(written)
     for path in (*paths[:at], *paths[at + keep :]):
@@ -220,14 +211,8 @@ def _remove_unfinished(directory: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _cannot_write(path: Path, error: OSError) -> NolocoError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFull(f"the disk is full: no checkpoint fits into {path}. Free some space, or move NOLOCO_HOME")
-    return UsageError(f"cannot write a checkpoint into {path}: {error.strerror or error}")
-
-
 def free_bytes(directory: Path) -> int | None:
-    """What the disk has left for checkpoints; None where it does not say."""
+    """Free bytes of the disk that a directory is on; None where the system does not say."""
     there = next((place for place in (directory, *directory.parents) if place.exists()), directory)
     try:
         return shutil.disk_usage(there).free
@@ -237,14 +222,14 @@ def free_bytes(directory: Path) -> int | None:
 
 # ---- loading ---------------------------------------------------------------------------------------------------------
 def newest(directory: Path, run_id: str, layout: bytes) -> Found:
-    """The newest checkpoint that verifies. Raises Incompatible if that is of another run or layout."""
+    """The newest checkpoint that verifies. Raises Incompatible where it is of another run or layout."""
     checkpoint, skipped = _first_good(kept(directory), lambda path: _load(path, run_id, layout))
     return Found(checkpoint, skipped)
 
 
 def slow_weights(paths: Sequence[Path], run_id: str, layout: bytes) -> SlowWeights:
-    """Those of the first of these checkpoints that verifies; nothing else of it is read. Raises UsageError where none
-    does, Incompatible where it is of another run or layout."""
+    """The slow weights of the first of these checkpoints that verifies; no other file of it is read. Raises UsageError
+    where none does, Incompatible where it is of another run or layout."""
     slow, skipped = _first_good(paths, lambda path: _load_slow(path, run_id, layout))
     if slow is None:
         raise UsageError(f"there is no checkpoint that can be used: {skipped[0] if skipped else 'none was written'}")
@@ -252,18 +237,18 @@ def slow_weights(paths: Sequence[Path], run_id: str, layout: bytes) -> SlowWeigh
 
 
 def kept(directory: Path) -> list[Path]:
-    """The checkpoints, newest first, whether they are whole or not."""
+    """The checkpoints, newest first; they may be damaged."""
     return [path for _, path in _checkpoints(directory)]
 
 
 def last_round(directory: Path) -> int:
-    """Of the newest checkpoint that says one, though nobody has verified it; 0 where there is none."""
+    """The round of the newest checkpoint with a readable state.json; its other files are not verified. 0: none."""
     about, _ = _first_good(kept(directory), _about)
     return int(about["round"]) if about else 0
 
 
 def _first_good(paths: Sequence[Path], load: Callable[[Path], T]) -> tuple[T | None, tuple[str, ...]]:
-    """And a sentence for each before it."""
+    """The first that loads, and a sentence for each before it."""
     skipped: list[str] = []
     for path in paths:
         try:
@@ -274,7 +259,7 @@ def _first_good(paths: Sequence[Path], load: Callable[[Path], T]) -> tuple[T | N
 
 
 def _checkpoints(directory: Path) -> list[tuple[tuple[int, int], Path]]:
-    """Newest first; other things that lie there are none of ours."""
+    """Step and number of each checkpoint, newest first; other files in the directory are ignored."""
     try:
         paths = list(directory.iterdir())
     except FileNotFoundError:
@@ -302,7 +287,7 @@ def _load_slow(path: Path, run_id: str, layout: bytes) -> SlowWeights:
 
 
 def _verified(path: Path, run_id: str, layout: bytes, files: Sequence[str]) -> dict[str, Any]:
-    """state.json, when it and these files are what was written, and are of this run."""
+    """state.json, after it and these files were found to be what was written, and of this run."""
     about = _about(path)
     _check_same("run", about["run_id"], run_id, path)
     _check_same("layout", about["layout"], layout.hex(), path)
@@ -312,7 +297,7 @@ def _verified(path: Path, run_id: str, layout: bytes, files: Sequence[str]) -> d
 
 
 def _about(path: Path) -> dict[str, Any]:
-    """state.json, with every key that is used below."""
+    """state.json, with its keys checked."""
     try:
         with (path / _STATE).open("rb") as file:
             about = json.loads(file.read(_MAX_STATE_BYTES))

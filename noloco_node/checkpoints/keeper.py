@@ -1,7 +1,6 @@
-"""A node's own checkpoints: what became of the last one, where it resumed, and what the disk has left for more.
+"""A node's own checkpoints: save, resume, and what `status` says of them: rounds, size, free disk space.
 
-When one is written is node/trainer.py's to say, how is checkpoints/checkpoint.py's. What `status` shows of it is told
-from any thread.
+checkpoints/schedule.py says when one is written, checkpoints/checkpoint.py how. `view` may be called from any thread.
 """
 
 import logging
@@ -11,7 +10,7 @@ from noloco_node.base.units import size
 from noloco_node.checkpoints import checkpoint
 from noloco_node.checkpoints.checkpoint import Checkpoint, Saveable
 from noloco_node.errors import DiskFull
-from noloco_node.views.views import Checkpoints, Health
+from noloco_node.views.status import Checkpoints, Health
 
 _ENOUGH = 2
 """Checkpoints that must fit: one is written beside the older ones before the oldest goes."""
@@ -28,7 +27,7 @@ class CheckpointKeeper:
         self._full = False
 
     def resume(self, layout: bytes) -> Checkpoint | None:
-        """What this node goes on from. Raises Incompatible where that is of another run or layout."""
+        """The checkpoint that this node resumes from. Raises Incompatible where it is of another run or layout."""
         found = self.last_good(layout)
         self._resumed = found.round if found else None
         return found
@@ -40,7 +39,7 @@ class CheckpointKeeper:
         return found.checkpoint
 
     def save(self, state: Saveable, layout: bytes) -> None:
-        """Raises DiskFull, UsageError; then the older ones are what they were."""
+        """Raises DiskFull, UsageError, and leaves the older ones untouched then."""
         try:
             checkpoint.save(self._directory, state, self._run_id, layout)
         except DiskFull:
@@ -49,7 +48,7 @@ class CheckpointKeeper:
         self._saved, self._full = state.round, False
 
     def room(self, parameters: int) -> str:
-        """To be said beforehand."""
+        """The sentence that the log has before training starts."""
         view = self.view(parameters)
         return f"a checkpoint takes {size(view.bytes)}, the disk has {size(view.free_bytes)} left"
 

@@ -1,7 +1,7 @@
-"""The command line: one seam between what users type and the rest, and the only place where errors become text.
+"""The command line: runs a verb, and turns every error into a sentence and an exit code.
 
-Nothing heavy is imported before a verb needs it, so `--help` answers at once. An error that is ours is one sentence on
-stderr and its exit code; anything else is a bug: one line for the user, the traceback in the home's log.
+Nothing heavy is imported before a verb needs it, so `--help` is quick. A NolocoError is one sentence on stderr and its
+exit code; anything else is a bug: one line for the user, and the traceback in the home's log.
 """
 
 import os
@@ -12,20 +12,20 @@ from typing import NoReturn
 
 from noloco_node.errors import EXIT_INTERRUPTED, NolocoError
 
-_LIBRARIES = {
-    "GRPC_ENABLE_FORK_SUPPORT": "0",  # p2pd is started by exec; gRPC's fork handlers only add warnings and waits
-    "GRPC_VERBOSITY": "NONE",  # it would print every refused connection; we get them as status codes
+_ENVIRONMENT = {
+    "GRPC_ENABLE_FORK_SUPPORT": "0",  # p2pd is started by exec; gRPC's fork handlers would only add warnings and delays
+    "GRPC_VERBOSITY": "NONE",  # else it prints every refused connection; status codes report them
     "HIVEMIND_LOGLEVEL": "ERROR",
     "TRANSFORMERS_VERBOSITY": "error",
-    "TOKENIZERS_PARALLELISM": "false",  # its threads would compete with training, and it warns about forks
+    "TOKENIZERS_PARALLELISM": "false",  # else its threads compete with training, and it warns about forks
     "HF_HUB_DISABLE_TELEMETRY": "1",
 }
-"""Read by libraries when they are imported. A user's own setting stands."""
+"""Read by libraries when they are imported. A variable that the user has set stays."""
 
 
 def program() -> NoReturn:
-    """`main`, and then an end without the interpreter's own, which takes torch apart object by object: 2 s of a core,
-    and on a busy box most of the 10 s in which a node leaves."""
+    """`main`, without the interpreter's shutdown: freeing torch object by object takes 2 s of a core, and on a busy
+    machine most of the 10 s in which a node leaves."""
     code = main()
     with suppress(BrokenPipeError):
         sys.stdout.flush()
@@ -34,13 +34,13 @@ def program() -> NoReturn:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    for name, value in _LIBRARIES.items():
+    for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     args = list(sys.argv[1:] if argv is None else argv)
     try:
         return _run(args)
-    except BaseException as error:  # noqa: BLE001 (the seam: below, nothing but an exit code leaves the process)
-        return _ended(error, args)
+    except BaseException as error:  # noqa: BLE001 (the process ends here: every error becomes an exit code)
+        return _report(error, args)
 
 
 def _run(args: list[str]) -> int:
@@ -48,16 +48,16 @@ def _run(args: list[str]) -> int:
 
     verb, options = parse(args)
     code = verb(options)
-    sys.stdout.flush()  # so that a closed pipe shows here and not while the interpreter ends
+    sys.stdout.flush()  # so that a closed pipe is found here and not at exit
     return code
 
 
-def _ended(error: BaseException, args: list[str]) -> int:
-    ours = _ours(error)
-    match ours or error:
-        case NolocoError() as known:
-            print(known, file=sys.stderr)
-            return known.exit_code
+def _report(error: BaseException, args: list[str]) -> int:
+    known = _known(error)
+    match known or error:
+        case NolocoError() as expected:
+            print(expected, file=sys.stderr)
+            return expected.exit_code
         case SystemExit() as asked:  # argparse, after --help and --version
             return asked.code if isinstance(asked.code, int) else 0
         case KeyboardInterrupt():
@@ -66,7 +66,7 @@ def _ended(error: BaseException, args: list[str]) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail again
             return 0
         case _:
-            from noloco_node.cli.logs import note_crash
+            from noloco_node.cli.log_setup import note_crash
 
             print(
                 f"noloco-node failed unexpectedly ({type(error).__name__}): {note_crash(error, args)}", file=sys.stderr
@@ -74,8 +74,8 @@ def _ended(error: BaseException, args: list[str]) -> int:
             return 1
 
 
-def _ours(error: BaseException) -> NolocoError | None:
-    """The first error of ours in what a task group gathered."""
+def _known(error: BaseException) -> NolocoError | None:
+    """The first NolocoError, also inside the group that a TaskGroup raises."""
     if isinstance(error, BaseExceptionGroup):
-        return next(filter(None, map(_ours, error.exceptions)), None)
+        return next(filter(None, map(_known, error.exceptions)), None)
     return error if isinstance(error, NolocoError) else None

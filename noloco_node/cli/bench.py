@@ -1,12 +1,12 @@
-"""`noloco-node bench`: what this machine can do. The codecs, and the training loop beside a plain one."""
+"""`bench`: the codecs, and the training loop beside a plain PyTorch loop, measured on this machine."""
 
 import argparse
-import json
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from noloco_node.base.validation import listed
+from noloco_node.cli.options import as_json, print_json
 from noloco_node.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,22 +17,22 @@ SCHEMA = 1
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_subparsers(dest="what", metavar="codec|training", required=True, help="what to measure")
+    what = parser.add_subparsers(title="what to measure", dest="what", metavar="codec|training", required=True)
     training = what.add_parser("training", help="the training loop beside a plain PyTorch loop")
     add = training.add_argument
-    add("--model", metavar="PRESET", default="tiny", help="as in a run.toml, 125m say (default: tiny)")
-    add("--steps", metavar="N", type=int, default=50, help="steps that are timed (default: 50)")
-    add("--batch-tokens", metavar="N", type=int, help="tokens of a step (default: 1024; 65536 on a GPU)")
-    add("--sequence-length", metavar="N", type=int, help="tokens of a sequence (default: 128; 1024 on a GPU)")
+    add("--model", metavar="PRESET", default="tiny", help="as in a run.toml, for example 125m (default: tiny)")
+    add("--steps", metavar="N", type=int, default=50, help="timed steps (default: 50)")
+    add("--batch-tokens", metavar="N", type=int, help="tokens per step (default: 1024; 65536 on a GPU)")
+    add("--sequence-length", metavar="N", type=int, help="tokens per sequence (default: 128; 1024 on a GPU)")
     add("--device", metavar="DEVICE", default="auto", help="cpu, cuda, or auto: a GPU if there is one (default)")
     add("--threads", metavar="N", type=int, help="CPU threads (default: torch's choice)")
-    add("--json", action="store_true", help="for programs")
+    as_json(training)
     codec = what.add_parser("codec", help="bytes, error and speed of each codec")
     add = codec.add_argument
     add("--params", metavar="N", type=int, default=100_000_000, help="elements for the speed (default: 100000000)")
-    add("--device", metavar="DEVICE", default="auto", help="cpu, cuda, or auto: all there is (default)")
-    add("--codecs", metavar="LIST", help="some only, as bf16,lattice:4 (default: all)")
-    add("--json", action="store_true", help="for programs")
+    add("--device", metavar="DEVICE", default="auto", help="cpu, cuda, or auto: all that exist (default)")
+    add("--codecs", metavar="LIST", help="only these, as bf16,lattice:4 (default: all)")
+    as_json(codec)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,7 +50,7 @@ def _codec(args: argparse.Namespace) -> int:
         raise UsageError(f"--codecs takes some of {', '.join(codec.CODECS)}, not {unknown[0]!r}")
     rows = list(codec.run(args.params, devices, names, _say))
     if args.json:
-        print(json.dumps({"schema": SCHEMA, "params": args.params, "rows": [asdict(row) for row in rows]}, indent=2))
+        print_json({"schema": SCHEMA, "params": args.params, "rows": [asdict(row) for row in rows]})
     else:
         _print(rows)
     return 0
@@ -61,7 +61,7 @@ def _training(args: argparse.Namespace) -> int:
     for name, value in given.items():
         if value is not None and not 1 <= value <= 1_000_000:
             raise UsageError(f"--{name.replace('_', '-')} must be from 1 to 1000000")
-    from noloco_node.run.manifest import PRESETS
+    from noloco_node.run.schema import PRESETS
 
     if args.model not in PRESETS:
         raise UsageError(f"--model takes {listed(PRESETS)}, not {args.model!r}")
@@ -74,7 +74,7 @@ def _training(args: argparse.Namespace) -> int:
     run = training.manifest(args.model, args.steps, batch_tokens, length)
     report = training.run(args.model, run, device, args.threads, _say)
     if args.json:
-        print(json.dumps({"schema": SCHEMA, **asdict(report)}, indent=2))
+        print_json({"schema": SCHEMA, **asdict(report)})
     else:
         _print_training(report)
     return 0
@@ -89,7 +89,7 @@ def _devices(wanted: str) -> list[str]:
     if wanted not in ("cpu", "cuda"):
         raise UsageError(f"--device takes cpu, cuda or auto, not {wanted!r}")
     if wanted not in there:
-        raise UsageError("torch sees no CUDA device here: use --device cpu")
+        raise UsageError("torch finds no CUDA device here: use --device cpu")
     return [wanted]
 
 

@@ -1,26 +1,25 @@
-"""The verbs that become a node: `start`, `join`, `bootstrap`.
+"""The verbs that run a node: `start`, `join`, `bootstrap`.
 
-What a user can get wrong is found before anything heavy is imported, in this order: flags and manifest (2), a node that
-runs here already (4), a swarm that cannot be reached (10). Signals are node/main.py's, once it runs.
+A user's mistakes are found before anything heavy is imported, in this order (with their exit codes): flags and manifest
+(2), a node that runs here already (4), a swarm that cannot be reached (10). node/main.py handles signals.
 """
 
 import argparse
 import asyncio
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import Any
 
-from noloco_node.cli import logs
+from noloco_node.base.addresses import Address
+from noloco_node.cli import log_setup
 from noloco_node.errors import SwarmUnreachable, UsageError
 from noloco_node.host import config
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
-
-if TYPE_CHECKING:
-    from noloco_node.node.mission import Mission
 
 _PROBE_S = 5.0
 """A TCP handshake across the world takes well under one."""
@@ -33,32 +32,28 @@ def start(args: argparse.Namespace) -> int:
 
     settings, run = _settings(args), toml.load(Path(args.manifest))
     sources.check(run.data, sources.Sources(settings.data, settings.tokenizer))
-    with _resident(settings) as (home, settings):
+    with _prepared(settings) as (home, settings):
         from noloco_node.base.identity import Identity
         from noloco_node.data.pin_commit import pinned
-        from noloco_node.node.mission import Start
 
-        return _be(settings, Start(manifest.sign(pinned(run, home), Identity.load_or_create(home.identity))))
+        signed = manifest.sign(pinned(run, home), Identity.load_or_create(home.identity))
+        return _run(lambda main: main.train(settings, signed, _report))
 
 
 def join(args: argparse.Namespace) -> int:
     settings = _settings(args)
     if not settings.bootstrap:
         raise UsageError(
-            "join needs an address: `noloco-node join --bootstrap <address>`, as the line says that `start` printed"
+            "join needs an address: `noloco-node join --bootstrap <address>`, from the line that `start` printed"
         )
-    with _resident(settings) as (_, settings):
-        from noloco_node.node.mission import Join
-
-        return _be(settings, Join())
+    with _prepared(settings) as (_, settings):
+        return _run(lambda main: main.train(settings, None, _report))
 
 
 def bootstrap(args: argparse.Namespace) -> int:
     settings = _settings(args)
-    with _resident(settings) as (_, settings):
-        from noloco_node.node.mission import Rendezvous
-
-        return _be(settings, Rendezvous())
+    with _prepared(settings) as (_, settings):
+        return _run(lambda main: main.rendezvous(settings, _report))
 
 
 def _settings(args: argparse.Namespace) -> NodeConfig:
@@ -67,36 +62,36 @@ def _settings(args: argparse.Namespace) -> NodeConfig:
 
 
 @contextmanager
-def _resident(settings: NodeConfig) -> Iterator[tuple[Home, NodeConfig]]:
-    """The home, made and ours alone, its log open, and an address to join by that answers."""
+def _prepared(settings: NodeConfig) -> Iterator[tuple[Home, NodeConfig]]:
+    """Creates and locks the home, opens its log, and finds a bootstrap address that answers."""
     home = Home(settings.home).create()
-    with home.lock(), logs.written(home, settings.log_level, settings.log_format):
+    with home.lock(), log_setup.written(home, settings.log_level, settings.log_format):
         if settings.bootstrap:
-            settings = replace(settings, bootstrap=asyncio.run(_ways_in(settings.bootstrap, home)))
+            settings = replace(settings, bootstrap=asyncio.run(_reachable(settings.bootstrap, home)))
         yield home, settings
 
 
-async def _ways_in(addresses: tuple[str, ...], home: Home) -> tuple[str, ...]:
-    """The bootstrap addresses; where none answers, also some of peers of old that answer now."""
+async def _reachable(addresses: tuple[Address, ...], home: Home) -> tuple[Address, ...]:
+    """The bootstrap addresses; if none answers, also those of cached peers that answer now."""
     from noloco_node.peers.cache import PeerCache
     from noloco_node.transport.probe import probe
 
     try:
         await reach(addresses)
     except SwarmUnreachable:
-        cached = PeerCache(home.root / "peers.json").peers().values()
-        tried = [address for found in cached for address in found if "/tcp/" in address][:_MAX_TRIED]
+        cached = [address for known in PeerCache(home.root / "peers.json").peers().values() for address in known]
+        tried = [address for address in cached if address.transport == "tcp" and not address.relay][:_MAX_TRIED]
         found = await asyncio.gather(*(probe(address, _PROBE_S) for address in tried), return_exceptions=True)
-        there = tuple(address for address, failure in zip(tried, found, strict=True) if failure is None)
-        if not there:
+        answering = tuple(address for address, failure in zip(tried, found, strict=True) if failure is None)
+        if not answering:
             raise
-        _report("no bootstrap address answers: joining by peers that were there before")
-        return (*addresses, *there)
+        _report("no bootstrap address answers: joining through peers seen earlier")
+        return (*addresses, *answering)
     return addresses
 
 
-async def reach(addresses: Sequence[str]) -> None:
-    """See that something listens at one of them; any will do. Raises UsageError, SwarmUnreachable."""
+async def reach(addresses: Sequence[Address]) -> None:
+    """Check that at least one of the addresses accepts connections. Raises SwarmUnreachable."""
     from noloco_node.transport.probe import probe
 
     found = await asyncio.gather(*(probe(address, _PROBE_S) for address in addresses), return_exceptions=True)
@@ -108,12 +103,13 @@ async def reach(addresses: Sequence[str]) -> None:
         raise SwarmUnreachable(f"none of the {len(addresses)} bootstrap addresses answers. The first: {failures[0]}")
 
 
-def _be(settings: NodeConfig, mission: "Mission") -> int:
+def _run(node: Callable[[ModuleType], Coroutine[Any, Any, int]]) -> int:
+    """`node` makes one, of node/main.py: that imports torch, so the checks before it come first."""
     import uvloop
 
     from noloco_node.node import main
 
-    code: int = uvloop.run(main.run(settings, mission, _report))
+    code: int = uvloop.run(node(main))
     return code
 
 

@@ -1,78 +1,101 @@
-"""Where a daemon's words go: all of them to node.log in the home, a line or two a round to the terminal."""
+"""`logs`: the last lines of node.log, new lines as they come, and the running node's log level."""
 
-import json
-import logging
+import argparse
+import asyncio
 import os
-import sys
-import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from datetime import UTC, datetime
-from itertools import pairwise
-from logging.handlers import RotatingFileHandler
+import time
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO
 
-from noloco_node.errors import NolocoError
-from noloco_node.host.config import home_dir
+from noloco_node.base.validation import listed
+from noloco_node.cli.log_setup import LOG_FILES
+from noloco_node.cli.options import home_of, print_json, whole_number
+from noloco_node.control import socket_client
+from noloco_node.errors import NolocoError, UsageError
+from noloco_node.host.config import LOG_LEVELS
 from noloco_node.host.home import Home
+from noloco_node.observe.jsonl import generations
+from noloco_node.views.documents import SCHEMA
 
-LOG_FILES = 3
-_LOG_BYTES = 8 << 20  # each of the three at most: weeks of a node, and no disk is filled
-_FILE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_POLL_S = 0.2
+_BLOCK = 64 << 10
+_MAX_LINES = 1_000_000
 
 
-@contextmanager
-def written(home: Home, level: str, form: str) -> Iterator[None]:
-    """Everybody's records into the file; ours, from INFO on, to the terminal too. `form`: one of config.LOG_FORMATS."""
-    file = RotatingFileHandler(home.log, maxBytes=_LOG_BYTES, backupCount=LOG_FILES - 1, encoding="utf-8", delay=True)
-    file.setFormatter(_ForPrograms() if form == "json" else logging.Formatter(_FILE_FORMAT))
-    terminal = logging.StreamHandler(sys.stderr)
-    terminal.setLevel(logging.INFO)
-    terminal.setFormatter(_ForPrograms() if form == "json" else _ForPeople(datefmt="%H:%M:%S"))
-    root, ours = logging.getLogger(), logging.getLogger("noloco_node")
-    before = root.level
-    root.setLevel(level.upper())
-    logging.getLogger("grpc").setLevel(logging.WARNING)  # its debug records hold objects that are just being freed
-    root.addHandler(file)
-    ours.addHandler(terminal)
-    logging.captureWarnings(True)
+def logs(args: argparse.Namespace) -> int:
+    home, lines = home_of(args), whole_number(args.lines, "--lines", _MAX_LINES)
+    if args.json and args.follow:
+        raise UsageError(
+            "--json cannot follow: for new lines that programs can read, start the node with --log-format json"
+        )
+    if args.level is not None:
+        print(asyncio.run(_set_level(home, args.level)))
+        if not args.follow:
+            return 0
+    if not home.log.exists():
+        raise NolocoError(f"there is no log in {home.root}: no node has run there yet. Name another home with --home")
+    with home.log.open("rb") as file:
+        found = last_lines(file, home.log, lines)
+        if args.json:
+            print_json({"schema": SCHEMA, "file": str(home.log), "lines": found})
+            return 0
+        for line in chain(found, _added(file, home.log) if args.follow else ()):
+            print(line, flush=True)
+    return 0
+
+
+async def _set_level(home: Home, level: str) -> str:
+    if level not in LOG_LEVELS:
+        raise UsageError(f"--level must be {listed(LOG_LEVELS)}, not {level!r}")
+    async with socket_client.connected(home) as node:
+        await node.log_level(level)
+        name = (await node.status()).name
+    return f"{name} logs at {level} until it ends: `noloco-node logs -f` shows it"
+
+
+def last_lines(file: BinaryIO, log: Path, count: int) -> list[str]:
+    """Of the log and, if it has too few lines, of the rotated ones. `file` is then at the log's end."""
+    found = _end_of(file, count)
+    for path in generations(log, LOG_FILES - 1)[1:]:
+        if len(found) < count and path.exists():
+            with path.open("rb") as full:
+                found = [*_end_of(full, count - len(found)), *found]
+    return found
+
+
+def _end_of(file: BinaryIO, count: int) -> list[str]:
+    end = place = file.seek(0, os.SEEK_END)
+    blocks: list[bytes] = []
+    while place and sum(block.count(b"\n") for block in blocks) <= count:
+        size = min(_BLOCK, place)
+        place = file.seek(place - size)
+        blocks.insert(0, file.read(size))
+    file.seek(end)
+    return b"".join(blocks).decode(errors="replace").splitlines()[-count:]
+
+
+def _added(file: BinaryIO, log: Path) -> Iterator[str]:
+    """New lines, without end. A rotated file is read to its end before the next one."""
+    rest = b""
     try:
-        yield
+        while True:
+            rotated = _rotated(log, file)
+            *lines, rest = (rest + file.read()).split(b"\n")
+            yield from (line.decode(errors="replace") for line in lines)
+            if rotated:
+                file.close()
+                file = log.open("rb")
+            else:
+                time.sleep(_POLL_S)
     finally:
-        logging.captureWarnings(False)
-        ours.removeHandler(terminal)
-        root.removeHandler(file)
-        root.setLevel(before)
-        ours.setLevel(logging.NOTSET)  # `logs --level` may have set it
         file.close()
 
 
-def note_crash(error: BaseException, args: Sequence[str]) -> str:
-    """Write the traceback to the log of the home that `args` name; say where it is."""
-    named = next((after for word, after in pairwise(args) if word == "--home"), None)
+def _rotated(log: Path, file: BinaryIO) -> bool:
+    """Whether the log was rotated: another file has its name now."""
     try:
-        home = Home(home_dir(named, os.environ))
-        home.create()
-        with home.log.open("a", encoding="utf-8") as file:
-            traceback.print_exception(error, file=file)
-    except (OSError, NolocoError):
-        return repr(error)
-    return f"the details are in {home.log}"
-
-
-class _ForPrograms(logging.Formatter):
-    """An object a line. The time is UTC, as collectors want it."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        line = {"time": at, "level": record.levelname.lower(), "logger": record.name, "message": record.getMessage()}
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
-
-
-class _ForPeople(logging.Formatter):
-    """`12:31:07 round 4 of 8: …`; only what is worse than information says how bad it is. No tracebacks."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        level = f"{record.levelname.lower()}: " if record.levelno > logging.INFO else ""
-        return f"{self.formatTime(record, self.datefmt)} {level}{record.getMessage()}"
+        return log.stat().st_ino != os.fstat(file.fileno()).st_ino
+    except FileNotFoundError:
+        return False  # just being rotated

@@ -1,18 +1,27 @@
-"""The verbs that look at what was trained: `export`, `eval`, `sample`. They read files; no node need run here."""
+"""The verbs about the trained model: `export`, `eval`, `sample`. They read files.
+
+Only `export --average N` asks the node that runs here, which fetches the present weights of some peers.
+"""
 
 import argparse
+import asyncio
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from noloco_node.cli.options import print_json
+from noloco_node.control import socket_client
 from noloco_node.errors import UsageError
 from noloco_node.host import config
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
-from noloco_node.views.views import SCHEMA
+from noloco_node.run import signed_file
+from noloco_node.views.documents import SCHEMA
+from noloco_node.views.gather import GatherView
 
 if TYPE_CHECKING:
     from noloco_node.data.sources import Sources
@@ -21,67 +30,17 @@ if TYPE_CHECKING:
 
 _SETTINGS = ("home", "device", "threads", "data", "tokenizer")
 _MAX_TOKENS = 100_000
+_MAX_PEERS = 64
+"""For `--average`: more would hardly change the mean, and each costs a donor an upload."""
 
 
-# ---- what can be typed -----------------------------------------------------------------------------------------------
-def export_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--to", metavar="DIR", required=True, help="the folder to write; an earlier export there is replaced")
-    add(
-        "--average",
-        metavar="N or LIST",
-        help="the mean of it and of others: of so many peers, whose present weights the running node fetches; or of "
-        "homes, checkpoints or exported folders of the same run, with commas between",
-    )
-    _which(parser)
-    _how(parser)
-
-
-def eval_options(parser: argparse.ArgumentParser) -> None:
-    _path(parser)
-    _which(parser)
-    _how(parser)
-
-
-def sample_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("text", metavar="TEXT", help="what the model is to go on from")
-    _path(parser)
-    add("--tokens", metavar="N", type=int, default=100, help="at most so many more (default: 100)")
-    add("--temperature", metavar="X", type=float, default=0.8, help="0: always the likeliest (default: 0.8)")
-    add("--seed", metavar="N", type=int, default=1, help="the same seed says the same (default: 1)")
-    _which(parser)
-    _how(parser)
-
-
-def _path(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "path", metavar="PATH", nargs="?", help="a checkpoint, a home or an exported folder (default: the home)"
-    )
-
-
-def _which(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--run", metavar="ID", help="of several runs in the home this one; its first digits do")
-    parser.add_argument("--checkpoint", metavar="STEP", help="this checkpoint (default: the newest that is whole)")
-    parser.add_argument("--home", metavar="DIR", help="state directory (default: $NOLOCO_HOME)")
-
-
-def _how(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", metavar="DEVICE", help="auto, cpu or cuda (default: auto)")
-    parser.add_argument("--threads", metavar="N", help="CPU threads (default: torch's choice)")
-    parser.add_argument("--data", metavar="FILES", action="append", help="the data, where the run leaves it to you")
-    parser.add_argument("--tokenizer", metavar="FILE", help="the tokenizer.json that the run asks for")
-    parser.add_argument("--json", action="store_true", help="for programs")
-
-
-# ---- what is done ----------------------------------------------------------------------------------------------------
 def export(args: argparse.Namespace) -> int:
     settings, to = _settings(args), Path(args.to).absolute()
     from noloco_node.publish import hf_folder, model_card
 
     hf_folder.check(to)
-    live = (args.average or "").isdecimal()
-    trained, journal = (_live_mean if live else _kept_mean)(args, settings)
+    from_peers = (args.average or "").isdecimal()
+    trained, journal = (_mean_of_peers if from_peers else _mean_of_files)(args, settings)
     measured = _measured_if_possible(trained, settings)
     rows = model_card.history(journal, trained.round)
     hf_folder.write(to, trained, measured, rows)
@@ -89,26 +48,49 @@ def export(args: argparse.Namespace) -> int:
         _print_json(trained, {"to": str(to), **_figures(measured)})
     else:
         loss = f", held-out loss {measured.loss:.4f}" if measured else ""
-        print(f"wrote {to}: {_called(trained)}{loss}")
+        print(f"wrote {to}: {_described(trained)}{loss}")
     return 0
 
 
-def _live_mean(args: argparse.Namespace, settings: NodeConfig) -> "tuple[Trained, Path]":
-    """Of this node and some peers, and what this node wrote of its rounds."""
-    from noloco_node.cli import gather
+def _mean_of_peers(args: argparse.Namespace, settings: NodeConfig) -> "tuple[Trained, Path]":
+    """The mean of this node's weights and some peers', and this node's event log."""
     from noloco_node.publish import weights
 
-    home = Home(settings.home)
-    fetched = gather.live(args, home, int(args.average))
+    home, peers = Home(settings.home), int(args.average)
+    if not 1 <= peers <= _MAX_PEERS:
+        raise UsageError(f"--average takes 1 to {_MAX_PEERS} peers, not {peers}")
+    if args.run or args.checkpoint:
+        raise UsageError("--average with a number takes what the running node trains: leave --run and --checkpoint out")
+    view = asyncio.run(_gather(home, peers))
+    file, layout = signed_file.read(home.run(view.run_id)), bytes.fromhex(view.layout)
+    fetched = [weights.Fetched(file, Path(state.path), layout, state.round, state.step) for state in view.states]
     try:
         trained = weights.load(fetched, _sources(settings))
     finally:
-        gather.forget(fetched)
+        for folder in {place.path.parent for place in fetched}:
+            shutil.rmtree(folder, ignore_errors=True)
     return trained, home.run(trained.run.run_id) / "events.jsonl"
 
 
-def _kept_mean(args: argparse.Namespace, settings: NodeConfig) -> "tuple[Trained, Path]":
-    """Of what lies in files, and what the first one's node wrote of its rounds."""
+async def _gather(home: Home, peers: int) -> GatherView:
+    """The node's last report. Progress goes to stderr: one line that changes on a terminal, new lines elsewhere."""
+    from rich.console import Console
+
+    out, shown, view = Console(stderr=True, highlight=False), 0, GatherView()
+    with out.status("asking the node") as line:
+        async with socket_client.connected(home) as node:
+            async for view in node.gather(peers):
+                for skipped in view.skipped[shown:]:
+                    out.print(f"skipped {skipped}", markup=False, soft_wrap=True)
+                shown = len(view.skipped)
+                line.update(view.doing)
+    if (received := len(view.states) - 1) < peers:
+        print(f"{received} of {peers} peers sent their weights", file=sys.stderr)
+    return view
+
+
+def _mean_of_files(args: argparse.Namespace, settings: NodeConfig) -> "tuple[Trained, Path]":
+    """The mean of weights in files, and the event log beside the first of them."""
     from noloco_node.publish import weights
 
     first = _place(args, settings)
@@ -129,7 +111,7 @@ def evaluate(args: argparse.Namespace) -> int:
         _print_json(trained, _figures(measured))
     else:
         print(
-            f"{_called(trained)}: loss {measured.loss:.4f} nats a token, perplexity {measured.perplexity:.3f}, "
+            f"{_described(trained)}: loss {measured.loss:.4f} nats a token, perplexity {measured.perplexity:.3f}, "
             f"{measured.bits_per_byte:.3f} bits a byte ({measured.tokens} held-out tokens, {span(measured.seconds)})"
         )
     return 0
@@ -141,14 +123,14 @@ def sample(args: argparse.Namespace) -> int:
     if not 0 <= args.temperature <= 100:
         raise UsageError(f"--temperature must be a number from 0 to 100, not {args.temperature:g}")
     if not 0 <= args.seed < 2**63:
-        raise UsageError("--seed must be a whole number from 0 on")
+        raise UsageError("--seed must be a whole number of at least 0")
     settings = _settings(args)
     from noloco_node.publish import weights
-    from noloco_node.publish.sample import Manner
     from noloco_node.publish.sample import sample as continuation
 
     trained = weights.load([_place(args, settings)], _sources(settings))
-    pieces = continuation(trained, args.text, Manner(args.tokens, args.temperature, args.seed), settings.device)
+    tokens, temperature, seed = args.tokens, args.temperature, args.seed
+    pieces = continuation(trained, args.text, settings.device, tokens=tokens, temperature=temperature, seed=seed)
     if args.json:
         _print_json(trained, {"text": args.text, "continuation": "".join(pieces)})
         return 0
@@ -191,7 +173,7 @@ def _measured(trained: "Trained", settings: NodeConfig) -> "Measured":
 
 
 def _measured_if_possible(trained: "Trained", settings: NodeConfig) -> "Measured | None":
-    """An export without its loss is better than none: its data may lie elsewhere, or on the hub."""
+    """An export without its loss is better than none: the data may be on another machine, or on the hub."""
     if trained.run.data.source == "hub":
         return None
     try:
@@ -213,7 +195,7 @@ def _progress() -> "Iterator[Callable[[float], None]]":
         yield lambda share: bar.update(task, completed=share)
 
 
-def _called(trained: "Trained") -> str:
+def _described(trained: "Trained") -> str:
     many = f", mean of {len(trained.states)} states" if len(trained.states) > 1 else ""
     return f"{trained.run.label} at round {trained.round}, step {trained.step}{many}"
 
@@ -231,8 +213,6 @@ def _figures(measured: "Measured | None") -> dict[str, Any]:
 
 
 def _print_json(trained: "Trained", more: dict[str, Any]) -> None:
-    from noloco_node.cli.show import print_json
-
     about = {"run_id": trained.run.run_id, "run": trained.run.label, "round": trained.round, "step": trained.step}
     states = [
         {"path": str(path), "round": r, "step": s} for path, (r, s) in zip(trained.paths, trained.states, strict=True)

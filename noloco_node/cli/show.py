@@ -1,21 +1,19 @@
-"""The verbs that look at the node of this machine, through its control socket."""
+"""The verbs that show the node on this machine: `status`, `top`, `id`."""
 
 import argparse
 import asyncio
-import json
-import os
+import math
 import time
-from typing import Any
+from contextlib import suppress
 
+from noloco_node.cli.options import home_of, print_json
 from noloco_node.control import socket_client
-from noloco_node.errors import NolocoError, UsageError
-from noloco_node.host import config
+from noloco_node.errors import UsageError
 from noloco_node.host.home import Home
-from noloco_node.views.views import SCHEMA, StatusView, document
+from noloco_node.views.documents import SCHEMA, document, plain
+from noloco_node.views.status import StatusView
 
-_LEAVE_S = 15.0
-"""A node leaves within 10 s, unless it says that it still saves; the rest is for its process to end."""
-_POLL_S = 0.1
+_SHORTEST_S, _LONGEST_S = 0.2, 3600.0
 
 
 def status(args: argparse.Namespace) -> int:
@@ -29,31 +27,53 @@ def status(args: argparse.Namespace) -> int:
     return 0
 
 
-def leave(args: argparse.Namespace) -> int:
-    home = home_of(args)
-    name = asyncio.run(_leave(home))
-    deadline = time.monotonic() + _LEAVE_S
-    while (pid := home.holder()) is not None:
-        if time.monotonic() > deadline:
-            awaited = asyncio.run(_awaited(home))
-            if awaited is None:
-                raise NolocoError(f"{name} (pid {pid}) is still leaving after {_LEAVE_S:.0f} s: see {home.log}")
-            print(f"{name} is leaving, and waits for {awaited}")
-            deadline = time.monotonic() + _LEAVE_S
-        time.sleep(_POLL_S)
-    print(f"{name} has left; what it knows is kept in {home.root}")
-    return 0
+async def _status(home: Home) -> StatusView:
+    async with socket_client.connected(home) as node:
+        return await node.status()
 
 
-def pause(args: argparse.Namespace) -> int:
-    view = asyncio.run(_pause(home_of(args)))
-    print(f"{view.name} is {view.state}: `noloco-node resume` makes it go on")
-    return 0
+def top(args: argparse.Namespace) -> int:
+    from noloco_node.terminal.top import app
+    from noloco_node.terminal.top.driver import can_show
+
+    home, every_s = home_of(args), _interval(args.interval)
+    if args.once:
+        return asyncio.run(_once(home, every_s, args.json))
+    if args.json:
+        raise UsageError("--json needs --once; for JSON again and again, use `noloco-node peers --watch --json`")
+    if not can_show():
+        with suppress(KeyboardInterrupt):
+            asyncio.run(app.as_lines(home, every_s, lambda line: print(line, flush=True)))
+        return 0
+    live = app.Session(home, every_s)
+    code = asyncio.run(live.run())
+    if live.farewell:
+        print(live.farewell)
+    return code
 
 
-def resume(args: argparse.Namespace) -> int:
-    view = asyncio.run(_resume(home_of(args)))
-    print(f"{view.name} is {view.state}" + (f", waiting for {view.waiting_for}" if view.waiting_for else ""))
+def _interval(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not _SHORTEST_S <= seconds <= _LONGEST_S:
+        raise UsageError(f"--interval must be a number of seconds from {_SHORTEST_S:g} to {_LONGEST_S:g}, not {text!r}")
+    return seconds
+
+
+async def _once(home: Home, every_s: float, as_json: bool) -> int:
+    from noloco_node.terminal.top.driver import print_once, size_to_print
+    from noloco_node.terminal.top.poller import Poller
+    from noloco_node.terminal.top.screen import Display, screen
+
+    picture = await Poller(home, every_s, lambda: None).first()
+    if as_json:
+        shown = {"status": plain(picture.status), **plain(picture.peers), "history": plain(picture.history)}
+        print_json({"schema": SCHEMA, **shown})
+        return 0
+    width, height = size_to_print()
+    print_once(screen(picture, Display(width=width, height=height, now=time.time(), every_s=every_s)))
     return 0
 
 
@@ -68,55 +88,3 @@ def identity(args: argparse.Namespace) -> int:
     else:
         print(f"peer id  {peer_id}\nname     {name_of(peer_id)}\nhome     {home.root}")
     return 0
-
-
-def print_json(written: dict[str, Any]) -> None:
-    print(json.dumps(written, indent=2))
-
-
-def whole(text: str, flag: str, most: int) -> int:
-    """What a flag counts."""
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= most:
-        raise UsageError(f"{flag} must be a whole number from 1 to {most}, not {text!r}")
-    return int(text)
-
-
-def home_of(args: argparse.Namespace) -> Home:
-    return Home(config.home_dir(args.home, os.environ))
-
-
-async def _status(home: Home) -> StatusView:
-    async with socket_client.connected(home) as node:
-        return await node.status()
-
-
-async def _pause(home: Home) -> StatusView:
-    async with socket_client.connected(home) as node:
-        return _trainer(await node.pause())
-
-
-async def _resume(home: Home) -> StatusView:
-    async with socket_client.connected(home) as node:
-        return _trainer(await node.resume())
-
-
-def _trainer(view: StatusView) -> StatusView:
-    if view.state == "rendezvous":
-        raise UsageError(f"{view.name} is a rendezvous and trains nothing: `noloco-node leave` ends it")
-    return view
-
-
-async def _awaited(home: Home) -> str | None:
-    """What a node that leaves waits for, if it says so."""
-    try:
-        async with socket_client.connected(home) as node:
-            return (await node.status()).waiting_for
-    except NolocoError:
-        return None
-
-
-async def _leave(home: Home) -> str:
-    async with socket_client.connected(home) as node:
-        name = (await node.status()).name
-        await node.leave()
-        return name

@@ -1,7 +1,6 @@
-"""`noloco-node simulate`: NoLoCo and its rivals on this machine, or what a network would make of them."""
+"""`simulate`: NoLoCo and other methods trained in one process; `simulate network`: their time and bytes, modelled."""
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -10,6 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from noloco_node.cli.options import as_json, print_json
 from noloco_node.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LARGEST_SIGMA = 5
-"""Of a logarithm: one in twenty is then 3,700 times the median, and a mean of some thousands is mere chance."""
+"""Of a logarithm. At 5, one in twenty is 3,700 times the median, and a mean of some thousands is mere chance."""
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     _training(parser)
-    what = parser.add_subparsers(dest="what", metavar="network", help="no training: time, idling and bytes by method")
-    network = what.add_parser("network", help="seconds, idling and bytes of a synchronisation, in virtual time")
+    what = parser.add_subparsers(title="without training", dest="what", metavar="network")
+    network = what.add_parser("network", help="model the time, idling and bytes of each method, in virtual time")
     _network(network)
 
 
@@ -33,57 +33,57 @@ def run(args: argparse.Namespace) -> int:
         from noloco_node.simulate.report import check_plot
 
         if args.what is None and args.links is not None:
-            raise UsageError("--plot draws comparisons and networks, and nothing of --links: leave one of them out")
+            raise UsageError("--plot does not draw what --links models: leave one of them out")
         check_plot(args.plot)
     return _run_network(args) if args.what == "network" else _run_training(args)
 
 
 def _training(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+    add = parser.add_argument_group("what to compare").add_argument
     add(
         "--algorithms",
         metavar="LIST",
-        help="of noloco, noloco-paper, diloco, fedavg, ddp, local; each with settings if need be, like "
-        "noloco:beta=1:swaps=2 (alpha, beta, gamma, swaps, keep_norm, inner_steps); default: all but noloco-paper, "
-        "with --links noloco",
+        help="of noloco, noloco-paper, diloco, fedavg, ddp, local; each may have settings, as noloco:beta=1:swaps=2 "
+        "(alpha, beta, gamma, swaps, keep_norm, inner_steps); default: all but noloco-paper, with --links noloco",
     )
-    add("--replicas", metavar="N", type=int, default=8, help="default: 8")
-    add("--inner-steps", metavar="H", type=int, help="steps between two meetings (default: 50)")
-    add("--rounds", metavar="N", type=int, default=12, help="phases of H steps (default: 12)")
     add(
         "--overlap",
         metavar="LIST",
-        help="eager, blocking, deferred (the whole outer step comes late), delay=N, deferred=N inner steps "
-        "(default: as a run's manifest)",
+        help="eager, blocking, deferred (the whole outer step is late), delay=N, deferred=N inner steps "
+        "(default: as in run.toml)",
     )
-    add("--codec", metavar="NAME", help="how vectors are written (default: as a run's manifest)")
-    data = parser.add_mutually_exclusive_group()
-    data.add_argument("--iid", dest="iid", action="store_true", default=True, help="all read all modules (default)")
-    data.add_argument("--non-iid", dest="iid", action="store_false", help="each replica has modules of its own")
     add("--seed", metavar="LIST", default="1", help="one, or several with commas: mean and deviation (default: 1)")
-    add("--learning-rate", metavar="X", type=float, help="peak of the inner learning rate (default: 0.003)")
-    add("--batch-tokens", metavar="N", type=int, help="of one replica in one step (default: 1024)")
-    add("--held-out", metavar="N", type=int, default=64, help="sequences of each evaluation (default: 64)")
     add("--sweep", action="store_true", help="try the same alphas and betas for each algorithm that has them")
     add("--sweep-alphas", metavar="LIST", default="0.1,0.3,0.5", help="default: 0.1,0.3,0.5")
     add("--sweep-betas", metavar="LIST", default="0.7,1,1.3", help="default: 0.7,1,1.3")
+    group = parser.add_argument_group("how to train")
+    add = group.add_argument
+    add("--replicas", metavar="N", type=int, default=8, help="default: 8")
+    add("--inner-steps", metavar="H", type=int, help="steps of a phase (default: 50)")
+    add("--rounds", metavar="N", type=int, default=12, help="phases of H steps (default: 12)")
+    add("--codec", metavar="NAME", help="the encoding of what is sent (default: as in run.toml)")
+    data = group.add_mutually_exclusive_group()
+    data.add_argument("--iid", dest="iid", action="store_true", default=True, help="all read all modules (default)")
+    data.add_argument("--non-iid", dest="iid", action="store_false", help="each replica has modules of its own")
+    add("--learning-rate", metavar="X", type=float, help="peak of the inner learning rate (default: 0.003)")
+    add("--batch-tokens", metavar="N", type=int, help="tokens of one step of one replica (default: 1024)")
+    add("--held-out", metavar="N", type=int, default=64, help="sequences of each evaluation (default: 64)")
     add("--precision", metavar="P", default="auto", help="of matrix products: fp32, bf16 or auto (default)")
     add("--device", metavar="DEVICE", default="auto", help="auto, cpu or cuda (default: auto)")
     add("--threads", metavar="N", type=int, help="CPU threads (default: torch's choice)")
-    add("--compile", action="store_true", help="through torch.compile: pays from a few hundred steps on")
+    add("--compile", action="store_true", help="use torch.compile: faster from a few hundred steps on")
     _clock(parser)
     _output(parser)
 
 
 def _clock(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+    add = parser.add_argument_group("modelled hours of a large model").add_argument
     add(
         "--links",
         metavar="LIST",
-        help="Mbit/s: how late things come follows from the link, and the hours are modelled that a large model would "
-        "take (noloco, and overlaps without a number)",
+        help="Mbit/s; the delay of each correction follows from the link (only noloco, and overlaps without a number)",
     )
-    add("--modelled-parameters", metavar="N", type=float, default=1e9, help="of that model (default: 1e9)")
+    add("--modelled-parameters", metavar="N", type=float, default=1e9, help="parameters of that model (default: 1e9)")
     add(
         "--modelled-step",
         metavar="S",
@@ -98,22 +98,23 @@ def _network(parser: argparse.ArgumentParser) -> None:
     sizes = ",".join(str(1 << k) for k in range(1, 13))
     add("--sizes", metavar="LIST", default=sizes, help="numbers of nodes (default: 2,4,8 to 4096)")
     add("--latency", metavar="S", type=float, default=1.0, help="median seconds of a message (default: 1)")
-    add("--sigma", metavar="X", type=float, default=0.5, help="of its logarithm (default: 0.5)")
-    add("--bandwidth", metavar="MBIT", type=float, help="of a link (default: transfer is within the latency)")
-    add("--vector", metavar="MB", type=float, default=250.0, help="what a node tells (default: 250)")
-    add("--speeds", metavar="X", type=float, default=0.3, help="sigma of the boxes' speeds (default: 0.3)")
+    add("--sigma", metavar="X", type=float, default=0.5, help="deviation of the latency's logarithm (default: 0.5)")
+    add("--bandwidth", metavar="MBIT", type=float, help="of a link, in Mbit/s (default: the latency includes it)")
+    add("--vector", metavar="MB", type=float, default=250.0, help="what a node sends (default: 250)")
+    add("--speeds", metavar="X", type=float, default=0.3, help="sigma of the machines' speeds (default: 0.3)")
     add("--jitter", metavar="X", type=float, default=0.1, help="sigma from phase to phase (default: 0.1)")
     add("--seed", metavar="N", type=int, default=1, help="default: 1")
     _output(parser)
 
 
 def _output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--plot", metavar="out.png", type=Path, help="draw it (needs matplotlib)")
-    parser.add_argument("--json", action="store_true", help="for programs")
+    group = parser.add_argument_group("output")
+    group.add_argument("--plot", metavar="out.png", type=Path, help="draw the results (needs matplotlib)")
+    as_json(group)
 
 
 def _run_training(args: argparse.Namespace) -> int:
-    from noloco_node.run.manifest import OuterSpec
+    from noloco_node.run.schema import OuterSpec
     from noloco_node.simulate import report, sweep
 
     choices, seeds = _choices(args), _list(args.seed, int, "--seed")
@@ -130,7 +131,7 @@ def _run_training(args: argparse.Namespace) -> int:
     if args.plot is not None:
         report.plot_comparison(curves, args.plot)
     if args.json:
-        print(json.dumps(report.comparison_document(settings, curves, found), indent=2))
+        print_json(report.comparison_document(settings, curves, found))
     else:
         from rich.console import Console
 
@@ -141,7 +142,7 @@ def _run_training(args: argparse.Namespace) -> int:
 
 
 def _run_clock(args: argparse.Namespace, choices: "Sequence[Choice]", seeds: Sequence[int]) -> int:
-    """A training for each delay that some link brings about; blocking is the same on all."""
+    """One training for each delay that a link causes; blocking is the same on all links."""
     from noloco_node.simulate import report, wallclock
     from noloco_node.simulate.noloco import element_bytes
     from noloco_node.simulate.wallclock import OVERLAPS, Large
@@ -152,7 +153,7 @@ def _run_clock(args: argparse.Namespace, choices: "Sequence[Choice]", seeds: Seq
         raise UsageError("--links, --modelled-parameters and --modelled-step must be above 0")
     if set(overlaps) - set(OVERLAPS) or any(choice.name != "noloco" for choice in choices):
         raise UsageError(
-            f"--links takes --algorithms noloco and --overlap {','.join(OVERLAPS)}: the link says how late things come"
+            f"--links takes --algorithms noloco and --overlap {','.join(OVERLAPS)}: the link decides the delay"
         )
     settings = _settings(args, "blocking")
     large = Large(args.modelled_parameters, args.modelled_step, element_bytes(settings.codec))
@@ -161,7 +162,7 @@ def _run_clock(args: argparse.Namespace, choices: "Sequence[Choice]", seeds: Seq
     curves = _train(trained, choices, seeds, args.threads)
     timed = wallclock.timed(curves, ways, large)
     if args.json:
-        print(json.dumps(report.clock_document(settings, curves, large, timed), indent=2))
+        print_json(report.clock_document(settings, curves, large, timed))
     else:
         from rich.console import Console
 
@@ -186,7 +187,7 @@ def _run_network(args: argparse.Namespace) -> int:
     if args.plot is not None:
         report.plot_network(rows, waiting, args.plot)
     if args.json:
-        print(json.dumps(report.network_document(given, rows, waiting), indent=2))
+        print_json(report.network_document(given, rows, waiting))
     else:
         from rich.console import Console
 
@@ -200,7 +201,7 @@ def _settings(args: argparse.Namespace, overlap: str) -> "Settings":
     from pydantic import ValidationError
 
     from noloco_node.base.validation import did_you_mean, explain
-    from noloco_node.run.manifest import CODECS, InnerSpec
+    from noloco_node.run.schema import CODECS, InnerSpec
     from noloco_node.simulate.settings import Settings
 
     given = {"steps": args.inner_steps, "learning_rate": args.learning_rate, "batch_tokens": args.batch_tokens}
@@ -243,7 +244,7 @@ def _default(args: argparse.Namespace) -> str:
 def _train(
     compared: "Sequence[Settings]", choices: "Sequence[Choice]", seeds: Sequence[int], threads: int | None
 ) -> "list[Curve]":
-    """All settings differ in their overlap alone, which then stands behind the algorithm's name."""
+    """`compared` differ in their overlap only; if there are several, it is added to the algorithm's name."""
     import torch
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -267,14 +268,14 @@ def _train(
 
                 curve = run(replace(work, settings=replace(settings, seed=seed)), choice, progress)
                 curves.append(replace(curve, algorithm=title))
-                if not bar.console.is_terminal:  # a log has no bar: a line for each that is done
+                if not bar.console.is_terminal:  # a log has no bar: one line for each result
                     loss = curve.averaged_model_loss[-1]
                     print(f"{title}, seed {seed}: {loss:.3f} after {curve.wall_s:.0f} s", file=sys.stderr, flush=True)
     return curves
 
 
 def _list(text: str, kind: Callable[[str], T], flag: str) -> list[T]:
-    """Each once: the same twice would look like two of something, a second seed say."""
+    """Without repetitions: the same seed twice would look like two seeds."""
     try:
         return list(dict.fromkeys(kind(part) for part in text.split(",")))
     except ValueError:

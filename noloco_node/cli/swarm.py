@@ -1,9 +1,8 @@
-"""`swarm`: the whole thing on one machine, to see it work before anybody else is involved."""
+"""`swarm`: several real nodes on this machine, to see a run before anybody else takes part."""
 
 import argparse
 import asyncio
 import os
-import re
 import signal
 import socket
 import time
@@ -12,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from noloco_node.cli.options import print_json, whole_number
 from noloco_node.errors import EXIT_INTERRUPTED, NolocoError, UsageError
 from noloco_node.version import VERSION
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from noloco_node.run.manifest import Manifest
+    from noloco_node.run.schema import Manifest
     from noloco_node.terminal.swarm_report import Outcome
 
 _MAX_NODES = 64  # each is a process with torch in it
@@ -32,7 +32,7 @@ class _Plan:
     """The user's run.toml; None for the demonstration."""
     nodes: int
     rounds: int | None
-    """What the nodes are told; None leaves it to the manifest."""
+    """The nodes' --rounds; None: the manifest's."""
     keep: Path | None
     pages: tuple[str, ...]
     """Where each node serves its web page; none when empty."""
@@ -48,35 +48,33 @@ def swarm(args: argparse.Namespace) -> int:
     plan, out = _plan(args), console(stderr=args.json)
     try:
         outcome = asyncio.run(_train(plan, out))
-    except asyncio.CancelledError:  # SIGTERM; after Ctrl-C asyncio says KeyboardInterrupt
+    except asyncio.CancelledError:  # SIGTERM; for Ctrl-C asyncio raises KeyboardInterrupt
         return EXIT_INTERRUPTED
     if args.json:
-        from noloco_node.cli.show import print_json
-
         print_json(outcome.as_document())
     else:
         out.print(outcome.sentence(), markup=False)
     if failure := outcome.failure():
-        raise NolocoError(failure if plan.keep else f"{failure}. With --keep DIR the logs stay")
+        raise NolocoError(failure if plan.keep else f"{failure}. Use --keep DIR to keep the logs")
     return 0
 
 
 def _plan(args: argparse.Namespace) -> _Plan:
-    from noloco_node.run.manifest import Manifest
+    from noloco_node.run.schema import Manifest
     from noloco_node.run.toml import load
 
-    nodes = _whole("--nodes", args.nodes, 2, _MAX_NODES)
-    rounds = None if args.rounds is None else _whole("--rounds", args.rounds, 1, 10_000_000)
+    nodes = whole_number(args.nodes, "--nodes", _MAX_NODES, least=2)
+    rounds = None if args.rounds is None else whole_number(args.rounds, "--rounds", 10_000_000)
     path = Path(args.manifest).absolute() if args.manifest else None
     run = load(path) if path else Manifest(name="tiny", rounds=rounds or _DEMO_ROUNDS)
     if run.data.source == "files":
-        raise UsageError('swarm has no files to give to its nodes: take source = "stdlib", or start them one by one')
+        raise UsageError('swarm cannot pass --data to its nodes: use source = "stdlib", or start the nodes one by one')
     keep = Path(args.keep).absolute() if args.keep else None
     return _Plan(run, path, nodes, rounds, keep, tuple(_pages(args.web, nodes)) if args.web else ())
 
 
 def _pages(first: str, nodes: int) -> Iterator[str]:
-    """As many free addresses on consecutive ports."""
+    """Addresses on consecutive ports, each checked to be free."""
     from noloco_node.host.config import web_address
 
     try:
@@ -96,12 +94,6 @@ def _pages(first: str, nodes: int) -> Iterator[str]:
         yield f"{host}:{number}"
 
 
-def _whole(flag: str, text: str, low: int, high: int) -> int:
-    if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:
-        raise UsageError(f"{flag} must be a whole number from {low} to {high}, not {text!r}")
-    return int(text)
-
-
 async def _train(plan: _Plan, out: "Console") -> "Outcome":
     from noloco_node.node import local_swarm
     from noloco_node.run import toml
@@ -119,7 +111,7 @@ async def _train(plan: _Plan, out: "Console") -> "Outcome":
         if plan.manifest is None:
             path.write_text(toml.template(plan.run.name, rounds=plan.run.rounds), encoding="utf-8")
         if plan.pages:
-            out.print(f"web pages, one a node: http://{plan.pages[0]} to http://{plan.pages[-1]}")
+            out.print(f"web pages, one per node: http://{plan.pages[0]} to http://{plan.pages[-1]}")
         with (LiveBoard if out.is_terminal else PlainBoard)(out, progress, plan.target, began) as board:
             await nodes.run(
                 path, plan.nodes, plan.rounds, lambda seats: board.update(seats, time.monotonic()), plan.pages

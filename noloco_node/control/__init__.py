@@ -1,1 +1,1 @@
-"""The local control service: what a node tells its own user over a unix socket, and nobody else."""
+"""The local control service: what a node's own user can ask and order, over a unix socket."""

@@ -1,7 +1,6 @@
-"""The control service's client: what every verb that looks at a running node goes through.
+"""The control service's client: every verb that asks a running node goes through it.
 
-First a plain connect tells whether anybody is there, so that `status` without a node answers before gRPC is even
-imported.
+It connects to the socket first, before gRPC is even imported, so that `status` without a node answers at once.
 """
 
 import asyncio
@@ -12,18 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from noloco_node.errors import Incompatible, NolocoError, NoNodeRunning, UsageError
 from noloco_node.host.home import Home
-from noloco_node.views.views import (
-    GatherView,
-    HistoryView,
-    PeersView,
-    PingView,
-    StatusView,
-    gather_from_json,
-    history_from_json,
-    peers_from_json,
-    ping_from_json,
-    status_from_json,
-)
+from noloco_node.views.documents import from_json
+from noloco_node.views.gather import GatherView
+from noloco_node.views.history import HistoryView
+from noloco_node.views.peers import PeersView, PingView
+from noloco_node.views.status import StatusView
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -31,9 +23,9 @@ if TYPE_CHECKING:
 TIMEOUT_S = 5.0
 """A healthy node answers in milliseconds; one that is loading torch on a busy machine may need seconds."""
 GATHER_SILENCE_S = 30.0
-"""A node that gathers says so every half a second."""
+"""A node that collects states sends a view every half a second."""
 PING_TIMEOUT_S = 30.0
-"""For a node to give up a peer that does not answer, and to say so."""
+"""Longer than a node waits for a peer that does not answer."""
 _KINDS = {kind.exit_code: kind for kind in NolocoError.__subclasses__() if kind.exit_code != NolocoError.exit_code}
 
 
@@ -47,28 +39,28 @@ class ControlClient:
         self._home = home
 
     async def status(self) -> StatusView:
-        return status_from_json(await self._view("Status"))
+        return from_json(StatusView, await self._view("Status"))
 
     async def peers(self) -> PeersView:
-        return peers_from_json(await self._view("Peers"))
+        return from_json(PeersView, await self._view("Peers"))
 
     async def history(self) -> HistoryView:
-        return history_from_json(await self._view("History"))
+        return from_json(HistoryView, await self._view("History"))
 
     async def leave(self) -> None:
         await self._call("Leave")
 
     async def pause(self) -> StatusView:
-        return status_from_json(await self._view("Pause"))
+        return from_json(StatusView, await self._view("Pause"))
 
     async def resume(self) -> StatusView:
-        return status_from_json(await self._view("Resume"))
+        return from_json(StatusView, await self._view("Resume"))
 
     async def ping(self, peer: str, payload_bytes: int = 0) -> PingView:
         from noloco_node.wire.control_pb2 import PingRequest
 
         asked = PingRequest(peer=peer, payload_bytes=payload_bytes)
-        return ping_from_json(str((await self._call("Ping", asked, PING_TIMEOUT_S)).json))
+        return from_json(PingView, str((await self._call("Ping", asked, PING_TIMEOUT_S)).json))
 
     async def gather(self, peers: int) -> AsyncIterator[GatherView]:
         """Views until one is done. Raises what the node could not do."""
@@ -79,7 +71,7 @@ class ControlClient:
             while True:
                 try:
                     async with asyncio.timeout(GATHER_SILENCE_S):
-                        view = gather_from_json(str((await anext(views)).json))
+                        view = from_json(GatherView, str((await anext(views)).json))
                 except (StopAsyncIteration, TimeoutError):
                     raise nobody(self._home) from None
                 if view.failure:
@@ -93,6 +85,9 @@ class ControlClient:
 
         await self._call("LogLevel", LogLevelRequest(level=level))
 
+    async def round_events(self) -> list[str]:
+        return list((await self._call("RoundEvents")).lines)
+
     async def _view(self, method: str) -> str:
         return str((await self._call(method)).json)
 
@@ -104,7 +99,7 @@ class ControlClient:
 
     @contextmanager
     def _faults(self) -> Iterator[None]:
-        """The seam to gRPC."""
+        """gRPC's errors become ours."""
         import grpc
         import grpc.aio
 
@@ -125,7 +120,7 @@ class ControlClient:
 @asynccontextmanager
 async def connected(home: Home) -> AsyncIterator[ControlClient]:
     """A client of the node that runs in `home`. Raises NoNodeRunning."""
-    _knock(home)
+    _require_listener(home)
     import grpc.aio
 
     async with grpc.aio.insecure_channel(home.socket_url) as channel:
@@ -142,7 +137,7 @@ def nobody(home: Home) -> NoNodeRunning:
     )
 
 
-def _knock(home: Home) -> None:
+def _require_listener(home: Home) -> None:
     with socket.socket(socket.AF_UNIX) as plain:
         plain.settimeout(TIMEOUT_S)
         try:

@@ -1,7 +1,7 @@
-"""The control service: a gRPC server on the home's unix socket, over whatever can say how the node is.
+"""The control service: a gRPC server on the home's unix socket.
 
-Who may open the socket may control the node, so its mode (0600) is the whole of the access control. Knows nothing of
-node/main.py: it declares what it needs.
+Whoever may open the socket may control the node, so its mode (0600) is the whole of the access control. What the node
+must offer is `NodeView`; node/base.py does.
 """
 
 import os
@@ -16,19 +16,23 @@ from noloco_node.base.identity import is_peer_id
 from noloco_node.errors import UsageError
 from noloco_node.host.config import LOG_LEVELS
 from noloco_node.host.home import Home
-from noloco_node.views.views import GatherView, HistoryView, PeersView, PingView, StatusView, to_json
+from noloco_node.views.documents import to_json
+from noloco_node.views.gather import GatherView
+from noloco_node.views.history import HistoryView
+from noloco_node.views.peers import PeersView, PingView
+from noloco_node.views.status import StatusView
 from noloco_node.wire import control_pb2 as pb
 from noloco_node.wire import control_pb2_grpc as rpc
 
 Context = Any  # grpc.aio.ServicerContext
 
 MAX_PAYLOAD = 1 << 20
-"""What a ping carries at the most, so that asking for one again and again costs a link little."""
-_GRACE_S = 1.0  # answers under way get so long when the socket closes
+"""Limit for a ping's payload, so that pings in a loop cost a link little."""
+_GRACE_S = 1.0  # for answers under way when the socket closes
 
 
 class NodeView(Protocol):
-    """What the service asks of a node. Called on the event loop; each returns at once."""
+    """What is needed of a node. Called on the event loop; each returns at once."""
 
     def status(self) -> StatusView: ...
 
@@ -40,19 +44,23 @@ class NodeView(Protocol):
         """Begin to leave cleanly; asking twice is fine."""
 
     def pause(self) -> None:
-        """Train and exchange no more until `resume`; asking twice is fine."""
+        """No training and no swaps until `resume`; asking twice is fine."""
 
     def resume(self) -> None: ...
 
     def log_level(self, level: str) -> None:
-        """What its log holds from now on, one of config.LOG_LEVELS."""
+        """One of config.LOG_LEVELS."""
+
+    def round_events(self) -> list[str]:
+        """The latest of the rounds' state machine, one a line."""
+        ...
 
     async def ping(self, peer: str, payload_bytes: int) -> PingView:
-        """One round trip, which ends in bounded time."""
+        """One round trip, in bounded time."""
         ...
 
     def gather(self, peers: int) -> AsyncGenerator[GatherView, None]:
-        """The weights of so many others at most, into files; each view tells more, the last one is done or failed."""
+        """Download the weights of so many others at most into files; the last view is done or failed."""
         ...
 
 
@@ -97,10 +105,13 @@ class ControlServicer(rpc.ControlServicer):
         self._node.log_level(request.level)
         return pb.Empty()
 
+    async def RoundEvents(self, _request: pb.Empty, _context: object) -> pb.Lines:  # noqa: N802 (the proto's name)
+        return pb.Lines(lines=self._node.round_events())
+
 
 @asynccontextmanager
 async def serving(home: Home, node: NodeView) -> AsyncIterator[None]:
-    """Answer on the home's socket while the context lasts. The caller holds the lock: a file there is a leftover."""
+    """Answer on the home's socket. The caller holds the home's lock, so a socket there is a leftover."""
     server = grpc.aio.server()
     rpc.add_ControlServicer_to_server(ControlServicer(node), server)
     try:
@@ -112,7 +123,7 @@ async def serving(home: Home, node: NodeView) -> AsyncIterator[None]:
 
 
 def _bind(server: grpc.aio.Server, home: Home) -> None:
-    """Bind with the mode right from the first instant: a chmod alone would leave a moment open to everybody."""
+    """With umask, as a chmod alone would leave the socket open to everybody for a moment."""
     home.socket.unlink(missing_ok=True)
     before = os.umask(0o077)
     try:

@@ -1,9 +1,9 @@
-"""One byte an element: blocks of 256, each scaled by its own power of two, told at once.
+"""One byte an element: blocks of 256, each scaled by its own power of two, sent at once.
 
-It codes u itself, so it needs no partner who is near; lattice codes say the same better wherever there is one. A coded
-element k · 2^e, |k| ≤ 127, is an fp32 number, so both sides take the difference of the same two coded vectors and
-c_j = −c_i to the bit. A block whose largest element is below 2^-100 is told as zeros: no subnormal number is ever made,
-which some devices would flush.
+It codes u itself, so partners may be far apart; where they are close, lattice codes are more exact. A coded element
+k · 2^e, |k| ≤ 127, is an fp32 number, so both sides take the difference of the same two coded vectors and c_j = −c_i to
+the bit. A block whose largest element is below 2^-100 is sent as zeros: no subnormal number is ever made, which some
+devices would flush.
 """
 
 import numpy as np
@@ -46,7 +46,7 @@ class Int8Conversation:
         self.stats.sent_bytes += len(payload)
         return payload
 
-    def hear(self, payload: bytes) -> Received:
+    def receive(self, payload: bytes) -> Received:
         self.stats.received_bytes += len(payload)
         count, size = len(self._exponents), len(self._u)
         if len(payload) != count + size:

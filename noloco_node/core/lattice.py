@@ -1,34 +1,35 @@
-"""Lattice codes: both partners round u to one grid and send the low bits; the other's own vector resolves the rest.
+"""Lattice codes: both partners round u to one grid and send the low bits; the other's own vector gives the rest.
 
-u_i and u_j are close to each other and far from zero, so what a code of u itself spends its bits on, the partner
-knows already (quantised decentralised SGD with lattice codes: arXiv 2002.09268; SwarmSGD: 1910.12308). With
-k = round(u/step + dither), the same step and dither on both sides, k mod 2^bits tells a partner within the range all of
-k. Both use the difference of the same two whole numbers, so the corrections are opposite to the bit. The turns:
+u_i and u_j are close to each other and far from zero, so most of what a code of u itself would send, the partner knows
+already (quantised decentralised SGD with lattice codes: arXiv 2002.09268; SwarmSGD: 1910.12308). With
+k = round(u/step + dither), the same step and dither on both sides, a partner within the range finds all of k from
+k mod 2^bits. Both use the difference of the same two whole numbers, so the corrections are opposite to the bit. The
+turns:
 
     1  ranges       the range that each block should have, and a few elements in full: core/lattice_ranges.py
     2  codes        k mod 2^bits, packed; per block 16 bits of a checksum over what is not sent; a digest of all k
-    3  missed       of blocks whose checksum does not fit (the partner was out of range) and that could not be mended:
+    3  missed       of blocks whose checksum does not fit (the partner was out of range) and that were not repaired:
                     8 more bits of k, a checksum
-    4  whole        of blocks that still do not fit: all of k. At last, if the digest does not hold: of all blocks
+    4  whole        of blocks that still do not fit: all of k. At last, if the digest does not fit: of all blocks
 
-Where one element of a block alone is out of range, and not far, the checksum is off by that element's weight and names
-it: both sides mend it, and nothing is told again. So ranges hold all but one element of most blocks instead of all of
-them. *(Tried, same bytes: error 0.24 → 0.20 to 0.24 for normal differences, 0.32 to 0.37 → 0.275 for Laplace's, 0.41 →
-0.30 for Student's with 5 degrees of freedom; eight replicas in `simulate` 0.27 → 0.23.)*
+Where only one element of a block is out of range, and not far, the checksum is off by that element's weight, which
+identifies it: both sides repair it, and nothing is sent again. So ranges need to hold all but one element of most
+blocks instead of all of them. *(Tried, same bytes: error 0.24 → 0.20 to 0.24 for normal differences, 0.32 to 0.37 →
+0.275 for Laplace's, 0.41 → 0.30 for Student's with 5 degrees of freedom; eight replicas in `simulate` 0.27 → 0.23.)*
 
-Both sides say the same number of turns, at least two. Guarantees, and their conditions:
+Both sides take the same number of turns, at least two. Guarantees, and their conditions:
 
 - c_j = −c_i to the bit, whatever was missed, between all kernels. An honest pair misses the same blocks on both sides,
   because the decoded difference is antisymmetric even at the range's edge (kernels/__init__.py).
 - |2 c − (u_j − u_i)| ≤ 1.5 steps in every element of a block that was decoded right, as long as |u| of both sides is
-  below 2^21 steps: each side's wish for the range sees to that, unless the other's is 64 times smaller.
+  below 2^21 steps: each side's wish for the range ensures that, unless the other's is 64 times smaller.
 - A block out of range is noticed unless its checksum collides: never with up to three elements off by one range each,
-  else at 2^-15 or less; the digest finds all but 2^-(16 − bits) of those, and then the fragment is told whole.
-- A block is mended wrongly never with two elements off by one range each, with three or five about once in 1,000 (as
-  measured), most of which no digest sees: four elements of c are then off by a range, and c_j = −c_i still.
+  else at 2^-15 or less; the digest finds all but 2^-(16 − bits) of those, and then the whole fragment is sent.
+- A block is repaired wrongly never with two elements off by one range each, with three or five about once in 1,000 (as
+  measured), most of which no digest finds: four elements of c are then off by a range, and c_j = −c_i still.
 - A payload costs what its length says, which is checked first; any bytes of that length give finite corrections.
 
-Knows one fragment at a time, and no partner by name. The codec's memory is one byte for each block of 256.
+Knows one fragment at a time, and no partner. The codec's memory is one byte for each block of 256.
 """
 
 import hashlib
@@ -50,19 +51,19 @@ Array: TypeAlias = NDArray[Any]
 
 BITS = (2, 8)
 MORE = 8
-"""Bits that a block which missed sends in turn 3: 256 times the range."""
+"""Bits of a missed block in turn 3: 256 times the range."""
 WHOLE = 24
 """Bits of k at most, in two's complement."""
 DIGEST_BYTES = 4
 DIVERGED = 0.5
-"""Share of a fragment's blocks that miss when two replicas have lost each other: shipping the rest would not help."""
+"""If a larger share of a fragment's blocks misses, the two replicas have diverged: sending the rest would not help."""
 FEW = 32
-"""... but so few blocks say nothing."""
+"""... but so few blocks are no evidence."""
 CALM, NEAR = 8, 3
-"""A block may be mended where its differences are below 1/√8 of the range, as a root mean square, and the element that
-is out of range lies beyond it by 3/8 of it at most: else the one that the checksum names is named by chance."""
+"""A block is repaired only where its differences are below 1/√8 of the range, as a root mean square, and the element
+that is out of range lies beyond it by 3/8 of it at most: else the checksum fits one element by chance."""
 AT_ONCE = 256
-"""Blocks told again are worked on in groups of so many: temporaries stay within a few hundred KiB."""
+"""Missed blocks are worked on in groups of so many: temporaries stay within a few hundred KiB."""
 
 
 class Lattice:
@@ -75,7 +76,7 @@ class Lattice:
 
     @classmethod
     def parse(cls, parameter: str) -> "Lattice":
-        """From what stands after the colon of `lattice:4`."""
+        """From what is after the colon of `lattice:4`."""
         if parameter and not parameter.isdecimal():
             raise ValueError(f"takes {BITS[0]} to {BITS[1]} bits, not {parameter!r}")
         return cls(int(parameter or 4))
@@ -102,7 +103,7 @@ class LatticeConversation:
         self._u = _blocks(u)  # (blocks, 256); a copy only where the last block is short
         self._seed = seed
         self._moved = None if moved is None else moved.numpy()
-        self._turn: Callable[[bytes], Received] = self._hear_ranges
+        self._turn: Callable[[bytes], Received] = self._receive_ranges
 
     def open(self) -> bytes:
         peaks = _array(self._kernels.peaks(self._u))
@@ -110,24 +111,24 @@ class LatticeConversation:
             raise NonFinite("a weight is NaN, infinite or beyond 2^110: the training has diverged")
         where = lattice_ranges.places(self._size, self._seed)
         self._wish = self._memory.wish(peaks, self._moved, _at(self._u, where), where)
-        return self._say(self._wish.pack())
+        return self._send(self._wish.pack())
 
-    def hear(self, payload: bytes) -> Received:
+    def receive(self, payload: bytes) -> Received:
         self.stats.received_bytes += len(payload)
         return self._turn(payload)
 
     # ---- turn by turn ----
-    def _hear_ranges(self, payload: bytes) -> Received:
+    def _receive_ranges(self, payload: bytes) -> Received:
         theirs = lattice_ranges.RangeWish.parse(payload, self._wish)
         self._apart = np.subtract(theirs.sample, self._wish.sample, dtype=np.float64)
         self._agreed = lattice_ranges.agree(self._wish, theirs)
         self._grid = _grid(self._agreed, self._bits, self._seed, self._u.device)
         self._codes, sums = self._kernels.encode(self._u, self._grid, self._bits)
         self._sums = _array(sums)
-        self._turn = self._hear_codes
-        return Received(self._say(_array(self._codes), _checks(self._sums, self._bits), _digest(self._sums)), None)
+        self._turn = self._receive_codes
+        return Received(self._send(_array(self._codes), _checks(self._sums, self._bits), _digest(self._sums)), None)
 
-    def _hear_codes(self, payload: bytes) -> Received:
+    def _receive_codes(self, payload: bytes) -> Received:
         blocks = self.stats.blocks
         cut = 32 * self._bits * blocks
         _check_length(payload, cut + 2 * blocks + DIGEST_BYTES)
@@ -137,15 +138,15 @@ class LatticeConversation:
         self._c, sums, energy = self._kernels.decode(self._codes, theirs, self._grid.half_step, self._bits)
         self._their_sums, self._energy = self._sums + _array(sums), _array(energy).astype(np.float64)
         del self._codes
-        missed = self._mend(_missed(self._their_sums, self._bits, payload, cut), payload, cut)
+        missed = self._repair(_missed(self._their_sums, self._bits, payload, cut), payload, cut)
         self.stats.missed = len(missed)
         if len(missed) > max(FEW, DIVERGED * blocks):
             raise PeerFault("diverged", f"{len(missed)} of {blocks} blocks out of range")
         self._their_codes = codes[missed]  # numpy's: torch would wake its threads for a few rows
         return self._ask(missed, MORE) if len(missed) else self._finish()
 
-    def _mend(self, missed: lattice_ranges.Places, payload: bytes, at: int) -> lattice_ranges.Places:
-        """Where one element alone is out of range, and not far, the checksum says which. Returns the other blocks."""
+    def _repair(self, missed: lattice_ranges.Places, payload: bytes, at: int) -> lattice_ranges.Places:
+        """Repair blocks with one element out of range, which the checksum identifies. Returns the other blocks."""
         half = 1 << self._bits - 1
         spots = SPOTS[_off(self._their_sums, self._bits, payload, at)[missed]].astype(np.int64)
         named = (spots != 0) & (self._energy[missed] <= BLOCK * half * half / CALM)
@@ -161,8 +162,8 @@ class LatticeConversation:
         self._energy[blocks] += right**2 - wrong**2
         return np.setdiff1d(missed, blocks[near], assume_unique=True)
 
-    def _hear_missed(self, payload: bytes) -> Received:
-        blocks, width = self._told_again, self._bits + MORE
+    def _receive_missed(self, payload: bytes) -> Received:
+        blocks, width = self._sent_again, self._bits + MORE
         cut = BLOCK * len(blocks)
         _check_length(payload, cut + 2 * len(blocks))
         more = np.frombuffer(payload, np.uint8, cut).reshape(-1, BLOCK)
@@ -172,8 +173,8 @@ class LatticeConversation:
         still = blocks[_missed(self._their_sums[blocks], width, payload, cut)]
         return self._ask(still, WHOLE) if len(still) else self._finish()
 
-    def _hear_whole(self, payload: bytes) -> Received:
-        blocks = self._told_again
+    def _receive_whole(self, payload: bytes) -> Received:
+        blocks = self._sent_again
         _check_length(payload, WHOLE // 8 * BLOCK * len(blocks))
         planes = np.frombuffer(payload, np.uint8).reshape(-1, WHOLE // 8, BLOCK)
         for some in _groups(len(blocks)):
@@ -192,19 +193,19 @@ class LatticeConversation:
         self._memory.learn(self._wish, self._agreed, self._energy, self.stats.missed)
         return Received(None, self._c.view(-1)[: self._size])
 
-    # ---- blocks that are told again ----
+    # ---- blocks that are sent again ----
     def _ask(self, blocks: lattice_ranges.Places, bits: int) -> Received:
-        """Tell, and expect, more of these blocks: the next bits of k with a checksum, or all of them."""
-        self._told_again = blocks
-        self._turn = self._hear_whole if bits == WHOLE else self._hear_missed
+        """Send, and expect, more of these blocks: the next bits of k with a checksum, or all of them."""
+        self._sent_again = blocks
+        self._turn = self._receive_whole if bits == WHOLE else self._receive_missed
         first = 0 if bits == WHOLE else self._bits
-        told = np.empty((len(blocks), bits // 8, BLOCK), np.uint8)
+        sent = np.empty((len(blocks), bits // 8, BLOCK), np.uint8)
         for some in _groups(len(blocks)):
             k = _array(self._kernels.steps(self._u, self._grid, self._on_device(blocks[some])))
             for plane in range(bits // 8):
-                told[some, plane] = k >> first + 8 * plane & 0xFF
+                sent[some, plane] = k >> first + 8 * plane & 0xFF
         checks = b"" if bits == WHOLE else _checks(self._sums[blocks], self._bits + bits)
-        return Received(self._say(told, checks), None)
+        return Received(self._send(sent, checks), None)
 
     def _resolve(self, blocks: lattice_ranges.Places, low: NDArray[np.int32], width: int) -> None:
         which, theirs = self._on_device(blocks), self._on_device(low)
@@ -214,7 +215,7 @@ class LatticeConversation:
     def _on_device(self, array: Array) -> Tensor:
         return torch.from_numpy(array).to(self._u.device)
 
-    def _say(self, *parts: bytes | Array) -> bytes:
+    def _send(self, *parts: bytes | Array) -> bytes:
         payload = b"".join(part.data if isinstance(part, np.ndarray) else part for part in parts)
         self.stats.sent_bytes += len(payload)
         return payload
@@ -225,7 +226,7 @@ def _over(payload: bytes) -> Received:
 
 
 def _seed(exchange_id: bytes, index: int) -> int:
-    """31 bits of chance that both sides share, different in every conversation."""
+    """31 random bits that both sides share, different in every conversation."""
     drawn = hashlib.blake2b(exchange_id, digest_size=4, key=index.to_bytes(8, "little")).digest()
     return int.from_bytes(drawn, "little") >> 1
 
@@ -256,7 +257,7 @@ def _at(rows: Tensor, where: lattice_ranges.Places) -> lattice_ranges.Floats:
 
 # ---- checksums, one entry a block ----
 def _checks(sums: Array, width: int) -> bytes:
-    """Σ (k >> width) · w mod 2^16, plus what Σ (k mod 2^width) · w carries over, which the low bits tell."""
+    """Σ (k >> width) · w mod 2^16, plus what Σ (k mod 2^width) · w carries over, which the low bits give."""
     return ((sums >> width) & 0xFFFF).astype("<u2").tobytes()
 
 

@@ -1,23 +1,23 @@
-"""How far apart two partners may stand, block by block, before low bits no longer tell: wished for, agreed, remembered.
+"""How far apart two partners may be, block by block, for the low bits to suffice: ranges wished, agreed, remembered.
 
 A range is an fp32 number with two bits after the leading one, (4, 5, 6 or 7)/4 · 2^e, kept as the upper 11 bits of that
 number: its *code* counts quarter octaves, and one more is the next larger range.
 
 - *Wished for*: 2.2 · max|βΔ| of the block, halfway (in octaves) towards what earlier exchanges saw there, relative to
   the rest of the fragment. Never so small that k would not fit (LIMIT in kernels/tables.py).
-- *Agreed*: how far a pair stands apart depends on when its two sides last met whom, and changes fivefold from one
-  partner to the next, alike in all blocks. So each side also sends a few elements of u in full: the 0.9 quantile of
-  |u_j − u_i| over the larger of both ranges says by how much all ranges must be shifted. It is whole numbers and single
-  roundings on both sides, so that both come to the same. Whatever a partner claims, no range gets beyond 64 times our
-  own wish.
-- *Remembered*: the differences that the exchange saw, in each block relative to the fragment's median, one byte a
-  block, and how far the guess was off; and a margin over the 0.9 quantile, which moves until 1.4% of the blocks miss.
+- *Agreed*: how far apart a pair is depends on when its two sides last swapped and with whom, and changes fivefold from
+  one partner to the next, by the same factor in all blocks. So each side also sends a few elements of u in full: the
+  0.9 quantile of |u_j − u_i| over the larger of both ranges is the shift of all ranges. It is computed in whole numbers
+  and single roundings, so that both sides get the same. Whatever a partner claims, no range exceeds 64 times our own
+  wish.
+- *Remembered*: the differences in the last exchange, in each block relative to the fragment's median, one byte a block,
+  and how far the estimate was off; and a margin over the 0.9 quantile, which moves until 1.4% of the blocks miss.
 
-*(Tried on eight replicas of a 0.9 M Llama in random pairs, 4 bits, before blocks were mended (core/lattice.py): 1.0% of
-blocks missed, relative error 0.27. Without the elements in full, ranges that only follow what was seen: 6.5% and 0.31.
-Ranges fixed at 2.2 · max|βΔ|: 22%.)*
+*(Tried on eight replicas of a 0.9 M Llama in random pairs, 4 bits, before blocks were repaired (core/lattice.py): 1.0%
+of blocks missed, relative error 0.27. Without the elements in full, ranges that only follow earlier exchanges: 6.5% and
+0.31. Ranges fixed at 2.2 · max|βΔ|: 22%.)*
 
-numpy alone: what it handles is one number a block.
+numpy alone: it handles one number a block.
 """
 
 import math
@@ -43,11 +43,11 @@ WINDOW = 255
 GUESS = np.float32(2.2)
 """Times max|βΔ|: two replicas that went apart for one round differ by √2 of it, and a larger one somewhere."""
 UNMOVED = 16
-"""A block without βΔ to go by is guessed to have moved by 1/16 of its largest weight."""
+"""Where βΔ is not known, a block is assumed to have moved by 1/16 of its largest weight."""
 STILL = 8
-"""No block is guessed below a quarter of the fragment's median: rows that only one replica has seen do move."""
+"""No estimate is below a quarter of the fragment's median: rows that only one replica has trained do move."""
 DOWN = 8
-"""An agreement shifts ranges by at most two octaves down: wishes leave as much room above the smallest k allows."""
+"""An agreement shifts ranges at most two octaves down: wishes leave so much room above what the largest k allows."""
 CAP = 24
 """... and to at most six octaves above either side's wish: replicas that trained apart for twenty rounds to the end of
 a schedule, when βΔ is small, were four above it."""
@@ -57,15 +57,15 @@ SAMPLES = 1024
 EACH = 64
 """... and at most one element in so many."""
 TARGET = 0.014
-"""Share of blocks that should miss. Wider ranges cost error in every block, narrower ones bytes in those that miss."""
+"""Share of blocks that should miss: wider ranges raise the error of every block, narrower ones cost bytes in more."""
 GAIN = 32.0
 """Sixteenths of an octave by which the margin rises when all blocks miss."""
 MARGIN, NARROWEST, WIDEST = 19, 8, 60
 """Sixteenths of an octave from the 0.9 quantile of |u_j − u_i| to the range less a step: 19 is 3.7 standard deviations.
 Each fragment begins there and finds its own."""
 LEVELS = (-32, 8)
-"""Quarter octaves that the memory moves all guesses of a fragment: down to where a guess is far too large, up to what
-the next partner can still take back."""
+"""Quarter octaves that the memory moves all estimates of a fragment: down to where an estimate is far too large, up to
+what the next agreement can still take back."""
 REACH = 64
 """The memory follows a block up to four octaves (in sixteenths) away from the fragment's median."""
 
@@ -74,14 +74,14 @@ _HEADER = struct.Struct("<HBx")
 
 @dataclass(frozen=True, slots=True)
 class RangeWish:
-    """What each side says first about a fragment."""
+    """What each side sends first about a fragment."""
 
     codes: Codes
     margin: int
     sample: Floats
     """Elements of u in full."""
     where: Places
-    """Which elements: not said, both draw the same."""
+    """Which elements: not sent, both draw the same."""
 
     def pack(self) -> bytes:
         base = int(self.codes.min(initial=HIGHEST))
@@ -106,7 +106,7 @@ class RangeWish:
 
 
 class RangeMemory:
-    """What exchanges taught about one fragment: a byte a block and two numbers."""
+    """What was learned from exchanges about one fragment: a byte a block and two numbers."""
 
     def __init__(self, blocks: int, bits: int) -> None:
         self.blocks = blocks
@@ -114,12 +114,12 @@ class RangeMemory:
         half = 1 << bits - 1
         self._margin = MARGIN + 16 * math.log2(half / (half - 1))  # the outermost code may be either partner's
         self._level = 0.0
-        """Quarter octaves from the guess to what was agreed on lately."""
+        """Quarter octaves from the estimate to the ranges agreed lately."""
         self._profile: NDArray[np.int8] | None = None
         """Sixteenths of an octave that the differences of a block lie above the fragment's median."""
 
     def wish(self, peaks: Codes, moved: Floats | None, sample: Floats, where: Places) -> RangeWish:
-        """`peaks`: bits of the largest |u| of each block. `moved`: max|βΔ| of each block, if anybody knows."""
+        """`peaks`: bits of the largest |u| of each block. `moved`: max|βΔ| of each block, if known."""
         codes = (peaks >> 21) - UNMOVED if moved is None else code_of(moved * GUESS)
         codes += round(self._level)
         median = _median(codes)
@@ -178,7 +178,7 @@ def agree(mine: RangeWish, theirs: RangeWish) -> Codes:
 
 
 def _shift(mine: RangeWish, theirs: RangeWish, larger: Codes) -> int:
-    """Quarter octaves between the larger of both wishes and what the elements in full ask for."""
+    """Quarter octaves from the larger of both wishes to the range that the elements in full need."""
     samples = len(mine.sample)
     if not samples:
         return 0

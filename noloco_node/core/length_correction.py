@@ -1,18 +1,18 @@
 """How much length averaging takes from what replicas learned, and how it is given back.
 
 Two replicas' Δ are nearly orthogonal, more and more as training goes on, and the mean of two such vectors is shorter
-than either, by up to a factor 1/sqrt 2 (what others saw: arXiv 2604.21428). Each replica learns by how much from its
-own swaps, tensor by tensor, offers its next Δ longer by that, and takes the rest of the length together with the mean:
+than either, by up to a factor 1/sqrt 2 (also found in arXiv 2604.21428). Each replica learns by how much from its own
+swaps, tensor by tensor, offers its next Δ longer by that, and adds the rest of the length together with the correction:
 
     at a boundary             u = β s Δ + γ φ ;  e = β (s − 1) Δ is owed ;  R² = ‖β s Δ‖² ;  the local step is of β Δ
-    a correction c lands      c + e is added, in whose place c stands in core/outer.py ;  C² = ‖c‖²
-    of one length both        ‖mean‖² = R² − C²   (parallelogram)
+    a correction c lands      c + e is added, where core/outer.py has c ;  C² = ‖c‖²
+    if both are equally long  ‖mean‖² = R² − C²   (parallelogram)
     then                      s ← s + (R / ‖mean‖ − s) / 2
 
-φ's own differences are in c too and count. Both partners still take the difference of two vectors that both know, so
-corrections stay exact opposites and no more crosses the wire. Where no partner comes nothing was shortened and nothing
-is given; a node that meets nobody keeps its s; a new one has 1. A Δ that is longer from the boundary on, without its
-partner's half, oversteps for as long as the correction takes: the later it lands, the more that costs.
+The differences of φ are in c too and count. Both partners still take the difference of two vectors that both know, so
+corrections stay exact opposites and nothing more is sent. In a solo round nothing was shortened and nothing is added,
+and s stays; a new node has s = 1. With the longer Δ already in the local step, without the partner's half, a replica
+would overshoot until the correction comes, and the later that is, the more it would cost.
 """
 
 import math
@@ -28,7 +28,7 @@ from noloco_node.core.outer import moved, owe
 LARGEST_SCALE = 1.5
 """Two orthogonal vectors of one length lose a factor sqrt 2; what a swap seems to lose beyond that is noise."""
 OWED = torch.bfloat16
-"""Two bytes an element: a partner is told what was rounded, so the rounding changes the step's length and no more."""
+"""Two bytes an element: the rounded number is what a partner gets, so rounding changes only the step's length."""
 
 
 @dataclass(slots=True)
@@ -38,16 +38,16 @@ class _Tensor:
     scale: float = 1.0
     offered: float = 0.0
     """‖β s Δ‖² at the last boundary with an offer."""
-    told: float = 0.0
-    """Σ c² of the elements heard since."""
-    heard: int = 0
-    """How many those are; a further partner in the same round teaches nothing more."""
+    corrected: float = 0.0
+    """Σ c² of the elements corrected since."""
+    elements: int = 0
+    """How many those are; nothing is learned from a further partner in the same round."""
 
 
 @dataclass(slots=True)
 class LengthCorrection:
     sizes: Sequence[int]
-    """Elements of the model's tensors, in the order of its flat vectors."""
+    """Numbers of elements of the model's tensors, in the order of its flat vectors."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     """Where φ is, best."""
     _tensors: list[_Tensor] = field(init=False)
@@ -65,7 +65,7 @@ class LengthCorrection:
         return [tensor.scale for tensor in self._tensors]
 
     def offer(self, theta: Tensor, phi: Tensor, beta: float, u: Tensor) -> None:
-        """Makes βΔ in a snapshot longer. What comes from partners from now on is measured by it."""
+        """Makes βΔ in a snapshot longer. The corrections that follow are compared with it."""
         for tensor, (start, end) in zip(self._tensors, self._places, strict=True):
             part = slice(start, end)
             if tensor.scale > 1:
@@ -73,31 +73,31 @@ class LengthCorrection:
             else:
                 self._owed[part].zero_()
             tensor.offered = (beta * tensor.scale * moved(theta[part], phi[part])) ** 2
-            tensor.told, tensor.heard = 0.0, 0
+            tensor.corrected, tensor.elements = 0.0, 0
 
-    def hear(self, start: int, c: Tensor) -> Tensor:
-        """A correction of the elements from `start` on. Returns what to correct by: c, and what is owed there."""
+    def complete(self, start: int, c: Tensor) -> Tensor:
+        """For a correction of the elements from `start` on. Returns what to add: c, and what is owed there."""
         owed = self._owed[start : start + len(c)]
         if len(owed) != len(c):
             raise ValueError(f"{len(c)} elements from {start} on do not lie in a vector of {len(self._owed)}")
         for tensor, (first, last) in zip(self._tensors, self._places, strict=True):
             part = c[max(first - start, 0) : max(last - start, 0)]
-            if len(part) and tensor.heard < last - first:
-                tensor.told += float(torch.linalg.vector_norm(part)) ** 2
-                tensor.heard += len(part)
-                if tensor.heard >= last - first:
+            if len(part) and tensor.elements < last - first:
+                tensor.corrected += float(torch.linalg.vector_norm(part)) ** 2
+                tensor.elements += len(part)
+                if tensor.elements >= last - first:
                     self._learn(tensor)
         whole = c + owed.to(c.device)
         owed.zero_()
         return whole
 
     def load(self, scales: Sequence[float]) -> None:
-        """What a checkpoint kept of `scales`."""
+        """The `scales` of a checkpoint."""
         for tensor, scale in zip(self._tensors, scales, strict=True):
             tensor.scale = scale
 
     @staticmethod
     def _learn(tensor: _Tensor) -> None:
-        left = max(tensor.offered - tensor.told, tensor.offered / LARGEST_SCALE**2)
+        left = max(tensor.offered - tensor.corrected, tensor.offered / LARGEST_SCALE**2)
         seen = math.sqrt(tensor.offered / left) if left > 0 else 1.0
         tensor.scale += (seen - tensor.scale) / 2

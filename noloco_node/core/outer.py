@@ -19,7 +19,7 @@ goes through them piece by piece: no copy is ever larger than one piece. Knows n
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -30,8 +30,6 @@ from noloco_node.core import stability
 PIECE = 1 << 20
 """Elements worked on at once: small enough for a CPU's cache, large enough to keep a GPU busy, and the most that is
 ever copied when θ and φ live on different devices."""
-MAX_WEIGHT_RATIO = 4.0
-"""A partner that claims more than 4 times our weight counts as 4 times: nobody may replace our model by its own."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +66,13 @@ def snapshot(theta: Tensor, phi: Tensor, hyper: OuterSettings, out: Tensor) -> N
 def owe(theta: Tensor, phi: Tensor, rate: float, u: Tensor, owed: Tensor) -> None:
     """u += rate · Δ, and the same goes into `owed` (core/length_correction.py), best where φ is. Before
     the local step."""
-    for t, p, told, due in _pieces(theta, phi, u, owed):
+    for t, p, offered, due in _pieces(theta, phi, u, owed):
         due.copy_((t.to(p.device) - p).mul_(rate))
-        told.add_(due.to(told.device))
+        offered.add_(due.to(offered.device))
 
 
 def movement(theta: Tensor, phi: Tensor, hyper: OuterSettings, block: int) -> Tensor:
-    """max|βΔ| of each `block` elements, on the CPU: a guess at how far replicas stand apart. Before the local step."""
+    """max|βΔ| of each `block` elements, on the CPU: how far apart replicas may be. Before the local step."""
     peaks = []
     for fast, slow in zip(torch.split(theta, PIECE), torch.split(phi, PIECE), strict=True):
         far = torch.sub(fast, slow.to(fast.device)).abs_()
@@ -115,27 +113,6 @@ def correct(  # noqa: PLR0913, PLR0917 - the replica's three tensors stay visibl
 def correction(mine: Tensor, theirs: Tensor) -> Tensor:
     """c = (u_j − u_i)/2. The partner's is its exact opposite: fp subtraction and halving commute with the sign."""
     return torch.sub(theirs, mine).mul_(0.5)
-
-
-def group_correction(us: Sequence[Tensor]) -> list[Tensor]:
-    """c_i = mean(u) − u_i for a group of any size. DiLoCo is the group of everybody."""
-    mean = torch.zeros_like(us[0])
-    for u in us:
-        mean.add_(u, alpha=1 / len(us))
-    return [mean - u for u in us]
-
-
-def weighted_correction(mine: Tensor, theirs: Tensor, my_weight: float, their_weight: float) -> Tensor:
-    """c_i = w_j/(w_i + w_j) (u_j − u_i), so that w_i c_i + w_j c_j = 0; both clamp the weights' ratio alike."""
-    return torch.sub(theirs, mine).mul_(share_of_partner(my_weight, their_weight))
-
-
-def share_of_partner(my_weight: float, their_weight: float) -> float:
-    """w_j/(w_i + w_j) with w_j/w_i held between 1/4 and 4; the partner's share of us is the rest, 1 minus this."""
-    if not (my_weight > 0 and their_weight > 0):
-        raise ValueError(f"weights must be above 0, not {my_weight:g} and {their_weight:g}")
-    ratio = min(max(their_weight / my_weight, 1 / MAX_WEIGHT_RATIO), MAX_WEIGHT_RATIO)
-    return ratio / (1 + ratio)
 
 
 def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:

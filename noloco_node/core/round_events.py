@@ -1,13 +1,25 @@
-"""What can happen to a node's outer rounds, and what they want done: the two alphabets of core/round.py.
+"""The events that core/round.py takes, and the actions that it returns, as frozen dataclasses.
 
-Facts, both ways, as frozen dataclasses: the state machine takes events and gives actions, rounds/service.py the
-reverse.
+rounds/service.py reports the events and does the actions.
 """
 
 from dataclasses import dataclass
 
+SWAPPING = "swapping"
+"""Why a round is solo whose boundary came while a swap was under way."""
+
 
 # ---- what happens ----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The run's, once it is known; before the first boundary."""
+
+    swaps: int | None = 1
+    """How many partners a round may have; None: as many as come while a swap takes little of the phase."""
+    blocking: bool = False
+    """Whether training waits for the round to be over, so that no boundary comes before."""
+
+
 @dataclass(frozen=True, slots=True)
 class Boundary:
     """An inner phase ended and the local step was taken."""
@@ -16,7 +28,7 @@ class Boundary:
     phase_s: float
     """How long the phase took: the best guess at the next one."""
     closed: str | None = None
-    """Why no offer comes with it (a swap under way, a non-finite vector), or None: the offer is open."""
+    """Why there is no offer with it (a swap under way, a non-finite vector), or None: the offer is open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +48,7 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class CallerGone:
-    """A caller went away before it was answered."""
+    """A caller hung up before it was answered."""
 
     exchange: bytes
 
@@ -48,7 +60,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Appointed:
-    """The peer's next offer is ours: stay on the line until then."""
+    """The peer keeps its next offer for us: wait on the open stream until then."""
 
     exchange: bytes
     in_s: float
@@ -59,12 +71,12 @@ class Refused:
     exchange: bytes
     reason: str
     retry_in_s: float = 0.0
-    """When the peer's next offer opens that is not promised to anybody."""
+    """When the peer's next offer opens that has no appointment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """Our call failed: nobody there, or silence until its deadline."""
+    """Our call failed: no connection, or no answer until its deadline."""
 
     exchange: bytes
     reason: str
@@ -86,7 +98,7 @@ class Stopping:
 
 @dataclass(frozen=True, slots=True)
 class Pausing:
-    """The same, until Resuming. `reason` is what the rounds meanwhile end by; callers hear `paused`."""
+    """The same, until Resuming. Rounds meanwhile end with `reason`; callers are refused as `paused`."""
 
     reason: str
 
@@ -102,7 +114,8 @@ class Tick:
 
 
 Event = (
-    Boundary
+    Settings
+    | Boundary
     | Candidates
     | Called
     | CallerGone
@@ -126,7 +139,7 @@ class Call:
     round: int
     patience_s: float
     deadline_s: float
-    """For the answer; a call goes on over a boundary, the new offer takes the old one's place in it."""
+    """For the answer. A call goes on over a boundary: the new offer replaces the old one in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +157,7 @@ class HangUp:
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """Take this caller; the swap of the open offer begins."""
+    """Accept this caller; the swap of the open offer begins."""
 
     exchange: bytes
     peer: str
@@ -153,7 +166,7 @@ class Accept:
 
 @dataclass(frozen=True, slots=True)
 class Appoint:
-    """Tell this caller that the next offer is kept for it; Accept or Refuse follows when that opens."""
+    """Tell this caller that the next offer is kept for it; Accept or Refuse follows when that offer opens."""
 
     exchange: bytes
     in_s: float
@@ -200,7 +213,7 @@ class Further:
 
 @dataclass(frozen=True, slots=True)
 class CloseOffer:
-    """Nobody will swap this committed round's vector any more."""
+    """Nobody will swap the vector of this committed round any more."""
 
     round: int
 

@@ -1,11 +1,11 @@
-"""What a run reads: tokens to train on, and a part held out from every replica that is the same for all.
+"""The data of a run: tokens to train on, and a held-out part that is the same for every replica.
 
     stdlib   stdlib.py   the standard library's sources, in memory
-    files    files.py    a volunteer's text, jsonl, parquet and token files: one memory-mapped token file (tokenfile.py)
+    files    files.py    a volunteer's text, jsonl, parquet and token files, as one memory-mapped token file
     hub      hub.py      a data set of the Hugging Face hub, streamed
 
-The first two are arrays, read by stream.py in an order of each replica's own; the third has its own stream with the
-same few methods. Which text becomes which tokens is tokens.py's. Knows nothing of models or peers.
+The first two are arrays, which stream.py reads in an order of each replica's own; the third has a stream with the same
+methods. tokens.py turns text into tokens. Knows nothing of models or peers.
 """
 
 from dataclasses import dataclass
@@ -17,26 +17,26 @@ from noloco_node.data import sources, stdlib, tokens
 from noloco_node.data.sources import Sources
 from noloco_node.data.stream import TokenStream, spread
 from noloco_node.data.tokens import BYTES, Tokenizer, Tokens
-from noloco_node.run.manifest import DataSpec
+from noloco_node.run.schema import DataSpec
 
 __all__ = ["NOTHING", "Batches", "Corpus", "Readable", "Sources", "TokenStream", "Tokens", "load", "standard_library"]
 
 NOTHING = Sources()
-"""What the standard library needs of the volunteer."""
+"""What a volunteer gives to a run on the standard library."""
 
 
 class Batches(Protocol):
-    """A replica's endless way through the data."""
+    """A replica's endless batches."""
 
     @property
     def position(self) -> Any:
         """Plain values, for a checkpoint."""
 
     def seek(self, position: Any) -> None:
-        """Go on where `position` was read. ValueError where it is not of this data."""
+        """Continue at a `position` that was read earlier. ValueError where it is not of this data."""
 
     def ready(self, sequences: int, within_s: float) -> bool:
-        """Whether `next` has so many at hand; waits for them no longer than this."""
+        """Whether `next` can return so many at once; waits for them up to `within_s`."""
 
     def next(self, sequences: int) -> Tensor:
         """(sequences, sequence_length + 1): every token but the last is an input, every one but the first a target."""
@@ -76,7 +76,7 @@ class Corpus:
 
 
 def load(spec: DataSpec, where: Sources = NOTHING) -> Readable:
-    """Open what the manifest names, with what the volunteer gave. Files are tokenized first, the first time."""
+    """Open the data that the manifest names. A volunteer's files are tokenized at the first start."""
     sources.check(spec, where)
     tokenizer = tokens.load(spec.tokenizer, where.tokenizer)
     if spec.source == "files":
@@ -91,6 +91,6 @@ def load(spec: DataSpec, where: Sources = NOTHING) -> Readable:
 
 
 def standard_library(tokenizer: Tokenizer = BYTES) -> Corpus:
-    """In memory, an end between two files."""
+    """In memory, with an end token between two files."""
     train, held_out = stdlib.read(stdlib.root())
     return Corpus(tokens.packed(train, tokenizer)[:-1], tokens.packed(held_out, tokenizer)[:-1], tokenizer)

@@ -1,11 +1,11 @@
-"""A volunteer's own files as one token file, made the first time and kept: text, jsonl, parquet and arrow.
+"""A volunteer's own files as one token file, made at the first start and kept: text, jsonl, parquet and arrow.
 
-A record of jsonl, parquet or arrow is a document. So is a text file, cut after the line that reaches 64 KiB, so that a
-few large files can be held out in part too. Each document is followed by the tokenizer's end token; one in 16 is held
-out, by its file's name and its number in it. Files are streamed: none is ever held in memory whole.
+A record of jsonl, parquet or arrow is a document. A text file is cut into documents, after the line that reaches 64
+KiB, so that parts of a few large files can be held out. Each document is followed by the tokenizer's end token; one in
+16 is held out, by its file's name and its number in it. Files are streamed: none is held in memory as a whole.
 
 A token file alone is used as it is; several, or one among other files, are copied into one. The kept file is found by
-the names, sizes and times of what it was made of. Knows nothing of runs.
+the names, sizes and times of its sources. Knows nothing of runs.
 """
 
 import gzip
@@ -34,11 +34,11 @@ log = logging.getLogger(__name__)
 TEXT_BYTES = 64 << 10
 """Of a text file in one document, up to the end of a line: 16 or more sequences of a usual length."""
 LINE_BYTES = 64 << 20
-"""A longer line of jsonl is no record of text."""
+"""The longest line of jsonl that is read as a record."""
 BATCH_DOCUMENTS, BATCH_BYTES = 1024, 4 << 20
-"""Tokenized at once, whichever is reached first: enough for the tokenizer's threads, little for the memory."""
+"""Tokenized at once, whichever is reached first: enough for the tokenizer's threads, with little memory."""
 LOG_S = 10.0
-NEEDS = "reading {what} needs more of Python: install it with `pip install 'noloco-node[data]'`"
+NEEDS = "reading {what} needs an extra package: install it with `pip install 'noloco-node[data]'`"
 
 _COMPRESSED_ERRORS = (OSError, EOFError, zlib.error)
 
@@ -52,7 +52,7 @@ class FilesProgress:
     """None before there is anything to estimate from."""
 
 
-Say = Callable[[FilesProgress], None]
+Report = Callable[[FilesProgress], None]
 
 
 def load(where: Sources, tokenizer: Tokenizer, field: str) -> tuple[Tokens, Tokens]:
@@ -68,22 +68,22 @@ def load(where: Sources, tokenizer: Tokenizer, field: str) -> tuple[Tokens, Toke
     return token_file.load(kept, tokenizer)
 
 
-def tokenize(paths: Sequence[Path], out: Path, tokenizer: Tokenizer, field: str, say: Say) -> tuple[int, int]:
-    """Make the token file `out`; how many tokens it has to train on, and how many held out."""
+def tokenize(paths: Sequence[Path], out: Path, tokenizer: Tokenizer, field: str, report: Report) -> tuple[int, int]:
+    """Make the token file `out`. Returns its numbers of tokens to train on and of held-out ones."""
     began, sizes = time.monotonic(), [path.stat().st_size for path in paths]
     with token_file.Writer(out, tokenizer) as writer:
         for path, size, before in zip(paths, sizes, itertools.accumulate(sizes, initial=0), strict=False):
             for within in _add(path, writer, tokenizer, field):
                 share = (before + within * size) / max(1, sum(sizes))
                 spent = time.monotonic() - began
-                say(
+                report(
                     FilesProgress(share, writer.train + writer.held_out, spent * (1 - share) / share if share else None)
                 )
     return writer.train, writer.held_out
 
 
 def documents(path: Path, field: str) -> Iterator[tuple[Text, float]]:
-    """A file's documents that are not empty, each with the share of the file that is read by then. Raises UsageError,
+    """A file's documents that are not empty, each with the share of the file that has been read. Raises UsageError,
     which names the file and the place in it."""
     name = path.name
     if name.endswith(".parquet"):
@@ -98,7 +98,7 @@ def documents(path: Path, field: str) -> Iterator[tuple[Text, float]]:
 
 
 def _add(path: Path, writer: token_file.Writer, tokenizer: Tokenizer, field: str) -> Iterator[float]:
-    """Write one file's tokens; the share of it that is done, now and then."""
+    """Write one file's tokens; yields the share of it that is done after each batch."""
     if path.name.endswith(TOKENS):
         for part, held_out in zip(token_file.load(path, tokenizer), (False, True), strict=True):
             for start in range(0, len(part), token_file.PIECE):
@@ -154,7 +154,7 @@ def _record(line: bytes, field: str, where: str) -> str:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
-        raise UsageError(f"{where} is not valid JSON: mend the line, or take it out") from None
+        raise UsageError(f"{where} is not valid JSON: fix or remove this line") from None
     text = record.get(field, 0) if isinstance(record, dict) else 0
     if text is None:
         return ""
@@ -197,7 +197,7 @@ def _check_column(path: Path, schema: Any, field: str) -> None:
 
 @contextmanager
 def _arrow_errors(path: Path) -> Iterator[None]:
-    """What pyarrow raises for a file that is none of its own, as one sentence."""
+    """Errors of pyarrow about a file, as one sentence."""
     try:
         yield
     except (OSError, _library("pyarrow", "it").ArrowException) as error:
@@ -228,7 +228,7 @@ def _read(path: Path, file: IO[bytes], some: Callable[[], bytes]) -> bytes:
 
 
 def _key(paths: Sequence[Path], tokenizer: Tokenizer, field: str) -> str:
-    """Of what the token file depends on."""
+    """A digest of everything that the token file depends on."""
     digest = hashlib.sha256(f"{token_file.VERSION}\n{field}\n".encode() + tokenizer.digest)
     for path in paths:
         found = path.stat()
@@ -236,15 +236,15 @@ def _key(paths: Sequence[Path], tokenizer: Tokenizer, field: str) -> str:
     return digest.hexdigest()[:32]
 
 
-def _logger() -> Say:
-    """FilesProgress in the log, now and then."""
-    said = time.monotonic()
+def _logger() -> Report:
+    """Logs the progress every LOG_S."""
+    logged = time.monotonic()
 
-    def say(progress: FilesProgress) -> None:
-        nonlocal said
-        if time.monotonic() - said >= LOG_S:
-            said = time.monotonic()
+    def report(progress: FilesProgress) -> None:
+        nonlocal logged
+        if time.monotonic() - logged >= LOG_S:
+            logged = time.monotonic()
             left = "" if progress.left_s is None else f", about {progress.left_s / 60:.0f} min left"
             log.info("tokenizing: %.0f%%, %d tokens%s", 100 * progress.share, progress.tokens, left)
 
-    return say
+    return report

@@ -1,17 +1,17 @@
-"""A data set of the Hugging Face hub, streamed: nothing is downloaded beforehand, and reading goes on exactly where a
-checkpoint stands.
+"""A data set of the Hugging Face hub, streamed: nothing is downloaded beforehand, and reading resumes exactly at a
+checkpoint's position.
 
-An epoch is the data set's shards in an order that seed and peer id draw anew; it begins at an offset into the first
-shard and ends with what lies before that offset. Records come in blocks, each shuffled in itself, tokenized and packed:
-a window may span documents and blocks. A position is where the open block begins, by the `datasets` library's own
-state, and the tokens read in it: after a resume that one block is read again. (A shuffle buffer of that library would
-not come back the same.)
+An epoch is the data set's shards in a random order by seed and peer id; it begins at an offset into the first shard and
+ends with the records before that offset. Records come in blocks, each shuffled in itself, tokenized and packed: a
+window may span documents and blocks. A position is the start of the current block, as the `datasets` library's own
+state, and the tokens read in it: a resume reads that one block again. (That library's shuffle buffer would not be the
+same after a resume.)
 
-Two replicas meet at a window as rarely as chance has it where the number of records is known and no shard has more
-than MAX_SKIP of them; else those in one shard begin within a block, or within MAX_SKIP records.
+Two replicas read the same window at the same time as rarely as by chance, where the number of records is known and no
+shard has more than MAX_SKIP of them; else those in one shard begin within a block, or within MAX_SKIP records.
 
-A thread keeps the next blocks ready. Where the network fails it waits, says so in the log, and goes on. The manifest
-comes from strangers and so does what it names: only formats that hold data are read, and only files of that data set.
+A thread keeps the next blocks ready. When the network fails it waits, logs that, and tries again. The manifest and what
+it names come from strangers: only formats that hold data are read, and only files of that data set.
 """
 
 import logging
@@ -33,7 +33,7 @@ from noloco_node.data.sources import HELD_OUT
 from noloco_node.data.stream import generator, spread
 from noloco_node.data.tokens import Tokenizer, Tokens, packed
 from noloco_node.errors import Incompatible, NolocoError, UsageError
-from noloco_node.run.manifest import DataSpec
+from noloco_node.run.schema import DataSpec
 
 log = logging.getLogger(__name__)
 
@@ -41,22 +41,22 @@ Records: TypeAlias = Any
 """A datasets.IterableDataset, which has no types."""
 
 BLOCK_RECORDS, BLOCK_TEXT = 1024, 8 << 20
-"""What a block holds, whichever is reached first; characters."""
+"""Records and characters of a block, whichever is reached first."""
 BLOCKS_READY = 2
 HELD_OUT_RECORDS, HELD_OUT_TEXT = 1024, 2 << 20
-"""What is held out, whichever is reached first; of a smaller shard one record in 16."""
+"""Records and characters held out, whichever is reached first; of a smaller shard one record in 16."""
 MAX_SKIP = 100_000
-"""A first shard is streamed through to its offset: some seconds for so many records."""
+"""Largest offset: the first shard is streamed up to it, which takes some seconds for so many records."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 STOP_S = 2.0
-"""For the thread to end; one that hangs in the network is left to end with the process."""
+"""For the thread to end; one that waits for the network ends with the process."""
 
 _FORMATS = ("parquet", "json", "text", "csv", "arrow")
 _NETWORK = ("httpx", "httpcore", "aiohttp", "requests", "urllib3", "fsspec", "huggingface_hub")
-"""Libraries whose errors pass, as OSErrors do; theirs are not all of that kind."""
+"""Libraries whose errors are temporary, like OSErrors; not all of theirs are OSErrors."""
 
 _OTHER = (
-    "the checkpoint's place is not to be found in the data set {name}: it was changed, or the `datasets` library was. "
+    "the checkpoint's position is not in the data set {name}: it was changed, or the `datasets` library was. "
     "Use another --home"
 )
 
@@ -87,7 +87,7 @@ class HubCorpus:
 
 
 def load(spec: DataSpec, tokenizer: Tokenizer, waits_s: Sequence[float] = (1.0, 4.0)) -> HubCorpus:
-    """Raises UsageError, or NolocoError where the hub cannot be reached, after one try more for each wait."""
+    """Raises UsageError, or NolocoError where the hub cannot be reached, after one more try for each wait."""
     name = str(spec.dataset)
     try:
         return _opened(name, spec, tokenizer)
@@ -96,12 +96,12 @@ def load(spec: DataSpec, tokenizer: Tokenizer, waits_s: Sequence[float] = (1.0, 
     except ImportError:
         raise UsageError(NEEDS.format(what="a data set of the hub")) from None
     except Exception as error:
-        # a ConnectionError says that the library itself has tried for half a minute
-        if not waits_s or isinstance(error, ConnectionError) or not _passes(error):
+        # before a ConnectionError the library itself has tried for half a minute
+        if not waits_s or isinstance(error, ConnectionError) or not _is_temporary(error):
             raise NolocoError(
                 f"cannot open the data set {name}: {_first_line(error)}. Is this machine online?"
             ) from error
-        _say_waiting(name, error, waits_s[0])
+        _log_waiting(name, error, waits_s[0])
     time.sleep(waits_s[0])
     return load(spec, tokenizer, waits_s[1:])
 
@@ -128,7 +128,7 @@ def _opened(name: str, spec: DataSpec, tokenizer: Tokenizer) -> HubCorpus:
 def corpus(  # noqa: PLR0913 (each is a property of the set)
     name: str, records: Records, apart: Records | None, tokenizer: Tokenizer, *, field: str, count: int | None = None
 ) -> HubCorpus:
-    """`apart`: a split of its own to hold out; else the first records of the first shard are."""
+    """`apart`: a split to hold out; without one, the first records of the first shard are held out."""
     chosen = records.shard(num_shards=records.num_shards, index=0) if apart is None else apart
     texts: list[str] = []
     size = 0
@@ -149,8 +149,8 @@ def corpus(  # noqa: PLR0913 (each is a property of the set)
 
 
 def check_files(name: str, module: str, files: Mapping[str, list[str]] | None) -> Mapping[str, list[str]]:
-    """The files of each split, if reading them can do no harm: a data set's own description may name a format that
-    holds code, or files elsewhere, on this machine too. Raises UsageError."""
+    """The files of each split, if they are safe to read: a data set's description may name a format that holds code, or
+    files elsewhere, even on this machine. Raises UsageError."""
     if module.rpartition(".")[2] not in _FORMATS or not files:
         raise UsageError(f"{name} is not a data set of records with text: {', '.join(_FORMATS)} can be read")
     for path in (path for paths in files.values() for path in paths):
@@ -172,7 +172,7 @@ def text_of(record: Mapping[str, Any], field: str, name: str) -> str:
 # ---- the order of blocks ----
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Where a block begins."""
+    """The start of a block."""
 
     epoch: int = 0
     part: int = 0
@@ -190,14 +190,15 @@ class Block:
 
 
 class Reader:
-    """What one replica reads, as blocks in order. Belongs to the thread that reads."""
+    """The blocks that one replica reads, in order. Belongs to the thread that reads."""
 
     def __init__(self, of: HubCorpus, name: str) -> None:
         self._of, self._name = of, name
         self._shards = int(of.records.num_shards)
 
     def blocks(self, mark: Mark, stop: threading.Event) -> Iterator[Block]:
-        """From `mark` on, for ever. Waits and tries again where the network fails. Raises UsageError, Incompatible."""
+        """Blocks from `mark` on, for ever. Waits and tries again when the network fails. Raises UsageError,
+        Incompatible."""
         wait_s, found = FIRST_WAIT_S, mark != Mark()
         while not stop.is_set():
             try:
@@ -212,21 +213,21 @@ class Reader:
                     raise
                 raise Incompatible(_OTHER.format(name=self._of.name)) from error
             except Exception as error:
-                if not _passes(error):
+                if not _is_temporary(error):
                     raise
-                _say_waiting(self._of.name, error, wait_s)
+                _log_waiting(self._of.name, error, wait_s)
                 stop.wait(wait_s)
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
     def check(self, mark: Mark) -> None:
-        """ValueError where this data set has no such place, as far as can be told without reading."""
+        """ValueError where this data set has no such place, as far as that is known without reading."""
         if min(mark.epoch, mark.block) < 0 or not 0 <= mark.part <= self._shards:
             raise ValueError(f"no position in this data set: {mark}")
         if not isinstance(mark.state, dict | None):
             raise ValueError(f"no position in a data set: {mark.state}")
 
     def _groups(self, mark: Mark) -> Iterator[tuple[list[str], dict[str, Any]]]:
-        """The texts of block after block, and the library's state behind each."""
+        """The texts of block after block, and the library's state after each."""
         records = self._part(mark)
         if mark.state is not None:
             records.load_state_dict(mark.state)
@@ -253,7 +254,7 @@ class Reader:
         return shard.skip(held_out).take(offset) if mark.part == self._shards else shard.skip(held_out)
 
     def _span(self) -> int:
-        """Offsets lie below it."""
+        """Upper limit of the offset into the first shard."""
         if self._of.count is None:
             return BLOCK_RECORDS
         return max(1, min(MAX_SKIP, self._of.count // self._shards))
@@ -263,7 +264,7 @@ class Reader:
         return packed([texts[i] for i in order if texts[i]], self._of.tokenizer)
 
     def _after(self, mark: Mark, found: bool) -> tuple[Mark, bool]:
-        """The next part, and whether anything was found in this epoch."""
+        """The next part, and whether its epoch has had any text so far."""
         if mark.part < self._shards:
             return Mark(mark.epoch, mark.part + 1), found
         if not found:
@@ -271,17 +272,17 @@ class Reader:
         return Mark(mark.epoch + 1), False
 
 
-def _passes(error: BaseException | None) -> bool:
-    """Whether another try may succeed: the network is to blame, here or further down."""
+def _is_temporary(error: BaseException | None) -> bool:
+    """Whether another try may succeed: the network failed, by this error or its cause."""
     if error is None or isinstance(error, NolocoError):
         return False
     if isinstance(error, FileNotFoundError | PermissionError):  # also what an unreachable file is called
-        return _passes(error.__cause__)
+        return _is_temporary(error.__cause__)
     ours = isinstance(error, OSError | EOFError) or type(error).__module__.partition(".")[0] in _NETWORK
-    return ours or _passes(error.__cause__)
+    return ours or _is_temporary(error.__cause__)
 
 
-def _say_waiting(name: str, error: Exception, wait_s: float) -> None:
+def _log_waiting(name: str, error: Exception, wait_s: float) -> None:
     log.warning("waiting for the data set %s (%s): again in %.0f s", name, _first_line(error), wait_s)
 
 
@@ -308,7 +309,7 @@ class HubStream:
         return self._ready[0].mark if self._ready else self._start
 
     def seek(self, position: Any) -> None:
-        """ValueError where no stream of this data set can stand."""
+        """ValueError where no stream of this data set can be at that position."""
         try:
             rest = dict(position)
             taken = rest.pop("taken")
@@ -322,7 +323,7 @@ class HubStream:
         self._start, self._taken = mark, taken
 
     def ready(self, sequences: int, within_s: float) -> bool:
-        """Whether `next` has so many at hand; waits for them no longer than this."""
+        """Whether `next` can return so many at once; waits for them up to `within_s`."""
         until = time.monotonic() + within_s
         while sum(len(block.tokens) for block in self._ready) <= self._taken + sequences * self._length:
             block = self._next_block(max(0.0, until - time.monotonic()))
@@ -338,7 +339,7 @@ class HubStream:
         return torch.from_numpy(np.stack([self._row() for _ in range(sequences)]))
 
     def close(self) -> None:
-        """Stop reading ahead. The position stays, and `next` goes on from it."""
+        """Stop reading ahead. The position stays, and `next` continues from it."""
         if self._ahead is not None:
             self._start = self._mark
             self._ahead.close()
@@ -346,7 +347,7 @@ class HubStream:
             self._ready.clear()
 
     def _row(self) -> Any:
-        """The next length + 1 tokens, which are at hand; the last is that which the next row begins with."""
+        """The next length + 1 tokens, which are ready; the next row begins with the last one."""
         parts: list[Tokens] = []
         wanted, at = self._length + 1, self._taken
         for block in self._ready:
@@ -378,13 +379,13 @@ class Ahead:
         self._thread.start()
 
     def get(self, within_s: float) -> Block | None:
-        """The next one, if it comes in time. Raises what the reading raised."""
+        """The next block, None if it is not ready in time. Raises the error that the thread ended with."""
         try:
             found = self._queue.get(timeout=within_s)
         except queue.Empty:
             return None
         if isinstance(found, Exception):
-            self._queue.put(found)  # so that whoever asks again hears it too
+            self._queue.put(found)  # for the next call
             raise found
         return found
 
@@ -403,7 +404,7 @@ class Ahead:
             blocks.close()  # type: ignore[attr-defined]
 
     def _put(self, item: Block | Exception) -> bool:
-        """False when nobody wants it any more."""
+        """False after `close`."""
         while not self._stop.is_set():
             try:
                 self._queue.put(item, timeout=0.1)

@@ -1,14 +1,14 @@
-"""Which commit of a hub's data set a run reads, where its author names none: the one there is when the run is made.
+"""The commit of a hub's data set that a run reads, where its author names none: the newest one when the run is made.
 
-Two volunteers that read different states of a set would train on different data, and a checkpoint's place in it would
-be lost when it changes. A run that was started from the same run.toml before keeps its commit, so a restart goes on
-with the same run, without the network too. Imports no torch.
+Without one, two volunteers could train on different versions of the data set, and a checkpoint's position would be lost
+when it changes. A run that was started from the same run.toml before keeps its commit, so a restart continues the same
+run, also without the network. Imports no torch.
 """
 
 from noloco_node.errors import NolocoError, UsageError
 from noloco_node.host.home import Home
 from noloco_node.run import signed_file
-from noloco_node.run.manifest import DataSpec, Manifest
+from noloco_node.run.schema import DataSpec, Manifest
 
 _TIMEOUT_S = 20.0
 
@@ -21,7 +21,7 @@ def pinned(run: Manifest, home: Home) -> Manifest:
     for path in folders:
         try:
             earlier = signed_file.read(path.parent).run
-        except UsageError:  # of no use here; whoever wants that run will hear of it
+        except UsageError:  # a damaged one is named when that run is started
             continue
         if _with(earlier, None).canonical() == run.canonical():
             return earlier
@@ -33,7 +33,7 @@ def _with(run: Manifest, revision: str | None) -> Manifest:
 
 
 def _present_commit(name: str) -> str:
-    """The seam to the hub's library, which raises what it likes."""
+    """Calls the hub's library, which documents no exceptions: each becomes NolocoError."""
     try:
         from huggingface_hub import HfApi
 

@@ -1,8 +1,8 @@
-"""What a volunteer gives to a run that leaves it to them: files and a tokenizer. Found and looked over, not yet read.
+"""The files and the tokenizer that a volunteer names for a run: found and checked, not yet read.
 
-The manifest comes from strangers and names no path, so nothing on this machine is trained on unless its owner said so.
-A folder stands for the data files in it, by the ends of their names; a pattern for whatever it matches. Imports no
-torch: a missing file is said before anything heavy starts.
+The manifest comes from strangers and names no path, so only files that their owner names are trained on. A folder
+stands for the data files in it, by their suffixes; a pattern for all that it matches. Imports no torch: a missing file
+is named before anything heavy starts.
 """
 
 import hashlib
@@ -12,32 +12,32 @@ from pathlib import Path
 
 from noloco_node.base.validation import shown
 from noloco_node.errors import UsageError
-from noloco_node.run.manifest import DataSpec
+from noloco_node.run.schema import DataSpec
 
 TOKENS = ".tokens"
 SUFFIXES = (".txt", ".md", ".jsonl", ".jsonl.gz", ".parquet", ".arrow", TOKENS)
-"""What is taken from a folder; other files in it are notes about the data."""
+"""Files of a folder that are data; others are notes about it."""
 HELD_OUT = 16
-"""One document in so many is never trained on."""
+"""One document in so many is held out: no replica trains on it."""
 MAX_FILES = 100_000
 MAX_TOKENIZER_BYTES = 64 << 20
-"""The largest vocabularies in use take half of it."""
+"""Twice the largest vocabularies in use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Nothing of it is needed for the standard library."""
+    """A run on the standard library needs none of it."""
 
     files: tuple[str, ...] = ()
     """Files, folders or patterns."""
     tokenizer: Path | None = None
     """A tokenizer.json."""
     cache: Path = Path("tokens")
-    """The folder in which files become token files; a node's lies in its home."""
+    """The folder for token files made of `files`; a node's is in its home."""
 
 
 def check(spec: DataSpec, where: Sources) -> None:
-    """Raises UsageError for what is missing here."""
+    """Raises UsageError where something that the run needs is missing."""
     if spec.source == "files":
         if not where.files:
             raise UsageError("the run leaves the data to you: name yours, as in --data 'corpus/*.parquet'")
@@ -46,7 +46,7 @@ def check(spec: DataSpec, where: Sources) -> None:
 
 
 def find(files: tuple[str, ...]) -> list[Path]:
-    """The files that are meant, each once, in the order of their names."""
+    """The files that are named, each once, in the order of their names."""
     found = {path for name in files for path in _matching(name)}
     if len(found) > MAX_FILES:
         raise UsageError(f"--data names {len(found)} files, and {MAX_FILES} are possible: join them into larger ones")
@@ -81,7 +81,7 @@ def read_tokenizer(path: Path) -> bytes:
 
 
 def is_held_out(name: str) -> bool:
-    """By a hash of the document's name, so no replica trains on what another is measured with."""
+    """By a hash of the document's name: the same for every replica."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % HELD_OUT == 0
 
 

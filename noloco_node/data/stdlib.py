@@ -1,7 +1,7 @@
-"""The Python standard library's own sources: a text that is on every machine, with nothing to download.
+"""The sources of Python's standard library: a text that is on every machine, with nothing to download.
 
-Files are taken in the order of their names, so machines with the same Python hold the same corpus; between Python
-versions most files differ a little, which training does not mind.
+Files are taken in the order of their names, so machines with the same Python have the same corpus; between Python
+versions most files differ a little, which does not matter for training.
 """
 
 import os
@@ -13,7 +13,7 @@ from noloco_node.data.sources import is_held_out
 from noloco_node.errors import UsageError
 
 MAX_BYTES = 32 << 20
-"""It is held in memory; the standard library has a third of it."""
+"""It is held in memory; the standard library has a third of this."""
 MAX_FILE_BYTES = 512 << 10
 """Larger files are generated tables, not prose."""
 

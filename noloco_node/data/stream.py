@@ -1,8 +1,8 @@
-"""A replica's way through an array of tokens, in memory or memory-mapped.
+"""A replica's stream of windows from an array of tokens, in memory or memory-mapped.
 
-It reads windows in an order that the run's seed and its peer id draw anew each epoch. The position is two numbers: a
-checkpoint keeps them, and reading goes on exactly there. Orders are drawn independently, so two replicas are at the
-same window at the same time as often as chance has it. Knows nothing of files, models or peers.
+The order is random, by the run's seed, the peer id and the epoch. The position is two numbers: a checkpoint keeps them,
+and reading resumes exactly there. Orders are independent, so two replicas read the same window at the same time only
+by chance. Knows nothing of files, models or peers.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ class TokenStream:
         return self._epoch, self._index
 
     def seek(self, position: Sequence[int]) -> None:
-        """ValueError where no stream of this text can stand."""
+        """ValueError where no stream of this text can be at that position."""
         match position:
             case [int(epoch), int(index)] if epoch >= 0 and 0 <= index <= self._windows:
                 self._epoch, self._index = epoch, index
@@ -48,7 +48,7 @@ class TokenStream:
                 raise ValueError(f"no position in this text: {position}")
 
     def ready(self, _sequences: int, _within_s: float) -> bool:
-        """Always: a disk is waited for in `next`."""
+        """Always true: `next` waits for a disk."""
         return True
 
     def next(self, sequences: int) -> Tensor:
@@ -67,7 +67,7 @@ class TokenStream:
         return int(self._order[self._index - 1])
 
     def _drawn(self, epoch: int) -> NDArray[np.int64]:
-        """Where the epoch's windows begin, in its order. The grid moves too: no cut is always at the same place."""
+        """Where the epoch's windows begin, in its order. The grid moves too: each epoch cuts elsewhere."""
         rng = generator(f"{self._name}/{epoch}")
         return rng.permutation(self._windows) * self._length + rng.integers(self._length)
 

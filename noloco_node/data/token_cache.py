@@ -1,7 +1,7 @@
-"""The token files that were made of a volunteer's files: kept for the next start, and removed when nobody wants them.
+"""The token files made of a volunteer's files: kept for the next start, and removed when they are no longer used.
 
-A use is noted as the file's own time of change. At a node's start those go that no run has used for UNUSED_DAYS, and
-those used longest ago where all but the one used last take more than OTHERS_BYTES. They can be made again any time.
+A use sets the file's modification time. A node's start removes those that no run has used for UNUSED_DAYS, and the
+least recently used while all but the last used one take more than OTHERS_BYTES. They can be made again any time.
 """
 
 import logging
@@ -21,12 +21,12 @@ _DAY_S = 86_400
 
 
 def use(path: Path) -> None:
-    with suppress(OSError):  # a home that cannot be written is read all the same
+    with suppress(OSError):  # a home on a read-only disk can be used too
         os.utime(path)
 
 
 def prune(folder: Path, now: float | None = None) -> list[Path]:
-    """Removes what is not wanted any more; returns it."""
+    """Remove what is no longer used. Returns what was removed."""
     now, gone, room = time.time() if now is None else now, [], OTHERS_BYTES
     for place, (age_s, size, path) in enumerate(_by_use(folder, now)):
         room -= size if place else 0
@@ -40,13 +40,13 @@ def prune(folder: Path, now: float | None = None) -> list[Path]:
         gone.append(path)
         days = int(age_s / _DAY_S)
         log.info(
-            "removed %s (%.1f GB), last used %d days ago; a run that wants it makes it again", path, size / 1e9, days
+            "removed %s (%.1f GB), last used %d days ago; a run that needs it makes it again", path, size / 1e9, days
         )
     return gone
 
 
 def _by_use(folder: Path, now: float) -> list[tuple[float, int, Path]]:
-    """Seconds since their last use, size and path; the latest used first."""
+    """Seconds since their last use, size and path; the last used first."""
     found = []
     with suppress(OSError):
         for path in folder.glob(f"*{TOKENS}"):

@@ -3,16 +3,15 @@
     64 bytes    "NoLoCoTk", version, bytes a token, vocabulary, tokens to train on, tokens held out, tokenizer's digest
     then        the tokens to train on, and after them the held-out ones; little-endian
 
-It is written beside its name, fsynced and renamed: there is a whole file or none. Who opens it reads it once through,
-since a token beyond the vocabulary would end training far from here. Knows nothing of texts.
+It is written under a temporary name, synced and renamed: it is complete or absent. Loading reads all of it once, since
+a token beyond the vocabulary would end training with an error that does not name it. Knows nothing of texts.
 """
 
 import os
 import shutil
 import struct
 import tempfile
-from contextlib import suppress
-from errno import EDQUOT, ENOSPC
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -21,43 +20,39 @@ import numpy as np
 
 from noloco_node.base import atomic_files
 from noloco_node.data.tokens import Tokenizer, Tokens, width
-from noloco_node.errors import DiskFull, NolocoError, UsageError
+from noloco_node.errors import UsageError
 
 MAGIC, VERSION = b"NoLoCoTk", 1
 PIECE = 1 << 24
-"""Tokens looked at or copied at once."""
+"""Tokens checked or copied at once."""
 
 _HEADER = struct.Struct("<8sHHIQQ32s")
 
 
 class Writer:
-    """`with Writer(path, tokenizer) as out: out.add(...)`. An error inside leaves nothing."""
+    """`with Writer(path, tokenizer) as out: out.add(...)`. An error inside leaves no file."""
 
     def __init__(self, path: Path, tokenizer: Tokenizer) -> None:
         self._path, self._tokenizer = path, tokenizer
         self._type = width(tokenizer.vocabulary)
         self.train = self.held_out = 0
         """Tokens so far."""
-        self._part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        self._part: Path
         self._file: IO[bytes]
         self._rest: IO[bytes]
 
     def __enter__(self) -> Self:
-        try:
+        with self._writing():
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            _remove_abandoned(self._path)
+            self._part = atomic_files.part_of(self._path)
             self._file = self._part.open("wb")
             self._rest = tempfile.TemporaryFile(dir=self._path.parent)
             self._file.write(bytes(_HEADER.size))
-        except OSError as error:
-            raise cannot_write(self._path, error) from error
         return self
 
     def add(self, tokens: Tokens, held_out: bool) -> None:
-        try:
+        with self._writing():
             (self._rest if held_out else self._file).write(tokens.astype(self._type, copy=False).tobytes())
-        except OSError as error:
-            raise cannot_write(self._path, error) from error
         if held_out:
             self.held_out += len(tokens)
         else:
@@ -65,20 +60,19 @@ class Writer:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         try:
-            with self._rest, self._file:
+            with self._writing(), self._rest, self._file:
                 if error is None:
                     self._finish()
-        except OSError as failure:
-            raise cannot_write(self._path, failure) from failure
         finally:
             with suppress(OSError):
                 self._part.unlink()
 
+    def _writing(self) -> AbstractContextManager[None]:
+        return atomic_files.writing(f"the token file {self._path}", "write it to another disk")
+
     def _finish(self) -> None:
         if not self.train or not self.held_out:
-            raise UsageError(
-                "the data is too little to hold a part of it back for evaluation, one document in 16: add to it"
-            )
+            raise UsageError("not enough data for a held-out set, which is one document in 16: add some")
         self._rest.seek(0)
         shutil.copyfileobj(self._rest, self._file, 1 << 20)
         t = self._tokenizer
@@ -125,17 +119,3 @@ _AGAIN = "Make it again with `noloco-node tokenize`"
 
 def _largest(tokens: Tokens) -> int:
     return max(int(tokens[start : start + PIECE].max()) for start in range(0, len(tokens), PIECE))
-
-
-def cannot_write(path: Path, error: OSError) -> NolocoError:
-    if error.errno in (ENOSPC, EDQUOT):
-        return DiskFull(f"the disk is full: cannot write the token file {path}. Free some space")
-    return UsageError(f"cannot write the token file {path}: {error.strerror}")
-
-
-def _remove_abandoned(path: Path) -> None:
-    """Parts of the same file whose process was killed."""
-    for part in path.parent.glob(".*.part"):
-        name, _, pid = part.stem[1:].rpartition(".")
-        if name == path.name and pid.isdigit() and not Path("/proc", pid).exists():
-            part.unlink(missing_ok=True)

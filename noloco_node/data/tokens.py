@@ -1,7 +1,7 @@
-"""Tokenizers: bytes, a tokenizer.json, or one of a hub. Text becomes numbers here and nowhere else.
+"""Tokenizers: bytes, a tokenizer.json, or one of a hub. The only module that turns text into tokens.
 
 A tokenizer.json is data: rules and a table, read by the `tokenizers` library, which executes none of it. Words of a
-text that look like a special token stay words, so no document can end itself. Knows nothing of files of text.
+text that look like a special token are encoded as words, so no document can end itself. Knows nothing of text files.
 """
 
 import hashlib
@@ -16,11 +16,11 @@ from noloco_node.data import sources
 from noloco_node.errors import NolocoError, UsageError
 
 Text: TypeAlias = str | bytes
-"""Bytes are UTF-8, or nearly."""
+"""Bytes are UTF-8, perhaps with errors."""
 Tokens: TypeAlias = NDArray[np.unsignedinteger[Any]]
 
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|im_end|>", "[SEP]")
-"""What stands between two documents, by the names in use; the file does not say which one it is."""
+"""Names of the token between two documents, as models use them; a tokenizer.json does not say which it is."""
 MAX_VOCABULARY = 1 << 24
 
 
@@ -44,7 +44,7 @@ class Tokenizer(Protocol):
 
 
 class Bytes:
-    """A byte is a token. Zero, which no text holds, ends a document."""
+    """Each byte is a token. Zero, which no text has, ends a document."""
 
     vocabulary = 256
     end = 0
@@ -64,7 +64,7 @@ BYTES = Bytes()
 
 
 class FileTokenizer:
-    """One that a tokenizer.json describes. Raises UsageError where `content` is none, or knows no end of a document."""
+    """Described by a tokenizer.json. Raises UsageError where `content` is none, or has no end token."""
 
     def __init__(self, content: bytes) -> None:
         from tokenizers import Tokenizer as Library
@@ -111,7 +111,7 @@ def packed(texts: Sequence[Text], tokenizer: Tokenizer) -> Tokens:
 
 
 def load(name: str, path: Path | None) -> Tokenizer:
-    """The tokenizer that a manifest names; `path`: the volunteer's file."""
+    """The tokenizer that a manifest names. `path`: the volunteer's file."""
     if name == "bytes":
         return BYTES
     if name.startswith("hub:"):

@@ -1,1 +1,1 @@
-"""What `doctor` looks at: probes find the facts of this machine, verdicts judge them, run_checks asks in order."""
+"""`doctor`: probes.py finds facts, verdicts.py judges them, run_checks.py runs both; bug_report.py packs logs."""

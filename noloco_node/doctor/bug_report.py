@@ -1,10 +1,10 @@
-"""What helps to find a fault, gathered into one zip file without anything that is nobody else's business.
+"""Packs logs, manifests, status and the latest round events into one zip file, without secrets, to find a fault.
 
-Left out: the identity's key, tokens, invitations, settings, and every value of the environment. Masked wherever they
-stand: IP addresses; host names that an address, a URL or an error of the network has named; each as the same mask
-throughout, so that who called whom can still be followed; what looks like a credential; the path of this user's
-directory. Peer ids stay: they are known to everybody in the run. So does what nothing marks: a bare host name in some
-other sentence, the name of a data file. That is why its user looks through it.
+Left out: the identity's key, tokens, invitations, settings, and every value of the environment. Masked everywhere: IP
+addresses; host names that appear in an address, a URL or a network error; what looks like a credential; the path of the
+user's directory. The same host always gets the same mask, so calls can still be followed. Peer ids stay: everybody in
+the run knows them. What cannot be recognised stays too, as a bare host name in a sentence or the name of a data file;
+so the user should read the report before sending it.
 """
 
 import ipaddress
@@ -21,7 +21,7 @@ from noloco_node.host.home import Home
 from noloco_node.run import signed_file
 
 TAIL_BYTES = 1 << 20
-"""Of each log: thousands of lines."""
+"""Of each log's end: thousands of lines."""
 RUNS = 3
 """The latest ones."""
 
@@ -39,12 +39,12 @@ _CREDENTIAL = re.compile(r"\b(?:hf_|sk-|ghp_|Bearer )[A-Za-z0-9_.-]{8,}")
 _SECRET_NAME = re.compile("TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY", re.IGNORECASE)
 _SMALL_BYTES = 64 << 10
 _LEAST_LETTERS = 6
-"""Of a secret: what is shorter would be found in every second word."""
+"""Of a secret: a shorter one would match parts of many words."""
 
 
 class Mask:
     def __init__(self, secrets: Iterable[str], places: Mapping[str, str]) -> None:
-        """`places`: directories, and what is shown for them."""
+        """`places`: directories, and what replaces them."""
         self._secrets = sorted({s for s in secrets if len(s) >= _LEAST_LETTERS}, key=len, reverse=True)
         self._places = [
             (re.compile(rf"(?<![\w.-]){re.escape(place)}(?![\w-]|\.\w)"), places[place])
@@ -53,7 +53,7 @@ class Mask:
         self._masks: dict[str, str] = {}
 
     def learn(self, text: str) -> None:
-        """Host names stand in addresses and errors, and elsewhere as bare words; one without a dot may be any word."""
+        """Finds host names in addresses and errors, to mask them everywhere; one without a dot may be any word."""
         found = [host for _, host in _HOST.findall(text)] + _HOST_AND_PORT.findall(text) + _NAMED_BY_IP.findall(text)
         for host in found:
             if "." in host and not _is_address(host):
@@ -71,7 +71,7 @@ class Mask:
         return _IP6.sub(self._address, _IP4.sub(self._address, text))
 
     def _bare(self, host: str) -> str:
-        """A name that is masked only where it is plain that it is one."""
+        """For a name without a dot, which is masked only where the context shows that it is a host."""
         return host if host == "localhost" or _is_address(host) else "<host>"
 
     def _address(self, match: re.Match[str]) -> str:
@@ -112,7 +112,7 @@ def files(home: Home) -> dict[str, str]:
 
 
 def write(to: Path, contents: Mapping[str, str], masked: Mask) -> None:
-    """For this user's eyes, until they send it. Raises UsageError, DiskFull."""
+    """Readable by this user only. Raises UsageError, DiskFull."""
     for text in contents.values():
         masked.learn(text)
     try:

@@ -1,18 +1,19 @@
-"""The facts of this machine that decide whether a node can live on it. Nothing is judged or changed here."""
+"""Facts about this machine that decide whether a node can run on it. Nothing is judged or changed here."""
 
 import os
 import resource
 import shutil
 from pathlib import Path
 
-from noloco_node.base.addresses import check_port, parse
+from noloco_node.base.addresses import Address
 from noloco_node.doctor.verdicts import Place, Torch
 from noloco_node.errors import NolocoError
 from noloco_node.host.home import Home
+from noloco_node.transport.probe import check_port
 
 
 def torch(device: str, threads: int | None) -> Torch:
-    """Takes seconds. Raises UsageError where torch does not see the device, and much else where it is broken."""
+    """Takes seconds. Raises UsageError if torch does not find the device, and other errors if torch is broken."""
     import torch as library
 
     from noloco_node.core.kernels import for_device
@@ -26,7 +27,7 @@ def torch(device: str, threads: int | None) -> Torch:
         name=library.cuda.get_device_name(chosen) if gpu else None,
         free_bytes=library.cuda.mem_get_info(chosen)[0] if gpu else None,
         threads=threads or library.get_num_threads(),
-        kernels=for_device("cpu").NAME,  # what is offered lies in host memory, wherever the model is trained
+        kernels=for_device("cpu").NAME,  # offers are in host memory, wherever the model is trained
     )
 
 
@@ -41,10 +42,10 @@ def descriptors() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def port(listen: str) -> str | None:
-    """Why a node cannot listen there."""
+def port(listen: Address) -> str | None:
+    """Why a node cannot listen there; None if it can."""
     try:
-        check_port(parse(listen))
+        check_port(listen)
     except NolocoError as error:
         return str(error).partition(". ")[0]
     return None
@@ -64,5 +65,5 @@ def place(home: Home) -> Place:
 
 
 def _existing(path: Path) -> Path:
-    """The nearest directory above that is there."""
+    """The path itself, or its nearest parent that exists."""
     return next(above for above in (path, *path.parents) if above.exists())

@@ -1,13 +1,14 @@
-"""One examination, from the nearest to the furthest: this machine, the node on it, the swarm.
+"""Runs the checks, from the nearest to the furthest: this machine, the node on it, the swarm.
 
-What the node that runs here knows of the network is taken from it. Without one, a network daemon is started for a
-moment where the node would listen, and those that are named are asked how this machine looks from outside.
+A node that runs here reports what it knows of the network. Without one, a network daemon is started for a moment at the
+address where the node would listen, and the bootstrap nodes are asked how they see this machine.
 """
 
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from noloco_node.base.addresses import ANY_LOCAL_PORT
 from noloco_node.control import socket_client
 from noloco_node.doctor import probes, verdicts
 from noloco_node.doctor.verdicts import Finding
@@ -19,7 +20,7 @@ from noloco_node.peers.rows import verified
 from noloco_node.transport.probe import probe
 from noloco_node.transport.reachability import OFF
 from noloco_node.transport.self_view import ClockSkew
-from noloco_node.views.views import StatusView
+from noloco_node.views.status import StatusView
 
 _PROBE_S = 5.0
 _VISIT_S = 90.0
@@ -27,7 +28,7 @@ _VISIT_S = 90.0
 
 @dataclass(frozen=True, slots=True)
 class _Swarm:
-    """What a visit found out."""
+    """The result of a visit."""
 
     failure: str | None = None
     runs: tuple[str, ...] | None = None
@@ -43,12 +44,12 @@ async def examine(settings: NodeConfig) -> AsyncIterator[Finding]:
     yield verdicts.home(probes.place(home))
     yield verdicts.descriptors(probes.descriptors())
     node, trouble = await _node(home)
-    there = node is not None or trouble is not None
-    port = None if there else probes.port(settings.listen)
-    yield verdicts.port(settings.listen, port, there)
+    running = node is not None or trouble is not None
+    port = None if running else probes.port(settings.listen)
+    yield verdicts.port(settings.listen, port, running)
     for finding in verdicts.node(node, trouble):
         yield finding
-    swarm = await _visit(settings, as_a_node=not there and port is None)
+    swarm = await _visit(settings, as_a_node=not running and port is None)
     yield verdicts.bootstrap(settings.bootstrap, swarm.failure, swarm.runs)
     asked = swarm.runs is not None or node is not None
     yield verdicts.reachable(node.reachable if node else swarm.verdict, asked)
@@ -71,7 +72,7 @@ def _skew(node: StatusView | None) -> ClockSkew | None:
 
 
 async def _node(home: Home) -> tuple[StatusView | None, str | None]:
-    """The node that runs here; or why it does not answer."""
+    """The status of the node that runs here, or why it does not answer."""
     try:
         async with socket_client.connected(home) as asked:
             return await asked.status(), None
@@ -82,7 +83,7 @@ async def _node(home: Home) -> tuple[StatusView | None, str | None]:
 
 
 async def _visit(settings: NodeConfig, *, as_a_node: bool) -> _Swarm:
-    """`as_a_node`: listening where the node would, to see whether it can be called there."""
+    """`as_a_node`: listen where the node would, to see whether others can connect to it there."""
     if not settings.bootstrap:
         return _Swarm()
     found = await asyncio.gather(*(probe(a, _PROBE_S) for a in settings.bootstrap), return_exceptions=True)
@@ -91,7 +92,7 @@ async def _visit(settings: NodeConfig, *, as_a_node: bool) -> _Swarm:
         return _Swarm(_sentence(failures[0]))
     from noloco_node.peers import visitor
 
-    listen, relay = (settings.listen, settings.relay) if as_a_node else (visitor.QUIETLY, OFF)
+    listen, relay = (settings.listen, settings.relay) if as_a_node else (ANY_LOCAL_PORT, OFF)
     try:
         async with asyncio.timeout(_VISIT_S), visitor.visiting(settings.bootstrap, listen, relay) as guest:
             runs = tuple(verified(signed).label for signed in await guest.runs())
@@ -103,7 +104,7 @@ async def _visit(settings: NodeConfig, *, as_a_node: bool) -> _Swarm:
 
 
 def _sentence(failure: BaseException) -> str:
-    """Raises what is no failure of the outside world."""
+    """Raises `failure` itself if it is not a NolocoError, since that is a bug."""
     if not isinstance(failure, NolocoError):
         raise failure
     return str(failure).removeprefix("cannot reach the swarm: ").rstrip(".")

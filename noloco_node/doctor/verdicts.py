@@ -1,21 +1,22 @@
-"""Facts about a machine judged: is it fit to train in a swarm, and what is to be done where it is not?
+"""Judges facts about a machine: can it train in a swarm, and what should its user change?
 
-Pure: what was found comes in, a finding of one line goes out. Limits carry their reasons.
+Pure: a fact in, a finding of one line out. Limits carry their reasons.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from noloco_node.base.addresses import Address
 from noloco_node.base.units import count, size, span
 from noloco_node.errors import ClockTooFarOff, SwarmUnreachable
 from noloco_node.host.home import MAX_SOCKET_PATH_BYTES
 from noloco_node.observe import health
 from noloco_node.transport.reachability import DIRECTLY, MAPPED, OUTGOING, RELAYED
 from noloco_node.transport.self_view import ClockSkew
-from noloco_node.views.views import Health, StatusView
+from noloco_node.views.status import Health, StatusView
 
 OK, WARNING, ERROR, UNKNOWN = "ok", "warning", "error", "unknown"
-"""UNKNOWN: not looked at, or nobody to ask."""
+"""UNKNOWN: not checked, or there was no node to ask."""
 
 DISK_LOW_BYTES, DISK_NEEDED_BYTES = 10 * 10**9, 10**9
 """Three checkpoints of the `125m` preset take 7 GB; below the second there is no room for logs and token files."""
@@ -23,7 +24,7 @@ MEMORY_LOW_BYTES, MEMORY_NEEDED_BYTES = 74 * 10**8, 10**9
 """50 bytes a parameter with a checkpoint, so 6.7 GB for `125m`; torch and the rest of a node take 0.7 GB before any
 model."""
 DESCRIPTORS_LOW, DESCRIPTORS_NEEDED = 1024, 256
-"""128 callers take three each and 256 channels one each; a small swarm does with a few dozen."""
+"""128 callers need three each and 256 channels one each; a small swarm needs a few dozen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +45,12 @@ class Torch:
     """Of the GPU's memory."""
     threads: int
     kernels: str
-    """What codes a swap, on the CPU always: `numba` or `torch`."""
+    """What encodes swaps, always on the CPU: `numba` or `torch`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A home, or the directory in which it would be made."""
+    """A home, or the directory in which it would be created."""
 
     root: str
     exists: bool
@@ -61,7 +62,7 @@ class Place:
 
 def device(found: Torch) -> Finding:
     where = found.device if found.name is None else f"{found.device} ({found.name}, {size(found.free_bytes)} free)"
-    text = f"torch {found.version} on {where}, {count(found.threads, 'CPU thread')}, swaps coded by {found.kernels}"
+    text = f"torch {found.version} on {where}, {count(found.threads, 'CPU thread')}, swaps encoded by {found.kernels}"
     if found.kernels == "torch":
         return Finding("torch", WARNING, text, "that is slow: install numba")
     return Finding("torch", OK, text)
@@ -73,7 +74,7 @@ def no_device(reason: str, remedy: str) -> Finding:
 
 def disk(free_bytes: int | None, where: str) -> Finding:
     if free_bytes is None:
-        return Finding("disk", UNKNOWN, f"{where} does not tell how much is free")
+        return Finding("disk", UNKNOWN, f"the free space of {where} is not known")
     text = f"{size(free_bytes)} free in {where}"
     return Finding(
         "disk", *_enough(free_bytes, DISK_NEEDED_BYTES, DISK_LOW_BYTES, text, "free some, or move NOLOCO_HOME")
@@ -82,7 +83,7 @@ def disk(free_bytes: int | None, where: str) -> Finding:
 
 def memory(free_bytes: int | None) -> Finding:
     if free_bytes is None:
-        return Finding("memory", UNKNOWN, "this system does not tell how much is free")
+        return Finding("memory", UNKNOWN, "this system does not report how much is free")
     remedy = "end other programs, or join a run with a small model"
     return Finding(
         "memory", *_enough(free_bytes, MEMORY_NEEDED_BYTES, MEMORY_LOW_BYTES, f"{size(free_bytes)} free", remedy)
@@ -96,7 +97,7 @@ def _enough(free: int, needed: int, low: int, text: str, remedy: str) -> tuple[s
 
 def clock(skew: ClockSkew | None) -> Finding:
     if skew is None:
-        return Finding("clock", UNKNOWN, "compared with nobody's: name a node to ask with --bootstrap")
+        return Finding("clock", UNKNOWN, "not compared with another node's: name one with --bootstrap")
     try:
         health.check(skew)
     except ClockTooFarOff as error:
@@ -106,13 +107,13 @@ def clock(skew: ClockSkew | None) -> Finding:
     return Finding("clock", OK, f"within {span(health.WARN_S)} of the others'")
 
 
-def port(listen: str, trouble: str | None, held_by_node: bool) -> Finding:
+def port(listen: Address, trouble: str | None, held_by_node: bool) -> Finding:
     if held_by_node:
         return Finding("port", OK, "held by the node that runs here")
     if trouble:
         return Finding("port", ERROR, trouble.rstrip("."), "choose another one with --listen")
-    if listen.endswith("/tcp/0"):
-        return Finding("port", OK, "any free one; `--listen /ip4/0.0.0.0/tcp/4001` keeps it the same, to be forwarded")
+    if listen.port == 0:
+        return Finding("port", OK, "any free one; for port forwarding, fix it with `--listen /ip4/0.0.0.0/tcp/4001`")
     return Finding("port", OK, f"{listen} is free")
 
 
@@ -122,13 +123,13 @@ def descriptors(soft: int) -> Finding:
 
 
 def reachable(verdict: str | None, asked: bool) -> Finding:
-    """`asked`: whether there was anybody to ask."""
+    """`asked`: whether there was a node to ask."""
     match verdict:
         case None if not asked:
-            return Finding("reachable", UNKNOWN, "nobody to ask: start a node, or name one with --bootstrap")
+            return Finding("reachable", UNKNOWN, "no node to ask: start one here, or name one with --bootstrap")
         case None:
             return Finding(
-                "reachable", UNKNOWN, "no verdict: those that were asked are on this machine, or did not answer"
+                "reachable", UNKNOWN, "not known: the nodes that were asked are on this machine, or did not answer"
             )
         case str() if verdict in (DIRECTLY, MAPPED):
             return Finding("reachable", OK, "directly" if verdict == DIRECTLY else "at a port of the router")
@@ -138,10 +139,10 @@ def reachable(verdict: str | None, asked: bool) -> Finding:
             return Finding("reachable", WARNING, *halves(str(health.advice(OUTGOING))))
 
 
-def bootstrap(addresses: Sequence[str], failure: str | None, runs: Sequence[str] | None) -> Finding:
-    """`failure`: why nobody answered; `runs`: what those who did know."""
+def bootstrap(addresses: Sequence[Address], failure: str | None, runs: Sequence[str] | None) -> Finding:
+    """`failure`: why none answered; `runs`: the runs that they know."""
     if not addresses:
-        return Finding("bootstrap", UNKNOWN, "none named: `noloco-node doctor --bootstrap <address>` tries one")
+        return Finding("bootstrap", UNKNOWN, "none given: `noloco-node doctor --bootstrap <address>` checks one")
     if failure:
         return Finding("bootstrap", ERROR, failure, "" if "?" in failure else "ask the run's author for the address")
     if not runs:
@@ -154,18 +155,18 @@ def home(place: Place) -> Finding:
         text = f"{place.root} is too long for a control socket"
         return Finding("home", ERROR, text, "name a shorter directory with --home or NOLOCO_HOME")
     if not place.writable:
-        text = f"{place.root} cannot be {'written' if place.exists else 'made'}"
+        text = f"{place.root} cannot be {'written' if place.exists else 'created'}"
         return Finding("home", ERROR, text, "name another directory with --home or NOLOCO_HOME")
     if place.exists and not place.ours:
         return Finding("home", WARNING, f"{place.root} belongs to another user", "name one of yours with --home")
     if place.exists and place.mode & 0o077:
-        text = f"other users may look into {place.root}"
+        text = f"other users can read {place.root}"
         return Finding("home", WARNING, text, f"`chmod 700 {place.root}`")
-    return Finding("home", OK, place.root if place.exists else f"{place.root} will be made")
+    return Finding("home", OK, place.root if place.exists else f"{place.root} will be created")
 
 
 def node(view: StatusView | None, trouble: str | None) -> list[Finding]:
-    """What runs here, and what it says of itself. `trouble`: a node is there and does not answer."""
+    """The node that runs here, and its own findings. `trouble`: why a running node does not answer."""
     if trouble:
         return [Finding("node", ERROR, trouble)]
     if view is None:
@@ -189,6 +190,6 @@ def exit_code(findings: Iterable[Finding]) -> int:
 
 
 def halves(sentence: str) -> tuple[str, str]:
-    """What is the matter, and what to do."""
+    """The problem, and what to do about it."""
     text, _, remedy = sentence.partition(": ")
     return text, remedy

@@ -1,7 +1,8 @@
 """This machine: one frozen NodeConfig, resolved once: flag > environment (`NOLOCO_*`) > node.toml > default.
 
-The only module that knows the environment's names, and it is handed it. What the run trains is the manifest's affair.
-No pydantic here: `status` and `id` want the home only, and at once.
+The only module that knows the names of environment variables; it gets the environment as an argument. By hand rather
+than with pydantic-settings: importing pydantic takes 0.1 s, as long as all else that `--help` and `status` import, and
+the parsers of rates, hours and addresses would remain.
 """
 
 import ipaddress
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from noloco_node.base.addresses import ANY_PORT, Address, WrongPeerId, parse
 from noloco_node.base.validation import did_you_mean, listed, shown
 from noloco_node.errors import UsageError
 from noloco_node.host import limits
@@ -22,28 +24,23 @@ LOG_FORMATS = ("text", "json")
 SINKS = TENSORBOARD, WANDB = "tensorboard", "wandb"
 PREFIX = "NOLOCO_"
 
-_MAX_ADDRESSES = 64  # more than any machine has, or any newcomer tries
+_MAX_ADDRESSES = 64  # more than any machine has, or any joining node tries
 _MAX_GLOBS = 64
 _SWITCH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _MAX_FILE_BYTES = 64 << 10
-_PEER = r"/p2p/[1-9A-HJ-NP-Za-km-z]{46,64}"
-_HOST = r"/(?:ip4/(?P<ip4>[0-9.]{7,15})|ip6/(?P<ip6>[0-9a-fA-F:.]{2,45})|dns[46]?/(?P<dns>[A-Za-z0-9._-]{1,253}))"
-_PORT = r"/tcp/(?P<port>\d{1,5})"
-_LISTEN = re.compile(_HOST + _PORT)
-_ANNOUNCE = re.compile(f"{_HOST}{_PORT}(?:{_PEER})?")
-_DIAL = re.compile(f"{_HOST}{_PORT}{_PEER}")
 
 
-def _listen(value: object) -> str:
-    return _address(value, _LISTEN, "an address like /ip4/0.0.0.0/tcp/4001 (port 0: any free one)")
+def _listen(value: object) -> Address:
+    return _address(value, "an address like /ip4/0.0.0.0/tcp/4001 (port 0: any free one)", lambda a: not a.peer)
 
 
-def _announce(value: object) -> tuple[str, ...]:
-    return _addresses(value, _ANNOUNCE, "addresses like /ip4/203.0.113.7/tcp/4001")
+def _announce(value: object) -> tuple[Address, ...]:
+    return _addresses(value, "addresses like /ip4/203.0.113.7/tcp/4001", lambda _: True)
 
 
-def _bootstrap(value: object) -> tuple[str, ...]:
-    return _addresses(value, _DIAL, "addresses like /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…")
+def _bootstrap(value: object) -> tuple[Address, ...]:
+    allowed = "addresses like /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…"
+    return _addresses(value, allowed, lambda address: bool(address.peer and address.port))
 
 
 def _whole(low: int, high: int) -> Callable[[object], int]:
@@ -166,15 +163,15 @@ def _key(parse: Callable[[object], object], **rules: Any) -> Any:
 class NodeConfig:
     home: Path
     """The state directory: identity, checkpoints, control socket."""
-    listen: str = _key(_listen, default="/ip4/0.0.0.0/tcp/0")
+    listen: Address = _key(_listen, default=ANY_PORT)  # noqa: RUF009 (it is immutable)
     """The one address that this node listens on; port 0 takes a free one."""
-    announce: tuple[str, ...] = _key(_announce, default=())
-    """Addresses to tell others instead of the found ones: behind a forwarded port, say."""
+    announce: tuple[Address, ...] = _key(_announce, default=())
+    """Addresses to announce instead of the found ones, as behind a forwarded port."""
     relay: str = _key(_relay, default="auto")
-    """Whether to be called through a relay: `auto` where nobody can call this node directly, `only` in any case, `off`
-    never. A rendezvous and a first node, unless `off`, pass calls on for others."""
-    bootstrap: tuple[str, ...] = _key(_bootstrap, default=())
-    """Nodes to meet first; any of them is enough."""
+    """Whether others connect through a relay: `auto` where nobody can connect directly, `only` always, `off` never. A
+    rendezvous and a first node are relays for others, unless `off`."""
+    bootstrap: tuple[Address, ...] = _key(_bootstrap, default=())
+    """Nodes to connect to first; any one of them is enough."""
     device: str = _key(_device, default="auto")
     """Where to train."""
     threads: int | None = _key(_whole(1, 1024), default=None)
@@ -182,39 +179,39 @@ class NodeConfig:
     gpu_memory_fraction: float | None = _key(_fraction, default=None)
     """Share of a CUDA device's memory that training may take; beyond it, it is out of memory."""
     micro_batch: int | None = _key(_micro_batch, default=None)
-    """Examples that go through the model at once; None (`auto`): as many as fit on a GPU, few on a CPU."""
+    """Examples in one forward pass; None (`auto`): as many as fit on a GPU, few on a CPU."""
     compile: bool = _key(_switch, default=False)
-    """Let torch compile the model first: minutes at the start, faster steps then."""
+    """Whether torch compiles the model first: minutes at the start, then faster steps."""
     max_upload: float | None = _key(_rate, default=None)
     """Bytes a second that swaps and state transfers send: `5MB`, `40Mbit`."""
     max_download: float | None = _key(_rate, default=None)
-    """Bytes a second that they take."""
+    """Bytes a second that they receive."""
     daily_upload: int | None = _key(_amount, default=None)
-    """Bytes that they send in a day, `20GB`; then this node trains on alone until midnight, local time."""
+    """Bytes that they send in a day, `20GB`; after them this node trains without swaps until midnight, local time."""
     daily_download: int | None = _key(_amount, default=None)
-    """Bytes that they take in a day."""
+    """Bytes that they receive in a day."""
     hours: Hours | None = _key(_hours, default=None)  # noqa: RUF009 (it is immutable)
-    """Train in these hours of each day only, local time, `22-08`; else the node is paused."""
+    """Hours of each day to train in, local time, `22-08`; in the others the node is paused."""
     data: tuple[str, ...] = _key(_globs, default=())
     """Files, folders or patterns to train on, for a run whose source is `files`."""
     tokenizer: Path | None = _key(_file, default=None)  # noqa: RUF009 (it is immutable)
     """The tokenizer.json of a run that names one by its digest."""
     rounds: int | None = _key(_whole(1, 10_000_000), default=None)
-    """Stop cleanly after so many rounds of this node; when None, with the run."""
+    """Stop after so many rounds of this node; None: at the end of the run."""
     linger: float = _key(_linger, default=0.0)
-    """Seconds that a node that is done keeps its control socket open, unless told to leave."""
+    """Seconds that a finished node keeps its control socket open, unless it is told to leave."""
     run: str | None = _key(_run, default=None)
     """Join this run only, by its whole id."""
     trust: str | None = _key(_trust, default=None)
     """Join only what this author signed."""
     web: str | None = _key(web_address, default=None)
-    """Where to serve the web page, for a browser and Prometheus; nowhere when None. Whoever reaches it may look."""
+    """Where to serve the web page and the metrics; None: nowhere. Anybody who reaches the port may read."""
     log_level: str = _key(_log_level, default="info")
-    """What node.log holds."""
+    """The least level that goes into node.log."""
     log_format: str = _key(_log_format, default="text")
-    """How lines of node.log and of the terminal are written: for people, or `json`, an object each, for collectors."""
+    """Of lines in node.log and in the terminal: `text` for people, `json` (an object a line) for log collectors."""
     sinks: tuple[str, ...] = _key(_sinks, default=())
-    """Where else to write curves, besides the run's own files: `tensorboard`, `wandb`; each is an extra to install."""
+    """Where to write curves besides the run's own files: `tensorboard`, `wandb`; each is an extra to install."""
 
 
 _PARSERS: dict[str, Callable[[object], Any]] = {
@@ -238,7 +235,7 @@ def home_dir(flag: str | None, environ: Mapping[str, str]) -> Path:
 
 
 def resolve(flags: Mapping[str, object], environ: Mapping[str, str], home_toml: Mapping[str, object]) -> NodeConfig:
-    """One NodeConfig out of the three places. `flags` holds None where a flag was not given. Raises UsageError."""
+    """One NodeConfig from the three places. `flags` holds None where a flag was not given. Raises UsageError."""
     home = flags.get("home")
     given = {key: value for key, value in flags.items() if key != "home" and value is not None}
     found: dict[str, Any] = {"home": home_dir(str(home) if home else None, environ)}
@@ -249,7 +246,7 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], home_toml: 
 
 
 def load(flags: Mapping[str, object], environ: Mapping[str, str]) -> NodeConfig:
-    """`resolve` with the node.toml of the home that the flags or the environment name."""
+    """`resolve`, with the node.toml of the home that the flags or the environment name."""
     home = flags.get("home")
     return resolve(flags, environ, read_home_toml(home_dir(str(home) if home else None, environ)))
 
@@ -275,13 +272,13 @@ def read_home_toml(home: Path) -> dict[str, object]:
 
 
 def _named(environ: Mapping[str, str]) -> dict[str, str]:
-    """Our part of the environment. An empty variable counts as not set, as compose files leave them."""
+    """The variables that are ours. An empty one counts as not set, as compose files leave them."""
     ours = {key.removeprefix(PREFIX).lower(): value for key, value in environ.items() if key.startswith(PREFIX)}
     return {key: value for key, value in ours.items() if value and key != "home"}
 
 
 def _read(source: Mapping[str, object], spelled: Callable[[str], str], where: str = "") -> dict[str, object]:
-    """The values of one place, checked; `spelled` is how a key is written there."""
+    """The values of one place, checked. `spelled`: how a key is written there."""
     for key in source:
         if key not in _PARSERS:
             names = map(spelled, _PARSERS)
@@ -303,27 +300,22 @@ def _text(value: object, pattern: str, allowed: str) -> str:
     return value
 
 
-def _address(value: object, form: re.Pattern[str], allowed: str) -> str:
-    match = form.fullmatch(value) if isinstance(value, str) else None
-    if match is None or not _is_host(match) or int(match["port"]) > 65535:
-        raise ValueError(f"must be {allowed}", value)
-    return match[0]
-
-
-def _is_host(match: re.Match[str]) -> bool:
+def _address(value: object, allowed: str, fits: Callable[[Address], bool]) -> Address:
+    """`fits`: whether an address of a TCP port, without a relay, can be used here."""
     try:
-        if match["ip4"]:
-            ipaddress.IPv4Address(match["ip4"])
-        if match["ip6"]:
-            ipaddress.IPv6Address(match["ip6"])
-    except ValueError:
-        return False
-    return True
+        address = parse(str(value))
+    except WrongPeerId:
+        raise
+    except UsageError:
+        raise ValueError(f"must be {allowed}", value) from None
+    if address.transport != "tcp" or address.relay or not fits(address):
+        raise ValueError(f"must be {allowed}", value)
+    return address
 
 
-def _addresses(value: object, form: re.Pattern[str], allowed: str) -> tuple[str, ...]:
+def _addresses(value: object, allowed: str, fits: Callable[[Address], bool]) -> tuple[Address, ...]:
     """A list, or in the environment one text with commas or spaces between."""
     words = [word for word in re.split(r"[,\s]+", value) if word] if isinstance(value, str) else value
     if not isinstance(words, list | tuple) or len(words) > _MAX_ADDRESSES:
         raise ValueError(f"must be a list of {allowed}")
-    return tuple(dict.fromkeys(_address(word, form, allowed) for word in words))
+    return tuple(dict.fromkeys(_address(word, allowed, fits) for word in words))

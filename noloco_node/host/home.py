@@ -1,6 +1,6 @@
-"""The state directory of one node: where things lie in it, and that only one node lives there.
+"""The home, a node's state directory: where its files lie, and the lock that lets only one node use it.
 
-The lock is the kernel's (flock), so it is gone when its process is, however that died; the pid inside is for people.
+The lock is the kernel's (flock), so it ends with its process, however that died; the pid in the file is for people.
 """
 
 import fcntl
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from noloco_node.base.atomic_files import cannot_write
+from noloco_node.base.atomic_files import writing
 from noloco_node.errors import NodeAlreadyRunning, UsageError
 
 MAX_SOCKET_PATH_BYTES = 107
@@ -46,7 +46,7 @@ class Home:
 
     @property
     def web_token(self) -> Path:
-        """What the web page wants to see before it does anything."""
+        """The token that the web page needs for pause, resume and leave."""
         return self.root / "web.token"
 
     @property
@@ -55,37 +55,31 @@ class Home:
 
     @property
     def data(self) -> Path:
-        """The volunteer's files as token files: made again when they are gone."""
+        """Token files made of the volunteer's files: made again where they are missing."""
         return self.root / "data"
 
     def run(self, run_id: str) -> Path:
         return self.root / "runs" / run_id
 
     def create(self) -> "Home":
-        """Make the directory, for its user alone, and see that a node can live in it."""
+        """Make the directory, for its user alone. Raises UsageError where a node could not use it."""
         length = len(os.fsencode(self.socket))
         if length > MAX_SOCKET_PATH_BYTES:
             raise UsageError(
                 f"{self.root} is too long for a control socket ({length} bytes, {MAX_SOCKET_PATH_BYTES} are possible): "
                 "name a shorter directory with --home or NOLOCO_HOME"
             )
-        try:
+        with writing(self.root):
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with suppress(
-                PermissionError
-            ):  # a mounted volume may belong to root; key and socket have modes of their own
+            with suppress(PermissionError):  # a mounted volume may belong to root; key and socket have their own modes
                 self.root.chmod(0o700)
-        except OSError as error:
-            raise cannot_write(self.root, error) from error
         return self
 
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the home for this process. Raises NodeAlreadyRunning, which names the other's pid."""
-        try:
+        with writing(self.lock_file):
             descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise cannot_write(self.lock_file, error) from error
         with os.fdopen(descriptor, "r+") as file:
             if not _locked(file.fileno()):
                 pid = file.read(20).strip() or "unknown"
@@ -99,7 +93,7 @@ class Home:
             yield
 
     def holder(self) -> str | None:
-        """The pid of the node that lives here, if one does."""
+        """The pid of the node that runs in this home, None where none does."""
         try:
             with self.lock_file.open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -111,7 +105,7 @@ class Home:
 
 
 def _locked(descriptor: int) -> bool:
-    """Take the lock, trying again for a moment: `holder` may be looking at it just now."""
+    """Take the lock, with a few tries: `holder` may have it for a moment."""
     for _ in range(5):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

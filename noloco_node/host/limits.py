@@ -1,24 +1,24 @@
 """What a volunteer allows: a rate, an amount a day, and the hours; as plain arithmetic.
 
-Knows no clock, no files and no network: the time is an argument, and who waits, counts or pauses is somebody else's
-affair (host/traffic.py, node/trainer.py). A unit of text becomes a number here and nowhere else.
+Knows no clock, no files and no network: the time is an argument. host/traffic.py waits and counts, node/trainer.py
+pauses. The only module that reads units like `5MB`.
 """
 
 import re
 from dataclasses import dataclass, replace
 
 MIN_RATE_BYTES_S = 32_000
-"""Less than 256 kbit/s would not carry one piece of a swap within a partner's patience, let alone a vector."""
+"""256 kbit/s: with less, not even one piece of a swap arrives before the partner's timeout."""
 MIN_DAILY_BYTES = 1_000_000
 BURST_S = 0.5
-"""What an idle bucket has saved up: half a second's worth."""
+"""Seconds of the rate that an idle bucket saves for a burst."""
 
 _PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _AMOUNT = re.compile(r"(?P<number>[0-9]{1,15}(?:\.[0-9]{1,6})?) ?(?:(?P<prefix>[kKMGT]?)(?P<unit>B|bit))?")
 
 
 def rate(text: str) -> float:
-    """Bytes a second of `5MB`, `40Mbit/s` or plain bytes. Raises ValueError that says what may be."""
+    """Bytes a second of `5MB`, `40Mbit/s` or plain bytes. Raises ValueError that says what is allowed."""
     found = _amount(text.removesuffix("/s"))
     if found is None or found < MIN_RATE_BYTES_S:
         raise ValueError("must be a rate like 5MB or 40Mbit (a second), at least 32kB")
@@ -26,7 +26,7 @@ def rate(text: str) -> float:
 
 
 def amount(text: str) -> int:
-    """Bytes of `20GB` or plain bytes. Raises ValueError that says what may be."""
+    """Bytes of `20GB` or plain bytes. Raises ValueError that says what is allowed."""
     found = None if text.endswith("bit") else _amount(text)
     if found is None or found < MIN_DAILY_BYTES:
         raise ValueError("must be an amount like 20GB or 500MB, at least 1MB")
@@ -34,7 +34,7 @@ def amount(text: str) -> int:
 
 
 def _amount(text: str) -> float | None:
-    """Powers of ten, as network people count. `Mb` is nobody's unit here: half the world reads it as the other one."""
+    """In powers of ten, as for networks. `Mb` is refused: some mean bits by it, others bytes."""
     match = _AMOUNT.fullmatch(text)
     if match is None:
         return None
@@ -43,9 +43,9 @@ def _amount(text: str) -> float | None:
 
 
 class TokenBucket:
-    """Lets `rate_bytes_s` through in the long run. What was taken too early is a debt, and waited for.
+    """Limits traffic to `rate_bytes_s` on average. A message may overdraw the bucket; then the next one waits.
 
-    In any stretch of t seconds at most rate · (t + BURST_S) bytes pass, and the one message that made the debt.
+    In any t seconds at most rate · (t + BURST_S) bytes pass, plus the one message that overdrew.
     """
 
     def __init__(self, rate_bytes_s: float) -> None:
@@ -54,17 +54,17 @@ class TokenBucket:
         self._at: float | None = None
 
     def take(self, size_bytes: int, now: float) -> None:
-        """Bytes that go, or have come. Never refused: see `wait_s`."""
+        """Count bytes that are sent or were received. Never refuses: see `wait_s`."""
         self._settle(now)
         self._saved -= size_bytes
 
     def wait_s(self, now: float) -> float:
-        """How long until the debt is paid; several who wait pay one after the other, because all share it."""
+        """How long until the bucket is no longer overdrawn; all streams share it."""
         self._settle(now)
         return max(0.0, -self._saved / self._rate)
 
     def _settle(self, now: float) -> None:
-        """A clock that went back gives nothing, and takes nothing."""
+        """Add what was saved since the last call; nothing if the clock was set back."""
         passed_s = 0.0 if self._at is None else max(0.0, now - self._at)
         self._at = now
         self._saved = min(self._rate * BURST_S, self._saved + passed_s * self._rate)
@@ -80,20 +80,20 @@ class Used:
     received: int = 0
 
     def plus(self, sent: int, received: int, day: str) -> "Used":
-        """Another day, even an earlier one by a clock that was set back, begins at nothing."""
+        """A new day, even an earlier one after the clock was set back, begins at 0."""
         used = self if day == self.day else Used(day)
         return replace(used, sent=used.sent + sent, received=used.received + received)
 
 
 @dataclass(frozen=True, slots=True)
 class DailyQuota:
-    """What may be given and taken in a day; None: as much as it comes to."""
+    """Bytes that may be sent and received in a day; None: unlimited."""
 
     sent: int | None = None
     received: int | None = None
 
     def exhausted(self, used: Used, sent: int = 0, received: int = 0) -> str | None:
-        """`upload` or `download` when so much more would not fit into the day, or nothing at all is left."""
+        """`upload` or `download` where so much more would exceed the quota, or nothing is left of it."""
         if self.sent is not None and used.sent + max(1, sent) > self.sent:
             return "upload"
         if self.received is not None and used.received + max(1, received) > self.received:
@@ -103,14 +103,14 @@ class DailyQuota:
 
 @dataclass(frozen=True, slots=True)
 class Hours:
-    """A part of every day, in minutes since midnight; it may go over midnight."""
+    """A part of every day, in minutes since midnight; it may include midnight."""
 
     begin: int
     end: int
 
     @classmethod
     def parse(cls, text: str) -> "Hours":
-        """`22-08` or `22:30-8:15`. Raises ValueError that says what may be."""
+        """`22-08` or `22:30-8:15`. Raises ValueError that says what is allowed."""
         match = re.fullmatch(r"(\d{1,2})(?::(\d\d))?-(\d{1,2})(?::(\d\d))?", text)
         numbers = [int(part or 0) for part in match.groups()] if match else []
         if not numbers or max(numbers[0], numbers[2]) > 24 or max(numbers[1], numbers[3]) > 59:
@@ -136,11 +136,11 @@ def clock(minute: int) -> str:
 
 
 PAUSED, QUOTA = "paused", "quota"
-"""Why a node that could exchange does not; the first one does not train either. `rounds.by_reason` counts by these."""
+"""Why a node makes no swaps; when PAUSED it does not train either. Counted in `rounds.by_reason`."""
 
 
 def held_back(*, asked: bool, hours: Hours | None, minute: int, exhausted: bool) -> str | None:
-    """What a node's limits say now: PAUSED, QUOTA, or None. `asked`: by its user's own `pause`."""
+    """PAUSED, QUOTA, or None where the limits allow all. `asked`: by the user's `pause`."""
     if asked or (hours is not None and not hours.open(minute)):
         return PAUSED
     return QUOTA if exhausted else None

@@ -1,4 +1,4 @@
-"""How much memory programs may still take, of the machine and of this container."""
+"""How much memory is free, of the machine and of this container."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -7,7 +7,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_bytes() -> int | None:
-    """None where the system does not tell."""
+    """None where the system does not say."""
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         free = int(lines["MemAvailable"].split()[0]) << 10

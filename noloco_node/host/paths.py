@@ -1,4 +1,4 @@
-"""Where everything of a node lies, and how much of the disk each takes: what `paths` shows."""
+"""Where the files of a node lie, and how much disk each takes: what `paths` shows."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,7 +14,7 @@ class Item:
     what: str
     path: Path
     bytes: int | None
-    """Of all that lies in it, and of the full files beside a log; None where there is nothing yet."""
+    """With all files in a folder, and all rotated files of a log; None where there is nothing yet."""
     run_id: str | None = None
 
 

@@ -1,25 +1,30 @@
-"""What this node's volunteer allows, against what is: one answer to whether it may train, exchange and give its state.
+"""Whether this node may train, swap and send its state now, by its volunteer's limits.
 
-Joins the settings, today's traffic and the clock; the arithmetic is in host/limits.py, and what follows from the answer
-is node/trainer.py's to do. A volunteer's own `pause` is a mark in the home, so that a restart does not end it.
+Compares the settings with today's traffic and the clock. The arithmetic is in host/limits.py; node/trainer.py acts on
+the answer. A `pause` is a mark in the home, so that a restart does not end it.
 """
 
+import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 
+from noloco_node.base import atomic_files
 from noloco_node.base.units import size
 from noloco_node.core.round import MAX_LAG
+from noloco_node.errors import NolocoError
 from noloco_node.host import limits
 from noloco_node.host.config import NodeConfig
-from noloco_node.host.daybook import DayTotals
 from noloco_node.host.home import Home
 from noloco_node.host.limits import DailyQuota
-from noloco_node.host.traffic import Traffic
-from noloco_node.views.views import Health, LastRound, Today
+from noloco_node.host.traffic import DayTotals, Traffic
+from noloco_node.views.status import Health, LastRound, Today
 
 log = logging.getLogger(__name__)
 
+SAVE_S = 10.0
+"""What a kill costs of the day's count."""
 _RATES = ("--max-upload", "--max-download")
 
 
@@ -28,23 +33,27 @@ class Policy:
         self._hours = config.hours
         self._quota = DailyQuota(config.daily_upload, config.daily_download)
         self._rates = config.max_upload, config.max_download
-        self._daybook = DayTotals(home.traffic)
+        self._day_totals = DayTotals(home.traffic)
+        self._saved_at = -math.inf
         self._last_swap = last_swap
-        self.traffic = Traffic(config.max_upload, config.max_download, self._daybook.read())
+        self.traffic = Traffic(config.max_upload, config.max_download, self._day_totals.read())
         self._mark = home.root / "paused"
         self._asked = self._asked_before = self._mark.exists()
 
     def pause(self) -> None:
         self._asked = True
         try:
-            self._mark.touch(mode=0o600)
-        except OSError as error:
-            log.warning("this pause ends with the node, as %s cannot be written: %s", self._mark, error.strerror)
+            atomic_files.write(self._mark, "", mode=0o600)
+        except NolocoError as error:
+            log.warning("this pause will not outlive the node: %s", error)
 
     def resume(self) -> None:
         self._asked = self._asked_before = False
         try:
-            self._mark.unlink(missing_ok=True)
+            self._mark.unlink()
+            atomic_files.sync(self._mark.parent)
+        except FileNotFoundError:
+            pass
         except OSError as error:
             log.warning("the node will be paused at its next start, until %s goes: %s", self._mark, error.strerror)
 
@@ -59,7 +68,7 @@ class Policy:
         )
 
     def exhausted(self) -> str | None:
-        """`upload` or `download` where the day has no room left for a swap like the last one."""
+        """`upload` or `download` where another swap like the last one would exceed the day's quota."""
         last = self._last_swap()
         sent, received = (last.sent, last.received) if last else (0, 0)
         return self._quota.exhausted(self.traffic.used, sent, received)
@@ -67,7 +76,7 @@ class Policy:
     def room_to_send(self, size_bytes: int) -> bool:
         return self._quota.exhausted(self.traffic.used, sent=size_bytes) is None
 
-    def room_to_take(self, size_bytes: int) -> bool:
+    def room_to_receive(self, size_bytes: int) -> bool:
         return self._quota.exhausted(self.traffic.used, received=size_bytes) is None
 
     def pause_ends(self) -> str:
@@ -77,7 +86,7 @@ class Policy:
         return f"{limits.clock(self._hours.begin)}, when its hours begin"
 
     def health(self, swaps_fit: bool) -> tuple[Health, ...]:
-        """What `status` should warn of. `swaps_fit`: whether they end before they are given up as too slow."""
+        """Warnings for `status`. `swaps_fit`: whether swaps end before MAX_LAG phases have passed."""
         return (*self._of_the_quota(), *(() if swaps_fit else (self._too_slow(),)))
 
     def _too_slow(self) -> Health:
@@ -94,13 +103,22 @@ class Policy:
         if way is None:
             return ()
         limit = self._quota.sent if way == "upload" else self._quota.received
-        text = f"the day's {way} of {size(limit)} has no room for another swap: training goes on alone until midnight"
+        text = (
+            f"another swap would exceed the daily {way} of {size(limit)}: training goes on without swaps until midnight"
+        )
         return (Health("warning", text, f"wait, or allow more with --daily-{way}"),)
 
     def today(self) -> Today:
         used = self.traffic.used
         return Today(used.sent, used.received, self._quota.sent, self._quota.received)
 
-    def write_down(self) -> None:
-        """Keep today's traffic for the next start. Raises OSError."""
-        self._daybook.write(self.traffic.used)
+    async def write_down(self, *, leaving: bool = False) -> None:
+        """Save today's traffic for the next start, every SAVE_S; in a thread, since a sync can take seconds."""
+        now = time.monotonic()
+        if now < self._saved_at + SAVE_S and not leaving:
+            return
+        self._saved_at = now
+        try:
+            await asyncio.to_thread(self._day_totals.write, self.traffic.used)
+        except NolocoError as error:
+            log.debug("today's traffic is not saved: %s", error)

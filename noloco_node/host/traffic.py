@@ -1,35 +1,40 @@
-"""The one account of what swaps and state transfers send and take: held at the volunteer's rates, counted by the day.
+"""The traffic of swaps and state transfers: limited to the volunteer's rates, and counted by the day.
 
-All of a node's streams share it. Who sends waits *before* a message goes; who reads waits before it asks for the *next*
-message, so that the sender is held by flow control and by nothing else. Presence, a few kB a minute, is not
-counted. It knows no frames and no deadlines.
+All streams of a node share it. A sender waits *before* a message; a receiver waits before it asks for the *next*
+message, and flow control slows down the other side. Presence records, a few kB a minute, are not counted. Knows no
+frames and no deadlines.
 """
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
+from noloco_node.base import atomic_files
 from noloco_node.host.limits import TokenBucket, Used
 
 SMALL_BYTES = 1024
-"""Acknowledgements and signs of life are paid for, but wait for nothing: a partner's deadlines hang on them."""
+"""Acknowledgements and keep-alives are counted, but wait for nothing: a partner's deadlines hang on them."""
+_MAX_FILE_BYTES = 1024
+_LOST = "today's traffic counts from nothing"
 
 
 class Pace(Protocol):
-    """What a stream asks of it."""
+    """What a stream needs of it."""
 
     async def sending(self, size_bytes: int) -> None:
-        """Returns when a message of this size may go."""
+        """Returns when a message of this size may be sent."""
 
-    async def taking(self) -> None:
-        """Returns when a message may be taken."""
+    async def receiving(self) -> None:
+        """Returns when a message may be received."""
 
-    def took(self, size_bytes: int) -> None: ...
+    def received(self, size_bytes: int) -> None: ...
 
 
 def today() -> str:
-    """The day by the local clock, which is the one that a quota is meant by."""
+    """The day in local time, as a volunteer means a quota by day."""
     return time.strftime("%Y-%m-%d")
 
 
@@ -59,11 +64,11 @@ class Traffic:
             if size_bytes > SMALL_BYTES:
                 await _sleep(self._up.wait_s(now))
 
-    async def taking(self) -> None:
+    async def receiving(self) -> None:
         if self._down:
             await _sleep(self._down.wait_s(asyncio.get_running_loop().time()))
 
-    def took(self, size_bytes: int) -> None:
+    def received(self, size_bytes: int) -> None:
         self._used = self._used.plus(0, size_bytes, self._day())
         if self._down:
             self._down.take(size_bytes, asyncio.get_running_loop().time())
@@ -72,3 +77,32 @@ class Traffic:
 async def _sleep(wait_s: float) -> None:
     if wait_s > 0:
         await asyncio.sleep(wait_s)
+
+
+class DayTotals:
+    """Today's traffic, kept over restarts in a file of the home. A damaged
+    file counts as none: a node that did not start for it would be worse than one that sends a little more that day."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._written = Used()
+
+    def read(self) -> Used:
+        found = atomic_files.read_json_or_set_aside(self._path, _checked, _MAX_FILE_BYTES, _LOST)
+        self._written = found or Used()
+        return self._written
+
+    def write(self, used: Used) -> None:
+        """Raises DiskFull, UsageError."""
+        if used == self._written:
+            return
+        document = {"day": used.day, "sent": used.sent, "received": used.received}
+        atomic_files.write(self._path, json.dumps(document) + "\n")
+        self._written = used
+
+
+def _checked(found: object) -> Used:
+    match found:
+        case {"day": str(day), "sent": int(sent), "received": int(received)} if sent >= 0 and received >= 0:
+            return Used(day, sent, received)
+    raise ValueError("it is not a day's traffic")

@@ -1,7 +1,7 @@
 """What every node has: an identity, a transport, a control socket, and an order of starting and stopping.
 
-The two kinds of node, node/rendezvous.py and node/trainer.py, say what they live for (`_live`) and how they take their
-leave (`_depart`). Knows nothing of training or of rounds.
+The two kinds of node, node/rendezvous.py and node/trainer.py, add what they do (`_live`) and how they leave
+(`_depart`). Knows nothing of training or of rounds.
 """
 
 import asyncio
@@ -12,20 +12,25 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from noloco_node.base import peer_names
-from noloco_node.base.addresses import is_loopback
+from noloco_node.base.addresses import Address
 from noloco_node.base.identity import Identity
+from noloco_node.base.states import NodeState
 from noloco_node.control.socket_server import serving
 from noloco_node.errors import NolocoError
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
+from noloco_node.node import lifecycle
 from noloco_node.observe import health
-from noloco_node.observe.curves import LogTail
-from noloco_node.observe.outages import NetworkOutages
+from noloco_node.observe.health import NetworkOutages
+from noloco_node.observe.log_tail import LogTail
 from noloco_node.peers.visitor import ping
 from noloco_node.transport.libp2p import Libp2pTransport
 from noloco_node.transport.reachability import OFF
 from noloco_node.version import VERSION
-from noloco_node.views.views import GatherView, Health, HistoryView, PeersView, PingView, StatusView
+from noloco_node.views.gather import GatherView
+from noloco_node.views.history import HistoryView
+from noloco_node.views.peers import PeersView, PingView
+from noloco_node.views.status import Health, StatusView
 from noloco_node.web.server import page
 
 log = logging.getLogger(__name__)
@@ -33,12 +38,10 @@ log = logging.getLogger(__name__)
 Report = Callable[[str], None]
 
 NOTICED_S = 0.5
-"""A p2pd that was killed is missed by then."""
+"""By then the death of a killed p2pd has been noticed."""
 
 
 class BaseNode:
-    """What every node has: an identity, a transport, the runs it knows, and a control socket that shows them."""
-
     _is_rendezvous = False
 
     def __init__(self, config: NodeConfig, report: Report) -> None:
@@ -46,24 +49,23 @@ class BaseNode:
         self._report = report
         self._home = Home(config.home)
         self._identity = Identity.load_or_create(self._home.identity)
-        first = self._is_rendezvous or not config.bootstrap  # others join by it
+        first = self._is_rendezvous or not config.bootstrap  # others use it as their bootstrap
         self._transport = Libp2pTransport(
             self._identity,
             config.listen,
             config.announce,
             config.bootstrap,
-            gone_with_us=(self._home.socket,),
+            remove_at_end=(self._home.socket,),
             relay=config.relay,
-            serves_relay=first and config.relay != OFF and not is_loopback(config.listen),
+            serves_relay=first and config.relay != OFF and not config.listen.is_loopback,
         )
         self._started = time.monotonic()
         self._leaving = asyncio.Event()
-        self._state = "starting"
-        self._waiting_for: str | None = "the network daemon"
+        self._life = lifecycle.Lifecycle()
         self._last_error: str | None = None
         self._outages = NetworkOutages()
         self._network = asyncio.Event()
-        """Whether p2pd lives, as far as is known, and this node takes part in the directory over it, if it ever did."""
+        """Set while p2pd lives, as far as is known, and this node is in the directory over it, if it has entered it."""
         self._network.set()
         self._restarts = 0
         """Of the network daemon."""
@@ -73,7 +75,7 @@ class BaseNode:
         self._join: str | None = None
 
     async def run(self) -> None:
-        with self._lines.heard():
+        with self._lines.attached():
             await self._run_until_done()
 
     async def _run_until_done(self) -> None:
@@ -81,23 +83,36 @@ class BaseNode:
             try:
                 await self._transport.start()
                 health.check(self._transport.skew)
-                for word in (health.doubt(self._transport.skew), health.advice(self._transport.reachable)):
-                    if word:
-                        self._report(word)
+                for sentence in (health.doubt(self._transport.skew), health.advice(self._transport.reachable)):
+                    if sentence:
+                        self._report(sentence)
                 await self._unless_leaving(self._supervised(self._live()))
             finally:
-                self._state, self._waiting_for = "leaving", None
+                self._tell(lifecycle.Leave())
                 await self._depart()
                 await self._transport.close()
+
+    def _tell(self, event: lifecycle.Event) -> None:
+        for action in self._life.handle(event):
+            self._perform(action)
+
+    def _perform(self, action: lifecycle.Action) -> None:
+        """A node that does not train has nothing to pause and nothing to stop."""
+
+    def waits_for(self, what: str | None) -> None:
+        self._tell(lifecycle.WaitsFor(what))
 
     def leave(self) -> None:
         self._leaving.set()
 
     def pause(self) -> None:
-        """There is nothing to pause, where nothing is trained."""
+        """A node that does not train has nothing to pause."""
 
     def resume(self) -> None:
         """See `pause`."""
+
+    def round_events(self) -> list[str]:
+        return []
 
     def log_level(self, level: str) -> None:
         logging.getLogger("noloco_node").setLevel(level.upper())
@@ -110,7 +125,24 @@ class BaseNode:
         yield GatherView(failure="this node does not train and has no weights: name the home of one that does")
 
     def status(self) -> StatusView:
-        return StatusView(**self._common_status(), health=self._health())
+        skew, state = self._transport.skew, self._life.state
+        return StatusView(
+            peer_id=self._identity.peer_id,
+            name=peer_names.name_of(self._identity.peer_id),
+            version=VERSION,
+            state=NodeState.TRAINING if state is NodeState.SOLO else state,
+            waiting_for=self._life.waiting_for,
+            uptime_s=time.monotonic() - self._started,
+            reachable=self._transport.reachable,
+            network_restarts=self._restarts,
+            addresses=tuple(map(str, self._transport.addresses())),
+            join=self._join,
+            web=self._web,
+            skew_s=skew.ahead_s if skew else None,
+            skew_witnesses=skew.witnesses if skew else 0,
+            last_error=self._last_error,
+            health=self._health(),
+        )
 
     def peers(self) -> PeersView:
         return PeersView()
@@ -126,10 +158,10 @@ class BaseNode:
             return
         token = self._home.web_token
         async with page(self._config.web, self, token) as self._web:
-            log.info("web page: %s (to do more than look, add #token= and what is in %s)", self._web, token)
+            log.info("web page: %s (to control the node there, add #token= and the content of %s)", self._web, token)
             yield
 
-    def _tell_how_to_join(self, addresses: Sequence[str], more: str = "") -> None:
+    def _tell_how_to_join(self, addresses: Sequence[Address], more: str = "") -> None:
         lines = [f"noloco-node join --bootstrap {address}{more}" for address in addresses]
         for line in lines:
             self._report(f"others join with: {line}")
@@ -159,14 +191,14 @@ class BaseNode:
                 raise _first(group) from group
 
     async def _supervised(self, life: Coroutine[Any, Any, None]) -> None:
-        """p2pd may die at any time, before this node trains as well."""
+        """Restarts p2pd meanwhile, which may die at any time."""
         async with asyncio.TaskGroup() as group:
             keeping = group.create_task(self._keep_network())
             await life
             keeping.cancel()
 
     async def _enter(self, directory: Callable[[], Awaitable[None]]) -> None:
-        """What p2pd's death spoils here, `_rejoin` mends over the next one."""
+        """Enter a directory of peers. If p2pd dies meanwhile, `_rejoin` does it over the next one."""
         p2p = self._transport.p2p
         try:
             await directory()
@@ -177,7 +209,7 @@ class BaseNode:
             await self._network.wait()
 
     async def _keep_network(self) -> None:
-        """This node goes on with another p2pd."""
+        """Start another p2pd whenever it is lost."""
         while True:
             how: str | None = await self._transport.lost()
             self._network.clear()
@@ -191,7 +223,7 @@ class BaseNode:
             log.info("the network daemon is back")
 
     async def _restart_network(self) -> str | None:
-        """Returns why it did not succeed, if it did not."""
+        """Returns why it failed, or None."""
         try:
             await self._transport.restart()
             await self._rejoin()
@@ -200,31 +232,12 @@ class BaseNode:
         return None
 
     async def _rejoin(self) -> None:
-        """Take part in the DHT again, over another p2pd."""
+        """Enter the DHT again, over another p2pd."""
         raise NotImplementedError
 
     def _health(self) -> tuple[Health, ...]:
         transport = self._transport
         return (*self._outages.health(time.monotonic()), *health.health(transport.reachable, transport.skew))
-
-    def _common_status(self) -> dict[str, Any]:
-        skew = self._transport.skew
-        return {
-            "peer_id": self._identity.peer_id,
-            "name": peer_names.name_of(self._identity.peer_id),
-            "version": VERSION,
-            "state": self._state,
-            "waiting_for": self._waiting_for,
-            "uptime_s": time.monotonic() - self._started,
-            "reachable": self._transport.reachable,
-            "network_restarts": self._restarts,
-            "addresses": tuple(self._transport.addresses()),
-            "join": self._join,
-            "web": self._web,
-            "skew_s": skew.ahead_s if skew else None,
-            "skew_witnesses": skew.witnesses if skew else 0,
-            "last_error": self._last_error,
-        }
 
 
 def _first(error: BaseException) -> BaseException:

@@ -1,6 +1,5 @@
-"""The training thread of a node, set up: the run's model and data as this machine's volunteer allows, and a checkpoint.
-
-What it then posts, and when it begins, is node/trainer.py's affair.
+"""Sets up a node's training thread: the run's model and data, the device and memory that the volunteer allows, and the
+checkpoint to resume from. node/trainer.py begins the training and reads what the thread posts.
 """
 
 import logging
@@ -8,11 +7,11 @@ from collections.abc import Callable
 
 from noloco_node.checkpoints.checkpoint import Checkpoint
 from noloco_node.checkpoints.keeper import CheckpointKeeper
-from noloco_node.core.codec import codec, rehearse
+from noloco_node.core.codecs import codec, rehearse
 from noloco_node.data import token_cache
 from noloco_node.data.sources import Sources
 from noloco_node.host.config import NodeConfig
-from noloco_node.run.manifest import Manifest
+from noloco_node.run.schema import Manifest
 from noloco_node.training.replica import Replica
 from noloco_node.training.thread import Message, TrainingThread
 
@@ -27,7 +26,7 @@ def start(  # noqa: PLR0913, PLR0917
     keeper: CheckpointKeeper,
     post: Callable[[Message], None],
 ) -> TrainingThread:
-    """Returns at once; what takes its time, model and data and checkpoint, is done on that thread."""
+    """Returns at once; model, data and checkpoint are loaded on that thread."""
     layout = b""
 
     def build() -> Replica:
@@ -42,7 +41,7 @@ def start(  # noqa: PLR0913, PLR0917
             compiled=config.compile,
             sources=sources,
         )
-        token_cache.prune(sources.cache)  # the one that this run reads has just been used
+        token_cache.prune(sources.cache)  # never the one of this run, which has just been used
         layout = inner.layout
         found = keeper.resume(layout)
         rehearse(run.outer.codec)

@@ -1,7 +1,7 @@
 """A swarm of real node processes on this machine: a rendezvous and N trainers on loopback, each with a home of its own.
 
-They are started as a user would start them and watched as a user would, through their control sockets and, at the end,
-the checkpoints in their homes. Whatever becomes of this process, the janitor ends the others and removes their homes.
+They are started by the command line and watched through their control sockets and, at the end, the checkpoints in their
+homes. However this process ends, transport/p2pd/cleanup.py ends the others and removes their homes.
 """
 
 import asyncio
@@ -13,23 +13,24 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from noloco_node.base.states import NodeState
 from noloco_node.control import socket_client
 from noloco_node.errors import NolocoError
 from noloco_node.host.config import PREFIX
 from noloco_node.host.home import Home
-from noloco_node.run.manifest import Manifest
+from noloco_node.run.schema import Manifest
 from noloco_node.transport.p2pd.cleanup import RuntimeDirectory
-from noloco_node.views.views import StatusView
+from noloco_node.views.status import StatusView
 
 COMMAND = (sys.executable, "-P", "-m", "noloco_node")
-"""-P: what happens to lie in the working directory is not run."""
+"""-P: modules in the working directory are not imported."""
 POLL_S = 0.5
 
 _LISTEN = "/ip4/127.0.0.1/tcp/0"
 _START_S = 120.0  # five processes that import torch on a small and busy machine
-_LINGER_S = 120  # a finished node keeps its last status for us; we tell it to leave long before
+_LINGER_S = 120  # a finished node shows its last status so long; it is told to leave well before
 _LEAVE_S = 15.0
-_STOP_S = 5.0  # when interrupted: nothing of value is lost then, and people wait
+_STOP_S = 5.0  # after an interrupt: nothing of value is lost, and somebody waits
 
 Watch = Callable[[Sequence["Member"]], None]
 
@@ -46,7 +47,7 @@ class Member:
 
     @property
     def label(self) -> str:
-        """What to call it before it has said its name."""
+        """Its name before its first status."""
         return self.home.root.name
 
     @property
@@ -55,22 +56,22 @@ class Member:
 
     @property
     def finished(self) -> bool:
-        return self.exit_code is not None or (self.view is not None and self.view.state == "finished")
+        return self.exit_code is not None or (self.view is not None and self.view.state == NodeState.FINISHED)
 
     def last_words(self) -> str:
-        """The last line it wrote: what a dead node died of. Kept, because its home goes before the story is told."""
+        """The last line of its output: why a dead node died. Kept, as its home is removed before the report."""
         if self._words is None or self.exit_code is None:
             self._words = _last_line(_output(self.home))
         return self._words
 
     async def look(self) -> None:
-        """Ask for its status; one that is starting or gone keeps the last."""
+        """Read its status; of a node that does not answer, the last one is kept."""
         with suppress(NolocoError):
             async with socket_client.connected(self.home) as node:
                 self.view = await node.status()
 
     async def leave(self) -> None:
-        """Ask it; one that cannot hear yet gets the signal, which means the same."""
+        """Over the control socket; a node without one yet gets the signal, which means the same."""
         try:
             async with socket_client.connected(self.home) as node:
                 await node.leave()
@@ -93,8 +94,8 @@ class LocalSwarm:
     async def run(
         self, manifest: Path, nodes: int, rounds: int | None, watch: Watch, pages: Sequence[str] = ()
     ) -> None:
-        """Train until every node is finished or dead; `watch` is called every POLL_S. `pages`: where each shows one."""
-        watch(self.members)  # none yet, and it takes seconds
+        """Train until every node is finished or dead; `watch` is called every POLL_S. `pages`: addresses for --web."""
+        watch(self.members)  # none yet: starting takes seconds
         rendezvous = await self._spawn("rendezvous", "bootstrap")
         address = await self._address(rendezvous)
         flags = ["--bootstrap", address, "--threads", "1", "--linger", str(_LINGER_S)]
@@ -105,14 +106,14 @@ class LocalSwarm:
             self.members.append(await self._spawn(f"node-{index + 1}", *verb, *flags, *page))
         while not all(member.finished for member in self.members):
             await self._look(watch)
-        await self._look(watch)  # the last figures of whoever finished last
+        await self._look(watch)  # the last figures of the node that finished last
         await _end(self.members, _LEAVE_S)
         for member in self.members:
             member.last_words()
         watch(self.members)
 
     def eval_of_average(self, run: Manifest) -> float | None:
-        """Held-out loss of the mean of the weights that the nodes ended with: what one would publish."""
+        """Held-out loss of the mean of all nodes' last weights, as `export --average` would write them."""
         whole = [member.home.run(run.run_id) / "checkpoints" for member in self.members if member.exit_code == 0]
         return _eval_of_mean(run, whole)
 
@@ -130,9 +131,9 @@ class LocalSwarm:
                 stdout=output,
                 stderr=output,
                 env=self._environ,
-                start_new_session=True,  # Ctrl-C is ours to hear
+                start_new_session=True,  # Ctrl-C is for this process only
             )
-        self._runtime.told(process.pid)
+        self._runtime.kill_at_end(process.pid)
         self._all.append(Member(home, process))
         return self._all[-1]
 
@@ -152,14 +153,14 @@ class LocalSwarm:
 
 
 def nodes_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """Ours, without the settings of a node; modules are found where we find them, so that nodes run the same code."""
+    """Ours, without node settings, and with our module path: nodes run the same code."""
     places = os.pathsep.join(place or str(Path.cwd()) for place in sys.path)
     return {**{key: value for key, value in environ.items() if not key.startswith(PREFIX)}, "PYTHONPATH": places}
 
 
 @asynccontextmanager
 async def opened(keep: Path | None, command: Sequence[str], environ: Mapping[str, str]) -> AsyncIterator[LocalSwarm]:
-    """A swarm whose processes and files go when the context ends; `keep` is where the homes are moved then."""
+    """A swarm whose processes and files are removed when the context ends; `keep`: where the homes are copied first."""
     runtime = await RuntimeDirectory.open()
     swarm = LocalSwarm(runtime, command, environ)
     try:
@@ -174,7 +175,7 @@ async def opened(keep: Path | None, command: Sequence[str], environ: Mapping[str
 
 
 async def _end(members: Sequence[Member], patience_s: float) -> None:
-    """Make them leave; who has not ended by then is killed."""
+    """Make them leave; a process that has not ended in time is killed."""
     running = [member for member in members if member.exit_code is None]
     await asyncio.gather(*(member.leave() for member in running))
     exits = [asyncio.ensure_future(member.process.wait()) for member in running]
@@ -188,7 +189,7 @@ async def _end(members: Sequence[Member], patience_s: float) -> None:
 
 def _eval_of_mean(run: Manifest, directories: Sequence[Path]) -> float | None:
     from noloco_node.checkpoints import checkpoint
-    from noloco_node.publish.weights import Mean, pour
+    from noloco_node.publish.weights import Mean, copy_into
     from noloco_node.training.replica import Replica
 
     written = [checkpoints for directory in directories if (checkpoints := checkpoint.kept(directory))]
@@ -197,7 +198,7 @@ def _eval_of_mean(run: Manifest, directories: Sequence[Path]) -> float | None:
     replica, mean = Replica.build(run, "the mean of all", device="cpu"), Mean()
     for checkpoints in written:
         mean.add(checkpoint.slow_weights(checkpoints, run.run_id, replica.layout).phi)
-    pour(mean.value, replica.module)
+    copy_into(mean.value, replica.module)
     return replica.evaluate()
 
 
@@ -210,4 +211,4 @@ def _last_line(path: Path) -> str:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
         lines = []
-    return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "no output")

@@ -1,4 +1,4 @@
-"""A node from its first line to its exit code: which kind it is, and how it hears that it should leave.
+"""Runs a node of either kind from its start to its exit code, and makes it leave on a signal.
 
 node/trainer.py and node/rendezvous.py build the parts of either kind and connect them; nothing else knows all the
 parts.
@@ -12,22 +12,24 @@ from contextlib import contextmanager
 
 from noloco_node.errors import EXIT_INTERRUPTED
 from noloco_node.host.config import NodeConfig
-from noloco_node.node import mission as missions
 from noloco_node.node.base import BaseNode, Report
 from noloco_node.node.rendezvous import RendezvousNode
 from noloco_node.node.trainer import TrainingNode
+from noloco_node.run.manifest import Signed
 
 
-async def run(config: NodeConfig, mission: missions.Mission, report: Report) -> int:
-    """Be a node. Returns the exit code; raises NolocoError for what a user should read."""
-    node: BaseNode
-    match mission:
-        case missions.Rendezvous():
-            node = RendezvousNode(config, report)
-        case missions.Start(signed):
-            node = TrainingNode(config, report, signed)
-        case missions.Join():
-            node = TrainingNode(config, report, None)
+async def train(config: NodeConfig, signed: Signed | None, report: Report) -> int:
+    """Train in a run. `signed`: its manifest, where this is the first node; None: others say which run there is.
+    Returns the exit code, as `rendezvous` does; both raise NolocoError for what a user should read."""
+    return await _until_told_to_leave(TrainingNode(config, report, signed))
+
+
+async def rendezvous(config: NodeConfig, report: Report) -> int:
+    """Train nothing: others find each other through this node."""
+    return await _until_told_to_leave(RendezvousNode(config, report))
+
+
+async def _until_told_to_leave(node: BaseNode) -> int:
     with _signals(node.leave):
         await node.run()
     return 0
@@ -39,7 +41,7 @@ def _signals(leave: Callable[[], None]) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     asked = False
 
-    def hear() -> None:
+    def on_signal() -> None:
         nonlocal asked
         if asked:
             os._exit(EXIT_INTERRUPTED)
@@ -47,7 +49,7 @@ def _signals(leave: Callable[[], None]) -> Iterator[None]:
         leave()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, hear)
+        loop.add_signal_handler(number, on_signal)
     try:
         yield
     finally:

@@ -1,28 +1,29 @@
-"""A node that does not train: others find each other, and their run, through it. It looks on at the runs it knows."""
+"""A node that does not train: others find each other, and their run, through it. It shows the runs it knows."""
 
 import time
 from collections import Counter
+from dataclasses import replace
 
 from noloco_node.base import periodic
 from noloco_node.errors import NolocoError
 from noloco_node.host.config import NodeConfig
 from noloco_node.node.base import BaseNode, Report
+from noloco_node.node.lifecycle import DirectoryEntered
 from noloco_node.peers import rows, run_registry
 from noloco_node.peers.directory import Directory
 from noloco_node.peers.record import PeerRecord
 from noloco_node.run.manifest import Signed
-from noloco_node.views.views import PeersView, StatusView
+from noloco_node.views.peers import PeersView
+from noloco_node.views.status import StatusView
 from noloco_node.wire.peer_pb2_grpc import add_RunsServicer_to_server
 
 LOOK_S = 10.0
-"""How often peers are looked up. A run's records live for a minute."""
+"""How often peers are looked up. A presence record lives for a minute."""
 LOOKS = 16
-"""Runs that are looked at each time, in turn: all that there may be within half a minute."""
+"""Runs that are looked up each time, in turn: the most that are known (run_registry) take half a minute."""
 
 
 class RendezvousNode(BaseNode):
-    """Others find each other, and their run, through it."""
-
     _is_rendezvous = True
 
     def __init__(self, config: NodeConfig, report: Report) -> None:
@@ -31,13 +32,13 @@ class RendezvousNode(BaseNode):
         self._transport.serve(lambda server: add_RunsServicer_to_server(self._runs, server))
         self._swarm: Directory | None = None
         self._seen: dict[str, dict[str, PeerRecord]] = {}
-        """By run id, the run that was looked at longest ago first."""
+        """By run id, the one looked up longest ago first."""
 
     async def _live(self) -> None:
-        self._waiting_for = "the directory of peers"
+        self.waits_for("the directory of peers")
         swarm = self._swarm = Directory(self._transport.p2p, self._config.bootstrap)
         await self._enter(swarm.start)
-        self._state, self._waiting_for = "rendezvous", None
+        self._tell(DirectoryEntered())
         self._tell_how_to_join(self._transport.addresses())
         await periodic.every(lambda: LOOK_S, lambda: self._look(swarm), (NolocoError, OSError))
 
@@ -47,7 +48,7 @@ class RendezvousNode(BaseNode):
         unseen = [run for run in known if run not in self._seen]
         for run in [*unseen, *self._seen][:LOOKS]:
             self._seen[run] = self._seen.pop(run, {})
-            seen = self._seen[run] = await swarm.onlook(run)
+            seen = self._seen[run] = await swarm.peers_of(run)
             self._transport.introduce({peer: record.addresses for peer, record in seen.items()})
 
     def _training(self, run_id: str) -> int:
@@ -55,16 +56,15 @@ class RendezvousNode(BaseNode):
 
     def _sight(self, signed: Signed) -> rows.RunSeen:
         seen = self._seen.get(rows.verified(signed).run_id, {})
-        return rows.sight(signed, seen, time.time(), self._transport.via)
+        return rows.run_seen(signed, seen, time.time(), self._transport.via)
 
     def status(self) -> StatusView:
         seen = self.peers()
-        return StatusView(
-            **self._common_status(),
+        return replace(
+            super().status(),
             peers_seen=len(seen.peers),
             peers_by_state=Counter(peer.state for peer in seen.peers),
             runs=seen.runs,
-            health=self._health(),
         )
 
     def peers(self) -> PeersView:

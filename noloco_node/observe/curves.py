@@ -1,14 +1,11 @@
-"""What happened lately, kept small, for the views that people watch: curves, a timeline, meetings, the last lines.
+"""What happened lately, for the live views: loss curves, a timeline of rounds, who met whom, network rates.
 
-Fed with facts (base/events.py), with what presence says of others, and with log records; it acts on nothing, and
-everything in it is bounded however long a node runs. Curves outlive a restart: `replay` reads them from the journal
-again.
+Input: events (base/events.py) and the presence records of others. Everything is bounded, however long a node runs.
+Curves outlive a restart: `replay` reads them from `events.jsonl` again.
 """
 
-import logging
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -16,15 +13,15 @@ from typing import Protocol
 from noloco_node.base.events import Evaluated, Event, PhaseDone, RoundCommitted, WentSolo
 from noloco_node.base.peer_names import name_of
 from noloco_node.observe.jsonl import records
-from noloco_node.views.views import HistoryView, MeetingView, Piece, Point, Rate, Said
+from noloco_node.views.history import HistoryView, MeetingView, Piece, Point, Rate, Said
 
 POINTS = 500
-"""Twice as many are thinned to half: a curve on a screen has no more pixels."""
-PIECES, RATES, SAID, PAIRS = 300, 120, 100, 2000
+"""Twice as many are thinned to half: a screen has no more pixels."""
+PIECES, RATES, PAIRS = 300, 120, 2000
 
 
 class SeenPeer(Protocol):
-    """What presence says of a peer, as far as it matters here."""
+    """What is needed of a peer's presence record."""
 
     @property
     def peer_id(self) -> str: ...
@@ -55,7 +52,7 @@ class Curves:
         self._rates: deque[Rate] = deque(maxlen=RATES)
         self._meetings: Counter[tuple[str, str]] = Counter()
         self._committed: dict[str, tuple[bytes, int]] = {}
-        """By peer, the boot and the rounds that its last record told of."""
+        """By peer: boot and committed rounds of its last record."""
         self._others: Collection[SeenPeer] = ()
         self._before: _Traffic | None = None
 
@@ -76,31 +73,31 @@ class Curves:
                 pass
 
     def seen(self, others: Collection[SeenPeer]) -> None:
-        """What presence says now of everybody else who trains."""
+        """The presence records of the others that train."""
         self._others = others
         for other in others:
-            boot, told = self._committed.get(other.peer_id, (other.boot, other.committed))
-            if other.partner and other.partner != other.peer_id and (boot, told) != (other.boot, other.committed):
+            boot, count = self._committed.get(other.peer_id, (other.boot, other.committed))
+            if other.partner and other.partner != other.peer_id and (boot, count) != (other.boot, other.committed):
                 self._meet(other.peer_id, other.partner)
         self._committed = {other.peer_id: (other.boot, other.committed) for other in others}
 
     def sample(self, sent: int, received: int, now: float) -> None:
-        """All bytes so far; to be told every second or so."""
+        """All bytes so far; to be called every second or so."""
         before, self._before = self._before, _Traffic(now, sent, received)
         if before and now > before.at:
             passed = now - before.at
             self._rates.append(Rate(now, (sent - before.sent) / passed, (received - before.received) / passed))
 
-    def replay(self, journal: Path) -> None:
-        """The curves of an earlier life, from its journal; what makes no sense there is skipped."""
-        for said in records(journal):
+    def replay(self, events: Path) -> None:
+        """The curves from before a restart, from `events.jsonl`; damaged lines are skipped."""
+        for line in records(events):
             try:
-                at, kind = float(said["at"]), said["event"]
+                at, kind = float(line["at"]), line["event"]
                 if kind == "PhaseDone":
-                    round, step, loss = int(said["round"]), int(said["steps"]), float(said["loss"])
+                    round, step, loss = int(line["round"]), int(line["steps"]), float(line["loss"])
                     self._add(Point(at, round, step, loss))
                 elif kind == "Evaluated":
-                    self._evaluated(int(said["round"]), float(said["eval_loss"]))
+                    self._evaluated(int(line["round"]), float(line["eval_loss"]))
             except (ValueError, TypeError, KeyError, OverflowError):
                 continue
 
@@ -118,15 +115,14 @@ class Curves:
         )
 
     def _point(self, done: PhaseDone, now: float) -> None:
-        per_s = done.tokens / done.seconds if done.seconds > 0 else None
         swarm_loss = _mean([done.loss, *(other.loss for other in self._others if other.loss)])
-        self._add(Point(now, done.round, done.steps, done.loss, None, swarm_loss, None, per_s))
+        self._add(Point(now, done.round, done.steps, done.loss, None, swarm_loss, None, done.tokens_per_s))
 
     def _add(self, point: Point) -> None:
         self._points.append(point)
         if len(self._points) >= 2 * POINTS:
             self._points = [p for number, p in enumerate(self._points) if number % 2 or p.eval_loss is not None]
-        if len(self._points) >= 2 * POINTS:  # nearly all of them were evaluated
+        if len(self._points) >= 2 * POINTS:  # nearly all of them have an eval_loss
             self._points = self._points[::2]
 
     def _evaluated(self, round: int, eval_loss: float) -> None:
@@ -138,31 +134,8 @@ class Curves:
 
     def _meet(self, peer: str, partner: str) -> None:
         if (peer, partner) not in self._meetings and len(self._meetings) >= PAIRS:
-            del self._meetings[next(iter(self._meetings))]  # the pair that was first seen longest ago
+            del self._meetings[next(iter(self._meetings))]  # the pair that was seen first
         self._meetings[peer, partner] += 1
-
-
-class LogTail(logging.Handler):
-    """The last lines that this node said to people."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.INFO)
-        self._lines: deque[Said] = deque(maxlen=SAID)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._lines.append(Said(record.created, record.levelname.lower(), record.getMessage()))
-
-    @contextmanager
-    def heard(self) -> Iterator[None]:
-        ours = logging.getLogger("noloco_node")
-        ours.addHandler(self)
-        try:
-            yield
-        finally:
-            ours.removeHandler(self)
-
-    def last(self) -> tuple[Said, ...]:
-        return tuple(self._lines)
 
 
 def _mean(values: list[float]) -> float | None:

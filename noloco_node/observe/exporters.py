@@ -1,9 +1,8 @@
-"""Curves for those who keep theirs in TensorBoard or Weights & Biases; both optional, and both on this machine alone.
+"""Exporters for TensorBoard and Weights & Biases; both optional, and both on this machine alone.
 
-Fed with facts (base/events.py) and living in a thread of its own: what these libraries do, how long they take and how
-they fail is nothing to the node. A sink that fails is given up with one line in the log, facts that come faster than
-they are written are lost, and Weights & Biases writes a folder to upload (`wandb sync`), since only the node itself may
-touch the network.
+Events (base/events.py) are written in a thread of its own, so that these libraries cannot delay or break the node.
+An exporter that fails is given up with one line in the log; events that come faster than they are written are dropped.
+Weights & Biases writes a folder to upload later (`wandb sync`), as only the node itself may use the network.
 """
 
 import importlib.util
@@ -23,9 +22,9 @@ from noloco_node.host.config import TENSORBOARD, WANDB
 log = logging.getLogger(__name__)
 
 WAITING = 1000
-"""Facts that wait to be written: hours of rounds."""
+"""Events that wait to be written: hours of rounds."""
 CLOSE_S = 3.0
-"""For a sink to write what it still has, when the node leaves."""
+"""For an exporter to write what it still has, when the node leaves."""
 
 T = TypeVar("T")
 
@@ -37,15 +36,15 @@ class Exporter(Protocol):
 
 
 def check(names: Collection[str]) -> None:
-    """That what they need is installed. Raises UsageError."""
+    """Whether the packages they need are installed. Raises UsageError."""
     for name in names:
         found = importlib.util.find_spec(name)
         if found is None or found.origin is None:  # a folder of that name in the working directory is no package
-            raise UsageError(f"--sinks {name} needs a package that is not here: pip install 'noloco-node[{name}]'")
+            raise UsageError(f"--sinks {name} needs a package that is not installed: pip install 'noloco-node[{name}]'")
 
 
 def chosen(names: Iterable[str], folder: Path, run: str, node: str) -> dict[str, Callable[[], Exporter]]:
-    """How each is opened. `folder`: the run's, in which each has its own; `run` and `node`: what people call them."""
+    """How each is opened. `folder`: the run's, in which each has its own; `run` and `node`: their labels."""
     return {name: partial(_OPENERS[name], folder / name, run, node) for name in names}
 
 
@@ -54,7 +53,7 @@ class Exporters:
         self._openers = openers
         self._events: queue.Queue[Event | None] = queue.Queue(WAITING)
         """None ends it."""
-        self._thread = threading.Thread(target=self._live, name="sinks", daemon=True)
+        self._thread = threading.Thread(target=self._live, name="exporters", daemon=True)
         if self._openers:
             self._thread.start()
 
@@ -70,15 +69,15 @@ class Exporters:
             self._thread.join(CLOSE_S)
 
     def _live(self) -> None:
-        sinks = {name: sink for name, opener in self._openers.items() if (sink := _guarded(name, opener))}
+        exporters = {name: exporter for name, opener in self._openers.items() if (exporter := _guarded(name, opener))}
         figures = Figures()
-        while sinks and (event := self._events.get()) is not None:
+        while exporters and (event := self._events.get()) is not None:
             found = figures.of(event)
-            for name, sink in list(sinks.items()) if found else ():
-                if _guarded(name, partial(_written, sink, found, figures.step)) is None:
-                    del sinks[name]
-        for name, sink in sinks.items():
-            _guarded(name, sink.close)
+            for name, exporter in list(exporters.items()) if found else ():
+                if _guarded(name, partial(_written, exporter, found, figures.step)) is None:
+                    del exporters[name]
+        for name, exporter in exporters.items():
+            _guarded(name, exporter.close)
 
 
 @dataclass(slots=True)
@@ -94,13 +93,13 @@ class Figures:
         match event:
             case PhaseDone():
                 self.step, self.tokens = event.steps, self.tokens + event.tokens
-                per_s = {"train/tokens_per_s": event.tokens / event.seconds} if event.seconds > 0 else {}
+                per_s = event.tokens_per_s
                 return {
                     "train/loss": event.loss,
                     "train/tokens": self.tokens,
                     "train/stall_ms": event.stall_ms,
                     "round": event.round,
-                    **per_s,
+                    **({} if per_s is None else {"train/tokens_per_s": per_s}),
                 }
             case Evaluated(_, eval_loss):
                 return {"eval/loss": eval_loss}
@@ -157,8 +156,8 @@ class _WeightsAndBiases:
 _OPENERS: Mapping[str, Callable[[Path, str, str], Exporter]] = {TENSORBOARD: _TensorBoard, WANDB: _WeightsAndBiases}
 
 
-def _written(sink: Exporter, figures: Mapping[str, float], step: int) -> bool:
-    sink.write(figures, step)
+def _written(exporter: Exporter, figures: Mapping[str, float], step: int) -> bool:
+    exporter.write(figures, step)
     return True
 
 

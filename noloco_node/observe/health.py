@@ -1,42 +1,50 @@
-"""What a user should know of how this node looks from outside: can others call it, and is its clock right?
+"""Warnings about this node's network: can others call it, is its clock right, how often has p2pd died lately?
 
-The findings are transport/reachability.py's. No exchange depends on a clock; but a record of presence counts for a
-minute by its reader's clock, so a node whose clock is further off than that would see nobody, and nobody would see it.
+Time is an argument, and nothing is started here. Reachability and clock are measured by transport/reachability.py and
+transport/self_view.py. No swap depends on a clock; but a presence record counts for a minute by its reader's clock, so
+a node whose clock is further off than that sees nobody, and nobody sees it.
 """
 
 from noloco_node.base.units import span
 from noloco_node.errors import ClockTooFarOff
 from noloco_node.transport.reachability import OUTGOING, RELAYED
 from noloco_node.transport.self_view import ClockSkew
-from noloco_node.views.views import Health
+from noloco_node.views.status import Health
 
 WARN_S = 1.0
 TOO_FAR_S = 30.0
 """Half of a record's life."""
 ENOUGH = 2
-"""Peers that must say so before a node is turned away: else one bootstrap node with a wrong clock turns all away."""
+"""Peers that must agree before this node refuses to start: else one bootstrap node with a wrong clock would keep
+every node out."""
 
-_SET_CLOCK = "let this machine keep its time: `timedatectl set-ntp true`"
-_OPEN_PORT = "give it a port with --listen, forward that in the router, and name it with --announce"
+LATELY_S = 600.0
+"""A death of p2pd counts for so long."""
+MAX_WAIT_S = 30.0
+MANY = 3
+"""So many deaths are no accident: `status` goes on warning after the last one."""
+
+_SET_CLOCK = "synchronise this machine's clock: `timedatectl set-ntp true`"
+_OPEN_PORT = "choose a port with --listen, forward it in the router, and name it with --announce"
 
 
 def check(skew: ClockSkew | None) -> None:
-    """Whether a node with this clock can take part at all."""
+    """Raises ClockTooFarOff."""
     if skew is not None and _is_too_far(skew) and skew.witnesses >= ENOUGH:
         raise ClockTooFarOff(f"this machine's clock is {_off(skew)}: {_SET_CLOCK}")
 
 
 def doubt(skew: ClockSkew | None) -> str | None:
-    """At the start, where a clock is too far off that may not be ours: a sentence."""
+    """A sentence for the start, where a clock is too far off, but perhaps not this machine's."""
     if skew is None or not _is_too_far(skew):
         return None
     return f"this machine's clock is {_off(skew)}. If it is this one, {_SET_CLOCK}"
 
 
 def advice(reachable: str | None) -> str | None:
-    """At the start, in a sentence; nothing where all is well."""
+    """A sentence for the start, where others cannot call this node directly."""
     if reachable == RELAYED:
-        return f"others can call this node through a relay only, which is slower: for a direct way, {_OPEN_PORT}"
+        return f"others can call this node through a relay only, which is slower: for direct calls, {_OPEN_PORT}"
     if reachable == OUTGOING:
         return f"nobody can call this node, it only calls others: {_OPEN_PORT}"
     return None
@@ -60,3 +68,34 @@ def _off(skew: ClockSkew) -> str:
     if skew.witnesses < ENOUGH:
         whose = "that of a single peer: one of the two is wrong"
     return f"{span(abs(skew.ahead_s))} {'ahead of' if skew.ahead_s > 0 else 'behind'} {whose}"
+
+
+class NetworkOutages:
+    """Deaths of p2pd, and how long to wait before the next start."""
+
+    def __init__(self) -> None:
+        self._deaths: list[float] = []
+        self._how: str | None = None
+
+    def died(self, how: str, now: float) -> float:
+        """Returns the seconds to wait before another start: none at first, then 1, 2, 4 ... MAX_WAIT_S."""
+        self._how = how
+        self._deaths = [*self._lately(now), now]
+        return 0.0 if len(self._deaths) == 1 else min(2.0 ** (len(self._deaths) - 2), MAX_WAIT_S)
+
+    def over(self) -> None:
+        self._how = None
+
+    def health(self, now: float) -> tuple[Health, ...]:
+        deaths = len(self._lately(now))
+        often = f", for the {deaths}{'rd' if deaths == MANY else 'th'} time in 10 minutes" if deaths >= MANY else ""
+        if self._how:
+            text = f"network: degraded, {self._how}{often}"
+            return (Health("error", text, "it is being restarted; training goes on without rounds meanwhile"),)
+        if deaths >= MANY:
+            text = f"network: p2pd died {deaths} times in 10 minutes"
+            return (Health("warning", text, "see node.log; is this machine short of memory?"),)
+        return ()
+
+    def _lately(self, now: float) -> list[float]:
+        return [death for death in self._deaths if now - death < LATELY_S]

@@ -1,7 +1,4 @@
-"""Everything that remembers what happened on a node that trains: figures, curves, files, sinks, lines of the log.
-
-Fed with each fact once; views ask it afterwards. It acts on nothing.
-"""
+"""Passes each event of a training node to all that keep events: stats, curves, files, exporters and the log."""
 
 import asyncio
 import logging
@@ -13,38 +10,37 @@ from noloco_node.base.events import Event, PeerFaulted, RolledBack, RoundCommitt
 from noloco_node.base.peer_names import name_of
 from noloco_node.observe import exporters
 from noloco_node.observe.curves import Curves
-from noloco_node.observe.jsonl import EventLog
-from noloco_node.observe.minutes import MetricsLog
+from noloco_node.observe.jsonl import EventLog, MetricsLog
 from noloco_node.observe.stats import NodeStats
-from noloco_node.views.views import StatusView
+from noloco_node.views.status import StatusView
 
 log = logging.getLogger(__name__)
 
 
 class Recorder:
     def __init__(self, peer_id: str) -> None:
-        self.ledger = NodeStats()
-        self.history = Curves(peer_id)
+        self.stats = NodeStats()
+        self.curves = Curves(peer_id)
         self._node = name_of(peer_id)
-        self._journal: EventLog | None = None
-        self._minutes: MetricsLog | None = None
-        self._sinks: exporters.Exporters | None = None
+        self._events: EventLog | None = None
+        self._metrics: MetricsLog | None = None
+        self._exporters: exporters.Exporters | None = None
 
     def open(self, folder: Path, run: str, into: Collection[str]) -> None:
-        """`folder`: the run's; `run`: as people call it; `into`: the sinks by name."""
+        """`folder`: the run's; `run`: its label; `into`: the exporters (--sinks) by name."""
         path = folder / "events.jsonl"
-        self.history.replay(path)
-        self._journal = EventLog(path)
-        self._minutes = MetricsLog(folder / "metrics.jsonl")
-        self._sinks = exporters.Exporters(exporters.chosen(into, folder, run, self._node))
+        self.curves.replay(path)
+        self._events = EventLog(path)
+        self._metrics = MetricsLog(folder / "metrics.jsonl")
+        self._exporters = exporters.Exporters(exporters.chosen(into, folder, run, self._node))
 
     def observe(self, event: Event) -> None:
-        self.ledger.observe(event)
-        self.history.observe(event, time.time())
-        if self._journal:
-            self._journal.write(event)
-        if self._sinks:
-            self._sinks.write(event)
+        self.stats.observe(event)
+        self.curves.observe(event, time.time())
+        if self._events:
+            self._events.write(event)
+        if self._exporters:
+            self._exporters.write(event)
         match event:
             case RoundCommitted(round, partner, seconds, sent):
                 log.info(
@@ -58,28 +54,28 @@ class Recorder:
             case WentSolo(round, reason):
                 log.info("round %d solo (%s): loss %s", round, reason.replace("_", " "), self._loss())
             case RolledBack():
-                log.warning("%s", told(event))
+                log.warning("%s", rollback_sentence(event))
             case PeerFaulted(peer, reason):
                 log.warning("%s broke the protocol: %s", name_of(peer), reason)
             case _:
                 pass
 
     def note(self, status: StatusView) -> None:
-        if self._minutes:
-            self._minutes.write(status, time.time())
+        if self._metrics:
+            self._metrics.write(status, time.time())
 
     async def close(self) -> None:
-        for lines in (self._journal, self._minutes):
+        for lines in (self._events, self._metrics):
             if lines:
                 lines.close()
-        if self._sinks:
-            await asyncio.to_thread(self._sinks.close)
+        if self._exporters:
+            await asyncio.to_thread(self._exporters.close)
 
     def _loss(self) -> str:
-        return "-" if self.ledger.loss is None else f"{self.ledger.loss:.3f}"
+        return "-" if self.stats.loss is None else f"{self.stats.loss:.3f}"
 
 
-def told(back: RolledBack) -> str:
+def rollback_sentence(back: RolledBack) -> str:
     whose = (
         f"of the checkpoint of round {back.weights_of}" if back.weights_of is not None else "of this round's beginning"
     )

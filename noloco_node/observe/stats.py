@@ -1,25 +1,22 @@
-"""What the events of one node came to: the figures behind `status` and `peers`.
-
-Fed with facts (base/events.py), asked for views; it knows no part of the node, no clock but the one it is handed.
-"""
+"""Sums over the events of one node: the figures behind `status` and `peers`. Knows no clock and no other part."""
 
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from noloco_node.base.events import Evaluated, Event, PeerFaulted, PhaseDone, RolledBack, RoundCommitted, WentSolo
 from noloco_node.core.round import TOO_SLOW
-from noloco_node.views.views import LastRound, Phase, Rounds
+from noloco_node.views.peers import PeerRow
+from noloco_node.views.status import LastRound, Phase, Rounds, StatusView
 
 MINUTE_S = 60.0
 PEERS = 256
-"""With whom rounds were committed, the latest: they stand in every status, and a node meets thousands in its life."""
+"""So many of the latest partners are kept: each is part of every status, and a node may meet thousands."""
 
 
 @dataclass(slots=True)
 class PeerStats:
-    """What we and one peer gave each other in committed rounds."""
+    """Committed rounds with one peer, and their bytes."""
 
     exchanges: int = 0
     sent: int = 0
@@ -42,28 +39,28 @@ class NodeStats:
     committed: int = 0
     solo: Counter[str] = field(default_factory=Counter)
     swaps_fit: bool = True
-    """Whether the last swap ended, one way or the other, before it was given up as too slow."""
+    """Whether the last swap ended otherwise than by being too slow."""
     rolled_back: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     with_peer: dict[str, PeerStats] = field(default_factory=dict)
-    """The last one met is the last."""
+    """In the order of their last committed round."""
     last_round: LastRound | None = None
     stall_ms: float | None = None
     time_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of the training thread by what they went into; all of them, so that their sum is its clock."""
+    """The training thread's seconds by account; their sum is its clock."""
     _step_now: int = 0
     _minute: deque[Mapping[str, float]] = field(default_factory=deque)
-    """What time_s was in the last minute; the first one is that old, if there is one."""
+    """time_s through the last minute, the oldest first."""
 
     def observe(self, event: Event) -> None:
         match event:
             case PhaseDone():
                 self.round, self.step, self.loss = event.round, event.steps, event.loss
-                self.stand(event.steps, None)
+                self.progress(event.steps, None)
                 self.stall_ms = event.stall_ms
                 self.loss_first = event.loss if self.loss_first is None else self.loss_first
                 self.tokens += event.tokens
-                self.tokens_per_s = event.tokens / event.seconds if event.seconds > 0 else None
+                self.tokens_per_s = event.tokens_per_s
             case Evaluated(_, eval_loss):
                 self.eval_loss = eval_loss
                 self.eval_loss_first = eval_loss if self.eval_loss_first is None else self.eval_loss_first
@@ -78,12 +75,12 @@ class NodeStats:
             case PeerFaulted(_, reason):
                 self.faults[reason] += 1
 
-    def stand(self, step: int, phase: Phase | None) -> None:
-        """Where the training is; to be told every second or so."""
+    def progress(self, step: int, phase: Phase | None) -> None:
+        """The progress of training; to be called every second or so."""
         self._step_now, self.phase = step, phase
 
     def spend(self, time_s: Mapping[str, float]) -> None:
-        """What the training thread's time has gone into so far; to be told every second or so."""
+        """The training thread's time so far, by account; to be called every second or so."""
         self.time_s = time_s
         self._minute.append(time_s)
         while len(self._minute) > 1 and sum(self._minute[1].values()) <= sum(time_s.values()) - MINUTE_S:
@@ -107,44 +104,46 @@ class NodeStats:
             event.relative_error,
         )
 
-    def figures(self) -> dict[str, Any]:
-        """The fields of a StatusView that events decide."""
+    def fill(self, view: StatusView) -> StatusView:
+        """With the figures that events decide."""
         last = self.last_round
-        return {
-            "round": self.round,
-            "step": self._step_now,
-            "phase": self.phase,
-            "tokens": self.tokens,
-            "tokens_per_s": self.tokens_per_s,
-            "loss": self.loss,
-            "loss_first": self.loss_first,
-            "eval_loss": self.eval_loss,
-            "eval_loss_first": self.eval_loss_first,
-            "partner": last.partner if last else None,
-            "last_round": last,
-            "resent_block_fraction": last.resent_block_fraction if last else None,
-            "relative_error": last.relative_error if last else None,
-            "rounds": Rounds(self.committed, self.solo.total(), dict(self.solo)),
-            "partners": {peer: together.exchanges for peer, together in self.with_peer.items()},
-            "busy_fraction": _busy({}, self.time_s),
-            "busy_fraction_minute": _busy(self._minute[0], self.time_s) if self._minute else None,
-            "time_s": self.time_s,
-            "stall_ms": self.stall_ms,
-            "faults": dict(self.faults),
-            "rolled_back": self.rolled_back,
-        }
+        return replace(
+            view,
+            round=self.round,
+            step=self._step_now,
+            phase=self.phase,
+            tokens=self.tokens,
+            tokens_per_s=self.tokens_per_s,
+            loss=self.loss,
+            loss_first=self.loss_first,
+            eval_loss=self.eval_loss,
+            eval_loss_first=self.eval_loss_first,
+            partner=last.partner if last else None,
+            last_round=last,
+            resent_block_fraction=last.resent_block_fraction if last else None,
+            relative_error=last.relative_error if last else None,
+            rounds=Rounds(self.committed, self.solo.total(), dict(self.solo)),
+            partners={peer: together.exchanges for peer, together in self.with_peer.items()},
+            busy_fraction=_busy({}, self.time_s),
+            busy_fraction_minute=_busy(self._minute[0], self.time_s) if self._minute else None,
+            time_s=self.time_s,
+            stall_ms=self.stall_ms,
+            faults=dict(self.faults),
+            rolled_back=self.rolled_back,
+        )
 
-    def together(self, peer: str) -> dict[str, Any]:
-        """The fields of a PeerRow that events decide."""
-        return asdict(self.with_peer.get(peer, PeerStats()))
+    def fill_row(self, row: PeerRow) -> PeerRow:
+        """With what was swapped with that peer."""
+        together = self.with_peer.get(row.peer_id, PeerStats())
+        return replace(row, exchanges=together.exchanges, sent=together.sent, received=together.received)
 
     def per_param_round(self, parameters: int | None, sent_bytes: int) -> float | None:
-        """Bytes sent per parameter and committed round. What was sent in vain, in swaps that broke, counts too."""
+        """Bytes sent per parameter and committed round. Swaps that broke count too."""
         return sent_bytes / parameters / self.committed if parameters and self.committed else None
 
 
 def _busy(before: Mapping[str, float], now: Mapping[str, float]) -> float | None:
-    """The inner steps' share of the time between; a pause is its volunteer's wish, not idling."""
+    """The inner steps' share of the time between; pauses are left out."""
     between = {account: now[account] - before.get(account, 0.0) for account in now if account != "paused"}
     total = sum(between.values())
     return between.get("step", 0.0) / total if total > 0 else None

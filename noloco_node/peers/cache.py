@@ -1,28 +1,27 @@
-"""Where peers could be reached that were there lately: one small file in the home, for when nobody else shows the way.
+"""Addresses of peers seen lately, in one small file in the home, for when no bootstrap node answers.
 
-A bootstrap node may be gone when this node starts again, and two islands may know each other by nothing but this. What
-stands here came from signed records, but whoever can write the file can write anything: it is checked like what comes
-from the network, and who really answers at an address is proved by libp2p. A damaged file is said, and begun anew.
+A bootstrap node may be gone when this node starts again, and two parts of a split swarm may find each other only by
+this file. It comes from signed records, but whoever can write the file can write anything: it is checked like what
+comes from the network, and libp2p proves who answers at an address. A damaged file is logged and begun anew.
 """
 
 import json
-import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
 from noloco_node.base import atomic_files
+from noloco_node.base.addresses import Address
 from noloco_node.base.identity import is_peer_id
-from noloco_node.peers.record import MAX_ADDRESSES, is_address
+from noloco_node.peers.record import read_addresses
 
 MAX_PEERS = 64
-"""The latest: enough that some of them are still there after a week, however many come and go."""
+"""The latest: enough that some are still there after a week, however many come and go."""
 MAX_FILE_BYTES = 256 << 10
-"""As many peers as that, with all the addresses they may have, at the length that those may have, are less."""
+"""More than MAX_PEERS peers with the most and longest addresses take."""
 LATEST = 1 << 34
-"""Seconds since 1970 that a clock may show: who was seen in five centuries would be the last to be forgotten."""
-
-log = logging.getLogger(__name__)
+"""Seconds since 1970 that a clock may show: a peer seen in five centuries would be dropped last."""
+_LOST = "peers seen before this start are forgotten"
 
 
 class Seen(Protocol):
@@ -31,7 +30,7 @@ class Seen(Protocol):
     @property
     def peer_id(self) -> str: ...
     @property
-    def addresses(self) -> tuple[str, ...]: ...
+    def addresses(self) -> tuple[Address, ...]: ...
     @property
     def time(self) -> float: ...
 
@@ -39,51 +38,48 @@ class Seen(Protocol):
 class PeerCache:
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._peers: dict[str, tuple[float, tuple[str, ...]]] | None = None
+        self._peers: dict[str, tuple[float, tuple[Address, ...]]] | None = None
         self._written: object = None
 
-    def peers(self) -> dict[str, tuple[str, ...]]:
-        """Addresses by peer id, who was seen last first."""
+    def peers(self) -> dict[str, tuple[Address, ...]]:
+        """Addresses by peer id, the peer that was seen last first."""
         found = self._read()
         return {peer: found[peer][1] for peer in sorted(found, key=lambda peer: -found[peer][0])}
 
     def keep(self, records: Iterable[Seen]) -> None:
-        """Write those down that were there. Raises OSError."""
+        """Add peers that are there now. Raises DiskFull, UsageError."""
         there = {r.peer_id: (r.time, r.addresses) for r in records if r.addresses}
         found = {**self._read(), **there}
         latest = sorted(found, key=lambda peer: -found[peer][0])[:MAX_PEERS]
         self._peers = {peer: found[peer] for peer in latest}
         if (content := {peer: addresses for peer, (_, addresses) in self._peers.items()}) == self._written:
             return  # nothing but the times has changed
-        table = {peer: {"seen": round(at), "addresses": addresses} for peer, (at, addresses) in self._peers.items()}
-        atomic_files.replace_text(self._path, json.dumps(table, indent=1) + "\n")
+        table = {
+            peer: {"seen": round(at), "addresses": list(map(str, addresses))}
+            for peer, (at, addresses) in self._peers.items()
+        }
+        atomic_files.write(self._path, json.dumps(table, indent=1) + "\n")
         self._written = content
 
-    def _read(self) -> dict[str, tuple[float, tuple[str, ...]]]:
+    def _read(self) -> dict[str, tuple[float, tuple[Address, ...]]]:
         if self._peers is None:
-            try:
-                with self._path.open("rb") as file:
-                    self._peers = _checked(json.loads(file.read(MAX_FILE_BYTES)))
-            except FileNotFoundError:
-                self._peers = {}
-            except (OSError, ValueError, RecursionError) as error:
-                log.warning("%s cannot be read (%s): who was there before is forgotten", self._path, error)
-                self._peers = {}
+            found = atomic_files.read_json_or_set_aside(self._path, _checked, MAX_FILE_BYTES, _LOST)
+            self._peers = found or {}
         return self._peers
 
 
-def _checked(table: object) -> dict[str, tuple[float, tuple[str, ...]]]:
-    """Only what could have been written here."""
+def _checked(table: object) -> dict[str, tuple[float, tuple[Address, ...]]]:
+    """Only entries that `keep` could have written."""
     if not isinstance(table, dict):
-        raise ValueError("not a table of peers")
+        raise ValueError("it is not a table of peers")
     found = {}
     for peer, entry in list(table.items())[:MAX_PEERS]:
         match entry:
             case {"seen": int() | float() as seen, "addresses": list() as addresses} if (
                 is_peer_id(peer)
                 and 0 <= seen <= LATEST
-                and 0 < len(addresses) <= MAX_ADDRESSES
-                and all(isinstance(address, str) and is_address(address, peer) for address in addresses)
+                and all(isinstance(address, str) for address in addresses)
+                and (known := read_addresses(addresses, peer))
             ):
-                found[peer] = (float(seen), tuple(addresses))
+                found[peer] = (float(seen), known)
     return found

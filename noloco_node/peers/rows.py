@@ -1,34 +1,35 @@
-"""What presence records look like to people, as rows, and what somebody sees of a run who only looks on: a rendezvous,
-and `peers --bootstrap`. They have no round of their own to be behind of, so lag counts from the peer that is furthest.
+"""Presence records as rows of tables; and a run with its peers as seen by a node that is no member of it.
+
+Such a node, a rendezvous or `peers --bootstrap`, has no round of its own, so lag counts from the peer with the highest.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 from noloco_node.base.peer_names import name_of
 from noloco_node.base.states import AT_WORK
 from noloco_node.peers.record import PeerRecord
-from noloco_node.run.manifest import Manifest, Signed, verify
-from noloco_node.views.views import PeerRow, PeersView, RunView
+from noloco_node.run.manifest import Signed, verify
+from noloco_node.run.schema import Manifest
+from noloco_node.views.peers import PeerRow, PeersView, RunView
 
 
 @dataclass(frozen=True, slots=True)
 class RunSeen:
-    """A run, and who was seen in it."""
+    """A run and its peers."""
 
     run: RunView
     peers: tuple[PeerRow, ...]
 
 
-def sight(
+def run_seen(
     signed: Signed, seen: Mapping[str, PeerRecord], now: float, via: Callable[[str], str | None] = lambda _: None
 ) -> RunSeen:
     run = verified(signed)
     alive = living(seen.values(), now)
     furthest = max((record.round for record in alive), default=0)
-    rows = tuple(row(record, furthest, now, via(record.peer_id), run=run.label) for record in alive)
+    rows = tuple(replace(row(record, furthest, now, via(record.peer_id)), run=run.label) for record in alive)
     view = RunView(run.run_id, run.label, signed.author, run.rounds, len(alive), training(alive), furthest)
     return RunSeen(view, rows)
 
@@ -37,22 +38,22 @@ def training(records: Iterable[PeerRecord]) -> int:
     return sum(record.state in AT_WORK for record in records)
 
 
-@lru_cache(maxsize=128)  # the views of a node that knows many runs are asked for every second
+@lru_cache(maxsize=128)  # a node that knows many runs makes its views every second
 def verified(signed: Signed) -> Manifest:
     return verify(signed)
 
 
-def peers_view(sights: Iterable[RunSeen]) -> PeersView:
-    seen = list(sights)
-    return PeersView(tuple(row for sight in seen for row in sight.peers), tuple(sight.run for sight in seen))
+def peers_view(runs: Iterable[RunSeen]) -> PeersView:
+    seen = list(runs)
+    return PeersView(tuple(row for one in seen for row in one.peers), tuple(one.run for one in seen))
 
 
 def living(records: Iterable[PeerRecord], now: float) -> list[PeerRecord]:
     return [record for record in records if record.expires > now]
 
 
-def row(record: PeerRecord, round: int, now: float, via: str | None, **more: Any) -> PeerRow:
-    """`round`: from which its lag counts; `more`: what the record does not say."""
+def row(record: PeerRecord, round: int, now: float, via: str | None) -> PeerRow:
+    """`round`: from which its lag counts."""
     return PeerRow(
         peer_id=record.peer_id,
         name=name_of(record.peer_id),
@@ -64,5 +65,4 @@ def row(record: PeerRecord, round: int, now: float, via: str | None, **more: Any
         loss=record.loss or None,
         eval_loss=record.eval_loss or None,
         last_seen_s=max(0.0, now - record.time),
-        **more,
     )

@@ -1,8 +1,9 @@
-"""Which runs a node knows, and how a newcomer learns them from the one address it has.
+"""The runs that a node knows, and how a joining node learns them from its bootstrap peers.
 
-A training node knows its own run; a rendezvous node keeps what training nodes announce to it. A manifest counts by its
-hash and its author's signature, whoever hands it on. Anybody may announce: so each only few, and a run in which nobody
-trains makes room for others and is not what a newcomer means. Who trains is the DHT's affair: it is handed in.
+A training node knows its own run; a rendezvous node keeps those that training nodes announce to it. A manifest is
+checked by its hash and its author's signature, whoever sends it. Anybody may announce, so each peer only a few; a run
+in which nobody trains makes room for others, and a joining node prefers one in which somebody does. How many train in a
+run is known from the DHT, and handed in.
 """
 
 import asyncio
@@ -31,11 +32,11 @@ log = logging.getLogger(__name__)
 
 
 class KnownRun(NamedTuple):
-    """A run, as a peer tells of it."""
+    """A run, as a peer reports it."""
 
     signed: Signed
     training: int
-    """How many the peer sees training in it; 0 also where it does not say."""
+    """How many nodes the peer sees training in it; 0 also where it does not report any."""
 
 
 class RunRegistry(RunsServicer):
@@ -44,20 +45,20 @@ class RunRegistry(RunsServicer):
     def __init__(
         self, caller: Callable[[Any], str] | None = None, training: Callable[[str], int] = lambda _run_id: 0
     ) -> None:
-        """`caller`: who announces, by the call's context; without it, nothing that is announced is kept. `training`:
-        how many are seen training in a run."""
+        """`caller`: the peer id behind a call's context; without it, announced runs are refused. `training`: how many
+        nodes are seen training in a run."""
         self._caller = caller
         self._training = training
         self._runs: OrderedDict[str, Signed] = OrderedDict()
-        """The one that was announced last is the last."""
+        """In the order of their last announcement."""
         self._by: dict[str, str] = {}
-        """Who announced it first."""
+        """Who announced each run first."""
 
     def add(self, signed: Signed, by: str = "") -> bool:
         """Whether there is room for it."""
         run_id = manifest.verify(signed).run_id
         if run_id not in self._runs:  # else the author whose signature was there first keeps it
-            if not self._makes_room(by):
+            if not self._make_room(by):
                 return False
             self._runs[run_id], self._by[run_id] = signed, by
         self._runs.move_to_end(run_id)
@@ -80,13 +81,13 @@ class RunRegistry(RunsServicer):
             log.debug("an announced run was refused: %s", error)
             return pb.Announced(kept=False)
 
-    def _makes_room(self, by: str) -> bool:
-        """Forget the run that was announced longest ago of those in which nobody trains, if one has to go."""
+    def _make_room(self, by: str) -> bool:
+        """If there is no room, drop the run announced longest ago of those in which nobody trains."""
         theirs = [run_id for run_id in self._runs if self._by[run_id] == by]
-        crowded = theirs if len(theirs) >= MAX_OF_PEER else list(self._runs)
-        if crowded is not theirs and len(crowded) < MAX_RUNS:
+        full = theirs if len(theirs) >= MAX_OF_PEER else list(self._runs)
+        if full is not theirs and len(full) < MAX_RUNS:
             return True
-        idle = next((run_id for run_id in crowded if not self._training(run_id)), None)
+        idle = next((run_id for run_id in full if not self._training(run_id)), None)
         if idle is None:
             return False
         del self._runs[idle], self._by[idle]
@@ -94,7 +95,7 @@ class RunRegistry(RunsServicer):
 
 
 async def ask(channel: grpc.aio.Channel) -> list[KnownRun]:
-    """The runs that a peer knows, each with a signature that holds; what does not verify is left out."""
+    """The runs that a peer knows; those whose signature does not verify are left out."""
     with peer_faults():
         reply = await RunsStub(channel).List(pb.RunsRequest(), timeout=CALL_S)
     runs = []
@@ -110,7 +111,7 @@ async def ask(channel: grpc.aio.Channel) -> list[KnownRun]:
 
 
 async def announce(channels: Iterable[grpc.aio.Channel], signed: Signed) -> None:
-    """Tell rendezvous nodes of a run. Who does not answer is told again later."""
+    """Announce a run to rendezvous nodes. The caller repeats it, so a failure is only logged."""
     calls = [RunsStub(channel).Announce(_encode(signed), timeout=CALL_S) for channel in channels]
     for result in await asyncio.gather(*calls, return_exceptions=True):
         if isinstance(result, BaseException):

@@ -1,6 +1,6 @@
-"""What a run has trained, for others. Reads what nodes keep, writes one folder, and knows nothing of the swarm.
+"""Publishing what a run has trained. Reads checkpoints and exports, writes one folder, knows nothing of the swarm.
 
-weights.py   checkpoints and exported folders -> one model, or the mean of several
-folder.py    a Hugging Face folder of it          card.py     its model card
-measure.py   its loss on the held-out text        sample.py   its own words
+weights.py     checkpoints and exported folders -> one model, or the mean of several
+hf_folder.py   a Hugging Face folder of it          model_card.py   its model card
+evaluate.py    its loss on the held-out text        sample.py       text that it generates
 """

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from noloco_node.data import corpus, tokens
 from noloco_node.publish.weights import Trained
-from noloco_node.training import task
+from noloco_node.training import tasks
 from noloco_node.training.language import EVAL_TOKENS
 from noloco_node.training.replica import choose_device
 
@@ -22,7 +22,7 @@ class Measured:
     """In nats a token."""
     tokens: int
     bytes: int
-    """Of the text that these tokens are."""
+    """Of the text that these tokens encode."""
     seconds: float
 
     @property
@@ -37,9 +37,9 @@ class Measured:
 def measure(
     trained: Trained, corpus: corpus.Readable, device: str, progress: Callable[[float], None] = lambda _: None
 ) -> Measured:
-    """As a node measures it: the same held-out text, the same function. `progress` hears the share that is done."""
+    """As a node measures it: the same held-out text, the same function. `progress` is called with the share done."""
     run, where = trained.run, choose_device(device)
-    of_run, module = task.load(run, corpus=corpus), trained.module.to(where)
+    of_run, module = tasks.load(run, corpus=corpus), trained.module.to(where)
     length = run.data.sequence_length
     windows = corpus.windows(length, max(1, max(EVAL_TOKENS, run.inner.batch_tokens) // length))
     parts, done = -(-len(windows) // of_run.micro_examples), 0

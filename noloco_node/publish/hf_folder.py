@@ -2,11 +2,11 @@
 
     model.safetensors  config.json  generation_config.json    as transformers writes them
     tokenizer.json  tokenizer_config.json                     the run's own, or one in which each byte is its own token
-    noloco.json                                               the run's signed manifest, and how far it had come
+    noloco.json                                               the run's signed manifest, round and losses
     README.md                                                 the same for people
 
-Written under a temporary name beside the folder and then renamed, so what is there is whole. Only an earlier export is
-replaced, and only one to which nobody added anything.
+Written under a temporary name beside the folder and then renamed, so a folder is complete. Only an earlier export is
+replaced, and only one without other files in it.
 """
 
 import errno
@@ -14,12 +14,12 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from noloco_node.base import atomic_files
-from noloco_node.errors import DiskFull, NolocoError, UsageError
+from noloco_node.checkpoints import checkpoint
+from noloco_node.errors import DiskFull, UsageError
 from noloco_node.publish.evaluate import Measured
 from noloco_node.publish.model_card import History, card
 from noloco_node.publish.weights import Trained, without_bars
@@ -27,37 +27,32 @@ from noloco_node.run import signed_file
 from noloco_node.version import VERSION
 
 _OURS = {
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "README.md",
-    signed_file.NAME,
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+    *("README.md", signed_file.NAME),
 }
 _SPARE_BYTES = 64 << 20  # for everything but the weights
+_ELSEWHERE = "name another place with --to"
 
 
 def check(folder: Path) -> None:
-    """Raises UsageError where an export would take the place of something else."""
+    """Raises UsageError where an export would replace anything but an earlier export."""
     try:
         there = {path.name for path in folder.iterdir()}
     except FileNotFoundError:
         return
     except OSError as error:
-        raise UsageError(f"cannot export to {folder}: {error.strerror}") from error
+        raise atomic_files.cannot_write(f"an export into {folder}", error, _ELSEWHERE) from error
     foreign = sorted(name for name in there if name not in _OURS and not _is_weights(name))
     if there and (foreign or signed_file.NAME not in there):
         what = foreign[0] if foreign else sorted(there)[0]
-        raise UsageError(
-            f"{folder} is not empty and no export of ours (there is {what}): name another folder with --to"
-        )
+        raise UsageError(f"{folder} is not empty and not an export (it has {what}): name another folder with --to")
 
 
 def write(folder: Path, trained: Trained, measured: Measured | None, history: History) -> None:
-    """Raises UsageError and DiskFull, and then the folder is what it was."""
+    """Raises UsageError, DiskFull, and leaves the folder untouched then."""
     check(folder)
     _require_room(folder, trained)
-    with _cannot_write(folder):
+    with atomic_files.writing(f"an export into {folder}", _ELSEWHERE):
         folder.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         try:
@@ -70,10 +65,10 @@ def write(folder: Path, trained: Trained, measured: Measured | None, history: Hi
 def _fill(into: Path, trained: Trained, measured: Measured | None, history: History) -> None:
     _write_model(into, trained)
     _write_tokenizer(into, trained)
-    signed_file.write(into, trained.signed, _about(trained, measured))
+    (into / signed_file.NAME).write_text(signed_file.text(trained.signed, _about(trained, measured)), encoding="utf-8")
     (into / "README.md").write_text(card(trained, measured, history), encoding="utf-8")
     for path in into.iterdir():
-        path.chmod(0o644)  # it is to be handed on
+        path.chmod(0o644)  # others are to read it
     into.chmod(0o755)
     for path in (*into.iterdir(), into):
         atomic_files.sync(path)
@@ -90,16 +85,20 @@ def _put_in_place(fresh: Path, folder: Path) -> None:
 
 
 def _write_model(into: Path, trained: Trained) -> None:
+    from safetensors import SafetensorError
     from transformers import GenerationConfig
 
     module: Any = trained.module
     end = trained.tokenizer.end
     ends = {"bos_token_id": None, "eos_token_id": end, "pad_token_id": end}
-    for name, value in ends.items():  # a config class's defaults are those of somebody else's tokenizer
+    for name, value in ends.items():  # a config class has defaults for another tokenizer
         setattr(module.config.get_text_config(), name, value)
     module.generation_config = GenerationConfig(**ends)
-    with without_bars():
-        module.save_pretrained(into)
+    try:
+        with without_bars():
+            module.save_pretrained(into)
+    except SafetensorError as error:  # which has no number, only a text
+        raise OSError(errno.ENOSPC if "No space left" in str(error) else errno.EIO, str(error)) from error
 
 
 def _write_tokenizer(into: Path, trained: Trained) -> None:
@@ -114,7 +113,7 @@ def _write_tokenizer(into: Path, trained: Trained) -> None:
 
 
 def byte_tokenizer() -> bytes:
-    """A tokenizer.json in which byte n is token n. It decodes what it encoded, to the byte."""
+    """A tokenizer.json in which byte n is token n, so that decoding gives back every byte."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     letters = {letter: byte for byte, letter in _letters()}
@@ -125,7 +124,7 @@ def byte_tokenizer() -> bytes:
 
 
 def _letters() -> Iterator[tuple[int, str]]:
-    """The byte-level alphabet of GPT-2: a byte that prints stands for itself, the others follow from U+0100 on."""
+    """GPT-2's byte-level alphabet: a printable byte is its own letter, the others are letters from U+0100 on."""
     beyond = 256
     for byte in range(256):
         if 33 <= byte <= 126 or 161 <= byte <= 172 or byte >= 174:
@@ -152,25 +151,9 @@ def _is_weights(name: str) -> bool:
 
 def _require_room(folder: Path, trained: Trained) -> None:
     needed = sum(p.nbytes for p in trained.module.parameters()) + _SPARE_BYTES
-    there = next(place for place in folder.absolute().parents if place.exists())
-    if (left := shutil.disk_usage(there).free) < needed:
+    free = checkpoint.free_bytes(folder.absolute().parent)
+    if free is not None and free < needed:
         raise DiskFull(
-            f"the disk is full: an export needs {needed / 1e9:.1f} GB and {there} has {left / 1e9:.1f} GB left. "
-            "Free some space, or name another place with --to"
+            f"the disk is full: an export needs {needed / 1e9:.1f} GB and {folder.parent} has {free / 1e9:.1f} GB. "
+            f"Free some space, or {_ELSEWHERE}"
         )
-
-
-@contextmanager
-def _cannot_write(folder: Path) -> Iterator[None]:
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
-            raise DiskFull(f"the disk is full: no export fits into {folder}. Free some space") from error
-        raise _said(folder, error) from error
-
-
-def _said(folder: Path, error: Exception) -> NolocoError:
-    return UsageError(f"cannot export to {folder}: {getattr(error, 'strerror', None) or error}")

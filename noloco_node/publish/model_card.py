@@ -1,4 +1,4 @@
-"""The model card of an export: what was trained, on what, how, and how far it has come. Text in, text out."""
+"""The model card of an export: what was trained, on what data, how, and up to which round and loss."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ from noloco_node.base.units import count
 from noloco_node.observe.jsonl import records
 from noloco_node.publish.evaluate import Measured
 from noloco_node.publish.weights import Trained
-from noloco_node.run.manifest import Manifest
+from noloco_node.run.schema import Manifest
 from noloco_node.version import VERSION
 
 _ROWS = 12
-"""Of the table of losses: a look, not a log."""
+"""Of the table of losses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ History = tuple[TableRow, ...]
 
 
 def history(journal: Path, up_to: int) -> History:
-    """What a node's events.jsonl says of each round; nothing where there is none, or where lines are damaged."""
+    """The losses of each round in a node's events.jsonl; damaged lines are skipped, a missing file is empty."""
     losses: dict[int, float] = {}
     measured: dict[int, float] = {}
     for event in records(journal):

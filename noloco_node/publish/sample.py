@@ -1,7 +1,6 @@
-"""A published model's own words: a look at what it has learned so far."""
+"""Text that a trained model generates, token by token."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,38 +11,32 @@ from noloco_node.publish.weights import Trained
 from noloco_node.training.replica import choose_device
 
 
-@dataclass(frozen=True, slots=True)
-class Manner:
-    tokens: int
-    """At most so many."""
-    temperature: float
-    """0 takes the likeliest token each time."""
-    seed: int
-
-
-def sample(trained: Trained, text: str, manner: Manner, device: str) -> Iterator[str]:
-    """The text's continuation, piece by piece as it comes, to the end of the document at most."""
+def sample(  # noqa: PLR0913 (each is a choice of the user)
+    trained: Trained, text: str, device: str, *, tokens: int, temperature: float, seed: int
+) -> Iterator[str]:
+    """The text's continuation, piece by piece as it is generated: `tokens`, or fewer up to the end of the document.
+    `temperature` 0: always the likeliest token."""
     module, tokenizer = trained.module.to(choose_device(device)), trained.tokenizer
     (prompt,) = tokenizer.encode([text])
     window = Window(module, trained.run.data.sequence_length, prompt.tolist() or [tokenizer.end])
-    chance = torch.Generator().manual_seed(manner.seed)
+    generator = torch.Generator().manual_seed(seed)
     drawn: list[int] = []
-    said = ""
-    for _ in range(manner.tokens):
-        token = _pick(window.logits()[: tokenizer.vocabulary], manner.temperature, chance)
+    shown = ""
+    for _ in range(tokens):
+        token = _pick(window.logits()[: tokenizer.vocabulary], temperature, generator)
         if token == tokenizer.end:
             break
         window.add(token)
         drawn.append(token)
         whole = tokenizer.decode(drawn)
-        if not whole.endswith("\ufffd"):  # else the rest of a character is still to come
-            yield whole[len(said) :]
-            said = whole
-    yield tokenizer.decode(drawn)[len(said) :]
+        if not whole.endswith("\ufffd"):  # else the last character is not complete yet
+            yield whole[len(shown) :]
+            shown = whole
+    yield tokenizer.decode(drawn)[len(shown) :]
 
 
 class Window:
-    """What the model sees: at most as much as it was trained on. When that is full, the later half goes on."""
+    """The model's input: at most as many tokens as it was trained on. When it is full, the later half is kept."""
 
     def __init__(self, module: nn.Module, longest: int, tokens: list[int]) -> None:
         self._module = module
@@ -51,7 +44,7 @@ class Window:
         self._device = next(module.parameters()).device
         self._tokens: list[int] = []
         self._fresh: list[int] = []
-        """What the model has not been shown yet."""
+        """Tokens that the model has not processed yet."""
         self._past: Any = None
         self._begin(tokens[-longest:])
 
@@ -63,7 +56,7 @@ class Window:
             self._fresh = [token] if self._past is not None else self._tokens
 
     def logits(self) -> Tensor:
-        """Of the token that comes next."""
+        """Of the next token."""
         given = torch.tensor([self._fresh], device=self._device)
         with torch.no_grad():
             out = self._module(input_ids=given, past_key_values=self._past, use_cache=True)
@@ -76,9 +69,9 @@ class Window:
         self._past = None
 
 
-def _pick(logits: Tensor, temperature: float, chance: torch.Generator) -> int:
+def _pick(logits: Tensor, temperature: float, generator: torch.Generator) -> int:
     if not logits.isfinite().all():
-        raise Diverged("the model's answer is NaN or Inf: its weights are spoiled, take an earlier checkpoint")
+        raise Diverged("the model's output is NaN or Inf: its weights are broken, take an earlier checkpoint")
     if temperature == 0:
         return int(logits.argmax())
-    return int(torch.multinomial(torch.softmax(logits / temperature, 0), 1, generator=chance))
+    return int(torch.multinomial(torch.softmax(logits / temperature, 0), 1, generator=generator))

@@ -1,8 +1,8 @@
-"""What a run has trained so far, out of checkpoints or exported folders: one model, to publish, measure or sample.
+"""The weights of a run, from checkpoints or exported folders, as one model: to publish, evaluate or sample.
 
-What is taken are the slow weights φ, which every boundary makes and every partner pulls on. The fast ones are ahead of
-them between two boundaries, by noise more than by progress. Of several states the mean is taken: NoLoCo's replicas
-stand around it, and it is better than each. Only reads, so a node may run in the same home meanwhile.
+They are the slow weights φ, which each boundary updates and averaging draws together. The fast weights differ from them
+between two boundaries, by noise more than by progress. Of several replicas the mean is taken: NoLoCo's replicas are
+spread around it, and its loss is lower than theirs. Only reads, so a node may run in the same home meanwhile.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,8 @@ from noloco_node.data.sources import Sources
 from noloco_node.errors import Incompatible, UsageError
 from noloco_node.host.home import Home
 from noloco_node.run import signed_file
-from noloco_node.run.manifest import Manifest, Signed
+from noloco_node.run.manifest import Signed
+from noloco_node.run.schema import Manifest
 from noloco_node.run.signed_file import RunFile
 from noloco_node.training import model
 
@@ -30,7 +31,7 @@ CHECKPOINTS = "checkpoints"
 
 
 class Weights(Protocol):
-    """A place where a run's weights lie."""
+    """Where a run's weights are."""
 
     @property
     def file(self) -> RunFile: ...
@@ -39,7 +40,7 @@ class Weights(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a node keeps: the first of these checkpoints that verifies."""
+    """Of a node: the first of these checkpoints that verifies."""
 
     file: RunFile
     checkpoints: tuple[Path, ...]
@@ -63,14 +64,14 @@ class Exported:
         return SlowWeights(self.folder, self._number("round"), self._number("step"), phi)
 
     def _number(self, key: str) -> int:
-        """Shown only, so a wrong one does no harm."""
+        """Only shown, so a wrong one does no harm."""
         value = self.file.trained.get(key)
         return value if isinstance(value, int) else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A node's slow weights, as the node of this machine fetched them: a file of fp32 numbers."""
+    """The slow weights of a node, fetched by the running node of this machine: a file of fp32 numbers."""
 
     file: RunFile
     path: Path
@@ -165,7 +166,7 @@ def load(places: Sequence[Weights], sources: Sources) -> Trained:
         mean.add(slow.phi)
         states.append((slow.round, slow.step))
         paths.append(slow.path)
-    pour(mean.value, module)
+    copy_into(mean.value, module)
     return Trained(first.signed, first.run, module.eval(), tokenizer, tuple(states), tuple(paths))
 
 
@@ -177,7 +178,7 @@ def language(run: Manifest, sources: Sources) -> tokens.Tokenizer:
 
 
 class Mean:
-    """Of flat vectors, one after the other: only the sum is held."""
+    """Of flat vectors that come one after the other: only their sum is in memory."""
 
     def __init__(self) -> None:
         self._sum: Tensor | None = None
@@ -199,8 +200,8 @@ class Mean:
         return self._sum if self._count == 1 else self._sum / self._count
 
 
-def pour(flat: Tensor, module: nn.Module) -> None:
-    """Make a flat vector the parameters of a module."""
+def copy_into(flat: Tensor, module: nn.Module) -> None:
+    """Copy a flat vector into the parameters of a module."""
     start = 0
     for _, parameter in model.parameters(module):
         parameter.data.copy_(flat[start : start + parameter.numel()].view(parameter.shape))
@@ -210,7 +211,8 @@ def pour(flat: Tensor, module: nn.Module) -> None:
 
 
 def _from_pretrained(folder: Path) -> nn.Module:
-    """The seam to transformers, which raises what it likes about a folder. Weights are safetensors, code is none."""
+    """Calls transformers, whose exceptions about a folder are undocumented: each becomes UsageError. Loads safetensors
+    only, and no code."""
     from transformers import AutoModelForCausalLM
 
     try:
@@ -226,7 +228,7 @@ def _from_pretrained(folder: Path) -> nn.Module:
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """transformers draws progress on stderr, even for a file of a megabyte."""
+    """Without transformers' progress bars on stderr, which it draws even for a megabyte."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

@@ -1,8 +1,8 @@
 """A large frame cut into pieces, and put together again.
 
-A piece is what a limited link can carry within a partner's patience, so a deadline may stand on each, a rate may be
-held between them, and a small frame waits for a piece at most, not for a whole fragment. Knows nothing of links and
-deadlines: `rounds/swap.py` paces and times them.
+A piece is what a limited link can carry within a partner's deadline: so each piece has a deadline of its own, a rate
+can be held between them, and a small frame waits for one piece at most, not for a whole fragment. Knows nothing of
+links and deadlines: `rounds/link.py` paces and times the pieces.
 """
 
 from collections.abc import Iterator
@@ -29,13 +29,16 @@ def cut(frame: pb.SwapFrame) -> Iterator[pb.SwapFrame]:
 
 
 class Assembly:
-    """Pieces of one frame after the other; a partner cannot make it hold more than one frame may have."""
+    """Puts frames together; a partner cannot make it hold more than one frame may have."""
 
     def __init__(self) -> None:
         self._whole = bytearray()
 
-    def add(self, piece: wire.Piece) -> wire.Frame | None:
-        """The frame that this piece completes. Raises PeerMisbehaved."""
+    def add(self, message: pb.SwapFrame) -> wire.Frame | None:
+        """The frame that this is or completes; None for a piece with more to come. Raises PeerMisbehaved."""
+        piece = wire.decode(message)
+        if not isinstance(piece, wire.Piece):
+            return piece
         if not piece.data or len(self._whole) + len(piece.data) > wire.MAX_MESSAGE_BYTES:
             raise PeerMisbehaved("bad_piece", f"{len(piece.data)} bytes after {len(self._whole)}")
         self._whole += piece.data

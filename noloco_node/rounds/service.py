@@ -1,8 +1,8 @@
-"""Outer rounds over a Transport: the shell around core/round.py that calls, answers, swaps and keeps time.
+"""Outer rounds over gRPC: the calls, answers, swaps and timers around core/round.py.
 
-It performs what the state machine says and reports back what became of it; every decision stands there. It moves opaque
-bytes and never imports torch: an offer's vectors come from the codec thread behind the `Vectors` protocol, and what a
-round came to goes out as events. It does not know the DHT: node/trainer.py tells it who the candidates are.
+It does what the state machine says and reports what became of it; every decision is made there. It moves opaque bytes
+and never imports torch: an offer's work is done on the codec thread, behind the `Vectors` protocol, and the result of a
+round goes out as an event. It does not know the DHT: node/trainer.py passes the candidates.
 """
 
 import asyncio
@@ -15,32 +15,34 @@ from typing import Any, Protocol
 import grpc
 
 from noloco_node.base.events import Event, PeerFaulted, RoundCommitted, WentSolo
+from noloco_node.core import fragments, round_events
 from noloco_node.core import round as core
-from noloco_node.core import round_events
 from noloco_node.errors import NonFinite, PeerFault, PeerMisbehaved, PeerRefused
 from noloco_node.host.traffic import Pace
-from noloco_node.rounds.swap import DIVERGED, Backlog, Link, Swap, Vectors
+from noloco_node.rounds.link import Link
+from noloco_node.rounds.swap import DIVERGED, Backlog, Swap, Vectors
 from noloco_node.version import PROTOCOL
-from noloco_node.wire import fragments
 from noloco_node.wire import messages as wire
 from noloco_node.wire import peer_pb2 as pb
 from noloco_node.wire.peer_pb2_grpc import ExchangeServicer, ExchangeStub
 
 OFFER_S = 10.0
 """For a caller's first frame."""
-LAST_WORD_S = 2.0
-"""For the partner to hear why a swap failed."""
+LAST_FRAME_S = 2.0
+"""For the partner to receive why a swap failed."""
 MAX_CALLERS = 32
 """Calls answered at once; further ones are refused as busy, so that a flood holds a bounded number of streams."""
+EVENT_LINE = 200
+"""Characters: a long list of candidates is cut."""
 MEMORY = 4096
-"""RoundService ids remembered against replay: hours of rounds, 200 KiB."""
+"""Exchange ids remembered against replay: hours of rounds, 200 KiB."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class RoundTerms:
-    """What two nodes must have in common to exchange."""
+    """What two nodes must have in common to swap."""
 
     run_id: bytes
     layout: bytes
@@ -48,7 +50,7 @@ class RoundTerms:
 
 
 class Channels(Protocol):
-    """What is needed of a Transport."""
+    """What is needed of the transport."""
 
     @property
     def peer_id(self) -> str: ...
@@ -57,7 +59,7 @@ class Channels(Protocol):
 
 
 class RoundListener(Protocol):
-    """What the training thread wants to hear of a round."""
+    """What the training thread must know of a round."""
 
     def swapping(self, under_way: bool) -> None: ...
     def round_over(self, round: int) -> None: ...
@@ -65,22 +67,21 @@ class RoundListener(Protocol):
 
 @dataclass(slots=True)
 class RoundTotals:
-    """What the exchanges of this node came to, for status and metrics."""
+    """Of this node's calls and swaps, for status and metrics."""
 
     calls: int = 0
     sent_bytes: int = 0
     received_bytes: int = 0
     unsettled_bytes: int = 0
-    """Of those sent: in the swap under way, which no round has to its account yet."""
+    """Of those sent: in the swap under way, which is no round's yet."""
     one_sided: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _SwapUnderWay:
-    """The swap under way."""
-
     peer: str
     link: Link
+    swap: Swap
     started: float
 
 
@@ -97,44 +98,44 @@ class RoundService(ExchangeServicer):
     ) -> None:
         self._channels = channels
         self._boot = boot
-        self._machine = core.Round(random, me=channels.peer_id)
+        self._machine = core.Round(random, channels.peer_id)
         self._trainer = trainer
         self._observe = observe
         self._terms: RoundTerms | None = None
         self._pace = pace
         self._offers: dict[int, Vectors] = {}
-        self._settled = asyncio.Event()
+        self._all_closed = asyncio.Event()
         self._verdicts: dict[
             bytes, asyncio.Queue[round_events.Accept | round_events.Appoint | round_events.Refuse]
         ] = {}
-        self._stay_s = 0.0  # for our call with an appointment: there is one call at a time
-        self._tasks: dict[bytes, asyncio.Task[None]] = {}  # by exchange: our calls, and the swap of whoever called
+        self._stay_s = 0.0  # how long our call with an appointment waits: there is one call at a time
+        self._tasks: dict[bytes, asyncio.Task[None]] = {}  # by exchange: our calls, and swaps with callers
         self._callers: set[str] = set()
-        self._talk: _SwapUnderWay | None = None
+        self._under_way: _SwapUnderWay | None = None
         self._backlog = Backlog()
         self._links: set[Link] = set()
         self._seen: OrderedDict[tuple[str, bytes, bytes], None] = OrderedDict()
         self._timer: asyncio.TimerHandle | None = None
-        self._tally = RoundTotals()
+        self._totals = RoundTotals()
 
-    # ---- what node/trainer.py tells it, and asks ----
+    # ---- for node/trainer.py ----
     def begin(self, terms: RoundTerms, swaps: int | None = 1, *, blocking: bool = False) -> None:
-        """From here on calls are answered; before, the node has no vector to offer and is busy. `swaps`: how many
-        partners a round may have, None for as many as fit. `blocking`: training waits for each round to be over."""
+        """From here on calls are answered; before, the node has no vector to offer and is busy. `swaps`, `blocking`: as
+        in core/round_events.py."""
         self._terms = terms
-        self._machine.swaps, self._machine.blocking = swaps, blocking
+        self._handle(round_events.Settings(swaps, blocking))
 
     def boundary(self, round: int, phase_s: float, offer: Vectors | None, closed: str | None) -> None:
         if offer is not None:
             self._offers[round] = offer
-            self._settled.clear()
+            self._all_closed.clear()
         self._handle(round_events.Boundary(round, phase_s, closed))
 
     def candidates(self, peers: frozenset[str]) -> None:
         self._handle(round_events.Candidates(peers))
 
     def stop(self) -> None:
-        """Make and take no more calls; a swap under way goes on."""
+        """Make and accept no more calls; a swap under way goes on."""
         self._handle(round_events.Stopping())
 
     def pause(self, reason: str) -> None:
@@ -147,22 +148,27 @@ class RoundService(ExchangeServicer):
     @property
     def partner(self) -> str | None:
         """The peer of the swap under way."""
-        return self._talk.peer if self._talk else None
+        return self._under_way.peer if self._under_way else None
 
     @property
     def tally(self) -> RoundTotals:
-        """As it is now, with what is under way."""
+        """With what is under way."""
         return replace(
-            self._tally,
-            sent_bytes=self._tally.sent_bytes + sum(link.sent_bytes for link in self._links),
-            received_bytes=self._tally.received_bytes + sum(link.received_bytes for link in self._links),
-            unsettled_bytes=self._talk.link.sent_bytes if self._talk else 0,
+            self._totals,
+            sent_bytes=self._totals.sent_bytes + sum(link.sent_bytes for link in self._links),
+            received_bytes=self._totals.received_bytes + sum(link.received_bytes for link in self._links),
+            unsettled_bytes=self._under_way.link.sent_bytes if self._under_way else 0,
         )
 
+    def event_log(self) -> list[str]:
+        """The latest events of the state machine, one a line, by the seconds since: for a bug report."""
+        now = asyncio.get_running_loop().time()
+        return [f"{at - now:9.3f} s  {event!r}"[:EVENT_LINE] for at, event in self._machine.log]
+
     async def settled(self) -> None:
-        """Until no offer is open and no swap under way. The caller gives the deadline."""
+        """Waits until no offer is open and no swap under way. The caller sets the deadline."""
         if self._offers:
-            await self._settled.wait()
+            await self._all_closed.wait()
 
     async def close(self) -> None:
         self.stop()  # so that what is cancelled below is not tried again with somebody else
@@ -187,7 +193,7 @@ class RoundService(ExchangeServicer):
     def _perform(self, action: round_events.Action) -> None:
         match action:
             case round_events.Call(exchange):
-                self._tally.calls += 1
+                self._totals.calls += 1
                 task = self._tasks[exchange] = asyncio.create_task(self._call(action))
                 task.add_done_callback(lambda task: self._called(exchange, task))
             case round_events.HangUp(exchange):
@@ -217,17 +223,17 @@ class RoundService(ExchangeServicer):
             self._close_offer(end.round)
 
     def _committed(self, round: int, partner: str, swap: int) -> None:
-        if self._talk:
-            link, seconds = self._talk.link, asyncio.get_running_loop().time() - self._talk.started
+        if self._under_way:
+            link, seconds = self._under_way.link, asyncio.get_running_loop().time() - self._under_way.started
             sent, received = link.sent_bytes, link.received_bytes
-            stats = self._offers[round].stats
+            stats = self._under_way.swap.stats
             quality = (stats.missed_share, stats.relative_error)
             self._observe(RoundCommitted(round, partner, seconds, sent, received, *quality, swap))
 
     def _close_offer(self, round: int) -> None:
         self._offers.pop(round, None)
         if not self._offers:
-            self._settled.set()
+            self._all_closed.set()
 
     # ---- calling ----
     async def _call(self, call: round_events.Call) -> None:
@@ -237,9 +243,9 @@ class RoundService(ExchangeServicer):
             stream = ExchangeStub(self._channels.channel(call.peer)).Swap(link.outgoing())
             link.listen(aiter(stream))
             link.send(self._offer(call))
-            await self._hear_answer(call, link)
-            if link.parting:
-                await link.hear_out(LAST_WORD_S)
+            await self._wait_for_answer(call, link)
+            if link.ending:
+                await link.wait_for_end(LAST_FRAME_S)
         except PeerFault as fault:
             self._blame(call.peer, fault)
             self._handle(round_events.Unanswered(call.exchange, fault.reason))
@@ -249,7 +255,7 @@ class RoundService(ExchangeServicer):
             if stream is not None:
                 stream.cancel()
 
-    async def _hear_answer(self, call: round_events.Call, link: Link) -> None:
+    async def _wait_for_answer(self, call: round_events.Call, link: Link) -> None:
         answer = await link.receive(call.deadline_s)
         if isinstance(answer, wire.Refusal) and answer.code is wire.Code.APPOINTMENT:
             self._handle(round_events.Appointed(call.exchange, answer.retry_in_s))
@@ -303,7 +309,7 @@ class RoundService(ExchangeServicer):
 
     async def _answer(self, peer: str, link: Link) -> None:
         try:
-            await self._hear_caller(peer, link)
+            await self._take_call(peer, link)
         except PeerRefused as no:
             link.send(wire.Refusal(wire.Code[no.reason.upper()], no.retry_in_s))
         except PeerFault as fault:
@@ -311,7 +317,7 @@ class RoundService(ExchangeServicer):
         finally:
             link.close()
 
-    async def _hear_caller(self, peer: str, link: Link) -> None:
+    async def _take_call(self, peer: str, link: Link) -> None:
         if peer in self._callers or len(self._callers) >= MAX_CALLERS:
             raise PeerRefused("busy")
         self._callers.add(peer)
@@ -329,14 +335,14 @@ class RoundService(ExchangeServicer):
             self._callers.discard(peer)
 
     def _check(self, peer: str, offer: wire.Offer) -> None:
-        """Refuse what cannot be exchanged with, and what was seen before."""
+        """Refuse an offer that does not fit ours, and one that was seen before."""
         if self._terms is None:
             raise PeerRefused("busy")
         if offer.protocol != PROTOCOL or RoundTerms(offer.run_id, offer.layout, offer.fragments) != self._terms:
             raise PeerRefused("incompatible")
         identity = (peer, offer.boot, offer.exchange_id)
         if identity in self._seen or offer.exchange_id in self._verdicts or offer.exchange_id in self._tasks:
-            raise PeerRefused("stale")  # each caller draws its own: one that is in use is a replay, whoever brings it
+            raise PeerRefused("stale")  # each caller draws its own: an id that is in use is a replay, whoever sends it
         self._seen[identity] = None
         if len(self._seen) > MEMORY:
             self._seen.popitem(last=False)
@@ -360,7 +366,7 @@ class RoundService(ExchangeServicer):
         vectors = self._offers[round]
         order, stall_s = fragments.order(vectors.fragments, exchange), self._machine.stall_s
         swap = Swap(link, vectors, exchange, order, leads=leads, stall_s=stall_s, backlog=self._backlog)
-        self._talk = _SwapUnderWay(peer, link, asyncio.get_running_loop().time())
+        self._under_way = _SwapUnderWay(peer, link, swap, asyncio.get_running_loop().time())
         if task := asyncio.current_task():
             self._tasks[exchange] = task
         self._trainer.swapping(True)
@@ -375,13 +381,13 @@ class RoundService(ExchangeServicer):
             reason = "nonfinite"
         finally:
             self._trainer.swapping(False)
-            if reason == DIVERGED:  # the other end may not have found it yet, and has to count it, too
-                link.part(wire.Refusal(wire.Code.DIVERGED))
+            if reason == DIVERGED:  # the other end may not have found it yet, and must count it too
+                link.end_with(wire.Refusal(wire.Code.DIVERGED))
             elif reason is not None:
                 link.drop()
-            self._tally.one_sided += swap.one_sided
+            self._totals.one_sided += swap.one_sided
             self._handle(round_events.SwapEnded(exchange, reason, swap.applied, swap.one_sided))
-            self._talk = None
+            self._under_way = None
             self._tasks.pop(exchange, None)
 
     def _link(self) -> Link:
@@ -391,8 +397,8 @@ class RoundService(ExchangeServicer):
 
     def _count(self, link: Link) -> None:
         self._links.discard(link)
-        self._tally.sent_bytes += link.sent_bytes
-        self._tally.received_bytes += link.received_bytes
+        self._totals.sent_bytes += link.sent_bytes
+        self._totals.received_bytes += link.received_bytes
 
     def _blame(self, peer: str, fault: PeerFault) -> None:
         log.debug("%s: %s", peer, fault)

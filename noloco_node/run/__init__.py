@@ -1,1 +1,1 @@
-"""A run: what is trained and how. Its schema, its signature, and the file that its author writes."""
+"""A run: what is trained and how. Its schema, its signed manifest, and the file that its author writes."""

@@ -1,283 +1,24 @@
-"""The run: what is trained, on what, and how replicas average. The same bytes on every node.
+"""The signed manifest of a run: the same bytes on every node.
 
-A manifest names models and data, never code: presets, transformers config classes with plain values, sources that
-every node has built in. Its canonical form (JSON, sorted keys, shortest floats) does not depend on machine or Python
-version; the run id is the SHA-256 of it, and the author's signature covers it. Anything a stranger sends is parsed
-here under limits, and only our own errors come out. What its author writes is run/toml.py's affair. Imports no torch.
-
-A key that a later version adds (`_added`) says what a run without it means, and that never changes: a manifest that
-means just this is written without the key, so older runs keep their bytes, their run id and their meaning, and older
-versions read every run that does not use what they do not know. The default of a new run.toml may be another one.
-Keys of the first version are always written.
+The author's signature covers the canonical form that run/schema.py defines. Anything a stranger sends is parsed here
+under limits, and only our own errors come out. Imports no torch.
 """
 
-import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import NoReturn
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ValidationError
 
 from noloco_node.base import identity
-from noloco_node.base.validation import explain, listed, plain_table, shown
+from noloco_node.base.validation import explain, shown
 from noloco_node.errors import Incompatible, NotAdmitted
+from noloco_node.run.schema import Manifest, with_additions
 
 MAX_BYTES = 64 << 10
 """Of a manifest, either form: it travels to everyone who joins, and is parsed before anybody is trusted."""
-PRESETS = ("tiny", "125m", "350m", "1b", "7b")
-SOURCES = ("stdlib", "files", "hub")
-CODECS = ("lattice:4", "bf16", "fp32", "int8", *(f"lattice:{bits}" for bits in (2, 3, 5, 6, 7, 8)))
-"""What core/codec.py offers; the first is the default."""
 
-_HUB_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
 _SIGNING_CONTEXT = b"noloco manifest v1\n"  # so that no signature made for something else counts here
-
-
-def _field(allowed: str, **rules: Any) -> Any:
-    return Field(json_schema_extra={"allowed": allowed}, **rules)
-
-
-def _whole(low: int, high: int, **rules: Any) -> Any:
-    return _field(f"a whole number from {low} to {high}", ge=low, le=high, **rules)
-
-
-def _share(default: float) -> Any:
-    return _field("a number from 0 to 1", ge=0, le=1, default=default)
-
-
-def _positive(high: float, default: float) -> Any:
-    return _field(f"a number above 0 and at most {high:g}", gt=0, le=high, default=default)
-
-
-def _added(allowed: str, before: Any, **rules: Any) -> Any:
-    """A key of a later version than the first. `before`, as that version wrote it: what its absence means, for ever."""
-    return Field(json_schema_extra={"allowed": allowed, "before": before}, **rules)
-
-
-class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-    @field_validator("*", mode="after")
-    @classmethod
-    def _one_zero(cls, value: object) -> object:
-        """-0.0 equals 0.0 but is written otherwise: the run id would differ."""
-        return 0.0 if isinstance(value, float) and value == 0 else value
-
-
-class ModelSpec(_Table):
-    preset: str | None = _field(listed(PRESETS), default=None)
-    """A model that noloco-node brings along, in Llama's shape."""
-    architecture: str | None = _field(
-        "a transformers config class like LlamaConfig", pattern=r"^[A-Z][A-Za-z0-9]{0,58}Config$", default=None
-    )
-    """A transformers config class, instead of a preset."""
-    config: dict[str, Any] = _field("a table of plain values for the config class", default={})
-    """Its arguments. In run.toml also the name of a config.json, which is read when the run starts."""
-    task: str | None = _field(
-        "the name of a task, of the characters a-z, 0-9, - and _", pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$", default=None
-    )
-    """A task that every volunteer has installed, instead of a language model: it brings model and data."""
-    options: dict[str, Any] = _field("a table of plain values for the task", default={})
-    """Its arguments."""
-
-    @field_validator("preset")
-    @classmethod
-    def _known(cls, value: str | None) -> str | None:
-        return _one_of(value, PRESETS)
-
-    @field_validator("config", "options")
-    @classmethod
-    def _plain(cls, value: dict[str, Any]) -> dict[str, Any]:
-        return plain_table(value)
-
-    @model_validator(mode="after")
-    def _one_model(self) -> "ModelSpec":
-        if sum(named is not None for named in (self.preset, self.architecture, self.task)) != 1:
-            raise ValueError("needs either a preset, an architecture or a task")
-        if self.architecture is None and self.config:
-            raise ValueError("takes a config only with an architecture: presets and tasks bring their own")
-        if self.task is None and self.options:
-            raise ValueError("takes options only with a task")
-        return self
-
-
-class DataSpec(_Table):
-    """Names data, never a path: what lies on a volunteer's machine is the volunteer's to give, with `--data`."""
-
-    source: str = _field(listed(SOURCES), default=SOURCES[0])
-    """`stdlib`: the sources of Python's standard library. `files`: what each volunteer names with `--data`. `hub`: a
-    data set of the Hugging Face hub, streamed."""
-    tokenizer: str = _field(
-        "bytes, hub:<owner>/<name>@<commit> or sha256:<digest of a tokenizer.json>",
-        pattern=rf"^(bytes|hub:{_HUB_NAME}@[0-9a-f]{{40}}|sha256:[0-9a-f]{{64}})$",
-        default="bytes",
-    )
-    """By digest: a file that each volunteer gives with `--tokenizer`."""
-    field: str = _field("the name of a field", pattern=r"^[A-Za-z0-9_.-]{1,64}$", default="text")
-    """Where the text stands in a record of jsonl, parquet and hub."""
-    dataset: str | None = _field("a data set's name on the hub, <owner>/<name>", pattern=f"^{_HUB_NAME}$", default=None)
-    revision: str | None = _added(
-        "a commit of the data set, 40 hexadecimal digits", None, pattern=r"^[0-9a-f]{40}$", default=None
-    )
-    """Of the hub's data set. `start` looks it up, so that everybody reads the same. None: whatever is there."""
-    subset: str | None = _field("the name of a subset", pattern=r"^[A-Za-z0-9_.-]{1,64}$", default=None)
-    split: str = _field("the name of a split", pattern=r"^[A-Za-z0-9_.]{1,64}$", default="train")
-    """Of the hub's data set: what is trained on."""
-    sequence_length: int = _whole(2, 1_048_576, default=128)
-    """Tokens in one training sequence."""
-
-    @field_validator("source")
-    @classmethod
-    def _known(cls, value: str) -> str | None:
-        return _one_of(value, SOURCES)
-
-    @model_validator(mode="after")
-    def _one_source(self) -> "DataSpec":
-        if self.source == "hub" and self.dataset is None:
-            raise ValueError('needs a dataset with source = "hub"')
-        if self.source != "hub" and (self.dataset or self.subset or self.revision):
-            raise ValueError('takes a dataset, its subset and its revision only with source = "hub"')
-        return self
-
-
-class InnerSpec(_Table):
-    steps: int | None = _whole(1, 100_000, default=50)
-    """Local steps between two meetings (the paper's H); None with `seconds`."""
-    seconds: float | None = _field("a number from 0.01 to 86400", ge=0.01, le=86_400, default=None)
-    """How long a phase lasts on every box, instead of `steps`: fast and slow boxes close their rounds together."""
-    batch_tokens: int = _whole(1, 100_000_000, default=1024)
-    """Tokens of one step, whatever box takes it; a small box accumulates."""
-    learning_rate: float = _positive(1, default=3e-3)
-    schedule: Literal["cosine", "wsd"] = _field("cosine or wsd", default="cosine")
-    """After the warm-up: fall along a cosine, or stay, and fall over the last part of the run (warm-up, stable,
-    decay)."""
-    warmup: float = _share(default=0.05)
-    """Share of the run over which the learning rate rises."""
-    cooldown: float = _share(default=0.2)
-    """Share of the run over which `wsd` lets it fall."""
-    final_learning_rate: float = _share(default=0.1)
-    """Share of the peak that is left at the end."""
-    weight_decay: float = _share(default=0.1)
-    betas: tuple[float, float] = _field("two numbers, each from 0 to below 1", default=(0.9, 0.95), strict=False)
-    clip: float = _positive(1000, default=1.0)
-    """Largest norm of a step's gradient."""
-    precision: Literal["bf16", "fp32"] = _field("bf16 or fp32", default="bf16")
-    """Of matrix products on a GPU (autocast). Weights, gradients and everything between partners are fp32 either way,
-    and so is all that a CPU does, where bf16 would be slower."""
-    checkpoint_activations: bool = _field("true or false", default=False)
-    """Compute activations twice instead of keeping them: a third more work, a fraction of the memory."""
-
-    @model_validator(mode="after")
-    def _falls_after_it_rose(self) -> "InnerSpec":
-        if self.schedule == "wsd" and self.warmup + self.cooldown > 1:
-            raise ValueError("must have a warmup and a cooldown of at most 1 together")
-        return self
-
-    @model_validator(mode="before")
-    @classmethod
-    def _by_steps_or_by_time(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("seconds") is not None:
-            given = {"steps": None, **given}
-        return given
-
-    @model_validator(mode="after")
-    def _one_length(self) -> "InnerSpec":
-        if (self.steps is None) == (self.seconds is None):
-            raise ValueError("needs either steps or seconds")
-        return self
-
-    @field_validator("betas")
-    @classmethod
-    def _averages(cls, value: tuple[float, float]) -> tuple[float, float]:
-        if not all(0 <= beta < 1 for beta in value):
-            raise ValueError(f"must be two numbers, each from 0 to below 1, not {list(value)}")
-        return (abs(value[0]), abs(value[1]))
-
-
-class OuterSpec(_Table):
-    alpha: float = _field("a number from 0 to below 1", ge=0, lt=1, default=0.1)
-    """Momentum of the outer step."""
-    beta: float = _positive(10, default=1.0)
-    """Outer learning rate."""
-    gamma: float = _positive(10, default=1.0)
-    """How hard two partners pull together."""
-    keep_norm: bool = _field("true or false", default=True)
-    """Give back what averaging takes from the length of Δ (core/length_correction.py)."""
-    overlap: Literal["eager", "blocking"] = _field("eager or blocking", default="eager")
-    """`eager`: training goes on while partners swap. `blocking`: it waits for the swap."""
-    codec: str = _field(listed(CODECS), default=CODECS[0])
-    """How a vector is written on the wire."""
-    swaps_per_round: int | Literal["auto"] = _field("a whole number from 1 to 16, or auto", default=1)
-    """How many partners a round may have, one after the other. `auto`: as many as come while a swap takes less than a
-    quarter of what is left of the phase."""
-
-    @field_validator("swaps_per_round", mode="after")
-    @classmethod
-    def _few(cls, value: int | str) -> int | str:
-        if isinstance(value, int) and not 1 <= value <= 16:
-            raise ValueError(f"must be a whole number from 1 to 16, or auto, not {value}")
-        return value
-
-    @field_validator("codec")
-    @classmethod
-    def _known(cls, value: str) -> str | None:
-        return _one_of(value, CODECS)
-
-    @model_validator(mode="after")
-    def _nobody_waits_for_more(self) -> "OuterSpec":
-        if self.overlap == "blocking" and self.swaps_per_round != 1:
-            raise ValueError("takes more than one of swaps_per_round only with eager overlap")
-        return self
-
-    @model_validator(mode="after")
-    def _stable(self) -> "OuterSpec":
-        from noloco_node.core import stability
-
-        try:
-            stability.check(self.alpha, self.beta, self.gamma)
-        except ValueError as error:
-            raise ValueError(f"is not stable: {error}") from None
-        return self
-
-
-class Manifest(_Table):
-    name: str = _field("1 to 32 of the characters a-z, 0-9 and -", pattern=r"^[a-z0-9-]{1,32}$")
-    """For people; the run id tells runs apart."""
-    seed: int = _whole(0, 2**32 - 1, default=1)
-    """Where all chance of the run starts: weights, order of the data."""
-    rounds: int = _whole(1, 10_000_000, default=100)
-    """The run's budget: every replica does so many rounds, and the learning rate follows it."""
-    model: ModelSpec = _field("a table", default_factory=lambda: ModelSpec(preset=PRESETS[0]))
-    data: DataSpec = _field("a table", default_factory=DataSpec)
-    inner: InnerSpec = _field("a table", default_factory=InnerSpec)
-    outer: OuterSpec = _field("a table", default_factory=OuterSpec)
-
-    @model_validator(mode="after")
-    def _whole_sequences(self) -> "Manifest":
-        length = self.data.sequence_length
-        if self.model.task is None and self.inner.batch_tokens % length:
-            tokens = self.inner.batch_tokens
-            raise ValueError(f"inner.batch_tokens must be a multiple of data.sequence_length ({length}), not {tokens}")
-        return self
-
-    def canonical(self) -> bytes:
-        """The bytes that are hashed, signed and sent. No default decides what is written: a new one changes no run."""
-        document = _without_additions(type(self), self.model_dump(mode="json"))
-        return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-
-    @property
-    def run_id(self) -> str:
-        return hashlib.sha256(self.canonical()).hexdigest()
-
-    @property
-    def label(self) -> str:
-        return label(self.name, self.run_id)
-
-
-def label(name: str, run_id: str) -> str:
-    """`tiny-3f9a2c81d0e4`: for people. Programs compare the whole run id."""
-    return f"{name}-{run_id[:12]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +38,7 @@ def sign(manifest: Manifest, author: identity.Identity) -> Signed:
 
 
 def verify(signed: Signed) -> Manifest:
-    """The manifest, if its author really signed these bytes. Whether the author is trusted is the caller's question."""
+    """The manifest, if its author signed these bytes. Whether the author is trusted, the caller decides."""
     if len(signed.manifest) > MAX_BYTES:
         _incompatible(f"it has {len(signed.manifest)} bytes, and {MAX_BYTES} are allowed")
     if not identity.verify(signed.author, _SIGNING_CONTEXT + signed.manifest, signed.signature):
@@ -306,12 +47,12 @@ def verify(signed: Signed) -> Manifest:
 
 
 def parse(canonical: bytes) -> Manifest:
-    """A manifest from the network. Raises Incompatible: what does not write back to the same bytes is another run."""
+    """A manifest from the network. Raises Incompatible, also for bytes not in canonical form: another run id."""
     if len(canonical) > MAX_BYTES:
         _incompatible(f"it has {len(canonical)} bytes, and {MAX_BYTES} are allowed")
     try:
         document = json.loads(canonical.decode(), parse_constant=_no_constant)
-        manifest = Manifest.model_validate(_with_additions(Manifest, document))
+        manifest = Manifest.model_validate(with_additions(Manifest, document))
     except ValidationError as error:
         _require_known(error)
         _incompatible(explain(error, Manifest))
@@ -322,37 +63,8 @@ def parse(canonical: bytes) -> Manifest:
     return manifest
 
 
-def _additions(table: type[BaseModel]) -> dict[str, Any]:
-    """Keys that came later, and what their absence means."""
-    extras = {name: field.json_schema_extra for name, field in table.model_fields.items()}
-    return {name: extra["before"] for name, extra in extras.items() if isinstance(extra, dict) and "before" in extra}
-
-
-def _tables(table: type[BaseModel], document: dict[str, Any]) -> Iterator[tuple[str, type[BaseModel], dict[str, Any]]]:
-    """Those in it."""
-    for name, field in table.model_fields.items():
-        kind, inner = field.annotation, document.get(name)
-        if isinstance(kind, type) and issubclass(kind, BaseModel) and isinstance(inner, dict):
-            yield name, kind, inner
-
-
-def _without_additions(table: type[BaseModel], document: dict[str, Any]) -> dict[str, Any]:
-    inner = {name: _without_additions(kind, value) for name, kind, value in _tables(table, document)}
-    absent = _additions(table)
-    return {key: value for key, value in {**document, **inner}.items() if key not in absent or value != absent[key]}
-
-
-def _with_additions(table: type[BaseModel], document: Any) -> Any:
-    """The same with what is not written."""
-    if not isinstance(document, dict):
-        return document
-    document = {**_additions(table), **document}
-    inner = {name: _with_additions(kind, value) for name, kind, value in _tables(table, document)}
-    return {**document, **inner}
-
-
 def _require_known(error: ValidationError) -> None:
-    """A key that this version does not know is no typo here: another program wrote it."""
+    """An unknown key is no typo here: a newer program wrote it."""
     for fault in error.errors(include_url=False):
         if fault["type"] == "extra_forbidden":
             key = shown(".".join(map(str, fault["loc"])))[1:-1]
@@ -367,9 +79,3 @@ def _incompatible(why: str) -> NoReturn:
 
 def _no_constant(text: str) -> NoReturn:
     raise ValueError(text)
-
-
-def _one_of(value: str | None, known: tuple[str, ...]) -> str | None:
-    if value is not None and value not in known:
-        raise ValueError(f"must be {listed(known)}, not {shown(value)}")
-    return value

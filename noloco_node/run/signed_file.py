@@ -1,25 +1,26 @@
 """The run's signed manifest as a file, `noloco.json`: beside a node's checkpoints, and in every exported folder.
 
-Whoever finds weights finds next to them what they are of, and that its author signed it. In an export it also tells how
-far the training had come. Handed around like the weights, so it is parsed under limits and its signature checked.
+It says which run the weights beside it are of, with its author's signature; in an export also how far the training had
+come. It is passed on with the weights, so it is parsed under limits and its signature is checked.
 """
 
 import json
-import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from noloco_node.base.atomic_files import cannot_write
+from noloco_node.base import atomic_files
 from noloco_node.errors import NolocoError, UsageError
 from noloco_node.run import manifest
-from noloco_node.run.manifest import Manifest, Signed
+from noloco_node.run.manifest import Signed
+from noloco_node.run.schema import Manifest
 
 NAME = "noloco.json"
 SCHEMA = 1
 MAX_BYTES = 4 * manifest.MAX_BYTES
 """The manifest with its quotes escaped, its signature, and what an export says of itself."""
+_REMEDY = "restore it from a copy. In a home, a node that joins the run writes it anew; else export the model again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,23 +28,21 @@ class RunFile:
     signed: Signed
     run: Manifest
     trained: dict[str, Any]
-    """What an export says of itself: a stranger's words."""
+    """What an export says of itself. Not signed: anybody may have written it."""
 
 
 def keep(folder: Path, signed: Signed) -> None:
-    """See that it lies in a run's folder of this node's home. Raises DiskFull, UsageError."""
+    """Write it into a run's folder of this node's home, unless it is there. Raises DiskFull, UsageError."""
     with suppress(UsageError):
         if read(folder).signed == signed:
             return
-    try:
+    with atomic_files.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        write(folder, signed)
-    except OSError as error:
-        raise cannot_write(folder / NAME, error) from error
+    atomic_files.write(folder / NAME, text(signed))
 
 
-def write(folder: Path, signed: Signed, trained: dict[str, Any] | None = None) -> None:
-    """Whole or not at all. Raises OSError."""
+def text(signed: Signed, trained: dict[str, Any] | None = None) -> str:
+    """The file's content. `trained`: what an export says of itself."""
     document = {
         "schema": SCHEMA,
         "manifest": signed.manifest.decode(),
@@ -51,39 +50,26 @@ def write(folder: Path, signed: Signed, trained: dict[str, Any] | None = None) -
         "signature": signed.signature.hex(),
         **({"trained": trained} if trained else {}),
     }
-    fresh = folder / f".{NAME}.tmp"
-    with fresh.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(document, indent=1) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(folder / NAME)
+    return json.dumps(document, indent=1) + "\n"
 
 
 def read(folder: Path) -> RunFile:
-    """Raises UsageError where there is none, or none that can be believed."""
+    """Raises UsageError where there is none, a damaged one, or one that its author did not sign."""
     path = folder / NAME
+    found = atomic_files.read_json(path, _checked, MAX_BYTES, _REMEDY)
+    if found is None:
+        raise UsageError(f"{folder} has no {NAME}, which says what run its weights are of: name another")
+    signed, trained = found
     try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
-    except FileNotFoundError:
-        raise UsageError(f"{folder} has no {NAME}, which says what run its weights are of: name another") from None
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    try:
-        signed, trained = _parsed(raw)
         return RunFile(signed, manifest.verify(signed), trained)
     except NolocoError as error:
         raise UsageError(f"{path} cannot be believed: {error}") from None
 
 
-def _parsed(raw: bytes) -> tuple[Signed, dict[str, Any]]:
-    try:
-        found: Any = json.loads(raw) if len(raw) <= MAX_BYTES else None
-        match found:
-            case {"schema": 1, "manifest": str(text), "author": str(author), "signature": str(signature)}:
-                trained = found.get("trained", {})
-                signed = Signed(text.encode(), author, bytes.fromhex(signature))
-                return signed, trained if isinstance(trained, dict) else {}
-    except (ValueError, RecursionError):
-        pass
-    raise UsageError("it is not what noloco-node writes")
+def _checked(found: object) -> tuple[Signed, dict[str, Any]]:
+    match found:
+        case {"schema": 1, "manifest": str(canonical), "author": str(author), "signature": str(signature), **more}:
+            trained = more.get("trained")
+            signed = Signed(canonical.encode(), author, bytes.fromhex(signature))
+            return signed, trained if isinstance(trained, dict) else {}
+    raise ValueError("it is not what noloco-node writes")

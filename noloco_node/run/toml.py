@@ -1,9 +1,11 @@
-"""run.toml: a run as its author writes it, with comments; read once, by the author's own node.
+"""run.toml: a run as its author writes it, with comments, and the config.json that it may name.
 
-A mistake is the author's, and answered with the key and what is allowed. What the run then is, which bytes it has and
-how it travels, is run/manifest.py's affair. Imports no torch.
+Only the author's own node reads these two files, once: what travels is the manifest that they become. A mistake in them
+is answered with the key and what is allowed. Imports no torch and no transformers.
 """
 
+import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,21 +14,19 @@ from pydantic import ValidationError
 
 from noloco_node.base.validation import explain, listed
 from noloco_node.errors import UsageError
-from noloco_node.run import model_config
-from noloco_node.run.manifest import CODECS, MAX_BYTES, PRESETS, SOURCES, Manifest
+from noloco_node.run.manifest import MAX_BYTES
+from noloco_node.run.schema import CODECS, PRESETS, SOURCES, Manifest
+
+_NOT_OF_THE_MODEL = frozenset(
+    {"_name_or_path", "architectures", "dtype", "id2label", "label2id", "model_type", "torch_dtype"}
+    | {"transformers_version", "use_cache"}
+)
+"""Keys of a config.json that say where a model came from and how it is to be run, not what it is."""
 
 
 def load(path: Path) -> Manifest:
     """Read a run.toml. Raises UsageError, which names the key and what is allowed."""
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
-    except FileNotFoundError:
-        raise UsageError(f"{path} does not exist: write one with `noloco-node init {path}`") from None
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    if len(raw) > MAX_BYTES:
-        raise UsageError(f"{path} is larger than {MAX_BYTES} bytes: that is no manifest")
+    raw = _read(path, f"{path} does not exist: write one with `noloco-node init {path}`")
     try:
         return Manifest.model_validate(_with_config(tomllib.loads(raw.decode()), path.parent))
     except ValidationError as error:
@@ -44,31 +44,65 @@ def template(name: str = "tiny", *, rounds: int = 100) -> str:
     )
 
 
+def _read(path: Path, missing: str) -> bytes:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise UsageError(missing) from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    if len(raw) > MAX_BYTES:
+        raise UsageError(f"{path} is larger than {MAX_BYTES} bytes: a manifest could not hold it")
+    return raw
+
+
 def _with_config(document: dict[str, Any], folder: Path) -> dict[str, Any]:
     """`config = "config.json"` is a file beside run.toml: its values become the manifest's own."""
     spec = document.get("model")
     if not (isinstance(spec, dict) and isinstance(name := spec.get("config"), str)):
         return document
-    architecture, values = model_config.read(folder / name)
+    architecture, values = _config(folder / name)
     if "architecture" not in spec and architecture is None:
         raise UsageError(f"model.architecture is missing, and {name} does not say it: add one, LlamaConfig or another")
     return {**document, "model": {"architecture": architecture, **spec, "config": values}}
 
 
+def _config(path: Path) -> tuple[str | None, dict[str, Any]]:
+    """A config.json as transformers writes it: the config class, where the file names its model, and its values."""
+    raw = _read(path, f"model.config: cannot read {path}: there is no such file")
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise UsageError(f"model.config: {path} is not a table in JSON, as a config.json of transformers is")
+    values = {key: value for key, value in found.items() if key not in _NOT_OF_THE_MODEL}
+    return _config_class(found.get("architectures")), values
+
+
+def _config_class(architectures: object) -> str | None:
+    """`LlamaForCausalLM` has a LlamaConfig, `GPT2LMHeadModel` a GPT2Config."""
+    if isinstance(architectures, list) and architectures and isinstance(architectures[0], str):
+        match = re.fullmatch(r"(\w+?)(ForCausalLM|LMHeadModel)", architectures[0], re.ASCII)
+        return f"{match[1]}Config" if match else None
+    return None
+
+
 _TEMPLATE = """\
-# A run: what is trained, and how. Everybody who joins trains exactly this, so a changed character is another run.
+# A run: what is trained, and how. Everybody who joins trains exactly this: another value is another run.
 # Start it with   noloco-node start run.toml   and hand the line that it prints to others.
 
 name = "{m.name}"            # for people: a-z, 0-9 and -
-seed = {m.seed}                 # where all chance starts: first weights, order of the data
-rounds = {m.rounds}             # the budget: the learning rate falls over so many rounds, then the run is done
+seed = {m.seed}                 # of all random numbers: first weights, order of the data
+rounds = {m.rounds}             # so many rounds each replica does, and the learning rate falls over them
 
 [model]
 preset = "{m.model.preset}"          # {presets}; or any transformers config class:
 # architecture = "LlamaConfig"
 # config = {{ hidden_size = 512, intermediate_size = 1376, num_hidden_layers = 8, num_attention_heads = 8 }}
 # config = "config.json"    # the same in a file, as transformers writes it; it becomes part of the run
-# or what is no language model: a task that every volunteer has installed, with its data. [data] says nothing then.
+# or, for anything but a language model, a task that every volunteer has installed; [data] is not used then:
 # task = "name"
 # options = {{ }}
 
@@ -78,31 +112,31 @@ source = "{m.data.source}"        # {sources}: Python's own library, each volunt
 # revision = "<commit>"     # of it; `start` looks up the present one
 # subset = "en"
 split = "{m.data.split}"          # of that data set
-field = "{m.data.field}"           # where the text stands in a record of it, of jsonl or of parquet
+field = "{m.data.field}"           # the text's field in its records, in jsonl and in parquet
 tokenizer = "{m.data.tokenizer}"      # or "hub:owner/name@<commit>", or what `noloco-node tokenize` prints for a file
 sequence_length = {m.data.sequence_length}    # tokens in one training sequence
 
-[inner]                     # what one node does alone: AdamW
-steps = {m.inner.steps}                  # steps in a round, between two meetings; or a time, the same on every box:
+[inner]                     # the inner phase, on each node alone: AdamW
+steps = {m.inner.steps}                  # steps of an inner phase; or its duration, the same on every machine:
 # seconds = 60.0
-batch_tokens = {m.inner.batch_tokens}         # tokens in a step, whole sequences; a small box accumulates
+batch_tokens = {m.inner.batch_tokens}         # tokens in a step, whole sequences
 learning_rate = {m.inner.learning_rate}
 warmup = {m.inner.warmup}               # share of the run over which the learning rate rises
 schedule = "{m.inner.schedule}"         # then it falls along a cosine; "wsd": it stays, and falls over the cooldown
 cooldown = {m.inner.cooldown}              # share of the run over which "wsd" lets it fall
-final_learning_rate = {m.inner.final_learning_rate}   # share of it that is left at the end
+final_learning_rate = {m.inner.final_learning_rate}   # at the end, as a share of learning_rate
 weight_decay = {m.inner.weight_decay}
 betas = [{m.inner.betas[0]}, {m.inner.betas[1]}]
 clip = {m.inner.clip}                  # largest norm of a step's gradient
-precision = "{m.inner.precision}"          # of products on a GPU; weights are fp32 anyway. Or "fp32"
+precision = "{m.inner.precision}"          # of matrix products on a GPU; weights are fp32 anyway. Or "fp32"
 checkpoint_activations = false   # true: a third more work for a fraction of the memory
 
-[outer]                     # what two nodes do when they meet (NoLoCo, arXiv 2506.10911)
+[outer]                     # the outer step, of two partners (NoLoCo, arXiv 2506.10911)
 alpha = {m.outer.alpha}                 # momentum
 beta = {m.outer.beta}                  # learning rate
-gamma = {m.outer.gamma}                 # how hard two partners pull together
-keep_norm = true            # give back what averaging takes from the length of an update
-overlap = "{m.outer.overlap}"           # eager: training goes on while they swap; blocking: it waits
-codec = "{m.outer.codec}"              # how a vector is written on the wire: {codecs}
-swaps_per_round = {m.outer.swaps_per_round}         # partners in a round; "auto": as many as an idle link has time for
+gamma = {m.outer.gamma}                 # how strongly two partners are drawn to their mean
+keep_norm = true            # undo the loss of length of an update by averaging
+overlap = "{m.outer.overlap}"           # eager: training goes on during a swap; blocking: it waits
+codec = "{m.outer.codec}"              # how vectors are encoded on the wire: {codecs}
+swaps_per_round = {m.outer.swaps_per_round}         # most swaps of a round; "auto": as many as there is time for
 """

@@ -1,8 +1,8 @@
-"""Whose signature a node follows: the author it was told of, else the one it met first, as ssh does with hosts.
+"""Which authors' signatures this node trusts: the named author, else the first one it met, as ssh does with hosts.
 
-One small JSON file in the home: for each rendezvous and run name, the author's peer id. Who is known by one way in is
-known by all that are given beside it: a rendezvous that is away for a while makes no stranger an author. The file is
-not secret, and a damaged one is an error rather than a silent new trust.
+One small JSON file in the home: for each rendezvous and run name, the author's peer id. An author known by one address
+is known by all addresses that are given beside it, so a rendezvous that is away for a while makes no stranger an
+author. The file is not secret. A damaged one ends the start: trust is never forgotten silently.
 """
 
 import json
@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from noloco_node.base import atomic_files
-from noloco_node.errors import NotAdmitted, UsageError
+from noloco_node.errors import NotAdmitted
+
+_MAX_BYTES = 4 << 20
+_REMEDY = "restore it from a copy, or delete it, and the next author that signs a run is trusted without a question"
 
 
 class TrustedAuthors:
@@ -18,7 +21,8 @@ class TrustedAuthors:
         self._path = path
 
     def meet(self, ways_in: Sequence[str], run_name: str, author: str, named: str | None) -> bool:
-        """Whether this author is new to us and trusted from now on. Raises NotAdmitted where another is expected."""
+        """Whether this author is new to us and trusted from now on. Raises NotAdmitted where another is expected,
+        UsageError and DiskFull where the file cannot be read or written."""
         known = self._read()
         here = {_key(peer, run_name): author for peer in ways_in}
         met = [known[key] for key in here if key in known]
@@ -29,27 +33,22 @@ class TrustedAuthors:
                 f"if that is right, say so with --trust {author}"
             )
         if known | here != known:
-            self._write(known | here)
+            atomic_files.write(self._path, json.dumps(known | here, indent=1, sort_keys=True) + "\n")
         return named is None and not met
 
     def know(self, ways_in: Sequence[str], run_name: str, author: str) -> bool:
-        """Whether it is the author that is expected there, by one of these ways in."""
+        """Whether one of these ways in is known to lead to this author's run."""
         known = self._read()
         return any(known.get(_key(peer, run_name)) == author for peer in ways_in)
 
     def _read(self) -> dict[str, str]:
-        try:
-            known = json.loads(self._path.read_text())
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError) as error:
-            raise UsageError(f"{self._path} cannot be read ({error}): mend or remove it to trust anew") from None
-        if not isinstance(known, dict) or not all(isinstance(author, str) for author in known.values()):
-            raise UsageError(f"{self._path} is not a table of authors: mend or remove it to trust anew")
-        return known
+        return atomic_files.read_json(self._path, _checked, _MAX_BYTES, _REMEDY) or {}
 
-    def _write(self, known: dict[str, str]) -> None:
-        atomic_files.replace_text(self._path, json.dumps(known, indent=1, sort_keys=True) + "\n")
+
+def _checked(known: object) -> dict[str, str]:
+    if not isinstance(known, dict) or not all(isinstance(author, str) for author in known.values()):
+        raise ValueError("it is not a table of authors")
+    return known
 
 
 def _key(peer: str, run_name: str) -> str:

@@ -1,9 +1,9 @@
-"""Many replicas in one process: NoLoCo and its rivals on the same model, data and budget, and what networks cost them.
+"""Many replicas in one process: NoLoCo and other algorithms on the same model, data and budget, and what networks cost.
 
-settings.py    what is simulated, as frozen dataclasses            llama.py     R small Llamas run as one
-data.py        the corpus cut into shards, i.i.d. or not           node/trainer.py   R replicas and their AdamW
-algorithms.py  NoLoCo with the daemon's own core functions,        rivals.py    DiLoCo, FedAvg, DDP, local only,
-               codecs, overlap, several swaps a phase                           NoLoCo as the paper writes it
-experiment.py  one algorithm from start to end -> a Curve          sweep.py     the same effort for each algorithm
-network.py     virtual time: latencies, bandwidth, stragglers      report.py    tables, plots, documents
+settings.py    what is simulated, as frozen dataclasses            replicas.py   R modules and their AdamW
+readers.py     the corpus for each replica, i.i.d. or not          baselines.py  DiLoCo, FedAvg, DDP, local only,
+noloco.py      NoLoCo with the core functions of a node,                         NoLoCo as the paper writes it
+               codecs, overlap, several swaps a phase              sweep.py      the same grid for each algorithm
+experiment.py  one algorithm from start to end -> a Curve          wallclock.py  hours on links of some rate
+network.py     virtual time: latencies, bandwidth, stragglers      report.py     tables, plots, documents
 """

@@ -1,13 +1,13 @@
-"""What NoLoCo is measured against, each in a few lines on one interface: matrices (R, P), a row a replica.
+"""The algorithms that NoLoCo is compared with. Each works on matrices (R, P), a row a replica.
 
-    local     nobody ever talks: the bound below
-    ddp       gradients averaged at each step, one model: the bound above
-    fedavg    every phase all take the mean of all weights
-    diloco    every phase one Nesterov step along the mean of all Δ (arXiv 2311.08105)
+    local     replicas never communicate: the lower bound
+    ddp       gradients averaged at each step, one model: the upper bound
+    fedavg    after every phase all take the mean of all weights
+    diloco    after every phase one Nesterov step along the mean of all Δ (arXiv 2311.08105)
     noloco-paper   NoLoCo's outer step as the paper writes it (arXiv 2506.10911), with both Δ and φ of the partner
 
-Bytes are counted as if each sent its vectors in the width of the codec at no loss: all-reduce as a ring,
-2 (N − 1)/N elements a parameter. No rival waits for the network or loses a bit to it here.
+Bytes are counted as if vectors were sent in the width of the codec without loss: all-reduce as a ring,
+2 (N − 1)/N elements a parameter. None of these waits for the network or loses anything to the codec.
 """
 
 import random
@@ -38,34 +38,34 @@ class Outer:
 
 
 class Algorithm(Protocol):
-    """What happens between replicas; everything else is the same for all."""
+    """What happens between replicas. Everything else is the same for all algorithms."""
 
     sent: float
     """Bytes for each parameter that a replica has sent so far."""
     failed: int
-    """Swaps that both sides had to give up."""
+    """Swaps that both sides gave up."""
     stats: CodecStats
-    """Of the swaps since the latest boundary, with the true error."""
+    """Of the swaps since the last boundary, with the true error."""
 
     def gradients(self, gradients: Tensor) -> None:
-        """After each backward pass, before clipping and the inner step; in place."""
+        """Called after each backward pass, before clipping and the inner step; works in place."""
         ...
 
     def boundary(self, outer: Outer) -> None:
-        """After each inner phase."""
+        """Called after each inner phase."""
         ...
 
     def between(self, outer: Outer, step: int) -> None:
-        """Between two inner steps; `step` of them were taken since the last boundary, at least one."""
+        """Called between two inner steps; `step` is their number since the last boundary, 1 or more."""
         ...
 
     def finish(self, outer: Outer) -> None:
-        """After the last boundary: what is still on its way lands."""
+        """Called after the last boundary: pending corrections are applied."""
         ...
 
 
 class Local:
-    """Also the base of the others: does nothing."""
+    """Does nothing; the base of the others."""
 
     def __init__(self) -> None:
         self.sent = 0.0
@@ -107,7 +107,7 @@ class FedAvg(_AllReduce):
 
 
 class DiLoCo(_AllReduce):
-    """φ starts equal everywhere and stays so; δ is Nesterov's velocity over the mean of all Δ."""
+    """φ is the same in all replicas; δ is Nesterov's velocity over the mean of all Δ."""
 
     def __init__(self, alpha: float, beta: float, width: float) -> None:
         super().__init__(width)
@@ -121,7 +121,7 @@ class DiLoCo(_AllReduce):
 
 
 class PaperNoLoCo(Local):
-    """Two vectors cross the wire, everybody waits for the partner. Kept as what the split form is tested against."""
+    """Partners send two vectors and wait for each other. The tests compare the split form with it."""
 
     def __init__(self, alpha: float, beta: float, gamma: float, width: float, chance: random.Random) -> None:
         super().__init__()
@@ -142,9 +142,9 @@ Pairs = Sequence[tuple[int, int]]
 
 
 def matching(replicas: int, chance: random.Random, met: frozenset[frozenset[int]] = frozenset()) -> Pairs:
-    """Everybody in a random pair, but one when they are odd; nobody twice with whom it `met` where that can be had."""
+    """Random pairs of all replicas (one is left over if they are odd), without the pairs in `met` where possible."""
     pairs: list[tuple[int, int]] = []
-    for _ in range(100):  # a draw without old pairs succeeds about once in e tries while few have been met
+    for _ in range(100):  # one draw in e has no old pair while each has met few others
         order = chance.sample(range(replicas), replicas)
         pairs = list(zip(order[::2], order[1::2], strict=False))
         if not any(frozenset(pair) in met for pair in pairs):
@@ -153,7 +153,7 @@ def matching(replicas: int, chance: random.Random, met: frozenset[frozenset[int]
 
 
 def partners(pairs: Pairs, replicas: int) -> list[int]:
-    """The partner of each; who has none is its own."""
+    """The partner of each replica; its own number where it has none."""
     of = list(range(replicas))
     for i, j in pairs:
         of[i], of[j] = j, i

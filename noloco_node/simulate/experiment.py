@@ -1,13 +1,14 @@
-"""One algorithm on one workload, from the same start to the same number of tokens, as a Curve.
+"""Train with one algorithm on one workload, from the same start to the same number of tokens. The result is a Curve.
 
-Every algorithm of a comparison gets a Trainer of its own from the same module, the same batches by step, the same
-learning rate by step, and is measured on the same held-out tokens after each of its boundaries. Progress goes to a
-callable; printing is the caller's.
+Every algorithm of a comparison gets replicas of its own from the same module, the same batches by step, the same
+learning rate by step, and is evaluated on the same held-out tokens after each of its boundaries. Progress goes to a
+callable; the caller prints it.
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,16 +24,16 @@ from noloco_node.training.replica import choose_device
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 Progress = Callable[[int, float], None]
-"""Steps done of this algorithm, and the latest mean training loss."""
+"""Called with the steps that this algorithm has done, and its last mean training loss."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What all algorithms of one comparison share, made once."""
+    """What all algorithms of one comparison share."""
 
     settings: Settings
     module: nn.Module
-    """The start; never trained itself."""
+    """The initial weights; it is never trained."""
     corpus: Corpus
     held_out: Tensor
     """(sequences, length + 1)."""
@@ -45,29 +46,26 @@ def workload(settings: Settings) -> Workload:
     corpus = standard_library()
     windows = corpus.windows(settings.data.sequence_length, settings.held_out_sequences)
     device = choose_device(settings.device)
-    return Workload(
-        settings=settings,
-        module=build(settings.model, corpus.vocabulary, settings.seed, settings.data.sequence_length).to(device),
-        corpus=corpus,
-        held_out=windows.to(device),
-        device=device,
-        dtype=_dtype(settings.precision, device),
-    )
+    dtype = _dtype(settings.precision, device)
+    module: Any = build(settings.model, corpus.vocabulary, settings.seed, settings.data.sequence_length)
+    if device.type == "cpu" and dtype == torch.bfloat16:
+        module.set_attn_implementation("eager")  # torch's own attention takes far longer backward with bf16 on a CPU
+    return Workload(settings, module.to(device), corpus, windows.to(device), device, dtype)
 
 
 def run(work: Workload, choice: Choice, progress: Progress) -> Curve:
     settings, started = work.settings, time.perf_counter()
-    trainer = ReplicaBatch(work.module, settings.replicas, settings.inner, work.dtype, settings.compiled)
-    rule = algorithm(choice, settings, trainer.layout)
-    outer = Outer.start(trainer.theta)
+    replicas = ReplicaBatch(work.module, settings.replicas, settings.inner, work.dtype, settings.compiled)
+    rule = algorithm(choice, settings, replicas.layout)
+    outer = Outer.start(replicas.theta)
     readers = Readers(work.corpus, settings)
     curve = Curve(choice.label, settings.seed)
-    _measure(curve, 0, work, trainer, rule)
+    _measure(curve, 0, work, replicas, rule)
     since = 0  # steps since the last boundary
     for step in range(settings.steps):
-        losses = trainer.backward(readers.next(settings.batch).to(work.device))
-        rule.gradients(trainer.gradients)
-        trainer.step((step + 1) / settings.steps)
+        losses = replicas.backward(readers.next(settings.batch).to(work.device))
+        rule.gradients(replicas.gradients)
+        replicas.step((step + 1) / settings.steps)
         since += 1
         rule.between(outer, since)
         if since == (choice.inner_steps or settings.inner_steps) or step + 1 == settings.steps:
@@ -75,19 +73,19 @@ def run(work: Workload, choice: Choice, progress: Progress) -> Curve:
             since = 0
             if step + 1 == settings.steps:
                 rule.finish(outer)
-            _measure(curve, step + 1, work, trainer, rule)
+            _measure(curve, step + 1, work, replicas, rule)
         progress(step + 1, float(losses.mean()))
     curve.bytes_per_param, curve.failed_swaps = rule.sent, rule.failed
     curve.wall_s = time.perf_counter() - started
     return curve
 
 
-def _measure(curve: Curve, step: int, work: Workload, trainer: ReplicaBatch, rule: Algorithm) -> None:
-    theta = trainer.theta
+def _measure(curve: Curve, step: int, work: Workload, replicas: ReplicaBatch, rule: Algorithm) -> None:
+    theta = replicas.theta
     curve.steps.append(step)
     curve.tokens.append(step * len(theta) * work.settings.batch * work.settings.data.sequence_length)
-    curve.averaged_model_loss.append(float(trainer.evaluate(theta.mean(dim=0, keepdim=True), work.held_out)))
-    curve.replica_mean_loss.append(float(trainer.evaluate(theta, work.held_out).mean()))
+    curve.averaged_model_loss.append(float(replicas.evaluate(theta.mean(dim=0, keepdim=True), work.held_out)))
+    curve.replica_mean_loss.append(float(replicas.evaluate(theta, work.held_out).mean()))
     curve.replica_std.append(float(theta.var(dim=0, correction=0).mean().sqrt()))
     curve.resent_block_fraction.append(rule.stats.missed_share)
     curve.relative_error.append(rule.stats.relative_error)

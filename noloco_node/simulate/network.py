@@ -1,20 +1,20 @@
-"""What a synchronisation costs in time, by method and number of nodes: virtual time, no training, no tensors.
+"""How long a synchronisation takes, by method and number of nodes, in virtual time. No training, no tensors.
 
 A message takes a log-normal time, as in the NoLoCo paper (arXiv 2506.10911), plus its bytes over the bandwidth of one
-link. With no bandwidth given, the transfer is meant to be inside the log-normal time, the paper's own setting. Every
-node sends and receives at once. The methods, each in the form that is kindest to it:
+link. Without a bandwidth the log-normal time includes the transfer, as in the paper. Every node sends and receives at
+once. The methods, each in its most favourable form:
 
-    pair        both send their vector to one partner; a node is done when it has its partner's
+    pair        two partners send each other their vector; a node is done when it has its partner's
     ring        2 (n − 1) steps around a ring, each with 1/n of the vector
     tree        binomial: reduce up to one node, broadcast down, 2 log2 n messages deep
     butterfly   recursive doubling: log2 n such exchanges of the whole vector (powers of two only)
-    server      everybody sends to one node and hears back from it; its link is one link
+    server      all send to one node and it answers; it has one link like the others
 
-A pair exchange is the butterfly of two. The butterfly takes log2 n times as long and somewhat more, as each exchange
-begins for a node when the later of two is through with the one before.
+A pair is the butterfly of two nodes. The butterfly takes somewhat more than log2 n times as long, as each exchange
+begins when the later of the two has ended the one before.
 
-That a pair which trains on meanwhile loses no accelerator time is assumed here, not found: its round would at worst be
-solo. What it costs in truth is measured with real nodes (tests/system/test_slow_link.py).
+That a pair which trains on meanwhile loses no accelerator time is assumed here: its round would at worst be solo.
+Real nodes measure it (tests/system/test_slow_link.py).
 """
 
 import math
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 Times = NDArray[np.float64]
 
 _DRAWS = 8192
-"""Nodes simulated at least for each row: small swarms are repeated until their mean is worth something."""
+"""At least so many nodes are simulated for each row: small swarms are repeated until their mean is precise."""
 _STRAGGLER_ROUNDS = 50
 
 
@@ -40,7 +40,7 @@ class Network:
     bandwidth_bytes_s: float = math.inf
     """Of one link, either way."""
     vector_bytes: float = 250e6
-    """What a node tells in one synchronisation: 125 M parameters in bf16."""
+    """What a node sends in one synchronisation: 125 M parameters in bf16."""
 
     def messages(self, chance: np.random.Generator, count: int, share: float = 1.0) -> Times:
         """How long each of `count` messages takes, with this share of the vector."""
@@ -55,9 +55,9 @@ class NetworkRow:
     method: str
     n: int
     sync_seconds: float
-    """From the start until a node has what it waits for, mean over nodes."""
+    """From the start until a node has what it waits for; mean over nodes."""
     idle_seconds: float
-    """Of that, how long its accelerator stands still: all of it, but for the pair that trains on meanwhile none."""
+    """How long its accelerator is idle meanwhile: all that time, but 0 for the pair that trains on."""
     bytes_per_node: float
     """Sent, mean over nodes."""
 
@@ -129,7 +129,7 @@ def _butterfly(network: Network, n: int, chance: np.random.Generator) -> Times:
 def _server(network: Network, n: int, chance: np.random.Generator) -> Times:
     others = n - 1
     arrived = np.sort(network.messages(chance, others) - network.transfer_s())
-    queued = arrived - np.arange(others) * network.transfer_s()  # when the queue would have begun to be busy for good
+    queued = arrived - np.arange(others) * network.transfer_s()  # when the queue begins to be busy without a break
     complete = queued.max() + others * network.transfer_s()
     answers = complete + network.messages(chance, others) + np.arange(others) * network.transfer_s()
     return np.append(answers, complete)
@@ -145,11 +145,11 @@ METHODS: dict[str, Callable[[Network, int, np.random.Generator], Times]] = {
 
 
 def stragglers(sizes: Sequence[int], spread: float, jitter: float, seed: int) -> list[Straggling]:
-    """Phases of so many steps on boxes of log-normal speed: `spread` of its logarithm between boxes, `jitter` from one
-    phase to the next. Exchanges themselves take no time here: this is the waiting alone.
+    """Phases of so many steps on machines of log-normal speed: sigma `spread` between machines, `jitter` between its
+    phases. Exchanges take no time here: only the waiting counts.
 
-    A pair that blocks waits for one partner, but that partner has waited for others before: in the long run a slow box
-    holds back everybody, only later. A pair that trains on waits for nobody, by definition: it has no row.
+    A pair that blocks waits for one partner, but that partner has waited for others before: in the long run a slow
+    machine delays all. A pair that trains on waits for nobody, by definition: it has no row.
     """
     chance = np.random.default_rng(seed)
     rows = []

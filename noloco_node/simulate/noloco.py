@@ -1,14 +1,14 @@
-"""NoLoCo among many replicas, with the very functions of the daemon: core/outer.py for the steps, core/codec.py between
-two partners. And the one place that makes an algorithm from a Choice.
+"""NoLoCo with many replicas, by the functions that a node uses: core/outer.py for the steps, core/codec.py between two
+partners. `algorithm` makes any algorithm from a Choice.
 
-What may be tried beyond one plain swap a phase:
+What can be tried beyond one plain swap a phase:
 
-- `delay`: a correction lands that many inner steps after its boundary. While one is on its way over a boundary no
-  other is made: that round is solo, as in the daemon.
-- `swaps`: several partners in a phase, one after the other; the second hears u + c, what the first swap left. Each
-  needs the link for `delay` steps, so they land one after the other.
-- `keep_norm`: what averaging takes from the length of Δ is given back (core/length_correction.py).
-- `deferred`: nothing of the outer step is taken before all is there, the plain way to train on meanwhile.
+- `delay`: a correction is applied that many inner steps after its boundary. If one is still pending at the next
+  boundary, that round is solo, as in a node.
+- `swaps`: several partners in a phase, one after the other; the second gets u + c, the result of the first swap. Each
+  needs the link for `delay` steps, so they are applied one after the other.
+- `keep_norm`: Δ gets the length back that averaging takes from it (core/length_correction.py).
+- `deferred`: the outer step is taken only when all corrections are there, the plain way to train on meanwhile.
 """
 
 import random
@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from noloco_node.core import codec as codecs
 from noloco_node.core import outer as core
+from noloco_node.core.codec import BLOCK, CodecStats, carry
+from noloco_node.core.codecs import codec
 from noloco_node.core.length_correction import LengthCorrection
 from noloco_node.errors import PeerFault
 from noloco_node.simulate.baselines import Algorithm, Ddp, DiLoCo, FedAvg, Local, Outer, PaperNoLoCo, matching
@@ -27,7 +28,7 @@ from noloco_node.simulate.settings import Choice, Settings
 
 
 def algorithm(choice: Choice, settings: Settings, layout: Mapping[str, torch.Size]) -> Algorithm:
-    """`layout`: the shapes of a replica's tensors, in the order in which they lie in its flat vector."""
+    """`layout`: the shapes of a replica's tensors, in the order of its flat vector."""
     width = element_bytes(settings.codec)
     chance = random.Random(f"partners {settings.seed}")
     match choice.name:
@@ -48,7 +49,7 @@ def algorithm(choice: Choice, settings: Settings, layout: Mapping[str, torch.Siz
 @dataclass(slots=True, eq=False)
 class _Pending:
     due: int
-    """Replica steps after the boundary that opened it."""
+    """Inner steps after its boundary."""
     c: Tensor
     late: int = 0
     """Boundaries since then."""
@@ -62,29 +63,29 @@ class NoLoCo(Local):
         self._steps = choice.inner_steps or settings.inner_steps
         self._delay = settings.delay(self._steps)
         self._chance = chance
-        self._codecs = [codecs.codec(settings.codec) for _ in range(settings.replicas)]
+        self._codecs = [codec(settings.codec) for _ in range(settings.replicas)]
         self._norms = [LengthCorrection(sizes) for _ in range(settings.replicas)] if choice.keep_norm else []
-        self._movements: list[Tensor] = []  # of the latest phase: what a codec guesses its ranges from
+        self._movements: list[Tensor] = []  # of the last phase: a codec guesses its ranges from them
         self._pending: list[_Pending] = []
 
     def boundary(self, outer: Outer) -> None:
         for pending in self._pending:
             pending.late += 1
-        if not self._pending:  # else the link is busy: solo
-            self._meet(outer)
+        if not self._pending:  # otherwise the link is busy: a solo round
+            self._swap_pairs(outer)
         core.local_step(outer.theta, outer.phi, outer.delta, self._hyper)
-        self._land(outer, 0)
+        self._apply_due(outer, 0)
 
     def between(self, outer: Outer, step: int) -> None:
-        self._land(outer, step)
+        self._apply_due(outer, step)
 
     def finish(self, outer: Outer) -> None:
         self._correct(outer, self._pending)
 
-    def _meet(self, outer: Outer) -> None:
-        self.stats = codecs.CodecStats()
+    def _swap_pairs(self, outer: Outer) -> None:
+        self.stats = CodecStats()
         rows = zip(outer.theta, outer.phi, strict=True)
-        self._movements = [core.movement(theta, phi, self._hyper, codecs.BLOCK) for theta, phi in rows]
+        self._movements = [core.movement(theta, phi, self._hyper, BLOCK) for theta, phi in rows]
         u = torch.empty_like(outer.theta)
         core.snapshot(outer.theta, outer.phi, self._hyper, u)
         for norms, theta, phi, offered in zip(self._norms, outer.theta.detach(), outer.phi, u.detach(), strict=False):
@@ -104,32 +105,32 @@ class NoLoCo(Local):
         exchange = self._chance.randbytes(16)
         mine, theirs = (self._codecs[k].converse(u[k], 0, exchange, self._movements[k]) for k in (i, j))
         try:
-            c_mine, c_theirs, sent = converse(mine, theirs)
-        except PeerFault:  # the codec gave up: for both the round ends without a partner, as in the daemon
+            c_mine, c_theirs = carry(mine, theirs)
+        except PeerFault:  # the codec gave up: a solo round for both, as in a node
             self.failed += 1
             return torch.zeros_like(u[i]), torch.zeros_like(u[j])
-        self.sent += sent / u.numel()  # both ends' bytes, shared by all replicas
+        both_bytes = mine.stats.sent_bytes + theirs.stats.sent_bytes
+        self.sent += both_bytes / u.numel()  # `u` has all replicas: the mean of one
         apart = u[j] - u[i]
-        told = replace(mine.stats, difference=float(apart.norm()) ** 2, error=float((2 * c_mine - apart).norm()) ** 2)
-        self.stats.add(told)
+        stats = replace(mine.stats, difference=float(apart.norm()) ** 2, error=float((2 * c_mine - apart).norm()) ** 2)
+        self.stats.add(stats)
         return c_mine, c_theirs
 
-    def _land(self, outer: Outer, step: int) -> None:
+    def _apply_due(self, outer: Outer, step: int) -> None:
         self._correct(outer, [each for each in self._pending if each.due <= step + each.late * self._steps])
 
-    def _correct(self, outer: Outer, landed: Sequence[_Pending]) -> None:
-        for pending in landed:
+    def _correct(self, outer: Outer, due: Sequence[_Pending]) -> None:
+        for pending in due:
             for norms, c in zip(self._norms, pending.c, strict=False):
-                if c.any():  # else it had no partner
-                    c.copy_(norms.hear(0, c))
+                if c.any():  # otherwise it had no partner
+                    c.copy_(norms.complete(0, c))
             core.correct(outer.theta, outer.phi, outer.delta, pending.c, self._hyper, pending.late)
-        self._pending = [pending for pending in self._pending if pending not in landed]
+        self._pending = [pending for pending in self._pending if pending not in due]
 
 
 class Deferred(NoLoCo):
-    """Training goes on from θ as if nothing had been; when the last partner's share is there, φ takes the outer step
-    that was due then, and θ moves by what the step would have moved it then. A phase that ends meanwhile ends without
-    one."""
+    """Training goes on from θ without an outer step. When the last correction is there, φ takes the outer step of that
+    boundary, and θ moves by what the step would have moved it then. A phase that ends meanwhile has no outer step."""
 
     def boundary(self, outer: Outer) -> None:
         for pending in self._pending:
@@ -137,14 +138,14 @@ class Deferred(NoLoCo):
         if not self._pending:
             self._left = outer.theta.detach().clone()
             self._then = Outer(self._left.clone(), outer.phi, outer.delta)  # its θ alone is a copy
-            self._meet(self._then)
-        self._land(outer, 0)
+            self._swap_pairs(self._then)
+        self._apply_due(outer, 0)
 
     def finish(self, outer: Outer) -> None:
         if self._pending:
             self._step(outer)
 
-    def _land(self, outer: Outer, step: int) -> None:
+    def _apply_due(self, outer: Outer, step: int) -> None:
         if self._pending and all(pending.due <= step + pending.late * self._steps for pending in self._pending):
             self._step(outer)
 
@@ -157,24 +158,9 @@ class Deferred(NoLoCo):
         outer.theta.detach().add_(then.theta - self._left)
 
 
-def converse(mine: codecs.Conversation, theirs: codecs.Conversation) -> tuple[Tensor, Tensor, int]:
-    """Carries payloads between two ends until both know their correction; also the bytes of both ends."""
-    say, answer = mine.open(), theirs.open()
-    sent = len(say) + len(answer)
-    while True:
-        heard, theirs_heard = mine.hear(answer), theirs.hear(say)
-        if heard.say is not None and theirs_heard.say is not None:
-            say, answer = heard.say, theirs_heard.say
-            sent += len(say) + len(answer)
-        elif heard.correction is not None and theirs_heard.correction is not None:
-            return heard.correction, theirs_heard.correction, sent
-        else:
-            raise RuntimeError("the two ends of a conversation do not agree how many turns it has")
-
-
 def element_bytes(name: str) -> float:
-    """Bytes of one element in this codec, found by coding a fragment that is long beside what each begins with."""
+    """Bytes of one element in this codec, found by coding a fragment so long that its header hardly counts."""
     sample = torch.linspace(-1, 1, 1 << 18)
-    mine, theirs = (codecs.codec(name).converse(sample, 0, bytes(16)) for _ in range(2))
-    _, _, sent = converse(mine, theirs)
-    return sent / 2 / sample.numel()
+    mine, theirs = (codec(name).converse(sample, 0, bytes(16)) for _ in range(2))
+    carry(mine, theirs)
+    return (mine.stats.sent_bytes + theirs.stats.sent_bytes) / 2 / sample.numel()

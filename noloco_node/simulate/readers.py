@@ -1,8 +1,8 @@
-"""What each replica reads: the daemon's own streams, over the whole corpus or over a part that is nobody else's.
+"""What each replica reads: a node's token stream, over the whole corpus or over a part that no other replica has.
 
-i.i.d.: every replica reads the whole training text in an order of its own, as nodes do. Not i.i.d.: each has
-neighbouring modules in the order of their names, about the same amount each, so whole packages lie on one replica.
-Streams depend on seed and replica alone: every algorithm sees the same batches in the same order.
+i.i.d.: every replica reads the whole training text in an order of its own, as nodes do. Not i.i.d.: each replica has
+neighbouring modules in the order of their names, about as many bytes as any other, so it has whole packages.
+Streams depend only on seed and replica: every algorithm reads the same batches in the same order.
 """
 
 import numpy as np
@@ -28,7 +28,7 @@ class Readers:
 
 
 def own_modules(text: Tokens, replicas: int) -> list[Tokens]:
-    """The text in as many parts of whole modules, each up to the first end of a module after its fair share."""
+    """The text in that many parts of whole modules. A part ends with the first module that reaches its fair share."""
     ends = np.flatnonzero(text == 0)  # the byte between two modules
     fair = np.arange(1, replicas) * len(text) // replicas
     if len(ends) < replicas:

@@ -17,7 +17,7 @@ from noloco_node.simulate.wallclock import Large, Timed, loss_after, seconds_to
 
 SCHEMA = 1
 _NO_MATPLOTLIB = "--plot needs matplotlib: pip install 'noloco-node[plot]'"
-ASSUMED = "a pair that trains on is taken to wait for nobody"
+ASSUMED = "assuming that a pair which trains on waits for nobody"
 
 
 def comparison(found: Sequence[Result]) -> Table:
@@ -35,7 +35,7 @@ def comparison(found: Sequence[Result]) -> Table:
             f"{result.wall_s:.0f}",
         )
     if failed := [f"{result.algorithm} {result.failed_swaps}" for result in found if result.failed_swaps]:
-        table.caption = f"swaps given up because the replicas stood too far apart for the codec: {', '.join(failed)}"
+        table.caption = f"swaps given up because the replicas were too far apart for the codec: {', '.join(failed)}"
     return table
 
 
@@ -50,8 +50,8 @@ def comparison_document(settings: Settings, curves: Sequence[Curve], found: Sequ
 
 
 def clock_table(large: Large, timed: Sequence[Timed]) -> Table:
-    """At each link: the loss at the end, the hours to there, what each has come to when the first one ends, and when
-    each comes to the loss that all reach."""
+    """For each link: the loss at the end and its hours, the loss of each when the first one ends, and its hours to the
+    loss that all reach."""
     goal = max(min(way.losses) for way in timed)
     table = Table(
         box=None,
@@ -122,7 +122,7 @@ def network_document(network: Network, rows: Sequence[NetworkRow], waiting: Sequ
 
 
 def check_plot(path: Path) -> None:
-    """Before minutes of work: raises UsageError where no picture could be made of them."""
+    """Raises UsageError if no picture can be drawn there. Called before minutes of work."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -175,7 +175,7 @@ def plot_network(rows: Sequence[NetworkRow], waiting: Sequence[Straggling], path
 
 
 def _panels(count: int) -> tuple[Any, Any]:
-    """Without pyplot: no display is looked for, no state is left behind."""
+    """Made without pyplot, which would look for a display and keep state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""What a simulation is given and what it gives back. No torch: the command line reads it before anything heavy."""
+"""Settings and results of a simulation. No torch: the command line reads this before anything heavy."""
 
 import math
 from dataclasses import dataclass, field, fields, replace
@@ -7,16 +7,16 @@ from typing import Any
 from noloco_node.base.validation import did_you_mean
 from noloco_node.core import stability
 from noloco_node.errors import UsageError
-from noloco_node.run.manifest import DataSpec, InnerSpec, ModelSpec, OuterSpec
+from noloco_node.run.schema import DataSpec, InnerSpec, ModelSpec, OuterSpec
 
 EAGER_SHARE = 25
-"""`eager` lets a correction land so small a share of a phase after its boundary: 2 of 50 steps, as with a model of 1 B
-parameters, 3 s a step and 1 Gbit/s. `delay=N` is for slower links, and `--links` says what a link comes to."""
+"""`eager` applies a correction 1/25 of a phase after its boundary: 2 of 50 steps, as with 1 B parameters, 3 s a step
+and 1 Gbit/s. `delay=N` is for slower links; `--links` computes N from a link."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An algorithm and its hyper-parameters. Those that it does not have stay as they are in DEFAULTS."""
+    """An algorithm and its hyper-parameters. Those that it does not have keep their value in DEFAULTS."""
 
     name: str
     alpha: float
@@ -24,24 +24,24 @@ class Choice:
     beta: float
     """Outer learning rate."""
     gamma: float = 0.0
-    """How hard partners pull together (NoLoCo)."""
+    """Outer weight of the difference to the partner (NoLoCo)."""
     swaps: int = 1
-    """Partners met in one phase, one after the other (NoLoCo)."""
+    """Partners in one phase, one after the other (NoLoCo)."""
     keep_norm: int = 0
-    """1: what averaging takes from the length of Δ is given back (NoLoCo). 0: it is lost."""
+    """1: Δ gets the length back that averaging takes from it (NoLoCo). 0: it does not."""
     inner_steps: int = 0
-    """Its own H, where it differs from everybody's: more meetings for the same tokens. 0: everybody's."""
+    """Its own H, for more boundaries with the same tokens. 0: the H of the comparison."""
 
     @property
     def label(self) -> str:
-        """As `--algorithms` takes it: the name, and what differs from the name's defaults."""
+        """As `--algorithms` takes it: the name, and what differs from its defaults."""
         plain = DEFAULTS[self.name]
         changed = [f for f in fields(self) if getattr(self, f.name) != getattr(plain, f.name)]
         return ":".join([self.name, *(f"{f.name}={getattr(self, f.name):g}" for f in changed if f.name != "name")])
 
 
 _RUN = OuterSpec()
-"""What a run does unless its manifest says otherwise."""
+"""The defaults of a manifest."""
 _SWAPS = 1 if _RUN.swaps_per_round == "auto" else _RUN.swaps_per_round  # auto depends on a link, which is not simulated
 
 DEFAULTS = {
@@ -49,7 +49,7 @@ DEFAULTS = {
     for choice in (
         Choice("noloco", _RUN.alpha, _RUN.beta, _RUN.gamma, _SWAPS, int(_RUN.keep_norm)),
         Choice("noloco-paper", alpha=0.5, beta=0.7, gamma=0.7),
-        Choice("diloco", alpha=0.3, beta=0.7),  # as tuned for DiLoCo by the NoLoCo paper; DiLoCo's own has alpha 0.9
+        Choice("diloco", alpha=0.3, beta=0.7),  # tuned for DiLoCo in the NoLoCo paper; DiLoCo's own has alpha 0.9
         Choice("fedavg", alpha=0.0, beta=1.0),
         Choice("ddp", alpha=0.0, beta=1.0),
         Choice("local", alpha=0.0, beta=1.0),
@@ -60,7 +60,7 @@ _SETTINGS = {
     "noloco-paper": ("alpha", "beta", "gamma"),
     "diloco": ("alpha", "beta"),
 }
-"""What each has beside `inner_steps`."""
+"""The settings of each, beside `inner_steps`."""
 
 
 def choice(text: str) -> Choice:
@@ -75,7 +75,7 @@ def choice(text: str) -> Choice:
 
 
 def check(made: Choice) -> None:
-    """Raises UsageError unless it can be trained with."""
+    """Raises UsageError unless it can be trained."""
     try:
         if made.name.startswith("noloco"):
             stability.check(made.alpha, made.beta, made.gamma)
@@ -102,25 +102,25 @@ def _setting(text: str, pair: str) -> tuple[str, float | int]:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What every algorithm of a comparison shares: the same start, data, order and number of tokens."""
+    """What all algorithms of a comparison share: the same start, data, order and number of tokens."""
 
     replicas: int = 8
     rounds: int = 12
-    """Phases of `inner.steps` steps; an algorithm with its own H has more of them, or fewer, for the same steps."""
+    """Phases of `inner.steps` steps; an algorithm with its own H has more or fewer of them for the same steps."""
     seed: int = 1
     iid: bool = True
     """False: each replica has modules of the corpus that no other has."""
     overlap: str = _RUN.overlap
-    """`eager` or `delay=N`: how many inner steps after its boundary a correction lands; `blocking`: none; `deferred` or
-    `deferred=N`: so many for the whole outer step, the local one too."""
+    """`eager` or `delay=N`: inner steps from a boundary to its correction; `blocking`: none; `deferred` or
+    `deferred=N`: inner steps to the whole outer step, also the local one."""
     codec: str = _RUN.codec
     precision: str = "auto"
-    """Of matrix products: `fp32`, `bf16`, or `auto`: bf16 where the machine has instructions for it."""
+    """Of matrix products: `fp32`, `bf16`, or `auto`, which is bf16 where the machine has instructions for it."""
     device: str = "auto"
     compiled: bool = False
     """Through torch.compile: about 1.5 times as fast on a CPU, after a minute of compiling; needs a C++ compiler."""
     held_out_sequences: int = 64
-    """How many, the same for every evaluation: enough to tell losses 0.2% apart, as all see the same ones."""
+    """The same in every evaluation; 64 are enough to tell losses 0.2% apart, as all are evaluated on the same ones."""
     model: ModelSpec = field(default_factory=lambda: ModelSpec(preset="tiny"))
     data: DataSpec = field(default_factory=DataSpec)
     inner: InnerSpec = field(default_factory=InnerSpec)
@@ -149,7 +149,7 @@ class Settings:
         return max(1, self.inner.batch_tokens // self.data.sequence_length)
 
     def delay(self, inner_steps: int) -> int:
-        """Replica steps between a boundary and its correction."""
+        """Inner steps between a boundary and its correction."""
         kind, _, steps = self.overlap.partition("=")
         if kind in ("delay", "deferred") and steps.isdecimal():
             return int(steps)
@@ -159,13 +159,13 @@ class Settings:
 
     @property
     def deferred(self) -> bool:
-        """The plain way to train on: nothing of the outer step is taken before the partner's vector is there."""
+        """The plain way to train on: no part of the outer step is taken before the partner's vector is there."""
         return self.overlap.startswith("deferred")
 
 
 @dataclass(slots=True)
 class Curve:
-    """What one algorithm came to; a point for each boundary, the first before any training."""
+    """The result of one algorithm: a point for each boundary, and one before any training."""
 
     algorithm: str
     seed: int
@@ -179,13 +179,13 @@ class Curve:
     replica_std: list[float] = field(default_factory=list)
     """Spread of a weight between replicas: root mean square over all weights."""
     resent_block_fraction: list[float] = field(default_factory=list)
-    """Of the swaps that this boundary began: how much the codec had to tell again,"""
+    """Of the swaps that this boundary began: the share of blocks that the codec sent again,"""
     relative_error: list[float] = field(default_factory=list)
     """and how far off it was: ‖2 c − (u_j − u_i)‖ / ‖u_j − u_i‖."""
     bytes_sent_per_param: list[float] = field(default_factory=list)
-    """By one replica up to here, for each parameter of the model."""
+    """By one replica so far, for each parameter of the model."""
     bytes_per_param: float = 0.0
     """In all."""
     failed_swaps: int = 0
-    """Given up by both sides: their rounds had no partner."""
+    """Given up by both sides: their rounds were solo."""
     wall_s: float = 0.0

@@ -1,6 +1,6 @@
-"""The same effort for every algorithm: one grid of α and β for all that have them, and whose cell came out best.
+"""Tune every algorithm with the same effort: one grid of α and β for all that have them, and the best cell of each.
 
-Ranked by the averaged model's held-out loss at the end, what is published of a run.
+They are ranked by the final held-out loss of the averaged model, which is what a run publishes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,8 +16,8 @@ TUNED = ("noloco", "noloco-paper", "diloco")
 
 
 def grid(choices: Iterable[Choice], alphas: Sequence[float], betas: Sequence[float]) -> list[Choice]:
-    """Every cell for those that can be tuned, the rest once. Cells that cannot be stable are left out; an algorithm of
-    which none is left raises UsageError."""
+    """All cells of the algorithms that can be tuned, the others once. Unstable cells are left out; raises UsageError if
+    an algorithm has no stable cell."""
     cells: dict[Choice, None] = {}
     for choice in choices:
         if choice.name not in TUNED:
@@ -65,7 +65,7 @@ def results(curves: Iterable[Curve]) -> list[Result]:
 
 
 def best(found: Sequence[Result]) -> list[Result]:
-    """Of each algorithm, whatever its hyper-parameters, the one with the lowest loss; the best algorithm first."""
+    """The result with the lowest loss of each algorithm, the best algorithm first."""
     first: dict[str, Result] = {}
     for result in sorted(found, key=lambda result: result.averaged_model_loss):
         first.setdefault(result.algorithm.partition(":")[0], result)

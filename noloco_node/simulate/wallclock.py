@@ -1,9 +1,9 @@
-"""What the same training would take by the clock with a large model on links of some rate: arithmetic, no training.
+"""How long the same training would take with a large model on a link of some rate: arithmetic, no training.
 
-The losses are a small model's, the time is a large one's: so many seconds a step, and a swap as long as its vector
-needs on the link, both ways at once. Eager and deferred overlap train on meanwhile, so the swap's length is by how many
-steps what it brings comes late; blocking overlap waits for it in every round. Latency, meeting and stragglers are left
-out, which is kind to blocking.
+The losses are a small model's, the time is a large one's: a number of seconds a step, and a swap that takes as long as
+its vector needs on the link, both ways at once. Eager and deferred overlap train on meanwhile: the correction comes
+late by the steps that the swap takes. Blocking overlap waits for it in every round. Latency, finding a partner and
+stragglers are left out, which favours blocking.
 """
 
 import math
@@ -15,14 +15,14 @@ from statistics import mean
 from noloco_node.simulate.settings import Curve
 
 OVERLAPS = ("eager", "deferred", "blocking")
-"""Those whose lateness a link decides."""
+"""The overlaps whose delay depends on the link."""
 Points = Sequence[tuple[float, float]]
 """Seconds and losses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Large:
-    """The run whose clock is modelled."""
+    """The run whose time is modelled."""
 
     parameters: float
     step_s: float
@@ -32,14 +32,14 @@ class Large:
         return self.parameters * self.bytes_per_parameter * 8 / (mbit_s * 1e6)
 
     def simulated(self, overlap: str, mbit_s: float) -> str:
-        """The overlap that has the same steps between a boundary and what its swap brings."""
+        """The overlap to simulate: it has the same number of steps between a boundary and its correction."""
         if overlap == "blocking":
             return overlap
         late = math.ceil(self.swap_s(mbit_s) / self.step_s)
         return f"{'delay' if overlap == 'eager' else overlap}={late}"
 
     def clock(self, overlap: str, mbit_s: float, steps: Sequence[int]) -> list[float]:
-        """Seconds at each of a curve's points: so many steps, a boundary at every point but the first."""
+        """Seconds at each point of a curve; every point but the first is a boundary."""
         waits_s = self.swap_s(mbit_s) if overlap == "blocking" else 0.0
         return [step * self.step_s + point * waits_s for point, step in enumerate(steps)]
 
@@ -62,8 +62,8 @@ class Timed:
 
 
 def timed(curves: Iterable[Curve], ways: Mapping[tuple[str, float], str], large: Large) -> list[Timed]:
-    """Each way to overlap on each link, with the mean over seeds of the curve that was simulated for it. A curve's name
-    ends with its overlap where several were trained."""
+    """Each overlap on each link, with the mean curve over the seeds. If several were trained, a
+    curve's name ends with its overlap."""
     groups: dict[str, list[Curve]] = {}
     for curve in curves:
         groups.setdefault(curve.algorithm, []).append(curve)
@@ -79,7 +79,7 @@ def timed(curves: Iterable[Curve], ways: Mapping[tuple[str, float], str], large:
 
 
 def loss_after(points: Points, seconds: float) -> float:
-    """On a line between two points; after the last one it is what it was."""
+    """Interpolated between two points; after the last one, its loss."""
     for (before, loss), (after, later) in pairwise(points):
         if before <= seconds <= after:
             return loss + (later - loss) * (seconds - before) / (after - before)
@@ -87,7 +87,7 @@ def loss_after(points: Points, seconds: float) -> float:
 
 
 def seconds_to(points: Points, goal: float) -> float:
-    """When the loss first is that low; infinite where it never is."""
+    """When the loss first reaches the goal; infinite if it never does."""
     for (before, loss), (after, later) in pairwise(points):
         if later <= goal:
             return before + (after - before) * max(0.0, loss - goal) / (loss - later) if later < loss else after

@@ -1,12 +1,10 @@
-"""What a newcomer has to find out before it trains: which run there is, and how far the others have come.
+"""Takes the state of one of several donors: which to ask, how long to wait in its queue, whether to believe its round.
 
-It asks and waits, with deadlines, and says what it waits for. What it fetches is checked by peers/run_registry.py and
-state_transfer/client.py.
-
-Nobody's word alone decides how far the run is. A donor counts as far behind, or too far ahead, by the lower median of
-what it says itself and what some others say who know. So two others must agree before a donor is too old. Where only
-one other answers and the two contradict each other, the lower one is believed, whoever lies: that may cost rounds,
-while a false high one would be the end of the run for this node. Where none answers, the donor is believed.
+What is fetched is checked by state_transfer/client.py. No single peer's word decides how far the run is. A donor counts
+as stale, or as too far ahead, by the lower median of its own round and the rounds that up to WITNESSES other peers
+answer. So two others must agree before a donor is refused. Where one other peer answers and the two contradict each
+other, the lower round is believed, whoever lies: that may cost rounds, while a false high round would end the run for
+this node. Where none answers, the donor is believed.
 """
 
 import asyncio
@@ -21,7 +19,6 @@ import grpc
 
 from noloco_node.base import peer_names
 from noloco_node.errors import (
-    NolocoError,
     PeerFault,
     PeerLost,
     PeerMisbehaved,
@@ -29,30 +26,24 @@ from noloco_node.errors import (
     SwarmUnreachable,
 )
 from noloco_node.host.traffic import Pace
-from noloco_node.peers import run_registry
-from noloco_node.run.manifest import Signed
 from noloco_node.state_transfer import client
 from noloco_node.state_transfer.client import Download, LiveState, StateTerms
 from noloco_node.state_transfer.server import MAX_WAITING
 from noloco_node.wire.state_format import Coding
 
-FIND_RUN_S = 60.0
-"""For a rendezvous to learn of a run: its first node may be starting at this moment."""
 TAKE_STATE_S = 300.0
-"""For some peer to begin to give its state, and from one sign of progress to the next; a queue may be long."""
+"""For some peer to begin to send its state, and from one sign of progress to the next; a queue may be long."""
 QUEUE_S = 60.0
-"""In one donor's queue without getting nearer, or until its copy is made, while there are others to ask. Twice as long
-each time that it is that donor's turn again: when all are busy, it is the longest wait that gets there."""
-UNTOLD_S = 10.0
-"""For somebody else to announce a run before who was in one goes on with it."""
+"""In one donor's queue without moving up, or until its copy is made, while there are other donors. Doubles each time
+that this donor is asked: when all donors are busy, only a long wait reaches the head of a queue."""
 RETRY_S = 1.0
 RESUME_TRIES = 3
-"""For a donor whose stream broke to go on, before another one is asked for its own version. They count anew whenever
-something came: a relay may carry some bytes at a time."""
+"""For a donor whose stream broke to resume, before another donor is asked for its version. The count starts again
+whenever something came: a relay may carry a few bytes at a time."""
 WITNESSES = 4
 """With the donor itself they are an odd number: more than half of them decide."""
 STALE_ROUNDS = 10
-"""A donor so far behind the others, or ahead of them, is not the one to begin with."""
+"""A donor so far behind the others, or ahead of them, is refused."""
 
 Channel = Callable[[str], grpc.aio.Channel]
 Say = Callable[[str], None]
@@ -60,41 +51,9 @@ Say = Callable[[str], None]
 log = logging.getLogger(__name__)
 
 
-async def find_run(
-    channel: Channel,
-    rendezvous: Sequence[str],
-    choose: Callable[[list[run_registry.KnownRun], str], Signed],
-    waits_for: Say,
-    unfinished: Signed | None = None,
-) -> Signed:
-    """Ask the rendezvous nodes which run there is. `choose` is given what one of them knows, and its peer id.
-    `unfinished`: what it is where they know none."""
-    waits_for("a run to be announced")
-    loop = asyncio.get_running_loop()
-    goes_on_at = loop.time() + UNTOLD_S
-    failure: NolocoError = SwarmUnreachable("no bootstrap node answers: check the addresses, or try again later")
-    try:
-        async with asyncio.timeout(FIND_RUN_S):
-            while True:
-                for peer in rendezvous:
-                    try:
-                        known = await run_registry.ask(channel(peer))
-                    except PeerFault as fault:
-                        log.debug("%s does not say what it runs: %s", peer, fault)
-                        continue
-                    if known:
-                        return choose(known, peer)
-                    failure = SwarmUnreachable("no run is announced there: start its first node with --bootstrap, too")
-                    if unfinished and loop.time() >= goes_on_at:
-                        return unfinished
-                await asyncio.sleep(RETRY_S)
-    except TimeoutError:
-        raise failure from None
-
-
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What would do."""
+    """Which state would do."""
 
     terms: StateTerms
     numbers: int
@@ -102,20 +61,20 @@ class Wanted:
     budget: int
     """Rounds of the run: nobody can be further."""
     own_round: int = 0
-    """Of what it has by itself; 0: nothing."""
+    """Of this node's own weights; 0: it has none."""
     coding: Coding = Coding.FP32
     goes_back: bool = False
-    """Whether an earlier round would do: for who stands apart, however far it is."""
+    """Whether an earlier round would do too: for a node that has diverged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Others:
-    """Who is there, by peer id."""
+    """Other nodes of the run, by peer id."""
 
     donors: Sequence[str]
     """Whose state is worth asking for."""
     witnesses: Sequence[str]
-    """Who knows how far the run is."""
+    """Who can say how far the run is."""
 
 
 async def take_state(
@@ -126,9 +85,9 @@ async def take_state(
     *,
     pace: Pace | None = None,
 ) -> LiveState | None:
-    """The state of a peer that is under way, or None where nobody is: then there is nothing to catch up with. A node
-    that has come somewhere by itself goes on with that, too, when all others are liars. Raises SwarmUnreachable."""
-    waits_for("word of the others")
+    """A donor's state; None where there is no donor, or where this node has weights of its own and every donor sent
+    wrong data. Raises SwarmUnreachable."""
+    waits_for("the records of other nodes")
     choice, download = _Choice(), Download(wanted.numbers, wanted.coding)
     try:
         async with asyncio.timeout(TAKE_STATE_S) as patience:
@@ -136,18 +95,20 @@ async def take_state(
                 peer = choice.next(others.donors)
                 if peer is not None:
                     witnesses = [other for other in others.witnesses if other != peer and other not in choice.liars]
-                    turn = _Turn(peer, channel, wanted, witnesses, patience, choice.queue_s(others.donors), waits_for)
+                    attempt = _Attempt(
+                        peer, channel, wanted, witnesses, patience, choice.queue_s(others.donors), waits_for
+                    )
                     before = download.root, download.done
                     try:
-                        state = await client.fetch(channel(peer), wanted.terms, download, turn, pace)
+                        state = await client.fetch(channel(peer), wanted.terms, download, attempt, pace)
                     except PeerFault as fault:
-                        log.info("%s does not give its state (%s)", turn.name, fault)
+                        log.info("%s does not send its state (%s)", attempt.name, fault)
                         came = (download.root, download.done) != before
                         choice.failed(peer, fault, begun=bool(download.done), came=came)
                     else:
                         log.info(
-                            "took the state of %s at round %d (version %s)",
-                            turn.name,
+                            "received the state of %s at round %d (version %s)",
+                            attempt.name,
                             state.round,
                             download.root.hex()[:12],
                         )
@@ -157,13 +118,13 @@ async def take_state(
                 await asyncio.sleep(RETRY_S)
             return None
     except TimeoutError:
-        why = f"no peer gave its state within {TAKE_STATE_S:g} s (the last one: {choice.failure}): try again later"
+        why = f"no peer sent its state within {TAKE_STATE_S:g} s (the last one: {choice.failure}): try again later"
         raise SwarmUnreachable(why) from None
 
 
 class _Choice:
-    """Whom to ask next: whoever has what was begun with, as long as it may come back; else one of those whose turn it
-    was least often, but no liars."""
+    """Which donor to ask next: the one whose download was begun, while it may resume; else one of those that were asked
+    least often. Donors that sent wrong data are left out."""
 
     def __init__(self) -> None:
         self.liars: set[str] = set()
@@ -183,12 +144,12 @@ class _Choice:
         return self._last
 
     def queue_s(self, candidates: Sequence[str]) -> float | None:
-        """How long to stand in the queue of the one whose turn it is; None where there is nobody else to ask."""
+        """How long to wait in the present donor's queue; None where there is no other donor."""
         turns = min(self._turns[self._last], 10) if self._last else 0
         return QUEUE_S * 2 ** (turns - 1) if len(self._honest(candidates)) > 1 else None
 
     def failed(self, peer: str, fault: PeerFault, *, begun: bool, came: bool) -> None:
-        """`begun`: there is a part of its version here; `came`: more than before it was asked."""
+        """`begun`: a part of its version is here; `came`: something came in this attempt."""
         self.failure = fault
         if isinstance(fault, PeerMisbehaved):
             self.liars.add(peer)
@@ -199,8 +160,8 @@ class _Choice:
         return [peer for peer in candidates if peer not in self.liars]
 
 
-class _Turn:
-    """One donor's: says how far one is, renews the patience, and asks others how far the run is."""
+class _Attempt:
+    """One download: reports its progress, extends the timeout, and asks witnesses how far the run is."""
 
     def __init__(  # noqa: PLR0913, PLR0917
         self,
@@ -216,10 +177,10 @@ class _Turn:
         self._channel, self._wanted, self._witnesses = channel, wanted, witnesses
         self._patience, self._queue_s, self._waits_for = patience, queue_s, waits_for
         self._place, self._since = MAX_WAITING + 1, _now()
-        self._headway = client.DownloadProgress()
+        self._words = client.DownloadProgress()
         waits_for(f"state from {self.name}")
 
-    def waits(self, place: int) -> None:
+    def queued(self, place: int) -> None:
         if place < self._place:
             self._place, self._since = place, _now()
             self._renew()
@@ -227,22 +188,22 @@ class _Turn:
             raise PeerRefused("busy")
         self._waits_for(f"state from {self.name}" + (f", {place} before us" if place else ", which copies it"))
 
-    async def begins(self, round: int) -> None:
+    async def check_round(self, round: int) -> None:
         if round > self._wanted.budget:
             raise PeerMisbehaved("bad_round", f"{round}")
         if round < self._wanted.own_round and not self._wanted.goes_back:
-            raise PeerFault("old_state", f"of round {round}")  # an honest donor's copy may be a few rounds old
-        middle = median_low([round, *await self._heard()])
+            raise PeerFault("old_state", f"of round {round}")  # no lie: a donor's copy may be a few rounds old
+        middle = median_low([round, *await self._witnessed()])
         if abs(round - middle) > STALE_ROUNDS:  # no proof of a lie: a witness may be the liar
             why = "stale_state" if round < middle else "far_ahead"
             raise PeerFault(why, f"of round {round}, where others are at {middle}")
 
-    def has(self, done_bytes: int, total_bytes: int) -> None:
+    def progress(self, done_bytes: int, total_bytes: int) -> None:
         self._renew()
-        self._waits_for(f"state from {self.name}, {self._headway(done_bytes, total_bytes)}")
+        self._waits_for(f"state from {self.name}, {self._words(done_bytes, total_bytes)}")
 
-    async def _heard(self) -> list[int]:
-        """The rounds in which some others say they are."""
+    async def _witnessed(self) -> list[int]:
+        """The rounds that some other peers answer."""
         some = random.sample(self._witnesses, min(WITNESSES, len(self._witnesses)))
         asked = (client.progress(self._channel(peer), self._wanted.terms) for peer in some)
         answers = await asyncio.gather(*asked, return_exceptions=True)

@@ -1,10 +1,9 @@
-"""A newcomer fetches the live state of a peer: slow weights, outer momentum and round, as state_transfer/server.py
-gives it.
+"""Downloads the live state of a peer: slow weights, outer momentum and round, as state_transfer/server.py sends it.
 
-The donor first states the version: its round, the digests of its fragments, and one root hash over them. Each fragment
-counts when its digest holds, and stays when the stream breaks: whoever has the same version, the same donor at best,
-goes on with the next one. Of another version nothing is kept, so fragments of two donors never mix. Of the numbers it
-is only known here that they must be finite, and nothing is used before all of them are there.
+The donor first sends the version's header: its round, the digests of its fragments, and one root hash over them. A
+fragment whose digest holds is kept when the stream breaks; the download resumes after it, from any donor that has the
+same version. Nothing of another version is kept, so fragments of two donors never mix. The numbers are only checked for
+NaN and Inf, and nothing is used before all of them are there.
 """
 
 import asyncio
@@ -50,13 +49,13 @@ class LiveState:
 
 
 def is_finite(numbers: memoryview) -> bool:
-    """Of fp32 bytes, looked at piece by piece: they may be many."""
+    """Of fp32 bytes; in parts, because a mask of all of them would take a quarter of their memory."""
     whole = np.frombuffer(numbers, np.float32)
     return all(np.isfinite(part).all() for part in np.array_split(whole, max(1, len(whole) >> 22)))
 
 
 class DownloadProgress:
-    """How far a download is and how long it will still take, in words, at its rate since it was first asked."""
+    """A download's percentage and seconds left, in words, at its rate since the first call."""
 
     def __init__(self) -> None:
         self._began: tuple[float, int] | None = None
@@ -72,20 +71,19 @@ class DownloadProgress:
 
 
 class DownloadWatcher(Protocol):
-    """Who wants to know how a download goes."""
+    """Is told how a download goes."""
 
-    def waits(self, place: int) -> None:
-        """So many others come first; 0: the donor takes its snapshot."""
+    def queued(self, place: int) -> None:
+        """So many others come first; 0: the donor makes its copy."""
 
-    async def begins(self, round: int) -> None:
-        """What the donor has, where it is not the version that was begun with. Raises PeerFault where that will not
-        do."""
+    async def check_round(self, round: int) -> None:
+        """The donor has another version than the one that was begun. Raises PeerFault to refuse its round."""
 
-    def has(self, done_bytes: int, total_bytes: int) -> None: ...
+    def progress(self, done_bytes: int, total_bytes: int) -> None: ...
 
 
 class Download:
-    """What has come of one version so far; it outlives the streams that bring it."""
+    """What is here of one version; it outlives the streams that bring it."""
 
     def __init__(self, numbers: int, coding: Coding = Coding.FP32) -> None:
         self.coding = coding
@@ -112,13 +110,13 @@ class Download:
         return min(state_format.fragment_bytes(self.total_bytes), self.total_bytes - self.done_bytes)
 
     def begin(self, header: wire.StateHeader) -> None:
-        """Go on with the version that was begun with, or begin another one. Raises PeerMisbehaved."""
+        """Resume the version that was begun, or begin another one. Raises PeerMisbehaved."""
         if header.total_bytes != self.total_bytes:
             raise PeerMisbehaved("bad_state", f"{header.total_bytes} bytes instead of {self.total_bytes}")
-        goes_on = header.root == self.root
-        if header.fragment != (self.done if goes_on else 0):
-            raise PeerMisbehaved("bad_state", f"goes on at fragment {header.fragment}")
-        if not goes_on:
+        resumes = header.root == self.root
+        if header.fragment != (self.done if resumes else 0):
+            raise PeerMisbehaved("bad_state", f"resumes at fragment {header.fragment}")
+        if not resumes:
             self._numbers = self._numbers or memoryview(bytearray(self._size))
             self.root, self.round, self._digests, self.done = header.root, header.round, header.digests, 0
 
@@ -141,7 +139,7 @@ class Download:
 async def fetch(
     channel: grpc.aio.Channel, terms: StateTerms, download: Download, watcher: DownloadWatcher, pace: Pace | None = None
 ) -> LiveState:
-    """What `download` still lacks, of one peer. Raises PeerFault, and what came stays in `download`."""
+    """Receive what `download` still lacks from one peer. Raises PeerFault; what came stays in `download`."""
     pace = pace or Traffic()
     request = wire.StateRequest(
         PROTOCOL, terms.run_id, terms.layout, download.coding, download.root, download.done if download.root else 0
@@ -150,18 +148,19 @@ async def fetch(
     stream = aiter(call)
     try:
         header = await _header(stream, pace, watcher)
-        if header.root != download.root:  # what was begun with may be old by now, and goes on all the same
-            await watcher.begins(header.round)
+        if header.root != download.root:  # a version that was begun may be old by now, and is resumed all the same
+            await watcher.check_round(header.round)
         download.begin(header)
         while download.done < download.fragments:
             fragment = bytearray()
             while len(fragment) < download.next_bytes:
                 chunk = await _receive(stream, pace)
                 due = min(state_format.CHUNK_BYTES, download.next_bytes - len(fragment))
-                if not isinstance(chunk, wire.StateChunk) or len(chunk.data) != due:  # no trickle either
+                # smaller chunks are refused as well: each of them costs work
+                if not isinstance(chunk, wire.StateChunk) or len(chunk.data) != due:
                     raise PeerMisbehaved("bad_state", "not a chunk of what was announced")
                 fragment += chunk.data
-                watcher.has(download.done_bytes + len(fragment), download.total_bytes)
+                watcher.progress(download.done_bytes + len(fragment), download.total_bytes)
             await aside(len(fragment), download.add, fragment)
         return download.result()
     finally:
@@ -169,7 +168,7 @@ async def fetch(
 
 
 async def aside(size_bytes: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Does it in a thread where hashing so much would hold up the event loop."""
+    """Runs in a thread where hashing so many bytes would hold up the event loop."""
     return await asyncio.to_thread(work, *args, **options) if size_bytes > ASIDE_BYTES else work(*args, **options)
 
 
@@ -186,7 +185,7 @@ async def _header(stream: AsyncIterator[pb.StateFrame], pace: Pace, watcher: Dow
             case wire.StateHeader() as header:
                 return header
             case wire.StatePlace(place):
-                watcher.waits(place)
+                watcher.queued(place)
             case wire.Refusal(code, retry_in_s):
                 raise PeerRefused(code.reason, retry_in_s)
             case wire.StateChunk():
@@ -194,7 +193,7 @@ async def _header(stream: AsyncIterator[pb.StateFrame], pace: Pace, watcher: Dow
 
 
 async def _receive(stream: AsyncIterator[pb.StateFrame], pace: Pace) -> wire.StateFrame:
-    await pace.taking()
+    await pace.receiving()
     try:
         async with asyncio.timeout(FRAME_S):
             with peer_faults():
@@ -203,5 +202,5 @@ async def _receive(stream: AsyncIterator[pb.StateFrame], pace: Pace) -> wire.Sta
         raise PeerLost("silent", f"no frame for {FRAME_S:g} s") from None
     except StopAsyncIteration:
         raise PeerLost("hung_up") from None
-    pace.took(message.ByteSize())
+    pace.received(message.ByteSize())
     return wire.decode_state(message)

@@ -1,9 +1,8 @@
-"""The slow weights of this node and of some others, fetched into files of the home, for `export --average`.
+"""Downloads the slow weights of this node and of some others into files of the home, for `export --average`.
 
-Each donor is asked as by a newcomer (state_transfer/client.py): layout, digests and root hash are checked, the
-volunteer's rates and the day's quota are kept. One that does not give its state in time is skipped, which is said. Only
-φ is kept of it, as plain fp32. What becomes of the files is up to whoever asked; those of an earlier one are removed
-first.
+A donor is asked as a joining node would (state_transfer/client.py): layout, digests and root hash are checked, the
+volunteer's rates and the day's quota are kept. A donor that does not send its state in time is skipped, which is
+reported. Only φ is kept, as plain fp32. Whoever asked uses the files; those of an earlier run are removed first.
 """
 
 import asyncio
@@ -21,6 +20,7 @@ import grpc
 
 from noloco_node.base import peer_names
 from noloco_node.base.atomic_files import cannot_write
+from noloco_node.base.states import HAS_WEIGHTS, NodeState
 from noloco_node.base.units import size
 from noloco_node.checkpoints import checkpoint
 from noloco_node.errors import DiskFull, NolocoError, NonFinite, PeerFault, PeerMisbehaved, SwarmUnreachable
@@ -29,14 +29,12 @@ from noloco_node.peers.record import PeerRecord
 from noloco_node.state_transfer import client
 from noloco_node.state_transfer.choose_donor import STALE_ROUNDS
 from noloco_node.state_transfer.client import Download, LiveState, StateTerms
-from noloco_node.state_transfer.server import StateOwner
-from noloco_node.views.views import GatheredState, GatherView
+from noloco_node.state_transfer.copies import StateOwner
+from noloco_node.views.gather import GatheredState, GatherView
 
 FOLDER = "gathered"
-GIVING = ("training", "solo", "paused", "finished")
-"""What those are called in presence who have weights to give."""
 BEGIN_S = 60.0
-"""For a donor to take its snapshot; others may come first."""
+"""For a donor to make its copy; others may come first."""
 SLOWEST_BYTES_S = 256 << 10
 """A donor that is slower is skipped."""
 SAY_S = 0.5
@@ -47,7 +45,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class OwnState:
-    """What this node has, and what a donor's state must fit."""
+    """This node's own state, which a donor's must match."""
 
     peer_id: str
     terms: StateTerms
@@ -61,11 +59,11 @@ class OwnState:
 class TransferLimits(Protocol):
     """What the volunteer allows."""
 
-    def room_to_take(self, size_bytes: int) -> bool: ...
+    def room_to_receive(self, size_bytes: int) -> bool: ...
 
 
 class Collector:
-    """One gathering at a time. `rate_bytes_s`: what the volunteer allows for downloads."""
+    """One collection at a time. `rate_bytes_s`: the volunteer's --max-download."""
 
     def __init__(
         self,
@@ -81,32 +79,32 @@ class Collector:
         self._busy = False
 
     async def gather(
-        self, own: OwnState, giver: StateOwner, there: Collection[PeerRecord], peers: int
+        self, own: OwnState, owner: StateOwner, there: Collection[PeerRecord], peers: int
     ) -> AsyncGenerator[GatherView, None]:
-        """How it goes, every now and then; at last what came, or why nothing did. Whoever hears no more before that
-        leaves no files."""
+        """Progress every SAY_S; at last what came, or why nothing did. If the caller stops reading before that,
+        no files are left."""
         if self._busy:
             yield GatherView(failure="another export is fetching states through this node: wait for it")
             return
         self._busy = True
         work = _Work(own, self._channel, self._pace, self._limits, self._slowest)
-        coming = asyncio.create_task(self._gather(work, giver, _in_turn(there, own), peers))
+        collecting = asyncio.create_task(self._gather(work, owner, _in_turn(there, own), peers))
         try:
-            while not (await asyncio.wait({coming}, timeout=SAY_S))[0]:
+            while not (await asyncio.wait({collecting}, timeout=SAY_S))[0]:
                 yield work.view
-            with _told(work):
-                coming.result()
+            with _failure_shown(work):
+                collecting.result()
             yield replace(work.view, done=True)
         finally:
             self._busy = False
-            if not coming.done() or work.view.failure:
-                coming.cancel()
-                await asyncio.wait({coming})
+            if not collecting.done() or work.view.failure:
+                collecting.cancel()
+                await asyncio.wait({collecting})
                 shutil.rmtree(self._home, ignore_errors=True)
 
-    async def _gather(self, work: "_Work", giver: StateOwner, donors: Sequence[PeerRecord], peers: int) -> None:
+    async def _gather(self, work: "_Work", owner: StateOwner, donors: Sequence[PeerRecord], peers: int) -> None:
         folder = self._fresh_folder(work.own, min(peers, len(donors)))
-        round_, numbers = await asyncio.wrap_future(giver.live_state())
+        round_, numbers = await asyncio.wrap_future(owner.live_state())
         if not await asyncio.to_thread(client.is_finite, numbers):
             raise NonFinite("this node's own weights hold NaN or Inf: average others, through another node")
         me = work.own
@@ -117,7 +115,7 @@ class Collector:
             await work.take(folder, donor)
         if len(work.view.states) == 1:
             raise SwarmUnreachable(
-                "no other node gave its state: see `noloco-node peers`, or leave --average out to export this one's"
+                "no other node sent its state: see `noloco-node peers`, or leave --average out to export this one's"
             )
 
     def _fresh_folder(self, own: OwnState, peers: int) -> Path:
@@ -136,8 +134,8 @@ class Collector:
             raise cannot_write(self._home, error) from error
 
 
-class _told:  # noqa: N801 (a context)
-    """What went wrong becomes part of the last view."""
+class _failure_shown:  # noqa: N801 (a context)
+    """A NolocoError becomes part of the last view."""
 
     def __init__(self, work: "_Work") -> None:
         self._work = work
@@ -152,7 +150,7 @@ class _told:  # noqa: N801 (a context)
 
 
 class _Work:
-    """What came so far."""
+    """What has come so far."""
 
     def __init__(
         self,
@@ -167,15 +165,15 @@ class _Work:
         self._channel, self._pace, self._limits, self._slowest = channel, pace, limits, slowest
 
     async def take(self, folder: Path, donor: PeerRecord) -> None:
-        """One donor's, if it gives it. Raises DiskFull, UsageError."""
+        """One donor's, if it sends it. Raises DiskFull, UsageError."""
         name, download = peer_names.name_of(donor.peer_id), Download(2 * self.own.parameters)
-        if not self._limits.room_to_take(download.total_bytes):
+        if not self._limits.room_to_receive(download.total_bytes):
             self._skip(name, "the day's download has no room for its state; --daily-download allows more")
             return
-        turn = _DonorTurn(self, name)
+        attempt = _Attempt(self, name)
         try:
             async with asyncio.timeout(BEGIN_S + download.total_bytes / self._slowest):
-                state = await client.fetch(self._channel(donor.peer_id), self.own.terms, download, turn, self._pace)
+                state = await client.fetch(self._channel(donor.peer_id), self.own.terms, download, attempt, self._pace)
             await self.keep(folder, donor.peer_id, donor.step, state)
         except TimeoutError:
             self._skip(name, "too slow")
@@ -195,36 +193,38 @@ class _Work:
         self.view = replace(self.view, skipped=(*self.view.skipped, f"{name}: {why}"))
 
 
-class _DonorTurn:
-    """One donor's: checks the round that it says, and tells how far the download is."""
+class _Attempt:
+    """One download: checks the donor's round, and shows progress."""
 
     def __init__(self, work: _Work, name: str) -> None:
         self._work, self._name = work, name
-        self._headway = client.DownloadProgress()
+        self._words = client.DownloadProgress()
         self._say("")
 
-    def waits(self, place: int) -> None:
+    def queued(self, place: int) -> None:
         self._say(f", {place} before us" if place else ", which copies it")
 
-    async def begins(self, round: int) -> None:
+    async def check_round(self, round: int) -> None:
         own = self._work.own
         if round > own.budget:
             raise PeerMisbehaved("bad_round", f"{round}")
         if round < own.round - STALE_ROUNDS:
             raise PeerFault("old_state", f"of round {round}")
 
-    def has(self, done_bytes: int, total_bytes: int) -> None:
-        self._say(f", {self._headway(done_bytes, total_bytes)}")
+    def progress(self, done_bytes: int, total_bytes: int) -> None:
+        self._say(f", {self._words(done_bytes, total_bytes)}")
 
     def _say(self, how_far: str) -> None:
         self._work.view = replace(self._work.view, doing=f"state from {self._name}{how_far}")
 
 
 def _in_turn(there: Collection[PeerRecord], own: OwnState) -> list[PeerRecord]:
-    """By chance, but those who train first, and nobody who is known to be far behind."""
-    fit = [r for r in there if r.state in GIVING and r.peer_id != own.peer_id and r.round >= own.round - STALE_ROUNDS]
+    """In random order, but those that train first, and none that is known to be far behind."""
+    fit = [
+        r for r in there if r.state in HAS_WEIGHTS and r.peer_id != own.peer_id and r.round >= own.round - STALE_ROUNDS
+    ]
     random.shuffle(fit)
-    return sorted(fit, key=lambda record: record.state != "training")
+    return sorted(fit, key=lambda record: record.state != NodeState.TRAINING)
 
 
 def _write(path: Path, phi: memoryview) -> None:

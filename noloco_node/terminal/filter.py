@@ -1,11 +1,11 @@
-"""Which rows of a table of peers are shown, and in which order: what `--state`, `--name` and `--sort` mean."""
+"""Which peers a table shows, and in which order: `--state`, `--name` and `--sort`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from noloco_node.base.peer_names import short_id
-from noloco_node.views.views import PeerRow, PeersView
+from noloco_node.views.peers import PeerRow, PeersView
 
 _ORDERS: dict[str, tuple[Callable[[PeerRow], Any], bool]] = {
     "peer": (lambda row: row.name, False),
@@ -20,7 +20,7 @@ _ORDERS: dict[str, tuple[Callable[[PeerRow], Any], bool]] = {
     "received": (lambda row: row.received, True),
     "together": (lambda row: row.exchanges, True),
 }
-"""By column: what is compared, and whether the largest stands first."""
+"""By column: the value to compare, and whether the largest comes first."""
 
 COLUMNS = tuple(_ORDERS)
 
@@ -28,20 +28,20 @@ COLUMNS = tuple(_ORDERS)
 @dataclass(frozen=True, slots=True)
 class PeerFilter:
     sort: str = "together"
-    """One of COLUMNS; what is not known stands last, and among equals the name decides."""
+    """One of COLUMNS. Unknown values come last; equal ones are sorted by name."""
     state: str | None = None
     name: str | None = None
-    """A part of the name or of the peer id, or the id as the table shortens it."""
+    """A part of the name or of the peer id, or the id as shortened in the table."""
 
     def of(self, view: PeersView) -> PeersView:
-        rows = sorted(filter(self._wants, view.peers), key=lambda row: row.name)
+        rows = sorted(filter(self._shows, view.peers), key=lambda row: row.name)
         value, largest_first = _ORDERS[self.sort]
         known = sorted((row for row in rows if value(row) is not None), key=value, reverse=largest_first)
         return replace(view, peers=(*known, *(row for row in rows if value(row) is None)))
 
-    def _wants(self, row: PeerRow) -> bool:
-        return self.state in (None, row.state) and (self.name is None or _is_called(row, self.name))
+    def _shows(self, row: PeerRow) -> bool:
+        return self.state in (None, row.state) and (self.name is None or _matches(row, self.name))
 
 
-def _is_called(row: PeerRow, text: str) -> bool:
+def _matches(row: PeerRow, text: str) -> bool:
     return text.lower() in row.name or text in row.peer_id or text == short_id(row.peer_id)

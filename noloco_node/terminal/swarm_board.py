@@ -1,6 +1,6 @@
-"""The picture of a local swarm while it trains: a live table on a terminal, a line a round elsewhere.
+"""Shows a local swarm while it trains: a live table on a terminal, one line per round elsewhere.
 
-It is shown what there is to see and the time; it asks nobody and waits for nothing.
+It is given the nodes' views and the time; it does no network calls and no waiting.
 """
 
 from collections import Counter
@@ -14,9 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from noloco_node.base.peer_names import name_of
+from noloco_node.base.states import NodeState
 from noloco_node.base.units import NOTHING, loss, rate, share, size, span
 from noloco_node.terminal.table import Column, fitting, table
-from noloco_node.views.views import StatusView
+from noloco_node.views.status import StatusView
 
 _COLUMNS = (
     Column("node"),
@@ -31,7 +32,7 @@ _COLUMNS = (
     Column("waiting for", keep=1),
 )
 _WAITING = len(_COLUMNS) - 1
-_SILENT_S = 5.0  # without a terminal: a sign of life this often
+_SILENT_S = 5.0  # without a terminal: the longest time without a line
 
 
 class Seat(Protocol):
@@ -50,7 +51,7 @@ class Seat(Protocol):
 
 
 class SwarmProgress:
-    """How far, and how long still: a straight line from the first round that was seen."""
+    """The share that is done, and the time left if the rest goes as fast as since the first progress."""
 
     def __init__(self, rounds: int) -> None:
         self._rounds = rounds
@@ -74,7 +75,7 @@ class SwarmProgress:
 
 
 class LiveBoard:
-    """For a terminal. A context manager, so that the cursor comes back whatever happens."""
+    """For a terminal. A context manager, so that the cursor is always restored."""
 
     def __init__(self, out: Console, progress: SwarmProgress, rounds: int, _began: float) -> None:
         self._live = Live(console=out, auto_refresh=False)
@@ -92,16 +93,16 @@ class LiveBoard:
         bar = Table.grid(padding=(0, 2, 0, 0))
         width = min(40, self._out.width // 2)
         bar.add_row(ProgressBar(total=1, completed=self._progress.fraction, width=width), str(self._progress))
-        parts = picture(seats, self._rounds, self._out.width)
+        parts = table_and_notes(seats, self._rounds, self._out.width)
         self._live.update(Group(*parts, bar) if self._progress.fraction < 1 else Group(*parts), refresh=True)
 
 
 class PlainBoard:
-    """For a pipe or a log: a line for each round of each node, and a sign of life in between."""
+    """For a pipe or a log: a line for each round of each node, and all states when no line came for a while."""
 
     def __init__(self, out: Console, progress: SwarmProgress, rounds: int, began: float) -> None:
         self._out, self._progress, self._rounds, self._began = out, progress, rounds, began
-        self._spoke = began
+        self._printed_at = began
         self._seen: dict[str, str] = {}
         self._last: Sequence[Seat] = ()
 
@@ -109,32 +110,32 @@ class PlainBoard:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for part in picture(self._last, self._rounds, self._out.width):
+        for part in table_and_notes(self._last, self._rounds, self._out.width):
             self._out.print(part)
 
     def update(self, seats: Sequence[Seat], now: float) -> None:
         self._progress.update(seats, now)
         self._last = seats
         for seat in seats:
-            news = _news(seat, self._rounds)
-            if news and self._seen.get(seat.label) != news:
-                self._seen[seat.label] = news
-                self._say(now, news)
-        if now - self._spoke >= _SILENT_S:
-            self._say(now, f"{self._progress}   {_states(seats)}")
+            line = _event_line(seat, self._rounds)
+            if line and self._seen.get(seat.label) != line:
+                self._seen[seat.label] = line
+                self._print(now, line)
+        if now - self._printed_at >= _SILENT_S:
+            self._print(now, f"{self._progress}   {_states(seats)}")
 
-    def _say(self, now: float, line: str) -> None:
-        self._spoke = now
+    def _print(self, now: float, line: str) -> None:
+        self._printed_at = now
         self._out.print(Text(f"{span(now - self._began):>11}  {line}"))
 
 
-def picture(seats: Sequence[Seat], rounds: int, width: int) -> list[RenderableType]:
-    """The table, and below it what found no room in it."""
+def table_and_notes(seats: Sequence[Seat], rounds: int, width: int) -> list[RenderableType]:
+    """The table; below it what nodes wait for, if that column does not fit."""
     rows = [_row(seat, rounds) for seat in seats]
     if not rows:
         return [Text("starting the rendezvous …", style="dim")]
     shown = fitting(_COLUMNS, rows, width)
-    notes = [] if _WAITING in shown else [f"{_name(seat)}: {_long_wait(seat)}" for seat in seats if _waiting(seat)]
+    notes = [] if _WAITING in shown else [f"{_name(seat)}: {_trouble(seat)}" for seat in seats if _waiting(seat)]
     if not any(map(_waiting, seats)):
         shown = [column for column in shown if column != _WAITING]
     return [table(_COLUMNS, rows, shown), *(Text(note, style="dim") for note in notes)]
@@ -163,7 +164,7 @@ def _rounds_done(view: StatusView | None) -> float:
 
 
 def _is_done(seat: Seat) -> bool:
-    return seat.exit_code is not None or (seat.view is not None and seat.view.state == "finished")
+    return seat.exit_code is not None or (seat.view is not None and seat.view.state == NodeState.FINISHED)
 
 
 def _name(seat: Seat) -> str:
@@ -175,7 +176,7 @@ def _state(seat: Seat) -> str:
         return f"exit {seat.exit_code}"
     if seat.exit_code == 0:
         return "done"
-    return seat.view.state if seat.view else "starting"
+    return seat.view.state if seat.view else NodeState.STARTING
 
 
 def _waiting(seat: Seat) -> str:
@@ -191,15 +192,15 @@ def _states(seats: Sequence[Seat]) -> str:
     return ", ".join(f"{n} {state}" for state, n in counts.items()) + (f" ({'; '.join(waits)})" if waits else "")
 
 
-def _long_wait(seat: Seat) -> str:
+def _trouble(seat: Seat) -> str:
     return f"died: {seat.last_words()}" if seat.exit_code else f"waiting for {_waiting(seat)}"
 
 
-def _news(seat: Seat, rounds: int) -> str:
-    """What is worth a line when it changes: a round, an end."""
+def _event_line(seat: Seat, rounds: int) -> str:
+    """The line that is printed when it changes: a round, or a failure."""
     view = seat.view
     if seat.exit_code:
-        return f"{_name(seat)} {_long_wait(seat)}"
+        return f"{_name(seat)} {_trouble(seat)}"
     if view is None or view.loss is None:
         return ""
     partner = f", last partner {name_of(view.partner)}" if view.partner else ""

@@ -1,4 +1,4 @@
-"""What a local swarm came to: one document for programs, one sentence for people."""
+"""The result of a local swarm: a document for programs, a sentence for people."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 from noloco_node.base.units import loss, span
 from noloco_node.terminal.swarm_board import Seat
-from noloco_node.views.views import SCHEMA, document
+from noloco_node.views.documents import SCHEMA, document
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Outcome:
         return fmean(known) if known else None
 
     def failure(self) -> str | None:
-        """Why this is no success, in a sentence."""
+        """Why the swarm failed, in a sentence; None if it did not."""
         for seat in self.seats:
             name = seat.view.name if seat.view else seat.label
             if seat.exit_code:

@@ -1,6 +1,6 @@
-"""A table that fits: where the terminal is too narrow, whole columns go, the least important first.
+"""A table that fits: if the terminal is too narrow, whole columns are left out, the least important first.
 
-Plain aligned columns without a box, so that what is piped into a file or another program is as good as what is seen.
+Plain aligned columns without a box, so that a pipe or a file gets the same text.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ _GAP = 2
 class Column:
     title: str
     keep: int = 0
-    """The smallest goes first; 0 never goes."""
+    """The smallest is left out first; 0: never."""
     right: bool = False
-    """Numbers stand on the right."""
+    """Align right, as numbers."""
 
 
 def fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Which columns fit into `width`."""
+    """The indices of the columns that fit into `width`."""
     widths = [max(len(text) for text in texts) for texts in zip([c.title for c in columns], *rows, strict=True)]
     shown = list(range(len(columns)))
     while sum(widths[i] + _GAP for i in shown) > width:
@@ -38,12 +38,12 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], shown: Seque
     for i in shown:
         made.add_column(columns[i].title, justify="right" if columns[i].right else "left", no_wrap=True)
     for row in rows:
-        made.add_row(*(Text(row[i]) for i in shown))  # Text: nothing that a peer says is markup
+        made.add_row(*(Text(row[i]) for i in shown))  # Text: what a peer sends is never markup
     return made
 
 
 def fill(pieces: Sequence[str], width: int) -> str:
-    """Pieces joined by dots, broken between them only; lines after the first are indented."""
+    """Pieces joined by dots, with line breaks only between pieces; lines after the first are indented."""
     lines = [""]
     for piece in pieces:
         longer = f"{lines[-1]} · {piece}" if lines[-1].strip() else f"{lines[-1]}{piece}"

@@ -7,14 +7,15 @@ from rich.table import Table
 from rich.text import Text
 
 from noloco_node.base.peer_names import name_of, short_id
+from noloco_node.base.states import NodeState
 from noloco_node.base.units import count, loss, rate, share, size, span
-from noloco_node.terminal.phase import left
+from noloco_node.terminal.figures import besides_steps, left, traffic
 from noloco_node.terminal.table import Column, fill, fitting, table
-from noloco_node.views.views import Checkpoints, Health, LastRound, PeerRow, PeersView, RunView, StatusView
+from noloco_node.views.peers import PeerRow, PeersView, RunView
+from noloco_node.views.status import Checkpoints, Health, LastRound, StatusView
 
-_PIPE_WIDTH = 1000  # nobody wants lines broken in a file
+_PIPE_WIDTH = 1000  # no line breaks in a file
 _HEALTH_STYLE = {"warning": "yellow", "error": "red"}
-_WORTH_SHOWING = 0.0005  # a tenth of a per cent, rounded
 _REACHABLE = {
     "directly": "reachable directly",
     "mapped": "reachable at a port of the router",
@@ -35,13 +36,15 @@ _PEER_COLUMNS = (
     Column("received", keep=1, right=True),
     Column("together", keep=5, right=True),
 )
-"""80 columns have room down to `together`, 120 for all."""
-_OUTSIDE = [i for i, column in enumerate(_PEER_COLUMNS) if column.title not in ("via", "sent", "received", "together")]
-"""Who only looks on has exchanged nothing with anybody."""
+"""80 columns have room for those down to `together`, 120 for all."""
+_VISITOR_COLUMNS = [
+    i for i, column in enumerate(_PEER_COLUMNS) if column.title not in ("via", "sent", "received", "together")
+]
+"""Columns for a view from outside the run: a visitor has exchanged nothing with anybody."""
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Coloured and as wide as the terminal; plain and wide where there is none."""
+    """Coloured and as wide as the terminal; plain and wide for a pipe."""
     made = Console(stderr=stderr, highlight=False, soft_wrap=False)
     if not made.is_terminal:
         made.width = _PIPE_WIDTH
@@ -49,13 +52,13 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def print_status(view: StatusView, out: Console) -> None:
-    head, *rest = rendezvous_lines(view) if view.state == "rendezvous" else node_lines(view)
+    head, *rest = rendezvous_lines(view) if view.state == NodeState.RENDEZVOUS else node_lines(view)
     text = Text(fill(head, out.width))
     text.stylize("bold", 0, len(view.name))
     out.print(text)
     for pieces in rest:
         out.print(Text(fill(pieces, out.width)))
-    if view.state == "rendezvous":
+    if view.state == NodeState.RENDEZVOUS:
         for run in view.runs:
             out.print(Text(fill(_run(run), out.width)))
         for address in view.addresses:
@@ -72,13 +75,15 @@ def print_peers(view: PeersView, out: Console) -> None:
 
 
 def peers_parts(view: PeersView, width: int) -> Iterator[Text | Table]:
-    """A table of all; or, seen from outside, one of each run below its name. In the order of the view."""
+    """One table; for a visitor, one table for each run below the run's name. In the order of the view."""
     if view.runs:
         for run in view.runs:
             yield Text(fill(_run(run), width), style="bold")
             if rows := [_peer_row(peer) for peer in view.peers if peer.run == run.run]:
                 yield _peers_table(
-                    [[row[i] for i in _OUTSIDE] for row in rows], [_PEER_COLUMNS[i] for i in _OUTSIDE], width
+                    [[row[i] for i in _VISITOR_COLUMNS] for row in rows],
+                    [_PEER_COLUMNS[i] for i in _VISITOR_COLUMNS],
+                    width,
                 )
     elif view.peers:
         yield _peers_table([_peer_row(peer) for peer in view.peers], _PEER_COLUMNS, width)
@@ -91,7 +96,7 @@ def _peers_table(rows: Sequence[Sequence[str]], columns: Sequence[Column], width
 
 
 def peer_line(peer: PeerRow) -> str:
-    """What matters of one peer, for where there is no table."""
+    """One peer in a line, for output without a table."""
     where = f" in {peer.run}" if peer.run else ""
     return f"{peer.name}{where} {peer.state}, round {peer.round}, loss {loss(peer.loss)} ({short_id(peer.peer_id)})"
 
@@ -102,7 +107,7 @@ def _run(run: RunView) -> list[str]:
 
 
 def node_lines(view: StatusView) -> Iterator[list[str]]:
-    """Each line as pieces, so that it is broken where it may be."""
+    """Each line as pieces, between which it may be broken."""
     yield [f"{view.name} ({short_id(view.peer_id)}) in {view.run or 'no run yet'}", *_progress(view)]
     if view.last_round:
         yield list(_last_round(view.last_round))
@@ -112,31 +117,19 @@ def node_lines(view: StatusView) -> Iterator[list[str]]:
         yield time
     if view.checkpoint:
         yield list(_checkpoints(view.checkpoint))
+    sent, received, is_today = traffic(view)
     yield [
         *([_REACHABLE.get(view.reachable, view.reachable)] if view.reachable else []),
         f"{count(view.peers_seen, 'peer')} seen",
         f"up {span(view.uptime_s)}",
-        _traffic(view),
+        f"{sent}, {received}" + (" today" if is_today else ""),
         *([f"page at {view.web}"] if view.web else []),
     ]
 
 
-def _traffic(view: StatusView) -> str:
-    """Of today where the day counts, else since the start."""
-    if view.today is None or (view.today.sent_limit, view.today.received_limit) == (None, None):
-        return f"gave {size(view.bytes.sent)}, took {size(view.bytes.received)}"
-    today = view.today
-    sent, received = _of(today.sent, today.sent_limit), _of(today.received, today.received_limit)
-    return f"gave {sent}, took {received} today"
-
-
-def _of(used: int, limit: int | None) -> str:
-    return size(used) + (f" of {size(limit)}" if limit is not None else "")
-
-
 def rendezvous_lines(view: StatusView) -> Iterator[list[str]]:
     yield [
-        f"{view.name} ({short_id(view.peer_id)}) is a rendezvous and trains nothing",
+        f"{view.name} ({short_id(view.peer_id)}) is a rendezvous and does not train",
         f"{count(view.peers_seen, 'peer')} seen",
         f"up {span(view.uptime_s)}",
     ]
@@ -185,12 +178,9 @@ def _rounds(view: StatusView) -> str:
 
 
 def _time(view: StatusView) -> Iterator[str]:
-    """Where the time went that was not spent on steps, the largest part first."""
-    spent = {account: s for account, s in view.time_s.items() if account != "paused"}
-    if total := sum(spent.values()):
-        rest = sorted(((s, account) for account, s in spent.items() if account != "step"), reverse=True)
-        parts = [f"{account} {share(s / total, 1)}" for s, account in rest if s >= _WORTH_SHOWING * total]
-        yield f"besides steps: {', '.join(parts) or 'nothing'}"
+    """The time that was not spent on steps, the largest part first."""
+    if any(s for account, s in view.time_s.items() if account != "paused"):
+        yield f"besides steps: {', '.join(besides_steps(view)) or 'nothing'}"
     if view.stall_ms is not None:
         yield f"the last round took {view.stall_ms:.0f} ms of training"
     if paused_s := view.time_s.get("paused"):
@@ -198,7 +188,7 @@ def _time(view: StatusView) -> Iterator[str]:
 
 
 def _why(view: StatusView) -> str:
-    """The reasons of the solo rounds, the most frequent first; a single one needs no number."""
+    """The reasons of the solo rounds, the most frequent first; without a number if there is only one."""
     reasons = sorted(view.rounds.by_reason.items(), key=lambda item: -item[1])
     words = [f"{number} {reason.replace('_', ' ')}" for reason, number in reasons]
     if len(reasons) == 1:

@@ -2,11 +2,11 @@
 
 Notable choices:
 - A batch goes through in micro-batches; loss and norm of the whole come to the CPU once, at its end.
-- How many examples fit on a GPU is found by trying before the first step (memory.py). Where they do not after all, the
-  parts are halved and the batch begins again.
-- In bf16, where a run wants it, only a GPU's matrix products are (autocast); parameters and gradients are fp32.
+- How many examples fit on a GPU is found by trying before the first step (memory_budget.py). Where they do not after
+  all, the parts are halved and the batch begins again.
+- Where a run uses bf16, only a GPU's matrix products are in bf16 (autocast); parameters and gradients are fp32.
 
-The model's own loss and evaluation are a Task's affair. Knows nothing of steps, schedules, rounds or partners.
+Loss and evaluation come from a Task. Knows nothing of steps, schedules, rounds or partners.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from noloco_node.errors import UsageError
-from noloco_node.run.manifest import InnerSpec
+from noloco_node.run.schema import InnerSpec
 from noloco_node.training import memory_budget
 from noloco_node.training.optimizer import Optimizer
 from noloco_node.training.task import Batch, Task, device_batch
@@ -26,21 +26,21 @@ T = TypeVar("T")
 
 
 class Gradients:
-    """`descent` is told when memory is needed, and then has the gradients of the last batch."""
+    """`optimizer` holds the gradients of the last batch, and frees them when memory is needed."""
 
     def __init__(  # noqa: PLR0913, PLR0917
         self,
         task: Task,
         module: nn.Module,
-        descent: Optimizer,
+        optimizer: Optimizer,
         spec: InnerSpec,
         micro_batch: int | None,
         memory_fraction: float,
     ) -> None:
-        """`micro_batch`: examples at once; None: as many as the task does well with, or as fit on a GPU."""
+        """`micro_batch`: examples at once; None: the task's own number, or as many as fit on a GPU."""
         self._task = task
         self._module = module
-        self._descent = descent
+        self._optimizer = optimizer
         self._precise = spec.precision == "fp32"
         self._memory_fraction = memory_fraction
         self._device = next(module.parameters()).device
@@ -59,11 +59,11 @@ class Gradients:
         batch = device_batch(batch, self._module)
 
         def backward() -> tuple[float, float]:
-            self._descent.forget()
+            self._optimizer.free_gradients()
             loss = torch.zeros((), device=self._device)
             for micro in _split(batch, self._micro.size):
                 loss += self._backward(micro, len(micro[0]) / self.examples)
-            both = torch.stack([loss, self._descent.norm()]).tolist()  # the GPU is waited for once
+            both = torch.stack([loss, self._optimizer.norm()]).tolist()  # the GPU is waited for once
             return both[0], both[1]
 
         if not self._micro.settled:
@@ -72,7 +72,7 @@ class Gradients:
 
     def evaluate(self) -> float:
         """Loss on the task's held-out data."""
-        self._descent.forget()
+        self._optimizer.free_gradients()
         self._module.eval()
         with torch.no_grad(), self._precision():
             loss = self._fitting(lambda: self._task.evaluate(self._module, self._micro.size))
@@ -82,7 +82,7 @@ class Gradients:
     def _find_micro_batch(self, batch: Batch) -> None:
         """Tries larger and larger parts of a batch, before the first step."""
         device, parameters = self._device, sum(p.numel() for p in self._module.parameters())
-        moments = 0 if self._descent.began else memory_budget.MOMENT_BYTES * parameters
+        moments = 0 if self._optimizer.has_moments else memory_budget.MOMENT_BYTES * parameters
         self._backward(next(_split(batch, 1)), 1.0)  # all micro-batches of a step but the first find gradients in place
         grows = True
         while grows:
@@ -112,7 +112,7 @@ class Gradients:
                 with _compiler_faults():
                     return work()
             except torch.OutOfMemoryError:
-                pass  # what it held is free only after this
+                pass  # its memory is free only after this block
             self._micro.halve()
 
 
@@ -129,7 +129,7 @@ def _examples(task: Task, spec: InnerSpec) -> int:
 
 @contextmanager
 def _compiler_faults() -> Iterator[None]:
-    """The seam to torch.compile, which finds out in the first step what it lacks here."""
+    """Turns what torch.compile raises in the first step, where it lacks something here, into a UsageError."""
     try:
         yield
     except Exception as error:

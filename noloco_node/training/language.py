@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from noloco_node.data import corpus
-from noloco_node.run.manifest import Manifest
+from noloco_node.run.schema import Manifest
 from noloco_node.training import model
 from noloco_node.training.task import Batch, device_batch
 
 EVAL_TOKENS = 4096
-"""Held-out tokens of one evaluation, or a step's batch where that is more: forward only, it costs 1.3 small steps."""
+"""Held-out tokens of one evaluation, or a step's batch where that is more: forward only, it takes as long as 1.3 small
+steps."""
 MICRO_LOGITS = 1 << 25
 """Elements of the largest logits that a CPU makes at once, 128 MiB: more of them are no faster."""
 
@@ -40,14 +41,17 @@ class Language:
         return model.next_token_loss(module, windows)
 
     def evaluate(self, module: nn.Module, examples: int) -> float:
+        """Summed in float64, on the CPU as not every device has it: a mean in float32 is off by 1e-6, and by how many
+        examples go at once."""
         total = 0.0
-        for windows in torch.split(self._held_out, examples):
-            total += float(self.loss(module, device_batch((windows,), module))) * len(windows)
-        return total / len(self._held_out)
+        for batch in torch.split(self._held_out, examples):
+            (windows,) = device_batch((batch,), module)
+            total += float(model.next_token_loss(module, windows, "none").cpu().double().sum())
+        return total / self._held_out[:, 1:].numel()
 
 
 class Windows:
-    """A text's windows as a task's stream."""
+    """The windows of a text as a task's stream."""
 
     def __init__(self, stream: corpus.Batches) -> None:
         self._stream = stream

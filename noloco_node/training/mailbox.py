@@ -1,46 +1,183 @@
-"""Letters to the training thread whose senders wait for what becomes of them: each ends, read or not."""
+"""What is sent to the training thread: commands, and the mailbox that they lie in.
 
-from collections.abc import Callable
+The mailbox is the one object that this thread and others both touch. A command with an `answer` always gets one, even
+when the thread ends before it reads the command.
+"""
+
+import math
+import queue
+import time
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from torch import Tensor
+
 from noloco_node.errors import NolocoError
-from noloco_node.training.replica import Replica
+from noloco_node.training.replica import State
+from noloco_node.training.state_snapshot import Copy
 
 T = TypeVar("T")
 
 
-class Question(Generic[T]):
-    """A letter to the training thread that wants an answer."""
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where the training is between two inner steps."""
 
-    def __init__(self, ask: Callable[[Replica], T]) -> None:
-        self.answer: Future[T] = Future()
-        self._ask = ask
+    steps: int
+    """Of the run."""
+    part: float
+    """Of the inner phase, 0 to 1."""
+    left_s: float | None
+    """Until the phase is over; None before its first step, and in a pause."""
+    tokens_per_s: float | None
+    loss: float | None
+    """The mean of the phase so far."""
 
-    def __call__(self, inner: Replica) -> None:
+
+# ---- commands --------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Command:
+    def abandon(self) -> None:
+        """The thread has ended and will not read this."""
+
+
+@dataclass(frozen=True)
+class Question(Command, Generic[T]):
+    answer: "Future[T]" = field(default_factory=Future, kw_only=True)
+
+    def settle(self, find: Callable[[], T]) -> None:
+        """Answers with the result, or with what is raised: that belongs to the sender."""
         if self.answer.set_running_or_notify_cancel():
             try:
-                self.answer.set_result(self._ask(inner))
-            except Exception as error:  # noqa: BLE001 - it belongs to whoever asked
+                self.answer.set_result(find())
+            except Exception as error:  # noqa: BLE001
                 self.answer.set_exception(error)
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
+        self.refuse(NolocoError("the training has ended"))
+
+    def refuse(self, why: Exception) -> None:
         if self.answer.set_running_or_notify_cancel():
-            self.answer.set_exception(NolocoError("the training has ended"))
+            self.answer.set_exception(why)
 
 
-class Correction:
-    """A letter to the training thread; `added` is done when there is nothing left of it, whatever became of it."""
+@dataclass(frozen=True)
+class Begin(Command):
+    own_rounds: int | None
 
-    def __init__(self, add: Callable[[Replica], None]) -> None:
-        self.added: Future[None] = Future()
-        self._add = add
 
-    def __call__(self, inner: Replica) -> None:
-        try:
-            self._add(inner)
-        finally:
-            self.give_up()
+@dataclass(frozen=True)
+class Adopt(Question[None]):
+    round: int
+    state: bytes | memoryview
 
-    def give_up(self) -> None:
+
+@dataclass(frozen=True)
+class GetState(Question[State]):
+    pass
+
+
+@dataclass(frozen=True)
+class GetLiveState(Question[Copy]):
+    pass
+
+
+@dataclass(frozen=True)
+class GetProgress(Question[tuple[Progress, Mapping[str, float]]]):
+    pass
+
+
+@dataclass(frozen=True)
+class Correct(Command):
+    """A partner's correction of the elements from `start` on."""
+
+    offered_round: int
+    start: int
+    correction: Tensor
+    added: "Future[None]"
+    """Done when the correction was added, or never will be."""
+
+    def abandon(self) -> None:
         self.added.set_result(None)
+
+
+@dataclass(frozen=True)
+class Swapping(Command):
+    under_way: bool
+
+
+@dataclass(frozen=True)
+class RoundOver(Command):
+    round: int
+
+
+@dataclass(frozen=True)
+class Pause(Command):
+    pass
+
+
+@dataclass(frozen=True)
+class Resume(Command):
+    pass
+
+
+@dataclass(frozen=True)
+class Stop(Command):
+    pass
+
+
+# ---- the mailbox -----------------------------------------------------------------------------------------------------
+class Mailbox:
+    def __init__(self) -> None:
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._closed = False
+        self._away = time.perf_counter(), 0.0
+        """Since when the thread has not looked, and the longest that it ever did not; replaced as a whole."""
+
+    # ---- from any thread ----
+    def post(self, command: Command) -> None:
+        self._commands.put(command)
+        if self._closed:  # else `close` finds it
+            self._abandon()
+
+    @property
+    def patience_s(self) -> float:
+        """For a question asked now to be answered: twice the longest time between two looks at the mailbox."""
+        since, longest_s = self._away
+        return 2 * max(longest_s, time.perf_counter() - since)
+
+    def _abandon(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                self._commands.get_nowait().abandon()
+
+    # ---- from the thread whose mailbox it is ----
+    def open(self) -> None:
+        """From now on the time between two looks counts: building the model is over."""
+        self._away = time.perf_counter(), 0.0
+
+    def close(self) -> None:
+        """Nobody will read it any more."""
+        self._closed = True
+        self._abandon()
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Around `waiting` and `next`: time spent here is no time away."""
+        since, longest_s = self._away
+        longest_s = max(longest_s, time.perf_counter() - since)
+        self._away = math.inf, longest_s
+        yield
+        self._away = time.perf_counter(), longest_s
+
+    def waiting(self) -> Iterator[Command]:
+        """What lies there."""
+        while not self._commands.empty():
+            yield self._commands.get()
+
+    def next(self) -> Command:
+        """Waits for one."""
+        return self._commands.get()

@@ -1,11 +1,11 @@
-"""What fits into this machine: the training state and what comes on top of it, a micro-batch, a copy for a newcomer.
+"""What fits into this machine's memory: the training state, a micro-batch, a copy of the state for a joining node.
 
-On a GPU, θ, its gradient and AdamW's two moments must lie there: 16 bytes a parameter. φ and δ, and what norms owe
-them, lie beside those where that leaves room for activations, else in host memory, φ and δ pinned, where a boundary and
-a correction reach them piece by piece. The snapshot of an open offer is always in host memory, and so is a checkpoint
-until it is on the disk: whoever cannot hold both is told so before it trains, and not by the system that kills it at
-its first checkpoint. How many examples go through the model at once is found by trying on a GPU; on a CPU it is the
-task's own number, for the result there is to be the same to the bit each time.
+On a GPU, θ, its gradient and AdamW's two moments must lie there: 16 bytes a parameter. φ and δ, and the length
+correction's vector, lie beside them where that leaves room for activations, else in host memory, φ and δ pinned, where
+a boundary and a correction reach them piece by piece. The snapshot of an open offer is always in host memory, and so is
+a checkpoint until it is on the disk: a machine that cannot hold both is refused before it trains, instead of being
+killed by the system at its first checkpoint. How many examples go through the model at once is found by trying on a
+GPU; on a CPU it is the task's own number, so that results there are the same to the bit each time.
 """
 
 import torch
@@ -20,11 +20,11 @@ FAST_BYTES = 16
 COPY_BYTES = 8
 """Per parameter: φ and δ."""
 SLOW_BYTES = COPY_BYTES + 2
-"""Per parameter: φ, δ and what norms owe them (core/length_correction.py)."""
+"""Per parameter: φ, δ and what the length correction owes them (core/length_correction.py)."""
 SNAPSHOT_BYTES = 4
 """Per parameter, while an offer is open."""
 CHECKPOINT_BYTES = 20
-"""Per parameter, while one is written: a copy of θ, φ, δ and AdamW's moments, beside which training goes on."""
+"""Per parameter, while one is written: a copy of θ, φ, δ and AdamW's moments, while training goes on."""
 PEAK_BYTES = FAST_BYTES + SLOW_BYTES + SNAPSHOT_BYTES + CHECKPOINT_BYTES
 MOMENT_BYTES = 8
 """Per parameter: what AdamW makes in its first step only."""
@@ -49,7 +49,7 @@ def beside_gpu_bytes(parameters: int, of_gpu: int) -> int:
 
 
 def check_copy(parameters: int) -> None:
-    """Raises OutOfMemory where a newcomer's copy of φ and δ does not fit beside the next checkpoint."""
+    """Raises OutOfMemory where a joining node's copy of φ and δ does not fit beside the next checkpoint."""
     needed, free = parameters * (COPY_BYTES + CHECKPOINT_BYTES), memory.free_bytes()
     if free is not None and needed > free:
         raise OutOfMemory(
@@ -58,7 +58,7 @@ def check_copy(parameters: int) -> None:
 
 
 def free_bytes(device: torch.device, fraction: float) -> int:
-    """What torch could still take of a GPU: what nobody has, and what it has taken and does not use."""
+    """What torch could still take of a GPU: what is free, and what torch has reserved and does not use."""
     free, total = torch.cuda.mem_get_info(device)
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     allowed = int(fraction * total) - torch.cuda.memory_allocated(device)
@@ -66,8 +66,8 @@ def free_bytes(device: torch.device, fraction: float) -> int:
 
 
 def slow_fits(parameters: int, free: int) -> bool:
-    """Whether φ, δ and what they are owed may lie on the GPU too: with AdamW's moments they take no more than half of
-    what is free, the rest being for activations."""
+    """Whether φ, δ and what they are owed may lie on the GPU too: with AdamW's moments they may take half of what is
+    free; the rest is for activations."""
     return parameters * (SLOW_BYTES + MOMENT_BYTES) <= free // 2
 
 
@@ -90,8 +90,8 @@ class MicroBatch:
         self.size = min(examples, start or 1)
 
     def may_grow(self, taken: int, room: int) -> bool:
-        """After a try with `size` took so many bytes: whether twice as many are tried. What they take is at most twice
-        that, as a part of it is the same for any size."""
+        """Whether to try twice as many examples, after a try with `size` took so many bytes. Twice as many take at most
+        twice that, as a part of it is the same for any size."""
         if self._settled or self.size == self._examples or 2 * taken > SPARE * room:
             self._settled = True
             return False

@@ -1,7 +1,7 @@
 """Causal language models, built from what a manifest names: a preset, or a transformers config class with plain values.
 
 The manifest may come from a stranger, so a build runs no remote code, asks no hub, and first counts the model's
-parameters without memory (torch's meta device), giving up as soon as this machine could not hold them. The same seed
+parameters without memory (torch's meta device), and stops as soon as this machine could not hold them. The same seed
 gives the same first weights everywhere. Knows nothing of data, optimizers or peers.
 """
 
@@ -20,7 +20,7 @@ from torch.nn.modules.module import (
 )
 
 from noloco_node.errors import OutOfMemory, UsageError
-from noloco_node.run.manifest import ModelSpec
+from noloco_node.run.schema import ModelSpec
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 """Llama shapes. With 32,000 tokens they have 134 M, 374 M, 1.35 B and 6.74 B parameters; with bytes 85 M, 309 M, 1.22 B
 and 6.48 B."""
 MAX_MODULES = 100_000
-"""Of a model: GPT-3 has 2,000. Python objects cost memory and time before the first parameter is made."""
+"""In a model: GPT-3 has 2,000. Modules cost memory and time before the first parameter is made."""
 
 _ALSO_KNOWN = frozenset({"rope_theta", "rope_scaling", "partial_rotary_factor"})  # spellings that configs still take
 
@@ -75,7 +75,7 @@ def build(spec: ModelSpec, vocabulary: int, seed: int, sequence_length: int = 1)
 
 
 def vocabulary(spec: ModelSpec, at_least: int) -> int:
-    """Tokens that the model tells apart, for a text with so many. Raises UsageError."""
+    """The model's number of tokens, for a text with `at_least` so many. Raises UsageError."""
     with _offline():
         config = _config(spec.architecture or "LlamaConfig", _values(spec, at_least))
     return int(config.get_text_config().vocab_size)
@@ -104,15 +104,16 @@ def flatten(module: nn.Module) -> Tensor:
 
 
 def layout_digest(module: nn.Module) -> bytes:
-    """What a flat vector's elements mean, in 32 bytes: replicas exchange only when it is the same."""
+    """What a flat vector's elements mean, in 32 bytes: replicas swap only when it is the same."""
     lines = [f"{name} {tuple(p.shape)} {p.dtype}\n" for name, p in parameters(module)]
     return hashlib.sha256("".join(lines).encode()).digest()
 
 
-def next_token_loss(module: nn.Module, windows: Tensor) -> Tensor:
-    """Mean over the tokens of `windows` (sequences, length + 1) but the first, each predicted from those before it."""
+def next_token_loss(module: nn.Module, windows: Tensor, reduction: str = "mean") -> Tensor:
+    """Mean over the tokens of `windows` (sequences, length + 1) but the first, each predicted from those before it; or
+    `none`, each one's own."""
     logits = module(input_ids=windows[:, :-1], use_cache=False).logits  # (sequences, length, vocabulary)
-    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
+    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten(), reduction=reduction)
 
 
 def checkpoint_activations(module: nn.Module) -> None:
@@ -125,7 +126,7 @@ def checkpoint_activations(module: nn.Module) -> None:
 
 
 def memory_bytes() -> int:
-    """What this machine has in all, or this container may use."""
+    """All memory of this machine, or what this container may use."""
     installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         allowed = Path("/sys/fs/cgroup/memory.max").read_text()
@@ -150,13 +151,13 @@ def _config(architecture: str, values: dict[str, Any]) -> Any:
     known = _known_keys(family)
     if unknown := sorted(values.keys() - known):
         raise UsageError(f"model.config: {architecture} does not know {unknown[0]}")
-    if "is_decoder" in known:  # else BERT and its kin would see the token that they are to predict
+    if "is_decoder" in known:  # else BERT and the like would see the token that they must predict
         values = {**values, "is_decoder": True}
     return _sound(architecture, lambda: family(**values))
 
 
 def _known_keys(family: Any) -> set[str]:
-    """A config class takes any key and ignores what it does not know; a typo would train another model."""
+    """A config class takes any key and ignores unknown ones: a typo would train another model."""
     return {*family().to_dict(), *family.attribute_map, *_ALSO_KNOWN}
 
 
@@ -180,7 +181,7 @@ def _construct(architecture: str, config: Any) -> nn.Module:
 
 
 def _sound(architecture: str, make: Callable[[], T]) -> T:
-    """The seam to transformers: whatever it raises about a manifest's values is a fault of the manifest."""
+    """Turns whatever transformers raises about a manifest's values into a UsageError."""
     try:
         return make()
     except (OutOfMemory, UsageError):
@@ -192,7 +193,7 @@ def _sound(architecture: str, make: Callable[[], T]) -> T:
 
 @contextmanager
 def _bounded(max_parameters: int) -> Iterator[None]:
-    """Give up in the middle of building a model that this machine could not hold."""
+    """Stop in the middle of building a model that this machine could not hold."""
     elements = modules = 0
 
     def on_parameter(_module: nn.Module, _name: str, parameter: nn.Parameter | None) -> None:

@@ -1,10 +1,10 @@
 """AdamW on a module's parameters, and the gradients that it takes: each backward pass makes its own.
 
-Gradients that stayed would stand beside the next forward pass's activations, at the very peak of memory: one flat
-vector of them made that 7% more on the `125m` preset. So autograd makes them, one for each parameter, as in any plain
-loop, whose results are the same to the bit, and they go right before memory is needed again. Not earlier: freed at a
-step's end, they let the C library hand a small model's heap back to the system, which gives it again page by page (2%
-of a step of `tiny`). A parameter that had no part in the loss is left alone, not decayed.
+Gradients that stayed would lie beside the next forward pass's activations, at the very peak of memory: one flat vector
+of them made that 7% more on the `125m` preset. So autograd makes them, one for each parameter, as in any plain loop,
+whose results are the same to the bit, and they are freed right before memory is needed again. Not earlier: freed at a
+step's end, they let the C library return a small model's heap to the system, which gives it again page by page (2% of a
+step of `tiny`). A parameter that had no part in the loss is left alone, not decayed.
 
 AdamW is arXiv 1711.05101 and torch's. Knows nothing of losses, schedules or rounds.
 """
@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from noloco_node.run.manifest import InnerSpec
+from noloco_node.run.schema import InnerSpec
 
 
 class Optimizer:
     def __init__(self, module: nn.Module, spec: InnerSpec) -> None:
         self._parameters = list(module.parameters())
         self._spec = spec
-        self._optimizer = self._fresh()
+        self._adamw = self._fresh()
 
     def _fresh(self) -> torch.optim.AdamW:
         """Matrices decay; the rest (gains, biases) does not."""
@@ -33,39 +33,39 @@ class Optimizer:
         return torch.optim.AdamW(groups, lr=self._spec.learning_rate, betas=self._spec.betas, fused=True)
 
     # ---- gradients ----
-    def forget(self) -> None:
-        """No gradient is there any more, and none takes memory."""
-        self._optimizer.zero_grad(set_to_none=True)
+    def free_gradients(self) -> None:
+        """Free the gradients."""
+        self._adamw.zero_grad(set_to_none=True)
 
     def norm(self) -> Tensor:
-        """Of the whole gradient, as torch's own clipping takes it."""
+        """Of the whole gradient, as torch's own clipping computes it."""
         return nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
 
     def step(self, rate: float, norm: float) -> None:
-        """Moves the parameters along the gradient, whose norm this is, clipped."""
+        """One step of AdamW with the clipped gradient. `norm`: of the whole gradient, before clipping."""
         nn.utils.clip_grads_with_norm_(self._parameters, self._spec.clip, torch.tensor(norm))
-        for group in self._optimizer.param_groups:
+        for group in self._adamw.param_groups:
             group["lr"] = rate
-        self._optimizer.step()
+        self._adamw.step()
 
     # ---- moments ----
     @property
-    def began(self) -> bool:
-        """Whether AdamW has made its moments."""
-        return bool(self._optimizer.state)
+    def has_moments(self) -> bool:
+        """As AdamW has after its first step."""
+        return bool(self._adamw.state)
 
     def restart(self) -> None:
-        """Without moments."""
-        self._optimizer = self._fresh()
+        """Begin again without moments."""
+        self._adamw = self._fresh()
 
     def state(self) -> dict[int, dict[str, Any]]:
-        """Moments and steps by a parameter's place, matrices first. Not a copy."""
-        found: dict[int, dict[str, Any]] = self._optimizer.state_dict()["state"]
+        """Moments and steps by a parameter's position, matrices first. Not a copy."""
+        found: dict[int, dict[str, Any]] = self._adamw.state_dict()["state"]
         return found
 
     def fits(self, state: Mapping[int, Mapping[str, Any]]) -> bool:
         """Whether these are moments of such parameters."""
-        places = [p for group in self._optimizer.param_groups for p in group["params"]]
+        places = [p for group in self._adamw.param_groups for p in group["params"]]
         return all(
             place in range(len(places)) and moments[key].shape == places[place].shape
             for place, moments in state.items()
@@ -74,4 +74,4 @@ class Optimizer:
 
     def load(self, state: Mapping[int, Mapping[str, Any]]) -> None:
         self.restart()
-        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": dict(state)})
+        self._adamw.load_state_dict({**self._adamw.state_dict(), "state": dict(state)})

@@ -2,16 +2,15 @@
 
 Notable choices:
 - The model's parameters are views of ONE flat fp32 vector θ, so the outer step and a fragment's correction are each a
-  few operations on slices. φ and δ are flat alike, beside θ where they fit. AdamW (descent.py) sees the parameters.
-- A phase lasts so many steps, or so many seconds, told by whoever has a clock. What a phase by time overruns counts
-  for the next one, so that boxes with short and with long steps do not drift apart.
+  few operations on slices. φ and δ are flat too, beside θ where they fit. AdamW (optimizer.py) sees the parameters.
+- A phase lasts so many steps, or so many seconds, counted by `spend`. Time beyond the end of a phase by time counts for
+  the next one, so that machines with short and with long steps do not drift apart.
 - A step whose loss or gradient is not finite is skipped and counted; the position in data and schedule moves on. After
-  MAX_SKIPPED of them in a row the replica is to go back to weights that were good.
-- Rounds count boundaries that are behind us: before the first one the replica is in round 0.
+  MAX_SKIPPED of them in a row the caller must restore weights that were good.
+- `round` counts past boundaries: before the first one the replica is in round 0.
 
-The maths of a boundary is core/outer.py (arXiv 2506.10911). What is trained is a Task's affair (training/task.py), and
-how a batch goes through the model that of passes.py.
-Knows nothing of peers, threads or files. Everything here belongs to the one thread that calls it.
+The maths of a boundary is core/outer.py (arXiv 2506.10911). A Task says what is trained (task.py), and gradients.py
+computes loss and gradient of a batch. Knows nothing of peers, threads or files; used by one thread only.
 """
 
 import hashlib
@@ -29,23 +28,23 @@ from noloco_node.core.codec import BLOCK
 from noloco_node.core.length_correction import LengthCorrection
 from noloco_node.data import corpus
 from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved, UsageError
-from noloco_node.run.manifest import Manifest
-from noloco_node.training import memory_budget, model
+from noloco_node.run.schema import Manifest
+from noloco_node.training import memory_budget, model, tasks
 from noloco_node.training.gradients import Gradients
 from noloco_node.training.optimizer import Optimizer
 from noloco_node.training.schedule import learning_rate
-from noloco_node.training.task import Batch, Closable, ExampleStream, Patient, Task, load
+from noloco_node.training.task import Batch, Closable, ExampleStream, Patient, Task
 
 MAX_SKIPPED = 10
 """In a row: one bad batch is bad luck, ten are bad weights."""
 WARM_UP_STEPS = 5
 """Of an AdamW that begins in the middle of a run: its first steps, each as long as the learning rate in every parameter
-whatever the gradient, would throw the weights off. Nothing is offered before."""
+whatever the gradient, would spoil the weights. Until they are over, nothing is offered."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """All that a replica needs to go on exactly where it was: copies on the CPU."""
+    """Everything that a replica needs to go on exactly where it was: copies on the CPU."""
 
     round: int
     step: int
@@ -58,7 +57,7 @@ class State:
 
 
 class Saved(Protocol):
-    """A State that came back from somewhere."""
+    """A State that was loaded again."""
 
     @property
     def round(self) -> int: ...
@@ -98,13 +97,15 @@ class Replica:
         self.layout = model.layout_digest(module)
         self.theta = model.flatten(module)
         self.phi, self.delta = memory_budget.slow_vectors(self.theta, memory_fraction)
-        self._norms: LengthCorrection | None = None
+        self._length_correction: LengthCorrection | None = None
         if manifest.outer.keep_norm:
-            self._norms = LengthCorrection([p.numel() for _, p in model.parameters(module)], self.phi.device)
+            self._length_correction = LengthCorrection(
+                [p.numel() for _, p in model.parameters(module)], self.phi.device
+            )
         self._owed_for = -1
-        """The round of the offer that norms know: a swap may have begun just as the next offer was made."""
-        self._descent = Optimizer(module, self._spec)
-        self._passes = Gradients(task, module, self._descent, self._spec, micro_batch, memory_fraction)
+        """The round of the offer that the length correction is about: a swap of the offer before may still go on."""
+        self._optimizer = Optimizer(module, self._spec)
+        self._gradients = Gradients(task, module, self._optimizer, self._spec, micro_batch, memory_fraction)
         self.budget = manifest.rounds
         self.round = 0
         self.phase_step = 0
@@ -118,13 +119,13 @@ class Replica:
         self.last_loss = 0.0
         """Of the last step that was not skipped."""
         self._warm_up_left = 0
-        """Steps of a fresh AdamW that are still held short."""
+        """Steps of a fresh AdamW that still have a lower learning rate."""
         self._restored_in = -1
-        """The round in which `restore` was called last: what was offered by then is of other weights."""
+        """The round in which `restore` was called last: offers up to it are of other weights."""
         self._thrown_away: list[int] = []
-        """The rounds whose phase was: a boundary that δ knows nothing of."""
+        """Rounds whose phase was thrown away: δ did not change at their boundary."""
         self._batch: Batch | None = None
-        """Of the next step, once it was fetched."""
+        """Of the next step, when it has been fetched."""
 
     @classmethod
     def build(  # noqa: PLR0913
@@ -141,13 +142,13 @@ class Replica:
         corpus: corpus.Readable | None = None,
     ) -> "Replica":
         """The replica of the node `peer_id`. To be called on the thread that will own it: torch's number of threads is
-        set here, and torch counts it per calling thread. `micro_batch`: examples at once, found out when None."""
+        set here, a setting of the calling thread. `micro_batch`: examples at once; None: found by trying."""
         if threads:
             torch.set_num_threads(threads)
         where = choose_device(device)
         if memory_fraction and where.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_fraction, where.index)
-        task = load(manifest, sources, corpus)
+        task = tasks.load(manifest, sources, corpus)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(manifest.seed)
             module = task.model()
@@ -163,7 +164,7 @@ class Replica:
         return cls(task, module, stream, manifest, micro_batch, memory_fraction or 1.0)
 
     def close(self) -> None:
-        """No step more."""
+        """No further step."""
         if isinstance(self.stream, Closable):
             self.stream.close()
 
@@ -181,7 +182,7 @@ class Replica:
 
     @property
     def phase_part(self) -> float:
-        """How far the phase is, 0 to 1."""
+        """The share of the phase that is over, 0 to 1."""
         done = self.phase_step / self._phase_steps if self._spec.seconds is None else self.phase_s / self._spec.seconds
         return min(1.0, done)
 
@@ -196,14 +197,14 @@ class Replica:
     @property
     def micro_batch(self) -> int:
         """Examples that go through the model at once."""
-        return self._passes.micro_batch
+        return self._gradients.micro_batch
 
     @property
     def device(self) -> str:
         return self.theta.device.type
 
     def steps_left(self, step_s: float) -> int:
-        """Until the boundary, if one of a phase by time lasts `step_s`."""
+        """Until the boundary; with a phase by time, if each takes `step_s`."""
         if self._spec.seconds is None:
             return max(1, self._phase_steps - self.phase_step)
         return max(1, int((self._spec.seconds - self.phase_s) / max(step_s, 1e-6)))
@@ -215,36 +216,36 @@ class Replica:
 
     @property
     def steps(self) -> int:
-        """Steps behind this replica. With phases by steps, those that others took before it joined count too: it is
-        where in the run's schedule the replica stands. With phases by time it is what this replica did itself."""
+        """With phases by steps: the replica's position in the run's schedule, so the steps before it joined count too.
+        With phases by time: the steps that it took itself."""
         return self.round * self._phase_steps + self.phase_step if self._spec.seconds is None else self._taken
 
     @property
     def _progress(self) -> float:
-        """Of the run, 0 to 1, with the step that is being taken."""
+        """The share of the run that is over, 0 to 1, with the step under way."""
         if self._spec.seconds is None:
             return (self.steps + 1) / (self.budget * self._phase_steps)
         return (self.round + self.phase_part) / self.budget
 
     # ---- inner steps ----
     def spend(self, seconds: float) -> None:
-        """So much time of the phase has gone: phases by time end by it, and the schedule follows it."""
+        """So much time of the phase has passed: it ends phases by time, and their schedule follows it."""
         if self._spec.seconds is not None:
             self.phase_s += seconds
 
     def has_data(self, within_s: float) -> bool:
-        """Whether the next batch is at hand; a stream that says so is waited for no longer than this."""
-        return not isinstance(self.stream, Patient) or self.stream.ready(self._passes.examples, within_s)
+        """Whether the next batch is there; waits for a Patient stream no longer than this."""
+        return not isinstance(self.stream, Patient) or self.stream.ready(self._gradients.examples, within_s)
 
     def fetch(self) -> None:
-        """Read the batch of the step that follows at once: for whoever tells reading from training."""
-        self._batch = self.stream.next(self._passes.examples)
+        """Read the next step's batch now, so that reading and training can be timed apart."""
+        self._batch = self.stream.next(self._gradients.examples)
 
     def step(self) -> float:
         """One step of AdamW. Returns its loss, which is not finite where the step was skipped. Raises NonFinite after
-        MAX_SKIPPED of them in a row: `restore` or `restart`."""
-        batch, self._batch = self._batch or self.stream.next(self._passes.examples), None
-        loss, norm = self._passes.gradient(batch)
+        MAX_SKIPPED of them in a row; then call `restore` or `restart`."""
+        batch, self._batch = self._batch or self.stream.next(self._gradients.examples), None
+        loss, norm = self._gradients.gradient(batch)
         if math.isfinite(loss) and math.isfinite(norm):
             self._skipped_in_row, self.last_loss = 0, loss
             self._descend(norm)
@@ -261,61 +262,61 @@ class Replica:
     def _descend(self, norm: float) -> None:
         rate = learning_rate(self._spec, self._progress) * (1 - self._warm_up_left / (WARM_UP_STEPS + 1))
         self._warm_up_left = max(0, self._warm_up_left - 1)
-        self._descent.step(rate, norm)
+        self._optimizer.step(rate, norm)
 
     # ---- the boundary of a round ----
     def snapshot(self) -> Tensor:
-        """u = β Δ + γ φ, fp32 on the CPU and nobody else's: what a partner needs. Δ has the length that averaging will
-        take from it, if the run does that. Before `boundary`."""
-        self._descent.forget()
+        """u = β Δ + γ φ, fp32 on the CPU, a new tensor: what a partner needs. Δ is made longer by what averaging will
+        take from it, where the run does that (core/length_correction.py). Before `boundary`."""
+        self._optimizer.free_gradients()
         u = torch.empty(self.parameters)
         outer.snapshot(self.theta, self.phi, self._hyper, u)
         self._owed_for = -1
-        if self._norms:
-            self._norms.offer(self.theta, self.phi, self._hyper.beta, u)
+        if self._length_correction:
+            self._length_correction.offer(self.theta, self.phi, self._hyper.beta, u)
         self._require_finite(u)
         self._owed_for = self.round + 1
         return u
 
     def movement(self) -> Tensor:
-        """The largest |βΔ| of each block of 256 elements, on the CPU: how far apart partners may stand. Before
+        """The largest |βΔ| of each block of 256 elements, on the CPU: how far apart partners may be. Before
         `boundary`."""
         return outer.movement(self.theta, self.phi, self._hyper, BLOCK)
 
     def boundary(self) -> None:
-        """The local outer step: afterwards θ = φ and a round more is behind us. Raises NonFinite, and then nothing has
+        """The local outer step: afterwards θ = φ, and the next round begins. Raises NonFinite, and then nothing has
         changed: `discard` the phase."""
         self._require_finite(self.theta)
         outer.local_step(self.theta, self.phi, self.delta, self._hyper)
         self._next_round()
 
     def discard(self) -> None:
-        """Throw away a phase that went wrong, as `restart` does, and end it. Raises Diverged."""
+        """Throw the phase away, as `restart` does, and end it. Raises Diverged."""
         self.restart()
         self._next_round()
         self._thrown_away.append(self.round)
 
     def restart(self) -> None:
-        """In the middle of a phase: θ is φ again, AdamW starts afresh. Raises Diverged if φ is no better."""
+        """In the middle of a phase: θ becomes φ again, with a fresh AdamW. Raises Diverged if φ is not finite."""
         if self._first_nonfinite(self.phi) is not None:
             raise Diverged("the model holds NaN or Inf: start the node again, it goes on from its last checkpoint")
         self._begin_at_phi()
 
     def restore(self, saved: Saved) -> None:
-        """In the middle of a phase: weights and optimizers are what they were. Round, schedule and data go on from
-        here, as nobody goes back in a run; and the batches that did it are not met again."""
+        """In the middle of a phase: weights and optimizers become the saved ones. Round, schedule and data go on from
+        here: a run never goes back, and the batches that caused it do not come again."""
         self._take_weights(saved)
         self._restored_in = self.round
 
     def apply(self, start: int, c: Tensor, offered_round: int) -> None:
-        """A partner's correction of the elements from `start` on, for the offer made as round `offered_round` began.
-        The length that is owed there comes with it. One for weights that have been given up since is lost."""
+        """Add a partner's correction of the elements from `start` on, for the offer made as round `offered_round`
+        began, with the length that is owed there. One for weights that were given up since is dropped."""
         if offered_round <= self._restored_in:
             return
         part = slice(start, start + len(c))
         late = self.round - offered_round - sum(ended > offered_round for ended in self._thrown_away)
-        if self._norms and offered_round == self._owed_for:
-            c = self._norms.hear(start, c)
+        if self._length_correction and offered_round == self._owed_for:
+            c = self._length_correction.complete(start, c)
         outer.correct(self.theta[part], self.phi[part], self.delta[part], c, self._hyper, late)
 
     def _next_round(self) -> None:
@@ -330,7 +331,7 @@ class Replica:
 
     @staticmethod
     def _first_nonfinite(vector: Tensor) -> int | None:
-        if math.isfinite(float(vector.sum())):  # NaN and Inf stay in a sum, which takes a thirtieth of a look at each
+        if math.isfinite(float(vector.sum())):  # NaN and Inf stay in a sum, which takes a thirtieth of the time
             return None
         for start, piece in _pieces(vector):
             finite = piece.isfinite()
@@ -352,9 +353,9 @@ class Replica:
 
     # ---- evaluation ----
     def evaluate(self) -> float:
-        """Loss at the present θ on held-out data, the same for every replica. Right after a boundary, and
-        until the next step, θ is φ: what one would publish."""
-        return self._passes.evaluate()
+        """Loss at the present θ on held-out data, the same for every replica. From a boundary to the next step θ is φ:
+        the weights that are published."""
+        return self._gradients.evaluate()
 
     # ---- the whole state ----
     def state(self) -> State:
@@ -366,7 +367,7 @@ class Replica:
             {name: theta[start:end].view(shapes[name]) for name, start, end in self._slices()},
             {"phi": self.phi.cpu().clone(), "delta": self.delta.cpu().clone()},
             {
-                "optimizer": _copied(self._descent.state()),
+                "optimizer": _copied(self._optimizer.state()),
                 "position": self.stream.position,
                 "phase_step": self.phase_step,
                 "phase_s": self.phase_s,
@@ -375,7 +376,7 @@ class Replica:
                 "skipped_in_row": self._skipped_in_row,
                 "last_loss": self.last_loss,
                 "warm_up_left": self._warm_up_left,
-                "norms": self._norms.scales if self._norms else [],
+                "norms": self._length_correction.scales if self._length_correction else [],
                 "rng": torch.get_rng_state(),
                 "device_rng": torch.cuda.get_rng_state(self.theta.device) if self.theta.is_cuda else None,
             },
@@ -394,8 +395,8 @@ class Replica:
         self.round, self.phase_step = saved.round, saved.inner["phase_step"]
         self.phase_s, self._taken = saved.inner["phase_s"], saved.inner["taken"]
         self.skipped, self._skipped_in_row = saved.inner["skipped"], saved.inner["skipped_in_row"]
-        if self._norms:
-            self._norms.load(saved.inner["norms"])
+        if self._length_correction:
+            self._length_correction.load(saved.inner["norms"])
         self._owed_for = -1
         self.last_loss = saved.inner["last_loss"]
         torch.set_rng_state(saved.inner["rng"])
@@ -409,7 +410,7 @@ class Replica:
             v.shape != self.phi.shape for v in flat
         ):
             raise Incompatible("the checkpoint is of another model: use another --home for another run")
-        if not self._descent.fits(saved.inner["optimizer"]):
+        if not self._optimizer.fits(saved.inner["optimizer"]):
             raise Incompatible("the checkpoint's AdamW is not of this model, or of another version: use another --home")
 
     def _take_weights(self, saved: Saved) -> None:
@@ -418,12 +419,12 @@ class Replica:
             p.data.copy_(saved.weights[name])
         self.phi.copy_(saved.outer["phi"])
         self.delta.copy_(saved.outer["delta"])
-        self._descent.load(saved.inner["optimizer"])
+        self._optimizer.load(saved.inner["optimizer"])
         self._warm_up_left = saved.inner["warm_up_left"]
 
     def adopt(self, round: int, live_state: bytes | memoryview) -> None:
-        """Become a replica of what a peer gave (training/state_snapshot.py): θ = φ, AdamW afresh, and warmed up. Raises
-        PeerMisbehaved, and then nothing has changed."""
+        """Take a peer's state (state_snapshot.py): θ = φ, and a fresh AdamW that warms up. Raises PeerMisbehaved, and
+        then nothing has changed."""
         if len(live_state) != 8 * self.parameters:
             raise PeerMisbehaved("bad_state", f"{len(live_state)} bytes instead of {8 * self.parameters}")
         numbers = np.frombuffer(live_state, np.float32)
@@ -440,12 +441,12 @@ class Replica:
     def _begin_at_phi(self) -> None:
         """θ = φ, and an AdamW without moments."""
         self.theta.copy_(self.phi)
-        self._descent.restart()
+        self._optimizer.restart()
         self._warm_up_left = WARM_UP_STEPS
 
 
 def _pieces(vector: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """So that a check of a long vector makes no copy of its length."""
+    """A long vector is checked piece by piece: no copy of its length is made."""
     for start in range(0, len(vector), outer.PIECE):
         yield start, vector[start : start + outer.PIECE]
 

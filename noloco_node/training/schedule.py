@@ -1,11 +1,11 @@
 """The learning rate over the run's progress: warm-up, then the manifest's schedule. Pure arithmetic.
 
-It follows the run and not this process: a newcomer at round 40 decays with the others.
+It follows the run and not this process: a node that joins in round 40 decays with the others.
 """
 
 import math
 
-from noloco_node.run.manifest import InnerSpec
+from noloco_node.run.schema import InnerSpec
 
 
 def learning_rate(spec: InnerSpec, progress: float) -> float:
@@ -22,7 +22,7 @@ def _cosine(spec: InnerSpec, progress: float) -> float:
 
 
 def _warmup_stable_decay(spec: InnerSpec, progress: float) -> float:
-    """The root falls faster than a line at first, which ended lower in arXiv 2405.18392."""
+    """The root falls faster than a line at first: a lower final loss in arXiv 2405.18392."""
     along = 1 - (1 - progress) / spec.cooldown if spec.cooldown else 0.0
     return 1 - math.sqrt(max(0.0, along))
 

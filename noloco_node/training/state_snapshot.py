@@ -1,9 +1,9 @@
 """A copy of φ and δ as they were at one moment, taken piece by piece between inner steps.
 
 Both change only at boundaries and where a correction is added. So a copy that begins right after a boundary has a whole
-phase for its pieces, and what is about to change is copied first: the portrait is consistent without ever holding up
-training for a whole copy. It costs 8 bytes a parameter in host memory, and nobody changes it once it is whole. Belongs
-to the training thread until then.
+phase for its pieces, and what is about to change is copied first: the snapshot is consistent, and training never waits
+for a whole copy. It costs 8 bytes a parameter in host memory. It belongs to the training thread until it is whole;
+after that nobody changes it.
 """
 
 import time
@@ -15,11 +15,11 @@ from torch import Tensor, empty
 from noloco_node.core.outer import PIECE
 
 MIN_GAPS = 8
-"""Between two inner steps. With fewer left of a phase, a copy waits for the next one: no gap shall carry more than an
+"""Gaps between inner steps. With fewer left of a phase, a copy waits for the next phase: no gap copies more than an
 eighth of it, where phases are that long."""
 SHARE = 0.05
-"""Of an inner step's time that a gap may take even when there would be gaps enough to take less: a phase may last an
-hour, and somebody waits."""
+"""Of an inner step's time that a gap may always take, even where an even share would be less: a phase may last an hour,
+and a joining node waits."""
 
 
 class SlowState(Protocol):
@@ -71,11 +71,11 @@ class Snapshot:
 
 
 Copy = tuple[int, memoryview]
-"""Of the round, and what `Snapshot.data` gives."""
+"""The round, and what `Snapshot.data` gives."""
 
 
 class Snapshots:
-    """The one that is being taken, and who waits for it. Belongs to the training thread."""
+    """The snapshot that is being taken, and the requests that wait for it. Belongs to the training thread."""
 
     def __init__(self) -> None:
         self._wanted: list[Future[Copy]] = []
@@ -86,11 +86,11 @@ class Snapshots:
         return not self._wanted
 
     def want(self, answer: "Future[Copy]") -> None:
-        """The next one that is whole; whoever asks while one is being taken gets that one."""
+        """Answers with the next one that is whole: the one that is being taken, if there is one."""
         self._wanted.append(answer)
 
     def in_gap(self, replica: SlowState, gaps: int, step_s: float) -> None:
-        """Between two inner steps of about `step_s`, with so many of them until the boundary."""
+        """Copy between two inner steps of about `step_s`, with so many `gaps` until the boundary."""
         if self._current is None and self._wanted and (gaps >= MIN_GAPS or replica.phase_step == 0):
             self._current = Snapshot(replica.round, replica.phi, replica.delta)
         if self._current is None:
@@ -103,7 +103,7 @@ class Snapshots:
             self._hand_over(self._current)
 
     def at_once(self, replica: SlowState) -> None:
-        """Where no step is held up by it."""
+        """Copy all, where no inner step has to wait."""
         if self._wanted and self._current is None:
             self._current = Snapshot(replica.round, replica.phi, replica.delta)
         self.complete()
@@ -125,9 +125,9 @@ class Snapshots:
             if answer.set_running_or_notify_cancel():
                 answer.set_exception(why)
 
-    def _hand_over(self, portrait: Snapshot) -> None:
+    def _hand_over(self, snapshot: Snapshot) -> None:
         wanted, self._wanted, self._current = self._wanted, [], None
-        copy = (portrait.round, portrait.data())
+        copy = (snapshot.round, snapshot.data())
         for answer in wanted:
             if answer.set_running_or_notify_cancel():
                 answer.set_result(copy)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 ACCOUNTS = ("step", "data", "boundary", "apply", "evaluate", "checkpoint", "waiting", "paused", "other")
-"""`step` is what the accelerator is there for; `data`: reading a batch, and waiting for it; `checkpoint`: copying the
-state, for a newcomer too; `waiting`: for a partner, with blocking overlap; `paused`: as its volunteer wishes."""
+"""`step`: forward, backward and AdamW; `data`: reading a batch, and waiting for it; `checkpoint`: copying the
+state, for a joining node too; `waiting`: for a partner, with blocking overlap; `paused`: by the volunteer."""
 STALL = ("boundary", "apply")
-"""What a round costs the training."""
+"""The training time that a round takes."""
 
 
 class TimeAccounts:

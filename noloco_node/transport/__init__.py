@@ -1,1 +1,1 @@
-"""gRPC between peers: over libp2p, or in memory."""
+"""gRPC between peers, over libp2p; whether and where peers can call this node."""

@@ -1,11 +1,10 @@
-"""gRPC's bytes on their way between local sockets and libp2p streams.
+"""Carries gRPC's bytes between local sockets and libp2p streams.
 
 Outbound, each peer has a unix socket in our private directory: a gRPC channel connects to it, and a libp2p stream to
-the peer is opened for that connection. A TCP port would let any user of this machine speak under our name.
-Inbound, each libp2p stream gets a connection to our gRPC server on loopback, whose local address is noted with the peer
-id that libp2p proved. Any local process can connect to that port too, but it is not in the table: see `caller_of`.
-
-How a libp2p stream is opened is not known here: `Outbound` is handed `dial`.
+the peer is opened for that connection. With a TCP port, any user of this machine could call peers under our peer id.
+Inbound, each libp2p stream gets a connection to our gRPC server on loopback; a table maps the local address of that
+connection to the peer id that libp2p proved. Any local process can connect to that port too, but it is not in the
+table: see `caller_of`. How a libp2p stream is opened is not known here: `Outbound` is handed `dial`.
 """
 
 import asyncio
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 import grpc.aio
 
 from noloco_node.base.identity import is_peer_id
-from noloco_node.transport.base import MAX_MESSAGE_BYTES
+from noloco_node.wire.messages import MAX_MESSAGE_BYTES
 
 _log = logging.getLogger(__name__)
 
@@ -28,10 +27,10 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Dial = Callable[[str], Awaitable[Streams]]
 
 BUFFER_BYTES = 1 << 18
-"""What a reader may hold before its sender is made to wait: large enough that Python is not woken for every packet."""
+"""What a reader buffers before its sender has to wait: large enough that Python does not run for every packet."""
 
-_LOCAL_S = 5.0  # for what happens on this machine only: a connection to our own server, the flush of a closed socket
-_MAX_PER_PEER = 4  # connections; one is used, others are left over from before a reconnect
+_LOCAL_S = 5.0  # for local work only: a connection to our own server, the flush of a closed socket
+_MAX_PER_PEER = 4  # connections; one is used, others are left from before a reconnect
 _MAX_INBOUND = 128  # connections in all; each costs three file descriptors
 _MAX_CHANNELS = 256  # channels kept; an idle one costs a listening socket
 
@@ -39,42 +38,42 @@ _LIMITS = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.max_se
 
 SERVER_OPTIONS = [
     *_LIMITS,
-    ("grpc.so_reuseport", 0),  # else another process of this user could take a share of our calls
+    ("grpc.so_reuseport", 0),  # else another process of this user could receive some of our calls
     ("grpc.max_concurrent_streams", 16),  # per connection
-    ("grpc.server_handshake_timeout_ms", 10_000),  # a stream that opens and then says nothing
-    # One that calls nothing: 32 identities could hold all that there are. It goes after one to two of these times.
+    ("grpc.server_handshake_timeout_ms", 10_000),  # a stream that opens and then sends nothing
+    # One without calls, else 32 identities could hold all connections. It is closed after one to two of these times.
     ("grpc.max_connection_idle_ms", 60_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),  # must allow the keepalive below
 ]
 CHANNEL_OPTIONS = [
     *_LIMITS,
-    # A peer whose machine hangs is noticed after 20 + 40 s. Shorter, and a slow link that is busy with a large message
-    # would be taken for dead, because a ping waits behind it.
+    # A peer whose machine hangs is noticed after 20 + 40 s. If this were shorter, a slow link that is busy with a large
+    # message would be taken for dead, because a ping waits behind it.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 40_000),
-    # Without calls the connection goes after one to two of these times, and the peer's descriptors with it: before the
-    # peer ends it, at which moment a call could be beginning.
+    # Without calls the connection is closed after one to two of these times, which frees the peer's descriptors: before
+    # the peer closes it, at which moment a call could be beginning.
     ("grpc.client_idle_timeout_ms", 30_000),
     ("grpc.initial_reconnect_backoff_ms", 500),
-    # By default up to two minutes, in which every call fails at once: a peer, or our own p2pd, is back sooner, and who
-    # fails twice in a row is left alone for a minute.
+    # By default up to two minutes, in which every call fails at once. A peer, or our own p2pd, is back sooner, and
+    # a peer that fails twice in a row is not called for a minute.
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.enable_retries", 0),  # an exchange is not repeated behind our back
+    ("grpc.enable_retries", 0),  # gRPC must not repeat a swap by itself
     ("grpc.use_local_subchannel_pool", 1),  # two nodes in one process (tests) must not share connections
 ]
 
 
 class FarEnd(NamedTuple):
-    """Who is at the other end of a stream, as libp2p has proved, and where."""
+    """The other end of a stream: its peer id, which libp2p has proved, and where it is."""
 
     peer: str
     host: str
-    """The IP address that its bytes come from: the relay's, where there is one between."""
+    """The IP address that its bytes come from; that of the relay, if there is one."""
     relayed: bool
 
 
 class _Carrier:
-    """Owns the tasks that carry connections, and ends them all."""
+    """Owns the tasks that carry connections, and cancels them all at the end."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -87,7 +86,7 @@ class _Carrier:
         return task
 
     def _start(self, carry: Coroutine[Any, Any, None], accepted: asyncio.StreamWriter) -> None:
-        """`accepted` is closed when the task ends, even if it is cancelled before its first step."""
+        """Run `carry` in a task, and close `accepted` when it ends, even if it is cancelled before its first step."""
         task = self._own(carry)
         task.add_done_callback(lambda _: accepted.transport.abort())
         if self._closed:  # a connection that was being accepted while the listener closed
@@ -101,13 +100,13 @@ class _Carrier:
 
 
 class Inbound(_Carrier):
-    """libp2p streams from peers, each joined to a connection to our own gRPC server."""
+    """libp2p streams from peers, each carried to a connection of our own gRPC server."""
 
     def __init__(self, port: int, read_caller: Callable[[asyncio.StreamReader], Awaitable[FarEnd]]) -> None:
         super().__init__()
         self._port = port
         self._read_caller = read_caller
-        self._callers: dict[str, FarEnd] = {}  # how the server names a connection (`context.peer()`) -> whose it is
+        self._callers: dict[str, FarEnd] = {}  # by the server's name for the connection (`context.peer()`)
         self._per_peer: Counter[str] = Counter()
         self._server: asyncio.Server | None = None
 
@@ -115,7 +114,7 @@ class Inbound(_Carrier):
         return self._callers.get(connection)
 
     async def listen(self, path: Path) -> None:
-        """The socket outlives p2pd: each of its lives is told to bring its streams here."""
+        """Accept streams at this unix socket, which outlives p2pd: each of its sessions hands its streams over here."""
         self._server = await asyncio.start_unix_server(self._accepted, path, limit=BUFFER_BYTES)
 
     async def close(self) -> None:
@@ -144,17 +143,17 @@ class Inbound(_Carrier):
             async with asyncio.timeout(_LOCAL_S):
                 local = await asyncio.open_connection("127.0.0.1", self._port, limit=BUFFER_BYTES)
             host, port = local[1].get_extra_info("sockname")
-            # The host belongs to the name: another local process can have the same port on 127.0.0.2.
+            # The host is part of the name: another local process can have the same port on 127.0.0.2.
             name = f"ipv4:{host}:{port}"
             self._callers[name] = caller
-            # The name goes before the port is free: whoever gets that port next is not this peer.
+            # The name is removed before the port is free: the next process with that port is not this peer.
             await splice(stream, local, before_close=lambda: self._callers.pop(name))
         finally:
             self._per_peer -= Counter([caller.peer])
 
 
 class Outbound(_Carrier):
-    """gRPC channels to peers, one each, made when they are first asked for."""
+    """gRPC channels to peers, one each, made at their first use."""
 
     def __init__(self, directory: Path, dial: Dial) -> None:
         super().__init__()
@@ -170,7 +169,7 @@ class Outbound(_Carrier):
         return self._outlets[peer].channel
 
     def _make_room(self) -> None:
-        """Drop the oldest channels without a connection; grpc closes a connection that has had no call for a while."""
+        """Drop the oldest channels without a connection: grpc closes a connection without calls after a while."""
         idle = [peer for peer, outlet in self._outlets.items() if not outlet.connections]
         for peer in idle[: max(0, len(self._outlets) + 1 - _MAX_CHANNELS)]:
             outlet = self._outlets.pop(peer)
@@ -198,7 +197,7 @@ class Outbound(_Carrier):
 
 
 class _Outlet:
-    """A channel to one peer and the socket it connects to. The socket listens at once; who answers may come later."""
+    """A channel to one peer and the socket that it connects to, which listens before a server accepts from it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -218,11 +217,11 @@ class _Outlet:
 
 
 async def splice(one: Streams, other: Streams, before_close: Callable[[], object] = lambda: None) -> None:
-    """Carry bytes both ways until either end closes, then close both. A slow reader slows its sender."""
+    """Copy bytes both ways until either end closes, then close both. A slow reader slows its sender."""
     pumps = [asyncio.create_task(_pump(one[0], other[1])), asyncio.create_task(_pump(other[0], one[1]))]
     try:
         await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-    finally:  # nothing is awaited here, so that being cancelled now leaves nothing open
+    finally:  # without an await, so that a cancellation leaves nothing open
         for pump in pumps:
             pump.cancel()
         before_close()
@@ -231,14 +230,14 @@ async def splice(one: Streams, other: Streams, before_close: Callable[[], object
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(OSError):  # a reset is an end like any other: gRPC knows whether it came too early
+    with suppress(OSError):  # a reset is an end like any other: gRPC knows whether its call was complete
         while data := await reader.read(BUFFER_BYTES):
             writer.write(data)
             await writer.drain()
 
 
 def _close(writer: asyncio.StreamWriter) -> None:
-    """What is still buffered has a while to leave; then the socket goes in any case."""
+    """Send what is buffered, for `_LOCAL_S` at most, then close the socket in any case."""
     writer.close()
     if writer.transport.get_write_buffer_size():
         asyncio.get_running_loop().call_later(_LOCAL_S, writer.transport.abort)

@@ -1,6 +1,6 @@
-"""What stands between the network and every servicer: who may call at all, and what a servicer's bug may say.
+"""Around every method of every servicer: refuses unknown callers, and keeps the text of a bug on this machine.
 
-Both are done here once, so that no servicer can forget them. How a caller is proved is not known here: `admit` knows.
+Both are done here once, so that no servicer can forget them. How a caller is proved is not known here: `admit` does it.
 """
 
 import logging
@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-Context = Any  # grpc.aio.ServicerContext, or what tests/helpers/memory_network/network.py has in its place
+Context = Any  # grpc.aio.ServicerContext, or that of tests/helpers/memory_network
 Handler = Any  # grpc.RpcMethodHandler, whose attributes the type stubs do not know
 Admit = Callable[[Context], Awaitable[None]]
 
@@ -32,7 +32,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # it t
 
 
 def guarded(handler: Handler, admit: Admit) -> Handler:
-    """The same method, behind `admit`, which aborts the call of whom it does not know."""
+    """The same method after `admit`, which aborts the calls of unknown callers."""
 
     async def answer(request: Any, context: Context) -> Any:
         async with contained(context):
@@ -57,14 +57,14 @@ def guarded(handler: Handler, admit: Admit) -> Handler:
 
 @asynccontextmanager
 async def contained(context: Context) -> AsyncIterator[None]:
-    """grpc would send the text of an exception to the caller; only a code leaves this machine."""
+    """Send the caller only a status code: grpc would send the text of the exception."""
     try:
         yield
     except grpc.aio.AbortError:
         raise
     except NotImplementedError:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "")
-    except Exception as error:  # the seam for bugs in servicers: any of them ends one call, not the node
+    except Exception as error:  # a bug in a servicer ends one call, not the node
         if _hung_up(error):
             raise
         _log.exception("a servicer failed")
@@ -72,6 +72,6 @@ async def contained(context: Context) -> AsyncIterator[None]:
 
 
 def _hung_up(error: Exception) -> bool:
-    """Whether nobody is there any more to be told anything: a kind of InternalError for which grpc has no public name,
-    raised by `abort` itself, and which grpc keeps to itself in turn."""
+    """Whether the caller has gone: a subclass of InternalError without a public name, which `abort` itself raises, and
+    which grpc does not report further."""
     return isinstance(error, grpc.aio.InternalError) and type(error) is not grpc.aio.InternalError

@@ -1,26 +1,25 @@
-"""A first look at a bootstrap address: does anything listen there?
+"""What plain sockets tell about an address: does anything listen there, is it this machine's, is its port free?
 
 Standard library only: `join` answers a mistyped or dead address in a moment, before torch and hivemind are imported.
 Whether the right peer answers is proved later, by libp2p.
 """
 
 import asyncio
+import errno
 import socket
 
-from noloco_node.base.addresses import parse_bootstrap
-from noloco_node.errors import SwarmUnreachable
+from noloco_node.base.addresses import Address
+from noloco_node.errors import NolocoError, SwarmUnreachable
 
 
-async def probe(address: str, timeout_s: float) -> None:
-    """Open a TCP connection to a bootstrap address and close it again; `SwarmUnreachable` says what is the matter."""
-    target = parse_bootstrap(address)
+async def probe(address: Address, timeout_s: float) -> None:
+    """Open a TCP connection to a bootstrap address and close it again. Raises SwarmUnreachable, which says why not."""
+    host, target = address.host, address.host_and_port
     try:
         async with asyncio.timeout(timeout_s):
-            _, writer = await asyncio.open_connection(target.host, target.port, family=target.family)
+            _, writer = await asyncio.open_connection(host, address.port, family=address.family)
     except socket.gaierror as error:
-        raise _unreachable(
-            f"the name {target.host} is not known. Is it spelled right, and is this machine online?"
-        ) from error
+        raise _unreachable(f"the name {host} is not known. Is it spelled right, and is this machine online?") from error
     except ConnectionRefusedError as error:
         raise _unreachable(
             f"{target} refuses the connection. Is the bootstrap node running, and at this port?"
@@ -32,7 +31,37 @@ async def probe(address: str, timeout_s: float) -> None:
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise _unreachable(f"{target} cannot be reached from here ({reason}). Is this machine online?") from error
-    writer.transport.abort()  # nothing was sent, so nothing need be waited for
+    writer.transport.abort()  # nothing was sent, so there is nothing to wait for
+
+
+def check_port(address: Address) -> None:
+    """Raises NolocoError where another program listens there.
+
+    p2pd shares its port with any program that asks the kernel for that, such as another p2pd, and then each gets a part
+    of the connections. So try it with a socket that does not share.
+    """
+    if address.port == 0:
+        return
+    with socket.socket(address.family or socket.AF_INET, socket.SOCK_STREAM) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier run may still linger
+        try:
+            trial.bind((address.host, address.port))
+        except OSError as error:
+            in_use = error.errno == errno.EADDRINUSE
+            reason = "is in use by another program" if in_use else f"is refused: {error.strerror}"
+            raise NolocoError(
+                f"the port {address.port} on {address.host} {reason}. Choose another one with --listen."
+            ) from error
+
+
+def is_of_this_machine(host: str) -> bool:
+    """Whether a network interface here has this IP address: only then may a socket be bound to it."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as trial:
+        try:
+            trial.bind((host, 0))
+        except OSError:
+            return False
+    return True
 
 
 def _unreachable(sentence: str) -> SwarmUnreachable:

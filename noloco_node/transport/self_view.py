@@ -1,8 +1,9 @@
-"""How a node looks from outside, asked of a peer: where it is seen, whether it can be called there, what time it is.
+"""How a peer sees this node: at which address, which ports are open there, how far the clocks differ, how fast it
+answers.
 
-libp2p's own AutoNAT never judges private addresses and tells its verdict to nobody. Here the peer that is asked opens a
-TCP connection to the address it sees the caller at, and nowhere else, so nobody can be made to knock at strangers'
-doors; libp2p's first words show that a libp2p host listens there. It is a hint for the caller alone.
+libp2p's own AutoNAT never judges private addresses and keeps its verdict to itself. Here the peer opens a TCP
+connection to the address that it sees the caller at, and nowhere else, so nobody can make it probe others' machines;
+libp2p's greeting shows that a libp2p host listens there. The answer is a hint for the caller alone.
 """
 
 import asyncio
@@ -22,31 +23,32 @@ from noloco_node.wire.mirror_pb2_grpc import MirrorServicer, MirrorStub
 
 MAX_PORTS = 4
 _GREETING = b"\x13/multistream/1.0.0\n"
-_KNOCK_S = 3.0  # a router that drops what comes in unasked says nothing at all
-_LOOK_S = 2 * _KNOCK_S
-_MAX_KNOCKS = 16  # at a time, over all callers
+_PROBE_S = 3.0  # a router that drops unexpected packets does not answer at all
+_LOOK_S = 2 * _PROBE_S
+_ROUND_TRIP_S = 20.0  # to find a way to the peer, which may take several addresses and a relay, and for the answer
+_MAX_PROBES = 16  # at a time, over all callers
 _LATEST = float(1 << 34)  # seconds since 1970 that a clock may show: five centuries, and sums of them stay exact
 
 
 class SelfViewService(MirrorServicer):
-    """Tells callers how they look from here."""
+    """Answers callers with how this node sees them."""
 
     def __init__(self, far_end: Callable[[Any], FarEnd]) -> None:
         self._far_end = far_end
-        self._knocks = 0
+        self._probes = 0
 
     async def Look(self, request: pb.LookRequest, context: Any) -> pb.LookReply:  # noqa: N802 (the proto's name)
         caller = self._far_end(context)
         if caller.relayed:
             return pb.LookReply(time=time.time())
         ports = {port for port in request.ports[:MAX_PORTS] if 0 < port < 1 << 16}
-        if self._knocks + len(ports) > _MAX_KNOCKS:
+        if self._probes + len(ports) > _MAX_PROBES:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "")
-        self._knocks += len(ports)
+        self._probes += len(ports)
         try:
             answers = await asyncio.gather(*(_libp2p_answers(caller.host, port) for port in ports))
         finally:
-            self._knocks -= len(ports)
+            self._probes -= len(ports)
         open_ports = [port for port, answer in zip(ports, answers, strict=True) if answer]
         return pb.LookReply(host=caller.host, open=open_ports, time=time.time())
 
@@ -54,7 +56,7 @@ class SelfViewService(MirrorServicer):
 async def _libp2p_answers(host: str, port: int) -> bool:
     writer = None
     try:
-        async with asyncio.timeout(_KNOCK_S):
+        async with asyncio.timeout(_PROBE_S):
             reader, writer = await asyncio.open_connection(host, port)
             writer.write(_GREETING)
             return await reader.readexactly(len(_GREETING)) == _GREETING
@@ -66,15 +68,15 @@ async def _libp2p_answers(host: str, port: int) -> bool:
 
 
 class SelfView(NamedTuple):
-    """What a peer said of us."""
+    """How a peer sees us."""
 
     host: str
-    """Empty where a relay lies between."""
+    """Empty where the call came through a relay."""
     open: tuple[int, ...]
 
 
 async def look(channel: grpc.aio.Channel, ports: Sequence[int]) -> SelfView | None:
-    """Ask one peer; nothing where it does not answer, or with nonsense."""
+    """Ask one peer. None where it does not answer, or answers nonsense."""
     try:
         with peer_faults():
             reply = await MirrorStub(channel).Look(pb.LookRequest(ports=ports[:MAX_PORTS]), timeout=_LOOK_S)
@@ -88,13 +90,13 @@ class ClockSkew(NamedTuple):
     """How our clock differs from those of peers."""
 
     ahead_s: float
-    """The median of what they say, and only what no delay can explain."""
+    """The median over the peers, each without what the delay of its answer may explain."""
     witnesses: int
-    """Peers that say this much or more. It may be the clock of a single one that is wrong."""
+    """Peers that report this much or more. With few of them, it may be a peer's clock that is wrong."""
 
 
 async def skew(channels: Sequence[grpc.aio.Channel]) -> ClockSkew | None:
-    """Nothing where no peer has a clock to compare with."""
+    """None where no peer answers."""
     found = await asyncio.gather(*(_skew(channel) for channel in channels))
     known = sorted((value for value in found if value is not None), key=abs)
     if not known:
@@ -111,12 +113,25 @@ async def _skew(channel: grpc.aio.Channel) -> float | None:
             reply = await MirrorStub(channel).Look(pb.LookRequest(), timeout=_LOOK_S)
     except PeerLost:
         return None
-    if not 0 <= reply.time <= _LATEST:  # nor where it is not a number
+    if not 0 <= reply.time <= _LATEST:  # false for NaN, too
         return None
-    return beyond_doubt(before, reply.time, loop.time() - asked)
+    return least_skew(before, reply.time, loop.time() - asked)
 
 
-def beyond_doubt(before: float, theirs: float, took_s: float) -> float:
-    """It was `before` by our clock; some time in the `took_s` that followed it was `theirs` by the peer's clock."""
+def least_skew(before: float, theirs: float, took_s: float) -> float:
+    """How far our clock is ahead at least. Ours showed `before`; within the `took_s` that followed, the peer's showed
+    `theirs`."""
     ahead = before + took_s / 2 - theirs
     return math.copysign(max(0.0, abs(ahead) - took_s / 2), ahead)
+
+
+async def round_trip(channel: grpc.aio.Channel, payload_bytes: int = 0) -> float:
+    """Seconds until a peer of any version has answered. Raises PeerLost.
+
+    Nobody reads the payload: the time beyond that of an empty call shows the rate of the way there.
+    """
+    request = pb.LookRequest(padding=bytes(payload_bytes))
+    asked = time.perf_counter()  # an event loop's own clock may count in milliseconds
+    with peer_faults():
+        await MirrorStub(channel).Look(request, timeout=_ROUND_TRIP_S)
+    return time.perf_counter() - asked

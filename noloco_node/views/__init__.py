@@ -1,1 +1,1 @@
-"""What a node says of itself to its user, as frozen dataclasses, and the same as JSON."""
+"""What a node shows to its user: frozen dataclasses, and the same as JSON."""

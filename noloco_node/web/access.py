@@ -1,20 +1,19 @@
-"""Who may ask the web page what.
+"""Who may read the web page, and who may change something.
 
-Looking is free to whoever reaches the port, which is loopback's unless its owner says otherwise. But a page elsewhere
-must not look through its visitor's browser: by a name that was made to point here (DNS rebinding) it could. Names other
-than this machine's own are therefore refused, in `Host` and in `Origin`. Doing something takes the token, which lies in
-the home, for its user alone.
+Anybody who reaches the port may read; it listens on loopback unless its owner names another address. A page on another
+site must not read it through its visitor's browser, which a name that is made to point here would allow (DNS
+rebinding): names other than this machine's own are refused, in `Host` and in `Origin`. Changing something needs the
+token, which is in a file of the home that only its user can read.
 """
 
 import ipaddress
-import os
 import re
 import secrets
 import socket
 from http import HTTPStatus
 from pathlib import Path
 
-from noloco_node.base.atomic_files import cannot_write
+from noloco_node.base import atomic_files
 from noloco_node.errors import UsageError
 from noloco_node.web.http import RefusedRequest, Request
 
@@ -23,7 +22,7 @@ _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[0-9A-Za-z._-]{1,253})(?::\d{
 
 
 def names_here(authority: str) -> bool:
-    """Whether `host` or `host:port` is an address, or a name of this machine that needs nobody's DNS."""
+    """Whether `host` or `host:port` is an IP address, or a name of this machine that needs no DNS."""
     match = _AUTHORITY.fullmatch(authority)
     if match is None:
         return False
@@ -43,10 +42,10 @@ def check_host(request: Request) -> None:
 
 
 def check_write(request: Request, token: str) -> None:
-    """Raises Refused unless it holds the token and comes from a page of ours, or from no page at all."""
+    """Raises RefusedRequest unless it has the token and comes from this node's page, or from no page at all."""
     origin = request.headers.get("origin")
     if origin is not None and not names_here(re.sub(r"^https?://", "", origin)):
-        raise RefusedRequest(HTTPStatus.MISDIRECTED_REQUEST, "a page from elsewhere may not do that")
+        raise RefusedRequest(HTTPStatus.MISDIRECTED_REQUEST, "a page of another site may not do that")
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not secrets.compare_digest(given.strip().encode(), token.encode()):
         raise RefusedRequest(
@@ -57,21 +56,15 @@ def check_write(request: Request, token: str) -> None:
 
 
 def token_in(path: Path) -> str:
-    """The token in this file, drawn and written the first time."""
-    try:
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except FileExistsError:
-            path.chmod(0o600)
-        else:
-            with os.fdopen(descriptor, "w") as file:
-                file.write(f"{secrets.token_urlsafe(32)}\n")
+    """The token in this file, which is made the first time."""
+    with atomic_files.writing(path):
+        if not path.exists():
+            atomic_files.create(path, f"{secrets.token_urlsafe(32)}\n", mode=0o600)
+        path.chmod(0o600)
         with path.open("rb") as file:
             found = file.read(256).decode("latin-1").strip()
-    except OSError as error:
-        raise cannot_write(path, error) from error
     if not _TOKEN.fullmatch(found):
-        raise UsageError(f"{path} holds no token for the web page: remove it, and the next start draws another")
+        raise UsageError(f"{path} holds no token for the web page: remove it, and the next start makes a new one")
     return found
 
 

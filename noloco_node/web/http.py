@@ -1,7 +1,11 @@
-"""HTTP/1.1 as far as a page for one person needs it: a request's head read strictly, a response's head written.
+"""The part of HTTP/1.1 that one page needs: parses a request's head strictly, writes a response's head.
 
-Pure: bytes in, values out. Whatever is not plainly right is refused with one sentence, and the connection ends then, so
-that two readings of one request can never differ. No chunked bodies, no ranges, no compression.
+Pure: bytes in, values out. Any request that is not plainly correct is refused with one sentence and the connection is
+closed, so no proxy can read the same bytes as another request. No chunked bodies, no ranges, no compression.
+
+Not a library's, measured: h11 saves 3 of 112 lines and accepts folded fields, bare line feeds and HTTP/2.0, which are
+refused here; aiohttp saves about 110 lines of this file and server.py, costs 0.16 s at the start, has no deadline for a
+slow head, and refuses malformed requests in its own way (20 of 70 tests fail).
 """
 
 import re
@@ -10,9 +14,9 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 
 MAX_HEAD_BYTES = 8 << 10
-"""A browser's is below 1 kB; cookies of other servers on this machine come along."""
+"""A browser's is below 1 kB, but it may add cookies of other servers on this machine."""
 MAX_BODY_BYTES = 1 << 10
-"""What a request means stands in its head: a body is read over."""
+"""A request's meaning is in its head: a body is read and ignored."""
 
 _REQUEST_LINE = re.compile(r"([A-Z]{1,16}) (/[!-~]{0,2000}) HTTP/1\.([01])")
 _FIELD = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}):[ \t]*([\x21-\x7e\x80-\xff \t]*)")
@@ -26,11 +30,11 @@ _GUARDED = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""On every response: nothing from elsewhere is loaded, nobody frames or embeds it, nothing is left behind."""
+"""On every response: load nothing from other sites, forbid framing and embedding, store nothing."""
 
 
 class RefusedRequest(Exception):
-    """A request that gets a sentence instead of what it asked for."""
+    """A request that is answered with an error status and one sentence."""
 
     def __init__(self, status: HTTPStatus, sentence: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(sentence)
@@ -41,10 +45,10 @@ class RefusedRequest(Exception):
 class Request:
     method: str
     path: str
-    """Without the query, which nothing here reads."""
+    """Without the query, which is ignored."""
     headers: Mapping[str, str]
-    """By their names in small letters."""
-    stays: bool
+    """By their names in lower case."""
+    keep_alive: bool
     """Whether the connection may serve another request after this one."""
     body_bytes: int
 
@@ -66,8 +70,8 @@ def request_of(head: bytes) -> Request:
     if len(rest) > _MAX_FIELDS:
         raise RefusedRequest(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"more than {_MAX_FIELDS} header fields")
     headers = _fields(rest)
-    stays = line[3] == "1" and headers.get("connection", "").lower() != "close"
-    return Request(line[1], line[2].partition("?")[0], headers, stays, _body_bytes(headers))
+    keep_alive = line[3] == "1" and headers.get("connection", "").lower() != "close"
+    return Request(line[1], line[2].partition("?")[0], headers, keep_alive, _body_bytes(headers))
 
 
 def _fields(lines: list[str]) -> dict[str, str]:
@@ -78,35 +82,35 @@ def _fields(lines: list[str]) -> dict[str, str]:
             raise RefusedRequest(HTTPStatus.BAD_REQUEST, "a header field is malformed")
         name = match[1].lower()
         if name in found and name in _ONCE:
-            raise RefusedRequest(HTTPStatus.BAD_REQUEST, f"the header field {name} is there twice")
+            raise RefusedRequest(HTTPStatus.BAD_REQUEST, f"the header field {name} is given twice")
         found[name] = match[2].strip()
     if "transfer-encoding" in found:
-        raise RefusedRequest(HTTPStatus.NOT_IMPLEMENTED, "a body in chunks is not read here")
+        raise RefusedRequest(HTTPStatus.NOT_IMPLEMENTED, "a chunked body is not accepted here")
     return found
 
 
 def _body_bytes(headers: Mapping[str, str]) -> int:
     length = headers.get("content-length", "0")
     if not re.fullmatch("[0-9]{1,18}", length):
-        raise RefusedRequest(HTTPStatus.BAD_REQUEST, "the content's length is not a number")
+        raise RefusedRequest(HTTPStatus.BAD_REQUEST, "Content-Length is not a number")
     if int(length) > MAX_BODY_BYTES:
         raise RefusedRequest(
-            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body of at most {MAX_BODY_BYTES} bytes is read here"
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body may have at most {MAX_BODY_BYTES} bytes here"
         )
     return int(length)
 
 
-def sentence(refused: RefusedRequest) -> Response:
+def error_response(refused: RefusedRequest) -> Response:
     return Response(f"{refused}\n".encode(), "text/plain; charset=utf-8", refused.status, refused.headers)
 
 
-def head_of(response: Response, *, stays: bool, length: int | None) -> bytes:
-    """`length` None: the body goes on until the connection ends."""
+def head_of(response: Response, *, keep_alive: bool, length: int | None) -> bytes:
+    """`length` None: the body ends with the connection."""
     lines = [
         f"HTTP/1.1 {response.status.value} {response.status.phrase}",
         f"Content-Type: {response.content_type}",
         *([] if length is None else [f"Content-Length: {length}"]),
-        f"Connection: {'keep-alive' if stays else 'close'}",
+        f"Connection: {'keep-alive' if keep_alive else 'close'}",
         *(f"{name}: {value}" for name, value in {**_GUARDED, **response.headers}.items()),
     ]
     return "\r\n".join([*lines, "", ""]).encode("latin-1")

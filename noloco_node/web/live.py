@@ -1,8 +1,8 @@
-"""What has changed since a page last heard: server-sent events out of views.
+"""Server-sent events for the page: what changed in the views since its last event.
 
-A page holds a picture: status, peers, and the five series of the history. An event is what turns the picture before
-into the one of now, and the first one begins from nothing. A series is told as how many of its first items are gone,
-how many after them stay, and what follows. Nothing is looked at while nobody listens.
+A page holds a state: status, peers, and the five series of the history. An event changes the last state into the
+present one; the first one starts from an empty state. A series is sent as the number of first items that are gone, the
+number of items after them that stay, and the new items. While no page listens, no view is built.
 """
 
 import asyncio
@@ -12,18 +12,21 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from noloco_node.views.views import HistoryView, PeersView, StatusView, document, plain
+from noloco_node.views.documents import document, plain
+from noloco_node.views.history import HistoryView
+from noloco_node.views.peers import PeersView
+from noloco_node.views.status import StatusView
 
 PERIOD_S = 1.0
 HEARTBEAT_S = 10.0
-"""A page that hears nothing for much longer knows that the node is gone, also where no connection breaks."""
+"""A page that receives nothing for much longer knows that the node is gone, even if the connection does not break."""
 MAX_LISTENERS = 8
-"""A person's tabs and telephones; each costs the encoding of a few numbers a second."""
+"""A person's browser tabs and phones; each costs the encoding of a few numbers a second."""
 
 _SERIES = ("points", "pieces", "rates", "meetings", "said")
 
 
-class Watched(Protocol):
+class NodeViews(Protocol):
     def status(self) -> StatusView: ...
 
     def peers(self) -> PeersView: ...
@@ -39,54 +42,54 @@ class PageState:
 
 
 class Live:
-    def __init__(self, node: Watched) -> None:
+    def __init__(self, node: NodeViews) -> None:
         self._node = node
-        self._picture = PageState()
-        self._taken = -PERIOD_S
+        self._state = PageState()
+        self._state_at = -PERIOD_S
         self.listeners = 0
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """One event a PERIOD_S at most, for one listener, as long as it listens."""
+        """For one listener, until it closes: at most one event per PERIOD_S."""
         self.listeners += 1
         try:
-            known, spoke = PageState(), time.monotonic()
+            known, sent_at = PageState(), time.monotonic()
             while True:
-                now = self._look()
-                if told := change(known, now):
-                    known, spoke = now, time.monotonic()
-                    yield f"data: {json.dumps(told, allow_nan=False, separators=(',', ':'))}\n\n".encode()
-                elif time.monotonic() - spoke >= HEARTBEAT_S:
-                    spoke = time.monotonic()
+                now = self._current()
+                if event := changes(known, now):
+                    known, sent_at = now, time.monotonic()
+                    yield f"data: {json.dumps(event, allow_nan=False, separators=(',', ':'))}\n\n".encode()
+                elif time.monotonic() - sent_at >= HEARTBEAT_S:
+                    sent_at = time.monotonic()
                     yield b"data: {}\n\n"
                 await asyncio.sleep(PERIOD_S)
         finally:
             self.listeners -= 1
 
-    def _look(self) -> PageState:
-        """One look for everybody who listens."""
+    def _current(self) -> PageState:
+        """The state of now, built once for all listeners."""
         now = time.monotonic()
-        if now - self._taken >= PERIOD_S / 2:
-            self._picture = PageState(self._node.status(), self._node.peers(), self._node.history())
-            self._taken = now
-        return self._picture
+        if now - self._state_at >= PERIOD_S / 2:
+            self._state = PageState(self._node.status(), self._node.peers(), self._node.history())
+            self._state_at = now
+        return self._state
 
 
-def change(before: PageState, now: PageState) -> dict[str, Any]:
-    """What is to be told; empty when there is nothing."""
-    told: dict[str, Any] = {}
+def changes(before: PageState, now: PageState) -> dict[str, Any]:
+    """The event's content; empty if nothing changed."""
+    event: dict[str, Any] = {}
     if now.status is not None and not (before.status and _ageless(now.status) == _ageless(before.status)):
-        told["status"] = document(now.status)
+        event["status"] = document(now.status)
     if now.peers is not None and not (before.peers and _only_older(before.peers, now.peers)):
-        told["peers"] = document(now.peers)
+        event["peers"] = document(now.peers)
     for series in _SERIES:
         items = getattr(now.history, series)
         gone, stay = _common(known := getattr(before.history, series), items)
         if gone or not stay == len(known) == len(items):
-            told[series] = {"gone": gone, "stay": stay, "then": [plain(item) for item in items[stay:]]}
+            event[series] = {"gone": gone, "stay": stay, "then": [plain(item) for item in items[stay:]]}
     named = before.history.names
     if fresh := {peer: name for peer, name in now.history.names.items() if peer not in named}:
-        told["names"] = fresh
-    return told
+        event["names"] = fresh
+    return event
 
 
 def _ageless(status: StatusView) -> StatusView:
@@ -94,7 +97,7 @@ def _ageless(status: StatusView) -> StatusView:
 
 
 def _only_older(before: PeersView, now: PeersView) -> bool:
-    """Whether nothing but time has passed: a page counts seconds by itself."""
+    """Whether only time has passed: a page counts seconds by itself."""
     if len(before.peers) != len(now.peers) or before.runs != now.runs:
         return False
     return all(
@@ -104,7 +107,7 @@ def _only_older(before: PeersView, now: PeersView) -> bool:
 
 
 def _common(before: Sequence[object], now: Sequence[object]) -> tuple[int, int]:
-    """How many of the first items before are gone now, and how many that follow are what now begins with."""
+    """How many first items of `before` are gone in `now`, and how many after them `now` begins with."""
     gone = next((at for at, item in enumerate(before) if now and _same(item, now[0])), len(before))
     stay = 0
     while gone + stay < len(before) and stay < len(now) and _same(before[gone + stay], now[stay]):

@@ -1,6 +1,6 @@
-"""What stands where: the page's own files, the views as JSON, and three things one may do.
+"""The page's paths: its files, the views as JSON, metrics, and three actions.
 
-Values in and out, without IO; `/api/live`, which goes on, is the server's.
+A request in, a response out, without IO; server.py sends the events of `/api/live`.
 """
 
 import json
@@ -9,11 +9,11 @@ from http import HTTPStatus
 from importlib import resources
 from typing import Protocol
 
-from noloco_node.views.views import View, document
+from noloco_node.views.documents import View, document
 from noloco_node.web import prometheus
 from noloco_node.web.access import check_host, check_write
 from noloco_node.web.http import RefusedRequest, Request, Response
-from noloco_node.web.live import Watched
+from noloco_node.web.live import NodeViews
 
 LIVE = "/api/live"
 
@@ -26,8 +26,8 @@ _TYPES = {
 _PLAIN = "text/plain; charset=utf-8"
 
 
-class Node(Watched, Protocol):
-    """What may be asked of a node here. Called on the event loop; each returns at once."""
+class Node(NodeViews, Protocol):
+    """What the page needs of a node. Called on the event loop; each method returns at once."""
 
     def pause(self) -> None: ...
 
@@ -39,7 +39,7 @@ class Node(Watched, Protocol):
 class Site:
     def __init__(self, node: Node, token: str) -> None:
         self._node, self._token = node, token
-        self._looks: Mapping[str, Callable[[], Response]] = {
+        self._reads: Mapping[str, Callable[[], Response]] = {
             **{path: lambda file=file: file for path, file in _files().items()},  # type: ignore[misc]
             "/api/status": lambda: _json(node.status()),
             "/api/peers": lambda: _json(node.peers()),
@@ -55,19 +55,21 @@ class Site:
         }
 
     def answer(self, request: Request) -> Response | None:
-        """None: it wants what is live. Raises Refused."""
+        """None: it is for the live events. Raises RefusedRequest."""
         check_host(request)
-        looks, acts = request.path in self._looks or request.path == LIVE, request.path in self._acts
-        if not looks and not acts:
+        reads, acts = request.path in self._reads or request.path == LIVE, request.path in self._acts
+        if not reads and not acts:
             raise RefusedRequest(HTTPStatus.NOT_FOUND, "there is nothing here: the page is at /")
-        if request.method not in (allowed := ("GET", "HEAD") if looks else ("POST",)):
+        if request.method not in (allowed := ("GET", "HEAD") if reads else ("POST",)):
             words = " or ".join(allowed)
-            raise RefusedRequest(HTTPStatus.METHOD_NOT_ALLOWED, f"this wants {words}", {"Allow": ", ".join(allowed)})
+            raise RefusedRequest(
+                HTTPStatus.METHOD_NOT_ALLOWED, f"this path needs {words}", {"Allow": ", ".join(allowed)}
+            )
         if acts:
             check_write(request, self._token)
             self._acts[request.path]()
             return _json(self._node.status())
-        return None if request.path == LIVE else self._looks[request.path]()
+        return None if request.path == LIVE else self._reads[request.path]()
 
     def _ready(self) -> Response:
         why_not = prometheus.ready(self._node.status())
@@ -77,7 +79,7 @@ class Site:
 
 
 def _files() -> dict[str, Response]:
-    """The page, which is small, by path."""
+    """The page's files by path; they are small."""
     page = resources.files("noloco_node.web") / "page"
     found = {
         f"/{file.name}": Response(file.read_bytes(), _TYPES[kind])

@@ -1,7 +1,7 @@
-"""The web page's server on asyncio: one page for a few people, off unless its owner names an address.
+"""The web page's server, on asyncio: one page for a few people, off unless its owner names an address.
 
-Every wait has a deadline and every buffer a bound, so whoever connects can cost this node neither memory nor
-descriptors without end. What is answered is routes.py's, what is refused http.py's and guard.py's.
+Every wait has a deadline and every buffer a bound, so no client can use memory or descriptors without limit. routes.py
+decides what is answered, http.py and access.py what is refused. http.py says why this is not a library's.
 """
 
 import asyncio
@@ -15,20 +15,20 @@ from pathlib import Path
 
 from noloco_node.errors import UsageError
 from noloco_node.web.access import token_in
-from noloco_node.web.http import MAX_HEAD_BYTES, RefusedRequest, Request, Response, head_of, request_of, sentence
+from noloco_node.web.http import MAX_HEAD_BYTES, RefusedRequest, Request, Response, error_response, head_of, request_of
 from noloco_node.web.live import MAX_LISTENERS, Live
 from noloco_node.web.routes import Node, Site
 
 MAX_CONNECTIONS = 32
-"""A browser opens up to six, a page that listens keeps one. Of as many more, each is told to come later."""
+"""A browser opens up to six, and a live page keeps one. As many more get an answer that says to try again."""
 REQUEST_S = 15.0
-"""For a whole request to arrive, from the end of the one before; who idles longer connects again."""
+"""For a whole request to arrive, from the end of the last one; an idle client connects again."""
 SEND_S = 15.0
-"""For a client to take what it was sent."""
+"""For a client to read what it was sent."""
 HANG_UP_S = 1.0
-"""For a refused client to read why, before what it still sends would reset the connection."""
-_READ_OVER = 64  # pieces of what it still sends
-_CROWDED = RefusedRequest(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections: try again in a moment")
+"""For a refused client to read the reason: closing at once, while it still sends, would reset the connection."""
+_READS_AFTER_REFUSAL = 64
+_TOO_MANY = RefusedRequest(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections: try again in a moment")
 
 
 @asynccontextmanager
@@ -39,7 +39,7 @@ async def page(address: str, node: Node, token_file: Path) -> AsyncIterator[str]
     host = host.strip("[]")
     connections = _Connections(Site(node, token), Live(node))
     try:
-        server = await asyncio.start_server(connections.take, host, int(port), limit=MAX_HEAD_BYTES)
+        server = await asyncio.start_server(connections.accept, host, int(port), limit=MAX_HEAD_BYTES)
     except OSError as error:
         raise _cannot_listen(address, error) from error
     bound = server.sockets[0].getsockname()[1]
@@ -56,8 +56,8 @@ class _Connections:
         self._site, self._live = site, live
         self._open: set[asyncio.Task[None]] = set()
 
-    def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._open) >= 2 * MAX_CONNECTIONS:  # no words for so many
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._open) >= 2 * MAX_CONNECTIONS:  # not even an answer for so many
             writer.transport.abort()
             return
         task = asyncio.create_task(self._serve(reader, writer))
@@ -66,14 +66,14 @@ class _Connections:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, from its first byte to its last."""
-        writer.transport.set_write_buffer_limits(high=0)  # what was drained has left this process
+        writer.transport.set_write_buffer_limits(high=0)  # after drain(), nothing is left in this process
         try:
             if len(self._open) > MAX_CONNECTIONS:
-                await _refuse(reader, writer, _CROWDED)
+                await _refuse(reader, writer, _TOO_MANY)
             else:
                 while await self._serve_one(reader, writer):
                     pass
-        except (OSError, EOFError):  # it is gone, or (a TimeoutError) too slow to be served
+        except (OSError, EOFError):  # the client is gone, or too slow (a TimeoutError is an OSError)
             writer.transport.abort()
         finally:
             writer.close()
@@ -84,7 +84,7 @@ class _Connections:
         await asyncio.gather(*self._open, return_exceptions=True)
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Whether the connection stays."""
+        """Whether the connection may serve another request."""
         try:
             request = await _next_request(reader)
             response = self._site.answer(request)
@@ -96,14 +96,14 @@ class _Connections:
             await _refuse(reader, writer, refused)
             return False
         if response is None:
-            await self._tell(writer, request)
+            await self._send_events(writer, request)
             return False
-        await _send(writer, response, stays=request.stays, body=request.method != "HEAD")
-        return request.stays
+        await _send(writer, response, keep_alive=request.keep_alive, body=request.method != "HEAD")
+        return request.keep_alive
 
-    async def _tell(self, writer: asyncio.StreamWriter, request: Request) -> None:
-        """Events for as long as somebody reads them."""
-        head = head_of(Response(b"", "text/event-stream"), stays=False, length=None)
+    async def _send_events(self, writer: asyncio.StreamWriter, request: Request) -> None:
+        """Until the client stops reading."""
+        head = head_of(Response(b"", "text/event-stream"), keep_alive=False, length=None)
         await _write(writer, head)
         if request.method == "HEAD":
             return
@@ -113,7 +113,7 @@ class _Connections:
 
 
 async def _next_request(reader: asyncio.StreamReader) -> Request:
-    """Raises Refused; OSError, EOFError, TimeoutError where nothing whole comes."""
+    """Raises RefusedRequest; OSError, EOFError or TimeoutError if no whole request arrives."""
     async with asyncio.timeout(REQUEST_S):
         try:
             head = await reader.readuntil(b"\r\n\r\n")
@@ -126,8 +126,8 @@ async def _next_request(reader: asyncio.StreamReader) -> Request:
         return request
 
 
-async def _send(writer: asyncio.StreamWriter, response: Response, *, stays: bool, body: bool = True) -> None:
-    head = head_of(response, stays=stays, length=len(response.body))
+async def _send(writer: asyncio.StreamWriter, response: Response, *, keep_alive: bool, body: bool = True) -> None:
+    head = head_of(response, keep_alive=keep_alive, length=len(response.body))
     await _write(writer, head + response.body if body else head)
 
 
@@ -138,24 +138,24 @@ async def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
 
 
 async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, why: RefusedRequest) -> None:
-    """Say it, and hang up without resetting the connection while it is still read."""
-    await _send(writer, sentence(why), stays=False)
+    """Send the reason, and close without resetting the connection while the client still reads."""
+    await _send(writer, error_response(why), keep_alive=False)
     writer.write_eof()
     with suppress(TimeoutError):
         async with asyncio.timeout(HANG_UP_S):
-            for _ in range(_READ_OVER):
+            for _ in range(_READS_AFTER_REFUSAL):
                 if not await reader.read(MAX_HEAD_BYTES):
                     return
 
 
 def _url(host: str, port: int) -> str:
     address = ipaddress.ip_address(host)
-    if address.is_unspecified:  # everywhere, so here as well
+    if address.is_unspecified:  # all interfaces, so loopback too
         host = "127.0.0.1"
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
 def _cannot_listen(address: str, error: OSError) -> UsageError:
-    taken = error.errno == errno.EADDRINUSE
-    why = "something else listens there" if taken else os.strerror(error.errno or 0).lower()
+    in_use = error.errno == errno.EADDRINUSE
+    why = "something else listens there" if in_use else os.strerror(error.errno or 0).lower()
     return UsageError(f"cannot serve the web page at {address}: {why}. Name another address or port with --web")

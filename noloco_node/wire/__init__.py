@@ -1,1 +1,1 @@
-"""What travels between nodes: messages, fragments, generated code."""
+"""What travels between nodes: messages, the format of a state transfer, generated code."""

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1enoloco_node/wire/control.proto\x12\x11noloco.control.v1\"\x07\n\x05\x45mpty\"2\n\x0bPingRequest\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x15\n\rpayload_bytes\x18\x02 \x01(\r\"\x1e\n\rGatherRequest\x12\r\n\x05peers\x18\x01 \x01(\r\" \n\x0fLogLevelRequest\x12\r\n\x05level\x18\x01 \x01(\t\"\x14\n\x04View\x12\x0c\n\x04json\x18\x01 \x01(\t2\xc8\x04\n\x07\x43ontrol\x12;\n\x06Status\x12\x18.noloco.control.v1.Empty\x1a\x17.noloco.control.v1.View\x12:\n\x05Peers\x12\x18.noloco.control.v1.Empty\x1a\x17.noloco.control.v1.View\x12<\n\x07History\x12\x18.noloco.control.v1.Empty\x1a\x17.noloco.control.v1.View\x12;\n\x05Leave\x12\x18.noloco.control.v1.Empty\x1a\x18.noloco.control.v1.Empty\x12:\n\x05Pause\x12\x18.noloco.control.v1.Empty\x1a\x17.noloco.control.v1.View\x12;\n\x06Resume\x12\x18.noloco.control.v1.Empty\x1a\x17.noloco.control.v1.View\x12?\n\x04Ping\x12\x1e.noloco.control.v1.PingRequest\x1a\x17.noloco.control.v1.View\x12\x45\n\x06Gather\x12 .noloco.control.v1.GatherRequest\x1a\x17.noloco.control.v1.View0\x01\x12H\n\x08LogLevel\x12\".noloco.control.v1.LogLevelRequest\x1a\x18.noloco.control.v1.Emptyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1enoloco_node/wire/control.proto\x12\x11noloco.control.v1\"\x07\n\x05\x45mpty\"2\n\x0bPingRequest\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x15\n\rpayload_bytes\x18\x02 \x01(\r\"\x1e\n\rGatherRequest\x12\r\n\x05peers\x18\x01 \x01(\r\" \n\x0fLogLevelRequest\x12\r\n\x05level\x18\x01 \x01(\t\"\x16\n\x05Lines\x12\r\n\x05lines\x18\x01 \x03(\t\"\x14\n\x04View\x12\x0c\n\x04json\x18\x01 \x01(\t2\x8b\x05\n\x07\x43ontrol\x12;\n\x06Status\x12\x18.noloco.control.v1.Empty\x1a\x17.noloco.control.v1.View\x12:\n\x05Peers\x12\x18.noloco.control.v1.Empty\x1a\x17.noloco.control.v1.View\x12<\n\x07History\x12\x18.noloco.control.v1.Empty\x1a\x17.noloco.control.v1.View\x12;\n\x05Leave\x12\x18.noloco.control.v1.Empty\x1a\x18.noloco.control.v1.Empty\x12:\n\x05Pause\x12\x18.noloco.control.v1.Empty\x1a\x17.noloco.control.v1.View\x12;\n\x06Resume\x12\x18.noloco.control.v1.Empty\x1a\x17.noloco.control.v1.View\x12?\n\x04Ping\x12\x1e.noloco.control.v1.PingRequest\x1a\x17.noloco.control.v1.View\x12\x45\n\x06Gather\x12 .noloco.control.v1.GatherRequest\x1a\x17.noloco.control.v1.View0\x01\x12H\n\x08LogLevel\x12\".noloco.control.v1.LogLevelRequest\x1a\x18.noloco.control.v1.Empty\x12\x41\n\x0bRoundEvents\x12\x18.noloco.control.v1.Empty\x1a\x18.noloco.control.v1.Linesb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,8 +39,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GATHERREQUEST']._serialized_end=144
   _globals['_LOGLEVELREQUEST']._serialized_start=146
   _globals['_LOGLEVELREQUEST']._serialized_end=178
-  _globals['_VIEW']._serialized_start=180
-  _globals['_VIEW']._serialized_end=200
-  _globals['_CONTROL']._serialized_start=203
-  _globals['_CONTROL']._serialized_end=787
+  _globals['_LINES']._serialized_start=180
+  _globals['_LINES']._serialized_end=202
+  _globals['_VIEW']._serialized_start=204
+  _globals['_VIEW']._serialized_end=224
+  _globals['_CONTROL']._serialized_start=227
+  _globals['_CONTROL']._serialized_end=878
 # @@protoc_insertion_point(module_scope)

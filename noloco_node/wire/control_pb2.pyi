@@ -1,5 +1,7 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable
 from typing import ClassVar as _ClassVar, Optional as _Optional
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -27,6 +29,12 @@ class LogLevelRequest(_message.Message):
     LEVEL_FIELD_NUMBER: _ClassVar[int]
     level: str
     def __init__(self, level: _Optional[str] = ...) -> None: ...
+
+class Lines(_message.Message):
+    __slots__ = ("lines",)
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    lines: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, lines: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class View(_message.Message):
     __slots__ = ("json",)

@@ -79,6 +79,11 @@ class ControlStub:
                 request_serializer=noloco__node_dot_wire_dot_control__pb2.LogLevelRequest.SerializeToString,
                 response_deserializer=noloco__node_dot_wire_dot_control__pb2.Empty.FromString,
                 _registered_method=True)
+        self.RoundEvents = channel.unary_unary(
+                '/noloco.control.v1.Control/RoundEvents',
+                request_serializer=noloco__node_dot_wire_dot_control__pb2.Empty.SerializeToString,
+                response_deserializer=noloco__node_dot_wire_dot_control__pb2.Lines.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
@@ -143,6 +148,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RoundEvents(self, request, context):
+        """The latest events of the rounds' state machine, for a bug report.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -190,6 +202,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.LogLevel,
                     request_deserializer=noloco__node_dot_wire_dot_control__pb2.LogLevelRequest.FromString,
                     response_serializer=noloco__node_dot_wire_dot_control__pb2.Empty.SerializeToString,
+            ),
+            'RoundEvents': grpc.unary_unary_rpc_method_handler(
+                    servicer.RoundEvents,
+                    request_deserializer=noloco__node_dot_wire_dot_control__pb2.Empty.FromString,
+                    response_serializer=noloco__node_dot_wire_dot_control__pb2.Lines.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -435,6 +452,33 @@ class Control:
             '/noloco.control.v1.Control/LogLevel',
             noloco__node_dot_wire_dot_control__pb2.LogLevelRequest.SerializeToString,
             noloco__node_dot_wire_dot_control__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RoundEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/noloco.control.v1.Control/RoundEvents',
+            noloco__node_dot_wire_dot_control__pb2.Empty.SerializeToString,
+            noloco__node_dot_wire_dot_control__pb2.Lines.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,4 +1,4 @@
-"""What travels between two nodes, as dataclasses: protobuf stays behind this module.
+"""The messages between two nodes, as dataclasses: protobuf stays behind this module.
 
 `decode_*` checks everything before anything is used: a field of the wrong size, a number out of bounds, an empty frame
 raise PeerMisbehaved, whose code says which. Nothing here knows who sent a message or what it will be used for.
@@ -26,7 +26,7 @@ MAX_STATE_BYTES = 1 << 42
 
 
 class Code(IntEnum):
-    """Why somebody says no. The names in lower case are the reasons that `status` counts."""
+    """Why a call is refused. The names in lower case are the reasons that `status` counts."""
 
     BUSY = pb.BUSY
     APPOINTMENT = pb.APPOINTMENT
@@ -63,7 +63,7 @@ class Accept:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The callee's last word, except for an appointment: then Accept or another Refusal follows."""
+    """The callee's last frame, except for an appointment: then Accept or another Refusal follows."""
 
     code: Code
     retry_in_s: float = 0.0
@@ -95,7 +95,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """Nothing to say, but here."""
+    """Sent while there is nothing else to send, to show that the peer is alive."""
 
 
 Frame = Offer | Accept | Refusal | Fragment | Ack | Done | Piece | Alive
@@ -108,9 +108,9 @@ class StateRequest:
     layout: bytes
     coding: state_format.Coding = state_format.Coding.FP32
     root: bytes = b""
-    """Of the version that was begun with."""
+    """Of the version that the download began with."""
     fragment: int = 0
-    """The first one of it that is still wanted."""
+    """The first one of it that is still missing."""
 
 
 @dataclass(frozen=True, slots=True)

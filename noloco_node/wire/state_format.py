@@ -1,8 +1,8 @@
-"""How a peer's live state travels: as which bytes, cut where, and under which root hash.
+"""The format of a state transfer: how the numbers are coded, where they are cut into fragments, and their root hash.
 
-A version of a state is its round and its coded bytes. The cut follows from the size alone, so donor and newcomer agree
-without a word; two donors whose versions have the same root hold the same bytes, and one can go on where the other
-broke off. Pure arithmetic on buffers: knows nothing of peers, and of the numbers only that they are fp32.
+A version of a state is its round and its coded bytes. The cut follows from the size alone, so donor and receiver agree
+without a message; two donors whose versions have the same root hold the same bytes, and one can continue where the
+other broke off. Pure arithmetic on buffers: knows nothing of peers, and of the numbers only that they are fp32.
 """
 
 import hashlib
@@ -13,8 +13,8 @@ import numpy as np
 from noloco_node.wire import peer_pb2 as pb
 
 CHUNK_BYTES = 128 << 10
-"""Of one message. A donor's limited uplink sends it within a newcomer's patience: 4 s at the slowest rate that can be
-set (host/limits.py)."""
+"""Of one message. A donor's limited uplink sends it before the receiver times out: in 4 s at the slowest rate that can
+be set (host/limits.py)."""
 MAX_FRAGMENTS = 1024
 """Of a state: a break costs a thousandth of it, and the digests of all fit into one small message."""
 DIGEST_BYTES = 32

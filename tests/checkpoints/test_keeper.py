@@ -14,7 +14,7 @@ from noloco_node.checkpoints import checkpoint
 from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.errors import DiskFull
 from noloco_node.terminal.text import print_status
-from noloco_node.views.views import StatusView
+from noloco_node.views.status import StatusView
 
 RUN, LAYOUT = "ab" * 32, bytes(32)
 PARAMETERS = 1_000_000

@@ -61,7 +61,7 @@ def test_every_so_many_rounds_or_minutes_whichever_is_first() -> None:
 
         async def saves(round: int, now: float) -> bool:
             before = len(desk.asked)
-            desk.saving.now_and_then(round, now)
+            desk.saving.save_if_due(round, now)
             await asyncio.sleep(0)
             if len(desk.asked) == before:
                 return False
@@ -81,9 +81,9 @@ def test_every_so_many_rounds_or_minutes_whichever_is_first() -> None:
 def test_a_save_waits_for_a_step_of_any_length_and_is_the_only_one_meanwhile() -> None:
     async def life() -> None:
         desk = Desk()
-        desk.saving.now_and_then(17, 100.0)
+        desk.saving.save_if_due(17, 100.0)
         await until(lambda: desk.asked)
-        desk.saving.now_and_then(27, 100.0 + 5 * EVERY_S)
+        desk.saving.save_if_due(27, 100.0 + 5 * EVERY_S)
         await asyncio.sleep(0)
         assert len(desk.asked) == 1
         desk.asked[0].set_result(1)
@@ -98,7 +98,7 @@ def test_who_leaves_gets_what_the_thread_gives_at_its_steps_end(monkeypatch: pyt
 
     async def life() -> None:
         desk = Desk(patience_s=DEADLINE_S)
-        last = asyncio.create_task(desk.saving.last(leaving=True))
+        last = asyncio.create_task(desk.saving.save_now(leaving=True))
         await asyncio.sleep(0.05)  # beyond LEAST_S: the step is known to take longer
         assert not last.done()
         desk.asked[0].set_result(5)
@@ -113,7 +113,7 @@ def test_a_thread_that_stays_away_costs_the_last_checkpoint_and_that_is_said(mon
 
     async def life() -> None:
         desk = Desk()
-        await desk.saving.last(leaving=True)
+        await desk.saving.save_now(leaving=True)
         assert not desk.kept and "no state within" in desk.failures[0]
         assert not desk.asked[0].set_running_or_notify_cancel(), "nor is it copied for nobody"
 
@@ -128,11 +128,11 @@ def test_a_slow_disk_is_waited_for_however_long_and_what_came_after_is_written_t
     async def life() -> None:
         desk = Desk()
         desk.disk_is_free.clear()
-        desk.saving.now_and_then(17, 100.0)
+        desk.saving.save_if_due(17, 100.0)
         await until(lambda: desk.asked)
         desk.asked[0].set_result(1)
         await until(lambda: desk.at_once)
-        last = asyncio.create_task(desk.saving.last(leaving=True))
+        last = asyncio.create_task(desk.saving.save_now(leaving=True))
         await asyncio.sleep(0.05)
         assert not last.done() and len(desk.asked) == 1
         desk.disk_is_free.set()
@@ -151,9 +151,9 @@ def test_a_slow_disk_is_waited_for_however_long_and_what_came_after_is_written_t
 def test_one_that_still_waits_for_the_thread_is_the_last_one() -> None:
     async def life() -> None:
         desk = Desk()
-        desk.saving.now_and_then(17, 100.0)
+        desk.saving.save_if_due(17, 100.0)
         await until(lambda: desk.asked)
-        last = asyncio.create_task(desk.saving.last(leaving=True))
+        last = asyncio.create_task(desk.saving.save_now(leaving=True))
         await asyncio.sleep(0.01)
         desk.asked[0].set_result(3)
         await last
@@ -166,12 +166,12 @@ def test_who_is_told_to_leave_while_the_last_one_is_written_waits_for_it() -> No
     async def life() -> None:
         desk = Desk()
         desk.disk_is_free.clear()
-        done = asyncio.create_task(desk.saving.last())
+        done = asyncio.create_task(desk.saving.save_now())
         await until(lambda: desk.asked)
         desk.asked[0].set_result(1)
         await until(lambda: desk.at_once)
         done.cancel()
-        leaving = asyncio.create_task(desk.saving.last(leaving=True))
+        leaving = asyncio.create_task(desk.saving.save_now(leaving=True))
         desk.disk_is_free.set()
         await until(lambda: len(desk.asked) == 2)
         desk.asked[1].set_result(1)
@@ -184,11 +184,11 @@ def test_who_is_told_to_leave_while_the_last_one_is_written_waits_for_it() -> No
 def test_no_fault_of_a_save_keeps_the_node_from_leaving() -> None:
     async def life() -> None:
         desk = Desk()
-        last = asyncio.create_task(desk.saving.last(leaving=True))
+        last = asyncio.create_task(desk.saving.save_now(leaving=True))
         await until(lambda: desk.asked)
         desk.asked[0].set_exception(RuntimeError("can't allocate memory"))
         await last
-        assert desk.failures == ["no checkpoint, by a fault of this node (RuntimeError)"]
+        assert desk.failures == ["no checkpoint, by a bug in this node (RuntimeError)"]
 
     lived(life)
 
@@ -198,7 +198,7 @@ def test_a_full_disk_costs_one_checkpoint() -> None:
         desk = Desk()
         for fault in (DiskFull("the disk is full"), None):
             desk.fault = fault
-            last = asyncio.create_task(desk.saving.last())
+            last = asyncio.create_task(desk.saving.save_now())
             await asyncio.sleep(0)
             await until(lambda: desk.asked and not desk.asked[-1].done())
             desk.asked[-1].set_result(4)

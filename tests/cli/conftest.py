@@ -1,4 +1,4 @@
-"""A home of one's own, and a fake node that lives in it."""
+"""A home for a test, and a fake node that runs in it."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def running(home):
-    """A fake node in `home`: a process of its own, because gRPC's asyncio wants one event loop in a process."""
+    """A fake node in `home`: a process of its own, because gRPC's asyncio needs one event loop per process."""
     environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     program = [sys.executable, fake_node.__file__, str(home.root)]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True, env=environ) as process:

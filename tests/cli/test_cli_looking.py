@@ -1,4 +1,4 @@
-"""The verbs that look: `peers`, `ping`, `wait`, `logs`, `paths`, `bugreport`, `doctor`, against a node and none."""
+"""The verbs that show something: `peers`, `ping`, `wait`, `logs`, `paths`, `bugreport`; with a node and without."""
 
 import json
 import os
@@ -18,11 +18,11 @@ import pytest
 from fake_node import OTHER, STATUS
 
 from noloco_node.base.peer_names import short_id
-from noloco_node.cli import main, tail
-from noloco_node.cli.look import rate
-from noloco_node.cli.wait import Goal
+from noloco_node.cli import logs, main
+from noloco_node.cli.control import Goal
+from noloco_node.cli.peers import rate
 from noloco_node.errors import EXIT_INTERRUPTED, UsageError
-from noloco_node.views.views import StatusView
+from noloco_node.views.status import StatusView
 
 ROOT = Path(__file__).parents[2]
 OTHERS_NAME = "fair-hippo"
@@ -35,7 +35,7 @@ def shown(capsys):
 
 @contextmanager
 def begin(program: list[str], **environ: str) -> Iterator[subprocess.Popen]:
-    """A process that ends with its test, whatever that finds."""
+    """A process that ends with its test, whatever the result."""
     with subprocess.Popen(
         [sys.executable, *program],
         stdout=subprocess.PIPE,
@@ -57,7 +57,7 @@ def test_peers_are_sorted_and_narrowed_down(running, capsys):
     assert main(["peers", "--name", short_id(OTHER), "--json"]) == 0
     assert [peer["peer_id"] for peer in shown(capsys)["peers"]] == [OTHER]
     assert main(["peers", "--state", "paused"]) == 0
-    assert capsys.readouterr().out == "none of the 1 peers is like that\n"
+    assert capsys.readouterr().out == "none of the 1 peers matches\n"
     assert main(["peers", "--sort", "looss"]) == 2
     assert "did you mean loss?" in capsys.readouterr().err
 
@@ -71,7 +71,7 @@ def test_peers_watched_through_a_pipe_until_ctrl_c(running):
             assert watching.stderr.read() == ""
 
 
-def test_a_watched_node_that_goes_ends_the_watch(running):
+def test_watching_ends_with_the_node(running):
     with begin(["-m", "noloco_node", "peers", "--watch"]) as watching:
         assert "calm-otter" in watching.stdout.readline()
         running.kill()
@@ -88,13 +88,13 @@ def test_a_swarm_that_cannot_be_reached(verb, capsys):
     assert "refuses the connection" in "".join(capsys.readouterr())
 
 
-def test_an_address_that_is_none(capsys):
+def test_an_invalid_address(capsys):
     assert main(["peers", "--bootstrap", "example.org"]) == 2
     assert "--bootstrap must be a list of" in (said := capsys.readouterr().err) or "/ip4/" in said
 
 
 # ---- ping ----
-def test_ping_tells_time_way_and_rate(running, capsys):
+def test_ping_shows_time_route_and_rate(running, capsys):
     assert main(["ping", OTHER, "--count", "2", "--json"]) == 0
     view = shown(capsys)
     assert (view["schema"], view["peer_id"], view["name"], view["via"]) == (1, OTHER, OTHERS_NAME, "direct")
@@ -107,15 +107,15 @@ def test_ping_tells_time_way_and_rate(running, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{OTHERS_NAME} (12D3KooW…33Jw) answers after 2.0 ms, direct"
     assert lines[1] == "1: 2.0 ms"
-    assert lines[2] == "1 of 1 came back, median 2.0 ms (2.0 ms to 2.0 ms), about 1.0 MB/s there"
+    assert lines[2] == "1 of 1 answered, median 2.0 ms (2.0 ms to 2.0 ms), about 1.0 MB/s there"
 
 
 @pytest.mark.parametrize(
     ("word", "code", "says"),
     [
         ("fair-hipo", 2, "did you mean fair-hippo?"),
-        ("brisk-heron", 2, "is the node of this machine itself"),
-        (short_id(STATUS.peer_id), 2, "is the node of this machine itself"),
+        ("brisk-heron", 2, "is the node on this machine"),
+        (short_id(STATUS.peer_id), 2, "is the node on this machine"),
         ("12D3KooWGRVwVSREWSbDM8oTn6QGPdtZKEUVDj5jSzbnYeXiGzVf", 1, "does not answer (unavailable)"),
         ("fair-hippo --count 0", 2, "--count must be a whole number from 1 to 1000, not '0'"),
     ],
@@ -151,25 +151,25 @@ def test_goals(goal, changes, reached):
 @pytest.mark.parametrize(
     ("goal", "changes", "why"),
     [
-        ("training", {"state": "rendezvous"}, "trains nothing"),
+        ("training", {"state": "rendezvous"}, "does not train"),
         ("training", {"state": "finished"}, "has finished"),
-        ("round=101", {}, "never comes to round 101"),
+        ("round=101", {}, "never reaches round 101"),
         ("round=100", {}, None),
         ("finished", {"state": "finished"}, None),
     ],
 )
 def test_goals_that_will_not_be_reached(goal, changes, why):
-    sentence = Goal.parse(goal).never(replace(STATUS, **changes))
+    sentence = Goal.parse(goal).why_never(replace(STATUS, **changes))
     assert sentence is None if why is None else why in sentence
 
 
 @pytest.mark.parametrize("goal", ["", "round", "round=", "round=-1", "round=x", "paused"])
-def test_goals_that_are_none(goal):
+def test_invalid_goals(goal):
     with pytest.raises(UsageError, match="--for must be"):
         Goal.parse(goal)
 
 
-def test_wait_for_a_node_that_has_yet_to_come(home, capsys):
+def test_wait_for_a_node_that_starts_later(home, capsys):
     pretended = str(Path(__file__).parents[1] / "helpers" / "pretend_node.py")
     words = [pretended, "start", "run.toml", "--home", str(home.root), "--rounds", "2"]
     with begin(words, PRETEND_STEP_S="0.4") as node:
@@ -198,7 +198,7 @@ def test_wait_ends_at_its_timeout_and_with_its_node(running, capsys):
         assert "brisk-heron ended before round 42 was reached" in waiting.stderr.read()
 
 
-def test_wait_with_a_timeout_and_nobody(capsys):
+def test_wait_with_a_timeout_and_no_node(capsys):
     assert main(["wait", "--for", "training", "--timeout", "0.2"]) == 3
     assert main(["wait", "--for", "training", "--timeout", "soon"]) == 2
 
@@ -222,13 +222,13 @@ def test_the_end_of_a_long_log(home):
     home.create()
     home.log.write_text("".join(f"line {number} {'x' * 90}\n" for number in range(5000)))
     with home.log.open("rb") as file:
-        found = tail.last_lines(file, home.log, 3000)
+        found = logs.last_lines(file, home.log, 3000)
         assert file.read() == b""
     assert len(found) == 3000
     assert found[0].startswith("line 2000 ")
 
 
-def test_following_a_log_over_its_turn(home):
+def test_following_a_log_over_its_rotation(home):
     home.create()
     home.log.write_text("before\n")
     with begin(["-m", "noloco_node", "logs", "-f", "--lines", "1"]) as following:
@@ -274,7 +274,9 @@ def test_a_bug_report_of_a_running_node(running, home, tmp_path, capsys):
     assert main(["bugreport", "--to", "report.zip", "--json"]) == 0
     assert shown(capsys)["file"] == str(tmp_path / "report.zip")
     with zipfile.ZipFile("report.zip") as pack:
-        assert set(pack.namelist()) == {"versions.txt", "status.json", "peers.json", "doctor.json", "node.log"}
+        of_the_node = {"status.json", "peers.json", "rounds.log", "node.log"}
+        assert set(pack.namelist()) == of_the_node | {"versions.txt", "doctor.json"}
+        assert "Tick()" in pack.read("rounds.log").decode()
         status = json.loads(pack.read("status.json"))
         findings = json.loads(pack.read("doctor.json"))["findings"]
         assert str(tmp_path) not in pack.read("doctor.json").decode()
@@ -294,7 +296,7 @@ def test_a_bug_report_without_a_node(home, capsys):
 
 # ---- how quick ----
 @pytest.mark.parametrize("verb", ["status", "peers"])
-def test_looking_at_the_node_here_is_quick(verb, running):
+def test_showing_the_node_here_is_quick(verb, running):
     """Processor time, so that a busy machine does not decide."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began = time.monotonic()
@@ -306,7 +308,7 @@ def test_looking_at_the_node_here_is_quick(verb, running):
     assert spent < 0.5
 
 
-def test_a_view_of_nobody_yet_is_judged_too():
+def test_goals_with_an_empty_status():
     starting = StatusView(peer_id="p", name="n", version="0", state="starting")
     assert not Goal.parse("round=1").reached(starting)
-    assert Goal.parse("finished").never(starting) is None
+    assert Goal.parse("finished").why_never(starting) is None

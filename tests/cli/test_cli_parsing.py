@@ -1,4 +1,4 @@
-"""What can be typed, and how quickly and politely it is answered."""
+"""The command line: help, its speed, and the sentence for each mistake."""
 
 import os
 import re
@@ -25,7 +25,7 @@ def _a_home_of_its_own(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("args", [["--help"], ["--version"], ["start", "--help"], ["swarm", "--help"], []])
 def test_help_is_quick(args):
-    """Processor time beyond Python's own start, so that a busy machine does not decide."""
+    """At most 0.1 s of processor time beyond Python's own start; the best of three, since the machine may be busy."""
     code = f"""
 import sys, time
 began = time.process_time()
@@ -35,11 +35,11 @@ spent = time.process_time() - began
 print(spent, sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr)
 sys.exit(code)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    spent, heavy = done.stderr.split(maxsplit=1)
-    assert float(spent) < 0.3
-    assert heavy.strip() == "[]"
-    assert done.stdout
+    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(3)]
+    assert min(float(run.stderr.split()[0]) for run in runs) < 0.1
+    for run in runs:
+        assert run.stderr.split(maxsplit=1)[1].strip() == "[]"
+        assert run.stdout
 
 
 def test_version(capsys):
@@ -54,6 +54,22 @@ def test_every_verb_has_help_with_an_example(verb, capsys):
     assert f"usage: noloco-node {verb}" in shown
     assert f"example:\n  noloco-node {verb}" in shown
     assert all(len(line) <= 80 for line in shown.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("verb", "groups"),
+    [
+        ("start", ["what to train", "how to train", "network", "limits", "output"]),
+        ("join", ["what to train", "how to train", "network", "limits", "output"]),
+        ("bootstrap", ["network", "output"]),
+        ("export", ["which weights", "data and device", "output"]),
+        ("simulate", ["what to compare", "how to train", "output"]),
+    ],
+)
+def test_many_options_are_shown_in_groups(verb, groups, capsys):
+    assert main([verb, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.removesuffix(":") in groups] == [f"{group}:" for group in groups]
 
 
 @pytest.mark.parametrize("verb", ["start", "join", "bootstrap"])
@@ -72,7 +88,7 @@ def test_help_lists_every_verb_within_80_columns(capsys):
 
 
 DOES = {"init", "start", "join", "bootstrap", "pause", "resume", "leave"}
-"""Verbs after which there is nothing to be read."""
+"""Verbs that act and print no data."""
 
 
 @pytest.mark.parametrize(
@@ -174,7 +190,7 @@ def test_a_closed_pipe_is_no_error(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_libraries_are_kept_quiet_but_the_users_word_stands(monkeypatch):
+def test_libraries_are_kept_quiet_unless_the_user_says_otherwise(monkeypatch):
     monkeypatch.delenv("GRPC_ENABLE_FORK_SUPPORT", raising=False)
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
     assert main(["--version"]) == 0

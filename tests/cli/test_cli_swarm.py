@@ -16,7 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from noloco_node.run import manifest, toml
+from noloco_node.run import toml
+from noloco_node.run.schema import Manifest
 
 PROGRAM = Path(__file__).parents[1] / "helpers" / "pretend_swarm.py"
 ROOT = Path(__file__).parents[2]
@@ -86,7 +87,7 @@ def test_a_good_end(swarm):
     out, err = done.communicate(timeout=60)
     assert (done.returncode, err) == (0, "")
     lines = out.splitlines()
-    label = manifest.Manifest(name="tiny", rounds=3).label
+    label = Manifest(name="tiny", rounds=3).label
     assert lines[0].endswith(f"2 nodes on this machine · run {label} · Ctrl-C stops everything")
     assert (
         len([line for line in lines if re.search(r"done +3/3 +1\.67 +1\.83 +fair-hippo +1\.2 MB +98% +9\.8k", line)])
@@ -138,7 +139,7 @@ def test_a_web_page_for_each_node(swarm):
     out, err = done.communicate(timeout=60)
     assert done.returncode == 0, err
     assert [node["web"] for node in json.loads(out)["nodes"]] == [f"127.0.0.1:{first}", f"127.0.0.1:{first + 1}"]
-    assert f"web pages, one a node: http://127.0.0.1:{first} to http://127.0.0.1:{first + 1}" in err
+    assert f"web pages, one per node: http://127.0.0.1:{first} to http://127.0.0.1:{first + 1}" in err
 
 
 @pytest.mark.parametrize("address", ["8090", "127.0.0.1:0", "127.0.0.1:65535", "here:80"])
@@ -149,13 +150,13 @@ def test_an_address_that_cannot_be(swarm, address):
     assert err.startswith("--web must ")
 
 
-def test_a_run_that_wants_everybodys_own_files_is_refused_at_once(swarm, tmp_path):
+def test_a_run_that_needs_each_nodes_own_files_is_refused_at_once(swarm, tmp_path):
     text = toml.template("mine").replace('source = "stdlib"', 'source = "files"')
     (tmp_path / "mine.toml").write_text(text)
     done = swarm("--run", "mine.toml")
     _, err = done.communicate(timeout=60)
     assert done.returncode == 2
-    assert "swarm has no files to give to its nodes" in err
+    assert "swarm cannot pass --data to its nodes" in err
 
 
 def test_a_node_that_dies_does_not_stop_the_rest(swarm):
@@ -165,11 +166,11 @@ def test_a_node_that_dies_does_not_stop_the_rest(swarm):
     assert re.search(r"died: disk full: free some space", out)
     assert len(re.findall(r"done +6/6", out)) == 2
     assert re.fullmatch(
-        r"\S+ ended with exit code 1: disk full: free some space\. With --keep DIR the logs stay\n", err
+        r"\S+ ended with exit code 1: disk full: free some space\. Use --keep DIR to keep the logs\n", err
     )
 
 
-def test_nodes_that_found_nobody(swarm):
+def test_nodes_without_a_partner(swarm):
     done = swarm("--nodes", "2", "--rounds", "2", PRETEND="alone")
     _, err = done.communicate(timeout=60)
     assert done.returncode == 1

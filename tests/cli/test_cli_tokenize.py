@@ -10,7 +10,8 @@ import pytest
 
 from noloco_node.cli import main
 from noloco_node.data.corpus import Corpus, Sources, load
-from noloco_node.run import manifest, toml
+from noloco_node.run import toml
+from noloco_node.run.schema import DataSpec
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +33,7 @@ def test_what_is_printed_goes_into_run_toml(texts: Path, tmp_path: Path, capsys)
     assert said.startswith(f"wrote {out}: 1,") and said.endswith("held out. In run.toml:")
     (tmp_path / "run.toml").write_text(f'name = "a"\n{lines}')
     run = toml.load(tmp_path / "run.toml")
-    assert run.data == manifest.DataSpec(**tomllib.loads(lines)["data"])
+    assert run.data == DataSpec(**tomllib.loads(lines)["data"])
     corpus = load(run.data, Sources((str(out),)))
     assert isinstance(corpus, Corpus) and isinstance(corpus.train.base, np.memmap)
     assert b"text number 7\0" in corpus.train.tobytes() + corpus.held_out.tobytes()
@@ -52,7 +53,7 @@ def test_json_and_a_tokenizer(texts: Path, tmp_path: Path, capsys) -> None:
     assert said["data"] == {"source": "files", "tokenizer": f"sha256:{digest}", "field": "body"}
     assert (said["schema"], said["vocabulary"], said["bytes"]) == (1, 4, out.stat().st_size)
     assert said["tokens"]["train"] + said["tokens"]["held_out"] == 400
-    corpus = load(manifest.DataSpec(**said["data"]), Sources((str(out),), path))
+    corpus = load(DataSpec(**said["data"]), Sources((str(out),), path))
     assert isinstance(corpus, Corpus)
     assert corpus.train[:8].tolist() == [1, 2, 3, 0, 1, 2, 3, 0]
 

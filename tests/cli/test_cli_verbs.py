@@ -10,11 +10,11 @@ from types import ModuleType
 import pytest
 from fake_node import OTHER, STATUS
 
+from noloco_node.base.addresses import parse
 from noloco_node.base.identity import Identity
-from noloco_node.cli import main, show
+from noloco_node.cli import control, main
 from noloco_node.errors import Diverged
 from noloco_node.host.home import Home
-from noloco_node.node.mission import Join, Rendezvous, Start
 from noloco_node.run import manifest, toml
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("home")
 # ---- init, id ----
 def test_init_writes_a_run_that_loads(tmp_path, capsys):
     assert main(["init"]) == 0
-    assert capsys.readouterr().out == "wrote run.toml: look through it, then run `noloco-node start run.toml`\n"
+    assert capsys.readouterr().out == "wrote run.toml: edit it, then run `noloco-node start run.toml`\n"
     assert toml.load(tmp_path / "run.toml").name == "tiny"
 
 
@@ -71,18 +71,18 @@ def test_leave_waits_until_the_node_is_gone(running, home, capsys):
     assert main(["leave"]) == 0
     assert running.wait(10) == 0
     assert home.holder() is None
-    assert capsys.readouterr().out == f"brisk-heron has left; what it knows is kept in {home.root}\n"
+    assert capsys.readouterr().out == f"brisk-heron has left; its state is kept in {home.root}\n"
 
 
 @pytest.fixture
 def saving(monkeypatch, request):
-    """A node that has a checkpoint to write before it goes, which takes longer than leaving may."""
+    """A node that must write a checkpoint before it ends, which takes longer than leaving may."""
     monkeypatch.setenv("SAVES_S", "1.5")
-    monkeypatch.setattr(show, "_LEAVE_S", 0.3)
+    monkeypatch.setattr(control, "_LEAVE_S", 0.3)
     return request.getfixturevalue("running")
 
 
-def test_leave_waits_while_the_node_says_that_it_saves(saving, capsys):
+def test_leave_waits_while_the_node_reports_that_it_saves(saving, capsys):
     assert main(["leave"]) == 0
     assert saving.wait(10) == 0
     first, *_, last = capsys.readouterr().out.splitlines()
@@ -90,9 +90,9 @@ def test_leave_waits_while_the_node_says_that_it_saves(saving, capsys):
     assert last.startswith("brisk-heron has left")
 
 
-def test_pause_and_resume_say_what_became_of_it(running, capsys):
+def test_pause_and_resume_print_the_new_state(running, capsys):
     assert main(["pause"]) == 0
-    assert capsys.readouterr().out == "brisk-heron is paused: `noloco-node resume` makes it go on\n"
+    assert capsys.readouterr().out == "brisk-heron is paused: `noloco-node resume` continues\n"
     assert main(["status", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["state"] == "paused"
     assert main(["resume"]) == 0
@@ -102,7 +102,7 @@ def test_pause_and_resume_say_what_became_of_it(running, capsys):
 @pytest.mark.parametrize(
     "verb", ["status", "peers", "ping x", "logs --level debug", "wait --for training", "leave", "pause", "resume"]
 )
-def test_nobody_there(verb, capsys):
+def test_no_node_runs(verb, capsys):
     assert main(verb.split()) == 3
     assert "join --bootstrap" in capsys.readouterr().err
 
@@ -116,18 +116,19 @@ def test_a_home_by_flag(running, home, monkeypatch, capsys):
 # ---- start, join, bootstrap ----
 @pytest.fixture
 def node(monkeypatch):
-    """Stands in for node/main.py: notes what it was started with."""
+    """Replaces node/main.py, and records its arguments."""
     module = ModuleType("noloco_node.node.main")
     module.calls, module.result = [], 0
 
-    async def run(config, mission, report):
-        module.calls.append((config, mission, Home(config.home).holder()))
+    async def run(config, kind, signed, report):
+        module.calls.append((config, kind, signed, Home(config.home).holder()))
         report("others join with: …")
         if isinstance(module.result, Exception):
             raise module.result
         return module.result
 
-    module.run = run
+    module.train = lambda config, signed, report: run(config, "trains", signed, report)
+    module.rendezvous = lambda config, report: run(config, "rendezvous", None, report)
     monkeypatch.setitem(sys.modules, "noloco_node.node.main", module)
     monkeypatch.setattr("noloco_node.node.main", module, raising=False)
     return module
@@ -135,7 +136,7 @@ def node(monkeypatch):
 
 @pytest.fixture
 def address():
-    """Something that listens."""
+    """An address at which something listens."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield f"/ip4/127.0.0.1/tcp/{listening.getsockname()[1]}/p2p/{OTHER}"
 
@@ -149,10 +150,10 @@ def test_start_signs_the_manifest(node, home, capsys):
     assert main(["init"]) == 0
     capsys.readouterr()
     assert main(["start", "run.toml", "--threads", "2", "--rounds", "3", "--linger", "30"]) == 0
-    [(config, mission, holder)] = node.calls
-    assert isinstance(mission, Start)
-    assert manifest.verify(mission.signed) == toml.load(Path("run.toml"))
-    assert mission.signed.author == Identity.load_or_create(home.identity).peer_id
+    [(config, kind, signed, holder)] = node.calls
+    assert kind == "trains"
+    assert manifest.verify(signed) == toml.load(Path("run.toml"))
+    assert signed.author == Identity.load_or_create(home.identity).peer_id
     assert (config.threads, config.rounds, config.linger, config.home) == (2, 3, 30.0, home.root)
     assert holder is not None
     assert home.holder() is None
@@ -162,9 +163,9 @@ def test_start_signs_the_manifest(node, home, capsys):
 def test_join(node, address):
     run, trust = "ab" * 32, OTHER
     assert main(["join", "--bootstrap", address, "--run", run, "--trust", trust]) == 0
-    [(config, mission, _)] = node.calls
-    assert isinstance(mission, Join)
-    assert (config.bootstrap, config.run, config.trust) == ((address,), run, trust)
+    [(config, *what, _)] = node.calls
+    assert what == ["trains", None]
+    assert (config.bootstrap, config.run, config.trust) == ((parse(address),), run, trust)
 
 
 def test_one_address_that_answers_is_enough(node, address, monkeypatch):
@@ -175,9 +176,9 @@ def test_one_address_that_answers_is_enough(node, address, monkeypatch):
 
 def test_bootstrap(node):
     assert main(["bootstrap", "--listen", "/ip4/127.0.0.1/tcp/0"]) == 0
-    [(config, mission, _)] = node.calls
-    assert isinstance(mission, Rendezvous)
-    assert config.listen == "/ip4/127.0.0.1/tcp/0"
+    [(config, *what, _)] = node.calls
+    assert what == ["rendezvous", None]
+    assert str(config.listen) == "/ip4/127.0.0.1/tcp/0"
 
 
 def test_nobody_listens(node, capsys):
@@ -196,7 +197,7 @@ def test_a_node_runs_here_already(running, node, capsys):
     assert node.calls == []
 
 
-def test_a_wrong_manifest_is_found_before_all_else(running, node, tmp_path, capsys):
+def test_a_wrong_manifest_is_found_first(running, node, tmp_path, capsys):
     (tmp_path / "run.toml").write_text(toml.template().replace("steps = 50", "steps = 'many'"))
     assert main(["start", "run.toml"]) == 2
     assert capsys.readouterr().err == "run.toml: inner.steps must be a whole number from 1 to 100000, not 'many'\n"
@@ -216,14 +217,14 @@ def test_the_nodes_errors_and_exit_codes_pass_through(node, home, capsys):
 
 def test_log_lines(node, home, capsys):
 
-    async def run(_config, _mission, _report):
+    async def rendezvous(_config, _report):
         logging.getLogger("noloco_node.rounds.service").info("round %d of %d", 4, 8)
         logging.getLogger("noloco_node.rounds.service").warning("odd")
         logging.getLogger("noloco_node.rounds.service").debug("detail")
         logging.getLogger("elsewhere").warning("noise")
         return 0
 
-    node.run = run
+    node.rendezvous = rendezvous
     assert main(["bootstrap", "--log-level", "debug"]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(" ", 1)[1] for line in lines] == ["round 4 of 8", "warning: odd"]
@@ -234,7 +235,7 @@ def test_log_lines(node, home, capsys):
 
 
 def test_log_lines_for_programs(node, home, capsys):
-    async def run(_config, _mission, _report):
+    async def rendezvous(_config, _report):
         logging.getLogger("noloco_node.rounds.service").info("round %d of %d", 4, 8)
         try:
             raise ValueError("two\nlines")
@@ -242,7 +243,7 @@ def test_log_lines_for_programs(node, home, capsys):
             logging.getLogger("noloco_node.rounds.service").exception("odd: \u00e9")
         return 0
 
-    node.run = run
+    node.rendezvous = rendezvous
     assert main(["bootstrap", "--log-format", "json"]) == 0
     shown = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     written = [json.loads(line) for line in home.log.read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""`top` in a pseudo-terminal, against a node that only pretends: what is seen, what keys do, what is left behind."""
+"""`top` in a pseudo-terminal, with a fake node: what it shows, what keys do, and that the terminal is restored."""
 
 import json
 import os
@@ -15,13 +15,13 @@ from pretend_terminal import PROGRAM, PretendTerminal
 
 from noloco_node.cli import main
 from noloco_node.host.home import Home
-from noloco_node.views.views import document
+from noloco_node.views.documents import document
 
 ROOT = Path(__file__).parents[2]
 
 
 class PretendHome:
-    """A home in which a fake node lives, dies and lives again."""
+    """A home in which a fake node runs, dies and runs again."""
 
     def __init__(self, root: Path) -> None:
         self.home = Home(root)
@@ -59,7 +59,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PretendHome]:
 
 @pytest.fixture
 def home(house: PretendHome) -> PretendHome:
-    """Shared, with somebody in it."""
+    """Shared, with a running fake node."""
     if house.node is None or house.node.poll() is not None:
         house.die()
         house.live()
@@ -71,7 +71,7 @@ def test_keys_and_sizes(home: PretendHome, capsys: pytest.CaptureFixture[str]) -
         terminal.until(lambda seen: "● training" in seen and "q quit" in seen, "the screen")
         assert terminal.screen.cursor.hidden
         terminal.type("?")
-        terminal.until(lambda seen: "what keys and marks mean" in seen, "the help")
+        terminal.until(lambda seen: "explain keys and marks" in seen, "the help")
         terminal.type("?")
         terminal.type("p")
         terminal.until(lambda seen: "brisk-heron is paused" in seen and "○ paused" in seen, "paused")
@@ -103,7 +103,7 @@ def test_leave_ends_the_node_and_says_so(home: PretendHome) -> None:
         terminal.until(lambda seen: "leave the run" in seen, "the question")
         terminal.type("y")
         assert terminal.ended() == 0
-        assert "brisk-heron has left; what it knows is kept in" in terminal.bytes.decode()
+        assert "brisk-heron has left; its state is kept in" in terminal.bytes.decode()
         assert terminal.is_restored()
     assert home.node.wait(10) == 0
 
@@ -115,7 +115,7 @@ def test_a_node_that_dies_and_comes_back(home: PretendHome) -> None:
         seen = terminal.until(lambda seen: "no node runs here any more" in seen, "it is missed")
         assert "calm-otter" in seen, "the last picture stays"
         terminal.type("p")
-        terminal.until(lambda seen: "no node that could hear" in seen, "a key that nobody hears")
+        terminal.until(lambda seen: "there is no node to do this" in seen, "the answer to a key without a node")
         home.live()
         terminal.until(lambda seen: "● training" in seen and "no node runs" not in seen, "it is back")
         terminal.type("\x03")
@@ -158,7 +158,7 @@ def stopped(pid: int) -> bool:
     return psutil.Process(pid).status() == psutil.STATUS_STOPPED
 
 
-def test_ctrl_z_gives_the_screen_back_until_it_goes_on(home: PretendHome) -> None:
+def test_ctrl_z_restores_the_screen_until_fg(home: PretendHome) -> None:
     with home.top() as terminal:
         terminal.until(lambda seen: "q quit" in seen, "the screen")
         os.kill(terminal.process.pid, signal.SIGTSTP)
@@ -221,10 +221,10 @@ def test_once_for_programs(home: PretendHome, capsys: pytest.CaptureFixture[str]
     status, peers, history = ({name: value for name, value in view.items() if name != "schema"} for view in views)
     assert told == {"schema": 1, "status": status, **peers, "history": history}
     assert main(["top", "--json", "--home", str(home.home.root)]) == 2
-    assert "--json wants --once" in capsys.readouterr().err
+    assert "--json needs --once" in capsys.readouterr().err
 
 
-def test_nobody_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_node_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["--once"], ["--once", "--json"], []):
         assert main(["top", "--home", str(tmp_path), *words]) == 3
         assert "join --bootstrap" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from fake_node import OTHER, PEERS, STATUS, FakeNode
 from noloco_node.control import socket_client, socket_server
 from noloco_node.errors import NolocoError, NoNodeRunning, UsageError
 from noloco_node.host.home import Home
-from noloco_node.views.views import PingView
+from noloco_node.views.peers import PingView
 
 
 @pytest.fixture(params=["home", "a home of 100% blanks?#"])

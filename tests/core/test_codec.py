@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from noloco_node.core import outer
-from noloco_node.core.codec import FAMILIES, Conversation, codec
+from noloco_node.core.codec import CodecStats, Conversation, Received, carry
+from noloco_node.core.codecs import FAMILIES, codec
 from noloco_node.errors import NonFinite, PeerMisbehaved
 
 ID = bytes(16)
@@ -22,15 +23,7 @@ weights = st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=True)
 
 def talk(name: str, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Two partners tell each other one fragment, turn by turn, as a swap does."""
-    one, other = codec(name).converse(a, 0, ID), codec(name).converse(b, 0, ID)
-    say, reply = one.open(), other.open()
-    while True:
-        mine, theirs = one.hear(reply), other.hear(say)
-        assert (mine.say is None) == (theirs.say is None), "both say the same number of turns"
-        if mine.say is None or theirs.say is None:
-            assert mine.correction is not None and theirs.correction is not None
-            return mine.correction, theirs.correction
-        say, reply = mine.say, theirs.say
+    return carry(codec(name).converse(a, 0, ID), codec(name).converse(b, 0, ID))
 
 
 def vectors(pairs: list[tuple[float, float]]) -> tuple[Tensor, Tensor]:
@@ -94,7 +87,7 @@ def opened(name: str, size: int) -> Conversation:
 def test_a_payload_of_another_length_is_refused(name: str, off_by: int) -> None:
     payload = bytes(64 * BYTES[name] + off_by)
     with pytest.raises(PeerMisbehaved, match="bad_length"):
-        opened(name, 64).hear(payload)
+        opened(name, 64).receive(payload)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -103,33 +96,33 @@ def test_what_is_not_finite_is_refused(name: str, poison: float) -> None:
     theirs = torch.ones(64, dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[name])
     theirs[63] = poison
     with pytest.raises(PeerMisbehaved, match="nonfinite"):
-        opened(name, 64).hear(theirs.view(torch.uint8).numpy().tobytes())
+        opened(name, 64).receive(theirs.view(torch.uint8).numpy().tobytes())
 
 
 @pytest.mark.parametrize("name", NAMES)
 @given(payload=st.binary(max_size=80))
 def test_random_bytes_are_a_finite_correction_or_misbehaviour(name: str, payload: bytes) -> None:
     try:
-        heard = opened(name, 16).hear(payload)
+        received = opened(name, 16).receive(payload)
     except PeerMisbehaved as fault:
         assert fault.reason in {"bad_length", "nonfinite"}
     else:
-        assert heard.correction is not None and heard.correction.isfinite().all()
+        assert received.correction is not None and received.correction.isfinite().all()
 
 
 @pytest.mark.parametrize("name", NAMES)
 @given(payload=st.binary(min_size=64, max_size=64))
 def test_random_bytes_of_the_right_length(name: str, payload: bytes) -> None:
     try:
-        heard = opened(name, 64 // BYTES[name]).hear(payload)
+        received = opened(name, 64 // BYTES[name]).receive(payload)
     except PeerMisbehaved as fault:
         assert fault.reason == "nonfinite"
     else:
-        assert heard.correction is not None and heard.correction.isfinite().all()
+        assert received.correction is not None and received.correction.isfinite().all()
 
 
 @pytest.mark.parametrize(("name", "value"), [("fp32", math.nan), ("bf16", math.inf), ("bf16", 3.4e38)])
-def test_our_own_vector_is_not_told_when_it_is_not_finite_in_code(name: str, value: float) -> None:
+def test_our_own_vector_is_not_sent_when_it_is_not_finite_in_code(name: str, value: float) -> None:
     with pytest.raises(NonFinite):
         codec(name).converse(torch.tensor([0.0, value]), 0, ID).open()
 
@@ -149,3 +142,31 @@ def test_an_unknown_codec_is_refused_by_name(name: str) -> None:
 def test_each_node_gets_a_codec_of_its_own() -> None:
     assert all(codec(name) is not codec(name) for name in NAMES)
     assert set(NAMES) <= set(FAMILIES)
+
+
+class Slow:
+    """Says hello as often as `greetings` says, then its number."""
+
+    stats = CodecStats()
+
+    def __init__(self, number: int, greetings: int = 1) -> None:
+        self.number, self.left = number, greetings
+
+    def open(self) -> bytes:
+        return b"hello"
+
+    def receive(self, payload: bytes) -> Received:
+        self.left -= 1
+        if self.left >= 0:
+            return Received(bytes([self.number]), None)
+        return Received(None, torch.tensor([payload[0] - self.number]))
+
+
+def test_a_conversation_of_several_turns_is_carried_to_its_end() -> None:
+    mine, theirs = carry(Slow(3), Slow(5))
+    assert (int(mine), int(theirs)) == (2, -2)
+
+
+def test_two_ends_that_do_not_agree_on_the_turns_are_noticed() -> None:
+    with pytest.raises(RuntimeError, match="how many turns"):
+        carry(Slow(3), Slow(5, greetings=2))

@@ -23,8 +23,8 @@ def opened(u: Tensor) -> tuple[Int8Conversation, bytes]:
 
 def talk(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     (one, say), (other, reply) = opened(a), opened(b)
-    mine, theirs = one.hear(reply), other.hear(say)
-    assert mine.say is None and theirs.say is None
+    mine, theirs = one.receive(reply), other.receive(say)
+    assert mine.reply is None and theirs.reply is None
     assert mine.correction is not None and theirs.correction is not None
     return mine.correction, theirs.correction
 
@@ -62,35 +62,35 @@ def test_sizes(size: int) -> None:
 def test_a_payload_of_another_length_is_refused(off_by: int) -> None:
     conversation, payload = opened(torch.ones(300))
     with pytest.raises(PeerMisbehaved, match="bad_length"):
-        conversation.hear(bytes(len(payload) + off_by))
+        conversation.receive(bytes(len(payload) + off_by))
 
 
 @pytest.mark.parametrize("exponent", [LOWEST - 1, HIGHEST + 1, 127, -128])
 def test_scales_beyond_all_bounds_are_refused(exponent: int) -> None:
     conversation, payload = opened(torch.ones(300))
     with pytest.raises(PeerMisbehaved, match="bad_range"):
-        conversation.hear(bytes([exponent & 0xFF]) + payload[1:])
+        conversation.receive(bytes([exponent & 0xFF]) + payload[1:])
 
 
 @settings(max_examples=200)
 @given(payload=st.binary(min_size=302, max_size=302))
 def test_random_bytes_are_a_finite_correction_or_misbehaviour(payload: bytes) -> None:
     try:
-        heard = opened(torch.ones(300))[0].hear(payload)
+        received = opened(torch.ones(300))[0].receive(payload)
     except PeerMisbehaved as fault:
         assert fault.reason == "bad_range"
     else:
-        assert heard.correction is not None and heard.correction.isfinite().all()
+        assert received.correction is not None and received.correction.isfinite().all()
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, 3e38])
-def test_our_own_vector_is_not_told_when_it_is_not_finite(value: float) -> None:
+def test_our_own_vector_is_not_sent_when_it_is_not_finite(value: float) -> None:
     with pytest.raises(NonFinite):
         opened(torch.tensor([0.0, value]))
 
 
 def test_bytes_are_counted() -> None:
     conversation, payload = opened(torch.ones(300))
-    conversation.hear(payload)
+    conversation.receive(payload)
     assert conversation.stats.sent_bytes == conversation.stats.received_bytes == len(payload)
     assert np.frombuffer(payload, np.int8)[0] == 1 - 7, "1 is 1/2 · 2^1, and told as 64 · 2^-6"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from noloco_node.core import codec
+from noloco_node.core.codec import BLOCK as CODEC_BLOCK
 from noloco_node.core.kernels import BLOCK, PHASES, Grid, Kernels, cpu, for_device, reference, tables
 
 BITS = range(2, 9)
@@ -171,7 +171,7 @@ def test_both_partners_share_the_tables_for_ever() -> None:
     assert digest == "7edaad6be2ba1bb179406a0b879a0452e7b242c19114f5d190696d89ca77fc05", (
         "another table is another protocol version"
     )
-    assert tables.BLOCK == codec.BLOCK
+    assert tables.BLOCK == CODEC_BLOCK
     assert sorted(tables.DITHER[:PHASES]) == [(i + 0.5) / PHASES - 0.5 for i in range(PHASES)]
 
 

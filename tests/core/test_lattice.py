@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from noloco_node.core import lattice, lattice_ranges
-from noloco_node.core.codec import BLOCK, FAMILIES, Received, codec
+from noloco_node.core.codec import BLOCK, Received
+from noloco_node.core.codecs import FAMILIES, codec
 from noloco_node.core.kernels import reference, tables
 from noloco_node.core.lattice import Lattice, LatticeConversation
 from noloco_node.errors import NonFinite, PeerFault, PeerMisbehaved
@@ -39,12 +40,12 @@ def talk(one: LatticeConversation, other: LatticeConversation) -> tuple[Tensor, 
     """Both corrections, and how often each side spoke."""
     say, reply, turns = one.open(), other.open(), 1
     while True:
-        heard, answered = one.hear(reply), other.hear(say)
-        assert (heard.say is None) == (answered.say is None), "both say the same number of turns"
-        if heard.say is None or answered.say is None:
-            assert heard.correction is not None and answered.correction is not None
-            return heard.correction, answered.correction, turns
-        say, reply, turns = heard.say, answered.say, turns + 1
+        received, answered = one.receive(reply), other.receive(say)
+        assert (received.reply is None) == (answered.reply is None), "both say the same number of turns"
+        if received.reply is None or answered.reply is None:
+            assert received.correction is not None and answered.correction is not None
+            return received.correction, answered.correction, turns
+        say, reply, turns = received.reply, answered.reply, turns + 1
 
 
 def opposite(a: Tensor, b: Tensor) -> bool:
@@ -182,7 +183,7 @@ def mended(one: LatticeConversation, told: bytes) -> int:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lattice, "_missed", counted)
-        one.hear(told)
+        one.receive(told)
     return found[0] - one.stats.missed
 
 
@@ -201,8 +202,8 @@ def test_the_one_element_that_is_a_little_out_of_range_is_found_by_the_checksum(
     wrong = (2 * c.double() - (b.double() - a.double())).abs() > 1.5 * steps(one, 4, size)
     assert wrong.view(-1, BLOCK).any(1).sum() <= 1, "three that look like one"
     one, other = converse((a, b), codecs, 3e-3, bytes([99]))
-    codes = one.hear(other.open()).say if one.open() else None
-    theirs = other.hear(one._wish.pack()).say
+    codes = one.receive(other.open()).reply if one.open() else None
+    theirs = other.receive(one._wish.pack()).reply
     assert codes is not None and theirs is not None
     assert mended(one, theirs) == mended(other, codes) > 100
 
@@ -228,7 +229,7 @@ def test_a_checksum_names_one_element_and_never_two() -> None:
         assert not tables.SPOTS[(signs[0] * w[:, None] + signs[1] * w) & 0xFFFF].any()
 
 
-def test_a_block_out_of_range_is_told_again_and_right() -> None:
+def test_a_block_out_of_range_is_sent_again_and_right() -> None:
     a = noise(64 * BLOCK, 0)
     b = a + 1e-3 * noise(64 * BLOCK, 1)
     b[5 * BLOCK + 3] += 0.4  # 8 more bits tell that
@@ -244,12 +245,12 @@ def test_a_block_out_of_range_is_told_again_and_right() -> None:
 def test_where_most_blocks_miss_the_replicas_have_diverged() -> None:
     a, b = noise(100 * BLOCK, 0), 1000 * noise(100 * BLOCK, 1)
     one, other = converse((a, b), (Lattice(), Lattice()), 1e-6)
-    ours, theirs = one.hear(other.open() if one.open() else b""), None
-    theirs = other.hear(one._wish.pack())
-    assert ours.say is not None and theirs.say is not None
-    for side, payload in ((one, theirs.say), (other, ours.say)):
+    ours, theirs = one.receive(other.open() if one.open() else b""), None
+    theirs = other.receive(one._wish.pack())
+    assert ours.reply is not None and theirs.reply is not None
+    for side, payload in ((one, theirs.reply), (other, ours.reply)):
         with pytest.raises(PeerFault, match="diverged"):
-            side.hear(payload)
+            side.receive(payload)
 
 
 def test_a_miss_that_the_checksum_lets_through_is_found_by_the_digest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,14 +268,14 @@ def test_a_miss_that_the_checksum_lets_through_is_found_by_the_digest(monkeypatc
 def test_the_digest_that_never_holds_is_misbehaviour() -> None:
     one, other = converse((noise(600, 0), noise(600, 0)), (Lattice(), Lattice()), 1e-3)
     first, reply = one.open(), other.open()
-    codes = one.hear(reply).say
-    answer = other.hear(first).say
+    codes = one.receive(reply).reply
+    answer = other.receive(first).reply
     assert codes is not None and answer is not None
     forged = answer[:-1] + bytes([answer[-1] ^ 1])
-    whole = one.hear(forged).say
+    whole = one.receive(forged).reply
     assert whole is not None
     with pytest.raises(PeerMisbehaved, match="bad_digest"):
-        one.hear(whole)
+        one.receive(whole)
 
 
 # ---- ranges ----
@@ -353,7 +354,7 @@ def test_a_fragment_of_another_size_begins_without_memory() -> None:
 
 # ---- what is not allowed ----
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf, 2.0**110])
-def test_our_own_vector_is_not_told_when_it_is_not_finite(poison: float) -> None:
+def test_our_own_vector_is_not_sent_when_it_is_not_finite(poison: float) -> None:
     u = noise(700, 0)
     u[650] = poison
     with pytest.raises(NonFinite):
@@ -366,7 +367,7 @@ def test_elements_in_full_that_are_not_finite_are_refused(poison: float) -> None
     one.open(), other.open()
     other._wish.sample[3] = poison
     with pytest.raises(PeerMisbehaved, match="nonfinite"):
-        one.hear(other._wish.pack())
+        one.receive(other._wish.pack())
 
 
 @pytest.mark.parametrize(
@@ -376,7 +377,7 @@ def test_ranges_beyond_all_bounds_are_refused(header: bytes) -> None:
     one, other = converse((noise(700, 0), noise(700, 1)), (Lattice(), Lattice()))
     one.open()
     with pytest.raises(PeerMisbehaved, match="bad_range"):
-        one.hear(header + other.open()[3:])
+        one.receive(header + other.open()[3:])
 
 
 @pytest.mark.parametrize("parameter", ["1", "9", "0", "-4", "four", "4.0", "44444"])
@@ -390,11 +391,11 @@ def test_four_bits_are_the_default() -> None:
     assert "lattice" in FAMILIES
 
 
-def test_after_the_end_nothing_is_heard() -> None:
+def test_after_the_end_nothing_is_accepted() -> None:
     one, other = converse((noise(700, 0), noise(700, 0)), (Lattice(), Lattice()))
     talk(one, other)
     with pytest.raises(PeerMisbehaved, match="too_much"):
-        one.hear(b"")
+        one.receive(b"")
 
 
 def test_half_a_byte_and_all_that_goes_with_it() -> None:
@@ -416,10 +417,10 @@ def at_each_turn() -> list[tuple[LatticeConversation, bytes]]:
     found = []
     while True:
         found.append((frozen(one), reply))
-        heard, answered = one.hear(reply), other.hear(say)
-        if heard.say is None or answered.say is None:
+        received, answered = one.receive(reply), other.receive(say)
+        if received.reply is None or answered.reply is None:
             return found
-        say, reply = heard.say, answered.say
+        say, reply = received.reply, answered.reply
 
 
 def frozen(conversation: LatticeConversation) -> LatticeConversation:
@@ -449,9 +450,11 @@ def mutated(payload: bytes, random: np.random.Generator) -> bytes:
     return bytes(data)
 
 
-def allowed(heard: Received) -> bool:
+def allowed(received: Received) -> bool:
     """More to say, or a finite correction."""
-    return heard.say is not None or (heard.correction is not None and bool(heard.correction.isfinite().all()))
+    return received.reply is not None or (
+        received.correction is not None and bool(received.correction.isfinite().all())
+    )
 
 
 def test_100_000_random_and_mutated_payloads() -> None:
@@ -462,7 +465,7 @@ def test_100_000_random_and_mutated_payloads() -> None:
     for _ in range(25_000):
         for conversation, payload in turns:
             try:
-                assert allowed(frozen(conversation).hear(mutated(payload, random)))
+                assert allowed(frozen(conversation).receive(mutated(payload, random)))
             except PeerMisbehaved as fault:
                 refused[fault.reason] += 1
     assert all(refused.values()), refused
@@ -473,7 +476,7 @@ def test_a_huge_payload_is_refused_before_anything_is_made_of_it() -> None:
     for conversation, _ in at_each_turn():
         tracemalloc.start()
         with pytest.raises(PeerMisbehaved, match="bad_length"):
-            conversation.hear(huge)
+            conversation.receive(huge)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert peak < 1 << 20

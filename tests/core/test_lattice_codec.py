@@ -7,25 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noloco_node.core.codec import BLOCK, Conversation, codec
+from noloco_node.core.codec import BLOCK, carry
+from noloco_node.core.codecs import codec
 from noloco_node.core.kernels import for_device, reference
 from noloco_node.errors import NonFinite, PeerFault
 
 NAMES = ["int8", *(f"lattice:{bits}" for bits in range(2, 9))]
-
-
-def tell(one: Conversation, other: Conversation) -> tuple[torch.Tensor, torch.Tensor]:
-    """The whole conversation; both sides' corrections."""
-    says = one.open(), other.open()
-    for _ in range(8):
-        heard = one.hear(says[1]), other.hear(says[0])
-        if heard[0].correction is not None:
-            assert heard[1].correction is not None, "both sides take the same number of turns"
-            return heard[0].correction, heard[1].correction
-        assert heard[0].say is not None
-        assert heard[1].say is not None
-        says = heard[0].say, heard[1].say
-    raise AssertionError("it never ends")
 
 
 def pair(size: int, scale: float, apart: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,7 +37,7 @@ def test_corrections_are_opposite_to_the_bit(name: str, size: int, scale: float,
     u, v = pair(size, scale, apart, seed)
     talks = [codec(name).converse(x, 0, bytes(16), moved(size, scale * apart)) for x in (u, v)]
     try:
-        c, opposite = tell(*talks)
+        c, opposite = carry(*talks)
     except PeerFault as fault:
         assert fault.reason == "diverged"
         return
@@ -66,7 +53,7 @@ def test_meeting_again_and_again_few_blocks_miss_and_the_error_falls_with_the_bi
     for meeting in range(4):
         u, v = pair(64 * BLOCK, 0.05, 0.01, meeting)
         talks = one.converse(u, 0, bytes([meeting]) * 16), other.converse(v, 0, bytes([meeting]) * 16)
-        c, _ = tell(*talks)
+        c, _ = carry(*talks)
     difference = v - u
     error = float((2 * c - difference).norm() / difference.norm())
     assert error < bound
@@ -75,18 +62,18 @@ def test_meeting_again_and_again_few_blocks_miss_and_the_error_falls_with_the_bi
     assert talks[0].stats.sent_bytes / u.numel() < bits / 8 + 0.1
 
 
-def test_a_block_far_out_of_range_is_noticed_and_told_exactly() -> None:
+def test_a_block_far_out_of_range_is_noticed_and_sent_exactly() -> None:
     u, v = pair(100 * BLOCK, 0.05, 0.002, 1)
     v[5 * BLOCK : 6 * BLOCK] += 7.0
     v[70 * BLOCK] -= 3.0
     one, other = (codec("lattice:4").converse(x, 0, bytes(16), moved(u.numel(), 1e-4)) for x in (u, v))
-    c, opposite = tell(one, other)
+    c, opposite = carry(one, other)
     assert torch.equal(c, -opposite)
     assert one.stats.missed >= 2
     assert (2 * c - (v - u)).abs().max() < 0.01
 
 
-def test_a_vector_that_is_not_finite_is_not_told() -> None:
+def test_a_vector_that_is_not_finite_is_not_sent() -> None:
     for name in NAMES:
         for bad in (float("nan"), float("inf")):
             u = torch.zeros(300)
@@ -98,9 +85,9 @@ def test_a_vector_that_is_not_finite_is_not_told() -> None:
 def test_replicas_that_lost_each_other_end_as_diverged() -> None:
     u, v = pair(200 * BLOCK, 0.05, 0.001, 1)
     one, other = (codec("lattice:4") for _ in range(2))
-    tell(*(c.converse(x, 0, bytes(16), moved(u.numel(), 1e-4)) for c, x in ((one, u), (other, v))))
+    carry(*(c.converse(x, 0, bytes(16), moved(u.numel(), 1e-4)) for c, x in ((one, u), (other, v))))
     with pytest.raises(PeerFault, match="diverged"):
-        tell(*(c.converse(x, 0, b"1" * 16, moved(u.numel(), 1e-4)) for c, x in ((one, u), (other, v + 50))))
+        carry(*(c.converse(x, 0, b"1" * 16, moved(u.numel(), 1e-4)) for c, x in ((one, u), (other, v + 50))))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -116,14 +103,14 @@ def test_no_payload_breaks_it(name: str) -> None:
             for _turn in range(6):
                 if rng.random() < 0.5:
                     theirs = _spoiled(theirs, rng)
-                heard, answer = one.hear(theirs), other.hear(mine)
-                if heard.correction is not None:
-                    assert heard.correction.isfinite().all()
-                    assert heard.correction.shape == u.shape
+                received, answer = one.receive(theirs), other.receive(mine)
+                if received.correction is not None:
+                    assert received.correction.isfinite().all()
+                    assert received.correction.shape == u.shape
                     break
-                if heard.say is None or answer.say is None:
+                if received.reply is None or answer.reply is None:
                     break
-                mine, theirs = heard.say, answer.say
+                mine, theirs = received.reply, answer.reply
         except PeerFault as fault:
             assert fault.reason
 

@@ -28,18 +28,18 @@ class Replica:
         outer.local_step(self.theta, self.phi, self.delta, HYPER)
         return u
 
-    def hear(self, c: Tensor, fragment: int) -> None:
+    def complete(self, c: Tensor, fragment: int) -> None:
         for start in range(0, len(c), fragment):
             part = slice(start, start + fragment)
-            whole = self.norms.hear(start, c[part])
+            whole = self.norms.complete(start, c[part])
             outer.correct(self.theta[part], self.phi[part], self.delta[part], whole, HYPER)
 
 
 def met(one: Replica, other: Replica, moves: tuple[Tensor, Tensor], fragment: int = 1000) -> None:
     us = one.boundary(moves[0]), other.boundary(moves[1])
     c = outer.correction(*us)
-    one.hear(c, fragment)
-    other.hear(-c, fragment)
+    one.complete(c, fragment)
+    other.complete(-c, fragment)
 
 
 def orthogonal(size: int, length: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -86,19 +86,19 @@ def test_fragments_may_be_cut_anywhere(fragment: int) -> None:
     assert cut[0].norms.scales == pytest.approx(whole[0].norms.scales, rel=1e-5)
 
 
-def test_a_swap_that_breaks_teaches_only_what_was_heard_whole() -> None:
+def test_a_swap_that_fails_teaches_only_what_was_received_whole() -> None:
     one, (a, b) = Replica([64, 64]), orthogonal(64)
     one.boundary(torch.cat([a, a]))
-    one.norms.hear(0, (torch.cat([b, b]) - torch.cat([a, a]))[:100] / 2)
+    one.norms.complete(0, (torch.cat([b, b]) - torch.cat([a, a]))[:100] / 2)
     assert one.norms.scales[0] > 1 and one.norms.scales[1] == 1
 
 
 def test_a_further_partner_teaches_nothing_more() -> None:
     one, (a, b) = Replica([64]), orthogonal(64)
     one.boundary(a)
-    one.norms.hear(0, (b - a) / 2)
+    one.norms.complete(0, (b - a) / 2)
     learned = one.norms.scales
-    one.norms.hear(0, 100 * b)
+    one.norms.complete(0, 100 * b)
     assert one.norms.scales == learned
 
 
@@ -107,7 +107,7 @@ def test_whatever_a_partner_says_the_scale_stays_in_bounds(length: float) -> Non
     one = Replica([64])
     for _ in range(20):
         one.boundary(orthogonal(64)[0])
-        one.norms.hear(0, torch.full((64,), length))
+        one.norms.complete(0, torch.full((64,), length))
     assert 1 <= one.norms.scales[0] <= LARGEST_SCALE
 
 
@@ -141,20 +141,20 @@ def test_the_length_comes_with_the_correction_and_once() -> None:
     moves = orthogonal(64)
     us = one.boundary(moves[0]), other.boundary(moves[1])
     assert us[0] == pytest.approx(HYPER.gamma * before + HYPER.beta * scale * moves[0], abs=1e-3)
-    one.hear(outer.correction(*us), 10)
+    one.complete(outer.correction(*us), 10)
     mean = HYPER.alpha * delta + (us[0] + us[1]) / 2
     assert one.phi == pytest.approx(mean, abs=1e-3)
     nothing = torch.zeros(64)
-    assert torch.equal(one.norms.hear(0, nothing), nothing)
+    assert torch.equal(one.norms.complete(0, nothing), nothing)
 
 
-def test_of_a_broken_swap_only_what_landed_is_longer() -> None:
+def test_of_a_failed_swap_only_what_was_applied_is_longer() -> None:
     one, other = learned([64], orthogonal(64))
     moves = orthogonal(64)
     us = one.boundary(moves[0]), other.boundary(moves[1])
     plain = one.phi.clone()
-    one.hear(outer.correction(*us)[:32], 32)
+    one.complete(outer.correction(*us)[:32], 32)
     assert not torch.equal(one.phi[:32], plain[:32]) and torch.equal(one.phi[32:], plain[32:])
     one.boundary(torch.zeros(64))
     nothing = torch.zeros(64)
-    assert torch.equal(one.norms.hear(0, nothing), nothing), "the next round owes nothing of the last"
+    assert torch.equal(one.norms.complete(0, nothing), nothing), "the next round owes nothing of the last"

@@ -10,7 +10,7 @@ from typing import TypeVar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noloco_node.core.round import MAX_CALLS, MAX_LAG, MIN_BLOCKED_S, TOO_SLOW, Round, _rank
+from noloco_node.core.round import LOGGED_EVENTS, MAX_CALLS, MAX_LAG, MIN_BLOCKED_S, TOO_SLOW, Round, _rank
 from noloco_node.core.round_events import (
     Accept,
     Accepted,
@@ -30,6 +30,7 @@ from noloco_node.core.round_events import (
     HangUp,
     Refuse,
     Refused,
+    Settings,
     Stay,
     Stopping,
     SwapEnded,
@@ -51,17 +52,17 @@ class Fixed(random.Random):
         return self.ids.pop(0) if self.ids else super().randbytes(n)
 
 
-def machine(*peers: str, ids: tuple[bytes, ...] = (MIDDLE,)) -> Round:
-    round_ = Round(Fixed(*ids))
+def machine(*peers: str, ids: tuple[bytes, ...] = (MIDDLE,), me: str = "") -> Round:
+    round_ = Round(Fixed(*ids), me)
     assert round_.handle(Candidates(frozenset(peers)), 0.0) == []
     return round_
 
 
 def caller(m: Round, *, first: bool) -> str:
     """Somebody whose call to us ranks before our own one, or after it."""
-    assert m._out is not None
-    own = _rank(m.me, m._out.peer)
-    return next(peer for peer in map(str, range(100)) if (_rank(peer, m.me) < own) == first)
+    assert m._outgoing is not None
+    own = _rank(m._me, m._outgoing.peer)
+    return next(peer for peer in map(str, range(100)) if (_rank(peer, m._me) < own) == first)
 
 
 A = TypeVar("A", bound=Action)
@@ -81,20 +82,20 @@ def test_an_open_offer_calls_one_candidate_and_commits() -> None:
     assert m.handle(Tick(), 12.0) == []
 
 
-def test_nobody_there_is_a_solo_round_at_the_next_boundary() -> None:
+def test_without_candidates_a_round_is_solo_at_the_next_boundary() -> None:
     m = machine()
     assert m.handle(Boundary(1, 10.0), 10.0) == []
     assert m.wake_at() is None
     assert m.handle(Boundary(2, 10.0), 20.0) == [EndRound(1, "no_peers")]
 
 
-def test_a_candidate_who_appears_later_is_called_at_once() -> None:
+def test_a_candidate_that_appears_later_is_called_at_once() -> None:
     m = machine()
     m.handle(Boundary(1, 10.0), 10.0)
     assert m.handle(Candidates(frozenset({"b"})), 12.0) == [Call(MIDDLE, "b", 1, 8.0, 2.5)]
 
 
-def test_an_open_offer_takes_whoever_calls() -> None:
+def test_an_open_offer_accepts_any_caller() -> None:
     m = machine()
     m.handle(Boundary(1, 10.0), 10.0)
     assert m.handle(Called(LOW, "c", 5.0), 11.0) == [Accept(LOW, "c", 1)]
@@ -110,7 +111,7 @@ def test_between_two_offers_a_caller_gets_an_appointment_and_the_next_offer() ->
     assert m.handle(Boundary(2, 10.0), 20.0) == [Accept(LOW, "d", 2)]
 
 
-def test_who_hangs_up_has_no_appointment_any_more() -> None:
+def test_a_caller_that_hangs_up_loses_its_appointment() -> None:
     m = machine("b")
     call = only(m.handle(Boundary(1, 10.0), 10.0), Call)
     m.handle(Accepted(call.exchange), 10.0)
@@ -144,7 +145,7 @@ def test_an_unanswered_call_goes_on_over_a_boundary() -> None:
     assert m.handle(Accepted(MIDDLE), 20.1) == [Begin(MIDDLE, "b", 2)]
 
 
-def test_who_has_an_appointment_stays_on_the_line_and_then_gives_up() -> None:
+def test_a_caller_with_an_appointment_waits_and_then_gives_up() -> None:
     m = machine("b", "c")
     call = only(m.handle(Boundary(1, 10.0), 10.0), Call)
     assert m.handle(Appointed(call.exchange, 4.0), 10.1) == [Stay(call.exchange, 6.5)]
@@ -168,7 +169,7 @@ def test_a_peer_with_whom_we_have_an_appointment_may_also_call() -> None:
     assert m.handle(Called(HIGH, "b", 10.0), 14.0) == [HangUp(call.exchange), Accept(HIGH, "b", 1)]
 
 
-def test_who_is_busy_is_not_called_before_an_appointment_could_be_kept() -> None:
+def test_a_busy_peer_is_not_called_before_an_appointment_could_be_kept() -> None:
     m = machine("b")
     call = only(m.handle(Boundary(1, 10.0), 10.0), Call)
     assert m.handle(Refused(call.exchange, "busy", 17.0), 10.0) == []
@@ -179,7 +180,7 @@ def test_who_is_busy_is_not_called_before_an_appointment_could_be_kept() -> None
 def in_a_swap(swaps: int | None) -> Round:
     """A machine in the first swap of its round, with b."""
     m = machine("b")
-    m.swaps = swaps
+    m.handle(Settings(swaps), 0.0)
     m.handle(Boundary(1, 10.0), 10.0)
     m.handle(Accepted(MIDDLE), 10.0)
     m.handle(Candidates(frozenset({"b", "c"})), 10.0)
@@ -225,10 +226,9 @@ def test_of_two_calls_that_cross_one_stands_at_both_ends_and_ids_do_not_decide_i
     for first, second in itertools.combinations("abcdefgh", 2):
         stood = set()
         for ids in ((LOW, HIGH), (HIGH, LOW)):
-            ends = {first: machine(second, ids=ids[:1]), second: machine(first, ids=ids[1:])}
+            ends = {first: machine(second, ids=ids[:1], me=first), second: machine(first, ids=ids[1:], me=second)}
             drawn = dict(zip(ends, ids, strict=True))
-            for name, end in ends.items():
-                end.me = name
+            for end in ends.values():
                 end.handle(Boundary(1, 10.0), 10.0)
             others = {first: second, second: first}
             heard = {n: ends[n].handle(Called(drawn[o], o, 10.0), 10.0) for n, o in others.items()}
@@ -244,12 +244,10 @@ def test_of_two_calls_that_cross_one_stands_at_both_ends_and_ids_do_not_decide_i
 def test_no_caller_wins_by_the_id_that_it_chose() -> None:
     taken = 0
     for k in range(200):
-        m = machine("b")
-        m.me = "a"
+        m = machine("b", me="a")
         m.handle(Boundary(1, 10.0), 10.0)
         taken += bool(m.handle(Called(LOW, f"greedy {k}", 10.0), 10.0))
-    m = machine("b")
-    m.me = "a"
+    m = machine("b", me="a")
     m.handle(Boundary(1, 10.0), 10.0)
     assert taken == sum(_rank(f"greedy {k}", "a") < _rank("a", "b") for k in range(200)), "who calls whom decides"
     assert 20 < taken < 180
@@ -331,7 +329,7 @@ class Nuisance:
         return now + 30
 
 
-def test_a_caller_whose_swaps_break_holds_a_share_of_our_time_that_shrinks() -> None:
+def test_a_caller_whose_swaps_fail_gets_less_and_less_of_our_time() -> None:
     m, now = machine(), 0.0
     nuisance = Nuisance(m)
     for round_ in range(1, 200):
@@ -342,7 +340,7 @@ def test_a_caller_whose_swaps_break_holds_a_share_of_our_time_that_shrinks() -> 
     assert 5 <= nuisance.holds <= 13, "3% of our time, and less of a longer life; an honest one may come again"
 
 
-def test_who_is_shunned_hears_for_how_long_and_a_whole_swap_makes_up_for_it() -> None:
+def test_a_peer_is_refused_for_longer_after_each_failed_swap_until_one_is_whole() -> None:
     m = machine()
     m.handle(Boundary(1, 60.0), 0.0)
     assert m.handle(Called(LOW, "c", 9.0), 1.0) == [Accept(LOW, "c", 1)]
@@ -364,18 +362,18 @@ def test_who_is_shunned_hears_for_how_long_and_a_whole_swap_makes_up_for_it() ->
 # ---- blocking overlap: training waits for the round to be over -------------------------------------------------------
 def blocking(*peers: str) -> Round:
     m = machine(*peers, ids=())
-    m.blocking = True
+    m.handle(Settings(blocking=True), 0.0)
     return m
 
 
-def test_a_lone_blocking_node_waits_for_nobody() -> None:
+def test_a_lone_blocking_node_does_not_wait() -> None:
     m = blocking()
     assert m.handle(Boundary(1, 10.0), 10.0) == [EndRound(1, "no_peers")]
     assert m.handle(Boundary(2, 10.0), 20.0) == [EndRound(2, "no_peers")]
     m.handle(Candidates(frozenset({"b"})), 21.0)
     only(m.handle(Boundary(3, 10.0), 30.0), Call)
     assert m.handle(Candidates(frozenset()), 31.0) == [], "our call is answered yet"
-    assert m.handle(Unanswered(m._out.exchange if m._out else b"", "gone"), 32.0) == [EndRound(3, "gone")]
+    assert m.handle(Unanswered(m._outgoing.exchange if m._outgoing else b"", "gone"), 32.0) == [EndRound(3, "gone")]
 
 
 def test_a_blocking_round_whose_calls_are_all_refused_ends_after_a_phase() -> None:
@@ -464,6 +462,20 @@ def test_leaving_refuses_and_ends_the_open_round() -> None:
     assert m.handle(Boundary(2, 10.0), 20.0) == [EndRound(2, "leaving")]
 
 
+def test_the_log_holds_the_latest_events_and_replays_them() -> None:
+    m = machine("b", "c", ids=())
+    for k in range(1, LOGGED_EVENTS):
+        m.handle(Boundary(k, 10.0), 10.0 * k)
+        m.handle(Tick(), 10.0 * k + 5)
+    assert len(m.log) == LOGGED_EVENTS
+    assert m.log[-2:] == ((10.0 * k, Boundary(k, 10.0)), (10.0 * k + 5, Tick()))
+    again, actions = Round(random.Random(0)), []
+    m = machine("b", "c", ids=())
+    for k in (1, 2, 3):
+        actions += m.handle(Boundary(k, 10.0), 10.0 * k)
+    assert [a for now, event in m.log for a in again.handle(event, now)] == actions
+
+
 ids = st.sampled_from([bytes([k]) * 16 for k in range(6)])
 peers = st.sampled_from(["b", "c", "d"])
 events = st.one_of(
@@ -494,7 +506,8 @@ def test_whatever_happens_every_call_is_answered_once_and_every_round_ends_once(
         def randbytes(self, n: int) -> bytes:
             return bytes([self.randrange(6)]) * n
 
-    m = Round(Small(seed), kind[0], blocking=kind[1])
+    m = Round(Small(seed))
+    m.handle(Settings(*kind), 0.0)
     now, boundaries, ended = 0.0, 0, []
     waiting: set[bytes] = set()
     still_open: set[int] = set()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from noloco_node.data import corpus, sources, stdlib
 from noloco_node.errors import UsageError
-from noloco_node.run.manifest import DataSpec
+from noloco_node.run.schema import DataSpec
 
 TEXT = np.arange(1000, dtype=np.int64).astype(np.uint8)
 

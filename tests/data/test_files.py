@@ -15,7 +15,7 @@ from noloco_node.data import corpus, files, sources, token_file
 from noloco_node.data.corpus import Corpus, Sources
 from noloco_node.data.tokens import BYTES, FileTokenizer, Tokenizer
 from noloco_node.errors import DiskFull, UsageError
-from noloco_node.run.manifest import DataSpec
+from noloco_node.run.schema import DataSpec
 from noloco_node.training.replica import Replica
 
 FILES = DataSpec(source="files")
@@ -238,7 +238,7 @@ def test_a_column_that_is_not_there_or_holds_no_text(tmp_path: Path) -> None:
 
 
 def test_too_little_to_hold_a_part_back(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="too little"):
+    with pytest.raises(UsageError, match="not enough data for a held-out set"):
         load(given(tmp_path, jsonl(tmp_path / "set.jsonl", ["one"])))
 
 
@@ -290,7 +290,7 @@ def test_a_killed_write_leaves_the_old_file(made: Path, tmp_path: Path) -> None:
 def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
-    abandoned, used = tmp_path / f".set.tokens.{ended.pid}.part", tmp_path / f".set.tokens.{os.getppid()}.part"
+    abandoned, used = tmp_path / f".set.tokens.0-{ended.pid}.part", tmp_path / f".set.tokens.0-{os.getppid()}.part"
     for part in (abandoned, used):
         part.write_bytes(b"half of it")
     files.tokenize([jsonl(tmp_path / "set.jsonl", texts(100))], tmp_path / "set.tokens", BYTES, "text", nothing)

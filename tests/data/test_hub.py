@@ -20,7 +20,7 @@ from noloco_node.data import corpus, hub
 from noloco_node.data.hub import HubCorpus, HubStream
 from noloco_node.data.tokens import BYTES, FileTokenizer, Tokenizer
 from noloco_node.errors import Incompatible, NolocoError, UsageError
-from noloco_node.run.manifest import DataSpec
+from noloco_node.run.schema import DataSpec
 
 LENGTH = 16
 CONTENT = texts(300)
@@ -258,7 +258,7 @@ def test_a_position_of_other_data_is_refused(position: Any, shards: Any, streams
 def test_a_place_in_data_that_changed_is_said(shards: Any, streams: Callable[..., HubStream]) -> None:
     stream = streams(opened(shards))
     stream.seek({"epoch": 0, "part": 0, "block": 3, "state": {"examples_iterable": {"x": 1}}, "taken": 5})
-    with pytest.raises(Incompatible, match="the checkpoint's place is not to be found in the data set a set"):
+    with pytest.raises(Incompatible, match="the checkpoint's position is not in the data set a set"):
         stream.next(1)
 
 

@@ -17,11 +17,11 @@ from noloco_node.data.tokens import FileTokenizer
 from noloco_node.errors import NolocoError
 from noloco_node.host.home import Home
 from noloco_node.run import manifest, signed_file
-from noloco_node.run.manifest import DataSpec, Manifest
+from noloco_node.run.schema import DataSpec, Manifest
 
 READ = f"""
 import json, logging
-from noloco_node.run.manifest import DataSpec
+from noloco_node.run.schema import DataSpec
 from noloco_node.data import corpus, hub
 
 logging.basicConfig(format="%(message)s")

@@ -1,4 +1,4 @@
-"""A report holds what helps, and nothing that is nobody else's business: a home full of secrets, looked through."""
+"""A bug report of a home full of secrets: it holds what helps, and none of the secrets."""
 
 import json
 import stat
@@ -41,7 +41,7 @@ LOG = f"""\
 
 @pytest.fixture
 def home(tmp_path):
-    """As a node leaves it, with something in every place that should not get out."""
+    """As a node leaves it, with a secret in every place."""
     home = Home(tmp_path / "home").create()
     Identity.load_or_create(home.identity)
     run = home.run(RUN)

@@ -1,4 +1,4 @@
-"""What `doctor` makes of what it finds: limits and remedies in milliseconds, and probes of this very machine."""
+"""`doctor`: the verdicts, with their limits and remedies; and the probes, on this machine."""
 
 import os
 import socket
@@ -6,13 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from noloco_node.base.addresses import ANY_PORT, Address
 from noloco_node.doctor import probes, verdicts
 from noloco_node.doctor.verdicts import ERROR, OK, UNKNOWN, WARNING, Finding, Place, Torch
 from noloco_node.host import memory
 from noloco_node.host.home import Home
 from noloco_node.transport.self_view import ClockSkew
-from noloco_node.views.views import Health, StatusView
+from noloco_node.views.status import Health, StatusView
 
+OPEN_PORT = Address("ip4", "0.0.0.0", 4001)
 CPU = Torch("2.13.0", "cpu", None, None, 4, "numba")
 PLACE = Place("/home/me/.noloco", exists=True, ours=True, writable=True, mode=0o700, socket_bytes=60)
 VIEW = StatusView(peer_id="p", name="brisk-heron", version="0", state="paused", run="tiny-1", round=4)
@@ -21,7 +23,7 @@ VIEW = StatusView(peer_id="p", name="brisk-heron", version="0", state="paused", 
 @pytest.mark.parametrize(
     ("finding", "level", "says"),
     [
-        (verdicts.device(CPU), OK, "4 CPU threads, swaps coded by numba"),
+        (verdicts.device(CPU), OK, "4 CPU threads, swaps encoded by numba"),
         (verdicts.device(replace(CPU, kernels="torch")), WARNING, "install numba"),
         (verdicts.device(Torch("2", "cuda", "H200", 10**9, 1, "triton")), OK, "H200, 1.0 GB free"),
         (verdicts.disk(10**8, "/x"), ERROR, "100 MB free in /x"),
@@ -36,10 +38,10 @@ VIEW = StatusView(peer_id="p", name="brisk-heron", version="0", state="paused", 
         (verdicts.clock(ClockSkew(-3.0, 1)), WARNING, "timedatectl"),
         (verdicts.clock(ClockSkew(100.0, 2)), ERROR, "1 min 40 s ahead"),
         (verdicts.clock(ClockSkew(100.0, 1)), WARNING, "one of the two is wrong"),
-        (verdicts.port("/ip4/0.0.0.0/tcp/0", None, False), OK, "any free one"),
-        (verdicts.port("/ip4/0.0.0.0/tcp/4001", None, False), OK, "/ip4/0.0.0.0/tcp/4001 is free"),
-        (verdicts.port("/ip4/0.0.0.0/tcp/4001", "the port is in use", False), ERROR, "--listen"),
-        (verdicts.port("/ip4/0.0.0.0/tcp/4001", None, True), OK, "held by the node"),
+        (verdicts.port(ANY_PORT, None, False), OK, "any free one"),
+        (verdicts.port(OPEN_PORT, None, False), OK, "/ip4/0.0.0.0/tcp/4001 is free"),
+        (verdicts.port(OPEN_PORT, "the port is in use", False), ERROR, "--listen"),
+        (verdicts.port(OPEN_PORT, None, True), OK, "held by the node"),
         (verdicts.descriptors(100), ERROR, "ulimit"),
         (verdicts.descriptors(512), WARNING, "512"),
         (verdicts.descriptors(4096), OK, "4096"),
@@ -47,14 +49,14 @@ VIEW = StatusView(peer_id="p", name="brisk-heron", version="0", state="paused", 
         (verdicts.reachable("mapped", True), OK, "router"),
         (verdicts.reachable("relayed", True), WARNING, "--announce"),
         (verdicts.reachable("outgoing", True), WARNING, "nobody can call"),
-        (verdicts.reachable(None, True), UNKNOWN, "no verdict"),
+        (verdicts.reachable(None, True), UNKNOWN, "not known"),
         (verdicts.reachable(None, False), UNKNOWN, "--bootstrap"),
         (verdicts.bootstrap([], None, None), UNKNOWN, "--bootstrap"),
         (verdicts.bootstrap(["a"], "it refuses", None), ERROR, "ask the run's author"),
         (verdicts.bootstrap(["a"], None, []), WARNING, "knows no run"),
         (verdicts.bootstrap(["a"], None, ["tiny-1", "big-2"]), OK, "tiny-1, big-2"),
         (verdicts.home(PLACE), OK, "/home/me/.noloco"),
-        (verdicts.home(replace(PLACE, exists=False)), OK, "will be made"),
+        (verdicts.home(replace(PLACE, exists=False)), OK, "will be created"),
         (verdicts.home(replace(PLACE, mode=0o755)), WARNING, "chmod 700"),
         (verdicts.home(replace(PLACE, ours=False)), WARNING, "another user"),
         (verdicts.home(replace(PLACE, writable=False)), ERROR, "cannot be written"),
@@ -98,14 +100,14 @@ def test_probes_of_this_machine(tmp_path):
     assert probes.descriptors() > 0
 
 
-def test_a_port_in_use_is_seen():
+def test_a_port_in_use_is_found():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert "in use" in probes.port(f"/ip4/127.0.0.1/tcp/{port}")
-    assert probes.port(f"/ip4/127.0.0.1/tcp/{port}") is None
+        assert "in use" in probes.port(Address("ip4", "127.0.0.1", port))
+    assert probes.port(Address("ip4", "127.0.0.1", port)) is None
 
 
-def test_a_home_is_looked_at_and_not_made(tmp_path):
+def test_a_home_is_checked_and_not_created(tmp_path):
     home = Home(tmp_path / "a" / "home")
     place = probes.place(home)
     assert (place.exists, place.writable, place.ours) == (False, True, True)

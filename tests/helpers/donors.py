@@ -1,4 +1,4 @@
-"""Donors for these tests: real ones with a state made here, and ones that lie."""
+"""Donors: real StateServices with made-up numbers, and servers that lie."""
 
 import asyncio
 import random
@@ -28,8 +28,8 @@ def numbers(seed: int, count: int = NUMBERS) -> bytes:
     return b"".join(rng.randbytes(3) + b"\x3f" for _ in range(1000)) * (count // 1000) + bytes(4 * (count % 1000))
 
 
-class Giver:
-    """Stands for the training thread; `at_once=False`: its copy waits until the test says so."""
+class Owner:
+    """Stands for the training thread; `at_once=False`: the test completes the copy."""
 
     def __init__(self, data: bytes, round: int = 12, at_once: bool = True) -> None:
         self.data, self.round, self.at_once = data, round, at_once
@@ -44,7 +44,7 @@ class Giver:
 
 
 class Liar(StateServicer):
-    """Says what it is told to, whoever asks; `silent`: and hangs then."""
+    """Sends these frames to every caller; `silent`: and hangs then."""
 
     def __init__(self, frames: list[wire.StateFrame], round: int = 0, silent: bool = False) -> None:
         self.frames, self.round, self.silent = frames, round, silent
@@ -75,17 +75,17 @@ def chunks(data: bytes) -> list[wire.StateFrame]:
     return [wire.StateChunk(data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)]
 
 
-class Place:
-    """A network with some peers in it."""
+class DonorNetwork:
+    """An in-memory network with donors, liars and joining nodes."""
 
     def __init__(self, **links: Any) -> None:
         self.network = MemoryNetwork(random.Random(1), **{"delay_s": 0.02, **links})
         self.transports: dict[str, MemoryTransport] = {}
 
-    async def donor(self, name: str, giver: Giver, terms: StateTerms = TERMS, **options: Any) -> StateService:
+    async def donor(self, name: str, owner: Owner, terms: StateTerms = TERMS, **options: Any) -> StateService:
         transport = self.transports[name] = self.network.join(name)
-        service = StateService(transport, lambda: giver.round, **options)
-        service.begin(terms, giver)
+        service = StateService(transport, lambda: owner.round, **options)
+        service.begin(terms, owner)
         transport.serve(lambda server: add_StateServicer_to_server(service, server))
         await transport.start()
         return service
@@ -95,7 +95,7 @@ class Place:
         transport.serve(lambda server: add_StateServicer_to_server(liar, server))
         await transport.start()
 
-    async def newcomer(self, name: str = "newcomer") -> MemoryTransport:
+    async def joining_node(self, name: str = "joining") -> MemoryTransport:
         transport = self.transports[name] = self.network.join(name)
         await transport.start()
         return transport

@@ -9,19 +9,9 @@ from pathlib import Path
 
 from noloco_node.control import socket_server
 from noloco_node.host.home import Home
-from noloco_node.views.views import (
-    BytesView,
-    Health,
-    HistoryView,
-    LastRound,
-    PeerRow,
-    PeersView,
-    Piece,
-    PingView,
-    Point,
-    Rounds,
-    StatusView,
-)
+from noloco_node.views.history import HistoryView, Piece, Point
+from noloco_node.views.peers import PeerRow, PeersView, PingView
+from noloco_node.views.status import BytesView, Health, LastRound, Rounds, StatusView
 
 ME = "12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
 OTHER = "12D3KooWL3XJ9EMCyZvmmGXL2LMiVBtrVa2BuESsJiXkSj7333Jw"
@@ -103,6 +93,9 @@ class FakeNode:
 
     def resume(self):
         self.view = replace(self.view, state="training", waiting_for=None)
+
+    def round_events(self):
+        return ["   -0.500 s  Tick()"]
 
     def log_level(self, level):
         logging.getLogger("noloco_node").setLevel(level.upper())

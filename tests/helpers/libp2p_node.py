@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from noloco_node.base.addresses import ANY_LOCAL_PORT, parse
 from noloco_node.base.identity import Identity
 from noloco_node.transport.libp2p import Libp2pTransport
 from noloco_node.wire import peer_pb2
@@ -28,11 +29,11 @@ def forked_worker():
 
 
 async def main(key, bootstrap, fork):
-    transport = Libp2pTransport(Identity.load_or_create(Path(key)), "/ip4/127.0.0.1/tcp/0", bootstrap=bootstrap)
+    transport = Libp2pTransport(Identity.load_or_create(Path(key)), ANY_LOCAL_PORT, bootstrap=bootstrap)
     await transport.start()
-    daemon = transport._living.daemon
+    daemon = transport._session.process
     worker = forked_worker() if fork else None
-    (peer,) = (address.rpartition("/p2p/")[2] for address in bootstrap)
+    (peer,) = (address.peer for address in bootstrap)
     received = 0
     async for frame in ExchangeStub(transport.channel(peer)).Swap(flood(), timeout=60.0):
         received += len(frame.fragment.payload)
@@ -41,4 +42,4 @@ async def main(key, bootstrap, fork):
             print(json.dumps({**pids, "directory": str(daemon.socket.parent)}), flush=True)  # noqa: T201
 
 
-asyncio.run(main(sys.argv[1], sys.argv[2:3], sys.argv[3:] == ["fork"]))
+asyncio.run(main(sys.argv[1], [parse(sys.argv[2])], sys.argv[3:] == ["fork"]))

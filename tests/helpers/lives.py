@@ -19,7 +19,7 @@ from replicas import small_replica, small_run
 from torch import Tensor
 
 from noloco_node.checkpoints import checkpoint
-from noloco_node.core.codec import codec
+from noloco_node.core.codecs import codec
 from noloco_node.training.replica import Replica
 from noloco_node.training.thread import Failed, Finished, PhaseEnded, TrainingThread
 
@@ -105,7 +105,7 @@ def rebirths(home: Path) -> list[Rebirth]:
 
 def _replay(inner: Replica, heard: Sequence[Heard], stepped: Callable[[], None], kill_at: int | None) -> None:
     """Let the partner's corrections come in before the steps before which they came."""
-    step, loss, by_step = inner.step, inner._passes._loss, defaultdict(list)
+    step, loss, by_step = inner.step, inner._gradients._loss, defaultdict(list)
     for each in heard:
         by_step[each.before_step].append(each)
 
@@ -122,7 +122,7 @@ def _replay(inner: Replica, heard: Sequence[Heard], stepped: Callable[[], None],
         return loss(batch)
 
     inner.step = replayed  # type: ignore[method-assign]
-    inner._passes._loss = deadly  # type: ignore[method-assign]
+    inner._gradients._loss = deadly  # type: ignore[method-assign]
 
 
 def _count_what_is_done_to_the_disk(kill_at: int | None) -> None:

@@ -16,7 +16,7 @@ from noloco_node.base.identity import Identity
 from noloco_node.base.peer_names import name_of
 from noloco_node.control import socket_server
 from noloco_node.host.home import Home
-from noloco_node.views.views import BytesView, Rounds, StatusView
+from noloco_node.views.status import BytesView, Rounds, StatusView
 
 STEPS, STEP_S = 50, float(os.environ.get("PRETEND_STEP_S", "0.1"))
 PARTNER = "12D3KooWL3XJ9EMCyZvmmGXL2LMiVBtrVa2BuESsJiXkSj7333Jw"

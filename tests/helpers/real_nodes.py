@@ -110,7 +110,7 @@ class Node:
 
     def received_state(self, within_s: float = 90) -> int:
         """Wait until it has a peer's state, and return the state's round."""
-        return int(until(lambda: self.printed(r"took the state of \S+ at round (\d+)"), "a peer's state", within_s))
+        return int(until(lambda: self.printed(r"received the state of \S+ at round (\d+)"), "a peer's state", within_s))
 
     def processes(self) -> set[int]:
         """The ids of its process and of that one's children."""

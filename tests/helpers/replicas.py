@@ -1,13 +1,17 @@
 """Small replicas for these tests: a Llama of 3 k parameters, and a text that is made here."""
 
+from concurrent.futures import Future
+
 import numpy as np
 from torch import Tensor
 
-from noloco_node.core.codec import Codec
+from noloco_node.core.codec import Codec, carry
 from noloco_node.data.corpus import Corpus
-from noloco_node.run.manifest import DataSpec, InnerSpec, Manifest, ModelSpec
+from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
+from noloco_node.training.mailbox import Correct
 from noloco_node.training.replica import Replica
 from noloco_node.training.state_snapshot import Snapshot
+from noloco_node.training.thread import TrainingThread
 
 SMALL = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 FRAGMENT = 1000
@@ -50,11 +54,18 @@ def train(inner: Replica, steps: int) -> list[float]:
     return losses
 
 
+def correct(thread: TrainingThread, offered_round: int, start: int, c: Tensor) -> "Future[None]":
+    """As an offer sends a correction. Done when it was added, or never will be."""
+    command = Correct(offered_round, start, c, Future())
+    thread._mailbox.post(command)
+    return command.added
+
+
 def live_state(replica: Replica) -> bytes:
-    """What a newcomer gets of it."""
-    portrait = Snapshot(replica.round, replica.phi, replica.delta)
-    portrait.complete()
-    return bytes(portrait.data())
+    """The state that a joining node gets from it."""
+    snapshot = Snapshot(replica.round, replica.phi, replica.delta)
+    snapshot.complete()
+    return bytes(snapshot.data())
 
 
 def exchange(one: Replica, other: Replica, codecs: tuple[Codec, Codec]) -> list[tuple[Tensor, Tensor]]:
@@ -65,9 +76,7 @@ def exchange(one: Replica, other: Replica, codecs: tuple[Codec, Codec]) -> list[
     corrections = []
     for index, start in enumerate(range(0, one.parameters, FRAGMENT)):
         talks = [c.converse(u[start : start + FRAGMENT], index, bytes(16)) for c, u in zip(codecs, us, strict=True)]
-        said = [talk.open() for talk in talks]
-        mine, theirs = talks[0].hear(said[1]).correction, talks[1].hear(said[0]).correction
-        assert mine is not None and theirs is not None
+        mine, theirs = carry(talks[0], talks[1])
         one.apply(start, mine, one.round)
         other.apply(start, theirs, other.round)
         corrections.append((mine, theirs))

@@ -8,7 +8,6 @@ import struct
 from collections import Counter
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 from memory_network.network import MemoryNetwork
@@ -25,12 +24,6 @@ TERMS = RoundTerms(b"r" * 32, b"l" * 32, FRAGMENTS)
 PAYLOAD = b"\0" * 1000
 
 
-@dataclass
-class Heard:
-    say: bytes | None
-    correction: Any
-
-
 def done(value: Any) -> "Future[Any]":
     future: Future[Any] = Future()
     future.set_result(value)
@@ -42,23 +35,28 @@ class Offer:
 
     fragments = FRAGMENTS
     correction_bytes = 8
-    stats = CodecStats()
 
     def __init__(self, node: "Node", round_: int) -> None:
         self.node, self.round, self.u = node, round_, node.vector()
+        self.corrections: dict[int, float] = {}
 
     def open(self, index: int, exchange_id: bytes) -> "Future[bytes]":
         return done(struct.pack("<d", self.u[index]) + PAYLOAD)
 
-    def hear(self, index: int, payload: bytes) -> "Future[Heard]":
+    def receive(self, index: int, payload: bytes) -> "Future[None]":
         if len(payload) != 8 + len(PAYLOAD):
             raise PeerMisbehaved("bad_length")
-        return done(Heard(None, (struct.unpack_from("<d", payload)[0] - self.u[index]) / 2))
+        self.corrections[index] = (struct.unpack_from("<d", payload)[0] - self.u[index]) / 2
+        return done(None)
 
-    def apply(self, index: int, correction: Any) -> "Future[None]":
+    def apply(self, index: int) -> "Future[None]":
+        correction = self.corrections.pop(index)
         self.node.correct(index, correction, self.round)
         self.u[index] += correction
         return done(None)
+
+    def stats(self) -> "Future[CodecStats]":
+        return done(CodecStats())
 
 
 class Node:

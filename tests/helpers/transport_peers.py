@@ -8,6 +8,7 @@ from random import Random
 import grpc
 from memory_network.network import MemoryNetwork
 
+from noloco_node.base.addresses import ANY_LOCAL_PORT
 from noloco_node.base.identity import Identity
 from noloco_node.transport.libp2p import Libp2pTransport
 from noloco_node.wire import peer_pb2, peer_pb2_grpc
@@ -102,12 +103,12 @@ class OverLibp2p(Net):
     def make(self, **settings):
         identity = Identity.load_or_create(self.directory / f"{len(self.transports)}.key")
         bootstrap = self.transports[0].addresses() if self.transports else []
-        listen = settings.pop("listen", "/ip4/127.0.0.1/tcp/0")
+        listen = settings.pop("listen", ANY_LOCAL_PORT)
         return Libp2pTransport(identity, listen, bootstrap=bootstrap, **settings)
 
     def new_id(self):
         return Identity.load_or_create(self.directory / f"{os.urandom(4).hex()}.key").peer_id
 
     def kill(self, transport):
-        """Its p2pd dies, so its connections break as if the whole node had died."""
-        os.kill(transport._living.daemon.pid, signal.SIGKILL)
+        """Kill its p2pd, so that its connections break as if the whole node had been killed."""
+        os.kill(transport._session.process.pid, signal.SIGKILL)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from noloco_node.base.addresses import parse
 from noloco_node.errors import UsageError
 from noloco_node.host import config
 from noloco_node.host.config import NodeConfig, resolve
@@ -40,9 +41,9 @@ def test_home_flag_decides_which_file_is_read(tmp_path):
 
 def test_lists_of_addresses():
     from_environment = resolve({}, {"NOLOCO_HOME": "/h", "NOLOCO_BOOTSTRAP": f"{ADDRESS}, {ADDRESS}"}, {})
-    assert from_environment.bootstrap == (ADDRESS,)
+    assert from_environment.bootstrap == (parse(ADDRESS),)
     by_name = f"/dns4/seed.example.org/tcp/4001/p2p/{PEER}"
-    assert resolve({"bootstrap": [by_name]}, {"HOME": "/h"}, {}).bootstrap == (by_name,)
+    assert resolve({"bootstrap": [by_name]}, {"HOME": "/h"}, {}).bootstrap == (parse(by_name),)
     assert resolve({}, {"HOME": "/h", "NOLOCO_BOOTSTRAP": ""}, {}).bootstrap == ()
 
 
@@ -106,6 +107,10 @@ def test_how_a_machine_computes():
             {},
             "/p2p/12D3KooW…, not '/ip4/203.0.113.7/tcp/4001'",
         ),
+        ({"bootstrap": [ADDRESS[:-1]]}, {}, {}, f"{ADDRESS[:-1]!r} does not end in a whole peer id"),
+        ({"bootstrap": [ADDRESS.replace("4001", "0")]}, {}, {}, "--bootstrap must be addresses like"),
+        ({"bootstrap": [ADDRESS.replace("tcp", "udp")]}, {}, {}, "--bootstrap must be addresses like"),
+        ({"listen": ADDRESS}, {}, {}, "--listen must be an address like"),
         ({"bootstrap": [ADDRESS] * 65}, {}, {}, "--bootstrap must be a list"),
         ({}, {}, {"announce": 3}, "node.toml: announce must be a list"),
         ({"sinks": "tensorboard,csv"}, {}, {}, "--sinks must be a list of tensorboard or wandb"),

@@ -1,14 +1,10 @@
-"""What a volunteer allows: units, a bucket that holds its rate, a day that ends, hours over midnight, and the file."""
-
-import json
-from pathlib import Path
+"""What a volunteer allows: units, a bucket that holds its rate, a day that ends, and hours over midnight."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from noloco_node.host import limits
-from noloco_node.host.daybook import DayTotals
 from noloco_node.host.limits import BURST_S, DAY_MIN, PAUSED, QUOTA, DailyQuota, Hours, TokenBucket, Used
 
 
@@ -113,21 +109,3 @@ def test_what_holds_a_node_back() -> None:
     assert held(minute=599) == PAUSED
     assert held(minute=600, exhausted=True) == QUOTA
     assert held(minute=600, asked=True, exhausted=True) == PAUSED, "a pause is more than a quota"
-
-
-def test_the_days_traffic_outlives_a_restart(tmp_path: Path) -> None:
-    path = tmp_path / "traffic.json"
-    assert DayTotals(path).read() == Used()
-    DayTotals(path).write(used := Used("2031-12-24", 5, 7))
-    assert DayTotals(path).read() == used
-    assert [p.name for p in tmp_path.iterdir()] == ["traffic.json"]
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"day": "d", "sent": -1, "received": 0}', '{"day": 3}'])
-def test_a_damaged_file_is_said_and_begins_anew(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "traffic.json"
-    path.write_text(text)
-    assert DayTotals(path).read() == Used()
-    assert "counts from nothing" in caplog.text
-    DayTotals(path).write(Used("d", 1, 1))
-    assert json.loads(path.read_text())["sent"] == 1

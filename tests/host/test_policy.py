@@ -7,6 +7,7 @@ from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
 from noloco_node.host.limits import PAUSED
 from noloco_node.host.policy import Policy
+from noloco_node.host.traffic import DayTotals
 from noloco_node.observe.stats import NodeStats
 
 
@@ -32,6 +33,17 @@ def test_a_home_that_cannot_be_written_costs_the_mark_alone(tmp_path: Path) -> N
     assert gone.held_back() == PAUSED
     gone.resume()
     assert gone.held_back() is None
+
+
+async def test_todays_traffic_is_saved_now_and_then_and_at_the_end(tmp_path: Path) -> None:
+    node = allowance(tmp_path)
+    for sent, leaving, saved in ((5, False, 5), (7, False, 5), (0, True, 12)):
+        await node.traffic.sending(sent)
+        await node.write_down(leaving=leaving)
+        assert DayTotals(tmp_path / "traffic.json").read().sent == saved
+    gone = allowance(tmp_path / "gone")
+    await gone.traffic.sending(5)
+    await gone.write_down()  # a home that cannot be written costs no more than the count
 
 
 def test_swaps_that_do_not_fit_are_said_with_what_would_help(tmp_path: Path) -> None:

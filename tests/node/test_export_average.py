@@ -70,7 +70,7 @@ def test_the_mean_of_what_the_nodes_hold(real_nodes: RealNodes, nodes: list[Node
         node.leave()
 
     alone = export(author, 1, real_nodes.root / "alone")
-    assert alone.returncode == 10 and "no other node gave its state" in alone.stderr
+    assert alone.returncode == 10 and "no other node sent its state" in alone.stderr
     assert not (real_nodes.root / "alone").exists()
     author.leave()
     held = [phi(node.home) for node in nodes]

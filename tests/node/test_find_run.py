@@ -1,19 +1,27 @@
-"""Which run a node goes on with when no peer announces one."""
+"""Which run a node joins, and with which it goes on where nobody announces one."""
 
+import asyncio
 import os
+import random
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
+from memory_network.network import MemoryNetwork
+from virtual_clock import run_virtual
 
 from noloco_node.base.identity import Identity
 from noloco_node.checkpoints import checkpoint
+from noloco_node.errors import SwarmUnreachable
 from noloco_node.host.home import Home
 from noloco_node.node import find_run
+from noloco_node.peers import run_registry
 from noloco_node.run import manifest, signed_file
-from noloco_node.run.manifest import Manifest, Signed
+from noloco_node.run.manifest import Signed
+from noloco_node.run.schema import Manifest
 from noloco_node.run.trusted_authors import TrustedAuthors
+from noloco_node.training.replica import State
+from noloco_node.wire.peer_pb2_grpc import add_RunsServicer_to_server
 
 MEET = ["rendezvous"]
 
@@ -33,15 +41,19 @@ class Past:
         folder = self.home.run(run_id)
         signed_file.keep(folder, signed)
         if round:
-            replica = SimpleNamespace(round=round, step=100, weights={"w": torch.ones(7)}, outer={}, inner={})
-            checkpoint.save(folder / "checkpoints", replica, run_id, bytes(32))
+            checkpoint.save(
+                folder / "checkpoints",
+                State(round, 100, {"w": torch.ones(2)}, {"phi": torch.ones(2)}, {}),
+                run_id,
+                bytes(32),
+            )
         self.authors.meet(ways_in, name, self.author.peer_id, None)
         self._now += 60
         os.utime(folder, (self._now, self._now))
         return signed
 
     def run(self, ways_in: list[str] = MEET, run_id: str | None = None) -> Signed | None:
-        return find_run.run(self.home, self.authors, ways_in, run_id)
+        return find_run.unfinished(self.home, self.authors, ways_in, run_id)
 
 
 @pytest.fixture
@@ -80,7 +92,44 @@ def test_what_cannot_be_believed_is_none(past: Past) -> None:
     folder = past.home.run(manifest.verify(other).run_id)
     (folder / signed_file.NAME).write_text("{")
     assert past.run() == ours
-    signed_file.write(folder, manifest.sign(Manifest(name="moved", rounds=10), past.author))
+    signed_file.keep(folder, manifest.sign(Manifest(name="moved", rounds=10), past.author))
     assert past.run() == ours
     (past.home.run(manifest.verify(ours).run_id) / "checkpoints" / "100" / "state.json").write_text("{")
     assert past.run() == ours, "from its first round, then"
+
+
+def _found(announced_at: float | None, unfinished: Signed | None, run: Signed) -> tuple[Signed, float]:
+    """What a joining node finds at a rendezvous that learns of a run so late, and when."""
+
+    async def main() -> tuple[Signed, float]:
+        network = MemoryNetwork(random.Random(0))
+        rendezvous, us = network.join("rendezvous"), network.join("us")
+        known = run_registry.RunRegistry(rendezvous.caller)
+        rendezvous.serve(lambda server: add_RunsServicer_to_server(known, server))
+        for member in (rendezvous, us):
+            await member.start()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        if announced_at is not None:
+            loop.call_later(announced_at, known.add, run)
+        try:
+            signed = await find_run.ask(
+                us.channel, ["rendezvous"], lambda known, _: known[0].signed, lambda _: None, unfinished
+            )
+            return signed, loop.time() - began
+        finally:
+            for member in (us, rendezvous):
+                await member.close()
+
+    return run_virtual(main())
+
+
+def test_where_nobody_announces_a_run_the_own_one_goes_on(tmp_path: Path) -> None:
+    author = Identity.load_or_create(tmp_path / "author.key")
+    ours, theirs = (manifest.sign(Manifest(name=name, rounds=10), author) for name in ("ours", "theirs"))
+    found, after_s = _found(None, ours, theirs)
+    assert found is ours and after_s == pytest.approx(find_run.UNTOLD_S, abs=2)
+    assert _found(5.0, ours, theirs)[0] == theirs, "one was announced in time"
+    assert _found(30.0, None, theirs)[0] == theirs
+    with pytest.raises(SwarmUnreachable, match="no run is announced"):
+        _found(None, None, theirs)

@@ -9,8 +9,9 @@ from noloco_node.host.config import NodeConfig
 from noloco_node.node.trainer import TrainingNode
 from noloco_node.peers.directory import Directory
 from noloco_node.peers.record import PeerRecord
-from noloco_node.run.manifest import Manifest, sign
-from noloco_node.views.views import GatherView
+from noloco_node.run.manifest import sign
+from noloco_node.run.schema import Manifest
+from noloco_node.views.gather import GatherView
 
 
 class Gatherer:

@@ -46,7 +46,7 @@ def named(nodes: list[Node], name: str) -> Node:
 
 
 def took(node: Node) -> tuple[str, int, str]:
-    words = until(lambda: node.printed(r"took the state of (\S+ at round \d+ \(version \w+)"), "a peer's state", 90)
+    words = until(lambda: node.printed(r"received the state of (\S+ at round \d+ \(version \w+)"), "a peer's state", 90)
     name, _, _, round_, _, version = words.split()
     return name, int(round_), version
 
@@ -66,7 +66,7 @@ def test_a_newcomer_begins_where_its_donor_is(
     name, round_, version = took(newcomer)
     ended = time.time()
     donor = named(swarm, name)
-    assert donor.printed(rf"giving \S+ the state of round {round_} \(version ({version})\)"), "the same bytes"
+    assert donor.printed(rf"sending \S+ the state of round {round_} \(version ({version})\)"), "the same bytes"
     first = until(lambda: newcomer.ask("status").get("eval_loss_first"), "its first evaluation")
     until(lambda: any(event["round"] > round_ for event in donor.events("Evaluated")), "the donor's next evaluation")
     there = [e["eval_loss"] for e in donor.events("Evaluated") if round_ <= e["round"] <= round_ + 1]

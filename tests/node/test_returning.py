@@ -58,7 +58,7 @@ def test_who_stands_apart_takes_the_state_of_a_peer_and_meets_the_others_again(r
     carry_off(two.home)
 
     again = real_nodes.node("two", *line)
-    until(lambda: again.printed("(standing apart from the others)"), "three rounds as one who stands apart", 180)
+    until(lambda: again.printed("(weights have diverged)"), "three rounds as one who stands apart", 180)
     again.received_state()
     until(again.committed, "a round with somebody", 60)
     assert again.printed("going on from the (checkpoint)"), "it was not far behind"

@@ -49,9 +49,9 @@ def test_a_large_state_is_given_without_holding_up_the_training(
     for number in range(DOWNLOADS):
         newcomer = real_nodes.node(f"newcomer-{number}", *line)
         newcomer.received_state()
-        (ended,) = logged_at(newcomer, "took the state of")
+        (ended,) = logged_at(newcomer, "received the state of")
         newcomer.kill()
-        began = logged_at(donor, r"giving \S+ the state of round")[-1]
+        began = logged_at(donor, r"sending \S+ the state of round")[-1]
         took.append(ended - began)
         until(lambda ended=ended: phases(donor)[-1]["at"] > ended, "the end of that phase", 60)
         # the copy is made in the phase before it is given

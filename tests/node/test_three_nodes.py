@@ -97,7 +97,9 @@ def test_a_killed_node_leaves_nothing_and_the_others_go_on(author: Node, volunte
 
 def test_it_comes_back_from_its_checkpoint(real_nodes: RealNodes, author: Node, volunteers: list[Node]) -> None:
     again = real_nodes.node("one", "join", "--bootstrap", author.ask("status")["addresses"][0])
-    until(lambda: again.printed("(going on from the checkpoint|took the state)"), "its checkpoint, or a peer's state")
+    until(
+        lambda: again.printed("(going on from the checkpoint|received the state)"), "its checkpoint, or a peer's state"
+    )
     until(lambda: again.committed() >= 1, "a round with somebody")
     assert again.ask("status")["last_error"] is None
 

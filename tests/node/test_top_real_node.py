@@ -40,7 +40,7 @@ def test_a_real_node_seen_and_steered(real_nodes: RealNodes) -> None:
         terminal.until(lambda seen: "leave the run" in seen, "the question")
         terminal.type("y")
         assert terminal.ended(30) == 0
-        assert "has left; what it knows is kept in" in terminal.bytes.decode()
+        assert "has left; its state is kept in" in terminal.bytes.decode()
         assert author.process.wait(10) == 0
 
     text = other.run("top", "--once").stdout

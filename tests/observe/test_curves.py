@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from noloco_node.base.events import Evaluated, Event, PhaseDone, RoundCommitted, WentSolo, as_json
-from noloco_node.observe.curves import PAIRS, PIECES, POINTS, RATES, SAID, Curves, LogTail
-from noloco_node.views.views import document, history_from_json, to_json
+from noloco_node.observe.curves import PAIRS, PIECES, POINTS, RATES, Curves
+from noloco_node.observe.log_tail import SAID, LogTail
+from noloco_node.views.documents import document, from_json, to_json
+from noloco_node.views.history import HistoryView
 
 ME, OTHER, THIRD = "me", "other", "third"
 
@@ -50,10 +52,10 @@ def test_a_round_as_points_and_pieces() -> None:
         ("solo", 2, 104.0, 104.0),
     ]
     assert history.view().names.keys() == {ME, OTHER}
-    assert history_from_json(to_json(history.view())) == history.view()
+    assert from_json(HistoryView, to_json(history.view())) == history.view()
 
 
-def test_meetings_of_others_are_told_by_their_records() -> None:
+def test_meetings_of_others_are_read_from_their_records() -> None:
     history = Curves(ME)
     peer = Peer(committed=7)
     history.seen([peer])
@@ -79,7 +81,7 @@ def test_everything_is_bounded() -> None:
         history.observe(Evaluated(round, 2.0), float(round))
         history.observe(RoundCommitted(round, f"peer{round}", 1.0, 1, 1), float(round))
         history.sample(round, round, float(round))
-    with lines.heard():
+    with lines.attached():
         for number in range(2 * SAID):
             logging.getLogger("noloco_node.test").warning("line %d", number)
     logging.getLogger("noloco_node.test").warning("not heard any more")
@@ -93,13 +95,13 @@ def test_everything_is_bounded() -> None:
 
 
 def test_curves_outlive_a_restart(tmp_path: Path) -> None:
-    journal = tmp_path / "events.jsonl"
+    events_file = tmp_path / "events.jsonl"
     written = [json.dumps(as_json(event, 5.0)) for event in (phase(1), Evaluated(1, 3.0), phase(2, float("nan")))]
     endless = ('{"at": 1, "event": "PhaseDone", "round": Infinity}', '{"at": 1%s, "event": "PhaseDone"}' % ("0" * 400))
     damaged = ("nonsense", '{"event": "PhaseDone"}', "[]", *endless, '{"at": 1, "eve')
-    journal.write_text("\n".join([*written, *damaged]))
+    events_file.write_text("\n".join([*written, *damaged]))
     history = Curves(ME)
-    history.replay(journal)
+    history.replay(events_file)
     history.replay(tmp_path / "none")
     assert [(point.at, point.round, point.loss, point.eval_loss) for point in history.view().points[:1]] == [
         (5.0, 1, 2.0, 3.0)

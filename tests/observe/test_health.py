@@ -1,10 +1,10 @@
-"""What a node says of its network daemon's deaths, of how it can be called, and of its clock."""
+"""Warnings about the network daemon's deaths, reachability and the clock."""
 
 import pytest
 
 from noloco_node.errors import ClockTooFarOff
 from noloco_node.observe import health
-from noloco_node.observe.outages import LATELY_S, MAX_WAIT_S, NetworkOutages
+from noloco_node.observe.health import LATELY_S, MAX_WAIT_S, NetworkOutages
 from noloco_node.transport.self_view import ClockSkew
 
 
@@ -16,7 +16,7 @@ def test_the_first_death_costs_no_wait_and_many_cost_more_each() -> None:
     assert outages.died("p2pd ended with status 1", 10 + LATELY_S) == 0, "forgotten"
 
 
-def test_status_tells_of_an_outage_while_it_lasts_and_of_many_for_longer() -> None:
+def test_status_shows_an_outage_while_it_lasts_and_many_for_longer() -> None:
     outages = NetworkOutages()
     assert outages.health(0) == ()
     outages.died("p2pd no longer answered", 0)
@@ -34,7 +34,7 @@ def test_status_tells_of_an_outage_while_it_lasts_and_of_many_for_longer() -> No
 
 
 @pytest.mark.parametrize(("ahead_s", "said"), [(5.0, "clock: 5.0 s ahead of"), (-3600.0, "clock: 1 h behind")])
-def test_a_clock_that_is_off_is_told_with_the_remedy(ahead_s: float, said: str) -> None:
+def test_a_clock_that_is_off_is_shown_with_the_remedy(ahead_s: float, said: str) -> None:
     (finding,) = health.health(None, ClockSkew(ahead_s, 2))
     assert finding.text.startswith(said) and "set-ntp" in finding.remedy
 
@@ -51,17 +51,17 @@ def test_a_clock_too_far_off_ends_the_start() -> None:
         health.check(ClockSkew(31.0, 2))
 
 
-def test_one_peers_word_turns_nobody_away_and_names_both_clocks() -> None:
+def test_one_witness_keeps_nobody_out_and_both_clocks_are_named() -> None:
     alone = ClockSkew(-3600.0, 1)
     health.check(alone)
     (finding,) = health.health("directly", alone)
     assert finding.text == "clock: 1 h behind that of a single peer: one of the two is wrong"
     assert "set-ntp" in finding.remedy
-    assert "one of the two is wrong. If it is this one, let" in str(health.doubt(alone))
+    assert "one of the two is wrong. If it is this one, synchronise" in str(health.doubt(alone))
     assert health.doubt(ClockSkew(5.0, 1)) is health.doubt(None) is None
 
 
-def test_who_cannot_be_called_is_told_what_to_do() -> None:
+def test_a_node_that_cannot_be_called_is_told_what_to_do() -> None:
     assert health.advice(None) is health.advice("directly") is health.advice("mapped") is None
     assert "relay" in str(health.advice("relayed")) and "--announce" in str(health.advice("outgoing"))
     assert [finding.level for finding in health.health("outgoing", ClockSkew(0.0, 1))] == ["warning"]

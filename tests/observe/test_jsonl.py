@@ -1,4 +1,4 @@
-"""Lines of JSON that outlive the node and do not fill its disk."""
+"""JSON lines that outlive the node and do not fill its disk."""
 
 import json
 import logging
@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from noloco_node.base.events import Evaluated
-from noloco_node.observe.jsonl import KEPT, EventLog, JsonLines
-from noloco_node.observe.minutes import MetricsLog
-from noloco_node.views.views import Health, StatusView
+from noloco_node.observe.jsonl import KEPT, EventLog, JsonLines, MetricsLog
+from noloco_node.views.status import Health, StatusView
 
 VIEW = StatusView(peer_id="p", name="n", version="0", state="training", round=7, loss=1.5)
 
@@ -21,16 +20,16 @@ def read(path: Path) -> list[dict]:
 
 def test_events_are_added_to_what_is_there(tmp_path):
     for round_ in (1, 2):
-        journal = EventLog(tmp_path / "run" / "events.jsonl")
-        journal.write(Evaluated(round_, 2.5))
-        journal.close()
+        events = EventLog(tmp_path / "run" / "events.jsonl")
+        events.write(Evaluated(round_, 2.5))
+        events.close()
     assert [(line["event"], line["round"]) for line in read(tmp_path / "run" / "events.jsonl")] == [
         ("Evaluated", 1),
         ("Evaluated", 2),
     ]
 
 
-def test_full_files_turn_and_the_oldest_goes(tmp_path):
+def test_full_files_rotate_and_the_oldest_is_removed(tmp_path):
     lines = JsonLines(tmp_path / "events.jsonl", max_bytes=100)
     for number in range(100):
         lines.write({"number": number})
@@ -43,7 +42,7 @@ def test_full_files_turn_and_the_oldest_goes(tmp_path):
     assert KEPT == 2
 
 
-def test_a_file_that_was_full_before_the_start_turns_too(tmp_path):
+def test_a_file_that_was_full_before_the_start_rotates_too(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_text("x" * 200 + "\n")
     lines = JsonLines(path, max_bytes=100)
@@ -68,9 +67,9 @@ def test_a_place_where_no_file_can_be_costs_lines_only(tmp_path, caplog):
     (tmp_path / "events.jsonl").mkdir()
     with caplog.at_level(logging.WARNING):
         for path in (tmp_path / "events.jsonl", Path("/proc/nowhere/events.jsonl")):
-            journal = EventLog(path)
-            journal.write(Evaluated(1, 2.5))
-            journal.close()
+            events = EventLog(path)
+            events.write(Evaluated(1, 2.5))
+            events.close()
     assert [record.message.partition(": ")[2] for record in caplog.records] == [
         "Is a directory",
         "No such file or directory",
@@ -78,9 +77,9 @@ def test_a_place_where_no_file_can_be_costs_lines_only(tmp_path, caplog):
 
 
 def test_the_figures_of_a_minute(tmp_path):
-    minutes = MetricsLog(tmp_path / "metrics.jsonl")
-    minutes.write(replace(VIEW, health=(Health("warning", "disk", "free some"),)), at=1.0)
-    minutes.close()
+    metrics = MetricsLog(tmp_path / "metrics.jsonl")
+    metrics.write(replace(VIEW, health=(Health("warning", "disk", "free some"),)), at=1.0)
+    metrics.close()
     (line,) = read(tmp_path / "metrics.jsonl")
     assert (line["at"], line["state"], line["round"], line["loss"], line["eval_loss"]) == (
         1.0,

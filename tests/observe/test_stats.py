@@ -1,11 +1,12 @@
-"""Where a node's time went: shares since the start and over the last minute; pauses are nobody's idling."""
+"""A node's figures from its events: shares of time without pauses, losses, traffic by partner."""
 
 import pytest
 
 from noloco_node.base.events import PeerFaulted, PhaseDone, RolledBack, RoundCommitted, WentSolo
 from noloco_node.observe.stats import MINUTE_S, PEERS, NodeStats
 from noloco_node.training.time_accounts import ACCOUNTS, TimeAccounts
-from noloco_node.views.views import Phase
+from noloco_node.views.peers import PeerRow
+from noloco_node.views.status import Phase, StatusView
 
 
 class Clock:
@@ -42,73 +43,81 @@ def test_every_second_goes_to_one_account() -> None:
     assert times.so_far() == expected
 
 
-def figures(ledger: NodeStats) -> tuple[float, float]:
-    shown = ledger.figures()
-    return shown["busy_fraction"], shown["busy_fraction_minute"]
+def shown(stats: NodeStats) -> StatusView:
+    return stats.fill(StatusView(peer_id="me", name="brisk-heron", version="0", state="training"))
+
+
+def busy(stats: NodeStats) -> tuple[float | None, float | None]:
+    return shown(stats).busy_fraction, shown(stats).busy_fraction_minute
+
+
+def row(stats: NodeStats, peer: str) -> tuple[int, int, int]:
+    row = stats.fill_row(PeerRow(peer_id=peer, name=peer, state="training", round=0, lag=0))
+    return row.exchanges, row.sent, row.received
 
 
 def test_busy_since_the_start_and_over_the_last_minute() -> None:
-    ledger = NodeStats()
-    assert figures(ledger) == (None, None)
+    stats = NodeStats()
+    assert busy(stats) == (None, None)
     for second in range(1, 301):
-        ledger.spend({"step": float(min(second, 200)), "waiting": float(max(0, second - 200)), "paused": 0.0})
-        assert len(ledger._minute) <= MINUTE_S + 1
-    assert figures(ledger) == (pytest.approx(2 / 3), 0.0)
+        stats.spend({"step": float(min(second, 200)), "waiting": float(max(0, second - 200)), "paused": 0.0})
+        assert len(stats._minute) <= MINUTE_S + 1
+    assert busy(stats) == (pytest.approx(2 / 3), 0.0)
     for second in range(301, 331):
-        ledger.spend({"step": 200.0 + second - 300, "waiting": 100.0, "paused": 0.0})
-    assert figures(ledger)[1] == pytest.approx(0.5)
+        stats.spend({"step": 200.0 + second - 300, "waiting": 100.0, "paused": 0.0})
+    assert busy(stats)[1] == pytest.approx(0.5)
 
 
 def test_a_pause_is_not_idling() -> None:
-    ledger = NodeStats()
-    ledger.spend({"step": 90.0, "other": 10.0, "paused": 0.0})
+    stats = NodeStats()
+    stats.spend({"step": 90.0, "other": 10.0, "paused": 0.0})
     for second in range(1, 101):
-        ledger.spend({"step": 90.0, "other": 10.0, "paused": float(second)})
-    assert figures(ledger) == (0.9, None), "nobody knows how busy it would have been"
-    assert ledger.figures()["time_s"]["paused"] == 100
+        stats.spend({"step": 90.0, "other": 10.0, "paused": float(second)})
+    assert busy(stats) == (0.9, None), "nobody knows how busy it would have been"
+    assert shown(stats).time_s["paused"] == 100
 
 
 def test_the_stall_of_the_last_round() -> None:
-    ledger = NodeStats()
-    ledger.observe(PhaseDone(1, 50, 5.0, 1000, 10.0, stall_ms=3.5))
-    assert ledger.figures()["stall_ms"] == 3.5
+    stats = NodeStats()
+    stats.observe(PhaseDone(1, 50, 5.0, 1000, 10.0, stall_ms=3.5))
+    assert shown(stats).stall_ms == 3.5
 
 
-def test_the_step_goes_on_within_a_phase_and_the_figures_of_the_last_one_stay():
-    ledger = NodeStats()
-    ledger.stand(23, Phase(0.46, 60.0, 5.5, 90.0))
-    assert (ledger.figures()["step"], ledger.figures()["loss"], ledger.step) == (23, None, 0)
-    ledger.observe(PhaseDone(1, 50, 5.0, 1000, 10.0))
-    assert (ledger.figures()["step"], ledger.figures()["phase"]) == (50, None)
-    ledger.stand(51, Phase(0.02, 60.0, 4.9, 90.0))
-    assert (ledger.figures()["step"], ledger.figures()["loss"]) == (51, 5.0)
+def test_within_a_phase_the_step_goes_on_and_other_figures_are_of_the_last_phase():
+    stats = NodeStats()
+    stats.progress(23, Phase(0.46, 60.0, 5.5, 90.0))
+    assert (shown(stats).step, shown(stats).loss, stats.step) == (23, None, 0)
+    stats.observe(PhaseDone(1, 50, 5.0, 1000, 10.0))
+    assert (shown(stats).step, shown(stats).phase) == (50, None)
+    stats.progress(51, Phase(0.02, 60.0, 4.9, 90.0))
+    assert (shown(stats).step, shown(stats).loss) == (51, 5.0)
 
 
-def test_what_was_sent_in_vain_counts_too() -> None:
-    ledger = NodeStats()
-    assert ledger.per_param_round(1000, 700) is None, "no round yet"
-    ledger.observe(RoundCommitted(1, "p", 1.0, 500, 500))
-    ledger.observe(RoundCommitted(1, "q", 1.0, 500, 500, swap=2))
-    ledger.observe(WentSolo(2, "silent", "p", applied=1))
-    ledger.observe(RoundCommitted(3, "q", 1.0, 500, 500))
-    assert ledger.per_param_round(1000, 1500 + 300) == 0.9, "two rounds; a further swap, and one that broke"
-    assert ledger.together("q") == {"exchanges": 2, "sent": 1000, "received": 1000}
+def test_bytes_of_broken_swaps_count_too() -> None:
+    stats = NodeStats()
+    assert stats.per_param_round(1000, 700) is None, "no round yet"
+    stats.observe(RoundCommitted(1, "p", 1.0, 500, 500))
+    stats.observe(RoundCommitted(1, "q", 1.0, 500, 500, swap=2))
+    stats.observe(WentSolo(2, "silent", "p", applied=1))
+    stats.observe(RoundCommitted(3, "q", 1.0, 500, 500))
+    assert stats.per_param_round(1000, 1500 + 300) == 0.9, "two rounds; a further swap, and one that broke"
+    assert row(stats, "q") == (2, 1000, 1000)
 
 
-def test_what_went_wrong_is_counted() -> None:
-    ledger = NodeStats()
+def test_faults_are_counted() -> None:
+    stats = NodeStats()
     for event in (PeerFaulted("p", "bad_digest"), RolledBack(3, None, "nan"), PeerFaulted("q", "bad_digest")):
-        ledger.observe(event)
-    assert (ledger.figures()["faults"], ledger.figures()["rolled_back"]) == ({"bad_digest": 2}, 1)
+        stats.observe(event)
+    assert (shown(stats).faults, shown(stats).rolled_back) == ({"bad_digest": 2}, 1)
 
 
-def test_of_all_that_a_node_ever_met_the_latest_are_kept() -> None:
-    ledger = NodeStats()
+def test_only_the_latest_partners_are_kept() -> None:
+    stats = NodeStats()
     for number in range(2 * PEERS):
         for partner in (f"peer {number}", "a friend"):
-            ledger.observe(RoundCommitted(number, partner, 1.0, 10, 20))
-    partners = ledger.figures()["partners"]
+            stats.observe(RoundCommitted(number, partner, 1.0, 10, 20))
+    partners = shown(stats).partners
     assert len(partners) == PEERS
     assert partners["a friend"] == 2 * PEERS
     assert list(partners)[-2:] == [f"peer {2 * PEERS - 1}", "a friend"]
-    assert ledger.together("peer 0") == {"exchanges": 0, "sent": 0, "received": 0}
+    assert row(stats, "peer 0") == (0, 0, 0)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from noloco_node.base.addresses import Address
 from noloco_node.base.identity import Identity
 from noloco_node.peers.cache import MAX_FILE_BYTES, MAX_PEERS, PeerCache
 from noloco_node.peers.record import MAX_ADDRESS_LETTERS, MAX_ADDRESSES
@@ -15,7 +16,7 @@ from noloco_node.peers.record import MAX_ADDRESS_LETTERS, MAX_ADDRESSES
 class Seen:
     peer_id: str
     time: float
-    addresses: tuple[str, ...]
+    addresses: tuple[Address, ...]
 
 
 @pytest.fixture(scope="module")
@@ -25,10 +26,10 @@ def ids(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def seen(peer_id: str, time: float) -> Seen:
-    return Seen(peer_id, time, (f"/ip4/192.0.2.1/tcp/4001/p2p/{peer_id}",))
+    return Seen(peer_id, time, (Address("ip4", "192.0.2.1", 4001, peer_id),))
 
 
-def test_who_was_seen_is_known_after_a_restart_the_latest_first(tmp_path: Path, ids: list[str]) -> None:
+def test_peers_are_known_after_a_restart_the_latest_first(tmp_path: Path, ids: list[str]) -> None:
     path = tmp_path / "peers.json"
     assert PeerCache(path).peers() == {}
     cache = PeerCache(path)
@@ -85,10 +86,12 @@ def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, text: str, ids: list[
     ],
     ids=lambda entry: str(entry)[:40],
 )
-def test_what_could_not_stand_there_is_passed_over(tmp_path: Path, entry: dict[str, object], ids: list[str]) -> None:
+def test_an_entry_that_could_not_have_been_written_is_ignored(
+    tmp_path: Path, entry: dict[str, object], ids: list[str]
+) -> None:
     good, bad = seen(ids[0], 1).addresses, ids[1]
     if entry.get("addresses") == ["good"]:
-        entry = {**entry, "addresses": list(seen(bad, 1).addresses)}
+        entry = {**entry, "addresses": list(map(str, seen(bad, 1).addresses))}
     path = tmp_path / "peers.json"
-    path.write_text(json.dumps({bad: entry, ids[0]: {"seen": 1, "addresses": good}}))
+    path.write_text(json.dumps({bad: entry, ids[0]: {"seen": 1, "addresses": list(map(str, good))}}))
     assert PeerCache(path).peers() == {ids[0]: good}

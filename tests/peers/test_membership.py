@@ -1,4 +1,4 @@
-"""Whom a node looks up of those that were there once."""
+"""A node calls some of the cached peers that it has not seen."""
 
 import asyncio
 import random
@@ -9,29 +9,30 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from memory_network.network import MemoryNetwork, MemoryTransport
 from virtual_clock import run_virtual
 
+from noloco_node.base.addresses import Address
 from noloco_node.base.identity import Identity
 from noloco_node.peers.cache import PeerCache
 from noloco_node.peers.directory import Directory
-from noloco_node.peers.membership import FRIENDS, Membership
+from noloco_node.peers.membership import CACHED_ASKED, Membership
 
 
 @dataclass(frozen=True)
-class Friend:
+class Cached:
     peer_id: str
     time: float = 5.0
 
     @property
-    def addresses(self) -> tuple[str, ...]:
-        return (f"/ip4/192.0.2.1/tcp/4001/p2p/{self.peer_id}",)
+    def addresses(self) -> tuple[Address, ...]:
+        return (Address("ip4", "192.0.2.1", 4001, self.peer_id),)
 
 
-def friend(number: int) -> Friend:
+def cached(number: int) -> Cached:
     key = Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32)
-    return Friend(Identity(key, Path("nowhere")).peer_id)
+    return Cached(Identity(key, Path("nowhere")).peer_id)
 
 
-class Ways:
-    """A transport that need not be told where peers are."""
+class Transport:
+    """One that needs no addresses."""
 
     p2p = None
 
@@ -52,17 +53,17 @@ class Directory(Directory):
         pass
 
 
-def test_who_gives_up_waiting_for_friends_leaves_no_call_behind(tmp_path: Path) -> None:
-    friends = [friend(number) for number in range(FRIENDS)]
+def test_cancelled_calls_to_cached_peers_leave_no_task_behind(tmp_path: Path) -> None:
+    peers = [cached(number) for number in range(CACHED_ASKED)]
     cache = PeerCache(tmp_path / "peers.json")
-    cache.keep(friends)
+    cache.keep(peers)
 
     async def main() -> tuple[int, int]:
         network = MemoryNetwork(random.Random(0), delay_s=1.0)
-        members = [network.join(name) for name in ("us", *(friend.peer_id for friend in friends))]
+        members = [network.join(name) for name in ("us", *(peer.peer_id for peer in peers))]
         for member in members:
             await member.start()
-        us = Membership(Ways(members[0]), cache, lambda: None)
+        us = Membership(Transport(members[0]), cache, lambda: None)
         before = asyncio.all_tasks()
         entering = asyncio.create_task(us.enter(Directory()))
         await asyncio.sleep(0.1)
@@ -76,5 +77,5 @@ def test_who_gives_up_waiting_for_friends_leaves_no_call_behind(tmp_path: Path) 
         return calling, left
 
     calling, left = run_virtual(main())
-    assert calling >= FRIENDS
+    assert calling >= CACHED_ASKED
     assert left == 0

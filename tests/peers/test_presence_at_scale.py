@@ -1,4 +1,4 @@
-"""300 peers of one run in a real DHT of 8 nodes: found evenly, at a constant cost, whatever else stands there."""
+"""300 peers of one run in a real DHT of 8 nodes: found evenly, at a constant cost, among hostile records."""
 
 import asyncio
 import time
@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from noloco_node.base.addresses import ANY_LOCAL_PORT
 from noloco_node.base.identity import Identity
 from noloco_node.peers import record
 from noloco_node.peers.directory import Directory
@@ -22,14 +23,14 @@ RUN = "a1" * 32
 NODES = 8
 LOOK_S, REFRESH_S = 5.0, 20.0
 TTL_S = 600.0
-"""The records of a test live longer than the test, however busy the machine is."""
+"""Longer than the test takes, however busy the machine is."""
 DRAWS = 1200
 CHI_SQUARE = 383.0
 """Of 299 degrees of freedom: passed by 999 uniform samples of 1000."""
 
 
 class Dht:
-    """Real nodes with a p2pd each, and peers that share them: what differs is who signs."""
+    """Real nodes with a p2pd each, and peers that share them: each signs its own records."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -43,7 +44,7 @@ class Dht:
 
     async def node(self) -> None:
         bootstrap = self.transports[0].addresses() if self.transports else []
-        transport = Libp2pTransport(self.identity(), "/ip4/127.0.0.1/tcp/0", bootstrap=bootstrap)
+        transport = Libp2pTransport(self.identity(), ANY_LOCAL_PORT, bootstrap=bootstrap)
         await transport.start()
         self.transports.append(transport)
         self.nodes.append(Directory(transport.p2p, bootstrap, ttl_s=TTL_S))
@@ -58,18 +59,18 @@ class Dht:
         return peer
 
     async def settle(self, count: int) -> None:
-        """So many peers, as after some minutes: all know about how many they are (test_crowd.py) and have published."""
+        """So many peers, as after some minutes: all have an estimate of their number and have published."""
         while len(self.peers) < count:
             self.peer()
         rng = Random(count)
         for peer in self.peers:
-            peer._crowd._counts.clear()
-            peer._crowd._counts.append(count * rng.uniform(0.8, 1.25))
+            peer._size._counts.clear()
+            peer._size._counts.append(count * rng.uniform(0.8, 1.25))
         for first in range(0, count, NODES):  # one on each node at a time
             await asyncio.gather(*(peer.publish(standing()) for peer in self.peers[first : first + NODES]))
 
     async def minute(self, peers: int) -> Counter[str]:
-        """What one minute of some of the peers comes to, for each of them."""
+        """The operations of one minute of some of the peers, for each of them."""
         chosen = self.peers[:peers]
         self.done.clear()
         for peer in chosen:
@@ -119,20 +120,20 @@ async def dht(directory: Path) -> AsyncIterator[Dht]:
 
 
 async def hostile(dht: Dht) -> None:
-    """What a node of the DHT stores that is up to no good: in every bucket that is read."""
+    """What a hostile node of the DHT stores, in every bucket that is read."""
     evil, now = dht.identity(), time.time()
     strangers = [Identity.load_or_create(dht.directory / f"stranger{number}").peer_id for number in range(3)]
     forged = signed_record(evil, standing(), run_id=RUN, boot=bytes(16), started=now, now=now)
     far = signed_record(evil, standing(), run_id=RUN, boot=bytes(16), started=now, now=now + 1e6)
     for bucket in ("", *(f"{number:04b}" for number in range(16)), *(f"{number:03b}" for number in range(8))):
         key = key_of(RUN, bucket)
-        for peer, said, expires in (
+        for peer, value, expires in (
             (strangers[0], forged, now + 30),
             (strangers[1], bytes(record.MAX_RECORD_BYTES + 1), now + 30),
             (evil.peer_id, far, now + 1e9),
             (strangers[2], b"garbage", now + 1e9),
         ):
-            await dht.nodes[-1]._node.store(key, said, expires, subkey=peer, exclude_self=True)
+            await dht.nodes[-1]._node.store(key, value, expires, subkey=peer, exclude_self=True)
 
 
 async def test_300_peers_are_found_evenly_at_a_constant_cost(dht: Dht, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,8 +146,8 @@ async def test_300_peers_are_found_evenly_at_a_constant_cost(dht: Dht, capsys: p
     reader, rng, drawn, seen = dht.peers[0], Random(1), Counter[str](), set[str]()
     members = {peer._identity.peer_id for peer in dht.peers if peer._identity}
     reader._known.clear()
-    guesses = [peer._crowd.peers for peer in dht.peers]
-    minute: deque[set[str]] = deque(maxlen=round(60 / LOOK_S))  # a real record is known for as long as it lives
+    guesses = [peer._size.peers for peer in dht.peers]
+    minute: deque[set[str]] = deque(maxlen=round(60 / LOOK_S))  # a real record is known until it expires
     for _ in range(DRAWS // 2):
         before = set[str]().union(*minute)
         reader._known = {peer: reader._known[peer] for peer in before}
@@ -160,7 +161,7 @@ async def test_300_peers_are_found_evenly_at_a_constant_cost(dht: Dht, capsys: p
     chi = sum((drawn[peer] - expected) ** 2 / expected for peer in members if peer != reader._identity.peer_id)
     with capsys.disabled():
         print(f"\n  chi-square of {total} draws among {len(members) - 1} peers: {chi:.0f} (below {CHI_SQUARE:.0f})")  # noqa: T201
-        print(f"  they think there are {min(guesses)} to {max(guesses)} of them, in buckets of about {BUCKET}")  # noqa: T201
+        print(f"  they estimate {min(guesses)} to {max(guesses)} of them, with buckets of about {BUCKET}")  # noqa: T201
         for count, cost in costs.items():
             print(f"  {count} peers: {cost['get']:g} look-ups and {cost['store']:g} stores a node and minute")  # noqa: T201
     assert seen <= members

@@ -10,10 +10,11 @@ from noloco_node.base.peer_names import name_of
 from noloco_node.peers import rows
 from noloco_node.peers.record import Presence, accept, signed_record
 from noloco_node.run import manifest
+from noloco_node.run.schema import Manifest
 
 NOW = 1_800_000_000.0
 PEERS = [Identity(Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32), Path("nowhere")) for n in range(3)]
-SIGNED = manifest.sign(manifest.Manifest(name="tiny", seed=1, rounds=100), PEERS[0])
+SIGNED = manifest.sign(Manifest(name="tiny", seed=1, rounds=100), PEERS[0])
 RUN = manifest.verify(SIGNED)
 
 
@@ -23,25 +24,25 @@ def record(peer: Identity, state: str, round_: int, age_s: float = 0.0):
     return accept(peer.peer_id, written, RUN.run_id, NOW - age_s, ttl_s=60)
 
 
-def test_lag_counts_from_the_furthest_and_whoever_trains_counts():
+def test_lag_counts_from_the_highest_round_and_training_peers_are_counted():
     seen = {
         p.peer_id: record(p, state, n)
         for p, (state, n) in zip(PEERS, (("training", 9), ("paused", 4), ("solo", 8)), strict=True)
     }
-    sight = rows.sight(SIGNED, seen, NOW + 5)
-    assert (sight.run.run, sight.run.rounds, sight.run.author) == (RUN.label, 100, PEERS[0].peer_id)
-    assert (sight.run.peers, sight.run.training, sight.run.round) == (3, 2, 9)
-    assert [(row.state, row.lag, row.run) for row in sight.peers] == [
+    view = rows.run_seen(SIGNED, seen, NOW + 5)
+    assert (view.run.run, view.run.rounds, view.run.author) == (RUN.label, 100, PEERS[0].peer_id)
+    assert (view.run.peers, view.run.training, view.run.round) == (3, 2, 9)
+    assert [(row.state, row.lag, row.run) for row in view.peers] == [
         ("training", 0, RUN.label),
         ("paused", 5, RUN.label),
         ("solo", 1, RUN.label),
     ]
-    assert sight.peers[0].name == name_of(PEERS[0].peer_id)
-    assert sight.peers[0].last_seen_s == pytest.approx(5)
-    assert sight.peers[0].loss is None, "a record without one says 0"
+    assert view.peers[0].name == name_of(PEERS[0].peer_id)
+    assert view.peers[0].last_seen_s == pytest.approx(5)
+    assert view.peers[0].loss is None, "a record without one says 0"
 
 
-def test_who_has_not_been_heard_of_for_a_minute_is_gone():
-    sight = rows.sight(SIGNED, {PEERS[0].peer_id: record(PEERS[0], "training", 9, age_s=59)}, NOW + 2)
-    assert (sight.run.peers, sight.run.round, sight.peers) == (0, 0, ())
-    assert rows.peers_view([sight]).runs == (sight.run,)
+def test_a_peer_whose_record_expired_is_gone():
+    view = rows.run_seen(SIGNED, {PEERS[0].peer_id: record(PEERS[0], "training", 9, age_s=59)}, NOW + 2)
+    assert (view.run.peers, view.run.round, view.peers) == (0, 0, ())
+    assert rows.peers_view([view]).runs == (view.run,)

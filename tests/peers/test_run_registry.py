@@ -12,13 +12,13 @@ from memory_network.network import MemoryNetwork
 from virtual_clock import run_virtual
 
 from noloco_node.base.identity import Identity
-from noloco_node.errors import Incompatible, NotAdmitted, SwarmUnreachable, UsageError
+from noloco_node.errors import Incompatible, NotAdmitted, UsageError
 from noloco_node.peers import run_registry
 from noloco_node.peers.run_registry import KnownRun
 from noloco_node.run import manifest
-from noloco_node.run.manifest import Manifest, Signed
+from noloco_node.run.manifest import Signed
+from noloco_node.run.schema import Manifest
 from noloco_node.run.trusted_authors import TrustedAuthors
-from noloco_node.state_transfer import choose_donor
 from noloco_node.wire import peer_pb2 as pb
 from noloco_node.wire.peer_pb2_grpc import RunsServicer, add_RunsServicer_to_server
 
@@ -87,7 +87,7 @@ def test_announced_runs_are_bounded_and_the_oldest_goes(author: Identity) -> Non
     assert kept == known(*many[3:])
 
 
-def test_who_announces_many_runs_pushes_out_its_own_only(author: Identity, stranger: Identity) -> None:
+def test_a_peer_that_announces_many_runs_replaces_only_its_own(author: Identity, stranger: Identity) -> None:
     real, spam = signed(author), [signed(stranger, "spam", k) for k in range(run_registry.MAX_RUNS)]
     announced = [("trainer", real), *(("spammer", run) for run in spam)]
     assert run_virtual(_ask(*announced)) == known(real, *spam[-run_registry.MAX_OF_PEER :])
@@ -110,7 +110,7 @@ def test_a_run_in_which_somebody_trains_is_pushed_out_by_nobody(author: Identity
     assert real not in [run.signed for run in full], "where people train in each of them, there is no room"
 
 
-def test_an_older_rendezvous_does_not_say_who_trains(author: Identity) -> None:
+def test_an_older_rendezvous_does_not_report_how_many_train(author: Identity) -> None:
     class Older(RunsServicer):
         async def List(self, request: pb.RunsRequest, context: object) -> pb.RunsReply:  # noqa: N802
             body, name, signature = signed(author).manifest, author.peer_id, signed(author).signature
@@ -183,43 +183,9 @@ def test_an_author_is_remembered_from_the_first_meeting(tmp_path: Path, author: 
         met.meet(["rendezvous"], "tiny", author.peer_id, None)
 
 
-def _found(announced_at: float | None, unfinished: Signed | None, run: Signed) -> tuple[Signed, float]:
-    """What a newcomer finds at a rendezvous that hears of a run so late, and when."""
-
-    async def main() -> tuple[Signed, float]:
-        network = MemoryNetwork(random.Random(0))
-        rendezvous, us = network.join("rendezvous"), network.join("us")
-        known = run_registry.RunRegistry(rendezvous.caller)
-        rendezvous.serve(lambda server: add_RunsServicer_to_server(known, server))
-        for member in (rendezvous, us):
-            await member.start()
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        if announced_at is not None:
-            loop.call_later(announced_at, known.add, run)
-        try:
-            signed = await choose_donor.find_run(
-                us.channel, ["rendezvous"], lambda known, _: known[0].signed, lambda _: None, unfinished
-            )
-            return signed, loop.time() - began
-        finally:
-            for member in (us, rendezvous):
-                await member.close()
-
-    return run_virtual(main())
-
-
-def test_where_nobody_tells_of_a_run_the_own_one_goes_on(author: Identity) -> None:
-    ours, theirs = signed(author, "ours"), signed(author, "theirs")
-    found, after_s = _found(None, ours, theirs)
-    assert found is ours and after_s == pytest.approx(choose_donor.UNTOLD_S, abs=2)
-    assert _found(5.0, ours, theirs)[0] == theirs, "somebody told of one in time"
-    assert _found(30.0, None, theirs)[0] == theirs
-    with pytest.raises(SwarmUnreachable, match="no run is announced"):
-        _found(None, None, theirs)
-
-
-def test_who_is_known_by_one_way_in_is_known_by_all(tmp_path: Path, author: Identity, stranger: Identity) -> None:
+def test_an_author_met_by_one_bootstrap_peer_is_known_by_all(
+    tmp_path: Path, author: Identity, stranger: Identity
+) -> None:
     """A rendezvous that is away, and a peer of old that answers in its stead, make no stranger an author."""
     met = TrustedAuthors(tmp_path / "authors.json")
     assert met.meet(["rendezvous"], "tiny", author.peer_id, None)

@@ -1,4 +1,4 @@
-"""A visitor leaves nothing behind, its key least of all, even where it is killed."""
+"""A visitor that is killed leaves no files behind, above all not its key."""
 
 import asyncio
 import os
@@ -12,23 +12,25 @@ from pathlib import Path
 import pytest
 
 import noloco_node
+from noloco_node.base.addresses import ANY_LOCAL_PORT
 from noloco_node.base.identity import Identity
 from noloco_node.transport.libp2p import Libp2pTransport
 from noloco_node.transport.p2pd import cleanup
 
 VISITS = """
 import asyncio, sys
+from noloco_node.base.addresses import parse
 from noloco_node.peers.visitor import visiting
 async def main():
-    async with visiting(sys.argv[1:]):
+    async with visiting(list(map(parse, sys.argv[1:]))):
         print("there", flush=True)
         await asyncio.Event().wait()
 asyncio.run(main())
 """
 HOLDS_A_KEY = """
 import sys
-from noloco_node.transport.p2pd.cleanup import momentary_key
-with momentary_key() as key:
+from noloco_node.transport.p2pd.cleanup import temporary_key
+with temporary_key() as key:
     key.touch()
     print("there", flush=True)
     sys.stdin.read()
@@ -38,14 +40,14 @@ GONE_S = 15.0
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where all temporary files go."""
+    """The folder of all temporary files."""
     with tempfile.TemporaryDirectory(prefix="nl-", dir="/tmp") as parent:  # short: sockets lie below it
         monkeypatch.setattr(tempfile, "tempdir", parent)
         yield Path(parent)
 
 
 def begun(code: str, place: Path, *arguments: str) -> tuple[subprocess.Popen[str], Path]:
-    """A process that has a key by now, and the key."""
+    """A process that has written its key, and the key."""
     process = subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
         stdin=subprocess.PIPE,
@@ -58,24 +60,24 @@ def begun(code: str, place: Path, *arguments: str) -> tuple[subprocess.Popen[str
     return process, key
 
 
-def test_a_key_whose_process_was_killed_is_swept_up_and_no_other(place: Path) -> None:
+def test_the_key_of_a_killed_process_is_removed_and_no_other(place: Path) -> None:
     process, key = begun(HOLDS_A_KEY, place)
     with process:
         os.utime(key.parent, (0, 0))
-        cleanup._sweep(place)
+        cleanup._remove_leftovers(place)
         assert key.exists(), "its process lives"
         process.kill()
-    cleanup._sweep(place)
+    cleanup._remove_leftovers(place)
     assert not key.parent.exists()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(90)
 async def test_a_visitor_that_was_killed_leaves_no_key(place: Path, tmp_path: Path) -> None:
-    host = Libp2pTransport(Identity.load_or_create(tmp_path / "key"), "/ip4/127.0.0.1/tcp/0")
+    host = Libp2pTransport(Identity.load_or_create(tmp_path / "key"), ANY_LOCAL_PORT)
     await host.start()
     try:
-        process, key = await asyncio.to_thread(begun, VISITS, place, *host.addresses())
+        process, key = await asyncio.to_thread(begun, VISITS, place, *map(str, host.addresses()))
         with process:
             process.kill()
     finally:

@@ -8,12 +8,14 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from replicas import small_replica, small_run
+from replicas import correct, small_replica, small_run
 
-from noloco_node.core.codec import codec
-from noloco_node.rounds.swap import Backlog, Link, Swap
+from noloco_node.core.codecs import codec
+from noloco_node.rounds.link import Link
+from noloco_node.rounds.swap import Backlog, Swap
+from noloco_node.training.offer import Offer
 from noloco_node.training.replica import Replica
-from noloco_node.training.thread import Offer, PhaseEnded, TrainingThread
+from noloco_node.training.thread import PhaseEnded, TrainingThread
 
 FRAGMENT = 256
 DEADLINE_S = 20.0
@@ -93,9 +95,9 @@ async def test_a_step_that_lasts_holds_the_swap_and_not_the_memory(leads: bool) 
 
 async def test_nobody_waits_for_a_thread_that_has_ended() -> None:
     with training(lambda: replica("a"), 1) as (thread, _):
-        ends_it, after = thread.apply(1, 10**6, torch.ones(1)), thread.apply(1, 0, torch.ones(1))
+        ends_it, after = correct(thread, 1, 10**6, torch.ones(1)), correct(thread, 1, 0, torch.ones(1))
         async with asyncio.timeout(DEADLINE_S):
             for added in (ends_it, after):
                 await asyncio.wrap_future(added)
         async with asyncio.timeout(DEADLINE_S):
-            await asyncio.wrap_future(thread.apply(1, 0, torch.ones(1)))
+            await asyncio.wrap_future(correct(thread, 1, 0, torch.ones(1)))

@@ -13,8 +13,9 @@ from noloco_node.core import round as core
 from noloco_node.core import round_events
 from noloco_node.host.limits import PAUSED, QUOTA
 from noloco_node.host.traffic import SMALL_BYTES, Traffic
+from noloco_node.rounds.link import ALIVE_S
 from noloco_node.rounds.pieces import PIECE_BYTES
-from noloco_node.rounds.swap import ALIVE_S, FRAME_S
+from noloco_node.rounds.swap import FRAME_S
 
 RATE = 32_000.0
 FRAGMENT_BYTES = 1_000_000
@@ -136,7 +137,7 @@ def test_a_promise_is_taken_back_by_a_pause() -> None:
     assert m.handle(round_events.Pausing(PAUSED), 12.0) == [round_events.Refuse(b"c", "paused")]
 
 
-def test_who_leaves_does_not_come_back() -> None:
+def test_a_node_that_leaves_does_not_come_back() -> None:
     m = machine()
     m.handle(round_events.Stopping(), 1.0)
     for event in (round_events.Pausing(PAUSED), round_events.Resuming()):

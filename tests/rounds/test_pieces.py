@@ -12,14 +12,11 @@ from noloco_node.wire import messages as wire
 @given(st.integers(0, 5 * PIECE_BYTES))
 def test_what_is_cut_comes_back(size: int) -> None:
     frame = wire.Fragment(3, b"\x07" * size)
-    assembly, pieces = Assembly(), [wire.decode(piece) for piece in cut(wire.encode(frame))]
-    if len(pieces) == 1:
-        assert pieces == [frame]
-        return
-    *early, last = [assembly.add(piece) for piece in pieces if isinstance(piece, wire.Piece)]
+    assembly, pieces = Assembly(), list(cut(wire.encode(frame)))
+    *early, last = [assembly.add(piece) for piece in pieces]
     assert last == frame
-    assert set(early) == {None}
-    assert max(piece.ByteSize() for piece in cut(wire.encode(frame))) <= PIECE_BYTES + 64
+    assert set(early) <= {None}
+    assert max(piece.ByteSize() for piece in pieces) <= PIECE_BYTES + 64
 
 
 @pytest.mark.parametrize(
@@ -35,4 +32,4 @@ def test_pieces_of_nothing_sensible_are_named(pieces: list[wire.Piece]) -> None:
     assembly = Assembly()
     with pytest.raises(PeerMisbehaved, match="bad_piece"):
         for piece in pieces:
-            assembly.add(piece)
+            assembly.add(wire.encode(piece))

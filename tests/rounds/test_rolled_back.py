@@ -10,6 +10,7 @@ from town import FRAGMENTS, Node, Offer, Town
 from virtual_clock import run_virtual
 
 from noloco_node.base.events import WentSolo
+from noloco_node.core.codec import CodecStats
 from noloco_node.errors import NonFinite
 
 
@@ -38,13 +39,17 @@ class Voidable(Offer):
         self._require_valid()
         return super().open(index, exchange_id)
 
-    def hear(self, index: int, payload: bytes) -> "Future[Any]":
+    def receive(self, index: int, payload: bytes) -> "Future[Any]":
         self._require_valid()
-        return super().hear(index, payload)
+        return super().receive(index, payload)
 
-    def apply(self, index: int, correction: Any) -> "Future[None]":
+    def apply(self, index: int) -> "Future[None]":
         self._require_valid()
-        return super().apply(index, correction)
+        return super().apply(index)
+
+    def stats(self) -> "Future[CodecStats]":
+        self._require_valid()
+        return super().stats()
 
     def _require_valid(self) -> None:
         if self.round <= self.node.given_up:

@@ -92,16 +92,16 @@ def test_a_partition_lets_both_halves_go_on_and_heals() -> None:
 
 
 @pytest.mark.parametrize("finder", [0, 1])
-def test_two_that_diverged_hear_so_at_both_ends(monkeypatch: pytest.MonkeyPatch, finder: int) -> None:
+def test_two_that_diverged_know_it_at_both_ends(monkeypatch: pytest.MonkeyPatch, finder: int) -> None:
     """Whoever finds it."""
-    hear = Offer.hear
+    receive = Offer.receive
 
     def stray(offer: Offer, index: int, payload: bytes) -> Any:
         if offer.node is town.nodes[finder]:
             raise PeerFault("diverged")
-        return hear(offer, index, payload)
+        return receive(offer, index, payload)
 
-    monkeypatch.setattr(Offer, "hear", stray)
+    monkeypatch.setattr(Offer, "receive", stray)
     town = Town([10.0, 10.0])
     run_virtual(town.run(20))
     for node in town.nodes:
@@ -110,12 +110,12 @@ def test_two_that_diverged_hear_so_at_both_ends(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_a_partner_whose_codec_hangs_is_alive_and_given_up_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    hear = Offer.hear
+    receive = Offer.receive
     hung: list[Future[Any]] = []
 
     def hang(offer: Offer, index: int, payload: bytes) -> Any:
         if offer.node is not town.nodes[0]:
-            return hear(offer, index, payload)
+            return receive(offer, index, payload)
         hung.append(Future())
         return hung[-1]
 
@@ -125,7 +125,7 @@ def test_a_partner_whose_codec_hangs_is_alive_and_given_up_all_the_same(monkeypa
             if not future.done():
                 future.set_exception(PeerFault("late"))
 
-    monkeypatch.setattr(Offer, "hear", hang)
+    monkeypatch.setattr(Offer, "receive", hang)
     town = Town([100.0] * 5)
     run_virtual(town.run(40, come_back()))
     assert not town.nodes[0].committed and town.nodes[0].solo["swapping"], "it holds on to whom it has"
@@ -241,7 +241,7 @@ def test_an_exchange_id_that_is_in_use_is_refused_and_its_caller_goes_on_waiting
     run_virtual(main())
 
 
-def test_who_comes_back_and_repeats_its_rounds_is_no_replay() -> None:
+def test_a_node_that_comes_back_and_repeats_its_rounds_is_no_replay() -> None:
     """A replay is known by the exchange, never by the round: who resumed from a checkpoint has been there before."""
 
     async def story() -> list[Node]:
@@ -272,6 +272,24 @@ def test_who_comes_back_and_repeats_its_rounds_is_no_replay() -> None:
         assert node.solo["stale"] == 0
         assert len(node.committed) >= 6, node.solo
         assert not [event for event in node.events if isinstance(event, PeerFaulted)]
+
+
+def test_the_latest_events_can_be_read_as_lines() -> None:
+    async def main() -> None:
+        town = Town([10.0])
+        exchange = town.nodes[0].exchange
+        exchange.begin(TERMS, 2)
+        await asyncio.sleep(2.5)
+        exchange.boundary(1, 10.0, None, "nonfinite")
+        await asyncio.sleep(0.5)
+        exchange.candidates(frozenset(f"peer {k}" for k in range(100)))
+        settings, boundary, candidates = exchange.event_log()
+        assert settings == "   -3.000 s  Settings(swaps=2, blocking=False)"
+        assert boundary == "   -0.500 s  Boundary(round=1, phase_s=10.0, closed='nonfinite')"
+        assert len(candidates) == 200, "cut"
+        await town.close()
+
+    run_virtual(main())
 
 
 def test_a_caller_that_does_not_begin_with_an_offer_is_named() -> None:

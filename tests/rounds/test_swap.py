@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from virtual_clock import run_virtual
 
+from noloco_node.core import fragments
+from noloco_node.core.codec import CodecStats
 from noloco_node.errors import PeerFault, PeerLost, PeerMisbehaved
-from noloco_node.rounds.swap import DONE_S, SLOW_STREAMS, WINDOW, Backlog, Link, Swap
-from noloco_node.wire import fragments
+from noloco_node.rounds.link import Link
+from noloco_node.rounds.swap import DONE_S, SLOW_STREAMS, WINDOW, Backlog, Swap
 from noloco_node.wire import messages as wire
 from noloco_node.wire import peer_pb2 as pb
 
@@ -30,12 +31,6 @@ def done(value: Any) -> "Future[Any]":
     return future
 
 
-@dataclass
-class Heard:
-    say: bytes | None
-    correction: Any
-
-
 class Words:
     """Vectors whose fragments are short texts, told in `turns` turns."""
 
@@ -44,7 +39,7 @@ class Words:
 
     def __init__(self, name: str, count: int, turns: int = 1) -> None:
         self.name, self.fragments, self.turns = name, count, turns
-        self.heard: dict[int, int] = {}
+        self.received: dict[int, int] = {}
         self.applied: list[int] = []
         self.under_way = self.most_under_way = 0
 
@@ -53,19 +48,21 @@ class Words:
         self.most_under_way = max(self.most_under_way, self.under_way)
         return done(f"{self.name} {index} 0".encode())
 
-    def hear(self, index: int, payload: bytes) -> "Future[Heard]":
-        turn = self.heard[index] = self.heard.get(index, 0) + 1
+    def receive(self, index: int, payload: bytes) -> "Future[bytes | None]":
+        turn = self.received[index] = self.received.get(index, 0) + 1
         _, theirs, said = payload.decode().split()
         if (int(theirs), int(said)) != (index, turn - 1):
             raise PeerMisbehaved("bad_payload", payload.decode())
         last = turn == self.turns
-        say = None if last else f"{self.name} {index} {turn}".encode()
-        return done(Heard(say, payload if last else None))
+        return done(None if last else f"{self.name} {index} {turn}".encode())
 
-    def apply(self, index: int, correction: Any) -> "Future[None]":
+    def apply(self, index: int) -> "Future[None]":
         self.under_way -= 1
         self.applied.append(index)
         return done(None)
+
+    def stats(self) -> "Future[CodecStats]":
+        return done(CodecStats())
 
 
 class Behind(Words):
@@ -75,8 +72,8 @@ class Behind(Words):
         super().__init__(name, count)
         self.waiting: deque[Future[None]] = deque()
 
-    def apply(self, index: int, correction: Any) -> "Future[None]":
-        super().apply(index, correction)
+    def apply(self, index: int) -> "Future[None]":
+        super().apply(index)
         self.waiting.append(Future())
         return self.waiting[-1]
 
@@ -274,7 +271,7 @@ def test_signs_of_life_and_single_bytes_are_no_headway(then: wire.Frame, leads: 
     assert lasted_s == pytest.approx(STALL_S) and made.applied == 0
 
 
-def test_who_leads_waits_for_the_last_word_and_no_longer() -> None:
+def test_the_leader_waits_for_done_and_no_longer() -> None:
     frames = [frame for k in range(2) for frame in (wire.Fragment(k, f"b {k} 0".encode()), wire.Ack(k))]
     made, lasted_s = alive(frames, wire.Alive(), 4.0, leads=True)
     assert (made.applied, made.one_sided, lasted_s) == (2, 1, pytest.approx(DONE_S))

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from noloco_node.base.identity import Identity
 from noloco_node.errors import Incompatible, NolocoError, NotAdmitted
-from noloco_node.run import manifest
-from noloco_node.run.manifest import DataSpec, InnerSpec, Manifest, ModelSpec, OuterSpec, Signed
+from noloco_node.run import manifest, schema
+from noloco_node.run.manifest import Signed
+from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec, OuterSpec
 
 GOLDEN = Path(__file__).parents[1] / "wire" / "golden" / "runs"
 
@@ -45,7 +46,7 @@ outers = st.builds(
     beta=st.floats(0.1, 1.4),
     gamma=st.floats(0.1, 1.4),
     overlap=st.sampled_from(["eager", "blocking"]),
-    codec=st.sampled_from(manifest.CODECS),
+    codec=st.sampled_from(schema.CODECS),
 )
 manifests = st.builds(
     Manifest,
@@ -154,18 +155,18 @@ def _part_of(meant, read):
     return meant == read
 
 
-class _Nest(manifest._Table):
+class _Nest(schema._Table):
     """A table that a later version added, and one that a still later version added to."""
 
     depth: int = 7
-    lining: str = manifest._added("a word", "none", default="moss")
+    lining: str = schema._added("a word", "none", default="moss")
 
 
 class _Later(Manifest):
     """The next version's: a key, a table, and other defaults for new runs than what older runs mean."""
 
-    swing: int = manifest._added("a number", 3, default=5)
-    nest: _Nest = manifest._added("a table", {"depth": 2}, default_factory=_Nest)
+    swing: int = schema._added("a number", 3, default=5)
+    nest: _Nest = schema._added("a table", {"depth": 2}, default_factory=_Nest)
 
 
 def test_a_later_version_reads_a_run_of_this_one_as_it_was_meant(monkeypatch):
@@ -277,10 +278,10 @@ def test_reading_a_manifest_imports_nothing_heavy():
 
 
 def test_what_a_manifest_may_name_is_there():
-    from noloco_node.core.codec import codec
+    from noloco_node.core.codecs import codec
     from noloco_node.data import corpus
     from noloco_node.training import model
 
-    assert all(codec(name) for name in manifest.CODECS)
-    assert set(manifest.PRESETS) <= set(model.PRESETS)
+    assert all(codec(name) for name in schema.CODECS)
+    assert set(schema.PRESETS) <= set(model.PRESETS)
     assert corpus.load(DataSpec())

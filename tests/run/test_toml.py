@@ -7,7 +7,7 @@ import pytest
 
 from noloco_node.errors import Incompatible, UsageError
 from noloco_node.run import manifest, toml
-from noloco_node.run.manifest import DataSpec, InnerSpec, Manifest, ModelSpec, OuterSpec
+from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec, OuterSpec
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_missing_and_oversized_files(tmp_path):
     with pytest.raises(UsageError, match="noloco-node init"):
         toml.load(tmp_path / "run.toml")
     (tmp_path / "big.toml").write_bytes(b"#" * (manifest.MAX_BYTES + 1))
-    with pytest.raises(UsageError, match="no manifest"):
+    with pytest.raises(UsageError, match="a manifest could not hold it"):
         toml.load(tmp_path / "big.toml")
     (tmp_path / "latin.toml").write_bytes(b'name = "\xe9"')
     with pytest.raises(UsageError, match="UTF-8"):

@@ -8,10 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noloco_node.core import codec
 from noloco_node.errors import PeerMisbehaved
 from noloco_node.simulate.baselines import Ddp, DiLoCo, FedAvg, Outer, PaperNoLoCo, matching, partners
-from noloco_node.simulate.noloco import NoLoCo, algorithm, converse
+from noloco_node.simulate.noloco import NoLoCo, algorithm
 from noloco_node.simulate.settings import Choice, Settings, choice
 
 LAYOUT = {"a": torch.Size((3, 4)), "b": torch.Size((5,))}
@@ -57,7 +56,7 @@ def test_split_noloco_is_the_papers_with_the_same_partners(replicas):
 def test_whatever_is_tried_the_mean_is_as_without_partners(text, codec_name):
     alone, together = start(8), start(8)
     rules = noloco(text, replicas=8, codec=codec_name), noloco(text, replicas=8, codec=codec_name)
-    rules[0]._meet = lambda outer: None
+    rules[0]._swap_pairs = lambda outer: None
     for rule, outer in zip(rules, (alone, together), strict=True):
         rule.boundary(outer)
         rule.finish(outer)
@@ -75,25 +74,25 @@ def test_three_swaps_leave_less_spread_than_one():
     assert spreads[1] < 0.8 * spreads[0]
 
 
-@pytest.mark.parametrize(("delay", "lands_at"), [(0, 0), (3, 3), (5, 5), (12, 12)])
-def test_a_correction_lands_so_many_inner_steps_later_and_to_the_same_effect(delay, lands_at):
+@pytest.mark.parametrize(("delay", "applied_at"), [(0, 0), (3, 3), (5, 5), (12, 12)])
+def test_a_late_correction_is_applied_so_many_inner_steps_later_with_the_same_effect(delay, applied_at):
     """Phases of 5 steps; beyond them boundaries pass, at which no other correction is made."""
     hyper = {"replicas": 4, "inner": Settings().inner.model_copy(update={"steps": 5})}
     late, prompt = noloco(overlap=f"delay={delay}", **hyper), noloco(**hyper)
     outers = start(4), start(4)
     for rule, outer in zip((late, prompt), outers, strict=True):
         rule.boundary(outer)
-    prompt._meet = lambda outer: None
+    prompt._swap_pairs = lambda outer: None
     apart = [not torch.equal(outers[0].phi, outers[1].phi)]
     for step in range(1, 14):
         for rule, outer in zip((late, prompt), outers, strict=True):
             rule.between(outer, (step - 1) % 5 + 1)
             if step % 5 == 0:
                 if not late._pending:
-                    late._meet = prompt._meet  # nobody meets again: what is compared is the one correction
+                    late._swap_pairs = prompt._swap_pairs  # nobody meets again: what is compared is the one correction
                 rule.boundary(outer)
         apart.append(not torch.allclose(outers[0].phi, outers[1].phi, atol=1e-5))
-    assert apart.index(False) == lands_at
+    assert apart.index(False) == applied_at
     torch.testing.assert_close(outers[0].delta, outers[1].delta, rtol=1e-4, atol=1e-5)
 
 
@@ -137,7 +136,7 @@ def test_fedavg_and_ddp_average():
 
 
 @given(st.integers(1, 20), st.integers(0, 100))
-def test_a_matching_meets_everybody_once(replicas, seed):
+def test_a_matching_swap_pairss_everybody_once(replicas, seed):
     pairs = matching(replicas, random.Random(seed))
     met = [member for pair in pairs for member in pair]
     assert len(met) == len(set(met)) == replicas - replicas % 2
@@ -148,35 +147,15 @@ def test_a_matching_meets_everybody_once(replicas, seed):
         assert not {frozenset(pair) for pair in again} & {frozenset(pair) for pair in pairs}
 
 
-def test_a_conversation_of_several_turns_is_carried_to_its_end():
-    class Slow:
-        """Says who it is, then its number."""
-
-        def __init__(self, number):
-            self.number, self.turn = number, 0
-
-        def open(self):
-            return b"hello"
-
-        def hear(self, payload):
-            self.turn += 1
-            if self.turn == 1:
-                return codec.Received(bytes([self.number]), None)
-            return codec.Received(None, torch.tensor([payload[0] - self.number]))
-
-    mine, theirs, sent = converse(Slow(3), Slow(5))
-    assert (int(mine), int(theirs), sent) == (2, -2, 12)
-
-
 def test_a_swap_that_the_codec_gives_up_leaves_both_without_a_partner(monkeypatch):
-    """Row 0's codec refuses whatever it hears; the other three pairs go on."""
+    """Row 0's codec refuses every payload; the other three pairs go on."""
     rule, alone, outer = noloco(), start(8), start(8)
     refused = rule._codecs[0].converse(torch.zeros(SIZE), 0, bytes(16))
-    monkeypatch.setattr(refused, "hear", lambda payload: (_ for _ in ()).throw(PeerMisbehaved("diverged")))
+    monkeypatch.setattr(refused, "receive", lambda payload: (_ for _ in ()).throw(PeerMisbehaved("diverged")))
     monkeypatch.setattr(rule._codecs[0], "converse", lambda *args: refused)
     rule.boundary(outer)
     solo = noloco()
-    solo._meet = lambda outer: None
+    solo._swap_pairs = lambda outer: None
     solo.boundary(alone)
     unchanged = [torch.equal(a, b) for a, b in zip(outer.phi, alone.phi, strict=True)]
     assert rule.failed == 1

@@ -1,4 +1,4 @@
-"""Whole runs of a model of a few thousand parameters: fair to every algorithm, and the trainer against plain torch."""
+"""Whole runs of a model of a few thousand parameters: fair to every algorithm, and the replicas against plain torch."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 
 from noloco_node.data.corpus import Corpus
 from noloco_node.errors import UsageError
-from noloco_node.run.manifest import DataSpec, InnerSpec, ModelSpec
+from noloco_node.run.schema import DataSpec, InnerSpec, ModelSpec
 from noloco_node.simulate.experiment import Workload, run
 from noloco_node.simulate.readers import Readers, own_modules
 from noloco_node.simulate.replicas import ReplicaBatch
@@ -81,19 +81,19 @@ def test_an_algorithm_may_meet_more_often_for_the_same_steps():
     assert often.bytes_per_param == 6 * 4
 
 
-def test_what_is_on_its_way_at_the_end_lands():
+def test_corrections_that_are_pending_at_the_end_are_applied():
     """The mean is untouched by corrections, so only the replicas' own loss and spread can tell."""
     prompt, tardy = (curve(workload(rounds=1, overlap=overlap), "noloco") for overlap in ("blocking", "delay=3"))
     assert tardy.replica_std[-1] == pytest.approx(prompt.replica_std[-1], rel=1e-4)
 
 
-def test_trainer_is_a_plain_torch_loop_for_each_replica():
+def test_each_replica_is_a_plain_torch_loop():
     work = workload()
-    trainer = ReplicaBatch(work.module, 4, INNER, torch.float32)
+    replicas = ReplicaBatch(work.module, 4, INNER, torch.float32)
     readers, same = (Readers(work.corpus, work.settings) for _ in range(2))
     for step in range(5):
-        trainer.backward(readers.next(2))
-        trainer.step((step + 1) / 5)
+        replicas.backward(readers.next(2))
+        replicas.step((step + 1) / 5)
     batches = [same.next(2) for _ in range(5)]
     for row in range(4):
         module = build(MODEL, 256, 1)
@@ -109,7 +109,7 @@ def test_trainer_is_a_plain_torch_loop_for_each_replica():
                 group["lr"] = learning_rate(INNER, (step + 1) / 5)
             adamw.step()
         expected = torch.cat([p.detach().flatten() for p in matrices + vectors])
-        torch.testing.assert_close(trainer.theta[row], expected, rtol=1e-3, atol=2e-5)
+        torch.testing.assert_close(replicas.theta[row], expected, rtol=1e-3, atol=2e-5)
 
 
 def test_own_modules_are_whole_and_nobody_elses():
@@ -130,10 +130,3 @@ def test_without_iid_replicas_read_their_own_part_only():
         assert all(bytes(window.to(torch.uint8).tolist()) in own[row].tobytes() for window in tokens)
     outside = [bytes(w.to(torch.uint8).tolist()) not in own[0].tobytes() for w in part[True].next(20)[0]]
     assert any(outside)
-
-
-def test_unbatched_models_are_refused():
-    gpt = ModelSpec(architecture="GPT2Config", config={"n_embd": 8, "n_layer": 1, "n_head": 2})
-    module = build(gpt, 256, 1)
-    with pytest.raises(UsageError, match="plain Llamas"):
-        ReplicaBatch(module, 2, INNER, torch.float32)

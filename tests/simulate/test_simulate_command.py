@@ -57,7 +57,7 @@ def test_network_table_json_and_picture(capsys, tmp_path):
     assert simulated("network", "--sizes", "2,8", "--bandwidth", "100") == 0
     printed = capsys.readouterr().out
     assert "waiting for slower nodes" in printed
-    assert "a pair that trains on is taken to wait for nobody" in printed
+    assert "assuming that a pair which trains on waits for nobody" in printed
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from noloco_node.errors import UsageError
-from noloco_node.run.manifest import InnerSpec
+from noloco_node.run.schema import InnerSpec
 from noloco_node.simulate import sweep
 from noloco_node.simulate.settings import DEFAULTS, Curve, Settings, choice
 

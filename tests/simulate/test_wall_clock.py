@@ -72,7 +72,7 @@ def test_at_once_it_is_the_blocking_step_with_all_that_belongs_to_it(text: str) 
     assert deferred.sent == blocking.sent > 0
 
 
-def test_its_vectors_are_told_by_the_codec() -> None:
+def test_its_vectors_go_through_the_codec() -> None:
     blocking, deferred = rule("blocking", codec="lattice:4"), rule("deferred=0", codec="lattice:4")
     ones, others = start(), start()
     for each, outer in ((blocking, ones), (deferred, others)):
@@ -85,7 +85,7 @@ def test_its_vectors_are_told_by_the_codec() -> None:
 
 
 def test_late_it_keeps_what_was_trained_since() -> None:
-    """Steps that are the same whatever the weights: when all has landed, only the moment of landing was different."""
+    """Steps that are the same whatever the weights: in the end, only the moment of the corrections was different."""
     outers = at_once, late = start(), start()
     rules = rule("deferred=0"), rule("deferred=7")
     for each, outer in zip(rules, outers, strict=True):
@@ -102,7 +102,7 @@ def test_late_it_keeps_what_was_trained_since() -> None:
 
 
 @pytest.mark.parametrize(("overlap", "text"), [("deferred=70", "noloco"), ("deferred=35", "noloco:swaps=2")])
-def test_a_phase_that_ends_before_all_has_landed_makes_no_step(overlap: str, text: str) -> None:
+def test_a_phase_that_ends_with_pending_corrections_makes_no_outer_step(overlap: str, text: str) -> None:
     outer, untouched = start(), start().phi
     late = rule(overlap, text)
     for phase in (1, 2):
@@ -117,7 +117,7 @@ def test_a_phase_that_ends_before_all_has_landed_makes_no_step(overlap: str, tex
     assert late.sent == sent == (8 if "swaps" in text else 4)
 
 
-def test_what_is_late_at_the_end_lands() -> None:
+def test_what_is_late_at_the_end_is_applied() -> None:
     at_once, late = start(), start()
     for each, outer in ((rule("deferred=0"), at_once), (rule("deferred=7"), late)):
         moved(outer, 1)

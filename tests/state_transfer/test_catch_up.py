@@ -1,11 +1,11 @@
-"""Whose state a node takes to come level with the others, and when: over the in-memory network, in virtual time."""
+"""When a node catches up, and whose state it takes: over the in-memory network, in virtual time."""
 
 import asyncio
 from collections.abc import Collection, Coroutine, Sequence
 from typing import Any
 
 import pytest
-from donors import BUDGET, NUMBERS, TERMS, Giver, Liar, Place, chunks, header, numbers
+from donors import BUDGET, NUMBERS, TERMS, DonorNetwork, Liar, Owner, chunks, header, numbers
 from virtual_clock import run_virtual
 
 from noloco_node.errors import SwarmUnreachable
@@ -19,7 +19,7 @@ from noloco_node.state_transfer.catch_up import (
     CatchUp,
     ahead,
     coding,
-    is_astray,
+    has_diverged,
 )
 from noloco_node.state_transfer.choose_donor import Wanted
 from noloco_node.state_transfer.client import LiveState
@@ -46,12 +46,11 @@ def record(peer: str, round: int, state: str = "training") -> PeerRecord:
 
 
 class Node:
-    """A node as far as it comes level: what it sees is the test's, and what it is told to do is kept."""
+    """A node as far as catching up needs it: the records it sees are the test's, and calls are noted."""
 
-    def __init__(self, round: int, *sights: Sequence[PeerRecord] | Exception, busy: bool = False) -> None:
+    def __init__(self, round: int, *sights: Sequence[PeerRecord] | Exception) -> None:
         self.round = round
         self.sights = list(sights)
-        self.busy = busy
         self.did: list[str] = []
         self.state: bytes | None = None
         self.on = asyncio.Event()
@@ -69,18 +68,14 @@ class Node:
     def waits_for(self, what: str | None) -> None:
         pass
 
-    def stands_aside(self) -> bool:
-        self.did.append("aside")
-        return not self.busy
-
-    async def quiet(self) -> bool:
+    async def swap_is_over(self) -> bool:
         return True
 
-    async def adopts(self, state: LiveState) -> None:
+    async def adopt(self, state: LiveState) -> None:
         self.round, self.state = state.round, bytes(state.data)
         self.did.append("adopts")
 
-    def goes_on(self) -> None:
+    def caught_up(self) -> None:
         self.did.append("on")
         self.on.set()
 
@@ -89,12 +84,12 @@ def play(story: Coroutine[Any, Any, None]) -> None:
     run_virtual(asyncio.wait_for(story, 20_000))
 
 
-async def home_of(node: Node, place: Place, **options: bool) -> CatchUp:
-    return CatchUp(node, "me", (await place.newcomer("me")).channel, Wanted(TERMS, NUMBERS, BUDGET), **options)
+async def catch_up_of(node: Node, network: DonorNetwork, **options: bool) -> CatchUp:
+    return CatchUp(node, "me", (await network.joining_node("me")).channel, Wanted(TERMS, NUMBERS, BUDGET), **options)
 
 
-# ---- whose ---------------------------------------------------------------------------------------------------------
-def test_whose_state_is_worth_taking() -> None:
+# ---- which state ---------------------------------------------------------------------------------------------------
+def test_whose_state_is_asked_for() -> None:
     there = [record("a", 3), record("b", 40), record("c", 50, "paused"), record("d", 60, "joining")]
     assert ahead(there, 0) == ["a", "b"]
     assert ahead([record("b", 40), record("c", 50, "paused")], 30) == ["b"], "of those at rest only where nobody trains"
@@ -103,7 +98,7 @@ def test_whose_state_is_worth_taking() -> None:
     assert not ahead([record("d", 60, "joining"), record("f", 60, "leaving")], 0)
 
 
-def test_one_claim_to_be_far_ahead_makes_nobody_far_behind() -> None:
+def test_one_record_that_claims_to_be_far_ahead_is_not_enough() -> None:
     level, lie = [record(peer, 105) for peer in "abc"], record("liar", BUDGET)
     assert ahead([*level, lie], 100) == []
     assert ahead([level[0], lie], 100) == [], "of two the lower one counts"
@@ -111,22 +106,22 @@ def test_one_claim_to_be_far_ahead_makes_nobody_far_behind() -> None:
     assert ahead([lie], 100) == ["liar"], "nobody contradicts it"
 
 
-def test_of_two_that_stand_apart_one_turns_to_the_other() -> None:
+def test_of_two_nodes_that_diverged_the_higher_peer_id_gives_way() -> None:
     apart = DIVERGED_ROUNDS * ["b"]
-    assert is_astray(apart, DIVERGED_ROUNDS, ["b"], "a")
-    assert not is_astray(apart[1:], DIVERGED_ROUNDS, ["b"], "a")
-    assert not is_astray(DIVERGED_ROUNDS * ["a"], 10 * ALONE_ROUNDS, ["a"], "b"), "it is the other's turn"
+    assert has_diverged(apart, DIVERGED_ROUNDS, ["b"], "a")
+    assert not has_diverged(apart[1:], DIVERGED_ROUNDS, ["b"], "a")
+    assert not has_diverged(DIVERGED_ROUNDS * ["a"], 10 * ALONE_ROUNDS, ["a"], "b"), "it is the other's turn"
 
 
-def test_among_more_it_is_the_one_whom_two_do_not_know_or_who_finds_nobody() -> None:
-    assert not is_astray([], 10 * ALONE_ROUNDS, ["b", "c"], "a")
-    assert not is_astray(5 * ["b"], ALONE_ROUNDS - 1, ["b", "c"], "a"), "it may be the other"
-    assert is_astray(["b"], ALONE_ROUNDS, ["b", "c"], "z")
-    assert is_astray(["b", "c"], 2, ["b", "c"], "z")
-    assert is_astray(["b", "gone"], 2, ["b", "c"], "z")
+def test_among_more_nodes_two_partners_or_many_rounds_without_one_decide() -> None:
+    assert not has_diverged([], 10 * ALONE_ROUNDS, ["b", "c"], "a")
+    assert not has_diverged(5 * ["b"], ALONE_ROUNDS - 1, ["b", "c"], "a"), "it may be the other"
+    assert has_diverged(["b"], ALONE_ROUNDS, ["b", "c"], "z")
+    assert has_diverged(["b", "c"], 2, ["b", "c"], "z")
+    assert has_diverged(["b", "gone"], 2, ["b", "c"], "z")
 
 
-def test_a_slow_download_is_of_half_the_bytes() -> None:
+def test_a_slow_download_is_in_bf16() -> None:
     assert coding(8_000_000_000, None) is Coding.FP32
     assert coding(8_000_000_000, 5e6) is Coding.FP32
     assert coding(8_000_000_000, 4e6) is Coding.BF16
@@ -134,24 +129,24 @@ def test_a_slow_download_is_of_half_the_bytes() -> None:
 
 # ---- at the start --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("state", ["training", "solo", "paused", "finished"])
-def test_a_newcomer_takes_the_state_of_whoever_has_one(state: str) -> None:
+def test_a_joining_node_takes_the_state_of_any_node_that_has_weights(state: str) -> None:
     async def story() -> None:
-        place, node = Place(), Node(0, [record("donor", 12, state)])
-        await place.donor("donor", Giver(DATA))
-        await (await home_of(node, place)).arrive()
+        network, node = DonorNetwork(), Node(0, [record("donor", 12, state)])
+        await network.donor("donor", Owner(DATA))
+        await (await catch_up_of(node, network)).arrive()
         assert (node.round, node.state) == (12, DATA)
-        await place.close()
+        await network.close()
 
     play(story())
 
 
-def test_who_sees_nobody_at_first_looks_again_before_it_begins_from_nothing() -> None:
+def test_a_node_that_sees_nobody_looks_again_before_it_begins_from_nothing() -> None:
     async def story(*sights: Sequence[PeerRecord] | Exception, first: bool = False) -> None:
-        place, node = Place(), Node(0, *sights)
-        await place.donor("donor", Giver(DATA))
-        await (await home_of(node, place, first=first)).arrive()
+        network, node = DonorNetwork(), Node(0, *sights)
+        await network.donor("donor", Owner(DATA))
+        await (await catch_up_of(node, network, first=first)).arrive()
         looked.append((node.did.count("look"), node.round))
-        await place.close()
+        await network.close()
 
     looked: list[tuple[int, int]] = []
     play(story([], first=True))
@@ -167,18 +162,18 @@ def liar_at(round: int) -> Liar:
 
 @pytest.mark.parametrize("honest", [["one"], ["one", "two", "three"]], ids=["one other", "three others"])
 @pytest.mark.parametrize(("own", "there"), [(0, 105), (100, 105), (50, 105)], ids=["new", "restarted", "far behind"])
-def test_who_claims_to_be_at_the_runs_end_is_not_believed(
+def test_a_donor_that_claims_to_be_at_the_runs_end_is_not_believed(
     monkeypatch: pytest.MonkeyPatch, honest: list[str], own: int, there: int
 ) -> None:
     async def story() -> None:
-        place, node = Place(), Node(own, [record(peer, round) for peer, round in claims.items()])
+        network, node = DonorNetwork(), Node(own, [record(peer, round) for peer, round in claims.items()])
         liar = liar_at(BUDGET)
-        await place.liar("liar", liar)
+        await network.liar("liar", liar)
         for peer in honest:
-            await place.donor(peer, Giver(DATA, there))
-        await (await home_of(node, place)).arrive()
+            await network.donor(peer, Owner(DATA, there))
+        await (await catch_up_of(node, network)).arrive()
         assert (node.round, node.state) == ((own, None) if own == 100 else (there, DATA))
-        await place.close()
+        await network.close()
 
     claims = {"liar": BUDGET, **dict.fromkeys(honest, there)}
     monkeypatch.setattr(catch_up.choose_donor.random, "choice", lambda found: found[0])
@@ -187,124 +182,125 @@ def test_who_claims_to_be_at_the_runs_end_is_not_believed(
 
 def test_a_single_witness_cannot_call_the_only_honest_donor_stale() -> None:
     async def story() -> None:
-        place, node = Place(), Node(0, [record("honest", 12), record("liar", BUDGET)])
-        await place.donor("honest", Giver(DATA))
-        await place.liar("liar", Liar([wire.Refusal(wire.Code.BUSY)], BUDGET))
-        await (await home_of(node, place)).arrive()
+        network, node = DonorNetwork(), Node(0, [record("honest", 12), record("liar", BUDGET)])
+        await network.donor("honest", Owner(DATA))
+        await network.liar("liar", Liar([wire.Refusal(wire.Code.BUSY)], BUDGET))
+        await (await catch_up_of(node, network)).arrive()
         assert (node.round, node.state) == (12, DATA)
-        await place.close()
+        await network.close()
 
     play(story())
 
 
 # ---- on the way ----------------------------------------------------------------------------------------------------
-def test_who_stands_apart_round_after_round_takes_the_state_of_a_peer() -> None:
+def test_a_node_whose_swaps_diverge_again_and_again_takes_a_peers_state() -> None:
     async def story() -> None:
-        place, node = Place(), Node(12, [record("donor", 13)])
-        await place.donor("donor", Giver(DATA, 13))
-        home = await home_of(node, place)
+        network, node = DonorNetwork(), Node(12, [record("donor", 13)])
+        await network.donor("donor", Owner(DATA, 13))
+        catching = await catch_up_of(node, network)
         for solo in ["diverged"] * (DIVERGED_ROUNDS - 1) + [None] + ["diverged", "busy"] * (DIVERGED_ROUNDS - 1):
-            home.round_over(solo, "donor")
-        assert node.did == [], "a committed round between, or another reason, is no sign of it"
-        home.round_over("diverged", "another")
-        home.round_over("diverged", "donor")
+            assert not catching.round_over(solo, "donor"), "another reason is no sign of it"
+        assert catching.round_over("diverged", "another")
+        assert catching.round_over("diverged", "donor"), "until it is acted upon"
+        catching.start(diverged=True)
+        assert not catching.round_over("diverged", "donor"), "then the count begins anew"
         await node.on.wait()
-        assert node.did == ["aside", "look", "adopts", "on"]
+        assert node.did == ["look", "adopts", "on"]
         assert (node.round, node.state) == (13, DATA)
-        await place.close()
+        await network.close()
 
     play(story())
 
 
-def test_who_stands_apart_goes_back_where_the_others_are_behind_it() -> None:
+def test_a_diverged_node_goes_back_to_an_earlier_round() -> None:
     async def story() -> None:
-        place, node = Place(), Node(100, [record("one", 90), record("two", 91)])
-        givers = {"one": Giver(DATA, 90), "two": Giver(DATA, 91)}
-        for peer, giver in givers.items():
-            await place.donor(peer, giver)
-        home = await home_of(node, place)
-        home.round_over("diverged", "one")
-        home.round_over("diverged", "two")
+        network, node = DonorNetwork(), Node(100, [record("one", 90), record("two", 91)])
+        owners = {"one": Owner(DATA, 90), "two": Owner(DATA, 91)}
+        for peer, owner in owners.items():
+            await network.donor(peer, owner)
+        catching = await catch_up_of(node, network)
+        assert [catching.round_over("diverged", peer) for peer in ("one", "two")] == [False, True]
+        catching.start(diverged=True)
         await node.on.wait()
         assert node.round in (90, 91) and node.state == DATA
-        assert sum(len(giver.asked) for giver in givers.values()) == 1
-        await place.close()
+        assert sum(len(owner.asked) for owner in owners.values()) == 1
+        await network.close()
 
     play(story())
 
 
-@pytest.mark.parametrize(
-    ("sight", "busy"), [([], False), ([record("donor", 13)], False), ([record("other", 13)], True)]
-)
-def test_where_it_is_not_its_turn_or_it_may_not_be_it_trains_on(sight: list[PeerRecord], busy: bool) -> None:
+@pytest.mark.parametrize("sight", [[], [record("a", 13)]], ids=["nobody there", "the other one's turn"])
+def test_alone_or_with_the_lower_peer_id_a_node_has_not_diverged(sight: list[PeerRecord]) -> None:
     async def story() -> None:
-        place, node = Place(), Node(12, sight, busy=busy)
-        home = await home_of(node, place)
-        for _ in range(2 * DIVERGED_ROUNDS):
-            home.round_over("diverged", sight[0].peer_id if sight else "gone")
-        await asyncio.sleep(1)
-        assert "look" not in node.did and node.state is None
-        await place.close()
+        network, node = DonorNetwork(), Node(12, sight)
+        catching = await catch_up_of(node, network)
+        partner = sight[0].peer_id if sight else "gone"
+        assert not any(catching.round_over("diverged", partner) for _ in range(2 * DIVERGED_ROUNDS))
+        await network.close()
 
     play(story())
 
 
-def test_after_a_pause_only_who_is_far_behind_takes_a_state() -> None:
+def test_after_a_pause_only_a_node_far_behind_takes_a_state() -> None:
     async def story() -> None:
-        place, node = Place(), Node(12, [record("donor", 12 + CATCH_UP_ROUNDS - 1)])
-        await place.donor("donor", Giver(DATA, 12 + CATCH_UP_ROUNDS))
-        home = await home_of(node, place)
-        assert not home.after_pause()
+        network, node = DonorNetwork(), Node(12, [record("donor", 12 + CATCH_UP_ROUNDS - 1)])
+        await network.donor("donor", Owner(DATA, 12 + CATCH_UP_ROUNDS))
+        catching = await catch_up_of(node, network)
+        assert not catching.is_behind()
         node.sights = [[record("donor", 12 + CATCH_UP_ROUNDS)]]
-        assert home.after_pause()
+        assert catching.is_behind()
+        catching.start(diverged=False)
         await node.on.wait()
         assert node.state == DATA and node.did == ["look", "adopts", "on"]
-        await place.close()
+        await network.close()
 
     play(story())
 
 
-def test_where_no_donor_gives_its_state_it_goes_on_from_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_donor_sends_its_state_it_goes_on_with_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        place, node = Place(), Node(12, [record("gone", 50)])
-        home = await home_of(node, place)
-        assert home.after_pause()
+        network, node = DonorNetwork(), Node(12, [record("gone", 50)])
+        catching = await catch_up_of(node, network)
+        assert catching.is_behind()
+        catching.start(diverged=False)
         await node.on.wait()
         assert node.round == 12 and node.state is None
-        await place.close()
+        await network.close()
 
     monkeypatch.setattr(catch_up.choose_donor, "TAKE_STATE_S", 20.0)
     play(story())
 
 
-def test_what_goes_wrong_in_adopting_is_logged_and_it_trains_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_while_adopting_is_logged_and_it_trains_on(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Node):
-        async def adopts(self, state: LiveState) -> None:
+        async def adopt(self, state: LiveState) -> None:
             raise RuntimeError("out of something")
 
     async def story() -> None:
-        place, node = Place(), Broken(12, [record("donor", 50)])
-        await place.donor("donor", Giver(DATA, 50))
-        home = await home_of(node, place)
+        network, node = DonorNetwork(), Broken(12, [record("donor", 50)])
+        await network.donor("donor", Owner(DATA, 50))
+        catching = await catch_up_of(node, network)
         for _ in range(2):
-            assert home.after_pause()
+            assert catching.is_behind()
+            catching.start(diverged=False)
             await node.on.wait()
             node.on.clear()
-        await place.close()
+        await network.close()
 
     play(story())
     assert "out of something" in caplog.text
 
 
-def test_who_gives_up_coming_level_is_not_told_to_go_on() -> None:
+def test_catching_up_that_is_stopped_does_not_tell_that_it_ended() -> None:
     async def story() -> None:
-        place, node = Place(), Node(12, [record("gone", 50)])
-        home = await home_of(node, place)
-        assert home.after_pause()
+        network, node = DonorNetwork(), Node(12, [record("gone", 50)])
+        catching = await catch_up_of(node, network)
+        assert catching.is_behind()
+        catching.start(diverged=False)
         await asyncio.sleep(1)
-        home.give_up()
+        catching.stop()
         await asyncio.sleep(100)
         assert "on" not in node.did
-        await place.close()
+        await network.close()
 
     play(story())

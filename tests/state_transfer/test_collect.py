@@ -2,21 +2,22 @@
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from donors import BUDGET, NUMBERS, TERMS, Giver, Liar, Place, chunks, header, numbers
+from donors import BUDGET, NUMBERS, TERMS, DonorNetwork, Liar, Owner, chunks, header, numbers
 
 from noloco_node.base.peer_names import name_of
 from noloco_node.host.traffic import Traffic
 from noloco_node.peers.record import PeerRecord
 from noloco_node.state_transfer import collect
 from noloco_node.state_transfer.collect import Collector, OwnState
-from noloco_node.views.views import GatherView
+from noloco_node.views.gather import GatherView
 
-OWN = OwnState("newcomer", TERMS, NUMBERS // 2, 12, 600, BUDGET)
+OWN = OwnState("joining", TERMS, NUMBERS // 2, 12, 600, BUDGET)
 NAN = b"\x00\x00\xc0\x7f"
 
 
@@ -26,35 +27,35 @@ class Room:
     def __init__(self, states: int = 100) -> None:
         self.states = states
 
-    def room_to_take(self, _size_bytes: int) -> bool:
+    def room_to_receive(self, _size_bytes: int) -> bool:
         self.states -= 1
         return self.states >= 0
 
 
 def record(name: str, state: str = "training", round: int = 12) -> PeerRecord:
-    known: dict[str, Any] = dict.fromkeys(PeerRecord.__slots__)
+    known: dict[str, Any] = dict.fromkeys(field.name for field in fields(PeerRecord))
     return PeerRecord(**{**known, "peer_id": name, "state": state, "round": round, "step": 50 * round})
 
 
-async def views(gatherer: Collector, there: list[PeerRecord], peers: int, own: bytes = numbers(0)) -> list[GatherView]:
-    async with aclosing(gatherer.gather(OWN, Giver(own), there, peers)) as coming:
+async def views(collector: Collector, there: list[PeerRecord], peers: int, own: bytes = numbers(0)) -> list[GatherView]:
+    async with aclosing(collector.gather(OWN, Owner(own), there, peers)) as coming:
         return [view async for view in coming]
 
 
-async def gather(place: Place, home: Path, there: list[PeerRecord], peers: int, **options: Any) -> GatherView:
-    newcomer = await place.newcomer()
-    gatherer = Collector(home, newcomer.channel, Traffic(), options.pop("room", Room()), **options)
+async def gather(network: DonorNetwork, home: Path, there: list[PeerRecord], peers: int, **options: Any) -> GatherView:
+    node = await network.joining_node()
+    collector = Collector(home, node.channel, Traffic(), options.pop("room", Room()), **options)
     try:
-        return (await views(gatherer, there, peers))[-1]
+        return (await views(collector, there, peers))[-1]
     finally:
-        await place.close()
+        await network.close()
 
 
-def test_what_donors_have_lies_in_files_and_others_are_skipped_by_name(tmp_path: Path) -> None:
+def test_each_donors_weights_are_in_a_file_and_others_are_skipped_by_name(tmp_path: Path) -> None:
     async def story() -> GatherView:
-        place = Place()
-        await place.donor("honest", Giver(numbers(1), round=14))
-        await place.donor("paused", Giver(numbers(2), round=9))
+        network = DonorNetwork()
+        await network.donor("honest", Owner(numbers(1), round=14))
+        await network.donor("paused", Owner(numbers(2), round=9))
         lies = {
             "nan": [header(NAN + numbers(3)[4:]), *chunks(NAN + numbers(3)[4:])],
             "beyond": [header(numbers(3), round=BUDGET + 1)],
@@ -62,15 +63,15 @@ def test_what_donors_have_lies_in_files_and_others_are_skipped_by_name(tmp_path:
             "damaged": [header(numbers(3)), *chunks(numbers(4))],
         }
         for name, frames in lies.items():
-            await place.liar(name, Liar(frames))
+            await network.liar(name, Liar(frames))
         there = [record(name) for name in ("honest", "gone", *lies)]
         there += [record("paused", "paused", 9), record("joining", "joining"), record("old", round=1)]
-        return await gather(place, tmp_path, there, 5)
+        return await gather(network, tmp_path, there, 5)
 
     done = asyncio.run(story())
     assert done.done and done.failure is None
     assert [(s.peer_id, s.round, s.step) for s in done.states] == [
-        ("newcomer", 12, 600),
+        ("joining", 12, 600),
         ("honest", 14, 600),
         ("paused", 9, 450),
     ]
@@ -87,66 +88,66 @@ def test_what_donors_have_lies_in_files_and_others_are_skipped_by_name(tmp_path:
     }
 
 
-def test_a_node_whose_own_weights_are_broken_says_so(tmp_path: Path) -> None:
+def test_a_node_whose_own_weights_are_not_finite_says_so(tmp_path: Path) -> None:
     async def story() -> GatherView:
-        place = Place()
-        gatherer = Collector(tmp_path, (await place.newcomer()).channel, Traffic(), Room())
-        said = await views(gatherer, [], 1, own=NAN + numbers(0)[4:])
-        await place.close()
+        network = DonorNetwork()
+        collector = Collector(tmp_path, (await network.joining_node()).channel, Traffic(), Room())
+        said = await views(collector, [], 1, own=NAN + numbers(0)[4:])
+        await network.close()
         return said[-1]
 
     assert "own weights hold NaN" in (asyncio.run(story()).failure or "")
 
 
-def test_no_more_than_were_asked_for(tmp_path: Path) -> None:
+def test_no_more_states_than_were_asked_for(tmp_path: Path) -> None:
     async def story() -> GatherView:
-        place = Place()
+        network = DonorNetwork()
         for seed, name in enumerate(("one", "two", "three")):
-            await place.donor(name, Giver(numbers(seed)))
-        return await gather(place, tmp_path, [record(name) for name in ("one", "two", "three")], 2)
+            await network.donor(name, Owner(numbers(seed)))
+        return await gather(network, tmp_path, [record(name) for name in ("one", "two", "three")], 2)
 
     assert len(asyncio.run(story()).states) == 3
 
 
 def test_the_days_quota_is_kept(tmp_path: Path) -> None:
     async def story(room: int) -> GatherView:
-        place = Place()
+        network = DonorNetwork()
         for seed, name in enumerate(("one", "two")):
-            await place.donor(name, Giver(numbers(seed)))
-        return await gather(place, tmp_path, [record("one"), record("two")], 2, room=Room(room))
+            await network.donor(name, Owner(numbers(seed)))
+        return await gather(network, tmp_path, [record("one"), record("two")], 2, room=Room(room))
 
     some = asyncio.run(story(1))
     assert len(some.states) == 2 and "--daily-download" in some.skipped[0] and some.failure is None
     none = asyncio.run(story(0))
-    assert none.exit_code == 10 and "no other node gave its state" in (none.failure or "")
+    assert none.exit_code == 10 and "no other node sent its state" in (none.failure or "")
     assert not (tmp_path / collect.FOLDER).exists()
 
 
-def test_a_donor_that_falls_silent_is_left_at_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_donor_that_falls_silent_is_skipped_at_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collect, "BEGIN_S", 0.2)
     monkeypatch.setattr(collect, "SLOWEST_BYTES_S", 1 << 40)
 
     async def story() -> GatherView:
-        place = Place()
-        await place.liar("silent", Liar([header(numbers(1))], silent=True))
-        return await gather(place, tmp_path, [record("silent")], 1)
+        network = DonorNetwork()
+        await network.liar("silent", Liar([header(numbers(1))], silent=True))
+        return await gather(network, tmp_path, [record("silent")], 1)
 
     assert asyncio.run(story()).skipped == (f"{name_of('silent')}: too slow",)
 
 
-def test_one_at_a_time_and_whoever_goes_leaves_nothing(tmp_path: Path) -> None:
+def test_one_at_a_time_and_a_caller_that_goes_leaves_no_files(tmp_path: Path) -> None:
     async def story() -> tuple[GatherView, list[GatherView]]:
-        place = Place()
-        await place.liar("silent", Liar([header(numbers(1))], silent=True))
-        await place.donor("honest", Giver(numbers(1)))
-        newcomer = await place.newcomer()
-        gatherer = Collector(tmp_path, newcomer.channel, Traffic(), Room())
-        async with aclosing(gatherer.gather(OWN, Giver(numbers(0)), [record("silent")], 1)) as first:
+        network = DonorNetwork()
+        await network.liar("silent", Liar([header(numbers(1))], silent=True))
+        await network.donor("honest", Owner(numbers(1)))
+        node = await network.joining_node()
+        collector = Collector(tmp_path, node.channel, Traffic(), Room())
+        async with aclosing(collector.gather(OWN, Owner(numbers(0)), [record("silent")], 1)) as first:
             await anext(first)
-            second = await views(gatherer, [record("honest")], 1)
+            second = await views(collector, [record("honest")], 1)
         assert not (tmp_path / collect.FOLDER).exists()
-        third = await views(gatherer, [record("honest")], 1)
-        await place.close()
+        third = await views(collector, [record("honest")], 1)
+        await network.close()
         return second[-1], third
 
     refused, after = asyncio.run(story())

@@ -1,4 +1,4 @@
-"""A newcomer fetches a state over the in-memory network: whole, of one version, from whoever still has it."""
+"""A joining node downloads a state over the in-memory network: whole, of one version, from any donor that has it."""
 
 import asyncio
 import gc
@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from donors import BUDGET, FRAGMENTS, NUMBERS, TERMS, Giver, Liar, Place, chunks, header, numbers
+from donors import BUDGET, FRAGMENTS, NUMBERS, TERMS, DonorNetwork, Liar, Owner, chunks, header, numbers
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,8 +20,7 @@ from virtual_clock import run_virtual
 from noloco_node.errors import PeerFault, PeerLost, PeerMisbehaved, PeerRefused, SwarmUnreachable
 from noloco_node.host.limits import MIN_RATE_BYTES_S
 from noloco_node.host.traffic import Traffic
-from noloco_node.state_transfer import choose_donor, client
-from noloco_node.state_transfer import server as donor_module
+from noloco_node.state_transfer import choose_donor, client, copies, server
 from noloco_node.state_transfer.choose_donor import STALE_ROUNDS, Others, Wanted, take_state
 from noloco_node.state_transfer.client import Download, LiveState, StateTerms, fetch
 from noloco_node.transport.base import peer_faults
@@ -38,7 +37,7 @@ TOTAL = len(DATA)
 
 
 class Heard:
-    """What a newcomer's user would see; `stop_at`: the network ends there."""
+    """What the joining node's user would see; `stop_at`: the network ends there."""
 
     def __init__(self, stop_at: int | None = None, stop: Any = None) -> None:
         self.places: list[int] = []
@@ -46,13 +45,13 @@ class Heard:
         self.rounds: list[int] = []
         self._stop_at, self._stop = stop_at, stop
 
-    def waits(self, place: int) -> None:
+    def queued(self, place: int) -> None:
         self.places.append(place)
 
-    async def begins(self, round: int) -> None:
+    async def check_round(self, round: int) -> None:
         self.rounds.append(round)
 
-    def has(self, done_bytes: int, total_bytes: int) -> None:
+    def progress(self, done_bytes: int, total_bytes: int) -> None:
         self.bytes.append(done_bytes)
         if self._stop_at is not None and done_bytes >= self._stop_at:
             self._stop()
@@ -66,34 +65,34 @@ def of(state: LiveState) -> tuple[int, bytes]:
     return state.round, bytes(state.data)
 
 
-async def ask(servicer: Giver | Liar, terms: StateTerms = TERMS, count: int = NUMBERS, **options: Any) -> LiveState:
-    place = Place()
+async def ask(servicer: Owner | Liar, terms: StateTerms = TERMS, count: int = NUMBERS, **options: Any) -> LiveState:
+    network = DonorNetwork()
     try:
-        if isinstance(servicer, Giver):
-            await place.donor("donor", servicer)
+        if isinstance(servicer, Owner):
+            await network.donor("donor", servicer)
         else:
-            await place.liar("donor", servicer)
-        channel = (await place.newcomer()).channel("donor")
+            await network.liar("donor", servicer)
+        channel = (await network.joining_node()).channel("donor")
         return await fetch(channel, terms, Download(count, **options), Heard())
     finally:
-        await place.close()
+        await network.close()
 
 
 # ---- one donor -------------------------------------------------------------------------------------------------------
 def test_the_state_arrives_whole_with_progress() -> None:
     async def story() -> None:
-        place, heard = Place(), Heard()
-        await place.donor("donor", Giver(DATA))
-        state = await fetch((await place.newcomer()).channel("donor"), TERMS, Download(NUMBERS), heard)
+        network, heard = DonorNetwork(), Heard()
+        await network.donor("donor", Owner(DATA))
+        state = await fetch((await network.joining_node()).channel("donor"), TERMS, Download(NUMBERS), heard)
         assert of(state) == (12, DATA)
         assert heard.bytes == sorted(heard.bytes) and heard.bytes[-1] == TOTAL and len(heard.bytes) == FRAGMENTS
-        await place.close()
+        await network.close()
 
     play(story())
 
 
-def test_in_bf16_it_is_half_as_much_and_rounded_to_nearest() -> None:
-    state = play(ask(Giver(DATA), coding=Coding.BF16))
+def test_in_bf16_it_is_half_the_bytes_rounded_to_nearest() -> None:
+    state = play(ask(Owner(DATA), coding=Coding.BF16))
     exact = memoryview(DATA).cast("f")
     assert all(abs(a - b) <= abs(b) * 2**-8 for a, b in zip(state.data.cast("f"), exact, strict=True))
     ties = struct.pack("<4I", 0x3F808000, 0x3F818000, 0x3F808001, 0xBF80FFFF)
@@ -104,14 +103,14 @@ def test_in_bf16_it_is_half_as_much_and_rounded_to_nearest() -> None:
 @pytest.mark.parametrize("count", [0, 1, 1000])
 def test_small_states_arrive_too(count: int) -> None:
     for coding in Coding:
-        state = play(ask(Giver(numbers(1, count)), count=count, coding=coding))
+        state = play(ask(Owner(numbers(1, count)), count=count, coding=coding))
         assert len(state.data) == 4 * count
 
 
 def test_another_run_or_layout_is_refused() -> None:
     for terms in (StateTerms(b"R" * 32, b"l" * 32), StateTerms(b"r" * 32, b"L" * 32)):
         with pytest.raises(PeerRefused, match="incompatible"):
-            play(ask(Giver(DATA), terms))
+            play(ask(Owner(DATA), terms))
 
 
 def test_a_large_state_is_cut_into_a_thousand_fragments_at_most() -> None:
@@ -124,46 +123,47 @@ def test_a_large_state_is_cut_into_a_thousand_fragments_at_most() -> None:
 # ---- one copy for all, and a queue -----------------------------------------------------------------------------------
 def test_one_copy_serves_several_and_the_others_wait_and_see_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        place, giver = Place(bandwidth_bytes_s=1e6), Giver(DATA)
-        await place.donor("donor", giver)
+        network, owner = DonorNetwork(bandwidth_bytes_s=1e6), Owner(DATA)
+        await network.donor("donor", owner)
         heard = [Heard() for _ in range(4)]
         downloads = [
-            fetch((await place.newcomer(f"n{i}")).channel("donor"), TERMS, Download(NUMBERS), heard[i])
+            fetch((await network.joining_node(f"n{i}")).channel("donor"), TERMS, Download(NUMBERS), heard[i])
             for i in range(4)
         ]
         states = await asyncio.gather(*downloads)
         assert {of(state) for state in states} == {(12, DATA)}
-        assert len(giver.asked) == 1
+        assert len(owner.asked) == 1
         assert sorted(h.places[0] if h.places else 0 for h in heard) == [0, 0, 1, 2]
         last = next(h for h in heard if h.places and h.places[0] == 2)
         assert last.places == sorted(last.places, reverse=True)
-        await place.close()
+        await network.close()
 
-    monkeypatch.setattr(donor_module, "AT_ONCE", 2)
+    monkeypatch.setattr(server, "AT_ONCE", 2)
     play(story())
 
 
 def test_beyond_a_queue_of_some_length_the_answer_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        place = Place(bandwidth_bytes_s=1e6)
-        await place.donor("donor", Giver(DATA))
+        network = DonorNetwork(bandwidth_bytes_s=1e6)
+        await network.donor("donor", Owner(DATA))
         downloads = [
-            fetch((await place.newcomer(f"n{i}")).channel("donor"), TERMS, Download(NUMBERS), Heard()) for i in range(3)
+            fetch((await network.joining_node(f"n{i}")).channel("donor"), TERMS, Download(NUMBERS), Heard())
+            for i in range(3)
         ]
         results = await asyncio.gather(*downloads, return_exceptions=True)
         assert sorted(type(result).__name__ for result in results) == ["LiveState", "LiveState", "PeerRefused"]
-        await place.close()
+        await network.close()
 
-    monkeypatch.setattr(donor_module, "AT_ONCE", 1)
-    monkeypatch.setattr(donor_module, "MAX_WAITING", 1)
+    monkeypatch.setattr(server, "AT_ONCE", 1)
+    monkeypatch.setattr(server, "MAX_WAITING", 1)
     play(story())
 
 
-def test_who_is_gone_frees_its_place_and_who_calls_again_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_is_gone_frees_its_place_and_one_that_calls_again_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        place = Place(bandwidth_bytes_s=1e5)
-        await place.donor("donor", Giver(DATA))
-        first, second, third = [(await place.newcomer(f"n{i}")).channel("donor") for i in range(3)]
+        network = DonorNetwork(bandwidth_bytes_s=1e5)
+        await network.donor("donor", Owner(DATA))
+        first, second, third = [(await network.joining_node(f"n{i}")).channel("donor") for i in range(3)]
         heard = Heard()
         leaves = asyncio.create_task(fetch(first, TERMS, Download(NUMBERS), Heard()))
         await asyncio.sleep(1)
@@ -177,55 +177,55 @@ def test_who_is_gone_frees_its_place_and_who_calls_again_keeps_it(monkeypatch: p
         leaves.cancel()
         assert of(await again) == of(await last) == (12, DATA)
         assert heard.places[0] == 2 and 1 in heard.places
-        await place.close()
+        await network.close()
 
-    monkeypatch.setattr(donor_module, "AT_ONCE", 1)
+    monkeypatch.setattr(server, "AT_ONCE", 1)
     play(story())
 
 
-def test_copies_are_few_and_go_when_nobody_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_are_few_and_are_dropped_after_use(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        place, giver = Place(), Giver(DATA * 4)
-        service = await place.donor("donor", giver, pace=Traffic(upload_bytes_s=32e3))  # 5 minutes for one
+        network, owner = DonorNetwork(), Owner(DATA * 4)
+        service = await network.donor("donor", owner, pace=Traffic(upload_bytes_s=32e3))  # 5 minutes for one
         slow = []
         for number in range(4):
-            channel = (await place.newcomer(f"n{number}")).channel("donor")
+            channel = (await network.joining_node(f"n{number}")).channel("donor")
             slow.append(asyncio.create_task(fetch(channel, TERMS, Download(4 * NUMBERS), Heard())))
-            await asyncio.sleep(donor_module.SHARED_S + 1)
-            giver.round += 1
-        assert len(giver.asked) == donor_module.MAX_COPIES
+            await asyncio.sleep(copies.SHARED_S + 1)
+            owner.round += 1
+        assert len(owner.asked) == copies.MAX_COPIES
         assert [state.round for state in await asyncio.gather(*slow)] == [12, 13, 13, 13]
         assert service._copies is not None and len(service._copies._held) == 1
         last = weakref.ref(service._copies._held[0])
-        await asyncio.sleep(donor_module.KEPT_S + 1)
+        await asyncio.sleep(copies.KEPT_S + 1)
         gc.collect()
         assert not service._copies._held and last() is None
-        await place.close()
+        await network.close()
 
     monkeypatch.setattr(client, "ASIDE_BYTES", 1 << 30)  # simulated time does not wait for threads
     play(story())
 
 
-def test_a_newcomer_hears_that_its_donor_is_still_copying() -> None:
+def test_a_joining_node_is_told_that_its_donor_is_still_copying() -> None:
     async def story() -> None:
-        place, giver, heard = Place(), Giver(DATA, at_once=False), Heard()
-        await place.donor("donor", giver)
+        network, owner, heard = DonorNetwork(), Owner(DATA, at_once=False), Heard()
+        await network.donor("donor", owner)
         download = asyncio.create_task(
-            fetch((await place.newcomer()).channel("donor"), TERMS, Download(NUMBERS), heard)
+            fetch((await network.joining_node()).channel("donor"), TERMS, Download(NUMBERS), heard)
         )
         await asyncio.sleep(2 * client.FRAME_S)
-        giver.asked[0].set_result((12, memoryview(DATA)))
+        owner.asked[0].set_result((12, memoryview(DATA)))
         assert of(await download) == (12, DATA)
         assert heard.places and set(heard.places) == {0}
-        await place.close()
+        await network.close()
 
     play(story())
 
 
-async def takes_little(place: Place, name: str, data: bytes, gap_s: float) -> float:
+async def takes_little(network: DonorNetwork, name: str, data: bytes, gap_s: float) -> float:
     """Somebody reads one frame each `gap_s`; when it noticed that there are no more."""
     request = wire.encode_state_request(wire.StateRequest(PROTOCOL, TERMS.run_id, TERMS.layout))
-    call = StateStub((await place.newcomer(name)).channel("donor")).Fetch(request)
+    call = StateStub((await network.joining_node(name)).channel("donor")).Fetch(request)
     stream = aiter(call)
     with suppress(PeerLost):
         while True:
@@ -235,90 +235,90 @@ async def takes_little(place: Place, name: str, data: bytes, gap_s: float) -> fl
     return asyncio.get_running_loop().time()
 
 
-@pytest.mark.parametrize("gap_s", [100 * donor_module.TAKEN_S, 0.9 * donor_module.TAKEN_S], ids=["never", "a trickle"])
-def test_who_does_not_take_what_it_is_given_loses_its_place(monkeypatch: pytest.MonkeyPatch, gap_s: float) -> None:
+@pytest.mark.parametrize("gap_s", [100 * server.TAKEN_S, 0.9 * server.TAKEN_S], ids=["never", "a trickle"])
+def test_a_peer_that_reads_too_slowly_loses_its_place(monkeypatch: pytest.MonkeyPatch, gap_s: float) -> None:
     async def story() -> None:
-        place = Place()
-        service = await place.donor("donor", Giver(DATA))
-        idle = [asyncio.create_task(takes_little(place, f"n{i}", DATA, gap_s)) for i in range(donor_module.AT_ONCE)]
+        network = DonorNetwork()
+        service = await network.donor("donor", Owner(DATA))
+        idle = [asyncio.create_task(takes_little(network, f"n{i}", DATA, gap_s)) for i in range(server.AT_ONCE)]
         await asyncio.sleep(1)
-        channel = (await place.newcomer("honest")).channel("donor")
+        channel = (await network.joining_node("honest")).channel("donor")
         assert of(await fetch(channel, TERMS, Download(NUMBERS), Heard())) == (12, DATA)
-        assert asyncio.get_running_loop().time() < 3 * donor_module.TAKEN_S
-        await asyncio.sleep(3 * donor_module.TAKEN_S + donor_module.KEPT_S)
+        assert asyncio.get_running_loop().time() < 3 * server.TAKEN_S
+        await asyncio.sleep(3 * server.TAKEN_S + copies.KEPT_S)
         assert service._copies is not None and not service._copies._held
         for task in idle:
             task.cancel()
-        await place.close()
+        await network.close()
 
     monkeypatch.setattr(client, "ASIDE_BYTES", 1 << 30)
     play(story())
 
 
-def test_the_slowest_volunteer_that_there_may_be_gets_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_slowest_allowed_download_gets_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        place = Place()
-        await place.donor("donor", Giver(DATA * 8))
-        channel, slow = (await place.newcomer()).channel("donor"), Traffic(download_bytes_s=MIN_RATE_BYTES_S)
+        network = DonorNetwork()
+        await network.donor("donor", Owner(DATA * 8))
+        channel, slow = (await network.joining_node()).channel("donor"), Traffic(download_bytes_s=MIN_RATE_BYTES_S)
         state = await fetch(channel, TERMS, Download(8 * NUMBERS), Heard(), slow)
-        assert state.data == DATA * 8 and asyncio.get_running_loop().time() > 2 * donor_module.TAKEN_S
-        await place.close()
+        assert state.data == DATA * 8 and asyncio.get_running_loop().time() > 2 * server.TAKEN_S
+        await network.close()
 
     monkeypatch.setattr(client, "ASIDE_BYTES", 1 << 30)
     play(story())
 
 
 @pytest.mark.parametrize("at_once", [1, 4])
-def test_the_days_upload_is_kept_whoever_comes_at_once(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+def test_the_days_upload_quota_holds_for_downloads_at_once(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     async def story() -> None:
-        place, traffic = Place(bandwidth_bytes_s=1e6), Traffic()
+        network, traffic = DonorNetwork(bandwidth_bytes_s=1e6), Traffic()
 
         def full(promised: int) -> bool:
             return traffic.used.sent + promised + TOTAL > 1.5 * TOTAL
 
-        await place.donor("donor", Giver(DATA), pace=traffic, withholds=full)
-        channels = [(await place.newcomer(f"n{number}")).channel("donor") for number in range(8)]
+        await network.donor("donor", Owner(DATA), pace=traffic, refuses=full)
+        channels = [(await network.joining_node(f"n{number}")).channel("donor") for number in range(8)]
         downloads = (fetch(channel, TERMS, Download(NUMBERS), Heard()) for channel in channels)
         results = await asyncio.gather(*downloads, return_exceptions=True)
         assert sorted(type(result).__name__ for result in results) == ["LiveState", *7 * ["PeerRefused"]]
         assert traffic.used.sent < 1.1 * TOTAL
         assert {str(result) for result in results if isinstance(result, PeerRefused)} == {"paused"}
-        await place.close()
+        await network.close()
 
-    monkeypatch.setattr(donor_module, "AT_ONCE", at_once)
+    monkeypatch.setattr(server, "AT_ONCE", at_once)
     play(story())
 
 
 def test_an_upload_obeys_its_limit() -> None:
     async def story() -> None:
-        place = Place()
-        await place.donor("donor", Giver(DATA), pace=Traffic(upload_bytes_s=1e5))
+        network = DonorNetwork()
+        await network.donor("donor", Owner(DATA), pace=Traffic(upload_bytes_s=1e5))
         clock = asyncio.get_running_loop().time
         began = clock()
-        await fetch((await place.newcomer()).channel("donor"), TERMS, Download(NUMBERS), Heard())
+        await fetch((await network.joining_node()).channel("donor"), TERMS, Download(NUMBERS), Heard())
         assert clock() - began == pytest.approx(TOTAL / 1e5, rel=0.1)
-        await place.close()
+        await network.close()
 
     play(story())
 
 
 # ---- breaks ----------------------------------------------------------------------------------------------------------
-def test_what_came_before_a_break_is_not_fetched_again() -> None:
+def test_what_came_before_a_break_is_not_sent_again() -> None:
     async def story() -> None:
-        place, giver = Place(), Giver(DATA)
-        await place.donor("donor", giver)
-        channel, download = (await place.newcomer()).channel("donor"), Download(NUMBERS)
+        network, owner = DonorNetwork(), Owner(DATA)
+        await network.donor("donor", owner)
+        channel, download = (await network.joining_node()).channel("donor"), Download(NUMBERS)
         broken = asyncio.Event()
         first = asyncio.create_task(fetch(channel, TERMS, download, Heard(TOTAL // 2, broken.set)))
         await broken.wait()
         first.cancel()
         await asyncio.wait({first})
-        giver.round += 1  # and the donor has gone on
+        owner.round += 1  # and the donor has gone on
         heard = Heard()
         assert of(await fetch(channel, TERMS, download, heard)) == (12, DATA)
         assert heard.bytes[0] >= 0.45 * TOTAL
         assert not heard.rounds, "and nobody asks whether it has become too old"
-        await place.close()
+        await network.close()
 
     play(story())
 
@@ -330,42 +330,42 @@ def there(*names: str) -> Callable[[], Awaitable[Others]]:
     return others
 
 
-async def broken_off(place: Place, names: list[str], gone: str, said: list[str]) -> LiveState | None:
+async def broken_off(network: DonorNetwork, names: list[str], gone: str, said: list[str]) -> LiveState | None:
     """`take_state` from `names`, of whom `gone` dies when half is here."""
 
     def say(what: str) -> None:
         said.append(what)
         if what.startswith(f"state from {choose_donor.peer_names.name_of(gone)}, 50%"):
-            place.network.vanish(gone)
+            network.network.vanish(gone)
 
     wanted = Wanted(TERMS, NUMBERS, BUDGET)
-    return await take_state((await place.newcomer()).channel, there(*names), wanted, say)
+    return await take_state((await network.joining_node()).channel, there(*names), wanted, say)
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["same-version", "own-version"])
 def test_another_donor_takes_over(monkeypatch: pytest.MonkeyPatch, same: bool) -> None:
     async def story() -> None:
-        place, said = Place(), list[str]()
-        await place.donor("one", Giver(DATA))
-        await place.donor("two", Giver(DATA if same else OTHER))
-        state = await broken_off(place, ["one", "two"], "one", said)
+        network, said = DonorNetwork(), list[str]()
+        await network.donor("one", Owner(DATA))
+        await network.donor("two", Owner(DATA if same else OTHER))
+        state = await broken_off(network, ["one", "two"], "one", said)
         assert state is not None and of(state) == (12, DATA if same else OTHER), "never a mixture"
         percent = [int(s.split("%")[0].split()[-1]) for s in said if s.startswith(f"state from {two}") and "%" in s]
         assert (percent[0] >= 45) is same
-        await place.close()
+        await network.close()
 
     two = choose_donor.peer_names.name_of("two")
     monkeypatch.setattr(choose_donor.random, "choice", lambda found: found[0])
     play(story())
 
 
-def test_a_connection_that_breaks_again_and_again_brings_it_all_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_over_a_connection_that_breaks_again_and_again_each_byte_comes_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """As over a relay that carries some bytes at a time."""
 
     async def story() -> None:
-        place, said, breaks = Place(), list[str](), iter(range(8, 96, 8))
-        await place.donor("relayed", Giver(DATA))
-        await place.donor("other", Giver(OTHER))
+        network, said, breaks = DonorNetwork(), list[str](), iter(range(8, 96, 8))
+        await network.donor("relayed", Owner(DATA))
+        await network.donor("other", Owner(OTHER))
         cut = next(breaks)
 
         def say(what: str) -> None:
@@ -374,39 +374,39 @@ def test_a_connection_that_breaks_again_and_again_brings_it_all_once(monkeypatch
             percent = re.search(r"(\d+)%", what)
             if percent and int(percent[1]) >= cut:
                 cut = next(breaks, 101)
-                place.network.vanish("relayed")
-                place.network.admit(place.transports["relayed"])
+                network.network.vanish("relayed")
+                network.network.admit(network.transports["relayed"])
 
-        channel = (await place.newcomer()).channel
+        channel = (await network.joining_node()).channel
         state = await take_state(channel, there("relayed", "other"), Wanted(TERMS, NUMBERS, BUDGET), say)
         assert state is not None and of(state) == (12, DATA)
         assert cut > 100, "eleven times"
         percents = [int(found[1]) for what in said if (found := re.search(r"(\d+)%", what))]
         assert all(after >= before - 5 for before, after in pairwise(percents)), "a fragment, a twentieth, at a time"
-        await place.close()
+        await network.close()
 
     monkeypatch.setattr(choose_donor.random, "choice", lambda found: found[0])
     play(story())
 
 
-def test_who_waits_at_a_busy_donor_turns_to_an_idle_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_waits_at_a_busy_donor_turns_to_an_idle_one(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        place = Place()
-        await place.donor("busy", Giver(DATA * 8), pace=Traffic(upload_bytes_s=MIN_RATE_BYTES_S))
-        await place.donor("idle", Giver(OTHER * 8))
+        network = DonorNetwork()
+        await network.donor("busy", Owner(DATA * 8), pace=Traffic(upload_bytes_s=MIN_RATE_BYTES_S))
+        await network.donor("idle", Owner(OTHER * 8))
         others = [
             asyncio.create_task(
-                fetch((await place.newcomer(f"n{i}")).channel("busy"), TERMS, Download(8 * NUMBERS), Heard())
+                fetch((await network.joining_node(f"n{i}")).channel("busy"), TERMS, Download(8 * NUMBERS), Heard())
             )
-            for i in range(donor_module.AT_ONCE)
+            for i in range(server.AT_ONCE)
         ]
         await asyncio.sleep(5)
         wanted = Wanted(TERMS, 8 * NUMBERS, BUDGET)
-        state = await take_state((await place.newcomer()).channel, there("busy", "idle"), wanted, lambda _: None)
+        state = await take_state((await network.joining_node()).channel, there("busy", "idle"), wanted, lambda _: None)
         assert state is not None and state.data == OTHER * 8
         for other in others:
             other.cancel()
-        await place.close()
+        await network.close()
 
     monkeypatch.setattr(client, "ASIDE_BYTES", 1 << 30)
     monkeypatch.setattr(choose_donor.random, "choice", lambda found: found[0])
@@ -415,18 +415,18 @@ def test_who_waits_at_a_busy_donor_turns_to_an_idle_one(monkeypatch: pytest.Monk
 
 def test_where_all_are_busy_it_waits_its_turn_at_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        place, others = Place(), []
+        network, others = DonorNetwork(), []
         for name in ("one", "two"):  # each gives what it has in 10 minutes
-            await place.donor(name, Giver(DATA * 8), pace=Traffic(upload_bytes_s=4 * len(DATA) * 8 / 600))
-            for i in range(donor_module.AT_ONCE):
-                channel = (await place.newcomer(f"{name}{i}")).channel(name)
+            await network.donor(name, Owner(DATA * 8), pace=Traffic(upload_bytes_s=4 * len(DATA) * 8 / 600))
+            for i in range(server.AT_ONCE):
+                channel = (await network.joining_node(f"{name}{i}")).channel(name)
                 others.append(asyncio.create_task(fetch(channel, TERMS, Download(8 * NUMBERS), Heard())))
         await asyncio.sleep(5)
         wanted = Wanted(TERMS, 8 * NUMBERS, BUDGET)
-        state = await take_state((await place.newcomer()).channel, there("one", "two"), wanted, lambda _: None)
+        state = await take_state((await network.joining_node()).channel, there("one", "two"), wanted, lambda _: None)
         assert state is not None and state.data == DATA * 8
         await asyncio.gather(*others)
-        await place.close()
+        await network.close()
 
     monkeypatch.setattr(client, "ASIDE_BYTES", 1 << 30)
     play(story())
@@ -455,14 +455,12 @@ LIES: list[tuple[list[wire.StateFrame], type[PeerFault]]] = [
 
 
 @pytest.mark.parametrize(("frames", "fault"), LIES)
-def test_a_donor_that_lies_or_stops_is_a_fault_of_its_own(
-    frames: list[wire.StateFrame], fault: type[PeerFault]
-) -> None:
+def test_a_donor_that_lies_or_stops_is_a_peer_fault(frames: list[wire.StateFrame], fault: type[PeerFault]) -> None:
     with pytest.raises(fault):
         play(ask(Liar(frames), count=1000))
 
 
-def test_what_donor_and_newcomer_agree_on_is_the_whole_answer() -> None:
+def test_a_valid_answer_is_the_state() -> None:
     assert of(play(ask(Liar([wire.StatePlace(2), GOOD, *chunks(SMALL)]), count=1000))) == (12, SMALL)
 
 
@@ -472,16 +470,16 @@ def test_a_donor_that_falls_silent_is_given_up() -> None:
 
 
 async def beside_an_honest_one(liar: Liar, honest_round: int = 12, witness: Liar | None = None) -> LiveState | None:
-    place = Place()
-    await place.liar("liar", liar)
-    await place.donor("honest", Giver(SMALL, honest_round))
-    await place.liar("witness", witness or Liar([wire.Refusal(wire.Code.BUSY)], honest_round))
+    network = DonorNetwork()
+    await network.liar("liar", liar)
+    await network.donor("honest", Owner(SMALL, honest_round))
+    await network.liar("witness", witness or Liar([wire.Refusal(wire.Code.BUSY)], honest_round))
 
     others, wanted = there("liar", "honest", "witness"), Wanted(TERMS, 1000, BUDGET)
     try:
-        return await take_state((await place.newcomer()).channel, others, wanted, lambda _: None)
+        return await take_state((await network.joining_node()).channel, others, wanted, lambda _: None)
     finally:
-        await place.close()
+        await network.close()
 
 
 @pytest.mark.parametrize(
@@ -504,7 +502,7 @@ def test_the_next_donor_is_asked_instead(monkeypatch: pytest.MonkeyPatch, frames
     assert liar.asked == 1
 
 
-def test_a_witness_that_exaggerates_discredits_nobody() -> None:
+def test_one_witness_with_a_false_round_discredits_nobody() -> None:
     liars = Liar([wire.Refusal(wire.Code.BUSY)], BUDGET + 5), Liar([wire.Refusal(wire.Code.BUSY)], 1 << 60)
     state = play(beside_an_honest_one(liars[0], witness=liars[1]))
     assert state is not None and state.round == 12
@@ -523,20 +521,20 @@ def test_a_witness_that_exaggerates_discredits_nobody() -> None:
         ([0, 50], None),
     ],
 )
-def test_two_agree_on_who_is_far_behind_and_the_lower_of_two_is_believed(
+def test_two_witnesses_must_agree_and_the_lower_of_two_rounds_is_believed(
     witnesses: list[int], fault: str | None
 ) -> None:
     async def story() -> None:
-        place, names = Place(), [f"w{number}" for number in range(len(witnesses))]
+        network, names = DonorNetwork(), [f"w{number}" for number in range(len(witnesses))]
         for name, round in zip(names, witnesses, strict=True):
-            await place.liar(name, Liar([], round))
-        await place.liar("donor", Liar([header(SMALL, round=50), *chunks(SMALL)], 50))
+            await network.liar(name, Liar([], round))
+        await network.liar("donor", Liar([header(SMALL, round=50), *chunks(SMALL)], 50))
 
         async def others() -> Others:
             return Others(["donor"], ["donor", *names])
 
         wanted = Wanted(TERMS, 1000, BUDGET)
-        taking = take_state((await place.newcomer()).channel, others, wanted, lambda _: None)
+        taking = take_state((await network.joining_node()).channel, others, wanted, lambda _: None)
         try:
             if fault is None:
                 state = await taking
@@ -545,20 +543,20 @@ def test_two_agree_on_who_is_far_behind_and_the_lower_of_two_is_believed(
                 with pytest.raises(SwarmUnreachable, match=fault):
                     await taking
         finally:
-            await place.close()
+            await network.close()
 
     play(story())
 
 
-def test_where_all_lie_a_newcomer_says_so_and_who_has_something_goes_on_with_that() -> None:
+def test_where_all_donors_lie_a_joining_node_fails_and_one_with_weights_goes_on() -> None:
     async def story(own_round: int) -> LiveState | None:
-        place = Place()
-        await place.liar("liar", Liar([GOOD, *chunks(FLIPPED)]))
+        network = DonorNetwork()
+        await network.liar("liar", Liar([GOOD, *chunks(FLIPPED)]))
         wanted = Wanted(TERMS, 1000, BUDGET, own_round)
         try:
-            return await take_state((await place.newcomer()).channel, there("liar"), wanted, lambda _: None)
+            return await take_state((await network.joining_node()).channel, there("liar"), wanted, lambda _: None)
         finally:
-            await place.close()
+            await network.close()
 
     with pytest.raises(SwarmUnreachable, match="bad_digest"):
         play(story(0))

@@ -23,8 +23,8 @@ import pytest
 from real_nodes import Node, RealNodes, until
 from replicas import exchange
 
-from noloco_node.core.codec import codec
-from noloco_node.run import manifest
+from noloco_node.core.codecs import codec
+from noloco_node.run.schema import Manifest
 from noloco_node.training.replica import Replica
 
 SWARM_UNREACHABLE = 10
@@ -142,7 +142,7 @@ def storm(swarm: Swarm) -> None:
 def calm(replicas: int, rounds: int) -> float:
     """The mean held-out loss of replicas that are never interrupted."""
     table = {**tomllib.loads(RUN), "rounds": rounds, "model": {"task": "paced", "options": {"step_s": 0.0}}}
-    run = manifest.Manifest.model_validate(table)
+    run = Manifest.model_validate(table)
     all_ = [Replica.build(run, f"calm-{index}", device="cpu", threads=1) for index in range(replicas)]
     exact = codec("fp32")
     rng = random.Random(SEED)

@@ -40,40 +40,42 @@ class Watcher:
     def __init__(self) -> None:
         self.at: list[tuple[float, int]] = []
 
-    def waits(self, place: int) -> None:
+    def queued(self, place: int) -> None:
         pass
 
-    async def begins(self, round: int) -> None:
+    async def check_round(self, round: int) -> None:
         pass
 
-    def has(self, done_bytes: int, total_bytes: int) -> None:
+    def progress(self, done_bytes: int, total_bytes: int) -> None:
         self.at.append((time.monotonic(), done_bytes))
 
 
 async def donor(host: str, directory: Path) -> None:
+    from noloco_node.base.addresses import Address
     from noloco_node.base.identity import Identity
     from noloco_node.state_transfer.client import StateTerms
     from noloco_node.state_transfer.server import StateService
     from noloco_node.transport.libp2p import Libp2pTransport
     from noloco_node.wire.peer_pb2_grpc import add_StateServicer_to_server
 
-    transport = Libp2pTransport(Identity.load_or_create(directory / "donor.key"), f"/ip4/{host}/tcp/0")
+    transport = Libp2pTransport(Identity.load_or_create(directory / "donor.key"), Address("ip4", host, 0))
     service = StateService(transport, lambda: 7)
     service.begin(StateTerms(b"r" * 32, b"l" * 32), Giver())
     transport.serve(lambda server: add_StateServicer_to_server(service, server))
     await transport.start()
-    print(json.dumps(transport.addresses()[0]), flush=True)  # noqa: T201
+    print(json.dumps(str(transport.addresses()[0])), flush=True)  # noqa: T201
     await asyncio.to_thread(sys.stdin.read)
     await transport.close()
 
 
 async def newcomer(host: str, directory: Path, address: str) -> None:
+    from noloco_node.base.addresses import Address, parse
     from noloco_node.base.identity import Identity
     from noloco_node.state_transfer.client import Download, StateTerms, fetch
     from noloco_node.transport.libp2p import Libp2pTransport
 
     identity = Identity.load_or_create(directory / "newcomer.key")
-    transport = Libp2pTransport(identity, f"/ip4/{host}/tcp/0", bootstrap=[address])
+    transport = Libp2pTransport(identity, Address("ip4", host, 0), bootstrap=[parse(address)])
     await transport.start()
     watcher = Watcher()
     channel = transport.channel(address.rpartition("/")[2])

@@ -3,7 +3,7 @@
 import pytest
 
 from noloco_node.terminal.filter import COLUMNS, PeerFilter
-from noloco_node.views.views import PeerRow, PeersView
+from noloco_node.views.peers import PeerRow, PeersView
 
 
 def row(name: str, **changes) -> PeerRow:
@@ -23,11 +23,11 @@ def order(choice: PeerFilter) -> list[str]:
     return [peer.name for peer in choice.of(VIEW).peers]
 
 
-def test_whom_one_met_most_stands_first_and_names_decide_among_equals():
+def test_most_rounds_together_come_first_and_equals_are_sorted_by_name():
     assert order(PeerFilter()) == ["wise-owl", "able-ant", "calm-otter"]
 
 
-def test_what_is_not_known_stands_last():
+def test_unknown_values_come_last():
     assert order(PeerFilter("loss")) == ["wise-owl", "calm-otter", "able-ant"]
     assert order(PeerFilter("via")) == ["able-ant", "calm-otter", "wise-owl"]
 

@@ -1,4 +1,4 @@
-"""The picture of a local swarm: in 80 columns, in many, on a terminal that is redrawn."""
+"""The display of a local swarm: in 80 columns, in many, on a terminal that is redrawn."""
 
 import io
 from dataclasses import dataclass, replace
@@ -7,8 +7,8 @@ import pytest
 from fake_node import OTHER, STATUS
 from rich.console import Console
 
-from noloco_node.terminal.swarm_board import LiveBoard, PlainBoard, SwarmProgress, picture
-from noloco_node.views.views import Phase, StatusView
+from noloco_node.terminal.swarm_board import LiveBoard, PlainBoard, SwarmProgress, table_and_notes
+from noloco_node.views.status import Phase, StatusView
 
 
 @dataclass
@@ -27,13 +27,13 @@ JOINING = StatusView(peer_id=OTHER, name="dry-falcon", version="0", state="joini
 
 def drawn(seats, width):
     out = Console(file=io.StringIO(), width=width)
-    for part in picture(seats, 8, width):
+    for part in table_and_notes(seats, 8, width):
         out.print(part)
     return out.file.getvalue().splitlines()
 
 
 @pytest.mark.parametrize("width", [80, 200])
-def test_everything_is_said_at_any_width(width):
+def test_everything_is_shown_at_any_width(width):
     seats = [Seated(TRAINING), Seated(JOINING), Seated(), Seated(TRAINING, exit_code=20)]
     lines = drawn(seats, width)
     assert all(len(line) <= width for line in lines)
@@ -47,7 +47,7 @@ def test_everything_is_said_at_any_width(width):
         assert len(lines) == 5
 
 
-def test_nobody_waits_no_column():
+def test_no_waiting_column_if_no_node_waits():
     assert "waiting for" not in drawn([Seated(TRAINING)], 200)[0]
 
 

@@ -1,4 +1,4 @@
-"""What people see: fits the terminal, breaks where it may, and is plain in a pipe."""
+"""`status` and `peers` as text: fits the terminal, breaks between pieces, and is plain in a pipe."""
 
 import io
 from dataclasses import replace
@@ -9,7 +9,8 @@ from rich.console import Console
 
 from noloco_node.terminal.table import Column, fill, fitting
 from noloco_node.terminal.text import print_peers, print_status
-from noloco_node.views.views import PeersView, Phase, RunView, StatusView, Today
+from noloco_node.views.peers import PeersView, RunView
+from noloco_node.views.status import Phase, StatusView, Today
 
 
 def printed(show, view, width):
@@ -26,7 +27,8 @@ def test_status_of_a_training_node():
         "last round with fair-hippo: 3.1 s, 12.6 MB out, 12.6 MB in",
         "  0.4% of blocks sent again",
         "41 rounds: 39 with a partner, 2 solo (no partner)",
-        "reachable directly · 17 peers seen · up 3 h 12 min · gave 512 MB, took 515 MB",
+        "reachable directly · 17 peers seen · up 3 h 12 min",
+        "  sent 512 MB, received 515 MB",
         "! disk: 3.1 GB left, a checkpoint needs 1.2 GB: free some, or move NOLOCO_HOME",
     ]
 
@@ -35,11 +37,11 @@ def test_status_of_a_node_that_has_just_started():
     new = StatusView(peer_id=OTHER, name="fair-hippo", version="0", state="joining", waiting_for="a run")
     assert printed(print_status, new, 80).splitlines() == [
         "fair-hippo (12D3KooW…33Jw) in no run yet · joining · waiting for a run",
-        "0 peers seen · up 0.0 s · gave 0 B, took 0 B",
+        "0 peers seen · up 0.0 s · sent 0 B, received 0 B",
     ]
 
 
-def test_who_took_the_state_of_others_is_in_their_round_before_its_first_step():
+def test_a_node_with_a_peers_state_is_in_that_round_before_its_first_step():
     new = replace(STATUS, round=17, step=0, loss=None)
     assert "· training, round 17 of 100 · 18.4k tokens/s" in printed(print_status, new, 1000)
 
@@ -67,9 +69,9 @@ def test_where_the_time_went():
 
 def test_a_limited_day_is_shown_with_its_limit():
     limited = replace(STATUS, today=Today(sent=512_000_000, received=515_000_000, sent_limit=2 * 10**9))
-    assert "gave 512 MB of 2.0 GB, took 515 MB today" in printed(print_status, limited, 200)
+    assert "sent 512 MB of 2.0 GB, received 515 MB today" in printed(print_status, limited, 200)
     unlimited = replace(STATUS, today=Today(sent=1, received=1))
-    assert "gave 512 MB, took 515 MB\n" in printed(print_status, unlimited, 200)
+    assert "sent 512 MB, received 515 MB\n" in printed(print_status, unlimited, 200)
 
 
 def test_status_of_a_rendezvous_shows_whole_addresses():
@@ -111,12 +113,12 @@ def test_no_peers():
     assert printed(print_peers, PeersView(), 80) == "no other peer is known yet\n"
 
 
-def test_what_a_peer_says_is_not_markup():
+def test_what_a_peer_sends_is_not_markup():
     hostile = replace(PEERS.peers[0], name="[red]x[/red]", state="[link=http://x]")
     assert "[red]x[/red]" in printed(print_peers, PeersView((hostile,)), 1000)
 
 
-def test_the_least_important_column_goes_first():
+def test_the_least_important_column_is_left_out_first():
     columns = (Column("aaaa"), Column("bbbb", keep=2), Column("cccc", keep=1))
     rows = [["1", "2", "3"]]
     assert fitting(columns, rows, 18) == [0, 1, 2]
@@ -136,7 +138,7 @@ RUNS = (
 )
 
 
-def test_peers_seen_from_outside_stand_below_their_run():
+def test_a_visitor_sees_peers_below_their_run():
     row = replace(PEERS.peers[0], run=RUNS[0].run)
     lines = printed(print_peers, PeersView((row,), RUNS), 200).splitlines()
     assert lines[0] == "tiny-3f3f3f3f3f3f · 1 peer (1 training) · round 40 of 100"

@@ -10,31 +10,16 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
 
+from noloco_node.terminal.top.activity import PHASE_COLUMNS, timeline, window
 from noloco_node.terminal.top.glyphs import Frame, PlottedCurve, bars, gauge, in_ascii, plot
 from noloco_node.terminal.top.keys import LEAVE_QUESTION, SAID_S, Command, Keys
 from noloco_node.terminal.top.layout import Part, fit, joined, share_out, wrapped
 from noloco_node.terminal.top.line_mode import SILENT_S, LineMode
 from noloco_node.terminal.top.picture import Picture
-from noloco_node.terminal.top.screen import Look, screen
-from noloco_node.terminal.top.timeline import PHASE_COLUMNS, timeline, window
-from noloco_node.views.views import (
-    BytesView,
-    Checkpoints,
-    Health,
-    HistoryView,
-    LastRound,
-    PeerRow,
-    PeersView,
-    Phase,
-    Piece,
-    Point,
-    Rate,
-    Rounds,
-    RunView,
-    Said,
-    StatusView,
-    Today,
-)
+from noloco_node.terminal.top.screen import Display, screen
+from noloco_node.views.history import HistoryView, Piece, Point, Rate, Said
+from noloco_node.views.peers import PeerRow, PeersView, RunView
+from noloco_node.views.status import BytesView, Checkpoints, Health, LastRound, Phase, Rounds, StatusView, Today
 
 NOW = 1_763_740_000.0
 ME, OTTER, FALCON = "12D3KooWME", "12D3KooWOTTER", "12D3KooWFALCON"
@@ -93,7 +78,7 @@ def row(peer: str, **changes: object) -> PeerRow:
 
 
 def drawn(picture: Picture, width: int, height: int, **look: object) -> list[str]:
-    lines = screen(picture, Look(width=width, height=height, now=NOW + 0.5, every_s=1.0, **look))
+    lines = screen(picture, Display(width=width, height=height, now=NOW + 0.5, every_s=1.0, **look))
     return [line.plain for line in lines]
 
 
@@ -147,7 +132,7 @@ def test_a_wide_terminal_shows_what_a_volunteer_may_ask():
     text = "\n".join(drawn(a_picture(), 200, 50))
     for words in (
         "30 together · 10 solo · 10 no partner",
-        "gave 512 MB · took 515 MB",
+        "sent 512 MB · received 515 MB",
         "calm-otter in 3.1 s · 12.6 MB out · 12.6 MB in",
         "saved at round 40 · 3.1 GB left",
         "1.0M parameters · on cpu",
@@ -163,7 +148,7 @@ def test_limits_of_a_day_and_idle_time():
         a_picture().status, today=Today(512_000_000, 1_000, 2_000_000_000), time_s={"step": 90.0, "evaluate": 10.0}
     )
     text = "\n".join(drawn(replace(a_picture(), status=status), 200, 50))
-    assert "gave 512 MB of 2.0 GB · took 1.0 kB" in text
+    assert "sent 512 MB of 2.0 GB · received 1.0 kB" in text
     assert "evaluate 10.0%" in text
 
 
@@ -175,9 +160,9 @@ def test_many_peers_are_counted():
     assert any("peer-99 " in line for line in lines), "the one with most rounds together"
 
 
-def test_a_node_that_is_gone_keeps_its_picture():
+def test_the_last_values_of_a_node_that_is_gone_stay():
     picture = replace(a_picture(), absence="gone")
-    late = screen(picture, Look(width=80, height=24, now=NOW + 65, every_s=1.0))
+    late = screen(picture, Display(width=80, height=24, now=NOW + 65, every_s=1.0))
     text = "\n".join(line.plain for line in late)
     assert "○ gone" in text
     assert "! no node runs here any more (for 1 min 5 s): waiting for it" in text
@@ -187,13 +172,13 @@ def test_a_node_that_is_gone_keeps_its_picture():
     assert "the node does not answer" in silent
 
 
-def test_a_newcomer_says_what_it_waits_for():
+def test_a_joining_node_shows_what_it_waits_for():
     status = StatusView(peer_id=ME, name="brisk-heron", version="0", state="joining", waiting_for="state, 62%")
     lines = drawn(Picture(status, PeersView(), HistoryView(), (), NOW), 80, 24)
     text = "\n".join(lines)
-    for words in ("○ joining", "waiting for state, 62%", "no round has ended yet", "nobody else is there yet"):
+    for words in ("○ joining", "waiting for state, 62%", "no round has ended yet", "no other peer yet"):
         assert words in text
-    assert "nothing was said yet" in text
+    assert "nothing logged yet" in text
 
 
 def test_a_rendezvous_has_a_view_of_its_own():
@@ -218,11 +203,11 @@ def test_keys_that_make_sense_now():
     assert "r resume" in drawn(paused, 80, 24)[-1]
     assert drawn(a_picture(), 80, 24, said="brisk-heron is paused")[-1].strip() == "brisk-heron is paused"
     helped = "\n".join(drawn(a_picture(), 80, 24, shows_help=True))
-    assert "finish the swap, save, say goodbye" in helped
+    assert "finish the swap, save, and end the node" in helped
     assert "a round averaged with a partner" in helped
 
 
-def test_words_of_others_are_not_obeyed():
+def test_control_characters_of_peers_are_removed():
     nasty = "\x1b[2J\x07one\ntwo[bold]\t日本語"
     said = (Said(NOW, "error", nasty),)
     picture = a_picture()
@@ -236,7 +221,7 @@ def test_words_of_others_are_not_obeyed():
 
 
 class Odd(random.Random):
-    """Values that make no sense together, or alone. Drawn here, because strategies for so many fields take minutes."""
+    """Senseless values. Drawn by a random generator, because strategies for so many fields take minutes."""
 
     def number(self) -> float | None:
         return self.choice([None, 0.0, 0.5, 1.0, -1.0, 1e-9, 12.3, 1e15, -1e300, 1e300])
@@ -333,7 +318,7 @@ def test_wrapping_loses_no_word(text):
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9), st.integers(0, 9), st.integers(1, 4))), st.integers(0, 60)
 )
-def test_rows_are_handed_out_within_bounds(wants, height):
+def test_rows_are_divided_within_bounds(wants, height):
     parts = [Part(lambda _width, _height: [], low, low + more, keep, weight) for low, more, keep, weight in wants]
     given_rows = share_out(parts, height)
     assert sum(given_rows) <= height
@@ -377,7 +362,7 @@ def test_bars_and_gauges():
     assert gauge(7.0, 4, "").plain == "━━━━"
 
 
-def test_a_plain_terminal_gets_what_it_can_show():
+def test_an_ascii_terminal():
     for line in drawn(a_picture(), 120, 40):
         plain = in_ascii(line)
         assert plain.isascii() and len(plain) == len(line)
@@ -385,7 +370,7 @@ def test_a_plain_terminal_gets_what_it_can_show():
 
 
 # ---- rounds ----
-def test_a_round_stands_where_it_happened():
+def test_a_round_is_drawn_at_its_time():
     pieces = [
         Piece("phase", 1, NOW - 32, NOW - 16),
         Piece("phase", 2, NOW - 16, NOW),
@@ -427,7 +412,7 @@ def test_leave_asks_once():
     assert desk.press("y", 60.0) == [], "too late"
 
 
-def test_keys_and_what_is_said():
+def test_keys_and_answers():
     desk = Keys()
     assert desk.press("prQ", 0.0) == [Command.PAUSE, Command.RESUME, Command.QUIT]
     assert desk.press("\x1b[A", 0.0) == [], "an arrow"
@@ -439,7 +424,7 @@ def test_keys_and_what_is_said():
 
 
 # ---- lines for a pipe ----
-def test_news_are_told_once():
+def test_a_change_is_printed_once():
     news, first = LineMode(), a_picture()
     (head, finding) = news.lines(first, 0.0)
     assert head == "brisk-heron training, round 40 of 100: loss 1.60, eval 1.70, 18.4k tokens/s, busy 99%, 2 peers"

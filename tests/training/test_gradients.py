@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from noloco_node.errors import OutOfMemory
-from noloco_node.run.manifest import InnerSpec
+from noloco_node.run.schema import InnerSpec
 from noloco_node.training.gradients import Gradients
 from noloco_node.training.optimizer import Optimizer
 from noloco_node.training.task import Batch

@@ -35,7 +35,7 @@ def test_beside_a_gpu_an_offer_and_a_checkpoint_need_room_and_the_slow_weights_w
     assert memory_budget.beside_gpu_bytes(10**9, of_gpu=39 * GB) == 34
 
 
-def test_a_newcomers_copy_is_made_only_where_there_is_memory_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_for_a_joining_node_is_made_only_where_there_is_memory_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for free in (28 * 10**6, None):
         monkeypatch.setattr(memory, "free_bytes", lambda free=free: free)
         memory_budget.check_copy(10**6)
@@ -78,7 +78,7 @@ def test_a_micro_batch_that_is_given_or_was_halved_is_settled() -> None:
 def test_the_search_leaves_no_trace_in_what_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real search, on a CPU that is asked for its memory as if it were a GPU."""
     sure, searching = small_replica(), small_replica()
-    searching._passes._micro = MicroBatch(searching._passes.examples, None)
+    searching._gradients._micro = MicroBatch(searching._gradients.examples, None)
     monkeypatch.setattr(memory_budget, "free_bytes", lambda *_: 1000)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 0)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)

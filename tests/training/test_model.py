@@ -8,7 +8,7 @@ from replicas import SMALL
 from torch import nn
 
 from noloco_node.errors import OutOfMemory, UsageError
-from noloco_node.run.manifest import ModelSpec
+from noloco_node.run.schema import ModelSpec
 from noloco_node.training import model
 
 TINY = ModelSpec(preset="tiny")

@@ -13,10 +13,10 @@ from torch import nn
 
 from noloco_node.checkpoints import checkpoint
 from noloco_node.core import outer
-from noloco_node.core.codec import codec
+from noloco_node.core.codecs import codec
 from noloco_node.data import corpus
 from noloco_node.errors import Diverged, Incompatible, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
-from noloco_node.run.manifest import InnerSpec, Manifest, OuterSpec
+from noloco_node.run.schema import InnerSpec, Manifest, OuterSpec
 from noloco_node.training import language, model
 from noloco_node.training.replica import WARM_UP_STEPS, Replica, choose_device
 from noloco_node.training.schedule import learning_rate
@@ -192,7 +192,7 @@ def test_the_schedule_of_phases_by_time_follows_rounds() -> None:
     for _ in range(4):
         while not replica.phase_over:
             replica.step()
-            rates.append(replica._descent._optimizer.param_groups[0]["lr"])
+            rates.append(replica._optimizer._adamw.param_groups[0]["lr"])
             replica.spend(0.25)
         replica.boundary()
     assert rates == [learning_rate(run.inner, step / 16) for step in range(16)]
@@ -337,8 +337,8 @@ def test_a_late_correction_of_a_slice(late: int) -> None:
 def long_stepping() -> Replica:
     """A replica that knows that averaging takes a part of its updates' length."""
     replica = small_replica()
-    assert replica._norms is not None
-    replica._norms.load([1.4] * len(replica._norms.scales))
+    assert replica._length_correction is not None
+    replica._length_correction.load([1.4] * len(replica._length_correction.scales))
     return replica
 
 
@@ -421,30 +421,30 @@ def test_one_that_goes_back_is_as_warm_as_it_was() -> None:
     assert replica.warming_up
 
 
-def test_a_newcomer_becomes_the_peer_it_asked() -> None:
-    donor, newcomer = small_replica("a"), small_replica("b")
+def test_a_joining_node_becomes_a_copy_of_its_donor() -> None:
+    donor, joining = small_replica("a"), small_replica("b")
     train(donor, 7)
-    train(newcomer, 2)
-    newcomer.adopt(donor.round, live_state(donor))
-    assert torch.equal(newcomer.phi, donor.phi) and torch.equal(newcomer.delta, donor.delta)
-    assert torch.equal(newcomer.theta, donor.phi) and newcomer.steps == 6
-    assert newcomer.state().inner["optimizer"] == {}, "moments of other weights would mislead"
-    train(newcomer, 3)
-    assert newcomer.round == 3
+    train(joining, 2)
+    joining.adopt(donor.round, live_state(donor))
+    assert torch.equal(joining.phi, donor.phi) and torch.equal(joining.delta, donor.delta)
+    assert torch.equal(joining.theta, donor.phi) and joining.steps == 6
+    assert joining.state().inner["optimizer"] == {}, "moments of other weights would mislead"
+    train(joining, 3)
+    assert joining.round == 3
 
 
 def test_after_a_peers_state_adamw_is_warmed_up_before_anything_is_offered() -> None:
-    donor, newcomer, plain = small_replica("a"), small_replica("b"), small_replica("b")
+    donor, joining, plain = small_replica("a"), small_replica("b"), small_replica("b")
     train(donor, 7)
-    newcomer.adopt(donor.round, live_state(donor))
+    joining.adopt(donor.round, live_state(donor))
     plain.round = donor.round
     shares = []
     for step in range(WARM_UP_STEPS + 1):
-        assert newcomer.warming_up is (step < WARM_UP_STEPS)
+        assert joining.warming_up is (step < WARM_UP_STEPS)
         rates = []
-        for replica in (newcomer, plain):
+        for replica in (joining, plain):
             replica.step()
-            rates.append(replica._descent._optimizer.param_groups[0]["lr"])
+            rates.append(replica._optimizer._adamw.param_groups[0]["lr"])
         shares.append(rates[0] / rates[1])
     assert shares == pytest.approx([(step + 1) / (WARM_UP_STEPS + 1) for step in range(WARM_UP_STEPS + 1)])
 
@@ -466,8 +466,8 @@ def test_a_state_that_no_peer_could_have_is_refused(damage: str) -> None:
 def test_a_step_without_a_finite_loss_is_skipped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     replica = small_replica()
     before = replica.theta.clone()
-    loss = replica._passes._loss
-    monkeypatch.setattr(replica._passes, "_loss", lambda micro: loss(micro) * math.inf)
+    loss = replica._gradients._loss
+    monkeypatch.setattr(replica._gradients, "_loss", lambda micro: loss(micro) * math.inf)
     assert not math.isfinite(replica.step())
     assert torch.equal(replica.theta, before) and (replica.skipped, replica.phase_step) == (1, 1)
     assert replica.stream.position == (0, 4), "the batch that did it is behind us"
@@ -478,14 +478,14 @@ def test_a_step_without_a_finite_loss_is_skipped_and_counted(monkeypatch: pytest
 def test_a_finite_loss_with_a_gradient_that_is_not_is_skipped_too(monkeypatch: pytest.MonkeyPatch) -> None:
     replica = small_replica()
     before = replica.theta.clone()
-    backward = replica._passes._backward
+    backward = replica._gradients._backward
 
     def poisoned(micro: Batch, share: float) -> torch.Tensor:
         loss = backward(micro, share)
         replica.module.lm_head.weight.grad[0, 5] = math.nan
         return loss
 
-    monkeypatch.setattr(replica._passes, "_backward", poisoned)
+    monkeypatch.setattr(replica._gradients, "_backward", poisoned)
     assert math.isfinite(replica.step())
     assert torch.equal(replica.theta, before) and replica.skipped == 1
     monkeypatch.undo()
@@ -495,12 +495,12 @@ def test_a_finite_loss_with_a_gradient_that_is_not_is_skipped_too(monkeypatch: p
 
 def test_ten_skipped_steps_in_a_row_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     replica = small_replica()
-    loss = replica._passes._loss
-    monkeypatch.setattr(replica._passes, "_loss", lambda micro: loss(micro) * math.nan)
+    loss = replica._gradients._loss
+    monkeypatch.setattr(replica._gradients, "_loss", lambda micro: loss(micro) * math.nan)
     train(replica, 9)
     monkeypatch.undo()
     train(replica, 1)
-    monkeypatch.setattr(replica._passes, "_loss", lambda micro: loss(micro) * math.nan)
+    monkeypatch.setattr(replica._gradients, "_loss", lambda micro: loss(micro) * math.nan)
     train(replica, 9)
     with pytest.raises(NonFinite, match="10 steps in a row"):
         replica.step()

@@ -19,7 +19,8 @@ from lives import RUN, SAVE_EVERY, STEPS, Heard, Kill, Rebirth, live, rebirths
 from replicas import FRAGMENT, small_replica
 from torch import Tensor
 
-from noloco_node.core.codec import codec
+from noloco_node.core.codec import carry
+from noloco_node.core.codecs import codec
 from noloco_node.training.replica import Replica
 
 HEAVY = [
@@ -75,9 +76,7 @@ def boundary(inner: Replica) -> Tensor:
 def corrections(us: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
     for index, start in enumerate(range(0, len(us[0]), FRAGMENT)):
         one, other = (codec("bf16").converse(u[start : start + FRAGMENT], index, bytes(16)) for u in us)
-        one.open()
-        correction = one.hear(other.open()).correction
-        assert correction is not None
+        correction, _ = carry(one, other)
         yield start, correction
 
 

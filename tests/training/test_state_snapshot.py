@@ -1,4 +1,4 @@
-"""A portrait of φ and δ: of one moment whatever changes meanwhile, and never much at a time."""
+"""Snapshots of φ and δ: of one moment whatever changes meanwhile, and never much at a time."""
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -28,73 +28,73 @@ class Still:
         return self.phi.numpy().tobytes() + self.delta.numpy().tobytes()
 
 
-def wanted(portraits: Snapshots) -> "Future[Copy]":
+def wanted(snapshots: Snapshots) -> "Future[Copy]":
     answer: Future[Copy] = Future()
-    portraits.want(answer)
+    snapshots.want(answer)
     return answer
 
 
 def test_it_is_of_the_moment_it_began_whatever_changes_meanwhile() -> None:
-    replica, portraits = Still(), Snapshots()
-    before, answer = replica.bytes(), wanted(portraits)
-    portraits.in_gap(replica, 10, 0.0)
+    replica, snapshots = Still(), Snapshots()
+    before, answer = replica.bytes(), wanted(snapshots)
+    snapshots.in_gap(replica, 10, 0.0)
     for start in (7 * PIECE - 3, 0, LENGTH - 100):
         end = min(start + PIECE, LENGTH)
-        portraits.secure(start, end)
+        snapshots.secure(start, end)
         replica.phi[start:end] += 1
     assert not answer.done()
-    portraits.complete()  # a boundary
+    snapshots.complete()  # a boundary
     replica.delta.zero_()
     replica.round += 1
     assert answer.result() == (3, before)
 
 
 def test_it_is_whole_by_the_boundary_with_an_even_share_in_each_gap() -> None:
-    replica, portraits = Still(), Snapshots()
-    answer = wanted(portraits)
+    replica, snapshots = Still(), Snapshots()
+    answer = wanted(snapshots)
     for gaps in range(10, 0, -1):
         assert not answer.done()
-        portraits.in_gap(replica, gaps, 0.0)
-        current = portraits._current
+        snapshots.in_gap(replica, gaps, 0.0)
+        current = snapshots._current
         assert gaps == 1 or (current is not None and current.missing == PIECES - (11 - gaps))
     assert answer.done()
 
 
 def test_little_is_copied_at_a_time_but_more_when_steps_are_long() -> None:
-    replica, portraits = Still(), Snapshots()
-    answer = wanted(portraits)
-    portraits.in_gap(replica, 10_000, 0.0)
-    assert portraits._current is not None and portraits._current.missing == PIECES - 1
-    portraits.in_gap(replica, 10_000, 1e4)
+    replica, snapshots = Still(), Snapshots()
+    answer = wanted(snapshots)
+    snapshots.in_gap(replica, 10_000, 0.0)
+    assert snapshots._current is not None and snapshots._current.missing == PIECES - 1
+    snapshots.in_gap(replica, 10_000, 1e4)
     assert answer.done()
 
 
 def test_with_few_steps_left_it_waits_for_the_next_phase() -> None:
-    replica, portraits = Still(phase_step=40), Snapshots()
-    answer = wanted(portraits)
-    portraits.in_gap(replica, MIN_GAPS - 1, 1e4)
-    assert portraits._current is None
+    replica, snapshots = Still(phase_step=40), Snapshots()
+    answer = wanted(snapshots)
+    snapshots.in_gap(replica, MIN_GAPS - 1, 1e4)
+    assert snapshots._current is None
     replica.phase_step = 0
-    portraits.in_gap(replica, MIN_GAPS - 1, 1e4)
+    snapshots.in_gap(replica, MIN_GAPS - 1, 1e4)
     assert answer.done()
 
 
 def test_one_copy_serves_all_who_ask_while_it_is_taken() -> None:
-    replica, portraits = Still(), Snapshots()
-    answers = [wanted(portraits)]
-    portraits.in_gap(replica, 10, 0.0)
-    answers.append(wanted(portraits))
-    portraits.at_once(replica)
+    replica, snapshots = Still(), Snapshots()
+    answers = [wanted(snapshots)]
+    snapshots.in_gap(replica, 10, 0.0)
+    answers.append(wanted(snapshots))
+    snapshots.at_once(replica)
     one, other = (answer.result() for answer in answers)
     assert one is other
-    late = wanted(portraits)
-    portraits.at_once(replica)
+    late = wanted(snapshots)
+    snapshots.at_once(replica)
     assert late.result() is not one
 
 
-def test_who_waits_when_training_ends_hears_of_it() -> None:
-    portraits = Snapshots()
-    answer = wanted(portraits)
-    portraits.give_up(NolocoError("over"))
+def test_a_request_that_waits_when_training_ends_fails() -> None:
+    snapshots = Snapshots()
+    answer = wanted(snapshots)
+    snapshots.give_up(NolocoError("over"))
     with pytest.raises(NolocoError, match="over"):
         answer.result(0)

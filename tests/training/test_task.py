@@ -11,9 +11,10 @@ from replicas import small_run, small_text, train
 
 from noloco_node.checkpoints import checkpoint
 from noloco_node.errors import Incompatible, UsageError
-from noloco_node.run.manifest import InnerSpec, Manifest, ModelSpec
-from noloco_node.training import task
+from noloco_node.run.schema import InnerSpec, Manifest, ModelSpec
+from noloco_node.training import tasks
 from noloco_node.training.replica import Replica
+from noloco_node.training.task import Task
 
 TASKS = Path(__file__).parents[1] / "tasks"
 
@@ -97,7 +98,7 @@ def test_what_is_no_task_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "odd-1.dist-info").mkdir()
     (tmp_path / "odd-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1\n")
     (tmp_path / "odd-1.dist-info" / "entry_points.txt").write_text(
-        f"[{task.GROUP}]\nfraction = fractions:Fraction\nabsent = no_such_module:Task\n"
+        f"[{tasks.GROUP}]\nfraction = fractions:Fraction\nabsent = no_such_module:Task\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     for name, error, why in (
@@ -121,8 +122,8 @@ def test_a_batch_that_is_no_whole_number_of_examples_is_refused(monkeypatch: pyt
     monkeypatch.setattr(blobs_task.Blobs, "tokens_per_example", 5)
     with pytest.raises(UsageError, match="multiple of 5"):
         replica(run_of("blobs", batch=32))
-    assert replica(run_of("blobs", batch=30))._passes.examples == 6
+    assert replica(run_of("blobs", batch=30))._gradients.examples == 6
 
 
 def test_the_built_in_task_is_one_by_the_same_protocol() -> None:
-    assert isinstance(task.load(small_run(), corpus=small_text()), task.Task)
+    assert isinstance(tasks.load(small_run(), corpus=small_text()), Task)

@@ -11,14 +11,15 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
-from replicas import FRAGMENT, exchange, live_state, small_replica, timed_run, train
+from replicas import FRAGMENT, correct, exchange, live_state, small_replica, timed_run, train
 
 from noloco_node.base.events import Evaluated, RolledBack
-from noloco_node.core.codec import codec
+from noloco_node.core.codecs import codec
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
 from noloco_node.host import memory
+from noloco_node.training.offer import Offer
 from noloco_node.training.replica import Replica, State
-from noloco_node.training.thread import Failed, Finished, Offer, PhaseEnded, Ready, TrainingThread
+from noloco_node.training.thread import Failed, Finished, PhaseEnded, Ready, TrainingThread
 
 DEADLINE_S = 20.0
 
@@ -65,16 +66,21 @@ def answer(future: "Future[T]") -> T:
     return future.result(timeout=DEADLINE_S)
 
 
+def swapping(watched: Watched, under_way: bool) -> None:
+    watched.thread.swapping(under_way)
+    watched.thread._codec_thread._executor.submit(bool).result(DEADLINE_S)  # so that nothing overtakes it
+
+
 def swap(one: Offer, other: Offer) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """All fragments, as the event loop does it: bytes in, bytes out. Returns the corrections."""
-    corrections = []
+    corrections, added = [], []
     for index in range(one.fragments):
         said = answer(one.open(index, bytes(16))), answer(other.open(index, bytes(16)))
-        mine, theirs = answer(one.hear(index, said[1])), answer(other.hear(index, said[0]))
-        assert mine.correction is not None and theirs.correction is not None
-        one.apply(index, mine.correction)
-        other.apply(index, theirs.correction)
-        corrections.append((mine.correction, theirs.correction))
+        assert answer(one.receive(index, said[1])) is answer(other.receive(index, said[0])) is None
+        corrections.append((one._corrections[index], other._corrections[index]))
+        added += [one.apply(index), other.apply(index)]
+    for each in added:
+        answer(each)
     return corrections
 
 
@@ -121,7 +127,7 @@ def test_a_resumed_phase_goes_on_in_its_middle() -> None:
         assert (ended.round, ended.steps, ended.tokens) == (2, 6, 2 * 64)
 
 
-def test_who_has_done_all_rounds_is_finished_at_once() -> None:
+def test_a_node_that_has_done_all_rounds_is_finished_at_once() -> None:
     with running(rounds=0) as watched:
         watched.thread.begin()
         watched.until(Finished)
@@ -179,8 +185,9 @@ def test_a_late_correction_lands_in_the_replica_that_went_on() -> None:
     with running(rounds=3) as watched:
         watched.thread.begin()
         offer = watched.offer()
+        assert offer.round == 1
         watched.until(Finished)
-        offer.apply(1, c)
+        answer(correct(watched.thread, 1, FRAGMENT, c))
         alone.apply(FRAGMENT, c, offered_round=1)
         state = answer(watched.thread.state())
     assert torch.equal(state.outer["phi"], alone.phi) and torch.equal(state.outer["delta"], alone.delta)
@@ -188,14 +195,14 @@ def test_a_late_correction_lands_in_the_replica_that_went_on() -> None:
 
 def test_while_a_swap_is_under_way_no_offer_is_made() -> None:
     with running() as watched:
-        watched.thread.swapping(True)
+        swapping(watched, True)
         watched.thread.begin()
         for _ in range(2):
             ended = watched.until(PhaseEnded)
             assert (ended.offer, ended.closed) == (None, "swapping")
     with running(rounds=1) as watched:
-        watched.thread.swapping(True)
-        watched.thread.swapping(False)
+        swapping(watched, True)
+        swapping(watched, False)
         watched.thread.begin()
         assert watched.until(PhaseEnded).offer is not None
 
@@ -204,11 +211,11 @@ def test_the_last_evaluation_waits_for_a_swap_that_is_still_under_way() -> None:
     with running(rounds=1) as watched:
         watched.thread.begin()
         watched.until(Finished)
-        watched.thread.swapping(True)
+        swapping(watched, True)
         watched.thread.round_over(1)
         answer(watched.thread.live_state())
         assert watched.posts.empty()
-        watched.thread.swapping(False)
+        swapping(watched, False)
         assert watched.next(Evaluated).round == 1
 
 
@@ -230,13 +237,13 @@ def test_a_payload_out_of_turn_is_misbehaviour() -> None:
         watched.thread.begin()
         offer = watched.offer()
         with pytest.raises(PeerMisbehaved, match="out_of_turn"):
-            answer(offer.hear(0, b""))
+            answer(offer.receive(0, b""))
         said = answer(offer.open(0, bytes(16)))
-        assert answer(offer.hear(0, said)).correction is not None
+        assert answer(offer.receive(0, said)) is None
         with pytest.raises(PeerMisbehaved, match="out_of_turn"):
-            answer(offer.hear(0, said))
+            answer(offer.receive(0, said))
         with pytest.raises(PeerMisbehaved, match="bad_length"):
-            answer(offer.open(1, bytes(16))) and answer(offer.hear(1, said[1:]))
+            answer(offer.open(1, bytes(16))) and answer(offer.receive(1, said[1:]))
 
 
 def test_a_further_partner_swaps_what_the_first_one_made() -> None:
@@ -251,8 +258,8 @@ def test_a_further_partner_swaps_what_the_first_one_made() -> None:
         for one, other in ((0, 1), (2, 3), (0, 2), (1, 3)):
             corrections = swap(offers[one], offers[other])
             assert all(torch.equal(mine, -theirs) and mine.any() for mine, theirs in corrections)
-        for watched in four:
-            watched.thread.codec_pool.submit(bool).result(DEADLINE_S)  # behind the last correction
+        for offer in offers:
+            answer(offer.stats())  # behind the last correction
         mean = sum(us) / 4
         assert all(torch.allclose(offer._u, mean, atol=1e-6) for offer in offers)
         states = [answer(watched.thread.state()).outer["phi"] for watched in four]
@@ -314,9 +321,9 @@ def test_while_data_is_waited_for_everything_else_is_served_and_it_is_no_trainin
         watched.thread.begin()
         assert late.asked.wait(DEADLINE_S)
         assert answer(watched.thread.state()).step == 1
-        answer(watched.thread.apply(0, 0, torch.ones(10)))
+        answer(correct(watched.thread, 0, 0, torch.ones(10)))
         assert answer(watched.thread.state()).outer["delta"][:10].tolist() == [1.0] * 10
-        assert answer(watched.thread.live_state())[0] == 0, "for a newcomer"
+        assert answer(watched.thread.live_state())[0] == 0, "for a joining node"
         watched.thread.pause()
         watched.thread.resume()
         now, before = answer(watched.thread.so_far())
@@ -332,7 +339,7 @@ def test_while_data_is_waited_for_everything_else_is_served_and_it_is_no_trainin
         watched.until(Finished)
 
 
-def test_who_waits_for_data_stops_at_once() -> None:
+def test_a_thread_that_waits_for_data_stops_at_once() -> None:
     replica = small_replica()
     late = replica.stream = Late(replica, threading.Event())
     with running(lambda: replica) as watched:
@@ -349,8 +356,8 @@ def test_a_phase_by_time_ends_while_data_is_waited_for() -> None:
         assert (ended.done.round, ended.done.steps) == (1, 1) and ended.offer is not None
 
 
-# ---- a newcomer, pauses ----------------------------------------------------------------------------------------------
-def test_a_newcomer_adopts_before_it_begins() -> None:
+# ---- joining, pauses -------------------------------------------------------------------------------------------------
+def test_a_joining_node_adopts_before_it_begins() -> None:
     donor = small_replica("a")
     train(donor, 7)
     with running(lambda: small_replica("b")) as watched:
@@ -363,7 +370,7 @@ def test_a_newcomer_adopts_before_it_begins() -> None:
         assert watched.until(PhaseEnded).done.round == 3
 
 
-def test_where_memory_is_short_no_copy_is_made_for_a_newcomer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_memory_is_short_no_copy_is_made_for_a_joining_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda: 1000)
     with running() as watched:
         with pytest.raises(OutOfMemory, match="0 GB are free"):
@@ -378,7 +385,7 @@ def test_a_pause_stops_steps_and_nothing_else() -> None:
         watched.thread.begin()
         watched.until(Evaluated)
         assert [answer(watched.thread.state()).step for _ in range(5)] == [0] * 5
-        watched.thread.apply(0, 0, torch.ones(10))
+        correct(watched.thread, 0, 0, torch.ones(10))
         assert answer(watched.thread.state()).outer["delta"][:10].tolist() == [1.0] * 10
         watched.thread.resume()
         watched.until(Finished)
@@ -416,8 +423,8 @@ def test_a_phase_that_ends_in_nan_is_thrown_away_and_the_next_one_is_whole() -> 
 
 
 def no_loss(replica: Replica) -> None:
-    loss = replica._passes._loss
-    replica._passes._loss = lambda micro: loss(micro) * torch.nan  # type: ignore[method-assign]
+    loss = replica._gradients._loss
+    replica._gradients._loss = lambda micro: loss(micro) * torch.nan  # type: ignore[method-assign]
 
 
 def test_where_older_weights_do_not_help_it_has_diverged() -> None:
@@ -453,11 +460,12 @@ def test_weights_that_are_broken_are_those_of_the_last_checkpoint_again() -> Non
         watched.until(PhaseEnded)
         offer = watched.offer()
         rolled = watched.until(RolledBack)
-        for broken in (lambda: answer(offer.open(0, bytes(16))), lambda: answer(offer.hear(0, b""))):
+        for broken in (lambda: answer(offer.open(0, bytes(16))), lambda: answer(offer.receive(0, b""))):
             with pytest.raises(NonFinite, match="given up"):
                 broken()
+        assert answer(offer.apply(0)) is None, "it will never be added"
         with pytest.raises(NonFinite, match="given up"):
-            offer.apply(0, torch.ones(FRAGMENT))
+            answer(offer.stats())
         assert (rolled.round, rolled.weights_of) == (2, 1), "the round stays, the weights are of round 1"
         ended = watched.until(PhaseEnded)
         assert ended.done.round == 3 and ended.done.steps == 9 and ended.offer is not None
@@ -506,11 +514,11 @@ def test_what_ends_the_thread_is_posted(raised: Exception, posted: type[Exceptio
 
 def test_a_correction_that_does_not_fit_is_a_failure_of_the_thread() -> None:
     with running() as watched:
-        watched.thread.apply(0, 10**6, torch.ones(1))
+        correct(watched.thread, 0, 10**6, torch.ones(1))
         assert isinstance(watched.until(Failed).error, ValueError)
 
 
-def test_who_asks_a_thread_that_has_ended_is_told() -> None:
+def test_a_question_to_a_thread_that_has_ended_fails() -> None:
     building = threading.Event()
 
     def fail() -> Replica:
@@ -576,7 +584,7 @@ def test_a_boundary_without_an_offer_measures_nothing_for_one() -> None:
         replica.movement = replica.snapshot = None  # type: ignore[assignment, method-assign]
 
     with running(spoiled(forbid), rounds=1) as watched:
-        watched.thread.swapping(True)
+        swapping(watched, True)
         watched.thread.begin()
         assert watched.until(PhaseEnded).closed == "swapping"
 

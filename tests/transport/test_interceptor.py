@@ -1,4 +1,4 @@
-"""What a servicer's trouble says to the caller, and to the log, over real gRPC."""
+"""What the caller receives, and what is logged, when a servicer fails, over real gRPC."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ DEADLINE_S = 20.0
 
 @asynccontextmanager
 async def served(behaviour: Any) -> AsyncIterator[str]:
-    """A server on loopback with one method, which anybody may call."""
+    """A server on loopback with one method, open to every caller."""
 
     async def anybody(context: Any) -> None:
         pass
@@ -35,7 +35,7 @@ async def served(behaviour: Any) -> AsyncIterator[str]:
 
 
 def call(address: str, timeout_s: float) -> grpc.StatusCode:
-    """From a thread, so that a server whose loop stands still has a caller that does not."""
+    """From a thread, because the loop of the server is blocked."""
     with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError) as failed:
         grpc.channel_ready_future(channel).result(DEADLINE_S)  # what it takes to connect is not the call's time
         channel.unary_unary("/test.Service/Call")(b"", timeout=timeout_s)
@@ -45,7 +45,7 @@ def call(address: str, timeout_s: float) -> grpc.StatusCode:
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, grpc.aio.InternalError])
-async def test_of_a_bug_only_a_code_is_told(kind: type[Exception], caplog: pytest.LogCaptureFixture) -> None:
+async def test_of_a_bug_only_a_code_is_sent(kind: type[Exception], caplog: pytest.LogCaptureFixture) -> None:
     async def fail(request: bytes, context: Any) -> bytes:
         raise kind("a secret")
 
@@ -54,8 +54,8 @@ async def test_of_a_bug_only_a_code_is_told(kind: type[Exception], caplog: pytes
     assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == ["a servicer failed"]
 
 
-async def test_a_refusal_that_nobody_waits_for_any_more_is_no_bug(caplog: pytest.LogCaptureFixture) -> None:
-    """As of a node that was frozen: its callers have hung up when it wakes."""
+async def test_a_refusal_of_a_call_that_was_cancelled_is_no_bug(caplog: pytest.LogCaptureFixture) -> None:
+    """As in a node that was frozen: its callers have cancelled when it wakes."""
     over = asyncio.Event()
 
     async def refuse_late(request: bytes, context: Any) -> None:

@@ -170,7 +170,7 @@ def test_a_partition_is_silent_and_heals():
     assert after == pytest.approx(DIAL_TIMEOUT_S)
 
 
-def test_who_vanishes_is_gone_for_everyone_and_may_come_back():
+def test_a_peer_that_vanishes_is_gone_for_all_and_may_come_back():
     async def main():
         network = MemoryNetwork(Random(1), delay_s=0.5)
         a, b, c = await joined(network, "a", "b", "c", swap=hang)

@@ -9,14 +9,15 @@ import pytest
 from memory_network.network import MemoryNetwork
 from virtual_clock import run_virtual
 
+from noloco_node.base.addresses import Address
 from noloco_node.transport import reachability
 from noloco_node.transport.reachability import DIRECTLY, KEEP_S, MAPPED, OFF, OUTGOING, RELAYED, Reachability
 from noloco_node.wire import mirror_pb2 as pb
 from noloco_node.wire.mirror_pb2_grpc import MirrorServicer, add_MirrorServicer_to_server
 
 
-class Mirror(MirrorServicer):
-    """Sees everybody at one host, where all ports are open; without a host it could not reach anybody."""
+class OneHost(MirrorServicer):
+    """Sees every caller at one host, where all ports are open; without a host, it cannot connect to any."""
 
     def __init__(self, host: str = "") -> None:
         self._host = host
@@ -28,34 +29,34 @@ class Mirror(MirrorServicer):
 @pytest.mark.parametrize(
     ("own", "verdict"), [(["192.0.2.1"], DIRECTLY), (["192.0.2.1", "192.0.2.9"], DIRECTLY), (["10.0.0.2"], MAPPED)]
 )
-def test_who_is_seen_at_any_address_of_its_machine_is_reached_directly(
+def test_a_node_seen_at_any_address_of_its_machine_is_reached_directly(
     own: list[str], verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """p2pd finds one of them, that of the way to everywhere else."""
+    """p2pd finds one of them, that of the default route."""
     monkeypatch.setattr(reachability, "is_of_this_machine", lambda host: host in own)
 
     async def main() -> Reachability:
         network = MemoryNetwork(random.Random(0))
         us, helper = network.join("us"), network.join("helper")
-        helper.serve(lambda server: add_MirrorServicer_to_server(Mirror("192.0.2.1"), server))
+        helper.serve(lambda server: add_MirrorServicer_to_server(OneHost("192.0.2.1"), server))
         for member in (us, helper):
             await member.start()
         found = Reachability("us", OFF, {"helper": []}, list, us.channel)
-        await found.survey(lambda: None, [f"/ip4/{own[-1]}/tcp/4001"])
+        await found.survey(lambda: None, [Address("ip4", own[-1], 4001)])
         for member in (us, helper):
             await member.close()
         return found
 
     found = run_virtual(main())
     assert found.verdict == verdict
-    assert found.addresses([])[0] == "/ip4/192.0.2.1/tcp/4001/p2p/us"
+    assert str(found.addresses([])[0]) == "/ip4/192.0.2.1/tcp/4001/p2p/us"
 
 
 def test_a_machine_out_of_descriptors_looks_again_when_it_has_some() -> None:
     async def main() -> str | None:
         network = MemoryNetwork(random.Random(0))
         us, helper = network.join("us"), network.join("helper")
-        helper.serve(lambda server: add_MirrorServicer_to_server(Mirror(), server))
+        helper.serve(lambda server: add_MirrorServicer_to_server(OneHost(), server))
         for member in (us, helper):
             await member.start()
         calls = iter(range(1_000))
@@ -67,7 +68,7 @@ def test_a_machine_out_of_descriptors_looks_again_when_it_has_some() -> None:
 
         found = Reachability("us", OFF, {"helper": []}, list, channel)
         found.verdict = RELAYED
-        keeping = asyncio.create_task(found.keep(lambda: None, lambda: ["/ip4/10.0.0.2/tcp/4001"]))
+        keeping = asyncio.create_task(found.keep(lambda: None, lambda: [Address("ip4", "10.0.0.2", 4001)]))
         await asyncio.sleep(15 * KEEP_S)
         assert not keeping.done()
         keeping.cancel()

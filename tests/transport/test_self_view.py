@@ -1,4 +1,4 @@
-"""What peers say of our clock, and how much of it is believed."""
+"""How far our clock is off, from what peers report of theirs."""
 
 import math
 import random
@@ -17,7 +17,7 @@ HOUR = 3600.0
 
 
 class Clock(MirrorServicer):
-    """Says a time: the right one and some seconds."""
+    """Answers with the right time and some seconds."""
 
     def __init__(self, ahead_s: float) -> None:
         self._ahead_s = ahead_s
@@ -48,11 +48,13 @@ async def _skew(*ahead_s: float) -> ClockSkew | None:
         ([-HOUR, -HOUR], HOUR, 2),
         ([HOUR, -2 * HOUR], -HOUR, 1),  # they differ more from one another than from us
         ([0, -HOUR, -HOUR], HOUR, 2),
-        ([0, 0, -HOUR], 0, None),  # as many as delays leave: no matter
+        ([0, 0, -HOUR], 0, None),  # how many depends on the delays
     ],
     ids=str,
 )
-def test_so_many_say_that_our_clock_is_off(clocks: list[float], ahead_s: float | None, witnesses: int | None) -> None:
+def test_the_median_skew_and_how_many_report_it(
+    clocks: list[float], ahead_s: float | None, witnesses: int | None
+) -> None:
     found = run_virtual(_skew(*clocks))
     assert (found.ahead_s if found else None) == (None if ahead_s is None else pytest.approx(ahead_s, abs=1))
     assert witnesses is None or (found.witnesses if found else 0) == witnesses

@@ -1,4 +1,4 @@
-"""What every transport promises: one suite, run over memory and over libp2p."""
+"""The promises of transport/base.py: one suite, run over memory and over libp2p."""
 
 import asyncio
 
@@ -7,8 +7,9 @@ import pytest
 from transport_peers import STEP_S, Exchange, OverLibp2p, OverMemory, Runs, State, drain, failure_of, fragment, until
 
 from noloco_node.errors import PeerLost
-from noloco_node.transport.base import MAX_MESSAGE_BYTES, peer_faults
+from noloco_node.transport.base import peer_faults
 from noloco_node.wire import peer_pb2
+from noloco_node.wire.messages import MAX_MESSAGE_BYTES
 from noloco_node.wire.peer_pb2_grpc import ExchangeStub, RunsStub, StateStub
 
 
@@ -53,7 +54,7 @@ async def test_a_unary_call_and_a_server_stream(net):
 
 
 async def test_both_directions_of_a_stream_run_at_once(net):
-    """Neither side waits for the other's end: each sends its next message only when it has heard the last one."""
+    """Neither side waits for the other's end: each sends its next message only when it has received the last one."""
 
     async def count_up(requests, context):
         yield fragment(index=0)
@@ -236,7 +237,7 @@ async def test_a_fast_sender_waits_for_a_slow_receiver(net):
         assert len(await replies) == 100
 
 
-async def test_a_servicer_that_fails_says_only_a_code(net, caplog):
+async def test_of_a_servicer_that_fails_only_a_code_is_sent(net, caplog):
     async def broken(request, context):
         raise ValueError("a secret")
 

@@ -10,7 +10,9 @@ from fake_node import PEERS, STATUS
 
 import noloco_node
 from noloco_node.errors import Incompatible
-from noloco_node.views.views import PeerRow, PeersView, StatusView, document, peers_from_json, status_from_json, to_json
+from noloco_node.views.documents import document, from_json, to_json
+from noloco_node.views.peers import PeerRow, PeersView
+from noloco_node.views.status import StatusView
 
 PROMISED = """
 schema peer_id run_id version state round step tokens tokens_per_s loss eval_loss device partner busy_fraction rounds
@@ -19,14 +21,14 @@ bytes resent_block_fraction peers_seen uptime_s addresses last_error
 
 
 def test_status_reads_back():
-    assert status_from_json(to_json(STATUS)) == STATUS
+    assert from_json(StatusView, to_json(STATUS)) == STATUS
     bare = StatusView(peer_id="a", name="b", version="c", state="starting")
-    assert status_from_json(to_json(bare)) == bare
+    assert from_json(StatusView, to_json(bare)) == bare
 
 
 def test_peers_read_back():
-    assert peers_from_json(to_json(PEERS)) == PEERS
-    assert peers_from_json(to_json(PeersView())) == PeersView()
+    assert from_json(PeersView, to_json(PEERS)) == PEERS
+    assert from_json(PeersView, to_json(PeersView())) == PeersView()
 
 
 def test_status_has_what_was_promised():
@@ -38,7 +40,7 @@ def test_status_has_what_was_promised():
 
 
 @pytest.mark.parametrize(("heading", "kind"), [("`status --json`:", StatusView), ("A row of `peers --json`:", PeerRow)])
-def test_every_field_is_told_of(heading, kind):
+def test_every_field_is_in_the_readme(heading, kind):
     """And no other is, in the table of noloco_node/README.md."""
     text = (Path(noloco_node.__file__).parent / "README.md").read_text()
     _, rows = text.split(f"\n{heading}\n")
@@ -50,15 +52,15 @@ def test_every_field_is_told_of(heading, kind):
 def test_numbers_that_json_lacks_become_null():
     diverged = replace(STATUS, loss=float("nan"), eval_loss=float("inf"))
     assert json.loads(to_json(diverged), parse_constant=pytest.fail)["loss"] is None
-    assert status_from_json(to_json(diverged)).eval_loss is None
+    assert from_json(StatusView, to_json(diverged)).eval_loss is None
 
 
 def test_fields_of_another_version_are_skipped():
     written = document(STATUS) | {"mood": "good", "rounds": {**asdict(STATUS.rounds), "planned": 9}}
-    assert status_from_json(json.dumps(written)) == STATUS
+    assert from_json(StatusView, json.dumps(written)) == STATUS
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"schema": 2}', '{"schema": 1}', '{"schema":1,"rounds":3}'])
-def test_another_schema_is_said_so(text):
+def test_another_schema_is_refused(text):
     with pytest.raises(Incompatible, match="restart"):
-        status_from_json(text)
+        from_json(StatusView, text)

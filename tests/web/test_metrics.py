@@ -1,4 +1,4 @@
-"""What a scrape finds: the format, each figure, as many series among thousands as among two; and who is ready."""
+"""`/metrics`: the format, each figure, a number of series that does not grow with the swarm; and `/readyz`."""
 
 import math
 import re
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from noloco_node.training.time_accounts import ACCOUNTS
-from noloco_node.views.views import Checkpoints, Health, StatusView, Today
+from noloco_node.views.status import Checkpoints, Health, StatusView, Today
 from noloco_node.web import prometheus
 
 FULL = replace(
@@ -37,7 +37,7 @@ SAMPLE = re.compile(rf'({NAME})(?:{{({NAME})="((?:[^"\\\n]|\\["\\n])*)"}})? (\S+
 
 
 def scraped(status):
-    """Each series as (name, label, value of the label), with its number; the text must be of the format throughout."""
+    """Each series as (name, label, value of the label), with its number; every line must be in the format."""
     found, typed = {}, set()
     text = prometheus.exposition(status).decode()
     assert text.endswith("\n")
@@ -111,7 +111,7 @@ def test_what_is_not_known_yet_is_left_out():
     assert not found & {"noloco_loss", "noloco_busy_ratio", "noloco_disk_free_bytes", "noloco_reachability"}
 
 
-def test_as_many_series_among_thousands_as_among_two():
+def test_the_number_of_series_does_not_grow_with_the_swarm():
     crowd = replace(
         FULL,
         partners={f"12D3KooW{n}": n for n in range(5000)},
@@ -133,7 +133,7 @@ def test_any_word_and_any_number_survives(word, number):
 
 
 @pytest.mark.parametrize("status", [FULL, RENDEZVOUS], ids=["trains", "rendezvous"])
-def test_prometheus_own_tool_finds_nothing_to_say(status):
+def test_promtool_finds_no_fault(status):
     if not shutil.which("promtool"):
         pytest.skip("needs promtool: Debian's package prometheus")
     text = prometheus.exposition(status)

@@ -1,4 +1,4 @@
-"""The dashboard and the alert rules of deploy/: all that they ask for is there to be scraped, each alert can fire."""
+"""The dashboard and the alert rules of deploy/: every metric they use exists, and each alert can fire."""
 
 import json
 import re

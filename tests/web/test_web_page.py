@@ -12,12 +12,14 @@ from urllib.parse import urlsplit
 
 import browser
 import pytest
-from at_hand import BARE, AtHand, busy
 from browser import CHROMIUM, Tab
+from canned_node import BARE, CannedNode, busy
 from real_nodes import Node, RealNodes, until
-from served import served
+from served_page import served
 
-from noloco_node.views.views import Health, HistoryView, PeersView, Phase, RunView, Said
+from noloco_node.views.history import HistoryView, Said
+from noloco_node.views.peers import PeersView, RunView
+from noloco_node.views.status import Health, Phase
 
 pytestmark = [
     pytest.mark.skipif(not CHROMIUM.exists(), reason="no Chromium here: apt-get install chromium"),
@@ -84,7 +86,7 @@ def only_tab() -> Iterator[Tab]:
 
 @pytest.fixture
 def tab(only_tab: Tab) -> Iterator[Tab]:
-    """Blank, wide and light. Whatever a test does, nothing is asked elsewhere."""
+    """Blank, wide and light. No request may go to another site."""
     only_tab.show(width=1400, height=900, dark=False)
     only_tab.go("about:blank")
     only_tab.asked.clear()
@@ -123,7 +125,7 @@ def test_real_nodes_from_alone_to_killed(tab: Tab, real_nodes: RealNodes, tmp_pa
     tab.go(page)
     tab.value("window.loadedOnce = true")
 
-    tab.until("document.querySelector('#note h2').innerText === 'Nobody else is here yet'", 60)
+    tab.until("document.querySelector('#note h2').innerText === 'No other node yet'", 60)
     line = tab.text("#note code")
     address = until(lambda: first.printed(r"--bootstrap (\S+)"), "an address")
     assert line.startswith(f"noloco-node join --bootstrap {address} --run ")
@@ -184,7 +186,7 @@ def test_it_is_filled_and_legible_on_every_screen(tab: Tab, tmp_path: Path) -> N
             tab.text("#health p:last-child") == "Error: network: degraded, p2pd was killed. It is being started again."
         )
         assert tab.text("#figures > :nth-child(3)").endswith("of 200, step 15000; the next 46%, 1 min 10 s left")
-        assert tab.text("#meetings .quiet") == "the 40 of 46 who met most"
+        assert tab.text("#meetings .quiet") == "the 40 of 46 with most rounds"
         look(tab)
         tab.show(width=1400, height=900, dark=False, calm=True)
         assert tab.value("document.getAnimations().length") == 0, "calm for whoever wants it so"
@@ -228,7 +230,7 @@ def test_charts_and_tables_work_by_keyboard(tab: Tab, tmp_path: Path) -> None:
 
 
 def test_every_state_has_its_words(tab: Tab, tmp_path: Path) -> None:
-    node = AtHand()
+    node = CannedNode()
     node.now = replace(BARE, state="starting", waiting_for="the network daemon")
     with served(node, tmp_path) as page:
         tab.go(page.url)
@@ -236,7 +238,7 @@ def test_every_state_has_its_words(tab: Tab, tmp_path: Path) -> None:
         assert not tab.value("document.querySelector('#loss').checkVisibility()")
         node.now = replace(BARE, state="rendezvous", join="noloco-node join --bootstrap /ip4/192.0.2.7", runs=(RUN,))
         node.others = PeersView(tuple(replace(row, run="tiny") for row in busy().others.peers))
-        tab.until("document.querySelector('#note h2').innerText === 'Others find each other here'")
+        tab.until("document.querySelector('#note h2').innerText === 'A rendezvous'")
         assert tab.text("#note code") == node.now.join
         assert tab.text("#runs tbody").split("\t")[:4] == ["tiny-3f9a2c81d0e4", "7", "5", "40 of 200"]
         tab.until(f"({FILLED}).rows === 7", 10)
@@ -258,7 +260,7 @@ def test_it_comes_back_with_the_node(tab: Tab, tmp_path: Path) -> None:
         tab.until(f"({FILLED}).rows === 8")
     tab.until("!document.querySelector('#banner').hidden")
     assert tab.value(FILLED)["rows"] == 8
-    fresh = AtHand()
+    fresh = CannedNode()
     fresh.now = replace(BARE, round=7)
     with served(fresh, tmp_path, urlsplit(page.url).port):
         tab.until("document.querySelector('#banner').hidden")
@@ -267,7 +269,7 @@ def test_it_comes_back_with_the_node(tab: Tab, tmp_path: Path) -> None:
     assert {line.partition(":")[0] for line in tab.complaints} <= {"network"}
 
 
-def test_a_wrong_token_is_said_and_nothing_is_done(tab: Tab, tmp_path: Path) -> None:
+def test_a_wrong_token_is_refused(tab: Tab, tmp_path: Path) -> None:
     node = busy()
     with served(node, tmp_path) as page:
         tab.go(f"{page.url}#token={43 * 'x'}")
@@ -279,7 +281,7 @@ def test_a_wrong_token_is_said_and_nothing_is_done(tab: Tab, tmp_path: Path) -> 
         assert node.done == []
 
 
-def test_nothing_that_a_peer_says_becomes_markup(tab: Tab, tmp_path: Path) -> None:
+def test_nothing_that_a_peer_sends_becomes_markup(tab: Tab, tmp_path: Path) -> None:
     evil = "<img src=/nowhere onerror=alert(1)><script>alert(2)</script>"
     node = busy()
     node.others = PeersView(tuple(replace(row, state=evil, run=evil, via=evil, name=evil) for row in node.others.peers))

@@ -1,4 +1,4 @@
-"""The page's server, asked with raw bytes: what it answers, whom it refuses, and that nothing wears it out."""
+"""The page's server, tested with raw bytes: its answers, its refusals, and its limits."""
 
 import asyncio
 import json
@@ -12,26 +12,28 @@ from pathlib import Path
 
 import psutil
 import pytest
-from at_hand import ME, AtHand, busy
+from canned_node import ME, CannedNode, busy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from served import served as serving
+from served_page import served as serving
 
 from noloco_node.errors import UsageError
 from noloco_node.host import config
-from noloco_node.views.views import HistoryView, PeersView, Point, document
+from noloco_node.views.documents import document
+from noloco_node.views.history import HistoryView, Point
+from noloco_node.views.peers import PeersView
 from noloco_node.web import http, live, server
 from noloco_node.web.access import names_here, token_in
-from noloco_node.web.live import PageState, change
+from noloco_node.web.live import PageState, changes
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "noloco_node" / "web" / "page"
 
 
 class Server:
-    """One that runs, and a node behind it."""
+    """A running server, and the node behind it."""
 
-    def __init__(self, url: str, node: AtHand, token: str) -> None:
+    def __init__(self, url: str, node: CannedNode, token: str) -> None:
         self.url, self.node, self.token = url, node, token
         self.port = int(url.rstrip("/").rpartition(":")[2])
         self.host = f"127.0.0.1:{self.port}"
@@ -134,7 +136,7 @@ async def test_one_connection_serves_many_requests(served: Server) -> None:
     writer.close()
 
 
-async def test_every_answer_forbids_what_a_page_elsewhere_might_try(served: Server) -> None:
+async def test_every_answer_forbids_use_by_another_site(served: Server) -> None:
     for path, method in (("/", "GET"), ("/api/status", "GET"), ("/nowhere", "GET"), ("/api/leave", "POST")):
         _, fields, _ = await served.ask(path, method)
         policy = fields["Content-Security-Policy"]
@@ -215,7 +217,7 @@ def test_names_of_this_machine() -> None:
 
 
 @pytest.mark.parametrize("act", ["pause", "resume", "leave"])
-async def test_doing_something_takes_the_token(served: Server, act: str) -> None:
+async def test_an_action_needs_the_token(served: Server, act: str) -> None:
     wrong = [
         "",
         "Bearer",
@@ -237,7 +239,7 @@ async def test_doing_something_takes_the_token(served: Server, act: str) -> None
     assert json.loads(body)["state"] == served.node.now.state
 
 
-async def test_a_page_from_elsewhere_does_nothing_even_with_the_token(served: Server) -> None:
+async def test_a_page_of_another_site_cannot_act_even_with_the_token(served: Server) -> None:
     right = f"Bearer {served.token}"
     for origin in ("http://evil.example", "https://evil.example:8090", "null", "file://"):
         status, _, _ = await served.ask("/api/leave", "POST", Authorization=right, Origin=origin)
@@ -248,7 +250,7 @@ async def test_a_page_from_elsewhere_does_nothing_even_with_the_token(served: Se
         assert (await served.ask("/api/pause", "POST", Authorization=right, Origin=origin))[0] == 200
 
 
-def test_the_token_is_drawn_once_and_for_its_user_alone(tmp_path: Path) -> None:
+def test_the_token_is_made_once_and_readable_by_its_user_only(tmp_path: Path) -> None:
     path = tmp_path / "web.token"
     token = token_in(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -312,7 +314,7 @@ BYTES = st.lists(TOKENS | st.binary(max_size=40), max_size=40).map(b"".join)
 
 @given(BYTES | st.binary(max_size=300))
 @settings(max_examples=500)
-def test_no_bytes_make_a_head_that_is_not_understood_or_refused(head: bytes) -> None:
+def test_any_head_is_parsed_or_refused(head: bytes) -> None:
     try:
         request = http.request_of(head + b"\r\n\r\n")
     except http.RefusedRequest as refused:
@@ -341,8 +343,8 @@ async def test_no_bytes_crash_or_hang_it(served: Server, caplog: pytest.LogCaptu
     assert caplog.records == []
 
 
-async def test_a_flood_without_end_is_cut_off(served: Server) -> None:
-    """A head that never ends, a body after a refusal: neither is kept."""
+async def test_an_endless_request_is_cut_off(served: Server) -> None:
+    """A head that never ends, a body after a refusal: neither is buffered."""
     before = psutil.Process().memory_info().rss
     for beginning in (b"GET / HTTP/1.1\r\nX: ", b"POST /api/leave HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n"):
         _, writer = await served.open()
@@ -356,7 +358,7 @@ async def test_a_flood_without_end_is_cut_off(served: Server) -> None:
     assert psutil.Process().memory_info().rss - before < 16 << 20
 
 
-async def test_slow_and_silent_clients_are_hung_up_on(served: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_and_silent_clients_are_disconnected(served: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "REQUEST_S", 0.2)
     monkeypatch.setattr(server, "SEND_S", 0.2)
     for beginning in (b"", b"GET / HT", b"POST /api/leave HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\nab"):
@@ -373,7 +375,7 @@ async def test_slow_and_silent_clients_are_hung_up_on(served: Server, monkeypatc
     taken.close()
 
 
-async def test_too_many_connections_are_told_so(served: Server) -> None:
+async def test_too_many_connections_get_an_answer(served: Server) -> None:
     idle = [await served.open() for _ in range(server.MAX_CONNECTIONS)]
     assert (await served.ask("/healthz"))[0] == 503
     for _, writer in idle:
@@ -401,7 +403,7 @@ async def listen(served: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWr
     return reader, writer
 
 
-async def test_live_tells_what_changed_and_only_that(served: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_live_events_hold_only_what_changed(served: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "PERIOD_S", 0.02)
     monkeypatch.setattr(live, "HEARTBEAT_S", 0.2)
     reader, writer = await listen(served)
@@ -424,7 +426,7 @@ async def test_live_tells_what_changed_and_only_that(served: Server, monkeypatch
     writer.close()
 
 
-async def test_nothing_is_looked_at_while_nobody_listens(served: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_view_is_built_while_no_page_listens(served: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "PERIOD_S", 0.02)
     await asyncio.sleep(0.1)
     assert served.node.asked == []
@@ -449,7 +451,7 @@ async def test_nothing_is_looked_at_while_nobody_listens(served: Server, monkeyp
             pass
 
 
-async def test_so_many_may_listen(served: Server) -> None:
+async def test_the_number_of_live_pages_is_limited(served: Server) -> None:
     listeners = [await listen(served) for _ in range(live.MAX_LISTENERS)]
     for reader, _ in listeners:
         await listened(reader)
@@ -461,19 +463,19 @@ async def test_so_many_may_listen(served: Server) -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 6), max_size=8), min_size=1, max_size=6))
-def test_whoever_follows_the_changes_holds_the_picture(series: list[list[int]]) -> None:
+def test_applying_the_changes_gives_the_present_state(series: list[list[int]]) -> None:
     held: list[dict] = []
     before = PageState()
     for rounds in series:
         now = PageState(history=HistoryView(points=tuple(Point(1.0, number, 0) for number in rounds)))
-        if told := change(before, now).get("points"):
-            held = [*held[told["gone"] : told["gone"] + told["stay"]], *told["then"]]
+        if event := changes(before, now).get("points"):
+            held = [*held[event["gone"] : event["gone"] + event["stay"]], *event["then"]]
         assert [point["round"] for point in held] == rounds
         before = now
 
 
-def test_a_look_costs_a_node_little() -> None:
-    """What a second of being watched takes of the event loop: a new point, piece and rate, 60 peers that moved."""
+def test_an_event_costs_little() -> None:
+    """The event loop's time for one second of a live page: a new point, piece and rate, 60 changed peers."""
     node = busy(500, 60)
     before, spent = PageState(node.now, node.others, node.past), []
     for number in range(20):
@@ -487,7 +489,7 @@ def test_a_look_costs_a_node_little() -> None:
         node.others = PeersView(tuple(replace(row, round=row.round + 1) for row in node.others.peers))
         now = PageState(replace(node.now, step=number), node.others, node.past)
         began = time.process_time()
-        json.dumps(change(before, now))
+        json.dumps(changes(before, now))
         spent.append(time.process_time() - began)
         before = now
     sys.stdout.write(f"a look among 60 peers: {1e3 * min(spent):.2f} ms\n")
@@ -497,9 +499,9 @@ def test_a_look_costs_a_node_little() -> None:
 # ---- where it is, and of what it is made ----
 
 
-async def test_a_port_in_use_is_said_at_once(served: Server, tmp_path: Path) -> None:
+async def test_a_port_in_use_is_reported_at_once(served: Server, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"cannot serve the web page at {served.host}: something else listens there"):
-        async with server.page(served.host, AtHand(), tmp_path / "web.token"):
+        async with server.page(served.host, CannedNode(), tmp_path / "web.token"):
             pass
 
 
@@ -526,7 +528,7 @@ async def test_it_leaves_nothing_behind(tmp_path: Path) -> None:
         ("0.0.0.0:1", "0.0.0.0:1"),
     ],
 )
-def test_an_address_is_one(given: str, meant: str) -> None:
+def test_valid_addresses(given: str, meant: str) -> None:
     assert config.resolve({"web": given}, {}, {}).web == meant
     assert config.resolve({}, {"NOLOCO_WEB": given}, {}).web == meant
 
@@ -535,6 +537,6 @@ def test_an_address_is_one(given: str, meant: str) -> None:
     "given",
     ["8090", ":8090", "127.0.0.1", "127.0.0.1:70000", "::1:80", "[127.0.0.1]:80", "example.org:80", "127.0.0.1:+1"],
 )
-def test_what_is_no_address_is_said(given: str) -> None:
+def test_invalid_addresses(given: str) -> None:
     with pytest.raises(UsageError, match="--web must be an address and a port"):
         config.resolve({"web": given}, {}, {})

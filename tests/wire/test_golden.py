@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from noloco_node.base.addresses import Address
 from noloco_node.base.identity import Identity
 from noloco_node.peers import record
 from noloco_node.version import PROTOCOL, VERSION
@@ -63,7 +64,7 @@ def written() -> Iterator[tuple[str, bytes]]:
     for state in states:
         yield "StateFrame", wire.encode_state(state).SerializeToString()
     yield "StateRequest", wire.encode_state_request(wire.StateRequest(PROTOCOL, RUN, LAYOUT)).SerializeToString()
-    address = f"/ip4/203.0.113.7/tcp/4001/p2p/{AUTHOR.peer_id}"
+    address = Address("ip4", "203.0.113.7", 4001, AUTHOR.peer_id)
     standing = record.Presence("training", 41, 2063, 0.5, 1.875, 1024.0, 4096, (address,), 1.9375, AUTHOR.peer_id, 39)
     signed = record.signed_record(AUTHOR, standing, run_id=RUN.hex(), boot=BOOT, started=AT - 60, now=AT)
     yield "SignedPresence", signed
@@ -73,7 +74,7 @@ def meaning(read: Any) -> dict[str, Any]:
     """As JSON can hold it."""
     values = {field.name: getattr(read, field.name) for field in fields(read)}
     plain = {name: value.hex() if isinstance(value, bytes) else value for name, value in values.items()}
-    return {"is": type(read).__name__, **json.loads(json.dumps(plain))}
+    return {"is": type(read).__name__, **json.loads(json.dumps(plain, default=str))}
 
 
 def document() -> list[dict[str, Any]]:

@@ -65,7 +65,7 @@ class Kernels(Protocol):
         """Codes uint8 (blocks, 32 · bits) -> int32 (blocks, 256)"""
         ...
 
-    # For the few blocks that are told again, `which` (int64):
+    # For the few blocks that are sent again, `which` (int64):
     def steps(self, u: Tensor, grid: Grid, which: Tensor) -> Tensor:
         """k itself, int32 (which, 256)."""
         ...

@@ -5,7 +5,7 @@ cores to the training thread, any number of threads may call at once, and a fork
 
 Each loop body that must vectorise runs over slices of known length, with 32-bit types spelled out where numba would
 widen them; packing works on eight codes at a time inside 64-bit words (little-endian, as torch is everywhere today).
-Compiled at the first call, a few seconds, and kept on disk where a folder can be written: `keep_in` names one.
+Compiled at the first call, a few seconds, and kept on disk where numba finds a folder that can be written.
 """
 
 # ruff: noqa: PLR0913, PLR0917 - what one pass reads and writes
@@ -38,11 +38,6 @@ _BYTES = np.uint64(0x0101010101010101)
 _ABSOLUTE = np.int32(0x7FFFFFFF)
 _WEIGHTS = tables.WEIGHTS.astype(np.uint32)
 _SMALL_WEIGHTS = tables.WEIGHTS.astype(np.int16)
-
-
-def keep_in(folder: str) -> None:
-    """Where compiled kernels are kept; to be said before the first call. Else numba looks for a place itself."""
-    numba.config.CACHE_DIR = folder
 
 
 def hold_memory() -> None:
@@ -115,7 +110,7 @@ def _compiled(kernel: Callable[..., None]) -> Callable[..., None]:
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     try:
         made: Callable[..., None] = numba.njit(cache=True, **options)(kernel)
-    except RuntimeError:  # neither a named folder, nor the package's, nor the home's can be written: compile every time
+    except RuntimeError:  # neither the package's folder nor the home's can be written: compile every time
         made = numba.njit(**options)(kernel)
     return made
 

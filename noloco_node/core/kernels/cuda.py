@@ -117,16 +117,8 @@ def _steps(u, inverse, seed, dither, row, inside):
 
 
 @triton.jit
-def _put(
-    codes,
-    k,
-    row,
-    inside,
-    BITS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    """One plane of packed codes; the wider ones, which hold lower bits, stand before it."""
+def _put(codes, k, row, inside, BITS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr):
+    """One plane of packed codes; the wider ones, which hold lower bits, come before it."""
     part = (k >> (BITS - BITS % (2 * WIDTH))) & ((1 << WIDTH) - 1)
     groups = tl.reshape(part, (ROWS, 8 // WIDTH, 32 * WIDTH))
     shift = (tl.arange(0, 8 // WIDTH) * WIDTH)[None, :, None]
@@ -146,18 +138,7 @@ def _get(codes, row, inside, BITS: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _encode(
-    u,
-    inverse,
-    seed,
-    dither,
-    weights,
-    codes,
-    sums,
-    blocks,
-    BITS: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+def _encode(u, inverse, seed, dither, weights, codes, sums, blocks, BITS: tl.constexpr, ROWS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = row < blocks
     k = _steps(u, inverse, seed, dither, row, inside)
@@ -174,18 +155,7 @@ def _encode(
 
 
 @triton.jit
-def _decode(
-    mine,
-    theirs,
-    half_step,
-    weights,
-    c,
-    sums,
-    energy,
-    blocks,
-    BITS: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+def _decode(mine, theirs, half_step, weights, c, sums, energy, blocks, BITS: tl.constexpr, ROWS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = row < blocks
     r = tl.zeros((ROWS, _BLOCK), dtype=tl.int32)

@@ -1,18 +1,32 @@
-"""What is told line by line: the rounds on their axis, the last partners, the last words of the log, the way in."""
+"""What happened lately: rounds on an axis of time, the last partners, the last log lines; and how others join.
+
+│──── 38 ────│──── 39 ────│──── 40 ────│╌╌╌ 41 ╌
+  ▅▅▅ calm-otter   ○ no partner   ▅▅ dry-falcon
+
+Above, inner phases; below, swaps and solo rounds.
+"""
 
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
 
 from rich.text import Text
 
+from noloco_node.base.peer_names import short_id
+from noloco_node.base.states import NodeState
 from noloco_node.base.units import NOTHING, size, span
-from noloco_node.terminal.phase import left
-from noloco_node.terminal.top.glyphs import LEVELS, SOLO, SWAP
+from noloco_node.terminal.figures import left
+from noloco_node.terminal.top.glyphs import LEVELS, OWN, SOLO, SWAP
 from noloco_node.terminal.top.layout import between, clean, fit, title
 from noloco_node.terminal.top.picture import Picture
-from noloco_node.terminal.top.timeline import timeline, told, window
-from noloco_node.views.views import Piece, Said
+from noloco_node.views.history import Piece, Said
 
-_YEAR_9999 = 253_402_300_799.0  # what a clock can be asked about
+PHASE_COLUMNS = 16
+"""The usual width of a phase: room for its number, and for a partner's name below."""
+_TYPICAL = 9  # phases whose median length sets the scale
+_SHORTEST_S, _LONGEST_S = 1.0, 1e7
+_YEAR_9999 = 253_402_300_799.0  # the largest time that localtime accepts
 
 
 def rounds(picture: Picture, now: float, width: int, height: int) -> list[Text]:
@@ -21,13 +35,13 @@ def rounds(picture: Picture, now: float, width: int, height: int) -> list[Text]:
         still = left(picture.status.phase)
         first = "the first one has not ended yet" + (f": {still}" if still else "")
         return [title("rounds", "", width), Text(first, "dim")][:height]
-    trains = picture.status.state == "training" and not picture.absence
+    trains = picture.status.state == NodeState.TRAINING and not picture.absence
     last = max(piece.ended for piece in pieces)
-    seen = window(pieces, now if trains else min(now, max(0.0, last)), width)
-    over = f"last {span(seen.ended - seen.began)}"
+    shown = window(pieces, now if trains else min(now, max(0.0, last)), width)
+    over = f"last {span(shown.ended - shown.began)}"
     head = title("rounds", Text.assemble(("▅", SWAP), " together  ", ("○", SOLO), " solo  ", (over, "dim")), width)
     ongoing = picture.status.round + 1 if trains else None
-    return [head, *timeline(pieces, picture.history.names, seen, height - 1, ongoing=ongoing)][:height]
+    return [head, *timeline(pieces, picture.history.names, shown, height - 1, ongoing=ongoing)][:height]
 
 
 def partners(picture: Picture, width: int, height: int) -> list[Text]:
@@ -36,14 +50,14 @@ def partners(picture: Picture, width: int, height: int) -> list[Text]:
     met = len(picture.status.partners)
     head = title("partners", f"{met} met" if met else "", width)
     if not ended:
-        return [head, Text("nobody yet", "dim")][:height]
+        return [head, Text("none yet", "dim")][:height]
     return [head, *(_partner(picture, piece, width) for piece in reversed(ended[-height:]))][:height]
 
 
 def _partner(picture: Picture, piece: Piece, width: int) -> Text:
     swapped = piece.kind == "swap"
     mark = ("▅", SWAP) if swapped else ("○", SOLO)
-    left = Text.assemble((f"{piece.round:>5} ", "dim"), mark, " ", told(piece, picture.history.names))
+    left = Text.assemble((f"{piece.round:>5} ", "dim"), mark, " ", partner_or_reason(piece, picture.history.names))
     cost = f"{span(piece.ended - piece.began)}  {size(piece.sent):>7}" if swapped else ""
     return between(left, Text(cost, "dim"), width)
 
@@ -52,7 +66,7 @@ def events(picture: Picture, width: int, height: int) -> list[Text]:
     """The last lines of the log, the newest last."""
     head, room = title("events", "", width), height - 1
     if not picture.history.said or room < 1:
-        return [head, Text("nothing was said yet", "dim")][:height]
+        return [head, Text("nothing logged yet", "dim")][:height]
     return [head, *(_said(line, width) for line in picture.history.said[-room:])]
 
 
@@ -61,9 +75,124 @@ def _said(line: Said, width: int) -> Text:
     return fit(Text.assemble((f"{at}  ", "dim"), (clean(line.text), LEVELS.get(line.level, ""))), width)
 
 
-def way_in(picture: Picture, width: int, height: int) -> list[Text]:
-    """How others join, to be copied: broken where the line ends, as a terminal itself would."""
+def join_command(picture: Picture, width: int, height: int) -> list[Text]:
+    """The command by which others join, to be copied: broken at the width, as a terminal does."""
     address = next(iter(picture.status.addresses), NOTHING)
     words = clean(f"noloco-node join --bootstrap {address}")
     broken = [Text(words[at : at + width]) for at in range(0, len(words), max(1, width))]
     return [title("others join with", "", width), *broken][:height]
+
+
+# ---- rounds on an axis of time ----
+@dataclass(frozen=True, slots=True)
+class TimeWindow:
+    """A stretch of time, and its width in columns."""
+
+    began: float
+    ended: float
+    width: int
+
+    def column(self, at: float) -> int:
+        return round((at - self.began) / (self.ended - self.began) * self.width)
+
+
+def window(pieces: Sequence[Piece], now: float, width: int) -> TimeWindow:
+    lengths = [piece.ended - piece.began for piece in pieces if piece.kind == "phase"][-_TYPICAL:]
+    phase_s = min(_LONGEST_S, max(_SHORTEST_S, median(lengths))) if lengths else _SHORTEST_S
+    return TimeWindow(now - phase_s * max(2.0, width / PHASE_COLUMNS), now, width)
+
+
+def timeline(
+    pieces: Sequence[Piece], names: Mapping[str, str], shown: TimeWindow, rows: int, *, ongoing: int | None
+) -> list[Text]:
+    """`ongoing`: the round whose phase has not ended yet."""
+    if rows < 1 or shown.width < 1:
+        return []
+    phases = [piece for piece in pieces if piece.kind == "phase" and piece.ended > shown.began]
+    rounds = [piece for piece in pieces if piece.kind != "phase" and piece.ended >= shown.began]
+    return [_phases(phases, shown, ongoing), *_lanes(rounds, names, shown, rows - 1)]
+
+
+def partner_or_reason(piece: Piece, names: Mapping[str, str]) -> str:
+    """The partner of a swap, or the reason of a solo round."""
+    partner = clean(names.get(piece.partner) or short_id(piece.partner)) if piece.partner else ""
+    if piece.kind == "swap":
+        return partner
+    reason = clean((piece.reason or "alone").replace("_", " "))
+    return f"{reason} ({partner})" if partner else reason
+
+
+def _phases(phases: Sequence[Piece], shown: TimeWindow, ongoing: int | None) -> Text:
+    line = Text(" " * shown.width)
+    for piece in phases:
+        line = _drawn(line, (shown.column(piece.began), shown.column(piece.ended)), str(piece.round), "─")
+    if ongoing is not None:
+        begins = shown.column(phases[-1].ended) if phases else 0
+        line = _drawn(line, (begins, shown.width), str(ongoing), "╌", OWN)
+    return line
+
+
+def _drawn(line: Text, columns: tuple[int, int], name: str, rule: str, style: str = "") -> Text:
+    begins, ends = max(0, columns[0]), min(len(line), columns[1])
+    length = ends - begins
+    if length < 1:
+        return line
+    label = f" {name} " if length > len(name) + 4 else ""
+    before = (length - 1 - len(label)) // 2
+    after = length - 1 - len(label) - before
+    drawn = Text.assemble(("│", "dim"), (rule * before, style or "dim"), (label, style), (rule * after, style or "dim"))
+    return Text.assemble(line[:begins], drawn, line[ends:])
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """A swap or a solo round in its lane."""
+
+    begins: int
+    before: str
+    bar: str
+    after: str
+    style: str
+
+    @property
+    def ends(self) -> int:
+        return self.begins + len(self.before) + len(self.bar) + len(self.after)
+
+
+def _lanes(pieces: Sequence[Piece], names: Mapping[str, str], shown: TimeWindow, rows: int) -> list[Text]:
+    """The newest are placed first: each in the highest lane with room for its words, else without its words."""
+    lanes: list[list[_Mark]] = [[] for _ in range(rows)]
+    for piece in reversed(pieces):
+        places = ((mark, lane) for mark in _marks(piece, partner_or_reason(piece, names), shown) for lane in lanes)
+        for mark, lane in places:
+            if _has_room(lane, mark, shown.width):
+                lane.append(mark)
+                break
+    return [_lane(sorted(lane, key=lambda mark: mark.begins), shown.width) for lane in lanes]
+
+
+def _marks(piece: Piece, words: str, shown: TimeWindow) -> Iterator[_Mark]:
+    """Two ways to draw it: with words, left of the bar if there is no room on the right; and without."""
+    swapped = piece.kind == "swap"
+    style = SWAP if swapped else SOLO
+    begins = min(shown.width - 1, max(0, shown.column(piece.began)))
+    ends = min(shown.width, max(begins + 1, shown.column(piece.ended)))
+    bar = "▅" * (ends - begins) if swapped else "○"
+    right = _Mark(begins, "", bar, f" {words}", style)
+    yield right if right.ends <= shown.width else _Mark(begins - len(words) - 1, f"{words} ", bar, "", style)
+    yield _Mark(begins, "", bar, "", style)
+
+
+def _has_room(lane: Sequence[_Mark], mark: _Mark, width: int) -> bool:
+    is_free = all(mark.ends < other.begins or other.ends < mark.begins for other in lane)
+    return is_free and mark.begins >= 0 and mark.ends <= width
+
+
+def _lane(marks: Sequence[_Mark], width: int) -> Text:
+    line = Text()
+    for mark in marks:
+        line.append(" " * (mark.begins - line.cell_len))
+        line.append(mark.before)
+        line.append(mark.bar, mark.style)
+        line.append(mark.after)
+    return fit(line, width)

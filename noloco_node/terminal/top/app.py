@@ -1,4 +1,4 @@
-"""From the first picture to the last key: joins what asks (Watch), what draws (screen), what hears (Terminal, Desk)."""
+"""Runs `top`: connects the poller, the drawing, the terminal and the keys."""
 
 import asyncio
 import signal
@@ -13,119 +13,119 @@ from noloco_node.terminal.top.keys import Command, Keys
 from noloco_node.terminal.top.line_mode import LineMode
 from noloco_node.terminal.top.picture import Picture
 from noloco_node.terminal.top.poller import Poller
-from noloco_node.terminal.top.screen import Look, screen
+from noloco_node.terminal.top.screen import Display, screen
 
-_TICK_S = 1.0  # clocks go on while no answer comes
-_BY_SIGNAL = 128  # and its number: what a shell makes of a process that a signal ended
+_TICK_S = 1.0  # the shown times advance while no answer comes
+_BY_SIGNAL = 128  # plus its number: the exit code that a shell gives a process ended by a signal
 
 
 class Session:
-    """Of one terminal."""
+    """`top` on one terminal."""
 
     def __init__(self, home: Home, every_s: float) -> None:
         self.farewell: str | None = None
-        """To be said when the terminal is as it was."""
+        """To print when the terminal is restored."""
         self._home, self._every_s = home, every_s
-        self._news = asyncio.Event()
-        self._watch = Poller(home, every_s, self._news.set)
-        self._desk = Keys()
-        self._wishes: asyncio.Queue[Command] = asyncio.Queue()
+        self._changed = asyncio.Event()
+        self._poller = Poller(home, every_s, self._changed.set)
+        self._keys = Keys()
+        self._commands: asyncio.Queue[Command] = asyncio.Queue()
         self._code: int | None = None
         self._left: str | None = None
-        """Who was told to leave."""
+        """The name of the node that was told to leave."""
 
     async def run(self) -> int:
-        """Raises NoNodeRunning where none runs at the start; one that goes later is waited for."""
-        await self._watch.first()
-        with Terminal(self._typed, self._news.set, self._signalled) as terminal:
-            duties = [asyncio.create_task(self._watch.keep()), asyncio.create_task(self._grant())]
+        """Raises NoNodeRunning if none runs at the start; if it ends later, waits for the next one."""
+        await self._poller.first()
+        with Terminal(self._typed, self._changed.set, self._signalled) as terminal:
+            loops = [asyncio.create_task(self._poller.keep()), asyncio.create_task(self._run_commands())]
             drawing = asyncio.create_task(self._draw(terminal))
             try:
-                await asyncio.wait([drawing, *duties], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([drawing, *loops], return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for task in (drawing, *duties):
+                for task in (drawing, *loops):
                     task.cancel()
-                ends = await asyncio.gather(drawing, *duties, return_exceptions=True)
+                ends = await asyncio.gather(drawing, *loops, return_exceptions=True)
         for end in ends:
             if isinstance(end, Exception):
                 raise end
         return self._code or 0
 
     def _typed(self, keys: str) -> None:
-        for wish in self._desk.press(keys, time.monotonic()):
-            if wish is Command.QUIT:
+        for command in self._keys.press(keys, time.monotonic()):
+            if command is Command.QUIT:
                 self._code = 0
-            self._wishes.put_nowait(wish)
-        self._news.set()
+            self._commands.put_nowait(command)
+        self._changed.set()
 
     def _signalled(self, number: signal.Signals) -> None:
         self._code = 0 if number is signal.SIGINT else _BY_SIGNAL + number
-        self._news.set()
+        self._changed.set()
 
     async def _draw(self, terminal: Terminal) -> None:
-        """Whenever there is something new, and every second for the clocks; until somebody wants it to end."""
+        """When something changed, and every second for the shown times; until the user ends it."""
         while self._code is None:
-            self._news.clear()
-            if picture := self._watch.picture:
-                self._say_farewell(picture)
-                terminal.show(screen(picture, self._look(*terminal.size())))
+            self._changed.clear()
+            if picture := self._poller.picture:
+                self._check_left(picture)
+                terminal.show(screen(picture, self._display(*terminal.size())))
             try:
-                await asyncio.wait_for(self._news.wait(), _TICK_S)
+                await asyncio.wait_for(self._changed.wait(), _TICK_S)
             except TimeoutError:
                 continue
 
-    def _look(self, width: int, height: int) -> Look:
-        return Look(
+    def _display(self, width: int, height: int) -> Display:
+        return Display(
             width=width,
             height=height,
             now=time.time(),
             every_s=self._every_s,
-            said=self._desk.said(time.monotonic()),
-            shows_help=self._desk.shows_help,
+            said=self._keys.said(time.monotonic()),
+            shows_help=self._keys.shows_help,
         )
 
-    def _say_farewell(self, picture: Picture) -> None:
+    def _check_left(self, picture: Picture) -> None:
         if self._left and picture.absence == "gone":
-            self.farewell = f"{self._left} has left; what it knows is kept in {self._home.root}"
+            self.farewell = f"{self._left} has left; its state is kept in {self._home.root}"
             self._code = 0
 
-    async def _grant(self) -> None:
+    async def _run_commands(self) -> None:
         while True:
-            said = await self._granted(await self._wishes.get())
-            self._desk.say(said, time.monotonic())
-            self._news.set()
+            answer = await self._outcome(await self._commands.get())
+            self._keys.say(answer, time.monotonic())
+            self._changed.set()
 
-    async def _granted(self, wish: Command) -> str:
-        """What became of it."""
-        node, picture = self._watch.node, self._watch.picture
+    async def _outcome(self, command: Command) -> str:
+        """The sentence to show."""
+        node, picture = self._poller.node, self._poller.picture
         if node is None or picture is None or picture.absence:
-            return "there is no node that could hear this"
-        if picture.is_rendezvous and wish is not Command.LEAVE:
-            return f"{picture.status.name} is a rendezvous and trains nothing"
+            return "there is no node to do this"
+        if picture.is_rendezvous and command is not Command.LEAVE:
+            return f"{picture.status.name} is a rendezvous and does not train"
         try:
-            return await self._told(wish, node, picture.status.name)
+            return await self._send(command, node, picture.status.name)
         except NolocoError as error:
             return str(error)
 
-    async def _told(self, wish: Command, node: ControlClient, name: str) -> str:
-        if wish is Command.LEAVE:
+    async def _send(self, command: Command, node: ControlClient, name: str) -> str:
+        if command is Command.LEAVE:
             await node.leave()
             self._left = name
             return f"{name} finishes its swap, saves, and leaves: a few seconds"
-        view = await (node.pause() if wish is Command.PAUSE else node.resume())
+        view = await (node.pause() if command is Command.PAUSE else node.resume())
         return f"{view.name} is {view.state}"
 
 
 async def as_lines(home: Home, every_s: float, write: Callable[[str], None]) -> None:
-    """For a pipe, a log, a terminal without a screen: until it is cancelled, or nobody reads any more."""
-    news = LineMode()
+    """For a pipe or a terminal without a screen: until it is cancelled, or the pipe is closed."""
+    mode = LineMode()
 
     def say() -> None:
-        if watch.picture:
-            for line in news.lines(watch.picture, time.monotonic()):
+        if poller.picture:
+            for line in mode.lines(poller.picture, time.monotonic()):
                 write(f"{time.strftime('%H:%M:%S')}  {line}")
 
-    watch = Poller(home, every_s, say)
-    await watch.first()
+    poller = Poller(home, every_s, say)
+    await poller.first()
     say()
-    await watch.keep()
+    await poller.keep()

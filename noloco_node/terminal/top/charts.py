@@ -1,4 +1,4 @@
-"""What is drawn: the loss, and this node's own gauges with the facts beneath them."""
+"""The loss curves; and this node's gauges, with its figures below them."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -8,19 +8,19 @@ from rich.text import Text
 
 from noloco_node.base.peer_names import short_id
 from noloco_node.base.units import NOTHING, rate, share, size, span
+from noloco_node.terminal.figures import besides_steps, traffic
 from noloco_node.terminal.top.glyphs import EVAL, OWN, SWAP, SWARM, Frame, PlottedCurve, bars, gauge, plot
 from noloco_node.terminal.top.layout import between, clean, joined, title
 from noloco_node.terminal.top.picture import Picture
-from noloco_node.views.views import Point, Rate
+from noloco_node.views.history import Point, Rate
 
 _AXIS = 7  # ` 2.34 ┤`
 _LABEL = 8
 _VALUE = 13
 _TALLEST = 4  # rows of a chart of the network
-_SETTLED, _MANY = 0.1, 20  # with so many points, the first tenth of a run does not say how high the chart is
+_SETTLED, _MANY = 0.1, 20  # with _MANY points, the first tenth of a run does not set the height of the chart
 _NARROW = 0.1
-_NO_CURVE = 1e9  # who is there has diverged: what he had before is the picture
-_WORTH_SHOWING = 0.0005  # a tenth of a per cent, rounded
+_NO_CURVE = 1e9  # a loss above has diverged, and would flatten the rest of the curve
 
 
 def losses(picture: Picture, width: int, height: int) -> list[Text]:
@@ -45,11 +45,11 @@ def losses(picture: Picture, width: int, height: int) -> list[Text]:
 
 def _values(points: Sequence[Point], of: Callable[[Point], float | None]) -> list[tuple[float, float]]:
     found = ((point.round, of(point)) for point in points)
-    return [(float(x), y) for x, y in found if y is not None and abs(y) < _NO_CURVE]  # NaN is not smaller either
+    return [(float(x), y) for x, y in found if y is not None and abs(y) < _NO_CURVE]  # false for NaN too
 
 
 def _dot(drawn: list[Text], evals: Sequence[tuple[float, float]], frame: Frame) -> None:
-    """The last one, and before it only as many as leave the curves to be seen."""
+    """The last one, and before it only so many that the curves stay visible."""
     width, height = len(drawn[0]), len(drawn)
     apart = math.ceil(len(evals) / max(1, width // 6))
     for x, y in evals[::-1][:: max(1, apart)]:
@@ -67,7 +67,7 @@ def _with_axis(drawn: Sequence[Text], frame: Frame) -> Iterator[Text]:
 
 
 def _short(value: float, spread: float) -> str:
-    """In five characters, and with as many digits as it takes to tell the labels apart."""
+    """In five characters, with enough digits that the labels differ."""
     texts = (f"{value:.{3 if spread < _NARROW else 2}f}", f"{value:.2f}", f"{value:.0f}", f"{value:.0e}", "large")
     return next(text for text in texts if len(text) <= 5)
 
@@ -79,14 +79,12 @@ def _rounds_axis(frame: Frame, width: int) -> Text:
 
 # ---- this node ----
 def node(picture: Picture, width: int, height: int) -> list[Text]:
-    """Gauges first, then facts; the charts of the network take the rows that are left."""
+    """Gauges first, then facts; the traffic charts use the remaining rows."""
     status, track = picture.status, max(0, width - _LABEL - _VALUE)
     lines = [_drawn("busy", gauge(status.busy_fraction or 0.0, track, OWN), share(status.busy_fraction, 1), width)]
     speeds = [point.tokens_per_s for point in picture.history.points if point.tokens_per_s and track]
     if speeds := speeds[-track:]:
-        chart = bars(speeds, 2 * max(speeds), 1, f"dim {OWN}")[
-            0
-        ]  # half as high as may be: an even pace is a line, no block
+        [chart] = bars(speeds, 2 * max(speeds), 1, f"dim {OWN}")  # half height: an even speed is a line, not a block
         lines.append(_drawn("speed", chart, f"{rate(status.tokens_per_s)} tok/s", width))
     facts = [_fact(name, pieces, width) for name, pieces in _facts(picture)]
     rows = min(_TALLEST, max(1, (height - 1 - len(lines) - len(facts)) // 2))
@@ -100,7 +98,7 @@ def _drawn(label: str, chart: Text, value: str, width: int) -> Text:
 
 
 def _network(label: str, flows: Sequence[float], rows: int, width: int) -> list[Text]:
-    """Bytes a second, a column each. The scale is the highest that is seen, and is said while nothing flows."""
+    """Bytes per second, one column each. The scale is the highest value, which is shown while there is no traffic."""
     top = max(flows, default=0.0)
     chart = bars(flows, top, rows, SWAP)
     now, highest = f"{size(flows[-1])}/s" if flows else NOTHING, f"≤ {size(top)}/s"
@@ -119,7 +117,7 @@ def _received(rate: Rate) -> float:
 
 
 def _seconds(rates: Sequence[Rate], columns: int) -> list[Rate | None]:
-    """One a column, up to the last; a second that nobody measured is none."""
+    """One per column, up to the last one; None for a second without a measurement."""
     if not rates or columns < 1:
         return []
     begins = [rates[0].at - 1.0, *(before.at for before, _ in pairwise(rates))]
@@ -141,10 +139,11 @@ def _fact(label: str, pieces: Sequence[str], width: int) -> Text:
 
 
 def _facts(picture: Picture) -> Iterator[tuple[str, list[str]]]:
-    """What a volunteer asks first comes first."""
+    """The most asked first."""
     status = picture.status
     yield "rounds", [f"{status.rounds.committed} together", f"{status.rounds.solo} solo", *_reasons(picture)]
-    yield _given(picture)
+    sent, received, is_today = traffic(status)
+    yield "today" if is_today else "traffic", [sent, received]
     if last := status.last_round:
         with_whom = f"{_name(picture, last.partner)} in {span(last.seconds)}"
         yield "last", [with_whom, f"{size(last.sent)} out", f"{size(last.received)} in"]
@@ -155,7 +154,7 @@ def _facts(picture: Picture) -> Iterator[tuple[str, list[str]]]:
         yield "model", [f"{rate(status.parameters)} parameters", *([f"on {status.device}"] if status.device else [])]
     if status.bytes.per_param_round is not None:
         yield "cost", [f"{status.bytes.per_param_round:.2f} bytes per parameter and round"]
-    if idle := _besides_steps(picture):
+    if idle := list(besides_steps(status)):
         yield "idle", idle
     if status.last_error:
         yield "error", [status.last_error]
@@ -165,25 +164,6 @@ def _reasons(picture: Picture) -> Iterator[str]:
     """Of the solo rounds, the most frequent first."""
     for reason, number in sorted(picture.status.rounds.by_reason.items(), key=lambda item: -item[1]):
         yield f"{number} {reason.replace('_', ' ')}"
-
-
-def _given(picture: Picture) -> tuple[str, list[str]]:
-    """Today where the day has a limit, else since the start."""
-    day, all_of_it = picture.status.today, picture.status.bytes
-    if day is None or (day.sent_limit, day.received_limit) == (None, None):
-        return "traffic", [f"gave {size(all_of_it.sent)}", f"took {size(all_of_it.received)}"]
-    return "today", [f"gave {_of(day.sent, day.sent_limit)}", f"took {_of(day.received, day.received_limit)}"]
-
-
-def _of(used: int, limit: int | None) -> str:
-    return size(used) + (f" of {size(limit)}" if limit is not None else "")
-
-
-def _besides_steps(picture: Picture) -> list[str]:
-    spent = {account: s for account, s in picture.status.time_s.items() if account != "paused"}
-    total = sum(spent.values())
-    rest = sorted(((s, account) for account, s in spent.items() if account != "step"), reverse=True)
-    return [f"{account} {share(s / total, 1)}" for s, account in rest if s > _WORTH_SHOWING * total]
 
 
 def _name(picture: Picture, peer: str) -> str:

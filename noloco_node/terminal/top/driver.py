@@ -1,6 +1,6 @@
-"""The terminal: the alternate screen, keys as they are typed, and everything as it was afterwards, whatever happens.
+"""The terminal: the alternate screen and the keyboard, both restored afterwards whatever happens.
 
-Only lines that changed are written, which is what a slow ssh link wants. Knows nothing of what it shows.
+Only changed lines are written, for slow ssh links.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Terminal:
-    """A context manager, inside a running event loop. `typed` is handed what came from the keyboard at once, `resized`
-    is called when what is shown is no longer what was drawn, `ended` when a signal asks to end."""
+    """A context manager, inside a running event loop. `typed` gets the keys that arrived together; `resized` is called
+    when the screen must be drawn again, `ended` when a signal asks to end."""
 
     def __init__(
         self, typed: Callable[[str], None], resized: Callable[[], None], ended: Callable[[signal.Signals], None]
@@ -42,10 +42,10 @@ class Terminal:
 
     def __enter__(self) -> "Terminal":
         try:
-            self._take()
+            self._set_up()
             self._listen()
         except BaseException:
-            self._give_back()
+            self._restore()
             raise
         return self
 
@@ -55,10 +55,10 @@ class Terminal:
             loop.remove_signal_handler(number)
         if self._keyboard is not None:
             loop.remove_reader(self._keyboard)
-        self._give_back()
+        self._restore()
 
     def size(self) -> os.terminal_size:
-        """Some do not know theirs, and one whose window was closed has none."""
+        """Some terminals do not know theirs, and a closed window has none."""
         try:
             known = os.get_terminal_size(sys.stdout.fileno())
         except OSError:
@@ -77,7 +77,7 @@ class Terminal:
         self._shown = list(lines)
 
     def forget(self) -> None:
-        """Draw all of it next time: what stands there is not what was drawn."""
+        """Draw everything next time: the screen was changed by something else."""
         self._shown = []
 
     def _drawn(self, line: Text) -> str:
@@ -85,14 +85,14 @@ class Terminal:
             self._console.print(line, end="", soft_wrap=True)
         return in_ascii(drawn.get()) if self._plain else drawn.get()
 
-    def _take(self) -> None:
+    def _set_up(self) -> None:
         if self._keyboard is not None:
             self._mode = termios.tcgetattr(self._keyboard)
             tty.setcbreak(self._keyboard, termios.TCSADRAIN)
         self._write(_ENTER)
         self._shown = []
 
-    def _give_back(self) -> None:
+    def _restore(self) -> None:
         """The terminal itself may be gone."""
         with suppress(OSError):
             self._write(_LEAVE)
@@ -114,10 +114,10 @@ class Terminal:
         self._resized()
 
     def _stop(self) -> None:
-        """Ctrl-Z: a shell's prompt wants its own screen; `fg` goes on below."""
-        self._give_back()
+        """Ctrl-Z: the shell needs its own screen; `fg` continues after SIGSTOP."""
+        self._restore()
         os.kill(os.getpid(), signal.SIGSTOP)
-        self._take()
+        self._set_up()
         self._resized()
 
     def _read(self) -> None:
@@ -134,14 +134,14 @@ class Terminal:
             asyncio.get_running_loop().remove_reader(self._keyboard)
 
     def _write(self, text: str) -> None:
-        """Past Python's buffer: what a closed window did not take must not come up again when the process ends."""
+        """Without Python's buffer, which would try again at exit what a closed window did not accept."""
         rest = text.encode(sys.stdout.encoding or "ascii", "replace")
         while rest:
             rest = rest[os.write(sys.stdout.fileno(), rest) :]
 
 
 def can_show() -> bool:
-    """Whether there is a terminal on which lines can be placed."""
+    """Whether there is a terminal with cursor addressing."""
     return sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
 
 
@@ -150,7 +150,7 @@ def speaks_unicode() -> bool:
 
 
 def print_once(lines: Sequence[Text]) -> None:
-    """As it stands, below what is there already."""
+    """Below what the terminal shows already."""
     out = Console(highlight=False)
     for line in lines:
         line.rstrip()

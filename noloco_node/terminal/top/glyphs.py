@@ -1,6 +1,6 @@
-"""Curves, bars and gauges of characters, and what stands for them where a terminal has no such characters.
+"""Curves, bars and gauges of characters, and their replacements for a terminal that has only ASCII.
 
-Colours are the terminal's own sixteen. Shapes tell things apart as well: there may be no colour.
+Colours are the terminal's own sixteen. Shapes differ as well, since there may be no colour.
 """
 
 from collections.abc import Sequence
@@ -9,16 +9,18 @@ from itertools import pairwise
 
 from rich.text import Text
 
+from noloco_node.base.states import NodeState
+
 OWN, SWARM, EVAL = "cyan", "magenta", "green"
 """Styles of the curves."""
 SWAP, SOLO = "green", "yellow"
-STATES = {
-    "training": "green",
-    "rendezvous": "green",
-    "joining": "cyan",
-    "starting": "cyan",
-    "paused": "yellow",
-    "leaving": "yellow",
+STATES: dict[str, str] = {
+    NodeState.TRAINING: "green",
+    NodeState.RENDEZVOUS: "green",
+    NodeState.JOINING: "cyan",
+    NodeState.STARTING: "cyan",
+    NodeState.PAUSED: "yellow",
+    NodeState.LEAVING: "yellow",
 }
 LEVELS = {"warning": "yellow", "error": "red", "critical": "red", "debug": "dim"}
 
@@ -30,20 +32,20 @@ _ACROSS, _DOWN = 2, 4
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 _BRAILLE = 0x2800
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
-_GAP_OF, _GAP_FROM = 6, 2  # a dotted curve: so many columns of dots, and of these two are seen
+_GAP_OF, _GAP_FROM = 6, 2  # a dotted curve shows 2 of every 6 columns of dots
 
 
 @dataclass(frozen=True, slots=True)
 class PlottedCurve:
     points: Sequence[tuple[float, float]]
-    """By their x."""
+    """Sorted by x."""
     style: str = ""
     dotted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What a plot spans."""
+    """The range of a plot."""
 
     left: float
     right: float
@@ -52,8 +54,8 @@ class Frame:
 
     @classmethod
     def around(cls, curves: Sequence[PlottedCurve], settled: float = 0.0) -> "Frame | None":
-        """`settled`: what share of the way is left out of the heights. A loss falls so far at its beginning that all
-        the rest would be one flat line; a curve that is higher than the frame comes into it from above."""
+        """`settled`: the first share of x that does not count for the height. A loss falls so far at its beginning that
+        the rest would be one flat line; a curve above the frame enters it from the top."""
         points = [point for curve in curves for point in curve.points]
         if not points:
             return None
@@ -83,7 +85,7 @@ def plot(curves: Sequence[PlottedCurve], frame: Frame, width: int, height: int) 
 
 
 def bars(values: Sequence[float], top: float, height: int, style: str) -> list[Text]:
-    """A column a value; what is not nothing is seen."""
+    """One column per value; any value above 0 is visible."""
     full = height * 8
     levels = [min(full, max(1, round(value / top * full))) if value > 0 < top else 0 for value in values]
     rows = range(height - 1, -1, -1)
@@ -93,13 +95,13 @@ def bars(values: Sequence[float], top: float, height: int, style: str) -> list[T
 
 
 def gauge(fraction: float, width: int, style: str) -> Text:
-    """Full as a heavy line, empty as a light one."""
+    """The full part as a heavy line, the rest as a light one."""
     full = round(min(1.0, max(0.0, fraction)) * width)
     return Text.assemble(("━" * full, style), ("─" * (width - full), "dim"))
 
 
 def _underline(line: Text, levels: Sequence[int]) -> None:
-    """Nothing is a low dim mark: one sees that it was measured."""
+    """A value of 0 is a low dim mark, to show that it was measured."""
     line.plain = "".join(mark if level else "▁" for mark, level in zip(line.plain, levels, strict=True))
     for place, level in enumerate(levels):
         if not level:
@@ -107,12 +109,12 @@ def _underline(line: Text, levels: Sequence[int]) -> None:
 
 
 def _dots(curve: PlottedCurve, frame: Frame, columns: int, rows: int) -> set[Dot]:
-    """The curve as a joined line: one height a column, and upright strokes between."""
+    """The curve as a connected line: one height per column, with vertical strokes between."""
     heights: dict[int, list[int]] = {}
     for x, y in curve.points:
         column, row = frame.dot(x, y, columns, rows)
         heights.setdefault(column, []).append(row)
-    path = _seen([(column, round(sum(all_rows) / len(all_rows))) for column, all_rows in sorted(heights.items())])
+    path = _inside([(column, round(sum(all_rows) / len(all_rows))) for column, all_rows in sorted(heights.items())])
     found = set(path)
     for (left, upper), (right, lower) in pairwise(path):
         for column in range(left, right):
@@ -125,14 +127,14 @@ def _dots(curve: PlottedCurve, frame: Frame, columns: int, rows: int) -> set[Dot
     return found
 
 
-def _seen(path: list[Dot]) -> list[Dot]:
-    """Without what lies at the upper edge and higher before the curve comes down."""
+def _inside(path: list[Dot]) -> list[Dot]:
+    """Without the beginning that is above the frame."""
     first = next((place for place, (_, row) in enumerate(path) if row > 0), 1)
     return path[max(0, first - 1) :]
 
 
 def _scaled(value: float, low: float, high: float, steps: int) -> int:
-    """In which of so many steps a value lies; in the middle where there is nothing to compare it with."""
+    """The step of `steps` in which a value is; the middle one if the range is empty."""
     if high <= low:
         return steps // 2
     return min(steps - 1, max(0, round((value - low) / (high - low) * (steps - 1))))
@@ -149,5 +151,5 @@ _PLAIN = str.maketrans(
 
 
 def in_ascii(text: str) -> str:
-    """As wide as before, and readable anywhere."""
+    """Of the same width."""
     return text.translate(_PLAIN).encode("ascii", "replace").decode("ascii")

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 from rich.text import Text
 
 from noloco_node.base.peer_names import short_id
+from noloco_node.base.states import NodeState
 from noloco_node.base.units import count, loss, rate, share, span
-from noloco_node.terminal.phase import left
+from noloco_node.terminal.figures import left
 from noloco_node.terminal.top.glyphs import EVAL, LEVELS, OWN, SOLO, STATES, SWAP, SWARM, gauge
 from noloco_node.terminal.top.keys import KEYS
 from noloco_node.terminal.top.layout import Paint, between, clean, fit, joined, title, wrapped
@@ -23,10 +24,10 @@ _ABSENCES = {
 
 
 def header(picture: Picture, width: int, _height: int) -> list[Text]:
-    """Who, what it does, how far."""
+    """Name, state, progress."""
     status = picture.status
     state = "gone" if picture.absence == "gone" else status.state
-    mark = "●" if state in ("training", "rendezvous") and not picture.absence else "○"
+    mark = "●" if state in (NodeState.TRAINING, NodeState.RENDEZVOUS) and not picture.absence else "○"
     style = "red" if picture.absence else STATES.get(state, "")
     left = Text.assemble((clean(status.name), "bold"), "  ", (f"{mark} {clean(state)}", style))
     left = joined([left, *_progress(picture, width - left.cell_len)], width, "  ")
@@ -47,7 +48,7 @@ def _progress(picture: Picture, room: int) -> Iterator[Text | str]:
 
 
 def figures(picture: Picture, width: int, _height: int) -> list[Text]:
-    """The node in a line; what matters most comes first, for where the line is short."""
+    """The node in a line, the most important first, for a short line."""
     status = picture.status
     pieces = [] if picture.is_rendezvous else [f"loss {loss(status.loss)}", f"eval {loss(status.eval_loss)}"]
     if status.waiting_for and not picture.is_rendezvous:
@@ -63,7 +64,7 @@ def figures(picture: Picture, width: int, _height: int) -> list[Text]:
 
 
 def findings(picture: Picture, now: float, width: int) -> list[Text]:
-    """What wants attention, with its remedy, broken between words: as many lines as it takes."""
+    """Problems and their remedies, broken between words into as many lines as needed."""
     found = [_absent(picture, now)] if picture.absence else []
     found += [
         Text(f"! {clean(item.text)}: {clean(item.remedy)}", LEVELS.get(item.level, ""))
@@ -78,7 +79,7 @@ def health(lines: Sequence[Text]) -> Paint:
             return list(lines)
         if height < 2:
             return [fit(Text.assemble(lines[0], "…"), width)]
-        return [*lines[: height - 1], Text("  … `noloco-node status` says all", "dim")]
+        return [*lines[: height - 1], Text("  … `noloco-node status` shows all", "dim")]
 
     return paint
 
@@ -86,13 +87,13 @@ def health(lines: Sequence[Text]) -> Paint:
 def _absent(picture: Picture, now: float) -> Text:
     what = _ABSENCES[picture.absence or "gone"]
     ago = span(max(1.0, now - picture.at))
-    return Text(f"! {what} (for {ago}): waiting for it; this is what was seen last", "red")
+    return Text(f"! {what} (for {ago}): waiting for it; these are its last values", "red")
 
 
 def footer(picture: Picture, said: str | None, every_s: float, width: int, _height: int) -> list[Text]:
     if said:
         return [fit(Text(clean(said), "bold reverse"), width)]
-    idle = {"r"} if picture.status.state != "paused" else {"p"}
+    idle = {"r"} if picture.status.state != NodeState.PAUSED else {"p"}
     idle |= {"p", "r"} if picture.is_rendezvous else set()
     keys = [Text.assemble((key, "bold"), f" {name}") for key, name, _ in KEYS if key not in idle]
     return [between(joined(keys, width, "   "), Text(f"every {every_s:g} s", "dim"), width)]
@@ -105,11 +106,11 @@ def manual(width: int, height: int) -> list[Text]:
     lines += [Text(), title("marks", "", width)]
     lines += [
         Text.assemble(("━", OWN), "  this node's loss, the mean of each round's inner phase"),
-        Text.assemble(("┄", SWARM), "  the mean over the peers that were seen training then"),
+        Text.assemble(("┄", SWARM), "  the mean over the peers that were training then"),
         Text.assemble(("•", EVAL), "  loss on held-out data"),
-        Text.assemble(("▅", SWAP), "  a round averaged with a partner, as long as the swap took"),
-        Text.assemble(("○", SOLO), "  a round without: why is beside it; training did not notice"),
-        Text.assemble(("≤", "dim"), "  the top of the chart beside it"),
+        Text.assemble(("▅", SWAP), "  a round averaged with a partner; as long as the swap took"),
+        Text.assemble(("○", SOLO), "  a round without a partner, with the reason; training continued"),
+        Text.assemble(("≤", "dim"), "  the highest value of the chart"),
         Text(),
         Text("More: `noloco-node status`, `peers`, `doctor`; each has --help.", "dim"),
     ]

@@ -1,17 +1,17 @@
-"""What keys mean: keys in, wishes out. It remembers what is open, and what was said last and until when."""
+"""What keys do: keys in, commands out. Keeps what is open, and the last answer and until when it is shown."""
 
 from enum import Enum, auto
 
 SAID_S = 5.0
-"""How long an answer stands at the foot of the screen."""
+"""How long an answer is shown."""
 QUESTION_S = 20.0
-LEAVE_QUESTION = "leave the run, so that the node ends? y leaves, any other key stays"
+LEAVE_QUESTION = "leave the run and end the node? y leaves, any other key stays"
 KEYS = (
-    ("p", "pause", "train and exchange no more, until `r`"),
-    ("r", "resume", "go on"),
-    ("l", "leave", "finish the swap, save, say goodbye; the node ends"),
-    ("q", "quit", "close this view; the node goes on"),
-    ("?", "help", "what keys and marks mean"),
+    ("p", "pause", "pause training and swaps until `r`"),
+    ("r", "resume", "continue"),
+    ("l", "leave", "finish the swap, save, and end the node"),
+    ("q", "quit", "close this view; the node continues"),
+    ("?", "help", "explain keys and marks"),
 )
 
 
@@ -22,7 +22,7 @@ class Command(Enum):
     QUIT = auto()
 
 
-_WISHES = {"p": Command.PAUSE, "r": Command.RESUME, "q": Command.QUIT}
+_COMMANDS = {"p": Command.PAUSE, "r": Command.RESUME, "q": Command.QUIT}
 
 
 class Keys:
@@ -33,10 +33,10 @@ class Keys:
         self._until = 0.0
 
     def press(self, keys: str, now: float) -> list[Command]:
-        """What came from the keyboard at once; an escape sequence, an arrow's say, is nobody's wish."""
+        """Keys that arrived together; an escape sequence, as an arrow key sends it, is no command."""
         if len(keys) > 1 and keys.startswith("\x1b"):
             return []
-        return [wish for key in keys if (wish := self._press(key, now))]
+        return [command for key in keys if (command := self._press(key, now))]
 
     def say(self, what: str, now: float) -> None:
         self._said, self._until, self._asks = what, now + SAID_S, False
@@ -58,5 +58,5 @@ class Keys:
         elif self.shows_help and key in "\x1bq":
             self.shows_help = False
         else:
-            return _WISHES.get(key)
+            return _COMMANDS.get(key)
         return None

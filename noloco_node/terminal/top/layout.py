@@ -1,6 +1,6 @@
-"""Lines that fit a screen: cut with an ellipsis, put side by side, and the screen's rows handed out to its parts.
+"""Lines that fit a screen: cut with an ellipsis, put side by side, and the screen's rows divided between its parts.
 
-Widths are cells of a terminal, so that wide characters in somebody's words break nothing.
+Widths are cells of a terminal, so wide characters keep the columns aligned.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,27 +10,27 @@ from rich.cells import cell_len
 from rich.text import Text
 
 GAP = 3
-"""Between what stands side by side."""
+"""Columns between parts that are side by side."""
 
 Paint = Callable[[int, int], list[Text]]
-"""Draws itself into a width and a height: as many lines as there are rows or fewer, none of them wider."""
+"""Draws into a width and a height: at most `height` lines, none wider than `width`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A stretch of the screen, as wide as it is."""
+    """Some rows of the screen, over its whole width."""
 
     paint: Paint
     least: int
     most: int
     keep: int
-    """The smallest goes first."""
+    """The smallest is left out first."""
     weight: int = 1
-    """How much of the rows that are left it takes."""
+    """Its share of the remaining rows."""
 
 
 def clean(words: str) -> str:
-    """On one line, and nothing in it that a terminal would obey."""
+    """On one line, without control characters."""
     return "".join(mark if mark.isprintable() else " " for mark in words)
 
 
@@ -44,7 +44,7 @@ def fit(line: Text, width: int) -> Text:
 
 
 def joined(pieces: Sequence[Text | str], width: int, gap: str = " · ") -> Text:
-    """As many pieces as fit, the first ones first; the very first is cut rather than left out."""
+    """As many of the first pieces as fit; the very first is cut if necessary."""
     line = Text()
     for piece in pieces:
         longer = Text.assemble(line, (gap, "dim"), piece) if line else Text.assemble(piece)
@@ -55,13 +55,13 @@ def joined(pieces: Sequence[Text | str], width: int, gap: str = " · ") -> Text:
 
 
 def between(left: Text, right: Text, width: int) -> Text:
-    """One at each side; where both find no room, the left one."""
+    """One at each side; only the left one if both do not fit."""
     room = width - left.cell_len - right.cell_len
     return fit(Text.assemble(left, " " * room, right), width) if room >= 1 else fit(left, width)
 
 
 def title(name: str, right: Text | str, width: int) -> Text:
-    """A name, a rule, and what is to be said of the part beneath."""
+    """A name, a rule, and a remark on the right."""
     head = Text.assemble((name, "bold"), " ")
     tail = Text.assemble(" ", right) if right else Text()
     rule = width - head.cell_len - tail.cell_len
@@ -74,7 +74,7 @@ def wrapped(words: Text, width: int, indent: int) -> list[Text]:
     """Broken between words; lines after the first are indented."""
     lines: list[Text] = []
     rest = words
-    while rest:  # not its width: some letters have none
+    while rest:  # not `while rest.cell_len`: some characters have no width
         room = max(1, width - (indent if lines else 0))
         line, rest = _broken(rest, room)
         lines.append(Text.assemble(" " * indent, line) if lines else line)
@@ -82,7 +82,7 @@ def wrapped(words: Text, width: int, indent: int) -> list[Text]:
 
 
 def beside(*columns: tuple[Paint, int]) -> Paint:
-    """Side by side, their widths as the numbers are to each other."""
+    """Side by side, with widths in proportion to the numbers."""
 
     def paint(width: int, height: int) -> list[Text]:
         widths = _widths(width, [share for _, share in columns])
@@ -94,17 +94,17 @@ def beside(*columns: tuple[Paint, int]) -> Paint:
 
 
 def share_out(parts: Sequence[Part], height: int) -> list[int]:
-    """Rows for each part; 0 for one that found no room."""
-    given = [part.least for part in parts]
-    while sum(given) > height:
-        _, goes = min((part.keep, number) for number, part in enumerate(parts) if given[number])
-        given[goes] = 0
-    for _ in range(height - sum(given)):
-        growing = [number for number, part in enumerate(parts) if 0 < given[number] < part.most]
+    """Rows for each part; 0 for one that is left out."""
+    rows = [part.least for part in parts]
+    while sum(rows) > height:
+        _, left_out = min((part.keep, number) for number, part in enumerate(parts) if rows[number])
+        rows[left_out] = 0
+    for _ in range(height - sum(rows)):
+        growing = [number for number, part in enumerate(parts) if 0 < rows[number] < part.most]
         if not growing:
             break
-        given[min(growing, key=lambda number: (given[number] - parts[number].least) / parts[number].weight)] += 1
-    return given
+        rows[min(growing, key=lambda number: (rows[number] - parts[number].least) / parts[number].weight)] += 1
+    return rows
 
 
 def _widths(width: int, shares: Sequence[int]) -> list[int]:
@@ -118,7 +118,7 @@ def _row(cells: Sequence[Text], widths: Sequence[int]) -> Text:
 
 
 def _broken(words: Text, room: int) -> tuple[Text, Text]:
-    """The first line of it, and the rest."""
+    """The first line, and the rest."""
     if words.cell_len <= room:
         return words, Text()
     taken = cells = 0

@@ -1,15 +1,16 @@
-"""The same as lines, for a pipe, a log or a terminal that can do no more: what is new between two pictures."""
+"""`top` as lines, for a pipe, a log or a simple terminal: what changed between two pictures."""
 
 from collections.abc import Iterator
 
 from noloco_node.base.units import count, loss, rate, share, size, span
+from noloco_node.terminal.top.activity import partner_or_reason
 from noloco_node.terminal.top.layout import clean
 from noloco_node.terminal.top.picture import Picture
-from noloco_node.terminal.top.timeline import told
-from noloco_node.views.views import HistoryView, StatusView
+from noloco_node.views.history import HistoryView
+from noloco_node.views.status import StatusView
 
 SILENT_S = 10.0
-"""A sign of life this often."""
+"""The longest time without a line."""
 _ABSENCES = {
     "gone": "no node runs here any more: waiting for one",
     "changing": "the node is just starting or ending: waiting for it",
@@ -20,14 +21,14 @@ _ABSENCES = {
 class LineMode:
     def __init__(self) -> None:
         self._before: Picture | None = None
-        self._spoke = 0.0
+        self._printed_at = 0.0
 
     def lines(self, picture: Picture, now: float) -> list[str]:
-        found = list(_new(self._before, picture))
-        if not found and now - self._spoke >= SILENT_S and not picture.absence:
+        found = list(_changes(self._before, picture))
+        if not found and now - self._printed_at >= SILENT_S and not picture.absence:
             found = [standing(picture.status)]
         if found:
-            self._spoke = now
+            self._printed_at = now
         self._before = picture
         return found
 
@@ -44,12 +45,12 @@ def standing(status: StatusView) -> str:
     return f"{head}: {', '.join([*waits, *figures, count(status.peers_seen, 'peer')])}"
 
 
-def _new(before: Picture | None, now: Picture) -> Iterator[str]:
+def _changes(before: Picture | None, now: Picture) -> Iterator[str]:
     if now.absence:
         if before is None or before.absence != now.absence:
             yield _ABSENCES[now.absence]
         return
-    if before is None or before.absence or _told(before.status) != _told(now.status):
+    if before is None or before.absence or _identity(before.status) != _identity(now.status):
         yield standing(now.status)
     if before and before.status.peer_id == now.status.peer_id:
         yield from _rounds(before.history, now.history)
@@ -59,7 +60,7 @@ def _new(before: Picture | None, now: Picture) -> Iterator[str]:
             yield f"! {clean(finding.text)}: {clean(finding.remedy)}"
 
 
-def _told(status: StatusView) -> tuple[str, str, str | None]:
+def _identity(status: StatusView) -> tuple[str, str, str | None]:
     return status.peer_id, status.state, status.run_id
 
 
@@ -70,9 +71,9 @@ def _rounds(before: HistoryView, now: HistoryView) -> Iterator[str]:
     for piece in now.pieces:
         if piece.kind == "phase" or (piece.kind, piece.round, piece.ended) in known:
             continue
-        whom = told(piece, now.names)
+        partner = partner_or_reason(piece, now.names)
         if piece.kind == "swap":
             took = f"{span(piece.ended - piece.began)}, {size(piece.sent)} out, {size(piece.received)} in"
-            yield f"round {piece.round} with {whom}: loss {loss(losses.get(piece.round))}, {took}"
+            yield f"round {piece.round} with {partner}: loss {loss(losses.get(piece.round))}, {took}"
         else:
-            yield f"round {piece.round} solo ({whom}): loss {loss(losses.get(piece.round))}"
+            yield f"round {piece.round} solo ({partner}): loss {loss(losses.get(piece.round))}"

@@ -1,7 +1,7 @@
 """Asks the node for its views, over one connection that is made again whenever it breaks.
 
-The history is long, so it is fetched only when the status tells that something happened, and now and then for the log's
-lines; what the network carries in between is told by the status.
+The history is long, so it is fetched only when the status shows that something happened, and every HISTORY_S for the
+log's lines; between two fetches, traffic comes from the status.
 """
 
 import asyncio
@@ -16,41 +16,42 @@ from noloco_node.control.socket_client import ControlClient
 from noloco_node.errors import NolocoError, NoNodeRunning
 from noloco_node.host.home import Home
 from noloco_node.terminal.top.picture import Absence, Picture
-from noloco_node.views.views import HistoryView, Rate, StatusView
+from noloco_node.views.history import HistoryView, Rate
+from noloco_node.views.status import StatusView
 
 HISTORY_S = 5.0
-"""How old the last lines of the log may be."""
+"""The largest age of the shown log lines."""
 _RATES = 300
 
 
 class Poller:
-    """`changed` is called after each answer, and when none comes any more."""
+    """`changed` is called after each answer, and when the node stops answering."""
 
     def __init__(self, home: Home, every_s: float, changed: Callable[[], None]) -> None:
         self.picture: Picture | None = None
         self._home, self._every_s, self._changed = home, every_s, changed
         self._node: ControlClient | None = None
-        self._flows = _Flows()
+        self._traffic = _Traffic()
         self._history = HistoryView()
         self._history_at = 0.0
-        self._happened: object = None
+        self._key: object = None
 
     @property
     def node(self) -> ControlClient | None:
-        """While it answers."""
+        """None while it does not answer."""
         return self._node
 
     async def first(self) -> Picture:
-        """One picture, or the error that tells why there is none."""
+        """One picture. Raises NolocoError if the node does not answer."""
         async with socket_client.connected(self._home) as node:
             return await self._ask(node)
 
     async def keep(self) -> NoReturn:
-        """For ever."""
+        """Until it is cancelled."""
         while True:
             try:
                 async with socket_client.connected(self._home) as self._node:
-                    self._history_at = 0.0  # another node may live there now
+                    self._history_at = 0.0  # another node may run there now
                     while True:
                         await self._ask(self._node)
                         self._changed()
@@ -65,10 +66,10 @@ class Poller:
     async def _ask(self, node: ControlClient) -> Picture:
         status, now = await node.status(), time.time()
         peers = await node.peers()
-        if _happened(status) != self._happened or not 0 <= now - self._history_at < HISTORY_S:
+        if _history_key(status) != self._key or not 0 <= now - self._history_at < HISTORY_S:
             self._history = await node.history()
-            self._happened, self._history_at = _happened(status), now
-        rates = self._flows.after(self._history.rates, status, now)
+            self._key, self._history_at = _history_key(status), now
+        rates = self._traffic.after(self._history.rates, status, now)
         self.picture = Picture(status, peers, self._history, rates, now)
         return self.picture
 
@@ -80,14 +81,14 @@ class Poller:
             self.picture = replace(self.picture, absence=why)
 
 
-class _Flows:
-    """What the network carried: as the node tells it, and since then as its counters say."""
+class _Traffic:
+    """Bytes per second: the node's own series, continued by the differences of its counters."""
 
     def __init__(self) -> None:
         self._since: deque[Rate] = deque(maxlen=_RATES)
         self._before: tuple[float, int, int, str] | None = None
 
-    def after(self, told: tuple[Rate, ...], status: StatusView, now: float) -> tuple[Rate, ...]:
+    def after(self, known: tuple[Rate, ...], status: StatusView, now: float) -> tuple[Rate, ...]:
         sent, received = status.bytes.sent, status.bytes.received
         before, self._before = self._before, (now, sent, received, status.peer_id)
         if before and before[3] == status.peer_id and before[0] < now and before[1] <= sent and before[2] <= received:
@@ -95,11 +96,11 @@ class _Flows:
             self._since.append(Rate(now, (sent - before[1]) / passed, (received - before[2]) / passed))
         else:
             self._since.clear()
-        last = told[-1].at if told else 0.0
-        return (*told, *(rate for rate in self._since if rate.at > last))
+        last = known[-1].at if known else 0.0
+        return (*known, *(rate for rate in self._since if rate.at > last))
 
 
-def _happened(status: StatusView) -> object:
-    """What is another thing whenever the history has more to tell."""
+def _history_key(status: StatusView) -> object:
+    """Changes whenever the history has something new."""
     ended = status.rounds.committed, status.rounds.solo
     return status.peer_id, status.run_id, status.state, status.round, ended, status.eval_loss, status.last_error

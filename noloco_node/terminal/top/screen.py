@@ -1,6 +1,6 @@
-"""The whole screen: a picture in, as many lines as there are rows out, each as wide as the screen.
+"""The whole screen: a picture in, one line per row out, each as wide as the screen.
 
-Where there is no room for all, parts go whole, the least important first; those that stay share the rows.
+If there is no room for all parts, whole parts are left out, the least important first; the others share the rows.
 """
 
 from collections.abc import Sequence
@@ -14,47 +14,51 @@ from noloco_node.terminal.top.layout import Paint, Part, beside, fit, share_out
 from noloco_node.terminal.top.picture import Picture
 
 ANY = 10_000
-"""Rows that a part takes, if there are so many."""
+"""No limit on the rows of a part."""
 _TWO, _THREE = 66, 150
-"""Columns from which on two parts stand side by side, or three."""
+"""From this many columns on, two or three parts are side by side."""
 _LONG_TABLES = 130
-_AIRY = 34
-"""Rows from which on there is a blank one between parts."""
+_SPACED = 34
+"""From this many rows on, there is a blank row between parts."""
 _MARGINS = 2
 """Columns left free, one at each side."""
 _HEALTH = 6
-"""Rows of findings at most: the picture itself is wanted too."""
+"""Rows of findings at most: the rest of the screen needs room too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """What, besides the picture, decides what is drawn."""
+class Display:
+    """What decides the drawing besides the picture: the size, the time, and what the user has open."""
 
     width: int
     height: int
     now: float
     every_s: float
     said: str | None = None
-    """An answer or a question, to stand at the foot."""
+    """An answer or a question, for the last line."""
     shows_help: bool = False
 
 
-def screen(picture: Picture, look: Look) -> list[Text]:
+def screen(picture: Picture, display: Display) -> list[Text]:
     head = Part(partial(header_footer.header, picture), 1, 1, keep=100)
-    foot = Part(partial(header_footer.footer, picture, look.said, look.every_s), 1, 1, keep=110 if look.said else 80)
-    if look.shows_help:
-        return _drawn([head, Part(header_footer.manual, 1, ANY, keep=90)], foot, look)
+    foot = Part(
+        partial(header_footer.footer, picture, display.said, display.every_s), 1, 1, keep=110 if display.said else 80
+    )
+    if display.shows_help:
+        return _drawn([head, Part(header_footer.manual, 1, ANY, keep=90)], foot, display)
     figures = Part(partial(header_footer.figures, picture), 1, 1, keep=90)
-    top = [head, _faded(figures) if picture.absence else figures]
-    if found := header_footer.findings(picture, look.now, look.width - _MARGINS):
-        lines = min(len(found), _HEALTH, max(1, look.height // 3))
+    top = [head, _dimmed(figures) if picture.absence else figures]
+    if found := header_footer.findings(picture, display.now, display.width - _MARGINS):
+        lines = min(len(found), _HEALTH, max(1, display.height // 3))
         top.append(Part(header_footer.health(found), lines, lines, keep=95))
-    body = _rendezvous(picture, look.width) if picture.is_rendezvous else _trainer(picture, look.now, look.width)
-    if look.height >= _AIRY:
-        top[-1], body = _airy(top[-1]), [_airy(part) for part in body]
+    body = (
+        _rendezvous(picture, display.width) if picture.is_rendezvous else _trainer(picture, display.now, display.width)
+    )
+    if display.height >= _SPACED:
+        top[-1], body = _spaced(top[-1]), [_spaced(part) for part in body]
     if picture.absence:
-        body = [_faded(part) for part in body]
-    return _drawn([*top, *body], foot, look)
+        body = [_dimmed(part) for part in body]
+    return _drawn([*top, *body], foot, display)
 
 
 def _trainer(picture: Picture, now: float, width: int) -> list[Part]:
@@ -89,24 +93,24 @@ def _trainer(picture: Picture, now: float, width: int) -> list[Part]:
 def _rendezvous(picture: Picture, width: int) -> list[Part]:
     listed = max(1, len(picture.status.runs)) + tables.HEAD
     table = max(1, len(picture.peers.peers)) + tables.HEAD
-    way_in = partial(activity.way_in, picture)
+    join_command = partial(activity.join_command, picture)
     return [
         Part(partial(tables.runs, picture), 2, listed, keep=60),
         Part(partial(tables.peers, picture), 3, table, keep=50, weight=3),
-        Part(way_in, 2, len(way_in(width - _MARGINS, ANY)), keep=70, weight=9),
+        Part(join_command, 2, len(join_command(width - _MARGINS, ANY)), keep=70, weight=9),
         Part(partial(activity.events, picture), 2, ANY, keep=40),
     ]
 
 
-def _airy(part: Part) -> Part:
+def _spaced(part: Part) -> Part:
     def paint(width: int, height: int) -> list[Text]:
         return part.paint(width, height - 1)
 
     return replace(part, paint=paint, least=part.least + 1, most=part.most + 1)
 
 
-def _faded(part: Part) -> Part:
-    """What is no longer so."""
+def _dimmed(part: Part) -> Part:
+    """For values that are no longer current."""
 
     def paint(width: int, height: int) -> list[Text]:
         return [Text(line.plain, "dim") for line in part.paint(width, height)]
@@ -114,19 +118,19 @@ def _faded(part: Part) -> Part:
     return replace(part, paint=paint)
 
 
-def _drawn(parts: Sequence[Part], foot: Part, look: Look) -> list[Text]:
-    """The foot at the bottom, however little there is above it."""
+def _drawn(parts: Sequence[Part], foot: Part, display: Display) -> list[Text]:
+    """With the foot on the last row, however little is above it."""
     *blocks, last = (
-        _block(part.paint, look.width - _MARGINS, rows)
-        for part, rows in zip([*parts, foot], share_out([*parts, foot], look.height), strict=True)
+        _block(part.paint, display.width - _MARGINS, rows)
+        for part, rows in zip([*parts, foot], share_out([*parts, foot], display.height), strict=True)
     )
     lines = [line for block in blocks for line in block]
-    lines += [Text()] * (look.height - len(lines) - len(last)) + last
-    return [fit(Text.assemble(" ", line), look.width) for line in lines]
+    lines += [Text()] * (display.height - len(lines) - len(last)) + last
+    return [fit(Text.assemble(" ", line), display.width) for line in lines]
 
 
 def _block(paint: Paint, width: int, rows: int) -> list[Text]:
-    """Exactly so many rows."""
+    """Exactly `rows` lines."""
     if rows < 1:
         return []
     lines = paint(max(1, width), rows)[:rows]

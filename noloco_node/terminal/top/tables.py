@@ -1,4 +1,4 @@
-"""The tables: peers, how far they are, what they and this node gave each other; and the runs of a rendezvous."""
+"""The tables: peers, with their progress and their traffic with this node; and the runs of a rendezvous."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from noloco_node.terminal.table import Column, fitting
 from noloco_node.terminal.top.glyphs import STATES
 from noloco_node.terminal.top.layout import clean, fit, title
 from noloco_node.terminal.top.picture import Picture
-from noloco_node.views.views import PeerRow, RunView
+from noloco_node.views.peers import PeerRow, RunView
 
 HEAD = 2
 """Lines above the first row."""
@@ -31,7 +31,7 @@ _PEERS = (
     Column("received", keep=3, right=True),
     Column("eval", keep=2, right=True),
 )
-_ONLOOKERS = (
+_RENDEZVOUS_PEERS = (
     Column("peer"),
     Column("run", keep=10),
     Column(_STATE, keep=9),
@@ -54,13 +54,13 @@ _RUNS = (
 
 
 def peers(picture: Picture, width: int, height: int) -> list[Text]:
-    """Those first with whom this node exchanged most; who finds no room is counted."""
+    """Those with the most rounds together first; the number of those that do not fit is shown."""
     known = sorted(picture.peers.peers, key=lambda peer: (-peer.exchanges, peer.run or "", peer.name, peer.peer_id))
     head = title("peers", str(len(known)) if known else "", width)
     if not known:
-        return [head, Text("nobody else is there yet", "dim")][:height]
+        return [head, Text("no other peer yet", "dim")][:height]
     shown = known if len(known) <= height - HEAD else known[: max(0, height - HEAD - 1)]
-    columns, cells = (_ONLOOKERS, _seen_from_outside) if picture.is_rendezvous else (_PEERS, _seen_from_inside)
+    columns, cells = (_RENDEZVOUS_PEERS, _rendezvous_cells) if picture.is_rendezvous else (_PEERS, _node_cells)
     drawn = _table(columns, [cells(peer) for peer in shown], width)
     for line, peer in zip(drawn[1:], shown, strict=True):
         if peer.peer_id == picture.status.partner:
@@ -78,9 +78,9 @@ def runs(picture: Picture, width: int, height: int) -> list[Text]:
 
 
 def _table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[Text]:
-    """A line of titles, and one a row."""
+    """A line of titles, and one per row."""
     rows = [[clean(text) for text in row] for row in rows]
-    shown = fitting(columns, rows, width + _GAP)  # nothing stands right of the last column
+    shown = fitting(columns, rows, width + _GAP)  # the last column needs no gap
     widths = {i: max(len(text) for text in (columns[i].title, *(row[i] for row in rows))) for i in shown}
 
     def line(texts: Sequence[str], styles: Sequence[str]) -> Text:
@@ -96,7 +96,7 @@ def _style(column: Column, text: str) -> str:
     return STATES.get(text, "dim") if column.title == _STATE else ""
 
 
-def _seen_from_inside(peer: PeerRow) -> list[str]:
+def _node_cells(peer: PeerRow) -> list[str]:
     return [
         peer.name,
         peer.state,
@@ -113,7 +113,7 @@ def _seen_from_inside(peer: PeerRow) -> list[str]:
     ]
 
 
-def _seen_from_outside(peer: PeerRow) -> list[str]:
+def _rendezvous_cells(peer: PeerRow) -> list[str]:
     return [
         peer.name,
         peer.run or NOTHING,

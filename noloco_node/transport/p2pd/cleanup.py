@@ -1,12 +1,12 @@
-"""A private directory for sockets that does not outlive this process, however the process ends.
+"""A private directory for sockets that is removed when this process ends, even by `kill -9`.
 
-After `kill -9` nobody is left to tidy up, so a small shell waits for that: it blocks on a pipe whose other end only
-this process holds, and when the kernel closes it, kills the processes it was told of and removes the directory. It has
-a session of its own, so Ctrl-C in the terminal does not reach it. A process is killed only if its command line still
-names the directory: process ids are reused, the directory's random name is not.
+A small shell, the cleaner, blocks on a pipe whose other end only this process holds. When the kernel closes that, the
+shell kills the processes whose ids it has read from the pipe, and removes the directory. It has a POSIX session of its
+own, so Ctrl-C in the terminal does not reach it. It kills a process only if its command line still names the directory:
+process ids are reused, the directory's random name is not.
 
-Where the janitor was killed too, the next node of this user that starts here sweeps up: a directory is a leftover when
-nobody holds its lock (flock, which is gone with its process).
+Where the cleaner was killed too, the next node of this user that starts here removes what is left: directories whose
+lock (flock, released when its process ends) is free.
 """
 
 import asyncio
@@ -36,33 +36,33 @@ _LONGEST = 29
 _EXIT_S = 2.0  # the shell has one directory to remove
 _FRESH_S = 10.0  # a directory so young may not have been locked yet
 _PREFIX = "noloco-"
-_KEY = "identity.key"  # of a visitor, the one file that stands in such a directory
+_KEY = "identity.key"  # a visitor's temporary key, the one file that may lie in such a directory
 
-_lifelines: set[int] = set()
+_pipes: set[int] = set()
 
 
 class RuntimeDirectory:
-    """The directory (mode 0700) and the janitor that watches over it."""
+    """The directory (mode 0700) and its cleaner."""
 
-    def __init__(self, path: Path, lock: int, lifeline: int, janitor: asyncio.subprocess.Process) -> None:
+    def __init__(self, path: Path, lock: int, pipe: int, cleaner: asyncio.subprocess.Process) -> None:
         self.path = path
         self._lock = lock
-        self._lifeline = lifeline
-        self._janitor = janitor
+        self._pipe = pipe
+        self._cleaner = cleaner
 
     @classmethod
     async def open(cls, *also: Path) -> "RuntimeDirectory":
-        """`also`: files elsewhere that must not outlive us either."""
+        """`also`: files elsewhere to remove with it."""
         parent = _parent()
-        _sweep(parent)
+        _remove_leftovers(parent)
         path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         lock = _locked(path)
-        waiting, lifeline = os.pipe()
-        _cut_after_forks()
-        _lifelines.add(lifeline)
+        waiting, pipe = os.pipe()
+        _close_pipes_after_forks()
+        _pipes.add(pipe)
         try:
-            janitor = await asyncio.create_subprocess_exec(
-                *("/bin/sh", "-c", _SCRIPT, "noloco-janitor", str(path), *map(str, also)),
+            cleaner = await asyncio.create_subprocess_exec(
+                *("/bin/sh", "-c", _SCRIPT, "noloco-cleaner", str(path), *map(str, also)),
                 stdin=waiting,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.DEVNULL,
@@ -70,36 +70,36 @@ class RuntimeDirectory:
                 cwd="/",
             )
         except BaseException:
-            _cut(lifeline)
+            _close(pipe)
             os.close(lock)
             shutil.rmtree(path)
             raise
         finally:
             os.close(waiting)
-        return cls(path, lock, lifeline, janitor)
+        return cls(path, lock, pipe, cleaner)
 
-    def told(self, pid: int) -> None:
-        """Kill this process too when we are gone; its command line must name `path`."""
-        with suppress(BrokenPipeError):  # somebody killed the janitor: there is nobody to tell
-            os.write(self._lifeline, b"%d\n" % pid)
+    def kill_at_end(self, pid: int) -> None:
+        """Have this process killed when ours ends; its command line must name `path`."""
+        with suppress(BrokenPipeError):  # the cleaner was killed
+            os.write(self._pipe, b"%d\n" % pid)
 
     async def close(self) -> None:
-        if self._lifeline not in _lifelines:
+        if self._pipe not in _pipes:
             return
-        _cut(self._lifeline)
+        _close(self._pipe)
         try:
-            await asyncio.wait_for(self._janitor.wait(), _EXIT_S)
+            await asyncio.wait_for(self._cleaner.wait(), _EXIT_S)
         except TimeoutError:
-            self._janitor.kill()
-            await self._janitor.wait()
+            self._cleaner.kill()
+            await self._cleaner.wait()
         os.close(self._lock)
         shutil.rmtree(self.path, ignore_errors=True)
 
 
 @contextmanager
-def momentary_key() -> Iterator[Path]:
-    """Where to put a key of the moment. Of a process that was killed the next node sweeps it up; sooner does a janitor
-    that was told of its directory."""
+def temporary_key() -> Iterator[Path]:
+    """A path for a key that is removed at the end. Where the process was killed, the cleaner removes its folder, if it
+    was opened with it (`also`), or else the next node that starts."""
     with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=_parent()) as folder:
         lock = _locked(Path(folder))
         try:
@@ -113,7 +113,7 @@ def _parent() -> Path:
 
 
 def _locked(path: Path) -> int:
-    """Raises BlockingIOError where somebody holds it. The lock lasts until the descriptor is closed."""
+    """Raises BlockingIOError where another process holds the lock. It lasts until the descriptor is closed."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -123,10 +123,10 @@ def _locked(path: Path) -> int:
     return descriptor
 
 
-def _sweep(parent: Path) -> None:
-    """What nodes left that were killed together with their janitor: their directories and their p2pd."""
+def _remove_leftovers(parent: Path) -> None:
+    """Remove the directories, and kill the p2pd, of nodes that were killed together with their cleaner."""
     for path in parent.glob(f"{_PREFIX}*"):
-        with suppress(OSError):  # gone meanwhile, somebody else's, or in use
+        with suppress(OSError):  # removed meanwhile, another user's, or in use
             about, inside = path.lstat(), list(path.iterdir())
             known = all(child.is_socket() or child.name == _KEY for child in inside)
             ours = about.st_uid == os.getuid() and inside and known
@@ -145,16 +145,16 @@ def _kill_users(path: Path) -> None:
 
 
 @functools.cache
-def _cut_after_forks() -> None:
-    """A forked worker inherits the pipe and would keep the janitor waiting after our death: close its copy."""
-    os.register_at_fork(after_in_child=_cut_all)
+def _close_pipes_after_forks() -> None:
+    """A forked worker inherits the pipe and would keep the cleaner waiting after our end: close its copy."""
+    os.register_at_fork(after_in_child=_close_all)
 
 
-def _cut_all() -> None:
-    for lifeline in list(_lifelines):
-        _cut(lifeline)
+def _close_all() -> None:
+    for pipe in list(_pipes):
+        _close(pipe)
 
 
-def _cut(lifeline: int) -> None:
-    _lifelines.discard(lifeline)
-    os.close(lifeline)
+def _close(pipe: int) -> None:
+    _pipes.discard(pipe)
+    os.close(pipe)

@@ -1,25 +1,27 @@
-"""What is said to p2pd over its control socket: who are you, connect, open a stream, hand me the streams that come in.
+"""Requests to p2pd over its control socket: identify, connect, open a stream, hand over the streams that come in.
 
-Each order is one connection to that socket; the one that opens a stream becomes the stream. Every method may raise
-`OSError`, whatever went wrong; deadlines are the caller's. The messages are hivemind's (`p2pd_pb2`), handed in so that
-this module does not import hivemind; so is `multiaddr`, which knows the binary form of addresses.
+Each request is one connection to that socket; one that opens a stream becomes the stream. Every method may raise
+`OSError`, whatever went wrong; the caller sets the deadline. The messages are hivemind's (`p2pd_pb2`), handed in so
+that this module does not import hivemind; so is `multiaddr`, which knows the binary form of addresses.
 Protocol: https://github.com/libp2p/go-libp2p-daemon/blob/master/specs/CONTROL.md
 """
 
 import asyncio
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import base58
 from google.protobuf.message import DecodeError
 
+from noloco_node.base.addresses import Address, parse
+from noloco_node.errors import UsageError
 from noloco_node.transport.grpc_bridge import BUFFER_BYTES, FarEnd, Streams
 
 _MAX_LENGTH_BITS = 14  # a length in three groups of 7 bits, so 2 MiB: its answers are a few addresses
-
-
+_CONNECT_S = 5.0  # for `try_connect`, where it knows the addresses
 _P2P, _CIRCUIT = b"\xa5\x03", b"\xa2\x02"  # the codes 421 and 290 of multiaddr's table, as varints
 _RELAYED = re.compile(rb"(.*?)\xa5\x03[\x20-\x40].{32,64}\xa2\x02", re.DOTALL)
 
@@ -30,34 +32,42 @@ class P2pdControl:
         self._messages = messages
         self._multiaddr = multiaddr
 
-    async def identify(self) -> list[str]:
-        """The addresses it can be reached at, as far as it knows."""
+    async def identify(self) -> list[Address]:
+        """Where it can be reached, as far as it knows."""
         answer, stream = await self._ask(type=self._messages.Request.IDENTIFY)
         stream[1].close()
-        return [str(self._multiaddr(address)) for address in answer.identify.addrs]
+        found = []
+        for binary in answer.identify.addrs:
+            with suppress(UsageError):  # of a kind that this program does not listen on
+                found.append(parse(str(self._multiaddr(binary))))
+        return found
 
-    async def connect(self, peer: str, addresses: Sequence[str] = ()) -> None:
+    async def try_connect(self, peer: str, addresses: Sequence[Address]) -> None:
+        """`connect`, where a peer that does not answer is no failure."""
+        with suppress(OSError):
+            async with asyncio.timeout(_CONNECT_S):
+                await self.connect(peer, addresses)
+
+    async def connect(self, peer: str, addresses: Sequence[Address] = ()) -> None:
         """Be connected to a peer, which may be at these addresses; without any, p2pd looks for it."""
-        order = self._messages.ConnectRequest(
-            peer=base58.b58decode(peer), addrs=[self._binary(address) for address in addresses]
-        )
-        _, stream = await self._ask(type=self._messages.Request.CONNECT, connect=order)
+        request = self._messages.ConnectRequest(peer=base58.b58decode(peer), addrs=list(map(self._binary, addresses)))
+        _, stream = await self._ask(type=self._messages.Request.CONNECT, connect=request)
         stream[1].close()
 
     async def open_stream(self, peer: str, protocol: str) -> tuple[Streams, FarEnd]:
-        order = self._messages.StreamOpenRequest(peer=base58.b58decode(peer), proto=[protocol])
-        answer, stream = await self._ask(type=self._messages.Request.STREAM_OPEN, streamOpen=order)
+        request = self._messages.StreamOpenRequest(peer=base58.b58decode(peer), proto=[protocol])
+        answer, stream = await self._ask(type=self._messages.Request.STREAM_OPEN, streamOpen=request)
         return stream, self._about(answer.streamInfo)
 
     async def hand_over_streams(self, protocol: str, listener: Path) -> None:
         """From now on p2pd connects to `listener`, a unix socket, for each stream of this protocol."""
         address = self._multiaddr(f"/unix{listener}").to_bytes()
-        order = self._messages.StreamHandlerRequest(addr=address, proto=[protocol], balanced=False)
-        _, stream = await self._ask(type=self._messages.Request.STREAM_HANDLER, streamHandler=order)
+        request = self._messages.StreamHandlerRequest(addr=address, proto=[protocol], balanced=False)
+        _, stream = await self._ask(type=self._messages.Request.STREAM_HANDLER, streamHandler=request)
         stream[1].close()
 
     async def read_caller(self, reader: asyncio.StreamReader) -> FarEnd:
-        """The first words of a stream that is handed over: who sends it."""
+        """Who sends a stream that is handed over: the message at its beginning."""
         about = self._messages.StreamInfo()
         await read(reader, about)
         return self._about(about)
@@ -67,19 +77,18 @@ class P2pdControl:
         address = str(self._multiaddr(relayed[1] if relayed else info.addr))
         return FarEnd(str(base58.b58encode(info.peer), "ascii"), address.split("/")[2], relayed is not None)
 
-    def _binary(self, address: str) -> bytes:
-        """Without the last peer's id. hivemind writes that of a relay as a CID, but p2pd wants the multihash."""
-        way, *ids = address.split("/p2p/")
-        binary = bytes(self._multiaddr(way).to_bytes())
-        if len(ids) > 1:
-            relay = base58.b58decode(ids[0].removesuffix("/p2p-circuit"))
+    def _binary(self, address: Address) -> bytes:
+        """Without the peer at its end. hivemind writes a relay's id as a CID, but p2pd wants the multihash."""
+        binary = bytes(self._multiaddr(str(address.without_peers())).to_bytes())
+        if address.relay:
+            relay = base58.b58decode(address.relay)
             binary += _P2P + bytes([len(relay)]) + relay + _CIRCUIT
         return binary
 
-    async def _ask(self, **order: Any) -> tuple[Any, Streams]:
+    async def _ask(self, **request: Any) -> tuple[Any, Streams]:
         reader, writer = await asyncio.open_unix_connection(self._socket, limit=BUFFER_BYTES)
         try:
-            write(writer, self._messages.Request(**order))
+            write(writer, self._messages.Request(**request))
             answer = self._messages.Response()
             await read(reader, answer)
             if answer.type == self._messages.Response.ERROR:
@@ -91,7 +100,7 @@ class P2pdControl:
 
 
 def write(writer: asyncio.StreamWriter, message: Any) -> None:
-    """A message behind its length, as libp2p writes them everywhere."""
+    """A message after its length as a varint, as everywhere in libp2p."""
     body = message.SerializeToString()
     length, prefix = len(body), bytearray()
     while length >= 0x80:
@@ -102,7 +111,7 @@ def write(writer: asyncio.StreamWriter, message: Any) -> None:
 
 
 async def read(reader: asyncio.StreamReader, message: Any) -> None:
-    """Fill `message` with the next one; anything else than a whole one is a ConnectionError."""
+    """Fill `message` with the next one. Raises ConnectionError where it is not whole."""
     length = shift = 0
     try:
         while shift <= _MAX_LENGTH_BITS:
@@ -113,5 +122,5 @@ async def read(reader: asyncio.StreamReader, message: Any) -> None:
                 message.ParseFromString(await reader.readexactly(length))
                 return
     except (asyncio.IncompleteReadError, DecodeError) as error:
-        raise ConnectionError("broken off") from error
-    raise ConnectionError("a message beyond all measure was announced")
+        raise ConnectionError("the message is cut off") from error
+    raise ConnectionError("the message is too long")

@@ -1,9 +1,8 @@
-"""The p2pd process (go-libp2p, from hivemind's wheel): its command line, its start, its death.
+"""The p2pd process (go-libp2p, from hivemind's wheel): its command line, its start, its end.
 
-It gets a session of its own, so that Ctrl-C in the terminal does not take the network away before this node has said
-goodbye. It ends by itself when its last client connection closes; the kernel ends it with its parent where util-linux
-can ask for that; and if it lives on all the same, `transport/p2pd/cleanup.py` ends it.
-What is said to it over its control socket stands in `transport/p2pd/control.py`.
+It runs in a POSIX session of its own, so that Ctrl-C in the terminal does not end it before this node has published
+that it leaves. It ends by itself when its last client connection closes; the kernel kills it with its parent where
+util-linux can ask for that; where both fail, `transport/p2pd/cleanup.py` kills it.
 """
 
 import asyncio
@@ -18,31 +17,31 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from noloco_node.base.addresses import is_loopback
+from noloco_node.base.addresses import Address
 from noloco_node.errors import NolocoError, SwarmUnreachable
 
 _log = logging.getLogger(__name__)
 
-_STOP_S = 3.0  # p2pd closes its connections on SIGTERM; what still hangs then is not waited for
-_TRY_S = 5.0  # a few milliseconds, on any machine that is not stuck
+_STOP_S = 3.0  # to close its connections after SIGTERM; then it is killed
+_TRY_S = 5.0  # it takes a few milliseconds
 _KEPT_LINES = 20
 _RELAYS = "-relayService=1"
 
 
 def node_arguments(
-    identity: Path, listen: str | None, announce: Sequence[str], bootstrap: Sequence[str], *, relays: bool
+    identity: Path, listen: Address | None, announce: Sequence[Address], bootstrap: Sequence[Address], *, relays: bool
 ) -> list[str]:
-    """What a node's daemon is told; `listen`: None where it is called through a relay only; `relays`: whether it passes
-    calls on to others.
+    """The command line of a node's daemon; `listen`: None where it is called through a relay only; `relays`: whether it
+    is a relay for others.
 
-    Port mapping asks the router by multicast: not for a node on loopback only. A relay that is not told that it can be
-    reached would wait for AutoNAT to say so, which on private addresses never happens.
+    Port mapping asks the router by multicast: not for a node on loopback only. Without -forceReachabilityPublic, a
+    relay would wait until AutoNAT finds it reachable, which on private addresses never happens.
     """
-    local = listen is None or is_loopback(listen)
+    local = listen is None or listen.is_loopback
     return [
         f"-id={identity}",
         f"-hostAddrs={listen}" if listen else "-noListenAddrs=1",
-        *([f"-announceAddrs={','.join(announce)}"] if announce else []),
+        *([f"-announceAddrs={_listed(announce)}"] if announce else []),
         *bootstrap_arguments(bootstrap),
         "-dhtServer=1",
         "-connManager=1",
@@ -53,13 +52,17 @@ def node_arguments(
     ]
 
 
-def stranger_arguments(bootstrap: Sequence[str]) -> list[str]:
-    """A daemon that nobody can call, under a key of the moment: it looks at a swarm from outside."""
+def observer_arguments(bootstrap: Sequence[Address]) -> list[str]:
+    """The command line of a daemon that no peer can call, under a temporary key."""
     return ["-noListenAddrs=1", *bootstrap_arguments(bootstrap), "-dhtClient=1", "-relay=1"]
 
 
-def bootstrap_arguments(bootstrap: Sequence[str]) -> list[str]:
-    return ["-b=1", f"-bootstrapPeers={','.join(bootstrap)}"] if bootstrap else []
+def bootstrap_arguments(bootstrap: Sequence[Address]) -> list[str]:
+    return ["-b=1", f"-bootstrapPeers={_listed(bootstrap)}"] if bootstrap else []
+
+
+def _listed(addresses: Sequence[Address]) -> str:
+    return ",".join(map(str, addresses))
 
 
 def executable() -> Path:
@@ -73,7 +76,7 @@ def executable() -> Path:
 
 
 class P2pdProcess:
-    """One p2pd process, from its start to its death. `socket` is where it takes orders."""
+    """One p2pd process. `socket` is its control socket."""
 
     def __init__(self, process: asyncio.subprocess.Process, socket: Path) -> None:
         self.socket = socket
@@ -85,13 +88,13 @@ class P2pdProcess:
 
     @classmethod
     async def launch(cls, socket: Path, arguments: Sequence[str]) -> "P2pdProcess":
-        """Start the process; `wait_ready` says whether it came up. Whoever launches it also stops it."""
-        # On one thread the relay that p2pd is told to have comes after the small one that it always has, and stays: 12
-        # of 12 starts on two idle cores. On two threads they race, and 1 of 12 went well.
+        """Start the process; then `wait_ready`. The caller also stops it."""
+        # On one thread the relay that -relayService asks for starts after the small one that p2pd always has, and
+        # replaces it: in 12 of 12 starts on two idle cores. On two threads they race, and it did in 1 of 12.
         environ = {**os.environ, "GOMAXPROCS": "1"} if _RELAYS in arguments else None
         try:
             process = await asyncio.create_subprocess_exec(
-                *(*_with_parent(), str(executable()), f"-listen=/unix{socket}", "-idleTimeout=60s", *arguments),
+                *(*_killed_with_parent(), str(executable()), f"-listen=/unix{socket}", "-idleTimeout=60s", *arguments),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
@@ -114,11 +117,11 @@ class P2pdProcess:
             ) from error
 
     async def exited(self) -> int:
-        """Wait for its death; its exit status, negative for a signal."""
+        """Wait for its end, and return its exit status: negative for a signal."""
         return await self._process.wait()
 
     def kill(self) -> None:
-        """For one that hangs: it would not hear anything kinder."""
+        """For one that hangs: it would not react to SIGTERM."""
         with suppress(ProcessLookupError):
             self._process.kill()
 
@@ -134,7 +137,7 @@ class P2pdProcess:
         self._ready.cancel()
 
     async def _read_output(self) -> None:
-        """Keep its pipe empty, whatever it writes: p2pd would block on a full one."""
+        """Read all that it writes: p2pd would block on a full pipe."""
         output = self._process.stdout
         while output is not None:
             try:
@@ -149,14 +152,16 @@ class P2pdProcess:
                 self._ready.set_result(None)
         if not self._ready.done():
             self._ready.set_exception(_start_error(list(self._last_lines)))
-            self._ready.exception()  # seen: whoever no longer waits must not be warned about it
+            self._ready.exception()  # retrieved: else asyncio warns where nothing awaits it any more
 
 
 @cache
-def _with_parent() -> list[str]:
-    """What p2pd is put behind to die with us (PR_SET_PDEATHSIG). Python could ask the kernel itself only in a
-    `preexec_fn`, which may hang in a process with threads; busybox's setpriv cannot ask, and where a sandbox allows no
-    capset(2), none can. Then the janitor alone ends a p2pd that is left."""
+def _killed_with_parent() -> list[str]:
+    """The words before the command line that make the kernel kill p2pd when we end (PR_SET_PDEATHSIG).
+
+    Python could ask the kernel itself only in a `preexec_fn`, which may hang in a process with threads; busybox's
+    setpriv cannot ask, and where a sandbox allows no capset(2), none can. Then only `RuntimeDirectory` kills it.
+    """
     found = shutil.which("setpriv")
     if found is None or Path(found).resolve().name != "setpriv":
         return []
@@ -169,12 +174,12 @@ def _with_parent() -> list[str]:
 
 
 def _start_error(lines: Sequence[str]) -> NolocoError:
-    said = "\n".join(lines)
-    if "failed to connect to bootstrap peers" in said:
+    output = "\n".join(lines)
+    if "failed to connect to bootstrap peers" in output:
         return SwarmUnreachable(
             "cannot reach the swarm: none of the bootstrap addresses answers as the peer that it names. "
             "Is the bootstrap node running, and is the peer id at the end of its address still the same?"
         )
-    if "address already in use" in said or "failed to listen" in said:
+    if "address already in use" in output or "failed to listen" in output:
         return NolocoError("the port to listen on is in use by another program. Choose another one with --listen.")
-    return NolocoError(f"p2pd, the network daemon, did not start: {lines[-1] if lines else 'it said nothing'}")
+    return NolocoError(f"p2pd, the network daemon, did not start: {lines[-1] if lines else 'it printed nothing'}")

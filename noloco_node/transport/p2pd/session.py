@@ -1,7 +1,7 @@
-"""One life of p2pd: the process, the orders to it, hivemind's `P2P` over it, and how its death is noticed.
+"""One running p2pd: the process, its control socket, hivemind's `P2P` over it, and how its end is noticed.
 
-A death by a signal is seen at once. A p2pd that hangs is asked who it is, and when it has twice not answered it is made
-to be dead: one miss may be a machine that is busy. transport/libp2p.py begins a new life after that.
+A p2pd that is killed is noticed at once. To notice one that hangs, IDENTIFY is polled; after two misses it is killed: a
+single one may be a busy machine. Then `transport/libp2p.py` starts a new session.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any, NamedTuple
 
+from noloco_node.base.addresses import Address
 from noloco_node.transport.p2pd.cleanup import RuntimeDirectory
 from noloco_node.transport.p2pd.control import P2pdControl
 from noloco_node.transport.p2pd.process import P2pdProcess
@@ -17,13 +18,13 @@ from noloco_node.transport.p2pd.process import P2pdProcess
 _log = logging.getLogger(__name__)
 
 CONTROL_S = 5.0
-"""For p2pd to answer what it can answer by itself, when nothing else waits for it."""
-_ASK_EVERY_S, _ANSWER_S, _MISSES = 1.0, 1.4, 2
+"""For p2pd to answer what needs no other peer."""
+_POLL_EVERY_S, _ANSWER_S, _MISSES = 1.0, 1.4, 2
 """A hang is noticed after 2 · (1 + 1.4) s at most, so within 5 s."""
 
 
 class Hivemind(NamedTuple):
-    """What is used of it, handed in: importing it takes seconds and brings torch."""
+    """The parts of it that are used, handed in: importing it takes seconds and brings torch."""
 
     p2p: Any
     multiaddr: Any
@@ -31,14 +32,14 @@ class Hivemind(NamedTuple):
 
 
 class P2pdSession:
-    """Made by `begin`; whoever begins one also ends it."""
+    """Made by `begin`; the caller also ends it."""
 
-    def __init__(self, daemon: P2pdProcess, orders: P2pdControl) -> None:
-        self.daemon = daemon
-        self.orders = orders
+    def __init__(self, process: P2pdProcess, control: P2pdControl) -> None:
+        self.process = process
+        self.control = control
         self.p2p: Any = None
-        self.found: list[str] = []
-        """The addresses at which p2pd believes that it can be reached."""
+        self.addresses: list[Address] = []
+        """Where p2pd believes that it can be reached."""
         self._hung = False
         self._stack = AsyncExitStack()
 
@@ -47,26 +48,26 @@ class P2pdSession:
         cls, runtime: RuntimeDirectory, arguments: Sequence[str], hivemind: Hivemind, timeout_s: float
     ) -> "P2pdSession":
         socket = runtime.path / "p2pd.sock"
-        socket.unlink(missing_ok=True)  # a former life's: p2pd would take it for another one's that runs
-        daemon = await P2pdProcess.launch(socket, arguments)
-        runtime.told(daemon.pid)
-        life = cls(daemon, P2pdControl(socket, hivemind.messages, hivemind.multiaddr))
-        life._stack.push_async_callback(daemon.stop)
+        socket.unlink(missing_ok=True)  # of the session before: p2pd would believe that another one is running
+        process = await P2pdProcess.launch(socket, arguments)
+        runtime.kill_at_end(process.pid)
+        session = cls(process, P2pdControl(socket, hivemind.messages, hivemind.multiaddr))
+        session._stack.push_async_callback(process.stop)
         try:
-            await daemon.wait_ready(timeout_s)
-            life.p2p = await life._join_hivemind(runtime, hivemind)
+            await process.wait_ready(timeout_s)
+            session.p2p = await session._join_hivemind(runtime, hivemind)
             async with asyncio.timeout(CONTROL_S):
-                life.found = await life.orders.identify()
+                session.addresses = await session.control.identify()
         except BaseException:
-            await life.end()
+            await session.end()
             raise
-        watch = asyncio.create_task(life._watch())
-        life._stack.push_async_callback(cancelled, watch)
-        return life
+        polling = asyncio.create_task(session._poll())
+        session._stack.push_async_callback(cancelled, polling)
+        return session
 
     async def ended(self) -> str:
-        """Returns at p2pd's death, saying how it died."""
-        status = await self.daemon.exited()
+        """Wait until p2pd has ended, and return how."""
+        status = await self.process.exited()
         if self._hung:
             return "p2pd no longer answered"
         return f"p2pd was killed by signal {-status}" if status < 0 else f"p2pd ended with status {status}"
@@ -77,28 +78,28 @@ class P2pdSession:
     async def _join_hivemind(self, runtime: RuntimeDirectory, hivemind: Hivemind) -> Any:
         ours = type("P2P", (hivemind.p2p,), {"_UNIX_SOCKET_PREFIX": f"/unix{runtime.path}/"})
         async with asyncio.timeout(CONTROL_S):
-            p2p = await ours.replicate(hivemind.multiaddr(f"/unix{self.daemon.socket}"))  # type: ignore[attr-defined]
+            p2p = await ours.replicate(hivemind.multiaddr(f"/unix{self.process.socket}"))  # type: ignore[attr-defined]
         self._stack.push_async_callback(p2p.shutdown)
         for task in (p2p._client.control._read_task, p2p._client.control._write_task):
-            task.add_done_callback(_seen)  # hivemind never looks, and asyncio would print a traceback when p2pd dies
+            task.add_done_callback(_retrieve)  # hivemind does not, and asyncio would print a traceback when p2pd ends
         return p2p
 
-    async def _watch(self) -> None:
-        """Keep the addresses fresh (a port is mapped, a cable is plugged in) and see that p2pd still answers."""
+    async def _poll(self) -> None:
+        """Keep the addresses up to date (a port is mapped, a cable is plugged in) and notice a p2pd that hangs."""
         misses = 0
         while misses < _MISSES:
-            await asyncio.sleep(_ASK_EVERY_S)
+            await asyncio.sleep(_POLL_EVERY_S)
             try:
                 async with asyncio.timeout(_ANSWER_S):
-                    self.found = await self.orders.identify()
+                    self.addresses = await self.control.identify()
                 misses = 0
             except OSError:  # a TimeoutError is one
                 misses += 1
         self._hung = True
-        self.daemon.kill()
+        self.process.kill()
 
 
-def _seen(task: asyncio.Task[None]) -> None:
+def _retrieve(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
         _log.debug("hivemind's connection to p2pd broke: %r", task.exception())
 

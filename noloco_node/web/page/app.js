@@ -10,7 +10,7 @@ const REACHABLE = {
   directly: "reachable directly",
   mapped: "reachable at a port of the router",
   relayed: "reachable through a relay",
-  outgoing: "not reachable, it only calls",
+  outgoing: "not reachable, only outgoing connections",
 };
 
 // ---- the first lines ----
@@ -19,7 +19,7 @@ const STATES = { rendezvous: "rendezvous", starting: "starting", joining: "joini
 
 const showHead = ({ status, answers, points }) => {
   say($("#name"), status.name);
-  say($("#run"), status.run ? `in ${status.run}` : status.state === "rendezvous" ? "lets others find each other" : "no run yet");
+  say($("#run"), status.run ? `in ${status.run}` : status.state === "rendezvous" ? "helps nodes find each other" : "no run yet");
   const state = answers ? STATES[status.state] ?? plain(status.state) : "gone";
   say($("#state"), state);
   $("#state").dataset.state = answers ? status.state : "gone";
@@ -45,18 +45,18 @@ const showBanner = ({ status, answers, since }) => {
   const ended = ["finished", "leaving"].includes(status?.state);
   const since_ = since ? ` since ${clock(since)}` : "";
   say(banner, ended
-    ? `This node has ended. What you see is its last picture, of ${clock(since)}.`
-    : `The node does not answer${since_}. ${status ? "What you see is its last picture. " : ""}The page goes on by itself when the node is back.`);
+    ? `This node has ended. This page shows its last state, of ${clock(since)}.`
+    : `The node does not answer${since_}. ${status ? "This page shows its last state. " : ""}It continues by itself when the node is back.`);
 };
 
 const NOTES = [
-  [(status) => status.state === "rendezvous", () => ["Others find each other here", "This node trains nothing. Anybody joins a run that it knows with this line:"], true],
+  [(status) => status.state === "rendezvous", () => ["A rendezvous", "This node does not train: it helps others find each other. Join a run that it knows with this line:"], true],
   [(status) => status.state === "starting", (status) => ["Starting", `It waits for ${status.waiting_for ?? "nothing"}.`]],
-  [(status) => status.state === "joining", (status) => ["Coming level with the others", status.waiting_for ? `It waits for ${status.waiting_for}.` : "It takes a peer's state first."]],
-  [(status) => status.state === "paused", (status) => ["Paused", `No training and no exchange. It waits for ${status.waiting_for ?? "`noloco-node resume`"}.`]],
+  [(status) => status.state === "joining", (status) => ["Catching up", status.waiting_for ? `It waits for ${status.waiting_for}.` : "It downloads the state of a peer first."]],
+  [(status) => status.state === "paused", (status) => ["Paused", `No training and no swaps. It waits for ${status.waiting_for ?? "`noloco-node resume`"}.`]],
   [(status) => status.state === "finished", (status) => ["Finished", `All ${count(status.round, "round")} are done${status.eval_loss === null ? "" : `, held-out loss ${loss(status.eval_loss_first)} → ${loss(status.eval_loss)}`}.`]],
-  [(status) => status.state === "leaving", () => ["Leaving", "It ends its swap, saves, and says goodbye."]],
-  [(status, peers) => status.state === "training" && !peers.length, () => ["Nobody else is here yet", "It trains on alone meanwhile, which costs nothing but company. Others join with this line:"], true],
+  [(status) => status.state === "leaving", () => ["Leaving", "It finishes its swap, saves, and tells its peers."]],
+  [(status, peers) => status.state === "training" && !peers.length, () => ["No other node yet", "Until one joins, this node trains alone. Others join with this line:"], true],
 ];
 
 const showNote = ({ status, peers }) => {
@@ -80,7 +80,7 @@ const copyLine = async (event) => {
     say(event.target, "Copied");
     setTimeout(() => say(event.target, "Copy"), 2000);
   } catch {
-    getSelection().selectAllChildren(code); // not allowed here: at least it is selected
+    getSelection().selectAllChildren(code); // copying is not allowed here: at least select it
   }
 };
 
@@ -107,8 +107,8 @@ const figures = (status, peers) => {
     ["Round", String(status.round), `${status.rounds_target ? `of ${status.rounds_target}, ` : ""}step ${status.step}${still && `; the next ${still}`}`],
     ["With a partner", String(committed), solo ? `${solo} solo: ${reasons.map(([reason]) => plain(reason)).join(", ")}` : committed ? "none solo" : ""],
     ["Busy", share(status.busy_fraction, 1), status.busy_fraction_minute === null ? "" : `${share(status.busy_fraction_minute)} in the last minute`],
-    ["Tokens a second", rate(trained.tokens_per_s), `${rate(status.tokens)} so far`],
-    ["Gave", size(status.bytes.sent), `took ${size(status.bytes.received)}${status.bytes.per_param_round === null ? "" : `, ${status.bytes.per_param_round.toFixed(2)} B per parameter`}`],
+    ["Tokens per second", rate(trained.tokens_per_s), `${rate(status.tokens)} so far`],
+    ["Sent", size(status.bytes.sent), `received ${size(status.bytes.received)}${status.bytes.per_param_round === null ? "" : `, ${status.bytes.per_param_round.toFixed(2)} B per parameter`}`],
     ["Peers", String(peers?.peers.length ?? status.peers_seen), REACHABLE[status.reachable] ?? ""],
   ];
 };
@@ -158,7 +158,7 @@ const showAbout = ({ status, names }) => {
     ["trains on", status.device && `${status.device}${status.parameters ? `, ${rate(status.parameters)} parameters` : ""}`],
     ["last swap", last && `with ${names[last.partner] ?? last.partner}: ${span(last.seconds)}, ${size(last.sent)} out, ${size(last.received)} in, ${share(last.resent_block_fraction, 1)} of blocks sent again`],
     ["checkpoint", kept && `${size(kept.bytes)}, ${kept.saved_round === null ? "none saved yet" : `saved at round ${kept.saved_round}`}, ${size(kept.free_bytes)} left on the disk`],
-    ["today", status.today && `gave ${of(status.today.sent, status.today.sent_limit)}, took ${of(status.today.received, status.today.received_limit)}`],
+    ["today", status.today && `sent ${of(status.today.sent, status.today.sent_limit)}, received ${of(status.today.received, status.today.received_limit)}`],
     ["others join with", status.join],
     ["version", status.version],
   ];
@@ -196,13 +196,13 @@ const grow = () => {
   charts.timeline.draw();
 };
 
-// ---- what one may do, with the token ----
+// ---- actions, which need the token ----
 
 const token = (() => {
   const given = new URLSearchParams(location.hash.slice(1)).get("token");
   if (given) {
     sessionStorage.setItem("token", given);
-    history.replaceState(null, "", location.pathname); // it is a secret, and the address is seen by passers-by
+    history.replaceState(null, "", location.pathname); // it is a secret, and others may see the address bar
   }
   return given ?? sessionStorage.getItem("token");
 })();
@@ -262,7 +262,7 @@ const show = () => {
 };
 
 const picture = new Picture((changed) => {
-  if (!pending.size) requestAnimationFrame(show); // a page that nobody sees draws nothing
+  if (!pending.size) requestAnimationFrame(show); // a hidden page draws nothing
   for (const part of changed) pending.add(part);
 });
 const tables = { peers: peersTable($("#peers .scroll"), picture.now), runs: runsTable($("#runs .scroll")) };

@@ -1,11 +1,11 @@
-// What is drawn: curves of the loss, the timeline of rounds, bytes a second. A chart is told its data and its width, and
-// where to stop when somebody points at it or walks through it with the arrow keys.
+// The charts: curves of the loss, the timeline of rounds, bytes per second. A chart has stops: places whose values are
+// shown when the pointer or the arrow keys reach them.
 
 import { drawn, element, say } from "./dom.js";
 import { clock, loss, plain, size, span } from "./words.js";
 
 class Chart {
-  // `draw(width)` gives { height, content, stops }, a stop being { x, y, lines }.
+  // `draw(width)` returns { height, content, stops }; a stop is { x, y, lines }.
   constructor(at, label, draw) {
     this.svg = drawn("svg", { role: "img", "aria-label": label, tabindex: "0" });
     this.layer = drawn("g");
@@ -70,7 +70,7 @@ class Chart {
   }
 }
 
-// Round numbers that cut a stretch into about so many pieces.
+// Round numbers that divide a range into about so many parts.
 const ticks = (low, high, about, whole = false) => {
   const rough = (high - low) / about || 1;
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -97,7 +97,7 @@ export const CURVES = [
 export const lossChart = (at, picture) => {
   const chart = new Chart(at, "loss of this node and of the swarm, by round; the arrow keys walk through it", (width) => {
     const height = Math.max(220, Math.min(320, Math.round(width * 0.42)));
-    const byRound = new Map(picture.points.map((point) => [point.round, point])); // what was done again counts again
+    const byRound = new Map(picture.points.map((point) => [point.round, point])); // a round done again replaces its older point
     const whole = [...byRound.values()].sort((one, other) => one.round - other.round);
     const points = whole.filter((point) => point.round > whole.at(-1).round - chart.rounds);
     const values = points.flatMap((point) => CURVES.map(({ field }) => point[field]).filter((value) => value !== null));
@@ -137,7 +137,7 @@ export const lossChart = (at, picture) => {
     }));
     return { height, content, stops };
   });
-  chart.rounds = Infinity; // so many of the last are shown
+  chart.rounds = Infinity; // how many of the last rounds are shown
   return chart;
 };
 
@@ -209,7 +209,7 @@ export const timeline = (at, picture) =>
   });
 
 export const rates = (at, picture) =>
-  new Chart(at, "bytes sent and received a second; the arrow keys walk through it", (width) => {
+  new Chart(at, "bytes sent and received per second; the arrow keys walk through it", (width) => {
     const height = 168;
     const told = picture.rates;
     if (told.length < 2) return nothing("nothing has been measured yet", width, height);

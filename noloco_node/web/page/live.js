@@ -1,7 +1,7 @@
-// The picture of the node, kept up to date by its events. When the node is gone the picture stays, and asking goes on.
+// The node's state, kept up to date by its events. When the node is gone the last state stays, and the page reconnects.
 
 const RETRY_MS = 2000;
-const SILENT_MS = 25000; // a node that is there says something every ten seconds
+const SILENT_MS = 25000; // a live node sends an event at least every ten seconds
 
 const SERIES = ["points", "pieces", "rates", "meetings", "said"];
 
@@ -9,7 +9,7 @@ export class Picture {
   constructor(changed) {
     this.changed = changed;
     this.answers = null; // not known yet
-    this.since = null; // when it last said something
+    this.since = null; // when the last event came
     this.clear();
     this.listen();
   }
@@ -22,7 +22,7 @@ export class Picture {
   listen() {
     this.fresh = true;
     this.source = new EventSource("/api/live");
-    this.source.onmessage = (event) => this.take(JSON.parse(event.data));
+    this.source.onmessage = (event) => this.apply(JSON.parse(event.data));
     this.source.onopen = () => this.heard();
     this.source.onerror = () => this.lost();
     this.heard();
@@ -42,19 +42,19 @@ export class Picture {
     this.changed(["answers"]);
   }
 
-  take(told) {
-    const changed = [...Object.keys(told), "answers", ...(this.fresh ? SERIES : [])];
-    if (this.fresh) this.clear(); // the first event of a connection begins from nothing
+  apply(event) {
+    const changed = [...Object.keys(event), "answers", ...(this.fresh ? SERIES : [])];
+    if (this.fresh) this.clear(); // the first event of a connection starts from an empty state
     this.fresh = false;
     this.heard();
     this.answers = true;
     this.since = Date.now() / 1000;
-    if (told.status) [this.status, this.statusAt] = [told.status, this.since];
-    if (told.peers) this.peers = told.peers;
-    Object.assign(this.names, told.names);
+    if (event.status) [this.status, this.statusAt] = [event.status, this.since];
+    if (event.peers) this.peers = event.peers;
+    Object.assign(this.names, event.names);
     for (const series of SERIES) {
-      if (told[series]) {
-        const { gone, stay, then } = told[series];
+      if (event[series]) {
+        const { gone, stay, then } = event[series];
         this[series] = [...this[series].slice(gone, gone + stay), ...then];
       }
     }
@@ -62,7 +62,7 @@ export class Picture {
   }
 
   alive = () => this.answers === true;
-  // The last moment that this picture is of: it stands still when the node is gone.
+  // The time of the state shown: it stops when the node is gone.
   now = () => (this.answers === false && this.since ? this.since : Date.now() / 1000);
   nameOf = (peer) => (peer === this.status?.peer_id ? this.status.name : null) ?? this.names[peer] ?? this.peers?.peers.find((row) => row.peer_id === peer)?.name ?? `${peer.slice(-6)}`;
 }

@@ -1,10 +1,10 @@
-// Rows and columns: peers, runs, who met whom. A table keeps its head, and with it how it is sorted; rows come and go.
+// Tables of peers, of runs, and of who swapped with whom. The head and the sort order stay when rows change.
 
 import { element } from "./dom.js";
 import { NOTHING, count, loss, plain, rate, shortId, size, span } from "./words.js";
 
 export class Table {
-  // A column: { title, of(row) for sorting, show(row) text or element, words: true where text stands left }.
+  // A column: { title, of(row) for sorting, show(row) text or element, words: true for text, which is aligned left }.
   constructor(at, columns, sortedBy, down = false) {
     Object.assign(this, { columns, sortedBy, down, rows: [], first: () => false });
     this.heads = columns.map((column, number) =>
@@ -72,19 +72,19 @@ export const runsTable = (at) => new Table(at, [
   { title: "author", words: true, of: (row) => row.author, show: (row) => element("span", { title: row.author }, shortId(row.author)) },
 ], 0);
 
-const MOST_NAMES = 40; // a larger table would tell nobody anything
+const MOST_NAMES = 40; // a larger table is not readable
 
-// A square table; how often shows as colour and, where there is room, as a number.
+// A square table: the number of rounds as a colour and, where there is room, as a number.
 export const meetingsTable = (at, meetings, nameOf, me) => {
   if (!meetings.length) {
-    at.replaceChildren(element("p", { class: "quiet" }, "nobody has met anybody yet"));
+    at.replaceChildren(element("p", { class: "quiet" }, "no round together yet"));
     return "";
   }
   const rounds = new Map();
   const total = new Map([[me, Infinity]]);
   for (const { peer, partner, rounds: together } of meetings) {
     const pair = [peer, partner].sort().join("|");
-    rounds.set(pair, Math.max(together, rounds.get(pair) ?? 0)); // either may have told of it
+    rounds.set(pair, Math.max(together, rounds.get(pair) ?? 0)); // either of the two may have reported it
     for (const one of [peer, partner]) total.set(one, (total.get(one) ?? 0) + together);
   }
   const all = [...total.keys()];
@@ -100,5 +100,5 @@ export const meetingsTable = (at, meetings, nameOf, me) => {
   at.replaceChildren(element("table", { class: "matrix" },
     element("thead", {}, element("tr", {}, element("td"), ...shown.map((peer) => element("th", { scope: "col" }, element("span", {}, nameOf(peer)))))),
     element("tbody", {}, ...shown.map((row) => element("tr", { class: row === me ? "self" : null }, element("th", { scope: "row" }, nameOf(row)), ...shown.map((column) => cell(row, column)))))));
-  return shown.length < all.length ? `the ${shown.length} of ${all.length} who met most` : "";
+  return shown.length < all.length ? `the ${shown.length} of ${all.length} with most rounds` : "";
 };

@@ -1,4 +1,4 @@
-// Numbers as people read them, the same as in the terminal. A dash stands for what is not known yet.
+// Numbers for people, written as in the terminal. A dash is a value that is not known yet.
 
 export const NOTHING = "–";
 
@@ -36,8 +36,8 @@ export const span = (seconds) => {
   return `${Math.floor(whole / largeS)} ${large}${rest ? ` ${rest} ${small}` : ""}`;
 };
 
-const WORTH_TELLING_S = 10;
+const SHORTEST_SHOWN_S = 10;
 
-// `46%, 1 min 10 s left`; nothing of a phase that is over in a few seconds.
+// `46%, 1 min 10 s left`; empty for a phase of a few seconds.
 export const left = (phase) =>
-  !known(phase?.left_s) || phase.left_s < WORTH_TELLING_S * (1 - phase.part) ? "" : `${share(phase.part)}, ${span(phase.left_s)} left`;
+  !known(phase?.left_s) || phase.left_s < SHORTEST_SHOWN_S * (1 - phase.part) ? "" : `${share(phase.part)}, ${span(phase.left_s)} left`;

@@ -1,4 +1,4 @@
-"""The client's side of a call over a `MemoryNetwork`: what stubs make and the code above reads.
+"""The client's side of a call over a `MemoryNetwork`: what generated stubs create and their callers read.
 
 As grpc.aio does: a call that is cancelled raises `CancelledError` in its reader, messages that arrived before a status
 are read first, and a deadline ends the call at once, whatever the network does.
@@ -15,8 +15,8 @@ from grpc.aio import EOF  # type: ignore[attr-defined]  # grpc-stubs 1.53 forgot
 from memory_network.server import MemoryContext, answer
 from memory_network.stream import Carry, Status, Stream
 
-from noloco_node.transport.base import MAX_MESSAGE_BYTES
 from noloco_node.transport.interceptor import Handler
+from noloco_node.wire.messages import MAX_MESSAGE_BYTES
 
 Serializer = Callable[[Any], bytes]
 Deserializer = Callable[[bytes], Any]
@@ -97,7 +97,7 @@ class Call:
             self.cancel()
         self._requests.post(lambda: self._requests.end(None))
 
-    # What the code above uses.
+    # For callers.
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self._only_reply().__await__()
@@ -148,7 +148,7 @@ class Call:
         else:
             self._callbacks.append(callback)
 
-    # What the network uses.
+    # For the network.
 
     def serve(self, handler: Handler | None) -> asyncio.Task[None]:
         """Begin to answer the call, in a task that belongs to the peer that was called."""
@@ -160,7 +160,7 @@ class Call:
         self._timers.append(self._loop.call_later(seconds, self.fail, code))
 
     def fail(self, code: grpc.StatusCode) -> bool:
-        """End the call from the client's side: at once here, and on the server when word of it arrives there."""
+        """End the call from the client's side: at once here, and on the server after the delay of the link."""
         if self.done():
             return False
         self._requests.post(self._stop_server)
@@ -168,7 +168,7 @@ class Call:
         return True
 
     def break_off(self, dead: str) -> None:
-        """A process at one end died: its own end stops now, the other when the broken connection is seen there."""
+        """A process at one end was killed: its end stops now, the other when it notices the broken connection."""
         if dead == self.source:
             self.fail(grpc.StatusCode.UNAVAILABLE)
             return

@@ -1,7 +1,7 @@
 """A network of peers inside one process, with delay, bandwidth, loss, partition and death: for tests and simulation.
 
 The same surface as grpc.aio, as far as the stubs and servicers generated from proto/ use it. Messages are really
-serialised, so sizes count and nobody shares objects. All time is `loop.time()` and all chance is the `rng` handed in:
+serialised, so sizes count and no object is shared. All time is `loop.time()` and all chance is the `rng` handed in:
 on a `VirtualLoop`, two runs with the same seed are the same run.
 
 What it simplifies: each pair of peers has its own link in each direction (a home's upload is not shared among its
@@ -26,7 +26,7 @@ from noloco_node.errors import NolocoError
 from noloco_node.transport.interceptor import Context
 
 DIAL_TIMEOUT_S = 15.0
-"""How long a call tries to reach a peer that does not answer at all; transport/libp2p.py gives up after as long."""
+"""How long a call tries to reach a peer that does not answer at all, as in transport/libp2p.py."""
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class MemoryNetwork:
         self._calls: dict[Call, None] = {}  # a dict keeps the order in which they began; a set would not
 
     def join(self, peer_id: str) -> "MemoryTransport":
-        """A new member. It is there for others once it has been started, and its id is free again once it is gone."""
+        """A new member. Others can call it once it is started; once it is closed, its id is free again."""
         return MemoryTransport(self, peer_id)
 
     def link(self, source: str, target: str) -> Link:
@@ -73,7 +73,7 @@ class MemoryNetwork:
         return self._links[source, target]
 
     def partition(self, groups: Iterable[Collection[str]]) -> None:
-        """Only peers of the same group hear each other; whoever is in no group is with the others that are in none."""
+        """Only peers of the same group can call each other; the peers in no group form one more."""
         self._group_of = {peer: number for number, group in enumerate(groups) for peer in group}
 
     def heal(self) -> None:
@@ -85,7 +85,7 @@ class MemoryNetwork:
         for call in [call for call in self._calls if peer in (call.source, call.target)]:
             call.break_off(dead=peer)
 
-    # What follows is for the classes of this package.
+    # For the other modules of this folder.
 
     def admit(self, member: "MemoryTransport") -> None:
         if member.peer_id in self._members:
@@ -158,9 +158,6 @@ class MemoryTransport:
 
     def caller(self, context: Context) -> str:
         return str(context.peer()).removeprefix(PEER_PREFIX)
-
-    def addresses(self) -> list[str]:
-        return [f"/memory/{self.peer_id}/p2p/{self.peer_id}"]
 
     def answer(self, call: Call) -> None:
         """A call has arrived: find its method and let a task of this member run it."""

@@ -13,8 +13,8 @@ import grpc
 import grpc.aio
 from memory_network.stream import Status, Stream
 
-from noloco_node.transport.base import MAX_MESSAGE_BYTES
 from noloco_node.transport.interceptor import Handler, contained
+from noloco_node.wire.messages import MAX_MESSAGE_BYTES
 
 PEER_PREFIX = "memory:"
 

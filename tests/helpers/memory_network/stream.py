@@ -8,7 +8,7 @@ from typing import NamedTuple
 import grpc
 
 _WINDOW = 4
-"""Messages of one stream that may be under way or unread; then the sender waits. HTTP/2 bounds the same by bytes."""
+"""Messages of one stream that may be under way or unread; then the sender waits. HTTP/2 has a limit in bytes."""
 
 Carry = Callable[[int, Callable[[], None]], bool]
 """`carry(size_bytes, arrive)` calls `arrive` at the other end, later; it returns false if the message is lost."""
@@ -22,7 +22,7 @@ class Status(NamedTuple):
 
 
 class Stream:
-    """In order, bounded, and silent for good once a message is lost.
+    """In order and bounded; after a lost message, nothing more arrives.
 
     Its end is what is read from it last, as often as one asks: `None` after requests, a `Status` after replies.
     """

@@ -1,4 +1,4 @@
-"""A node without weight, whose views are at hand: for the server and the page, where nothing of a real one matters."""
+"""A NodeView with canned views, empty or busy: for the web server and its page."""
 
 import math
 import random
@@ -6,27 +6,15 @@ import time
 from dataclasses import replace
 
 from noloco_node.base.peer_names import name_of
-from noloco_node.views.views import (
-    BytesView,
-    Checkpoints,
-    HistoryView,
-    LastRound,
-    MeetingView,
-    PeerRow,
-    PeersView,
-    Piece,
-    Point,
-    Rate,
-    Rounds,
-    Said,
-    StatusView,
-)
+from noloco_node.views.history import HistoryView, MeetingView, Piece, Point, Rate, Said
+from noloco_node.views.peers import PeerRow, PeersView
+from noloco_node.views.status import BytesView, Checkpoints, LastRound, Rounds, StatusView
 
 ME = "12D3KooWL3XJ9EMCyZvmmGXL2LMiVBtrVa2BuESsJiXkSj7333Jw"
 BARE = StatusView(peer_id=ME, name=name_of(ME), version="0.1.0", state="training")
 
 
-class AtHand:
+class CannedNode:
     def __init__(self) -> None:
         self.now = BARE
         self.others = PeersView()
@@ -59,9 +47,9 @@ class AtHand:
         self.now = replace(self.now, state="leaving")
 
 
-def busy(rounds: int = 40, peers: int = 7) -> AtHand:
-    """A node that has seen something."""
-    chance, node = random.Random(0), AtHand()
+def busy(rounds: int = 40, peers: int = 7) -> CannedNode:
+    """A node after some rounds with some peers."""
+    chance, node = random.Random(0), CannedNode()
     ids = [ME, *(f"12D3KooW{chance.getrandbits(200):050x}"[:52] for _ in range(peers))]
     ends = time.time()
     begins = [ends - 6.0 * (rounds - number) for number in range(rounds + 1)]

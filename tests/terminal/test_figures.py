@@ -1,9 +1,9 @@
-"""How far the inner phase is, as people read it."""
+"""Figures of a status in words: the progress of the inner phase."""
 
 import pytest
 
-from noloco_node.terminal.phase import left
-from noloco_node.views.views import Phase
+from noloco_node.terminal.figures import left
+from noloco_node.views.status import Phase
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The verbs about a node's files: `paths` tells where they lie, `bugreport` packs what helps to find a fault."""
+"""The verbs about this machine and the node's files on it: `doctor`, `paths`, `bugreport`."""
 
 import argparse
 import asyncio
@@ -10,17 +10,59 @@ from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from noloco_node.cli.show import home_of, print_json
+from noloco_node.cli.options import home_of, print_json
 from noloco_node.control import socket_client
+from noloco_node.doctor.verdicts import Finding, exit_code
 from noloco_node.errors import NolocoError
 from noloco_node.host import config
+from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
 from noloco_node.version import PROTOCOL, VERSION
-from noloco_node.views.views import SCHEMA, document
+from noloco_node.views.documents import SCHEMA, document
 
+_STYLES = {"ok": "green", "warning": "yellow", "error": "bold red", "unknown": "dim"}
+_DOCTOR_FLAGS = ("home", "bootstrap", "listen", "relay", "device", "threads")
 _LIBRARIES = ("torch", "hivemind", "grpcio", "protobuf", "transformers", "numba", "numpy", "uvloop", "safetensors")
 
 
+# ---- doctor ----
+def doctor(args: argparse.Namespace) -> int:
+    settings = config.load({name: getattr(args, name) for name in _DOCTOR_FLAGS}, os.environ)
+    findings = run_doctor(settings, show=not args.json)
+    code = exit_code(findings)
+    if args.json:
+        print_json({"schema": SCHEMA, "findings": [asdict(finding) for finding in findings], "exit_code": code})
+    return code
+
+
+def run_doctor(settings: NodeConfig, *, show: bool) -> list[Finding]:
+    """`show`: print each finding as it is made, since some take seconds."""
+    import uvloop
+
+    from noloco_node.doctor.run_checks import examine
+
+    async def examine_all() -> list[Finding]:
+        findings = []
+        async for finding in examine(settings):
+            findings.append(finding)
+            if show:
+                _print_finding(finding)
+        return findings
+
+    found: list[Finding] = uvloop.run(examine_all())
+    return found
+
+
+def _print_finding(finding: Finding) -> None:
+    from rich.text import Text
+
+    from noloco_node.terminal.text import console
+
+    what = f"{finding.subject:<10} {finding.text}" + (f": {finding.remedy}" if finding.remedy else "")
+    console().print(Text.assemble((f"{finding.level:<8}", _STYLES[finding.level]), what), soft_wrap=True)
+
+
+# ---- paths, bugreport ----
 def paths(args: argparse.Namespace) -> int:
     from noloco_node.host.paths import inventory
 
@@ -49,7 +91,7 @@ def bugreport(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"schema": SCHEMA, "file": str(to.absolute()), "bytes": to.stat().st_size})
     else:
-        print(f"wrote {to}: keys and tokens are left out, addresses masked. Look through it before you send it")
+        print(f"wrote {to}: keys and tokens are left out, addresses masked. Read it before you send it")
     return 0
 
 
@@ -64,24 +106,24 @@ def _versions() -> str:
 
 
 async def _views(home: Home) -> dict[str, str]:
-    """Of the node that runs here; or why there are none."""
+    """Of the node that runs here, or the reason why there are none."""
     try:
         async with socket_client.connected(home) as node:
-            status, peers = await node.status(), await node.peers()
+            status, peers, events = await node.status(), await node.peers(), await node.round_events()
     except NolocoError as error:
         return {"status.txt": f"{error}\n"}
     return {
-        f"{name}.json": json.dumps(document(view), indent=2) for name, view in (("status", status), ("peers", peers))
+        "status.json": json.dumps(document(status), indent=2),
+        "peers.json": json.dumps(document(peers), indent=2),
+        "rounds.log": "\n".join(events),
     }
 
 
 def _doctor(home: Home) -> str:
-    """Of this machine only: a report sends nothing anywhere."""
-    from noloco_node.cli.doctor import look_round
-
+    """Without the bootstrap addresses: writing a report contacts nobody."""
     try:
         settings = config.load({"home": str(home.root)}, os.environ)
-        findings = look_round(replace(settings, bootstrap=()), tell=False)
+        findings = run_doctor(replace(settings, bootstrap=()), show=False)
     except NolocoError as error:
         return json.dumps({"schema": SCHEMA, "error": str(error)})
     return json.dumps({"schema": SCHEMA, "findings": [asdict(finding) for finding in findings]}, indent=2)

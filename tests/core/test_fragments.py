@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noloco_node.wire import fragments
+from noloco_node.core import fragments
 
 
 @given(st.integers(0, 10_000), st.integers(1, 3_000))

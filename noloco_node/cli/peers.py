@@ -1,4 +1,4 @@
-"""The verbs that look at others: `peers` and `ping`, by the node of this machine or, with `--bootstrap`, without."""
+"""The verbs about other nodes: `peers` and `ping`, through the node on this machine or, with `--bootstrap`, without."""
 
 import argparse
 import asyncio
@@ -10,24 +10,27 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from noloco_node.base.addresses import Address
 from noloco_node.base.validation import did_you_mean
-from noloco_node.cli.show import home_of, print_json, whole
+from noloco_node.cli.options import home_of, print_json, whole_number
 from noloco_node.control import socket_client
 from noloco_node.errors import NolocoError, UsageError
 from noloco_node.host import config
 from noloco_node.host.home import Home
 from noloco_node.terminal.filter import COLUMNS, PeerFilter
-from noloco_node.views.views import SCHEMA, PeerRow, PeersView, PingView, StatusView, document
+from noloco_node.views.documents import SCHEMA, document
+from noloco_node.views.peers import PeerRow, PeersView, PingView
+from noloco_node.views.status import StatusView
 
 if TYPE_CHECKING:
     from noloco_node.peers.visitor import Visitor
 
-Look = Callable[[], Awaitable[PeersView]]
-Ping = Callable[[str, int], Awaitable[PingView]]
+GetPeers = Callable[[], Awaitable[PeersView]]
+SendPing = Callable[[str, int], Awaitable[PingView]]
 
 _WATCH_S = 2.0
 _PAYLOAD_BYTES = 512 << 10
-"""A link of 1 Mbit/s takes 4 s for it."""
+"""A link of 1 Mbit/s needs 4 s for it."""
 _BETWEEN_S = 0.5
 _MAX_COUNT = 1000
 
@@ -36,20 +39,20 @@ _MAX_COUNT = 1000
 def peers(args: argparse.Namespace) -> int:
     if args.sort not in COLUMNS:
         raise UsageError(f"--sort does not know {args.sort!r}, {did_you_mean(args.sort, COLUMNS)}")
-    choice = PeerFilter(args.sort, args.state, args.name)
+    peer_filter = PeerFilter(args.sort, args.state, args.name)
     bootstrap = _bootstrap(args)
 
-    async def look_and_show() -> None:
-        async with _sight(home_of(args), bootstrap) as look:
-            await (_watch if args.watch else _show)(look, choice, args.json)
+    async def show() -> None:
+        async with _peers_of(home_of(args), bootstrap) as get_peers:
+            await (_watch if args.watch else _show)(get_peers, peer_filter, args.json)
 
-    _run(look_and_show(), bootstrap)
+    _run(show(), bootstrap)
     return 0
 
 
 @asynccontextmanager
-async def _sight(home: Home, bootstrap: Sequence[str]) -> AsyncIterator[Look]:
-    """Where the peers are known from."""
+async def _peers_of(home: Home, bootstrap: Sequence[Address]) -> AsyncIterator[GetPeers]:
+    """How to get the list of peers."""
     if bootstrap:
         async with _visiting(bootstrap) as visit:
             yield visit.peers
@@ -58,20 +61,20 @@ async def _sight(home: Home, bootstrap: Sequence[str]) -> AsyncIterator[Look]:
             yield node.peers
 
 
-async def _show(look: Look, choice: PeerFilter, as_json: bool) -> None:
-    view = choice.of(seen := await look())
+async def _show(get_peers: GetPeers, peer_filter: PeerFilter, as_json: bool) -> None:
+    view = peer_filter.of(everybody := await get_peers())
     if as_json:
         print_json(document(view))
         return
     from noloco_node.terminal.text import console, print_peers
 
-    if seen.peers and not view.peers:
-        print(f"none of the {len(seen.peers)} peers is like that")
+    if everybody.peers and not view.peers:
+        print(f"none of the {len(everybody.peers)} peers matches")
         return
     print_peers(view, console())
 
 
-async def _watch(look: Look, choice: PeerFilter, as_json: bool) -> None:
+async def _watch(get_peers: GetPeers, peer_filter: PeerFilter, as_json: bool) -> None:
     """Until Ctrl-C, or until the node ends, which is an error."""
     from rich.console import Group
     from rich.live import Live
@@ -80,22 +83,22 @@ async def _watch(look: Look, choice: PeerFilter, as_json: bool) -> None:
 
     out = console()
     if as_json or not out.is_terminal:
-        await _tell_changes(look, choice, as_json)
+        await _print_changes(get_peers, peer_filter, as_json)
     with Live(console=out, auto_refresh=False) as live:
         while True:
-            view = choice.of(await look())
+            view = peer_filter.of(await get_peers())
             live.update(Group(*peers_parts(view, out.width), "", "Ctrl-C ends this"), refresh=True)
             await asyncio.sleep(_WATCH_S)
 
 
-async def _tell_changes(look: Look, choice: PeerFilter, as_json: bool) -> None:
-    """A document each time; or as text a line for each peer that came, went, or changed its state or round."""
+async def _print_changes(get_peers: GetPeers, peer_filter: PeerFilter, as_json: bool) -> None:
+    """A JSON document each time; or a line for each peer that came, went, or changed its state or round."""
     from noloco_node.base.peer_names import short_id
     from noloco_node.terminal.text import peer_line
 
     before: dict[str, PeerRow] = {}
     while True:
-        view = choice.of(await look())
+        view = peer_filter.of(await get_peers())
         now = {peer.peer_id: peer for peer in view.peers}
         if as_json:
             print(json.dumps(document(view)), flush=True)
@@ -114,16 +117,16 @@ async def _tell_changes(look: Look, choice: PeerFilter, as_json: bool) -> None:
 # ---- ping ----
 @dataclass(slots=True)
 class Pinged:
-    """What some round trips to one peer came to."""
+    """The result of some round trips to one peer."""
 
     peer_id: str
     via: str | None = None
     connect_s: float | None = None
-    """The first one, with finding the way."""
+    """Of the first one, which also connects."""
     seconds: list[float] = field(default_factory=list)
     lost: int = 0
     bytes_per_s: float | None = None
-    """On the way there."""
+    """Towards the peer."""
 
     @property
     def median_s(self) -> float | None:
@@ -133,47 +136,47 @@ class Pinged:
 def ping(args: argparse.Namespace) -> int:
     from noloco_node.base.peer_names import name_of
 
-    count, bootstrap = whole(args.count, "--count", _MAX_COUNT), _bootstrap(args)
+    count, bootstrap = whole_number(args.count, "--count", _MAX_COUNT), _bootstrap(args)
 
-    async def ping_and_tell() -> Pinged:
-        async with _line_to(home_of(args), bootstrap, args.peer) as (peer, call):
-            return await _series(peer, call, count, tell)
+    async def measure() -> Pinged:
+        async with _ping_target(home_of(args), bootstrap, args.peer) as (peer, send_ping):
+            return await _series(peer, send_ping, count, say)
 
-    def tell(line: str) -> None:
+    def say(line: str) -> None:
         if not args.json:
             print(line, flush=True)
 
-    found = _run(ping_and_tell(), bootstrap)
+    found = _run(measure(), bootstrap)
     if args.json:
         print_json(_pinged_document(found))
     else:
         print(_summary(found))
     if not found.seconds:
-        raise NolocoError(f"{name_of(found.peer_id)} answered once and then no more: try again in a moment")
+        raise NolocoError(f"{name_of(found.peer_id)} answered only the first call: try again in a moment")
     return 0
 
 
-async def _series(peer: str, call: Ping, count: int, tell: Callable[[str], None]) -> Pinged:
+async def _series(peer: str, send_ping: SendPing, count: int, say: Callable[[str], None]) -> Pinged:
     from noloco_node.base.peer_names import name_of, short_id
 
-    first = await call(peer, 0)
+    first = await send_ping(peer, 0)
     if first.seconds is None:
         raise NolocoError(
             f"{name_of(peer)} ({peer}) does not answer ({(first.failure or 'silent').replace('_', ' ')}): "
-            "`noloco-node peers` tells when it was seen last, `noloco-node doctor` whether the network works here"
+            "`noloco-node peers` shows when it was last seen, `noloco-node doctor` whether the network works here"
         )
     found = Pinged(peer, first.via, first.seconds)
-    tell(f"{name_of(peer)} ({short_id(peer)}) answers after {_ms(first.seconds)}, {first.via or 'directly'}")
+    say(f"{name_of(peer)} ({short_id(peer)}) answers after {_ms(first.seconds)}, {first.via or 'directly'}")
     for number in range(1, count + 1):
-        reply = await call(peer, 0)
+        reply = await send_ping(peer, 0)
         if reply.seconds is None:
             found.lost += 1
         else:
             found.seconds.append(reply.seconds)
-        tell(f"{number}: {'no answer' if reply.seconds is None else _ms(reply.seconds)}")
+        say(f"{number}: {'no answer' if reply.seconds is None else _ms(reply.seconds)}")
         if number < count:
             await asyncio.sleep(_BETWEEN_S)
-    loaded = await call(peer, _PAYLOAD_BYTES)
+    loaded = await send_ping(peer, _PAYLOAD_BYTES)
     if loaded.seconds is not None and found.median_s is not None:
         found.bytes_per_s = rate(_PAYLOAD_BYTES, loaded.seconds, found.median_s)
     found.via = loaded.via or found.via
@@ -181,8 +184,8 @@ async def _series(peer: str, call: Ping, count: int, tell: Callable[[str], None]
 
 
 def rate(payload_bytes: int, seconds: float, empty_s: float) -> float:
-    """Bytes a second on the way there: what the payload took beyond an empty call, which is noise where that is next to
-    nothing."""
+    """Bytes per second towards the peer, from the time beyond an empty call's. At most half of `seconds` is subtracted,
+    since a small difference is noise."""
     return payload_bytes / max(seconds - empty_s, seconds / 2)
 
 
@@ -191,10 +194,10 @@ def _summary(found: Pinged) -> str:
 
     asked = len(found.seconds) + found.lost
     if found.median_s is None:
-        return f"0 of {asked} came back"
+        return f"0 of {asked} answered"
     times = f"median {_ms(found.median_s)} ({_ms(min(found.seconds))} to {_ms(max(found.seconds))})"
     fast = f", about {size(found.bytes_per_s)}/s there" if found.bytes_per_s else ""
-    return f"{len(found.seconds)} of {asked} came back, {times}{fast}"
+    return f"{len(found.seconds)} of {asked} answered, {times}{fast}"
 
 
 def _pinged_document(found: Pinged) -> dict[str, Any]:
@@ -214,28 +217,29 @@ def _pinged_document(found: Pinged) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def _line_to(home: Home, bootstrap: Sequence[str], word: str) -> AsyncIterator[tuple[str, Ping]]:
-    """The peer that is meant, and how to call it."""
+async def _ping_target(home: Home, bootstrap: Sequence[Address], word: str) -> AsyncIterator[tuple[str, SendPing]]:
+    """The peer id that `word` means, and how to call it."""
     from noloco_node.base.peer_names import find
 
-    helpers = [address.rpartition("/p2p/")[2] for address in bootstrap]
+    named = [address.peer for address in bootstrap]
     if bootstrap:
         async with _visiting(bootstrap) as visit:
-            known = helpers if word in helpers else [*helpers, *(row.peer_id for row in (await visit.peers()).peers)]
+            known = named if word in named else [*named, *(row.peer_id for row in (await visit.peers()).peers)]
             yield find(word, known), visit.ping
     else:
         async with socket_client.connected(home) as node:
             status, view = await node.status(), await node.peers()
-            yield _not_itself(status, word) or find(word, (row.peer_id for row in view.peers)), node.ping
+            yield _full_id(status, word) or find(word, (row.peer_id for row in view.peers)), node.ping
 
 
-def _not_itself(status: StatusView, word: str) -> str | None:
+def _full_id(status: StatusView, word: str) -> str | None:
     from noloco_node.base.identity import is_peer_id
     from noloco_node.base.peer_names import short_id
 
+    """`word`, if it is a whole peer id. Raises UsageError if it means this node itself."""
     if word in (status.peer_id, short_id(status.peer_id), status.name):
-        raise UsageError(f"{status.name} is the node of this machine itself: `noloco-node peers` lists the others")
-    return word if is_peer_id(word) else None  # nobody need have told of it: libp2p may find it
+        raise UsageError(f"{status.name} is the node on this machine: `noloco-node peers` lists the others")
+    return word if is_peer_id(word) else None  # libp2p may find it although no peer has reported it
 
 
 def _ms(seconds: float) -> str:
@@ -248,8 +252,8 @@ def _as_ms(seconds: float | None) -> float | None:
 
 # ---- for both ----
 @asynccontextmanager
-async def _visiting(bootstrap: Sequence[str]) -> AsyncIterator["Visitor"]:
-    """First a knock, because what comes after takes seconds to import."""
+async def _visiting(bootstrap: Sequence[Address]) -> AsyncIterator["Visitor"]:
+    """Checks the addresses first, because the visitor takes seconds to import."""
     from noloco_node.cli.daemon import reach
 
     await reach(bootstrap)
@@ -259,13 +263,13 @@ async def _visiting(bootstrap: Sequence[str]) -> AsyncIterator["Visitor"]:
         yield visit
 
 
-def _bootstrap(args: argparse.Namespace) -> tuple[str, ...]:
-    """As the flags name it; a node's own settings are about the node."""
+def _bootstrap(args: argparse.Namespace) -> tuple[Address, ...]:
+    """From the flags only: node.toml and the environment are for the node."""
     return config.resolve({"bootstrap": args.bootstrap}, {}, {}).bootstrap if args.bootstrap else ()
 
 
-def _run(work: Any, bootstrap: Sequence[str]) -> Any:
-    """hivemind wants uvloop; a look at one's own node is quicker without."""
+def _run(work: Any, bootstrap: Sequence[Address]) -> Any:
+    """hivemind needs uvloop; asking the node on this machine is faster without importing it."""
     if not bootstrap:
         return asyncio.run(work)
     import uvloop

@@ -1,7 +1,4 @@
-"""A vector cut into fragments, and the order in which a swap sends them.
-
-Pure arithmetic on sizes: it knows nothing of what the fragments hold or how they travel.
-"""
+"""How a vector is cut into fragments, and in which order a swap sends them: arithmetic on sizes."""
 
 
 def count(elements: int, per_fragment: int) -> int:

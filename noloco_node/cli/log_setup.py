@@ -1,0 +1,78 @@
+"""A node's logging: everything to node.log in the home, a line or two per round to the terminal."""
+
+import json
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from itertools import pairwise
+from logging.handlers import RotatingFileHandler
+
+from noloco_node.errors import NolocoError
+from noloco_node.host.config import home_dir
+from noloco_node.host.home import Home
+
+LOG_FILES = 3
+_LOG_BYTES = 8 << 20  # at most, each of the three: weeks of a node, without filling a disk
+_FILE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+@contextmanager
+def written(home: Home, level: str, form: str) -> Iterator[None]:
+    """All records to the file, and this package's, from INFO on, to the terminal. `form`: one of config.LOG_FORMATS."""
+    file = RotatingFileHandler(home.log, maxBytes=_LOG_BYTES, backupCount=LOG_FILES - 1, encoding="utf-8", delay=True)
+    file.setFormatter(_JsonFormatter() if form == "json" else logging.Formatter(_FILE_FORMAT))
+    terminal = logging.StreamHandler(sys.stderr)
+    terminal.setLevel(logging.INFO)
+    terminal.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter(datefmt="%H:%M:%S"))
+    root, ours = logging.getLogger(), logging.getLogger("noloco_node")
+    before = root.level
+    root.setLevel(level.upper())
+    logging.getLogger("grpc").setLevel(logging.WARNING)  # its debug records refer to objects that are being freed
+    root.addHandler(file)
+    ours.addHandler(terminal)
+    logging.captureWarnings(True)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        ours.removeHandler(terminal)
+        root.removeHandler(file)
+        root.setLevel(before)
+        ours.setLevel(logging.NOTSET)  # `logs --level` may have set it
+        file.close()
+
+
+def note_crash(error: BaseException, args: Sequence[str]) -> str:
+    """Write the traceback to the log of the home that `args` name. Returns where it is, for the user."""
+    named = next((after for word, after in pairwise(args) if word == "--home"), None)
+    try:
+        home = Home(home_dir(named, os.environ))
+        home.create()
+        with home.log.open("a", encoding="utf-8") as file:
+            traceback.print_exception(error, file=file)
+    except (OSError, NolocoError):
+        return repr(error)
+    return f"the details are in {home.log}"
+
+
+class _JsonFormatter(logging.Formatter):
+    """One object per line. The time is UTC, as log collectors expect."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {"time": at, "level": record.levelname.lower(), "logger": record.name, "message": record.getMessage()}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+class _TextFormatter(logging.Formatter):
+    """`12:31:07 round 4 of 8: …`; the level is shown only above INFO. No tracebacks."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        level = f"{record.levelname.lower()}: " if record.levelno > logging.INFO else ""
+        return f"{self.formatTime(record, self.datefmt)} {level}{record.getMessage()}"

@@ -1,0 +1,271 @@
+"""The options of the verbs, in groups as `--help` shows them, and how their values are read.
+
+`--help` of any verb imports this file and no verb, so what a reader needs beyond argparse is imported in it.
+"""
+
+import argparse
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from noloco_node.errors import UsageError
+
+if TYPE_CHECKING:
+    from noloco_node.host.home import Home
+
+Options = argparse.ArgumentParser | argparse._ArgumentGroup
+
+
+# ---- values ----
+def home_of(args: argparse.Namespace) -> "Home":
+    import os
+
+    from noloco_node.host import config
+    from noloco_node.host.home import Home
+
+    return Home(config.home_dir(args.home, os.environ))
+
+
+def whole_number(text: str, flag: str, most: int, least: int = 1) -> int:
+    if not re.fullmatch("[0-9]{1,9}", text) or not least <= int(text) <= most:
+        raise UsageError(f"{flag} must be a whole number from {least} to {most}, not {text!r}")
+    return int(text)
+
+
+def print_json(document: dict[str, Any]) -> None:
+    print(json.dumps(document, indent=2))
+
+
+# ---- options of several verbs ----
+def home(add_to: Options) -> None:
+    add_to.add_argument("--home", metavar="DIR", help="the node's directory (default: $NOLOCO_HOME)")
+
+
+def as_json(add_to: Options) -> None:
+    add_to.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def home_and_json(add_to: Options) -> None:
+    home(add_to)
+    as_json(add_to)
+
+
+def _device(add_to: Options, kinds: str) -> None:
+    add_to.add_argument("--device", metavar="DEVICE", help=f"{kinds} (default: auto)")
+    add_to.add_argument("--threads", metavar="N", help="CPU threads for training (default: torch's choice)")
+
+
+def _data(add_to: Options) -> None:
+    add_to.add_argument(
+        "--data", metavar="FILES", action="append", help="the data, if the run leaves it to you; may be a pattern"
+    )
+    add_to.add_argument("--tokenizer", metavar="FILE", help="the tokenizer.json that the run asks for")
+
+
+def _bootstrap(add_to: Options, what_for: str) -> None:
+    add_to.add_argument("--bootstrap", metavar="ADDRESS", action="append", help=what_for)
+
+
+# ---- make or join a run ----
+def init(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="PATH", nargs="?", default="run.toml", help="default: run.toml")
+    parser.add_argument("--force", action="store_true", help="replace the file if it exists")
+
+
+def tokenize(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("files", metavar="FILES", nargs="+", help="text, jsonl, parquet or arrow files, a folder of them, or a pattern")
+    add("--tokenizer", metavar="FILE", default="bytes", help="a tokenizer.json (default: bytes, one token for each)")
+    add("--out", metavar="FILE", required=True, help="the token file to write, as corpus.tokens")
+    add("--field", metavar="NAME", default="text", help="the field of a record that holds its text (default: text)")
+    as_json(parser)
+
+
+def start(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("manifest", metavar="run.toml", help="what to train; `noloco-node init` writes one")
+    _trainer(parser, parser.add_argument_group("what to train"))
+
+
+def join(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_argument_group("what to train")
+    what.add_argument("--run", metavar="ID", help="join this run (default: the only one in the swarm)")
+    what.add_argument("--trust", metavar="PEER_ID", help="join only runs signed by this author (default: first use)")
+    _trainer(parser, what)
+
+
+def bootstrap(parser: argparse.ArgumentParser) -> None:
+    _network(parser)
+    _output(parser)
+
+
+def _trainer(parser: argparse.ArgumentParser, what: Options) -> None:
+    _data(what)
+    what.add_argument("--rounds", metavar="N", help="stop cleanly after N rounds (default: when the run ends)")
+    on = parser.add_argument_group("how to train")
+    _device(on, "auto, cpu, cuda, cuda:1 or mps")
+    on.add_argument("--micro-batch", metavar="N", help="examples at once (default: auto, as many as fit on a GPU)")
+    on.add_argument("--compile", action="store_const", const=True, help="use torch.compile: slow start, faster steps")
+    _network(parser)
+    limits = parser.add_argument_group("limits").add_argument
+    limits("--max-upload", metavar="RATE", help="bytes sent per second, as 5MB or 40Mbit (default: no limit)")
+    limits("--max-download", metavar="RATE", help="bytes received per second (default: no limit)")
+    limits("--daily-upload", metavar="AMOUNT", help="bytes sent per day, as 20GB; when used up, rounds are solo")
+    limits("--daily-download", metavar="AMOUNT", help="bytes received per day; when used up, rounds are solo")
+    limits("--hours", metavar="HH-HH", help="train only in these hours, as 22-08; pause in the others")
+    limits("--gpu-memory-fraction", metavar="X", help="use at most this share of the GPU's memory, as 0.5")
+    output = _output(parser)
+    output.add_argument("--sinks", metavar="NAMES", help="write curves to tensorboard, wandb or both, with a comma")
+    output.add_argument("--linger", metavar="S", help="when done, answer `status` for S more seconds (default: 0)")
+
+
+def _network(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("network")
+    _bootstrap(group, "a node to contact first; may be repeated, one that answers is enough")
+    add = group.add_argument
+    add("--listen", metavar="ADDRESS", help="where to listen (default: /ip4/0.0.0.0/tcp/0, a free port)")
+    add("--announce", metavar="ADDRESS", action="append", help="publish this address instead, as a forwarded port's")
+    add("--relay", metavar="WHEN", help="be reachable through a relay: auto (if needed), only or off (default: auto)")
+
+
+def _output(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    group = parser.add_argument_group("output")
+    home(group)
+    group.add_argument("--web", metavar="HOST:PORT", help="serve a web page there, as 127.0.0.1:8090 (default: none)")
+    group.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error (default: info)")
+    group.add_argument("--log-format", metavar="FORM", help="text, or json: one object per line (default: text)")
+    return group
+
+
+# ---- the node here ----
+def top(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--interval", metavar="S", default="1", help="ask the node every S seconds (default: 1)")
+    parser.add_argument("--once", action="store_true", help="print one screen and end; with --json, all its data")
+    home_and_json(parser)
+
+
+def peers(parser: argparse.ArgumentParser) -> None:
+    rows = parser.add_argument_group("which peers")
+    rows.add_argument(
+        "--sort", metavar="COLUMN", default="together", help="as round, loss, tokens/s, last-seen (default: together)"
+    )
+    rows.add_argument("--state", metavar="STATE", help="only peers in this state, as training or paused")
+    rows.add_argument("--name", metavar="TEXT", help="only peers with this in their name or id")
+    _other_swarm(parser)
+    output = parser.add_argument_group("output")
+    output.add_argument("--watch", action="store_true", help="repeat until Ctrl-C (exit code 130)")
+    home_and_json(output)
+
+
+def ping(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("peer", metavar="PEER", help="its name, or its id or a part of it")
+    parser.add_argument("--count", metavar="N", default="3", help="how many times (default: 3)")
+    _other_swarm(parser)
+    home_and_json(parser)
+
+
+def _other_swarm(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("network")
+    _bootstrap(group, "ask the swarm of this node; no node need run here")
+
+
+def wait(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--for", metavar="WHAT", dest="goal", required=True, help="training, round=N or finished")
+    parser.add_argument("--timeout", metavar="S", help="give up after S seconds (default: wait while the node runs)")
+    home_and_json(parser)
+
+
+def logs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-f", "--follow", action="store_true", help="print new lines as they come, until Ctrl-C")
+    parser.add_argument("--lines", metavar="N", default="50", help="how many of the last lines (default: 50)")
+    parser.add_argument("--level", metavar="LEVEL", help="set the running node's: debug, info, warning or error")
+    home_and_json(parser)
+
+
+# ---- this machine ----
+def doctor(parser: argparse.ArgumentParser) -> None:
+    _bootstrap(parser, "also check whether the swarm can be reached through this node")
+    parser.add_argument("--listen", metavar="ADDRESS", help="where the node would listen")
+    parser.add_argument("--relay", metavar="WHEN", help="as for join: auto, only or off")
+    parser.add_argument("--device", metavar="DEVICE", help="as for join: auto, cpu, cuda ...")
+    parser.add_argument("--threads", metavar="N", help="as for join")
+    home_and_json(parser)
+
+
+def bugreport(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--to", metavar="FILE", help="the zip file to write (default: named by the time)")
+    home_and_json(parser)
+
+
+# ---- the trained model ----
+def export(parser: argparse.ArgumentParser) -> None:
+    _weights(parser).add_argument(
+        "--average",
+        metavar="N or LIST",
+        help="export a mean: of this node's weights and the present ones of N peers, which the running node fetches; "
+        "or of homes, checkpoints or exported folders of the same run, separated by commas",
+    )
+    _evaluation(parser)
+    output = parser.add_argument_group("output")
+    output.add_argument("--to", metavar="DIR", required=True, help="the folder; an earlier export there is replaced")
+    as_json(output)
+
+
+def evaluate(parser: argparse.ArgumentParser) -> None:
+    _path(parser)
+    _weights(parser)
+    _evaluation(parser)
+    as_json(parser.add_argument_group("output"))
+
+
+def sample(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("text", metavar="TEXT", help="the text to continue")
+    _path(parser)
+    _weights(parser)
+    how = parser.add_argument_group("how to sample").add_argument
+    how("--tokens", metavar="N", type=int, default=100, help="tokens to add at most (default: 100)")
+    how("--temperature", metavar="X", type=float, default=0.8, help="0: always the most likely (default: 0.8)")
+    how("--seed", metavar="N", type=int, default=1, help="the same seed gives the same text (default: 1)")
+    _evaluation(parser)
+    as_json(parser.add_argument_group("output"))
+
+
+def _path(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "path", metavar="PATH", nargs="?", help="a checkpoint, a home or an exported folder (default: the home)"
+    )
+
+
+def _weights(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    group = parser.add_argument_group("which weights")
+    group.add_argument("--run", metavar="ID", help="the run, if the home has several; its first digits are enough")
+    group.add_argument("--checkpoint", metavar="STEP", help="this checkpoint (default: the newest complete one)")
+    home(group)
+    return group
+
+
+def _evaluation(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("data and device")
+    _data(group)
+    _device(group, "auto, cpu or cuda")
+
+
+# ---- try and measure ----
+def swarm(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--nodes", metavar="N", default="4", help="how many nodes train (default: 4)")
+    parser.add_argument("--rounds", metavar="N", help="rounds of each node (default: 8, or the manifest's)")
+    parser.add_argument("--run", metavar="run.toml", dest="manifest", help="what to train (default: the tiny model)")
+    parser.add_argument("--web", metavar="HOST:PORT", help="a web page for each node, on ports from this one on")
+    parser.add_argument("--keep", metavar="DIR", help="keep the nodes' homes here (default: they are deleted)")
+    as_json(parser)
+
+
+def simulate(parser: argparse.ArgumentParser) -> None:
+    from noloco_node.cli import simulate
+
+    simulate.options(parser)
+
+
+def bench(parser: argparse.ArgumentParser) -> None:
+    from noloco_node.cli import bench
+
+    bench.options(parser)

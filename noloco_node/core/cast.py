@@ -1,0 +1,47 @@
+"""The plain codecs: every element in one dtype, all at once."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from noloco_node.core import outer
+from noloco_node.core.codec import CodecStats, Received
+from noloco_node.errors import NonFinite, PeerMisbehaved
+
+
+class Cast:
+    def __init__(self, name: str, dtype: torch.dtype) -> None:
+        self.name = name
+        self._dtype = dtype
+
+    def converse(self, u: Tensor, index: int, exchange_id: bytes, moved: Tensor | None = None) -> "CastConversation":
+        return CastConversation(u.to(self._dtype))
+
+
+class CastConversation:
+    def __init__(self, mine: Tensor) -> None:
+        self.stats = CodecStats()
+        self._mine = mine  # coded; fp32 shares the snapshot's memory
+
+    def open(self) -> bytes:
+        if not self._mine.isfinite().all():
+            raise NonFinite(f"a weight is too large for {self._mine.dtype}: the training has diverged")
+        payload = self._mine.view(torch.uint8).numpy().tobytes()
+        self.stats.sent_bytes += len(payload)
+        return payload
+
+    def receive(self, payload: bytes) -> Received:
+        self.stats.received_bytes += len(payload)
+        theirs = _decode(payload, self._mine)
+        c = outer.correction(self._mine.float(), theirs.float())
+        if not c.isfinite().all():  # as it is whenever an element of theirs is not
+            raise PeerMisbehaved("nonfinite")
+        return Received(None, c)
+
+
+def _decode(payload: bytes, like: Tensor) -> Tensor:
+    theirs = torch.empty_like(like)
+    if len(payload) != theirs.nbytes:
+        raise PeerMisbehaved("bad_length", f"{len(payload)} bytes instead of {theirs.nbytes}")
+    theirs.view(torch.uint8).numpy()[:] = np.frombuffer(payload, np.uint8)
+    return theirs

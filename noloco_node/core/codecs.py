@@ -1,0 +1,57 @@
+"""Which codec a name like `lattice:4` stands for. A new family of codecs gets a module of its own and a line here."""
+
+from collections.abc import Callable
+
+import torch
+
+from noloco_node.core.cast import Cast
+from noloco_node.core.codec import BLOCK, Codec, carry
+from noloco_node.core.int8 import Int8
+
+
+def _without_parameter(make: Callable[[], Codec]) -> Callable[[str], Codec]:
+    def checked(parameter: str) -> Codec:
+        if parameter:
+            raise ValueError(f"takes no parameter, not {parameter!r}")
+        return make()
+
+    return checked
+
+
+def _lattice(parameter: str) -> Codec:
+    from noloco_node.core.lattice import Lattice  # it brings numba, which takes half a second to import
+
+    return Lattice.parse(parameter)
+
+
+FAMILIES: dict[str, Callable[[str], Codec]] = {
+    "bf16": _without_parameter(lambda: Cast("bf16", torch.bfloat16)),
+    "fp32": _without_parameter(lambda: Cast("fp32", torch.float32)),
+    "int8": _without_parameter(Int8),
+    "lattice": _lattice,
+}
+"""What is before the colon of a codec's name -> what makes one from what is after it ("" without a colon)."""
+
+
+def codec(name: str) -> Codec:
+    """A new codec object, for one node. ValueError names what is allowed."""
+    family, _, parameter = name.partition(":")
+    if family not in FAMILIES:
+        raise ValueError(f"no codec is called {name!r}: there are {', '.join(FAMILIES)}")
+    try:
+        return FAMILIES[family](parameter)
+    except ValueError as error:
+        raise ValueError(f"codec {name!r}: {family} {error}") from None
+
+
+def rehearse(name: str) -> None:
+    """Code a small fragment once, with a block that misses its range, so that all that must be compiled is compiled.
+
+    Compiling takes seconds and the interpreter's lock: in the middle of training it would cost ten times as much.
+    """
+    mine = torch.linspace(-1, 1, 64 * BLOCK)
+    theirs = mine + 1e-3
+    theirs[:BLOCK] += 1
+    moved = torch.full((64,), 1e-3)
+    one, other = (codec(name).converse(u, 0, bytes(16), moved) for u in (mine, theirs))
+    carry(one, other)

@@ -1,0 +1,79 @@
+"""What `status` and `peers` show of a node that trains, and what its presence record says: read from its parts."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+from noloco_node.base.addresses import Address
+from noloco_node.base.states import NodeState
+from noloco_node.checkpoints.keeper import CheckpointKeeper
+from noloco_node.host.policy import Policy
+from noloco_node.observe.stats import NodeStats
+from noloco_node.peers import rows
+from noloco_node.peers.record import MAX_ADDRESSES, PeerRecord, Presence
+from noloco_node.rounds.service import RoundService
+from noloco_node.run.schema import Manifest
+from noloco_node.training.thread import Ready
+from noloco_node.views.peers import PeersView
+from noloco_node.views.status import BytesView, StatusView
+
+
+def status(  # noqa: PLR0913, PLR0917
+    node: StatusView,
+    stats: NodeStats,
+    rounds: RoundService,
+    seen: Collection[PeerRecord],
+    policy: Policy,
+    run: Manifest | None,
+    keeper: CheckpointKeeper | None,
+    ready: Ready | None,
+    target: int | None,
+) -> StatusView:
+    """`node`: what every node shows (node/base.py)."""
+    totals, parameters = rounds.tally, ready.parameters if ready else None
+    saves = (keeper, parameters) if keeper and parameters else None
+    view = stats.fill(node)
+    return replace(
+        view,
+        run_id=run.run_id if run else None,
+        run=run.label if run else None,
+        rounds_target=target,
+        device=ready.device if ready else None,
+        parameters=parameters,
+        partner=rounds.partner or view.partner,
+        bytes=BytesView(
+            totals.sent_bytes,
+            totals.received_bytes,
+            stats.per_param_round(parameters, totals.sent_bytes - totals.unsettled_bytes),
+        ),
+        calls=totals.calls,
+        one_sided_fragments=totals.one_sided,
+        peers_seen=len(seen),
+        peers_by_state=Counter(record.state for record in seen),
+        today=policy.today(),
+        checkpoint=saves[0].view(saves[1]) if saves else None,
+        health=(*node.health, *policy.health(stats.swaps_fit), *(saves[0].health(saves[1]) if saves else ())),
+    )
+
+
+def peers(stats: NodeStats, seen: Collection[PeerRecord], via: Callable[[str], str | None]) -> PeersView:
+    now = time.time()
+    living = rows.living(seen, now)
+    return PeersView(tuple(stats.fill_row(rows.row(r, stats.round, now, via(r.peer_id))) for r in living))
+
+
+def presence(state: NodeState, stats: NodeStats, run: Manifest, addresses: Collection[Address]) -> Presence:
+    return Presence(
+        state=state,
+        round=stats.round,
+        step=stats.step,
+        progress=min(1.0, stats.round / run.rounds),
+        loss=stats.loss or 0.0,
+        tokens_per_s=stats.tokens_per_s or 0.0,
+        tokens=stats.tokens,
+        addresses=tuple(addresses)[:MAX_ADDRESSES],
+        eval_loss=stats.eval_loss or 0.0,
+        partner=stats.last_round.partner if stats.last_round else "",
+        committed=stats.committed,
+    )

@@ -1,0 +1,131 @@
+"""Frames to and from one partner over one gRPC stream: in pieces, each with a deadline, at the volunteer's rate.
+
+A volunteer may limit upload and download (host/traffic.py), so that a fragment takes minutes. Deadlines are for
+silence, not for slowness: a large frame travels in pieces (rounds/pieces.py), a link without anything to send sends
+Alive, and each of both starts a fresh deadline. Waiting for our own limit has no such deadline.
+"""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+from noloco_node.errors import PeerFault, PeerLost
+from noloco_node.host.traffic import Pace, Traffic
+from noloco_node.rounds.pieces import Assembly, cut
+from noloco_node.transport.base import peer_faults
+from noloco_node.wire import messages as wire
+from noloco_node.wire import peer_pb2 as pb
+
+ALIVE_S = 5.0
+"""A link that has sent nothing for so long sends Alive: three of these may be late before a partner gives up."""
+
+
+class Link:
+    def __init__(self, pace: Pace | None = None) -> None:
+        self._pace = pace or Traffic()
+        self._outbox: asyncio.PriorityQueue[tuple[int, int, pb.SwapFrame | None]] = asyncio.PriorityQueue()
+        self._put = itertools.count()
+        self._incoming: AsyncIterator[pb.SwapFrame] | None = None
+        self._assembly = Assembly()
+        self._idle_s: float | None = None
+        self._dropped = 0
+        """What was put before this is not sent any more."""
+        self.ending = False
+        """Our last frame has been put, for a partner that still listens."""
+        self.sent_bytes = 0
+        self.received_bytes = 0
+
+    def listen(self, incoming: AsyncIterator[pb.SwapFrame]) -> None:
+        self._incoming = incoming
+
+    # ---- sending ----
+    def send(self, frame: wire.Frame) -> None:
+        """Never blocks: the swap's window bounds what can lie in the outbox. An Ack overtakes what waits there: it
+        opens the partner's window, and on a limited link the fragments before it may take minutes."""
+        for piece in cut(wire.encode(frame)):
+            self._post(piece, first=isinstance(frame, wire.Ack))
+
+    def _post(self, piece: pb.SwapFrame | None, *, first: bool = False) -> None:
+        self._outbox.put_nowait((int(not first), next(self._put), piece))
+
+    def keep_alive(self) -> None:
+        """From the next frame on, never be silent for longer than ALIVE_S."""
+        self._idle_s = ALIVE_S
+
+    def drop(self) -> None:
+        """Send nothing of what still waits: the swap has failed."""
+        self._dropped = next(self._put)
+        while not self._outbox.empty():
+            self._outbox.get_nowait()
+
+    def end_with(self, frame: wire.Frame) -> None:
+        """The swap has failed: send this instead of what still waits, and nothing after it."""
+        self.drop()
+        self.send(frame)
+        self.close()
+        self.ending = True
+
+    def close(self) -> None:
+        """Send nothing after what waits."""
+        self._post(None)
+
+    async def outgoing(self) -> AsyncIterator[pb.SwapFrame]:
+        while True:
+            put, piece = await self._next_out()
+            if piece is None:
+                return
+            size = piece.ByteSize()
+            await self._pace.sending(size)
+            if put >= self._dropped:
+                self.sent_bytes += size
+                yield piece
+
+    async def _next_out(self) -> tuple[int, pb.SwapFrame | None]:
+        try:
+            async with asyncio.timeout(self._idle_s):
+                return (await self._outbox.get())[1:]
+        except TimeoutError:
+            return next(self._put), wire.encode(wire.Alive())
+
+    # ---- receiving ----
+    async def receive(self, deadline_s: float) -> wire.Frame:
+        """The next frame, before a swap: a large one, in pieces, is none of those that may come then."""
+        return wire.decode(await self._next_in(deadline_s))
+
+    async def receive_whole(self, silence_s: float, stall_s: float) -> wire.Frame:
+        """The next frame of a swap. `silence_s`: without a message; `stall_s`: with signs of life or pieces only."""
+        try:
+            async with asyncio.timeout(stall_s):
+                while True:
+                    match self._assembly.add(await self._next_in(silence_s)):
+                        case None | wire.Alive():
+                            pass
+                        case frame:
+                            return frame
+        except TimeoutError:
+            raise PeerLost("stalled", f"no progress for {stall_s:g} s") from None
+
+    async def wait_for_end(self, deadline_s: float) -> None:
+        """Until the partner ends the stream: it has received our last frame then."""
+        with suppress(PeerFault, TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                while True:
+                    await self.receive(deadline_s)
+
+    async def _next_in(self, deadline_s: float) -> pb.SwapFrame:
+        if self._incoming is None:
+            raise PeerLost("not_connected")
+        await self._pace.receiving()
+        try:
+            async with asyncio.timeout(deadline_s):
+                with peer_faults():
+                    message = await anext(self._incoming)
+        except TimeoutError:
+            raise PeerLost("silent", f"no frame for {deadline_s:g} s") from None
+        except StopAsyncIteration:
+            raise PeerLost("hung_up") from None
+        size = message.ByteSize()
+        self._pace.received(size)
+        self.received_bytes += size
+        return message

@@ -1,0 +1,284 @@
+"""The schema of a run, as pydantic models: which keys a manifest and a run.toml have, and what each may hold.
+
+A manifest names models and data, never code: presets, transformers config classes with plain values, sources that
+every node has built in. Its canonical form (JSON, sorted keys, shortest floats) does not depend on machine or Python
+version; the run id is the SHA-256 of it. How it is signed and read from the network is in run/manifest.py, how its
+author writes it in run/toml.py. Imports no torch.
+
+A key that a later version adds (`_added`) says what a run without it means, and that never changes: a manifest that
+means just this is written without the key, so older runs keep their bytes, their run id and their meaning, and older
+versions read every run that does not use what they do not know. The default of a new run.toml may be another one.
+Keys of the first version are always written.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from noloco_node.base.validation import listed, plain_table
+from noloco_node.core import stability
+
+PRESETS = ("tiny", "125m", "350m", "1b", "7b")
+SOURCES = ("stdlib", "files", "hub")
+CODECS = ("lattice:4", "bf16", "fp32", "int8", *(f"lattice:{bits}" for bits in (2, 3, 5, 6, 7, 8)))
+"""What core/codecs.py offers; the first is the default."""
+
+_HUB_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
+
+
+def _field(allowed: str, **rules: Any) -> Any:
+    return Field(json_schema_extra={"allowed": allowed}, **rules)
+
+
+def _one_of(words: tuple[str, ...], default: str | None) -> Any:
+    return _field(listed(words), pattern=f"^({'|'.join(words)})$", default=default)
+
+
+def _whole(low: int, high: int, **rules: Any) -> Any:
+    return _field(f"a whole number from {low} to {high}", ge=low, le=high, **rules)
+
+
+def _share(default: float) -> Any:
+    return _field("a number from 0 to 1", ge=0, le=1, default=default)
+
+
+def _positive(high: float, default: float) -> Any:
+    return _field(f"a number above 0 and at most {high:g}", gt=0, le=high, default=default)
+
+
+def _added(allowed: str, before: Any, **rules: Any) -> Any:
+    """A key that the first version did not have. `before`: what its absence means, for ever."""
+    return Field(json_schema_extra={"allowed": allowed, "before": before}, **rules)
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _one_zero(cls, value: object) -> object:
+        """-0.0 equals 0.0 but is written differently: the run id would differ."""
+        return 0.0 if isinstance(value, float) and value == 0 else value
+
+
+class ModelSpec(_Table):
+    preset: str | None = _one_of(PRESETS, default=None)
+    """A built-in model, in Llama's shape."""
+    architecture: str | None = _field(
+        "a transformers config class like LlamaConfig", pattern=r"^[A-Z][A-Za-z0-9]{0,58}Config$", default=None
+    )
+    """A transformers config class, instead of a preset."""
+    config: dict[str, Any] = _field("a table of plain values for the config class", default={})
+    """Its arguments. In run.toml also the name of a config.json, which is read when the run starts."""
+    task: str | None = _field(
+        "the name of a task, of the characters a-z, 0-9, - and _", pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$", default=None
+    )
+    """A task that every volunteer has installed, instead of a language model: it brings model and data."""
+    options: dict[str, Any] = _field("a table of plain values for the task", default={})
+    """Its arguments."""
+
+    @field_validator("config", "options")
+    @classmethod
+    def _plain(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return plain_table(value)
+
+    @model_validator(mode="after")
+    def _one_model(self) -> "ModelSpec":
+        if sum(named is not None for named in (self.preset, self.architecture, self.task)) != 1:
+            raise ValueError("needs either a preset, an architecture or a task")
+        if self.architecture is None and self.config:
+            raise ValueError("takes a config only with an architecture: presets and tasks bring their own")
+        if self.task is None and self.options:
+            raise ValueError("takes options only with a task")
+        return self
+
+
+class DataSpec(_Table):
+    """Names data, never a path: files on a volunteer's machine are read only where the volunteer names them."""
+
+    source: str = _one_of(SOURCES, default=SOURCES[0])
+    """`stdlib`: the sources of Python's standard library. `files`: what each volunteer names with `--data`. `hub`: a
+    data set of the Hugging Face hub, streamed."""
+    tokenizer: str = _field(
+        "bytes, hub:<owner>/<name>@<commit> or sha256:<digest of a tokenizer.json>",
+        pattern=rf"^(bytes|hub:{_HUB_NAME}@[0-9a-f]{{40}}|sha256:[0-9a-f]{{64}})$",
+        default="bytes",
+    )
+    """`sha256:`: a file that each volunteer names with `--tokenizer`."""
+    field: str = _field("the name of a field", pattern=r"^[A-Za-z0-9_.-]{1,64}$", default="text")
+    """The text's field in records of jsonl, parquet and hub."""
+    dataset: str | None = _field("a data set's name on the hub, <owner>/<name>", pattern=f"^{_HUB_NAME}$", default=None)
+    revision: str | None = _added(
+        "a commit of the data set, 40 hexadecimal digits", None, pattern=r"^[0-9a-f]{40}$", default=None
+    )
+    """Of the hub's data set. `start` looks it up, so that everybody reads the same. None: the newest."""
+    subset: str | None = _field("the name of a subset", pattern=r"^[A-Za-z0-9_.-]{1,64}$", default=None)
+    split: str = _field("the name of a split", pattern=r"^[A-Za-z0-9_.]{1,64}$", default="train")
+    """Of the hub's data set, to train on."""
+    sequence_length: int = _whole(2, 1_048_576, default=128)
+    """Tokens in one training sequence."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "DataSpec":
+        if self.source == "hub" and self.dataset is None:
+            raise ValueError('needs a dataset with source = "hub"')
+        if self.source != "hub" and (self.dataset or self.subset or self.revision):
+            raise ValueError('takes a dataset, its subset and its revision only with source = "hub"')
+        return self
+
+
+class InnerSpec(_Table):
+    steps: int | None = _whole(1, 100_000, default=50)
+    """Steps of an inner phase (the paper's H); None with `seconds`."""
+    seconds: float | None = _field("a number from 0.01 to 86400", ge=0.01, le=86_400, default=None)
+    """How long an inner phase lasts on every machine, instead of `steps`: fast and slow machines end it together."""
+    batch_tokens: int = _whole(1, 100_000_000, default=1024)
+    """Tokens of one step on every machine; one with little memory accumulates gradients."""
+    learning_rate: float = _positive(1, default=3e-3)
+    schedule: Literal["cosine", "wsd"] = _field("cosine or wsd", default="cosine")
+    """Of the learning rate after the warm-up: a cosine, or constant with a fall over the last part of the run (warm-up,
+    stable, decay)."""
+    warmup: float = _share(default=0.05)
+    """Share of the run over which the learning rate rises."""
+    cooldown: float = _share(default=0.2)
+    """Share of the run over which it falls with `wsd`."""
+    final_learning_rate: float = _share(default=0.1)
+    """Learning rate at the end, as a share of its peak."""
+    weight_decay: float = _share(default=0.1)
+    betas: tuple[float, float] = _field("two numbers, each from 0 to below 1", default=(0.9, 0.95), strict=False)
+    clip: float = _positive(1000, default=1.0)
+    """Largest norm of a step's gradient."""
+    precision: Literal["bf16", "fp32"] = _field("bf16 or fp32", default="bf16")
+    """Of matrix products on a GPU (autocast). Weights, gradients and everything between partners are fp32 either way,
+    and so is all that a CPU does, where bf16 would be slower."""
+    checkpoint_activations: bool = _field("true or false", default=False)
+    """Compute activations again in the backward pass instead of keeping them: a third more work, a fraction of the
+    memory."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_steps_or_by_time(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("seconds") is not None:
+            given = {"steps": None, **given}
+        return given
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "InnerSpec":
+        if self.schedule == "wsd" and self.warmup + self.cooldown > 1:
+            raise ValueError("must have a warmup and a cooldown of at most 1 together")
+        if (self.steps is None) == (self.seconds is None):
+            raise ValueError("needs either steps or seconds")
+        return self
+
+    @field_validator("betas")
+    @classmethod
+    def _averages(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in value):
+            raise ValueError(f"must be two numbers, each from 0 to below 1, not {list(value)}")
+        return (abs(value[0]), abs(value[1]))
+
+
+class OuterSpec(_Table):
+    alpha: float = _field("a number from 0 to below 1", ge=0, lt=1, default=0.1)
+    """Momentum of the outer step."""
+    beta: float = _positive(10, default=1.0)
+    """Outer learning rate."""
+    gamma: float = _positive(10, default=1.0)
+    """How strongly two partners are drawn to their mean."""
+    keep_norm: bool = _field("true or false", default=True)
+    """Undo the loss of length of Δ by averaging (core/length_correction.py)."""
+    overlap: Literal["eager", "blocking"] = _field("eager or blocking", default="eager")
+    """`eager`: training goes on during a swap. `blocking`: it waits."""
+    codec: str = _one_of(CODECS, default=CODECS[0])
+    """How vectors are encoded on the wire."""
+    swaps_per_round: int | Literal["auto"] = _field("a whole number from 1 to 16, or auto", default=1)
+    """Most swaps of a round, one after the other. `auto`: another while a swap takes less than a
+    quarter of what is left of the phase."""
+
+    @field_validator("swaps_per_round", mode="after")
+    @classmethod
+    def _few(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and not 1 <= value <= 16:
+            raise ValueError(f"must be a whole number from 1 to 16, or auto, not {value}")
+        return value
+
+    @model_validator(mode="after")
+    def _several_only_when_eager(self) -> "OuterSpec":
+        if self.overlap == "blocking" and self.swaps_per_round != 1:
+            raise ValueError("takes more than one of swaps_per_round only with eager overlap")
+        return self
+
+    @model_validator(mode="after")
+    def _stable(self) -> "OuterSpec":
+        try:
+            stability.check(self.alpha, self.beta, self.gamma)
+        except ValueError as error:
+            raise ValueError(f"is not stable: {error}") from None
+        return self
+
+
+class Manifest(_Table):
+    name: str = _field("1 to 32 of the characters a-z, 0-9 and -", pattern=r"^[a-z0-9-]{1,32}$")
+    """For people; the run id tells runs apart."""
+    seed: int = _whole(0, 2**32 - 1, default=1)
+    """Of all random numbers: first weights, order of the data."""
+    rounds: int = _whole(1, 10_000_000, default=100)
+    """Every replica does so many rounds, and the learning rate falls over them."""
+    model: ModelSpec = _field("a table", default_factory=lambda: ModelSpec(preset=PRESETS[0]))
+    data: DataSpec = _field("a table", default_factory=DataSpec)
+    inner: InnerSpec = _field("a table", default_factory=InnerSpec)
+    outer: OuterSpec = _field("a table", default_factory=OuterSpec)
+
+    @model_validator(mode="after")
+    def _whole_sequences(self) -> "Manifest":
+        length = self.data.sequence_length
+        if self.model.task is None and self.inner.batch_tokens % length:
+            tokens = self.inner.batch_tokens
+            raise ValueError(f"inner.batch_tokens must be a multiple of data.sequence_length ({length}), not {tokens}")
+        return self
+
+    def canonical(self) -> bytes:
+        """The bytes that are hashed, signed and sent. They do not depend on defaults: a new default changes no run."""
+        document = _without_additions(type(self), self.model_dump(mode="json"))
+        return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+    @property
+    def run_id(self) -> str:
+        return hashlib.sha256(self.canonical()).hexdigest()
+
+    @property
+    def label(self) -> str:
+        """`tiny-3f9a2c81d0e4`: for people. Programs compare the whole run id."""
+        return f"{self.name}-{self.run_id[:12]}"
+
+
+def _additions(table: type[BaseModel]) -> dict[str, Any]:
+    """The keys that came later, and what their absence means."""
+    extras = {name: field.json_schema_extra for name, field in table.model_fields.items()}
+    return {name: extra["before"] for name, extra in extras.items() if isinstance(extra, dict) and "before" in extra}
+
+
+def _tables(table: type[BaseModel], document: dict[str, Any]) -> Iterator[tuple[str, type[BaseModel], dict[str, Any]]]:
+    """The tables in a table: name, model and content."""
+    for name, field in table.model_fields.items():
+        kind, inner = field.annotation, document.get(name)
+        if isinstance(kind, type) and issubclass(kind, BaseModel) and isinstance(inner, dict):
+            yield name, kind, inner
+
+
+def _without_additions(table: type[BaseModel], document: dict[str, Any]) -> dict[str, Any]:
+    inner = {name: _without_additions(kind, value) for name, kind, value in _tables(table, document)}
+    absent = _additions(table)
+    return {key: value for key, value in {**document, **inner}.items() if key not in absent or value != absent[key]}
+
+
+def with_additions(table: type[BaseModel], document: Any) -> Any:
+    """The document with the keys that are not written, as it was meant."""
+    if not isinstance(document, dict):
+        return document
+    document = {**_additions(table), **document}
+    inner = {name: with_additions(kind, value) for name, kind, value in _tables(table, document)}
+    return {**document, **inner}

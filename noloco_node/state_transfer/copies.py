@@ -1,0 +1,120 @@
+"""Copies of this node's live state in memory, from which state_transfer/server.py sends.
+
+One copy serves all downloads that begin within SHARED_S, in each coding that is asked for. What making one costs the
+training thread is in training/state_snapshot.py. The numbers are opaque here.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Protocol
+
+from noloco_node.state_transfer.client import aside
+from noloco_node.wire import messages as wire
+from noloco_node.wire import state_format
+from noloco_node.wire.state_format import Coding
+
+SHARED_S = 20.0
+"""A download that begins may use a copy of this age."""
+KEPT_S = 60.0
+"""A copy is kept for so long after its last download, so that one that broke off can resume."""
+MAX_COPIES = 2
+"""Of 8 bytes a parameter each. When both are in use by slow downloads, a new one gets the newer of them."""
+
+
+class StateOwner(Protocol):
+    """What is needed of the training thread."""
+
+    def live_state(self) -> "Future[tuple[int, memoryview]]": ...
+
+
+class StateCopy:
+    """The state at one moment."""
+
+    def __init__(self, round: int, numbers: memoryview, taken_at: float) -> None:
+        self.taken_at = self.left_at = taken_at
+        self.size = len(numbers)
+        self.users = 0
+        self._round, self._numbers = round, numbers
+        self._versions: dict[Coding, wire.StateHeader] = {}
+
+    def version(self, coding: Coding) -> wire.StateHeader:
+        """Takes a second for a gigabyte, the first time."""
+        if coding not in self._versions:
+            total = coding.size(len(self._numbers) // 4)
+            size = state_format.fragment_bytes(total)
+            digests = b"".join(
+                state_format.digest(coding.encode(self._numbers, start, min(start + size, total)))
+                for start in range(0, total, size)
+            )
+            root = state_format.root(self._round, total, digests)
+            self._versions[coding] = wire.StateHeader(self._round, total, root, digests)
+        return self._versions[coding]
+
+    def has(self, root: bytes) -> bool:
+        return any(version.root == root for version in self._versions.values())
+
+    def chunks(self, coding: Coding, start: int) -> Iterator[wire.StateChunk]:
+        """From byte `start` on, where a fragment begins. A fragment is whole chunks but for the last one."""
+        total = coding.size(len(self._numbers) // 4)
+        for at in range(start, total, state_format.CHUNK_BYTES):
+            yield wire.StateChunk(bytes(coding.encode(self._numbers, at, min(at + state_format.CHUNK_BYTES, total))))
+
+
+class StateCopies:
+    """One as a rule, MAX_COPIES at most."""
+
+    def __init__(self, owner: StateOwner) -> None:
+        self._owner = owner
+        self._held: list[StateCopy] = []
+        self._taking: asyncio.Task[StateCopy] | None = None
+        self._hashing = asyncio.Lock()
+
+    async def version(self, root: bytes, coding: Coding) -> tuple[StateCopy, wire.StateHeader]:
+        """The copy of that root hash, else a fresh one. Raises NolocoError."""
+        copy = self._fitting(root)
+        if copy is None:
+            if self._taking is None:
+                self._taking = asyncio.create_task(self._take())
+                self._taking.add_done_callback(self._taken)
+            copy = await asyncio.shield(self._taking)
+        async with self._hashing:
+            version = await aside(copy.size, copy.version, coding)
+        copy.left_at = asyncio.get_running_loop().time()  # about to be used: not to be dropped before
+        return copy, version
+
+    @contextmanager
+    def using(self, copy: StateCopy) -> Iterator[None]:
+        copy.users += 1
+        try:
+            yield
+        finally:
+            copy.users -= 1
+            loop = asyncio.get_running_loop()
+            copy.left_at = loop.time()
+            loop.call_later(KEPT_S, self._tidy)
+
+    def _fitting(self, root: bytes) -> StateCopy | None:
+        now = asyncio.get_running_loop().time()
+        same = [copy for copy in self._held if root and copy.has(root)]
+        fresh = [copy for copy in self._held if now - copy.taken_at <= SHARED_S]
+        full = len(self._held) == MAX_COPIES and all(copy.users for copy in self._held)
+        return next(iter([*same, *fresh[-1:], *(self._held[-1:] if full else [])]), None)
+
+    async def _take(self) -> StateCopy:
+        self._tidy()
+        idle = [copy for copy in self._held if not copy.users]
+        if idle and len(self._held) >= MAX_COPIES:
+            self._held.remove(idle[0])
+        round_, numbers = await asyncio.wrap_future(self._owner.live_state())
+        copy = StateCopy(round_, numbers, asyncio.get_running_loop().time())
+        self._held.append(copy)
+        return copy
+
+    def _taken(self, _: asyncio.Task[StateCopy]) -> None:
+        self._taking = None  # the task holds a reference to the copy
+
+    def _tidy(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._held = [copy for copy in self._held if copy.users or now - copy.left_at < KEPT_S]

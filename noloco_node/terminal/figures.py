@@ -1,0 +1,38 @@
+"""Figures of a status view in words, the same in `status` and in `top`."""
+
+from collections.abc import Iterator
+
+from noloco_node.base.units import share, size, span
+from noloco_node.views.status import Phase, StatusView
+
+_SHORTEST_SHOWN_S = 10.0
+_SMALLEST_SHOWN = 0.0005  # rounds to a tenth of a per cent
+
+
+def left(phase: Phase | None) -> str:
+    """`46%, 1 min 10 s left`; empty for a phase of a few seconds."""
+    if phase is None or phase.left_s is None or phase.left_s < _SHORTEST_SHOWN_S * (1 - phase.part):
+        return ""
+    return f"{share(phase.part)}, {span(phase.left_s)} left"
+
+
+def traffic(view: StatusView) -> tuple[str, str, bool]:
+    """Sent, received, and whether they are today's: they are if there is a daily limit, else of the time since the
+    start."""
+    if view.today is None or (view.today.sent_limit, view.today.received_limit) == (None, None):
+        return f"sent {size(view.bytes.sent)}", f"received {size(view.bytes.received)}", False
+    sent, received = _of(view.today.sent, view.today.sent_limit), _of(view.today.received, view.today.received_limit)
+    return f"sent {sent}", f"received {received}", True
+
+
+def besides_steps(view: StatusView) -> Iterator[str]:
+    """The shares of the training time that were not spent on steps, the largest first."""
+    spent = {account: s for account, s in view.time_s.items() if account != "paused"}
+    total = sum(spent.values())
+    for s, account in sorted(((s, account) for account, s in spent.items() if account != "step"), reverse=True):
+        if s > _SMALLEST_SHOWN * total:
+            yield f"{account} {share(s / total, 1)}"
+
+
+def _of(used: int, limit: int | None) -> str:
+    return size(used) + (f" of {size(limit)}" if limit is not None else "")

@@ -1,0 +1,132 @@
+"""The snapshot of one boundary while partners may swap it, and the codec thread that it lives on.
+
+What an offer holds changes on the codec thread alone: each method sends work there and returns a future. A correction
+that is whole stays there until `apply`, which sends it straight to the training thread. The snapshot is nobody else's;
+only corrections change it, for the round's next partner.
+"""
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from noloco_node.core import fragments
+from noloco_node.core.codec import BLOCK, Codec, CodecStats, Conversation
+from noloco_node.errors import NonFinite, PeerMisbehaved
+from noloco_node.training.mailbox import Command, Correct
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class CodecThread:
+    """Codes and decodes fragments for all open offers."""
+
+    def __init__(self, codec: Codec, post: Callable[[Command], None], fragment_elements: int) -> None:
+        self.codec = codec
+        self.post = post
+        self.fragment_elements = fragment_elements
+        self._given_up = -1
+        """The round in which the weights last became older ones again: offers up to it are void."""
+        self._executor = ThreadPoolExecutor(1, "codec", torch.set_num_threads, (1,))  # training needs the cores
+
+    def do(self, round: int, work: Callable[[], T]) -> "Future[T]":
+        """For the offer of a round: NonFinite where it is void."""
+
+        def checked() -> T:
+            if round <= self._given_up:
+                raise NonFinite(f"the weights that were offered in round {round} have been given up")
+            return work()
+
+        return self._executor.submit(checked)
+
+    def post_behind(self, command: Command) -> None:
+        """Behind the corrections that are on their way to the training thread."""
+        with suppress(RuntimeError):  # closed: nobody reads the mailbox any more
+            self._executor.submit(self.post, command)
+
+    def give_up(self, round: int) -> None:
+        """Offers up to this round are void from now on."""
+        self._executor.submit(setattr, self, "_given_up", round)
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+
+class Offer:
+    """What `rounds/swap.py` calls Vectors. All methods fail with NonFinite once the offered weights are given up."""
+
+    def __init__(self, codec_thread: CodecThread, round: int, u: Tensor, moved: Tensor) -> None:
+        """`moved`: the largest |βΔ| of each block."""
+        self.round = round
+        self.fragments = fragments.count(len(u), codec_thread.fragment_elements)
+        self.correction_bytes = 4 * codec_thread.fragment_elements
+        self._thread = codec_thread
+        self._u = u
+        self._moved = moved
+        self._conversations: dict[int, Conversation] = {}
+        self._corrections: dict[int, Tensor] = {}
+        """Those that are whole and not applied."""
+        self._stats = CodecStats()
+
+    def open(self, index: int, exchange_id: bytes) -> "Future[bytes]":
+        """The first payload about a fragment."""
+        return self._thread.do(self.round, lambda: self._open(index, exchange_id))
+
+    def receive(self, index: int, payload: bytes) -> "Future[bytes | None]":
+        """What to send next; None when the correction is whole, which `apply` then adds."""
+        return self._thread.do(self.round, lambda: self._receive(index, payload))
+
+    def apply(self, index: int) -> "Future[None]":
+        """Done when the training thread has added the correction, or never will."""
+        added: Future[None] = Future()
+        sent = self._thread.do(self.round, lambda: self._apply(index, added))
+        sent.add_done_callback(lambda sent: _settle(sent, added))
+        return added
+
+    def stats(self) -> "Future[CodecStats]":
+        """Of the swaps so far, when every correction is on its way."""
+        return self._thread.do(self.round, lambda: replace(self._stats))
+
+    # ---- on the codec thread ----
+    def _open(self, index: int, exchange_id: bytes) -> bytes:
+        start, end = self._bounds(index)
+        moved = self._moved[start // BLOCK : -(-end // BLOCK)]
+        self._corrections.pop(index, None)  # of a swap that failed
+        self._conversations[index] = self._thread.codec.converse(self._u[start:end], index, exchange_id, moved)
+        return self._conversations[index].open()
+
+    def _receive(self, index: int, payload: bytes) -> bytes | None:
+        conversation = self._conversations.get(index)
+        if conversation is None:
+            raise PeerMisbehaved("out_of_turn", f"fragment {index}")
+        received = conversation.receive(payload)
+        if received.correction is not None:
+            self._stats.add(conversation.stats)
+            del self._conversations[index]
+            self._corrections[index] = received.correction
+        return received.reply
+
+    def _apply(self, index: int, added: "Future[None]") -> None:
+        correction = self._corrections.pop(index)
+        start, end = self._bounds(index)
+        self._thread.post(Correct(self.round, start, correction, added))
+        self._u[start:end] += correction  # a further partner of the round swaps u + c
+
+    def _bounds(self, index: int) -> tuple[int, int]:
+        return fragments.bounds(index, len(self._u), self._thread.fragment_elements)
+
+
+def _settle(sent: "Future[None]", added: "Future[None]") -> None:
+    """A correction that did not get to the training thread will not be added."""
+    error = None if sent.cancelled() else sent.exception()
+    if error or sent.cancelled():
+        added.set_result(None)
+    if error and not isinstance(error, NonFinite):
+        log.error("a correction was lost by a fault of this node", exc_info=error)

@@ -1,0 +1,32 @@
+"""What a node shows while it downloads the weights of others (`export --average`)."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredState:
+    """The slow weights of one node, in a file of fp32 numbers."""
+
+    path: str
+    peer_id: str
+    round: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class GatherView:
+    """How far the fetching of several nodes' weights is."""
+
+    run_id: str = ""
+    layout: str = ""
+    """What the numbers mean: a digest, in hexadecimal."""
+    doing: str = ""
+    states: tuple[GatheredState, ...] = ()
+    """This node's own first."""
+    skipped: tuple[str, ...] = ()
+    """Nodes that sent none, and why."""
+    done: bool = False
+    failure: str | None = None
+    """A sentence: nothing came."""
+    exit_code: int = 1
+    """Of the failure."""

@@ -1,0 +1,79 @@
+"""What happened lately, as `top` and the page draw it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The end of one inner phase of this node."""
+
+    at: float
+    """Wall-clock seconds, here and below; for people only."""
+    round: int
+    step: int
+    loss: float | None = None
+    eval_loss: float | None = None
+    """On held-out data, if this round was evaluated."""
+    swarm_loss: float | None = None
+    """Mean over the peers that were seen training then, this node included."""
+    swarm_eval_loss: float | None = None
+    tokens_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of the timeline."""
+
+    kind: str
+    """`phase`, `swap` (committed) or `solo` (a round that ended without a whole swap)."""
+    round: int
+    began: float
+    ended: float
+    partner: str | None = None
+    """Peer id."""
+    reason: str | None = None
+    """Why the round went solo."""
+    sent: int = 0
+    received: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Network traffic in the second before."""
+
+    at: float
+    sent_per_s: float
+    received_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MeetingView:
+    """Rounds committed by two peers, as far as this node saw them itself or in presence records."""
+
+    peer: str
+    partner: str
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A line of the log, for people."""
+
+    at: float
+    level: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryView:
+    """What happened lately; each tuple in order of time and bounded."""
+
+    points: tuple[Point, ...] = ()
+    """Of the whole run, as far as this node took part; thinned out when there are many."""
+    pieces: tuple[Piece, ...] = ()
+    rates: tuple[Rate, ...] = ()
+    meetings: tuple[MeetingView, ...] = ()
+    said: tuple[Said, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Of every peer id above."""

@@ -1,0 +1,62 @@
+"""What `peers` and `ping` show of others."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """A run as seen from outside: by a rendezvous, or by `peers --bootstrap`."""
+
+    run_id: str
+    run: str
+    """Its label: name and first digits of its id."""
+    author: str
+    """Peer id."""
+    rounds: int
+    """The run's budget."""
+    peers: int = 0
+    training: int = 0
+    round: int = 0
+    """Of the peer that is furthest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerRow:
+    peer_id: str
+    name: str
+    state: str
+    round: int
+    lag: int
+    """Rounds that it is behind this node, negative when it is ahead; seen from outside, behind the furthest."""
+    via: str | None = None
+    """`direct` or `relayed`: how the last stream with it went; None where there was none."""
+    tokens_per_s: float | None = None
+    loss: float | None = None
+    eval_loss: float | None = None
+    last_seen_s: float | None = None
+    sent: int = 0
+    received: int = 0
+    exchanges: int = 0
+    """Rounds committed together."""
+    run: str | None = None
+    """Its run's name, where the peers of several may be listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeersView:
+    peers: tuple[PeerRow, ...] = ()
+    runs: tuple[RunView, ...] = ()
+    """Of these peers, where seen from outside."""
+
+
+@dataclass(frozen=True, slots=True)
+class PingView:
+    """One round trip to a peer."""
+
+    peer_id: str
+    seconds: float | None = None
+    """None where none came back."""
+    via: str | None = None
+    """`direct` or `relayed`."""
+    failure: str | None = None
+    """Why none came back: a code."""

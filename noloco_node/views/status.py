@@ -1,0 +1,164 @@
+"""What `status` shows. Each part is filled by the module that owns its figures."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from noloco_node.views.peers import RunView
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    committed: int = 0
+    solo: int = 0
+    by_reason: Mapping[str, int] = field(default_factory=dict)
+    """Solo rounds by their reason's code."""
+
+
+@dataclass(frozen=True, slots=True)
+class BytesView:
+    sent: int = 0
+    """Bytes of swaps, since the node's start."""
+    received: int = 0
+    per_param_round: float | None = None
+    """Bytes sent per parameter and committed round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Today:
+    """Bytes of swaps and state transfers since midnight, and what a volunteer allows."""
+
+    sent: int = 0
+    received: int = 0
+    sent_limit: int | None = None
+    received_limit: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """A node's own checkpoints."""
+
+    bytes: int
+    """Size of one."""
+    free_bytes: int | None = None
+    """Left on the disk."""
+    saved_round: int | None = None
+    """Of the newest written since the start."""
+    resumed_round: int | None = None
+    """Of the one from which this node resumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastRound:
+    """The last round that was committed."""
+
+    partner: str
+    """Peer id."""
+    seconds: float
+    sent: int
+    received: int
+    resent_block_fraction: float = 0.0
+    relative_error: float = 0.0
+    """Of the partner's difference, as the codec estimates it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """A warning with its remedy."""
+
+    level: str
+    """`warning` or `error`."""
+    text: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """The inner phase under way."""
+
+    part: float
+    """Done, 0 to 1."""
+    left_s: float | None = None
+    """Until its end, at its rate so far."""
+    loss: float | None = None
+    """The mean so far."""
+    tokens_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusView:
+    peer_id: str
+    name: str
+    version: str
+    state: str
+    """One of base/states.py, but SOLO shows as `training`."""
+    run_id: str | None = None
+    run: str | None = None
+    """Its label: name and first digits of its id."""
+    round: int = 0
+    rounds_target: int | None = None
+    """The round at which this node stops, if that is known."""
+    step: int = 0
+    phase: Phase | None = None
+    """The one under way; the next figures are of the last complete one."""
+    tokens: int = 0
+    tokens_per_s: float | None = None
+    loss: float | None = None
+    """Mean training loss."""
+    loss_first: float | None = None
+    eval_loss: float | None = None
+    eval_loss_first: float | None = None
+    device: str | None = None
+    parameters: int | None = None
+    partner: str | None = None
+    """Peer id of the one being swapped with, else of the last one."""
+    waiting_for: str | None = None
+    """What a node that is not training waits for, in words; while leaving, why that takes longer than 10 s."""
+    busy_fraction: float | None = None
+    """Share of the time that the accelerator trained, since training began; pauses left out."""
+    busy_fraction_minute: float | None = None
+    """The same over the last minute; None where that was a pause."""
+    time_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds since training began, by what they went into: `step`, `data`, `boundary`, `apply`, `evaluate`,
+    `checkpoint`, `waiting` (for a partner, with blocking overlap), `paused`, `other`."""
+    stall_ms: float | None = None
+    """Training time that the last round took: its boundary, and adding its corrections."""
+    rounds: Rounds = Rounds()
+    bytes: BytesView = BytesView()
+    today: Today | None = None
+    resent_block_fraction: float | None = None
+    relative_error: float | None = None
+    """Of the last round, like resent_block_fraction."""
+    last_round: LastRound | None = None
+    checkpoint: Checkpoints | None = None
+    partners: Mapping[str, int] = field(default_factory=dict)
+    """Rounds committed together, by peer id."""
+    calls: int = 0
+    """Calls made to find partners."""
+    one_sided_fragments: int = 0
+    """Applied by this node and perhaps not by its partner: at most one a swap."""
+    faults: Mapping[str, int] = field(default_factory=dict)
+    """How often peers broke the protocol, by the code."""
+    rolled_back: int = 0
+    """How often the weights were not finite and older ones were loaded."""
+    peers_seen: int = 0
+    peers_by_state: Mapping[str, int] = field(default_factory=dict)
+    """The same, by the state in their presence records."""
+    reachable: str | None = None
+    """`directly`, `mapped` (at a port of its router), `relayed` or `outgoing` (not at all: it calls others); None while
+    unknown."""
+    network_restarts: int = 0
+    """How often the network daemon was restarted."""
+    uptime_s: float = 0.0
+    addresses: tuple[str, ...] = ()
+    join: str | None = None
+    """The command by which others join; None while there is nothing to join."""
+    web: str | None = None
+    """Address of this node's page, if it has one."""
+    skew_s: float | None = None
+    """How far this machine's clock is ahead of the others', as far as that is beyond doubt."""
+    skew_witnesses: int = 0
+    """Peers that agree on it: of a single one, the clock itself may be wrong."""
+    runs: tuple[RunView, ...] = ()
+    """That a rendezvous knows."""
+    health: tuple[Health, ...] = ()
+    last_error: str | None = None

@@ -1,0 +1,105 @@
+"""What a node stores of others' records: only so many, for only so long, and never in place of another's."""
+
+import math
+import time
+
+import pytest
+from records import OTHER_RUN, RUN, record
+
+from noloco_node.peers.dht_storage import MAX_IN_BUCKET, MAX_OF_SIGNER, DhtStorage
+from noloco_node.peers.record import key_of
+from noloco_node.transport.libp2p import _import_hivemind
+
+STEP_S = 15.0
+
+
+def stored(share, signer, run_id=RUN, lifetime_s=60.0):
+    """As hivemind does with a record that the validator has accepted."""
+    now = time.time()
+    return share.store_subkey(
+        key_of(run_id, ""), signer.peer_id, record(signer, run_id=run_id, now=now), now + lifetime_s
+    )
+
+
+@pytest.fixture(scope="module")
+def hivemind():
+    return _import_hivemind()
+
+
+@pytest.fixture
+def share(hivemind):
+    return DhtStorage(ttl_s=60.0)
+
+
+def test_a_signer_may_store_only_a_few(share, identity):
+    runs = [number.to_bytes(32, "big").hex() for number in range(500)]
+    assert sum(stored(share, identity, run_id=run) for run in runs) == MAX_OF_SIGNER
+    assert len(share) == MAX_OF_SIGNER
+    assert stored(share, identity, run_id=runs[0], lifetime_s=61.0), "a stored record keeps its place"
+    assert not stored(share, identity, run_id=runs[0], lifetime_s=30.0), "the later expiry wins"
+
+
+def test_nothing_is_stored_for_longer_than_twice_the_lifetime(share, identity):
+    assert not stored(share, identity, lifetime_s=3659.0)
+    assert not stored(share, identity, lifetime_s=-1.0)
+    assert not stored(share, identity, lifetime_s=math.inf)
+    assert stored(share, identity, lifetime_s=119.0)
+
+
+def test_a_flood_replaces_no_record_and_expires(hivemind, identity):
+    share = DhtStorage(ttl_s=0.5, most=10)
+    assert stored(share, identity, lifetime_s=0.9)
+    key = "a bucket"
+
+    def flood(wave):
+        return sum(share.store_subkey(key, f"{wave} {n}", b"record", time.time() + 0.5) for n in range(50))
+
+    assert flood("first") == 9
+    assert stored(share, identity, lifetime_s=1.0), "a stored record keeps its place"
+    assert flood("second") == 0
+    deadline = time.monotonic() + STEP_S
+    while not share.store_subkey(key, "a new peer", b"record", time.time() + 0.3):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert sum(share._counts.values()) == 2 * len(share._expires) <= 20
+
+
+def test_a_bucket_is_no_larger_than_one_answer_may_be(share):
+    key, expires = "a bucket", time.time() + 60
+    taken = [share.store_subkey(key, f"stranger {n}", b"record", expires) for n in range(MAX_IN_BUCKET + 5)]
+    assert taken.count(True) == MAX_IN_BUCKET
+    assert share.store_subkey("another", "stranger", b"record", expires)
+
+
+def test_renewed_records_do_not_pile_up(share, identity):
+    for number in range(1000):
+        assert stored(share, identity, lifetime_s=50.0 + number / 100)
+    (bucket,) = (value for _, (value, _) in share.items())
+    assert len(share._storage.expiration_heap) < 50 and len(bucket.expiration_heap) < 50
+    assert len(bucket) == len(share) == 1
+
+
+def test_expired_records_go_while_their_bucket_is_renewed(hivemind, identity):
+    share, key = DhtStorage(ttl_s=0.5), "a bucket"
+    assert all(share.store_subkey(key, f"stranger {n}", b"record", time.time() + 0.2) for n in range(20))
+    deadline = time.monotonic() + STEP_S
+    while share._counts[key] > 1:
+        assert share.store_subkey(key, "stranger", b"record", time.time() + 0.9)
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    ((_, (bucket, _)),) = share.items()
+    assert list(bucket.data) == ["stranger"]
+
+
+def test_records_stored_before_the_start_are_taken_over_within_the_bounds(hivemind, share, identity):
+    early = DhtStorage(ttl_s=3600.0)
+    assert stored(early, identity, lifetime_s=59.0)
+    assert stored(early, identity, run_id=OTHER_RUN, lifetime_s=3659.0)
+    share.take_over(early._storage)
+    ((key, (bucket, _)),) = share.items()
+    assert key == key_of(RUN, "") and list(bucket.data) == [identity.peer_id]
+
+
+def test_a_value_without_a_signer_is_not_stored(share):
+    assert not share.store("x", b"value", time.time() + 30)
+    assert len(share) == 0 and share.get("x") is None

@@ -1,0 +1,90 @@
+"""A presence record is accepted as it was written, and one that does not pass every check is ignored."""
+
+import math
+
+import pytest
+from records import NOW, OTHER_RUN, RUN, presence, record
+
+from noloco_node.base.addresses import Address, parse
+from noloco_node.base.identity import Identity
+from noloco_node.peers import record as module
+from noloco_node.peers.record import accept, bucket_of, is_tellable, key_of
+from noloco_node.wire import peer_pb2 as pb
+
+
+def test_a_correct_record_is_read_as_it_was_written(identity):
+    read = accept(identity.peer_id, record(identity), RUN, NOW + 5, ttl_s=60)
+    assert read is not None
+    assert (read.peer_id, read.state, read.round, read.step, read.tokens) == (
+        identity.peer_id,
+        "training",
+        3,
+        150,
+        12345,
+    )
+    assert (read.progress, read.loss, read.tokens_per_s, read.boot) == (0.25, 2.5, 9e3, b"b" * 16)
+    assert read.addresses == presence(identity).addresses
+    assert read.expires == NOW + 60
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run_id": OTHER_RUN},
+        {"now": NOW - 61},
+        {"now": NOW + 61},
+        {"now": math.nan},
+        {"boot": b"short"},
+        {"state": "Training!"},
+        {"state": "x" * 17},
+        {"progress": 1.01},
+        {"progress": math.nan},
+        {"loss": math.inf},
+        {"loss": -1.0},
+        {"tokens_per_s": 1e300},
+        {"tokens": 1 << 60},
+        {"round": 1 << 60},
+        {"started": math.nan},
+        {"addresses": ("/ip4/127.0.0.1/tcp/4001",)},
+        {"addresses": ("garbage",)},
+    ],
+    ids=str,
+)
+def test_a_record_that_is_not_sane_is_ignored(identity, changes):
+    assert accept(identity.peer_id, record(identity, **changes), RUN, NOW, ttl_s=60) is None
+
+
+def test_addresses_are_bounded_in_number_and_length_and_must_parse(identity):
+    end = f"/p2p/{identity.peer_id}"
+    good = f"/ip4/127.0.0.1/tcp/1{end}"
+    for addresses in ([good] * 9, [f"/dns4/{'x' * 200}/tcp/1{end}"], [f"/ip4/1.2.3/tcp/1{end}"], [f"/nonsense/1{end}"]):
+        assert accept(identity.peer_id, record(identity, addresses=tuple(addresses)), RUN, NOW, ttl_s=60) is None
+    assert accept(identity.peer_id, record(identity, addresses=(good,) * 8), RUN, NOW, ttl_s=60)
+
+
+def test_a_forged_or_damaged_record_is_ignored(identity, tmp_path):
+    other = Identity.load_or_create(tmp_path / "other")
+    correct = record(identity)
+    assert accept(other.peer_id, correct, RUN, NOW, ttl_s=60) is None
+    for damaged in (b"", correct[:-1], correct[1:], b"\xff" * 300, correct + bytes(module.MAX_RECORD_BYTES)):
+        assert accept(identity.peer_id, damaged, RUN, NOW, ttl_s=60) is None
+    forged = pb.SignedPresence.FromString(correct)
+    body = pb.Presence.FromString(forged.presence)
+    body.round = 999
+    forged.presence = body.SerializeToString()
+    assert accept(identity.peer_id, forged.SerializeToString(), RUN, NOW, ttl_s=60) is None
+
+
+def test_a_runs_peers_can_be_spread_over_keys(identity):
+    assert key_of(RUN, bucket_of(identity.peer_id, 0)) == f"noloco/{RUN}/peers/"
+    bucket = bucket_of(identity.peer_id, 5)
+    assert len(bucket) == 5 and set(bucket) <= {"0", "1"}
+    assert bucket_of(identity.peer_id, 6).startswith(bucket)
+
+
+def test_an_address_for_which_others_would_drop_the_record_is_not_published(identity):
+    end = f"/tcp/1/p2p/{identity.peer_id}"
+    assert is_tellable(parse(f"/dns4/my-host.example{end}"), identity.peer_id)
+    for text in (f"/dns4/my_host{end}", f"/dns4/{'x' * 200}{end}", "/ip4/192.0.2.1/tcp/1"):
+        assert not is_tellable(parse(text), identity.peer_id)
+    assert not is_tellable(Address("ip6", "fe80::1%eth0", 1, identity.peer_id), identity.peer_id)
