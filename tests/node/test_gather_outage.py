@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from noloco_node.base.identity import Identity
+from noloco_node.base.states import NodeState
 from noloco_node.host.config import NodeConfig
 from noloco_node.node.trainer import TrainingNode
 from noloco_node.peers.directory import Directory
@@ -14,14 +15,14 @@ from noloco_node.run.schema import Manifest
 from noloco_node.views.gather import GatherView
 
 
-class Gatherer:
+class GivenPeers:
     """Records which peers it was given."""
 
     def __init__(self) -> None:
-        self.told: Collection[PeerRecord] | None = None
+        self.given: Collection[PeerRecord] | None = None
 
     async def gather(self, own: object, thread: object, seen: Collection[PeerRecord], peers: int) -> AsyncGenerator:
-        self.told = list(seen)
+        self.given = list(seen)
         yield GatherView(failure="enough")
 
 
@@ -29,12 +30,12 @@ async def test_an_outage_costs_an_export_only_its_fresh_look(tmp_path: Path) -> 
     author = Identity.load_or_create(tmp_path / "author.key")
     run = Manifest(name="tiny", rounds=5)
     trainer = TrainingNode(NodeConfig(home=tmp_path / "home"), lambda _: None, sign(run, author))
-    gatherer, record = Gatherer(), object()
-    swarm = Directory(SimpleNamespace(peer_id=SimpleNamespace(to_base58=lambda: "us")), (), author, run.run_id)
-    trainer._gatherer = gatherer
+    collector, record = GivenPeers(), object()
+    directory = Directory(SimpleNamespace(peer_id=SimpleNamespace(to_base58=lambda: "us")), (), author, run.run_id)
+    trainer._collector = collector
     trainer._run, trainer._ready, trainer._thread = run, SimpleNamespace(layout=bytes(32), parameters=1), object()
-    trainer._state = "training"
-    trainer._neighbours._swarm = swarm  # as between two network daemons: it takes part in no directory
-    trainer._neighbours.seen = {"peer": record}
+    trainer._life = SimpleNamespace(state=NodeState.TRAINING)
+    trainer._membership._directory = directory  # as between two network daemons: not entered
+    trainer._membership.seen = {"peer": record}
     assert [view.failure async for view in trainer.gather(1)] == ["enough"]
-    assert gatherer.told == [record]
+    assert collector.given == [record]
