@@ -24,7 +24,7 @@ def nodes(real_nodes: RealNodes) -> list[Node]:
     author = real_nodes.node("author", "start", str(real_nodes.manifest()))
     nodes = [author, *(real_nodes.node(name, *author.invitation()) for name in ("one", "two"))]
     for node in nodes:
-        until(lambda node=node: node.committed() >= 1, "a round with a partner")
+        until(lambda node=node: node.committed() >= 3, "three rounds with a partner")
         until(lambda node=node: len(node.ask("peers").get("peers", [])) == 2, "two peers in sight")
     for node in nodes:
         node.command("pause")
