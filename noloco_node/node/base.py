@@ -88,11 +88,11 @@ class BaseNode:
                         self._report(sentence)
                 await self._unless_leaving(self._supervised(self._live()))
             finally:
-                self._tell(lifecycle.Leave())
+                self._handle(lifecycle.Leave())
                 await self._depart()
                 await self._transport.close()
 
-    def _tell(self, event: lifecycle.Event) -> None:
+    def _handle(self, event: lifecycle.Event) -> None:
         for action in self._life.handle(event):
             self._perform(action)
 
@@ -100,7 +100,7 @@ class BaseNode:
         """A node that does not train has nothing to pause and nothing to stop."""
 
     def waits_for(self, what: str | None) -> None:
-        self._tell(lifecycle.WaitsFor(what))
+        self._handle(lifecycle.WaitsFor(what))
 
     def leave(self) -> None:
         self._leaving.set()
@@ -161,7 +161,7 @@ class BaseNode:
             log.info("web page: %s (to control the node there, add #token= and the content of %s)", self._web, token)
             yield
 
-    def _tell_how_to_join(self, addresses: Sequence[Address], more: str = "") -> None:
+    def _report_join_lines(self, addresses: Sequence[Address], more: str = "") -> None:
         lines = [f"noloco-node join --bootstrap {address}{more}" for address in addresses]
         for line in lines:
             self._report(f"others join with: {line}")

@@ -24,7 +24,7 @@ from noloco_node.run.trusted_authors import TrustedAuthors
 
 FIND_RUN_S = 60.0
 """For a rendezvous to learn of a run: its first node may be starting at this moment."""
-UNTOLD_S = 10.0
+UNANNOUNCED_S = 10.0
 """For somebody else to announce a run before a node goes on with its unfinished one."""
 RETRY_S = 1.0
 
@@ -45,7 +45,7 @@ async def find(config: NodeConfig, rendezvous: Sequence[str], channel: Channel, 
     def choose(known: list[run_registry.KnownRun], answered: str) -> Signed:
         signed = run_registry.choose(known, config.run, config.trust)
         name = verify(signed).name
-        if authors.meet([*dict.fromkeys([*rendezvous, answered])], name, signed.author, config.trust):
+        if authors.check([*dict.fromkeys([*rendezvous, answered])], name, signed.author, config.trust):
             report(f"trusting {signed.author} as the author of {name} from now on: met here for the first time")
         return signed
 
@@ -78,7 +78,7 @@ async def ask(
     returned where they know none."""
     waits_for("a run to be announced")
     loop = asyncio.get_running_loop()
-    goes_on_at = loop.time() + UNTOLD_S
+    goes_on_at = loop.time() + UNANNOUNCED_S
     failure: NolocoError = SwarmUnreachable("no bootstrap node answers: check the addresses, or try again later")
     try:
         async with asyncio.timeout(FIND_RUN_S):

@@ -43,7 +43,7 @@ class Member:
     process: asyncio.subprocess.Process
     view: StatusView | None = None
     """Its last status; it outlives the process."""
-    _words: str | None = None
+    _output_line: str | None = None
 
     @property
     def label(self) -> str:
@@ -58,11 +58,11 @@ class Member:
     def finished(self) -> bool:
         return self.exit_code is not None or (self.view is not None and self.view.state == NodeState.FINISHED)
 
-    def last_words(self) -> str:
+    def last_output_line(self) -> str:
         """The last line of its output: why a dead node died. Kept, as its home is removed before the report."""
-        if self._words is None or self.exit_code is None:
-            self._words = _last_line(_output(self.home))
-        return self._words
+        if self._output_line is None or self.exit_code is None:
+            self._output_line = _last_line(_output(self.home))
+        return self._output_line
 
     async def look(self) -> None:
         """Read its status; of a node that does not answer, the last one is kept."""
@@ -109,7 +109,7 @@ class LocalSwarm:
         await self._look(watch)  # the last figures of the node that finished last
         await _end(self.members, _LEAVE_S)
         for member in self.members:
-            member.last_words()
+            member.last_output_line()
         watch(self.members)
 
     def eval_of_average(self, run: Manifest) -> float | None:
@@ -146,7 +146,7 @@ class LocalSwarm:
                     if rendezvous.view and rendezvous.view.addresses:
                         return rendezvous.view.addresses[0]
                     await asyncio.sleep(POLL_S / 5)
-        raise NolocoError(f"the rendezvous of the local swarm did not start: {rendezvous.last_words()}")
+        raise NolocoError(f"the rendezvous of the local swarm did not start: {rendezvous.last_output_line()}")
 
     async def close(self) -> None:
         await _end(self._all, _STOP_S)

@@ -25,7 +25,7 @@ from noloco_node.peers.record import (
     Presence,
     accept,
     bucket_of,
-    is_tellable,
+    is_publishable,
     key_of,
     signed_record,
 )
@@ -123,8 +123,8 @@ class Directory:
     async def publish(self, presence: Presence) -> None:
         """Write this node's presence record, which lives for `ttl_s`."""
         identity = self._member()
-        tellable = [address for address in presence.addresses if is_tellable(address, identity.peer_id)]
-        self._last = presence = replace(presence, addresses=tuple(tellable[:MAX_ADDRESSES]))
+        publishable = [address for address in presence.addresses if is_publishable(address, identity.peer_id)]
+        self._last = presence = replace(presence, addresses=tuple(publishable[:MAX_ADDRESSES]))
         now = time.time()
         await self._ping_known()
         if not self._size.known:
@@ -182,7 +182,7 @@ class Directory:
         found_now = there if not (known and size.is_partial(depth)) else {}
         return {peer: record for peer, record in {**known, **found_now}.items() if record.expires > now}
 
-    async def meet(self, peers: Iterable[str]) -> None:
+    async def connect(self, peers: Iterable[str]) -> None:
         """Take peers that are known from elsewhere into the routing table, if they answer."""
         self._met = dict.fromkeys([*list(self._met)[-_REMEMBERED:], *peers])
         await self._ping(peers)

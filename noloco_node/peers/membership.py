@@ -95,4 +95,4 @@ class Membership:
             for call in calls.values():
                 call.cancel()
         if there:
-            await directory.meet(there)
+            await directory.connect(there)

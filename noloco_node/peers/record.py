@@ -172,10 +172,10 @@ def read_addresses(texts: Sequence[str], peer_id: str) -> tuple[Address, ...] | 
         found = tuple(map(parse, texts))
     except UsageError:
         return None
-    return found if all(is_tellable(address, peer_id) for address in found) else None
+    return found if all(is_publishable(address, peer_id) for address in found) else None
 
 
-def is_tellable(address: Address, peer_id: str) -> bool:
+def is_publishable(address: Address, peer_id: str) -> bool:
     """Whether others accept this address in a record: they drop one with a network interface in it, like fe80::1%eth0,
     and older versions one with a name like my_host."""
     plain = "%" not in address.host and "_" not in address.host

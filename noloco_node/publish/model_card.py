@@ -26,11 +26,11 @@ class TableRow:
 History = tuple[TableRow, ...]
 
 
-def history(journal: Path, up_to: int) -> History:
+def history(events_file: Path, up_to: int) -> History:
     """The losses of each round in a node's events.jsonl; damaged lines are skipped, a missing file is empty."""
     losses: dict[int, float] = {}
     measured: dict[int, float] = {}
-    for event in records(journal):
+    for event in records(events_file):
         match event:
             case {"event": "PhaseDone", "round": int(round_), "loss": float(loss)}:
                 losses[round_] = loss

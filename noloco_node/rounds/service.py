@@ -309,7 +309,7 @@ class RoundService(ExchangeServicer):
 
     async def _answer(self, peer: str, link: Link) -> None:
         try:
-            await self._take_call(peer, link)
+            await self._answer_call(peer, link)
         except PeerRefused as no:
             link.send(wire.Refusal(wire.Code[no.reason.upper()], no.retry_in_s))
         except PeerFault as fault:
@@ -317,7 +317,7 @@ class RoundService(ExchangeServicer):
         finally:
             link.close()
 
-    async def _take_call(self, peer: str, link: Link) -> None:
+    async def _answer_call(self, peer: str, link: Link) -> None:
         if peer in self._callers or len(self._callers) >= MAX_CALLERS:
             raise PeerRefused("busy")
         self._callers.add(peer)

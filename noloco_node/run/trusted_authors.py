@@ -20,7 +20,7 @@ class TrustedAuthors:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def meet(self, ways_in: Sequence[str], run_name: str, author: str, named: str | None) -> bool:
+    def check(self, ways_in: Sequence[str], run_name: str, author: str, named: str | None) -> bool:
         """Whether this author is new to us and trusted from now on. Raises NotAdmitted where another is expected,
         UsageError and DiskFull where the file cannot be read or written."""
         known = self._read()

@@ -130,7 +130,7 @@ class CatchUp:
         self._rounds = 0
         """That ended since the first of them."""
 
-    async def arrive(self) -> None:
+    async def fetch_first_state(self) -> None:
         """Before training begins. Raises SwarmUnreachable where other nodes are there, but none sends its state."""
         await self._take()
 
@@ -196,6 +196,6 @@ class CatchUp:
                 await asyncio.sleep(choose_donor.RETRY_S)
 
         wanted = replace(self._wanted, own_round=own, goes_back=diverged)
-        state = await choose_donor.take_state(self._channel, others, wanted, node.waits_for, pace=self._pace)
+        state = await choose_donor.fetch_state(self._channel, others, wanted, node.waits_for, pace=self._pace)
         if state is not None:
             await node.adopt(state)

@@ -77,7 +77,7 @@ class Others:
     """Who can say how far the run is."""
 
 
-async def take_state(
+async def fetch_state(
     channel: Channel,
     look: Callable[[], Awaitable[Others]],
     wanted: Wanted,
@@ -94,7 +94,7 @@ async def take_state(
             while (others := await look()).donors:
                 peer = choice.next(others.donors)
                 if peer is not None:
-                    witnesses = [other for other in others.witnesses if other != peer and other not in choice.liars]
+                    witnesses = [w for w in others.witnesses if w != peer and w not in choice.misbehaved]
                     attempt = _Attempt(
                         peer, channel, wanted, witnesses, patience, choice.queue_s(others.donors), waits_for
                     )
@@ -127,7 +127,7 @@ class _Choice:
     least often. Donors that sent wrong data are left out."""
 
     def __init__(self) -> None:
-        self.liars: set[str] = set()
+        self.misbehaved: set[str] = set()
         self.failure: PeerFault | None = None
         self._last: str | None = None
         self._tries_left = 0
@@ -152,12 +152,12 @@ class _Choice:
         """`begun`: a part of its version is here; `came`: something came in this attempt."""
         self.failure = fault
         if isinstance(fault, PeerMisbehaved):
-            self.liars.add(peer)
+            self.misbehaved.add(peer)
         tries = RESUME_TRIES if came else self._tries_left - 1
         self._tries_left = tries if begun and isinstance(fault, PeerLost) else 0
 
     def _honest(self, candidates: Sequence[str]) -> list[str]:
-        return [peer for peer in candidates if peer not in self.liars]
+        return [peer for peer in candidates if peer not in self.misbehaved]
 
 
 class _Attempt:

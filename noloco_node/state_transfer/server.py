@@ -81,13 +81,13 @@ class Ticket:
         self.moved = asyncio.Event()
         self._queue = queue
 
-    def look(self) -> int | None:
-        """Its place; `news` waits for a change of it."""
+    def place(self) -> int | None:
+        """Its place; `changed` waits for a change of it."""
         self.moved.clear()
         return self._queue.place(self)
 
-    async def news(self) -> None:
-        """Returns when the queue has moved since the last `look`, or after SAY_PLACE_S."""
+    async def changed(self) -> None:
+        """Returns when the queue has moved since the last `place`, or after SAY_PLACE_S."""
         with suppress(TimeoutError):
             async with asyncio.timeout(SAY_PLACE_S):
                 await self.moved.wait()
@@ -228,9 +228,9 @@ class StateService(StateServicer):
 async def _answer(
     asked: wire.StateRequest, copies: StateCopies, ticket: Ticket, reserved: ReservedBytes
 ) -> AsyncGenerator[wire.StateFrame, None]:
-    while place := ticket.look():
+    while place := ticket.place():
         yield wire.StatePlace(place)
-        await ticket.news()
+        await ticket.changed()
     making = asyncio.create_task(copies.version(asked.root, asked.coding))
     try:
         while not (await asyncio.wait({making}, timeout=SAY_PLACE_S))[0]:
@@ -247,7 +247,7 @@ async def _answer(
     with reserved.of(version.total_bytes - start) as sent, copies.using(copy):
         yield replace(version, fragment=first)
         for chunk in copy.chunks(asked.coding, start):
-            if ticket.look() is None:
+            if ticket.place() is None:
                 return
             sent(len(chunk.data))
             yield chunk

@@ -118,11 +118,11 @@ async def _skew(channel: grpc.aio.Channel) -> float | None:
     return least_skew(before, reply.time, loop.time() - asked)
 
 
-def least_skew(before: float, theirs: float, took_s: float) -> float:
-    """How far our clock is ahead at least. Ours showed `before`; within the `took_s` that followed, the peer's showed
-    `theirs`."""
-    ahead = before + took_s / 2 - theirs
-    return math.copysign(max(0.0, abs(ahead) - took_s / 2), ahead)
+def least_skew(before: float, theirs: float, round_trip_s: float) -> float:
+    """How far our clock is ahead at least. Ours showed `before`; the peer's showed `theirs` within the
+    `round_trip_s` that followed."""
+    ahead = before + round_trip_s / 2 - theirs
+    return math.copysign(max(0.0, abs(ahead) - round_trip_s / 2), ahead)
 
 
 async def round_trip(channel: grpc.aio.Channel, payload_bytes: int = 0) -> float:

@@ -59,7 +59,7 @@ def friends(path: Path, number: int) -> None:
 FILES = [
     StateFile(
         "authors.json",
-        lambda path, number: TrustedAuthors(path).meet(["rendezvous"], f"run-{number}", AUTHOR, None),
+        lambda path, number: TrustedAuthors(path).check(["rendezvous"], f"run-{number}", AUTHOR, None),
         lambda path: [TrustedAuthors(path).know(["rendezvous"], f"run-{number}", AUTHOR) for number in (1, 2)],
         remedy="restore it from a copy, or delete it, and the next author that signs a run is trusted",
     ),

@@ -173,14 +173,14 @@ def test_only_the_named_authors_run_is_taken(author: Identity, stranger: Identit
 
 def test_an_author_is_remembered_from_the_first_meeting(tmp_path: Path, author: Identity, stranger: Identity) -> None:
     met = TrustedAuthors(tmp_path / "authors.json")
-    assert met.meet(["rendezvous"], "tiny", author.peer_id, None)
-    assert not met.meet(["rendezvous"], "tiny", author.peer_id, None)
+    assert met.check(["rendezvous"], "tiny", author.peer_id, None)
+    assert not met.check(["rendezvous"], "tiny", author.peer_id, None)
     with pytest.raises(NotAdmitted, match=stranger.peer_id):
-        TrustedAuthors(tmp_path / "authors.json").meet(["rendezvous"], "tiny", stranger.peer_id, None)
-    assert not met.meet(["rendezvous"], "tiny", stranger.peer_id, stranger.peer_id), "named: not a silent new trust"
+        TrustedAuthors(tmp_path / "authors.json").check(["rendezvous"], "tiny", stranger.peer_id, None)
+    assert not met.check(["rendezvous"], "tiny", stranger.peer_id, stranger.peer_id), "named: not a silent new trust"
     (tmp_path / "authors.json").write_text("[]")
     with pytest.raises(UsageError, match=r"authors\.json"):
-        met.meet(["rendezvous"], "tiny", author.peer_id, None)
+        met.check(["rendezvous"], "tiny", author.peer_id, None)
 
 
 def test_an_author_met_by_one_bootstrap_peer_is_known_by_all(
@@ -188,9 +188,9 @@ def test_an_author_met_by_one_bootstrap_peer_is_known_by_all(
 ) -> None:
     """A rendezvous that is away, and a peer of old that answers in its stead, make no stranger an author."""
     met = TrustedAuthors(tmp_path / "authors.json")
-    assert met.meet(["rendezvous"], "tiny", author.peer_id, None)
+    assert met.check(["rendezvous"], "tiny", author.peer_id, None)
     with pytest.raises(NotAdmitted, match=stranger.peer_id):
-        met.meet(["rendezvous", "peer"], "tiny", stranger.peer_id, None)
-    assert not met.meet(["rendezvous", "peer"], "tiny", author.peer_id, None)
+        met.check(["rendezvous", "peer"], "tiny", stranger.peer_id, None)
+    assert not met.check(["rendezvous", "peer"], "tiny", author.peer_id, None)
     with pytest.raises(NotAdmitted, match=stranger.peer_id):
-        met.meet(["peer"], "tiny", stranger.peer_id, None)
+        met.check(["peer"], "tiny", stranger.peer_id, None)

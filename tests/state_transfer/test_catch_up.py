@@ -133,7 +133,7 @@ def test_a_joining_node_takes_the_state_of_any_node_that_has_weights(state: str)
     async def story() -> None:
         network, node = DonorNetwork(), Node(0, [record("donor", 12, state)])
         await network.donor("donor", Owner(DATA))
-        await (await catch_up_of(node, network)).arrive()
+        await (await catch_up_of(node, network)).fetch_first_state()
         assert (node.round, node.state) == (12, DATA)
         await network.close()
 
@@ -144,7 +144,7 @@ def test_a_node_that_sees_nobody_looks_again_before_it_begins_from_nothing() -> 
     async def story(*sights: Sequence[PeerRecord] | Exception, first: bool = False) -> None:
         network, node = DonorNetwork(), Node(0, *sights)
         await network.donor("donor", Owner(DATA))
-        await (await catch_up_of(node, network, first=first)).arrive()
+        await (await catch_up_of(node, network, first=first)).fetch_first_state()
         looked.append((node.did.count("look"), node.round))
         await network.close()
 
@@ -171,7 +171,7 @@ def test_a_donor_that_claims_to_be_at_the_runs_end_is_not_believed(
         await network.liar("liar", liar)
         for peer in honest:
             await network.donor(peer, Owner(DATA, there))
-        await (await catch_up_of(node, network)).arrive()
+        await (await catch_up_of(node, network)).fetch_first_state()
         assert (node.round, node.state) == ((own, None) if own == 100 else (there, DATA))
         await network.close()
 
@@ -185,7 +185,7 @@ def test_a_single_witness_cannot_call_the_only_honest_donor_stale() -> None:
         network, node = DonorNetwork(), Node(0, [record("honest", 12), record("liar", BUDGET)])
         await network.donor("honest", Owner(DATA))
         await network.liar("liar", Liar([wire.Refusal(wire.Code.BUSY)], BUDGET))
-        await (await catch_up_of(node, network)).arrive()
+        await (await catch_up_of(node, network)).fetch_first_state()
         assert (node.round, node.state) == (12, DATA)
         await network.close()
 

@@ -21,7 +21,7 @@ from noloco_node.errors import PeerFault, PeerLost, PeerMisbehaved, PeerRefused,
 from noloco_node.host.limits import MIN_RATE_BYTES_S
 from noloco_node.host.traffic import Traffic
 from noloco_node.state_transfer import choose_donor, client, copies, server
-from noloco_node.state_transfer.choose_donor import STALE_ROUNDS, Others, Wanted, take_state
+from noloco_node.state_transfer.choose_donor import STALE_ROUNDS, Others, Wanted, fetch_state
 from noloco_node.state_transfer.client import Download, LiveState, StateTerms, fetch
 from noloco_node.transport.base import peer_faults
 from noloco_node.version import PROTOCOL
@@ -331,7 +331,7 @@ def there(*names: str) -> Callable[[], Awaitable[Others]]:
 
 
 async def broken_off(network: DonorNetwork, names: list[str], gone: str, said: list[str]) -> LiveState | None:
-    """`take_state` from `names`, of whom `gone` dies when half is here."""
+    """`fetch_state` from `names`, of whom `gone` dies when half is here."""
 
     def say(what: str) -> None:
         said.append(what)
@@ -339,7 +339,7 @@ async def broken_off(network: DonorNetwork, names: list[str], gone: str, said: l
             network.network.vanish(gone)
 
     wanted = Wanted(TERMS, NUMBERS, BUDGET)
-    return await take_state((await network.joining_node()).channel, there(*names), wanted, say)
+    return await fetch_state((await network.joining_node()).channel, there(*names), wanted, say)
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["same-version", "own-version"])
@@ -378,7 +378,7 @@ def test_over_a_connection_that_breaks_again_and_again_each_byte_comes_once(monk
                 network.network.admit(network.transports["relayed"])
 
         channel = (await network.joining_node()).channel
-        state = await take_state(channel, there("relayed", "other"), Wanted(TERMS, NUMBERS, BUDGET), say)
+        state = await fetch_state(channel, there("relayed", "other"), Wanted(TERMS, NUMBERS, BUDGET), say)
         assert state is not None and of(state) == (12, DATA)
         assert cut > 100, "eleven times"
         percents = [int(found[1]) for what in said if (found := re.search(r"(\d+)%", what))]
@@ -402,7 +402,7 @@ def test_a_node_that_waits_at_a_busy_donor_turns_to_an_idle_one(monkeypatch: pyt
         ]
         await asyncio.sleep(5)
         wanted = Wanted(TERMS, 8 * NUMBERS, BUDGET)
-        state = await take_state((await network.joining_node()).channel, there("busy", "idle"), wanted, lambda _: None)
+        state = await fetch_state((await network.joining_node()).channel, there("busy", "idle"), wanted, lambda _: None)
         assert state is not None and state.data == OTHER * 8
         for other in others:
             other.cancel()
@@ -423,7 +423,7 @@ def test_where_all_are_busy_it_waits_its_turn_at_one_of_them(monkeypatch: pytest
                 others.append(asyncio.create_task(fetch(channel, TERMS, Download(8 * NUMBERS), Heard())))
         await asyncio.sleep(5)
         wanted = Wanted(TERMS, 8 * NUMBERS, BUDGET)
-        state = await take_state((await network.joining_node()).channel, there("one", "two"), wanted, lambda _: None)
+        state = await fetch_state((await network.joining_node()).channel, there("one", "two"), wanted, lambda _: None)
         assert state is not None and state.data == DATA * 8
         await asyncio.gather(*others)
         await network.close()
@@ -477,7 +477,7 @@ async def beside_an_honest_one(liar: Liar, honest_round: int = 12, witness: Liar
 
     others, wanted = there("liar", "honest", "witness"), Wanted(TERMS, 1000, BUDGET)
     try:
-        return await take_state((await network.joining_node()).channel, others, wanted, lambda _: None)
+        return await fetch_state((await network.joining_node()).channel, others, wanted, lambda _: None)
     finally:
         await network.close()
 
@@ -534,7 +534,7 @@ def test_two_witnesses_must_agree_and_the_lower_of_two_rounds_is_believed(
             return Others(["donor"], ["donor", *names])
 
         wanted = Wanted(TERMS, 1000, BUDGET)
-        taking = take_state((await network.joining_node()).channel, others, wanted, lambda _: None)
+        taking = fetch_state((await network.joining_node()).channel, others, wanted, lambda _: None)
         try:
             if fault is None:
                 state = await taking
@@ -554,7 +554,7 @@ def test_where_all_donors_lie_a_joining_node_fails_and_one_with_weights_goes_on(
         await network.liar("liar", Liar([GOOD, *chunks(FLIPPED)]))
         wanted = Wanted(TERMS, 1000, BUDGET, own_round)
         try:
-            return await take_state((await network.joining_node()).channel, there("liar"), wanted, lambda _: None)
+            return await fetch_state((await network.joining_node()).channel, there("liar"), wanted, lambda _: None)
         finally:
             await network.close()
 

@@ -115,11 +115,11 @@ const figures = (status, peers) => {
 
 const showFigures = ({ status, peers }) => {
   const at = $("#figures");
-  const told = figures(status, peers);
-  if (at.childElementCount !== told.length) {
-    at.replaceChildren(...told.map(([title]) => element("div", {}, element("dt", {}, title), element("dd"), element("dd", { class: "quiet" }))));
+  const shown = figures(status, peers);
+  if (at.childElementCount !== shown.length) {
+    at.replaceChildren(...shown.map(([title]) => element("div", {}, element("dt", {}, title), element("dd"), element("dd", { class: "quiet" }))));
   }
-  told.forEach(([, value, more], number) => {
+  shown.forEach(([, value, more], number) => {
     const [, large, small] = at.children[number].children;
     say(large, value);
     say(small, more);
@@ -151,7 +151,7 @@ const showTime = ({ status }) => {
 const showAbout = ({ status, names }) => {
   const last = status.last_round;
   const kept = status.checkpoint;
-  const told = [
+  const rows = [
     ["peer id", status.peer_id],
     ["up for", span(status.uptime_s)],
     ["reachable", REACHABLE[status.reachable] ?? "not known yet"],
@@ -162,7 +162,7 @@ const showAbout = ({ status, names }) => {
     ["others join with", status.join],
     ["version", status.version],
   ];
-  $("#about dl").replaceChildren(...told.filter(([, value]) => value).flatMap(([title, value]) => [element("dt", {}, title), element("dd", {}, value)]));
+  $("#about dl").replaceChildren(...rows.filter(([, value]) => value).flatMap(([title, value]) => [element("dt", {}, title), element("dd", {}, value)]));
 };
 
 const of = (used, limit) => size(used) + (limit === null ? "" : ` of ${size(limit)}`);
