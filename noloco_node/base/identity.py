@@ -25,7 +25,7 @@ _ID_LETTERS = 52  # base58 of 38 bytes that begin with 00 24: always this long, 
 
 
 class Identity:
-    """An Ed25519 key in a file. Whoever can read the file can act as this node, so only its user may."""
+    """An Ed25519 key in a file. Anyone who can read the file can act as this node, so only its user may."""
 
     def __init__(self, key: Ed25519PrivateKey, path: Path) -> None:
         self._key = key

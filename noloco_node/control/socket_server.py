@@ -1,7 +1,7 @@
 """The control service: a gRPC server on the home's unix socket.
 
-Whoever may open the socket may control the node, so its mode (0600) is the whole of the access control. What the node
-must offer is `NodeView`; node/base.py does.
+Anyone who can open the socket can control the node, so its mode (0600) is the whole of the access control. What the
+node must offer is `NodeView`; node/base.py does.
 """
 
 import os

@@ -65,7 +65,7 @@ MAX_CALLS = 4
 """Calls made for one offer, whatever became of them; then it only waits to be called. Bounds the traffic of a swarm in
 which everybody is busy, and of one in which every swap fails."""
 MAX_FURTHER_CALLS = 1
-"""Calls made for each further swap of a committed round: it is a bonus, not worth a search."""
+"""Calls made for each further swap of a committed round: it is optional, so no search is made."""
 FURTHER_SHARE = 1 / 4
 """With `swaps=None`, a further swap begins if it will probably take no more than this share of the time left."""
 SLACK = 0.25

@@ -90,7 +90,7 @@ def _characteristic(m: Matrix) -> tuple[float, float, float]:
 
 
 def _stable_alpha(gamma: float, group: int) -> str:
-    """The other way out: which α would do for this γ, to two digits. The stable ones are neighbours."""
+    """The other way out: which α would do for this γ, to two digits. The stable values form one interval."""
     stable = [alpha / 100 for alpha in range(100) if 0 < gamma < largest_gamma(alpha / 100, group)]
     return f"an alpha from {stable[0]:g} to {stable[-1]:g} would do" if stable else "no alpha would do"
 

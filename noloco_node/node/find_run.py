@@ -1,8 +1,8 @@
 """Which run a node joins: what the rendezvous nodes announce, else the unfinished run that it was in before.
 
-After a power cut that took every node, or a restart of the rendezvous while all were away, nobody announces the run any
-more, and nobody would train it before its author is back. So a node that was in it announces it again. That holds only
-for the rendezvous nodes by which it came to that run: an old run is not announced to a new rendezvous.
+After a power cut that stopped every node, or a restart of the rendezvous while all were away, nobody announces the run
+any more, and nobody would train it before its author is back. So a node that was in it announces it again. That holds
+only for the rendezvous nodes by which it came to that run: an old run is not announced to a new rendezvous.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """A node that trains: builds its parts, connects them, and runs them until it is told to leave or its work is done.
 
-It has no maths, no byte layouts, no retries and no states of its own: it passes events from one part to the next, tells
-node/lifecycle.py what happened and carries out what that decides. The order of starting and stopping is here.
+It has no maths, no byte layouts, no retries and no states of its own: it passes events between the parts, reports what
+happened to node/lifecycle.py and carries out what that decides. The order of starting and stopping is here.
 
     start:  transport -> which run -> model and optimizers (training thread) -> presence -> a peer's state -> training
     leave:  no more steps and calls, a swap under way may end -> checkpoint, last presence record -> transport

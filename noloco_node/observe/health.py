@@ -22,7 +22,7 @@ LATELY_S = 600.0
 """A death of p2pd counts for so long."""
 MAX_WAIT_S = 30.0
 MANY = 3
-"""So many deaths are no accident: `status` goes on warning after the last one."""
+"""So many deaths are not by chance: `status` goes on warning after the last one."""
 
 _SET_CLOCK = "synchronise this machine's clock: `timedatectl set-ntp true`"
 _OPEN_PORT = "choose a port with --listen, forward it in the router, and name it with --announce"

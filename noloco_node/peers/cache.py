@@ -1,7 +1,7 @@
 """Addresses of peers seen lately, in one small file in the home, for when no bootstrap node answers.
 
 A bootstrap node may be gone when this node starts again, and two parts of a split swarm may find each other only by
-this file. It comes from signed records, but whoever can write the file can write anything: it is checked like what
+this file. It comes from signed records, but anyone who can write the file can write anything: it is checked like what
 comes from the network, and libp2p proves who answers at an address. A damaged file is logged and begun anew.
 """
 

@@ -94,7 +94,7 @@ class DhtStorage:
         return subkey is not None and self.store_subkey(key, subkey, value, expiration_time)
 
     def take_over(self, early: Any) -> None:
-        """Store what neighbours sent while this node was joining them, when hivemind had its own storage."""
+        """Store what nearby nodes sent while this node was joining them, when hivemind had its own storage."""
         for key, (bucket, _) in early.items():
             for signer, (value, expires) in bucket.items():
                 self.store_subkey(key, signer, value, expires)

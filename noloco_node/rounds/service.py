@@ -342,7 +342,7 @@ class RoundService(ExchangeServicer):
             raise PeerRefused("incompatible")
         identity = (peer, offer.boot, offer.exchange_id)
         if identity in self._seen or offer.exchange_id in self._verdicts or offer.exchange_id in self._tasks:
-            raise PeerRefused("stale")  # each caller draws its own: an id that is in use is a replay, whoever sends it
+            raise PeerRefused("stale")  # each caller draws its own: an id that is in use is a replay, from any sender
         self._seen[identity] = None
         if len(self._seen) > MEMORY:
             self._seen.popitem(last=False)

@@ -1,6 +1,6 @@
 """The signed manifest of a run: the same bytes on every node.
 
-The author's signature covers the canonical form that run/schema.py defines. Anything a stranger sends is parsed here
+The author's signature covers the canonical form that run/schema.py defines. Anything another node sends is parsed here
 under limits, and only our own errors come out. Imports no torch.
 """
 

@@ -1,8 +1,8 @@
-"""Which authors' signatures this node trusts: the named author, else the first one it met, as ssh does with hosts.
+"""Which authors' signatures this node trusts: the named author, else the first one it saw, as ssh does with hosts.
 
 One small JSON file in the home: for each rendezvous and run name, the author's peer id. An author known by one address
-is known by all addresses that are given beside it, so a rendezvous that is away for a while makes no stranger an
-author. The file is not secret. A damaged one ends the start: trust is never forgotten silently.
+is known by all addresses that are given beside it, so a rendezvous that is away for a while does not make an
+unknown peer the author. The file is not secret. A damaged one ends the start: trust is never forgotten silently.
 """
 
 import json

@@ -1,10 +1,10 @@
-"""Takes the state of one of several donors: which to ask, how long to wait in its queue, whether to believe its round.
+"""Fetches the state of one of several donors: which to ask, how long to queue, whether to believe its round.
 
-What is fetched is checked by state_transfer/client.py. No single peer's word decides how far the run is. A donor counts
-as stale, or as too far ahead, by the lower median of its own round and the rounds that up to WITNESSES other peers
-answer. So two others must agree before a donor is refused. Where one other peer answers and the two contradict each
-other, the lower round is believed, whoever lies: that may cost rounds, while a false high round would end the run for
-this node. Where none answers, the donor is believed.
+What is fetched is checked by state_transfer/client.py. No single peer's answer decides how far the run is. A donor
+counts as stale, or as too far ahead, by the lower median of its own round and the rounds that up to WITNESSES other
+peers answer. So two others must agree before a donor is refused. Where one other peer answers and the two contradict
+each other, the lower round is believed, whichever is wrong: that may cost rounds, while a false high round would end
+the run for this node. Where none answers, the donor is believed.
 """
 
 import asyncio
@@ -192,9 +192,9 @@ class _Attempt:
         if round > self._wanted.budget:
             raise PeerMisbehaved("bad_round", f"{round}")
         if round < self._wanted.own_round and not self._wanted.goes_back:
-            raise PeerFault("old_state", f"of round {round}")  # no lie: a donor's copy may be a few rounds old
+            raise PeerFault("old_state", f"of round {round}")  # no misbehaviour: its copy may be a few rounds old
         middle = median_low([round, *await self._witnessed()])
-        if abs(round - middle) > STALE_ROUNDS:  # no proof of a lie: a witness may be the liar
+        if abs(round - middle) > STALE_ROUNDS:  # not PeerMisbehaved: a witness may be the one that is wrong
             why = "stale_state" if round < middle else "far_ahead"
             raise PeerFault(why, f"of round {round}, where others are at {middle}")
 

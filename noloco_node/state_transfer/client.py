@@ -71,7 +71,7 @@ class DownloadProgress:
 
 
 class DownloadWatcher(Protocol):
-    """Is told how a download goes."""
+    """Receives the progress of a download."""
 
     def queued(self, place: int) -> None:
         """So many others come first; 0: the donor makes its copy."""

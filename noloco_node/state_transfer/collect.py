@@ -2,7 +2,7 @@
 
 A donor is asked as a joining node would (state_transfer/client.py): layout, digests and root hash are checked, the
 volunteer's rates and the day's quota are kept. A donor that does not send its state in time is skipped, which is
-reported. Only φ is kept, as plain fp32. Whoever asked uses the files; those of an earlier run are removed first.
+reported. Only φ is kept, as plain fp32. The caller uses the files; those of an earlier run are removed first.
 """
 
 import asyncio

@@ -16,7 +16,7 @@ from noloco_node.wire import state_format
 from noloco_node.wire.state_format import Coding
 
 SHARED_S = 20.0
-"""A download that begins may use a copy of this age."""
+"""A download that begins may use a copy that is at most so old."""
 KEPT_S = 60.0
 """A copy is kept for so long after its last download, so that one that broke off can resume."""
 MAX_COPIES = 2

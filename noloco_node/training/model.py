@@ -1,6 +1,6 @@
 """Causal language models, built from what a manifest names: a preset, or a transformers config class with plain values.
 
-The manifest may come from a stranger, so a build runs no remote code, asks no hub, and first counts the model's
+The manifest may come from an unknown author, so a build runs no remote code, asks no hub, and first counts the model's
 parameters without memory (torch's meta device), and stops as soon as this machine could not hold them. The same seed
 gives the same first weights everywhere. Knows nothing of data, optimizers or peers.
 """

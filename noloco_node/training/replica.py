@@ -36,7 +36,7 @@ from noloco_node.training.schedule import learning_rate
 from noloco_node.training.task import Batch, Closable, ExampleStream, Patient, Task
 
 MAX_SKIPPED = 10
-"""In a row: one bad batch is bad luck, ten are bad weights."""
+"""In a row: one may be a bad batch; ten mean bad weights."""
 WARM_UP_STEPS = 5
 """Of an AdamW that begins in the middle of a run: its first steps, each as long as the learning rate in every parameter
 whatever the gradient, would spoil the weights. Until they are over, nothing is offered."""
@@ -217,7 +217,7 @@ class Replica:
     @property
     def steps(self) -> int:
         """With phases by steps: the replica's position in the run's schedule, so the steps before it joined count too.
-        With phases by time: the steps that it took itself."""
+        With phases by time: its own steps."""
         return self.round * self._phase_steps + self.phase_step if self._spec.seconds is None else self._taken
 
     @property

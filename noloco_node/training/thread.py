@@ -403,7 +403,7 @@ class TrainingThread:
             return copy()
 
     def _stall_ms(self) -> float:
-        """The training time that the last round took."""
+        """The training time that the last round cost."""
         before, self._stalled_s = self._stalled_s, self._times.stall_s()
         return 1000 * (self._stalled_s - before)
 

@@ -323,7 +323,7 @@ def _remember(known: dict[str, T], peer: str, what: T) -> None:
 
 
 def _same_port(listen: Address, found: Sequence[Address]) -> Address:
-    """Where to listen next time: if any port was allowed, on the one that the first p2pd took, which others know."""
+    """Where to listen next time: if any port was allowed, on the one that the first p2pd used, which others know."""
     hosts = (listen.host, "127.0.0.1", "::1")
     ports = (address.port for address in found if address.host in hosts and address.transport.startswith("tcp"))
     return replace(listen, port=listen.port or next(ports, 0))

@@ -1,7 +1,7 @@
 """How a peer sees this node: at which address, which ports are open there, how far the clocks differ, how fast it
 answers.
 
-libp2p's own AutoNAT never judges private addresses and keeps its verdict to itself. Here the peer opens a TCP
+libp2p's own AutoNAT never tests private addresses and does not report its result. Here the peer opens a TCP
 connection to the address that it sees the caller at, and nowhere else, so nobody can make it probe others' machines;
 libp2p's greeting shows that a libp2p host listens there. The answer is a hint for the caller alone.
 """

@@ -121,7 +121,7 @@ class StatusView:
     """Seconds since training began, by what they went into: `step`, `data`, `boundary`, `apply`, `evaluate`,
     `checkpoint`, `waiting` (for a partner, with blocking overlap), `paused`, `other`."""
     stall_ms: float | None = None
-    """Training time that the last round took: its boundary, and adding its corrections."""
+    """Training time that the last round cost: its boundary, and adding its corrections."""
     rounds: Rounds = Rounds()
     bytes: BytesView = BytesView()
     today: Today | None = None

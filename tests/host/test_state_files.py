@@ -74,7 +74,7 @@ FILES = [
         lambda path, number: DayTotals(path).write(Used("2031-12-24", number, 7)),
         lambda path: DayTotals(path).read(),
         Used(),
-        "today's traffic counts from nothing",
+        "today's traffic count restarts at 0",
     ),
     StateFile(
         "peers.json", friends, lambda path: PeerCache(path).peers(), {}, "peers seen before this start are forgotten"

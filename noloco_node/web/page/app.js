@@ -55,7 +55,7 @@ const NOTES = [
   [(status) => status.state === "joining", (status) => ["Catching up", status.waiting_for ? `It waits for ${status.waiting_for}.` : "It downloads the state of a peer first."]],
   [(status) => status.state === "paused", (status) => ["Paused", `No training and no swaps. It waits for ${status.waiting_for ?? "`noloco-node resume`"}.`]],
   [(status) => status.state === "finished", (status) => ["Finished", `All ${count(status.round, "round")} are done${status.eval_loss === null ? "" : `, held-out loss ${loss(status.eval_loss_first)} → ${loss(status.eval_loss)}`}.`]],
-  [(status) => status.state === "leaving", () => ["Leaving", "It finishes its swap, saves, and tells its peers."]],
+  [(status) => status.state === "leaving", () => ["Leaving", "It finishes its swap, saves, and announces that it leaves."]],
   [(status, peers) => status.state === "training" && !peers.length, () => ["No other node yet", "Until one joins, this node trains alone. Others join with this line:"], true],
 ];
 
@@ -144,7 +144,7 @@ const showTime = ({ status }) => {
     return made;
   }));
   legend($("#time .legend"), words);
-  const bits = [status.stall_ms !== null && `the last round took ${status.stall_ms.toFixed(0)} ms of training`, status.time_s.paused && `paused for ${span(status.time_s.paused)}`];
+  const bits = [status.stall_ms !== null && `the last round cost ${status.stall_ms.toFixed(0)} ms of training`, status.time_s.paused && `paused for ${span(status.time_s.paused)}`];
   say($("#time .quiet"), total ? bits.filter(Boolean).join(", ") : "training has not begun");
 };
 
@@ -245,7 +245,7 @@ const SHOWS = [
   [["rates"], [() => charts.rates.draw()]],
 ];
 
-const LATEST = 100; // rounds, for whoever wants to see more than the first steep fall
+const LATEST = 100; // rounds, to show more than the first steep fall
 
 const pending = new Set();
 const show = () => {
