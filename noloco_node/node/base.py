@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 Report = Callable[[str], None]
 
 NOTICED_S = 0.5
-"""By then the death of a killed p2pd has been noticed."""
+"""By then the end of a killed p2pd has been noticed."""
 
 
 class BaseNode:
@@ -65,13 +65,13 @@ class BaseNode:
         self._last_error: str | None = None
         self._outages = NetworkOutages()
         self._network = asyncio.Event()
-        """Set while p2pd lives, as far as is known, and this node is in the directory over it, if it has entered it."""
+        """Set while p2pd runs, as far as is known, and this node, if it ever entered the directory, is in it."""
         self._network.set()
         self._restarts = 0
-        """Of the network daemon."""
+        """Of p2pd."""
         self._lines = LogTail()
         self._web: str | None = None
-        """The address of its page."""
+        """The address of its web page."""
         self._join: str | None = None
 
     async def run(self) -> None:
@@ -116,7 +116,7 @@ class BaseNode:
 
     def log_level(self, level: str) -> None:
         logging.getLogger("noloco_node").setLevel(level.upper())
-        log.info("the log holds %s from now on", level)
+        log.info("the log level is %s from now on", level)
 
     async def ping(self, peer: str, payload_bytes: int) -> PingView:
         return await ping(self._transport, peer, payload_bytes)
@@ -152,7 +152,7 @@ class BaseNode:
 
     @asynccontextmanager
     async def _page(self) -> AsyncIterator[None]:
-        """Serve the web page, if there is to be one."""
+        """Serve the web page, where --web asks for it."""
         if self._config.web is None:
             yield
             return
@@ -209,7 +209,7 @@ class BaseNode:
             await self._network.wait()
 
     async def _keep_network(self) -> None:
-        """Start another p2pd whenever it is lost."""
+        """Start another p2pd whenever it has ended."""
         while True:
             how: str | None = await self._transport.lost()
             self._network.clear()

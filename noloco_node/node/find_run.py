@@ -25,7 +25,7 @@ from noloco_node.run.trusted_authors import TrustedAuthors
 FIND_RUN_S = 60.0
 """For a rendezvous to learn of a run: its first node may be starting at this moment."""
 UNANNOUNCED_S = 10.0
-"""For somebody else to announce a run before a node goes on with its unfinished one."""
+"""For another node to announce a run before this one goes on with its unfinished run."""
 RETRY_S = 1.0
 
 Channel = Callable[[str], grpc.aio.Channel]
@@ -40,7 +40,7 @@ async def find(config: NodeConfig, rendezvous: Sequence[str], channel: Channel, 
     authors = TrustedAuthors(home.root / "authors.json")
     left = unfinished(home, authors, rendezvous, config.run)
     if left and config.run and config.trust in (None, left.author):
-        return left  # its id is its hash: there is nothing to learn
+        return left  # its id is its hash, so no answer could change it
 
     def choose(known: list[run_registry.KnownRun], answered: str) -> Signed:
         signed = run_registry.choose(known, config.run, config.trust)
@@ -58,7 +58,7 @@ async def find(config: NodeConfig, rendezvous: Sequence[str], channel: Channel, 
 def unfinished(home: Home, authors: TrustedAuthors, rendezvous: Sequence[str], run_id: str | None) -> Signed | None:
     """The one named, else the one that this node was in last."""
     for folder in paths.runs(home):
-        with suppress(UsageError):  # no manifest there that can be believed
+        with suppress(UsageError):  # no valid manifest there
             file = signed_file.read(folder)
             is_meant = run_id in (None, file.run.run_id) and folder.name == file.run.run_id
             is_over = checkpoint.last_round(folder / "checkpoints") >= file.run.rounds

@@ -30,7 +30,7 @@ _LISTEN = "/ip4/127.0.0.1/tcp/0"
 _START_S = 120.0  # five processes that import torch on a small and busy machine
 _LINGER_S = 120  # a finished node shows its last status so long; it is told to leave well before
 _LEAVE_S = 15.0
-_STOP_S = 5.0  # after an interrupt: nothing of value is lost, and somebody waits
+_STOP_S = 5.0  # after an interrupt: nothing of value is lost, and the user waits
 
 Watch = Callable[[Sequence["Member"]], None]
 
@@ -59,7 +59,7 @@ class Member:
         return self.exit_code is not None or (self.view is not None and self.view.state == NodeState.FINISHED)
 
     def last_output_line(self) -> str:
-        """The last line of its output: why a dead node died. Kept, as its home is removed before the report."""
+        """The last line of its output: why a node failed. Kept, as its home is removed before the report."""
         if self._output_line is None or self.exit_code is None:
             self._output_line = _last_line(_output(self.home))
         return self._output_line
@@ -94,7 +94,7 @@ class LocalSwarm:
     async def run(
         self, manifest: Path, nodes: int, rounds: int | None, watch: Watch, pages: Sequence[str] = ()
     ) -> None:
-        """Train until every node is finished or dead; `watch` is called every POLL_S. `pages`: addresses for --web."""
+        """Train until every node has finished or ended, calling `watch` every POLL_S. `pages`: addresses for --web."""
         watch(self.members)  # none yet: starting takes seconds
         rendezvous = await self._spawn("rendezvous", "bootstrap")
         address = await self._address(rendezvous)
@@ -153,7 +153,7 @@ class LocalSwarm:
 
 
 def nodes_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """Ours, without node settings, and with our module path: nodes run the same code."""
+    """Our environment without node settings, and with our module path: nodes run the same code."""
     places = os.pathsep.join(place or str(Path.cwd()) for place in sys.path)
     return {**{key: value for key, value in environ.items() if not key.startswith(PREFIX)}, "PYTHONPATH": places}
 
@@ -175,7 +175,7 @@ async def opened(keep: Path | None, command: Sequence[str], environ: Mapping[str
 
 
 async def _end(members: Sequence[Member], patience_s: float) -> None:
-    """Make them leave; a process that has not ended in time is killed."""
+    """Make the nodes leave; a process that has not ended in time is killed."""
     running = [member for member in members if member.exit_code is None]
     await asyncio.gather(*(member.leave() for member in running))
     exits = [asyncio.ensure_future(member.process.wait()) for member in running]

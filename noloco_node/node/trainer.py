@@ -58,17 +58,17 @@ from noloco_node.wire.peer_pb2_grpc import (
 log = logging.getLogger(__name__)
 
 ANNOUNCE_S = 60.0
-"""How often the run is announced, as a rendezvous may have been restarted."""
+"""How often the run is announced: a rendezvous that was restarted has forgotten it."""
 LOOK_S, LOOK_ALONE_S = 5.0, 1.0
 """How often the DHT is read for candidates; more often while there are none."""
 CACHE_S = 20.0
 """How often some peers of the cache (peers/cache.py) are looked up."""
 LEAVE_S, TRANSPORT_S = 10.0, 5.0
-"""For leaving, the last checkpoint aside; the second is the network daemon's share of it."""
+"""For leaving, without the last checkpoint; the second is p2pd's part of it."""
 SETTLE_S = 3.0
 """For a swap under way to end; what is applied by then stays."""
 STOP_S = 0.5
-"""At least, for the training thread to end: after its last state it ends at once."""
+"""At least so long the training thread may take to end: after its last state it ends at once."""
 LIMITS_S = 1.0
 """How often the volunteer's hours and quota are checked."""
 TIME_S = 1.0
@@ -268,7 +268,7 @@ class TrainingNode(BaseNode):
         await asyncio.sleep(self._config.linger)
 
     async def _settled(self, patience_s: float) -> None:
-        """Until no offer is open and no swap under way, but no longer than this."""
+        """Waits until no offer is open and no swap under way, but no longer than this."""
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 await self._rounds.settled()
@@ -378,7 +378,7 @@ class TrainingNode(BaseNode):
             await self._membership.publish(status.presence(self._life.state, self._stats, self._run, addresses))
 
     async def _publish_now(self) -> None:
-        """If this fails, `_check_limits` tries again in a second."""
+        """Publish the presence record. If this fails, `_check_limits` tries again in a second."""
         with suppress(NolocoError, OSError):
             await self._publish()
 

@@ -16,12 +16,12 @@ from noloco_node.observe.jsonl import records
 from noloco_node.views.history import HistoryView, MeetingView, Piece, Point, Rate, Said
 
 POINTS = 500
-"""Twice as many are thinned to half: a screen has no more pixels."""
+"""At twice as many, every second one is dropped: a screen has no more pixels."""
 PIECES, RATES, PAIRS = 300, 120, 2000
 
 
 class SeenPeer(Protocol):
-    """What is needed of a peer's presence record."""
+    """The part of a peer's presence record that is used."""
 
     @property
     def peer_id(self) -> str: ...

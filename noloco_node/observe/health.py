@@ -2,7 +2,7 @@
 
 Time is an argument, and nothing is started here. Reachability and clock are measured by transport/reachability.py and
 transport/self_view.py. No swap depends on a clock; but a presence record counts for a minute by its reader's clock, so
-a node whose clock is further off than that sees nobody, and nobody sees it.
+a node whose clock is further off than that finds no peer, and no peer finds it.
 """
 
 from noloco_node.base.units import span
@@ -13,7 +13,7 @@ from noloco_node.views.status import Health
 
 WARN_S = 1.0
 TOO_FAR_S = 30.0
-"""Half of a record's life."""
+"""Half of a record's lifetime."""
 ENOUGH = 2
 """Peers that must agree before this node refuses to start: else one bootstrap node with a wrong clock would keep
 every node out."""

@@ -22,7 +22,7 @@ CACHED_ANSWER_S, CACHED_ASKED = 5.0, 4
 
 
 class KnowsAddresses(Protocol):
-    """What is needed of the transport."""
+    """The part of a transport that is used."""
 
     peer_id: str
 

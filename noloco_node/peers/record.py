@@ -21,7 +21,7 @@ from noloco_node.version import PROTOCOL, VERSION
 from noloco_node.wire import peer_pb2 as pb
 
 MAX_RECORD_BYTES = 4096 - 1
-MAX_ADDRESSES = 8  # one interface, one relay and one announced address, over two protocols, and some to spare
+MAX_ADDRESSES = 8  # one interface, one relay and one announced address, over two protocols, and a few more
 MAX_ADDRESS_LETTERS = 256
 MAX_WHOLE = 1 << 53
 """Rounds, steps and tokens: whole numbers up to here survive JSON and doubles."""

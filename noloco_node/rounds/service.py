@@ -1,8 +1,8 @@
 """Outer rounds over gRPC: the calls, answers, swaps and timers around core/round.py.
 
-It does what the state machine says and reports what became of it; every decision is made there. It moves opaque bytes
-and never imports torch: an offer's work is done on the codec thread, behind the `Vectors` protocol, and the result of a
-round goes out as an event. It does not know the DHT: node/trainer.py passes the candidates.
+It carries out the state machine's actions and reports how they ended; every decision is made there. It moves opaque
+bytes and never imports torch: an offer's work is done on the codec thread, behind the `Vectors` protocol, and the
+result of a round goes out as an event. It does not know the DHT: node/trainer.py passes the candidates.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class RoundTerms:
 
 
 class Channels(Protocol):
-    """What is needed of the transport."""
+    """The part of a transport that is used."""
 
     @property
     def peer_id(self) -> str: ...
@@ -120,8 +120,8 @@ class RoundService(ExchangeServicer):
 
     # ---- for node/trainer.py ----
     def begin(self, terms: RoundTerms, swaps: int | None = 1, *, blocking: bool = False) -> None:
-        """From here on calls are answered; before, the node has no vector to offer and is busy. `swaps`, `blocking`: as
-        in core/round_events.py."""
+        """From here on calls are answered; before, the node has no vector to offer and answers `busy`. `swaps`,
+        `blocking`: as in core/round_events.py."""
         self._terms = terms
         self._handle(round_events.Settings(swaps, blocking))
 
@@ -139,7 +139,7 @@ class RoundService(ExchangeServicer):
         self._handle(round_events.Stopping())
 
     def pause(self, reason: str) -> None:
-        """The same, until `resume`; rounds that end meanwhile are solo for this reason."""
+        """As `stop`, until `resume`; rounds that end meanwhile are solo for this reason."""
         self._handle(round_events.Pausing(reason))
 
     def resume(self) -> None:
@@ -152,7 +152,7 @@ class RoundService(ExchangeServicer):
 
     @property
     def tally(self) -> RoundTotals:
-        """With what is under way."""
+        """Including what is under way."""
         return replace(
             self._totals,
             sent_bytes=self._totals.sent_bytes + sum(link.sent_bytes for link in self._links),
@@ -370,7 +370,7 @@ class RoundService(ExchangeServicer):
         if task := asyncio.current_task():
             self._tasks[exchange] = task
         self._trainer.swapping(True)
-        reason: str | None = "hung_up"  # how it looks when this task is cancelled
+        reason: str | None = "hung_up"  # the result when this task is cancelled
         try:
             await swap.run()
             reason = None

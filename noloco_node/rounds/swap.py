@@ -62,7 +62,7 @@ class Vectors(Protocol):
         """What to send next, or None: the correction is whole, and `apply` adds it."""
 
     def apply(self, index: int) -> "Future[None]":
-        """Done when it was added, or never will be; in the order of the calls."""
+        """Done when the correction was added, or never will be; in the order of the calls."""
 
     def stats(self) -> "Future[CodecStats]":
         """How well the round's fragments were coded, once every `apply` has been passed on."""
@@ -85,7 +85,7 @@ class Backlog:
         self._waiting.append((size_bytes, added))
 
     async def room(self, size_bytes: int) -> None:
-        """Until one more of this size may wait; alone it always may."""
+        """Waits until one more of this size may wait; alone it always may."""
         while (waiting := self.bytes) and waiting + size_bytes > self._limit_bytes:
             await asyncio.wait({asyncio.wrap_future(self._waiting[0][1])})
 

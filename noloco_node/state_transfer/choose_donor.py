@@ -38,8 +38,8 @@ QUEUE_S = 60.0
 that this donor is asked: when all donors are busy, only a long wait reaches the head of a queue."""
 RETRY_S = 1.0
 RESUME_TRIES = 3
-"""For a donor whose stream broke to resume, before another donor is asked for its version. The count starts again
-whenever something came: a relay may carry a few bytes at a time."""
+"""Tries to resume a broken stream before another donor is asked for its version. The count restarts whenever something
+arrived: a relay may carry a few bytes at a time."""
 WITNESSES = 4
 """With the donor itself they are an odd number: more than half of them decide."""
 STALE_ROUNDS = 10
@@ -53,15 +53,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which state would do."""
+    """Which state is accepted."""
 
     terms: StateTerms
     numbers: int
-    """fp32 numbers: two a parameter."""
+    """Count of fp32 numbers: two a parameter."""
     budget: int
-    """Rounds of the run: nobody can be further."""
+    """Rounds of the run: no state can be of a later one."""
     own_round: int = 0
-    """Of this node's own weights; 0: it has none."""
+    """The round of this node's own weights; 0: it has none."""
     coding: Coding = Coding.FP32
     goes_back: bool = False
     """Whether an earlier round would do too: for a node that has diverged."""
@@ -72,9 +72,9 @@ class Others:
     """Other nodes of the run, by peer id."""
 
     donors: Sequence[str]
-    """Whose state is worth asking for."""
+    """Peers whose state is worth asking for."""
     witnesses: Sequence[str]
-    """Who can say how far the run is."""
+    """Peers that can say how far the run is."""
 
 
 async def fetch_state(

@@ -74,7 +74,7 @@ class DownloadWatcher(Protocol):
     """Receives the progress of a download."""
 
     def queued(self, place: int) -> None:
-        """So many others come first; 0: the donor makes its copy."""
+        """`place` others come first; 0: the donor makes its copy."""
 
     async def check_round(self, round: int) -> None:
         """The donor has another version than the one that was begun. Raises PeerFault to refuse its round."""
@@ -83,14 +83,14 @@ class DownloadWatcher(Protocol):
 
 
 class Download:
-    """What is here of one version; it outlives the streams that bring it."""
+    """The received part of one version; it outlives the streams that bring it."""
 
     def __init__(self, numbers: int, coding: Coding = Coding.FP32) -> None:
         self.coding = coding
         self.total_bytes = coding.size(numbers)
         self.root = b""
         self.done = 0
-        """Fragments that are here and whole."""
+        """Fragments received and verified."""
         self.round = 0
         self._digests = b""
         self._numbers = memoryview(bytearray())

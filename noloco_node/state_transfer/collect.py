@@ -150,7 +150,7 @@ class _failure_shown:  # noqa: N801 (a context)
 
 
 class _Work:
-    """What has come so far."""
+    """What has arrived so far."""
 
     def __init__(
         self,

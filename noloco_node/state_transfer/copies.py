@@ -24,7 +24,7 @@ MAX_COPIES = 2
 
 
 class StateOwner(Protocol):
-    """What is needed of the training thread."""
+    """The part of the training thread that is used."""
 
     def live_state(self) -> "Future[tuple[int, memoryview]]": ...
 
@@ -63,7 +63,7 @@ class StateCopy:
 
 
 class StateCopies:
-    """One as a rule, MAX_COPIES at most."""
+    """The copies in memory: usually one, MAX_COPIES at most."""
 
     def __init__(self, owner: StateOwner) -> None:
         self._owner = owner

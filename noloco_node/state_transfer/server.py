@@ -25,7 +25,7 @@ from noloco_node.wire import state_format
 from noloco_node.wire.peer_pb2_grpc import StateServicer
 
 AT_ONCE = 4
-"""More would make each slower and none earlier."""
+"""More at a time would make each slower and none end earlier."""
 MAX_WAITING = 32
 BUSY_S = 60.0
 """When to try again, for callers beyond that."""
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class Callers(Protocol):
-    """What is needed of the transport."""
+    """The part of a transport that is used."""
 
     def caller(self, context: Any) -> str: ...
 

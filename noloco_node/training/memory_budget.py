@@ -103,7 +103,7 @@ class MicroBatch:
         return self._settled
 
     def halve(self) -> None:
-        """It did not fit. Raises OutOfMemory where no half is left."""
+        """Halve it: it did not fit. Raises OutOfMemory where it cannot be halved."""
         if self.size == 1:
             raise OutOfMemory("not even one example fits into the device's memory beside the model")
         self.size //= 2

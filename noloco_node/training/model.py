@@ -151,7 +151,7 @@ def _config(architecture: str, values: dict[str, Any]) -> Any:
     known = _known_keys(family)
     if unknown := sorted(values.keys() - known):
         raise UsageError(f"model.config: {architecture} does not know {unknown[0]}")
-    if "is_decoder" in known:  # else BERT and the like would see the token that they must predict
+    if "is_decoder" in known:  # else BERT and similar models would see the token that they must predict
         values = {**values, "is_decoder": True}
     return _sound(architecture, lambda: family(**values))
 

@@ -55,7 +55,7 @@ class Optimizer:
         return bool(self._adamw.state)
 
     def restart(self) -> None:
-        """Begin again without moments."""
+        """Restart without moments."""
         self._adamw = self._fresh()
 
     def state(self) -> dict[int, dict[str, Any]]:

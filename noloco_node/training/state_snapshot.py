@@ -23,7 +23,7 @@ and a joining node waits."""
 
 
 class SlowState(Protocol):
-    """What is needed of training/replica.py."""
+    """The part of training/replica.py that is used."""
 
     round: int
     phase_step: int

@@ -5,7 +5,7 @@
     relayed      no peer could; a bootstrap peer forwards calls to us
     outgoing     no peer could, and none forwards calls: we can only call others
 
-Without bootstrap peers, or with some on this machine only, there is no verdict.
+Without bootstrap peers, or with some on this machine only, nothing is known.
 """
 
 import asyncio
@@ -83,7 +83,7 @@ class Reachability:
             elif self.verdict in (RELAYED, OUTGOING):
                 await self._reserve(control())
 
-        await periodic.every(lambda: _POLL_S, turn, (OSError,))  # file descriptors may be used up for a while
+        await periodic.every(lambda: _POLL_S, turn, (OSError,))  # there may be no free file descriptor for a while
 
     async def survey(self, control: P2pdControl, found: Sequence[Address]) -> None:
         """Ask peers where they see us and whether they can call us there; reserve with a relay where none can."""

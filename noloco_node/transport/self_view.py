@@ -128,7 +128,7 @@ def least_skew(before: float, theirs: float, round_trip_s: float) -> float:
 async def round_trip(channel: grpc.aio.Channel, payload_bytes: int = 0) -> float:
     """Seconds until a peer of any version has answered. Raises PeerLost.
 
-    Nobody reads the payload: the time beyond that of an empty call shows the rate of the way there.
+    The peer drops the payload: the time beyond that of an empty call shows the rate of the way there.
     """
     request = pb.LookRequest(padding=bytes(payload_bytes))
     asked = time.perf_counter()  # an event loop's own clock may count in milliseconds
