@@ -1,4 +1,4 @@
-"""Two exchanges, one of them on a limited link, in virtual time: the rate holds, and the swap still completes."""
+"""Two nodes, one of them on a limited link, in virtual time: the rate holds, and the swap still completes."""
 
 import asyncio
 import random
@@ -19,7 +19,7 @@ from noloco_node.rounds.swap import FRAME_S
 
 RATE = 32_000.0
 FRAGMENT_BYTES = 1_000_000
-"""31 s at that rate: longer than a partner bears silence."""
+"""31 s at that rate: longer than a partner waits in silence."""
 
 
 def day() -> str:
@@ -130,7 +130,7 @@ def test_a_swap_under_way_outlasts_a_pause() -> None:
     )
 
 
-def test_a_promise_is_taken_back_by_a_pause() -> None:
+def test_a_pause_cancels_an_appointment() -> None:
     m = machine()
     m.handle(round_events.Boundary(1, 10.0, closed="nonfinite"), 10.0)
     assert isinstance(m.handle(round_events.Called(b"c", "c", 9.5), 11.0)[0], round_events.Appoint)

@@ -1,4 +1,4 @@
-"""Meeting in numbers: how many rounds are committed, with how many partners, by how many calls. 64 nodes.
+"""Statistics of pairing: how many rounds are committed, with how many partners, by how many calls. 64 nodes.
 
 `pytest -s` shows the numbers.
 """
@@ -22,11 +22,11 @@ def figures(swarm: VirtualSwarm) -> str:
     return f"{swarm.committed_share():.1%} of rounds committed, {swarm.calls_per_pair():.2f} calls a pair"
 
 
-def test_equal_nodes_commit_and_meet_many_with_few_calls() -> None:
+def test_equal_nodes_commit_with_many_partners_and_few_calls() -> None:
     swarm = VirtualSwarm(EQUAL)
     run_virtual(swarm.run(50))
     partners = [len({e.partner for e in n.committed}) for n in swarm.nodes]
-    print(f"\nequal boxes: {figures(swarm)}, {min(partners)} to {max(partners)} partners in 50 rounds")  # noqa: T201
+    print(f"\nequal nodes: {figures(swarm)}, {min(partners)} to {max(partners)} partners in 50 rounds")  # noqa: T201
     assert swarm.committed_share() >= 0.95
     assert min(partners) >= 20
     assert swarm.calls_per_pair() < 1.8
@@ -96,7 +96,7 @@ def test_lost_messages_and_a_tenth_that_vanishes() -> None:
             swarm.vanish(node)
 
     run_virtual(swarm.run(25, vanish()))
-    print(f"\n5% of messages lost, a tenth of boxes gone: {figures(swarm)}")  # noqa: T201
+    print(f"\n5% of messages lost, a tenth of the nodes gone: {figures(swarm)}")  # noqa: T201
     assert swarm.committed_share() >= 0.75
 
 

@@ -1,4 +1,4 @@
-"""A node whose weights become older ones again in the middle of a swap: that swap breaks, the next ones are whole."""
+"""A node whose weights are rolled back in the middle of a swap: that swap breaks, the next ones are whole."""
 
 import asyncio
 from concurrent.futures import Future

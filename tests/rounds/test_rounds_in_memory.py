@@ -1,4 +1,4 @@
-"""Whole exchanges over the in-memory network, in virtual time: many nodes, slow links, partitions, vanishing peers."""
+"""Whole rounds over the in-memory network, in virtual time: many nodes, slow links, partitions, vanishing peers."""
 
 import asyncio
 import random
@@ -20,7 +20,7 @@ from noloco_node.wire import messages as wire
 from noloco_node.wire.peer_pb2_grpc import ExchangeStub
 
 
-def test_two_nodes_meet_each_round_and_their_mean_is_kept() -> None:
+def test_two_nodes_swap_each_round_and_their_mean_is_kept() -> None:
     swarm = VirtualSwarm([10.0, 10.0])
     before = [sum(n.x[k] for n in swarm.nodes) for k in range(FRAGMENTS)]
     run_virtual(swarm.run(20))
@@ -32,7 +32,7 @@ def test_two_nodes_meet_each_round_and_their_mean_is_kept() -> None:
     assert 3 * 1008 <= sent <= 3 * 1008 + 400
 
 
-def test_the_same_seed_is_the_same_story() -> None:
+def test_the_same_seed_gives_the_same_events() -> None:
     def story() -> list[list[Event]]:
         swarm = VirtualSwarm([10.0, 12.0, 15.0, 10.0], seed=7)
         run_virtual(swarm.run(8))
@@ -92,8 +92,8 @@ def test_a_partition_lets_both_halves_go_on_and_heals() -> None:
 
 
 @pytest.mark.parametrize("finder", [0, 1])
-def test_two_that_diverged_know_it_at_both_ends(monkeypatch: pytest.MonkeyPatch, finder: int) -> None:
-    """Whoever finds it."""
+def test_a_diverged_swap_is_known_at_both_ends(monkeypatch: pytest.MonkeyPatch, finder: int) -> None:
+    """Whichever finds it."""
     receive = Offer.receive
 
     def stray(offer: Offer, index: int, payload: bytes) -> Any:
@@ -161,26 +161,26 @@ def test_lost_messages_are_caught_by_deadlines() -> None:
     assert all(len(n.events) == n.steps for n in swarm.nodes)
 
 
-async def _ask(swarm: VirtualSwarm, *frames: wire.Frame, name: str = "stranger") -> list[wire.Frame]:
-    """Say these frames to node 0 as somebody else, and hear what comes back, up to the last word of an answer."""
-    stranger = swarm.network.join(name)
-    await stranger.start()
+async def _ask(swarm: VirtualSwarm, *frames: wire.Frame, name: str = "caller") -> list[wire.Frame]:
+    """Send these frames to node 0 from another node; returns what it answers, up to an acceptance or a refusal."""
+    caller = swarm.network.join(name)
+    await caller.start()
 
     async def say() -> Any:
         for frame in frames:
             yield wire.encode(frame)
         await asyncio.sleep(1)
 
-    heard = []
-    async for message in ExchangeStub(stranger.channel("n000")).Swap(say(), timeout=60):
-        heard.append(wire.decode(message))
-        match heard[-1]:
+    received = []
+    async for message in ExchangeStub(caller.channel("n000")).Swap(say(), timeout=60):
+        received.append(wire.decode(message))
+        match received[-1]:
             case wire.Accept():
                 break
             case wire.Refusal(code) if code is not wire.Code.APPOINTMENT:
                 break
-    await stranger.close()
-    return heard
+    await caller.close()
+    return received
 
 
 OFFER = wire.Offer(1, b"r" * 32, b"l" * 32, b"x" * 16, b"b" * 16, 1, FRAGMENTS, 5.0)
@@ -196,7 +196,7 @@ OFFER = wire.Offer(1, b"r" * 32, b"l" * 32, b"x" * 16, b"b" * 16, 1, FRAGMENTS, 
         (OFFER, wire.Code.BUSY),
     ],
 )
-def test_what_cannot_be_exchanged_with_is_refused_by_its_code(offer: wire.Offer, code: wire.Code) -> None:
+def test_an_offer_that_does_not_fit_is_refused_by_its_code(offer: wire.Offer, code: wire.Code) -> None:
     async def main() -> None:
         swarm = VirtualSwarm([10.0])
         await swarm.nodes[0].transport.start()
@@ -242,7 +242,8 @@ def test_an_exchange_id_that_is_in_use_is_refused_and_its_caller_goes_on_waiting
 
 
 def test_a_node_that_comes_back_and_repeats_its_rounds_is_no_replay() -> None:
-    """A replay is known by the exchange, never by the round: who resumed from a checkpoint has been there before."""
+    """A replay is known by the exchange, never by the round: a node that resumed from a checkpoint repeats its
+    rounds."""
 
     async def story() -> list[Node]:
         network = MemoryNetwork(random.Random(1), delay_s=0.05)
@@ -299,7 +300,7 @@ def test_a_caller_that_does_not_begin_with_an_offer_is_named() -> None:
         await node.transport.start()
         node.exchange.begin(TERMS)
         assert await _ask(swarm, wire.Done()) == []
-        assert node.events == [PeerFaulted("stranger", "unexpected_frame")]
+        assert node.events == [PeerFaulted("caller", "unexpected_frame")]
         await swarm.close()
 
     run_virtual(main())
