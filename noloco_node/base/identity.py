@@ -83,7 +83,7 @@ def _create(path: Path) -> None:
     with atomic_files.writing(path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     content = _FILE_HEADER + key.private_bytes_raw() + key.public_key().public_bytes_raw()
-    atomic_files.create(path, content, mode=0o600)  # another process may have been faster: its key is the one
+    atomic_files.create(path, content, mode=0o600)  # another process may have been faster: then its key is used
 
 
 def _read(path: Path) -> Ed25519PrivateKey:

@@ -1,4 +1,4 @@
-"""What happened lately, for the live views: loss curves, a timeline of rounds, who met whom, network rates.
+"""The latest events, for the live views: loss curves, a timeline of rounds, which peers swapped, network rates.
 
 Input: events (base/events.py) and the presence records of others. Everything is bounded, however long a node runs.
 Curves outlive a restart: `replay` reads them from `events.jsonl` again.

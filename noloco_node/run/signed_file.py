@@ -63,7 +63,7 @@ def read(folder: Path) -> RunFile:
     try:
         return RunFile(signed, manifest.verify(signed), trained)
     except NolocoError as error:
-        raise UsageError(f"{path} cannot be believed: {error}") from None
+        raise UsageError(f"{path} is not valid: {error}") from None
 
 
 def _checked(found: object) -> tuple[Signed, dict[str, Any]]:

@@ -37,7 +37,7 @@ class TrustedAuthors:
         return named is None and not met
 
     def know(self, ways_in: Sequence[str], run_name: str, author: str) -> bool:
-        """Whether one of these ways in is known to lead to this author's run."""
+        """Whether one of these peers is known to lead to this author's run."""
         known = self._read()
         return any(known.get(_key(peer, run_name)) == author for peer in ways_in)
 
