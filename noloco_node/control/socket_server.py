@@ -32,7 +32,7 @@ _GRACE_S = 1.0  # for answers under way when the socket closes
 
 
 class NodeView(Protocol):
-    """What is needed of a node. Called on the event loop; each returns at once."""
+    """The part of a node that is used. Called on the event loop; each method returns at once."""
 
     def status(self) -> StatusView: ...
 

@@ -18,7 +18,7 @@ TOKENS = ".tokens"
 SUFFIXES = (".txt", ".md", ".jsonl", ".jsonl.gz", ".parquet", ".arrow", TOKENS)
 """Files of a folder that are data; others are notes about it."""
 HELD_OUT = 16
-"""One document in so many is held out: no replica trains on it."""
+"""One document in this number is held out: no replica trains on it."""
 MAX_FILES = 100_000
 MAX_TOKENIZER_BYTES = 64 << 20
 """Twice the largest vocabularies in use."""

@@ -19,10 +19,10 @@ ENOUGH = 2
 every node out."""
 
 LATELY_S = 600.0
-"""A death of p2pd counts for so long."""
+"""How long a death of p2pd counts."""
 MAX_WAIT_S = 30.0
 MANY = 3
-"""So many deaths are not by chance: `status` goes on warning after the last one."""
+"""From this many deaths on, `status` warns even while p2pd runs."""
 
 _SET_CLOCK = "synchronise this machine's clock: `timedatectl set-ntp true`"
 _OPEN_PORT = "choose a port with --listen, forward it in the router, and name it with --announce"

@@ -11,7 +11,7 @@ from noloco_node.views.status import LastRound, Phase, Rounds, StatusView
 
 MINUTE_S = 60.0
 PEERS = 256
-"""So many of the latest partners are kept: each is part of every status, and a node may swap with thousands."""
+"""The latest partners that are kept: each is part of every status, and a node may swap with thousands."""
 
 
 @dataclass(slots=True)

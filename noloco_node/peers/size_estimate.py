@@ -19,11 +19,11 @@ BUCKET = 24
 MAX_DEPTH = 16
 """A million and a half peers."""
 REMEMBERED = 6
-"""An estimate is the mean of so many counts: that of one bucket with 24 peers is off by a fifth."""
+"""Counts whose mean is an estimate: that of one bucket with 24 peers is off by a fifth."""
 DEPTH_0_EVERY = 8
-"""One of so many reads is of depth 0: a small part of a split swarm notices the large one within a minute."""
+"""One read in this number is of depth 0: a small part of a split swarm notices the large one within a minute."""
 WITNESSES = 4
-"""So many peers must report that the run is far larger than our estimate."""
+"""Peers that must report that the run is far larger than our estimate."""
 
 
 class SizeEstimate:

@@ -20,7 +20,7 @@ NAME = "noloco.json"
 SCHEMA = 1
 MAX_BYTES = 4 * manifest.MAX_BYTES
 """The manifest with its quotes escaped, its signature, and what an export says of itself."""
-_REMEDY = "restore it from a copy. In a home, a node that joins the run writes it anew; else export the model again"
+_REMEDY = "restore it from a copy. In a home, a node that joins the run writes a new one; else export the model again"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from noloco_node.base import atomic_files
 from noloco_node.errors import NotAdmitted
 
 _MAX_BYTES = 4 << 20
-_REMEDY = "restore it from a copy, or delete it, and the next author that signs a run is trusted without a question"
+_REMEDY = "restore it from a copy, or delete it, and the next author that signs a run is trusted unasked"
 
 
 class TrustedAuthors:

@@ -27,7 +27,7 @@ from noloco_node.wire.state_format import Coding
 CATCH_UP_ROUNDS = 10
 """A node that is so far behind, after a restart or a pause, fetches a peer's state."""
 DIVERGED_ROUNDS = 3
-"""So many diverged swaps and no committed round between them, where only two nodes train, are not by chance."""
+"""Diverged swaps without a committed round between them that are not by chance, where only two nodes train."""
 ALONE_ROUNDS = 10
 """A node that commits no round for so many after a diverged swap is assumed to have diverged."""
 LOOKS = 3

@@ -33,7 +33,7 @@ SPARE = 0.9
 
 
 def check(parameters: int, device: torch.device, fraction: float) -> None:
-    """Raises OutOfMemory where the state of so many parameters does not fit."""
+    """Raises OutOfMemory where the state of this number of parameters does not fit."""
     if device.type == "cuda":
         of_gpu = int(fraction * torch.cuda.get_device_properties(device).total_memory)
         _check(parameters, FAST_BYTES, of_gpu, "on the GPU")

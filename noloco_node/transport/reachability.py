@@ -32,7 +32,7 @@ _ROUTER_S = 7.0
 _POLL_S = 0.5
 _CLOCKS = 5  # peers whose clocks are compared with ours
 _SURVEY_EVERY = 10
-"""Every so many renewals, peers are asked again whether a port is open by now."""
+"""Renewals after which peers are asked again whether a port is open by now."""
 
 
 class Reachability:

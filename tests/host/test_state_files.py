@@ -67,7 +67,7 @@ FILES = [
         "noloco.json",
         lambda path, number: signed_file.keep(path.parent, signed(path.parent, number)),
         lambda path: signed_file.read(path.parent).run.seed,
-        remedy="restore it from a copy. In a home, a node that joins the run writes it anew",
+        remedy="restore it from a copy. In a home, a node that joins the run writes a new one",
     ),
     StateFile(
         "traffic.json",
