@@ -209,7 +209,8 @@ class NodeConfig:
     log_level: str = _key(_log_level, default="info")
     """The lowest level that is written to node.log."""
     log_format: str = _key(_log_format, default="text")
-    """Of lines in node.log and in the terminal: `text` for people, `json` (an object a line) for log collectors."""
+    """The form of lines in node.log and in the terminal: `text` for people, `json` (an object a line) for log
+    collectors."""
     sinks: tuple[str, ...] = _key(_sinks, default=())
     """Where to write curves besides the run's own files: `tensorboard`, `wandb`; each is an extra to install."""
 

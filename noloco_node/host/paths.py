@@ -14,7 +14,7 @@ class Item:
     what: str
     path: Path
     bytes: int | None
-    """With all files in a folder, and all rotated files of a log; None where there is nothing yet."""
+    """Bytes, with all files in a folder, and all rotated files of a log; None where there is nothing yet."""
     run_id: str | None = None
 
 

@@ -68,7 +68,7 @@ class BaseNode:
         """Set while p2pd runs, as far as is known, and this node, if it ever entered the directory, is in it."""
         self._network.set()
         self._restarts = 0
-        """Of p2pd."""
+        """How often p2pd was restarted."""
         self._lines = LogTail()
         self._web: str | None = None
         """The address of its web page."""

@@ -23,9 +23,9 @@ from noloco_node.run.manifest import Signed, verify
 from noloco_node.run.trusted_authors import TrustedAuthors
 
 FIND_RUN_S = 60.0
-"""For a rendezvous to learn of a run: its first node may be starting at this moment."""
+"""How long a rendezvous may take to learn of a run: its first node may be starting at this moment."""
 UNANNOUNCED_S = 10.0
-"""For another node to announce a run before this one goes on with its unfinished run."""
+"""How long to wait for another node's announcement before this one continues its unfinished run."""
 RETRY_S = 1.0
 
 Channel = Callable[[str], grpc.aio.Channel]

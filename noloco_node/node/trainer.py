@@ -64,9 +64,9 @@ LOOK_S, LOOK_ALONE_S = 5.0, 1.0
 CACHE_S = 20.0
 """How often some peers of the cache (peers/cache.py) are looked up."""
 LEAVE_S, TRANSPORT_S = 10.0, 5.0
-"""For leaving, without the last checkpoint; the second is p2pd's part of it."""
+"""How long leaving may take, without the last checkpoint; the second is p2pd's part of it."""
 SETTLE_S = 3.0
-"""For a swap under way to end; what is applied by then stays."""
+"""How long a swap under way may take to end; what was applied stays."""
 STOP_S = 0.5
 """At least so long the training thread may take to end: after its last state it ends at once."""
 LIMITS_S = 1.0
@@ -75,7 +75,7 @@ TIME_S = 1.0
 """How often the training thread is asked for its progress."""
 LAST_EVALUATION_S = 30.0
 LAST_SWAP_S = 30.0
-"""For the last round's offer to find a partner when the work is done."""
+"""How long the last round's offer may wait for a partner when the work is done."""
 
 
 class TrainingNode(BaseNode):

@@ -52,7 +52,7 @@ class Curves:
         self._rates: deque[Rate] = deque(maxlen=RATES)
         self._meetings: Counter[tuple[str, str]] = Counter()
         self._committed: dict[str, tuple[bytes, int]] = {}
-        """By peer: boot and committed rounds of its last record."""
+        """Boot and committed rounds of each peer's last record."""
         self._others: Collection[SeenPeer] = ()
         self._before: _Traffic | None = None
 

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 WAITING = 1000
 """Events that wait to be written: hours of rounds."""
 CLOSE_S = 3.0
-"""For an exporter to write what it still has, when the node leaves."""
+"""How long an exporter may write what it still has, when the node leaves."""
 
 T = TypeVar("T")
 

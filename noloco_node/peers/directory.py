@@ -156,7 +156,7 @@ class Directory:
         return dict(self._known)
 
     async def peers_of(self, run_id: str) -> dict[str, PeerRecord]:
-        """As `peers`, of a run that this node is no member of."""
+        """Like `peers`, but of a run that this node is no member of."""
         if run_id not in self._other_runs and len(self._other_runs) >= _OTHER_RUNS:
             del self._other_runs[next(iter(self._other_runs))]
         run = self._other_runs.setdefault(run_id, _OtherRun())

@@ -69,7 +69,7 @@ class Membership:
             await asyncio.to_thread(self._cache.keep, [*self.seen.values()])  # it syncs the disk
 
     async def rejoin(self) -> None:
-        """After another p2pd was started."""
+        """Enter the directory again, after another p2pd was started."""
         if self._directory:
             await self._directory.rejoin(self._transport.p2p)
 

@@ -59,7 +59,7 @@ class PeerRecord(Presence):
 
     peer_id: str
     boot: bytes
-    """Drawn anew at each start of that node."""
+    """Drawn again at each start of that node."""
     started: float
     """By its wall clock, as are `time` and `expires`, which ours caps."""
     time: float

@@ -21,7 +21,7 @@ from noloco_node.transport.self_view import round_trip
 from noloco_node.views.peers import PeersView, PingView
 
 READS = 3
-"""Of one run: the first shows how large it is, the others read a part of a large one."""
+"""Reads of one run: the first shows how large it is, the others read a part of a large one."""
 START_S = 60.0
 
 

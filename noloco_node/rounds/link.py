@@ -107,7 +107,7 @@ class Link:
             raise PeerLost("stalled", f"no progress for {stall_s:g} s") from None
 
     async def wait_for_end(self, deadline_s: float) -> None:
-        """Until the partner ends the stream: it has received our last frame then."""
+        """Waits until the partner ends the stream: it has received our last frame then."""
         with suppress(PeerFault, TimeoutError):
             async with asyncio.timeout(deadline_s):
                 while True:

@@ -27,9 +27,9 @@ from noloco_node.wire import peer_pb2 as pb
 from noloco_node.wire.peer_pb2_grpc import ExchangeServicer, ExchangeStub
 
 OFFER_S = 10.0
-"""For a caller's first frame."""
+"""How long a caller's first frame may take."""
 LAST_FRAME_S = 2.0
-"""For the partner to receive why a swap failed."""
+"""How long the partner may take to receive why a swap failed."""
 MAX_CALLERS = 32
 """Calls answered at once; further ones are refused as busy, so that a flood holds a bounded number of streams."""
 EVENT_LINE = 200
@@ -67,7 +67,7 @@ class RoundListener(Protocol):
 
 @dataclass(slots=True)
 class RoundTotals:
-    """Of this node's calls and swaps, for status and metrics."""
+    """Counts of this node's calls and swaps, for status and metrics."""
 
     calls: int = 0
     sent_bytes: int = 0

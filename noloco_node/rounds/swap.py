@@ -34,11 +34,11 @@ WINDOW = 4
 FRAME_S = 20.0
 """A partner that sends nothing for so long, not even a piece, is given up: that needs 52 kbit/s of a link."""
 DONE_S = 5.0
-"""For the follower's Done; without it the last fragment counts as one-sided."""
+"""How long to wait for the follower's Done; without it the last fragment counts as one-sided."""
 SLOW_STREAMS = 4
 """A fragment may take as long as on a link of MIN_RATE_BYTES_S that this swap shares with three other streams."""
 BACKLOG_BYTES = 256 << 20
-"""Of corrections that were handed over and not added yet: 67 M parameters in fp32, so smaller models never wait. 1 B
+"""Corrections that were handed over and not added yet: 67 M parameters in fp32, so smaller models never wait. 1 B
 parameters at 1 Gbit/s and 4 bits would be 4 s of the link; with steps of 3 s they are 15 steps, where WINDOW fragments
 a step would be 240. Small beside such a model's 16 GB."""
 

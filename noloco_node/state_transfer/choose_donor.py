@@ -32,9 +32,9 @@ from noloco_node.state_transfer.server import MAX_WAITING
 from noloco_node.wire.state_format import Coding
 
 TAKE_STATE_S = 300.0
-"""For some peer to begin to send its state, and from one sign of progress to the next; a queue may be long."""
+"""Longest wait for a peer to begin to send its state, and between two signs of progress; a queue may be long."""
 QUEUE_S = 60.0
-"""In one donor's queue without moving up, or until its copy is made, while there are other donors. Doubles each time
+"""Wait in one donor's queue without moving up, or for its copy, while there are other donors. Doubles each time
 that this donor is asked: when all donors are busy, only a long wait reaches the head of a queue."""
 RETRY_S = 1.0
 RESUME_TRIES = 3

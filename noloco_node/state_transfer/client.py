@@ -27,7 +27,7 @@ from noloco_node.wire.state_format import Coding
 FRAME_S = 30.0
 """A donor that sends nothing for so long is given up."""
 PROGRESS_S = 5.0
-"""For a peer to say how far it is."""
+"""How long a peer may take to say how far it is."""
 ASIDE_BYTES = 4 << 20
 """10 ms of hashing."""
 

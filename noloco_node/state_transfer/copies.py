@@ -20,7 +20,7 @@ SHARED_S = 20.0
 KEPT_S = 60.0
 """A copy is kept for so long after its last download, so that one that broke off can resume."""
 MAX_COPIES = 2
-"""Of 8 bytes a parameter each. When both are in use by slow downloads, a new one gets the newer of them."""
+"""Each has 8 bytes a parameter. When both are in use by slow downloads, a new one gets the newer of them."""
 
 
 class StateOwner(Protocol):

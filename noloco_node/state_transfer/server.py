@@ -32,8 +32,8 @@ BUSY_S = 60.0
 SAY_PLACE_S = 10.0
 """How often a waiting caller is sent its place: more often than its timeout for one frame (client.FRAME_S)."""
 TAKEN_S = 240.0
-"""For one frame to be read by the caller. As much as 6 MB may lie in buffers before it: at the slowest rate that a
-volunteer can set, they are read in 190 s."""
+"""How long a caller may take to read one frame. As much as 6 MB may lie in buffers before it: at the slowest rate that
+a volunteer can set, they are read in 190 s."""
 LEAST_BYTES_S = MIN_RATE_BYTES_S / 2
 """Mean rate at which a caller must read. A slower one would hold its place in the queue for days."""
 log = logging.getLogger(__name__)

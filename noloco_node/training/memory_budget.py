@@ -29,7 +29,7 @@ PEAK_BYTES = FAST_BYTES + SLOW_BYTES + SNAPSHOT_BYTES + CHECKPOINT_BYTES
 MOMENT_BYTES = 8
 """Per parameter: what AdamW makes in its first step only."""
 SPARE = 0.9
-"""Of the memory that is free: allocators leave holes."""
+"""The share of free memory that counts: allocators leave holes."""
 
 
 def check(parameters: int, device: torch.device, fraction: float) -> None:

@@ -54,7 +54,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 """Llama shapes. With 32,000 tokens they have 134 M, 374 M, 1.35 B and 6.74 B parameters; with bytes 85 M, 309 M, 1.22 B
 and 6.48 B."""
 MAX_MODULES = 100_000
-"""In a model: GPT-3 has 2,000. Modules cost memory and time before the first parameter is made."""
+"""Modules in a model: GPT-3 has 2,000. They cost memory and time before the first parameter is made."""
 
 _ALSO_KNOWN = frozenset({"rope_theta", "rope_scaling", "partial_rotary_factor"})  # spellings that configs still take
 

@@ -38,7 +38,7 @@ class Optimizer:
         self._adamw.zero_grad(set_to_none=True)
 
     def norm(self) -> Tensor:
-        """Of the whole gradient, as torch's own clipping computes it."""
+        """Norm of the whole gradient, as torch's own clipping computes it."""
         return nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
 
     def step(self, rate: float, norm: float) -> None:

@@ -38,7 +38,7 @@ from noloco_node.training.time_accounts import TimeAccounts
 FRAGMENT_ELEMENTS = 1 << 20
 """4 MiB in fp32, half of gRPC's limit on a message; half a MiB at 4 bits. Larger ones would hold up an inner step."""
 JOIN_S = 10.0
-"""For the thread to end its inner step when it must stop."""
+"""How long the thread may take to end its inner step when it must stop."""
 LOOK_S = 0.1
 """How often the mailbox is read while data is waited for."""
 
@@ -67,7 +67,7 @@ class PhaseEnded:
     closed: str | None
     """Why there is no offer."""
     seconds: float
-    """Of training, without pauses and waiting: the best estimate of the next phase's length."""
+    """Seconds of training, without pauses and waiting: the best estimate of the next phase's length."""
     spent_s: Mapping[str, float]
     """Seconds since training began, by what they were spent on (training/time_accounts.py)."""
 
