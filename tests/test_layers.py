@@ -98,7 +98,7 @@ def test_every_folder_has_one_row_and_nothing_lies_at_the_root() -> None:
 def test_arrows_point_down(path: Path) -> None:
     me = folder_of(path)
     for other in folders_imported(path) & ROW_OF.keys():
-        assert ROW_OF[other] < ROW_OF[me], f"{me} imports {other}, which does not stand below it"
+        assert ROW_OF[other] < ROW_OF[me], f"{me} imports {other}, which is not in a lower row"
 
 
 def test_presentation_is_imported_by_nothing_but_what_starts_it() -> None:
@@ -106,7 +106,7 @@ def test_presentation_is_imported_by_nothing_but_what_starts_it() -> None:
     assert users <= {("__main__", "cli"), ("cli", "terminal"), ("node", "web")}, users
 
 
-def test_a_folder_can_be_taken_in_at_a_glance() -> None:
+def test_a_folder_has_at_most_14_modules() -> None:
     for folder in {path.parent for path in MODULES}:
         names = [path.name for path in folder.glob("*.py") if path.name != "__init__.py" and "_pb2" not in path.name]
         assert len(names) <= MOST_MODULES, f"{folder.relative_to(PACKAGE)} has {len(names)} modules"
@@ -120,7 +120,7 @@ def test_what_stays_out(path: Path) -> None:
         assert each(path) in {"transport/libp2p.py", "peers/directory.py", "peers/dht_storage.py"}
 
 
-def test_torch_stays_in_its_corner_of_the_core() -> None:
+def test_only_these_core_modules_import_torch() -> None:
     users = {each(p).removeprefix("core/") for p in MODULES if folder_of(p) == "core" and "torch" in imports(p)}
     with_tensors = {
         "outer.py",

@@ -1,7 +1,7 @@
 """Where a peer can be called: one `Address` value, parsed once, where the text of a multiaddr comes in.
 
 Text comes in from the settings (--bootstrap, --listen, --announce), from p2pd, from the signed records of peers, and
-from the file of peers that were there before. Everything else passes `Address`; `str` gives the canonical text.
+from the cache of peers. All other code passes `Address`; `str` gives the canonical text.
 Standard library only, unless a peer id is in the text, so that a mistyped address is answered at once.
 Format: https://github.com/multiformats/multiaddr
 """
@@ -88,7 +88,7 @@ def parse(text: str) -> Address:
 
 
 def ip_address(host: str, port: int, peer: str = "") -> Address:
-    """Of an IP address as sockets write it."""
+    """The Address of an IP address and port, as sockets write them."""
     return Address("ip6" if ":" in host else "ip4", host, port, peer)
 
 

@@ -61,7 +61,7 @@ def _written_beside(path: Path, content: str | bytes, mode: int) -> Iterator[Pat
 
 
 def part_of(path: Path) -> Path:
-    """A temporary name for a file, used by nobody else. What killed processes left under such names is removed."""
+    """A temporary name for a file, used by nobody else. Those that killed processes left are removed."""
     mine = path.with_name(f".{path.name}.{next(_numbers)}-{os.getpid()}.part")
     for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
         pid = part.name.split(".")[-2].rpartition("-")[2]

@@ -70,7 +70,7 @@ class RolledBack:
     """The model was broken, and its weights were replaced by older ones."""
 
     round: int
-    """Stays what it was."""
+    """Unchanged by the rollback."""
     weights_of: int | None
     """The round of their checkpoint; None: this round's slow weights."""
     reason: str

@@ -25,7 +25,7 @@ _ID_LETTERS = 52  # base58 of 38 bytes that begin with 00 24: always this long, 
 
 
 class Identity:
-    """An Ed25519 key in a file. Whoever can read the file can act as this node, so only its user may."""
+    """An Ed25519 key in a file. Anyone who can read the file can act as this node, so only its user may."""
 
     def __init__(self, key: Ed25519PrivateKey, path: Path) -> None:
         self._key = key
@@ -83,7 +83,7 @@ def _create(path: Path) -> None:
     with atomic_files.writing(path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     content = _FILE_HEADER + key.private_bytes_raw() + key.public_key().public_bytes_raw()
-    atomic_files.create(path, content, mode=0o600)  # another process may have been faster: its key is the one
+    atomic_files.create(path, content, mode=0o600)  # another process may have been faster: then its key is used
 
 
 def _read(path: Path) -> Ed25519PrivateKey:

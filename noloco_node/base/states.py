@@ -9,12 +9,12 @@ class NodeState(StrEnum):
     """Has a run, and waits for data, for the model, or for a peer's state."""
     TRAINING = "training"
     SOLO = "solo"
-    """Trains, but offers no rounds: the day's quota is used up. Only presence records say so."""
+    """Trains, but offers no rounds: the day's quota is used up. `peers` shows it, `status` shows `training`."""
     PAUSED = "paused"
     LEAVING = "leaving"
     FINISHED = "finished"
     RENDEZVOUS = "rendezvous"
-    """Trains nothing: others meet through it."""
+    """Trains nothing: others find each other through it."""
 
 
 AT_WORK = frozenset({NodeState.TRAINING, NodeState.SOLO})

@@ -1,7 +1,7 @@
 """Error messages for a wrong key, in one sentence: the key, what is allowed, what was there, and the likely typo.
 
 Used for the run's manifest (pydantic) and for this machine's settings (without). pydantic is imported late, so that the
-command line starts fast. `plain_table` checks the free tables that a stranger may fill: a model's config, a task's
+command line starts fast. `plain_table` checks the free tables that another node may fill: a model's config, a task's
 options.
 """
 

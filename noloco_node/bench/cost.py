@@ -26,7 +26,7 @@ from noloco_node.core.lattice import Lattice
 from noloco_node.training.thread import FRAGMENT_ELEMENTS
 
 LEARNED = 4
-"""Fragments whose ranges a codec learns before timing begins; the vector repeats itself, so it then knows all."""
+"""Fragments whose ranges a codec learns before timing begins; the vector is periodic, so these serve all."""
 COPIES = 16
 """Fragments that are copied to in turn, 64 MiB: memory that is mapped already, and in no cache."""
 
@@ -41,7 +41,7 @@ class Speed:
 
 
 def speed(name: str, device: str, one: Side, other: Side) -> Speed:
-    """Of swapping two vectors of any length."""
+    """Speed of swapping two vectors of any length."""
     return _speed_on_cuda(name, one, other) if device == "cuda" else _speed(name, one, other)
 
 

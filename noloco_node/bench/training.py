@@ -30,7 +30,7 @@ from noloco_node.training.thread import FRAGMENT_ELEMENTS
 
 PEER = "bench"
 VOCABULARY = 32_000
-"""Of all models but the tiny one, as in the papers; the text is bytes all the same."""
+"""Vocabulary size of all models but the tiny one, as in the papers; the text is bytes, so most entries are unused."""
 WARM_UP = 2
 """Steps that are not timed: libraries load, and the micro-batch is found."""
 MEMORY_STEPS = 3
@@ -66,13 +66,13 @@ class Report:
     sequence_length: int
     micro_batch: int
     loss_difference: float
-    """The largest relative one of all steps."""
+    """Largest relative difference over all steps."""
     step_s: float
     plain_step_s: float
     overhead: float
     """Median over the pairs of steps of ours/plain - 1."""
     stall_s: float
-    """What a round takes of the training: median of ROUNDS."""
+    """The training time that a round costs: median of ROUNDS."""
     tokens_per_s: float
     plain_tokens_per_s: float
     mfu: float | None
@@ -87,7 +87,7 @@ def manifest(name: str, steps: int, batch_tokens: int, sequence_length: int) -> 
     config = {**model.PRESETS[name], "vocab_size": VOCABULARY}
     return Manifest(
         name="bench",
-        rounds=1,  # of all the steps there are: nobody is met
+        rounds=1,  # one round holds all steps: there is no partner
         model=ModelSpec(preset=name) if name == "tiny" else ModelSpec(architecture="LlamaConfig", config=config),
         data=DataSpec(sequence_length=sequence_length),
         inner=InnerSpec(steps=min(steps + WARM_UP, 100_000), batch_tokens=batch_tokens),
@@ -185,7 +185,7 @@ def stall(inner: Replica) -> float:
 
 
 def offer(inner: Replica) -> tuple[Tensor, Tensor]:
-    """A boundary, as training/thread.py takes it."""
+    """A boundary, as in training/thread.py."""
     made = inner.snapshot(), inner.movement()
     inner.boundary()
     return made

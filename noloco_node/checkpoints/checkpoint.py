@@ -33,7 +33,7 @@ from noloco_node.errors import Incompatible, UsageError
 KEEP = 3
 """The newest are kept: the second one is for a bad disk block in the first, a third costs little."""
 PARAMETER_BYTES = 20
-"""Of a checkpoint: θ, φ, δ and AdamW's two moments, 4 bytes each. The rest is small."""
+"""Bytes of a checkpoint per parameter: θ, φ, δ and AdamW's two moments, 4 bytes each. The rest is small."""
 SCHEMA = 2
 
 T = TypeVar("T")
@@ -121,7 +121,7 @@ def _require_room(directory: Path, state: Saveable) -> None:
 
 
 def _size(value: object) -> int:
-    """Of the tensors in it."""
+    """Bytes of the tensors in it."""
     if isinstance(value, Mapping):
         return sum(map(_size, value.values()))
     return value.nbytes if isinstance(value, Tensor) else 0

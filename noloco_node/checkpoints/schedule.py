@@ -67,7 +67,7 @@ class CheckpointSchedule(Generic[S]):
         if not done and not self._writes:
             task.cancel()
             self._say(
-                f"the training thread gave no state within {within_s:.0f} s: its work since the last checkpoint is lost"
+                f"the training thread sent no state within {within_s:.0f} s: its work since the last checkpoint is lost"
             )
         await asyncio.wait({task})
 

@@ -1,4 +1,4 @@
-"""The verbs of who makes a run: `init` writes a run.toml to edit, `tokenize` a token file to share."""
+"""The verbs for the author of a run: `init` writes a run.toml to edit, `tokenize` a token file to share."""
 
 import argparse
 import os
@@ -41,7 +41,7 @@ def init(args: argparse.Namespace) -> int:
 def tokenize(args: argparse.Namespace) -> int:
     out = Path(args.out)
     if not out.name.endswith(_SUFFIX):
-        raise UsageError(f"--out must end in {_SUFFIX}, by which --data knows a token file: try {out.name}{_SUFFIX}")
+        raise UsageError(f"--out must end in {_SUFFIX}, by which --data recognises one: try {out.name}{_SUFFIX}")
     os.environ["TOKENIZERS_PARALLELISM"] = "true"  # nothing trains at the same time, and nothing forks
     from noloco_node.data import files, sources
 

@@ -134,7 +134,7 @@ def _print(rows: "list[Row]") -> None:
     ]
     console = Console()
     console.print(table(columns, texts, fitting(columns, texts, console.width)))
-    print("encode and decode: fp32 in or out, as shares of a memory copy; memory: for one fragment, beyond the vector")
+    print("encode, decode: fp32 speed as a share of a memory copy; memory: peak for one fragment, without the vector")
 
 
 def _print_training(report: "Report") -> None:

@@ -40,9 +40,9 @@ def export(args: argparse.Namespace) -> int:
 
     hf_folder.check(to)
     from_peers = (args.average or "").isdecimal()
-    trained, journal = (_mean_of_peers if from_peers else _mean_of_files)(args, settings)
+    trained, events_file = (_mean_of_peers if from_peers else _mean_of_files)(args, settings)
     measured = _measured_if_possible(trained, settings)
-    rows = model_card.history(journal, trained.round)
+    rows = model_card.history(events_file, trained.round)
     hf_folder.write(to, trained, measured, rows)
     if args.json:
         _print_json(trained, {"to": str(to), **_figures(measured)})

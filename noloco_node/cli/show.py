@@ -47,8 +47,8 @@ def top(args: argparse.Namespace) -> int:
         return 0
     live = app.Session(home, every_s)
     code = asyncio.run(live.run())
-    if live.farewell:
-        print(live.farewell)
+    if live.last_line:
+        print(live.last_line)
     return code
 
 

@@ -114,7 +114,7 @@ async def _train(plan: _Plan, out: "Console") -> "Outcome":
             out.print(f"web pages, one per node: http://{plan.pages[0]} to http://{plan.pages[-1]}")
         with (LiveBoard if out.is_terminal else PlainBoard)(out, progress, plan.target, began) as board:
             await nodes.run(
-                path, plan.nodes, plan.rounds, lambda seats: board.update(seats, time.monotonic()), plan.pages
+                path, plan.nodes, plan.rounds, lambda nodes: board.update(nodes, time.monotonic()), plan.pages
             )
         wall_s = time.monotonic() - began
         with out.status("averaging the weights"):

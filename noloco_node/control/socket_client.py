@@ -63,7 +63,7 @@ class ControlClient:
         return from_json(PingView, str((await self._call("Ping", asked, PING_TIMEOUT_S)).json))
 
     async def gather(self, peers: int) -> AsyncIterator[GatherView]:
-        """Views until one is done. Raises what the node could not do."""
+        """Yields views until one has `done`. Raises NolocoError with the node's failure text."""
         from noloco_node.wire.control_pb2 import GatherRequest
 
         views = aiter(self._stub.Gather(GatherRequest(peers=peers)))

@@ -1,7 +1,7 @@
 """The control service: a gRPC server on the home's unix socket.
 
-Whoever may open the socket may control the node, so its mode (0600) is the whole of the access control. What the node
-must offer is `NodeView`; node/base.py does.
+Anyone who can open the socket can control the node, so its mode (0600) is the whole of the access control. What the
+node must offer is `NodeView`; node/base.py does.
 """
 
 import os
@@ -32,7 +32,7 @@ _GRACE_S = 1.0  # for answers under way when the socket closes
 
 
 class NodeView(Protocol):
-    """What is needed of a node. Called on the event loop; each returns at once."""
+    """The part of a node that is used. Called on the event loop; each method returns at once."""
 
     def status(self) -> StatusView: ...
 

@@ -1,1 +1,1 @@
-"""Pure: the maths, the codecs and the round's state machine; no IO, no clock, no chance of their own."""
+"""Pure: the maths, the codecs and the round's state machine; no IO, no clock, no random generator of their own."""

@@ -34,13 +34,13 @@ class CodecStats:
 
     blocks: int = 0
     missed: int = 0
-    """Sent again: out of the agreed range, and not to be mended."""
+    """Blocks sent again: out of the agreed range, and not repairable."""
     sent_bytes: int = 0
     received_bytes: int = 0
     difference: float = 0.0
     """Σ (u_j − u_i)² over the elements sent in full."""
     error: float = 0.0
-    """Σ (2 c − (u_j − u_i))² there."""
+    """Σ (2 c − (u_j − u_i))² over the same elements."""
 
     def add(self, other: "CodecStats") -> None:
         for name in self.__slots__:
@@ -57,7 +57,7 @@ class CodecStats:
 
 
 class Conversation(Protocol):
-    """About one fragment, with one partner."""
+    """A conversation about one fragment, with one partner."""
 
     @property
     def stats(self) -> CodecStats:
@@ -82,8 +82,8 @@ class Codec(Protocol):
 
     def converse(self, u: Tensor, index: int, exchange_id: bytes, moved: Tensor | None = None) -> Conversation:
         """`u`: fragment `index` of the snapshot, fp32 on the CPU, which nobody changes. `exchange_id`: the same on both
-        sides and never twice, so it may seed whatever chance both sides must share. `moved`: the largest |βΔ| of each
-        of the fragment's blocks of 256, a hint at how far apart partners are."""
+        sides and never twice, so it may seed random numbers that both sides must share. `moved`: the largest |βΔ| of
+        each of the fragment's blocks of 256, a hint at how far apart partners are."""
         ...
 
 

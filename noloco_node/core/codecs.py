@@ -30,7 +30,7 @@ FAMILIES: dict[str, Callable[[str], Codec]] = {
     "int8": _without_parameter(Int8),
     "lattice": _lattice,
 }
-"""What is before the colon of a codec's name -> what makes one from what is after it ("" without a colon)."""
+"""The part of a codec's name before the colon -> a function that makes one from the part after it, or from ""."""
 
 
 def codec(name: str) -> Codec:

@@ -58,12 +58,12 @@ DIGEST_BYTES = 4
 DIVERGED = 0.5
 """If a larger share of a fragment's blocks misses, the two replicas have diverged: sending the rest would not help."""
 FEW = 32
-"""... but so few blocks are no evidence."""
+"""... but so few blocks prove nothing."""
 CALM, NEAR = 8, 3
 """A block is repaired only where its differences are below 1/√8 of the range, as a root mean square, and the element
 that is out of range lies beyond it by 3/8 of it at most: else the checksum fits one element by chance."""
 AT_ONCE = 256
-"""Missed blocks are worked on in groups of so many: temporaries stay within a few hundred KiB."""
+"""Size of the groups in which missed blocks are worked on: temporaries stay within a few hundred KiB."""
 
 
 class Lattice:
@@ -76,7 +76,7 @@ class Lattice:
 
     @classmethod
     def parse(cls, parameter: str) -> "Lattice":
-        """From what is after the colon of `lattice:4`."""
+        """Made from the part after the colon of `lattice:4`."""
         if parameter and not parameter.isdecimal():
             raise ValueError(f"takes {BITS[0]} to {BITS[1]} bits, not {parameter!r}")
         return cls(int(parameter or 4))

@@ -5,14 +5,14 @@ A replica holds slow weights φ (what its last outer step produced), fast weight
 
     δ_i ← α δ_i + β (Δ_i + Δ_j)/2 − γ (φ_i − φ_j)/2          φ_i ← φ_i + δ_i          θ_i ← φ_i
 
-With u = β Δ + γ φ that is, exactly, a local step that needs nobody and a correction that needs the partner's u:
+With u = β Δ + γ φ that is exactly a local step that needs no partner, and a correction that needs the partner's u:
 
     snapshot      u = β Δ + γ φ
     local step    δ ← α δ + β Δ ;  φ ← φ + δ ;  θ ← φ
     correction    c_i = (u_j − u_i)/2 ;  δ_i += c_i ;  φ_i += c_i ;  θ_i += c_i
     m boundaries late      δ_i += α^m c_i ;  φ_i, θ_i += (1 + α + … + α^m) c_i
 
-The paper prints −β; its appendix and its code, and reason, want +β. A round without a partner is the local step alone.
+The paper prints −β; its appendix, code and derivation have +β. A round without a partner is the local step alone.
 
 Works in place on fp32 or float64 tensors of any shape, θ on one device and φ, δ on another if need be, and
 goes through them piece by piece: no copy is ever larger than one piece. Knows nothing of partners, codecs or models.
@@ -41,7 +41,7 @@ class OuterSettings:
     beta: float
     """Outer learning rate."""
     gamma: float
-    """How hard two partners pull together."""
+    """How strongly two partners are drawn to their mean."""
 
     def __post_init__(self) -> None:
         stability.check(self.alpha, self.beta, self.gamma)
@@ -54,7 +54,7 @@ def moved(theta: Tensor, phi: Tensor) -> float:
 
 
 def snapshot(theta: Tensor, phi: Tensor, hyper: OuterSettings, out: Tensor) -> None:
-    """Writes u = β Δ + γ φ, what a partner needs to know. Taken before the local step, which consumes Δ. It is made
+    """Writes u = β Δ + γ φ, what a partner needs to know. Taken before the local step, which overwrites Δ. It is made
     where φ is: one vector crosses between devices, wherever θ and `out` are."""
     for t, p, u in _pieces(theta, phi, out):
         made = u if u.device == p.device else torch.empty_like(p)
@@ -83,7 +83,7 @@ def movement(theta: Tensor, phi: Tensor, hyper: OuterSettings, block: int) -> Te
 
 
 def local_step(theta: Tensor, phi: Tensor, delta: Tensor, hyper: OuterSettings) -> None:
-    """The part of the outer step that needs nobody."""
+    """The part of the outer step that needs no partner."""
     for t, p, d in _pieces(theta, phi, delta):
         t.sub_(p.to(t.device))  # Δ, in the memory of θ, which becomes φ anyway
         d.mul_(hyper.alpha).add_(t.to(d.device), alpha=hyper.beta)
@@ -94,7 +94,7 @@ def local_step(theta: Tensor, phi: Tensor, delta: Tensor, hyper: OuterSettings) 
 def correct(  # noqa: PLR0913, PLR0917 - the replica's three tensors stay visible where they are changed
     theta: Tensor, phi: Tensor, delta: Tensor, c: Tensor, hyper: OuterSettings, late: int = 0
 ) -> None:
-    """Adds the partner's share to a replica that has already stepped, `late` further boundaries ago.
+    """Adds c to a replica that took its local step already; `late`: boundaries since that step.
 
     θ keeps what it learned since. Takes whole vectors or any slices of them that belong together.
     """

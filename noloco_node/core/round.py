@@ -65,7 +65,7 @@ MAX_CALLS = 4
 """Calls made for one offer, whatever became of them; then it only waits to be called. Bounds the traffic of a swarm in
 which everybody is busy, and of one in which every swap fails."""
 MAX_FURTHER_CALLS = 1
-"""Calls made for each further swap of a committed round: it is a bonus, not worth a search."""
+"""Calls made for each further swap of a committed round: it is optional, so no search is made."""
 FURTHER_SHARE = 1 / 4
 """With `swaps=None`, a further swap begins if it will probably take no more than this share of the time left."""
 SLACK = 0.25
@@ -179,7 +179,7 @@ class Round:
         """Of callers too, who need not be candidates."""
         self._phase_s = 1.0
         self._boundary_at = float("-inf")
-        """Before the first boundary there is no next one to promise."""
+        """Before the first boundary there is no next offer to promise."""
         self._closed: str | None = None
         """Why there are no offers and no calls: LEAVING, or the reason in Pausing."""
         self._now = 0.0
@@ -408,7 +408,7 @@ class Round:
         return Appoint(call.exchange, wait_s)
 
     def _cancel_appointment(self) -> list[Action]:
-        """The offer that was promised does not open."""
+        """The offer of an appointment does not open."""
         appointed, self._appointment = self._appointment, None
         return [Refuse(appointed.exchange, self._refusal())] if appointed else []
 

@@ -41,7 +41,7 @@ def variance_factor(alpha: float, gamma: float, group: int = 2) -> float:
 
     The map carries covariances to covariances, so its spectral radius is itself an eigenvalue and the largest real
     root of the characteristic polynomial. To the right of it that polynomial rises and is convex: Newton's method
-    from above walks down to it without overshooting.
+    from above converges to it without overshooting.
     """
     matrix = moment_matrix(alpha, gamma, group)
     trace, minors, determinant = _characteristic(matrix)
@@ -90,7 +90,7 @@ def _characteristic(m: Matrix) -> tuple[float, float, float]:
 
 
 def _stable_alpha(gamma: float, group: int) -> str:
-    """The other way out: which α would do for this γ, to two digits. The stable ones are neighbours."""
+    """The other remedy: which α is stable with this γ, to two digits. The stable values form one interval."""
     stable = [alpha / 100 for alpha in range(100) if 0 < gamma < largest_gamma(alpha / 100, group)]
     return f"an alpha from {stable[0]:g} to {stable[-1]:g} would do" if stable else "no alpha would do"
 

@@ -22,7 +22,7 @@ from noloco_node.run.schema import DataSpec
 __all__ = ["NOTHING", "Batches", "Corpus", "Readable", "Sources", "TokenStream", "Tokens", "load", "standard_library"]
 
 NOTHING = Sources()
-"""What a volunteer gives to a run on the standard library."""
+"""What a volunteer names for a run on the standard library."""
 
 
 class Batches(Protocol):

@@ -7,11 +7,12 @@ window may span documents and blocks. A position is the start of the current blo
 state, and the tokens read in it: a resume reads that one block again. (That library's shuffle buffer would not be the
 same after a resume.)
 
-Two replicas read the same window at the same time as rarely as by chance, where the number of records is known and no
-shard has more than MAX_SKIP of them; else those in one shard begin within a block, or within MAX_SKIP records.
+Two replicas read the same window at the same time only by chance, where the number of records is known and no shard has
+more than MAX_SKIP of them; otherwise two replicas in one shard may begin within a block, or within MAX_SKIP records, of
+each other.
 
 A thread keeps the next blocks ready. When the network fails it waits, logs that, and tries again. The manifest and what
-it names come from strangers: only formats that hold data are read, and only files of that data set.
+it names come from unknown authors: only formats that hold data are read, and only files of that data set.
 """
 
 import logging
@@ -53,7 +54,7 @@ STOP_S = 2.0
 
 _FORMATS = ("parquet", "json", "text", "csv", "arrow")
 _NETWORK = ("httpx", "httpcore", "aiohttp", "requests", "urllib3", "fsspec", "huggingface_hub")
-"""Libraries whose errors are temporary, like OSErrors; not all of theirs are OSErrors."""
+"""Errors of these libraries count as temporary too, as every OSError does."""
 
 _OTHER = (
     "the checkpoint's position is not in the data set {name}: it was changed, or the `datasets` library was. "
@@ -176,11 +177,11 @@ class Mark:
 
     epoch: int = 0
     part: int = 0
-    """Of the epoch: a shard; the beginning of the first is the last part."""
+    """Index in the epoch. A part is a shard; the last part is the beginning of the first shard, before the offset."""
     block: int = 0
-    """Of the part."""
+    """Index in the part."""
     state: dict[str, Any] | None = None
-    """The library's own, in the part; None at its beginning."""
+    """The `datasets` library's state in the part; None at its beginning."""
 
 
 @dataclass(frozen=True, slots=True)

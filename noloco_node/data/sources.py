@@ -1,8 +1,8 @@
 """The files and the tokenizer that a volunteer names for a run: found and checked, not yet read.
 
-The manifest comes from strangers and names no path, so only files that their owner names are trained on. A folder
-stands for the data files in it, by their suffixes; a pattern for all that it matches. Imports no torch: a missing file
-is named before anything heavy starts.
+The manifest comes from an unknown author and names no path, so only files that their owner names are trained on. A
+folder stands for the data files in it, by their suffixes; a pattern for all that it matches. Imports no torch: a
+missing file is named before anything heavy starts.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ TOKENS = ".tokens"
 SUFFIXES = (".txt", ".md", ".jsonl", ".jsonl.gz", ".parquet", ".arrow", TOKENS)
 """Files of a folder that are data; others are notes about it."""
 HELD_OUT = 16
-"""One document in so many is held out: no replica trains on it."""
+"""One document in this number is held out: no replica trains on it."""
 MAX_FILES = 100_000
 MAX_TOKENIZER_BYTES = 64 << 20
 """Twice the largest vocabularies in use."""

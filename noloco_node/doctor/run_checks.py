@@ -1,6 +1,6 @@
 """Runs the checks, from the nearest to the furthest: this machine, the node on it, the swarm.
 
-A node that runs here reports what it knows of the network. Without one, a network daemon is started for a moment at the
+A node that runs here reports what it knows of the network. Without one, a temporary p2pd is started at the
 address where the node would listen, and the bootstrap nodes are asked how they see this machine.
 """
 

@@ -203,13 +203,14 @@ class NodeConfig:
     run: str | None = _key(_run, default=None)
     """Join this run only, by its whole id."""
     trust: str | None = _key(_trust, default=None)
-    """Join only what this author signed."""
+    """Join only a run that this author signed."""
     web: str | None = _key(web_address, default=None)
-    """Where to serve the web page and the metrics; None: nowhere. Anybody who reaches the port may read."""
+    """Where to serve the web page and the metrics; None: nowhere. Anyone who can reach the port can read it."""
     log_level: str = _key(_log_level, default="info")
-    """The least level that goes into node.log."""
+    """The lowest level that is written to node.log."""
     log_format: str = _key(_log_format, default="text")
-    """Of lines in node.log and in the terminal: `text` for people, `json` (an object a line) for log collectors."""
+    """The form of lines in node.log and in the terminal: `text` for people, `json` (an object a line) for log
+    collectors."""
     sinks: tuple[str, ...] = _key(_sinks, default=())
     """Where to write curves besides the run's own files: `tensorboard`, `wandb`; each is an extra to install."""
 

@@ -1,6 +1,6 @@
 """The home, a node's state directory: where its files lie, and the lock that lets only one node use it.
 
-The lock is the kernel's (flock), so it ends with its process, however that died; the pid in the file is for people.
+The lock is the kernel's (flock), so it ends with its process, however that ended; the pid in the file is for people.
 """
 
 import fcntl

@@ -75,7 +75,7 @@ class Used:
     """Traffic of one day."""
 
     day: str = ""
-    """As in 2031-12-24, local time."""
+    """The day in local time, as 2031-12-24."""
     sent: int = 0
     received: int = 0
 

@@ -14,7 +14,7 @@ class Item:
     what: str
     path: Path
     bytes: int | None
-    """With all files in a folder, and all rotated files of a log; None where there is nothing yet."""
+    """Bytes, with all files in a folder, and all rotated files of a log; None where there is nothing yet."""
     run_id: str | None = None
 
 
@@ -59,7 +59,7 @@ def size_of(path: Path) -> int | None:
 def _bytes(path: Path) -> int | None:
     try:
         return 0 if path.is_dir() else path.stat().st_size
-    except OSError:  # it does not exist, or has just gone
+    except OSError:  # it does not exist, or was just removed
         return None
 
 

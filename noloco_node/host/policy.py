@@ -24,7 +24,7 @@ from noloco_node.views.status import Health, LastRound, Today
 log = logging.getLogger(__name__)
 
 SAVE_S = 10.0
-"""What a kill costs of the day's count."""
+"""How often the day's count is saved: a kill loses what came after."""
 _RATES = ("--max-upload", "--max-download")
 
 

@@ -16,13 +16,13 @@ from noloco_node.base import atomic_files
 from noloco_node.host.limits import TokenBucket, Used
 
 SMALL_BYTES = 1024
-"""Acknowledgements and keep-alives are counted, but wait for nothing: a partner's deadlines hang on them."""
+"""Acknowledgements and keep-alives are counted, but wait for nothing: a partner's deadlines depend on them."""
 _MAX_FILE_BYTES = 1024
-_LOST = "today's traffic counts from nothing"
+_LOST = "today's traffic count restarts at 0"
 
 
 class Pace(Protocol):
-    """What a stream needs of it."""
+    """The part of Traffic that a stream uses."""
 
     async def sending(self, size_bytes: int) -> None:
         """Returns when a message of this size may be sent."""
@@ -34,7 +34,7 @@ class Pace(Protocol):
 
 
 def today() -> str:
-    """The day in local time, as a volunteer means a quota by day."""
+    """The day in local time, because a daily quota counts from local midnight."""
     return time.strftime("%Y-%m-%d")
 
 
@@ -53,7 +53,7 @@ class Traffic:
 
     @property
     def used(self) -> Used:
-        """Today's."""
+        """Today's traffic."""
         return self._used.plus(0, 0, self._day())
 
     async def sending(self, size_bytes: int) -> None:
@@ -80,8 +80,8 @@ async def _sleep(wait_s: float) -> None:
 
 
 class DayTotals:
-    """Today's traffic, kept over restarts in a file of the home. A damaged
-    file counts as none: a node that did not start for it would be worse than one that sends a little more that day."""
+    """Today's traffic, kept over restarts in a file of the home. A damaged file counts as no traffic: sending a little
+    too much that day is better than not starting."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 Report = Callable[[str], None]
 
 NOTICED_S = 0.5
-"""By then the death of a killed p2pd has been noticed."""
+"""By then the end of a killed p2pd has been noticed."""
 
 
 class BaseNode:
@@ -65,13 +65,13 @@ class BaseNode:
         self._last_error: str | None = None
         self._outages = NetworkOutages()
         self._network = asyncio.Event()
-        """Set while p2pd lives, as far as is known, and this node is in the directory over it, if it has entered it."""
+        """Set while p2pd runs, as far as is known, and this node, if it ever entered the directory, is in it."""
         self._network.set()
         self._restarts = 0
-        """Of the network daemon."""
+        """How often p2pd was restarted."""
         self._lines = LogTail()
         self._web: str | None = None
-        """The address of its page."""
+        """The address of its web page."""
         self._join: str | None = None
 
     async def run(self) -> None:
@@ -88,11 +88,11 @@ class BaseNode:
                         self._report(sentence)
                 await self._unless_leaving(self._supervised(self._live()))
             finally:
-                self._tell(lifecycle.Leave())
+                self._handle(lifecycle.Leave())
                 await self._depart()
                 await self._transport.close()
 
-    def _tell(self, event: lifecycle.Event) -> None:
+    def _handle(self, event: lifecycle.Event) -> None:
         for action in self._life.handle(event):
             self._perform(action)
 
@@ -100,7 +100,7 @@ class BaseNode:
         """A node that does not train has nothing to pause and nothing to stop."""
 
     def waits_for(self, what: str | None) -> None:
-        self._tell(lifecycle.WaitsFor(what))
+        self._handle(lifecycle.WaitsFor(what))
 
     def leave(self) -> None:
         self._leaving.set()
@@ -116,7 +116,7 @@ class BaseNode:
 
     def log_level(self, level: str) -> None:
         logging.getLogger("noloco_node").setLevel(level.upper())
-        log.info("the log holds %s from now on", level)
+        log.info("the log level is %s from now on", level)
 
     async def ping(self, peer: str, payload_bytes: int) -> PingView:
         return await ping(self._transport, peer, payload_bytes)
@@ -152,7 +152,7 @@ class BaseNode:
 
     @asynccontextmanager
     async def _page(self) -> AsyncIterator[None]:
-        """Serve the web page, if there is to be one."""
+        """Serve the web page, where --web asks for it."""
         if self._config.web is None:
             yield
             return
@@ -161,7 +161,7 @@ class BaseNode:
             log.info("web page: %s (to control the node there, add #token= and the content of %s)", self._web, token)
             yield
 
-    def _tell_how_to_join(self, addresses: Sequence[Address], more: str = "") -> None:
+    def _report_join_lines(self, addresses: Sequence[Address], more: str = "") -> None:
         lines = [f"noloco-node join --bootstrap {address}{more}" for address in addresses]
         for line in lines:
             self._report(f"others join with: {line}")
@@ -209,7 +209,7 @@ class BaseNode:
             await self._network.wait()
 
     async def _keep_network(self) -> None:
-        """Start another p2pd whenever it is lost."""
+        """Start another p2pd whenever it has ended."""
         while True:
             how: str | None = await self._transport.lost()
             self._network.clear()

@@ -1,8 +1,8 @@
 """Which run a node joins: what the rendezvous nodes announce, else the unfinished run that it was in before.
 
-After a power cut that took every node, or a restart of the rendezvous while all were away, nobody announces the run any
-more, and nobody would train it before its author is back. So a node that was in it announces it again. That holds only
-for the rendezvous nodes by which it came to that run: an old run is not announced to a new rendezvous.
+After a power cut that stopped every node, or a restart of the rendezvous while all were away, nobody announces the run
+any more, and nobody would train it before its author is back. So a node that was in it announces it again. That holds
+only for the rendezvous nodes by which it came to that run: an old run is not announced to a new rendezvous.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ from noloco_node.run.manifest import Signed, verify
 from noloco_node.run.trusted_authors import TrustedAuthors
 
 FIND_RUN_S = 60.0
-"""For a rendezvous to learn of a run: its first node may be starting at this moment."""
-UNTOLD_S = 10.0
-"""For somebody else to announce a run before a node goes on with its unfinished one."""
+"""How long a rendezvous may take to learn of a run: its first node may be starting at this moment."""
+UNANNOUNCED_S = 10.0
+"""How long to wait for another node's announcement before this one continues its unfinished run."""
 RETRY_S = 1.0
 
 Channel = Callable[[str], grpc.aio.Channel]
@@ -40,12 +40,12 @@ async def find(config: NodeConfig, rendezvous: Sequence[str], channel: Channel, 
     authors = TrustedAuthors(home.root / "authors.json")
     left = unfinished(home, authors, rendezvous, config.run)
     if left and config.run and config.trust in (None, left.author):
-        return left  # its id is its hash: there is nothing to learn
+        return left  # its id is its hash, so no answer could change it
 
     def choose(known: list[run_registry.KnownRun], answered: str) -> Signed:
         signed = run_registry.choose(known, config.run, config.trust)
         name = verify(signed).name
-        if authors.meet([*dict.fromkeys([*rendezvous, answered])], name, signed.author, config.trust):
+        if authors.check([*dict.fromkeys([*rendezvous, answered])], name, signed.author, config.trust):
             report(f"trusting {signed.author} as the author of {name} from now on: met here for the first time")
         return signed
 
@@ -58,7 +58,7 @@ async def find(config: NodeConfig, rendezvous: Sequence[str], channel: Channel, 
 def unfinished(home: Home, authors: TrustedAuthors, rendezvous: Sequence[str], run_id: str | None) -> Signed | None:
     """The one named, else the one that this node was in last."""
     for folder in paths.runs(home):
-        with suppress(UsageError):  # no manifest there that can be believed
+        with suppress(UsageError):  # no valid manifest there
             file = signed_file.read(folder)
             is_meant = run_id in (None, file.run.run_id) and folder.name == file.run.run_id
             is_over = checkpoint.last_round(folder / "checkpoints") >= file.run.rounds
@@ -78,7 +78,7 @@ async def ask(
     returned where they know none."""
     waits_for("a run to be announced")
     loop = asyncio.get_running_loop()
-    goes_on_at = loop.time() + UNTOLD_S
+    goes_on_at = loop.time() + UNANNOUNCED_S
     failure: NolocoError = SwarmUnreachable("no bootstrap node answers: check the addresses, or try again later")
     try:
         async with asyncio.timeout(FIND_RUN_S):

@@ -30,7 +30,7 @@ _LISTEN = "/ip4/127.0.0.1/tcp/0"
 _START_S = 120.0  # five processes that import torch on a small and busy machine
 _LINGER_S = 120  # a finished node shows its last status so long; it is told to leave well before
 _LEAVE_S = 15.0
-_STOP_S = 5.0  # after an interrupt: nothing of value is lost, and somebody waits
+_STOP_S = 5.0  # after an interrupt: nothing of value is lost, and the user waits
 
 Watch = Callable[[Sequence["Member"]], None]
 
@@ -43,7 +43,7 @@ class Member:
     process: asyncio.subprocess.Process
     view: StatusView | None = None
     """Its last status; it outlives the process."""
-    _words: str | None = None
+    _output_line: str | None = None
 
     @property
     def label(self) -> str:
@@ -58,11 +58,11 @@ class Member:
     def finished(self) -> bool:
         return self.exit_code is not None or (self.view is not None and self.view.state == NodeState.FINISHED)
 
-    def last_words(self) -> str:
-        """The last line of its output: why a dead node died. Kept, as its home is removed before the report."""
-        if self._words is None or self.exit_code is None:
-            self._words = _last_line(_output(self.home))
-        return self._words
+    def last_output_line(self) -> str:
+        """The last line of its output: why a node failed. Kept, as its home is removed before the report."""
+        if self._output_line is None or self.exit_code is None:
+            self._output_line = _last_line(_output(self.home))
+        return self._output_line
 
     async def look(self) -> None:
         """Read its status; of a node that does not answer, the last one is kept."""
@@ -94,7 +94,7 @@ class LocalSwarm:
     async def run(
         self, manifest: Path, nodes: int, rounds: int | None, watch: Watch, pages: Sequence[str] = ()
     ) -> None:
-        """Train until every node is finished or dead; `watch` is called every POLL_S. `pages`: addresses for --web."""
+        """Train until every node has finished or ended, calling `watch` every POLL_S. `pages`: addresses for --web."""
         watch(self.members)  # none yet: starting takes seconds
         rendezvous = await self._spawn("rendezvous", "bootstrap")
         address = await self._address(rendezvous)
@@ -109,7 +109,7 @@ class LocalSwarm:
         await self._look(watch)  # the last figures of the node that finished last
         await _end(self.members, _LEAVE_S)
         for member in self.members:
-            member.last_words()
+            member.last_output_line()
         watch(self.members)
 
     def eval_of_average(self, run: Manifest) -> float | None:
@@ -146,14 +146,14 @@ class LocalSwarm:
                     if rendezvous.view and rendezvous.view.addresses:
                         return rendezvous.view.addresses[0]
                     await asyncio.sleep(POLL_S / 5)
-        raise NolocoError(f"the rendezvous of the local swarm did not start: {rendezvous.last_words()}")
+        raise NolocoError(f"the rendezvous of the local swarm did not start: {rendezvous.last_output_line()}")
 
     async def close(self) -> None:
         await _end(self._all, _STOP_S)
 
 
 def nodes_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """Ours, without node settings, and with our module path: nodes run the same code."""
+    """Our environment without node settings, and with our module path: nodes run the same code."""
     places = os.pathsep.join(place or str(Path.cwd()) for place in sys.path)
     return {**{key: value for key, value in environ.items() if not key.startswith(PREFIX)}, "PYTHONPATH": places}
 
@@ -175,7 +175,7 @@ async def opened(keep: Path | None, command: Sequence[str], environ: Mapping[str
 
 
 async def _end(members: Sequence[Member], patience_s: float) -> None:
-    """Make them leave; a process that has not ended in time is killed."""
+    """Make the nodes leave; a process that has not ended in time is killed."""
     running = [member for member in members if member.exit_code is None]
     await asyncio.gather(*(member.leave() for member in running))
     exits = [asyncio.ensure_future(member.process.wait()) for member in running]

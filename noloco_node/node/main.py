@@ -21,15 +21,15 @@ from noloco_node.run.manifest import Signed
 async def train(config: NodeConfig, signed: Signed | None, report: Report) -> int:
     """Train in a run. `signed`: its manifest, where this is the first node; None: others say which run there is.
     Returns the exit code, as `rendezvous` does; both raise NolocoError for what a user should read."""
-    return await _until_told_to_leave(TrainingNode(config, report, signed))
+    return await _until_signal(TrainingNode(config, report, signed))
 
 
 async def rendezvous(config: NodeConfig, report: Report) -> int:
     """Train nothing: others find each other through this node."""
-    return await _until_told_to_leave(RendezvousNode(config, report))
+    return await _until_signal(RendezvousNode(config, report))
 
 
-async def _until_told_to_leave(node: BaseNode) -> int:
+async def _until_signal(node: BaseNode) -> int:
     with _signals(node.leave):
         await node.run()
     return 0

@@ -38,8 +38,8 @@ class RendezvousNode(BaseNode):
         self.waits_for("the directory of peers")
         swarm = self._swarm = Directory(self._transport.p2p, self._config.bootstrap)
         await self._enter(swarm.start)
-        self._tell(DirectoryEntered())
-        self._tell_how_to_join(self._transport.addresses())
+        self._handle(DirectoryEntered())
+        self._report_join_lines(self._transport.addresses())
         await periodic.every(lambda: LOOK_S, lambda: self._look(swarm), (NolocoError, OSError))
 
     async def _look(self, swarm: Directory) -> None:
@@ -54,7 +54,7 @@ class RendezvousNode(BaseNode):
     def _training(self, run_id: str) -> int:
         return rows.training(rows.living(self._seen.get(run_id, {}).values(), time.time()))
 
-    def _sight(self, signed: Signed) -> rows.RunSeen:
+    def _run_seen(self, signed: Signed) -> rows.RunSeen:
         seen = self._seen.get(rows.verified(signed).run_id, {})
         return rows.run_seen(signed, seen, time.time(), self._transport.via)
 
@@ -68,7 +68,7 @@ class RendezvousNode(BaseNode):
         )
 
     def peers(self) -> PeersView:
-        return rows.peers_view(map(self._sight, self._runs.known))
+        return rows.peers_view(map(self._run_seen, self._runs.known))
 
     async def _rejoin(self) -> None:
         if self._swarm:

@@ -1,7 +1,7 @@
 """A node that trains: builds its parts, connects them, and runs them until it is told to leave or its work is done.
 
-It has no maths, no byte layouts, no retries and no states of its own: it passes events from one part to the next, tells
-node/lifecycle.py what happened and carries out what that decides. The order of starting and stopping is here.
+It has no maths, no byte layouts, no retries and no states of its own: it passes events between the parts, reports what
+happened to node/lifecycle.py and carries out what that decides. The order of starting and stopping is here.
 
     start:  transport -> which run -> model and optimizers (training thread) -> presence -> a peer's state -> training
     leave:  no more steps and calls, a swap under way may end -> checkpoint, last presence record -> transport
@@ -58,24 +58,24 @@ from noloco_node.wire.peer_pb2_grpc import (
 log = logging.getLogger(__name__)
 
 ANNOUNCE_S = 60.0
-"""How often the run is announced, as a rendezvous may have been restarted."""
+"""How often the run is announced: a rendezvous that was restarted has forgotten it."""
 LOOK_S, LOOK_ALONE_S = 5.0, 1.0
 """How often the DHT is read for candidates; more often while there are none."""
-FRIENDS_S = 20.0
+CACHE_S = 20.0
 """How often some peers of the cache (peers/cache.py) are looked up."""
 LEAVE_S, TRANSPORT_S = 10.0, 5.0
-"""For leaving, the last checkpoint aside; the second is the network daemon's share of it."""
+"""How long leaving may take, without the last checkpoint; the second is p2pd's part of it."""
 SETTLE_S = 3.0
-"""For a swap under way to end; what is applied by then stays."""
+"""How long a swap under way may take to end; what was applied stays."""
 STOP_S = 0.5
-"""At least, for the training thread to end: after its last state it ends at once."""
+"""At least so long the training thread may take to end: after its last state it ends at once."""
 LIMITS_S = 1.0
 """How often the volunteer's hours and quota are checked."""
 TIME_S = 1.0
 """How often the training thread is asked for its progress."""
 LAST_EVALUATION_S = 30.0
 LAST_SWAP_S = 30.0
-"""For the last round's offer to find a partner when the work is done."""
+"""How long the last round's offer may wait for a partner when the work is done."""
 
 
 class TrainingNode(BaseNode):
@@ -111,8 +111,8 @@ class TrainingNode(BaseNode):
         """The round at which this node stops."""
         self._phase_s = 0.0
         self._schedule: CheckpointSchedule[State] | None = None
-        friends = PeerCache(self._home.root / "peers.json")
-        self._membership = Membership(self._transport, friends, self._update_candidates)
+        cache = PeerCache(self._home.root / "peers.json")
+        self._membership = Membership(self._transport, cache, self._update_candidates)
         self._catch_up: catch_up.CatchUp | None = None
         exporters.check(config.sinks)
 
@@ -158,7 +158,7 @@ class TrainingNode(BaseNode):
             periodic.every(lambda: ANNOUNCE_S, announce, (NolocoError,)),
             periodic.every(lambda: directory.refresh_s, self._publish, (NolocoError, OSError)),
             periodic.every(look_again_s, self._membership.look, (NolocoError, OSError)),
-            periodic.every(lambda: FRIENDS_S, self._membership.refresh_cache, (NolocoError, OSError)),
+            periodic.every(lambda: CACHE_S, self._membership.refresh_cache, (NolocoError, OSError)),
             periodic.every(lambda: LIMITS_S, self._check_limits, (NolocoError, OSError)),
             periodic.every(lambda: TIME_S, self._read_progress, (NolocoError,)),
             periodic.every(lambda: TIME_S, self._save_when_due, ()),
@@ -176,9 +176,9 @@ class TrainingNode(BaseNode):
         terms = client.StateTerms(bytes.fromhex(run.run_id), ready.layout)
         catch_up = self._catch_up = self._new_catch_up(run, terms, ready)
         self._obey_limits()
-        self._tell(lifecycle.ModelReady(resumed=ready.round > 0))
+        self._handle(lifecycle.ModelReady(resumed=ready.round > 0))
         if self._life.state is NodeState.JOINING:
-            await catch_up.arrive()
+            await catch_up.fetch_first_state()
         swaps = run.outer.swaps_per_round
         common = RoundTerms(terms.run_id, ready.layout, ready.fragments)
         blocking = run.outer.overlap == "blocking"
@@ -188,7 +188,7 @@ class TrainingNode(BaseNode):
         own = self._config.rounds
         self._target = run.rounds if own is None else min(run.rounds, self._stats.round + own)
         self._obey_limits()
-        self._tell(lifecycle.CaughtUp())
+        self._handle(lifecycle.CaughtUp())
         await self._publish_now()
         while not isinstance(message := await self._next_message(), Finished):
             self._follow(message)
@@ -232,7 +232,7 @@ class TrainingNode(BaseNode):
     async def _next_message(self) -> Message:
         message = await self._messages.get()
         if isinstance(message, Failed):
-            self._tell(lifecycle.Failed())
+            self._handle(lifecycle.Failed())
             raise message.error
         return message
 
@@ -242,33 +242,33 @@ class TrainingNode(BaseNode):
                 self._stats.spend(spent_s)
                 self._phase_s = seconds
                 self._observe(done)
-                self._tell(lifecycle.Boundary())
+                self._handle(lifecycle.Boundary())
                 self._rounds.boundary(done.round, seconds, offer, closed)
             case Evaluated():
                 self._observe(message)
             case RolledBack():
                 self._observe(message)
                 if message.weights_of is not None:  # else the slow weights, and so the offers, are unchanged
-                    self._tell(lifecycle.RolledBack())  # the thread breaks a swap under way
+                    self._handle(lifecycle.RolledBack())  # the thread breaks a swap under way
 
     async def _finish(self) -> None:
         """The work is done: let the last offer find its partner, save, and stay visible for a while (--linger)."""
-        self._tell(lifecycle.WorkDone())
+        self._handle(lifecycle.WorkDone())
         await self._settled(min(LAST_SWAP_S, self._phase_s))
-        self._tell(lifecycle.LastRoundOver())
+        self._handle(lifecycle.LastRoundOver())
         await self._settled(SETTLE_S)
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_EVALUATION_S):
                 self._follow(await self._next_message())
-        self._tell(lifecycle.Finished())
+        self._handle(lifecycle.Finished())
         if self._schedule:
             await self._schedule.save_now()
-        self._tell(lifecycle.Saved())
+        self._handle(lifecycle.Saved())
         await self._publish_now()
         await asyncio.sleep(self._config.linger)
 
     async def _settled(self, patience_s: float) -> None:
-        """Until no offer is open and no swap under way, but no longer than this."""
+        """Waits until no offer is open and no swap under way, but no longer than this."""
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 await self._rounds.settled()
@@ -282,13 +282,13 @@ class TrainingNode(BaseNode):
         await self._rounds.close()
         async with asyncio.TaskGroup() as last:  # none waits for the others' disk or network
             last.create_task(self._save_last())
-            last.create_task(self._say_goodbye(until))
+            last.create_task(self._leave_directory(until))
             last.create_task(self._recorder.close())
         if self._thread:
             await asyncio.to_thread(self._thread.stop, max(STOP_S, until - loop.time()))
         await self._policy.write_down(leaving=True)
 
-    async def _say_goodbye(self, until: float) -> None:
+    async def _leave_directory(self, until: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout_at(until):
                 await self._membership.leave()
@@ -318,7 +318,7 @@ class TrainingNode(BaseNode):
     def _report_run(self, run: Manifest, signed: Signed) -> None:
         self._report(f"{peer_names.name_of(self._identity.peer_id)} ({self._identity.peer_id}) in run {run.label}")
         run_and_author = f" --run {run.run_id} --trust {signed.author}"
-        self._tell_how_to_join(self._config.bootstrap or self._transport.addresses(), run_and_author)
+        self._report_join_lines(self._config.bootstrap or self._transport.addresses(), run_and_author)
 
     # ---- joining a run ----
     def _rendezvous(self) -> list[str]:
@@ -356,7 +356,7 @@ class TrainingNode(BaseNode):
                 self._target = min(self._run.rounds, self._target + max(0, state.round - before))
 
     def caught_up(self) -> None:
-        self._tell(lifecycle.CaughtUp())
+        self._handle(lifecycle.CaughtUp())
 
     async def gather(self, peers: int) -> AsyncGenerator[GatherView, None]:
         ready, run, stats = self._ready, self._run, self._stats
@@ -378,7 +378,7 @@ class TrainingNode(BaseNode):
             await self._membership.publish(status.presence(self._life.state, self._stats, self._run, addresses))
 
     async def _publish_now(self) -> None:
-        """If this fails, `_check_limits` tries again in a second."""
+        """Publish the presence record. If this fails, `_check_limits` tries again in a second."""
         with suppress(NolocoError, OSError):
             await self._publish()
 
@@ -410,7 +410,7 @@ class TrainingNode(BaseNode):
 
     def _obey_limits(self) -> None:
         behind = self._catch_up is not None and self._catch_up.is_behind()
-        self._tell(lifecycle.Limits(self._policy.held_back(), self._policy.pause_ends(), behind))
+        self._handle(lifecycle.Limits(self._policy.held_back(), self._policy.pause_ends(), behind))
 
     def _refuses_state(self, reserved_bytes: int) -> bool:
         """By the quota; not in a pause: a node that joins while everybody pauses would have to begin from nothing."""
@@ -439,7 +439,7 @@ class TrainingNode(BaseNode):
 
     def _round_ended(self, solo: str | None, partner: str | None) -> None:
         if self._catch_up and self._catch_up.round_over(solo, partner):
-            self._tell(lifecycle.Diverged())
+            self._handle(lifecycle.Diverged())
 
     # ---- views ----
     def status(self) -> StatusView:

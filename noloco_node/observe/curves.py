@@ -1,4 +1,4 @@
-"""What happened lately, for the live views: loss curves, a timeline of rounds, who met whom, network rates.
+"""The latest events, for the live views: loss curves, a timeline of rounds, which peers swapped, network rates.
 
 Input: events (base/events.py) and the presence records of others. Everything is bounded, however long a node runs.
 Curves outlive a restart: `replay` reads them from `events.jsonl` again.
@@ -16,12 +16,12 @@ from noloco_node.observe.jsonl import records
 from noloco_node.views.history import HistoryView, MeetingView, Piece, Point, Rate, Said
 
 POINTS = 500
-"""Twice as many are thinned to half: a screen has no more pixels."""
+"""At twice as many, every second one is dropped: a screen has no more pixels."""
 PIECES, RATES, PAIRS = 300, 120, 2000
 
 
 class SeenPeer(Protocol):
-    """What is needed of a peer's presence record."""
+    """The part of a peer's presence record that is used."""
 
     @property
     def peer_id(self) -> str: ...
@@ -52,7 +52,7 @@ class Curves:
         self._rates: deque[Rate] = deque(maxlen=RATES)
         self._meetings: Counter[tuple[str, str]] = Counter()
         self._committed: dict[str, tuple[bytes, int]] = {}
-        """By peer: boot and committed rounds of its last record."""
+        """Boot and committed rounds of each peer's last record."""
         self._others: Collection[SeenPeer] = ()
         self._before: _Traffic | None = None
 

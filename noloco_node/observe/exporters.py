@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 WAITING = 1000
 """Events that wait to be written: hours of rounds."""
 CLOSE_S = 3.0
-"""For an exporter to write what it still has, when the node leaves."""
+"""How long an exporter may write what it still has, when the node leaves."""
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ class Exporters:
             self._events.put_nowait(event)
 
     def close(self) -> None:
-        """Waits a little for what is not written yet."""
+        """Waits up to CLOSE_S for what is not written yet."""
         if self._thread.is_alive() and not self._events.full():
             self._events.put_nowait(None)
             self._thread.join(CLOSE_S)
@@ -162,7 +162,7 @@ def _written(exporter: Exporter, figures: Mapping[str, float], step: int) -> boo
 
 
 def _guarded(name: str, act: Callable[[], T]) -> T | None:
-    """None where it failed, however it did."""
+    """None where it failed, for any reason."""
     try:
         return act()
     except Exception as error:  # noqa: BLE001 (libraries that training must not depend on)

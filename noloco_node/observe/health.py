@@ -2,7 +2,7 @@
 
 Time is an argument, and nothing is started here. Reachability and clock are measured by transport/reachability.py and
 transport/self_view.py. No swap depends on a clock; but a presence record counts for a minute by its reader's clock, so
-a node whose clock is further off than that sees nobody, and nobody sees it.
+a node whose clock is further off than that finds no peer, and no peer finds it.
 """
 
 from noloco_node.base.units import span
@@ -13,16 +13,16 @@ from noloco_node.views.status import Health
 
 WARN_S = 1.0
 TOO_FAR_S = 30.0
-"""Half of a record's life."""
+"""Half of a record's lifetime."""
 ENOUGH = 2
 """Peers that must agree before this node refuses to start: else one bootstrap node with a wrong clock would keep
 every node out."""
 
 LATELY_S = 600.0
-"""A death of p2pd counts for so long."""
+"""How long a death of p2pd counts."""
 MAX_WAIT_S = 30.0
 MANY = 3
-"""So many deaths are no accident: `status` goes on warning after the last one."""
+"""From this many deaths on, `status` warns even while p2pd runs."""
 
 _SET_CLOCK = "synchronise this machine's clock: `timedatectl set-ntp true`"
 _OPEN_PORT = "choose a port with --listen, forward it in the router, and name it with --announce"

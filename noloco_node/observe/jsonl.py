@@ -73,7 +73,7 @@ class EventLog:
 
 
 class MetricsLog:
-    """`metrics.jsonl`: the figures of `status` once a minute, for people who ask later how it was."""
+    """`metrics.jsonl`: the figures of `status` once a minute, for later study."""
 
     EVERY_S = 60.0
     FIGURES = """
@@ -109,5 +109,5 @@ def records(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def generations(path: Path, kept: int = KEPT) -> list[Path]:
-    """The file that is written and the full ones, the youngest first, whether they exist or not."""
+    """The file that is written and the full ones, the newest first, whether they exist or not."""
     return [path, *(path.with_name(f"{path.name}.{n}") for n in range(1, kept + 1))]

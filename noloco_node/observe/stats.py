@@ -11,7 +11,7 @@ from noloco_node.views.status import LastRound, Phase, Rounds, StatusView
 
 MINUTE_S = 60.0
 PEERS = 256
-"""So many of the latest partners are kept: each is part of every status, and a node may meet thousands."""
+"""The latest partners that are kept: each is part of every status, and a node may swap with thousands."""
 
 
 @dataclass(slots=True)
@@ -133,7 +133,7 @@ class NodeStats:
         )
 
     def fill_row(self, row: PeerRow) -> PeerRow:
-        """With what was swapped with that peer."""
+        """The row with what was swapped with that peer."""
         together = self.with_peer.get(row.peer_id, PeerStats())
         return replace(row, exchanges=together.exchanges, sent=together.sent, received=together.received)
 

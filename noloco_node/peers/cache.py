@@ -1,8 +1,8 @@
 """Addresses of peers seen lately, in one small file in the home, for when no bootstrap node answers.
 
 A bootstrap node may be gone when this node starts again, and two parts of a split swarm may find each other only by
-this file. It comes from signed records, but whoever can write the file can write anything: it is checked like what
-comes from the network, and libp2p proves who answers at an address. A damaged file is logged and begun anew.
+this file. It comes from signed records, but anyone who can write the file can write anything: it is checked like what
+comes from the network, and libp2p proves who answers at an address. A damaged file is logged and replaced.
 """
 
 import json
@@ -16,16 +16,16 @@ from noloco_node.base.identity import is_peer_id
 from noloco_node.peers.record import read_addresses
 
 MAX_PEERS = 64
-"""The latest: enough that some are still there after a week, however many come and go."""
+"""The peers seen last: enough that some are still there after a week."""
 MAX_FILE_BYTES = 256 << 10
-"""More than MAX_PEERS peers with the most and longest addresses take."""
+"""More than a file of MAX_PEERS peers with the most and longest addresses has."""
 LATEST = 1 << 34
 """Seconds since 1970 that a clock may show: a peer seen in five centuries would be dropped last."""
 _LOST = "peers seen before this start are forgotten"
 
 
 class Seen(Protocol):
-    """What is needed of a PeerRecord."""
+    """The part of a PeerRecord that is kept."""
 
     @property
     def peer_id(self) -> str: ...

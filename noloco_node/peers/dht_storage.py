@@ -1,7 +1,7 @@
 """What this node stores for others as a node of the DHT: which records it accepts, and how many.
 
-The DHT is not a trust store: hivemind lets the later expiry win and keeps whatever comes: without these checks, anybody
-could overwrite anybody's record for a billion seconds, and fill our memory. `RecordValidator` accepts a record only if
+hivemind keeps every record that comes, and of two the one that expires later: without these checks, anybody could
+overwrite anybody's record for a billion seconds, and fill our memory. `RecordValidator` accepts a record only if
 its own peer signed it, at a key it belongs to, with the expiry that follows from the signed time; `DhtStorage` bounds
 how many are stored. Both take hivemind's place for its `DHTNode`, and import it late: that takes seconds.
 """
@@ -59,7 +59,7 @@ class DhtStorage:
     """The records that this node stores for others, in place of hivemind's storage, which has no bounds.
 
     A stored record keeps its place, and new ones are refused when all places are taken: a flood of identities keeps new
-    peers out for as long as it lasts, but hides none that is there. No record is stored for more than twice its
+    peers out for as long as it lasts, but removes no record that is stored. No record is stored for more than twice its
     lifetime: its signer's clock may be ahead of ours by one.
     """
 
@@ -94,7 +94,7 @@ class DhtStorage:
         return subkey is not None and self.store_subkey(key, subkey, value, expiration_time)
 
     def take_over(self, early: Any) -> None:
-        """Store what neighbours sent while this node was joining them, when hivemind had its own storage."""
+        """Store what nearby nodes sent while this node was joining them, when hivemind had its own storage."""
         for key, (bucket, _) in early.items():
             for signer, (value, expires) in bucket.items():
                 self.store_subkey(key, signer, value, expires)

@@ -1,8 +1,8 @@
 """The directory of peers: this node's presence record written into a DHT (hivemind's), and those of others read.
 
-The DHT is not a trust store: `peers` returns only records that peers/record.py accepts, and peers/dht_storage.py limits
-what others may store with us. peers/size_estimate.py says in which buckets to write and which to read. Nothing here
-knows of rounds or partners.
+Nothing in the DHT is trusted: `peers` returns only records that peers/record.py accepts, and peers/dht_storage.py
+limits what others may store with us. peers/size_estimate.py says in which buckets to write and which to read. Nothing
+here knows of rounds or partners.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from noloco_node.peers.record import (
     Presence,
     accept,
     bucket_of,
-    is_tellable,
+    is_publishable,
     key_of,
     signed_record,
 )
@@ -83,7 +83,7 @@ class Directory:
         await self._join(self._bootstrap)
 
     async def rejoin(self, p2p: Any) -> None:
-        """Go on over another p2pd, after the end of the former one. Succeeds without any peer, too."""
+        """Go on over another p2pd, after the former one ended. Succeeds even where no peer answers."""
         before, self._node, self._p2p = self._node, None, p2p
         if before is not None and before.cache_refresh_task is not None:
             before.cache_refresh_task.cancel()  # nothing else to end: the handlers ended with their p2pd
@@ -104,7 +104,7 @@ class Directory:
                     initial_peers=list(map(str, peers)),
                     client_mode=not self._stores,
                     record_validator=RecordValidator(self.ttl_s),
-                    strict=False,  # a clock that is 3 s off is no reason to stay out
+                    strict=False,  # a clock that is 3 s off is no reason to refuse a node
                     backoff_rate=1.0,  # a peer that was away for an hour is called again as soon as any other
                     cache_locally=False,  # old presence is of no use
                     cache_nearest=0,
@@ -123,8 +123,8 @@ class Directory:
     async def publish(self, presence: Presence) -> None:
         """Write this node's presence record, which lives for `ttl_s`."""
         identity = self._member()
-        tellable = [address for address in presence.addresses if is_tellable(address, identity.peer_id)]
-        self._last = presence = replace(presence, addresses=tuple(tellable[:MAX_ADDRESSES]))
+        publishable = [address for address in presence.addresses if is_publishable(address, identity.peer_id)]
+        self._last = presence = replace(presence, addresses=tuple(publishable[:MAX_ADDRESSES]))
         now = time.time()
         await self._ping_known()
         if not self._size.known:
@@ -156,7 +156,7 @@ class Directory:
         return dict(self._known)
 
     async def peers_of(self, run_id: str) -> dict[str, PeerRecord]:
-        """As `peers`, of a run that this node is no member of."""
+        """Like `peers`, but of a run that this node is no member of."""
         if run_id not in self._other_runs and len(self._other_runs) >= _OTHER_RUNS:
             del self._other_runs[next(iter(self._other_runs))]
         run = self._other_runs.setdefault(run_id, _OtherRun())
@@ -182,7 +182,7 @@ class Directory:
         found_now = there if not (known and size.is_partial(depth)) else {}
         return {peer: record for peer, record in {**known, **found_now}.items() if record.expires > now}
 
-    async def meet(self, peers: Iterable[str]) -> None:
+    async def connect(self, peers: Iterable[str]) -> None:
         """Take peers that are known from elsewhere into the routing table, if they answer."""
         self._met = dict.fromkeys([*list(self._met)[-_REMEMBERED:], *peers])
         await self._ping(peers)
@@ -252,7 +252,7 @@ class Directory:
 
 @dataclass(slots=True)
 class _OtherRun:
-    """What was read of a run that this node is no member of."""
+    """The records read of a run that this node is no member of."""
 
     size: SizeEstimate = field(default_factory=lambda: SizeEstimate(random.Random()))
     known: dict[str, PeerRecord] = field(default_factory=dict)

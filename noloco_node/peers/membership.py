@@ -22,7 +22,7 @@ CACHED_ANSWER_S, CACHED_ASKED = 5.0, 4
 
 
 class KnowsAddresses(Protocol):
-    """What is needed of the transport."""
+    """The part of a transport that is used."""
 
     peer_id: str
 
@@ -69,7 +69,7 @@ class Membership:
             await asyncio.to_thread(self._cache.keep, [*self.seen.values()])  # it syncs the disk
 
     async def rejoin(self) -> None:
-        """After another p2pd was started."""
+        """Enter the directory again, after another p2pd was started."""
         if self._directory:
             await self._directory.rejoin(self._transport.p2p)
 
@@ -95,4 +95,4 @@ class Membership:
             for call in calls.values():
                 call.cancel()
         if there:
-            await directory.meet(there)
+            await directory.connect(there)

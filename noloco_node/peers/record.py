@@ -21,7 +21,7 @@ from noloco_node.version import PROTOCOL, VERSION
 from noloco_node.wire import peer_pb2 as pb
 
 MAX_RECORD_BYTES = 4096 - 1
-MAX_ADDRESSES = 8  # one interface, one relay and one announced address, over two protocols, and some to spare
+MAX_ADDRESSES = 8  # one interface, one relay and one announced address, over two protocols, and a few more
 MAX_ADDRESS_LETTERS = 256
 MAX_WHOLE = 1 << 53
 """Rounds, steps and tokens: whole numbers up to here survive JSON and doubles."""
@@ -59,7 +59,7 @@ class PeerRecord(Presence):
 
     peer_id: str
     boot: bytes
-    """Drawn anew at each start of that node."""
+    """Drawn again at each start of that node."""
     started: float
     """By its wall clock, as are `time` and `expires`, which ours caps."""
     time: float
@@ -172,10 +172,10 @@ def read_addresses(texts: Sequence[str], peer_id: str) -> tuple[Address, ...] | 
         found = tuple(map(parse, texts))
     except UsageError:
         return None
-    return found if all(is_tellable(address, peer_id) for address in found) else None
+    return found if all(is_publishable(address, peer_id) for address in found) else None
 
 
-def is_tellable(address: Address, peer_id: str) -> bool:
+def is_publishable(address: Address, peer_id: str) -> bool:
     """Whether others accept this address in a record: they drop one with a network interface in it, like fe80::1%eth0,
     and older versions one with a name like my_host."""
     plain = "%" not in address.host and "_" not in address.host

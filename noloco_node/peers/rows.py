@@ -53,7 +53,7 @@ def living(records: Iterable[PeerRecord], now: float) -> list[PeerRecord]:
 
 
 def row(record: PeerRecord, round: int, now: float, via: str | None) -> PeerRow:
-    """`round`: from which its lag counts."""
+    """`round`: the round that `lag` is counted from."""
     return PeerRow(
         peer_id=record.peer_id,
         name=name_of(record.peer_id),

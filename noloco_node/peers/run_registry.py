@@ -1,9 +1,9 @@
 """The runs that a node knows, and how a joining node learns them from its bootstrap peers.
 
 A training node knows its own run; a rendezvous node keeps those that training nodes announce to it. A manifest is
-checked by its hash and its author's signature, whoever sends it. Anybody may announce, so each peer only a few; a run
-in which nobody trains makes room for others, and a joining node prefers one in which somebody does. How many train in a
-run is known from the DHT, and handed in.
+checked by its hash and its author's signature, from any sender. Anybody may announce, so only a few runs are kept per
+peer; a run in which nobody trains makes room for others, and a joining node prefers one in which somebody does. How
+many train in a run is known from the DHT, and handed in.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from noloco_node.wire.peer_pb2_grpc import RunsServicer, RunsStub
 MAX_RUNS = 64
 """Announced runs that a rendezvous node keeps, the newest: 4 MiB at the most."""
 MAX_OF_PEER = 2
-"""Of these from one peer, which is in one run at a time: the one before may still be trained by others."""
+"""Most of these per peer. A peer is in one run at a time, but its previous run may still be trained by others."""
 CALL_S = 10.0
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class RunRegistry(RunsServicer):
         """Who announced each run first."""
 
     def add(self, signed: Signed, by: str = "") -> bool:
-        """Whether there is room for it."""
+        """Returns False where there is no room."""
         run_id = manifest.verify(signed).run_id
         if run_id not in self._runs:  # else the author whose signature was there first keeps it
             if not self._make_room(by):

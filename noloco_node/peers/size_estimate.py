@@ -3,7 +3,7 @@
 The records of a large run are spread over 2^depth buckets by a hash of the peer ids, so that about BUCKET are in each.
 A reader that finds n records in a bucket of depth d counts n · 2^d peers. Estimates differ, so each peer writes at two
 neighbouring depths, and readers whose estimates differ by half an octave still find all. At depth 0 each peer writes
-now and then: few enough at a time to be read at once, enough for a joining node, or for a part of a split swarm, to
+only at times: few enough at a time to be read at once, enough for a joining node, or for a part of a split swarm, to
 learn how large the run is. So a node's work in a minute does not grow with the number of peers. No network and no clock
 here; the random generator is handed in.
 """
@@ -19,11 +19,11 @@ BUCKET = 24
 MAX_DEPTH = 16
 """A million and a half peers."""
 REMEMBERED = 6
-"""An estimate is the mean of so many counts: that of one bucket with 24 peers is off by a fifth."""
+"""Counts whose mean is an estimate: that of one bucket with 24 peers is off by a fifth."""
 DEPTH_0_EVERY = 8
-"""One of so many reads is of depth 0: a small part of a split swarm notices the large one within a minute."""
+"""One read in this number is of depth 0: a small part of a split swarm notices the large one within a minute."""
 WITNESSES = 4
-"""So many peers must report that the run is far larger than our estimate."""
+"""Peers that must report that the run is far larger than our estimate."""
 
 
 class SizeEstimate:

@@ -1,7 +1,6 @@
-"""A look at a swarm without being a member: `peers --bootstrap`, `ping --bootstrap`, `doctor --bootstrap`.
+"""Reads a swarm without being a member: `peers --bootstrap`, `ping --bootstrap`, `doctor --bootstrap`.
 
-A visitor has a network daemon and an identity for the moment; it publishes nothing, stores no records, and leaves no
-files behind.
+A visitor has a temporary p2pd and identity; it publishes nothing, stores no records, and leaves no files behind.
 """
 
 import asyncio
@@ -22,7 +21,7 @@ from noloco_node.transport.self_view import round_trip
 from noloco_node.views.peers import PeersView, PingView
 
 READS = 3
-"""Of one run: the first shows how large it is, the others read a part of a large one."""
+"""Reads of one run: the first shows how large it is, the others read a part of a large one."""
 START_S = 60.0
 
 
@@ -35,7 +34,7 @@ class Visitor:
         self._directory: Directory | None = None
 
     async def runs(self) -> list[Signed]:
-        """Those that the bootstrap nodes know, each once. Raises SwarmUnreachable where none of them answers."""
+        """The runs that the bootstrap nodes know, each once. Raises SwarmUnreachable where none of them answers."""
         helpers = dict.fromkeys(address.peer for address in self._bootstrap)
         calls = (run_registry.ask(self.transport.channel(peer)) for peer in helpers)
         found = await asyncio.gather(*calls, return_exceptions=True)
@@ -50,7 +49,7 @@ class Visitor:
         return list({run.signed.manifest: run.signed for answer in answers for run in answer}.values())
 
     async def peers(self) -> PeersView:
-        """Of every run that is known there."""
+        """The peers of every run that is known there."""
         known = await self.runs()
         if self._directory is None:
             self._directory = Directory(self.transport.p2p, self._bootstrap, stores=False)

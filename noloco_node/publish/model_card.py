@@ -26,11 +26,11 @@ class TableRow:
 History = tuple[TableRow, ...]
 
 
-def history(journal: Path, up_to: int) -> History:
+def history(events_file: Path, up_to: int) -> History:
     """The losses of each round in a node's events.jsonl; damaged lines are skipped, a missing file is empty."""
     losses: dict[int, float] = {}
     measured: dict[int, float] = {}
-    for event in records(journal):
+    for event in records(events_file):
         match event:
             case {"event": "PhaseDone", "round": int(round_), "loss": float(loss)}:
                 losses[round_] = loss
@@ -130,14 +130,14 @@ tags:
 
 # {name}
 
-Trained by volunteers on ordinary internet links with NoLoCo (arXiv 2506.10911): each box trains by itself and averages
-with one random other after every inner phase. This is {what}, exported by noloco-node {version}.
+Trained by volunteers on ordinary internet links with NoLoCo (arXiv 2506.10911): each machine trains by itself and
+averages with one random other machine after every inner phase. This is {what}, exported by noloco-node {version}.
 
 | | |
 |---|---|
 | run | `{label}` |
 | run id | `{run_id}` |
-| author's fingerprint | `{author}` |
+| author's peer id | `{author}` |
 | model | {architecture}, {parameters} parameters |
 | how far | {how_far} |
 | held-out | {measured} |

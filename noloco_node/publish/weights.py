@@ -1,7 +1,7 @@
 """The weights of a run, from checkpoints or exported folders, as one model: to publish, evaluate or sample.
 
-They are the slow weights φ, which each boundary updates and averaging draws together. The fast weights differ from them
-between two boundaries, by noise more than by progress. Of several replicas the mean is taken: NoLoCo's replicas are
+They are the slow weights φ, which each boundary updates and averaging brings closer. Between two boundaries the fast
+weights differ from them more by noise than by progress. Of several replicas the mean is taken: NoLoCo's replicas are
 spread around it, and its loss is lower than theirs. Only reads, so a node may run in the same home meanwhile.
 """
 

@@ -1,8 +1,8 @@
 """Frames to and from one partner over one gRPC stream: in pieces, each with a deadline, at the volunteer's rate.
 
-A volunteer may limit upload and download (host/traffic.py), so that a fragment takes minutes. Deadlines are for
-silence, not for slowness: a large frame travels in pieces (rounds/pieces.py), a link without anything to send sends
-Alive, and each of both starts a fresh deadline. Waiting for our own limit has no such deadline.
+A volunteer may limit upload and download (host/traffic.py), so that a fragment takes minutes. A deadline limits
+silence, not slowness: a large frame travels in pieces (rounds/pieces.py), a link without anything to send sends Alive,
+and each piece or Alive starts a fresh deadline. Waiting for our own limit has no such deadline.
 """
 
 import asyncio
@@ -30,9 +30,9 @@ class Link:
         self._assembly = Assembly()
         self._idle_s: float | None = None
         self._dropped = 0
-        """What was put before this is not sent any more."""
+        """Frames queued before this are not sent any more."""
         self.ending = False
-        """Our last frame has been put, for a partner that still listens."""
+        """Our last frame is queued, for a partner that still reads."""
         self.sent_bytes = 0
         self.received_bytes = 0
 
@@ -41,7 +41,7 @@ class Link:
 
     # ---- sending ----
     def send(self, frame: wire.Frame) -> None:
-        """Never blocks: the swap's window bounds what can lie in the outbox. An Ack overtakes what waits there: it
+        """Never blocks: the swap's window bounds what can lie in the outbox. An Ack is sent before what waits there: it
         opens the partner's window, and on a limited link the fragments before it may take minutes."""
         for piece in cut(wire.encode(frame)):
             self._post(piece, first=isinstance(frame, wire.Ack))
@@ -107,7 +107,7 @@ class Link:
             raise PeerLost("stalled", f"no progress for {stall_s:g} s") from None
 
     async def wait_for_end(self, deadline_s: float) -> None:
-        """Until the partner ends the stream: it has received our last frame then."""
+        """Waits until the partner ends the stream: it has received our last frame then."""
         with suppress(PeerFault, TimeoutError):
             async with asyncio.timeout(deadline_s):
                 while True:

@@ -1,8 +1,8 @@
 """Outer rounds over gRPC: the calls, answers, swaps and timers around core/round.py.
 
-It does what the state machine says and reports what became of it; every decision is made there. It moves opaque bytes
-and never imports torch: an offer's work is done on the codec thread, behind the `Vectors` protocol, and the result of a
-round goes out as an event. It does not know the DHT: node/trainer.py passes the candidates.
+It carries out the state machine's actions and reports how they ended; every decision is made there. It moves opaque
+bytes and never imports torch: an offer's work is done on the codec thread, behind the `Vectors` protocol, and the
+result of a round goes out as an event. It does not know the DHT: node/trainer.py passes the candidates.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ from noloco_node.wire import peer_pb2 as pb
 from noloco_node.wire.peer_pb2_grpc import ExchangeServicer, ExchangeStub
 
 OFFER_S = 10.0
-"""For a caller's first frame."""
+"""How long a caller's first frame may take."""
 LAST_FRAME_S = 2.0
-"""For the partner to receive why a swap failed."""
+"""How long the partner may take to receive why a swap failed."""
 MAX_CALLERS = 32
 """Calls answered at once; further ones are refused as busy, so that a flood holds a bounded number of streams."""
 EVENT_LINE = 200
@@ -50,7 +50,7 @@ class RoundTerms:
 
 
 class Channels(Protocol):
-    """What is needed of the transport."""
+    """The part of a transport that is used."""
 
     @property
     def peer_id(self) -> str: ...
@@ -67,7 +67,7 @@ class RoundListener(Protocol):
 
 @dataclass(slots=True)
 class RoundTotals:
-    """Of this node's calls and swaps, for status and metrics."""
+    """Counts of this node's calls and swaps, for status and metrics."""
 
     calls: int = 0
     sent_bytes: int = 0
@@ -120,8 +120,8 @@ class RoundService(ExchangeServicer):
 
     # ---- for node/trainer.py ----
     def begin(self, terms: RoundTerms, swaps: int | None = 1, *, blocking: bool = False) -> None:
-        """From here on calls are answered; before, the node has no vector to offer and is busy. `swaps`, `blocking`: as
-        in core/round_events.py."""
+        """From here on calls are answered; before, the node has no vector to offer and answers `busy`. `swaps`,
+        `blocking`: as in core/round_events.py."""
         self._terms = terms
         self._handle(round_events.Settings(swaps, blocking))
 
@@ -139,7 +139,7 @@ class RoundService(ExchangeServicer):
         self._handle(round_events.Stopping())
 
     def pause(self, reason: str) -> None:
-        """The same, until `resume`; rounds that end meanwhile are solo for this reason."""
+        """As `stop`, until `resume`; rounds that end meanwhile are solo for this reason."""
         self._handle(round_events.Pausing(reason))
 
     def resume(self) -> None:
@@ -152,7 +152,7 @@ class RoundService(ExchangeServicer):
 
     @property
     def tally(self) -> RoundTotals:
-        """With what is under way."""
+        """Including what is under way."""
         return replace(
             self._totals,
             sent_bytes=self._totals.sent_bytes + sum(link.sent_bytes for link in self._links),
@@ -309,7 +309,7 @@ class RoundService(ExchangeServicer):
 
     async def _answer(self, peer: str, link: Link) -> None:
         try:
-            await self._take_call(peer, link)
+            await self._answer_call(peer, link)
         except PeerRefused as no:
             link.send(wire.Refusal(wire.Code[no.reason.upper()], no.retry_in_s))
         except PeerFault as fault:
@@ -317,7 +317,7 @@ class RoundService(ExchangeServicer):
         finally:
             link.close()
 
-    async def _take_call(self, peer: str, link: Link) -> None:
+    async def _answer_call(self, peer: str, link: Link) -> None:
         if peer in self._callers or len(self._callers) >= MAX_CALLERS:
             raise PeerRefused("busy")
         self._callers.add(peer)
@@ -342,7 +342,7 @@ class RoundService(ExchangeServicer):
             raise PeerRefused("incompatible")
         identity = (peer, offer.boot, offer.exchange_id)
         if identity in self._seen or offer.exchange_id in self._verdicts or offer.exchange_id in self._tasks:
-            raise PeerRefused("stale")  # each caller draws its own: an id that is in use is a replay, whoever sends it
+            raise PeerRefused("stale")  # each caller draws its own: an id that is in use is a replay, from any sender
         self._seen[identity] = None
         if len(self._seen) > MEMORY:
             self._seen.popitem(last=False)
@@ -370,7 +370,7 @@ class RoundService(ExchangeServicer):
         if task := asyncio.current_task():
             self._tasks[exchange] = task
         self._trainer.swapping(True)
-        reason: str | None = "hung_up"  # how it looks when this task is cancelled
+        reason: str | None = "hung_up"  # the result when this task is cancelled
         try:
             await swap.run()
             reason = None

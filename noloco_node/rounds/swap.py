@@ -34,11 +34,11 @@ WINDOW = 4
 FRAME_S = 20.0
 """A partner that sends nothing for so long, not even a piece, is given up: that needs 52 kbit/s of a link."""
 DONE_S = 5.0
-"""For the follower's Done; without it the last fragment counts as one-sided."""
+"""How long to wait for the follower's Done; without it the last fragment counts as one-sided."""
 SLOW_STREAMS = 4
 """A fragment may take as long as on a link of MIN_RATE_BYTES_S that this swap shares with three other streams."""
 BACKLOG_BYTES = 256 << 20
-"""Of corrections that were handed over and not added yet: 67 M parameters in fp32, so smaller models never wait. 1 B
+"""Corrections that were handed over and not added yet: 67 M parameters in fp32, so smaller models never wait. 1 B
 parameters at 1 Gbit/s and 4 bits would be 4 s of the link; with steps of 3 s they are 15 steps, where WINDOW fragments
 a step would be 240. Small beside such a model's 16 GB."""
 
@@ -62,7 +62,7 @@ class Vectors(Protocol):
         """What to send next, or None: the correction is whole, and `apply` adds it."""
 
     def apply(self, index: int) -> "Future[None]":
-        """Done when it was added, or never will be; in the order of the calls."""
+        """Done when the correction was added, or never will be; in the order of the calls."""
 
     def stats(self) -> "Future[CodecStats]":
         """How well the round's fragments were coded, once every `apply` has been passed on."""
@@ -85,7 +85,7 @@ class Backlog:
         self._waiting.append((size_bytes, added))
 
     async def room(self, size_bytes: int) -> None:
-        """Until one more of this size may wait; alone it always may."""
+        """Waits until one more of this size may wait; alone it always may."""
         while (waiting := self.bytes) and waiting + size_bytes > self._limit_bytes:
             await asyncio.wait({asyncio.wrap_future(self._waiting[0][1])})
 

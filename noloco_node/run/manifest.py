@@ -1,6 +1,6 @@
 """The signed manifest of a run: the same bytes on every node.
 
-The author's signature covers the canonical form that run/schema.py defines. Anything a stranger sends is parsed here
+The author's signature covers the canonical form that run/schema.py defines. Anything another node sends is parsed here
 under limits, and only our own errors come out. Imports no torch.
 """
 
@@ -16,19 +16,19 @@ from noloco_node.errors import Incompatible, NotAdmitted
 from noloco_node.run.schema import Manifest, with_additions
 
 MAX_BYTES = 64 << 10
-"""Of a manifest, either form: it travels to everyone who joins, and is parsed before anybody is trusted."""
+"""Of a manifest, either form: it is sent to everyone who joins, and parsed before its author is trusted."""
 
 _SIGNING_CONTEXT = b"noloco manifest v1\n"  # so that no signature made for something else counts here
 
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """A manifest as it travels."""
+    """A manifest as it is sent."""
 
     manifest: bytes
     """In canonical form."""
     author: str
-    """Peer id of who signed it."""
+    """Peer id of its author."""
     signature: bytes
 
 
@@ -64,7 +64,7 @@ def parse(canonical: bytes) -> Manifest:
 
 
 def _require_known(error: ValidationError) -> None:
-    """An unknown key is no typo here: a newer program wrote it."""
+    """An unknown key is no typo here: it comes from a newer version."""
     for fault in error.errors(include_url=False):
         if fault["type"] == "extra_forbidden":
             key = shown(".".join(map(str, fault["loc"])))[1:-1]

@@ -20,7 +20,7 @@ NAME = "noloco.json"
 SCHEMA = 1
 MAX_BYTES = 4 * manifest.MAX_BYTES
 """The manifest with its quotes escaped, its signature, and what an export says of itself."""
-_REMEDY = "restore it from a copy. In a home, a node that joins the run writes it anew; else export the model again"
+_REMEDY = "restore it from a copy. In a home, a node that joins the run writes a new one; else export the model again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def read(folder: Path) -> RunFile:
     try:
         return RunFile(signed, manifest.verify(signed), trained)
     except NolocoError as error:
-        raise UsageError(f"{path} cannot be believed: {error}") from None
+        raise UsageError(f"{path} is not valid: {error}") from None
 
 
 def _checked(found: object) -> tuple[Signed, dict[str, Any]]:

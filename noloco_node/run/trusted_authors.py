@@ -1,8 +1,8 @@
-"""Which authors' signatures this node trusts: the named author, else the first one it met, as ssh does with hosts.
+"""Which authors' signatures this node trusts: the named author, else the first one it saw, as ssh does with hosts.
 
 One small JSON file in the home: for each rendezvous and run name, the author's peer id. An author known by one address
-is known by all addresses that are given beside it, so a rendezvous that is away for a while makes no stranger an
-author. The file is not secret. A damaged one ends the start: trust is never forgotten silently.
+is known by all addresses that are given beside it, so a rendezvous that is away for a while does not make an
+unknown peer the author. The file is not secret. A damaged one ends the start: trust is never forgotten silently.
 """
 
 import json
@@ -13,14 +13,14 @@ from noloco_node.base import atomic_files
 from noloco_node.errors import NotAdmitted
 
 _MAX_BYTES = 4 << 20
-_REMEDY = "restore it from a copy, or delete it, and the next author that signs a run is trusted without a question"
+_REMEDY = "restore it from a copy, or delete it, and the next author that signs a run is trusted unasked"
 
 
 class TrustedAuthors:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def meet(self, ways_in: Sequence[str], run_name: str, author: str, named: str | None) -> bool:
+    def check(self, ways_in: Sequence[str], run_name: str, author: str, named: str | None) -> bool:
         """Whether this author is new to us and trusted from now on. Raises NotAdmitted where another is expected,
         UsageError and DiskFull where the file cannot be read or written."""
         known = self._read()
@@ -37,7 +37,7 @@ class TrustedAuthors:
         return named is None and not met
 
     def know(self, ways_in: Sequence[str], run_name: str, author: str) -> bool:
-        """Whether one of these ways in is known to lead to this author's run."""
+        """Whether one of these peers is known to lead to this author's run."""
         known = self._read()
         return any(known.get(_key(peer, run_name)) == author for peer in ways_in)
 

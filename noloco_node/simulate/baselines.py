@@ -45,7 +45,7 @@ class Algorithm(Protocol):
     failed: int
     """Swaps that both sides gave up."""
     stats: CodecStats
-    """Of the swaps since the last boundary, with the true error."""
+    """Codec figures of the swaps since the last boundary, with the true error."""
 
     def gradients(self, gradients: Tensor) -> None:
         """Called after each backward pass, before clipping and the inner step; works in place."""
@@ -144,7 +144,7 @@ Pairs = Sequence[tuple[int, int]]
 def matching(replicas: int, chance: random.Random, met: frozenset[frozenset[int]] = frozenset()) -> Pairs:
     """Random pairs of all replicas (one is left over if they are odd), without the pairs in `met` where possible."""
     pairs: list[tuple[int, int]] = []
-    for _ in range(100):  # one draw in e has no old pair while each has met few others
+    for _ in range(100):  # while each has had few partners, about one draw in e has no repeated pair
         order = chance.sample(range(replicas), replicas)
         pairs = list(zip(order[::2], order[1::2], strict=False))
         if not any(frozenset(pair) in met for pair in pairs):

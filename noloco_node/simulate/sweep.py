@@ -16,8 +16,8 @@ TUNED = ("noloco", "noloco-paper", "diloco")
 
 
 def grid(choices: Iterable[Choice], alphas: Sequence[float], betas: Sequence[float]) -> list[Choice]:
-    """All cells of the algorithms that can be tuned, the others once. Unstable cells are left out; raises UsageError if
-    an algorithm has no stable cell."""
+    """One setting per grid cell of each tunable algorithm, one for each other algorithm. Unstable cells are left out;
+    raises UsageError if an algorithm has no stable cell."""
     cells: dict[Choice, None] = {}
     for choice in choices:
         if choice.name not in TUNED:

@@ -1,1 +1,1 @@
-"""The live state of a peer: taken by nodes that join or have fallen behind, and collected for an export."""
+"""The live state of a peer: fetched by nodes that join or have fallen behind, and collected for an export."""

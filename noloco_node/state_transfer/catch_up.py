@@ -1,4 +1,4 @@
-"""Catching up: when a node replaces its weights by a peer's state, and by whose.
+"""Catching up: when a node replaces its weights by a peer's state, and which peer's.
 
 A node does so when it is new, after a long absence or pause, and when its weights have diverged from everybody else's.
 Which peers' state is worth having is decided here, from presence records; state_transfer/choose_donor.py picks one of
@@ -25,14 +25,14 @@ from noloco_node.state_transfer.client import LiveState
 from noloco_node.wire.state_format import Coding
 
 CATCH_UP_ROUNDS = 10
-"""A node that is so far behind, after a restart or a pause, takes a peer's state."""
+"""A node that is so far behind, after a restart or a pause, fetches a peer's state."""
 DIVERGED_ROUNDS = 3
-"""So many diverged swaps and no committed round between them, where only two nodes train, are no accident."""
+"""Diverged swaps without a committed round between them that are not by chance, where only two nodes train."""
 ALONE_ROUNDS = 10
 """A node that commits no round for so many after a diverged swap is assumed to have diverged."""
 LOOKS = 3
-"""Times that a joining node must have seen nobody before it begins from nothing: where others have trained for long,
-its weights would diverge from theirs in every swap."""
+"""How often a joining node must have found no peer before it begins with new weights: where others have trained for
+long, its swaps with them would all diverge."""
 LONG_DOWNLOAD_S = 1800.0
 """Where a state would take longer at the volunteer's --max-download, it is fetched in bf16."""
 _PARTNERS = 32  # of diverged swaps, that are remembered
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 class CatchUpNode(Protocol):
-    """What is needed of the node."""
+    """The part of the node that is used."""
 
     @property
     def round(self) -> int: ...
@@ -50,7 +50,7 @@ class CatchUpNode(Protocol):
         """The other nodes of the run, looked up now."""
 
     def seen(self) -> Collection[PeerRecord]:
-        """The same, as they were looked up last."""
+        """The other nodes, as they were looked up last."""
 
     def waits_for(self, what: str | None) -> None: ...
 
@@ -60,7 +60,7 @@ class CatchUpNode(Protocol):
     async def adopt(self, state: LiveState) -> None: ...
 
     def caught_up(self) -> None:
-        """Whatever came of it."""
+        """Called at the end of each attempt, failed or not."""
 
 
 def ahead(records: Collection[PeerRecord], own: int) -> list[str]:
@@ -88,8 +88,8 @@ def has_diverged(partners: Sequence[str], rounds: int, others: Collection[str], 
     """Whether it is this node that diverged, and not its partner. `partners`: of its diverged swaps since it committed
     a round; `rounds`: how many rounds ended since the first of them; `others`: who trains.
 
-    Two partners are not both wrong by chance, and a sound node finds a sound partner before long. Where there is one
-    other node only, neither can know: the one with the higher peer id takes the other's state."""
+    Two partners have hardly both diverged, and a node that has not soon finds a partner that has not. Where there is
+    only one other node, neither can know: the one with the higher peer id fetches the other's state."""
     if not partners:
         return False
     if len({*partners}) > 1:
@@ -105,7 +105,7 @@ def coding(state_bytes: int, rate_bytes_s: float | None) -> Coding:
 
 
 class CatchUp:
-    """`wanted`: which state would do for a node that has none; `first`: this node has no bootstrap address, so that
+    """`wanted`: which state a node without weights accepts; `first`: this node has no bootstrap address, so that
     seeing nobody is normal."""
 
     def __init__(  # noqa: PLR0913
@@ -128,10 +128,10 @@ class CatchUp:
         self._diverged_from: list[str] = []
         """The partners of diverged swaps since a round was committed."""
         self._rounds = 0
-        """That ended since the first of them."""
+        """How many rounds ended since the first of them."""
 
-    async def arrive(self) -> None:
-        """Before training begins. Raises SwarmUnreachable where other nodes are there, but none sends its state."""
+    async def fetch_first_state(self) -> None:
+        """Before training begins. Raises SwarmUnreachable where there are other nodes, but none sends its state."""
         await self._take()
 
     def is_behind(self) -> bool:
@@ -149,9 +149,9 @@ class CatchUp:
         return bool(others) and has_diverged(self._diverged_from, self._rounds, others, self._peer_id)
 
     def start(self, *, diverged: bool) -> None:
-        """In the background; `caught_up` follows. `diverged`: an earlier round than its own will do."""
+        """Catch up in the background; `caught_up` follows. `diverged`: an earlier round than its own will do too."""
         if diverged:
-            log.warning("this node's weights have diverged from the others': taking a peer's state")
+            log.warning("this node's weights have diverged from the others': fetching a peer's state")
             self._diverged_from, self._rounds = [], 0
         self._task = asyncio.create_task(self._run(diverged=diverged))
         self._task.add_done_callback(self._ended)
@@ -196,6 +196,6 @@ class CatchUp:
                 await asyncio.sleep(choose_donor.RETRY_S)
 
         wanted = replace(self._wanted, own_round=own, goes_back=diverged)
-        state = await choose_donor.take_state(self._channel, others, wanted, node.waits_for, pace=self._pace)
+        state = await choose_donor.fetch_state(self._channel, others, wanted, node.waits_for, pace=self._pace)
         if state is not None:
             await node.adopt(state)

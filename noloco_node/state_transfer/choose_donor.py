@@ -1,10 +1,10 @@
-"""Takes the state of one of several donors: which to ask, how long to wait in its queue, whether to believe its round.
+"""Fetches the state of one of several donors: which to ask, how long to queue, whether to believe its round.
 
-What is fetched is checked by state_transfer/client.py. No single peer's word decides how far the run is. A donor counts
-as stale, or as too far ahead, by the lower median of its own round and the rounds that up to WITNESSES other peers
-answer. So two others must agree before a donor is refused. Where one other peer answers and the two contradict each
-other, the lower round is believed, whoever lies: that may cost rounds, while a false high round would end the run for
-this node. Where none answers, the donor is believed.
+What is fetched is checked by state_transfer/client.py. No single peer's answer decides how far the run is. A donor
+counts as stale, or as too far ahead, by the lower median of its own round and the rounds that up to WITNESSES other
+peers answer. So two others must agree before a donor is refused. Where one other peer answers and the two contradict
+each other, the lower round is believed, whichever is wrong: that may cost rounds, while a false high round would end
+the run for this node. Where none answers, the donor is believed.
 """
 
 import asyncio
@@ -32,14 +32,14 @@ from noloco_node.state_transfer.server import MAX_WAITING
 from noloco_node.wire.state_format import Coding
 
 TAKE_STATE_S = 300.0
-"""For some peer to begin to send its state, and from one sign of progress to the next; a queue may be long."""
+"""Longest wait for a peer to begin to send its state, and between two signs of progress; a queue may be long."""
 QUEUE_S = 60.0
-"""In one donor's queue without moving up, or until its copy is made, while there are other donors. Doubles each time
+"""Wait in one donor's queue without moving up, or for its copy, while there are other donors. Doubles each time
 that this donor is asked: when all donors are busy, only a long wait reaches the head of a queue."""
 RETRY_S = 1.0
 RESUME_TRIES = 3
-"""For a donor whose stream broke to resume, before another donor is asked for its version. The count starts again
-whenever something came: a relay may carry a few bytes at a time."""
+"""Tries to resume a broken stream before another donor is asked for its version. The count restarts whenever something
+arrived: a relay may carry a few bytes at a time."""
 WITNESSES = 4
 """With the donor itself they are an odd number: more than half of them decide."""
 STALE_ROUNDS = 10
@@ -53,15 +53,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which state would do."""
+    """Which state is accepted."""
 
     terms: StateTerms
     numbers: int
-    """fp32 numbers: two a parameter."""
+    """Count of fp32 numbers: two a parameter."""
     budget: int
-    """Rounds of the run: nobody can be further."""
+    """Rounds of the run: no state can be of a later one."""
     own_round: int = 0
-    """Of this node's own weights; 0: it has none."""
+    """The round of this node's own weights; 0: it has none."""
     coding: Coding = Coding.FP32
     goes_back: bool = False
     """Whether an earlier round would do too: for a node that has diverged."""
@@ -72,12 +72,12 @@ class Others:
     """Other nodes of the run, by peer id."""
 
     donors: Sequence[str]
-    """Whose state is worth asking for."""
+    """Peers whose state is worth asking for."""
     witnesses: Sequence[str]
-    """Who can say how far the run is."""
+    """Peers that can say how far the run is."""
 
 
-async def take_state(
+async def fetch_state(
     channel: Channel,
     look: Callable[[], Awaitable[Others]],
     wanted: Wanted,
@@ -94,7 +94,7 @@ async def take_state(
             while (others := await look()).donors:
                 peer = choice.next(others.donors)
                 if peer is not None:
-                    witnesses = [other for other in others.witnesses if other != peer and other not in choice.liars]
+                    witnesses = [w for w in others.witnesses if w != peer and w not in choice.misbehaved]
                     attempt = _Attempt(
                         peer, channel, wanted, witnesses, patience, choice.queue_s(others.donors), waits_for
                     )
@@ -127,7 +127,7 @@ class _Choice:
     least often. Donors that sent wrong data are left out."""
 
     def __init__(self) -> None:
-        self.liars: set[str] = set()
+        self.misbehaved: set[str] = set()
         self.failure: PeerFault | None = None
         self._last: str | None = None
         self._tries_left = 0
@@ -152,12 +152,12 @@ class _Choice:
         """`begun`: a part of its version is here; `came`: something came in this attempt."""
         self.failure = fault
         if isinstance(fault, PeerMisbehaved):
-            self.liars.add(peer)
+            self.misbehaved.add(peer)
         tries = RESUME_TRIES if came else self._tries_left - 1
         self._tries_left = tries if begun and isinstance(fault, PeerLost) else 0
 
     def _honest(self, candidates: Sequence[str]) -> list[str]:
-        return [peer for peer in candidates if peer not in self.liars]
+        return [peer for peer in candidates if peer not in self.misbehaved]
 
 
 class _Attempt:
@@ -192,9 +192,9 @@ class _Attempt:
         if round > self._wanted.budget:
             raise PeerMisbehaved("bad_round", f"{round}")
         if round < self._wanted.own_round and not self._wanted.goes_back:
-            raise PeerFault("old_state", f"of round {round}")  # no lie: a donor's copy may be a few rounds old
+            raise PeerFault("old_state", f"of round {round}")  # no misbehaviour: its copy may be a few rounds old
         middle = median_low([round, *await self._witnessed()])
-        if abs(round - middle) > STALE_ROUNDS:  # no proof of a lie: a witness may be the liar
+        if abs(round - middle) > STALE_ROUNDS:  # not PeerMisbehaved: a witness may be the one that is wrong
             why = "stale_state" if round < middle else "far_ahead"
             raise PeerFault(why, f"of round {round}, where others are at {middle}")
 

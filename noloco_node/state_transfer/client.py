@@ -27,7 +27,7 @@ from noloco_node.wire.state_format import Coding
 FRAME_S = 30.0
 """A donor that sends nothing for so long is given up."""
 PROGRESS_S = 5.0
-"""For a peer to say how far it is."""
+"""How long a peer may take to say how far it is."""
 ASIDE_BYTES = 4 << 20
 """10 ms of hashing."""
 
@@ -71,10 +71,10 @@ class DownloadProgress:
 
 
 class DownloadWatcher(Protocol):
-    """Is told how a download goes."""
+    """Receives the progress of a download."""
 
     def queued(self, place: int) -> None:
-        """So many others come first; 0: the donor makes its copy."""
+        """`place` others come first; 0: the donor makes its copy."""
 
     async def check_round(self, round: int) -> None:
         """The donor has another version than the one that was begun. Raises PeerFault to refuse its round."""
@@ -83,14 +83,14 @@ class DownloadWatcher(Protocol):
 
 
 class Download:
-    """What is here of one version; it outlives the streams that bring it."""
+    """The received part of one version; it outlives the streams that bring it."""
 
     def __init__(self, numbers: int, coding: Coding = Coding.FP32) -> None:
         self.coding = coding
         self.total_bytes = coding.size(numbers)
         self.root = b""
         self.done = 0
-        """Fragments that are here and whole."""
+        """Fragments received and verified."""
         self.round = 0
         self._digests = b""
         self._numbers = memoryview(bytearray())

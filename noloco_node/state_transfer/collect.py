@@ -2,7 +2,7 @@
 
 A donor is asked as a joining node would (state_transfer/client.py): layout, digests and root hash are checked, the
 volunteer's rates and the day's quota are kept. A donor that does not send its state in time is skipped, which is
-reported. Only φ is kept, as plain fp32. Whoever asked uses the files; those of an earlier run are removed first.
+reported. Only φ is kept, as plain fp32. The caller uses the files; those of an earlier run are removed first.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from noloco_node.views.gather import GatheredState, GatherView
 
 FOLDER = "gathered"
 BEGIN_S = 60.0
-"""For a donor to make its copy; others may come first."""
+"""How long a donor may take to make its copy; others may come first."""
 SLOWEST_BYTES_S = 256 << 10
 """A donor that is slower is skipped."""
 SAY_S = 0.5
@@ -150,7 +150,7 @@ class _failure_shown:  # noqa: N801 (a context)
 
 
 class _Work:
-    """What has come so far."""
+    """What has arrived so far."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class _Attempt:
 
 
 def _in_turn(there: Collection[PeerRecord], own: OwnState) -> list[PeerRecord]:
-    """In random order, but those that train first, and none that is known to be far behind."""
+    """The donors in random order, those that train first, without those known to be far behind."""
     fit = [
         r for r in there if r.state in HAS_WEIGHTS and r.peer_id != own.peer_id and r.round >= own.round - STALE_ROUNDS
     ]

@@ -16,15 +16,15 @@ from noloco_node.wire import state_format
 from noloco_node.wire.state_format import Coding
 
 SHARED_S = 20.0
-"""A download that begins may use a copy of this age."""
+"""A download that begins may use a copy that is at most so old."""
 KEPT_S = 60.0
 """A copy is kept for so long after its last download, so that one that broke off can resume."""
 MAX_COPIES = 2
-"""Of 8 bytes a parameter each. When both are in use by slow downloads, a new one gets the newer of them."""
+"""Each has 8 bytes a parameter. When both are in use by slow downloads, a new one gets the newer of them."""
 
 
 class StateOwner(Protocol):
-    """What is needed of the training thread."""
+    """The part of the training thread that is used."""
 
     def live_state(self) -> "Future[tuple[int, memoryview]]": ...
 
@@ -63,7 +63,7 @@ class StateCopy:
 
 
 class StateCopies:
-    """One as a rule, MAX_COPIES at most."""
+    """The copies in memory: usually one, MAX_COPIES at most."""
 
     def __init__(self, owner: StateOwner) -> None:
         self._owner = owner

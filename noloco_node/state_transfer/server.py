@@ -25,22 +25,22 @@ from noloco_node.wire import state_format
 from noloco_node.wire.peer_pb2_grpc import StateServicer
 
 AT_ONCE = 4
-"""More would make each slower and none earlier."""
+"""More at a time would make each slower and none end earlier."""
 MAX_WAITING = 32
 BUSY_S = 60.0
 """When to try again, for callers beyond that."""
 SAY_PLACE_S = 10.0
 """How often a waiting caller is sent its place: more often than its timeout for one frame (client.FRAME_S)."""
 TAKEN_S = 240.0
-"""For one frame to be read by the caller. As much as 6 MB may lie in buffers before it: at the slowest rate that a
-volunteer can set, they are read in 190 s."""
+"""How long a caller may take to read one frame. As much as 6 MB may lie in buffers before it: at the slowest rate that
+a volunteer can set, they are read in 190 s."""
 LEAST_BYTES_S = MIN_RATE_BYTES_S / 2
 """Mean rate at which a caller must read. A slower one would hold its place in the queue for days."""
 log = logging.getLogger(__name__)
 
 
 class Callers(Protocol):
-    """What is needed of the transport."""
+    """The part of a transport that is used."""
 
     def caller(self, context: Any) -> str: ...
 
@@ -81,13 +81,13 @@ class Ticket:
         self.moved = asyncio.Event()
         self._queue = queue
 
-    def look(self) -> int | None:
-        """Its place; `news` waits for a change of it."""
+    def place(self) -> int | None:
+        """Its place; `changed` waits for a change of it."""
         self.moved.clear()
         return self._queue.place(self)
 
-    async def news(self) -> None:
-        """Returns when the queue has moved since the last `look`, or after SAY_PLACE_S."""
+    async def changed(self) -> None:
+        """Returns when the queue has moved since the last `place`, or after SAY_PLACE_S."""
         with suppress(TimeoutError):
             async with asyncio.timeout(SAY_PLACE_S):
                 await self.moved.wait()
@@ -228,9 +228,9 @@ class StateService(StateServicer):
 async def _answer(
     asked: wire.StateRequest, copies: StateCopies, ticket: Ticket, reserved: ReservedBytes
 ) -> AsyncGenerator[wire.StateFrame, None]:
-    while place := ticket.look():
+    while place := ticket.place():
         yield wire.StatePlace(place)
-        await ticket.news()
+        await ticket.changed()
     making = asyncio.create_task(copies.version(asked.root, asked.coding))
     try:
         while not (await asyncio.wait({making}, timeout=SAY_PLACE_S))[0]:
@@ -247,7 +247,7 @@ async def _answer(
     with reserved.of(version.total_bytes - start) as sent, copies.using(copy):
         yield replace(version, fragment=first)
         for chunk in copy.chunks(asked.coding, start):
-            if ticket.look() is None:
+            if ticket.place() is None:
                 return
             sent(len(chunk.data))
             yield chunk

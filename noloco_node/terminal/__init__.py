@@ -1,1 +1,1 @@
-"""What a terminal shows: status, peers, a local swarm's board. It reads views and knows nothing of a node's inside."""
+"""What a terminal shows: status, peers, a local swarm's board. It reads views and knows no part of a node."""

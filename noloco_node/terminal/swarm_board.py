@@ -35,7 +35,7 @@ _WAITING = len(_COLUMNS) - 1
 _SILENT_S = 5.0  # without a terminal: the longest time without a line
 
 
-class Seat(Protocol):
+class NodeProcess(Protocol):
     """One node of the swarm."""
 
     @property
@@ -47,7 +47,7 @@ class Seat(Protocol):
     @property
     def exit_code(self) -> int | None: ...
 
-    def last_words(self) -> str: ...
+    def last_output_line(self) -> str: ...
 
 
 class SwarmProgress:
@@ -59,8 +59,8 @@ class SwarmProgress:
         self.fraction = 0.0
         self.left_s: float | None = None
 
-    def update(self, seats: Sequence[Seat], now: float) -> None:
-        done = [1.0 if _is_done(seat) else _rounds_done(seat.view) / self._rounds for seat in seats]
+    def update(self, nodes: Sequence[NodeProcess], now: float) -> None:
+        done = [1.0 if _is_done(node) else _rounds_done(node.view) / self._rounds for node in nodes]
         self.fraction = max(self.fraction, sum(done) / len(done) if done else 0.0)
         if self._first is None and self.fraction > 0:
             self._first = now, self.fraction
@@ -88,12 +88,12 @@ class LiveBoard:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def update(self, seats: Sequence[Seat], now: float) -> None:
-        self._progress.update(seats, now)
+    def update(self, nodes: Sequence[NodeProcess], now: float) -> None:
+        self._progress.update(nodes, now)
         bar = Table.grid(padding=(0, 2, 0, 0))
         width = min(40, self._out.width // 2)
         bar.add_row(ProgressBar(total=1, completed=self._progress.fraction, width=width), str(self._progress))
-        parts = table_and_notes(seats, self._rounds, self._out.width)
+        parts = table_and_notes(nodes, self._rounds, self._out.width)
         self._live.update(Group(*parts, bar) if self._progress.fraction < 1 else Group(*parts), refresh=True)
 
 
@@ -104,7 +104,7 @@ class PlainBoard:
         self._out, self._progress, self._rounds, self._began = out, progress, rounds, began
         self._printed_at = began
         self._seen: dict[str, str] = {}
-        self._last: Sequence[Seat] = ()
+        self._last: Sequence[NodeProcess] = ()
 
     def __enter__(self) -> "PlainBoard":
         return self
@@ -113,41 +113,41 @@ class PlainBoard:
         for part in table_and_notes(self._last, self._rounds, self._out.width):
             self._out.print(part)
 
-    def update(self, seats: Sequence[Seat], now: float) -> None:
-        self._progress.update(seats, now)
-        self._last = seats
-        for seat in seats:
-            line = _event_line(seat, self._rounds)
-            if line and self._seen.get(seat.label) != line:
-                self._seen[seat.label] = line
+    def update(self, nodes: Sequence[NodeProcess], now: float) -> None:
+        self._progress.update(nodes, now)
+        self._last = nodes
+        for node in nodes:
+            line = _event_line(node, self._rounds)
+            if line and self._seen.get(node.label) != line:
+                self._seen[node.label] = line
                 self._print(now, line)
         if now - self._printed_at >= _SILENT_S:
-            self._print(now, f"{self._progress}   {_states(seats)}")
+            self._print(now, f"{self._progress}   {_states(nodes)}")
 
     def _print(self, now: float, line: str) -> None:
         self._printed_at = now
         self._out.print(Text(f"{span(now - self._began):>11}  {line}"))
 
 
-def table_and_notes(seats: Sequence[Seat], rounds: int, width: int) -> list[RenderableType]:
+def table_and_notes(nodes: Sequence[NodeProcess], rounds: int, width: int) -> list[RenderableType]:
     """The table; below it what nodes wait for, if that column does not fit."""
-    rows = [_row(seat, rounds) for seat in seats]
+    rows = [_row(node, rounds) for node in nodes]
     if not rows:
         return [Text("starting the rendezvous …", style="dim")]
     shown = fitting(_COLUMNS, rows, width)
-    notes = [] if _WAITING in shown else [f"{_name(seat)}: {_trouble(seat)}" for seat in seats if _waiting(seat)]
-    if not any(map(_waiting, seats)):
+    notes = [] if _WAITING in shown else [f"{_name(node)}: {_trouble(node)}" for node in nodes if _waiting(node)]
+    if not any(map(_waiting, nodes)):
         shown = [column for column in shown if column != _WAITING]
     return [table(_COLUMNS, rows, shown), *(Text(note, style="dim") for note in notes)]
 
 
-def _row(seat: Seat, rounds: int) -> list[str]:
-    view = seat.view
+def _row(node: NodeProcess, rounds: int) -> list[str]:
+    view = node.view
     if view is None:
-        return [seat.label, _state(seat), *[NOTHING] * (_WAITING - 2), _waiting(seat)]
+        return [node.label, _state(node), *[NOTHING] * (_WAITING - 2), _waiting(node)]
     return [
         view.name,
-        _state(seat),
+        _state(node),
         f"{view.round}/{rounds}",
         loss(view.loss),
         loss(view.eval_loss),
@@ -155,7 +155,7 @@ def _row(seat: Seat, rounds: int) -> list[str]:
         size(view.bytes.sent),
         share(view.busy_fraction),
         rate(view.tokens_per_s),
-        _waiting(seat),
+        _waiting(node),
     ]
 
 
@@ -163,44 +163,44 @@ def _rounds_done(view: StatusView | None) -> float:
     return view.round + (view.phase.part if view.phase else 0.0) if view else 0.0
 
 
-def _is_done(seat: Seat) -> bool:
-    return seat.exit_code is not None or (seat.view is not None and seat.view.state == NodeState.FINISHED)
+def _is_done(node: NodeProcess) -> bool:
+    return node.exit_code is not None or (node.view is not None and node.view.state == NodeState.FINISHED)
 
 
-def _name(seat: Seat) -> str:
-    return seat.view.name if seat.view else seat.label
+def _name(node: NodeProcess) -> str:
+    return node.view.name if node.view else node.label
 
 
-def _state(seat: Seat) -> str:
-    if seat.exit_code:
-        return f"exit {seat.exit_code}"
-    if seat.exit_code == 0:
+def _state(node: NodeProcess) -> str:
+    if node.exit_code:
+        return f"exit {node.exit_code}"
+    if node.exit_code == 0:
         return "done"
-    return seat.view.state if seat.view else NodeState.STARTING
+    return node.view.state if node.view else NodeState.STARTING
 
 
-def _waiting(seat: Seat) -> str:
-    if seat.exit_code:
-        return seat.last_words()
-    return (seat.view.waiting_for or "") if seat.view and seat.exit_code is None else ""
+def _waiting(node: NodeProcess) -> str:
+    if node.exit_code:
+        return node.last_output_line()
+    return (node.view.waiting_for or "") if node.view and node.exit_code is None else ""
 
 
-def _states(seats: Sequence[Seat]) -> str:
+def _states(nodes: Sequence[NodeProcess]) -> str:
     """`3 training, 1 joining (dry-falcon waits for state from brisk-heron)`."""
-    counts = Counter(map(_state, seats))
-    waits = [f"{_name(seat)} waits for {_waiting(seat)}" for seat in seats if _waiting(seat) and not seat.exit_code]
+    counts = Counter(map(_state, nodes))
+    waits = [f"{_name(node)} waits for {_waiting(node)}" for node in nodes if _waiting(node) and not node.exit_code]
     return ", ".join(f"{n} {state}" for state, n in counts.items()) + (f" ({'; '.join(waits)})" if waits else "")
 
 
-def _trouble(seat: Seat) -> str:
-    return f"died: {seat.last_words()}" if seat.exit_code else f"waiting for {_waiting(seat)}"
+def _trouble(node: NodeProcess) -> str:
+    return f"failed: {node.last_output_line()}" if node.exit_code else f"waiting for {_waiting(node)}"
 
 
-def _event_line(seat: Seat, rounds: int) -> str:
+def _event_line(node: NodeProcess, rounds: int) -> str:
     """The line that is printed when it changes: a round, or a failure."""
-    view = seat.view
-    if seat.exit_code:
-        return f"{_name(seat)} {_trouble(seat)}"
+    view = node.view
+    if node.exit_code:
+        return f"{_name(node)} {_trouble(node)}"
     if view is None or view.loss is None:
         return ""
     partner = f", last partner {name_of(view.partner)}" if view.partner else ""

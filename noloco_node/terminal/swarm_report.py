@@ -6,13 +6,13 @@ from statistics import fmean
 from typing import Any
 
 from noloco_node.base.units import loss, span
-from noloco_node.terminal.swarm_board import Seat
+from noloco_node.terminal.swarm_board import NodeProcess
 from noloco_node.views.documents import SCHEMA, document
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    seats: Sequence[Seat]
+    nodes: Sequence[NodeProcess]
     run_id: str
     rounds: int
     wall_s: float
@@ -21,7 +21,7 @@ class Outcome:
 
     @property
     def views(self) -> list[Any]:
-        return [seat.view for seat in self.seats if seat.view]
+        return [node.view for node in self.nodes if node.view]
 
     def mean(self, field: str) -> float | None:
         known = [value for view in self.views if (value := getattr(view, field)) is not None]
@@ -29,11 +29,11 @@ class Outcome:
 
     def failure(self) -> str | None:
         """Why the swarm failed, in a sentence; None if it did not."""
-        for seat in self.seats:
-            name = seat.view.name if seat.view else seat.label
-            if seat.exit_code:
-                return f"{name} ended with exit code {seat.exit_code}: {seat.last_words()}"
-            if seat.view is None or not seat.view.rounds.committed:
+        for node in self.nodes:
+            name = node.view.name if node.view else node.label
+            if node.exit_code:
+                return f"{name} ended with exit code {node.exit_code}: {node.last_output_line()}"
+            if node.view is None or not node.view.rounds.committed:
                 return f"{name} found no partner in any round"
         return None
 
@@ -49,7 +49,7 @@ class Outcome:
                 "last": self.mean("eval_loss"),
                 "average_of_weights": self.average_of_weights,
             },
-            "nodes": [_node(seat) for seat in self.seats],
+            "nodes": [_node(node) for node in self.nodes],
         }
 
     def sentence(self) -> str:
@@ -72,7 +72,7 @@ class Outcome:
         return f"{low} other{'s' * (low != 1)}" if low == high else f"{low} to {high} others"
 
 
-def _node(seat: Seat) -> dict[str, Any]:
-    shown = document(seat.view) if seat.view else {"name": seat.label}
+def _node(node: NodeProcess) -> dict[str, Any]:
+    shown = document(node.view) if node.view else {"name": node.label}
     shown.pop("schema", None)
-    return {**shown, "exit_code": seat.exit_code}
+    return {**shown, "exit_code": node.exit_code}

@@ -182,7 +182,7 @@ def _time(view: StatusView) -> Iterator[str]:
     if any(s for account, s in view.time_s.items() if account != "paused"):
         yield f"besides steps: {', '.join(besides_steps(view)) or 'nothing'}"
     if view.stall_ms is not None:
-        yield f"the last round took {view.stall_ms:.0f} ms of training"
+        yield f"the last round cost {view.stall_ms:.0f} ms of training"
     if paused_s := view.time_s.get("paused"):
         yield f"paused for {span(paused_s)}"
 

@@ -2,8 +2,8 @@
 
 Notable choices:
 - A batch goes through in micro-batches; loss and norm of the whole come to the CPU once, at its end.
-- How many examples fit on a GPU is found by trying before the first step (memory_budget.py). Where they do not after
-  all, the parts are halved and the batch begins again.
+- How many examples fit on a GPU is found by trying before the first step (memory_budget.py). If they do not fit
+  later, the parts are halved and the batch begins again.
 - Where a run uses bf16, only a GPU's matrix products are in bf16 (autocast); parameters and gradients are fp32.
 
 Loss and evaluation come from a Task. Knows nothing of steps, schedules, rounds or partners.

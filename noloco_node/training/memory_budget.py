@@ -29,11 +29,11 @@ PEAK_BYTES = FAST_BYTES + SLOW_BYTES + SNAPSHOT_BYTES + CHECKPOINT_BYTES
 MOMENT_BYTES = 8
 """Per parameter: what AdamW makes in its first step only."""
 SPARE = 0.9
-"""Of the memory that is free: allocators leave holes."""
+"""The share of free memory that counts: allocators leave holes."""
 
 
 def check(parameters: int, device: torch.device, fraction: float) -> None:
-    """Raises OutOfMemory where the state of so many parameters does not fit."""
+    """Raises OutOfMemory where the state of this number of parameters does not fit."""
     if device.type == "cuda":
         of_gpu = int(fraction * torch.cuda.get_device_properties(device).total_memory)
         _check(parameters, FAST_BYTES, of_gpu, "on the GPU")
@@ -103,7 +103,7 @@ class MicroBatch:
         return self._settled
 
     def halve(self) -> None:
-        """It did not fit. Raises OutOfMemory where no half is left."""
+        """Halve it: it did not fit. Raises OutOfMemory where it cannot be halved."""
         if self.size == 1:
             raise OutOfMemory("not even one example fits into the device's memory beside the model")
         self.size //= 2

@@ -1,6 +1,6 @@
 """Causal language models, built from what a manifest names: a preset, or a transformers config class with plain values.
 
-The manifest may come from a stranger, so a build runs no remote code, asks no hub, and first counts the model's
+The manifest may come from an unknown author, so a build runs no remote code, asks no hub, and first counts the model's
 parameters without memory (torch's meta device), and stops as soon as this machine could not hold them. The same seed
 gives the same first weights everywhere. Knows nothing of data, optimizers or peers.
 """
@@ -54,7 +54,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 """Llama shapes. With 32,000 tokens they have 134 M, 374 M, 1.35 B and 6.74 B parameters; with bytes 85 M, 309 M, 1.22 B
 and 6.48 B."""
 MAX_MODULES = 100_000
-"""In a model: GPT-3 has 2,000. Modules cost memory and time before the first parameter is made."""
+"""Modules in a model: GPT-3 has 2,000. They cost memory and time before the first parameter is made."""
 
 _ALSO_KNOWN = frozenset({"rope_theta", "rope_scaling", "partial_rotary_factor"})  # spellings that configs still take
 
@@ -151,7 +151,7 @@ def _config(architecture: str, values: dict[str, Any]) -> Any:
     known = _known_keys(family)
     if unknown := sorted(values.keys() - known):
         raise UsageError(f"model.config: {architecture} does not know {unknown[0]}")
-    if "is_decoder" in known:  # else BERT and the like would see the token that they must predict
+    if "is_decoder" in known:  # else BERT and similar models would see the token that they must predict
         values = {**values, "is_decoder": True}
     return _sound(architecture, lambda: family(**values))
 

@@ -1,8 +1,8 @@
 """The snapshot of one boundary while partners may swap it, and the codec thread that it lives on.
 
 What an offer holds changes on the codec thread alone: each method sends work there and returns a future. A correction
-that is whole stays there until `apply`, which sends it straight to the training thread. The snapshot is nobody else's;
-only corrections change it, for the round's next partner.
+that is whole stays there until `apply`, which sends it straight to the training thread. No other thread uses the
+snapshot; only corrections change it, for the round's next partner.
 """
 
 import logging
@@ -47,7 +47,7 @@ class CodecThread:
         return self._executor.submit(checked)
 
     def post_behind(self, command: Command) -> None:
-        """Behind the corrections that are on their way to the training thread."""
+        """After the corrections that are on their way to the training thread."""
         with suppress(RuntimeError):  # closed: nobody reads the mailbox any more
             self._executor.submit(self.post, command)
 

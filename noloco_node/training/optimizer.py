@@ -3,8 +3,8 @@
 Gradients that stayed would lie beside the next forward pass's activations, at the very peak of memory: one flat vector
 of them made that 7% more on the `125m` preset. So autograd makes them, one for each parameter, as in any plain loop,
 whose results are the same to the bit, and they are freed right before memory is needed again. Not earlier: freed at a
-step's end, they let the C library return a small model's heap to the system, which gives it again page by page (2% of a
-step of `tiny`). A parameter that had no part in the loss is left alone, not decayed.
+step's end, they let the C library return a small model's heap to the system, which hands it out again page by page (2%
+of a step of `tiny`). A parameter that had no part in the loss is left alone, not decayed.
 
 AdamW is arXiv 1711.05101 and torch's. Knows nothing of losses, schedules or rounds.
 """
@@ -38,7 +38,7 @@ class Optimizer:
         self._adamw.zero_grad(set_to_none=True)
 
     def norm(self) -> Tensor:
-        """Of the whole gradient, as torch's own clipping computes it."""
+        """Norm of the whole gradient, as torch's own clipping computes it."""
         return nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
 
     def step(self, rate: float, norm: float) -> None:
@@ -55,7 +55,7 @@ class Optimizer:
         return bool(self._adamw.state)
 
     def restart(self) -> None:
-        """Begin again without moments."""
+        """Restart without moments."""
         self._adamw = self._fresh()
 
     def state(self) -> dict[int, dict[str, Any]]:

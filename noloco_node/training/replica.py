@@ -36,7 +36,7 @@ from noloco_node.training.schedule import learning_rate
 from noloco_node.training.task import Batch, Closable, ExampleStream, Patient, Task
 
 MAX_SKIPPED = 10
-"""In a row: one bad batch is bad luck, ten are bad weights."""
+"""Steps skipped in a row: one may be a bad batch; ten mean bad weights."""
 WARM_UP_STEPS = 5
 """Of an AdamW that begins in the middle of a run: its first steps, each as long as the learning rate in every parameter
 whatever the gradient, would spoil the weights. Until they are over, nothing is offered."""
@@ -114,7 +114,7 @@ class Replica:
         """Seconds since the last boundary, of a phase by time."""
         self._taken = 0
         self.skipped = 0
-        """Steps without a finite loss and gradient."""
+        """Skipped steps, without a finite loss and gradient."""
         self._skipped_in_row = 0
         self.last_loss = 0.0
         """Of the last step that was not skipped."""
@@ -204,7 +204,7 @@ class Replica:
         return self.theta.device.type
 
     def steps_left(self, step_s: float) -> int:
-        """Until the boundary; with a phase by time, if each takes `step_s`."""
+        """Steps until the boundary; with a phase by time, if each takes `step_s`."""
         if self._spec.seconds is None:
             return max(1, self._phase_steps - self.phase_step)
         return max(1, int((self._spec.seconds - self.phase_s) / max(step_s, 1e-6)))
@@ -217,7 +217,7 @@ class Replica:
     @property
     def steps(self) -> int:
         """With phases by steps: the replica's position in the run's schedule, so the steps before it joined count too.
-        With phases by time: the steps that it took itself."""
+        With phases by time: its own steps."""
         return self.round * self._phase_steps + self.phase_step if self._spec.seconds is None else self._taken
 
     @property

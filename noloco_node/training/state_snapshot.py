@@ -18,12 +18,12 @@ MIN_GAPS = 8
 """Gaps between inner steps. With fewer left of a phase, a copy waits for the next phase: no gap copies more than an
 eighth of it, where phases are that long."""
 SHARE = 0.05
-"""Of an inner step's time that a gap may always take, even where an even share would be less: a phase may last an hour,
-and a joining node waits."""
+"""Share of an inner step's time that a gap may always take, even where an even share would be less: a phase may last an
+hour, and a joining node waits."""
 
 
 class SlowState(Protocol):
-    """What is needed of training/replica.py."""
+    """The part of training/replica.py that is used."""
 
     round: int
     phase_step: int
@@ -48,7 +48,7 @@ class Snapshot:
         self._take(min(self._missing))
 
     def secure(self, start: int, end: int) -> None:
-        """Before the elements from `start` to `end` change."""
+        """Called before the elements from `start` to `end` change."""
         for piece in range(start // PIECE, -(-end // PIECE)):
             if piece in self._missing:
                 self._take(piece)
@@ -109,7 +109,7 @@ class Snapshots:
         self.complete()
 
     def secure(self, start: int, end: int) -> None:
-        """Before a correction of these elements."""
+        """Called before a correction of these elements."""
         if self._current:
             self._current.secure(start, end)
 

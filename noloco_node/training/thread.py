@@ -38,7 +38,7 @@ from noloco_node.training.time_accounts import TimeAccounts
 FRAGMENT_ELEMENTS = 1 << 20
 """4 MiB in fp32, half of gRPC's limit on a message; half a MiB at 4 bits. Larger ones would hold up an inner step."""
 JOIN_S = 10.0
-"""For the thread to come to the end of an inner step when it is told to stop."""
+"""How long the thread may take to end its inner step when it must stop."""
 LOOK_S = 0.1
 """How often the mailbox is read while data is waited for."""
 
@@ -67,7 +67,7 @@ class PhaseEnded:
     closed: str | None
     """Why there is no offer."""
     seconds: float
-    """Of training, without pauses and waiting: the best estimate of the next phase's length."""
+    """Seconds of training, without pauses and waiting: the best estimate of the next phase's length."""
     spent_s: Mapping[str, float]
     """Seconds since training began, by what they were spent on (training/time_accounts.py)."""
 
@@ -87,7 +87,7 @@ Message = Ready | PhaseEnded | Evaluated | RolledBack | Finished | Failed
 
 
 class _Stop(Exception):
-    """Unwinds the thread from wherever it is."""
+    """Ends the thread from any depth of calls."""
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class _Phase:
     """The inner phase under way."""
 
     began: float
-    """Moved on by pauses."""
+    """Moved forward by pauses."""
     steps: int = 0
     losses: list[float] = field(default_factory=list)
 
@@ -115,7 +115,7 @@ class TrainingThread:
         fragment_elements: int = FRAGMENT_ELEMENTS,
         last_good: Callable[[], Saved | None] = lambda: None,
     ) -> None:
-        """`last_good` gives what was saved last, for weights that are broken."""
+        """`last_good` loads the last checkpoint, to replace broken weights."""
         self._build = build
         self._post = post
         self._budget = self._rounds = rounds
@@ -161,7 +161,7 @@ class TrainingThread:
         return self._ask(mailbox.GetState())
 
     def so_far(self) -> "Future[tuple[Progress, Mapping[str, float]]]":
-        """And the seconds since training began, by what they were spent on."""
+        """Progress, and the seconds since training began, by what they were spent on."""
         return self._ask(mailbox.GetProgress())
 
     def swapping(self, under_way: bool) -> None:
@@ -181,7 +181,7 @@ class TrainingThread:
 
     @property
     def patience_s(self) -> float:
-        """For what is asked now to be answered."""
+        """How long an answer to a question asked now may take."""
         return self._mailbox.patience_s
 
     def stop(self, within_s: float = JOIN_S) -> None:
@@ -227,13 +227,13 @@ class TrainingThread:
                 raise _Stop
 
     def _serve(self, replica: Replica) -> None:
-        """Do what lies in the mailbox."""
+        """Carry out the commands in the mailbox."""
         with self._mailbox.looking():
             for command in self._mailbox.waiting():
                 self._do(command, replica)
 
     def _serve_until(self, replica: Replica, enough: Callable[[], bool]) -> None:
-        """Do what comes into the mailbox, waiting for it."""
+        """Wait for commands in the mailbox, and carry them out."""
         with self._mailbox.looking():
             while not enough():
                 self._do(self._mailbox.next(), replica)
@@ -390,7 +390,7 @@ class TrainingThread:
             self._post(Evaluated(replica.round, replica.evaluate()))
 
     def _copy(self, work: Callable[[Snapshots], None]) -> None:
-        """For a joining node, if one waits."""
+        """Copy a part of the state for a joining node, if one waits."""
         if not self._snapshots.idle:
             with self._times.on("checkpoint"):
                 work(self._snapshots)
@@ -403,7 +403,7 @@ class TrainingThread:
             return copy()
 
     def _stall_ms(self) -> float:
-        """The training time that the last round took."""
+        """The training time that the last round cost."""
         before, self._stalled_s = self._stalled_s, self._times.stall_s()
         return 1000 * (self._stalled_s - before)
 
@@ -419,7 +419,7 @@ class TrainingThread:
         return paused_s
 
     def _read_clock(self, replica: Replica) -> None:
-        """All that this thread does is a phase's time; pauses and waiting for a partner are not."""
+        """A phase's time includes all that this thread does, but no pauses and no waiting for a partner."""
         now = time.perf_counter()
         replica.spend(now - self._clock_read_at)
         self._clock_read_at = now

@@ -1,7 +1,7 @@
 """gRPC over libp2p streams, which p2pd provides: the daemon in hivemind's wheel.
 
-p2pd proves who is at the other end, encrypts, and finds a way through routers. This module starts it, again when it has
-ended (`transport/p2pd/session.py`), and joins its streams to a gRPC server and to channels, which outlive it
+p2pd proves the peer's id, encrypts, and finds a way through routers. This module starts it, again when it has ended
+(`transport/p2pd/session.py`), and joins its streams to a gRPC server and to channels, which outlive it
 (`transport/grpc_bridge.py`). The connections of hivemind's DHT go through the same daemon: `p2p` is for
 `peers/directory.py`.
 
@@ -216,7 +216,7 @@ class Libp2pTransport:
             await self._session.control.hand_over_streams(PROTOCOL, runtime.path / _STREAMS)
 
     def _from_here(self) -> Sequence[Address]:
-        """Where this machine itself reaches p2pd. What is announced may lead here from outside only, or later."""
+        """Where this machine itself reaches p2pd. An announced address may work from outside only, or later."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._listen.host, self._listen.host)
         return [replace(self._listen, host=host)] if self._listen.port else self._session.addresses
 
@@ -225,7 +225,7 @@ class Libp2pTransport:
             await self._latest.end()
 
     async def _check_identity(self, observer: Observer) -> None:
-        """Two nodes with one identity receive each other's streams: look whether one of ours is in the swarm."""
+        """Two nodes with one identity receive each other's streams: check whether our own is used already."""
         if not self._bootstrap:
             return
         try:
@@ -323,7 +323,7 @@ def _remember(known: dict[str, T], peer: str, what: T) -> None:
 
 
 def _same_port(listen: Address, found: Sequence[Address]) -> Address:
-    """Where to listen next time: if any port was allowed, on the one that the first p2pd took, which others know."""
+    """Where to listen next time: if any port was allowed, on the one that the first p2pd used, which others know."""
     hosts = (listen.host, "127.0.0.1", "::1")
     ports = (address.port for address in found if address.host in hosts and address.transport.startswith("tcp"))
     return replace(listen, port=listen.port or next(ports, 0))

@@ -1,4 +1,4 @@
-"""A second p2pd for a moment, under a temporary key: what others see of this node, which its own p2pd cannot tell."""
+"""A second p2pd for a moment, under a temporary key: what others see of this node, which its own p2pd cannot know."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

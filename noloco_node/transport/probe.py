@@ -1,4 +1,4 @@
-"""What plain sockets tell about an address: does anything listen there, is it this machine's, is its port free?
+"""What plain sockets show about an address: does anything listen there, is it this machine's, is its port free?
 
 Standard library only: `join` answers a mistyped or dead address in a moment, before torch and hivemind are imported.
 Whether the right peer answers is proved later, by libp2p.

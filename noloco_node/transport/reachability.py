@@ -5,7 +5,7 @@
     relayed      no peer could; a bootstrap peer forwards calls to us
     outgoing     no peer could, and none forwards calls: we can only call others
 
-Without bootstrap peers, or with some on this machine only, there is no verdict.
+Without bootstrap peers, or with some on this machine only, nothing is known.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ KEEP_S = 30.0
 """How often a reservation with a relay is renewed: it is gone when our connection to the relay breaks."""
 _ROUTER_S = 7.0
 """How long a start waits for a router to map a port, which takes 5 s, where no peer can call us otherwise."""
-_GLANCE_S = 0.5
+_POLL_S = 0.5
 _CLOCKS = 5  # peers whose clocks are compared with ours
 _SURVEY_EVERY = 10
-"""Every so many renewals, peers are asked again whether a port is open by now."""
+"""Renewals after which peers are asked again whether a port is open by now."""
 
 
 class Reachability:
@@ -83,7 +83,7 @@ class Reachability:
             elif self.verdict in (RELAYED, OUTGOING):
                 await self._reserve(control())
 
-        await periodic.every(lambda: _GLANCE_S, turn, (OSError,))  # file descriptors may be used up for a while
+        await periodic.every(lambda: _POLL_S, turn, (OSError,))  # there may be no free file descriptor for a while
 
     async def survey(self, control: P2pdControl, found: Sequence[Address]) -> None:
         """Ask peers where they see us and whether they can call us there; reserve with a relay where none can."""
@@ -111,7 +111,7 @@ class Reachability:
         while loop.time() < until:
             if set(seen_outside(found())) != self._asked:
                 return True
-            await asyncio.sleep(_GLANCE_S)
+            await asyncio.sleep(_POLL_S)
         return False
 
     async def _reserve(self, control: P2pdControl) -> None:

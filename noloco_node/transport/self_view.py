@@ -1,7 +1,7 @@
 """How a peer sees this node: at which address, which ports are open there, how far the clocks differ, how fast it
 answers.
 
-libp2p's own AutoNAT never judges private addresses and keeps its verdict to itself. Here the peer opens a TCP
+libp2p's own AutoNAT never tests private addresses and does not report its result. Here the peer opens a TCP
 connection to the address that it sees the caller at, and nowhere else, so nobody can make it probe others' machines;
 libp2p's greeting shows that a libp2p host listens there. The answer is a hint for the caller alone.
 """
@@ -118,17 +118,17 @@ async def _skew(channel: grpc.aio.Channel) -> float | None:
     return least_skew(before, reply.time, loop.time() - asked)
 
 
-def least_skew(before: float, theirs: float, took_s: float) -> float:
-    """How far our clock is ahead at least. Ours showed `before`; within the `took_s` that followed, the peer's showed
-    `theirs`."""
-    ahead = before + took_s / 2 - theirs
-    return math.copysign(max(0.0, abs(ahead) - took_s / 2), ahead)
+def least_skew(before: float, theirs: float, round_trip_s: float) -> float:
+    """How far our clock is ahead at least. Ours showed `before`; the peer's showed `theirs` within the
+    `round_trip_s` that followed."""
+    ahead = before + round_trip_s / 2 - theirs
+    return math.copysign(max(0.0, abs(ahead) - round_trip_s / 2), ahead)
 
 
 async def round_trip(channel: grpc.aio.Channel, payload_bytes: int = 0) -> float:
     """Seconds until a peer of any version has answered. Raises PeerLost.
 
-    Nobody reads the payload: the time beyond that of an empty call shows the rate of the way there.
+    The peer drops the payload: the time beyond that of an empty call shows the rate of the way there.
     """
     request = pb.LookRequest(padding=bytes(payload_bytes))
     asked = time.perf_counter()  # an event loop's own clock may count in milliseconds

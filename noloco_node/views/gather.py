@@ -19,7 +19,7 @@ class GatherView:
 
     run_id: str = ""
     layout: str = ""
-    """What the numbers mean: a digest, in hexadecimal."""
+    """The layout's digest, which says what the numbers mean; in hexadecimal."""
     doing: str = ""
     states: tuple[GatheredState, ...] = ()
     """This node's own first."""
@@ -27,6 +27,6 @@ class GatherView:
     """Nodes that sent none, and why."""
     done: bool = False
     failure: str | None = None
-    """A sentence: nothing came."""
+    """Why nothing was fetched, as a sentence."""
     exit_code: int = 1
-    """Of the failure."""
+    """The exit code of the failure."""

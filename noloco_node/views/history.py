@@ -1,4 +1,4 @@
-"""What happened lately, as `top` and the page draw it."""
+"""The latest events, as `top` and the page draw them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,10 +23,10 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A stretch of the timeline."""
+    """An interval of the timeline."""
 
     kind: str
-    """`phase`, `swap` (committed) or `solo` (a round that ended without a whole swap)."""
+    """`phase`, `swap` (committed) or `solo` (a round without a complete swap)."""
     round: int
     began: float
     ended: float
@@ -67,13 +67,13 @@ class Said:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryView:
-    """What happened lately; each tuple in order of time and bounded."""
+    """The latest events; each tuple is in order of time and bounded."""
 
     points: tuple[Point, ...] = ()
-    """Of the whole run, as far as this node took part; thinned out when there are many."""
+    """Of the whole run, as far as this node took part; with many, every second one is dropped."""
     pieces: tuple[Piece, ...] = ()
     rates: tuple[Rate, ...] = ()
     meetings: tuple[MeetingView, ...] = ()
     said: tuple[Said, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
-    """Of every peer id above."""
+    """The name of every peer id above."""

@@ -17,7 +17,7 @@ class RunView:
     peers: int = 0
     training: int = 0
     round: int = 0
-    """Of the peer that is furthest."""
+    """The highest round of its peers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class PeerRow:
     state: str
     round: int
     lag: int
-    """Rounds that it is behind this node, negative when it is ahead; seen from outside, behind the furthest."""
+    """Rounds behind this node, negative when it is ahead; seen from outside: behind the peer with the highest round."""
     via: str | None = None
     """`direct` or `relayed`: how the last stream with it went; None where there was none."""
     tokens_per_s: float | None = None
@@ -46,17 +46,17 @@ class PeerRow:
 class PeersView:
     peers: tuple[PeerRow, ...] = ()
     runs: tuple[RunView, ...] = ()
-    """Of these peers, where seen from outside."""
+    """The runs of these peers, where seen from outside."""
 
 
 @dataclass(frozen=True, slots=True)
 class PingView:
-    """One round trip to a peer."""
+    """A round trip to a peer."""
 
     peer_id: str
     seconds: float | None = None
-    """None where none came back."""
+    """None where no answer came."""
     via: str | None = None
     """`direct` or `relayed`."""
     failure: str | None = None
-    """Why none came back: a code."""
+    """Why no answer came: a code."""

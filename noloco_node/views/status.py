@@ -38,13 +38,13 @@ class Checkpoints:
     """A node's own checkpoints."""
 
     bytes: int
-    """Size of one."""
+    """Size of one checkpoint."""
     free_bytes: int | None = None
-    """Left on the disk."""
+    """Free space on the disk."""
     saved_round: int | None = None
-    """Of the newest written since the start."""
+    """Round of the newest checkpoint written since the start."""
     resumed_round: int | None = None
-    """Of the one from which this node resumed."""
+    """Round of the checkpoint from which this node resumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class LastRound:
     received: int
     resent_block_fraction: float = 0.0
     relative_error: float = 0.0
-    """Of the partner's difference, as the codec estimates it."""
+    """Coding error relative to u_j − u_i, as the codec estimates it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +76,11 @@ class Phase:
     """The inner phase under way."""
 
     part: float
-    """Done, 0 to 1."""
+    """The share that is done, 0 to 1."""
     left_s: float | None = None
-    """Until its end, at its rate so far."""
+    """Seconds until its end, at its rate so far."""
     loss: float | None = None
-    """The mean so far."""
+    """Mean training loss so far."""
     tokens_per_s: float | None = None
 
 
@@ -121,7 +121,7 @@ class StatusView:
     """Seconds since training began, by what they went into: `step`, `data`, `boundary`, `apply`, `evaluate`,
     `checkpoint`, `waiting` (for a partner, with blocking overlap), `paused`, `other`."""
     stall_ms: float | None = None
-    """Training time that the last round took: its boundary, and adding its corrections."""
+    """Training time that the last round cost: its boundary, and adding its corrections."""
     rounds: Rounds = Rounds()
     bytes: BytesView = BytesView()
     today: Today | None = None
@@ -139,12 +139,12 @@ class StatusView:
     faults: Mapping[str, int] = field(default_factory=dict)
     """How often peers broke the protocol, by the code."""
     rolled_back: int = 0
-    """How often the weights were not finite and older ones were loaded."""
+    """How often the weights were not finite and were replaced by older ones."""
     peers_seen: int = 0
     peers_by_state: Mapping[str, int] = field(default_factory=dict)
-    """The same, by the state in their presence records."""
+    """Peers seen, by the state in their presence records."""
     reachable: str | None = None
-    """`directly`, `mapped` (at a port of its router), `relayed` or `outgoing` (not at all: it calls others); None while
+    """`directly`, `mapped` (at a port of its router), `relayed` or `outgoing` (it calls others only); None while
     unknown."""
     network_restarts: int = 0
     """How often the network daemon was restarted."""
@@ -155,10 +155,10 @@ class StatusView:
     web: str | None = None
     """Address of this node's page, if it has one."""
     skew_s: float | None = None
-    """How far this machine's clock is ahead of the others', as far as that is beyond doubt."""
+    """How far this machine's clock is ahead of the others', at least."""
     skew_witnesses: int = 0
-    """Peers that agree on it: of a single one, the clock itself may be wrong."""
+    """Peers that agree on it: a single peer's own clock may be wrong."""
     runs: tuple[RunView, ...] = ()
-    """That a rendezvous knows."""
+    """The runs that a rendezvous knows."""
     health: tuple[Health, ...] = ()
     last_error: str | None = None

@@ -1,6 +1,6 @@
 """Who may read the web page, and who may change something.
 
-Anybody who reaches the port may read; it listens on loopback unless its owner names another address. A page on another
+Anyone who can reach the port can read; it listens on loopback unless its owner names another address. A page on another
 site must not read it through its visitor's browser, which a name that is made to point here would allow (DNS
 rebinding): names other than this machine's own are refused, in `Host` and in `Origin`. Changing something needs the
 token, which is in a file of the home that only its user can read.

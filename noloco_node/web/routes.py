@@ -27,7 +27,7 @@ _PLAIN = "text/plain; charset=utf-8"
 
 
 class Node(NodeViews, Protocol):
-    """What the page needs of a node. Called on the event loop; each method returns at once."""
+    """The part of a node that the page uses. Called on the event loop; each method returns at once."""
 
     def pause(self) -> None: ...
 

@@ -20,9 +20,10 @@ from noloco_node.web.live import MAX_LISTENERS, Live
 from noloco_node.web.routes import Node, Site
 
 MAX_CONNECTIONS = 32
-"""A browser opens up to six, and a live page keeps one. As many more get an answer that says to try again."""
+"""A browser opens up to six, and a live page keeps one. As many more are answered with 503; beyond that, connections
+are closed."""
 REQUEST_S = 15.0
-"""For a whole request to arrive, from the end of the last one; an idle client connects again."""
+"""For a whole request to arrive, counted from the end of the previous one; an idle client connects again."""
 SEND_S = 15.0
 """For a client to read what it was sent."""
 HANG_UP_S = 1.0
@@ -57,7 +58,7 @@ class _Connections:
         self._open: set[asyncio.Task[None]] = set()
 
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._open) >= 2 * MAX_CONNECTIONS:  # not even an answer for so many
+        if len(self._open) >= 2 * MAX_CONNECTIONS:  # beyond this, close without an answer
             writer.transport.abort()
             return
         task = asyncio.create_task(self._serve(reader, writer))

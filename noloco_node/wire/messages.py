@@ -133,7 +133,7 @@ class StateChunk:
 @dataclass(frozen=True, slots=True)
 class StatePlace:
     place: int
-    """So many downloads come first; 0: the donor takes its snapshot."""
+    """Downloads that come first; 0: the donor takes its snapshot."""
 
 
 StateFrame = StateHeader | StateChunk | StatePlace | Refusal

@@ -27,7 +27,7 @@ class Coding(IntEnum):
     BF16 = pb.BF16
 
     def size(self, numbers: int) -> int:
-        """Bytes of so many numbers."""
+        """In bytes."""
         return (4 if self is Coding.FP32 else 2) * numbers
 
     def encode(self, numbers: memoryview, start: int, end: int) -> memoryview:

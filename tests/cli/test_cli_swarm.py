@@ -163,7 +163,7 @@ def test_a_node_that_dies_does_not_stop_the_rest(swarm):
     done = swarm("--nodes", "3", "--rounds", "6", PRETEND="die")
     out, err = done.communicate(timeout=60)
     assert done.returncode == 1
-    assert re.search(r"died: disk full: free some space", out)
+    assert re.search(r"failed: disk full: free some space", out)
     assert len(re.findall(r"done +6/6", out)) == 2
     assert re.fullmatch(
         r"\S+ ended with exit code 1: disk full: free some space\. Use --keep DIR to keep the logs\n", err

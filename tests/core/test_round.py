@@ -545,7 +545,7 @@ def _open(m: Round) -> set[int]:
     return {m._offer.round} if m._offer else set()
 
 
-class Town:
+class Swarm:
     """Many machines and a network of delays, in virtual time: no sockets, no asyncio."""
 
     def __init__(self, phases: list[float], seed: int, delay_s: float = 0.05, swap_s: float = 0.3) -> None:
@@ -630,31 +630,31 @@ class Town:
 
 
 def test_sixty_four_equal_nodes_commit_and_meet_many() -> None:
-    town = Town([10.0] * 64, seed=1)
-    town.run(510)
-    share = sum(town.committed.values()) / sum(town.rounds.values())
+    swarm = Swarm([10.0] * 64, seed=1)
+    swarm.run(510)
+    share = sum(swarm.committed.values()) / sum(swarm.rounds.values())
     assert share >= 0.9, share
-    assert min(len(met) for met in town.met.values()) >= 20
-    assert town.calls / (sum(town.committed.values()) / 2) < 3
+    assert min(len(met) for met in swarm.met.values()) >= 20
+    assert swarm.calls / (sum(swarm.committed.values()) / 2) < 3
 
 
 def test_mixed_speeds_still_meet() -> None:
-    town = Town([10.0] * 22 + [20.0] * 21 + [40.0] * 21, seed=2)
-    town.run(800)
-    slow = [n for n in town.names if town.phase[n] == 40.0]
-    assert all(town.committed[n] / town.rounds[n] > 0.8 for n in slow)
-    assert town.calls / (sum(town.committed.values()) / 2) < 6
+    swarm = Swarm([10.0] * 22 + [20.0] * 21 + [40.0] * 21, seed=2)
+    swarm.run(800)
+    slow = [n for n in swarm.names if swarm.phase[n] == 40.0]
+    assert all(swarm.committed[n] / swarm.rounds[n] > 0.8 for n in slow)
+    assert swarm.calls / (sum(swarm.committed.values()) / 2) < 6
 
 
 def test_a_tenth_vanishes_and_the_rest_go_on() -> None:
-    town = Town([10.0] * 40, seed=3)
-    for k, n in enumerate(town.names[:4]):
-        town.at(100 + 20 * k, lambda n=n: town.dead.add(n))
-    town.run(200)
-    before = Counter(town.committed)
-    town.run(700)
-    alive = [n for n in town.names if n not in town.dead]
-    assert all(town.committed[n] - before[n] >= 0.75 * 50 for n in alive), "solo only now and then"
+    swarm = Swarm([10.0] * 40, seed=3)
+    for k, n in enumerate(swarm.names[:4]):
+        swarm.at(100 + 20 * k, lambda n=n: swarm.dead.add(n))
+    swarm.run(200)
+    before = Counter(swarm.committed)
+    swarm.run(700)
+    alive = [n for n in swarm.names if n not in swarm.dead]
+    assert all(swarm.committed[n] - before[n] >= 0.75 * 50 for n in alive), "solo only now and then"
 
 
 def test_a_ring_of_simultaneous_calls_resolves() -> None:

@@ -1,4 +1,4 @@
-"""Donors: real StateServices with made-up numbers, and servers that lie."""
+"""Donors: real StateServices with made-up numbers, and faulty ones."""
 
 import asyncio
 import random
@@ -43,7 +43,7 @@ class Owner:
         return future
 
 
-class Liar(StateServicer):
+class FaultyDonor(StateServicer):
     """Sends these frames to every caller; `silent`: and hangs then."""
 
     def __init__(self, frames: list[wire.StateFrame], round: int = 0, silent: bool = False) -> None:
@@ -76,7 +76,7 @@ def chunks(data: bytes) -> list[wire.StateFrame]:
 
 
 class DonorNetwork:
-    """An in-memory network with donors, liars and joining nodes."""
+    """An in-memory network with donors, faulty donors and joining nodes."""
 
     def __init__(self, **links: Any) -> None:
         self.network = MemoryNetwork(random.Random(1), **{"delay_s": 0.02, **links})
@@ -90,9 +90,9 @@ class DonorNetwork:
         await transport.start()
         return service
 
-    async def liar(self, name: str, liar: Liar) -> None:
+    async def faulty_donor(self, name: str, faulty: FaultyDonor) -> None:
         transport = self.transports[name] = self.network.join(name)
-        transport.serve(lambda server: add_StateServicer_to_server(liar, server))
+        transport.serve(lambda server: add_StateServicer_to_server(faulty, server))
         await transport.start()
 
     async def joining_node(self, name: str = "joining") -> MemoryTransport:

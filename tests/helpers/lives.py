@@ -1,6 +1,6 @@
-"""One life of a node's training, in a process of its own: it saves as a node does, and may be killed at any instant.
+"""One process of a node's training: it saves as a node does, and may be killed at any instant.
 
-A life goes on from what the one before it saved; the swaps of that one are gone with its process. It ends with
+It resumes from what the process before it saved, whose swaps under way are lost. It ends with
 SIGKILL, which it sends itself so that the point is exact, or with `end.pt`: all that the replica was in the end.
 """
 
@@ -31,8 +31,8 @@ DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True)
-class Heard:
-    """A partner's correction of some elements, as it came in: before this step, for the offer of that round."""
+class Received:
+    """A partner's correction of some elements, as it arrived: before this step, for the offer of that round."""
 
     before_step: int
     offered_round: int
@@ -45,26 +45,26 @@ class Kill:
     step: int | None = None
     """In the middle of this step of the run."""
     disk: int | None = None
-    """Before this one of what the life does to the disk: writes, syncs, renames, removals."""
+    """Before this one of the process's disk operations: writes, syncs, renames, removals."""
 
 
 @dataclass(frozen=True)
-class Rebirth:
-    """A life went on from here."""
+class Resume:
+    """A process resumed from here."""
 
     step: int
     round: int
 
-    def misses(self, heard: Heard) -> bool:
+    def misses(self, received: Received) -> bool:
         """Whether the swap that brings it was under way then."""
-        return heard.offered_round <= self.round and heard.before_step >= self.step
+        return received.offered_round <= self.round and received.before_step >= self.step
 
 
 class _Due:
     """Time to save."""
 
 
-def live(home: Path, heard: Sequence[Heard], kill: Kill | None) -> None:
+def live(home: Path, received: Sequence[Received], kill: Kill | None) -> None:
     posts: queue.SimpleQueue[object] = queue.SimpleQueue()
     kill = kill or Kill()
     _count_what_is_done_to_the_disk(kill.disk)
@@ -74,9 +74,9 @@ def live(home: Path, heard: Sequence[Heard], kill: Kill | None) -> None:
         found = checkpoint.newest(home, RUN.run_id, inner.layout)
         if found.checkpoint:
             inner.load(found.checkpoint)
-            with (home / "rebirths").open("a") as file:
+            with (home / "resumes").open("a") as file:
                 file.write(f"{inner.steps} {inner.round}\n")
-        met = [each for each in heard if not Rebirth(inner.steps, inner.round).misses(each)]
+        met = [each for each in received if not Resume(inner.steps, inner.round).misses(each)]
         _replay(inner, met, lambda: due(inner), kill.step)
         return inner
 
@@ -98,15 +98,15 @@ def live(home: Path, heard: Sequence[Heard], kill: Kill | None) -> None:
     thread.stop()
 
 
-def rebirths(home: Path) -> list[Rebirth]:
-    log = home / "rebirths"
-    return [Rebirth(*map(int, line.split())) for line in log.read_text().splitlines()] if log.exists() else []
+def resumes(home: Path) -> list[Resume]:
+    log = home / "resumes"
+    return [Resume(*map(int, line.split())) for line in log.read_text().splitlines()] if log.exists() else []
 
 
-def _replay(inner: Replica, heard: Sequence[Heard], stepped: Callable[[], None], kill_at: int | None) -> None:
-    """Let the partner's corrections come in before the steps before which they came."""
+def _replay(inner: Replica, received: Sequence[Received], stepped: Callable[[], None], kill_at: int | None) -> None:
+    """Apply the partner's corrections before the steps before which they arrived."""
     step, loss, by_step = inner.step, inner._gradients._loss, defaultdict(list)
-    for each in heard:
+    for each in received:
         by_step[each.before_step].append(each)
 
     def replayed() -> float:

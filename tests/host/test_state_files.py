@@ -59,7 +59,7 @@ def friends(path: Path, number: int) -> None:
 FILES = [
     StateFile(
         "authors.json",
-        lambda path, number: TrustedAuthors(path).meet(["rendezvous"], f"run-{number}", AUTHOR, None),
+        lambda path, number: TrustedAuthors(path).check(["rendezvous"], f"run-{number}", AUTHOR, None),
         lambda path: [TrustedAuthors(path).know(["rendezvous"], f"run-{number}", AUTHOR) for number in (1, 2)],
         remedy="restore it from a copy, or delete it, and the next author that signs a run is trusted",
     ),
@@ -67,14 +67,14 @@ FILES = [
         "noloco.json",
         lambda path, number: signed_file.keep(path.parent, signed(path.parent, number)),
         lambda path: signed_file.read(path.parent).run.seed,
-        remedy="restore it from a copy. In a home, a node that joins the run writes it anew",
+        remedy="restore it from a copy. In a home, a node that joins the run writes a new one",
     ),
     StateFile(
         "traffic.json",
         lambda path, number: DayTotals(path).write(Used("2031-12-24", number, 7)),
         lambda path: DayTotals(path).read(),
         Used(),
-        "today's traffic counts from nothing",
+        "today's traffic count restarts at 0",
     ),
     StateFile(
         "peers.json", friends, lambda path: PeerCache(path).peers(), {}, "peers seen before this start are forgotten"

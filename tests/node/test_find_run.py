@@ -47,7 +47,7 @@ class Past:
                 run_id,
                 bytes(32),
             )
-        self.authors.meet(ways_in, name, self.author.peer_id, None)
+        self.authors.check(ways_in, name, self.author.peer_id, None)
         self._now += 60
         os.utime(folder, (self._now, self._now))
         return signed
@@ -128,7 +128,7 @@ def test_where_nobody_announces_a_run_the_own_one_goes_on(tmp_path: Path) -> Non
     author = Identity.load_or_create(tmp_path / "author.key")
     ours, theirs = (manifest.sign(Manifest(name=name, rounds=10), author) for name in ("ours", "theirs"))
     found, after_s = _found(None, ours, theirs)
-    assert found is ours and after_s == pytest.approx(find_run.UNTOLD_S, abs=2)
+    assert found is ours and after_s == pytest.approx(find_run.UNANNOUNCED_S, abs=2)
     assert _found(5.0, ours, theirs)[0] == theirs, "one was announced in time"
     assert _found(30.0, None, theirs)[0] == theirs
     with pytest.raises(SwarmUnreachable, match="no run is announced"):

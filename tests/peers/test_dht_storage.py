@@ -66,9 +66,9 @@ def test_a_flood_replaces_no_record_and_expires(hivemind, identity):
 
 def test_a_bucket_is_no_larger_than_one_answer_may_be(share):
     key, expires = "a bucket", time.time() + 60
-    taken = [share.store_subkey(key, f"stranger {n}", b"record", expires) for n in range(MAX_IN_BUCKET + 5)]
+    taken = [share.store_subkey(key, f"other {n}", b"record", expires) for n in range(MAX_IN_BUCKET + 5)]
     assert taken.count(True) == MAX_IN_BUCKET
-    assert share.store_subkey("another", "stranger", b"record", expires)
+    assert share.store_subkey("another", "other", b"record", expires)
 
 
 def test_renewed_records_do_not_pile_up(share, identity):
@@ -81,14 +81,14 @@ def test_renewed_records_do_not_pile_up(share, identity):
 
 def test_expired_records_go_while_their_bucket_is_renewed(hivemind, identity):
     share, key = DhtStorage(ttl_s=0.5), "a bucket"
-    assert all(share.store_subkey(key, f"stranger {n}", b"record", time.time() + 0.2) for n in range(20))
+    assert all(share.store_subkey(key, f"other {n}", b"record", time.time() + 0.2) for n in range(20))
     deadline = time.monotonic() + STEP_S
     while share._counts[key] > 1:
-        assert share.store_subkey(key, "stranger", b"record", time.time() + 0.9)
+        assert share.store_subkey(key, "other", b"record", time.time() + 0.9)
         assert time.monotonic() < deadline
         time.sleep(0.02)
     ((_, (bucket, _)),) = share.items()
-    assert list(bucket.data) == ["stranger"]
+    assert list(bucket.data) == ["other"]
 
 
 def test_records_stored_before_the_start_are_taken_over_within_the_bounds(hivemind, share, identity):

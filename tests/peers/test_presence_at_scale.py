@@ -122,16 +122,16 @@ async def dht(directory: Path) -> AsyncIterator[Dht]:
 async def hostile(dht: Dht) -> None:
     """What a hostile node of the DHT stores, in every bucket that is read."""
     evil, now = dht.identity(), time.time()
-    strangers = [Identity.load_or_create(dht.directory / f"stranger{number}").peer_id for number in range(3)]
+    others = [Identity.load_or_create(dht.directory / f"other{number}").peer_id for number in range(3)]
     forged = signed_record(evil, standing(), run_id=RUN, boot=bytes(16), started=now, now=now)
     far = signed_record(evil, standing(), run_id=RUN, boot=bytes(16), started=now, now=now + 1e6)
     for bucket in ("", *(f"{number:04b}" for number in range(16)), *(f"{number:03b}" for number in range(8))):
         key = key_of(RUN, bucket)
         for peer, value, expires in (
-            (strangers[0], forged, now + 30),
-            (strangers[1], bytes(record.MAX_RECORD_BYTES + 1), now + 30),
+            (others[0], forged, now + 30),
+            (others[1], bytes(record.MAX_RECORD_BYTES + 1), now + 30),
             (evil.peer_id, far, now + 1e9),
-            (strangers[2], b"garbage", now + 1e9),
+            (others[2], b"garbage", now + 1e9),
         ):
             await dht.nodes[-1]._node.store(key, value, expires, subkey=peer, exclude_self=True)
 

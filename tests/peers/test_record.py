@@ -8,7 +8,7 @@ from records import NOW, OTHER_RUN, RUN, presence, record
 from noloco_node.base.addresses import Address, parse
 from noloco_node.base.identity import Identity
 from noloco_node.peers import record as module
-from noloco_node.peers.record import accept, bucket_of, is_tellable, key_of
+from noloco_node.peers.record import accept, bucket_of, is_publishable, key_of
 from noloco_node.wire import peer_pb2 as pb
 
 
@@ -84,7 +84,7 @@ def test_a_runs_peers_can_be_spread_over_keys(identity):
 
 def test_an_address_for_which_others_would_drop_the_record_is_not_published(identity):
     end = f"/tcp/1/p2p/{identity.peer_id}"
-    assert is_tellable(parse(f"/dns4/my-host.example{end}"), identity.peer_id)
+    assert is_publishable(parse(f"/dns4/my-host.example{end}"), identity.peer_id)
     for text in (f"/dns4/my_host{end}", f"/dns4/{'x' * 200}{end}", "/ip4/192.0.2.1/tcp/1"):
-        assert not is_tellable(parse(text), identity.peer_id)
-    assert not is_tellable(Address("ip6", "fe80::1%eth0", 1, identity.peer_id), identity.peer_id)
+        assert not is_publishable(parse(text), identity.peer_id)
+    assert not is_publishable(Address("ip6", "fe80::1%eth0", 1, identity.peer_id), identity.peer_id)

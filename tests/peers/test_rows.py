@@ -1,4 +1,4 @@
-"""What is seen of a run by somebody who only looks on."""
+"""A run and its peers as seen by a node that is no member of it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""How a newcomer learns which run there is, from one address."""
+"""How a joining node learns which run there is, from one address."""
 
 import asyncio
 import hashlib
@@ -29,8 +29,8 @@ def author(tmp_path: Path) -> Identity:
 
 
 @pytest.fixture
-def stranger(tmp_path: Path) -> Identity:
-    return Identity.load_or_create(tmp_path / "stranger.key")
+def other_author(tmp_path: Path) -> Identity:
+    return Identity.load_or_create(tmp_path / "other_author.key")
 
 
 def signed(author: Identity, name: str = "tiny", seed: int = 0) -> Signed:
@@ -44,9 +44,9 @@ def forged(genuine: Signed, author: str) -> Signed:
 async def _ask(
     *announced: tuple[str, Signed], keeps: bool = True, training: Mapping[str, int] | None = None
 ) -> list[KnownRun]:
-    """What a newcomer hears of the runs that peers have announced. `training`: how many train, by the run's name."""
+    """The runs that a joining node finds after these announcements. `training`: how many train, by the run's name."""
     network = MemoryNetwork(random.Random(0))
-    peers = {name: network.join(name) for name in ("rendezvous", "newcomer", *(name for name, _ in announced))}
+    peers = {name: network.join(name) for name in ("rendezvous", "joining", *(name for name, _ in announced))}
     named = {hashlib.sha256(one.manifest).hexdigest(): json.loads(one.manifest).get("name") for _, one in announced}
     service = run_registry.RunRegistry(
         peers["rendezvous"].caller if keeps else None, lambda run: (training or {}).get(named[run], 0)
@@ -57,7 +57,7 @@ async def _ask(
     for name, one in announced:
         await run_registry.announce([peers[name].channel("rendezvous")], one)
     try:
-        return await run_registry.ask(peers["newcomer"].channel("rendezvous"))
+        return await run_registry.ask(peers["joining"].channel("rendezvous"))
     finally:
         for transport in peers.values():
             await transport.close()
@@ -67,13 +67,13 @@ def known(*signed: Signed, training: int = 0) -> list[KnownRun]:
     return [KnownRun(one, training) for one in signed]
 
 
-def test_what_was_announced_reaches_a_newcomer(author: Identity) -> None:
+def test_what_was_announced_reaches_a_joining_node(author: Identity) -> None:
     assert run_virtual(_ask(("trainer", signed(author)))) == known(signed(author))
     assert run_virtual(_ask(("trainer", signed(author)), training={"tiny": 3})) == known(signed(author), training=3)
 
 
-def test_a_forged_signature_is_not_kept(author: Identity, stranger: Identity) -> None:
-    assert run_virtual(_ask(("trainer", forged(signed(author), stranger.peer_id)))) == []
+def test_a_forged_signature_is_not_kept(author: Identity, other_author: Identity) -> None:
+    assert run_virtual(_ask(("trainer", forged(signed(author), other_author.peer_id)))) == []
     assert run_virtual(_ask(("trainer", Signed(b"{}", author.peer_id, bytes(64))))) == []
 
 
@@ -87,22 +87,22 @@ def test_announced_runs_are_bounded_and_the_oldest_goes(author: Identity) -> Non
     assert kept == known(*many[3:])
 
 
-def test_a_peer_that_announces_many_runs_replaces_only_its_own(author: Identity, stranger: Identity) -> None:
-    real, spam = signed(author), [signed(stranger, "spam", k) for k in range(run_registry.MAX_RUNS)]
+def test_a_peer_that_announces_many_runs_replaces_only_its_own(author: Identity, other_author: Identity) -> None:
+    real, spam = signed(author), [signed(other_author, "spam", k) for k in range(run_registry.MAX_RUNS)]
     announced = [("trainer", real), *(("spammer", run) for run in spam)]
     assert run_virtual(_ask(*announced)) == known(real, *spam[-run_registry.MAX_OF_PEER :])
     again = [*announced, ("spammer", real), *(("spammer", run) for run in spam)]
     assert real in [run.signed for run in run_virtual(_ask(*again))], "it is not the spammer's by saying it again"
 
 
-def test_a_run_is_not_taken_over_by_signing_it_anew(author: Identity, stranger: Identity) -> None:
-    announced = [("trainer", signed(author)), ("thief", signed(stranger)), ("trainer", signed(author))]
+def test_a_run_is_not_taken_over_by_signing_it_anew(author: Identity, other_author: Identity) -> None:
+    announced = [("trainer", signed(author)), ("thief", signed(other_author)), ("trainer", signed(author))]
     assert run_virtual(_ask(*announced[:2])) == run_virtual(_ask(*announced)) == known(signed(author))
 
 
-def test_a_run_in_which_somebody_trains_is_pushed_out_by_nobody(author: Identity, stranger: Identity) -> None:
+def test_a_run_in_which_somebody_trains_is_never_dropped(author: Identity, other_author: Identity) -> None:
     real = signed(author, "real")
-    spam = [(f"spammer {number}", signed(stranger, "spam", number)) for number in range(2 * run_registry.MAX_RUNS)]
+    spam = [(f"spammer {number}", signed(other_author, "spam", number)) for number in range(2 * run_registry.MAX_RUNS)]
     kept = run_virtual(_ask(("trainer", real), *spam, training={"real": 1}))
     assert kept[0] == KnownRun(real, 1)
     assert [run.signed for run in kept[1:]] == [run for _, run in spam[1 - run_registry.MAX_RUNS :]]
@@ -118,12 +118,12 @@ def test_an_older_rendezvous_does_not_report_how_many_train(author: Identity) ->
 
     async def main() -> list[KnownRun]:
         network = MemoryNetwork(random.Random(0))
-        rendezvous, newcomer = network.join("rendezvous"), network.join("newcomer")
+        rendezvous, joining = network.join("rendezvous"), network.join("joining")
         rendezvous.serve(lambda server: add_RunsServicer_to_server(Older(), server))
-        for transport in (rendezvous, newcomer):
+        for transport in (rendezvous, joining):
             await transport.start()
-        found = await run_registry.ask(newcomer.channel("rendezvous"))
-        for transport in (newcomer, rendezvous):
+        found = await run_registry.ask(joining.channel("rendezvous"))
+        for transport in (joining, rendezvous):
             await transport.close()
         return found
 
@@ -154,8 +154,8 @@ def test_the_only_run_is_taken_and_of_several_one_must_be_named(author: Identity
         run_registry.choose([], None, None)
 
 
-def test_the_run_in_which_somebody_trains_is_meant(author: Identity, stranger: Identity) -> None:
-    real, spam = signed(author), [signed(stranger, "spam", seed) for seed in range(5)]
+def test_the_run_in_which_somebody_trains_is_meant(author: Identity, other_author: Identity) -> None:
+    real, spam = signed(author), [signed(other_author, "spam", seed) for seed in range(5)]
     there = [*known(*spam[:3]), KnownRun(real, 1), *known(*spam[3:])]
     assert run_registry.choose(there, None, None) is real
     assert run_registry.choose(there, manifest.verify(spam[0]).run_id, None) is spam[0], "named"
@@ -164,33 +164,33 @@ def test_the_run_in_which_somebody_trains_is_meant(author: Identity, stranger: I
     assert "spam" not in str(told.value)
 
 
-def test_only_the_named_authors_run_is_taken(author: Identity, stranger: Identity) -> None:
-    one, other = signed(author), signed(stranger, "other")
+def test_only_the_named_authors_run_is_taken(author: Identity, other_author: Identity) -> None:
+    one, other = signed(author), signed(other_author, "other")
     assert run_registry.choose([KnownRun(one, 0), KnownRun(other, 2)], None, author.peer_id) is one
     with pytest.raises(NotAdmitted, match="--trust"):
         run_registry.choose(known(other), None, author.peer_id)
 
 
-def test_an_author_is_remembered_from_the_first_meeting(tmp_path: Path, author: Identity, stranger: Identity) -> None:
-    met = TrustedAuthors(tmp_path / "authors.json")
-    assert met.meet(["rendezvous"], "tiny", author.peer_id, None)
-    assert not met.meet(["rendezvous"], "tiny", author.peer_id, None)
-    with pytest.raises(NotAdmitted, match=stranger.peer_id):
-        TrustedAuthors(tmp_path / "authors.json").meet(["rendezvous"], "tiny", stranger.peer_id, None)
-    assert not met.meet(["rendezvous"], "tiny", stranger.peer_id, stranger.peer_id), "named: not a silent new trust"
+def test_an_author_is_remembered_from_the_first_time(tmp_path: Path, author: Identity, other_author: Identity) -> None:
+    authors = TrustedAuthors(tmp_path / "authors.json")
+    assert authors.check(["rendezvous"], "tiny", author.peer_id, None)
+    assert not authors.check(["rendezvous"], "tiny", author.peer_id, None)
+    with pytest.raises(NotAdmitted, match=other_author.peer_id):
+        TrustedAuthors(tmp_path / "authors.json").check(["rendezvous"], "tiny", other_author.peer_id, None)
+    assert not authors.check(["rendezvous"], "tiny", *2 * [other_author.peer_id]), "named: not a silent new trust"
     (tmp_path / "authors.json").write_text("[]")
     with pytest.raises(UsageError, match=r"authors\.json"):
-        met.meet(["rendezvous"], "tiny", author.peer_id, None)
+        authors.check(["rendezvous"], "tiny", author.peer_id, None)
 
 
-def test_an_author_met_by_one_bootstrap_peer_is_known_by_all(
-    tmp_path: Path, author: Identity, stranger: Identity
+def test_an_author_known_by_one_bootstrap_peer_is_known_by_all(
+    tmp_path: Path, author: Identity, other_author: Identity
 ) -> None:
-    """A rendezvous that is away, and a peer of old that answers in its stead, make no stranger an author."""
-    met = TrustedAuthors(tmp_path / "authors.json")
-    assert met.meet(["rendezvous"], "tiny", author.peer_id, None)
-    with pytest.raises(NotAdmitted, match=stranger.peer_id):
-        met.meet(["rendezvous", "peer"], "tiny", stranger.peer_id, None)
-    assert not met.meet(["rendezvous", "peer"], "tiny", author.peer_id, None)
-    with pytest.raises(NotAdmitted, match=stranger.peer_id):
-        met.meet(["peer"], "tiny", stranger.peer_id, None)
+    """With the rendezvous away and an older peer answering instead, no other author becomes trusted."""
+    authors = TrustedAuthors(tmp_path / "authors.json")
+    assert authors.check(["rendezvous"], "tiny", author.peer_id, None)
+    with pytest.raises(NotAdmitted, match=other_author.peer_id):
+        authors.check(["rendezvous", "peer"], "tiny", other_author.peer_id, None)
+    assert not authors.check(["rendezvous", "peer"], "tiny", author.peer_id, None)
+    with pytest.raises(NotAdmitted, match=other_author.peer_id):
+        authors.check(["peer"], "tiny", other_author.peer_id, None)

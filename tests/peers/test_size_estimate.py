@@ -13,7 +13,7 @@ TTL = 12
 REFRESH = 4
 
 
-class Town:
+class Swarm:
     """Peers with one board in place of the DHT; the `bits` of each are drawn as a hash would be."""
 
     def __init__(self, seed: int = 1) -> None:
@@ -25,7 +25,7 @@ class Town:
         self.turn = 0
         self.operations: Counter[int] = Counter()
 
-    def arrive(self, peers: int) -> list[int]:
+    def join(self, peers: int) -> list[int]:
         new = [len(self.estimates) + number for number in range(peers)]
         for peer in new:
             self.estimates[peer] = SizeEstimate(Random(self.rng.random()))
@@ -57,10 +57,10 @@ class Town:
 
 @pytest.mark.parametrize("peers", [1, 2, 24, 64, 300, 1000])
 def test_all_estimate_how_many_they_are(peers: int) -> None:
-    town = Town()
-    town.arrive(peers)
-    town.live(40)
-    guesses = [estimate.peers for estimate in town.estimates.values()]
+    swarm = Swarm()
+    swarm.join(peers)
+    swarm.live(40)
+    guesses = [estimate.peers for estimate in swarm.estimates.values()]
     assert 0.8 * peers <= median(guesses) <= 1.25 * peers
     assert max(guesses) <= 2 * peers and min(guesses) >= peers / 2
 
@@ -68,58 +68,58 @@ def test_all_estimate_how_many_they_are(peers: int) -> None:
 def test_a_nodes_work_does_not_grow_with_the_number_of_peers() -> None:
     done = []
     for peers in (8, 64, 300):
-        town = Town()
-        town.arrive(peers)
-        town.live(24)
-        town.operations.clear()
-        town.live(48)
-        done.append(town.operations.total() / peers / 48)
+        swarm = Swarm()
+        swarm.join(peers)
+        swarm.live(24)
+        swarm.operations.clear()
+        swarm.live(48)
+        done.append(swarm.operations.total() / peers / 48)
     assert max(done) <= 1 + 3 / REFRESH
     assert max(done) < 1.2 * min(done)
 
 
 @pytest.mark.parametrize("peers", [40, 300])
 def test_readers_find_all_peers(peers: int) -> None:
-    town = Town()
-    town.arrive(peers)
-    town.live(40)
-    found = set().union(*(town.look(0) for _ in range(1000)))
+    swarm = Swarm()
+    swarm.join(peers)
+    swarm.live(40)
+    found = set().union(*(swarm.look(0) for _ in range(1000)))
     assert len(found) == peers - 1
 
 
 def test_a_joining_node_learns_the_size_of_a_large_run_at_once() -> None:
-    town = Town()
-    town.arrive(1000)
-    town.live(40)
-    (joining,) = town.arrive(1)
-    town.live(2)
-    assert 500 <= town.estimates[joining].peers <= 2000
+    swarm = Swarm()
+    swarm.join(1000)
+    swarm.live(40)
+    (joining,) = swarm.join(1)
+    swarm.live(2)
+    assert 500 <= swarm.estimates[joining].peers <= 2000
 
 
 def test_a_small_part_of_a_split_run_finds_the_large_one() -> None:
-    town = Town()
-    few = town.arrive(8)
-    town.live(20)
-    many = town.arrive(300)
-    board, town.board = town.board, defaultdict(dict)  # the many have another DHT
-    estimates, town.estimates = town.estimates, {p: c for p, c in town.estimates.items() if p in many}
-    town.live(40)
+    swarm = Swarm()
+    few = swarm.join(8)
+    swarm.live(20)
+    many = swarm.join(300)
+    board, swarm.board = swarm.board, defaultdict(dict)  # the many have another DHT
+    estimates, swarm.estimates = swarm.estimates, {p: c for p, c in swarm.estimates.items() if p in many}
+    swarm.live(40)
     for bucket, there in board.items():
-        town.board[bucket] |= there
-    town.estimates = estimates
-    town.live(30)
-    assert all(town.estimates[peer].peers >= 150 for peer in few)
-    assert set().union(*(town.look(300) for _ in range(500))) >= set(few)
+        swarm.board[bucket] |= there
+    swarm.estimates = estimates
+    swarm.live(30)
+    assert all(swarm.estimates[peer].peers >= 150 for peer in few)
+    assert set().union(*(swarm.look(300) for _ in range(500))) >= set(few)
 
 
 def test_the_few_that_are_left_of_a_large_run_find_each_other() -> None:
-    town = Town()
-    peers = town.arrive(300)
-    town.live(30)
-    town.leave(peers[6:])
-    town.live(60)
-    assert all(estimate.peers <= BUCKET for estimate in town.estimates.values())
-    assert town.look(0) == set(peers[1:6])
+    swarm = Swarm()
+    peers = swarm.join(300)
+    swarm.live(30)
+    swarm.leave(peers[6:])
+    swarm.live(60)
+    assert all(estimate.peers <= BUCKET for estimate in swarm.estimates.values())
+    assert swarm.look(0) == set(peers[1:6])
 
 
 def test_a_few_exaggerated_estimates_change_nothing() -> None:

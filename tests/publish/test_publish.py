@@ -379,9 +379,9 @@ def test_no_pickle_is_run(tmp_path: Path, exported: Path, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (("rounds", "runds"), "cannot be believed"),
+        (("rounds", "runds"), "is not valid"),
         (('"schema": 1', '"schema": 2'), "is damaged"),
-        (("12D3", "12D4"), "cannot be believed"),
+        (("12D3", "12D4"), "is not valid"),
         (("{", "["), "is damaged"),
     ],
 )

@@ -1,12 +1,12 @@
-"""Two exchanges, one of them on a limited link, in virtual time: the rate holds, and the swap still completes."""
+"""Two nodes, one of them on a limited link, in virtual time: the rate holds, and the swap still completes."""
 
 import asyncio
 import random
 
 import pytest
-import town as towns
-from town import FRAGMENTS, Town
+import virtual_nodes
 from virtual_clock import run_virtual
+from virtual_nodes import FRAGMENTS, VirtualSwarm
 
 from noloco_node.base.events import WentSolo
 from noloco_node.core import round as core
@@ -19,7 +19,7 @@ from noloco_node.rounds.swap import FRAME_S
 
 RATE = 32_000.0
 FRAGMENT_BYTES = 1_000_000
-"""31 s at that rate: longer than a partner bears silence."""
+"""31 s at that rate: longer than a partner waits in silence."""
 
 
 def day() -> str:
@@ -31,16 +31,16 @@ def day() -> str:
 def test_a_fragment_that_takes_longer_than_the_deadline_still_arrives(
     limits: dict[str, float], who: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(towns, "PAYLOAD", b"\0" * FRAGMENT_BYTES)
+    monkeypatch.setattr(virtual_nodes, "PAYLOAD", b"\0" * FRAGMENT_BYTES)
     assert FRAGMENT_BYTES / RATE > FRAME_S
     traffic = Traffic(**limits, day=day)
-    town = Town([400.0, 400.0], paces={who: traffic})
-    run_virtual(town.run(8))
-    one, other = town.nodes
+    swarm = VirtualSwarm([400.0, 400.0], paces={who: traffic})
+    run_virtual(swarm.run(8))
+    one, other = swarm.nodes
     assert len(one.committed) == len(other.committed) >= 3
-    assert not [e for n in town.nodes for e in n.events if isinstance(e, WentSolo) and e.applied], "none broke"
+    assert not [e for n in swarm.nodes for e in n.events if isinstance(e, WentSolo) and e.applied], "none broke"
     least_s = (FRAGMENTS * FRAGMENT_BYTES - PIECE_BYTES) / RATE - 2
-    for swap in town.nodes[who].committed:
+    for swap in swarm.nodes[who].committed:
         assert least_s <= swap.seconds <= 1.1 * least_s + 10, "the rate holds, and is used"
     assert one.x == pytest.approx(other.x, abs=1e-9)
     used = traffic.used
@@ -74,23 +74,23 @@ def test_signs_of_life_come_often_enough() -> None:
 
 
 def test_a_paused_node_refuses_and_comes_back() -> None:
-    town = Town([10.0, 10.0, 10.0])
-    held = town.nodes[2]
+    swarm = VirtualSwarm([10.0, 10.0, 10.0])
+    held = swarm.nodes[2]
 
     async def pause() -> None:
         await asyncio.sleep(100)
         held.exchange.pause(QUOTA)
         await asyncio.sleep(20)  # a swap under way may have ended
-        marks = [len(n.committed) for n in town.nodes]
+        marks = [len(n.committed) for n in swarm.nodes]
         await asyncio.sleep(100)
         assert len(held.committed) == marks[2]
         assert held.solo[QUOTA] >= 9, "each round says why"
-        assert all(len(n.committed) >= mark + 6 for n, mark in zip(town.nodes[:2], marks[:2], strict=True))
+        assert all(len(n.committed) >= mark + 6 for n, mark in zip(swarm.nodes[:2], marks[:2], strict=True))
         held.exchange.resume()
         await asyncio.sleep(100)
         assert len(held.committed) >= marks[2] + 4
 
-    run_virtual(town.run(40, pause()))
+    run_virtual(swarm.run(40, pause()))
 
 
 # ---- the machine ----
@@ -130,7 +130,7 @@ def test_a_swap_under_way_outlasts_a_pause() -> None:
     )
 
 
-def test_a_promise_is_taken_back_by_a_pause() -> None:
+def test_a_pause_cancels_an_appointment() -> None:
     m = machine()
     m.handle(round_events.Boundary(1, 10.0, closed="nonfinite"), 10.0)
     assert isinstance(m.handle(round_events.Called(b"c", "c", 9.5), 11.0)[0], round_events.Appoint)

@@ -1,4 +1,4 @@
-"""Meeting in numbers: how many rounds are committed, with how many partners, by how many calls. 64 nodes.
+"""Statistics of pairing: how many rounds are committed, with how many partners, by how many calls. 64 nodes.
 
 `pytest -s` shows the numbers.
 """
@@ -8,8 +8,8 @@ import random
 from collections import Counter
 
 import pytest
-from town import Town
 from virtual_clock import run_virtual
+from virtual_nodes import VirtualSwarm
 
 from noloco_node.base.events import RoundCommitted
 
@@ -18,19 +18,19 @@ MIXED = [1] * 22 + [2] * 21 + [4] * 21
 """How many times longer a step takes."""
 
 
-def figures(town: Town) -> str:
-    return f"{town.committed_share():.1%} of rounds committed, {town.calls_per_pair():.2f} calls a pair"
+def figures(swarm: VirtualSwarm) -> str:
+    return f"{swarm.committed_share():.1%} of rounds committed, {swarm.calls_per_pair():.2f} calls a pair"
 
 
-def test_equal_nodes_commit_and_meet_many_with_few_calls() -> None:
-    town = Town(EQUAL)
-    run_virtual(town.run(50))
-    partners = [len({e.partner for e in n.committed}) for n in town.nodes]
-    print(f"\nequal boxes: {figures(town)}, {min(partners)} to {max(partners)} partners in 50 rounds")  # noqa: T201
-    assert town.committed_share() >= 0.95
+def test_equal_nodes_commit_with_many_partners_and_few_calls() -> None:
+    swarm = VirtualSwarm(EQUAL)
+    run_virtual(swarm.run(50))
+    partners = [len({e.partner for e in n.committed}) for n in swarm.nodes]
+    print(f"\nequal nodes: {figures(swarm)}, {min(partners)} to {max(partners)} partners in 50 rounds")  # noqa: T201
+    assert swarm.committed_share() >= 0.95
     assert min(partners) >= 20
-    assert town.calls_per_pair() < 1.8
-    spread = max(max(n.x) for n in town.nodes) - min(min(n.x) for n in town.nodes)
+    assert swarm.calls_per_pair() < 1.8
+    spread = max(max(n.x) for n in swarm.nodes) - min(min(n.x) for n in swarm.nodes)
     assert spread < 0.5, "without any all-reduce the swarm has come together"
 
 
@@ -38,10 +38,10 @@ def test_equal_nodes_commit_and_meet_many_with_few_calls() -> None:
 def test_partners_are_drawn_uniformly(nodes: int) -> None:
     """Chi-square over the pairs. Its degrees of freedom are the pairs less one for each node, whose number of rounds
     is given; the limit is the 99.9% quantile by Wilson and Hilferty."""
-    town = Town([10.0] * nodes)
-    run_virtual(town.run(500))
-    names = [n.name for n in town.nodes]
-    met = Counter(tuple(sorted((n.name, e.partner))) for n in town.nodes for e in n.committed if n.name < e.partner)
+    swarm = VirtualSwarm([10.0] * nodes)
+    run_virtual(swarm.run(500))
+    names = [n.name for n in swarm.nodes]
+    met = Counter(tuple(sorted((n.name, e.partner))) for n in swarm.nodes for e in n.committed if n.name < e.partner)
     pairs = [(a, b) for a in names for b in names if a < b]
     expected = sum(met.values()) / len(pairs)
     chi = sum((met[pair] - expected) ** 2 / expected for pair in pairs)
@@ -52,65 +52,65 @@ def test_partners_are_drawn_uniformly(nodes: int) -> None:
 
 
 def test_speeds_one_two_four_by_time() -> None:
-    town = Town(EQUAL, steps_s=[0.3 * slow for slow in MIXED])
-    run_virtual(town.run(25))
-    print(f"\nspeeds of 1:2:4, phases by time: {figures(town)}")  # noqa: T201
-    assert town.committed_share() >= 0.9
+    swarm = VirtualSwarm(EQUAL, steps_s=[0.3 * slow for slow in MIXED])
+    run_virtual(swarm.run(25))
+    print(f"\nspeeds of 1:2:4, phases by time: {figures(swarm)}")  # noqa: T201
+    assert swarm.committed_share() >= 0.9
     for slow in (1, 2, 4):
-        nodes = [n for n, s in zip(town.nodes, MIXED, strict=True) if s == slow]
+        nodes = [n for n, s in zip(swarm.nodes, MIXED, strict=True) if s == slow]
         assert sum(len(n.committed) for n in nodes) / sum(n.steps for n in nodes) >= 0.8
-    assert town.calls_per_pair() < 2
+    assert swarm.calls_per_pair() < 2
 
 
 def test_speeds_one_two_four_by_steps() -> None:
-    town = Town([10.0 * slow for slow in MIXED])
-    run_virtual(town.run(25))
+    swarm = VirtualSwarm([10.0 * slow for slow in MIXED])
+    run_virtual(swarm.run(25))
     share = {
-        slow: sum(len(n.committed) for n, s in zip(town.nodes, MIXED, strict=True) if s == slow)
+        slow: sum(len(n.committed) for n, s in zip(swarm.nodes, MIXED, strict=True) if s == slow)
         / 25
         / MIXED.count(slow)
         for slow in (1, 2, 4)
     }
     rounds = ", ".join(f"{part:.0%} of those {slow} times as slow" for slow, part in share.items())
-    print(f"\nspeeds of 1:2:4, phases by steps: {figures(town)}; committed {rounds}")  # noqa: T201
-    assert town.committed_share() >= 0.6
-    assert town.calls_per_pair() < 3
+    print(f"\nspeeds of 1:2:4, phases by steps: {figures(swarm)}; committed {rounds}")  # noqa: T201
+    assert swarm.committed_share() >= 0.6
+    assert swarm.calls_per_pair() < 3
 
 
 @pytest.mark.parametrize(("nodes", "swaps", "rounds"), [(256, 1, 8), (64, None, 8)])
 def test_calls_stay_few_in_larger_swarms_and_with_further_partners(nodes: int, swaps: int | None, rounds: int) -> None:
-    town = Town([10.0] * nodes, swaps=swaps)
-    run_virtual(town.run(rounds))
-    assert town.committed_share() >= 0.9
-    assert town.calls_per_pair() < 3
+    swarm = VirtualSwarm([10.0] * nodes, swaps=swaps)
+    run_virtual(swarm.run(rounds))
+    assert swarm.committed_share() >= 0.9
+    assert swarm.calls_per_pair() < 3
 
 
 def test_lost_messages_and_a_tenth_that_vanishes() -> None:
     """A lost message silences its stream: 30 s until it is given up, which a phase must leave time for."""
-    town = Town([600.0] * 64, loss=0.05)
+    swarm = VirtualSwarm([600.0] * 64, loss=0.05)
     chance = random.Random(5)
 
     async def vanish() -> None:
-        for node in chance.sample(town.nodes, 6):
+        for node in chance.sample(swarm.nodes, 6):
             await asyncio.sleep(chance.uniform(0, 3000))
-            town.vanish(node)
+            swarm.vanish(node)
 
-    run_virtual(town.run(25, vanish()))
-    print(f"\n5% of messages lost, a tenth of boxes gone: {figures(town)}")  # noqa: T201
-    assert town.committed_share() >= 0.75
+    run_virtual(swarm.run(25, vanish()))
+    print(f"\n5% of messages lost, a tenth of the nodes gone: {figures(swarm)}")  # noqa: T201
+    assert swarm.committed_share() >= 0.75
 
 
 @pytest.mark.parametrize("swaps", [2, None])
 def test_further_partners(swaps: int | None) -> None:
-    town = Town([10.0] * 16, swaps=swaps)
-    mean = sum(n.x[0] for n in town.nodes)
-    run_virtual(town.run(15))
-    assert town.committed_share() >= 0.9
-    assert all(len(n.committed) + n.solo.total() == n.steps for n in town.nodes), "a round counts once"
-    swaps_by_round = [Counter(e.round for e in n.events if isinstance(e, RoundCommitted)) for n in town.nodes]
+    swarm = VirtualSwarm([10.0] * 16, swaps=swaps)
+    mean = sum(n.x[0] for n in swarm.nodes)
+    run_virtual(swarm.run(15))
+    assert swarm.committed_share() >= 0.9
+    assert all(len(n.committed) + n.solo.total() == n.steps for n in swarm.nodes), "a round counts once"
+    swaps_by_round = [Counter(e.round for e in n.events if isinstance(e, RoundCommitted)) for n in swarm.nodes]
     assert max(max(rounds.values()) for rounds in swaps_by_round) >= 2
     if swaps:
         assert max(max(rounds.values()) for rounds in swaps_by_round) == swaps
-    more = sum(isinstance(e, RoundCommitted) for n in town.nodes for e in n.events)
-    assert more >= 1.5 * sum(len(n.committed) for n in town.nodes)
-    assert sum(n.x[0] for n in town.nodes) == pytest.approx(mean, abs=1e-12), "what one gains, the other gives"
+    more = sum(isinstance(e, RoundCommitted) for n in swarm.nodes for e in n.events)
+    assert more >= 1.5 * sum(len(n.committed) for n in swarm.nodes)
+    assert sum(n.x[0] for n in swarm.nodes) == pytest.approx(mean, abs=1e-12), "what one gains, the other gives"

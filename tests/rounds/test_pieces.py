@@ -1,4 +1,4 @@
-"""Large frames in pieces: put together they are what was cut, and nobody can make the other end hold more."""
+"""Large frames in pieces: put together they are the frame, and no partner can make this node hold more."""
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ from noloco_node.wire import messages as wire
 
 
 @given(st.integers(0, 5 * PIECE_BYTES))
-def test_what_is_cut_comes_back(size: int) -> None:
+def test_a_frame_cut_into_pieces_is_restored(size: int) -> None:
     frame = wire.Fragment(3, b"\x07" * size)
     assembly, pieces = Assembly(), list(cut(wire.encode(frame)))
     *early, last = [assembly.add(piece) for piece in pieces]
@@ -28,7 +28,7 @@ def test_what_is_cut_comes_back(size: int) -> None:
         [wire.Piece(b"x" * (4 << 20), True)] * 3,
     ],
 )
-def test_pieces_of_nothing_sensible_are_named(pieces: list[wire.Piece]) -> None:
+def test_malformed_pieces_are_misbehaviour(pieces: list[wire.Piece]) -> None:
     assembly = Assembly()
     with pytest.raises(PeerMisbehaved, match="bad_piece"):
         for piece in pieces:

@@ -1,13 +1,13 @@
-"""A node whose weights become older ones again in the middle of a swap: that swap breaks, the next ones are whole."""
+"""A node whose weights are rolled back in the middle of a swap: that swap breaks, the next ones are whole."""
 
 import asyncio
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
-import town as towns
-from town import FRAGMENTS, Node, Offer, Town
+import virtual_nodes
 from virtual_clock import run_virtual
+from virtual_nodes import FRAGMENTS, Node, Offer, VirtualSwarm
 
 from noloco_node.base.events import WentSolo
 from noloco_node.core.codec import CodecStats
@@ -58,9 +58,9 @@ class Voidable(Offer):
 
 @pytest.mark.parametrize("leads", [True, False])
 def test_a_roll_back_breaks_the_swap_for_both(monkeypatch: pytest.MonkeyPatch, leads: bool) -> None:
-    monkeypatch.setattr(towns, "Offer", Voidable)
-    town = Town([10.0, 10.0], bandwidth_bytes_s=1000.0, kind=Broken)  # three fragments in three seconds
-    one = town.nodes[0 if leads else 1]
+    monkeypatch.setattr(virtual_nodes, "Offer", Voidable)
+    swarm = VirtualSwarm([10.0, 10.0], bandwidth_bytes_s=1000.0, kind=Broken)  # three fragments in three seconds
+    one = swarm.nodes[0 if leads else 1]
     assert isinstance(one, Broken)
 
     async def roll_back() -> None:
@@ -68,9 +68,9 @@ def test_a_roll_back_breaks_the_swap_for_both(monkeypatch: pytest.MonkeyPatch, l
             await asyncio.sleep(0.01)
         one.roll_back()
 
-    run_virtual(town.run(20, roll_back()))
+    run_virtual(swarm.run(20, roll_back()))
     (broken,) = [e for e in one.events if isinstance(e, WentSolo) and e.reason == "nonfinite"]
     assert broken.round == one.given_up and 0 < broken.applied < FRAGMENTS
     assert one.given_up not in {e.round for e in one.committed}
-    assert sum(n.exchange.tally.one_sided for n in town.nodes) <= 1
-    assert all(len(n.committed) >= 10 for n in town.nodes), "they meet again"
+    assert sum(n.exchange.tally.one_sided for n in swarm.nodes) <= 1
+    assert all(len(n.committed) >= 10 for n in swarm.nodes), "they meet again"

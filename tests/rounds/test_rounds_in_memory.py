@@ -1,4 +1,4 @@
-"""Whole exchanges over the in-memory network, in virtual time: many nodes, slow links, partitions, vanishing peers."""
+"""Whole rounds over the in-memory network, in virtual time: many nodes, slow links, partitions, vanishing peers."""
 
 import asyncio
 import random
@@ -8,10 +8,10 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-import town as towns
+import virtual_nodes
 from memory_network.network import MemoryNetwork
-from town import FRAGMENTS, TERMS, Node, Offer, Town
 from virtual_clock import run_virtual
+from virtual_nodes import FRAGMENTS, TERMS, Node, Offer, VirtualSwarm
 
 from noloco_node.base.events import Event, PeerFaulted, WentSolo
 from noloco_node.errors import PeerFault
@@ -20,45 +20,45 @@ from noloco_node.wire import messages as wire
 from noloco_node.wire.peer_pb2_grpc import ExchangeStub
 
 
-def test_two_nodes_meet_each_round_and_their_mean_is_kept() -> None:
-    town = Town([10.0, 10.0])
-    before = [sum(n.x[k] for n in town.nodes) for k in range(FRAGMENTS)]
-    run_virtual(town.run(20))
-    assert town.committed_share() >= 0.9
-    assert [sum(n.x[k] for n in town.nodes) for k in range(FRAGMENTS)] == pytest.approx(before, abs=1e-12)
-    assert town.nodes[0].x == pytest.approx(town.nodes[1].x, abs=1e-9), "they have come together"
-    assert all(len(n.events) == n.steps for n in town.nodes), "every round ended once"
-    sent = town.nodes[0].committed[0].sent_bytes
+def test_two_nodes_swap_each_round_and_their_mean_is_kept() -> None:
+    swarm = VirtualSwarm([10.0, 10.0])
+    before = [sum(n.x[k] for n in swarm.nodes) for k in range(FRAGMENTS)]
+    run_virtual(swarm.run(20))
+    assert swarm.committed_share() >= 0.9
+    assert [sum(n.x[k] for n in swarm.nodes) for k in range(FRAGMENTS)] == pytest.approx(before, abs=1e-12)
+    assert swarm.nodes[0].x == pytest.approx(swarm.nodes[1].x, abs=1e-9), "they have come together"
+    assert all(len(n.events) == n.steps for n in swarm.nodes), "every round ended once"
+    sent = swarm.nodes[0].committed[0].sent_bytes
     assert 3 * 1008 <= sent <= 3 * 1008 + 400
 
 
-def test_the_same_seed_is_the_same_story() -> None:
+def test_the_same_seed_gives_the_same_events() -> None:
     def story() -> list[list[Event]]:
-        town = Town([10.0, 12.0, 15.0, 10.0], seed=7)
-        run_virtual(town.run(8))
-        return [n.events for n in town.nodes]
+        swarm = VirtualSwarm([10.0, 12.0, 15.0, 10.0], seed=7)
+        run_virtual(swarm.run(8))
+        return [n.events for n in swarm.nodes]
 
     assert story() == story()
 
 
 def test_a_swap_of_three_phases_completes_and_the_rounds_between_say_so() -> None:
-    town = Town([1.0, 1.0], bandwidth_bytes_s=1000.0)  # three fragments of about 1 kB: three seconds
-    run_virtual(town.run(30))
-    assert all(len(n.committed) >= 5 for n in town.nodes)
-    assert all(n.solo["swapping"] >= 10 for n in town.nodes)
+    swarm = VirtualSwarm([1.0, 1.0], bandwidth_bytes_s=1000.0)  # three fragments of about 1 kB: three seconds
+    run_virtual(swarm.run(30))
+    assert all(len(n.committed) >= 5 for n in swarm.nodes)
+    assert all(n.solo["swapping"] >= 10 for n in swarm.nodes)
 
 
 def test_a_partner_that_vanishes_in_the_middle_costs_its_deadline_and_no_more() -> None:
-    town = Town([10.0, 10.0, 10.0], bandwidth_bytes_s=1000.0)
+    swarm = VirtualSwarm([10.0, 10.0, 10.0], bandwidth_bytes_s=1000.0)
 
     async def vanish() -> None:
-        while not town.nodes[0].under_way:  # noqa: ASYNC110 (in virtual time, where polling costs nothing)
+        while not swarm.nodes[0].under_way:  # noqa: ASYNC110 (in virtual time, where polling costs nothing)
             await asyncio.sleep(0.1)
         await asyncio.sleep(1.5)  # one fragment over, two to go
-        town.network.vanish(town.nodes[0].name)
+        swarm.network.vanish(swarm.nodes[0].name)
 
-    run_virtual(town.run(40, vanish()))
-    rest = town.nodes[1:]
+    run_virtual(swarm.run(40, vanish()))
+    rest = swarm.nodes[1:]
     assert all(len(n.committed) >= 20 for n in rest)
     broken = [e for n in rest for e in n.events if isinstance(e, WentSolo) and e.partner == "n000" and e.applied]
     assert len(broken) <= 1
@@ -66,45 +66,45 @@ def test_a_partner_that_vanishes_in_the_middle_costs_its_deadline_and_no_more() 
 
 
 def test_a_partition_lets_both_halves_go_on_and_heals() -> None:
-    town = Town([5.0] * 6)
-    names = [n.name for n in town.nodes]
+    swarm = VirtualSwarm([5.0] * 6)
+    names = [n.name for n in swarm.nodes]
     across: list[float] = []
 
     async def split() -> None:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(50)
-        town.network.partition([names[:3], names[3:]])
-        marks = [len(n.committed) for n in town.nodes]
+        swarm.network.partition([names[:3], names[3:]])
+        marks = [len(n.committed) for n in swarm.nodes]
         await asyncio.sleep(100)
-        for node, mark in zip(town.nodes, marks, strict=True):
+        for node, mark in zip(swarm.nodes, marks, strict=True):
             new = node.committed[mark + 1 :]
             assert len(new) >= 8, "both halves go on"
             assert all((e.partner in names[:3]) == (node.name in names[:3]) for e in new)
-        town.network.heal()
+        swarm.network.heal()
         healed = loop.time()
         while not across:
             await asyncio.sleep(1)
-            if any((n.committed[-1].partner in names[:3]) != (n.name in names[:3]) for n in town.nodes):
+            if any((n.committed[-1].partner in names[:3]) != (n.name in names[:3]) for n in swarm.nodes):
                 across.append(loop.time() - healed)
 
-    run_virtual(town.run(60, split()))
+    run_virtual(swarm.run(60, split()))
     assert across[0] <= 60
 
 
 @pytest.mark.parametrize("finder", [0, 1])
-def test_two_that_diverged_know_it_at_both_ends(monkeypatch: pytest.MonkeyPatch, finder: int) -> None:
-    """Whoever finds it."""
+def test_a_diverged_swap_is_known_at_both_ends(monkeypatch: pytest.MonkeyPatch, finder: int) -> None:
+    """Whichever finds it."""
     receive = Offer.receive
 
     def stray(offer: Offer, index: int, payload: bytes) -> Any:
-        if offer.node is town.nodes[finder]:
+        if offer.node is swarm.nodes[finder]:
             raise PeerFault("diverged")
         return receive(offer, index, payload)
 
     monkeypatch.setattr(Offer, "receive", stray)
-    town = Town([10.0, 10.0])
-    run_virtual(town.run(20))
-    for node in town.nodes:
+    swarm = VirtualSwarm([10.0, 10.0])
+    run_virtual(swarm.run(20))
+    for node in swarm.nodes:
         assert node.solo["diverged"] >= 5, node.solo
         assert not (node.committed or node.solo["hung_up"] or node.solo["silent"]), node.solo
 
@@ -114,7 +114,7 @@ def test_a_partner_whose_codec_hangs_is_alive_and_given_up_all_the_same(monkeypa
     hung: list[Future[Any]] = []
 
     def hang(offer: Offer, index: int, payload: bytes) -> Any:
-        if offer.node is not town.nodes[0]:
+        if offer.node is not swarm.nodes[0]:
             return receive(offer, index, payload)
         hung.append(Future())
         return hung[-1]
@@ -126,17 +126,17 @@ def test_a_partner_whose_codec_hangs_is_alive_and_given_up_all_the_same(monkeypa
                 future.set_exception(PeerFault("late"))
 
     monkeypatch.setattr(Offer, "receive", hang)
-    town = Town([100.0] * 5)
-    run_virtual(town.run(40, come_back()))
-    assert not town.nodes[0].committed and town.nodes[0].solo["swapping"], "it holds on to whom it has"
-    for node in town.nodes[1:]:
+    swarm = VirtualSwarm([100.0] * 5)
+    run_virtual(swarm.run(40, come_back()))
+    assert not swarm.nodes[0].committed and swarm.nodes[0].solo["swapping"], "it holds on to whom it has"
+    for node in swarm.nodes[1:]:
         assert len(node.committed) >= 34, node.solo
 
 
 def test_what_is_sent_is_counted_as_it_goes_and_in_vain_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(towns, "PAYLOAD", b"\0" * 1_000_000)
-    town = Town([100.0, 100.0], paces={0: Traffic(upload_bytes_s=32_000.0, day=lambda: "2031-12-24")})
-    node, other = town.nodes
+    monkeypatch.setattr(virtual_nodes, "PAYLOAD", b"\0" * 1_000_000)
+    swarm = VirtualSwarm([100.0, 100.0], paces={0: Traffic(upload_bytes_s=32_000.0, day=lambda: "2031-12-24")})
+    node, other = swarm.nodes
     counted: list[int] = []
 
     async def watch() -> None:
@@ -146,41 +146,41 @@ def test_what_is_sent_is_counted_as_it_goes_and_in_vain_too(monkeypatch: pytest.
                 tally = node.exchange.tally
                 counted.append(tally.sent_bytes)
                 assert 0 <= tally.sent_bytes - tally.unsettled_bytes < 1000, "what went into calls alone"
-        town.vanish(other)
+        swarm.vanish(other)
 
-    run_virtual(town.run(4, watch()))
+    run_virtual(swarm.run(4, watch()))
     assert all(120_000 <= later - before <= 300_000 for before, later in pairwise(counted))
     assert not node.committed and node.exchange.tally.sent_bytes >= counted[-1]
     assert node.exchange.tally.unsettled_bytes == 0, "a swap that broke counts for those that do not"
 
 
 def test_lost_messages_are_caught_by_deadlines() -> None:
-    town = Town([20.0] * 8, loss=0.01)
-    run_virtual(town.run(40))
-    assert town.committed_share() >= 0.6
-    assert all(len(n.events) == n.steps for n in town.nodes)
+    swarm = VirtualSwarm([20.0] * 8, loss=0.01)
+    run_virtual(swarm.run(40))
+    assert swarm.committed_share() >= 0.6
+    assert all(len(n.events) == n.steps for n in swarm.nodes)
 
 
-async def _ask(town: Town, *frames: wire.Frame, name: str = "stranger") -> list[wire.Frame]:
-    """Say these frames to node 0 as somebody else, and hear what comes back, up to the last word of an answer."""
-    stranger = town.network.join(name)
-    await stranger.start()
+async def _ask(swarm: VirtualSwarm, *frames: wire.Frame, name: str = "caller") -> list[wire.Frame]:
+    """Send these frames to node 0 from another node; returns what it answers, up to an acceptance or a refusal."""
+    caller = swarm.network.join(name)
+    await caller.start()
 
     async def say() -> Any:
         for frame in frames:
             yield wire.encode(frame)
         await asyncio.sleep(1)
 
-    heard = []
-    async for message in ExchangeStub(stranger.channel("n000")).Swap(say(), timeout=60):
-        heard.append(wire.decode(message))
-        match heard[-1]:
+    received = []
+    async for message in ExchangeStub(caller.channel("n000")).Swap(say(), timeout=60):
+        received.append(wire.decode(message))
+        match received[-1]:
             case wire.Accept():
                 break
             case wire.Refusal(code) if code is not wire.Code.APPOINTMENT:
                 break
-    await stranger.close()
-    return heard
+    await caller.close()
+    return received
 
 
 OFFER = wire.Offer(1, b"r" * 32, b"l" * 32, b"x" * 16, b"b" * 16, 1, FRAGMENTS, 5.0)
@@ -196,53 +196,54 @@ OFFER = wire.Offer(1, b"r" * 32, b"l" * 32, b"x" * 16, b"b" * 16, 1, FRAGMENTS, 
         (OFFER, wire.Code.BUSY),
     ],
 )
-def test_what_cannot_be_exchanged_with_is_refused_by_its_code(offer: wire.Offer, code: wire.Code) -> None:
+def test_an_offer_that_does_not_fit_is_refused_by_its_code(offer: wire.Offer, code: wire.Code) -> None:
     async def main() -> None:
-        town = Town([10.0])
-        await town.nodes[0].transport.start()
-        town.nodes[0].exchange.begin(TERMS)
-        assert await _ask(town, offer) == [wire.Refusal(code)]
-        await town.close()
+        swarm = VirtualSwarm([10.0])
+        await swarm.nodes[0].transport.start()
+        swarm.nodes[0].exchange.begin(TERMS)
+        assert await _ask(swarm, offer) == [wire.Refusal(code)]
+        await swarm.close()
 
     run_virtual(main())
 
 
 def test_a_replayed_exchange_is_refused() -> None:
     async def main() -> None:
-        town = Town([10.0])
-        node = town.nodes[0]
+        swarm = VirtualSwarm([10.0])
+        node = swarm.nodes[0]
         await node.transport.start()
         node.exchange.begin(TERMS)
-        assert await _ask(town, OFFER) == [wire.Refusal(wire.Code.BUSY)]
-        assert await _ask(town, OFFER) == [wire.Refusal(wire.Code.STALE)]
-        await town.close()
+        assert await _ask(swarm, OFFER) == [wire.Refusal(wire.Code.BUSY)]
+        assert await _ask(swarm, OFFER) == [wire.Refusal(wire.Code.STALE)]
+        await swarm.close()
 
     run_virtual(main())
 
 
 def test_an_exchange_id_that_is_in_use_is_refused_and_its_caller_goes_on_waiting() -> None:
     async def main() -> None:
-        town = Town([10.0])
-        node = town.nodes[0]
+        swarm = VirtualSwarm([10.0])
+        node = swarm.nodes[0]
         await node.transport.start()
         node.exchange.begin(TERMS)
         node.exchange.boundary(1, 10.0, None, "nonfinite")
         offer = replace(OFFER, patience_s=20.0)
-        first = asyncio.create_task(_ask(town, offer))
+        first = asyncio.create_task(_ask(swarm, offer))
         await asyncio.sleep(1)
-        assert await _ask(town, offer, name="another") == [wire.Refusal(wire.Code.STALE)]
+        assert await _ask(swarm, offer, name="another") == [wire.Refusal(wire.Code.STALE)]
         await asyncio.sleep(5)
         node.exchange.boundary(2, 10.0, Offer(node, 2), None)
         appointed, accepted = await first
         assert isinstance(appointed, wire.Refusal) and appointed.code is wire.Code.APPOINTMENT
         assert isinstance(accepted, wire.Accept)
-        await town.close()
+        await swarm.close()
 
     run_virtual(main())
 
 
 def test_a_node_that_comes_back_and_repeats_its_rounds_is_no_replay() -> None:
-    """A replay is known by the exchange, never by the round: who resumed from a checkpoint has been there before."""
+    """A replay is known by the exchange, never by the round: a node that resumed from a checkpoint repeats its
+    rounds."""
 
     async def story() -> list[Node]:
         network = MemoryNetwork(random.Random(1), delay_s=0.05)
@@ -276,8 +277,8 @@ def test_a_node_that_comes_back_and_repeats_its_rounds_is_no_replay() -> None:
 
 def test_the_latest_events_can_be_read_as_lines() -> None:
     async def main() -> None:
-        town = Town([10.0])
-        exchange = town.nodes[0].exchange
+        swarm = VirtualSwarm([10.0])
+        exchange = swarm.nodes[0].exchange
         exchange.begin(TERMS, 2)
         await asyncio.sleep(2.5)
         exchange.boundary(1, 10.0, None, "nonfinite")
@@ -287,19 +288,19 @@ def test_the_latest_events_can_be_read_as_lines() -> None:
         assert settings == "   -3.000 s  Settings(swaps=2, blocking=False)"
         assert boundary == "   -0.500 s  Boundary(round=1, phase_s=10.0, closed='nonfinite')"
         assert len(candidates) == 200, "cut"
-        await town.close()
+        await swarm.close()
 
     run_virtual(main())
 
 
 def test_a_caller_that_does_not_begin_with_an_offer_is_named() -> None:
     async def main() -> None:
-        town = Town([10.0])
-        node = town.nodes[0]
+        swarm = VirtualSwarm([10.0])
+        node = swarm.nodes[0]
         await node.transport.start()
         node.exchange.begin(TERMS)
-        assert await _ask(town, wire.Done()) == []
-        assert node.events == [PeerFaulted("stranger", "unexpected_frame")]
-        await town.close()
+        assert await _ask(swarm, wire.Done()) == []
+        assert node.events == [PeerFaulted("caller", "unexpected_frame")]
+        await swarm.close()
 
     run_virtual(main())

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-import town as towns
-from town import FRAGMENTS, Node, Town
+import virtual_nodes
 from virtual_clock import run_virtual
+from virtual_nodes import FRAGMENTS, Node, VirtualSwarm
 
 from noloco_node.core import outer
 from noloco_node.core.round import TOO_SLOW
@@ -49,11 +49,11 @@ class Replica(Node):
         self.late[late] += 1
 
 
-def town(monkeypatch: pytest.MonkeyPatch, phases: float, nodes: int, rounds: int) -> Town:
+def swarm(monkeypatch: pytest.MonkeyPatch, phases: float, nodes: int, rounds: int) -> VirtualSwarm:
     """Run, with a swap taking so many phases."""
-    monkeypatch.setattr(towns, "PAYLOAD", b"\0" * int(phases * PHASE_S * RATE / FRAGMENTS))
+    monkeypatch.setattr(virtual_nodes, "PAYLOAD", b"\0" * int(phases * PHASE_S * RATE / FRAGMENTS))
     paces = {k: Traffic(upload_bytes_s=RATE, day=lambda: "2031-12-24") for k in range(nodes)}
-    made = Town([PHASE_S] * nodes, paces=paces, kind=Replica)
+    made = VirtualSwarm([PHASE_S] * nodes, paces=paces, kind=Replica)
     run_virtual(made.run(rounds))
     return made
 
@@ -67,7 +67,7 @@ def spread(nodes: list[Replica]) -> float:
 def test_swaps_of_three_phases_complete_and_keep_replicas_together(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    slow = town(monkeypatch, 3.0, NODES, ROUNDS)
+    slow = swarm(monkeypatch, 3.0, NODES, ROUNDS)
     seconds = [e.seconds for n in slow.nodes for e in n.committed]
     assert min(seconds) > 2.9 * PHASE_S and max(seconds) < 4 * PHASE_S
     reasons = sum((n.solo for n in slow.nodes), Counter())
@@ -76,8 +76,8 @@ def test_swaps_of_three_phases_complete_and_keep_replicas_together(
     assert all(len(n.committed) >= ROUNDS / 6 for n in slow.nodes)
     assert {1, 2, 3} <= set(slow.nodes[0].late), "a fragment lands as soon as it is there"
 
-    quick = town(monkeypatch, 0.3, NODES, ROUNDS)
-    alone = Town([PHASE_S] * NODES, loss=1.0, kind=Replica)
+    quick = swarm(monkeypatch, 0.3, NODES, ROUNDS)
+    alone = VirtualSwarm([PHASE_S] * NODES, loss=1.0, kind=Replica)
     run_virtual(alone.run(ROUNDS))
     found = {name: spread(made.nodes) for name, made in (("quick", quick), ("slow", slow), ("alone", alone))}
     with capsys.disabled():
@@ -87,7 +87,7 @@ def test_swaps_of_three_phases_complete_and_keep_replicas_together(
 
 
 def test_swaps_of_more_than_eight_phases_end_as_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = town(monkeypatch, 12.0, 2, 10)
+    slow = swarm(monkeypatch, 12.0, 2, 10)
     assert not any(n.committed for n in slow.nodes)
     assert [n.solo[TOO_SLOW] for n in slow.nodes] == [1, 1], "whichever end gave up, both know why"
     assert all(n.late for n in slow.nodes), "what was applied stays"

@@ -32,7 +32,7 @@ def done(value: Any) -> "Future[Any]":
 
 
 class Words:
-    """Vectors whose fragments are short texts, told in `turns` turns."""
+    """Vectors whose fragments are short texts, sent in `turns` turns."""
 
     round = 1
     correction_bytes = 100
@@ -188,7 +188,7 @@ def swap(link: Link, vectors: Words, *, leads: bool) -> Swap:
 
 
 async def against(frames: list[wire.Frame], *, leads: bool) -> tuple[Words, BaseException]:
-    """A swap with a partner that says just this, and then nothing."""
+    """A swap with a partner that sends only this, and then nothing."""
     link, vectors = Link(), Words("a", 8)
 
     async def say() -> AsyncIterator[pb.SwapFrame]:
@@ -244,7 +244,7 @@ async def test_silence_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def alive(frames: list[wire.Frame], then: wire.Frame, every_s: float, *, leads: bool) -> tuple[Swap, float]:
-    """A swap with a partner that says these frames, and then one and the same for ever; and how long that lasted."""
+    """A swap with a partner that sends these frames, and then the same one for ever; and how long that lasted."""
 
     async def say() -> AsyncIterator[pb.SwapFrame]:
         for frame in frames:
@@ -266,7 +266,7 @@ def alive(frames: list[wire.Frame], then: wire.Frame, every_s: float, *, leads: 
 
 @pytest.mark.parametrize("leads", [True, False])
 @pytest.mark.parametrize("then", [wire.Alive(), wire.Piece(b"x", more=True)])
-def test_signs_of_life_and_single_bytes_are_no_headway(then: wire.Frame, leads: bool) -> None:
+def test_signs_of_life_and_single_bytes_are_no_progress(then: wire.Frame, leads: bool) -> None:
     made, lasted_s = alive([wire.Fragment(0, b"b 0 0")], then, 4.0, leads=leads)
     assert lasted_s == pytest.approx(STALL_S) and made.applied == 0
 

@@ -1,11 +1,11 @@
-"""When a node catches up, and whose state it takes: over the in-memory network, in virtual time."""
+"""When a node catches up, and whose state it fetches: over the in-memory network, in virtual time."""
 
 import asyncio
 from collections.abc import Collection, Coroutine, Sequence
 from typing import Any
 
 import pytest
-from donors import BUDGET, NUMBERS, TERMS, DonorNetwork, Liar, Owner, chunks, header, numbers
+from donors import BUDGET, NUMBERS, TERMS, DonorNetwork, FaultyDonor, Owner, chunks, header, numbers
 from virtual_clock import run_virtual
 
 from noloco_node.errors import SwarmUnreachable
@@ -46,7 +46,7 @@ def record(peer: str, round: int, state: str = "training") -> PeerRecord:
 
 
 class Node:
-    """A node as far as catching up needs it: the records it sees are the test's, and calls are noted."""
+    """The node that catches up: it sees the test's records and notes the calls."""
 
     def __init__(self, round: int, *sights: Sequence[PeerRecord] | Exception) -> None:
         self.round = round
@@ -57,10 +57,10 @@ class Node:
 
     async def look(self) -> Collection[PeerRecord]:
         self.did.append("look")
-        sight = self.sights[0] if len(self.sights) == 1 else self.sights.pop(0)
-        if isinstance(sight, Exception):
-            raise sight
-        return sight
+        seen = self.sights[0] if len(self.sights) == 1 else self.sights.pop(0)
+        if isinstance(seen, Exception):
+            raise seen
+        return seen
 
     def seen(self) -> Collection[PeerRecord]:
         return () if isinstance(self.sights[0], Exception) else self.sights[0]
@@ -99,14 +99,14 @@ def test_whose_state_is_asked_for() -> None:
 
 
 def test_one_record_that_claims_to_be_far_ahead_is_not_enough() -> None:
-    level, lie = [record(peer, 105) for peer in "abc"], record("liar", BUDGET)
-    assert ahead([*level, lie], 100) == []
-    assert ahead([level[0], lie], 100) == [], "of two the lower one counts"
+    level, high = [record(peer, 105) for peer in "abc"], record("faulty", BUDGET)
+    assert ahead([*level, high], 100) == []
+    assert ahead([level[0], high], 100) == [], "of two the lower one counts"
     assert ahead([*level, record("slow", 1)], 95) == ["a", "b", "c"]
-    assert ahead([lie], 100) == ["liar"], "nobody contradicts it"
+    assert ahead([high], 100) == ["faulty"], "nobody contradicts it"
 
 
-def test_of_two_nodes_that_diverged_the_higher_peer_id_gives_way() -> None:
+def test_of_two_nodes_that_diverged_the_higher_peer_id_fetches_the_others_state() -> None:
     apart = DIVERGED_ROUNDS * ["b"]
     assert has_diverged(apart, DIVERGED_ROUNDS, ["b"], "a")
     assert not has_diverged(apart[1:], DIVERGED_ROUNDS, ["b"], "a")
@@ -129,22 +129,22 @@ def test_a_slow_download_is_in_bf16() -> None:
 
 # ---- at the start --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("state", ["training", "solo", "paused", "finished"])
-def test_a_joining_node_takes_the_state_of_any_node_that_has_weights(state: str) -> None:
+def test_a_joining_node_fetches_the_state_of_any_node_that_has_weights(state: str) -> None:
     async def story() -> None:
         network, node = DonorNetwork(), Node(0, [record("donor", 12, state)])
         await network.donor("donor", Owner(DATA))
-        await (await catch_up_of(node, network)).arrive()
+        await (await catch_up_of(node, network)).fetch_first_state()
         assert (node.round, node.state) == (12, DATA)
         await network.close()
 
     play(story())
 
 
-def test_a_node_that_sees_nobody_looks_again_before_it_begins_from_nothing() -> None:
+def test_a_node_that_finds_no_peer_looks_again_before_it_begins_with_new_weights() -> None:
     async def story(*sights: Sequence[PeerRecord] | Exception, first: bool = False) -> None:
         network, node = DonorNetwork(), Node(0, *sights)
         await network.donor("donor", Owner(DATA))
-        await (await catch_up_of(node, network, first=first)).arrive()
+        await (await catch_up_of(node, network, first=first)).fetch_first_state()
         looked.append((node.did.count("look"), node.round))
         await network.close()
 
@@ -156,8 +156,8 @@ def test_a_node_that_sees_nobody_looks_again_before_it_begins_from_nothing() -> 
     assert looked == [(1, 0), (LOOKS, 0), (2, 12), (3, 12)]
 
 
-def liar_at(round: int) -> Liar:
-    return Liar([header(FALSE, round=round), *chunks(FALSE)], round)
+def faulty_at(round: int) -> FaultyDonor:
+    return FaultyDonor([header(FALSE, round=round), *chunks(FALSE)], round)
 
 
 @pytest.mark.parametrize("honest", [["one"], ["one", "two", "three"]], ids=["one other", "three others"])
@@ -167,25 +167,25 @@ def test_a_donor_that_claims_to_be_at_the_runs_end_is_not_believed(
 ) -> None:
     async def story() -> None:
         network, node = DonorNetwork(), Node(own, [record(peer, round) for peer, round in claims.items()])
-        liar = liar_at(BUDGET)
-        await network.liar("liar", liar)
+        faulty = faulty_at(BUDGET)
+        await network.faulty_donor("faulty", faulty)
         for peer in honest:
             await network.donor(peer, Owner(DATA, there))
-        await (await catch_up_of(node, network)).arrive()
+        await (await catch_up_of(node, network)).fetch_first_state()
         assert (node.round, node.state) == ((own, None) if own == 100 else (there, DATA))
         await network.close()
 
-    claims = {"liar": BUDGET, **dict.fromkeys(honest, there)}
+    claims = {"faulty": BUDGET, **dict.fromkeys(honest, there)}
     monkeypatch.setattr(catch_up.choose_donor.random, "choice", lambda found: found[0])
     play(story())
 
 
 def test_a_single_witness_cannot_call_the_only_honest_donor_stale() -> None:
     async def story() -> None:
-        network, node = DonorNetwork(), Node(0, [record("honest", 12), record("liar", BUDGET)])
+        network, node = DonorNetwork(), Node(0, [record("honest", 12), record("faulty", BUDGET)])
         await network.donor("honest", Owner(DATA))
-        await network.liar("liar", Liar([wire.Refusal(wire.Code.BUSY)], BUDGET))
-        await (await catch_up_of(node, network)).arrive()
+        await network.faulty_donor("faulty", FaultyDonor([wire.Refusal(wire.Code.BUSY)], BUDGET))
+        await (await catch_up_of(node, network)).fetch_first_state()
         assert (node.round, node.state) == (12, DATA)
         await network.close()
 
@@ -193,7 +193,7 @@ def test_a_single_witness_cannot_call_the_only_honest_donor_stale() -> None:
 
 
 # ---- on the way ----------------------------------------------------------------------------------------------------
-def test_a_node_whose_swaps_diverge_again_and_again_takes_a_peers_state() -> None:
+def test_a_node_whose_swaps_diverge_again_and_again_fetches_a_peers_state() -> None:
     async def story() -> None:
         network, node = DonorNetwork(), Node(12, [record("donor", 13)])
         await network.donor("donor", Owner(DATA, 13))
@@ -229,19 +229,19 @@ def test_a_diverged_node_goes_back_to_an_earlier_round() -> None:
     play(story())
 
 
-@pytest.mark.parametrize("sight", [[], [record("a", 13)]], ids=["nobody there", "the other one's turn"])
-def test_alone_or_with_the_lower_peer_id_a_node_has_not_diverged(sight: list[PeerRecord]) -> None:
+@pytest.mark.parametrize("seen", [[], [record("a", 13)]], ids=["nobody there", "the other one's turn"])
+def test_alone_or_with_the_lower_peer_id_a_node_has_not_diverged(seen: list[PeerRecord]) -> None:
     async def story() -> None:
-        network, node = DonorNetwork(), Node(12, sight)
+        network, node = DonorNetwork(), Node(12, seen)
         catching = await catch_up_of(node, network)
-        partner = sight[0].peer_id if sight else "gone"
+        partner = seen[0].peer_id if seen else "gone"
         assert not any(catching.round_over("diverged", partner) for _ in range(2 * DIVERGED_ROUNDS))
         await network.close()
 
     play(story())
 
 
-def test_after_a_pause_only_a_node_far_behind_takes_a_state() -> None:
+def test_after_a_pause_only_a_node_far_behind_fetches_a_state() -> None:
     async def story() -> None:
         network, node = DonorNetwork(), Node(12, [record("donor", 12 + CATCH_UP_ROUNDS - 1)])
         await network.donor("donor", Owner(DATA, 12 + CATCH_UP_ROUNDS))
@@ -291,7 +291,7 @@ def test_an_error_while_adopting_is_logged_and_it_trains_on(caplog: pytest.LogCa
     assert "out of something" in caplog.text
 
 
-def test_catching_up_that_is_stopped_does_not_tell_that_it_ended() -> None:
+def test_catching_up_that_is_stopped_does_not_report_its_end() -> None:
     async def story() -> None:
         network, node = DonorNetwork(), Node(12, [record("gone", 50)])
         catching = await catch_up_of(node, network)

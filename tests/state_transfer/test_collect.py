@@ -1,4 +1,5 @@
-"""Several nodes' weights for one mean: over a network in memory, with donors that lie, fall silent or are not there."""
+"""Several nodes' weights for one mean: over a network in memory, with donors that are faulty, fall silent or are
+gone."""
 
 import asyncio
 from contextlib import aclosing
@@ -8,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from donors import BUDGET, NUMBERS, TERMS, DonorNetwork, Liar, Owner, chunks, header, numbers
+from donors import BUDGET, NUMBERS, TERMS, DonorNetwork, FaultyDonor, Owner, chunks, header, numbers
 
 from noloco_node.base.peer_names import name_of
 from noloco_node.host.traffic import Traffic
@@ -56,15 +57,15 @@ def test_each_donors_weights_are_in_a_file_and_others_are_skipped_by_name(tmp_pa
         network = DonorNetwork()
         await network.donor("honest", Owner(numbers(1), round=14))
         await network.donor("paused", Owner(numbers(2), round=9))
-        lies = {
+        faulty = {
             "nan": [header(NAN + numbers(3)[4:]), *chunks(NAN + numbers(3)[4:])],
             "beyond": [header(numbers(3), round=BUDGET + 1)],
             "behind": [header(numbers(3), round=1)],
             "damaged": [header(numbers(3)), *chunks(numbers(4))],
         }
-        for name, frames in lies.items():
-            await network.liar(name, Liar(frames))
-        there = [record(name) for name in ("honest", "gone", *lies)]
+        for name, frames in faulty.items():
+            await network.faulty_donor(name, FaultyDonor(frames))
+        there = [record(name) for name in ("honest", "gone", *faulty)]
         there += [record("paused", "paused", 9), record("joining", "joining"), record("old", round=1)]
         return await gather(network, tmp_path, there, 5)
 
@@ -129,7 +130,7 @@ def test_a_donor_that_falls_silent_is_skipped_at_its_deadline(tmp_path: Path, mo
 
     async def story() -> GatherView:
         network = DonorNetwork()
-        await network.liar("silent", Liar([header(numbers(1))], silent=True))
+        await network.faulty_donor("silent", FaultyDonor([header(numbers(1))], silent=True))
         return await gather(network, tmp_path, [record("silent")], 1)
 
     assert asyncio.run(story()).skipped == (f"{name_of('silent')}: too slow",)
@@ -138,7 +139,7 @@ def test_a_donor_that_falls_silent_is_skipped_at_its_deadline(tmp_path: Path, mo
 def test_one_at_a_time_and_a_caller_that_goes_leaves_no_files(tmp_path: Path) -> None:
     async def story() -> tuple[GatherView, list[GatherView]]:
         network = DonorNetwork()
-        await network.liar("silent", Liar([header(numbers(1))], silent=True))
+        await network.faulty_donor("silent", FaultyDonor([header(numbers(1))], silent=True))
         await network.donor("honest", Owner(numbers(1)))
         node = await network.joining_node()
         collector = Collector(tmp_path, node.channel, Traffic(), Room())

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from donors import BUDGET, FRAGMENTS, NUMBERS, TERMS, DonorNetwork, Liar, Owner, chunks, header, numbers
+from donors import BUDGET, FRAGMENTS, NUMBERS, TERMS, DonorNetwork, FaultyDonor, Owner, chunks, header, numbers
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +21,7 @@ from noloco_node.errors import PeerFault, PeerLost, PeerMisbehaved, PeerRefused,
 from noloco_node.host.limits import MIN_RATE_BYTES_S
 from noloco_node.host.traffic import Traffic
 from noloco_node.state_transfer import choose_donor, client, copies, server
-from noloco_node.state_transfer.choose_donor import STALE_ROUNDS, Others, Wanted, take_state
+from noloco_node.state_transfer.choose_donor import STALE_ROUNDS, Others, Wanted, fetch_state
 from noloco_node.state_transfer.client import Download, LiveState, StateTerms, fetch
 from noloco_node.transport.base import peer_faults
 from noloco_node.version import PROTOCOL
@@ -36,7 +36,7 @@ SMALL = numbers(3, 1000)
 TOTAL = len(DATA)
 
 
-class Heard:
+class Watcher:
     """What the joining node's user would see; `stop_at`: the network ends there."""
 
     def __init__(self, stop_at: int | None = None, stop: Any = None) -> None:
@@ -65,15 +65,17 @@ def of(state: LiveState) -> tuple[int, bytes]:
     return state.round, bytes(state.data)
 
 
-async def ask(servicer: Owner | Liar, terms: StateTerms = TERMS, count: int = NUMBERS, **options: Any) -> LiveState:
+async def ask(
+    servicer: Owner | FaultyDonor, terms: StateTerms = TERMS, count: int = NUMBERS, **options: Any
+) -> LiveState:
     network = DonorNetwork()
     try:
         if isinstance(servicer, Owner):
             await network.donor("donor", servicer)
         else:
-            await network.liar("donor", servicer)
+            await network.faulty_donor("donor", servicer)
         channel = (await network.joining_node()).channel("donor")
-        return await fetch(channel, terms, Download(count, **options), Heard())
+        return await fetch(channel, terms, Download(count, **options), Watcher())
     finally:
         await network.close()
 
@@ -81,11 +83,11 @@ async def ask(servicer: Owner | Liar, terms: StateTerms = TERMS, count: int = NU
 # ---- one donor -------------------------------------------------------------------------------------------------------
 def test_the_state_arrives_whole_with_progress() -> None:
     async def story() -> None:
-        network, heard = DonorNetwork(), Heard()
+        network, watcher = DonorNetwork(), Watcher()
         await network.donor("donor", Owner(DATA))
-        state = await fetch((await network.joining_node()).channel("donor"), TERMS, Download(NUMBERS), heard)
+        state = await fetch((await network.joining_node()).channel("donor"), TERMS, Download(NUMBERS), watcher)
         assert of(state) == (12, DATA)
-        assert heard.bytes == sorted(heard.bytes) and heard.bytes[-1] == TOTAL and len(heard.bytes) == FRAGMENTS
+        assert watcher.bytes == sorted(watcher.bytes) and watcher.bytes[-1] == TOTAL and len(watcher.bytes) == FRAGMENTS
         await network.close()
 
     play(story())
@@ -125,16 +127,16 @@ def test_one_copy_serves_several_and_the_others_wait_and_see_their_place(monkeyp
     async def story() -> None:
         network, owner = DonorNetwork(bandwidth_bytes_s=1e6), Owner(DATA)
         await network.donor("donor", owner)
-        heard = [Heard() for _ in range(4)]
+        watchers = [Watcher() for _ in range(4)]
         downloads = [
-            fetch((await network.joining_node(f"n{i}")).channel("donor"), TERMS, Download(NUMBERS), heard[i])
+            fetch((await network.joining_node(f"n{i}")).channel("donor"), TERMS, Download(NUMBERS), watchers[i])
             for i in range(4)
         ]
         states = await asyncio.gather(*downloads)
         assert {of(state) for state in states} == {(12, DATA)}
         assert len(owner.asked) == 1
-        assert sorted(h.places[0] if h.places else 0 for h in heard) == [0, 0, 1, 2]
-        last = next(h for h in heard if h.places and h.places[0] == 2)
+        assert sorted(h.places[0] if h.places else 0 for h in watchers) == [0, 0, 1, 2]
+        last = next(h for h in watchers if h.places and h.places[0] == 2)
         assert last.places == sorted(last.places, reverse=True)
         await network.close()
 
@@ -147,7 +149,7 @@ def test_beyond_a_queue_of_some_length_the_answer_is_busy(monkeypatch: pytest.Mo
         network = DonorNetwork(bandwidth_bytes_s=1e6)
         await network.donor("donor", Owner(DATA))
         downloads = [
-            fetch((await network.joining_node(f"n{i}")).channel("donor"), TERMS, Download(NUMBERS), Heard())
+            fetch((await network.joining_node(f"n{i}")).channel("donor"), TERMS, Download(NUMBERS), Watcher())
             for i in range(3)
         ]
         results = await asyncio.gather(*downloads, return_exceptions=True)
@@ -164,19 +166,19 @@ def test_a_peer_that_is_gone_frees_its_place_and_one_that_calls_again_keeps_it(m
         network = DonorNetwork(bandwidth_bytes_s=1e5)
         await network.donor("donor", Owner(DATA))
         first, second, third = [(await network.joining_node(f"n{i}")).channel("donor") for i in range(3)]
-        heard = Heard()
-        leaves = asyncio.create_task(fetch(first, TERMS, Download(NUMBERS), Heard()))
+        watcher = Watcher()
+        leaves = asyncio.create_task(fetch(first, TERMS, Download(NUMBERS), Watcher()))
         await asyncio.sleep(1)
-        waits = asyncio.create_task(fetch(second, TERMS, Download(NUMBERS), Heard()))
+        waits = asyncio.create_task(fetch(second, TERMS, Download(NUMBERS), Watcher()))
         await asyncio.sleep(1)
-        last = asyncio.create_task(fetch(third, TERMS, Download(NUMBERS), heard))
+        last = asyncio.create_task(fetch(third, TERMS, Download(NUMBERS), watcher))
         await asyncio.sleep(1)
-        again = asyncio.create_task(fetch(second, TERMS, Download(NUMBERS), Heard()))
+        again = asyncio.create_task(fetch(second, TERMS, Download(NUMBERS), Watcher()))
         with pytest.raises(PeerLost):
             await waits  # its newer call has taken its place
         leaves.cancel()
         assert of(await again) == of(await last) == (12, DATA)
-        assert heard.places[0] == 2 and 1 in heard.places
+        assert watcher.places[0] == 2 and 1 in watcher.places
         await network.close()
 
     monkeypatch.setattr(server, "AT_ONCE", 1)
@@ -190,7 +192,7 @@ def test_copies_are_few_and_are_dropped_after_use(monkeypatch: pytest.MonkeyPatc
         slow = []
         for number in range(4):
             channel = (await network.joining_node(f"n{number}")).channel("donor")
-            slow.append(asyncio.create_task(fetch(channel, TERMS, Download(4 * NUMBERS), Heard())))
+            slow.append(asyncio.create_task(fetch(channel, TERMS, Download(4 * NUMBERS), Watcher())))
             await asyncio.sleep(copies.SHARED_S + 1)
             owner.round += 1
         assert len(owner.asked) == copies.MAX_COPIES
@@ -206,17 +208,17 @@ def test_copies_are_few_and_are_dropped_after_use(monkeypatch: pytest.MonkeyPatc
     play(story())
 
 
-def test_a_joining_node_is_told_that_its_donor_is_still_copying() -> None:
+def test_a_joining_node_sees_that_its_donor_is_still_copying() -> None:
     async def story() -> None:
-        network, owner, heard = DonorNetwork(), Owner(DATA, at_once=False), Heard()
+        network, owner, watcher = DonorNetwork(), Owner(DATA, at_once=False), Watcher()
         await network.donor("donor", owner)
         download = asyncio.create_task(
-            fetch((await network.joining_node()).channel("donor"), TERMS, Download(NUMBERS), heard)
+            fetch((await network.joining_node()).channel("donor"), TERMS, Download(NUMBERS), watcher)
         )
         await asyncio.sleep(2 * client.FRAME_S)
         owner.asked[0].set_result((12, memoryview(DATA)))
         assert of(await download) == (12, DATA)
-        assert heard.places and set(heard.places) == {0}
+        assert watcher.places and set(watcher.places) == {0}
         await network.close()
 
     play(story())
@@ -243,7 +245,7 @@ def test_a_peer_that_reads_too_slowly_loses_its_place(monkeypatch: pytest.Monkey
         idle = [asyncio.create_task(takes_little(network, f"n{i}", DATA, gap_s)) for i in range(server.AT_ONCE)]
         await asyncio.sleep(1)
         channel = (await network.joining_node("honest")).channel("donor")
-        assert of(await fetch(channel, TERMS, Download(NUMBERS), Heard())) == (12, DATA)
+        assert of(await fetch(channel, TERMS, Download(NUMBERS), Watcher())) == (12, DATA)
         assert asyncio.get_running_loop().time() < 3 * server.TAKEN_S
         await asyncio.sleep(3 * server.TAKEN_S + copies.KEPT_S)
         assert service._copies is not None and not service._copies._held
@@ -260,7 +262,7 @@ def test_the_slowest_allowed_download_gets_all_of_it(monkeypatch: pytest.MonkeyP
         network = DonorNetwork()
         await network.donor("donor", Owner(DATA * 8))
         channel, slow = (await network.joining_node()).channel("donor"), Traffic(download_bytes_s=MIN_RATE_BYTES_S)
-        state = await fetch(channel, TERMS, Download(8 * NUMBERS), Heard(), slow)
+        state = await fetch(channel, TERMS, Download(8 * NUMBERS), Watcher(), slow)
         assert state.data == DATA * 8 and asyncio.get_running_loop().time() > 2 * server.TAKEN_S
         await network.close()
 
@@ -278,7 +280,7 @@ def test_the_days_upload_quota_holds_for_downloads_at_once(monkeypatch: pytest.M
 
         await network.donor("donor", Owner(DATA), pace=traffic, refuses=full)
         channels = [(await network.joining_node(f"n{number}")).channel("donor") for number in range(8)]
-        downloads = (fetch(channel, TERMS, Download(NUMBERS), Heard()) for channel in channels)
+        downloads = (fetch(channel, TERMS, Download(NUMBERS), Watcher()) for channel in channels)
         results = await asyncio.gather(*downloads, return_exceptions=True)
         assert sorted(type(result).__name__ for result in results) == ["LiveState", *7 * ["PeerRefused"]]
         assert traffic.used.sent < 1.1 * TOTAL
@@ -295,7 +297,7 @@ def test_an_upload_obeys_its_limit() -> None:
         await network.donor("donor", Owner(DATA), pace=Traffic(upload_bytes_s=1e5))
         clock = asyncio.get_running_loop().time
         began = clock()
-        await fetch((await network.joining_node()).channel("donor"), TERMS, Download(NUMBERS), Heard())
+        await fetch((await network.joining_node()).channel("donor"), TERMS, Download(NUMBERS), Watcher())
         assert clock() - began == pytest.approx(TOTAL / 1e5, rel=0.1)
         await network.close()
 
@@ -309,15 +311,15 @@ def test_what_came_before_a_break_is_not_sent_again() -> None:
         await network.donor("donor", owner)
         channel, download = (await network.joining_node()).channel("donor"), Download(NUMBERS)
         broken = asyncio.Event()
-        first = asyncio.create_task(fetch(channel, TERMS, download, Heard(TOTAL // 2, broken.set)))
+        first = asyncio.create_task(fetch(channel, TERMS, download, Watcher(TOTAL // 2, broken.set)))
         await broken.wait()
         first.cancel()
         await asyncio.wait({first})
         owner.round += 1  # and the donor has gone on
-        heard = Heard()
-        assert of(await fetch(channel, TERMS, download, heard)) == (12, DATA)
-        assert heard.bytes[0] >= 0.45 * TOTAL
-        assert not heard.rounds, "and nobody asks whether it has become too old"
+        watcher = Watcher()
+        assert of(await fetch(channel, TERMS, download, watcher)) == (12, DATA)
+        assert watcher.bytes[0] >= 0.45 * TOTAL
+        assert not watcher.rounds, "and nobody asks whether it has become too old"
         await network.close()
 
     play(story())
@@ -331,7 +333,7 @@ def there(*names: str) -> Callable[[], Awaitable[Others]]:
 
 
 async def broken_off(network: DonorNetwork, names: list[str], gone: str, said: list[str]) -> LiveState | None:
-    """`take_state` from `names`, of whom `gone` dies when half is here."""
+    """`fetch_state` from `names`, of whom `gone` dies when half is here."""
 
     def say(what: str) -> None:
         said.append(what)
@@ -339,7 +341,7 @@ async def broken_off(network: DonorNetwork, names: list[str], gone: str, said: l
             network.network.vanish(gone)
 
     wanted = Wanted(TERMS, NUMBERS, BUDGET)
-    return await take_state((await network.joining_node()).channel, there(*names), wanted, say)
+    return await fetch_state((await network.joining_node()).channel, there(*names), wanted, say)
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["same-version", "own-version"])
@@ -378,7 +380,7 @@ def test_over_a_connection_that_breaks_again_and_again_each_byte_comes_once(monk
                 network.network.admit(network.transports["relayed"])
 
         channel = (await network.joining_node()).channel
-        state = await take_state(channel, there("relayed", "other"), Wanted(TERMS, NUMBERS, BUDGET), say)
+        state = await fetch_state(channel, there("relayed", "other"), Wanted(TERMS, NUMBERS, BUDGET), say)
         assert state is not None and of(state) == (12, DATA)
         assert cut > 100, "eleven times"
         percents = [int(found[1]) for what in said if (found := re.search(r"(\d+)%", what))]
@@ -396,13 +398,13 @@ def test_a_node_that_waits_at_a_busy_donor_turns_to_an_idle_one(monkeypatch: pyt
         await network.donor("idle", Owner(OTHER * 8))
         others = [
             asyncio.create_task(
-                fetch((await network.joining_node(f"n{i}")).channel("busy"), TERMS, Download(8 * NUMBERS), Heard())
+                fetch((await network.joining_node(f"n{i}")).channel("busy"), TERMS, Download(8 * NUMBERS), Watcher())
             )
             for i in range(server.AT_ONCE)
         ]
         await asyncio.sleep(5)
         wanted = Wanted(TERMS, 8 * NUMBERS, BUDGET)
-        state = await take_state((await network.joining_node()).channel, there("busy", "idle"), wanted, lambda _: None)
+        state = await fetch_state((await network.joining_node()).channel, there("busy", "idle"), wanted, lambda _: None)
         assert state is not None and state.data == OTHER * 8
         for other in others:
             other.cancel()
@@ -420,10 +422,10 @@ def test_where_all_are_busy_it_waits_its_turn_at_one_of_them(monkeypatch: pytest
             await network.donor(name, Owner(DATA * 8), pace=Traffic(upload_bytes_s=4 * len(DATA) * 8 / 600))
             for i in range(server.AT_ONCE):
                 channel = (await network.joining_node(f"{name}{i}")).channel(name)
-                others.append(asyncio.create_task(fetch(channel, TERMS, Download(8 * NUMBERS), Heard())))
+                others.append(asyncio.create_task(fetch(channel, TERMS, Download(8 * NUMBERS), Watcher())))
         await asyncio.sleep(5)
         wanted = Wanted(TERMS, 8 * NUMBERS, BUDGET)
-        state = await take_state((await network.joining_node()).channel, there("one", "two"), wanted, lambda _: None)
+        state = await fetch_state((await network.joining_node()).channel, there("one", "two"), wanted, lambda _: None)
         assert state is not None and state.data == DATA * 8
         await asyncio.gather(*others)
         await network.close()
@@ -432,11 +434,11 @@ def test_where_all_are_busy_it_waits_its_turn_at_one_of_them(monkeypatch: pytest
     play(story())
 
 
-# ---- donors that lie -------------------------------------------------------------------------------------------------
+# ---- faulty donors ---------------------------------------------------------------------------------------------------
 GOOD = header(SMALL)
 FLIPPED = bytes([SMALL[0] ^ 1]) + SMALL[1:]
 NAN = SMALL[:-4] + struct.pack("<f", float("nan"))
-LIES: list[tuple[list[wire.StateFrame], type[PeerFault]]] = [
+FAULTS: list[tuple[list[wire.StateFrame], type[PeerFault]]] = [
     ([], PeerLost),
     ([GOOD], PeerLost),
     ([GOOD, *chunks(FLIPPED)], PeerMisbehaved),
@@ -454,30 +456,32 @@ LIES: list[tuple[list[wire.StateFrame], type[PeerFault]]] = [
 ]
 
 
-@pytest.mark.parametrize(("frames", "fault"), LIES)
-def test_a_donor_that_lies_or_stops_is_a_peer_fault(frames: list[wire.StateFrame], fault: type[PeerFault]) -> None:
+@pytest.mark.parametrize(("frames", "fault"), FAULTS)
+def test_a_faulty_donor_is_a_peer_fault(frames: list[wire.StateFrame], fault: type[PeerFault]) -> None:
     with pytest.raises(fault):
-        play(ask(Liar(frames), count=1000))
+        play(ask(FaultyDonor(frames), count=1000))
 
 
 def test_a_valid_answer_is_the_state() -> None:
-    assert of(play(ask(Liar([wire.StatePlace(2), GOOD, *chunks(SMALL)]), count=1000))) == (12, SMALL)
+    assert of(play(ask(FaultyDonor([wire.StatePlace(2), GOOD, *chunks(SMALL)]), count=1000))) == (12, SMALL)
 
 
 def test_a_donor_that_falls_silent_is_given_up() -> None:
     with pytest.raises(PeerLost, match="silent"):
-        play(ask(Liar([GOOD], silent=True), count=1000))
+        play(ask(FaultyDonor([GOOD], silent=True), count=1000))
 
 
-async def beside_an_honest_one(liar: Liar, honest_round: int = 12, witness: Liar | None = None) -> LiveState | None:
+async def beside_an_honest_one(
+    faulty: FaultyDonor, honest_round: int = 12, witness: FaultyDonor | None = None
+) -> LiveState | None:
     network = DonorNetwork()
-    await network.liar("liar", liar)
+    await network.faulty_donor("faulty", faulty)
     await network.donor("honest", Owner(SMALL, honest_round))
-    await network.liar("witness", witness or Liar([wire.Refusal(wire.Code.BUSY)], honest_round))
+    await network.faulty_donor("witness", witness or FaultyDonor([wire.Refusal(wire.Code.BUSY)], honest_round))
 
-    others, wanted = there("liar", "honest", "witness"), Wanted(TERMS, 1000, BUDGET)
+    others, wanted = there("faulty", "honest", "witness"), Wanted(TERMS, 1000, BUDGET)
     try:
-        return await take_state((await network.joining_node()).channel, others, wanted, lambda _: None)
+        return await fetch_state((await network.joining_node()).channel, others, wanted, lambda _: None)
     finally:
         await network.close()
 
@@ -495,16 +499,16 @@ async def beside_an_honest_one(liar: Liar, honest_round: int = 12, witness: Liar
     ids=["wrong bytes", "beyond the run", "stale", "far ahead", "not a number", "another run"],
 )
 def test_the_next_donor_is_asked_instead(monkeypatch: pytest.MonkeyPatch, frames: list[wire.StateFrame]) -> None:
-    liar = Liar(frames)
+    faulty = FaultyDonor(frames)
     monkeypatch.setattr(choose_donor.random, "choice", lambda found: found[0])
-    state = play(beside_an_honest_one(liar))
+    state = play(beside_an_honest_one(faulty))
     assert state is not None and of(state) == (12, SMALL)
-    assert liar.asked == 1
+    assert faulty.asked == 1
 
 
 def test_one_witness_with_a_false_round_discredits_nobody() -> None:
-    liars = Liar([wire.Refusal(wire.Code.BUSY)], BUDGET + 5), Liar([wire.Refusal(wire.Code.BUSY)], 1 << 60)
-    state = play(beside_an_honest_one(liars[0], witness=liars[1]))
+    faulty = [FaultyDonor([wire.Refusal(wire.Code.BUSY)], round) for round in (BUDGET + 5, 1 << 60)]
+    state = play(beside_an_honest_one(faulty[0], witness=faulty[1]))
     assert state is not None and state.round == 12
 
 
@@ -527,14 +531,14 @@ def test_two_witnesses_must_agree_and_the_lower_of_two_rounds_is_believed(
     async def story() -> None:
         network, names = DonorNetwork(), [f"w{number}" for number in range(len(witnesses))]
         for name, round in zip(names, witnesses, strict=True):
-            await network.liar(name, Liar([], round))
-        await network.liar("donor", Liar([header(SMALL, round=50), *chunks(SMALL)], 50))
+            await network.faulty_donor(name, FaultyDonor([], round))
+        await network.faulty_donor("donor", FaultyDonor([header(SMALL, round=50), *chunks(SMALL)], 50))
 
         async def others() -> Others:
             return Others(["donor"], ["donor", *names])
 
         wanted = Wanted(TERMS, 1000, BUDGET)
-        taking = take_state((await network.joining_node()).channel, others, wanted, lambda _: None)
+        taking = fetch_state((await network.joining_node()).channel, others, wanted, lambda _: None)
         try:
             if fault is None:
                 state = await taking
@@ -548,13 +552,13 @@ def test_two_witnesses_must_agree_and_the_lower_of_two_rounds_is_believed(
     play(story())
 
 
-def test_where_all_donors_lie_a_joining_node_fails_and_one_with_weights_goes_on() -> None:
+def test_where_all_donors_are_faulty_a_joining_node_fails_and_one_with_weights_goes_on() -> None:
     async def story(own_round: int) -> LiveState | None:
         network = DonorNetwork()
-        await network.liar("liar", Liar([GOOD, *chunks(FLIPPED)]))
+        await network.faulty_donor("faulty", FaultyDonor([GOOD, *chunks(FLIPPED)]))
         wanted = Wanted(TERMS, 1000, BUDGET, own_round)
         try:
-            return await take_state((await network.joining_node()).channel, there("liar"), wanted, lambda _: None)
+            return await fetch_state((await network.joining_node()).channel, there("faulty"), wanted, lambda _: None)
         finally:
             await network.close()
 
@@ -569,7 +573,7 @@ ORIGINALS = [wire.encode_state(frame).SerializeToString() for frame in (GOOD, *c
 
 @st.composite
 def mutations(draw: st.DrawFn) -> list[pb.StateFrame]:
-    """An honest donor's messages with a byte changed, cut, doubled or out of order."""
+    """A correct donor's messages with a byte changed, cut, doubled or out of order."""
     frames = [bytearray(original) for original in ORIGINALS]
     for _ in range(draw(st.integers(1, 3))):
         frame = frames[draw(st.integers(0, len(frames) - 1))]

@@ -12,12 +12,12 @@ from noloco_node.views.status import Phase, StatusView
 
 
 @dataclass
-class Seated:
+class FakeProcess:
     view: StatusView | None = None
     exit_code: int | None = None
     label: str = "node-2"
 
-    def last_words(self):
+    def last_output_line(self):
         return "disk full: free some space"
 
 
@@ -25,43 +25,43 @@ TRAINING = replace(STATUS, round=4, state="training")
 JOINING = StatusView(peer_id=OTHER, name="dry-falcon", version="0", state="joining", waiting_for="state, 62%")
 
 
-def drawn(seats, width):
+def drawn(nodes, width):
     out = Console(file=io.StringIO(), width=width)
-    for part in table_and_notes(seats, 8, width):
+    for part in table_and_notes(nodes, 8, width):
         out.print(part)
     return out.file.getvalue().splitlines()
 
 
 @pytest.mark.parametrize("width", [80, 200])
 def test_everything_is_shown_at_any_width(width):
-    seats = [Seated(TRAINING), Seated(JOINING), Seated(), Seated(TRAINING, exit_code=20)]
-    lines = drawn(seats, width)
+    nodes = [FakeProcess(TRAINING), FakeProcess(JOINING), FakeProcess(), FakeProcess(TRAINING, exit_code=20)]
+    lines = drawn(nodes, width)
     assert all(len(line) <= width for line in lines)
     text = "\n".join(lines)
     for word in ("training", "4/8", "1.87", "1.92", "fair-hippo", "node-2", "starting", "exit 20"):
         assert word in text
     if width == 80:
-        assert lines[5:] == ["dry-falcon: waiting for state, 62%", "brisk-heron: died: disk full: free some space"]
+        assert lines[5:] == ["dry-falcon: waiting for state, 62%", "brisk-heron: failed: disk full: free some space"]
     else:
         assert lines[2].rstrip().endswith("state, 62%")
         assert len(lines) == 5
 
 
 def test_no_waiting_column_if_no_node_waits():
-    assert "waiting for" not in drawn([Seated(TRAINING)], 200)[0]
+    assert "waiting for" not in drawn([FakeProcess(TRAINING)], 200)[0]
 
 
 def test_progress():
     progress = SwarmProgress(rounds=8)
-    progress.update([Seated(), Seated(JOINING)], 0.0)
+    progress.update([FakeProcess(), FakeProcess(JOINING)], 0.0)
     assert (progress.fraction, str(progress)) == (0.0, "0%")
-    progress.update([Seated(replace(TRAINING, round=0, phase=Phase(0.5))), Seated(JOINING)], 5.0)
+    progress.update([FakeProcess(replace(TRAINING, round=0, phase=Phase(0.5))), FakeProcess(JOINING)], 5.0)
     assert str(progress) == "3%", "half of one round of two times eight"
     progress = SwarmProgress(rounds=8)
-    progress.update([Seated(replace(TRAINING, round=2)), Seated(replace(TRAINING, round=2))], 10.0)
-    progress.update([Seated(TRAINING), Seated(TRAINING)], 20.0)
+    progress.update([FakeProcess(replace(TRAINING, round=2)), FakeProcess(replace(TRAINING, round=2))], 10.0)
+    progress.update([FakeProcess(TRAINING), FakeProcess(TRAINING)], 20.0)
     assert str(progress) == "50%   about 20 s left"
-    progress.update([Seated(TRAINING, exit_code=0), Seated(TRAINING, exit_code=1)], 30.0)
+    progress.update([FakeProcess(TRAINING, exit_code=0), FakeProcess(TRAINING, exit_code=1)], 30.0)
     assert str(progress) == "100%"
 
 
@@ -69,7 +69,7 @@ def test_a_terminal_is_redrawn():
     out = Console(file=io.StringIO(), width=80, force_terminal=True)
     with LiveBoard(out, SwarmProgress(8), 8, 0.0) as board:
         board.update([], 0.0)
-        board.update([Seated(TRAINING)], 1.0)
+        board.update([FakeProcess(TRAINING)], 1.0)
     shown = out.file.getvalue()
     assert "starting the rendezvous" in shown
     assert "brisk-heron" in shown
@@ -79,10 +79,10 @@ def test_a_terminal_is_redrawn():
 def test_a_pipe_has_a_line_for_what_is_new():
     out = Console(file=io.StringIO(), width=200)
     with PlainBoard(out, SwarmProgress(8), 8, 100.0) as board:
-        board.update([Seated(JOINING)], 101.0)
-        board.update([Seated(TRAINING)], 102.0)
-        board.update([Seated(TRAINING)], 103.0)
-        board.update([Seated(JOINING)], 108.0)
+        board.update([FakeProcess(JOINING)], 101.0)
+        board.update([FakeProcess(TRAINING)], 102.0)
+        board.update([FakeProcess(TRAINING)], 103.0)
+        board.update([FakeProcess(JOINING)], 108.0)
     lines = out.file.getvalue().splitlines()
     assert lines[0] == "      2.0 s  brisk-heron round 4/8: loss 1.87, last partner fair-hippo"
     assert lines[1] == "      8.0 s  50%   1 joining (dry-falcon waits for state, 62%)"

@@ -62,7 +62,7 @@ def test_where_the_time_went():
     shown = printed(print_status, replace(STATUS, time_s=time_s, stall_ms=12.4, busy_fraction_minute=0.5), 1000)
     assert "busy 98.7% (last minute 50%)" in shown
     assert (
-        "\nbesides steps: waiting 8.0%, evaluate 1.9%, apply 0.1% · the last round took 12 ms of training · "
+        "\nbesides steps: waiting 8.0%, evaluate 1.9%, apply 0.1% · the last round cost 12 ms of training · "
         "paused for 1 min\n"
     ) in shown
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from lives import RUN, SAVE_EVERY, STEPS, Heard, Kill, Rebirth, live, rebirths
+from lives import RUN, SAVE_EVERY, STEPS, Kill, Received, Resume, live, resumes
 from replicas import FRAGMENT, small_replica
 from torch import Tensor
 
@@ -40,19 +40,19 @@ def processes() -> ForkServerContext:
 
 
 @pytest.fixture(scope="module")
-def partner() -> list[Heard]:
+def partner() -> list[Received]:
     """What a partner made of a run: swaps that come late, some after the next boundary."""
     return list(record(random.Random(1)))
 
 
 @pytest.fixture(scope="module", params=["alone", "with a partner"])
-def heard(request: pytest.FixtureRequest, partner: list[Heard]) -> list[Heard]:
+def received(request: pytest.FixtureRequest, partner: list[Received]) -> list[Received]:
     return partner if request.param == "with a partner" else []
 
 
-def record(rng: random.Random) -> Iterator[Heard]:
+def record(rng: random.Random) -> Iterator[Received]:
     one, other = small_replica("a", RUN), small_replica("b", RUN)
-    waiting: list[Heard] = []
+    waiting: list[Received] = []
     for step in range(STEPS):
         for each in [each for each in waiting if each.before_step == step]:
             waiting.remove(each)
@@ -63,7 +63,7 @@ def record(rng: random.Random) -> Iterator[Heard]:
         if one.phase_over:
             us = boundary(one), boundary(other)
             for start, correction in corrections(us) if not waiting else ():
-                waiting.append(Heard(step + 1 + rng.randrange(8), one.round, start, correction))
+                waiting.append(Received(step + 1 + rng.randrange(8), one.round, start, correction))
 
 
 def boundary(inner: Replica) -> Tensor:
@@ -80,11 +80,11 @@ def corrections(us: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
         yield start, correction
 
 
-def uninterrupted(heard: Sequence[Heard], broken: Sequence[Rebirth] = ()) -> dict[str, Any]:
+def uninterrupted(received: Sequence[Received], broken: Sequence[Resume] = ()) -> dict[str, Any]:
     """In this process, without a thread or a file; the swaps that were under way at these points break there."""
     inner: Replica = small_replica("a", RUN)
     for step in range(STEPS):
-        for each in heard:
+        for each in received:
             if each.before_step == step and not any(point.misses(each) for point in broken):
                 inner.apply(each.start, each.correction, each.offered_round)
         inner.step()
@@ -94,11 +94,11 @@ def uninterrupted(heard: Sequence[Heard], broken: Sequence[Rebirth] = ()) -> dic
 
 
 def lives(
-    processes: ForkServerContext, home: Path, heard: Sequence[Heard], kills: Sequence[Kill | None]
+    processes: ForkServerContext, home: Path, received: Sequence[Received], kills: Sequence[Kill | None]
 ) -> dict[str, Any]:
     """One after the other in the same home; how the last one ended."""
     for kill in kills:
-        life = processes.Process(target=live, args=(home, heard, kill))
+        life = processes.Process(target=live, args=(home, received, kill))
         life.start()
         life.join(60)
         assert life.exitcode == (-signal.SIGKILL if kill else 0), kill
@@ -124,7 +124,7 @@ def assert_same(one: Any, other: Any, where: str = "state") -> None:
         assert one == other, where
 
 
-def test_a_partner_was_recorded_that_came_late(partner: list[Heard]) -> None:
+def test_a_partner_was_recorded_that_came_late(partner: list[Received]) -> None:
     lateness = {each.before_step // 5 - each.offered_round for each in partner}
     assert lateness == {0, 1}, "within its phase, and after the next boundary"
     assert all(each.correction.any() for each in partner)
@@ -136,23 +136,23 @@ def assert_different(one: dict[str, Any], other: dict[str, Any]) -> None:
         assert_same(one, other)
 
 
-def test_two_runs_are_the_same(processes: ForkServerContext, tmp_path: Path, heard: list[Heard]) -> None:
+def test_two_runs_are_the_same(processes: ForkServerContext, tmp_path: Path, received: list[Received]) -> None:
     """One of them in a process and a thread of its own, saving all the while."""
-    end = lives(processes, tmp_path, heard, [None])
+    end = lives(processes, tmp_path, received, [None])
     assert end["step"] == STEPS and end["inner"]["position"] != (0, 0)
-    assert_same(end, uninterrupted(heard))
+    assert_same(end, uninterrupted(received))
 
 
-def test_killed_at_random_steps(processes: ForkServerContext, tmp_path: Path, heard: list[Heard]) -> None:
+def test_killed_at_random_steps(processes: ForkServerContext, tmp_path: Path, received: list[Received]) -> None:
     steps = sorted(random.Random(2).sample(range(SAVE_EVERY, STEPS), 5))
-    end = lives(processes, tmp_path, heard, [*(Kill(step=step) for step in steps), None])
-    assert len(rebirths(tmp_path)) == 5
-    assert_same(end, uninterrupted(heard, rebirths(tmp_path)))
+    end = lives(processes, tmp_path, received, [*(Kill(step=step) for step in steps), None])
+    assert len(resumes(tmp_path)) == 5
+    assert_same(end, uninterrupted(received, resumes(tmp_path)))
 
 
-def test_killed_while_it_saves(processes: ForkServerContext, tmp_path: Path, heard: list[Heard]) -> None:
+def test_killed_while_it_saves(processes: ForkServerContext, tmp_path: Path, received: list[Received]) -> None:
     rng = random.Random(3)
     acts = [rng.randrange(1, 2 * DISK_ACTS) for _ in range(5)]
-    end = lives(processes, tmp_path, heard, [*(Kill(disk=act) for act in acts), None])
-    assert_same(end, uninterrupted(heard, rebirths(tmp_path)))
+    end = lives(processes, tmp_path, received, [*(Kill(disk=act) for act in acts), None])
+    assert_same(end, uninterrupted(received, resumes(tmp_path)))
     assert not list(tmp_path.glob(".writing-*")), "nor is anything left of what was half written"

@@ -245,11 +245,11 @@ async def test_a_peer_reports_which_of_our_ports_are_libp2ps(net):
 
 
 @pytest.mark.parametrize(
-    ("before", "theirs", "took_s", "skew"),
+    ("before", "theirs", "round_trip_s", "skew"),
     [(100, 100, 0, 0), (100, 101, 4, 0), (105, 100, 1, 5), (100, 160, 2, -58), (100.0, 90.0, 0.0, 10)],
 )
-def test_skew_is_only_what_the_delay_does_not_explain(before, theirs, took_s, skew):
-    assert self_view.least_skew(before, theirs, took_s) == skew
+def test_skew_is_only_what_the_delay_does_not_explain(before, theirs, round_trip_s, skew):
+    assert self_view.least_skew(before, theirs, round_trip_s) == skew
 
 
 # ---- who may call ----

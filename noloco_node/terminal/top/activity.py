@@ -1,4 +1,4 @@
-"""What happened lately: rounds on an axis of time, the last partners, the last log lines; and how others join.
+"""The latest events: rounds on a time axis, the last partners, the last log lines; and how others join.
 
 │──── 38 ────│──── 39 ────│──── 40 ────│╌╌╌ 41 ╌
   ▅▅▅ calm-otter   ○ no partner   ▅▅ dry-falcon

@@ -23,7 +23,7 @@ class Session:
     """`top` on one terminal."""
 
     def __init__(self, home: Home, every_s: float) -> None:
-        self.farewell: str | None = None
+        self.last_line: str | None = None
         """To print when the terminal is restored."""
         self._home, self._every_s = home, every_s
         self._changed = asyncio.Event()
@@ -86,7 +86,7 @@ class Session:
 
     def _check_left(self, picture: Picture) -> None:
         if self._left and picture.absence == "gone":
-            self.farewell = f"{self._left} has left; its state is kept in {self._home.root}"
+            self.last_line = f"{self._left} has left; its state is kept in {self._home.root}"
             self._code = 0
 
     async def _run_commands(self) -> None:

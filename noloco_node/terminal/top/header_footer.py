@@ -109,7 +109,7 @@ def manual(width: int, height: int) -> list[Text]:
         Text.assemble(("┄", SWARM), "  the mean over the peers that were training then"),
         Text.assemble(("•", EVAL), "  loss on held-out data"),
         Text.assemble(("▅", SWAP), "  a round averaged with a partner; as long as the swap took"),
-        Text.assemble(("○", SOLO), "  a round without a partner, with the reason; training continued"),
+        Text.assemble(("○", SOLO), "  a round without a complete swap, with its reason; training continued"),
         Text.assemble(("≤", "dim"), "  the highest value of the chart"),
         Text(),
         Text("More: `noloco-node status`, `peers`, `doctor`; each has --help.", "dim"),

@@ -73,7 +73,7 @@ def _rounds(before: HistoryView, now: HistoryView) -> Iterator[str]:
             continue
         partner = partner_or_reason(piece, now.names)
         if piece.kind == "swap":
-            took = f"{span(piece.ended - piece.began)}, {size(piece.sent)} out, {size(piece.received)} in"
-            yield f"round {piece.round} with {partner}: loss {loss(losses.get(piece.round))}, {took}"
+            figures = f"{span(piece.ended - piece.began)}, {size(piece.sent)} out, {size(piece.received)} in"
+            yield f"round {piece.round} with {partner}: loss {loss(losses.get(piece.round))}, {figures}"
         else:
             yield f"round {piece.round} solo ({partner}): loss {loss(losses.get(piece.round))}"

@@ -31,7 +31,7 @@ rm -rf -- "$@"
 """
 
 _LONGEST = 29
-"""A socket's path holds 103 letters on some systems; of those the directory's name takes 17 and a peer's socket 57."""
+"""A socket's path has at most 103 bytes on some systems: 17 for the directory's name, 57 for a peer's socket."""
 
 _EXIT_S = 2.0  # the shell has one directory to remove
 _FRESH_S = 10.0  # a directory so young may not have been locked yet

@@ -78,7 +78,7 @@ class P2pdControl:
         return FarEnd(str(base58.b58encode(info.peer), "ascii"), address.split("/")[2], relayed is not None)
 
     def _binary(self, address: Address) -> bytes:
-        """Without the peer at its end. hivemind writes a relay's id as a CID, but p2pd wants the multihash."""
+        """In binary, without its peer. hivemind writes a relay's id as a CID, but p2pd wants the multihash."""
         binary = bytes(self._multiaddr(str(address.without_peers())).to_bytes())
         if address.relay:
             relay = base58.b58decode(address.relay)

@@ -121,7 +121,7 @@ class P2pdProcess:
         return await self._process.wait()
 
     def kill(self) -> None:
-        """For one that hangs: it would not react to SIGTERM."""
+        """Kill a process that hangs: it would not react to SIGTERM."""
         with suppress(ProcessLookupError):
             self._process.kill()
 

@@ -18,7 +18,7 @@ from noloco_node.transport.p2pd.process import P2pdProcess
 _log = logging.getLogger(__name__)
 
 CONTROL_S = 5.0
-"""For p2pd to answer what needs no other peer."""
+"""How long p2pd may take to answer what needs no other peer."""
 _POLL_EVERY_S, _ANSWER_S, _MISSES = 1.0, 1.4, 2
 """A hang is noticed after 2 · (1 + 1.4) s at most, so within 5 s."""
 

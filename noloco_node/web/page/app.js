@@ -55,7 +55,7 @@ const NOTES = [
   [(status) => status.state === "joining", (status) => ["Catching up", status.waiting_for ? `It waits for ${status.waiting_for}.` : "It downloads the state of a peer first."]],
   [(status) => status.state === "paused", (status) => ["Paused", `No training and no swaps. It waits for ${status.waiting_for ?? "`noloco-node resume`"}.`]],
   [(status) => status.state === "finished", (status) => ["Finished", `All ${count(status.round, "round")} are done${status.eval_loss === null ? "" : `, held-out loss ${loss(status.eval_loss_first)} → ${loss(status.eval_loss)}`}.`]],
-  [(status) => status.state === "leaving", () => ["Leaving", "It finishes its swap, saves, and tells its peers."]],
+  [(status) => status.state === "leaving", () => ["Leaving", "It finishes its swap, saves, and announces that it leaves."]],
   [(status, peers) => status.state === "training" && !peers.length, () => ["No other node yet", "Until one joins, this node trains alone. Others join with this line:"], true],
 ];
 
@@ -115,11 +115,11 @@ const figures = (status, peers) => {
 
 const showFigures = ({ status, peers }) => {
   const at = $("#figures");
-  const told = figures(status, peers);
-  if (at.childElementCount !== told.length) {
-    at.replaceChildren(...told.map(([title]) => element("div", {}, element("dt", {}, title), element("dd"), element("dd", { class: "quiet" }))));
+  const shown = figures(status, peers);
+  if (at.childElementCount !== shown.length) {
+    at.replaceChildren(...shown.map(([title]) => element("div", {}, element("dt", {}, title), element("dd"), element("dd", { class: "quiet" }))));
   }
-  told.forEach(([, value, more], number) => {
+  shown.forEach(([, value, more], number) => {
     const [, large, small] = at.children[number].children;
     say(large, value);
     say(small, more);
@@ -144,14 +144,14 @@ const showTime = ({ status }) => {
     return made;
   }));
   legend($("#time .legend"), words);
-  const bits = [status.stall_ms !== null && `the last round took ${status.stall_ms.toFixed(0)} ms of training`, status.time_s.paused && `paused for ${span(status.time_s.paused)}`];
+  const bits = [status.stall_ms !== null && `the last round cost ${status.stall_ms.toFixed(0)} ms of training`, status.time_s.paused && `paused for ${span(status.time_s.paused)}`];
   say($("#time .quiet"), total ? bits.filter(Boolean).join(", ") : "training has not begun");
 };
 
 const showAbout = ({ status, names }) => {
   const last = status.last_round;
   const kept = status.checkpoint;
-  const told = [
+  const rows = [
     ["peer id", status.peer_id],
     ["up for", span(status.uptime_s)],
     ["reachable", REACHABLE[status.reachable] ?? "not known yet"],
@@ -162,7 +162,7 @@ const showAbout = ({ status, names }) => {
     ["others join with", status.join],
     ["version", status.version],
   ];
-  $("#about dl").replaceChildren(...told.filter(([, value]) => value).flatMap(([title, value]) => [element("dt", {}, title), element("dd", {}, value)]));
+  $("#about dl").replaceChildren(...rows.filter(([, value]) => value).flatMap(([title, value]) => [element("dt", {}, title), element("dd", {}, value)]));
 };
 
 const of = (used, limit) => size(used) + (limit === null ? "" : ` of ${size(limit)}`);
@@ -245,7 +245,7 @@ const SHOWS = [
   [["rates"], [() => charts.rates.draw()]],
 ];
 
-const LATEST = 100; // rounds, for whoever wants to see more than the first steep fall
+const LATEST = 100; // rounds, to show more than the first steep fall
 
 const pending = new Set();
 const show = () => {

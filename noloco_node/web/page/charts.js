@@ -121,10 +121,10 @@ export const lossChart = (at, picture) => {
       text("loss", box.left - 8, 12, { class: "label", "text-anchor": "end" }),
     ];
     for (const { field, mark } of CURVES) {
-      const told = points.filter((point) => point[field] !== null).map((point) => [x(point.round), y(point[field])]);
-      if (!told.length) continue;
-      content.push(drawn("polyline", { class: `curve ${mark}`, points: told.map((at) => at.map((n) => n.toFixed(1)).join(",")).join(" ") }));
-      const dots = told.length > 12 ? told.slice(-1) : told;
+      const known = points.filter((point) => point[field] !== null).map((point) => [x(point.round), y(point[field])]);
+      if (!known.length) continue;
+      content.push(drawn("polyline", { class: `curve ${mark}`, points: known.map((at) => at.map((n) => n.toFixed(1)).join(",")).join(" ") }));
+      const dots = known.length > 12 ? known.slice(-1) : known;
       content.push(...dots.map(([cx, cy]) => drawn("circle", { cx, cy, r: mark.includes("eval") ? 2.5 : 2, class: `dot ${mark}` })));
     }
     const stops = points.map((point) => ({
@@ -149,7 +149,7 @@ const seen = (pieces, width) => {
   return [from, pieces.filter((piece) => piece.ended > from)];
 };
 
-const told = (piece, nameOf) => {
+const linesOf = (piece, nameOf) => {
   const lasted = span(piece.ended - piece.began);
   const partner = piece.partner ? ` with ${nameOf(piece.partner)}` : "";
   switch (piece.kind) {
@@ -203,7 +203,7 @@ export const timeline = (at, picture) =>
       content.push(text(ago === 0 ? "now" : `${span(ago).replace(".0 s", " s")} ago`, x(to - ago), height - 6, { "text-anchor": ago === 0 ? "end" : "middle" }));
     }
     const stops = pieces
-      .map((piece) => ({ x: piece.kind === "phase" ? (x(piece.began) + x(piece.ended)) / 2 : x(piece.ended), key: `${piece.kind}${piece.round}/${piece.ended}`, y: 0, lines: told(piece, picture.nameOf) }))
+      .map((piece) => ({ x: piece.kind === "phase" ? (x(piece.began) + x(piece.ended)) / 2 : x(piece.ended), key: `${piece.kind}${piece.round}/${piece.ended}`, y: 0, lines: linesOf(piece, picture.nameOf) }))
       .sort((one, other) => one.x - other.x);
     return { height, content, stops };
   });
@@ -211,15 +211,15 @@ export const timeline = (at, picture) =>
 export const rates = (at, picture) =>
   new Chart(at, "bytes sent and received per second; the arrow keys walk through it", (width) => {
     const height = 168;
-    const told = picture.rates;
-    if (told.length < 2) return nothing("nothing has been measured yet", width, height);
+    const samples = picture.rates;
+    if (samples.length < 2) return nothing("nothing has been measured yet", width, height);
     const box = { left: 4, right: width - 4, top: 14, bottom: height - 26 };
     const middle = (box.top + box.bottom) / 2;
-    const high = Math.max(1000, ...told.flatMap((one) => [one.sent_per_s, one.received_per_s]));
-    const [from, to] = [told[0].at, told.at(-1).at];
+    const high = Math.max(1000, ...samples.flatMap((one) => [one.sent_per_s, one.received_per_s]));
+    const [from, to] = [samples[0].at, samples.at(-1).at];
     const x = (time) => box.left + ((time - from) / (to - from)) * (box.right - box.left);
     const y = (value, sign) => middle - sign * (Math.max(0, value) / high) * (middle - box.top);
-    const area = (field, sign) => `M${x(from)} ${middle}${told.map((one) => `L${x(one.at).toFixed(1)} ${y(one[field], sign).toFixed(1)}`).join("")}L${x(to)} ${middle}z`;
+    const area = (field, sign) => `M${x(from)} ${middle}${samples.map((one) => `L${x(one.at).toFixed(1)} ${y(one[field], sign).toFixed(1)}`).join("")}L${x(to)} ${middle}z`;
     const content = [
       drawn("path", { d: area("sent_per_s", 1), class: "sent" }),
       drawn("path", { d: area("received_per_s", -1), class: "received" }),
@@ -228,7 +228,7 @@ export const rates = (at, picture) =>
       text(`${span(to - from)} ago`, box.left, height - 6, {}),
       text("now", box.right, height - 6, { "text-anchor": "end" }),
     ];
-    const stops = told.map((one) => ({
+    const stops = samples.map((one) => ({
       x: x(one.at), key: one.at,
       lines: [[clock(one.at)], [`${size(one.sent_per_s)}/s sent`, "sent"], [`${size(one.received_per_s)}/s received`, "received"]],
     }));

@@ -23,12 +23,12 @@ export class Picture {
     this.fresh = true;
     this.source = new EventSource("/api/live");
     this.source.onmessage = (event) => this.apply(JSON.parse(event.data));
-    this.source.onopen = () => this.heard();
+    this.source.onopen = () => this.restartTimer();
     this.source.onerror = () => this.lost();
-    this.heard();
+    this.restartTimer();
   }
 
-  heard() {
+  restartTimer() {
     clearTimeout(this.silence);
     this.silence = setTimeout(() => this.lost(), SILENT_MS);
   }
@@ -46,7 +46,7 @@ export class Picture {
     const changed = [...Object.keys(event), "answers", ...(this.fresh ? SERIES : [])];
     if (this.fresh) this.clear(); // the first event of a connection starts from an empty state
     this.fresh = false;
-    this.heard();
+    this.restartTimer();
     this.answers = true;
     this.since = Date.now() / 1000;
     if (event.status) [this.status, this.statusAt] = [event.status, this.since];

@@ -1,4 +1,4 @@
-"""A town of nodes for these tests: real exchanges over the in-memory network, in virtual time, with three numbers for a
+"""A swarm of nodes for tests: real swaps over the in-memory network, in virtual time, with three numbers for a
 model."""
 
 import asyncio
@@ -123,7 +123,7 @@ class Node:
         return Counter(e.reason for e in self.events if isinstance(e, WentSolo))
 
 
-class Town:
+class VirtualSwarm:
     """`steps_s`: how long a step of each node takes; given, phases go by time. `swaps`: partners in a round."""
 
     def __init__(
