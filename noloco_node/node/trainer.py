@@ -188,7 +188,7 @@ class TrainingNode(BaseNode):
         own = self._config.rounds
         self._target = run.rounds if own is None else min(run.rounds, self._stats.round + own)
         self._obey_limits()
-        self._tell(lifecycle.CaughtUp())
+        self._tell(lifecycle.Signal.CAUGHT_UP)
         await self._publish_now()
         while not isinstance(message := await self._next_message(), Finished):
             self._follow(message)
@@ -200,20 +200,20 @@ class TrainingNode(BaseNode):
             case lifecycle.PauseRounds(reason):
                 log.info("no rounds: %s", reason.replace("_", " "))
                 self._rounds.pause(reason)
-            case lifecycle.ResumeRounds():
+            case lifecycle.Order.RESUME_ROUNDS:
                 log.info("rounds go on")
                 self._rounds.resume()
-            case lifecycle.StopRounds():
+            case lifecycle.Order.STOP_ROUNDS:
                 self._rounds.stop()
-            case lifecycle.PauseTraining() if thread:
+            case lifecycle.Order.PAUSE_TRAINING if thread:
                 thread.pause()
-            case lifecycle.ResumeTraining() if thread:
+            case lifecycle.Order.RESUME_TRAINING if thread:
                 thread.resume()
-            case lifecycle.BeginTraining() if thread:
+            case lifecycle.Order.BEGIN_TRAINING if thread:
                 thread.begin(self._config.rounds)
             case lifecycle.StartCatchUp(diverged) if catch_up:
                 catch_up.start(diverged=diverged)
-            case lifecycle.StopCatchUp() if catch_up:
+            case lifecycle.Order.STOP_CATCH_UP if catch_up:
                 catch_up.stop()
             case _:
                 pass  # a node that leaves may not have a training thread yet
@@ -232,7 +232,7 @@ class TrainingNode(BaseNode):
     async def _next_message(self) -> Message:
         message = await self._messages.get()
         if isinstance(message, Failed):
-            self._tell(lifecycle.Failed())
+            self._tell(lifecycle.Signal.FAILED)
             raise message.error
         return message
 
@@ -242,28 +242,28 @@ class TrainingNode(BaseNode):
                 self._stats.spend(spent_s)
                 self._phase_s = seconds
                 self._observe(done)
-                self._tell(lifecycle.Boundary())
+                self._tell(lifecycle.Signal.BOUNDARY)
                 self._rounds.boundary(done.round, seconds, offer, closed)
             case Evaluated():
                 self._observe(message)
             case RolledBack():
                 self._observe(message)
                 if message.weights_of is not None:  # else the slow weights, and so the offers, are unchanged
-                    self._tell(lifecycle.RolledBack())  # the thread breaks a swap under way
+                    self._tell(lifecycle.Signal.ROLLED_BACK)  # the thread breaks a swap under way
 
     async def _finish(self) -> None:
         """The work is done: let the last offer find its partner, save, and stay visible for a while (--linger)."""
-        self._tell(lifecycle.WorkDone())
+        self._tell(lifecycle.Signal.WORK_DONE)
         await self._settled(min(LAST_SWAP_S, self._phase_s))
-        self._tell(lifecycle.LastRoundOver())
+        self._tell(lifecycle.Signal.LAST_ROUND_OVER)
         await self._settled(SETTLE_S)
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_EVALUATION_S):
                 self._follow(await self._next_message())
-        self._tell(lifecycle.Finished())
+        self._tell(lifecycle.Signal.FINISHED)
         if self._schedule:
             await self._schedule.save_now()
-        self._tell(lifecycle.Saved())
+        self._tell(lifecycle.Signal.SAVED)
         await self._publish_now()
         await asyncio.sleep(self._config.linger)
 
@@ -356,7 +356,7 @@ class TrainingNode(BaseNode):
                 self._target = min(self._run.rounds, self._target + max(0, state.round - before))
 
     def caught_up(self) -> None:
-        self._tell(lifecycle.CaughtUp())
+        self._tell(lifecycle.Signal.CAUGHT_UP)
 
     async def gather(self, peers: int) -> AsyncGenerator[GatherView, None]:
         ready, run, stats = self._ready, self._run, self._stats
@@ -439,7 +439,7 @@ class TrainingNode(BaseNode):
 
     def _round_ended(self, solo: str | None, partner: str | None) -> None:
         if self._catch_up and self._catch_up.round_over(solo, partner):
-            self._tell(lifecycle.Diverged())
+            self._tell(lifecycle.Signal.DIVERGED)
 
     # ---- views ----
     def status(self) -> StatusView:
