@@ -223,8 +223,8 @@ def free_bytes(directory: Path) -> int | None:
 # ---- loading ---------------------------------------------------------------------------------------------------------
 def newest(directory: Path, run_id: str, layout: bytes) -> Found:
     """The newest checkpoint that verifies. Raises Incompatible where it is of another run or layout."""
-    checkpoint, skipped = _first_good(kept(directory), lambda path: _load(path, run_id, layout))
-    return Found(checkpoint, skipped)
+    files = _MODEL, _OUTER, _INNER
+    return Found(*_first_good(kept(directory), lambda path: _read(path, _verified(path, run_id, layout, files))))
 
 
 def slow_weights(paths: Sequence[Path], run_id: str, layout: bytes) -> SlowWeights:
@@ -268,11 +268,6 @@ def _checkpoints(directory: Path) -> list[tuple[tuple[int, int], Path]]:
         raise UsageError(f"cannot read the checkpoints in {directory}: {error.strerror}") from error
     found = [(match, path) for path in paths if (match := _NAME.fullmatch(path.name))]
     return sorted((((int(match[1]), int(match[2] or 0)), path) for match, path in found), reverse=True)
-
-
-def _load(path: Path, run_id: str, layout: bytes) -> Checkpoint:
-    about = _verified(path, run_id, layout, (_MODEL, _OUTER, _INNER))
-    return _read(path, about)
 
 
 def _load_slow(path: Path, run_id: str, layout: bytes) -> SlowWeights:

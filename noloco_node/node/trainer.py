@@ -131,7 +131,9 @@ class TrainingNode(BaseNode):
         stores = self._transport.can_be_called
         directory = Directory(p2p, bootstrap, self._identity, run.run_id, boot=self._boot, stores=stores)
         await self._enter(lambda: self._membership.enter(directory))
-        self._report_run(run, signed)
+        self._report(f"{peer_names.name_of(self._identity.peer_id)} ({self._identity.peer_id}) in run {run.label}")
+        run_and_author = f" --run {run.run_id} --trust {signed.author}"
+        self._tell_how_to_join(bootstrap or self._transport.addresses(), run_and_author)
         async with asyncio.TaskGroup() as group:
             duties = [group.create_task(duty) for duty in self._duties(signed, directory)]
             await self._train(run, self._thread)
@@ -314,11 +316,6 @@ class TrainingNode(BaseNode):
             self.waits_for("its last checkpoint")
             await self._schedule.save_now(leaving=True)
             self.waits_for(None)
-
-    def _report_run(self, run: Manifest, signed: Signed) -> None:
-        self._report(f"{peer_names.name_of(self._identity.peer_id)} ({self._identity.peer_id}) in run {run.label}")
-        run_and_author = f" --run {run.run_id} --trust {signed.author}"
-        self._tell_how_to_join(self._config.bootstrap or self._transport.addresses(), run_and_author)
 
     # ---- joining a run ----
     def _rendezvous(self) -> list[str]:
