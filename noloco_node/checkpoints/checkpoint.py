@@ -99,7 +99,8 @@ def save(directory: Path, state: Saveable, run_id: str, layout: bytes, keep: int
     and leaves nothing behind; the older ones are untouched then."""
     with atomic_files.writing(f"a checkpoint into {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
-        _remove_unfinished(directory)
+        for unfinished in directory.glob(f"{_TEMPORARY}*"):
+            shutil.rmtree(unfinished, ignore_errors=True)
         _require_room(directory, state)
         temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=directory))
         try:
@@ -204,11 +205,6 @@ def _prune(directory: Path, written: Path, keep: int) -> None:
     at = paths.index(written)
     for path in (*paths[:at], *paths[at + keep :]):
         shutil.rmtree(path, ignore_errors=True)  # tried again next time
-
-
-def _remove_unfinished(directory: Path) -> None:
-    for path in directory.glob(f"{_TEMPORARY}*"):
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def free_bytes(directory: Path) -> int | None:

@@ -92,16 +92,16 @@ class TrainingNode(BaseNode):
         self._policy = Policy(config, self._home, lambda: self._stats.last_round)
         traffic = self._policy.traffic
         self._rounds = RoundService(self._transport, self._boot, random.Random(), self, self._observe, pace=traffic)
-        self._state_service = StateService(self._transport, lambda: self._stats.round, traffic, self._refuses_state)
+        caller, channel = self._transport.caller, self._transport.channel
+        self._state_service = StateService(caller, lambda: self._stats.round, traffic, self._refuses_state)
         for add in (
             lambda server: add_RunsServicer_to_server(self._known_runs, server),
             lambda server: add_ExchangeServicer_to_server(self._rounds, server),
             lambda server: add_StateServicer_to_server(self._state_service, server),
         ):
             self._transport.serve(add)
-        self._collector = Collector(
-            self._home.root, self._transport.channel, traffic, self._policy, config.max_download
-        )
+        room = self._policy.room_to_receive
+        self._collector = Collector(self._home.root, channel, traffic, room, config.max_download)
         self._messages: asyncio.Queue[Message] = asyncio.Queue()
         self._run: Manifest | None = None
         self._thread: TrainingThread | None = None
