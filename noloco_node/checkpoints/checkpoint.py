@@ -116,7 +116,7 @@ def save(directory: Path, state: Saveable, run_id: str, layout: bytes, keep: int
 
 def _require_room(directory: Path, state: Saveable) -> None:
     """Leave a disk that is nearly full alone: other programs need it too. Raises OSError."""
-    free = free_bytes(directory)
+    free = atomic_files.free_bytes(directory)
     if free is not None and free < sum(map(_size, (state.weights, state.outer, state.inner))):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -205,15 +205,6 @@ def _prune(directory: Path, written: Path, keep: int) -> None:
     at = paths.index(written)
     for path in (*paths[:at], *paths[at + keep :]):
         shutil.rmtree(path, ignore_errors=True)  # tried again next time
-
-
-def free_bytes(directory: Path) -> int | None:
-    """Free bytes of the disk that a directory is on; None where the system does not say."""
-    there = next((place for place in (directory, *directory.parents) if place.exists()), directory)
-    try:
-        return shutil.disk_usage(there).free
-    except OSError:
-        return None
 
 
 # ---- loading ---------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from noloco_node.host.policy import Policy
 from noloco_node.node import build_training, find_run, lifecycle, status
 from noloco_node.node.base import BaseNode, Report
 from noloco_node.observe import exporters
-from noloco_node.observe.jsonl import MetricsLog
+from noloco_node.observe.jsonl import METRICS_EVERY_S
 from noloco_node.observe.recorder import Recorder, rollback_sentence
 from noloco_node.peers import run_registry
 from noloco_node.peers.cache import PeerCache
@@ -164,7 +164,7 @@ class TrainingNode(BaseNode):
             periodic.every(lambda: LIMITS_S, self._check_limits, (NolocoError, OSError)),
             periodic.every(lambda: TIME_S, self._read_progress, (NolocoError,)),
             periodic.every(lambda: TIME_S, self._save_when_due, ()),
-            periodic.every(lambda: MetricsLog.EVERY_S, self._write_metrics, (NolocoError,)),
+            periodic.every(lambda: METRICS_EVERY_S, self._write_metrics, (NolocoError,)),
         ]
 
     async def _train(self, run: Manifest, thread: TrainingThread) -> None:

@@ -17,11 +17,10 @@ from pathlib import Path
 
 import grpc
 
-from noloco_node.base import peer_names
+from noloco_node.base import atomic_files, peer_names
 from noloco_node.base.atomic_files import cannot_write
 from noloco_node.base.states import HAS_WEIGHTS, NodeState
 from noloco_node.base.units import size
-from noloco_node.checkpoints import checkpoint
 from noloco_node.errors import DiskFull, NolocoError, NonFinite, PeerFault, PeerMisbehaved, SwarmUnreachable
 from noloco_node.host.traffic import Pace
 from noloco_node.peers.record import PeerRecord
@@ -116,7 +115,7 @@ class Collector:
 
     def _fresh_folder(self, own: OwnState, peers: int) -> Path:
         """Raises DiskFull, UsageError."""
-        needed, free = (peers + 1) * _PLACE_BYTES * own.parameters, checkpoint.free_bytes(self._home)
+        needed, free = (peers + 1) * _PLACE_BYTES * own.parameters, atomic_files.free_bytes(self._home)
         if free is not None and free < needed:
             raise DiskFull(
                 f"the disk is full: {peers + 1} states need {size(needed)} in {self._home} and {size(free)} are left. "
