@@ -92,6 +92,14 @@ def ip_address(host: str, port: int, peer: str = "") -> Address:
     return Address("ip6" if ":" in host else "ip4", host, port, peer)
 
 
+def is_ip(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _is_host(kind: str, host: str) -> bool:
     if kind.startswith("dns"):
         return ":" not in host

@@ -11,6 +11,7 @@ import itertools
 import json
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -94,6 +95,15 @@ def cannot_write(what: object, error: OSError, elsewhere: str = _ANOTHER_HOME) -
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(f"the disk is full: cannot write {what}. Free some space, or {elsewhere}")
     return UsageError(f"cannot write {what}: {error.strerror or error}. {elsewhere[0].upper()}{elsewhere[1:]}")
+
+
+def free_bytes(directory: Path) -> int | None:
+    """Free bytes of the disk that a directory is on; None where the system does not say."""
+    there = next((place for place in (directory, *directory.parents) if place.exists()), directory)
+    try:
+        return shutil.disk_usage(there).free
+    except OSError:
+        return None
 
 
 # ---- reading ----

@@ -1,5 +1,6 @@
 """Numbers as people read them: sizes, rates, durations, shares. A dash for one that is not known yet."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 NOTHING = "-"
@@ -7,24 +8,20 @@ NOTHING = "-"
 
 def size(count: float | None) -> str:
     """`12.6 MB`, in powers of ten as network people count."""
-    if count is None:
-        return NOTHING
-    for unit in ("B", "kB", "MB", "GB"):
-        if round(count) < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 99.95 else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
+    return NOTHING if count is None else _scaled(count, (" B", " kB", " MB", " GB", " TB"))
 
 
 def rate(per_s: float | None) -> str:
     """`18.4k`."""
-    if per_s is None:
-        return NOTHING
-    for unit in ("", "k", "M"):
-        if round(per_s) < 1000:
-            return f"{per_s:.0f}{unit}" if not unit or per_s >= 99.95 else f"{per_s:.1f}{unit}"
-        per_s /= 1000
-    return f"{per_s:.1f}G"
+    return NOTHING if per_s is None else _scaled(per_s, ("", "k", "M", "G"))
+
+
+def _scaled(number: float, units: Sequence[str]) -> str:
+    for unit in units[:-1]:
+        if round(number) < 1000:
+            return f"{number:.0f}{unit}" if unit == units[0] or number >= 99.95 else f"{number:.1f}{unit}"
+        number /= 1000
+    return f"{number:.1f}{units[-1]}"
 
 
 def span(seconds: float | None) -> str:

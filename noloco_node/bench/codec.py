@@ -68,7 +68,9 @@ def run(parameters: int, devices: Sequence[str], names: Sequence[str], say: Call
 def _rows(name: str, device: str, meetings: Sequence[PairMeeting], speed: cost.Speed) -> Iterator[Row]:
     peak = cost.peak_extra_bytes(name, device, meetings[0].one, meetings[0].other)
     parameters = len(meetings[0].one.u)
-    for apart, swap in _last_swaps(name, device, meetings).items():
+    codecs = codec(name), codec(name)
+    swaps = {met.apart_rounds: _swap(codecs, device, met, bytes([number])) for number, met in enumerate(meetings)}
+    for apart, swap in swaps.items():
         yield Row(
             codec=name.partition(":")[0],
             bits=BITS[name],
@@ -83,12 +85,6 @@ def _rows(name: str, device: str, meetings: Sequence[PairMeeting], speed: cost.S
             peak_extra_bytes=peak,
             zstd_bytes_per_param=None if swap.zstd_bytes is None else swap.zstd_bytes / parameters,
         )
-
-
-def _last_swaps(name: str, device: str, meetings: Sequence[PairMeeting]) -> dict[int, SentBytes]:
-    """By rounds apart."""
-    codecs = codec(name), codec(name)
-    return {met.apart_rounds: _swap(codecs, device, met, bytes([number])) for number, met in enumerate(meetings)}
 
 
 def _swap(codecs: tuple[Codec, Codec], device: str, met: PairMeeting, exchange_id: bytes) -> SentBytes:

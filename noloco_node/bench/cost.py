@@ -116,9 +116,9 @@ def _speed_on_cuda(name: str, one: Side, other: Side) -> Speed:
     return Speed(*(4e-9 * mine.numel() / _cuda_s(work) for work in (encode, decode, lambda: copy.copy_(mine))))
 
 
-def _cuda_s(work: Callable[[], object], times: int = 10) -> float:
+def _cuda_s(work: Callable[[], object]) -> float:
     taken = []
-    for _ in range(times + 3):
+    for _ in range(13):  # the first three only warm up
         began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         began.record()
         work()

@@ -99,7 +99,8 @@ def save(directory: Path, state: Saveable, run_id: str, layout: bytes, keep: int
     and leaves nothing behind; the older ones are untouched then."""
     with atomic_files.writing(f"a checkpoint into {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
-        _remove_unfinished(directory)
+        for unfinished in directory.glob(f"{_TEMPORARY}*"):
+            shutil.rmtree(unfinished, ignore_errors=True)
         _require_room(directory, state)
         temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=directory))
         try:
@@ -115,7 +116,7 @@ def save(directory: Path, state: Saveable, run_id: str, layout: bytes, keep: int
 
 def _require_room(directory: Path, state: Saveable) -> None:
     """Leave a disk that is nearly full alone: other programs need it too. Raises OSError."""
-    free = free_bytes(directory)
+    free = atomic_files.free_bytes(directory)
     if free is not None and free < sum(map(_size, (state.weights, state.outer, state.inner))):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -206,25 +207,11 @@ def _prune(directory: Path, written: Path, keep: int) -> None:
         shutil.rmtree(path, ignore_errors=True)  # tried again next time
 
 
-def _remove_unfinished(directory: Path) -> None:
-    for path in directory.glob(f"{_TEMPORARY}*"):
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def free_bytes(directory: Path) -> int | None:
-    """Free bytes of the disk that a directory is on; None where the system does not say."""
-    there = next((place for place in (directory, *directory.parents) if place.exists()), directory)
-    try:
-        return shutil.disk_usage(there).free
-    except OSError:
-        return None
-
-
 # ---- loading ---------------------------------------------------------------------------------------------------------
 def newest(directory: Path, run_id: str, layout: bytes) -> Found:
     """The newest checkpoint that verifies. Raises Incompatible where it is of another run or layout."""
-    checkpoint, skipped = _first_good(kept(directory), lambda path: _load(path, run_id, layout))
-    return Found(checkpoint, skipped)
+    files = _MODEL, _OUTER, _INNER
+    return Found(*_first_good(kept(directory), lambda path: _read(path, _verified(path, run_id, layout, files))))
 
 
 def slow_weights(paths: Sequence[Path], run_id: str, layout: bytes) -> SlowWeights:
@@ -268,11 +255,6 @@ def _checkpoints(directory: Path) -> list[tuple[tuple[int, int], Path]]:
         raise UsageError(f"cannot read the checkpoints in {directory}: {error.strerror}") from error
     found = [(match, path) for path in paths if (match := _NAME.fullmatch(path.name))]
     return sorted((((int(match[1]), int(match[2] or 0)), path) for match, path in found), reverse=True)
-
-
-def _load(path: Path, run_id: str, layout: bytes) -> Checkpoint:
-    about = _verified(path, run_id, layout, (_MODEL, _OUTER, _INNER))
-    return _read(path, about)
 
 
 def _load_slow(path: Path, run_id: str, layout: bytes) -> SlowWeights:

@@ -6,6 +6,7 @@ checkpoints/schedule.py says when one is written, checkpoints/checkpoint.py how.
 import logging
 from pathlib import Path
 
+from noloco_node.base import atomic_files
 from noloco_node.base.units import size
 from noloco_node.checkpoints import checkpoint
 from noloco_node.checkpoints.checkpoint import Checkpoint, Saveable
@@ -54,7 +55,7 @@ class CheckpointKeeper:
 
     def view(self, parameters: int) -> Checkpoints:
         needed = checkpoint.PARAMETER_BYTES * parameters
-        return Checkpoints(needed, checkpoint.free_bytes(self._directory), self._saved, self._resumed)
+        return Checkpoints(needed, atomic_files.free_bytes(self._directory), self._saved, self._resumed)
 
     def health(self, parameters: int) -> tuple[Health, ...]:
         view = self.view(parameters)

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -103,35 +104,22 @@ def _print(rows: "list[Row]") -> None:
     from noloco_node.base.units import NOTHING, share, size
     from noloco_node.terminal.table import Column, fitting, table
 
-    columns = [
-        Column("codec"),
-        Column("device", 1),
-        Column("apart", right=True),
-        Column("bytes/param", right=True),
-        Column("with zstd", 2, right=True),
-        Column("error", right=True),
-        Column("resent", right=True),
-        Column("encode", 5, right=True),
-        Column("decode", 5, right=True),
-        Column("copy GB/s", 4, right=True),
-        Column("memory", 3, right=True),
-    ]
-    texts = [
-        [
-            row.codec if row.codec != "lattice" else f"lattice:{row.bits}",
-            row.device,
-            str(row.apart_rounds),
-            f"{row.bytes_per_param:.3f}",
-            NOTHING if row.zstd_bytes_per_param is None else f"{row.zstd_bytes_per_param:.3f}",
-            f"{row.relative_error:.3g}",
-            share(row.resent_share, 1),
-            f"{row.encode_gb_s / row.copy_gb_s:.2f}",
-            f"{row.decode_gb_s / row.copy_gb_s:.2f}",
-            f"{row.copy_gb_s:.1f}",
-            size(row.peak_extra_bytes),
-        ]
-        for row in rows
-    ]
+    cells: dict[Column, Callable[[Row], str]] = {
+        Column("codec"): lambda row: row.codec if row.codec != "lattice" else f"lattice:{row.bits}",
+        Column("device", 1): lambda row: row.device,
+        Column("apart", right=True): lambda row: str(row.apart_rounds),
+        Column("bytes/param", right=True): lambda row: f"{row.bytes_per_param:.3f}",
+        Column("with zstd", 2, right=True): lambda row: (
+            NOTHING if row.zstd_bytes_per_param is None else f"{row.zstd_bytes_per_param:.3f}"
+        ),
+        Column("error", right=True): lambda row: f"{row.relative_error:.3g}",
+        Column("resent", right=True): lambda row: share(row.resent_share, 1),
+        Column("encode", 5, right=True): lambda row: f"{row.encode_gb_s / row.copy_gb_s:.2f}",
+        Column("decode", 5, right=True): lambda row: f"{row.decode_gb_s / row.copy_gb_s:.2f}",
+        Column("copy GB/s", 4, right=True): lambda row: f"{row.copy_gb_s:.1f}",
+        Column("memory", 3, right=True): lambda row: size(row.peak_extra_bytes),
+    }
+    columns, texts = list(cells), [[cell(row) for cell in cells.values()] for row in rows]
     console = Console()
     console.print(table(columns, texts, fitting(columns, texts, console.width)))
     print("encode, decode: fp32 speed as a share of a memory copy; memory: peak for one fragment, without the vector")

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import math
+import shutil
 import time
 from contextlib import suppress
 
@@ -63,7 +64,7 @@ def _interval(text: str) -> float:
 
 
 async def _once(home: Home, every_s: float, as_json: bool) -> int:
-    from noloco_node.terminal.top.driver import print_once, size_to_print
+    from noloco_node.terminal.top.driver import print_once
     from noloco_node.terminal.top.poller import Poller
     from noloco_node.terminal.top.screen import Display, screen
 
@@ -72,7 +73,7 @@ async def _once(home: Home, every_s: float, as_json: bool) -> int:
         shown = {"status": plain(picture.status), **plain(picture.peers), "history": plain(picture.history)}
         print_json({"schema": SCHEMA, **shown})
         return 0
-    width, height = size_to_print()
+    width, height = shutil.get_terminal_size()  # COLUMNS and LINES come first
     print_once(screen(picture, Display(width=width, height=height, now=time.time(), every_s=every_s)))
     return 0
 

@@ -230,15 +230,12 @@ def _settings(args: argparse.Namespace, overlap: str) -> "Settings":
 def _choices(args: argparse.Namespace) -> "list[Choice]":
     from noloco_node.simulate import settings, sweep
 
-    choices = _list(args.algorithms or _default(args), settings.choice, "--algorithms")
+    default = "noloco,diloco,fedavg,ddp,local" if args.links is None else "noloco"
+    choices = _list(args.algorithms or default, settings.choice, "--algorithms")
     if not args.sweep:
         return choices
     alphas = _list(args.sweep_alphas, float, "--sweep-alphas")
     return sweep.grid(choices, alphas, _list(args.sweep_betas, float, "--sweep-betas"))
-
-
-def _default(args: argparse.Namespace) -> str:
-    return "noloco,diloco,fedavg,ddp,local" if args.links is None else "noloco"
 
 
 def _train(

@@ -101,7 +101,8 @@ async def _train(plan: _Plan, out: "Console") -> "Outcome":
     from noloco_node.terminal.swarm_report import Outcome
     from noloco_node.terminal.table import fill
 
-    _cancelled_by(signal.SIGTERM)
+    if task := asyncio.current_task():
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     began = time.monotonic()
     head = f"{plan.nodes} nodes on this machine", f"run {plan.run.label}", "Ctrl-C stops everything"
     out.print(fill([f"noloco-node {VERSION}", *head], out.width))
@@ -120,9 +121,3 @@ async def _train(plan: _Plan, out: "Console") -> "Outcome":
         with out.status("averaging the weights"):
             average = await asyncio.to_thread(nodes.eval_of_average, plan.run)
     return Outcome(tuple(nodes.members), plan.run.run_id, plan.target, wall_s, average)
-
-
-def _cancelled_by(number: signal.Signals) -> None:
-    task = asyncio.current_task()
-    if task is not None:
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)

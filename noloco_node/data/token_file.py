@@ -95,7 +95,8 @@ def load(path: Path, tokenizer: Tokenizer) -> tuple[Tokens, Tokens]:
         every = np.memmap(path, width(tokenizer.vocabulary), "r", _HEADER.size, (train + held_out,))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    if (largest := _largest(every)) >= tokenizer.vocabulary:
+    largest = max(int(every[start : start + PIECE].max()) for start in range(0, len(every), PIECE))
+    if largest >= tokenizer.vocabulary:
         raise UsageError(f"{path} is damaged: it holds the token {largest}, and the vocabulary has none. {_AGAIN}")
     return every[:train], every[train:]
 
@@ -115,7 +116,3 @@ def _counts(path: Path, header: bytes, size: int, tokenizer: Tokenizer) -> tuple
 
 
 _AGAIN = "Make it again with `noloco-node tokenize`"
-
-
-def _largest(tokens: Tokens) -> int:
-    return max(int(tokens[start : start + PIECE].max()) for start in range(0, len(tokens), PIECE))

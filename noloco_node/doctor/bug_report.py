@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from noloco_node.base.addresses import is_ip
 from noloco_node.base.atomic_files import cannot_write
 from noloco_node.errors import UsageError
 from noloco_node.host import paths
@@ -56,7 +57,7 @@ class Mask:
         """Finds host names in addresses and errors, to mask them everywhere; one without a dot may be any word."""
         found = [host for _, host in _HOST.findall(text)] + _HOST_AND_PORT.findall(text) + _NAMED_BY_IP.findall(text)
         for host in found:
-            if "." in host and not _is_address(host):
+            if "." in host and not is_ip(host):
                 self._masks.setdefault(host, f"<host-{len(self._masks) + 1}>")
 
     def hide(self, text: str) -> str:
@@ -72,7 +73,7 @@ class Mask:
 
     def _bare(self, host: str) -> str:
         """For a name without a dot, which is masked only where the context shows that it is a host."""
-        return host if host == "localhost" or _is_address(host) else "<host>"
+        return host if host == "localhost" or is_ip(host) else "<host>"
 
     def _address(self, match: re.Match[str]) -> str:
         try:
@@ -82,14 +83,6 @@ class Mask:
         if address.is_loopback or address.is_unspecified:
             return match[0]
         return self._masks.setdefault(str(address), f"<ip-{len(self._masks) + 1}>")
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def mask(home: Home, environ: Mapping[str, str]) -> Mask:

@@ -2,8 +2,6 @@
 
 import os
 import resource
-import shutil
-from pathlib import Path
 
 from noloco_node.base.addresses import Address
 from noloco_node.doctor.verdicts import Place, Torch
@@ -31,13 +29,6 @@ def torch(device: str, threads: int | None) -> Torch:
     )
 
 
-def free_disk(place: Path) -> int | None:
-    try:
-        return shutil.disk_usage(_existing(place)).free
-    except OSError:
-        return None
-
-
 def descriptors() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
@@ -52,7 +43,7 @@ def port(listen: Address) -> str | None:
 
 
 def place(home: Home) -> Place:
-    found = _existing(home.root)
+    found = next(above for above in (home.root, *home.root.parents) if above.exists())
     state = found.stat()
     return Place(
         root=str(home.root),
@@ -62,8 +53,3 @@ def place(home: Home) -> Place:
         mode=state.st_mode & 0o777,
         socket_bytes=len(os.fsencode(home.socket)),
     )
-
-
-def _existing(path: Path) -> Path:
-    """The path itself, or its nearest parent that exists."""
-    return next(above for above in (path, *path.parents) if above.exists())

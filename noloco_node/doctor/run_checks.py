@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from noloco_node.base import atomic_files
 from noloco_node.base.addresses import ANY_LOCAL_PORT
 from noloco_node.control import socket_client
 from noloco_node.doctor import probes, verdicts
@@ -40,7 +41,7 @@ async def examine(settings: NodeConfig) -> AsyncIterator[Finding]:
     home = Home(settings.home)
     yield _device(settings)
     yield verdicts.memory(memory.free_bytes())
-    yield verdicts.disk(probes.free_disk(home.root), str(home.root))
+    yield verdicts.disk(atomic_files.free_bytes(home.root), str(home.root))
     yield verdicts.home(probes.place(home))
     yield verdicts.descriptors(probes.descriptors())
     node, trouble = await _node(home)

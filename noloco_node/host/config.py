@@ -53,6 +53,15 @@ def _whole(low: int, high: int) -> Callable[[object], int]:
     return parse
 
 
+def _text(pattern: str, allowed: str) -> Callable[[object], str]:
+    def parse(value: object) -> str:
+        if not (isinstance(value, str) and re.fullmatch(pattern, value)):
+            raise ValueError(f"must be {allowed}")
+        return value
+
+    return parse
+
+
 def _rate(value: object) -> float:
     return limits.rate(_words(value))
 
@@ -81,10 +90,6 @@ def _linger(value: object) -> float:
     return float(_whole(0, 30 * 86_400)(value))
 
 
-def _device(value: object) -> str:
-    return _text(value, r"auto|cpu|mps|cuda(:[0-9]{1,2})?", "auto, cpu, cuda, cuda:<number> or mps")
-
-
 def _micro_batch(value: object) -> int | None:
     try:
         return None if value == "auto" else _whole(1, 1_000_000)(value)
@@ -96,14 +101,6 @@ def _switch(value: object) -> bool:
     if (text := str(value).lower()) not in _SWITCH:
         raise ValueError("must be true or false")
     return _SWITCH[text]
-
-
-def _run(value: object) -> str:
-    return _text(value, r"[0-9a-f]{64}", "the whole run id, 64 hex digits, as `start` prints it")
-
-
-def _trust(value: object) -> str:
-    return _text(value, r"[1-9A-HJ-NP-Za-km-z]{46,64}", "the peer id of the run's author, as `start` prints it")
 
 
 def _globs(value: object) -> tuple[str, ...]:
@@ -124,14 +121,6 @@ def _is_path(value: object) -> bool:
     return isinstance(value, str) and 0 < len(value) <= 4096 and value.isprintable()
 
 
-def _relay(value: object) -> str:
-    return _text(value, "auto|only|off", "auto, only or off")
-
-
-def _log_level(value: object) -> str:
-    return _text(value, "|".join(LOG_LEVELS), listed(LOG_LEVELS))
-
-
 def web_address(value: object) -> str:
     text = str(value).replace("localhost:", "127.0.0.1:", 1)
     host, _, port = text.rpartition(":")
@@ -142,10 +131,6 @@ def web_address(value: object) -> str:
     if wrong or not re.fullmatch(r"[0-9]{1,5}", port):
         raise ValueError("must be an address and a port like 127.0.0.1:8090 or [::1]:8090 (port 0: any free one)")
     return text
-
-
-def _log_format(value: object) -> str:
-    return _text(value, "|".join(LOG_FORMATS), listed(LOG_FORMATS))
 
 
 def _sinks(value: object) -> tuple[str, ...]:
@@ -167,12 +152,14 @@ class NodeConfig:
     """The one address that this node listens on; port 0 takes a free one."""
     announce: tuple[Address, ...] = _key(_announce, default=())
     """Addresses to announce instead of the found ones, as behind a forwarded port."""
-    relay: str = _key(_relay, default="auto")
+    relay: str = _key(_text("auto|only|off", "auto, only or off"), default="auto")
     """Whether others connect through a relay: `auto` where nobody can connect directly, `only` always, `off` never. A
     rendezvous and a first node are relays for others, unless `off`."""
     bootstrap: tuple[Address, ...] = _key(_bootstrap, default=())
     """Nodes to connect to first; any one of them is enough."""
-    device: str = _key(_device, default="auto")
+    device: str = _key(
+        _text(r"auto|cpu|mps|cuda(:[0-9]{1,2})?", "auto, cpu, cuda, cuda:<number> or mps"), default="auto"
+    )
     """Where to train."""
     threads: int | None = _key(_whole(1, 1024), default=None)
     """CPU threads for training; torch's own choice when None."""
@@ -200,17 +187,20 @@ class NodeConfig:
     """Stop after so many rounds of this node; None: at the end of the run."""
     linger: float = _key(_linger, default=0.0)
     """Seconds that a finished node keeps its control socket open, unless it is told to leave."""
-    run: str | None = _key(_run, default=None)
+    run: str | None = _key(
+        _text(r"[0-9a-f]{64}", "the whole run id, 64 hex digits, as `start` prints it"), default=None
+    )
     """Join this run only, by its whole id."""
-    trust: str | None = _key(_trust, default=None)
-    """Join only a run that this author signed."""
+    trust: str | None = _key(
+        _text(r"[1-9A-HJ-NP-Za-km-z]{46,64}", "the peer id of the run's author, as `start` prints it"), default=None
+    )
+    """Join only what this author signed."""
     web: str | None = _key(web_address, default=None)
     """Where to serve the web page and the metrics; None: nowhere. Anyone who can reach the port can read it."""
-    log_level: str = _key(_log_level, default="info")
-    """The lowest level that is written to node.log."""
-    log_format: str = _key(_log_format, default="text")
-    """The form of lines in node.log and in the terminal: `text` for people, `json` (an object a line) for log
-    collectors."""
+    log_level: str = _key(_text("|".join(LOG_LEVELS), listed(LOG_LEVELS)), default="info")
+    """The least level that goes into node.log."""
+    log_format: str = _key(_text("|".join(LOG_FORMATS), listed(LOG_FORMATS)), default="text")
+    """Of lines in node.log and in the terminal: `text` for people, `json` (an object a line) for log collectors."""
     sinks: tuple[str, ...] = _key(_sinks, default=())
     """Where to write curves besides the run's own files: `tensorboard`, `wandb`; each is an extra to install."""
 
@@ -293,12 +283,6 @@ def _parsed(key: str, value: object, where: str) -> object:
     except ValueError as error:
         allowed, *word = error.args  # of a list, the word that is wrong
         raise UsageError(f"{where} {allowed}, not {shown(word[0] if word else value)}") from None
-
-
-def _text(value: object, pattern: str, allowed: str) -> str:
-    if not (isinstance(value, str) and re.fullmatch(pattern, value)):
-        raise ValueError(f"must be {allowed}")
-    return value
 
 
 def _address(value: object, allowed: str, fits: Callable[[Address], bool]) -> Address:

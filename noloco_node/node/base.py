@@ -88,7 +88,7 @@ class BaseNode:
                         self._report(sentence)
                 await self._unless_leaving(self._supervised(self._live()))
             finally:
-                self._handle(lifecycle.Leave())
+                self._handle(lifecycle.Signal.LEAVE)
                 await self._depart()
                 await self._transport.close()
 

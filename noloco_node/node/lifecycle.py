@@ -12,6 +12,7 @@ be is compared with what was ordered last, and the differences are the actions. 
 """
 
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from noloco_node.base.states import AT_WORK, NodeState
 from noloco_node.host.limits import PAUSED, QUOTA
@@ -25,6 +26,33 @@ _STOPPED = "stopped"
 
 
 # ---- events: what happened -------------------------------------------------------------------------------------------
+class Signal(Enum):
+    """The events that say no more than their name."""
+
+    DIRECTORY_ENTERED = auto()
+    """A rendezvous can be found."""
+    CAUGHT_UP = auto()
+    """No peer's state is needed, or none could be had: training can begin, or go on."""
+    DIVERGED = auto()
+    """This node's weights are assumed to have diverged from everybody else's."""
+    ROLLED_BACK = auto()
+    """The weights that open offers are made of were replaced by a checkpoint's."""
+    BOUNDARY = auto()
+    """An inner phase ended; an offer of the weights as they are now comes next."""
+    WORK_DONE = auto()
+    """The last inner phase is over; its round may still find a partner."""
+    LAST_ROUND_OVER = auto()
+    """No partner is waited for any more."""
+    FINISHED = auto()
+    """The last evaluation is over, or was not waited for."""
+    SAVED = auto()
+    """The last checkpoint is written, or cannot be."""
+    FAILED = auto()
+    """The training thread ended by an error: there is nothing to save."""
+    LEAVE = auto()
+    """The user asked for it, the work is done, or something failed."""
+
+
 @dataclass(frozen=True, slots=True)
 class WaitsFor:
     """A node that is starting, joining or leaving waits for something, in words."""
@@ -33,21 +61,11 @@ class WaitsFor:
 
 
 @dataclass(frozen=True, slots=True)
-class DirectoryEntered:
-    """A rendezvous can be found."""
-
-
-@dataclass(frozen=True, slots=True)
 class ModelReady:
     """Model, data and checkpoint are loaded."""
 
     resumed: bool
     """From a checkpoint: a node whose limits forbid swaps then trains without asking for a peer's state."""
-
-
-@dataclass(frozen=True, slots=True)
-class CaughtUp:
-    """No peer's state is needed, or none could be had: training can begin, or go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,125 +80,39 @@ class Limits:
     """Whether this node is so far behind the others that it has to catch up after a pause."""
 
 
-@dataclass(frozen=True, slots=True)
-class Diverged:
-    """This node's weights are assumed to have diverged from everybody else's."""
-
-
-@dataclass(frozen=True, slots=True)
-class RolledBack:
-    """The weights that open offers are made of were replaced by a checkpoint's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Boundary:
-    """An inner phase ended; an offer of the weights as they are now comes next."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkDone:
-    """The last inner phase is over; its round may still find a partner."""
-
-
-@dataclass(frozen=True, slots=True)
-class LastRoundOver:
-    """No partner is waited for any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The last evaluation is over, or was not waited for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """The last checkpoint is written, or cannot be."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The training thread ended by an error: there is nothing to save."""
-
-
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """The user asked for it, the work is done, or something failed."""
-
-
-Event = (
-    WaitsFor
-    | DirectoryEntered
-    | ModelReady
-    | CaughtUp
-    | Limits
-    | Diverged
-    | RolledBack
-    | Boundary
-    | WorkDone
-    | LastRoundOver
-    | Finished
-    | Saved
-    | Failed
-    | Leave
-)
+Event = Signal | WaitsFor | ModelReady | Limits
 
 
 # ---- actions: what is to be done -------------------------------------------------------------------------------------
+class Order(Enum):
+    """The actions that say no more than their name."""
+
+    RESUME_ROUNDS = auto()
+    STOP_ROUNDS = auto()
+    """For good; a swap under way may end."""
+    PAUSE_TRAINING = auto()
+    RESUME_TRAINING = auto()
+    BEGIN_TRAINING = auto()
+    STOP_CATCH_UP = auto()
+    """It is over, or something else is to be done now."""
+
+
 @dataclass(frozen=True, slots=True)
 class PauseRounds:
-    """No offers and no calls until ResumeRounds; another PauseRounds only changes the reason."""
+    """No offers and no calls until RESUME_ROUNDS; another PauseRounds only changes the reason."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class ResumeRounds:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class StopRounds:
-    """For good; a swap under way may end."""
-
-
-@dataclass(frozen=True, slots=True)
-class PauseTraining:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class ResumeTraining:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class BeginTraining:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
 class StartCatchUp:
-    """Take a peer's state; CaughtUp follows, also where that failed."""
+    """Take a peer's state; CAUGHT_UP follows, also where that failed."""
 
     diverged: bool
     """An earlier round than one's own will do."""
 
 
-@dataclass(frozen=True, slots=True)
-class StopCatchUp:
-    """It is over, or something else is to be done now."""
-
-
-Action = (
-    PauseRounds
-    | ResumeRounds
-    | StopRounds
-    | PauseTraining
-    | ResumeTraining
-    | BeginTraining
-    | StartCatchUp
-    | StopCatchUp
-)
+Action = Order | PauseRounds | StartCatchUp
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +155,7 @@ class Lifecycle:
 
     def handle(self, event: Event) -> list[Action]:
         before = self.state
-        if before is not NodeState.LEAVING or isinstance(event, WaitsFor | Saved | Failed):
+        if before is not NodeState.LEAVING or isinstance(event, WaitsFor) or event in (Signal.SAVED, Signal.FAILED):
             self._react(event)
         if self.state is not before and self.state is not NodeState.JOINING:
             self._catch_up = None
@@ -236,35 +168,35 @@ class Lifecycle:
         match event:
             case WaitsFor(what):
                 self._waits_for = what
-            case DirectoryEntered() if self.state is NodeState.STARTING:
+            case Signal.DIRECTORY_ENTERED if self.state is NodeState.STARTING:
                 self.state = NodeState.RENDEZVOUS
             case ModelReady(resumed) if self.state is NodeState.STARTING:
                 if not (resumed and self._limits.hold):
                     self.state = NodeState.JOINING
-            case CaughtUp() if self._catch_up:
+            case Signal.CAUGHT_UP if self._catch_up:
                 self.state = NodeState.TRAINING
-            case CaughtUp() if self.state in (NodeState.STARTING, NodeState.JOINING) and not self._orders.begun:
+            case Signal.CAUGHT_UP if self.state in (NodeState.STARTING, NodeState.JOINING) and not self._orders.begun:
                 self.at_work = True
                 self.state = _LIMITED[self._limits.hold]
             case Limits():
                 self._limits = event
                 if self.at_work and self.state is not NodeState.FINISHED:
                     self._obey(event)
-            case Diverged() if self.state is NodeState.TRAINING and not self._work_done:
+            case Signal.DIVERGED if self.state is NodeState.TRAINING and not self._work_done:
                 self._join_again(DIVERGED)
-            case RolledBack():
+            case Signal.ROLLED_BACK:
                 self._rolled_back = True
-            case Boundary() if self.state in AT_WORK:
+            case Signal.BOUNDARY if self.state in AT_WORK:
                 self._rolled_back = False
-            case WorkDone() if self.at_work:
+            case Signal.WORK_DONE if self.at_work:
                 self._work_done = True
-            case LastRoundOver() if self._work_done:
+            case Signal.LAST_ROUND_OVER if self._work_done:
                 self._rounds_over = True
-            case Finished() if self._rounds_over:
+            case Signal.FINISHED if self._rounds_over:
                 self.state = NodeState.FINISHED
-            case Saved() | Failed():
+            case Signal.SAVED | Signal.FAILED:
                 self.at_work = False
-            case Leave():
+            case Signal.LEAVE:
                 self.state = NodeState.LEAVING
             case _:
                 pass  # too late: something else was decided meanwhile
@@ -303,13 +235,13 @@ def _differences(ordered: _Orders, wanted: _Orders) -> list[Action]:
     """Stopping comes before pausing, pausing before beginning: no step is made that a pause forbids."""
     actions: list[Action] = []
     if ordered.catch_up and not wanted.catch_up:
-        actions.append(StopCatchUp())
+        actions.append(Order.STOP_CATCH_UP)
     if wanted.rounds != ordered.rounds:
         actions.append(_for_rounds(wanted.rounds))
     if wanted.paused != ordered.paused:
-        actions.append(PauseTraining() if wanted.paused else ResumeTraining())
+        actions.append(Order.PAUSE_TRAINING if wanted.paused else Order.RESUME_TRAINING)
     if wanted.begun and not ordered.begun:
-        actions.append(BeginTraining())
+        actions.append(Order.BEGIN_TRAINING)
     if wanted.catch_up and not ordered.catch_up:
         actions.append(StartCatchUp(diverged=wanted.catch_up == DIVERGED))
     return actions
@@ -317,5 +249,5 @@ def _differences(ordered: _Orders, wanted: _Orders) -> list[Action]:
 
 def _for_rounds(held: str | None) -> Action:
     if held is None:
-        return ResumeRounds()
-    return StopRounds() if held == _STOPPED else PauseRounds(held)
+        return Order.RESUME_ROUNDS
+    return Order.STOP_ROUNDS if held == _STOPPED else PauseRounds(held)

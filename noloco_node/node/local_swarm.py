@@ -114,8 +114,19 @@ class LocalSwarm:
 
     def eval_of_average(self, run: Manifest) -> float | None:
         """Held-out loss of the mean of all nodes' last weights, as `export --average` would write them."""
+        from noloco_node.checkpoints import checkpoint
+        from noloco_node.publish.weights import Mean, copy_into
+        from noloco_node.training.replica import Replica
+
         whole = [member.home.run(run.run_id) / "checkpoints" for member in self.members if member.exit_code == 0]
-        return _eval_of_mean(run, whole)
+        written = [checkpoints for directory in whole if (checkpoints := checkpoint.kept(directory))]
+        if not written:
+            return None
+        replica, mean = Replica.build(run, "the mean of all", device="cpu"), Mean()
+        for checkpoints in written:
+            mean.add(checkpoint.slow_weights(checkpoints, run.run_id, replica.layout).phi)
+        copy_into(mean.value, replica.module)
+        return replica.evaluate()
 
     async def _look(self, watch: Watch) -> None:
         await asyncio.gather(*(member.look() for member in self.members if member.exit_code is None))
@@ -185,21 +196,6 @@ async def _end(members: Sequence[Member], patience_s: float) -> None:
         if member.exit_code is None:
             member.process.kill()
     await asyncio.gather(*exits)
-
-
-def _eval_of_mean(run: Manifest, directories: Sequence[Path]) -> float | None:
-    from noloco_node.checkpoints import checkpoint
-    from noloco_node.publish.weights import Mean, copy_into
-    from noloco_node.training.replica import Replica
-
-    written = [checkpoints for directory in directories if (checkpoints := checkpoint.kept(directory))]
-    if not written:
-        return None
-    replica, mean = Replica.build(run, "the mean of all", device="cpu"), Mean()
-    for checkpoints in written:
-        mean.add(checkpoint.slow_weights(checkpoints, run.run_id, replica.layout).phi)
-    copy_into(mean.value, replica.module)
-    return replica.evaluate()
 
 
 def _output(home: Home) -> Path:

@@ -8,7 +8,7 @@ from noloco_node.base import periodic
 from noloco_node.errors import NolocoError
 from noloco_node.host.config import NodeConfig
 from noloco_node.node.base import BaseNode, Report
-from noloco_node.node.lifecycle import DirectoryEntered
+from noloco_node.node.lifecycle import Signal
 from noloco_node.peers import rows, run_registry
 from noloco_node.peers.directory import Directory
 from noloco_node.peers.record import PeerRecord
@@ -38,7 +38,7 @@ class RendezvousNode(BaseNode):
         self.waits_for("the directory of peers")
         swarm = self._swarm = Directory(self._transport.p2p, self._config.bootstrap)
         await self._enter(swarm.start)
-        self._handle(DirectoryEntered())
+        self._handle(Signal.DIRECTORY_ENTERED)
         self._report_join_lines(self._transport.addresses())
         await periodic.every(lambda: LOOK_S, lambda: self._look(swarm), (NolocoError, OSError))
 

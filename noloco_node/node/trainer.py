@@ -29,7 +29,7 @@ from noloco_node.host.policy import Policy
 from noloco_node.node import build_training, find_run, lifecycle, status
 from noloco_node.node.base import BaseNode, Report
 from noloco_node.observe import exporters
-from noloco_node.observe.jsonl import MetricsLog
+from noloco_node.observe.jsonl import METRICS_EVERY_S
 from noloco_node.observe.recorder import Recorder, rollback_sentence
 from noloco_node.peers import run_registry
 from noloco_node.peers.cache import PeerCache
@@ -92,16 +92,16 @@ class TrainingNode(BaseNode):
         self._policy = Policy(config, self._home, lambda: self._stats.last_round)
         traffic = self._policy.traffic
         self._rounds = RoundService(self._transport, self._boot, random.Random(), self, self._observe, pace=traffic)
-        self._state_service = StateService(self._transport, lambda: self._stats.round, traffic, self._refuses_state)
+        caller, channel = self._transport.caller, self._transport.channel
+        self._state_service = StateService(caller, lambda: self._stats.round, traffic, self._refuses_state)
         for add in (
             lambda server: add_RunsServicer_to_server(self._known_runs, server),
             lambda server: add_ExchangeServicer_to_server(self._rounds, server),
             lambda server: add_StateServicer_to_server(self._state_service, server),
         ):
             self._transport.serve(add)
-        self._collector = Collector(
-            self._home.root, self._transport.channel, traffic, self._policy, config.max_download
-        )
+        room = self._policy.room_to_receive
+        self._collector = Collector(self._home.root, channel, traffic, room, config.max_download)
         self._messages: asyncio.Queue[Message] = asyncio.Queue()
         self._run: Manifest | None = None
         self._thread: TrainingThread | None = None
@@ -131,7 +131,9 @@ class TrainingNode(BaseNode):
         stores = self._transport.can_be_called
         directory = Directory(p2p, bootstrap, self._identity, run.run_id, boot=self._boot, stores=stores)
         await self._enter(lambda: self._membership.enter(directory))
-        self._report_run(run, signed)
+        self._report(f"{peer_names.name_of(self._identity.peer_id)} ({self._identity.peer_id}) in run {run.label}")
+        run_and_author = f" --run {run.run_id} --trust {signed.author}"
+        self._report_join_lines(bootstrap or self._transport.addresses(), run_and_author)
         async with asyncio.TaskGroup() as group:
             duties = [group.create_task(duty) for duty in self._duties(signed, directory)]
             await self._train(run, self._thread)
@@ -162,7 +164,7 @@ class TrainingNode(BaseNode):
             periodic.every(lambda: LIMITS_S, self._check_limits, (NolocoError, OSError)),
             periodic.every(lambda: TIME_S, self._read_progress, (NolocoError,)),
             periodic.every(lambda: TIME_S, self._save_when_due, ()),
-            periodic.every(lambda: MetricsLog.EVERY_S, self._write_metrics, (NolocoError,)),
+            periodic.every(lambda: METRICS_EVERY_S, self._write_metrics, (NolocoError,)),
         ]
 
     async def _train(self, run: Manifest, thread: TrainingThread) -> None:
@@ -188,7 +190,7 @@ class TrainingNode(BaseNode):
         own = self._config.rounds
         self._target = run.rounds if own is None else min(run.rounds, self._stats.round + own)
         self._obey_limits()
-        self._handle(lifecycle.CaughtUp())
+        self._handle(lifecycle.Signal.CAUGHT_UP)
         await self._publish_now()
         while not isinstance(message := await self._next_message(), Finished):
             self._follow(message)
@@ -200,20 +202,20 @@ class TrainingNode(BaseNode):
             case lifecycle.PauseRounds(reason):
                 log.info("no rounds: %s", reason.replace("_", " "))
                 self._rounds.pause(reason)
-            case lifecycle.ResumeRounds():
+            case lifecycle.Order.RESUME_ROUNDS:
                 log.info("rounds go on")
                 self._rounds.resume()
-            case lifecycle.StopRounds():
+            case lifecycle.Order.STOP_ROUNDS:
                 self._rounds.stop()
-            case lifecycle.PauseTraining() if thread:
+            case lifecycle.Order.PAUSE_TRAINING if thread:
                 thread.pause()
-            case lifecycle.ResumeTraining() if thread:
+            case lifecycle.Order.RESUME_TRAINING if thread:
                 thread.resume()
-            case lifecycle.BeginTraining() if thread:
+            case lifecycle.Order.BEGIN_TRAINING if thread:
                 thread.begin(self._config.rounds)
             case lifecycle.StartCatchUp(diverged) if catch_up:
                 catch_up.start(diverged=diverged)
-            case lifecycle.StopCatchUp() if catch_up:
+            case lifecycle.Order.STOP_CATCH_UP if catch_up:
                 catch_up.stop()
             case _:
                 pass  # a node that leaves may not have a training thread yet
@@ -232,7 +234,7 @@ class TrainingNode(BaseNode):
     async def _next_message(self) -> Message:
         message = await self._messages.get()
         if isinstance(message, Failed):
-            self._handle(lifecycle.Failed())
+            self._handle(lifecycle.Signal.FAILED)
             raise message.error
         return message
 
@@ -242,28 +244,28 @@ class TrainingNode(BaseNode):
                 self._stats.spend(spent_s)
                 self._phase_s = seconds
                 self._observe(done)
-                self._handle(lifecycle.Boundary())
+                self._handle(lifecycle.Signal.BOUNDARY)
                 self._rounds.boundary(done.round, seconds, offer, closed)
             case Evaluated():
                 self._observe(message)
             case RolledBack():
                 self._observe(message)
                 if message.weights_of is not None:  # else the slow weights, and so the offers, are unchanged
-                    self._handle(lifecycle.RolledBack())  # the thread breaks a swap under way
+                    self._handle(lifecycle.Signal.ROLLED_BACK)  # the thread breaks a swap under way
 
     async def _finish(self) -> None:
         """The work is done: let the last offer find its partner, save, and stay visible for a while (--linger)."""
-        self._handle(lifecycle.WorkDone())
+        self._handle(lifecycle.Signal.WORK_DONE)
         await self._settled(min(LAST_SWAP_S, self._phase_s))
-        self._handle(lifecycle.LastRoundOver())
+        self._handle(lifecycle.Signal.LAST_ROUND_OVER)
         await self._settled(SETTLE_S)
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_EVALUATION_S):
                 self._follow(await self._next_message())
-        self._handle(lifecycle.Finished())
+        self._handle(lifecycle.Signal.FINISHED)
         if self._schedule:
             await self._schedule.save_now()
-        self._handle(lifecycle.Saved())
+        self._handle(lifecycle.Signal.SAVED)
         await self._publish_now()
         await asyncio.sleep(self._config.linger)
 
@@ -315,11 +317,6 @@ class TrainingNode(BaseNode):
             await self._schedule.save_now(leaving=True)
             self.waits_for(None)
 
-    def _report_run(self, run: Manifest, signed: Signed) -> None:
-        self._report(f"{peer_names.name_of(self._identity.peer_id)} ({self._identity.peer_id}) in run {run.label}")
-        run_and_author = f" --run {run.run_id} --trust {signed.author}"
-        self._report_join_lines(self._config.bootstrap or self._transport.addresses(), run_and_author)
-
     # ---- joining a run ----
     def _rendezvous(self) -> list[str]:
         return [address.peer for address in self._config.bootstrap if address.peer != self._identity.peer_id]
@@ -356,7 +353,7 @@ class TrainingNode(BaseNode):
                 self._target = min(self._run.rounds, self._target + max(0, state.round - before))
 
     def caught_up(self) -> None:
-        self._handle(lifecycle.CaughtUp())
+        self._handle(lifecycle.Signal.CAUGHT_UP)
 
     async def gather(self, peers: int) -> AsyncGenerator[GatherView, None]:
         ready, run, stats = self._ready, self._run, self._stats
@@ -439,7 +436,7 @@ class TrainingNode(BaseNode):
 
     def _round_ended(self, solo: str | None, partner: str | None) -> None:
         if self._catch_up and self._catch_up.round_over(solo, partner):
-            self._handle(lifecycle.Diverged())
+            self._handle(lifecycle.Signal.DIVERGED)
 
     # ---- views ----
     def status(self) -> StatusView:

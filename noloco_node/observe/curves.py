@@ -8,33 +8,16 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from noloco_node.base.events import Evaluated, Event, PhaseDone, RoundCommitted, WentSolo
 from noloco_node.base.peer_names import name_of
 from noloco_node.observe.jsonl import records
+from noloco_node.peers.record import PeerRecord
 from noloco_node.views.history import HistoryView, MeetingView, Piece, Point, Rate, Said
 
 POINTS = 500
 """At twice as many, every second one is dropped: a screen has no more pixels."""
 PIECES, RATES, PAIRS = 300, 120, 2000
-
-
-class SeenPeer(Protocol):
-    """The part of a peer's presence record that is used."""
-
-    @property
-    def peer_id(self) -> str: ...
-    @property
-    def boot(self) -> bytes: ...
-    @property
-    def loss(self) -> float: ...
-    @property
-    def eval_loss(self) -> float: ...
-    @property
-    def partner(self) -> str: ...
-    @property
-    def committed(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +35,8 @@ class Curves:
         self._rates: deque[Rate] = deque(maxlen=RATES)
         self._meetings: Counter[tuple[str, str]] = Counter()
         self._committed: dict[str, tuple[bytes, int]] = {}
-        """Boot and committed rounds of each peer's last record."""
-        self._others: Collection[SeenPeer] = ()
+        """By peer: boot and committed rounds of its last record."""
+        self._others: Collection[PeerRecord] = ()
         self._before: _Traffic | None = None
 
     def observe(self, event: Event, now: float) -> None:
@@ -72,7 +55,7 @@ class Curves:
             case _:
                 pass
 
-    def seen(self, others: Collection[SeenPeer]) -> None:
+    def seen(self, others: Collection[PeerRecord]) -> None:
         """The presence records of the others that train."""
         self._others = others
         for other in others:

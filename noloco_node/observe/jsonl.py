@@ -7,7 +7,6 @@ never the node: the first failure is logged and the file is given up.
 import json
 import logging
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -15,14 +14,18 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
-from noloco_node.base.events import Event, as_json
 from noloco_node.views.status import StatusView
 
 MAX_BYTES = 8 << 20
 """Some 40,000 events: days of rounds that take seconds, a year of rounds that take minutes."""
 KEPT = 2
 """Full files that are kept beside the one that is written."""
+METRICS_EVERY_S = 60.0
 _MAX_LINE_BYTES = 64 << 10
+_FIGURES = """
+state round step tokens tokens_per_s loss eval_loss busy_fraction busy_fraction_minute stall_ms
+resent_block_fraction calls peers_seen reachable uptime_s
+""".split()  # noqa: SIM905 (fifteen quoted words on fifteen lines read worse)
 
 log = logging.getLogger(__name__)
 
@@ -59,40 +62,12 @@ class JsonLines(RotatingFileHandler):
         self.close()
 
 
-class EventLog:
-    """`events.jsonl`."""
-
-    def __init__(self, path: Path) -> None:
-        self._lines = JsonLines(path)
-
-    def write(self, event: Event) -> None:
-        self._lines.write(as_json(event, time.time()))
-
-    def close(self) -> None:
-        self._lines.close()
-
-
-class MetricsLog:
-    """`metrics.jsonl`: the figures of `status` once a minute, for later study."""
-
-    EVERY_S = 60.0
-    FIGURES = """
-    state round step tokens tokens_per_s loss eval_loss busy_fraction busy_fraction_minute stall_ms
-    resent_block_fraction calls peers_seen reachable uptime_s
-    """.split()  # noqa: SIM905 (fifteen quoted words on fifteen lines read worse)
-
-    def __init__(self, path: Path) -> None:
-        self._lines = JsonLines(path)
-
-    def write(self, view: StatusView, at: float) -> None:
-        """`at` is wall-clock, for people only."""
-        figures = {name: getattr(view, name) for name in self.FIGURES}
-        rounds, bytes_ = asdict(view.rounds), {"sent": view.bytes.sent, "received": view.bytes.received}
-        troubles = [finding.text for finding in view.health]
-        self._lines.write({"at": round(at, 3), **figures, "rounds": rounds, "bytes": bytes_, "health": troubles})
-
-    def close(self) -> None:
-        self._lines.close()
+def figures(view: StatusView, at: float) -> dict[str, Any]:
+    """A line of `metrics.jsonl`, for people who ask later how it was; `at` is wall-clock, for people only."""
+    rounds, bytes_ = asdict(view.rounds), {"sent": view.bytes.sent, "received": view.bytes.received}
+    troubles = [finding.text for finding in view.health]
+    shown = {name: getattr(view, name) for name in _FIGURES}
+    return {"at": round(at, 3), **shown, "rounds": rounds, "bytes": bytes_, "health": troubles}
 
 
 def records(path: Path) -> Iterator[Mapping[str, Any]]:

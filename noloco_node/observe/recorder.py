@@ -6,11 +6,11 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from noloco_node.base.events import Event, PeerFaulted, RolledBack, RoundCommitted, WentSolo
+from noloco_node.base.events import Event, PeerFaulted, RolledBack, RoundCommitted, WentSolo, as_json
 from noloco_node.base.peer_names import name_of
 from noloco_node.observe import exporters
 from noloco_node.observe.curves import Curves
-from noloco_node.observe.jsonl import EventLog, MetricsLog
+from noloco_node.observe.jsonl import JsonLines, figures
 from noloco_node.observe.stats import NodeStats
 from noloco_node.views.status import StatusView
 
@@ -22,23 +22,23 @@ class Recorder:
         self.stats = NodeStats()
         self.curves = Curves(peer_id)
         self._node = name_of(peer_id)
-        self._events: EventLog | None = None
-        self._metrics: MetricsLog | None = None
+        self._events: JsonLines | None = None
+        self._metrics: JsonLines | None = None
         self._exporters: exporters.Exporters | None = None
 
     def open(self, folder: Path, run: str, into: Collection[str]) -> None:
         """`folder`: the run's; `run`: its label; `into`: the exporters (--sinks) by name."""
         path = folder / "events.jsonl"
         self.curves.replay(path)
-        self._events = EventLog(path)
-        self._metrics = MetricsLog(folder / "metrics.jsonl")
+        self._events = JsonLines(path)
+        self._metrics = JsonLines(folder / "metrics.jsonl")
         self._exporters = exporters.Exporters(exporters.chosen(into, folder, run, self._node))
 
     def observe(self, event: Event) -> None:
         self.stats.observe(event)
         self.curves.observe(event, time.time())
         if self._events:
-            self._events.write(event)
+            self._events.write(as_json(event, time.time()))
         if self._exporters:
             self._exporters.write(event)
         match event:
@@ -62,7 +62,7 @@ class Recorder:
 
     def note(self, status: StatusView) -> None:
         if self._metrics:
-            self._metrics.write(status, time.time())
+            self._metrics.write(figures(status, time.time()))
 
     async def close(self) -> None:
         for lines in (self._events, self._metrics):

@@ -139,7 +139,9 @@ class Directory:
             peers=self._size.peers,
         )
         async with asyncio.timeout(_DHT_S):
-            await asyncio.gather(*(self._store(identity.peer_id, depth, record, now) for depth in self._depths(now)))
+            keys = [key_of(self._run_id, bucket_of(identity.peer_id, depth)) for depth in self._depths(now)]
+            store, expires = self._running().store, now + self.ttl_s
+            await asyncio.gather(*(store(key, record, expires, subkey=identity.peer_id) for key in keys))
 
     async def leave(self) -> None:
         """Publish that this node leaves, so that others stop calling it."""
@@ -204,10 +206,6 @@ class Directory:
         leaving = self._last is not None and self._last.state == NodeState.LEAVING
         self._written |= dict.fromkeys(chosen, now)
         return set(self._written) if leaving else chosen
-
-    async def _store(self, peer_id: str, depth: int, record: bytes, now: float) -> None:
-        key = key_of(self._run_id, bucket_of(peer_id, depth))
-        await self._running().store(key, record, now + self.ttl_s, subkey=peer_id)
 
     def _member(self) -> Identity:
         if self._identity is None:

@@ -9,8 +9,9 @@ import hashlib
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
@@ -69,6 +70,11 @@ class PeerRecord(Presence):
     expires: float
 
 
+def _unchanged(presence: Presence | pb.Presence) -> dict[str, Any]:
+    """The fields that are in the message as they are here."""
+    return {each.name: getattr(presence, each.name) for each in fields(Presence) if each.name != "addresses"}
+
+
 def bucket_of(peer_id: str, depth: int) -> str:
     """Which of the 2^depth buckets of a run holds this peer: the first `depth` bits of a hash of its id."""
     return f"{int.from_bytes(hashlib.sha256(peer_id.encode()).digest()):0256b}"[:depth]
@@ -87,21 +93,12 @@ def signed_record(  # noqa: PLR0913
         protocol=PROTOCOL,
         run_id=bytes.fromhex(run_id),
         boot=boot,
-        state=presence.state,
-        round=presence.round,
-        step=presence.step,
-        progress=presence.progress,
-        loss=presence.loss,
-        tokens_per_s=presence.tokens_per_s,
-        tokens=presence.tokens,
         addresses=map(str, presence.addresses),
         started=started,
         time=now,
         version=VERSION,
         peers=peers,
-        eval_loss=presence.eval_loss,
-        partner=presence.partner,
-        committed=presence.committed,
+        **_unchanged(presence),
     ).SerializeToString()
     return pb.SignedPresence(presence=body, signature=identity.sign(_SIGNED + body)).SerializeToString()
 
@@ -131,22 +128,13 @@ def accept(peer_id: str, record: bytes, run_id: str, now: float, ttl_s: float) -
     return PeerRecord(
         peer_id=peer_id,
         boot=presence.boot,
-        state=presence.state,
-        round=presence.round,
-        step=presence.step,
-        progress=presence.progress,
-        loss=presence.loss,
-        tokens_per_s=presence.tokens_per_s,
-        tokens=presence.tokens,
         addresses=addresses,
         started=presence.started,
         time=presence.time,
         version=presence.version,
         peers=presence.peers,
-        eval_loss=presence.eval_loss,
-        partner=presence.partner,
-        committed=presence.committed,
         expires=min(presence.time, now) + ttl_s,
+        **_unchanged(presence),
     )
 
 

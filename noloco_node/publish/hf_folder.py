@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from noloco_node.base import atomic_files
-from noloco_node.checkpoints import checkpoint
 from noloco_node.errors import DiskFull, UsageError
 from noloco_node.publish.evaluate import Measured
 from noloco_node.publish.model_card import History, card
@@ -151,7 +150,7 @@ def _is_weights(name: str) -> bool:
 
 def _require_room(folder: Path, trained: Trained) -> None:
     needed = sum(p.nbytes for p in trained.module.parameters()) + _SPARE_BYTES
-    free = checkpoint.free_bytes(folder.absolute().parent)
+    free = atomic_files.free_bytes(folder.absolute().parent)
     if free is not None and free < needed:
         raise DiskFull(
             f"the disk is full: an export needs {needed / 1e9:.1f} GB and {folder.parent} has {free / 1e9:.1f} GB. "

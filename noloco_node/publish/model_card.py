@@ -43,6 +43,7 @@ def history(events_file: Path, up_to: int) -> History:
 def card(trained: Trained, measured: Measured | None, rows: History) -> str:
     run = trained.run
     parameters = sum(p.numel() for p in trained.module.parameters())
+    tokens = trained.step * run.inner.batch_tokens
     return _CARD.format(
         name=run.name,
         label=run.label,
@@ -51,7 +52,7 @@ def card(trained: Trained, measured: Measured | None, rows: History) -> str:
         parameters=f"{parameters / 1e6:.2f} M",
         architecture=type(trained.module).__name__,
         what=_what(trained),
-        how_far=_how_far(trained),
+        how_far=f"round {trained.round} of {run.rounds}, step {trained.step}, {tokens:,} tokens a replica",
         measured=_measured(measured),
         recipe=_recipe(run),
         losses=_losses(_spread(rows)),
@@ -66,12 +67,6 @@ def _what(trained: Trained) -> str:
     return (
         f"the mean of the slow weights of {len(rounds)} replicas, at rounds {', '.join(rounds[:-1])} and {rounds[-1]}"
     )
-
-
-def _how_far(trained: Trained) -> str:
-    run = trained.run
-    tokens = trained.step * run.inner.batch_tokens
-    return f"round {trained.round} of {run.rounds}, step {trained.step}, {tokens:,} tokens a replica"
 
 
 def _measured(measured: Measured | None) -> str:

@@ -13,7 +13,6 @@ Bytes are counted as if vectors were sent in the width of the codec without loss
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -37,55 +36,31 @@ class Outer:
         return cls(theta, theta.clone(), torch.zeros_like(theta))
 
 
-class Algorithm(Protocol):
-    """What happens between replicas. Everything else is the same for all algorithms."""
-
-    sent: float
-    """Bytes for each parameter that a replica has sent so far."""
-    failed: int
-    """Swaps that both sides gave up."""
-    stats: CodecStats
-    """Codec figures of the swaps since the last boundary, with the true error."""
-
-    def gradients(self, gradients: Tensor) -> None:
-        """Called after each backward pass, before clipping and the inner step; works in place."""
-        ...
-
-    def boundary(self, outer: Outer) -> None:
-        """Called after each inner phase."""
-        ...
-
-    def between(self, outer: Outer, step: int) -> None:
-        """Called between two inner steps; `step` is their number since the last boundary, 1 or more."""
-        ...
-
-    def finish(self, outer: Outer) -> None:
-        """Called after the last boundary: pending corrections are applied."""
-        ...
-
-
-class Local:
-    """Does nothing; the base of the others."""
+class Algorithm:
+    """What happens between replicas: nothing, by itself. Everything else is the same for all algorithms."""
 
     def __init__(self) -> None:
         self.sent = 0.0
+        """Bytes for each parameter that a replica has sent so far."""
         self.failed = 0
+        """Swaps that both sides gave up."""
         self.stats = CodecStats()
+        """Of the swaps since the last boundary, with the true error."""
 
     def gradients(self, gradients: Tensor) -> None:
-        pass
+        """Called after each backward pass, before clipping and the inner step; works in place."""
 
     def boundary(self, outer: Outer) -> None:
-        pass
+        """Called after each inner phase."""
 
     def between(self, outer: Outer, step: int) -> None:
-        pass
+        """Called between two inner steps; `step` is their number since the last boundary, 1 or more."""
 
     def finish(self, outer: Outer) -> None:
-        pass
+        """Called after the last boundary: pending corrections are applied."""
 
 
-class _AllReduce(Local):
+class _AllReduce(Algorithm):
     def __init__(self, width: float) -> None:
         super().__init__()
         self._width = width  # bytes of an element on the wire
@@ -120,7 +95,7 @@ class DiLoCo(_AllReduce):
         outer.theta.copy_(outer.phi)
 
 
-class PaperNoLoCo(Local):
+class PaperNoLoCo(Algorithm):
     """Partners send two vectors and wait for each other. The tests compare the split form with it."""
 
     def __init__(self, alpha: float, beta: float, gamma: float, width: float, chance: random.Random) -> None:

@@ -158,7 +158,7 @@ def stragglers(sizes: Sequence[int], spread: float, jitter: float, seed: int) ->
             chance.lognormal(0, spread, n) * chance.lognormal(0, jitter, (_STRAGGLER_ROUNDS, n))
             for _ in range(max(4, 512 // n))
         ]
-        for method, join in (("barrier", _barrier), ("pair, blocking", _meet)):
+        for method, join in (("barrier", lambda times, _: np.full_like(times, times.max())), ("pair, blocking", _meet)):
             rows.append(Straggling(method, n, float(np.mean([_waited(phases, join, chance) for phases in swarms]))))
     return rows
 
@@ -168,10 +168,6 @@ def _waited(phases: Times, join: Callable[[Times, np.random.Generator], Times], 
     for phase in phases:
         times = join(times + phase, chance)
     return 1 - float(phases.sum() / times.sum())
-
-
-def _barrier(times: Times, chance: np.random.Generator) -> Times:
-    return np.full_like(times, times.max())
 
 
 def _meet(times: Times, chance: np.random.Generator) -> Times:

@@ -23,7 +23,7 @@ from noloco_node.core.codec import BLOCK, CodecStats, carry
 from noloco_node.core.codecs import codec
 from noloco_node.core.length_correction import LengthCorrection
 from noloco_node.errors import PeerFault
-from noloco_node.simulate.baselines import Algorithm, Ddp, DiLoCo, FedAvg, Local, Outer, PaperNoLoCo, matching
+from noloco_node.simulate.baselines import Algorithm, Ddp, DiLoCo, FedAvg, Outer, PaperNoLoCo, matching
 from noloco_node.simulate.settings import Choice, Settings
 
 
@@ -43,7 +43,7 @@ def algorithm(choice: Choice, settings: Settings, layout: Mapping[str, torch.Siz
         case "noloco":
             sizes = [size.numel() for size in layout.values()]
             return (Deferred if settings.deferred else NoLoCo)(choice, settings, sizes, chance)
-    return Local()
+    return Algorithm()
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +55,7 @@ class _Pending:
     """Boundaries since then."""
 
 
-class NoLoCo(Local):
+class NoLoCo(Algorithm):
     def __init__(self, choice: Choice, settings: Settings, sizes: Sequence[int], chance: random.Random) -> None:
         super().__init__()
         self._hyper = core.OuterSettings(choice.alpha, choice.beta, choice.gamma)

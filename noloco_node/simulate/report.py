@@ -88,26 +88,25 @@ def clock_document(settings: Settings, curves: Sequence[Curve], large: Large, ti
 
 
 def network_table(rows: Sequence[NetworkRow]) -> Table:
-    methods = list(dict.fromkeys(row.method for row in rows if row.method != "pair, blocking"))  # the same seconds
-    table = Table(box=None, title="seconds of one synchronisation (and pair's advantage)", title_justify="left")
-    table.add_column("nodes", justify="right")
-    for method in methods:
-        table.add_column(method, justify="right")
-    for n in sorted({row.n for row in rows}):
-        at = {row.method: row for row in rows if row.n == n}
-        table.add_row(f"{n:,}", *(_seconds(at[method], at["pair"]) if method in at else "-" for method in methods))
-    return table
+    pairs = {row.n: row for row in rows if row.method == "pair"}
+    shown = [row for row in rows if row.method != "pair, blocking"]  # the same seconds
+    cells = [(row.n, row.method, _seconds(row, pairs[row.n])) for row in shown]
+    return _by_nodes("seconds of one synchronisation (and pair's advantage)", cells)
 
 
 def straggler_table(rows: Sequence[Straggling]) -> Table:
-    methods = list(dict.fromkeys(row.method for row in rows))
-    table = Table(box=None, title="waiting for slower nodes", title_justify="left")
-    table.add_column("nodes", justify="right")
-    for method in methods:
-        table.add_column(method, justify="right")
-    for n in sorted({row.n for row in rows}):
-        at = {row.method: row.idle_fraction for row in rows if row.n == n}
-        table.add_row(f"{n:,}", *(f"{at[method]:.0%}" for method in methods))
+    return _by_nodes("waiting for slower nodes", [(row.n, row.method, f"{row.idle_fraction:.0%}") for row in rows])
+
+
+def _by_nodes(title: str, cells: Sequence[tuple[int, str, str]]) -> Table:
+    """`cells`: number of nodes, method, and the text for both."""
+    methods = list(dict.fromkeys(method for _, method, _ in cells))
+    table = Table(box=None, title=title, title_justify="left")
+    for heading in ("nodes", *methods):
+        table.add_column(heading, justify="right")
+    for n in sorted({n for n, _, _ in cells}):
+        at = {method: text for nodes, method, text in cells if nodes == n}
+        table.add_row(f"{n:,}", *(at.get(method, "-") for method in methods))
     return table
 
 

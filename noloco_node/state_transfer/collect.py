@@ -14,15 +14,13 @@ from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import grpc
 
-from noloco_node.base import peer_names
+from noloco_node.base import atomic_files, peer_names
 from noloco_node.base.atomic_files import cannot_write
 from noloco_node.base.states import HAS_WEIGHTS, NodeState
 from noloco_node.base.units import size
-from noloco_node.checkpoints import checkpoint
 from noloco_node.errors import DiskFull, NolocoError, NonFinite, PeerFault, PeerMisbehaved, SwarmUnreachable
 from noloco_node.host.traffic import Pace
 from noloco_node.peers.record import PeerRecord
@@ -56,25 +54,20 @@ class OwnState:
     """Rounds of the run."""
 
 
-class TransferLimits(Protocol):
-    """What the volunteer allows."""
-
-    def room_to_receive(self, size_bytes: int) -> bool: ...
-
-
 class Collector:
-    """One collection at a time. `rate_bytes_s`: the volunteer's --max-download."""
+    """One collection at a time. `has_room`: whether the day's quota allows to receive so many bytes; `rate_bytes_s`:
+    the volunteer's --max-download."""
 
     def __init__(
         self,
         home: Path,
         channel: Callable[[str], grpc.aio.Channel],
         pace: Pace,
-        limits: TransferLimits,
+        has_room: Callable[[int], bool],
         rate_bytes_s: float | None = None,
     ) -> None:
         self._home = home / FOLDER
-        self._channel, self._pace, self._limits = channel, pace, limits
+        self._channel, self._pace, self._has_room = channel, pace, has_room
         self._slowest = min(SLOWEST_BYTES_S, rate_bytes_s / 2 if rate_bytes_s else SLOWEST_BYTES_S)
         self._busy = False
 
@@ -87,13 +80,15 @@ class Collector:
             yield GatherView(failure="another export is fetching states through this node: wait for it")
             return
         self._busy = True
-        work = _Work(own, self._channel, self._pace, self._limits, self._slowest)
+        work = _Work(own, self._channel, self._pace, self._has_room, self._slowest)
         collecting = asyncio.create_task(self._gather(work, owner, _in_turn(there, own), peers))
         try:
             while not (await asyncio.wait({collecting}, timeout=SAY_S))[0]:
                 yield work.view
-            with _failure_shown(work):
+            try:
                 collecting.result()
+            except NolocoError as error:
+                work.view = replace(work.view, failure=str(error), exit_code=error.exit_code)
             yield replace(work.view, done=True)
         finally:
             self._busy = False
@@ -120,7 +115,7 @@ class Collector:
 
     def _fresh_folder(self, own: OwnState, peers: int) -> Path:
         """Raises DiskFull, UsageError."""
-        needed, free = (peers + 1) * _PLACE_BYTES * own.parameters, checkpoint.free_bytes(self._home)
+        needed, free = (peers + 1) * _PLACE_BYTES * own.parameters, atomic_files.free_bytes(self._home)
         if free is not None and free < needed:
             raise DiskFull(
                 f"the disk is full: {peers + 1} states need {size(needed)} in {self._home} and {size(free)} are left. "
@@ -134,21 +129,6 @@ class Collector:
             raise cannot_write(self._home, error) from error
 
 
-class _failure_shown:  # noqa: N801 (a context)
-    """A NolocoError becomes part of the last view."""
-
-    def __init__(self, work: "_Work") -> None:
-        self._work = work
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
-        if not isinstance(error, NolocoError):
-            return False
-        self._work.view = replace(self._work.view, failure=str(error), exit_code=error.exit_code)
-        return True
-
-
 class _Work:
     """What has arrived so far."""
 
@@ -157,17 +137,17 @@ class _Work:
         own: OwnState,
         channel: Callable[[str], grpc.aio.Channel],
         pace: Pace,
-        limits: TransferLimits,
+        has_room: Callable[[int], bool],
         slowest: float,
     ) -> None:
         self.own = own
         self.view = GatherView(run_id=own.terms.run_id.hex(), layout=own.terms.layout.hex(), doing="this node's state")
-        self._channel, self._pace, self._limits, self._slowest = channel, pace, limits, slowest
+        self._channel, self._pace, self._has_room, self._slowest = channel, pace, has_room, slowest
 
     async def take(self, folder: Path, donor: PeerRecord) -> None:
         """One donor's, if it sends it. Raises DiskFull, UsageError."""
         name, download = peer_names.name_of(donor.peer_id), Download(2 * self.own.parameters)
-        if not self._limits.room_to_receive(download.total_bytes):
+        if not self._has_room(download.total_bytes):
             self._skip(name, "the day's download has no room for its state; --daily-download allows more")
             return
         attempt = _Attempt(self, name)

@@ -9,7 +9,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 
@@ -37,12 +37,6 @@ a volunteer can set, they are read in 190 s."""
 LEAST_BYTES_S = MIN_RATE_BYTES_S / 2
 """Mean rate at which a caller must read. A slower one would hold its place in the queue for days."""
 log = logging.getLogger(__name__)
-
-
-class Callers(Protocol):
-    """The part of a transport that is used."""
-
-    def caller(self, context: Any) -> str: ...
 
 
 class DownloadQueue:
@@ -158,16 +152,16 @@ class ReservedBytes:
 
 
 class StateService(StateServicer):
-    """`round`: of this node, now; `refuses`: see `Refuses`."""
+    """`caller`: the peer id of who calls; `round`: of this node, now; `refuses`: see `Refuses`."""
 
     def __init__(
         self,
-        callers: Callers,
+        caller: Callable[[Any], str],
         round: Callable[[], int],
         pace: Pace | None = None,
         refuses: Refuses = lambda _: False,
     ) -> None:
-        self._callers = callers
+        self._caller = caller
         self._round = round
         self._pace = pace or Traffic()
         self._reserved = ReservedBytes(refuses)
@@ -185,7 +179,7 @@ class StateService(StateServicer):
         return pb.StateProgress(round=self._round())
 
     async def Fetch(self, request: pb.StateRequest, context: Any) -> AsyncIterator[pb.StateFrame]:  # noqa: N802
-        peer = self._callers.caller(context)
+        peer = self._caller(context)
         asked = self._understood(request)
         if not isinstance(asked, wire.Refusal) and self._reserved.too_many():
             asked = wire.Refusal(wire.Code.PAUSED)

@@ -10,6 +10,7 @@ from noloco_node.base.peer_names import name_of, short_id
 from noloco_node.base.states import NodeState
 from noloco_node.base.units import count, loss, rate, share, size, span
 from noloco_node.terminal.figures import besides_steps, left, traffic
+from noloco_node.terminal.peer_cells import cells
 from noloco_node.terminal.table import Column, fill, fitting, table
 from noloco_node.views.peers import PeerRow, PeersView, RunView
 from noloco_node.views.status import Checkpoints, Health, LastRound, StatusView
@@ -37,9 +38,7 @@ _PEER_COLUMNS = (
     Column("together", keep=5, right=True),
 )
 """80 columns have room for those down to `together`, 120 for all."""
-_VISITOR_COLUMNS = [
-    i for i, column in enumerate(_PEER_COLUMNS) if column.title not in ("via", "sent", "received", "together")
-]
+_VISITOR_COLUMNS = [each for each in _PEER_COLUMNS if each.title not in ("via", "sent", "received", "together")]
 """Columns for a view from outside the run: a visitor has exchanged nothing with anybody."""
 
 
@@ -79,19 +78,16 @@ def peers_parts(view: PeersView, width: int) -> Iterator[Text | Table]:
     if view.runs:
         for run in view.runs:
             yield Text(fill(_run(run), width), style="bold")
-            if rows := [_peer_row(peer) for peer in view.peers if peer.run == run.run]:
-                yield _peers_table(
-                    [[row[i] for i in _VISITOR_COLUMNS] for row in rows],
-                    [_PEER_COLUMNS[i] for i in _VISITOR_COLUMNS],
-                    width,
-                )
+            if peers := [peer for peer in view.peers if peer.run == run.run]:
+                yield _peers_table(peers, _VISITOR_COLUMNS, width)
     elif view.peers:
-        yield _peers_table([_peer_row(peer) for peer in view.peers], _PEER_COLUMNS, width)
+        yield _peers_table(view.peers, _PEER_COLUMNS, width)
     else:
         yield Text("no other peer is known yet")
 
 
-def _peers_table(rows: Sequence[Sequence[str]], columns: Sequence[Column], width: int) -> Table:
+def _peers_table(peers: Sequence[PeerRow], columns: Sequence[Column], width: int) -> Table:
+    rows = [cells(peer, columns) for peer in peers]
     return table(columns, rows, fitting(columns, rows, width))
 
 
@@ -198,20 +194,3 @@ def _why(view: StatusView) -> str:
 
 def _health(finding: Health) -> Text:
     return Text(f"! {finding.text}: {finding.remedy}", style=_HEALTH_STYLE.get(finding.level, ""))
-
-
-def _peer_row(peer: PeerRow) -> list[str]:
-    return [
-        peer.name,
-        short_id(peer.peer_id),
-        peer.state,
-        str(peer.round),
-        str(peer.lag),
-        rate(peer.tokens_per_s),
-        loss(peer.loss),
-        peer.via or "-",
-        "-" if peer.last_seen_s is None else f"{span(peer.last_seen_s)} ago",
-        size(peer.sent),
-        size(peer.received),
-        str(peer.exchanges),
-    ]

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from enum import Enum, auto
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
@@ -38,14 +39,16 @@ class Progress:
 
 
 # ---- commands --------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Command:
-    def abandon(self) -> None:
-        """The thread has ended and will not read this."""
+class Signal(Enum):
+    """The commands that say no more than their name."""
+
+    PAUSE = auto()
+    RESUME = auto()
+    STOP = auto()
 
 
 @dataclass(frozen=True)
-class Question(Command, Generic[T]):
+class Question(Generic[T]):
     answer: "Future[T]" = field(default_factory=Future, kw_only=True)
 
     def settle(self, find: Callable[[], T]) -> None:
@@ -57,6 +60,7 @@ class Question(Command, Generic[T]):
                 self.answer.set_exception(error)
 
     def abandon(self) -> None:
+        """The thread has ended and will not read this."""
         self.refuse(NolocoError("the training has ended"))
 
     def refuse(self, why: Exception) -> None:
@@ -65,7 +69,7 @@ class Question(Command, Generic[T]):
 
 
 @dataclass(frozen=True)
-class Begin(Command):
+class Begin:
     own_rounds: int | None
 
 
@@ -91,7 +95,7 @@ class GetProgress(Question[tuple[Progress, Mapping[str, float]]]):
 
 
 @dataclass(frozen=True)
-class Correct(Command):
+class Correct:
     """A partner's correction of the elements from `start` on."""
 
     offered_round: int
@@ -105,28 +109,16 @@ class Correct(Command):
 
 
 @dataclass(frozen=True)
-class Swapping(Command):
+class Swapping:
     under_way: bool
 
 
 @dataclass(frozen=True)
-class RoundOver(Command):
+class RoundOver:
     round: int
 
 
-@dataclass(frozen=True)
-class Pause(Command):
-    pass
-
-
-@dataclass(frozen=True)
-class Resume(Command):
-    pass
-
-
-@dataclass(frozen=True)
-class Stop(Command):
-    pass
+Command = Signal | Begin | Question[Any] | Correct | Swapping | RoundOver
 
 
 # ---- the mailbox -----------------------------------------------------------------------------------------------------
@@ -152,7 +144,9 @@ class Mailbox:
     def _abandon(self) -> None:
         with suppress(queue.Empty):
             while True:
-                self._commands.get_nowait().abandon()
+                command = self._commands.get_nowait()
+                if isinstance(command, Question | Correct):
+                    command.abandon()
 
     # ---- from the thread whose mailbox it is ----
     def open(self) -> None:

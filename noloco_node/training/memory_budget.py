@@ -86,28 +86,24 @@ class MicroBatch:
     def __init__(self, examples: int, start: int | None) -> None:
         """`start` None: yet to be found, by trying with twice as many each time."""
         self._examples = examples
-        self._settled = start is not None
+        self.settled = start is not None
         self.size = min(examples, start or 1)
 
     def may_grow(self, taken: int, room: int) -> bool:
         """Whether to try twice as many examples, after a try with `size` took so many bytes. Twice as many take at most
         twice that, as a part of it is the same for any size."""
-        if self._settled or self.size == self._examples or 2 * taken > SPARE * room:
-            self._settled = True
+        if self.settled or self.size == self._examples or 2 * taken > SPARE * room:
+            self.settled = True
             return False
         self.size = min(2 * self.size, self._examples)
         return True
-
-    @property
-    def settled(self) -> bool:
-        return self._settled
 
     def halve(self) -> None:
         """Halve it: it did not fit. Raises OutOfMemory where it cannot be halved."""
         if self.size == 1:
             raise OutOfMemory("not even one example fits into the device's memory beside the model")
         self.size //= 2
-        self._settled = True
+        self.settled = True
 
 
 def _check(parameters: int, each: int, there: int, where: str) -> None:

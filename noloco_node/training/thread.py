@@ -174,10 +174,10 @@ class TrainingThread:
 
     def pause(self) -> None:
         """Take no further inner step until `resume`; every other command is carried out."""
-        self._mailbox.post(mailbox.Pause())
+        self._mailbox.post(mailbox.Signal.PAUSE)
 
     def resume(self) -> None:
-        self._mailbox.post(mailbox.Resume())
+        self._mailbox.post(mailbox.Signal.RESUME)
 
     @property
     def patience_s(self) -> float:
@@ -186,7 +186,7 @@ class TrainingThread:
 
     def stop(self, within_s: float = JOIN_S) -> None:
         """Stop between two inner steps, and wait for that."""
-        self._mailbox.post(mailbox.Stop())
+        self._mailbox.post(mailbox.Signal.STOP)
         if self._thread.ident is not None:
             self._thread.join(within_s)
         self._codec_thread.close()
@@ -219,11 +219,11 @@ class TrainingThread:
                 self._swapping = under_way
             case mailbox.RoundOver(round_):
                 self._rounds_over = max(round_, self._rounds_over)
-            case mailbox.Pause():
+            case mailbox.Signal.PAUSE:
                 self._paused = True
-            case mailbox.Resume():
+            case mailbox.Signal.RESUME:
                 self._paused = False
-            case mailbox.Stop():
+            case mailbox.Signal.STOP:
                 raise _Stop
 
     def _serve(self, replica: Replica) -> None:

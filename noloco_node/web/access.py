@@ -6,7 +6,6 @@ rebinding): names other than this machine's own are refused, in `Host` and in `O
 token, which is in a file of the home that only its user can read.
 """
 
-import ipaddress
 import re
 import secrets
 import socket
@@ -14,6 +13,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from noloco_node.base import atomic_files
+from noloco_node.base.addresses import is_ip
 from noloco_node.errors import UsageError
 from noloco_node.web.http import RefusedRequest, Request
 
@@ -27,7 +27,7 @@ def names_here(authority: str) -> bool:
     if match is None:
         return False
     host = match[1].lower()
-    return host in ("localhost", socket.gethostname().lower()) or _is_address(host)
+    return host in ("localhost", socket.gethostname().lower()) or is_ip(host.strip("[]"))
 
 
 def check_host(request: Request) -> None:
@@ -66,11 +66,3 @@ def token_in(path: Path) -> str:
     if not _TOKEN.fullmatch(found):
         raise UsageError(f"{path} holds no token for the web page: remove it, and the next start makes a new one")
     return found
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return False
-    return True

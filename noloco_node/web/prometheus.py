@@ -23,22 +23,23 @@ PEER_STATES = (*(s for s in NodeState if s not in (NodeState.STARTING, NodeState
 WAYS = ("directly", "mapped", "relayed", "outgoing")
 LEVELS = ("warning", "error")
 
-GAUGE, COUNTER = "gauge", "counter"
-
 Value = float | None
 ByLabel = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Counters begin at 0 when a node starts, as Prometheus expects."""
+    """Counters, which are named `_total`, begin at 0 when a node starts, as Prometheus expects."""
 
     name: str
-    kind: str
     help: str
     read: Callable[[StatusView], Value | ByLabel]
     label: str = ""
     """The label's name, if `read` gives a value for each of several."""
+
+    @property
+    def kind(self) -> str:
+        return "counter" if self.name.endswith("_total") else "gauge"
 
 
 def exposition(status: StatusView) -> bytes:
@@ -97,142 +98,111 @@ def _present(value: str | None) -> ByLabel:
 
 
 EVERY_NODE = (
-    Family("noloco_build_info", GAUGE, "The node's version.", lambda s: {s.version: 1}, "version"),
-    Family("noloco_uptime_seconds", GAUGE, "Since the node's start.", lambda s: s.uptime_s),
-    Family("noloco_state", GAUGE, "1 at the state that the node is in.", lambda s: _one_of(STATES, s.state), "state"),
-    Family("noloco_health_findings", GAUGE, "What `noloco-node status` warns of.", _findings, "level"),
+    Family("noloco_build_info", "The node's version.", lambda s: {s.version: 1}, "version"),
+    Family("noloco_uptime_seconds", "Since the node's start.", lambda s: s.uptime_s),
+    Family("noloco_state", "1 at the state that the node is in.", lambda s: _one_of(STATES, s.state), "state"),
+    Family("noloco_health_findings", "What `noloco-node status` warns of.", _findings, "level"),
     Family(
         "noloco_reachability",
-        GAUGE,
         "1 at the way in which others can reach this node; absent while unknown.",
         lambda s: _one_of(WAYS, s.reachable) if s.reachable else {},
         "state",
     ),
-    Family("noloco_clock_skew_seconds", GAUGE, "How far the clock is ahead of the others'.", lambda s: s.skew_s),
+    Family("noloco_clock_skew_seconds", "How far the clock is ahead of the others'.", lambda s: s.skew_s),
     Family(
         "noloco_p2pd_restarts_total",
-        COUNTER,
         "How often the network daemon had to be started again.",
         lambda s: s.network_restarts,
     ),
-    Family("noloco_peers", GAUGE, "Other nodes, by their state.", _peers, "state"),
+    Family("noloco_peers", "Other nodes, by their state.", _peers, "state"),
     Family(
         "noloco_known_runs",
-        GAUGE,
         "Runs that a rendezvous knows.",
         lambda s: len(s.runs) if s.state == NodeState.RENDEZVOUS else None,
     ),
 )
 
 WHO_TRAINS = (
-    Family("noloco_run_info", GAUGE, "The run that the node takes part in.", lambda s: _present(s.run), "run"),
-    Family("noloco_device_info", GAUGE, "What it trains on.", lambda s: _present(s.device), "device"),
+    Family("noloco_run_info", "The run that the node takes part in.", lambda s: _present(s.run), "run"),
+    Family("noloco_device_info", "What it trains on.", lambda s: _present(s.device), "device"),
     # ---- training ----
-    Family("noloco_parameters", GAUGE, "Parameters of the model.", lambda s: s.parameters),
-    Family("noloco_round", GAUGE, "The node's round in the run.", lambda s: s.round),
-    Family("noloco_target_round", GAUGE, "The round at which the node stops.", lambda s: s.rounds_target),
-    Family("noloco_step", GAUGE, "The replica's step in the run's schedule.", lambda s: s.step),
-    Family("noloco_tokens_total", COUNTER, "Tokens trained on.", lambda s: s.tokens),
-    Family("noloco_tokens_per_second", GAUGE, "Tokens per second of the last inner phase.", lambda s: s.tokens_per_s),
-    Family("noloco_loss", GAUGE, "Mean training loss of the last inner phase.", lambda s: s.loss),
-    Family("noloco_eval_loss", GAUGE, "Loss on held-out data, when last evaluated.", lambda s: s.eval_loss),
+    Family("noloco_parameters", "Parameters of the model.", lambda s: s.parameters),
+    Family("noloco_round", "The node's round in the run.", lambda s: s.round),
+    Family("noloco_target_round", "The round at which the node stops.", lambda s: s.rounds_target),
+    Family("noloco_step", "The replica's step in the run's schedule.", lambda s: s.step),
+    Family("noloco_tokens_total", "Tokens trained on.", lambda s: s.tokens),
+    Family("noloco_tokens_per_second", "Tokens per second of the last inner phase.", lambda s: s.tokens_per_s),
+    Family("noloco_loss", "Mean training loss of the last inner phase.", lambda s: s.loss),
+    Family("noloco_eval_loss", "Loss on held-out data, when last evaluated.", lambda s: s.eval_loss),
     Family(
-        "noloco_training_seconds_total",
-        COUNTER,
-        "Seconds of the training thread, by account.",
-        lambda s: s.time_s,
-        "account",
+        "noloco_training_seconds_total", "Seconds of the training thread, by account.", lambda s: s.time_s, "account"
     ),
     Family(
         "noloco_busy_ratio",
-        GAUGE,
         "Share of the last minute that went into training steps; absent in a pause.",
         lambda s: s.busy_fraction_minute,
     ),
     Family(
         "noloco_stall_seconds",
-        GAUGE,
         "Training time that the last round cost.",
         lambda s: None if s.stall_ms is None else s.stall_ms / 1e3,
     ),
     Family(
-        "noloco_rollbacks_total",
-        COUNTER,
-        "How often a broken model was replaced by older weights.",
-        lambda s: s.rolled_back,
+        "noloco_rollbacks_total", "How often a broken model was replaced by older weights.", lambda s: s.rolled_back
     ),
     # ---- exchanges ----
-    Family("noloco_rounds_committed_total", COUNTER, "Rounds with a partner.", lambda s: s.rounds.committed),
-    Family("noloco_rounds_solo_total", COUNTER, "Solo rounds, by reason.", lambda s: s.rounds.by_reason, "reason"),
-    Family("noloco_calls_total", COUNTER, "Calls made to find partners.", lambda s: s.calls),
-    Family("noloco_exchange_sent_bytes_total", COUNTER, "Bytes sent in exchanges.", lambda s: s.bytes.sent),
-    Family("noloco_exchange_received_bytes_total", COUNTER, "Bytes received in exchanges.", lambda s: s.bytes.received),
+    Family("noloco_rounds_committed_total", "Rounds with a partner.", lambda s: s.rounds.committed),
+    Family("noloco_rounds_solo_total", "Solo rounds, by reason.", lambda s: s.rounds.by_reason, "reason"),
+    Family("noloco_calls_total", "Calls made to find partners.", lambda s: s.calls),
+    Family("noloco_exchange_sent_bytes_total", "Bytes sent in exchanges.", lambda s: s.bytes.sent),
+    Family("noloco_exchange_received_bytes_total", "Bytes received in exchanges.", lambda s: s.bytes.received),
     Family(
         "noloco_sent_bytes_per_parameter",
-        GAUGE,
         "Bytes sent per parameter and committed round.",
         lambda s: s.bytes.per_param_round,
     ),
     Family(
         "noloco_swap_seconds",
-        GAUGE,
         "How long the last committed round's swap took.",
         lambda s: s.last_round.seconds if s.last_round else None,
     ),
     Family(
         "noloco_resent_blocks_ratio",
-        GAUGE,
         "Share of blocks that were sent again in the last swap.",
         lambda s: s.resent_block_fraction,
     ),
     Family(
         "noloco_relative_error_ratio",
-        GAUGE,
         "Error of the partner's difference in the last swap, as the codec reported it.",
         lambda s: s.relative_error,
     ),
     Family(
         "noloco_one_sided_fragments_total",
-        COUNTER,
         "Fragments that this node applied and its partner perhaps did not.",
         lambda s: s.one_sided_fragments,
     ),
-    Family("noloco_peer_faults_total", COUNTER, "Protocol errors of peers, by kind.", lambda s: s.faults, "reason"),
+    Family("noloco_peer_faults_total", "Protocol errors of peers, by kind.", lambda s: s.faults, "reason"),
     # ---- traffic of the day, disk ----
-    Family("noloco_today_sent_bytes", GAUGE, "Bytes sent since midnight.", lambda s: s.today.sent if s.today else None),
+    Family("noloco_today_sent_bytes", "Bytes sent since midnight.", lambda s: s.today.sent if s.today else None),
     Family(
-        "noloco_today_received_bytes",
-        GAUGE,
-        "Bytes received since midnight.",
-        lambda s: s.today.received if s.today else None,
+        "noloco_today_received_bytes", "Bytes received since midnight.", lambda s: s.today.received if s.today else None
     ),
     Family(
-        "noloco_today_sent_limit_bytes",
-        GAUGE,
-        "Daily limit of sent bytes.",
-        lambda s: s.today.sent_limit if s.today else None,
+        "noloco_today_sent_limit_bytes", "Daily limit of sent bytes.", lambda s: s.today.sent_limit if s.today else None
     ),
     Family(
         "noloco_today_received_limit_bytes",
-        GAUGE,
         "Daily limit of received bytes.",
         lambda s: s.today.received_limit if s.today else None,
     ),
-    Family(
-        "noloco_checkpoint_bytes",
-        GAUGE,
-        "Size of a checkpoint.",
-        lambda s: s.checkpoint.bytes if s.checkpoint else None,
-    ),
+    Family("noloco_checkpoint_bytes", "Size of a checkpoint.", lambda s: s.checkpoint.bytes if s.checkpoint else None),
     Family(
         "noloco_checkpoint_round",
-        GAUGE,
         "Round of the newest checkpoint written since the start.",
         lambda s: s.checkpoint.saved_round if s.checkpoint else None,
     ),
     Family(
         "noloco_disk_free_bytes",
-        GAUGE,
         "Free space of the checkpoints' disk.",
         lambda s: s.checkpoint.free_bytes if s.checkpoint else None,
     ),

@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from noloco_node.base import atomic_files
 from noloco_node.checkpoints import checkpoint
 from noloco_node.checkpoints.checkpoint import Checkpoint, newest, save
 from noloco_node.errors import DiskFull, Incompatible, UsageError
@@ -198,7 +199,7 @@ def test_a_full_disk_leaves_nothing_and_takes_nothing(
 def test_a_disk_that_is_too_small_is_not_filled_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replica = Replica()
     needed = 4 * (22 + 44 + 22)
-    monkeypatch.setattr(checkpoint, "free_bytes", lambda _: needed - 1)
+    monkeypatch.setattr(atomic_files, "free_bytes", lambda _: needed - 1)
     monkeypatch.setattr(checkpoint, "_write_all", lambda *_: pytest.fail("nothing is to be written"))
     with pytest.raises(DiskFull):
         save(tmp_path, replica, RUN, LAYOUT)

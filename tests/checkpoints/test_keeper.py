@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from noloco_node.checkpoints import checkpoint
+from noloco_node.base import atomic_files
 from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.errors import DiskFull
 from noloco_node.terminal.text import print_status
@@ -30,7 +30,7 @@ class Replica:
 
 
 def room(monkeypatch: pytest.MonkeyPatch, free: int | None) -> None:
-    monkeypatch.setattr(checkpoint, "free_bytes", lambda _: free)
+    monkeypatch.setattr(atomic_files, "free_bytes", lambda _: free)
 
 
 def test_a_warning_until_two_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

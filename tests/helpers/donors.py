@@ -84,7 +84,7 @@ class DonorNetwork:
 
     async def donor(self, name: str, owner: Owner, terms: StateTerms = TERMS, **options: Any) -> StateService:
         transport = self.transports[name] = self.network.join(name)
-        service = StateService(transport, lambda: owner.round, **options)
+        service = StateService(transport.caller, lambda: owner.round, **options)
         service.begin(terms, owner)
         transport.serve(lambda server: add_StateServicer_to_server(service, server))
         await transport.start()

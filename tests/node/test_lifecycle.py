@@ -12,33 +12,19 @@ from noloco_node.node.lifecycle import (
     NETWORK,
     ROLLED_BACK,
     Action,
-    BeginTraining,
-    Boundary,
-    CaughtUp,
-    DirectoryEntered,
-    Diverged,
     Event,
-    Failed,
-    Finished,
-    LastRoundOver,
-    Leave,
     Lifecycle,
     Limits,
     ModelReady,
+    Order,
     PauseRounds,
-    PauseTraining,
-    ResumeRounds,
-    ResumeTraining,
-    RolledBack,
-    Saved,
+    Signal,
     StartCatchUp,
-    StopCatchUp,
-    StopRounds,
     WaitsFor,
-    WorkDone,
 )
 
 NONE, PAUSE, SPENT = Limits(None), Limits(PAUSED, "`noloco-node resume`"), Limits(QUOTA)
+BEHIND = Limits(None, behind=True)
 
 
 def told(life: Lifecycle, *events: Event) -> list[Action]:
@@ -47,7 +33,7 @@ def told(life: Lifecycle, *events: Event) -> list[Action]:
 
 def trains(*events: Event) -> Lifecycle:
     life = Lifecycle()
-    told(life, ModelReady(resumed=False), CaughtUp(), *events)
+    told(life, ModelReady(resumed=False), Signal.CAUGHT_UP, *events)
     return life
 
 
@@ -57,45 +43,45 @@ def test_from_the_start_to_the_last_checkpoint() -> None:
     assert told(life, WaitsFor("data and model to be ready"), NONE, ModelReady(resumed=False)) == []
     assert told(life, WaitsFor("state from brisk-heron")) == []
     assert (life.state, life.waiting_for, life.at_work) == (NodeState.JOINING, "state from brisk-heron", False)
-    assert told(life, CaughtUp()) == [BeginTraining()]
+    assert told(life, Signal.CAUGHT_UP) == [Order.BEGIN_TRAINING]
     assert (life.state, life.waiting_for, life.at_work) == (NodeState.TRAINING, None, True)
-    assert told(life, WorkDone()) == []
+    assert told(life, Signal.WORK_DONE) == []
     assert (life.state, life.waiting_for) == (NodeState.TRAINING, LAST_PARTNER)
-    assert told(life, LastRoundOver(), Finished()) == [StopRounds()]
+    assert told(life, Signal.LAST_ROUND_OVER, Signal.FINISHED) == [Order.STOP_ROUNDS]
     assert (life.state, life.waiting_for, life.at_work) == (NodeState.FINISHED, None, True)
-    assert told(life, PAUSE, NONE, Saved(), Leave()) == [PauseTraining()]
+    assert told(life, PAUSE, NONE, Signal.SAVED, Signal.LEAVE) == [Order.PAUSE_TRAINING]
     assert (life.state, life.at_work) == (NodeState.LEAVING, False)
 
 
 def test_a_rendezvous() -> None:
     life = Lifecycle()
-    assert told(life, DirectoryEntered(), PAUSE, CaughtUp()) == []
+    assert told(life, Signal.DIRECTORY_ENTERED, PAUSE, Signal.CAUGHT_UP) == []
     assert (life.state, life.waiting_for) == (NodeState.RENDEZVOUS, None)
 
 
 def test_a_pause() -> None:
     life = trains()
-    assert told(life, PAUSE, PAUSE) == [PauseRounds(PAUSED), PauseTraining()]
+    assert told(life, PAUSE, PAUSE) == [PauseRounds(PAUSED), Order.PAUSE_TRAINING]
     assert (life.state, life.waiting_for) == (NodeState.PAUSED, "`noloco-node resume`")
-    assert told(life, Diverged()) == []
-    assert told(life, NONE) == [ResumeRounds(), ResumeTraining()]
+    assert told(life, Signal.DIVERGED) == []
+    assert told(life, NONE) == [Order.RESUME_ROUNDS, Order.RESUME_TRAINING]
     assert (life.state, life.waiting_for) == (NodeState.TRAINING, None)
 
 
 def test_a_spent_quota_ends_rounds_and_no_training() -> None:
     life = trains()
-    assert told(life, SPENT, Diverged()) == [PauseRounds(QUOTA)]
+    assert told(life, SPENT, Signal.DIVERGED) == [PauseRounds(QUOTA)]
     assert life.state is NodeState.SOLO
-    assert told(life, PAUSE) == [PauseRounds(PAUSED), PauseTraining()]
-    assert told(life, SPENT) == [PauseRounds(QUOTA), ResumeTraining()]
-    assert told(life, NONE) == [ResumeRounds()]
+    assert told(life, PAUSE) == [PauseRounds(PAUSED), Order.PAUSE_TRAINING]
+    assert told(life, SPENT) == [PauseRounds(QUOTA), Order.RESUME_TRAINING]
+    assert told(life, NONE) == [Order.RESUME_ROUNDS]
 
 
 @pytest.mark.parametrize(
     ("limits", "state", "actions"),
     [
-        (PAUSE, NodeState.PAUSED, [PauseRounds(PAUSED), PauseTraining(), BeginTraining()]),
-        (SPENT, NodeState.SOLO, [PauseRounds(QUOTA), BeginTraining()]),
+        (PAUSE, NodeState.PAUSED, [PauseRounds(PAUSED), Order.PAUSE_TRAINING, Order.BEGIN_TRAINING]),
+        (SPENT, NodeState.SOLO, [PauseRounds(QUOTA), Order.BEGIN_TRAINING]),
     ],
 )
 def test_limits_at_the_start_hold_before_the_first_step(
@@ -104,7 +90,7 @@ def test_limits_at_the_start_hold_before_the_first_step(
     life = Lifecycle()
     assert told(life, limits, ModelReady(resumed=True)) == []
     assert life.state is NodeState.STARTING, "what it has costs no traffic"
-    assert told(life, CaughtUp()) == actions
+    assert told(life, Signal.CAUGHT_UP) == actions
     assert life.state is state
     new = Lifecycle()
     told(new, limits, ModelReady(resumed=False))
@@ -116,82 +102,87 @@ def test_a_long_pause_ends_in_catching_up() -> None:
     assert told(life, Limits(None, behind=True)) == [StartCatchUp(diverged=False)], "both are paused already"
     assert (life.state, life.waiting_for) == (NodeState.JOINING, None)
     assert told(life, Limits(None, behind=True), NONE) == []
-    assert told(life, CaughtUp()) == [StopCatchUp(), ResumeRounds(), ResumeTraining()]
+    assert told(life, Signal.CAUGHT_UP) == [Order.STOP_CATCH_UP, Order.RESUME_ROUNDS, Order.RESUME_TRAINING]
     assert life.state is NodeState.TRAINING
-    assert told(trains(SPENT), Limits(None, behind=True)) == [ResumeRounds()], "it went on training"
+    assert told(trains(SPENT), Limits(None, behind=True)) == [Order.RESUME_ROUNDS], "it went on training"
 
 
 def test_weights_that_diverged_are_replaced() -> None:
     life = trains()
-    assert told(life, Diverged(), Diverged()) == [PauseRounds(DIVERGED), PauseTraining(), StartCatchUp(diverged=True)]
+    assert told(life, Signal.DIVERGED, Signal.DIVERGED) == [
+        PauseRounds(DIVERGED),
+        Order.PAUSE_TRAINING,
+        StartCatchUp(diverged=True),
+    ]
     assert (life.state, told(life, WaitsFor("state from dry-falcon"))) == (NodeState.JOINING, [])
     assert life.waiting_for == "state from dry-falcon"
-    assert told(life, CaughtUp(), CaughtUp()) == [StopCatchUp(), ResumeRounds(), ResumeTraining()]
+    assert told(life, Signal.CAUGHT_UP, Signal.CAUGHT_UP) == [
+        Order.STOP_CATCH_UP,
+        Order.RESUME_ROUNDS,
+        Order.RESUME_TRAINING,
+    ]
     assert life.waiting_for is None
 
 
 @pytest.mark.parametrize(
     ("event", "actions"),
     [
-        (PAUSE, [StopCatchUp(), PauseRounds(PAUSED)]),
-        (SPENT, [StopCatchUp(), PauseRounds(QUOTA), ResumeTraining()]),
-        (Leave(), [StopCatchUp(), StopRounds()]),
+        (PAUSE, [Order.STOP_CATCH_UP, PauseRounds(PAUSED)]),
+        (SPENT, [Order.STOP_CATCH_UP, PauseRounds(QUOTA), Order.RESUME_TRAINING]),
+        (Signal.LEAVE, [Order.STOP_CATCH_UP, Order.STOP_ROUNDS]),
     ],
 )
 def test_catching_up_is_stopped(event: Event, actions: list[Action]) -> None:
-    life = trains(Diverged())
+    life = trains(Signal.DIVERGED)
     assert told(life, event) == actions
     state = life.state
-    assert told(life, CaughtUp()) == [], "too late"
+    assert told(life, Signal.CAUGHT_UP) == [], "too late"
     assert life.state is state
 
 
 def test_offers_of_weights_that_were_given_up_wait_for_the_next_boundary() -> None:
     life = trains()
-    assert told(life, Boundary(), RolledBack()) == [PauseRounds(ROLLED_BACK)]
+    assert told(life, Signal.BOUNDARY, Signal.ROLLED_BACK) == [PauseRounds(ROLLED_BACK)]
     assert life.state is NodeState.TRAINING
-    assert told(life, Boundary()) == [ResumeRounds()]
-    assert told(life, SPENT, RolledBack(), Boundary()) == [
+    assert told(life, Signal.BOUNDARY) == [Order.RESUME_ROUNDS]
+    assert told(life, SPENT, Signal.ROLLED_BACK, Signal.BOUNDARY) == [
         PauseRounds(QUOTA),
         PauseRounds(ROLLED_BACK),
         PauseRounds(QUOTA),
     ]
-    paused = trains(RolledBack(), PAUSE)
-    assert told(paused, Boundary(), NONE) == [PauseRounds(ROLLED_BACK), ResumeTraining()]
+    paused = trains(Signal.ROLLED_BACK, PAUSE)
+    assert told(paused, Signal.BOUNDARY, NONE) == [PauseRounds(ROLLED_BACK), Order.RESUME_TRAINING]
 
 
 def test_a_pause_while_the_last_round_waits_for_a_partner() -> None:
-    life = trains(WorkDone())
-    assert told(life, Diverged()) == [], "there is no more training to go on with"
-    assert told(life, PAUSE, LastRoundOver()) == [PauseRounds(PAUSED), PauseTraining(), StopRounds()]
-    assert told(life, Limits(None, behind=True)) == [ResumeTraining()]
-    assert told(life, Finished()) == []
+    life = trains(Signal.WORK_DONE)
+    assert told(life, Signal.DIVERGED) == [], "there is no more training to go on with"
+    assert told(life, PAUSE, Signal.LAST_ROUND_OVER) == [PauseRounds(PAUSED), Order.PAUSE_TRAINING, Order.STOP_ROUNDS]
+    assert told(life, Limits(None, behind=True)) == [Order.RESUME_TRAINING]
+    assert told(life, Signal.FINISHED) == []
     assert life.state is NodeState.FINISHED
 
 
 def test_leaving_is_final() -> None:
     life = trains()
-    assert told(life, Leave()) == [StopRounds(), PauseTraining()]
+    assert told(life, Signal.LEAVE) == [Order.STOP_ROUNDS, Order.PAUSE_TRAINING]
     assert life.at_work
-    assert told(life, PAUSE, NONE, Boundary(), CaughtUp(), Diverged(), Finished(), Leave()) == []
+    assert (
+        told(life, PAUSE, NONE, Signal.BOUNDARY, Signal.CAUGHT_UP, Signal.DIVERGED, Signal.FINISHED, Signal.LEAVE) == []
+    )
     assert told(life, WaitsFor("its last checkpoint")) == []
     assert (life.state, life.waiting_for) == (NodeState.LEAVING, "its last checkpoint")
 
 
 def test_what_failed_is_not_saved() -> None:
-    assert not trains(Failed()).at_work
-    assert not trains(Leave(), Failed()).at_work
+    assert not trains(Signal.FAILED).at_work
+    assert not trains(Signal.LEAVE, Signal.FAILED).at_work
 
 
+OFTEN = [Signal.CAUGHT_UP, Signal.BOUNDARY, Signal.DIVERGED, Signal.ROLLED_BACK, NONE, PAUSE, SPENT, BEHIND]
 EVENTS = st.one_of(
-    st.sampled_from(
-        [
-            *(CaughtUp(), Boundary(), Diverged(), RolledBack(), NONE, PAUSE, SPENT, Limits(None, behind=True)),
-            *(ModelReady(resumed=False), ModelReady(resumed=True), WorkDone(), LastRoundOver(), Finished()),
-            *(WaitsFor("data"), DirectoryEntered(), Saved(), Failed(), Leave()),
-        ]
-    ),
-    st.sampled_from([CaughtUp(), Boundary(), Diverged(), RolledBack(), NONE, PAUSE, SPENT, Limits(None, behind=True)]),
+    st.sampled_from([*Signal, *OFTEN[4:], ModelReady(resumed=False), ModelReady(resumed=True), WaitsFor("data")]),
+    st.sampled_from(OFTEN),
 )
 
 
@@ -199,31 +190,31 @@ EVENTS = st.one_of(
 @settings(max_examples=500, deadline=None)
 def test_whatever_happens(begun: bool, events: list[Event]) -> None:
     life = trains() if begun else Lifecycle()
-    rounds: Action = ResumeRounds()
+    rounds: Action = Order.RESUME_ROUNDS
     paused, catching_up, began = False, False, begun
     for event in events:
         before = life.state
         for action in life.handle(event):
             match action:
-                case PauseRounds() | ResumeRounds() | StopRounds():
+                case PauseRounds() | Order.RESUME_ROUNDS | Order.STOP_ROUNDS:
                     assert action != rounds, "told twice"
-                    assert rounds != StopRounds(), "stopped is stopped"
+                    assert rounds != Order.STOP_ROUNDS, "stopped is stopped"
                     rounds = action
-                case PauseTraining() | ResumeTraining():
-                    assert paused == isinstance(action, ResumeTraining), "each hold has one release"
+                case Order.PAUSE_TRAINING | Order.RESUME_TRAINING:
+                    assert paused == (action is Order.RESUME_TRAINING), "each hold has one release"
                     paused = not paused
-                case BeginTraining():
+                case Order.BEGIN_TRAINING:
                     assert not began
                     began = True
-                case StartCatchUp() | StopCatchUp():
-                    assert catching_up == isinstance(action, StopCatchUp)
+                case StartCatchUp() | Order.STOP_CATCH_UP:
+                    assert catching_up == (action is Order.STOP_CATCH_UP)
                     catching_up = not catching_up
         state = life.state
         assert state in NodeState
         assert before is not NodeState.LEAVING or state is NodeState.LEAVING
         assert paused == (catching_up or state in (NodeState.PAUSED, NodeState.LEAVING))
-        assert (rounds == StopRounds()) >= (state in (NodeState.LEAVING, NodeState.FINISHED))
-        assert not catching_up or (state is NodeState.JOINING and rounds != ResumeRounds())
-        assert not (rounds == ResumeRounds() and state in (NodeState.PAUSED, NodeState.SOLO))
+        assert (rounds == Order.STOP_ROUNDS) >= (state in (NodeState.LEAVING, NodeState.FINISHED))
+        assert not catching_up or (state is NodeState.JOINING and rounds != Order.RESUME_ROUNDS)
+        assert not (rounds == Order.RESUME_ROUNDS and state in (NodeState.PAUSED, NodeState.SOLO))
         assert began or state not in {*AT_WORK, NodeState.PAUSED, NodeState.FINISHED}
         assert not life.at_work or began

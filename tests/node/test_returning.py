@@ -31,7 +31,8 @@ def test_a_donor_that_trains_on_its_own_or_pauses_gives_its_state(real_nodes: Re
     author, line = begin(real_nodes, "--daily-download", "1MB", step_s=0.05)
     partner = real_nodes.node("partner", *line)
     until(
-        lambda: any("training goes on without swaps" in h["text"] for h in author.ask("status").get("health", ())), "no quota"
+        lambda: any("training goes on without swaps" in h["text"] for h in author.ask("status").get("health", ())),
+        "no quota",
     )
     partner.kill()
     far = author.round()

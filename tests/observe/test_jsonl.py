@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from noloco_node.base.events import Evaluated
-from noloco_node.observe.jsonl import KEPT, EventLog, JsonLines, MetricsLog
+from noloco_node.base.events import Evaluated, as_json
+from noloco_node.observe.jsonl import KEPT, JsonLines, figures
 from noloco_node.views.status import Health, StatusView
 
 VIEW = StatusView(peer_id="p", name="n", version="0", state="training", round=7, loss=1.5)
@@ -20,8 +20,8 @@ def read(path: Path) -> list[dict]:
 
 def test_events_are_added_to_what_is_there(tmp_path):
     for round_ in (1, 2):
-        events = EventLog(tmp_path / "run" / "events.jsonl")
-        events.write(Evaluated(round_, 2.5))
+        events = JsonLines(tmp_path / "run" / "events.jsonl")
+        events.write(as_json(Evaluated(round_, 2.5), 0.0))
         events.close()
     assert [(line["event"], line["round"]) for line in read(tmp_path / "run" / "events.jsonl")] == [
         ("Evaluated", 1),
@@ -67,8 +67,8 @@ def test_a_place_where_no_file_can_be_costs_lines_only(tmp_path, caplog):
     (tmp_path / "events.jsonl").mkdir()
     with caplog.at_level(logging.WARNING):
         for path in (tmp_path / "events.jsonl", Path("/proc/nowhere/events.jsonl")):
-            events = EventLog(path)
-            events.write(Evaluated(1, 2.5))
+            events = JsonLines(path)
+            events.write(as_json(Evaluated(1, 2.5), 0.0))
             events.close()
     assert [record.message.partition(": ")[2] for record in caplog.records] == [
         "Is a directory",
@@ -77,8 +77,8 @@ def test_a_place_where_no_file_can_be_costs_lines_only(tmp_path, caplog):
 
 
 def test_the_figures_of_a_minute(tmp_path):
-    metrics = MetricsLog(tmp_path / "metrics.jsonl")
-    metrics.write(replace(VIEW, health=(Health("warning", "disk", "free some"),)), at=1.0)
+    metrics = JsonLines(tmp_path / "metrics.jsonl")
+    metrics.write(figures(replace(VIEW, health=(Health("warning", "disk", "free some"),)), at=1.0))
     metrics.close()
     (line,) = read(tmp_path / "metrics.jsonl")
     assert (line["at"], line["state"], line["round"], line["loss"], line["eval_loss"]) == (

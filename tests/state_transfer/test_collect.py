@@ -28,7 +28,7 @@ class Room:
     def __init__(self, states: int = 100) -> None:
         self.states = states
 
-    def room_to_receive(self, _size_bytes: int) -> bool:
+    def __call__(self, _size_bytes: int) -> bool:
         self.states -= 1
         return self.states >= 0
 

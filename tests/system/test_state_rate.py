@@ -59,7 +59,7 @@ async def donor(host: str, directory: Path) -> None:
     from noloco_node.wire.peer_pb2_grpc import add_StateServicer_to_server
 
     transport = Libp2pTransport(Identity.load_or_create(directory / "donor.key"), Address("ip4", host, 0))
-    service = StateService(transport, lambda: 7)
+    service = StateService(transport.caller, lambda: 7)
     service.begin(StateTerms(b"r" * 32, b"l" * 32), Giver())
     transport.serve(lambda server: add_StateServicer_to_server(service, server))
     await transport.start()

@@ -95,8 +95,9 @@ def test_what_a_node_that_trains_shows():
 def test_every_family_can_be_seen():
     families = prometheus.EVERY_NODE + prometheus.WHO_TRAINS
     assert names(FULL) | names(RENDEZVOUS) == {family.name for family in families}
-    for family in families:
-        assert family.name.endswith("_total") == (family.kind == prometheus.COUNTER), family.name
+    for status in (FULL, RENDEZVOUS):
+        for name, kind in re.findall(r"# TYPE (\w+) (\w+)", prometheus.exposition(status).decode()):
+            assert kind == ("counter" if name.endswith("_total") else "gauge"), name
 
 
 def test_a_rendezvous_does_not_look_like_a_node_that_fails_to_train():

@@ -62,9 +62,9 @@ def test_what_is_asked_for_exists(expression):
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_counters_are_read_as_rates_and_gauges_are_not(expression):
     for name in re.findall(r"(?:rate|increase)\((\w+)", expression):
-        assert KINDS[name] == prometheus.COUNTER
+        assert KINDS[name] == "counter"
     for name in re.findall(r"_over_time\((\w+)", expression):
-        assert KINDS[name] == prometheus.GAUGE
+        assert KINDS[name] == "gauge"
 
 
 def test_every_metric_is_used_by_somebody():

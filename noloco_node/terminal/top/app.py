@@ -11,7 +11,6 @@ from noloco_node.host.home import Home
 from noloco_node.terminal.top.driver import Terminal
 from noloco_node.terminal.top.keys import Command, Keys
 from noloco_node.terminal.top.line_mode import LineMode
-from noloco_node.terminal.top.picture import Picture
 from noloco_node.terminal.top.poller import Poller
 from noloco_node.terminal.top.screen import Display, screen
 
@@ -67,7 +66,9 @@ class Session:
         while self._code is None:
             self._changed.clear()
             if picture := self._poller.picture:
-                self._check_left(picture)
+                if self._left and picture.absence == "gone":
+                    self.farewell = f"{self._left} has left; its state is kept in {self._home.root}"
+                    self._code = 0
                 terminal.show(screen(picture, self._display(*terminal.size())))
             try:
                 await asyncio.wait_for(self._changed.wait(), _TICK_S)
@@ -83,11 +84,6 @@ class Session:
             said=self._keys.said(time.monotonic()),
             shows_help=self._keys.shows_help,
         )
-
-    def _check_left(self, picture: Picture) -> None:
-        if self._left and picture.absence == "gone":
-            self.last_line = f"{self._left} has left; its state is kept in {self._home.root}"
-            self._code = 0
 
     async def _run_commands(self) -> None:
         while True:

@@ -88,8 +88,9 @@ def node(picture: Picture, width: int, height: int) -> list[Text]:
         lines.append(_drawn("speed", chart, f"{rate(status.tokens_per_s)} tok/s", width))
     facts = [_fact(name, pieces, width) for name, pieces in _facts(picture)]
     rows = min(_TALLEST, max(1, (height - 1 - len(lines) - len(facts)) // 2))
-    for label, flow in (("out", _sent), ("in", _received)):
-        lines += _network(label, [flow(each) if each else 0.0 for each in _seconds(picture.rates, track)], rows, width)
+    seconds = _seconds(picture.rates, track)
+    lines += _network("out", [each.sent_per_s if each else 0.0 for each in seconds], rows, width)
+    lines += _network("in", [each.received_per_s if each else 0.0 for each in seconds], rows, width)
     return [title("this node", "", width), *lines, *facts][:height]
 
 
@@ -106,14 +107,6 @@ def _network(label: str, flows: Sequence[float], rows: int, width: int) -> list[
         return [_drawn(label, chart[0], highest if top and not flows[-1] else now, width)]
     middle = [_drawn("", line, "", width) for line in chart[1:-1]]
     return [_drawn(label, chart[0], highest if top else "", width), *middle, _drawn("", chart[-1], now, width)]
-
-
-def _sent(rate: Rate) -> float:
-    return rate.sent_per_s
-
-
-def _received(rate: Rate) -> float:
-    return rate.received_per_s
 
 
 def _seconds(rates: Sequence[Rate], columns: int) -> list[Rate | None]:
@@ -141,7 +134,9 @@ def _fact(label: str, pieces: Sequence[str], width: int) -> Text:
 def _facts(picture: Picture) -> Iterator[tuple[str, list[str]]]:
     """The most asked first."""
     status = picture.status
-    yield "rounds", [f"{status.rounds.committed} together", f"{status.rounds.solo} solo", *_reasons(picture)]
+    by_reason = sorted(status.rounds.by_reason.items(), key=lambda item: -item[1])
+    reasons = [f"{number} {reason.replace('_', ' ')}" for reason, number in by_reason]
+    yield "rounds", [f"{status.rounds.committed} together", f"{status.rounds.solo} solo", *reasons]
     sent, received, is_today = traffic(status)
     yield "today" if is_today else "traffic", [sent, received]
     if last := status.last_round:
@@ -158,12 +153,6 @@ def _facts(picture: Picture) -> Iterator[tuple[str, list[str]]]:
         yield "idle", idle
     if status.last_error:
         yield "error", [status.last_error]
-
-
-def _reasons(picture: Picture) -> Iterator[str]:
-    """Of the solo rounds, the most frequent first."""
-    for reason, number in sorted(picture.status.rounds.by_reason.items(), key=lambda item: -item[1]):
-        yield f"{number} {reason.replace('_', ' ')}"
 
 
 def _name(picture: Picture, peer: str) -> str:

@@ -5,7 +5,6 @@ Only changed lines are written, for slow ssh links.
 
 import asyncio
 import os
-import shutil
 import signal
 import sys
 import termios
@@ -76,10 +75,6 @@ class Terminal:
             self._ended(signal.SIGHUP)
         self._shown = list(lines)
 
-    def forget(self) -> None:
-        """Draw everything next time: the screen was changed by something else."""
-        self._shown = []
-
     def _drawn(self, line: Text) -> str:
         with self._console.capture() as drawn:
             self._console.print(line, end="", soft_wrap=True)
@@ -110,7 +105,7 @@ class Terminal:
             loop.add_reader(self._keyboard, self._read)
 
     def _redraw(self) -> None:
-        self.forget()
+        self._shown = []  # something else may have changed the screen
         self._resized()
 
     def _stop(self) -> None:
@@ -155,8 +150,3 @@ def print_once(lines: Sequence[Text]) -> None:
     for line in lines:
         line.rstrip()
         out.print(Text(in_ascii(line.plain)) if not speaks_unicode() else line, soft_wrap=True)
-
-
-def size_to_print() -> os.terminal_size:
-    """COLUMNS and LINES, else the terminal's, else 80 times 24."""
-    return shutil.get_terminal_size()

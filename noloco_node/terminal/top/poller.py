@@ -29,17 +29,13 @@ class Poller:
 
     def __init__(self, home: Home, every_s: float, changed: Callable[[], None]) -> None:
         self.picture: Picture | None = None
+        self.node: ControlClient | None = None
+        """None while it does not answer."""
         self._home, self._every_s, self._changed = home, every_s, changed
-        self._node: ControlClient | None = None
         self._traffic = _Traffic()
         self._history = HistoryView()
         self._history_at = 0.0
         self._key: object = None
-
-    @property
-    def node(self) -> ControlClient | None:
-        """None while it does not answer."""
-        return self._node
 
     async def first(self) -> Picture:
         """One picture. Raises NolocoError if the node does not answer."""
@@ -50,16 +46,16 @@ class Poller:
         """Until it is cancelled."""
         while True:
             try:
-                async with socket_client.connected(self._home) as self._node:
+                async with socket_client.connected(self._home) as self.node:
                     self._history_at = 0.0  # another node may run there now
                     while True:
-                        await self._ask(self._node)
+                        await self._ask(self.node)
                         self._changed()
                         await asyncio.sleep(self._every_s)
             except NolocoError as error:
                 self._miss(error)
             finally:
-                self._node = None
+                self.node = None
             self._changed()
             await asyncio.sleep(self._every_s)
 

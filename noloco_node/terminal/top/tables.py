@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from noloco_node.base.peer_names import short_id
-from noloco_node.base.units import NOTHING, count, loss, rate, size, span
+from noloco_node.base.units import count
+from noloco_node.terminal.peer_cells import cells
 from noloco_node.terminal.table import Column, fitting
 from noloco_node.terminal.top.glyphs import STATES
 from noloco_node.terminal.top.layout import clean, fit, title
 from noloco_node.terminal.top.picture import Picture
-from noloco_node.views.peers import PeerRow, RunView
+from noloco_node.views.peers import RunView
 
 HEAD = 2
 """Lines above the first row."""
@@ -60,8 +61,8 @@ def peers(picture: Picture, width: int, height: int) -> list[Text]:
     if not known:
         return [head, Text("no other peer yet", "dim")][:height]
     shown = known if len(known) <= height - HEAD else known[: max(0, height - HEAD - 1)]
-    columns, cells = (_RENDEZVOUS_PEERS, _rendezvous_cells) if picture.is_rendezvous else (_PEERS, _node_cells)
-    drawn = _table(columns, [cells(peer) for peer in shown], width)
+    columns = _RENDEZVOUS_PEERS if picture.is_rendezvous else _PEERS
+    drawn = _table(columns, [cells(peer, columns) for peer in shown], width)
     for line, peer in zip(drawn[1:], shown, strict=True):
         if peer.peer_id == picture.status.partner:
             line.stylize("bold", 0, len(clean(peer.name)))
@@ -94,42 +95,6 @@ def _table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int)
 
 def _style(column: Column, text: str) -> str:
     return STATES.get(text, "dim") if column.title == _STATE else ""
-
-
-def _node_cells(peer: PeerRow) -> list[str]:
-    return [
-        peer.name,
-        peer.state,
-        str(peer.round),
-        str(peer.lag),
-        loss(peer.loss),
-        str(peer.exchanges),
-        _ago(peer),
-        rate(peer.tokens_per_s),
-        peer.via or NOTHING,
-        size(peer.sent),
-        size(peer.received),
-        loss(peer.eval_loss),
-    ]
-
-
-def _rendezvous_cells(peer: PeerRow) -> list[str]:
-    return [
-        peer.name,
-        peer.run or NOTHING,
-        peer.state,
-        str(peer.round),
-        str(peer.lag),
-        loss(peer.loss),
-        loss(peer.eval_loss),
-        _ago(peer),
-        rate(peer.tokens_per_s),
-        peer.via or NOTHING,
-    ]
-
-
-def _ago(peer: PeerRow) -> str:
-    return NOTHING if peer.last_seen_s is None else f"{span(peer.last_seen_s)} ago"
 
 
 def _run(run: RunView) -> list[str]:
