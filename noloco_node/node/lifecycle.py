@@ -6,7 +6,7 @@ be is compared with what was ordered last, and the differences are the actions. 
 
     STARTING -> JOINING -> TRAINING -> FINISHED      JOINING takes a peer's state, or finds that nobody has one
     TRAINING <-> PAUSED, SOLO                        the volunteer's limits
-    TRAINING, PAUSED -> JOINING -> TRAINING          catching up: after a divergence, or a pause that took too long
+    TRAINING, PAUSED -> JOINING -> TRAINING          catching up: after a divergence, or a pause that lasted too long
     STARTING -> RENDEZVOUS                           a node that trains nothing
     any -> LEAVING                                   the end
 """

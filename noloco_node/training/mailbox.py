@@ -160,7 +160,7 @@ class Mailbox:
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Around `waiting` and `next`: time spent here is no time away."""
+        """Around `waiting` and `next`: time spent here does not count as a gap."""
         since, longest_s = self._away
         longest_s = max(longest_s, time.perf_counter() - since)
         self._away = math.inf, longest_s
@@ -168,7 +168,7 @@ class Mailbox:
         self._away = time.perf_counter(), longest_s
 
     def waiting(self) -> Iterator[Command]:
-        """What lies there."""
+        """All commands that have arrived."""
         while not self._commands.empty():
             yield self._commands.get()
 
