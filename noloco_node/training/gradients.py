@@ -93,11 +93,13 @@ class Gradients:
             grows = self._micro.may_grow(taken, free - moments)
 
     def _backward(self, micro: Batch, share: float) -> Tensor:
-        with self._precision():
-            loss = self._task.loss(self._module, micro)
-        loss = loss * share
+        loss = self._loss(micro) * share
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
+
+    def _loss(self, micro: Batch) -> Tensor:
+        with self._precision():
+            return self._task.loss(self._module, micro)
 
     def _precision(self) -> torch.autocast:
         kind = self._device.type
