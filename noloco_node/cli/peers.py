@@ -233,10 +233,10 @@ async def _ping_target(home: Home, bootstrap: Sequence[Address], word: str) -> A
 
 
 def _full_id(status: StatusView, word: str) -> str | None:
+    """`word`, if it is a whole peer id. Raises UsageError if it means this node itself."""
     from noloco_node.base.identity import is_peer_id
     from noloco_node.base.peer_names import short_id
 
-    """`word`, if it is a whole peer id. Raises UsageError if it means this node itself."""
     if word in (status.peer_id, short_id(status.peer_id), status.name):
         raise UsageError(f"{status.name} is the node on this machine: `noloco-node peers` lists the others")
     return word if is_peer_id(word) else None  # libp2p may find it although no peer has reported it
