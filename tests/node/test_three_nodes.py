@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(240)
 
 @pytest.fixture(scope="module")
 def author(real_nodes: RealNodes) -> Node:
-    return real_nodes.node("author", "start", str(real_nodes.paced(seconds=0.5)))
+    return real_nodes.node("author", "start", str(real_nodes.paced(seconds=0.5, learning_rate=0.0002)))
 
 
 @pytest.fixture(scope="module")

@@ -67,7 +67,7 @@ class Session:
             self._changed.clear()
             if picture := self._poller.picture:
                 if self._left and picture.absence == "gone":
-                    self.farewell = f"{self._left} has left; its state is kept in {self._home.root}"
+                    self.last_line = f"{self._left} has left; its state is kept in {self._home.root}"
                     self._code = 0
                 terminal.show(screen(picture, self._display(*terminal.size())))
             try:
