@@ -257,15 +257,3 @@ def swarm(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--web", metavar="HOST:PORT", help="a web page for each node, on ports from this one on")
     parser.add_argument("--keep", metavar="DIR", help="keep the nodes' homes here (default: they are deleted)")
     as_json(parser)
-
-
-def simulate(parser: argparse.ArgumentParser) -> None:
-    from noloco_node.cli import simulate
-
-    simulate.options(parser)
-
-
-def bench(parser: argparse.ArgumentParser) -> None:
-    from noloco_node.cli import bench
-
-    bench.options(parser)

@@ -104,6 +104,18 @@ def _in_usage(action: argparse.Action) -> str:
     return words.format(action.metavar)
 
 
+def _simulate_options(parser: argparse.ArgumentParser) -> None:
+    from noloco_node.cli import simulate
+
+    simulate.options(parser)
+
+
+def _bench_options(parser: argparse.ArgumentParser) -> None:
+    from noloco_node.cli import bench
+
+    bench.options(parser)
+
+
 _VERBS = {
     "init": _Verb("author:init", "write a run.toml with comments, to edit", options.init, "my-run.toml"),
     "tokenize": _Verb(
@@ -171,13 +183,13 @@ _VERBS = {
     "simulate": _Verb(
         "simulate:run",
         "compare NoLoCo with other methods, many replicas in one process",
-        options.simulate,
+        _simulate_options,
         "--replicas 8 --rounds 12 --json",
     ),
     "bench": _Verb(
         "bench:run",
         "measure the codecs and the training loop on this machine",
-        options.bench,
+        _bench_options,
         "codec --params 10000000",
     ),
 }
