@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
 
+from noloco_node.terminal.picture import Picture
 from noloco_node.terminal.top.activity import PHASE_COLUMNS, timeline, window
 from noloco_node.terminal.top.glyphs import Frame, PlottedCurve, bars, gauge, in_ascii, plot
 from noloco_node.terminal.top.keys import LEAVE_QUESTION, SAID_S, Command, Keys
 from noloco_node.terminal.top.layout import Part, fit, joined, share_out, wrapped
 from noloco_node.terminal.top.line_mode import SILENT_S, LineMode
-from noloco_node.terminal.top.picture import Picture
 from noloco_node.terminal.top.screen import Display, screen
 from noloco_node.views.history import HistoryView, Piece, Point, Rate, Said
 from noloco_node.views.peers import PeerRow, PeersView, RunView

@@ -17,9 +17,9 @@ from noloco_node.base.peer_names import short_id
 from noloco_node.base.states import NodeState
 from noloco_node.base.units import NOTHING, size, span
 from noloco_node.terminal.figures import left
+from noloco_node.terminal.picture import Picture
 from noloco_node.terminal.top.glyphs import LEVELS, OWN, SOLO, SWAP
 from noloco_node.terminal.top.layout import between, clean, fit, title
-from noloco_node.terminal.top.picture import Picture
 from noloco_node.views.history import Piece, Said
 
 PHASE_COLUMNS = 16

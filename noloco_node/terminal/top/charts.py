@@ -9,9 +9,9 @@ from rich.text import Text
 from noloco_node.base.peer_names import short_id
 from noloco_node.base.units import NOTHING, rate, share, size, span
 from noloco_node.terminal.figures import besides_steps, traffic
+from noloco_node.terminal.picture import Picture
 from noloco_node.terminal.top.glyphs import EVAL, OWN, SWAP, SWARM, Frame, PlottedCurve, bars, gauge, plot
 from noloco_node.terminal.top.layout import between, clean, joined, title
-from noloco_node.terminal.top.picture import Picture
 from noloco_node.views.history import Point, Rate
 
 _AXIS = 7  # ` 2.34 ┤`

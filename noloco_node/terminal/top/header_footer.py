@@ -8,10 +8,10 @@ from noloco_node.base.peer_names import short_id
 from noloco_node.base.states import NodeState
 from noloco_node.base.units import count, loss, rate, share, span
 from noloco_node.terminal.figures import left
+from noloco_node.terminal.picture import Picture
 from noloco_node.terminal.top.glyphs import EVAL, LEVELS, OWN, SOLO, STATES, SWAP, SWARM, gauge
 from noloco_node.terminal.top.keys import KEYS
 from noloco_node.terminal.top.layout import Paint, between, clean, fit, joined, title, wrapped
-from noloco_node.terminal.top.picture import Picture
 
 REACHABLE = {"directly": "reachable", "mapped": "reachable", "relayed": "relayed", "outgoing": "not reachable"}
 

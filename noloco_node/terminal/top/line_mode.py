@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from noloco_node.base.units import count, loss, rate, share, size, span
+from noloco_node.terminal.picture import Picture
 from noloco_node.terminal.top.activity import partner_or_reason
 from noloco_node.terminal.top.layout import clean
-from noloco_node.terminal.top.picture import Picture
 from noloco_node.views.history import HistoryView
 from noloco_node.views.status import StatusView
 

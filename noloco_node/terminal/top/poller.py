@@ -15,7 +15,7 @@ from noloco_node.control import socket_client
 from noloco_node.control.socket_client import ControlClient
 from noloco_node.errors import NolocoError, NoNodeRunning
 from noloco_node.host.home import Home
-from noloco_node.terminal.top.picture import Absence, Picture
+from noloco_node.terminal.picture import Absence, Picture
 from noloco_node.views.history import HistoryView, Rate
 from noloco_node.views.status import StatusView
 

@@ -9,9 +9,9 @@ from functools import partial
 
 from rich.text import Text
 
+from noloco_node.terminal.picture import Picture
 from noloco_node.terminal.top import activity, charts, header_footer, tables
 from noloco_node.terminal.top.layout import Paint, Part, beside, fit, share_out
-from noloco_node.terminal.top.picture import Picture
 
 ANY = 10_000
 """No limit on the rows of a part."""

@@ -7,10 +7,10 @@ from rich.text import Text
 from noloco_node.base.peer_names import short_id
 from noloco_node.base.units import count
 from noloco_node.terminal.peer_cells import cells
+from noloco_node.terminal.picture import Picture
 from noloco_node.terminal.table import Column, fitting
 from noloco_node.terminal.top.glyphs import STATES
 from noloco_node.terminal.top.layout import clean, fit, title
-from noloco_node.terminal.top.picture import Picture
 from noloco_node.views.peers import RunView
 
 HEAD = 2
