@@ -66,9 +66,8 @@ def part_of(path: Path) -> Path:
     mine = path.with_name(f".{path.name}.{next(_numbers)}-{os.getpid()}.part")
     for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
         pid = part.name.split(".")[-2].rpartition("-")[2]
-        if part == mine or (
-            pid.isdigit() and not Path("/proc", pid).exists()
-        ):  # a pid may come again, as in containers
+        ended = pid.isdigit() and not Path("/proc", pid).exists()
+        if ended or part == mine:  # our own pid may come again, as in containers
             part.unlink(missing_ok=True)
     return mine
 

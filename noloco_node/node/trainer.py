@@ -176,11 +176,11 @@ class TrainingNode(BaseNode):
         if self._keeper:
             log.info("%s", self._keeper.room(ready.parameters))
         terms = client.StateTerms(bytes.fromhex(run.run_id), ready.layout)
-        catch_up = self._catch_up = self._new_catch_up(run, terms, ready)
+        self._catch_up = self._new_catch_up(run, terms, ready)
         self._obey_limits()
         self._handle(lifecycle.ModelReady(resumed=ready.round > 0))
         if self._life.state is NodeState.JOINING:
-            await catch_up.fetch_first_state()
+            await self._catch_up.fetch_first_state()
         swaps = run.outer.swaps_per_round
         common = RoundTerms(terms.run_id, ready.layout, ready.fragments)
         blocking = run.outer.overlap == "blocking"
@@ -197,7 +197,7 @@ class TrainingNode(BaseNode):
         await self._finish()
 
     def _perform(self, action: lifecycle.Action) -> None:
-        thread, catch_up = self._thread, self._catch_up
+        thread, catching_up = self._thread, self._catch_up
         match action:
             case lifecycle.PauseRounds(reason):
                 log.info("no rounds: %s", reason.replace("_", " "))
@@ -213,10 +213,10 @@ class TrainingNode(BaseNode):
                 thread.resume()
             case lifecycle.Order.BEGIN_TRAINING if thread:
                 thread.begin(self._config.rounds)
-            case lifecycle.StartCatchUp(diverged) if catch_up:
-                catch_up.start(diverged=diverged)
-            case lifecycle.Order.STOP_CATCH_UP if catch_up:
-                catch_up.stop()
+            case lifecycle.StartCatchUp(diverged) if catching_up:
+                catching_up.start(diverged=diverged)
+            case lifecycle.Order.STOP_CATCH_UP if catching_up:
+                catching_up.stop()
             case _:
                 pass  # a node that leaves may not have a training thread yet
 
