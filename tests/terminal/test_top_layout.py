@@ -410,6 +410,10 @@ def test_leave_asks_once():
     assert desk.press("ly", 3.0) == [Command.LEAVE]
     assert desk.press("l", 4.0) == []
     assert desk.press("y", 60.0) == [], "too late"
+    desk.press("l", 70.0)
+    desk.say("brisk-heron is training", 70.1)
+    assert desk.said(70.2) == LEAVE_QUESTION, "the answer to an earlier key comes while the question is open"
+    assert desk.press("y", 71.0) == [Command.LEAVE]
 
 
 def test_keys_and_answers():

@@ -39,7 +39,9 @@ class Keys:
         return [command for key in keys if (command := self._press(key, now))]
 
     def say(self, what: str, now: float) -> None:
-        self._said, self._until, self._asks = what, now + SAID_S, False
+        """The answer to an earlier key does not close the question: the key after it would be taken as no answer."""
+        if not (self._asks and self.said(now)):
+            self._said, self._until = what, now + SAID_S
 
     def said(self, now: float) -> str | None:
         if now >= self._until:
