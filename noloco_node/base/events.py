@@ -77,6 +77,18 @@ class RolledBack:
 
 
 @dataclass(frozen=True, slots=True)
+class TakenBack:
+    """A partner's correction made the model clearly worse, and was taken back."""
+
+    round: int
+    """In which it had been applied."""
+    partner: str
+    loss_with: float
+    """On held-out data, with the correction and without it."""
+    loss_without: float
+
+
+@dataclass(frozen=True, slots=True)
 class PeerFaulted:
     """A peer broke the protocol; `reason` is the code."""
 
@@ -89,7 +101,7 @@ def rate(amount: float, seconds: float) -> float | None:
     return amount / seconds if seconds > 0 else None
 
 
-Event = PhaseDone | RoundCommitted | WentSolo | Evaluated | RolledBack | PeerFaulted
+Event = PhaseDone | RoundCommitted | WentSolo | Evaluated | RolledBack | TakenBack | PeerFaulted
 
 
 def as_json(event: Event, at: float) -> dict[str, Any]:

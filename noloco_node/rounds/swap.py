@@ -29,6 +29,9 @@ from noloco_node.rounds.link import Link
 from noloco_node.wire import messages as wire
 
 DIVERGED = wire.Code.DIVERGED.reason
+"""As this node itself found."""
+PARTNER_DIVERGED = "partner_diverged"
+"""The partner says that the two have diverged: its word proves nothing, it only ends the swap."""
 WINDOW = 4
 """Fragments under way: enough that a link of 100 ms and 1 Gbit/s stays full with fragments of a few MiB."""
 FRAME_S = 20.0
@@ -133,7 +136,7 @@ class Swap:
                 case wire.Ack(index):
                     self._at_ack(index)
                 case wire.Refusal(wire.Code.DIVERGED):
-                    raise PeerFault(DIVERGED, "as the partner found")
+                    raise PeerFault(PARTNER_DIVERGED)
                 case frame:
                     raise PeerMisbehaved("unexpected_frame", type(frame).__name__)
             await self._open_ahead()

@@ -104,10 +104,12 @@ class Fragment(_message.Message):
     def __init__(self, index: _Optional[int] = ..., payload: _Optional[bytes] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class Ack(_message.Message):
-    __slots__ = ("index",)
+    __slots__ = ("index", "scale")
     INDEX_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FIELD_NUMBER: _ClassVar[int]
     index: int
-    def __init__(self, index: _Optional[int] = ...) -> None: ...
+    scale: float
+    def __init__(self, index: _Optional[int] = ..., scale: _Optional[float] = ...) -> None: ...
 
 class Done(_message.Message):
     __slots__ = ()
@@ -206,6 +208,28 @@ class StateProgress(_message.Message):
     ROUND_FIELD_NUMBER: _ClassVar[int]
     round: int
     def __init__(self, round: _Optional[int] = ...) -> None: ...
+
+class SampleRequest(_message.Message):
+    __slots__ = ("protocol", "run_id", "layout", "blocks")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    run_id: bytes
+    layout: bytes
+    blocks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., layout: _Optional[bytes] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class StateSample(_message.Message):
+    __slots__ = ("round", "eval_loss", "blocks")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    EVAL_LOSS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    eval_loss: float
+    blocks: bytes
+    def __init__(self, round: _Optional[int] = ..., eval_loss: _Optional[float] = ..., blocks: _Optional[bytes] = ...) -> None: ...
 
 class StateChunk(_message.Message):
     __slots__ = ("data",)

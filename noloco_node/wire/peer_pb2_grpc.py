@@ -240,6 +240,11 @@ class StateStub:
                 request_serializer=noloco__node_dot_wire_dot_peer__pb2.StateRequest.SerializeToString,
                 response_deserializer=noloco__node_dot_wire_dot_peer__pb2.StateProgress.FromString,
                 _registered_method=True)
+        self.Sample = channel.unary_unary(
+                '/noloco.v1.State/Sample',
+                request_serializer=noloco__node_dot_wire_dot_peer__pb2.SampleRequest.SerializeToString,
+                response_deserializer=noloco__node_dot_wire_dot_peer__pb2.StateSample.FromString,
+                _registered_method=True)
 
 
 class StateServicer:
@@ -259,6 +264,13 @@ class StateServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Sample(self, request, context):
+        """Some blocks of the slow weights: a newcomer compares those of several peers before it takes the state of one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StateServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -271,6 +283,11 @@ def add_StateServicer_to_server(servicer, server):
                     servicer.Progress,
                     request_deserializer=noloco__node_dot_wire_dot_peer__pb2.StateRequest.FromString,
                     response_serializer=noloco__node_dot_wire_dot_peer__pb2.StateProgress.SerializeToString,
+            ),
+            'Sample': grpc.unary_unary_rpc_method_handler(
+                    servicer.Sample,
+                    request_deserializer=noloco__node_dot_wire_dot_peer__pb2.SampleRequest.FromString,
+                    response_serializer=noloco__node_dot_wire_dot_peer__pb2.StateSample.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -328,6 +345,33 @@ class State:
             '/noloco.v1.State/Progress',
             noloco__node_dot_wire_dot_peer__pb2.StateRequest.SerializeToString,
             noloco__node_dot_wire_dot_peer__pb2.StateProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sample(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/noloco.v1.State/Sample',
+            noloco__node_dot_wire_dot_peer__pb2.SampleRequest.SerializeToString,
+            noloco__node_dot_wire_dot_peer__pb2.StateSample.FromString,
             options,
             channel_credentials,
             insecure,
