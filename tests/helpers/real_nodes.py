@@ -98,6 +98,12 @@ class Node:
             code = cli.main([verb, "--json", "--home", str(self.home)])
         return json.loads(out.getvalue()) if code == 0 else {}
 
+    def tell(self, verb: str) -> None:
+        """As `command`, without a process of its own."""
+        with _looking, redirect_stdout(StringIO()), redirect_stderr(StringIO()) as said:
+            code = cli.main([verb, "--home", str(self.home)])
+        assert code == 0, said.getvalue()
+
     def events(self, kind: str) -> list[dict[str, Any]]:
         (path,) = self.home.glob("runs/*/events.jsonl")
         return [event for line in path.read_text().splitlines() if (event := json.loads(line))["event"] == kind]
