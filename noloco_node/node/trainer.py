@@ -18,6 +18,7 @@ from typing import Any
 
 from noloco_node.base import peer_names, periodic
 from noloco_node.base.events import Evaluated, Event, RolledBack, RoundCommitted, WentSolo
+from noloco_node.base.places import place_of
 from noloco_node.base.states import AT_WORK, HAS_WEIGHTS, NodeState
 from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.checkpoints.schedule import CheckpointSchedule
@@ -380,14 +381,14 @@ class TrainingNode(BaseNode):
             await self._publish()
 
     async def _rejoin(self) -> None:
-        self._rounds.candidates(frozenset())  # forgets back-offs: peers did not answer because our p2pd was dead
+        self._rounds.candidates({})  # forgets back-offs: peers did not answer because our p2pd was dead
         await self._membership.rejoin()
         await self._publish()
         await self._membership.look()  # at once: the periodic look may just have failed
 
     def _update_candidates(self) -> None:
         training = [record for record in self.seen() if record.state == NodeState.TRAINING]
-        self._rounds.candidates(frozenset(record.peer_id for record in training))
+        self._rounds.candidates({record.peer_id: _place(record) for record in training})
         self._recorder.curves.seen(training)
 
     # ---- the volunteer's limits ----
@@ -460,3 +461,9 @@ class TrainingNode(BaseNode):
 
     def history(self) -> HistoryView:
         return self._recorder.curves.view(self._lines.last())
+
+
+def _place(record: PeerRecord) -> str:
+    """As the first of its IP addresses says, or else the first of its names."""
+    addresses = sorted(record.addresses, key=lambda address: address.ip is None)
+    return place_of(addresses[0].host) if addresses else ""

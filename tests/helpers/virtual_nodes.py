@@ -152,11 +152,11 @@ class VirtualSwarm:
         ]
 
     async def run(self, rounds: int, *others: Coroutine[Any, Any, None]) -> None:
-        everybody = frozenset(n.name for n in self.nodes)
+        everybody = {n.name: self.network.places.get(n.name, "127.0.0.1") for n in self.nodes}
         for node in self.nodes:
             await node.transport.start()
             node.exchange.begin(TERMS, self.swaps)
-            node.exchange.candidates(everybody - {node.name})
+            node.exchange.candidates({n: place for n, place in everybody.items() if n != node.name})
         try:
             await asyncio.gather(*(node.train(rounds) for node in self.nodes), *others)
             for node in self.nodes:
