@@ -3,6 +3,8 @@
 _WORDS = {
     "backing_off": "waiting to call again",
     "partner_diverged": "partner says diverged",
+    "quarantined": "quarantined by a peer",
+    "all_quarantined": "all peers quarantined",
 }
 """Where the code itself does not say it; web/page/words.js has the same."""
 

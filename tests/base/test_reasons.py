@@ -16,5 +16,5 @@ def test_a_code_is_read_as_words():
 
 def test_the_page_has_the_same_words():
     text = (Path(noloco_node.__file__).parent / "web/page/words.js").read_text()
-    (table,) = re.findall(r"REASONS = \{(.+)\};", text)
+    (table,) = re.findall(r"REASONS = \{(.+?)\};", text, re.DOTALL)
     assert dict(re.findall(r'(\w+): "([^"]+)"', table)) == _WORDS

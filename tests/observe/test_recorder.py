@@ -17,7 +17,7 @@ PEER = "12D3KooWL3XJ9EMCyZvmmGXL2LMiVBtrVa2BuESsJiXkSj7333Jw"
     [
         (WentSolo(3, "backing_off"), logging.INFO, "round 3 solo (waiting to call again): loss -"),
         (WentSolo(3, "partner_diverged", PEER), logging.INFO, "round 3 solo (partner says diverged): loss -"),
-        (WentSolo(3, "quarantined"), logging.INFO, "round 3 solo (quarantined): loss -"),
+        (WentSolo(3, "quarantined"), logging.INFO, "round 3 solo (quarantined by a peer): loss -"),
         (
             TakenBack(38, PEER, 2.314, 1.918),
             logging.WARNING,

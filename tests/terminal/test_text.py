@@ -161,9 +161,9 @@ def test_corrections_that_were_taken_back():
 
 
 def test_the_reasons_of_solo_rounds_are_words():
-    reasons = {"partner_diverged": 4, "backing_off": 3, "quarantined": 2, "taken_back": 1}
+    reasons = {"partner_diverged": 4, "backing_off": 3, "all_quarantined": 2, "taken_back": 1}
     shown = printed(print_status, replace(STATUS, rounds=Rounds(3, 10, reasons)), 1000)
-    assert "(4 partner says diverged, 3 waiting to call again, 2 quarantined, 1 taken back)" in shown
+    assert "(4 partner says diverged, 3 waiting to call again, 2 all peers quarantined, 1 taken back)" in shown
 
 
 def test_no_peers():

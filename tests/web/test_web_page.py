@@ -234,6 +234,7 @@ def test_what_this_node_has_seen_of_its_peers(tab: Tab, tmp_path: Path) -> None:
         assert gone[1] == "gone"
         assert gone[5:7] == ["–", "–"], "its round is not known"
         assert "solo: waiting to call again, partner says diverged" in tab.text("#figures")
+        assert tab.text("#figures > :last-child").split("\n")[:2] == ["Peers", "6"]
         assert tab.text("#figures > :last-child").endswith(", 2 quarantined")
         assert f"2 corrections, the last that of {first.name} in round 40" in tab.text("#about")
         assert "held-out loss 2.31 with it, 1.92 without" in tab.text("#about")

@@ -13,6 +13,8 @@ const REACHABLE = {
   outgoing: "not reachable, only outgoing connections",
 };
 
+const here = (peers) => (peers?.peers ?? []).filter((row) => row.state !== "gone"); // else only its quarantine is left
+
 // ---- the first lines ----
 
 const STATES = { rendezvous: "rendezvous", starting: "starting", joining: "joining" };
@@ -60,7 +62,7 @@ const NOTES = [
 ];
 
 const showNote = ({ status, peers }) => {
-  const found = NOTES.find(([when]) => when(status, peers?.peers ?? []));
+  const found = NOTES.find(([when]) => when(status, here(peers)));
   const note = $("#note");
   note.hidden = !found;
   if (!found) return;
@@ -110,7 +112,7 @@ const figures = (status, peers) => {
     ["Busy", share(status.busy_fraction, 1), status.busy_fraction_minute === null ? "" : `${share(status.busy_fraction_minute)} in the last minute`],
     ["Tokens per second", rate(trained.tokens_per_s), `${rate(status.tokens)} so far`],
     ["Sent", size(status.bytes.sent), `received ${size(status.bytes.received)}${status.bytes.per_param_round === null ? "" : `, ${status.bytes.per_param_round.toFixed(2)} B per parameter`}`],
-    ["Peers", String(peers?.peers.length ?? status.peers_seen), [REACHABLE[status.reachable], quarantined].filter(Boolean).join(", ")],
+    ["Peers", String(peers ? here(peers).length : status.peers_seen), [REACHABLE[status.reachable], quarantined].filter(Boolean).join(", ")],
   ];
 };
 
@@ -174,7 +176,7 @@ const of = (used, limit) => size(used) + (limit === null ? "" : ` of ${size(limi
 const showPeers = ({ status, peers }) => {
   const trains = status.state !== "rendezvous";
   const self = { ...status, self: true, lag: null, last_seen_s: null, via: null, exchanges: status.rounds.committed, sent: status.bytes.sent, received: status.bytes.received, run: null };
-  say($("#peers .quiet"), count(peers.peers.length, "other", "others"));
+  say($("#peers .quiet"), count(here(peers).length, "other", "others"));
   tables.peers.show([...(trains ? [self] : []), ...peers.peers], (row) => row.self === true);
   const runs = status.runs.length ? status.runs : peers.runs;
   $("#runs").hidden = trains && !runs.length;
