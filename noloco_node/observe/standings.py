@@ -15,6 +15,8 @@ MANY = 3
 small swarm."""
 NAMED = 3
 """Peers that the warning names: `peers` lists all."""
+GONE_ROWS = 32
+"""Those with the longest quarantines: identities cost nothing, and each row is part of every view of the peers."""
 
 _REMEDY = (
     "for what it saw of them itself, this node neither calls nor accepts them until that is over; if these are most "
@@ -29,13 +31,14 @@ def quarantined(standings: Mapping[str, Standing]) -> dict[str, Standing]:
 
 
 def fill(rows: Collection[PeerRow], standings: Mapping[str, Standing]) -> Iterator[PeerRow]:
-    """The rows with what this node has seen of each; and a row for each peer that has gone while in quarantine."""
+    """The rows with what this node has seen of each; and rows for peers that have gone while in quarantine, GONE_ROWS
+    at most."""
     for row in rows:
         yield _filled(row, standings.get(row.peer_id, Standing()))
     listed = {row.peer_id for row in rows}
-    for peer, standing in quarantined(standings).items():
-        if peer not in listed:
-            yield _filled(PeerRow(peer_id=peer, name=name_of(peer), state=GONE, round=0, lag=0), standing)
+    gone = [item for item in quarantined(standings).items() if item[0] not in listed]
+    for peer, standing in gone[:GONE_ROWS]:
+        yield _filled(PeerRow(peer_id=peer, name=name_of(peer), state=GONE, round=0, lag=0), standing)
 
 
 def health(standings: Mapping[str, Standing], seen: int) -> tuple[Health, ...]:

@@ -5,6 +5,7 @@ import pytest
 from noloco_node.base.peer_names import name_of
 from noloco_node.core.standing import Standing
 from noloco_node.observe import standings
+from noloco_node.observe.standings import GONE_ROWS
 from noloco_node.views.peers import GONE, PeerRow
 
 CALM, DRY = "12D3KooWCALM", "12D3KooWDRY"
@@ -37,6 +38,13 @@ def test_a_peer_that_has_gone_is_listed_while_its_quarantine_lasts() -> None:
     assert here == row(CALM)
     assert (gone.peer_id, gone.name, gone.state, gone.quarantined_s) == (DRY, name_of(DRY), GONE, 5.0)
     assert list(standings.fill([row(CALM)], {DRY: quarantined(0.0)})) == [row(CALM)]
+
+
+def test_a_crowd_of_identities_does_not_fill_the_table() -> None:
+    crowd = {f"12D3KooW{number}": quarantined(float(number)) for number in range(1, 500)}
+    here, *gone = standings.fill([row(CALM)], crowd)
+    assert here == row(CALM)
+    assert [each.quarantined_s for each in gone] == [float(number) for number in range(499, 499 - GONE_ROWS, -1)]
 
 
 @pytest.mark.parametrize(
