@@ -456,7 +456,7 @@ class TrainingNode(BaseNode):
         )
 
     def peers(self) -> PeersView:
-        return status.peers(self._stats, self.seen(), self._transport.via)
+        return status.peers(self._stats, self.seen(), self._transport.via, self._rounds.standings())
 
     def round_events(self) -> list[str]:
         return self._rounds.event_log()
