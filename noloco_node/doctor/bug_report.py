@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from noloco_node.base.addresses import is_ip
-from noloco_node.base.atomic_files import cannot_write
+from noloco_node.base.atomic_files import cannot_write, open_file
 from noloco_node.errors import UsageError
 from noloco_node.host import paths
 from noloco_node.host.home import Home
@@ -122,7 +122,7 @@ def write(to: Path, contents: Mapping[str, str], masked: Mask) -> None:
 
 def _tail(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - TAIL_BYTES))
             text = file.read().decode(errors="replace")
@@ -133,7 +133,7 @@ def _tail(path: Path) -> str:
 
 def _text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             return file.read(_SMALL_BYTES).decode(errors="replace")
     except OSError:
         return ""
