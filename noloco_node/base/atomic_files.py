@@ -15,8 +15,9 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from noloco_node.errors import DiskFull, UsageError
 
@@ -116,7 +117,7 @@ class NotAFile(OSError):
     """A FIFO, a device, a socket, a directory or a loop of links has the name of a file."""
 
 
-def open_file(path: Path) -> BinaryIO:
+def open_file(path: Path) -> BufferedReader:
     """Open a file of the home for reading. Raises OSError, and NotAFile at once where something else has its name: a
     FIFO would block, and a device may have no end."""
     try:
