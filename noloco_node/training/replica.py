@@ -15,8 +15,10 @@ computes loss and gradient of a batch. Knows nothing of peers, threads or files;
 
 import hashlib
 import math
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,6 +39,8 @@ from noloco_node.training.task import Batch, Closable, ExampleStream, Patient, T
 
 MAX_SKIPPED = 10
 """Steps skipped in a row: one may be a bad batch; ten mean bad weights."""
+LOSSES = 8
+"""Steps whose mean loss goes into a checkpoint: one batch may be easy or hard."""
 WARM_UP_STEPS = 5
 """Of an AdamW that begins in the middle of a run: its first steps, each as long as the learning rate in every parameter
 whatever the gradient, would spoil the weights. Until they are over, nothing is offered."""
@@ -54,6 +58,10 @@ class State:
     """`phi` and `delta`, flat."""
     inner: dict[str, Any]
     """Optimizer, data position, random state: plain containers and tensors."""
+    eval_loss: float | None = None
+    """Of the last evaluation of these weights or of those that they came from; None: not known."""
+    loss: float | None = None
+    """Of the last steps, on average. It shows what harmed the weights since the evaluation."""
 
 
 @dataclass(slots=True)
@@ -139,6 +147,10 @@ class Replica:
         self._skipped_in_row = 0
         self.last_loss = 0.0
         """Of the last step that was not skipped."""
+        self._losses: deque[float] = deque(maxlen=LOSSES)
+        """Of the last steps that were not skipped, of these weights."""
+        self._eval_loss: float | None = None
+        """Of the last evaluation, of these weights."""
         self._warm_up_left = 0
         """Steps of a fresh AdamW that still have a lower learning rate."""
         self._restored_in = -1
@@ -195,6 +207,11 @@ class Replica:
     @property
     def parameters(self) -> int:
         return len(self.theta)
+
+    @property
+    def shapes(self) -> dict[str, torch.Size]:
+        """Of the parameters, in the order of the flat vectors."""
+        return {name: p.shape for name, p in model.parameters(self.module)}
 
     @property
     def phase_over(self) -> bool:
@@ -271,6 +288,7 @@ class Replica:
         loss, norm = self._gradients.gradient(batch)
         if math.isfinite(loss) and math.isfinite(norm):
             self._skipped_in_row, self.last_loss = 0, loss
+            self._losses.append(loss)
             self._descend(norm)
         else:
             self.skipped += 1
@@ -439,12 +457,13 @@ class Replica:
     def evaluate(self) -> float:
         """Loss at the present θ on held-out data, the same for every replica. From a boundary to the next step θ is φ:
         the weights that are published."""
-        return self._gradients.evaluate()
+        self._eval_loss = self._gradients.evaluate()
+        return self._eval_loss
 
     # ---- the whole state ----
     def state(self) -> State:
         theta = self.theta.cpu().clone()
-        shapes = {name: p.shape for name, p in model.parameters(self.module)}
+        shapes = self.shapes
         return State(
             self.round,
             self.steps,
@@ -464,6 +483,8 @@ class Replica:
                 "rng": torch.get_rng_state(),
                 "device_rng": torch.cuda.get_rng_state(self.theta.device) if self.theta.is_cuda else None,
             },
+            self._eval_loss,
+            fmean(self._losses) if self._losses else None,
         )
 
     def load(self, saved: Saved) -> None:
@@ -488,7 +509,7 @@ class Replica:
             torch.cuda.set_rng_state(saved.inner["device_rng"], self.theta.device)
 
     def _require_same_model(self, saved: Saved) -> None:
-        shapes = {name: p.shape for name, p in model.parameters(self.module)}
+        shapes = self.shapes
         flat = (saved.outer["phi"], saved.outer["delta"])
         if shapes != {name: w.shape for name, w in saved.weights.items()} or any(
             v.shape != self.phi.shape for v in flat
@@ -506,6 +527,7 @@ class Replica:
         self.delta.copy_(saved.outer["delta"])
         self._optimizer.load(saved.inner["optimizer"])
         self._warm_up_left = saved.inner["warm_up_left"]
+        self._forget_losses()
 
     def adopt(self, round: int, live_state: bytes | memoryview) -> None:
         """Take a peer's state (state_snapshot.py): θ = φ, and a fresh AdamW that warms up. Raises PeerMisbehaved, and
@@ -529,6 +551,12 @@ class Replica:
         self.theta.copy_(self.phi)
         self._optimizer.restart()
         self._warm_up_left = WARM_UP_STEPS
+        self._forget_losses()
+
+    def _forget_losses(self) -> None:
+        """They were those of other weights."""
+        self._losses.clear()
+        self._eval_loss = None
 
 
 def _pieces(vector: Tensor) -> Iterator[tuple[int, Tensor]]:
