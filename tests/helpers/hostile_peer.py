@@ -73,7 +73,7 @@ class Run:
 # ---- what a fragment says ----
 @dataclass
 class Aim:
-    """Where a victim's weights are to go. `kind` is one word of `vectors` and `steps`."""
+    """Where a victim's weights are to go. `kind`: one word of `vector`, `steps` or `away`."""
 
     kind: str
     size: float = 1.0
@@ -81,6 +81,7 @@ class Aim:
     """The victim's φ as it sent it to whoever asked: its u is close by."""
     first: Bits | None = None
     """φ as it was when the attack began."""
+    task: "Paced | None" = None
 
     def vector(self, u: Bits, start: int) -> Bits:
         """u', of what the victim is known or thought to have."""
@@ -97,28 +98,80 @@ class Aim:
                 return u + self.size * rng.choice([-1.0, 1.0], len(u))
             case "largest":
                 return np.full(len(u), 1e30)
-            case "creep":
-                return u + self.size * _of_norm(rng.choice([-1.0, 1.0], len(u)), norm)
-            case "undo" if self.first is not None:
-                return u + self.size * _of_norm(self.first[start:end] - u, norm)
+        if (away := self.away(start, end)) is not None:
+            return u + 2 * (away if self.kind == "steer" else _of_norm(away, self.size * norm / 100))
         return u
 
-    def steps(self, ranges: Bits, start: int) -> Bits | None:
-        """d of each element, in steps of an eighth of its block's range: None where the wrong digest is better."""
-        rng, shape = np.random.default_rng([7, start]), (len(ranges), BLOCK)
+    def away(self, start: int, end: int) -> Bits | None:
+        """The direction of c; of `steer`, c itself."""
+        part = slice(start, end)
         match self.kind:
-            case "far" | "zeros" | "tiny" | "honest":
-                loud = LOUDEST if self.kind == "far" else 0
-                return loud * rng.choice([-1, 1], shape)
-            case "creep":
-                return round(self.size) * rng.choice([-1, 1], shape)
+            case "creep" if self.known is not None:
+                return np.random.default_rng([7, start]).choice([-1.0, 1.0], len(self.known[part]))
             case "undo" if self.known is not None and self.first is not None:
-                away = np.resize(_padded((self.first - self.known)[start : start + FRAGMENT]), shape)
-                step = ranges[:, None] / HALF
-                norm = self.size * np.linalg.norm(np.broadcast_to(step, shape))
-                wanted = _of_norm(away, norm) / step
-                return np.clip(np.floor(wanted + rng.random(shape)), -LOUDEST, LOUDEST).astype(int)
+                return (self.first - self.known)[part].astype(np.float64)
+            case "steer" if self.known is not None and self.task is not None:
+                return self.task.worse(self.known, self.size)[part]
+            case "blind" if self.known is not None and self.task is not None:
+                return self.task.unseen(self.known)[part]
         return None
+
+    def steps(self, step: Bits, usual: Bits, start: int) -> Bits | None:
+        """d of each element, in steps of its block; None where the wrong digest is better. `usual`: the steps of the
+        range that the victim wished for."""
+        rng, shape = np.random.default_rng([7, start]), (len(step), BLOCK)
+        if self.kind == "far":
+            return LOUDEST * rng.choice([-1, 1], shape)
+        if self.kind in ("zeros", "tiny", "honest") or self.known is None:
+            return np.zeros(shape, np.int64)
+        if (away := self.away(start, start + FRAGMENT)) is not None:
+            c = _padded(away) if self.kind == "steer" else _of_norm(_padded(away), self.size * _norm(usual[:, None], shape))
+            return np.clip(np.floor(2 * c / step[:, None] + rng.random(shape)), -LOUDEST, LOUDEST).astype(np.int64)
+        return None
+
+
+class Paced:
+    """What everybody who has the task of tests/tasks/paced_task.py knows: the data that victims judge by."""
+
+    def __init__(self, outputs: int, seed: int = 1) -> None:
+        import paced_task
+
+        task = paced_task.Paced({"outputs": outputs}, seed)
+        self._inputs, self._targets = (part.double().numpy() for part in task._held_out)
+        self._teacher = task._teacher.double().numpy()
+
+    def loss(self, phi: Bits) -> float:
+        weight, bias = self._parts(phi)
+        return float(((self._inputs @ weight.T + bias - self._targets) ** 2).mean())
+
+    def real_loss(self, phi: Bits) -> float:
+        """On all inputs."""
+        weight, bias = self._parts(phi)
+        return float((((weight.T - self._teacher) ** 2).sum() + (bias**2).sum()) / len(bias))
+
+    def worse(self, phi: Bits, factor: float) -> Bits:
+        """The shortest way to a held-out loss that is `factor` of what it is."""
+        up, low, high = self._gradient(phi), 0.0, 1e6
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.loss(phi + middle * up) > factor * self.loss(phi) else (middle, high)
+        return low * up
+
+    def unseen(self, phi: Bits) -> Bits:
+        """Away from the teacher, where no held-out example shows it."""
+        weight, bias = self._parts(phi)
+        away = weight - self._teacher.T
+        seen = np.linalg.pinv(self._inputs) @ self._inputs
+        return np.concatenate([(away - away @ seen).ravel(), 0 * bias])
+
+    def _gradient(self, phi: Bits) -> Bits:
+        weight, bias = self._parts(phi)
+        error = 2 * (self._inputs @ weight.T + bias - self._targets) / self._targets.size
+        return np.concatenate([(error.T @ self._inputs).ravel(), error.sum(0)])
+
+    def _parts(self, phi: Bits) -> tuple[Bits, Bits]:
+        bias = len(phi) // (self._inputs.shape[1] + 1)
+        return phi[:-bias].astype(np.float64).reshape(bias, -1), phi[-bias:].astype(np.float64)
 
 
 class Plain:
@@ -185,6 +238,7 @@ class Lattice:
             codes, agreed, sample = np.full(blocks, LOWEST), np.full(blocks, LOWEST), payload[4 + blocks :]
         else:
             codes, agreed, sample = wished + DOWN + self._wider, wished + self._wider, payload[4 + blocks :]
+        self._wished = (wished << 21).astype(np.int32).view(np.float32).astype(np.float64)
         self._range = (agreed << 21).astype(np.int32).view(np.float32).astype(np.float64)
         self.step_norm = float(np.linalg.norm(self._range) / HALF * BLOCK**0.5)
         base = int(codes.min())
@@ -196,7 +250,7 @@ class Lattice:
         low = np.concatenate([packed & 15, packed >> 4], 1).astype(np.int64)
         checks = np.frombuffer(payload, "<u2", blocks, 128 * blocks).astype(np.int64)
         (digest,) = struct.unpack_from("<I", payload, 130 * blocks)
-        d = self._aim.steps(self._range, self._start)
+        d = self._aim.steps(self._range / HALF, self._wished / HALF, self._start)
         if d is None:
             self.turns = 3
             self._all = self._k()
@@ -237,6 +291,10 @@ def _odd(blocks: int) -> Bits:
 
 def _padded(x: Bits) -> Bits:
     return np.pad(x, (0, -len(x) % BLOCK)).reshape(-1, BLOCK)
+
+
+def _norm(x: Bits, shape: tuple[int, ...]) -> float:
+    return float(np.linalg.norm(np.broadcast_to(x, shape)))
 
 
 def _of_norm(x: Bits, norm: float) -> Bits:
@@ -374,9 +432,11 @@ class Attacker:
     async def open(self, count: int = 1) -> None:
         """So many identities of our own, each with a p2pd."""
         self.home.mkdir(parents=True, exist_ok=True)
-        for _ in range(count):
+        opening = asyncio.Semaphore(4)
+
+        async def one(number: int) -> None:
             servant = Servant(self._called)
-            identity = Identity.load_or_create(self.home / f"{len(self.identities)}.key")
+            identity = Identity.load_or_create(self.home / f"{number}.key")
             transport = Libp2pTransport(identity, parse(f"/ip4/{self.at}/tcp/0"), bootstrap=self.doors, relay="off")
             for add in (
                 services.add_ExchangeServicer_to_server,
@@ -384,11 +444,14 @@ class Attacker:
                 services.add_RunsServicer_to_server,
             ):
                 transport.serve(lambda server, add=add, servant=servant: add(servant, server))
-            await transport.start()
+            async with opening:
+                await transport.start()
             servant.caller = transport.caller
             transport.introduce({door.peer: [door] for door in self.doors})
             self.identities.append(transport)
             self.servants.append(servant)
+
+        await asyncio.gather(*map(one, range(count)))
         self.victims |= {door.peer for door in self.doors}
 
     async def enter_dht(self, each: bool = False) -> None:
@@ -440,7 +503,7 @@ class Attacker:
         return sum(map(bool, await asyncio.gather(*stored)))
 
     async def publish_ours(self, **says: Any) -> None:
-        keys = [Identity.load_or_create(self.home / f"{n}.key") for n in range(len(self.identities))]
+        keys = [transport._identity for transport in self.identities]
         await self.publish(keys, [list(map(str, t.addresses())) for t in self.identities], **says)
 
     async def fetch(self, transport: Libp2pTransport, victim: str) -> tuple[int, Bits, Bits]:
@@ -515,7 +578,8 @@ class Attacker:
                         await talk.fragment(index, lies[index].answer(frame.fragment.payload))
                         left[index] += lies[index].turns - before - 1
                     case "ack" if leads:
-                        await talk.send(ack=pb.Ack(index=frame.ack.index, scale=self.scale))
+                        scale = min(frame.ack.scale or self.scale, self.scale)
+                        await talk.send(ack=pb.Ack(index=frame.ack.index, scale=scale))
                         applied += 1
                     case "ack":
                         waiting.discard(frame.ack.index)
@@ -566,11 +630,14 @@ class Attacker:
         """Call again, always and at once."""
         while self.swaps < self.most:
             began = time.monotonic()
-            if self.aim.kind in ("flip", "times", "noise", "undo", "creep") and self.run.codec.startswith("lattice"):
+            if self.aim.kind not in ("zeros", "tiny", "honest", "far", "largest"):
                 with suppress(RpcError, OSError):
                     self.aim.known = (await self.fetch(transport, victim))[1]
                 if self.aim.first is None:
                     self.aim.first = self.aim.known
+                if self.aim.task and self.aim.known is not None:
+                    task, known = self.aim.task, self.aim.known
+                    self.told.say("model", peer=victim, loss=task.loss(known), real_loss=task.real_loss(known))
             ended, again_s = await self.call(transport, victim)
             if ended != "whole":
                 self.told.say("call", peer=victim, ended=ended, again_s=again_s)
@@ -687,6 +754,8 @@ async def main(told: dict[str, Any]) -> None:
     import hivemind.dht.node  # noqa: F401 - it takes seconds, which pass while the victims start
 
     aim = Aim(told.pop("kind", "honest"), told.pop("size", 1.0))
+    if outputs := told.pop("paced", 0):
+        aim.task = Paced(outputs)
     attack, options = ATTACKS[told.pop("attack")], told.pop("options", {})
     attacker = Attacker(
         Run(**told.pop("run")),
