@@ -24,6 +24,7 @@ import grpc.aio
 
 from noloco_node.base.addresses import Address, for_others
 from noloco_node.base.identity import Identity
+from noloco_node.base.places import place_of
 from noloco_node.errors import IdentityInUse, NolocoError, PeerLost, SwarmUnreachable, UsageError
 from noloco_node.transport.grpc_bridge import SERVER_OPTIONS, FarEnd, Inbound, Outbound, Streams
 from noloco_node.transport.interceptor import Context, Interceptor
@@ -113,6 +114,9 @@ class Libp2pTransport:
 
     def caller(self, context: Context) -> str:
         return self._far_end(context).peer
+
+    def place(self, context: Context) -> str:
+        return place_of(self._far_end(context).host)
 
     def _far_end(self, context: Context) -> FarEnd:
         caller = self._parts.inbound.caller_of(context.peer())
