@@ -368,7 +368,7 @@ class Replica:
     def apply(self, start: int, c: Tensor | Packed, offered_round: int) -> None:
         """Add a partner's correction of the elements from `start` on, for the offer made as round `offered_round`
         began, with the length that is owed there. One for weights that were given up since is dropped. It is kept for
-        `take_back` until `begin_swap`."""
+        `take_back` until `let_stay`."""
         if offered_round <= self._restored_in:
             return
         added = _Added(start, c if isinstance(c, Packed) else Packed(c), offered_round)
@@ -378,8 +378,8 @@ class Replica:
         self._added.append(added)
         self._change(added, change)
 
-    def begin_swap(self) -> None:
-        """What was added before stays."""
+    def let_stay(self) -> None:
+        """What was added before."""
         self._added.clear()
 
     @property
@@ -388,7 +388,7 @@ class Replica:
         return bool(self._added)
 
     def take_back(self) -> None:
-        """Undo what was added since `begin_swap`, now or boundaries later: θ, φ and δ become what they would be
+        """Undo what was added since `let_stay`, now or boundaries later: θ, φ and δ become what they would be
         without it, had θ learned the same since."""
         for added in self._added:
             change = added.correction.applied()
@@ -400,7 +400,7 @@ class Replica:
         self._added.clear()
 
     def evaluate_without(self, partner: float = 0.0) -> float:
-        """The loss without what was added since `begin_swap`; `partner` = 1: of what the partner sent, as far as it is
+        """The loss without what was added since `let_stay`; `partner` = 1: of what the partner sent, as far as it is
         known, instead."""
         apart = 2 * partner / max(self._hyper.beta, self._hyper.gamma)
         for sign in (1, -1):

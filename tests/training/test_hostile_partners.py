@@ -1,4 +1,4 @@
-"""Whatever a partner sends instead of its u: one swap moves an offer no more than honest ones may, and the next is fine."""
+"""Whatever a partner sends instead of its u, one swap moves no more than honest ones may, and the next one is fine."""
 
 from collections.abc import Callable
 

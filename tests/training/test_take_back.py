@@ -32,7 +32,6 @@ def trained(run: Manifest, correction: Packed | None, boundaries: int) -> Replic
         replica.snapshot()
         replica.boundary()
         if boundary == 2 and correction:
-            replica.begin_swap()
             replica.apply(7, correction, offered_round=3)
     return replica
 
