@@ -1,6 +1,7 @@
-"""A hostile peer, written against proto/ alone: it shares the generated messages and the transport with a node, and none
-of a node's logic. As a program it carries out one attack until it is killed: `hostile_peer.py '{"attack": ...}'`, with the
-addresses of its victims on stdin, as a JSON list; after its `ready` in the log, it waits for one line more.
+"""A hostile peer, written against proto/ alone: it shares the messages and the transport with a node, and no logic.
+
+As a program it carries out one attack until it is killed: `hostile_peer.py '{"attack": ...}'`. It reads its victims'
+addresses from stdin, a JSON list in one line, and after `ready` in its log waits for a line more.
 
 What it sends is made by hand. A plain codec's vector is what the victim sent, changed. Of a lattice fragment it needs
 neither the victim's weights nor the dither: the victim sends its ranges, its sample and its codes first, so a payload
@@ -83,7 +84,7 @@ class Aim:
     """φ as it was when the attack began."""
     task: "Paced | None" = None
 
-    def vector(self, u: Bits, start: int) -> Bits:
+    def vector(self, u: Bits, start: int) -> Bits:  # noqa: PLR0911 - one for each kind
         """u', of what the victim is known or thought to have."""
         end, norm = start + len(u), float(np.linalg.norm(u))
         rng = np.random.default_rng([7, start])
@@ -125,7 +126,11 @@ class Aim:
         if self.kind in ("zeros", "tiny", "honest") or self.known is None:
             return np.zeros(shape, np.int64)
         if (away := self.away(start, start + FRAGMENT)) is not None:
-            c = _padded(away) if self.kind == "steer" else _of_norm(_padded(away), self.size * _norm(usual[:, None], shape))
+            c = (
+                _padded(away)
+                if self.kind == "steer"
+                else _of_norm(_padded(away), self.size * _norm(usual[:, None], shape))
+            )
             return np.clip(np.floor(2 * c / step[:, None] + rng.random(shape)), -LOUDEST, LOUDEST).astype(np.int64)
         return None
 
@@ -476,7 +481,9 @@ class Attacker:
                 for transport in self.identities:
                     transport.introduce({peer: [parse(text) for text in presence.addresses]})
 
-    async def publish(self, keys: list[Identity], addresses: list[list[str]], state: str = "training", **says: Any) -> int:
+    async def publish(
+        self, keys: list[Identity], addresses: list[list[str]], state: str = "training", **says: Any
+    ) -> int:
         """Presence records of these identities. Returns how many were stored."""
         now = time.time()
         run_id = bytes.fromhex(self.run.run_id)
@@ -669,7 +676,9 @@ class Attacker:
 
 
 # ---- the attacks ----
-async def swaps(attacker: Attacker, *, identities: int = 1, made_up: int = 0, says: dict[str, Any] | None = None) -> None:
+async def swaps(
+    attacker: Attacker, *, identities: int = 1, made_up: int = 0, says: dict[str, Any] | None = None
+) -> None:
     """Call every victim, always again; answer its calls with the same. `made_up`: so many presences more."""
     await attacker.open(identities)
     await attacker.enter_dht()
@@ -698,7 +707,13 @@ async def presences(attacker: Attacker, *, count: int = 500, says: dict[str, Any
 
 
 async def donors(
-    attacker: Attacker, *, identities: int = 3, round: int = 4900, size: float = 1.0, honest: bool = False, loss: float = 1.0
+    attacker: Attacker,
+    *,
+    identities: int = 3,
+    round: int = 4900,
+    size: float = 1.0,
+    honest: bool = False,
+    loss: float = 1.0,
 ) -> None:
     """`honest`: the true state of a victim, moved by `size` of its norm, instead of random weights; told to all of us,
     so that our samples agree."""

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,8 +35,12 @@ WAY = 0.2
 LOSS = 1.05
 SHARE = 0.8
 GROWTH_MIB = 64
+OUTPUTS = 384
+"""Of the paced task: 257 parameters for each."""
+JOINED_S = 60
 HOSTILE_AT = "127.0.0.66"
 LINGER_S = "900"
+Report = Callable[[str], None]
 
 
 @dataclass
@@ -86,7 +90,8 @@ class Swarm:
     def start(self, honest: int = HONEST) -> "Swarm":
         """All are paused, so that they begin at the same time, and not before the attack does: `begin`."""
         self.nodes = [self._node("start", str(self.run), paused=True)]
-        self.nodes += [self._node("join", "--bootstrap", self.nodes[0].address(), paused=True) for _ in range(honest - 1)]
+        door = self.nodes[0].address()
+        self.nodes += [self._node("join", "--bootstrap", door, paused=True) for _ in range(honest - 1)]
         return self
 
     def begin(self) -> float:
@@ -158,7 +163,7 @@ class Swarm:
                 words, env=self.group.environ, stdin=subprocess.PIPE, stdout=err, stderr=err, start_new_session=True
             )
         try:
-            doors = [until(lambda node=node: node.ask("status").get("addresses"), "an address")[0] for node in self.nodes]
+            doors = [until(lambda node=node: node.ask("status").get("addresses"), "a door")[0] for node in self.nodes]
             hostile = Hostile(process, log)
             hostile.tell(json.dumps(doors))
             yield hostile
@@ -167,8 +172,7 @@ class Swarm:
             process.wait(10)
 
 
-def paced(group: RealNodes, *, rounds: int = ROUNDS, codec: str = "lattice:4", outputs: int = 384) -> Path:
-    """257 parameters for each of the `outputs`."""
+def paced(group: RealNodes, *, rounds: int = ROUNDS, codec: str = "lattice:4", outputs: int = OUTPUTS) -> Path:
     way = WAY / (rounds * PHASE_S / STEP_S)
     inner = {"seconds": PHASE_S, "batch_tokens": 8, "warmup": 0.0, "learning_rate": way}
     model = {"task": "paced", "options": {"step_s": STEP_S, "outputs": outputs}}
@@ -181,8 +185,155 @@ def swarm(*, honest: int = HONEST, **run: Any) -> Iterator[Swarm]:
         yield Swarm(group, paced(group, **run)).start(honest)
 
 
-def unattacked(**run: Any) -> list[Seen]:
-    with swarm(**run) as calm:
-        since = calm.begin()
-        calm.finish()
-        return calm.seen(since)
+@dataclass
+class Calm:
+    """What an unattacked swarm came to."""
+
+    loss: float
+    share: float
+    """Of a node's rounds, with a partner."""
+
+    @classmethod
+    def of(cls, **run: Any) -> "Calm":
+        with swarm(**run) as calm:
+            since = calm.begin()
+            calm.finish()
+            seen = calm.seen(since)
+            assert not any(node.ask("status")["taken_back"] for node in calm.nodes), "honest partners are trusted"
+            return cls(fmean(each.loss for each in seen), fmean(each.share for each in seen))
+
+    def compare(self, name: str, seen: list[Seen], uniform: float, report: Report) -> None:
+        """`uniform`: the share of its rounds that a node would have with honest partners if all were drawn alike."""
+        share = fmean(each.share for each in seen)
+        report(
+            f"{name}: held-out loss {max(each.loss for each in seen):.4f} (unattacked {self.loss:.4f}), rounds with "
+            f"honest partners {share:.0%} (unattacked {self.share:.0%}, uniform {uniform * self.share:.0%}), with "
+            f"hostile ones {fmean(each.hostile / max(1, each.rounds) for each in seen):.0%}, memory "
+            f"+{max(each.grown_mib for each in seen):.0f} MiB, solo {dict(sum((s.reasons for s in seen), Counter()))}"
+        )
+        assert max(each.loss for each in seen) <= LOSS * self.loss
+        assert share >= SHARE * uniform * self.share
+        assert max(each.grown_mib for each in seen) <= GROWTH_MIB
+
+
+@pytest.fixture
+def report(capsys: pytest.CaptureFixture[str]) -> Report:
+    """Prints a figure past pytest's capture."""
+
+    def line(text: str) -> None:
+        with capsys.disabled():
+            print("\n ", text)  # noqa: T201
+
+    return line
+
+
+@pytest.fixture(scope="module")
+def calm() -> Calm:
+    return Calm.of()
+
+
+@pytest.fixture(scope="module")
+def calm_pair() -> Calm:
+    return Calm.of(honest=2)
+
+
+SWAPS: dict[str, dict[str, Any]] = {
+    "zeros with tiny ranges": {"kind": "tiny", "most": 3},
+    "-u": {"kind": "flip"},
+    "2 u": {"kind": "times", "size": 2.0},
+    "10 u": {"kind": "times", "size": 10.0},
+    "noise": {"kind": "noise"},
+    "as far as a range goes": {"kind": "far", "wider": 24, "size": 0.5},
+    "the largest number": {"kind": "largest"},
+    "always calls again": {"kind": "honest"},
+    "20 identities": {"kind": "honest", "options": {"identities": 20}},
+    "holds in silence": {"hold": "silent"},
+    "holds with Alive": {"hold": "alive"},
+    "holds with one byte a second": {"hold": "trickle"},
+    "promises and does not come": {"hold": "promise"},
+    "creeps": {"kind": "creep", "size": 2.0},
+    "draws back to the first weights": {"kind": "undo", "size": 2.0},
+    "harms a little each time": {"kind": "steer", "size": 1.008, "paced": OUTPUTS},
+    "harms where nobody looks": {"kind": "blind", "size": 3.0, "wider": 8, "paced": OUTPUTS},
+}
+"""What the hostile peer of a swarm does whenever it is called and as often as it can call."""
+CODECS = {
+    "-u": ("bf16", "int8", "fp32"),
+    "2 u": ("bf16",),
+    "10 u": ("int8",),
+    "noise": ("fp32",),
+    "as far as a range goes": ("bf16", "int8", "fp32"),
+    "the largest number": ("bf16", "int8", "fp32"),
+}
+"""... and in which codecs beside lattice:4."""
+EACH = [(name, codec) for name in SWAPS for codec in ("lattice:4", *CODECS.get(name, ()))]
+
+
+@pytest.mark.system
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize(("name", "codec"), EACH)
+def test_one_hostile_peer_beside_three_honest_nodes(name: str, codec: str, calm: Calm, report: Report) -> None:
+    with swarm(codec=codec) as attacked, attacked.attacked("swaps", **SWAPS[name]) as hostile:
+        hostile.ready()
+        since = attacked.begin()
+        hostile.tell("go")
+        attacked.finish()
+        seen = attacked.seen(since)
+    calm.compare(f"{name}, {codec}", seen, (HONEST - 1) / HONEST, report)
+
+
+@pytest.mark.system
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_two_honest_nodes_do_not_believe_a_crowd_that_they_diverged(calm_pair: Calm, report: Report) -> None:
+    crowd = {"made_up": 3, "says": {"round": ROUNDS // 2}}
+    with swarm(honest=2) as pair, pair.attacked("swaps", kind="tiny", most=4, options=crowd) as hostile:
+        hostile.ready()
+        since = pair.begin()
+        hostile.tell("go")
+        pair.finish()
+        seen = pair.seen(since)
+        fetched = [node.printed(r"(weights have diverged)") for node in pair.nodes]
+    assert not any(fetched), "each keeps its own weights"
+    calm_pair.compare("zeros with tiny ranges, and a crowd", seen, 0.5, report)
+
+
+LONG = 600
+CROWDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "500 presences of one caller": ("presences", {}),
+    "500 presences of four callers": ("presences", {"options": {"each": 4}}),
+    "three made-up donors near the end": ("donors", {"options": {"round": LONG - 20}}),
+    "three donors of an honest state with noise": ("donors", {"options": {"honest": True, "size": 0.5}}),
+    "33 identities with 4 connections each": ("connections", {}),
+}
+
+
+@pytest.mark.system
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("name", CROWDS)
+def test_a_newcomer_gets_an_honest_state(name: str, report: Report) -> None:
+    attack, told = CROWDS[name]
+    with swarm(honest=2, rounds=LONG) as attacked, attacked.attacked(attack, **told) as hostile:
+        hostile.ready(200)
+        since = attacked.begin()
+        hostile.tell("go")
+        time.sleep(15)  # the attack has its time
+        there = attacked.seen(since)
+        began = time.time()
+        newcomer = attacked.join()
+        until(newcomer.committed, "its first round with somebody", JOINED_S)
+        joined_s = time.time() - began
+        status, author = newcomer.ask("status"), attacked.nodes[0].ask("status")
+        seen = attacked.seen(since)
+    report(
+        f"{name}: a newcomer has swapped after {joined_s:.0f} s; it began at a held-out loss of "
+        f"{status['eval_loss_first']:.3f} and is in round {status['round']}, where an honest node is at "
+        f"{author['eval_loss']:.3f} in round {author['round']}; "
+        f"memory +{max(each.grown_mib for each in seen):.0f} MiB; "
+        f"rounds with honest partners {fmean(each.share for each in there):.0%}"
+    )
+    assert status["eval_loss_first"] <= LOSS * max(each.loss for each in there)
+    assert abs(status["round"] - author["round"]) < 20
+    assert max(each.grown_mib for each in seen) <= GROWTH_MIB
