@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
-from noloco_node.core.codec import CodecStats
+from noloco_node.core.codecs.codec import CodecStats
 from noloco_node.errors import PeerFault, PeerMisbehaved
 from noloco_node.host.limits import MIN_RATE_BYTES_S
 from noloco_node.rounds.link import Link
