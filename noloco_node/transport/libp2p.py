@@ -24,6 +24,7 @@ import grpc.aio
 
 from noloco_node.base.addresses import Address, for_others
 from noloco_node.base.identity import Identity
+from noloco_node.base.places import place_of
 from noloco_node.errors import IdentityInUse, NolocoError, PeerLost, SwarmUnreachable, UsageError
 from noloco_node.transport.grpc_bridge import SERVER_OPTIONS, FarEnd, Inbound, Outbound, Streams
 from noloco_node.transport.interceptor import Context, Interceptor
@@ -83,7 +84,8 @@ class Libp2pTransport:
             helpers.setdefault(address.peer, []).append(address)
         self._reach = Reachability(self.peer_id, relay, helpers, lambda: reversed(self._introduced), self.channel)
         self.serve(lambda server: add_MirrorServicer_to_server(SelfViewService(self._far_end), server))
-        self._routes: dict[str, str] = {}
+        self._far_ends: dict[str, FarEnd] = {}
+        """Of the last stream with each peer."""
         self._introduced: dict[str, Sequence[Address]] = {}
         self._stack = AsyncExitStack()
         self._started: _Parts | None = None
@@ -114,6 +116,17 @@ class Libp2pTransport:
     def caller(self, context: Context) -> str:
         return self._far_end(context).peer
 
+    def place(self, context: Context) -> str:
+        """Where the caller is, as coarse as shares are counted (base/places.py)."""
+        return _place(self._far_end(context))
+
+    def place_of(self, peer: str) -> str:
+        """Where the last stream with a peer went; without one, where the peer says that it is, or its id."""
+        if peer in self._far_ends:
+            return _place(self._far_ends[peer])
+        addresses = self._introduced.get(peer)
+        return place_of(addresses[0].host) if addresses else peer
+
     def _far_end(self, context: Context) -> FarEnd:
         caller = self._parts.inbound.caller_of(context.peer())
         if caller is None:
@@ -142,7 +155,8 @@ class Libp2pTransport:
 
     def via(self, peer: str) -> str | None:
         """The route of the last stream with a peer, `direct` or `relayed`; None where there was none."""
-        return self._routes.get(peer)
+        far_end = self._far_ends.get(peer)
+        return far_end and ("relayed" if far_end.relayed else "direct")
 
     def introduce(self, peers: Mapping[str, Sequence[Address]]) -> None:
         """Remember where peers say that they can be reached."""
@@ -275,7 +289,7 @@ class Libp2pTransport:
         return caller
 
     def _note(self, far_end: FarEnd) -> None:
-        _remember(self._routes, far_end.peer, "relayed" if far_end.relayed else "direct")
+        _remember(self._far_ends, far_end.peer, far_end)
 
     async def _dial(self, peer: str) -> Streams:
         """A stream to a peer: by the addresses that it has published, or else by those that p2pd finds."""
@@ -313,6 +327,10 @@ def _import_hivemind() -> Hivemind:
     use_hivemind_log_handler("nowhere")
     logging.addLevelName(logging.WARNING, "WARNING")
     return Hivemind(P2P, Multiaddr, p2pd_pb2)
+
+
+def _place(far_end: FarEnd) -> str:
+    return f"relay {place_of(far_end.host)}" if far_end.relayed else place_of(far_end.host)
 
 
 def _remember(known: dict[str, T], peer: str, what: T) -> None:

@@ -60,6 +60,8 @@ class MemoryNetwork:
         self._links: dict[tuple[str, str], Link] = {}
         self._members: dict[str, MemoryTransport] = {}
         self._group_of: dict[str, int] = {}
+        self.places: dict[str, str] = {}
+        """Where peers are; one that is not in here is at a place of its own."""
         self._calls: dict[Call, None] = {}  # a dict keeps the order in which they began; a set would not
 
     def join(self, peer_id: str) -> "MemoryTransport":
@@ -158,6 +160,12 @@ class MemoryTransport:
 
     def caller(self, context: Context) -> str:
         return str(context.peer()).removeprefix(PEER_PREFIX)
+
+    def place(self, context: Context) -> str:
+        return self.place_of(self.caller(context))
+
+    def place_of(self, peer: str) -> str:
+        return self._network.places.get(peer, peer)
 
     def answer(self, call: Call) -> None:
         """A call has arrived: find its method and let a task of this member run it."""
