@@ -32,6 +32,7 @@ from noloco_node.observe import exporters
 from noloco_node.observe.jsonl import METRICS_EVERY_S
 from noloco_node.observe.recorder import Recorder, rollback_sentence
 from noloco_node.peers import run_registry
+from noloco_node.peers.answering import Answering
 from noloco_node.peers.cache import PeerCache
 from noloco_node.peers.directory import Directory
 from noloco_node.peers.membership import Membership
@@ -129,7 +130,17 @@ class TrainingNode(BaseNode):
         self._thread = self._start_training(run)
         p2p, bootstrap = self._transport.p2p, self._config.bootstrap
         stores = self._transport.can_be_called
-        directory = Directory(p2p, bootstrap, self._identity, run.run_id, boot=self._boot, stores=stores)
+        place_of, answering = self._transport.place_seen, Answering(self._transport)
+        directory = Directory(
+            p2p,
+            bootstrap,
+            self._identity,
+            run.run_id,
+            boot=self._boot,
+            stores=stores,
+            place_of=place_of,
+            answering=answering,
+        )
         await self._enter(lambda: self._membership.enter(directory))
         self._report(f"{peer_names.name_of(self._identity.peer_id)} ({self._identity.peer_id}) in run {run.label}")
         run_and_author = f" --run {run.run_id} --trust {signed.author}"

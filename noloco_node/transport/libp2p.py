@@ -14,7 +14,7 @@ import asyncio
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -86,6 +86,9 @@ class Libp2pTransport:
         self.serve(lambda server: add_MirrorServicer_to_server(SelfViewService(self._far_end), server))
         self._far_ends: dict[str, FarEnd] = {}
         """Of the last stream with each peer."""
+        self._met_at: dict[str, float] = {}
+        self._connected: dict[str, str] = {}
+        """The places of peers that p2pd was asked about."""
         self._introduced: dict[str, Sequence[Address]] = {}
         self._stack = AsyncExitStack()
         self._started: _Parts | None = None
@@ -157,6 +160,32 @@ class Libp2pTransport:
         """The route of the last stream with a peer, `direct` or `relayed`; None where there was none."""
         far_end = self._far_ends.get(peer)
         return far_end and ("relayed" if far_end.relayed else "direct")
+
+    def met_at(self, peer: str) -> float | None:
+        """When the last stream with a peer began, by the event loop's clock."""
+        return self._met_at.get(peer)
+
+    async def reaches(self, peer: str, addresses: Sequence[Address], within_s: int) -> bool:
+        """Whether a stream to a peer can be opened, at these addresses where it is not connected to this node."""
+        control = self._session.control
+        try:
+            async with asyncio.timeout(within_s):
+                await control.connect(peer, addresses, within_s)
+                stream, far_end = await control.open_stream(peer, PROTOCOL, within_s)
+        except OSError:
+            return False
+        stream[1].transport.abort()
+        self._note(far_end)
+        return True
+
+    async def place_seen(self, peer: str) -> str:
+        """As `place_of`, for a peer that may have a connection to p2pd, but no stream of ours."""
+        if peer not in self._far_ends and peer not in self._connected:
+            with suppress(OSError):
+                async with asyncio.timeout(CONTROL_S):
+                    far_end = await self._session.control.find_connected(peer)
+                _remember(self._connected, peer, _place(far_end) if far_end else peer)
+        return self.place_of(peer) if peer in self._far_ends else self._connected.get(peer, peer)
 
     def introduce(self, peers: Mapping[str, Sequence[Address]]) -> None:
         """Remember where peers say that they can be reached."""
@@ -290,6 +319,7 @@ class Libp2pTransport:
 
     def _note(self, far_end: FarEnd) -> None:
         _remember(self._far_ends, far_end.peer, far_end)
+        _remember(self._met_at, far_end.peer, asyncio.get_running_loop().time())
 
     async def _dial(self, peer: str) -> Streams:
         """A stream to a peer: by the addresses that it has published, or else by those that p2pd finds."""
