@@ -121,12 +121,12 @@ class Libp2pTransport:
 
     def place(self, context: Context) -> str:
         """Where the caller is, as coarse as shares are counted (base/places.py)."""
-        return _place(self._far_end(context))
+        return self._far_end(context).place
 
     def place_of(self, peer: str) -> str:
         """Where the last stream with a peer went; without one, where the peer says that it is, or its id."""
         if peer in self._far_ends:
-            return _place(self._far_ends[peer])
+            return self._far_ends[peer].place
         addresses = self._introduced.get(peer)
         return place_of(addresses[0].host) if addresses else peer
 
@@ -184,7 +184,7 @@ class Libp2pTransport:
             with suppress(OSError):
                 async with asyncio.timeout(CONTROL_S):
                     far_end = await self._session.control.find_connected(peer)
-                _remember(self._connected, peer, _place(far_end) if far_end else peer)
+                _remember(self._connected, peer, far_end.place if far_end else peer)
         return self.place_of(peer) if peer in self._far_ends else self._connected.get(peer, peer)
 
     def introduce(self, peers: Mapping[str, Sequence[Address]]) -> None:
@@ -297,6 +297,8 @@ class Libp2pTransport:
         async def admit(context: Context) -> None:
             if inbound.caller_of(context.peer()) is None:
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, "calls come through libp2p only")
+            ended = inbound.answering(context.peer())
+            context.add_done_callback(lambda _: ended())
 
         guard = Interceptor(admit)
         server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[guard], maximum_concurrent_rpcs=_MAX_CALLS)
@@ -357,10 +359,6 @@ def _import_hivemind() -> Hivemind:
     use_hivemind_log_handler("nowhere")
     logging.addLevelName(logging.WARNING, "WARNING")
     return Hivemind(P2P, Multiaddr, p2pd_pb2)
-
-
-def _place(far_end: FarEnd) -> str:
-    return f"relay {place_of(far_end.host)}" if far_end.relayed else place_of(far_end.host)
 
 
 def _remember(known: dict[str, T], peer: str, what: T) -> None:

@@ -79,7 +79,7 @@ async def test_nothing_is_left_after_close(net, tmp_path):
     assert all(path.name.endswith(".sock") for path in directory.iterdir())
     assert len(cleaners(directory)) == 1
     await client.close()
-    await until(lambda: not server._parts.inbound._callers)
+    await until(lambda: not server._parts.inbound._carried)
     await net.close()
     assert not directory.exists() and not directory_of(server).exists()
     assert len(psutil.Process().children()) == children
@@ -208,6 +208,7 @@ async def test_a_node_is_called_through_a_relay(net):
     assert await drain(call) == frames
     assert caller.via(hidden.peer_id) == hidden.via(caller.peer_id) == "relayed"
     assert caller.via(net.transports[0].peer_id) == "direct"
+    assert caller._far_ends[hidden.peer_id].relay == net.transports[0].peer_id
 
 
 async def test_a_relay_may_announce_what_does_not_lead_to_it_yet(net, caplog):
@@ -286,8 +287,8 @@ async def test_the_same_port_on_another_loopback_address_is_another_caller(net, 
     server, client = await net.start(Runs(list_no_runs)), await net.start()
     await RunsStub(client.channel(server.peer_id)).List(peer_pb2.RunsRequest(), timeout=STEP_S)
     inbound = server._parts.inbound
-    ((known, caller),) = inbound._callers.items()
-    assert caller.peer == client.peer_id
+    ((known, carried),) = inbound._carried.items()
+    assert carried.caller.peer == client.peer_id
     port = int(known.rpartition(":")[2])
 
     async def forward(*stream):
@@ -312,15 +313,15 @@ async def test_a_connection_without_calls_is_closed(net, monkeypatch):
     await swap.write(fragment())
     await swap.read()
     inbound = server._parts.inbound
-    assert len(inbound._callers) == 1
+    assert len(inbound._carried) == 1
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(1.0):
-            await until(lambda: not inbound._callers)
+            await until(lambda: not inbound._carried)
     await swap.write(fragment(index=1))
     assert await swap.read() == fragment(index=1), "a call is under way"
     await swap.done_writing()
     assert await swap.read() is grpc.aio.EOF
-    await until(lambda: not (inbound._callers or inbound._per_peer))
+    await until(lambda: not (inbound._carried or inbound._per_peer))
     await RunsStub(client.channel(server.peer_id)).List(peer_pb2.RunsRequest(), timeout=STEP_S)
 
 

@@ -23,7 +23,7 @@ from noloco_node.transport.grpc_bridge import BUFFER_BYTES, FarEnd, Streams
 _MAX_LENGTH_BITS = 14  # a length in three groups of 7 bits, so 2 MiB: its answers are a few addresses
 _CONNECT_S = 5.0  # for `try_connect`, where it knows the addresses
 _P2P, _CIRCUIT = b"\xa5\x03", b"\xa2\x02"  # the codes 421 and 290 of multiaddr's table, as varints
-_RELAYED = re.compile(rb"(.*?)\xa5\x03[\x20-\x40].{32,64}\xa2\x02", re.DOTALL)
+_RELAYED = re.compile(rb"(.*?)\xa5\x03[\x20-\x40](.{32,64})\xa2\x02", re.DOTALL)
 
 
 class P2pdControl:
@@ -88,7 +88,7 @@ class P2pdControl:
     def _far_end(self, peer: bytes, binary: bytes) -> FarEnd:
         relayed = _RELAYED.fullmatch(binary)
         address = str(self._multiaddr(relayed[1] if relayed else binary))
-        return FarEnd(str(base58.b58encode(peer), "ascii"), address.split("/")[2], relayed is not None)
+        return FarEnd(_text(peer), address.split("/")[2], _text(relayed[2]) if relayed else "")
 
     def _binary(self, address: Address) -> bytes:
         """In binary, without its peer. hivemind writes a relay's id as a CID, but p2pd wants the multihash."""
@@ -110,6 +110,10 @@ class P2pdControl:
             writer.transport.abort()
             raise
         return answer, (reader, writer)
+
+
+def _text(peer: bytes) -> str:
+    return str(base58.b58encode(peer), "ascii")
 
 
 def write(writer: asyncio.StreamWriter, message: Any) -> None:
