@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from noloco_node.base.addresses import Address
-from noloco_node.base.places import draw, place_of, several
+from noloco_node.base.places import claimed, draw, several
 from noloco_node.peers.record import PeerRecord
 
 AT_ONCE = 32
@@ -70,7 +70,7 @@ class Answering:
         for teller, peers in told.items():
             due = {peer: record for peer, record in peers.items() if self._is_due(peer, now)}
             if enough:
-                few = several(self._rng, {peer: where(record) for peer, record in due.items()}, FEW)
+                few = several(self._rng, {peer: claimed(peer, record.addresses) for peer, record in due.items()}, FEW)
                 due = {peer: due[peer] for peer in few}
             if due and (teller in self._waiting or len(self._waiting) < MAX_TELLERS):
                 waiting = self._waiting.get(teller, {}) | due
@@ -94,7 +94,11 @@ class Answering:
             teller = self._rng.choice(sorted(self._waiting))
             waiting = self._waiting[teller]
             least = min(map(self._failures, waiting))
-            first = {peer: where(record) for peer, record in waiting.items() if self._failures(peer) == least}
+            first = {
+                peer: claimed(peer, record.addresses)
+                for peer, record in waiting.items()
+                if self._failures(peer) == least
+            }
             peer = draw(self._rng, first)
             record = waiting.pop(peer)
             if not waiting:
@@ -137,8 +141,3 @@ class Answering:
         self._known[peer] = known
         if len(self._known) > MAX_REMEMBERED:
             del self._known[next(iter(self._known))]
-
-
-def where(record: PeerRecord) -> str:
-    """The place at which a peer says that it is."""
-    return place_of(record.addresses[0].host) if record.addresses else record.peer_id

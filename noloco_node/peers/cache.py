@@ -14,7 +14,7 @@ from typing import Protocol
 from noloco_node.base import atomic_files
 from noloco_node.base.addresses import Address
 from noloco_node.base.identity import is_peer_id
-from noloco_node.base.places import place_of
+from noloco_node.base.places import claimed
 from noloco_node.peers.record import read_addresses
 
 MAX_PEERS = 64
@@ -56,7 +56,7 @@ class PeerCache:
         before = Counter[str]()
         turn = {}
         for peer in latest:  # each place's latest come before any place's second
-            place = place_of(found[peer][1][0].host)
+            place = claimed(peer, found[peer][1])
             turn[peer] = before[place]
             before[place] += 1
         self._peers = {peer: found[peer] for peer in sorted(latest, key=turn.__getitem__)[:MAX_PEERS]}

@@ -16,10 +16,10 @@ from typing import Any
 
 from noloco_node.base.addresses import Address
 from noloco_node.base.identity import Identity
-from noloco_node.base.places import several
+from noloco_node.base.places import claimed, several
 from noloco_node.base.states import NodeState
 from noloco_node.errors import SwarmUnreachable
-from noloco_node.peers.answering import Answering, where
+from noloco_node.peers.answering import Answering
 from noloco_node.peers.dht_storage import DhtStorage, NamesCallers, RecordValidator, answer_size
 from noloco_node.peers.record import (
     MAX_ADDRESSES,
@@ -203,7 +203,7 @@ class Directory:
         if self._answering is not None:
             await self._answering.ask(self._by_teller(there, key))
         answered = self._there(there)
-        self._meet({peer: where(record) for peer, record in answered.items()})
+        self._meet({peer: claimed(peer, record.addresses) for peer, record in answered.items()})
         ours = own is not None and bucket_of(own, depth) == bucket
         size.found(depth, self._alive(there) + ours, [record.peers for record in answered.values() if record.peers])
         now = time.time()

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import grpc.aio
 
 from noloco_node.base.identity import is_peer_id
-from noloco_node.base.places import place_of
+from noloco_node.base.places import behind_relay, place_of
 from noloco_node.wire.messages import MAX_MESSAGE_BYTES
 
 _log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class FarEnd(NamedTuple):
     @property
     def place(self) -> str:
         """As base/places.py names it; who comes over a relay stands with it."""
-        return f"relay {place_of(self.host)}" if self.relay else place_of(self.host)
+        return behind_relay(self.host) if self.relay else place_of(self.host)
 
 
 @dataclass(eq=False, slots=True)

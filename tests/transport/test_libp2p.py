@@ -26,6 +26,7 @@ from noloco_node.transport.grpc_bridge import BUFFER_BYTES, CHANNEL_OPTIONS, SER
 from noloco_node.transport.libp2p import Libp2pTransport
 from noloco_node.transport.reachability import ONLY
 from noloco_node.wire import peer_pb2
+from noloco_node.wire.mirror_pb2_grpc import MirrorServicer
 from noloco_node.wire.peer_pb2_grpc import ExchangeStub, RunsStub
 
 LIBP2P_NODE = Path(__file__).parents[1] / "helpers" / "libp2p_node.py"
@@ -209,6 +210,7 @@ async def test_a_node_is_called_through_a_relay(net):
     assert caller.via(hidden.peer_id) == hidden.via(caller.peer_id) == "relayed"
     assert caller.via(net.transports[0].peer_id) == "direct"
     assert caller._far_ends[hidden.peer_id].relay == net.transports[0].peer_id
+    await until(lambda: caller.place_of(hidden.peer_id) == "127.0.0.1")  # the relay says so
 
 
 async def test_a_relay_may_announce_what_does_not_lead_to_it_yet(net, caplog):
@@ -221,6 +223,27 @@ async def test_a_relay_may_announce_what_does_not_lead_to_it_yet(net, caplog):
             listen=replace(ANY_PORT, port=port), announce=[replace(ANY_LOCAL_PORT, port=announced)], serves_relay=True
         )
     assert not [record.message for record in caplog.records if "relay" in record.message]
+
+
+async def test_who_comes_over_a_relay_that_says_nothing_stands_with_it(net, monkeypatch):
+    monkeypatch.setattr(libp2p.SelfViewService, "Whence", MirrorServicer.Whence)  # one of an older version
+    await net.start(serves_relay=True)
+    hidden, caller = await net.start(relay=ONLY), await net.start()
+    assert await caller.reaches(hidden.peer_id, hidden.addresses(), 3)
+    await until(lambda: not caller._relayed._asking)
+    assert caller.place_of(hidden.peer_id) == "relay 127.0.0.1"
+
+
+async def test_a_peer_is_reached_only_where_it_is(net, tmp_path):
+    server, client = await net.start(), await net.start()
+    nobody = Identity.load_or_create(tmp_path / "nobody").peer_id
+    nowhere = [replace(address, peer=nobody) for address in server.addresses()]
+    assert await client.reaches(server.peer_id, server.addresses(), 3)
+    assert not await client.reaches(nobody, nowhere, 3), "somebody else answers there"
+    assert client.met_at(server.peer_id) is not None and client.met_at(nobody) is None
+    await until(lambda: server.met_at(client.peer_id) is not None)
+    assert await server.place_seen(client.peer_id) == "127.0.0.1"
+    assert await server.place_seen(nobody) == nobody
 
 
 async def test_without_a_relay_among_the_bootstrap_peers_there_is_no_reservation(net):
