@@ -45,7 +45,7 @@ from noloco_node.state_transfer import catch_up, choose_donor, client
 from noloco_node.state_transfer.collect import Collector, OwnState
 from noloco_node.state_transfer.server import StateService
 from noloco_node.training.replica import State
-from noloco_node.training.thread import Failed, Finished, Message, PhaseEnded, Ready, TrainingThread
+from noloco_node.training.thread import Failed, Finished, Message, PhaseEnded, Ready, TakenBack, TrainingThread
 from noloco_node.views.gather import GatherView
 from noloco_node.views.history import HistoryView
 from noloco_node.views.peers import PeersView
@@ -259,6 +259,8 @@ class TrainingNode(BaseNode):
                 self._rounds.boundary(done.round, seconds, offer, closed)
             case Evaluated():
                 self._observe(message)
+            case TakenBack(exchange, loss_with, loss_without):
+                self._rounds.taken_back(exchange, loss_with, loss_without)
             case RolledBack():
                 self._observe(message)
                 if message.weights_of is not None:  # else the slow weights, and so the offers, are unchanged
@@ -391,14 +393,14 @@ class TrainingNode(BaseNode):
             await self._publish()
 
     async def _rejoin(self) -> None:
-        self._rounds.candidates(frozenset())  # forgets back-offs: peers did not answer because our p2pd was dead
+        self._rounds.candidates({})  # forgets back-offs: peers did not answer because our p2pd was dead
         await self._membership.rejoin()
         await self._publish()
         await self._membership.look()  # at once: the periodic look may just have failed
 
     def _update_candidates(self) -> None:
         training = [record for record in self.seen() if record.state == NodeState.TRAINING]
-        self._rounds.candidates(frozenset(record.peer_id for record in training))
+        self._rounds.candidates({record.peer_id: self._transport.place_of(record.peer_id) for record in training})
         self._recorder.curves.seen(training)
 
     # ---- the volunteer's limits ----
@@ -464,7 +466,7 @@ class TrainingNode(BaseNode):
         )
 
     def peers(self) -> PeersView:
-        return status.peers(self._stats, self.seen(), self._transport.via)
+        return status.peers(self._stats, self.seen(), self._transport.via, self._rounds.standings())
 
     def round_events(self) -> list[str]:
         return self._rounds.event_log()

@@ -14,6 +14,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
+from noloco_node.base.atomic_files import open_file
 from noloco_node.views.status import StatusView
 
 MAX_BYTES = 8 << 20
@@ -73,7 +74,7 @@ def figures(view: StatusView, at: float) -> dict[str, Any]:
 def records(path: Path) -> Iterator[Mapping[str, Any]]:
     """What was written, the oldest first. Damaged lines are skipped; without a file there are none."""
     for file in reversed(generations(path)):
-        with suppress(OSError), file.open("rb") as lines:
+        with suppress(OSError), open_file(file) as lines:
             while line := lines.readline(_MAX_LINE_BYTES):
                 try:
                     record = json.loads(line)

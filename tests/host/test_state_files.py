@@ -2,6 +2,9 @@
 
 import errno
 import logging
+import os
+import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +15,7 @@ from faults import fail_at
 
 from noloco_node.base.identity import Identity
 from noloco_node.errors import DiskFull, UsageError
-from noloco_node.host.config import resolve
+from noloco_node.host.config import read_home_toml, resolve
 from noloco_node.host.home import Home
 from noloco_node.host.limits import Used
 from noloco_node.host.policy import Policy
@@ -125,6 +128,52 @@ def test_cut_anywhere_it_is_named(file: StateFile, tmp_path: Path, caplog: pytes
             assert (tmp_path / f"{file.name}.damaged").read_bytes() == whole[:length]
             file.write(path, 1)
             assert file.read(path) == before, "and a new one begins"
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path, 0o600)
+
+
+def endless_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def loop_of_links(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def unix_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+@each
+@pytest.mark.parametrize("other", [fifo, endless_device, loop_of_links, unix_socket, Path.mkdir])
+def test_what_is_no_file_is_refused_at_once(
+    file: StateFile, other: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / file.name
+    other(path)
+    began = time.monotonic()
+    if file.empty is None:
+        with pytest.raises(UsageError) as raised:
+            file.read(path)
+        assert str(path) in str(raised.value)
+    else:
+        assert file.read(path) == file.empty and str(path) in caplog.text
+    assert time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize("other", [fifo, endless_device, loop_of_links, unix_socket, Path.mkdir])
+def test_nor_do_settings_and_the_lock_wait_for_it(other: Callable[[Path], None], tmp_path: Path) -> None:
+    other(tmp_path / "node.toml")
+    other(tmp_path / "node.lock")
+    with pytest.raises(UsageError, match=r"node\.toml"):
+        read_home_toml(tmp_path)
+    home = Home(tmp_path)
+    with pytest.raises(UsageError, match=r"node\.lock"), home.lock():
+        pass
+    assert home.holder() is None
 
 
 @each
