@@ -136,24 +136,26 @@ class RoundService(ExchangeServicer):
         if offer is not None:
             self._offers[round] = offer
             self._all_closed.clear()
-        self._handle(round_events.Boundary(round, phase_s, closed))
+        progress = self._under_way.swap.progress if self._under_way else None
+        self._handle(round_events.Boundary(round, phase_s, closed, progress))
 
     def candidates(self, places: Mapping[str, str]) -> None:
         """Who may be called: the place (base/places.py) of each peer."""
         self._handle(round_events.Candidates(places))
 
     def standing(self, peer: str) -> Standing:
-        return self.standings().get(peer, Standing())
+        return self._machine.standing(peer, asyncio.get_running_loop().time())
 
     def standings(self) -> Mapping[str, Standing]:
         """Of all peers of which this node has seen something itself."""
-        return {}
+        return {peer: self.standing(peer) for peer in self._machine.known}
 
     def taken_back(self, exchange: bytes, loss_with: float, loss_without: float) -> None:
         """The corrections of this exchange made the model worse, and were taken back."""
         if exchange in self._partners:
             round, partner = self._partners[exchange]
             self._observe(TakenBack(round, partner, loss_with, loss_without))
+            self._handle(round_events.TookBack(partner))
 
     def stop(self) -> None:
         """Make and accept no more calls; a swap under way goes on."""
@@ -268,7 +270,7 @@ class RoundService(ExchangeServicer):
             if link.ending:
                 await link.wait_for_end(LAST_FRAME_S)
         except PeerFault as fault:
-            self._blame(call.peer, fault)
+            self._blame_for_call(call.peer, fault)
             self._handle(round_events.Unanswered(call.exchange, fault.reason))
         finally:
             self._count(link)
@@ -334,7 +336,7 @@ class RoundService(ExchangeServicer):
         except PeerRefused as no:
             link.send(wire.Refusal(wire.Code[no.reason.upper()], no.retry_in_s))
         except PeerFault as fault:
-            self._blame(peer, fault)
+            self._blame_for_call(peer, fault)
         finally:
             link.close()
 
@@ -397,11 +399,13 @@ class RoundService(ExchangeServicer):
             self._tasks[exchange] = task
         self._trainer.swapping(True)
         reason: str | None = "hung_up"  # the result when this task is cancelled
+        faulty = False
         try:
             await swap.run()
             reason = None
         except PeerFault as fault:
             reason = fault.reason
+            faulty = reason == DIVERGED or isinstance(fault, PeerMisbehaved)
             self._blame(peer, fault)
         except NonFinite:
             reason = "nonfinite"
@@ -412,7 +416,7 @@ class RoundService(ExchangeServicer):
             elif reason is not None:
                 link.drop()
             self._totals.one_sided += swap.one_sided
-            self._handle(round_events.SwapEnded(exchange, reason, swap.applied, swap.one_sided))
+            self._handle(round_events.SwapEnded(exchange, reason, swap.applied, swap.one_sided, faulty))
             self._under_way = None
             self._tasks.pop(exchange, None)
 
@@ -425,6 +429,11 @@ class RoundService(ExchangeServicer):
         self._links.discard(link)
         self._totals.sent_bytes += link.sent_bytes
         self._totals.received_bytes += link.received_bytes
+
+    def _blame_for_call(self, peer: str, fault: PeerFault) -> None:
+        self._blame(peer, fault)
+        if isinstance(fault, PeerMisbehaved):
+            self._handle(round_events.Misbehaved(peer, fault.reason))
 
     def _blame(self, peer: str, fault: PeerFault) -> None:
         log.debug("%s: %s", peer, fault)

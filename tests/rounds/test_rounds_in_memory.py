@@ -287,7 +287,7 @@ def test_the_latest_events_can_be_read_as_lines() -> None:
         exchange.candidates({f"peer {k}": "" for k in range(100)})
         settings, boundary, candidates = exchange.event_log()
         assert settings == "   -3.000 s  Settings(swaps=2, blocking=False)"
-        assert boundary == "   -0.500 s  Boundary(round=1, phase_s=10.0, closed='nonfinite')"
+        assert boundary == "   -0.500 s  Boundary(round=1, phase_s=10.0, closed='nonfinite', progress=None)"
         assert len(candidates) == 200, "cut"
         await swarm.close()
 
