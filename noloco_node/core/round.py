@@ -238,6 +238,10 @@ class Round:
     def standing(self, peer: str, now: float) -> Standing:
         return self._ledger.standing(peer, now, alone=self._alone(peer))
 
+    def knows(self, peer: str) -> bool:
+        """Whether it is a candidate, or was a partner."""
+        return peer in self._candidates or self.standing(peer, self._now).committed > 0
+
     @property
     def known(self) -> tuple[str, ...]:
         """Peers that have a standing."""
