@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from noloco_node.core import outer
-from noloco_node.core.codec import BLOCK, Packed
+from noloco_node.core.codecs.codec import BLOCK, Packed
 from noloco_node.core.length_correction import LengthCorrection
 from noloco_node.data import corpus
 from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved, UsageError
@@ -410,7 +410,7 @@ class Replica:
                 part = self.theta[added.start : added.start + c.size]
                 part.add_(c.unscaled().to(part.device), alpha=sign * shift)
             if sign == 1:
-                loss = self.evaluate()
+                loss = self._gradients.evaluate()
         return loss
 
     def _late(self, offered_round: int) -> int:

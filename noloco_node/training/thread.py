@@ -25,7 +25,7 @@ import torch
 
 from noloco_node.base.events import Evaluated, PhaseDone, RolledBack, rate
 from noloco_node.core import fragments, verdict
-from noloco_node.core.codec import Codec
+from noloco_node.core.codecs.codec import Codec
 from noloco_node.core.round_events import SWAPPING
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory
 from noloco_node.training import mailbox, memory_budget

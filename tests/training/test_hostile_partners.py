@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from noloco_node.core.bounds import LONGEST
-from noloco_node.core.codec import BLOCK, Codec
-from noloco_node.core.codecs import codec
+from noloco_node.core.codecs.by_name import codec
+from noloco_node.core.codecs.codec import BLOCK, Codec
 from noloco_node.errors import PeerFault
 from noloco_node.training.mailbox import Command, Correct
 from noloco_node.training.offer import CodecThread, Offer

@@ -13,7 +13,7 @@ from torch import nn
 
 from noloco_node.checkpoints import checkpoint
 from noloco_node.core import outer
-from noloco_node.core.codecs import codec
+from noloco_node.core.codecs.by_name import codec
 from noloco_node.data import corpus
 from noloco_node.errors import Diverged, Incompatible, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
 from noloco_node.run.schema import InnerSpec, Manifest, OuterSpec

@@ -14,8 +14,8 @@ import torch
 from replicas import FRAGMENT, correct, exchange, live_state, small_replica, small_run, timed_run, train
 
 from noloco_node.base.events import Evaluated, RolledBack
-from noloco_node.core.codec import scaled
-from noloco_node.core.codecs import codec
+from noloco_node.core.codecs.by_name import codec
+from noloco_node.core.codecs.codec import scaled
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
 from noloco_node.host import memory
 from noloco_node.training.offer import Offer
