@@ -746,15 +746,14 @@ async def connections(attacker: Attacker, *, identities: int = 33, each: int = 4
         while True:
             with suppress(RpcError, OSError):
                 call = services.ExchangeStub(channel).Swap()
-                await call.write(pb.SwapFrame(alive=pb.Alive()))
                 while await call.read() is not EOF:
                     pass
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.1)
 
     async with asyncio.TaskGroup() as group:
-        for number, transport in enumerate(attacker.identities):
+        for transport in attacker.identities:
             for extra in range(each):
-                folder = Path(attacker.home) / f"{number}-{extra}"
+                folder = transport._parts.runtime.path / f"again-{extra}"
                 folder.mkdir()
                 outbound = Outbound(folder, transport._dial)
                 for victim in attacker.victims:

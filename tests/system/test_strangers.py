@@ -29,7 +29,7 @@ from noloco_node.training.model import layout_digest
 
 PEER = ROOT / "tests" / "helpers" / "hostile_peer.py"
 HONEST = 3
-ROUNDS, PHASE_S, STEP_S = 60, 0.6, 0.06
+ROUNDS, STEPS, STEP_S = 60, 10, 0.06
 WAY = 0.2
 """How far AdamW can take a weight: the loss is still falling at the end."""
 LOSS = 1.05
@@ -173,8 +173,7 @@ class Swarm:
 
 
 def paced(group: RealNodes, *, rounds: int = ROUNDS, codec: str = "lattice:4", outputs: int = OUTPUTS) -> Path:
-    way = WAY / (rounds * PHASE_S / STEP_S)
-    inner = {"seconds": PHASE_S, "batch_tokens": 8, "warmup": 0.0, "learning_rate": way}
+    inner = {"steps": STEPS, "batch_tokens": 8, "warmup": 0.0, "learning_rate": WAY / (rounds * STEPS)}
     model = {"task": "paced", "options": {"step_s": STEP_S, "outputs": outputs}}
     return group.tables(rounds=rounds, model=model, inner=inner, outer={"codec": codec})
 
