@@ -123,6 +123,8 @@ class Aim:
         rng, shape = np.random.default_rng([7, start]), (len(step), BLOCK)
         if self.kind == "far":
             return LOUDEST * rng.choice([-1, 1], shape)
+        if self.kind == "largest":
+            return None
         if self.kind in ("zeros", "tiny", "honest") or self.known is None:
             return np.zeros(shape, np.int64)
         if (away := self.away(start, start + FRAGMENT)) is not None:

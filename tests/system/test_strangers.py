@@ -18,13 +18,19 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
+import torch
+from hostile_peer import Aim, Lattice, Plain
 from real_nodes import ROOT, Node, RealNodes, until
 
+sys.path.append(str(ROOT / "tests" / "tasks"))
+from paced_task import Paced
+
 from noloco_node.base.identity import Identity
+from noloco_node.core.codecs import by_name
 from noloco_node.run import toml
-from noloco_node.training import tasks
 from noloco_node.training.model import layout_digest
 
 PEER = ROOT / "tests" / "helpers" / "hostile_peer.py"
@@ -148,7 +154,7 @@ class Swarm:
     @contextmanager
     def attacked(self, attack: str, **told: Any) -> Iterator[Hostile]:
         manifest = toml.load(self.run)
-        module = tasks.load(manifest).model()
+        module = Paced(dict(manifest.model.options), manifest.seed).model()
         public = {
             "run_id": manifest.run_id,
             "layout": layout_digest(module).hex(),
@@ -169,12 +175,12 @@ class Swarm:
             yield hostile
         finally:
             process.kill()
-            process.wait(10)
+            process.communicate(timeout=10)
 
 
-def paced(group: RealNodes, *, rounds: int = ROUNDS, codec: str = "lattice:4", outputs: int = OUTPUTS) -> Path:
-    inner = {"steps": STEPS, "batch_tokens": 8, "warmup": 0.0, "learning_rate": WAY / (rounds * STEPS)}
-    model = {"task": "paced", "options": {"step_s": STEP_S, "outputs": outputs}}
+def paced(group: RealNodes, *, rounds: int = ROUNDS, codec: str = "lattice:4", steps: int = STEPS) -> Path:
+    inner = {"steps": steps, "batch_tokens": 8, "warmup": 0.0, "learning_rate": WAY / (rounds * steps)}
+    model = {"task": "paced", "options": {"step_s": STEP_S, "outputs": OUTPUTS}}
     return group.tables(rounds=rounds, model=model, inner=inner, outer={"codec": codec})
 
 
@@ -234,6 +240,60 @@ def calm() -> Calm:
 @pytest.fixture(scope="module")
 def calm_pair() -> Calm:
     return Calm.of(honest=2)
+
+
+ELEMENTS = 257 * OUTPUTS
+U = np.random.default_rng(1).normal(0, 0.06, ELEMENTS).astype(np.float32)
+MOVED = 0.002
+"""The largest movement of each block."""
+
+
+def told(codec: str, aim: Aim, wider: int = 0) -> float:
+    """‖c‖ / ‖u‖, of what a node's codec makes of the hostile peer's payloads."""
+    blocks = torch.full((-(-ELEMENTS // 256),), MOVED)
+    conversation = by_name.codec(codec).converse(torch.from_numpy(U), 0, bytes(16), blocks)
+    lie = Lattice(aim, 0, ELEMENTS, wider) if codec == "lattice:4" else Plain(codec, aim, 0)
+    payload: bytes | None = conversation.open()
+    while payload is not None:
+        received = conversation.receive(lie.answer(payload))
+        payload = received.reply
+    assert received.correction is not None
+    return float(np.linalg.norm(received.correction.double().numpy()) / np.linalg.norm(U))
+
+
+@pytest.mark.parametrize(
+    ("codec", "kind", "size", "share"),
+    [
+        ("lattice:4", "honest", 1.0, 0.0),
+        ("lattice:4", "tiny", 1.0, 0.0),
+        ("lattice:4", "flip", 1.0, 1.0),
+        ("lattice:4", "times", 10.0, 4.5),
+        ("bf16", "flip", 1.0, 1.0),
+        ("int8", "noise", 1.0, 0.5**0.5),
+        ("fp32", "times", 2.0, 0.5),
+    ],
+)
+def test_a_codec_alone_takes_whatever_is_well_formed(codec: str, kind: str, size: float, share: float) -> None:
+    """So what bounds a step must lie behind it; and the payloads made by hand are what a partner's would be."""
+    assert told(codec, Aim(kind, size, known=U)) == pytest.approx(share, abs=0.02)
+
+
+def test_what_is_sent_again_has_room_for_more_than_any_model_holds() -> None:
+    assert told("lattice:4", Aim("largest", known=U)) > 1000
+
+
+@pytest.mark.timeout(120)
+def test_the_largest_numbers_do_no_harm() -> None:
+    with swarm(honest=2, rounds=14, steps=5) as pair, pair.attacked("swaps", kind="largest") as hostile:
+        hostile.ready()
+        since = pair.begin()
+        hostile.tell("go")
+        pair.finish(60)
+        seen, first = pair.seen(since), pair.nodes[0].ask("status")["eval_loss_first"]
+        assert hostile.told("swap"), "it had its chance"
+    assert not any(node.hostile for node in seen), "nothing of it was added"
+    assert all(node.loss < 0.9 * first for node in seen), "they learned"
+    assert sum(node.honest for node in seen), "from each other too"
 
 
 SWAPS: dict[str, dict[str, Any]] = {
