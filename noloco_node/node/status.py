@@ -16,7 +16,7 @@ from noloco_node.rounds.service import RoundService
 from noloco_node.run.schema import Manifest
 from noloco_node.training.thread import Ready
 from noloco_node.views.peers import PeersView
-from noloco_node.views.status import BytesView, StatusView
+from noloco_node.views.status import BytesView, Health, StatusView
 
 
 def status(  # noqa: PLR0913, PLR0917
@@ -29,6 +29,7 @@ def status(  # noqa: PLR0913, PLR0917
     keeper: CheckpointKeeper | None,
     ready: Ready | None,
     target: int | None,
+    weights: tuple[Health, ...] = (),
 ) -> StatusView:
     """`node`: what every node shows (node/base.py)."""
     totals, parameters = rounds.tally, ready.parameters if ready else None
@@ -53,7 +54,7 @@ def status(  # noqa: PLR0913, PLR0917
         peers_by_state=Counter(record.state for record in seen),
         today=policy.today(),
         checkpoint=saves[0].view(saves[1]) if saves else None,
-        health=(*node.health, *policy.health(stats.swaps_fit), *(saves[0].health(saves[1]) if saves else ())),
+        health=(*node.health, *weights, *policy.health(stats.swaps_fit), *(saves[0].health(saves[1]) if saves else ())),
     )
 
 
