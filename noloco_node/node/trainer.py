@@ -328,7 +328,8 @@ class TrainingNode(BaseNode):
         wanted = choose_donor.Wanted(terms, 2 * ready.parameters, run.rounds, coding=coding)
         channel, pace = self._transport.channel, self._policy.traffic
         first, place_of = not self._rendezvous(), self._transport.place_of
-        return catch_up.CatchUp(self, channel, wanted, pace, first=first, place_of=place_of)
+        same_data = run.model.task is None and run.data.source != "files"
+        return catch_up.CatchUp(self, channel, wanted, pace, first=first, same_data=same_data, place_of=place_of)
 
     # ---- catching up: what state_transfer/catch_up.py needs ----
     @property

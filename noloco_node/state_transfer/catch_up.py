@@ -120,7 +120,8 @@ def coding(state_bytes: int, rate_bytes_s: float | None) -> Coding:
 
 class CatchUp:
     """`wanted`: which state a node without weights accepts; `first`: this node has no bootstrap address, so that
-    seeing nobody is normal; `place_of`: where a peer is (base/places.py)."""
+    seeing nobody is normal; `same_data`: everybody's held-out data are the same, so that losses can be compared;
+    `place_of`: where a peer is (base/places.py)."""
 
     def __init__(  # noqa: PLR0913
         self,
@@ -130,10 +131,11 @@ class CatchUp:
         pace: Pace | None = None,
         *,
         first: bool = False,
+        same_data: bool = True,
         place_of: Callable[[str], str] = lambda peer: peer,
     ) -> None:
         self._node = node
-        self._first = first
+        self._first, self._same_data = first, same_data
         self._channel = channel
         self._wanted = wanted
         self._pace = pace
@@ -236,7 +238,8 @@ class CatchUp:
             log.info("held-out loss: %.4g here, %.4g with the state that came", losses.own, losses.theirs)
             near = samples.is_own(state) and losses.theirs <= losses.own + cross_check.BETTER * abs(losses.own)
             agreed = near or samples.agreed(state)
-            return cross_check.doubt(losses, samples.claimed(donor, state), new=not own, agreed=agreed)
+            claimed = samples.claimed(donor, state) if self._same_data else None
+            return cross_check.doubt(losses, claimed, new=not own, agreed=agreed)
 
         if diverged and await self._has_not_diverged(samples, [r.peer_id for r in _under_way(node.seen())]):
             log.info("this node's weights are like an earlier partner's: it keeps them")

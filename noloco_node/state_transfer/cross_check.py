@@ -134,18 +134,24 @@ class CrossCheck:
         believed = [peer for peer in self._weights if peer in peers and not self.doubted(peer)]
         left = {peer: self._place_of(peer) for peer in peers if peer not in self._asked}
         some = places.several(random, left, max(0, ASKED - len(believed)))
+        if not some:
+            return
         self._asked.update(some)
-        asking = {peer: asyncio.create_task(self._ask(peer)) for peer in some}
+        self._silent.update(some)
+        asking = [asyncio.create_task(self._ask(peer)) for peer in some]
         try:
-            if asking:
-                await asyncio.wait(asking.values(), timeout=SOON_S)
-            if asking and not self._weights:
-                await asyncio.wait(asking.values())
+            await asyncio.wait(asking, timeout=SOON_S)
+            if not self._weights:
+                await asyncio.wait(asking)
         finally:
-            self._silent.update(peer for peer, task in asking.items() if task.cancel())
-        if some:
-            alike = {peer_names.name_of(peer): self.places_alike(peer) for peer in some}
-            log.info("places whose weights are alike, by donor: %s", alike)
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*(task for task in asking if not task.done()), return_exceptions=True)
+        for task in asking:
+            if not task.cancelled():
+                task.result()  # an error of our own
+        alike = {peer_names.name_of(peer): self.places_alike(peer) for peer in some}
+        log.info("places whose weights are alike, by donor: %s", alike)
 
     async def _ask(self, peer: str) -> None:
         try:
@@ -155,9 +161,10 @@ class CrossCheck:
                 raise PeerMisbehaved("nonfinite", "sample")
         except PeerFault as fault:
             log.debug("no sample of %s: %s", peer, fault)
-            if fault.reason != UNIMPLEMENTED:
-                self._silent.add(peer)
+            if fault.reason == UNIMPLEMENTED:
+                self._silent.discard(peer)
         else:
+            self._silent.discard(peer)
             self._claims[peer], self._weights[peer] = sample, weights
 
     # ---- what follows ----

@@ -202,6 +202,26 @@ def test_donors_of_a_version_without_samples_are_asked_too() -> None:
     play(story())
 
 
+@pytest.mark.parametrize("same_data", [True, False])
+def test_where_each_has_data_of_its_own_a_claim_says_nothing(same_data: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose_donor, "TAKE_STATE_S", 50.0)
+
+    async def story() -> None:
+        network, data = DonorNetwork(), honest(0)
+        await network.donor("donor", Owner(data, 50, loss=0.1))
+        node, me = Node([record("donor", 50)]), await network.joining_node("me")
+        catching = CatchUp(node, me.channel, Wanted(TERMS, 2 * PARAMETERS, BUDGET), same_data=same_data)
+        if same_data:
+            with pytest.raises(SwarmUnreachable, match="worse_than_claimed"):
+                await catching.fetch_first_state()
+        else:
+            await catching.fetch_first_state()
+            assert node.adopted == [data]
+        await network.close()
+
+    play(story())
+
+
 def test_where_only_liars_are_left_it_says_so_and_has_what_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose_donor, "TAKE_STATE_S", 50.0)
     liars = [Liar(data, data) for data in RANDOM]
