@@ -95,6 +95,8 @@ def _swap(codecs: tuple[Codec, Codec], device: str, met: PairMeeting, exchange_i
             for codec, side in zip(codecs, (mine, theirs), strict=True)
         )
         c, _ = carry(ours, other)
+        ours.learn()
+        other.learn()
         stats.add(ours.stats)
         squared += float((2 * c.double() - _difference(mine, theirs)).square().sum())
         squeezed += sum(len(squeeze(payload)) for payload in ours.sent) if squeeze else 0

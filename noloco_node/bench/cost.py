@@ -87,6 +87,8 @@ def _time_conversation(mine: Conversation, theirs: Conversation) -> tuple[float,
     """Seconds that our side takes to (encode, decode)."""
     ours = Watched(mine)
     carry(ours, theirs)
+    ours.learn()
+    theirs.learn()
     encoding = 1 if len(ours.turns_s) == 2 else 2  # where ranges come first, codes are the second payload
     return sum(ours.turns_s[:encoding]), sum(ours.turns_s[encoding:])
 

@@ -89,6 +89,9 @@ class Lattice:
             memory = self._memories[index] = lattice_ranges.RangeMemory(blocks, self.bits)
         return LatticeConversation(self.bits, memory, u, _seed(exchange_id, index), moved)
 
+    def forget(self) -> None:
+        self._memories.clear()
+
 
 class LatticeConversation:
     def __init__(
@@ -190,8 +193,10 @@ class LatticeConversation:
         self._turn = _over
         error = 2 * _at(self._c, self._wish.where).astype(np.float64) - self._apart
         self.stats.error, self.stats.difference = float(error @ error), float(self._apart @ self._apart)
+        return Received(None, self._c.view(-1)[: self._size], self._grid.half_step)
+
+    def learn(self) -> None:
         self._memory.learn(self._wish, self._agreed, self._energy, self.stats.missed)
-        return Received(None, self._c.view(-1)[: self._size])
 
     # ---- blocks that are sent again ----
     def _ask(self, blocks: lattice_ranges.Places, bits: int) -> Received:

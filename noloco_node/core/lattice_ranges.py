@@ -135,7 +135,8 @@ class RangeMemory:
         """After an exchange: Σ d² of each block in steps, and how many blocks missed."""
         if not self.blocks:
             return
-        level = self._level + float((agreed - wished.codes).mean()) / 4  # slowly: partners differ
+        off = np.clip(agreed - wished.codes, -DOWN, CAP)  # below that, only a partner's tiny wish lowers a range
+        level = self._level + float(off.mean()) / 4  # slowly: partners differ
         self._level = min(max(level, LEVELS[0]), LEVELS[1])
         # Steps are a fixed share of ranges, and the root of a sum of squares has half as many octaves as the sum.
         seen = 4 * agreed + (_sixteenths(np.maximum(energy, 4.0).astype(np.float32)) >> 1)

@@ -27,7 +27,7 @@ needs a `Tick`. A failure is an event like the rest. Notable choices:
 
 import hashlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -161,7 +161,8 @@ class Round:
         self._random = random
         self._me = me
         self._settings = Settings()
-        self._candidates: frozenset[str] = frozenset()
+        self._candidates: Mapping[str, str] = {}
+        """Place by peer."""
         self._offer: _Offer | None = None
         self._outgoing: _Outgoing | None = None
         self._held: Called | None = None
@@ -220,7 +221,7 @@ class Round:
             return None
         waits = [self._expires_at()] if self._settings.blocking else []
         if not self._swap and self._offer.calls < MAX_CALLS:
-            waits += [self._free_at(peer) for peer in self._candidates & {*self._backoffs, *self._failed}]
+            waits += [self._free_at(peer) for peer in self._candidates.keys() & {*self._backoffs, *self._failed}]
         return min((at for at in waits if at > self._now), default=None)
 
     # ---- events ----
@@ -230,11 +231,11 @@ class Round:
                 self._settings = event
             case Boundary():
                 return self._at_boundary(event, now)
-            case Candidates(peers):
-                self._candidates = peers
-                self._backoffs = {p: b for p, b in self._backoffs.items() if p in peers}
+            case Candidates(places):
+                self._candidates = places
+                self._backoffs = {p: b for p, b in self._backoffs.items() if p in places}
                 kept = {p: f for p, f in self._failed.items() if f.forgotten_at > now}
-                self._failed = kept if peers else {}  # all gone at once: our own network failed, and no peer
+                self._failed = kept if places else {}  # all gone at once: our own network failed, and no peer
             case Called():
                 return self._at_call(event, now)
             case CallerGone(exchange):
@@ -362,7 +363,7 @@ class Round:
 
     def _others_answer(self) -> bool:
         """Whether waiting for a partner other than the last one makes sense."""
-        others = self._candidates - {self._last_partner}
+        others = self._candidates.keys() - {self._last_partner}
         return any(p not in self._backoffs or self._backoffs[p].refusals < SILENT for p in others)
 
     def _call(self, offer: _Offer, peer: str, now: float) -> Call:

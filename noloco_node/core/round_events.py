@@ -3,6 +3,7 @@
 rounds/service.py reports the events and does the actions.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 SWAPPING = "swapping"
@@ -33,7 +34,8 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    peers: frozenset[str]
+    places: Mapping[str, str]
+    """Of each candidate, by its peer id, as base/places.py says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class Called:
     peer: str
     patience_s: float
     """How long the caller's offer stays open."""
+    place: str = ""
+    """That it calls from; empty: that of the candidate."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from typing import Any
 
 from noloco_node.base import peer_names, periodic
 from noloco_node.base.events import Evaluated, Event, RolledBack, RoundCommitted, WentSolo
+from noloco_node.base.places import place_of
 from noloco_node.base.states import AT_WORK, HAS_WEIGHTS, NodeState
 from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.checkpoints.schedule import CheckpointSchedule
@@ -44,7 +45,7 @@ from noloco_node.state_transfer import catch_up, choose_donor, client
 from noloco_node.state_transfer.collect import Collector, OwnState
 from noloco_node.state_transfer.server import StateService
 from noloco_node.training.replica import State, Trial
-from noloco_node.training.thread import Failed, Finished, Message, PhaseEnded, Ready, TrainingThread
+from noloco_node.training.thread import Failed, Finished, Message, PhaseEnded, Ready, TakenBack, TrainingThread
 from noloco_node.views.gather import GatherView
 from noloco_node.views.history import HistoryView
 from noloco_node.views.peers import PeersView
@@ -250,6 +251,8 @@ class TrainingNode(BaseNode):
                 self._rounds.boundary(done.round, seconds, offer, closed)
             case Evaluated():
                 self._observe(message)
+            case TakenBack(exchange, loss_with, loss_without):
+                self._rounds.taken_back(exchange, loss_with, loss_without)
             case RolledBack():
                 self._observe(message)
                 if message.weights_of is not None:  # else the slow weights, and so the offers, are unchanged
@@ -395,14 +398,14 @@ class TrainingNode(BaseNode):
             await self._publish()
 
     async def _rejoin(self) -> None:
-        self._rounds.candidates(frozenset())  # forgets back-offs: peers did not answer because our p2pd was dead
+        self._rounds.candidates({})  # forgets back-offs: peers did not answer because our p2pd was dead
         await self._membership.rejoin()
         await self._publish()
         await self._membership.look()  # at once: the periodic look may just have failed
 
     def _update_candidates(self) -> None:
         training = [record for record in self.seen() if record.state == NodeState.TRAINING]
-        self._rounds.candidates(frozenset(record.peer_id for record in training))
+        self._rounds.candidates({record.peer_id: _place(record) for record in training})
         self._recorder.curves.seen(training)
 
     # ---- the volunteer's limits ----
@@ -469,10 +472,16 @@ class TrainingNode(BaseNode):
         )
 
     def peers(self) -> PeersView:
-        return status.peers(self._stats, self.seen(), self._transport.via)
+        return status.peers(self._stats, self.seen(), self._transport.via, self._rounds.standings())
 
     def round_events(self) -> list[str]:
         return self._rounds.event_log()
 
     def history(self) -> HistoryView:
         return self._recorder.curves.view(self._lines.last())
+
+
+def _place(record: PeerRecord) -> str:
+    """As the first of its IP addresses says, or else the first of its names."""
+    addresses = sorted(record.addresses, key=lambda address: address.ip is None)
+    return place_of(addresses[0].host) if addresses else ""

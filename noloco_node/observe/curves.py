@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from noloco_node.base.events import Evaluated, Event, PhaseDone, RoundCommitted, WentSolo
+from noloco_node.base.events import Evaluated, Event, PhaseDone, RoundCommitted, TakenBack, WentSolo
 from noloco_node.base.peer_names import name_of
 from noloco_node.observe.jsonl import records
 from noloco_node.peers.record import PeerRecord
@@ -52,6 +52,8 @@ class Curves:
                 self._meet(self._me, event.partner)
             case WentSolo():
                 self._pieces.append(Piece("solo", event.round, now, now, event.partner, event.reason))
+            case TakenBack(round, partner):
+                self._pieces.append(Piece("taken_back", round, now, now, partner, "taken_back"))
             case _:
                 pass
 

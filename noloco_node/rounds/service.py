@@ -8,15 +8,16 @@ result of a round goes out as an event. It does not know the DHT: node/trainer.p
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import grpc
 
-from noloco_node.base.events import Event, PeerFaulted, RoundCommitted, WentSolo
+from noloco_node.base.events import Event, PeerFaulted, RoundCommitted, TakenBack, WentSolo
 from noloco_node.core import fragments, round_events
 from noloco_node.core import round as core
+from noloco_node.core.standing import Standing
 from noloco_node.errors import NonFinite, PeerFault, PeerMisbehaved, PeerRefused
 from noloco_node.host.traffic import Pace
 from noloco_node.rounds.link import Link
@@ -34,6 +35,8 @@ MAX_CALLERS = 32
 """Calls answered at once; further ones are refused as busy, so that a flood holds a bounded number of streams."""
 EVENT_LINE = 200
 """Characters: a long list of candidates is cut."""
+PARTNERS = 512
+"""Exchanges whose partner is remembered: a verdict on their corrections comes a few rounds later."""
 MEMORY = 4096
 """Exchange ids remembered against replay: hours of rounds, 200 KiB."""
 
@@ -56,6 +59,8 @@ class Channels(Protocol):
     def peer_id(self) -> str: ...
     def channel(self, peer: str) -> grpc.aio.Channel: ...
     def caller(self, context: Any) -> str: ...
+    def place(self, context: Any) -> str:
+        """Where the caller is, as base/places.py says."""
 
 
 class RoundListener(Protocol):
@@ -115,6 +120,8 @@ class RoundService(ExchangeServicer):
         self._backlog = Backlog()
         self._links: set[Link] = set()
         self._seen: OrderedDict[tuple[str, bytes, bytes], None] = OrderedDict()
+        self._partners: OrderedDict[bytes, tuple[int, str]] = OrderedDict()
+        """Round and partner of the latest exchanges."""
         self._timer: asyncio.TimerHandle | None = None
         self._totals = RoundTotals()
 
@@ -131,8 +138,22 @@ class RoundService(ExchangeServicer):
             self._all_closed.clear()
         self._handle(round_events.Boundary(round, phase_s, closed))
 
-    def candidates(self, peers: frozenset[str]) -> None:
-        self._handle(round_events.Candidates(peers))
+    def candidates(self, places: Mapping[str, str]) -> None:
+        """Who may be called: the place (base/places.py) of each peer."""
+        self._handle(round_events.Candidates(places))
+
+    def standing(self, peer: str) -> Standing:
+        return self.standings().get(peer, Standing())
+
+    def standings(self) -> Mapping[str, Standing]:
+        """Of all peers of which this node has seen something itself."""
+        return {}
+
+    def taken_back(self, exchange: bytes, loss_with: float, loss_without: float) -> None:
+        """The corrections of this exchange made the model worse, and were taken back."""
+        if exchange in self._partners:
+            round, partner = self._partners[exchange]
+            self._observe(TakenBack(round, partner, loss_with, loss_without))
 
     def stop(self) -> None:
         """Make and accept no more calls; a swap under way goes on."""
@@ -295,10 +316,10 @@ class RoundService(ExchangeServicer):
     async def Swap(  # noqa: N802 (the name is the service's)
         self, request_iterator: AsyncIterator[pb.SwapFrame], context: Any
     ) -> AsyncIterator[pb.SwapFrame]:
-        peer = self._channels.caller(context)
+        peer, place = self._channels.caller(context), self._channels.place(context)
         link = self._link()
         link.listen(aiter(request_iterator))
-        answering = asyncio.create_task(self._answer(peer, link))
+        answering = asyncio.create_task(self._answer(peer, place, link))
         try:
             async for message in link.outgoing():
                 yield message
@@ -307,9 +328,9 @@ class RoundService(ExchangeServicer):
             self._count(link)
             await asyncio.gather(answering, return_exceptions=True)
 
-    async def _answer(self, peer: str, link: Link) -> None:
+    async def _answer(self, peer: str, place: str, link: Link) -> None:
         try:
-            await self._answer_call(peer, link)
+            await self._answer_call(peer, place, link)
         except PeerRefused as no:
             link.send(wire.Refusal(wire.Code[no.reason.upper()], no.retry_in_s))
         except PeerFault as fault:
@@ -317,7 +338,7 @@ class RoundService(ExchangeServicer):
         finally:
             link.close()
 
-    async def _answer_call(self, peer: str, link: Link) -> None:
+    async def _answer_call(self, peer: str, place: str, link: Link) -> None:
         if peer in self._callers or len(self._callers) >= MAX_CALLERS:
             raise PeerRefused("busy")
         self._callers.add(peer)
@@ -326,7 +347,7 @@ class RoundService(ExchangeServicer):
             if not isinstance(offer, wire.Offer):
                 raise PeerMisbehaved("unexpected_frame", type(offer).__name__)
             self._check(peer, offer)
-            verdict = await self._verdict(peer, offer, link)
+            verdict = await self._verdict(peer, place, offer, link)
             if isinstance(verdict, round_events.Refuse):
                 raise PeerRefused(verdict.reason, verdict.retry_in_s)
             link.send(wire.Accept(self._boot, verdict.round))
@@ -347,11 +368,13 @@ class RoundService(ExchangeServicer):
         if len(self._seen) > MEMORY:
             self._seen.popitem(last=False)
 
-    async def _verdict(self, peer: str, offer: wire.Offer, link: Link) -> round_events.Accept | round_events.Refuse:
+    async def _verdict(
+        self, peer: str, place: str, offer: wire.Offer, link: Link
+    ) -> round_events.Accept | round_events.Refuse:
         exchange = offer.exchange_id
         verdicts = self._verdicts[exchange] = asyncio.Queue()
         try:
-            self._handle(round_events.Called(exchange, peer, offer.patience_s))
+            self._handle(round_events.Called(exchange, peer, offer.patience_s, place))
             while isinstance(verdict := await verdicts.get(), round_events.Appoint):
                 link.send(wire.Refusal(wire.Code.APPOINTMENT, verdict.in_s))
             return verdict
@@ -365,6 +388,9 @@ class RoundService(ExchangeServicer):
     async def _swap(self, exchange: bytes, peer: str, round: int, link: Link, *, leads: bool) -> None:
         vectors = self._offers[round]
         order, stall_s = fragments.order(vectors.fragments, exchange), self._machine.stall_s
+        self._partners[exchange] = round, peer
+        if len(self._partners) > PARTNERS:
+            self._partners.popitem(last=False)
         swap = Swap(link, vectors, exchange, order, leads=leads, stall_s=stall_s, backlog=self._backlog)
         self._under_way = _SwapUnderWay(peer, link, swap, asyncio.get_running_loop().time())
         if task := asyncio.current_task():

@@ -85,7 +85,7 @@ class NoLoCo(Algorithm):
     def _swap_pairs(self, outer: Outer) -> None:
         self.stats = CodecStats()
         rows = zip(outer.theta, outer.phi, strict=True)
-        self._movements = [core.movement(theta, phi, self._hyper, BLOCK) for theta, phi in rows]
+        self._movements = [core.movement(theta, phi, self._hyper, BLOCK)[0] for theta, phi in rows]
         u = torch.empty_like(outer.theta)
         core.snapshot(outer.theta, outer.phi, self._hyper, u)
         for norms, theta, phi, offered in zip(self._norms, outer.theta.detach(), outer.phi, u.detach(), strict=False):

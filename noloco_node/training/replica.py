@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from noloco_node.core import outer
-from noloco_node.core.codec import BLOCK
+from noloco_node.core.codec import BLOCK, Packed
 from noloco_node.core.length_correction import LengthCorrection
 from noloco_node.data import corpus
 from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved, UsageError
@@ -68,6 +68,27 @@ class Trial:
     """Of those, and what the peer's momentum adds at the next boundary."""
     added: float
     """How much that is, relative to the norm of the peer's slow weights: early in a run a loss says little."""
+
+
+@dataclass(slots=True)
+class _Added:
+    """A correction of some elements, kept so that it can be taken back."""
+
+    start: int
+    correction: Packed
+    offered_round: int
+    has_length: bool = False
+    """Whether the length owed to it was added too."""
+    length: Tensor | None = None
+    """That, once another offer has taken its place in the length correction."""
+
+    def keep_length(self, lengths: LengthCorrection) -> None:
+        """Before the next offer."""
+        if self.has_length and self.length is None:
+            self.length = lengths.owed(self.start, self.correction.size).cpu().clone()
+
+    def kept_length(self) -> Tensor:
+        return torch.zeros(self.correction.size) if self.length is None else self.length
 
 
 class Saved(Protocol):
@@ -138,6 +159,8 @@ class Replica:
         """The round in which `restore` or `adopt` was called last: offers up to it are of other weights."""
         self._thrown_away: list[int] = []
         """Rounds whose phase was thrown away: δ did not change at their boundary."""
+        self._added: list[_Added] = []
+        """The corrections of the last swap."""
         self._batch: Batch | None = None
         """Of the next step, when it has been fetched."""
 
@@ -287,13 +310,15 @@ class Replica:
         outer.snapshot(self.theta, self.phi, self._hyper, u)
         self._owed_for = -1
         if self._length_correction:
+            for added in self._added:
+                added.keep_length(self._length_correction)
             self._length_correction.offer(self.theta, self.phi, self._hyper.beta, u)
         self._require_finite(u)
         self._owed_for = self.round + 1
         return u
 
-    def movement(self) -> Tensor:
-        """The largest |βΔ| of each block of 256 elements, on the CPU: how far apart partners may be. Before
+    def movement(self) -> tuple[Tensor, Tensor]:
+        """The largest |βΔ| and ‖βΔ‖² of each block of 256 elements, on the CPU: how far apart partners may be. Before
         `boundary`."""
         return outer.movement(self.theta, self.phi, self._hyper, BLOCK)
 
@@ -304,15 +329,29 @@ class Replica:
         outer.local_step(self.theta, self.phi, self.delta, self._hyper)
         self._next_round()
 
+    @property
+    def skips(self) -> bool:
+        """Whether the last step was skipped: the weights may be broken, and are not to be offered."""
+        return self._skipped_in_row > 0
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether φ itself is not finite."""
+        return self._first_nonfinite(self.phi) is not None
+
     def discard(self) -> None:
         """Throw the phase away, as `restart` does, and end it. Raises Diverged."""
         self.restart()
+        self.end_without_step()
+
+    def end_without_step(self) -> None:
+        """End the phase; θ, φ and δ stay as they are."""
         self._next_round()
         self._thrown_away.append(self.round)
 
     def restart(self) -> None:
         """In the middle of a phase: θ becomes φ again, with a fresh AdamW. Raises Diverged if φ is not finite."""
-        if self._first_nonfinite(self.phi) is not None:
+        if self.is_broken:
             raise Diverged("the model holds NaN or Inf: start the node again, it goes on from its last checkpoint")
         self._begin_at_phi()
 
@@ -322,15 +361,60 @@ class Replica:
         self._take_weights(saved)
         self._restored_in = self.round
 
-    def apply(self, start: int, c: Tensor, offered_round: int) -> None:
+    def apply(self, start: int, c: Tensor | Packed, offered_round: int) -> None:
         """Add a partner's correction of the elements from `start` on, for the offer made as round `offered_round`
-        began, with the length that is owed there. One for weights that were given up since is dropped."""
+        began, with the length that is owed there. One for weights that were given up since is dropped. It is kept for
+        `take_back` until `begin_swap`."""
         if offered_round <= self._restored_in:
             return
-        part = slice(start, start + len(c))
-        late = self.round - offered_round - sum(ended > offered_round for ended in self._thrown_away)
+        added = _Added(start, c if isinstance(c, Packed) else Packed(c), offered_round)
+        change = added.correction.applied()
         if self._length_correction and offered_round == self._owed_for:
-            c = self._length_correction.complete(start, c)
+            change, added.has_length = self._length_correction.complete(start, change), True
+        self._added.append(added)
+        self._change(added, change)
+
+    def begin_swap(self) -> None:
+        """What was added before stays."""
+        self._added.clear()
+
+    @property
+    def has_swapped(self) -> bool:
+        """Whether there is something to take back."""
+        return bool(self._added)
+
+    def take_back(self) -> None:
+        """Undo what was added since `begin_swap`, now or boundaries later: θ, φ and δ become what they would be
+        without it, had θ learned the same since."""
+        for added in self._added:
+            change = added.correction.applied()
+            if self._length_correction and added.has_length:
+                added.keep_length(self._length_correction)
+                self._length_correction.take_back(added.start, added.correction.size)
+                change = change + added.kept_length()
+            self._change(added, -change)
+        self._added.clear()
+
+    def evaluate_without(self, partner: float = 0.0) -> float:
+        """The loss without what was added since `begin_swap`; `partner` = 1: of what the partner sent, as far as it is
+        known, instead."""
+        apart = 2 * partner / max(self._hyper.beta, self._hyper.gamma)
+        for sign in (1, -1):
+            for added in self._added:
+                c = added.correction
+                shift = apart - outer.shift(self._hyper, self._late(added.offered_round)) * c.scale
+                part = self.theta[added.start : added.start + c.size]
+                part.add_(c.unscaled().to(part.device), alpha=sign * shift)
+            if sign == 1:
+                loss = self.evaluate()
+        return loss
+
+    def _late(self, offered_round: int) -> int:
+        return self.round - offered_round - sum(ended > offered_round for ended in self._thrown_away)
+
+    def _change(self, added: "_Added", c: Tensor) -> None:
+        part = slice(added.start, added.start + len(c))
+        late = self._late(added.offered_round)
         outer.correct(self.theta[part], self.phi[part], self.delta[part], c, self._hyper, late)
 
     def _next_round(self) -> None:
@@ -429,6 +513,7 @@ class Replica:
 
     def _take_weights(self, saved: Saved) -> None:
         """Of both optimizers too."""
+        self._added.clear()
         for name, p in model.parameters(self.module):
             p.data.copy_(saved.weights[name])
         self.phi.copy_(saved.outer["phi"])
@@ -472,6 +557,7 @@ class Replica:
         self.round, self.phase_step, self.phase_s = round, 0, 0.0
         self._thrown_away.clear()
         self._owed_for = -1
+        self._added.clear()
         self._restored_in = round  # also where it was a later one before: the rounds in between come again
 
     def _read(self, live_state: bytes | memoryview) -> tuple[Tensor, Tensor]:
@@ -486,6 +572,7 @@ class Replica:
 
     def _begin_at_phi(self) -> None:
         """θ = φ, and an AdamW without moments."""
+        self._added.clear()
         self.theta.copy_(self.phi)
         self._optimizer.restart()
         self._warm_up_left = WARM_UP_STEPS

@@ -44,6 +44,7 @@ def talk(one: LatticeConversation, other: LatticeConversation) -> tuple[Tensor, 
         assert (received.reply is None) == (answered.reply is None), "both say the same number of turns"
         if received.reply is None or answered.reply is None:
             assert received.correction is not None and answered.correction is not None
+            one.learn(), other.learn()
             return received.correction, answered.correction, turns
         say, reply, turns = received.reply, answered.reply, turns + 1
 

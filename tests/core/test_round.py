@@ -52,9 +52,13 @@ class Fixed(random.Random):
         return self.ids.pop(0) if self.ids else super().randbytes(n)
 
 
+def candidates(*peers: str, place: str = "here") -> Candidates:
+    return Candidates(dict.fromkeys(sorted(peers), place))
+
+
 def machine(*peers: str, ids: tuple[bytes, ...] = (MIDDLE,), me: str = "") -> Round:
     round_ = Round(Fixed(*ids), me)
-    assert round_.handle(Candidates(frozenset(peers)), 0.0) == []
+    assert round_.handle(candidates(*peers), 0.0) == []
     return round_
 
 
@@ -92,7 +96,7 @@ def test_without_candidates_a_round_is_solo_at_the_next_boundary() -> None:
 def test_a_candidate_that_appears_later_is_called_at_once() -> None:
     m = machine()
     m.handle(Boundary(1, 10.0), 10.0)
-    assert m.handle(Candidates(frozenset({"b"})), 12.0) == [Call(MIDDLE, "b", 1, 8.0, 2.5)]
+    assert m.handle(candidates("b"), 12.0) == [Call(MIDDLE, "b", 1, 8.0, 2.5)]
 
 
 def test_an_open_offer_accepts_any_caller() -> None:
@@ -183,7 +187,7 @@ def in_a_swap(swaps: int | None) -> Round:
     m.handle(Settings(swaps), 0.0)
     m.handle(Boundary(1, 10.0), 10.0)
     m.handle(Accepted(MIDDLE), 10.0)
-    m.handle(Candidates(frozenset({"b", "c"})), 10.0)
+    m.handle(candidates("b", "c"), 10.0)
     return m
 
 
@@ -335,7 +339,7 @@ def test_a_caller_whose_swaps_fail_gets_less_and_less_of_our_time() -> None:
     for round_ in range(1, 200):
         while now < 60.0 * round_:
             now = nuisance.call(now) + 1
-            nuisance.tell(Candidates(frozenset({"somebody"})), now)  # it need not be one itself
+            nuisance.tell(candidates("somebody"), now)  # it need not be one itself
         nuisance.tell(Boundary(round_, 60.0), now)
     assert 5 <= nuisance.holds <= 13, "3% of our time, and less of a longer life; an honest one may come again"
 
@@ -370,9 +374,9 @@ def test_a_lone_blocking_node_does_not_wait() -> None:
     m = blocking()
     assert m.handle(Boundary(1, 10.0), 10.0) == [EndRound(1, "no_peers")]
     assert m.handle(Boundary(2, 10.0), 20.0) == [EndRound(2, "no_peers")]
-    m.handle(Candidates(frozenset({"b"})), 21.0)
+    m.handle(candidates("b"), 21.0)
     only(m.handle(Boundary(3, 10.0), 30.0), Call)
-    assert m.handle(Candidates(frozenset()), 31.0) == [], "our call is answered yet"
+    assert m.handle(candidates(), 31.0) == [], "our call is answered yet"
     assert m.handle(Unanswered(m._outgoing.exchange if m._outgoing else b"", "gone"), 32.0) == [EndRound(3, "gone")]
 
 
@@ -479,7 +483,7 @@ def test_the_log_holds_the_latest_events_and_replays_them() -> None:
 ids = st.sampled_from([bytes([k]) * 16 for k in range(6)])
 peers = st.sampled_from(["b", "c", "d"])
 events = st.one_of(
-    st.builds(Candidates, st.frozensets(peers)),
+    st.builds(Candidates, st.dictionaries(peers, st.sampled_from(["here", "there"]))),
     st.builds(Called, ids, peers, st.floats(0, 20)),
     st.builds(CallerGone, ids),
     st.builds(Accepted, ids),
@@ -564,7 +568,7 @@ class Swarm:
         self.dead: set[str] = set()
         self.swaps: dict[bytes, tuple[str, str]] = {}
         for n in self.names:
-            self.handle(n, Candidates(frozenset(self.names) - {n}))
+            self.handle(n, candidates(*set(self.names) - {n}))
             self.at(self.rng.random() * self.phase[n], lambda n=n: self.boundary(n))
 
     def at(self, wait: float, do: Callable[[], None]) -> None:
@@ -663,7 +667,7 @@ def test_a_ring_of_simultaneous_calls_resolves() -> None:
         nodes = [Round(Fixed(order[k]), me=f"{k}") for k in range(size)]
         first = min(range(size), key=lambda k: _rank(f"{k}", f"{(k + 1) % size}"))
         for k, node in enumerate(nodes):
-            node.handle(Candidates(frozenset({f"{(k + 1) % size}"})), 0.0)
+            node.handle(candidates(f"{(k + 1) % size}"), 0.0)
             node.handle(Boundary(1, 10.0), 0.0)
         events: list[tuple[int, Event]] = [((k + 1) % size, Called(order[k], f"{k}", 10.0)) for k in range(size)]
         swapping: set[int] = set()

@@ -43,13 +43,13 @@ class Offer:
     def open(self, index: int, exchange_id: bytes) -> "Future[bytes]":
         return done(struct.pack("<d", self.u[index]) + PAYLOAD)
 
-    def receive(self, index: int, payload: bytes) -> "Future[None]":
+    def receive(self, index: int, payload: bytes) -> "Future[float]":
         if len(payload) != 8 + len(PAYLOAD):
             raise PeerMisbehaved("bad_length")
         self.corrections[index] = (struct.unpack_from("<d", payload)[0] - self.u[index]) / 2
-        return done(None)
+        return done(1.0)
 
-    def apply(self, index: int) -> "Future[None]":
+    def apply(self, index: int, scale: float) -> "Future[None]":
         correction = self.corrections.pop(index)
         self.node.correct(index, correction, self.round)
         self.u[index] += correction
@@ -152,11 +152,11 @@ class VirtualSwarm:
         ]
 
     async def run(self, rounds: int, *others: Coroutine[Any, Any, None]) -> None:
-        everybody = frozenset(n.name for n in self.nodes)
+        everybody = {n.name: self.network.places.get(n.name, "127.0.0.1") for n in self.nodes}
         for node in self.nodes:
             await node.transport.start()
             node.exchange.begin(TERMS, self.swaps)
-            node.exchange.candidates(everybody - {node.name})
+            node.exchange.candidates({n: place for n, place in everybody.items() if n != node.name})
         try:
             await asyncio.gather(*(node.train(rounds) for node in self.nodes), *others)
             for node in self.nodes:

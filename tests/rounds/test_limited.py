@@ -101,7 +101,7 @@ class Fixed(random.Random):
 
 def machine() -> core.Round:
     m = core.Round(Fixed())
-    m.handle(round_events.Candidates(frozenset({"b"})), 0.0)
+    m.handle(round_events.Candidates({"b": ""}), 0.0)
     return m
 
 

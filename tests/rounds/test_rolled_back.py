@@ -43,9 +43,9 @@ class Voidable(Offer):
         self._require_valid()
         return super().receive(index, payload)
 
-    def apply(self, index: int) -> "Future[None]":
+    def apply(self, index: int, scale: float) -> "Future[None]":
         self._require_valid()
-        return super().apply(index)
+        return super().apply(index, scale)
 
     def stats(self) -> "Future[CodecStats]":
         self._require_valid()

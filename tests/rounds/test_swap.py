@@ -41,6 +41,8 @@ class Words:
         self.name, self.fragments, self.turns = name, count, turns
         self.received: dict[int, int] = {}
         self.applied: list[int] = []
+        self.allowed = 1.0
+        self.scales: list[float] = []
         self.under_way = self.most_under_way = 0
 
     def open(self, index: int, exchange_id: bytes) -> "Future[bytes]":
@@ -48,17 +50,18 @@ class Words:
         self.most_under_way = max(self.most_under_way, self.under_way)
         return done(f"{self.name} {index} 0".encode())
 
-    def receive(self, index: int, payload: bytes) -> "Future[bytes | None]":
+    def receive(self, index: int, payload: bytes) -> "Future[bytes | float]":
         turn = self.received[index] = self.received.get(index, 0) + 1
         _, theirs, said = payload.decode().split()
         if (int(theirs), int(said)) != (index, turn - 1):
             raise PeerMisbehaved("bad_payload", payload.decode())
         last = turn == self.turns
-        return done(None if last else f"{self.name} {index} {turn}".encode())
+        return done(self.allowed if last else f"{self.name} {index} {turn}".encode())
 
-    def apply(self, index: int) -> "Future[None]":
+    def apply(self, index: int, scale: float) -> "Future[None]":
         self.under_way -= 1
         self.applied.append(index)
+        self.scales.append(scale)
         return done(None)
 
     def stats(self) -> "Future[CodecStats]":
@@ -72,8 +75,8 @@ class Behind(Words):
         super().__init__(name, count)
         self.waiting: deque[Future[None]] = deque()
 
-    def apply(self, index: int) -> "Future[None]":
-        super().apply(index)
+    def apply(self, index: int, scale: float) -> "Future[None]":
+        super().apply(index, scale)
         self.waiting.append(Future())
         return self.waiting[-1]
 

@@ -14,6 +14,7 @@ import torch
 from replicas import FRAGMENT, correct, exchange, live_state, small_replica, timed_run, train
 
 from noloco_node.base.events import Evaluated, RolledBack
+from noloco_node.core.codec import scaled
 from noloco_node.core.codecs import codec
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
 from noloco_node.host import memory
@@ -76,9 +77,9 @@ def swap(one: Offer, other: Offer) -> list[tuple[torch.Tensor, torch.Tensor]]:
     corrections, added = [], []
     for index in range(one.fragments):
         said = answer(one.open(index, bytes(16))), answer(other.open(index, bytes(16)))
-        assert answer(one.receive(index, said[1])) is answer(other.receive(index, said[0])) is None
-        corrections.append((one._corrections[index], other._corrections[index]))
-        added += [one.apply(index), other.apply(index)]
+        scale = min(answer(one.receive(index, said[1])), answer(other.receive(index, said[0])))
+        corrections.append(tuple(scaled(side._corrections[index][0].correction, scale) for side in (one, other)))
+        added += [one.apply(index, scale), other.apply(index, scale)]
     for each in added:
         answer(each)
     return corrections
@@ -239,7 +240,7 @@ def test_a_payload_out_of_turn_is_misbehaviour() -> None:
         with pytest.raises(PeerMisbehaved, match="out_of_turn"):
             answer(offer.receive(0, b""))
         said = answer(offer.open(0, bytes(16)))
-        assert answer(offer.receive(0, said)) is None
+        assert answer(offer.receive(0, said)) == 1.0
         with pytest.raises(PeerMisbehaved, match="out_of_turn"):
             answer(offer.receive(0, said))
         with pytest.raises(PeerMisbehaved, match="bad_length"):
@@ -520,7 +521,7 @@ def test_weights_that_are_broken_are_those_of_the_last_checkpoint_again() -> Non
         for broken in (lambda: answer(offer.open(0, bytes(16))), lambda: answer(offer.receive(0, b""))):
             with pytest.raises(NonFinite, match="given up"):
                 broken()
-        assert answer(offer.apply(0)) is None, "it will never be added"
+        assert answer(offer.apply(0, 1.0)) is None, "it will never be added"
         with pytest.raises(NonFinite, match="given up"):
             answer(offer.stats())
         assert (rolled.round, rolled.weights_of) == (2, 1), "the round stays, the weights are of round 1"
