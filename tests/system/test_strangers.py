@@ -38,7 +38,8 @@ HONEST = 3
 ROUNDS, STEPS, STEP_S = 60, 10, 0.06
 WAY = 0.2
 """How far AdamW can take a weight: the loss is still falling at the end."""
-LOSS = 1.05
+LOSS, TRAINING_LOSS = 1.05, 1.15
+"""Times the unattacked swarm's; the second is that of 80 examples."""
 SHARE = 0.8
 GROWTH_MIB = 64
 OUTPUTS = 384
@@ -75,6 +76,9 @@ class Seen:
     """What one honest node went through since the attack began."""
 
     loss: float
+    """On held-out data."""
+    training_loss: float
+    """Of the last phase: on data that no attacker knows beforehand."""
     rounds: int
     honest: int
     """Rounds committed with honest partners."""
@@ -142,10 +146,12 @@ class Swarm:
         solo = [e["reason"] for e in node.events("WentSolo") if e["at"] > since]
         friends = sum(partner in honest for partner in committed)
         dead = node.process.poll() is not None
-        loss = math.inf if dead else node.ask("status")["eval_loss"]
+        status = {"eval_loss": math.inf, "loss": math.inf} if dead else node.ask("status")
         grown = 0.0 if dead else (self._rss(node) - before) / (1 << 20)
         rounds = len(committed) + len(solo)
-        return Seen(loss, rounds, friends, len(committed) - friends, Counter(solo), grown)
+        return Seen(
+            status["eval_loss"], status["loss"], rounds, friends, len(committed) - friends, Counter(solo), grown
+        )
 
     @staticmethod
     def _rss(node: Node) -> int:
@@ -195,8 +201,11 @@ class Calm:
     """What an unattacked swarm came to."""
 
     loss: float
+    training_loss: float
     share: float
     """Of a node's rounds, with a partner."""
+    blamed: int
+    """Corrections that were taken back, though everybody was honest."""
 
     @classmethod
     def of(cls, **run: Any) -> "Calm":
@@ -204,19 +213,22 @@ class Calm:
             since = calm.begin()
             calm.finish()
             seen = calm.seen(since)
-            assert not any(node.ask("status")["taken_back"] for node in calm.nodes), "honest partners are trusted"
-            return cls(fmean(each.loss for each in seen), fmean(each.share for each in seen))
+            losses = fmean(each.loss for each in seen), fmean(each.training_loss for each in seen)
+            blamed = sum(node.ask("status").get("taken_back", 0) for node in calm.nodes)
+            return cls(*losses, fmean(each.share for each in seen), blamed)
 
     def compare(self, name: str, seen: list[Seen], uniform: float, report: Report) -> None:
         """`uniform`: the share of its rounds that a node would have with honest partners if all were drawn alike."""
         share = fmean(each.share for each in seen)
         report(
-            f"{name}: held-out loss {max(each.loss for each in seen):.4f} (unattacked {self.loss:.4f}), rounds with "
+            f"{name}: held-out loss {max(each.loss for each in seen):.4f} (unattacked {self.loss:.4f}), training loss "
+            f"{max(each.training_loss for each in seen):.4f} (unattacked {self.training_loss:.4f}), rounds with "
             f"honest partners {share:.0%} (unattacked {self.share:.0%}, uniform {uniform * self.share:.0%}), with "
             f"hostile ones {fmean(each.hostile / max(1, each.rounds) for each in seen):.0%}, memory "
             f"+{max(each.grown_mib for each in seen):.0f} MiB, solo {dict(sum((s.reasons for s in seen), Counter()))}"
         )
         assert max(each.loss for each in seen) <= LOSS * self.loss
+        assert max(each.training_loss for each in seen) <= TRAINING_LOSS * self.training_loss
         assert share >= SHARE * uniform * self.share
         assert max(each.grown_mib for each in seen) <= GROWTH_MIB
 
@@ -304,6 +316,7 @@ SWAPS: dict[str, dict[str, Any]] = {
     "noise": {"kind": "noise"},
     "as far as a range goes": {"kind": "far", "wider": 24, "size": 0.5},
     "the largest number": {"kind": "largest"},
+    "20 identities with -u": {"kind": "flip", "options": {"identities": 20}},
     "always calls again": {"kind": "honest"},
     "20 identities": {"kind": "honest", "options": {"identities": 20}},
     "holds in silence": {"hold": "silent"},
@@ -326,6 +339,15 @@ CODECS = {
 }
 """... and in which codecs beside lattice:4."""
 EACH = [(name, codec) for name in SWAPS for codec in ("lattice:4", *CODECS.get(name, ()))]
+
+
+@pytest.mark.system
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_honest_nodes_blame_nobody(calm: Calm, report: Report) -> None:
+    report(f"unattacked: held-out loss {calm.loss:.4f}, rounds with a partner {calm.share:.0%}")
+    assert not calm.blamed
+    assert calm.share >= 0.7, "three nodes in step leave one over in every round"
 
 
 @pytest.mark.system
