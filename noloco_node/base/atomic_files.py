@@ -130,6 +130,12 @@ def open_file(path: Path) -> BufferedReader:
     return os.fdopen(descriptor, "rb")
 
 
+def refuse_fifo(path: Path) -> None:
+    """Before a library opens it for writing, which would wait for a reader. Raises NotAFile."""
+    if path.is_fifo():
+        raise NotAFile(errno.EINVAL, _NO_FILE)
+
+
 def require_file(descriptor: int) -> None:
     """Raises NotAFile, and has closed it then."""
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -9,7 +9,7 @@ from noloco_node.checkpoints import saved_state
 from noloco_node.checkpoints.checkpoint import Checkpoint, Use, any_values
 from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.checkpoints.saved_state import Expected
-from noloco_node.core.codecs import codec, rehearse
+from noloco_node.core.codecs.by_name import codec, rehearse
 from noloco_node.data import token_cache
 from noloco_node.data.sources import Sources
 from noloco_node.host.config import NodeConfig

@@ -14,7 +14,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
-from noloco_node.base.atomic_files import open_file
+from noloco_node.base.atomic_files import open_file, refuse_fifo
 from noloco_node.views.status import StatusView
 
 MAX_BYTES = 8 << 20
@@ -39,6 +39,7 @@ class JsonLines(RotatingFileHandler):
         self._over = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            refuse_fifo(path)
             self.stream = self._open()  # at once, so that a failure is logged at the start
         except OSError as error:
             self._give_up(error)

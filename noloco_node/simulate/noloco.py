@@ -1,4 +1,4 @@
-"""NoLoCo with many replicas, by the functions that a node uses: core/outer.py for the steps, core/codec.py between two
+"""NoLoCo with many replicas, by the functions that a node uses: core/outer.py for the steps, core/codecs between two
 partners. `algorithm` makes any algorithm from a Choice.
 
 What can be tried beyond one plain swap a phase:
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from noloco_node.core import outer as core
-from noloco_node.core.codec import BLOCK, CodecStats, carry
-from noloco_node.core.codecs import codec
+from noloco_node.core.codecs.by_name import codec
+from noloco_node.core.codecs.codec import BLOCK, CodecStats, carry
 from noloco_node.core.length_correction import LengthCorrection
 from noloco_node.errors import PeerFault
 from noloco_node.simulate.baselines import Algorithm, Ddp, DiLoCo, FedAvg, Outer, PaperNoLoCo, matching

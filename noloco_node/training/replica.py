@@ -16,7 +16,7 @@ computes loss and gradient of a batch. Knows nothing of peers, threads or files;
 import hashlib
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Protocol
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from noloco_node.core import outer
-from noloco_node.core.codec import BLOCK, Packed
+from noloco_node.core.codecs.codec import BLOCK, Packed
 from noloco_node.core.length_correction import LengthCorrection
 from noloco_node.data import corpus
 from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved, UsageError
@@ -62,6 +62,20 @@ class State:
     """Of the last evaluation of these weights or of those that they came from; None: not known."""
     loss: float | None = None
     """Of the last steps, on average. It shows what harmed the weights since the evaluation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Losses on held-out data, the same data for all three."""
+
+    own: float
+    """Of the weights that the replica has."""
+    theirs: float
+    """Of a peer's slow weights."""
+    later: float
+    """Of those, and what the peer's momentum adds at the next boundary."""
+    added: float
+    """How much that is, relative to the norm of the peer's slow weights: early in a run a loss says little."""
 
 
 @dataclass(slots=True)
@@ -154,7 +168,7 @@ class Replica:
         self._warm_up_left = 0
         """Steps of a fresh AdamW that still have a lower learning rate."""
         self._restored_in = -1
-        """The round in which `restore` was called last: offers up to it are of other weights."""
+        """The round in which `restore` or `adopt` was called last: offers up to it are of other weights."""
         self._thrown_away: list[int] = []
         """Rounds whose phase was thrown away: δ did not change at their boundary."""
         self._added: list[_Added] = []
@@ -368,7 +382,7 @@ class Replica:
     def apply(self, start: int, c: Tensor | Packed, offered_round: int) -> None:
         """Add a partner's correction of the elements from `start` on, for the offer made as round `offered_round`
         began, with the length that is owed there. One for weights that were given up since is dropped. It is kept for
-        `take_back` until `begin_swap`."""
+        `take_back` until `let_stay`."""
         if offered_round <= self._restored_in:
             return
         added = _Added(start, c if isinstance(c, Packed) else Packed(c), offered_round)
@@ -378,8 +392,8 @@ class Replica:
         self._added.append(added)
         self._change(added, change)
 
-    def begin_swap(self) -> None:
-        """What was added before stays."""
+    def let_stay(self) -> None:
+        """What was added before."""
         self._added.clear()
 
     @property
@@ -388,7 +402,7 @@ class Replica:
         return bool(self._added)
 
     def take_back(self) -> None:
-        """Undo what was added since `begin_swap`, now or boundaries later: θ, φ and δ become what they would be
+        """Undo what was added since `let_stay`, now or boundaries later: θ, φ and δ become what they would be
         without it, had θ learned the same since."""
         for added in self._added:
             change = added.correction.applied()
@@ -400,7 +414,7 @@ class Replica:
         self._added.clear()
 
     def evaluate_without(self, partner: float = 0.0) -> float:
-        """The loss without what was added since `begin_swap`; `partner` = 1: of what the partner sent, as far as it is
+        """The loss without what was added since `let_stay`; `partner` = 1: of what the partner sent, as far as it is
         known, instead."""
         apart = 2 * partner / max(self._hyper.beta, self._hyper.gamma)
         for sign in (1, -1):
@@ -410,7 +424,7 @@ class Replica:
                 part = self.theta[added.start : added.start + c.size]
                 part.add_(c.unscaled().to(part.device), alpha=sign * shift)
             if sign == 1:
-                loss = self.evaluate()
+                loss = self._gradients.evaluate()
         return loss
 
     def _late(self, offered_round: int) -> int:
@@ -529,21 +543,54 @@ class Replica:
         self._warm_up_left = saved.inner["warm_up_left"]
         self._forget_losses()
 
+    def sample(self, blocks: Sequence[int]) -> bytes:
+        """Some blocks of the slow weights: fp32, little-endian. Raises PeerMisbehaved where there is no such block."""
+        if any(block * BLOCK >= self.parameters for block in blocks):
+            raise PeerMisbehaved("bad_blocks", "beyond the model")
+        parts = [self.phi[block * BLOCK : (block + 1) * BLOCK] for block in blocks]
+        return torch.cat(parts).cpu().numpy().tobytes()
+
+    def try_state(self, live_state: bytes | memoryview) -> Trial:
+        """What a peer's state is worth here; nothing is changed. Its momentum is tried too: slow weights that are good
+        could come with one that spoils them at the next boundary. Raises PeerMisbehaved, and OutOfMemory where there
+        is no room for a copy of θ."""
+        phi, delta = self._read(live_state)
+        memory_budget.check_trial(self.parameters)
+        own = self._gradients.evaluate()
+        kept = self.theta.cpu().clone()
+        try:
+            self.theta.copy_(phi)
+            theirs = self._gradients.evaluate()
+            for start, piece in _pieces(delta):
+                self.theta[start : start + len(piece)].add_(piece.to(self.theta.device), alpha=self._hyper.alpha)
+            later = self._gradients.evaluate()
+        finally:
+            self.theta.copy_(kept)
+        added = self._hyper.alpha * float(delta.norm()) / max(float(phi.norm()), 1e-30)
+        return Trial(own, theirs, later, added)
+
     def adopt(self, round: int, live_state: bytes | memoryview) -> None:
         """Take a peer's state (state_snapshot.py): θ = φ, and a fresh AdamW that warms up. Raises PeerMisbehaved, and
         then nothing has changed."""
+        phi, delta = self._read(live_state)
+        self.phi.copy_(phi)
+        self.delta.copy_(delta)
+        self._begin_at_phi()
+        self.round, self.phase_step, self.phase_s = round, 0, 0.0
+        self._thrown_away.clear()
+        self._owed_for = -1
+        self._added.clear()
+        self._restored_in = round  # also where it was a later one before: the rounds in between come again
+
+    def _read(self, live_state: bytes | memoryview) -> tuple[Tensor, Tensor]:
+        """Its slow weights and outer momentum, on the CPU."""
         if len(live_state) != 8 * self.parameters:
             raise PeerMisbehaved("bad_state", f"{len(live_state)} bytes instead of {8 * self.parameters}")
         numbers = np.frombuffer(live_state, np.float32)
         both = torch.from_numpy(numbers if numbers.flags.writeable else numbers.copy())
         if self._first_nonfinite(both) is not None:
             raise PeerMisbehaved("nonfinite", "state")
-        self.phi.copy_(both[: self.parameters])
-        self.delta.copy_(both[self.parameters :])
-        self._begin_at_phi()
-        self.round, self.phase_step, self.phase_s = round, 0, 0.0
-        self._thrown_away.clear()
-        self._owed_for = -1
+        return both[: self.parameters], both[self.parameters :]
 
     def _begin_at_phi(self) -> None:
         """θ = φ, and an AdamW without moments."""

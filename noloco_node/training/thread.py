@@ -14,7 +14,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -25,13 +25,13 @@ import torch
 
 from noloco_node.base.events import Evaluated, PhaseDone, RolledBack, rate
 from noloco_node.core import fragments, verdict
-from noloco_node.core.codec import Codec
+from noloco_node.core.codecs.codec import Codec
 from noloco_node.core.round_events import SWAPPING
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory
 from noloco_node.training import mailbox, memory_budget
 from noloco_node.training.mailbox import Mailbox, Progress
 from noloco_node.training.offer import CodecThread, Offer
-from noloco_node.training.replica import Replica, Saved, State
+from noloco_node.training.replica import Replica, Saved, State, Trial
 from noloco_node.training.state_snapshot import Copy, Snapshots
 from noloco_node.training.time_accounts import TimeAccounts
 
@@ -171,6 +171,14 @@ class TrainingThread:
         under way. A phase that had begun is given up."""
         return self._ask(mailbox.Adopt(round, state))
 
+    def try_state(self, state: bytes | memoryview) -> "Future[Trial]":
+        """What a peer's state is worth here; when `adopt` may be called, and nothing changes."""
+        return self._ask(mailbox.TryState(state))
+
+    def sample(self, blocks: Sequence[int]) -> "Future[tuple[int, bytes]]":
+        """The round, and some blocks of the slow weights, between two inner steps."""
+        return self._ask(mailbox.GetSample(blocks))
+
     def live_state(self) -> "Future[Copy]":
         """The round, and slow weights and outer momentum as they were at one moment: copied between inner steps, a
         little at a time. Nobody changes the copy. Fails where there is no memory for it."""
@@ -229,6 +237,10 @@ class TrainingThread:
                     command.added.set_result(None)
             case mailbox.Adopt(round_, state):
                 command.settle(lambda: self._adopt(replica, round_, state))
+            case mailbox.TryState(state):
+                command.settle(lambda: self._trying(replica, state))
+            case mailbox.GetSample(blocks):
+                command.settle(lambda: (replica.round, replica.sample(blocks)))
             case mailbox.GetState():
                 command.settle(lambda: self._copying(replica.state))
             case mailbox.GetLiveState():
@@ -237,9 +249,7 @@ class TrainingThread:
                 command.settle(lambda: (self._progress(replica), self._times.so_far()))
             case mailbox.Swapping(under_way):
                 self._swapping = under_way
-                self._swap = _Swap() if under_way else replace(self._swap, ended=True)
-                if under_way:
-                    replica.begin_swap()
+                self._swap = replace(self._swap, ended=not under_way)
             case mailbox.RoundOver(round_):
                 self._rounds_over = max(round_, self._rounds_over)
             case mailbox.Signal.PAUSE:
@@ -277,18 +287,21 @@ class TrainingThread:
         if not swap.ended:
             return
         self._swap = _Swap()
-        if swap.loss is None or not replica.has_swapped:
-            return
-        after = self._loss(replica)
-        if not (after > swap.loss or math.isnan(after)):
-            return
-        with self._times.on("evaluate"):  # training went on between the two losses: compare without that
+        if swap.loss is not None and replica.has_swapped:
+            after = self._loss(replica)
+            if not after <= swap.loss and (without := self._without_harm(replica, after)) is not None:
+                self._snapshots.complete()
+                replica.take_back()
+                self._post(TakenBack(swap.exchange, after, without))
+        replica.let_stay()
+
+    def _without_harm(self, replica: Replica, loss: float) -> float | None:
+        """The loss without the swap, where it did harm. Training went on since its beginning, so it is compared with
+        the present weights without it."""
+        with self._times.on("evaluate"):
             without = replica.evaluate_without()
-            harmful = verdict.is_harmful(without, after, lambda: replica.evaluate_without(partner=1))
-        if harmful:
-            self._snapshots.complete()
-            replica.take_back()
-            self._post(TakenBack(swap.exchange, after, without))
+            harmful = verdict.is_harmful(without, loss, lambda: replica.evaluate_without(partner=1))
+        return without if harmful else None
 
     def _loss(self, replica: Replica) -> float:
         with self._times.on("evaluate"):
@@ -300,6 +313,12 @@ class TrainingThread:
         replica.adopt(round, state)
         self._rounds = min(self._budget, self._rounds + ahead)  # the number of its own rounds stays the same
         self._rounds_over = round
+        self._failed_before = False
+        self._codec_thread.give_up(round)  # and none of a later round, where it had been rolled back in one
+
+    def _trying(self, replica: Replica, state: bytes | memoryview) -> Trial:
+        with self._times.on("evaluate"):
+            return replica.try_state(state)
 
     def _want_live_state(self, replica: Replica, question: mailbox.GetLiveState) -> None:
         try:

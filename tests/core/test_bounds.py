@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from noloco_node.core import outer
 from noloco_node.core.bounds import HIGHEST, LEAST, LONGEST, PHASES, STILL, CorrectionBounds, Movement
-from noloco_node.core.codec import BLOCK
+from noloco_node.core.codecs.codec import BLOCK
 from noloco_node.errors import PeerFault
 
 SIZES = (4 * BLOCK, 4 * BLOCK, 2 * BLOCK)

@@ -130,6 +130,33 @@ def test_cut_anywhere_it_is_named(file: StateFile, tmp_path: Path, caplog: pytes
             assert file.read(path) == before, "and a new one begins"
 
 
+WRONG: list[tuple[str, str]] = [
+    *[("traffic.json", f'{{"day": "2031-12-24", "sent": {sent}, "received": 7}}') for sent in ("-1", "true", '"5"')],
+    *[("traffic.json", f'{{"day": "2031-12-24", "sent": {sent}, "received": 7}}') for sent in ("1e308", "NaN", "[]")],
+    ("traffic.json", '{"day": "2031-12-24", "sent": 1, "received": ' + "9" * 300 + "}"),
+    ("traffic.json", '{"day": 5, "sent": 1, "received": 1}'),
+    *[("authors.json", f'{{"a/b": {author}}}') for author in ("5", "null", "{}", '"somebody"', '"two\\nlines"')],
+    ("authors.json", "[]"),
+    *[("noloco.json", content) for content in ('{"schema": 1}', '{"schema": 1, "manifest": 5}', "[]")],
+    ("noloco.json", '{"schema": 1, "manifest": "\\ud800", "author": "a", "signature": "00"}'),
+    ("noloco.json", '{"schema": 1, "manifest": "{}", "author": "a", "signature": "zz"}'),
+    ("peers.json", "[]"),
+]
+
+
+@pytest.mark.parametrize(("name", "content"), WRONG)
+def test_well_formed_and_wrong(name: str, content: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (file,) = (file for file in FILES if file.name == name)
+    path = tmp_path / name
+    path.write_text(content)
+    if file.empty is None:
+        with pytest.raises(UsageError, match=file.remedy) as raised:
+            file.read(path)
+        assert "\n" not in str(raised.value) and path.read_text() == content
+    else:
+        assert file.read(path) == file.empty and file.lost in caplog.text
+
+
 def fifo(path: Path) -> None:
     os.mkfifo(path, 0o600)
 

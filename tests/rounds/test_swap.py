@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from virtual_clock import run_virtual
 
 from noloco_node.core import fragments
-from noloco_node.core.codec import CodecStats
+from noloco_node.core.codecs.codec import CodecStats
 from noloco_node.errors import PeerFault, PeerLost, PeerMisbehaved
 from noloco_node.rounds.link import Link
 from noloco_node.rounds.swap import DONE_S, SLOW_STREAMS, WINDOW, Backlog, Swap

@@ -311,7 +311,7 @@ def test_reading_a_manifest_imports_nothing_heavy():
 
 
 def test_what_a_manifest_may_name_is_there():
-    from noloco_node.core.codecs import codec
+    from noloco_node.core.codecs.by_name import codec
     from noloco_node.data import corpus
     from noloco_node.training import model
 

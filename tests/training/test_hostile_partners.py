@@ -1,4 +1,4 @@
-"""Whatever a partner sends instead of its u: one swap moves an offer no more than honest ones may, and the next is fine."""
+"""Whatever a partner sends instead of its u, one swap moves no more than honest ones may, and the next one is fine."""
 
 from collections.abc import Callable
 
@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from noloco_node.core.bounds import LONGEST
-from noloco_node.core.codec import BLOCK, Codec
-from noloco_node.core.codecs import codec
+from noloco_node.core.codecs.by_name import codec
+from noloco_node.core.codecs.codec import BLOCK, Codec
 from noloco_node.errors import PeerFault
 from noloco_node.training.mailbox import Command, Correct
 from noloco_node.training.offer import CodecThread, Offer

@@ -19,8 +19,8 @@ from lives import RUN, SAVE_EVERY, STEPS, Kill, Received, Resume, live, resumes
 from replicas import FRAGMENT, small_replica
 from torch import Tensor
 
-from noloco_node.core.codec import carry
-from noloco_node.core.codecs import codec
+from noloco_node.core.codecs.by_name import codec
+from noloco_node.core.codecs.codec import carry
 from noloco_node.training.replica import Replica
 
 HEAVY = [

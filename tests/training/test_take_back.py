@@ -4,8 +4,8 @@ import pytest
 import torch
 from replicas import small_replica, small_run
 
-from noloco_node.core.codec import BLOCK, Packed
-from noloco_node.core.codecs import codec
+from noloco_node.core.codecs.by_name import codec
+from noloco_node.core.codecs.codec import BLOCK, Packed
 from noloco_node.run.schema import Manifest, OuterSpec
 from noloco_node.training.replica import Replica
 
@@ -32,7 +32,6 @@ def trained(run: Manifest, correction: Packed | None, boundaries: int) -> Replic
         replica.snapshot()
         replica.boundary()
         if boundary == 2 and correction:
-            replica.begin_swap()
             replica.apply(7, correction, offered_round=3)
     return replica
 
