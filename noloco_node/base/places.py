@@ -5,6 +5,10 @@ counted by place. Private and loopback addresses are handed out one by one: each
 """
 
 import ipaddress
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from noloco_node.base.addresses import Address
 
 _IPV4_PREFIX, _IPV6_PREFIX = 24, 48
 """The smallest networks that are routed on their own; a household or a rented server has addresses in one."""
@@ -22,3 +26,40 @@ def place_of(host: str) -> str:
         return str(address)
     prefix = _IPV4_PREFIX if address.version == 4 else _IPV6_PREFIX
     return str(ipaddress.ip_network((address, prefix), strict=False))
+
+
+def behind_relay(relay_host: str) -> str:
+    """The place of those who come over a relay, as long as nobody knows more of them."""
+    return f"relay {place_of(relay_host)}"
+
+
+def claimed(peer: str, addresses: Sequence[Address]) -> str:
+    """The place at which a peer says that it is; one that names no address is at a place of its own."""
+    if not addresses:
+        return peer
+    best = addresses[0]
+    return behind_relay(best.host) if best.relay else place_of(best.host)
+
+
+class Random(Protocol):
+    """The part of `random.Random` that is used here."""
+
+    def choice(self, options: Sequence[str], /) -> str: ...
+
+
+def draw(rng: Random, peers: Mapping[str, str]) -> str:
+    """One of these peers, each given with its place: a place first, then one of the peers there."""
+    place = rng.choice(sorted(set(peers.values())))
+    return rng.choice(sorted(peer for peer, where in peers.items() if where == place))
+
+
+def several(rng: Random, peers: Mapping[str, str], most: int) -> list[str]:
+    """So many different ones, in the order in which they were drawn: from each place one before any gives another."""
+    left, turn, drawn = dict(peers), dict[str, str](), list[str]()
+    while left and len(drawn) < most:
+        turn = turn or left
+        peer = draw(rng, turn)
+        drawn.append(peer)
+        turn = {other: place for other, place in turn.items() if place != left[peer]}
+        del left[peer]
+    return drawn

@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from noloco_node.core.codec import BLOCK, CodecStats, Conversation, Received
+from noloco_node.core.codecs.codec import BLOCK, CodecStats, Conversation, Received
 from noloco_node.run.schema import InnerSpec, Manifest
 from noloco_node.training.replica import Replica
 from noloco_node.training.thread import FRAGMENT_ELEMENTS
@@ -88,7 +88,7 @@ def _train_apart(replica: Replica, rounds: int) -> Side:
     for _ in range(rounds):
         while not replica.phase_over:
             replica.step()
-        side = Side(replica.snapshot(), replica.movement())
+        side = Side(replica.snapshot(), replica.movement()[0])
         replica.boundary()
     return side
 
@@ -114,6 +114,9 @@ class Watched:
         received = self._timed(lambda: self._conversation.receive(payload))
         self.sent += [received.reply] if received.reply is not None else []
         return received
+
+    def learn(self) -> None:
+        self._conversation.learn()
 
     def _timed(self, turn: Callable[[], T]) -> T:
         began = time.perf_counter()

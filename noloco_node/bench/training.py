@@ -186,7 +186,7 @@ def stall(inner: Replica) -> float:
 
 def offer(inner: Replica) -> tuple[Tensor, Tensor]:
     """A boundary, as in training/thread.py."""
-    made = inner.snapshot(), inner.movement()
+    made = inner.snapshot(), inner.movement()[0]
     inner.boundary()
     return made
 

@@ -106,12 +106,17 @@ async def _print_changes(get_peers: GetPeers, peer_filter: PeerFilter, as_json: 
             clock = time.strftime("%H:%M:%S")
             for peer in now.values():
                 old = before.get(peer.peer_id)
-                if old is None or (old.state, old.round) != (peer.state, peer.round):
+                if old is None or _news(old) != _news(peer):
                     print(f"{clock} {peer_line(peer)}", flush=True)
             for gone in before.keys() - now.keys():
                 print(f"{clock} {before[gone].name} is gone ({short_id(gone)})", flush=True)
         before = now
         await asyncio.sleep(_WATCH_S)
+
+
+def _news(peer: PeerRow) -> tuple[str, int, bool]:
+    """What a line is printed for when it changes."""
+    return peer.state, peer.round, peer.quarantined_s > 0
 
 
 # ---- ping ----

@@ -12,6 +12,12 @@ def bounds(index: int, elements: int, per_fragment: int) -> tuple[int, int]:
     return start, min(start + per_fragment, elements)
 
 
+def sizes(elements: int, per_fragment: int) -> list[int]:
+    """Of all fragments."""
+    ends = (bounds(index, elements, per_fragment) for index in range(count(elements, per_fragment)))
+    return [end - start for start, end in ends]
+
+
 def order(fragments: int, exchange_id: bytes) -> list[int]:
     """All fragments once, from an offset that the exchange id draws.
 

@@ -42,6 +42,8 @@ class _Tensor:
     """Σ c² of the elements corrected since."""
     elements: int = 0
     """How many those are; nothing is learned from a further partner in the same round."""
+    before: float = 1.0
+    """The scale at the last boundary with an offer."""
 
 
 @dataclass(slots=True)
@@ -53,7 +55,9 @@ class LengthCorrection:
     _tensors: list[_Tensor] = field(init=False)
     _places: list[tuple[int, int]] = field(init=False)
     _owed: Tensor = field(init=False)
-    """e, where its correction has not landed."""
+    """e of the last offer."""
+    _landed: list[tuple[int, int]] = field(init=False, default_factory=list)
+    """Where its correction has landed."""
 
     def __post_init__(self) -> None:
         self._tensors = [_Tensor() for _ in self.sizes]
@@ -73,12 +77,12 @@ class LengthCorrection:
             else:
                 self._owed[part].zero_()
             tensor.offered = (beta * tensor.scale * moved(theta[part], phi[part])) ** 2
-            tensor.corrected, tensor.elements = 0.0, 0
+            tensor.corrected, tensor.elements, tensor.before = 0.0, 0, tensor.scale
+        self._landed.clear()
 
     def complete(self, start: int, c: Tensor) -> Tensor:
         """For a correction of the elements from `start` on. Returns what to add: c, and what is owed there."""
-        owed = self._owed[start : start + len(c)]
-        if len(owed) != len(c):
+        if start + len(c) > len(self._owed):
             raise ValueError(f"{len(c)} elements from {start} on do not lie in a vector of {len(self._owed)}")
         for tensor, (first, last) in zip(self._tensors, self._places, strict=True):
             part = c[max(first - start, 0) : max(last - start, 0)]
@@ -87,9 +91,21 @@ class LengthCorrection:
                 tensor.elements += len(part)
                 if tensor.elements >= last - first:
                     self._learn(tensor)
-        whole = c + owed.to(c.device)
-        owed.zero_()
-        return whole
+        if any(first < start + len(c) and start < last for first, last in self._landed):
+            return c  # of the round's second partner
+        self._landed.append((start, start + len(c)))
+        return c + self._owed[start : start + len(c)].to(c.device)
+
+    def owed(self, start: int, size: int) -> Tensor:
+        """What `complete` added in these elements, for the last offer."""
+        return self._owed[start : start + size]
+
+    def take_back(self, start: int, size: int) -> None:
+        """As if no correction of these elements had come for the last offer."""
+        self._landed = [part for part in self._landed if part != (start, start + size)]
+        for tensor, (first, last) in zip(self._tensors, self._places, strict=True):
+            if first < start + size and start < last:
+                tensor.scale, tensor.corrected, tensor.elements = tensor.before, 0.0, 0
 
     def load(self, scales: Sequence[float]) -> None:
         """The `scales` of a checkpoint."""
@@ -98,6 +114,8 @@ class LengthCorrection:
 
     @staticmethod
     def _learn(tensor: _Tensor) -> None:
+        if not math.isfinite(tensor.corrected):
+            return  # NaN would stay for ever
         left = max(tensor.offered - tensor.corrected, tensor.offered / LARGEST_SCALE**2)
         seen = math.sqrt(tensor.offered / left) if left > 0 else 1.0
         tensor.scale += (seen - tensor.scale) / 2

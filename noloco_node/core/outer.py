@@ -71,15 +71,16 @@ def owe(theta: Tensor, phi: Tensor, rate: float, u: Tensor, owed: Tensor) -> Non
         offered.add_(due.to(offered.device))
 
 
-def movement(theta: Tensor, phi: Tensor, hyper: OuterSettings, block: int) -> Tensor:
-    """max|βΔ| of each `block` elements, on the CPU: how far apart replicas may be. Before the local step."""
-    peaks = []
+def movement(theta: Tensor, phi: Tensor, hyper: OuterSettings, block: int) -> tuple[Tensor, Tensor]:
+    """max|βΔ| and ‖βΔ‖² of each `block` elements, on the CPU: how far apart replicas may be. Before the local step."""
+    peaks, squares = [], []
     for fast, slow in zip(torch.split(theta, PIECE), torch.split(phi, PIECE), strict=True):
-        far = torch.sub(fast, slow.to(fast.device)).abs_()
+        far = torch.sub(fast, slow.to(fast.device)).mul_(hyper.beta)
         if rest := len(far) % block:
             far = nn.functional.pad(far, (0, block - rest))
-        peaks.append(far.view(-1, block).amax(1))
-    return torch.cat(peaks).mul_(hyper.beta).cpu()
+        peaks.append(far.view(-1, block).abs().amax(1))
+        squares.append(far.view(-1, block).square_().sum(1))
+    return torch.cat(peaks).cpu(), torch.cat(squares).cpu()
 
 
 def local_step(theta: Tensor, phi: Tensor, delta: Tensor, hyper: OuterSettings) -> None:
@@ -96,18 +97,25 @@ def correct(  # noqa: PLR0913, PLR0917 - the replica's three tensors stay visibl
 ) -> None:
     """Adds c to a replica that took its local step already; `late`: boundaries since that step.
 
-    θ keeps what it learned since. Takes whole vectors or any slices of them that belong together.
+    θ keeps what it learned since. Takes whole vectors or any slices of them that belong together. The outer step is
+    linear, so adding -c takes c back, also more boundaries later than it came.
     """
     if late < 0:
         raise ValueError(f"a correction comes 0 or more boundaries late, not {late}")
     kept = hyper.alpha**late
-    moved = sum(hyper.alpha**k for k in range(late + 1))
+    moved = shift(hyper, late)
     for t, p, d, part in _pieces(theta, phi, delta, c):
         near = part.to(t.device)
         t.add_(near, alpha=moved)
         near = near if p.device == t.device else part.to(p.device)
         d.add_(near, alpha=kept)
         p.add_(near, alpha=moved)
+
+
+def shift(hyper: OuterSettings, late: int) -> float:
+    """How often a correction that is `late` is in φ and θ: once, and once more through the momentum of each boundary
+    since."""
+    return sum(hyper.alpha**k for k in range(late + 1))
 
 
 def correction(mine: Tensor, theirs: Tensor) -> Tensor:

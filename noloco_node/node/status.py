@@ -2,13 +2,15 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from noloco_node.base.addresses import Address
 from noloco_node.base.states import NodeState
 from noloco_node.checkpoints.keeper import CheckpointKeeper
+from noloco_node.core.standing import Standing
 from noloco_node.host.policy import Policy
+from noloco_node.observe import standings
 from noloco_node.observe.stats import NodeStats
 from noloco_node.peers import rows
 from noloco_node.peers.record import MAX_ADDRESSES, PeerRecord, Presence
@@ -31,6 +33,7 @@ def status(  # noqa: PLR0913, PLR0917
     target: int | None,
 ) -> StatusView:
     """`node`: what every node shows (node/base.py)."""
+    seen_of = rounds.standings()
     totals, parameters = rounds.tally, ready.parameters if ready else None
     saves = (keeper, parameters) if keeper and parameters else None
     view = stats.fill(node)
@@ -51,16 +54,28 @@ def status(  # noqa: PLR0913, PLR0917
         one_sided_fragments=totals.one_sided,
         peers_seen=len(seen),
         peers_by_state=Counter(record.state for record in seen),
+        peers_quarantined=len(standings.quarantined(seen_of)),
         today=policy.today(),
         checkpoint=saves[0].view(saves[1]) if saves else None,
-        health=(*node.health, *policy.health(stats.swaps_fit), *(saves[0].health(saves[1]) if saves else ())),
+        health=(
+            *node.health,
+            *policy.health(stats.swaps_fit),
+            *(saves[0].health(saves[1]) if saves else ()),
+            *standings.health(seen_of, len(seen)),
+        ),
     )
 
 
-def peers(stats: NodeStats, seen: Collection[PeerRecord], via: Callable[[str], str | None]) -> PeersView:
+def peers(
+    stats: NodeStats,
+    seen: Collection[PeerRecord],
+    via: Callable[[str], str | None],
+    seen_of: Mapping[str, Standing],
+) -> PeersView:
+    """`seen_of`: what this node has seen of them itself."""
     now = time.time()
-    living = rows.living(seen, now)
-    return PeersView(tuple(stats.fill_row(rows.row(r, stats.round, now, via(r.peer_id))) for r in living))
+    living = [rows.row(record, stats.round, now, via(record.peer_id)) for record in rows.living(seen, now)]
+    return PeersView(tuple(stats.fill_row(row) for row in standings.fill(living, seen_of)))
 
 
 def presence(state: NodeState, stats: NodeStats, run: Manifest, addresses: Collection[Address]) -> Presence:

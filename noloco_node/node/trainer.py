@@ -18,7 +18,6 @@ from typing import Any
 
 from noloco_node.base import peer_names, periodic
 from noloco_node.base.events import Evaluated, Event, RolledBack, RoundCommitted, WentSolo
-from noloco_node.base.places import place_of
 from noloco_node.base.states import AT_WORK, HAS_WEIGHTS, NodeState
 from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.checkpoints.schedule import CheckpointSchedule
@@ -33,6 +32,7 @@ from noloco_node.observe import exporters
 from noloco_node.observe.jsonl import METRICS_EVERY_S
 from noloco_node.observe.recorder import Recorder, rollback_sentence
 from noloco_node.peers import run_registry
+from noloco_node.peers.answering import Answering
 from noloco_node.peers.cache import PeerCache
 from noloco_node.peers.directory import Directory
 from noloco_node.peers.membership import Membership
@@ -45,7 +45,7 @@ from noloco_node.state_transfer import catch_up, choose_donor, client
 from noloco_node.state_transfer.collect import Collector, OwnState
 from noloco_node.state_transfer.server import StateService
 from noloco_node.training.replica import State
-from noloco_node.training.thread import Failed, Finished, Message, PhaseEnded, Ready, TrainingThread
+from noloco_node.training.thread import Failed, Finished, Message, PhaseEnded, Ready, TakenBack, TrainingThread
 from noloco_node.views.gather import GatherView
 from noloco_node.views.history import HistoryView
 from noloco_node.views.peers import PeersView
@@ -130,7 +130,17 @@ class TrainingNode(BaseNode):
         self._thread = self._start_training(run)
         p2p, bootstrap = self._transport.p2p, self._config.bootstrap
         stores = self._transport.can_be_called
-        directory = Directory(p2p, bootstrap, self._identity, run.run_id, boot=self._boot, stores=stores)
+        place_of, answering = self._transport.place_seen, Answering(self._transport)
+        directory = Directory(
+            p2p,
+            bootstrap,
+            self._identity,
+            run.run_id,
+            boot=self._boot,
+            stores=stores,
+            place_of=place_of,
+            answering=answering,
+        )
         await self._enter(lambda: self._membership.enter(directory))
         self._report(f"{peer_names.name_of(self._identity.peer_id)} ({self._identity.peer_id}) in run {run.label}")
         run_and_author = f" --run {run.run_id} --trust {signed.author}"
@@ -249,6 +259,8 @@ class TrainingNode(BaseNode):
                 self._rounds.boundary(done.round, seconds, offer, closed)
             case Evaluated():
                 self._observe(message)
+            case TakenBack(exchange, loss_with, loss_without):
+                self._rounds.taken_back(exchange, loss_with, loss_without)
             case RolledBack():
                 self._observe(message)
                 if message.weights_of is not None:  # else the slow weights, and so the offers, are unchanged
@@ -388,7 +400,7 @@ class TrainingNode(BaseNode):
 
     def _update_candidates(self) -> None:
         training = [record for record in self.seen() if record.state == NodeState.TRAINING]
-        self._rounds.candidates({record.peer_id: _place(record) for record in training})
+        self._rounds.candidates({record.peer_id: self._transport.place_of(record.peer_id) for record in training})
         self._recorder.curves.seen(training)
 
     # ---- the volunteer's limits ----
@@ -454,16 +466,10 @@ class TrainingNode(BaseNode):
         )
 
     def peers(self) -> PeersView:
-        return status.peers(self._stats, self.seen(), self._transport.via)
+        return status.peers(self._stats, self.seen(), self._transport.via, self._rounds.standings())
 
     def round_events(self) -> list[str]:
         return self._rounds.event_log()
 
     def history(self) -> HistoryView:
         return self._recorder.curves.view(self._lines.last())
-
-
-def _place(record: PeerRecord) -> str:
-    """As the first of its IP addresses says, or else the first of its names."""
-    addresses = sorted(record.addresses, key=lambda address: address.ip is None)
-    return place_of(addresses[0].host) if addresses else ""

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from noloco_node.base.events import Evaluated, Event, PhaseDone, RolledBack, RoundCommitted, WentSolo
+from noloco_node.base.events import Evaluated, Event, PhaseDone, RolledBack, RoundCommitted, TakenBack, WentSolo
 from noloco_node.errors import UsageError
 from noloco_node.host.config import TENSORBOARD, WANDB
 
@@ -116,8 +116,8 @@ class Figures:
             case WentSolo():
                 self.solo += 1
                 return {"rounds/solo": self.solo}
-            case RolledBack():
-                return {"train/rolled_back": 1.0}
+            case RolledBack() | TakenBack():
+                return {"train/rolled_back" if isinstance(event, RolledBack) else "train/taken_back": 1.0}
             case _:
                 return {}
 

@@ -6,8 +6,10 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from noloco_node.base.events import Event, PeerFaulted, RolledBack, RoundCommitted, WentSolo, as_json
+from noloco_node.base.events import Event, PeerFaulted, RolledBack, RoundCommitted, TakenBack, WentSolo, as_json
 from noloco_node.base.peer_names import name_of
+from noloco_node.base.reasons import in_words
+from noloco_node.base.units import loss
 from noloco_node.observe import exporters
 from noloco_node.observe.curves import Curves
 from noloco_node.observe.jsonl import JsonLines, figures
@@ -52,9 +54,17 @@ class Recorder:
                     sent / 1e6,
                 )
             case WentSolo(round, reason):
-                log.info("round %d solo (%s): loss %s", round, reason.replace("_", " "), self._loss())
+                log.info("round %d solo (%s): loss %s", round, in_words(reason), self._loss())
             case RolledBack():
                 log.warning("%s", rollback_sentence(event))
+            case TakenBack(round, partner, loss_with, loss_without):
+                log.warning(
+                    "the correction of %s in round %d is taken back: eval loss %s with it, %s without",
+                    name_of(partner),
+                    round,
+                    loss(loss_with),
+                    loss(loss_without),
+                )
             case PeerFaulted(peer, reason):
                 log.warning("%s broke the protocol: %s", name_of(peer), reason)
             case _:

@@ -4,10 +4,19 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from noloco_node.base.events import Evaluated, Event, PeerFaulted, PhaseDone, RolledBack, RoundCommitted, WentSolo
+from noloco_node.base.events import (
+    Evaluated,
+    Event,
+    PeerFaulted,
+    PhaseDone,
+    RolledBack,
+    RoundCommitted,
+    TakenBack,
+    WentSolo,
+)
 from noloco_node.core.round import TOO_SLOW
 from noloco_node.views.peers import PeerRow
-from noloco_node.views.status import LastRound, Phase, Rounds, StatusView
+from noloco_node.views.status import LastRound, LastTakenBack, Phase, Rounds, StatusView
 
 MINUTE_S = 60.0
 PEERS = 256
@@ -41,6 +50,8 @@ class NodeStats:
     swaps_fit: bool = True
     """Whether the last swap ended otherwise than by being too slow."""
     rolled_back: int = 0
+    taken_back: int = 0
+    last_taken_back: LastTakenBack | None = None
     faults: Counter[str] = field(default_factory=Counter)
     with_peer: dict[str, PeerStats] = field(default_factory=dict)
     """In the order of their last committed round."""
@@ -72,6 +83,9 @@ class NodeStats:
                     self.swaps_fit = event.reason != TOO_SLOW
             case RolledBack():
                 self.rolled_back += 1
+            case TakenBack(round, partner, loss_with, loss_without):
+                self.taken_back += 1
+                self.last_taken_back = LastTakenBack(partner, round, loss_with, loss_without)
             case PeerFaulted(_, reason):
                 self.faults[reason] += 1
 
@@ -130,6 +144,8 @@ class NodeStats:
             stall_ms=self.stall_ms,
             faults=dict(self.faults),
             rolled_back=self.rolled_back,
+            taken_back=self.taken_back,
+            last_taken_back=self.last_taken_back,
         )
 
     def fill_row(self, row: PeerRow) -> PeerRow:

@@ -14,6 +14,9 @@ the training thread's. The rules:
   (the caller) applies and says so, then the follower applies. Fragments are applied one after the other, so a swap that
   fails leaves at most one that the leader applied and the follower did not: `one_sided` counts it. What was applied
   stays.
+- Each side bounds how far a fragment may move it (core/bounds.py). With its acknowledgement the follower says by which
+  factor it wants the correction multiplied, and the leader's acknowledgement has the smaller of both, which both use:
+  so corrections stay exact opposites. A partner of an older version announces none: then our own half alone is bounded.
 """
 
 import asyncio
@@ -22,7 +25,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
-from noloco_node.core.codec import CodecStats
+from noloco_node.core.codecs.codec import CodecStats
 from noloco_node.errors import PeerFault, PeerMisbehaved
 from noloco_node.host.limits import MIN_RATE_BYTES_S
 from noloco_node.rounds.link import Link
@@ -61,10 +64,10 @@ class Vectors(Protocol):
         """What the correction of one fragment holds in memory, at most."""
 
     def open(self, index: int, exchange_id: bytes) -> "Future[bytes]": ...
-    def receive(self, index: int, payload: bytes) -> "Future[bytes | None]":
-        """What to send next, or None: the correction is whole, and `apply` adds it."""
+    def receive(self, index: int, payload: bytes) -> "Future[bytes | float]":
+        """What to send next, or the factor that our bounds allow: the correction is whole, and `apply` adds it."""
 
-    def apply(self, index: int) -> "Future[None]":
+    def apply(self, index: int, scale: float) -> "Future[None]":
         """Done when the correction was added, or never will be; in the order of the calls."""
 
     def stats(self) -> "Future[CodecStats]":
@@ -115,11 +118,11 @@ class Swap:
         self._stall_s = stall_s
         self._backlog = backlog
         self._opened = 0
+        self._whole: dict[int, float] = {}
+        """The factors that we allow, by places in the order, of corrections that are whole; at most WINDOW of them."""
+        self._acked: float | None = None
+        """The factor in the follower's acknowledgement of the next fragment: received or sent."""
         self._fragment_bytes = 0
-        self._whole: set[int] = set()
-        """Places in the order whose corrections are whole; at most WINDOW of them."""
-        self._acked = False
-        """Leader: the follower has the next fragment. Follower: we have said that we have it."""
         self.applied = 0
         self.one_sided = 0
         self.stats = CodecStats()
@@ -134,8 +137,8 @@ class Swap:
             match await self._link.receive_whole(FRAME_S, self._stall_s):
                 case wire.Fragment(index, payload):
                     await self._at_fragment(index, payload)
-                case wire.Ack(index):
-                    self._at_ack(index)
+                case wire.Ack(index, scale):
+                    self._at_ack(index, scale)
                 case wire.Refusal(wire.Code.DIVERGED):
                     raise PeerFault(PARTNER_DIVERGED)
                 case frame:
@@ -165,43 +168,46 @@ class Swap:
         if not self.applied <= place < self._opened or place in self._whole:
             raise PeerMisbehaved("out_of_window", f"fragment {index}")
         answer = await _done(self._vectors.receive(index, payload))
-        if answer is not None:
+        if isinstance(answer, bytes):
             self._link.send(wire.Fragment(index, answer))
         else:
-            self._whole.add(place)
+            self._whole[place] = answer
             self._advance()
 
-    def _at_ack(self, index: int) -> None:
+    def _at_ack(self, index: int, scale: float) -> None:
         if self.applied >= len(self._order) or index != self._order[self.applied]:
             raise PeerMisbehaved("bad_ack", f"fragment {index}")
         if self._leads:
-            if self._acked:
+            if self._acked is not None:
                 raise PeerMisbehaved("bad_ack", f"fragment {index} twice")
-            self._acked, self.one_sided = True, 0
-            self._advance()
-        elif self._acked:
-            self._apply()
-            self._advance()
-        else:
+            self._acked, self.one_sided = scale, 0
+        elif self._acked is None:
             raise PeerMisbehaved("bad_ack", f"fragment {index} before ours")
+        elif scale > self._acked:
+            raise PeerMisbehaved("bad_scale", f"{scale:g} where we allow {self._acked:g}")
+        else:
+            self._apply(scale or self._acked)
+        self._advance()
 
     def _advance(self) -> None:
         """Acknowledge or apply the next fragment in order, where that may be."""
-        if self.applied not in self._whole or self._leads != self._acked:
+        allowed = self._whole.get(self.applied)
+        if allowed is None or self._leads != (self._acked is not None):
             return
-        self._link.send(wire.Ack(self._order[self.applied]))
+        scale = min(allowed, self._acked or 1.0)
+        self._link.send(wire.Ack(self._order[self.applied], scale))
         if self._leads:
-            self._apply()
+            self._apply(scale)
             self.one_sided = 1
         else:
-            self._acked = True
+            self._acked = scale
 
-    def _apply(self) -> None:
-        self._whole.remove(self.applied)
-        added = self._vectors.apply(self._order[self.applied])
+    def _apply(self, scale: float) -> None:
+        del self._whole[self.applied]
+        added = self._vectors.apply(self._order[self.applied], scale)
         self._backlog.add(self._vectors.correction_bytes, added)
         self.applied += 1
-        self._acked = False
+        self._acked = None
 
     async def _finish(self) -> None:
         if not self._leads:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from noloco_node.core.codec import CodecStats
+from noloco_node.core.codecs.codec import CodecStats
 
 
 @dataclass(slots=True)

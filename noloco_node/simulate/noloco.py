@@ -1,4 +1,4 @@
-"""NoLoCo with many replicas, by the functions that a node uses: core/outer.py for the steps, core/codec.py between two
+"""NoLoCo with many replicas, by the functions that a node uses: core/outer.py for the steps, core/codecs between two
 partners. `algorithm` makes any algorithm from a Choice.
 
 What can be tried beyond one plain swap a phase:
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from noloco_node.core import outer as core
-from noloco_node.core.codec import BLOCK, CodecStats, carry
-from noloco_node.core.codecs import codec
+from noloco_node.core.codecs.by_name import codec
+from noloco_node.core.codecs.codec import BLOCK, CodecStats, carry
 from noloco_node.core.length_correction import LengthCorrection
 from noloco_node.errors import PeerFault
 from noloco_node.simulate.baselines import Algorithm, Ddp, DiLoCo, FedAvg, Outer, PaperNoLoCo, matching
@@ -85,7 +85,7 @@ class NoLoCo(Algorithm):
     def _swap_pairs(self, outer: Outer) -> None:
         self.stats = CodecStats()
         rows = zip(outer.theta, outer.phi, strict=True)
-        self._movements = [core.movement(theta, phi, self._hyper, BLOCK) for theta, phi in rows]
+        self._movements = [core.movement(theta, phi, self._hyper, BLOCK)[0] for theta, phi in rows]
         u = torch.empty_like(outer.theta)
         core.snapshot(outer.theta, outer.phi, self._hyper, u)
         for norms, theta, phi, offered in zip(self._norms, outer.theta.detach(), outer.phi, u.detach(), strict=False):

@@ -19,6 +19,10 @@ _ORDERS: dict[str, tuple[Callable[[PeerRow], Any], bool]] = {
     "sent": (lambda row: row.sent, True),
     "received": (lambda row: row.received, True),
     "together": (lambda row: row.exchanges, True),
+    "failed": (lambda row: row.failed, True),
+    "refused": (lambda row: row.refused, True),
+    "taken-back": (lambda row: row.taken_back, True),
+    "quarantined": (lambda row: row.quarantined_s, True),
 }
 """By column: the value to compare, and whether the largest comes first."""
 

@@ -3,26 +3,45 @@
 from collections.abc import Callable, Sequence
 
 from noloco_node.base.peer_names import short_id
+from noloco_node.base.reasons import in_words
 from noloco_node.base.units import NOTHING, loss, rate, size, span
 from noloco_node.terminal.table import Column
-from noloco_node.views.peers import PeerRow
+from noloco_node.views.peers import GONE, PeerRow
 
 
 def cells(peer: PeerRow, columns: Sequence[Column]) -> list[str]:
     return [_CELLS[column.title](peer) for column in columns]
 
 
+def worth_showing(columns: Sequence[Column], peers: Sequence[PeerRow]) -> list[Column]:
+    """Without those of bad experience that would be empty: among honest peers most of them are."""
+    return [each for each in columns if each.title not in _BAD or any(_BAD[each.title](peer) for peer in peers)]
+
+
+def quarantine(peer: PeerRow) -> str:
+    """`12 min 30 s, taken back`: how long it lasts, and why."""
+    why = f", {in_words(peer.quarantined_why)}" if peer.quarantined_why else ""
+    return span(peer.quarantined_s) + why if peer.quarantined_s else NOTHING
+
+
 def _last_seen(peer: PeerRow) -> str:
     return NOTHING if peer.last_seen_s is None else f"{span(peer.last_seen_s)} ago"
 
 
+_BAD: dict[str, Callable[[PeerRow], float]] = {
+    "failed": lambda peer: peer.failed,
+    "refused": lambda peer: peer.refused,
+    "taken back": lambda peer: peer.taken_back,
+    "quarantined": lambda peer: peer.quarantined_s,
+}
+"""Columns that are there only where a figure is not 0."""
 _CELLS: dict[str, Callable[[PeerRow], str]] = {
     "peer": lambda peer: peer.name,
     "id": lambda peer: short_id(peer.peer_id),
     "run": lambda peer: peer.run or NOTHING,
     "state": lambda peer: peer.state,
-    "round": lambda peer: str(peer.round),
-    "lag": lambda peer: str(peer.lag),
+    "round": lambda peer: NOTHING if peer.state == GONE else str(peer.round),
+    "lag": lambda peer: NOTHING if peer.state == GONE else str(peer.lag),
     "loss": lambda peer: loss(peer.loss),
     "eval": lambda peer: loss(peer.eval_loss),
     "together": lambda peer: str(peer.exchanges),
@@ -32,4 +51,8 @@ _CELLS: dict[str, Callable[[PeerRow], str]] = {
     "via": lambda peer: peer.via or NOTHING,
     "sent": lambda peer: size(peer.sent),
     "received": lambda peer: size(peer.received),
+    "failed": lambda peer: str(peer.failed),
+    "refused": lambda peer: str(peer.refused),
+    "taken back": lambda peer: str(peer.taken_back),
+    "quarantined": quarantine,
 }

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
-_GAP = 2
+GAP = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ def fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int
     """The indices of the columns that fit into `width`."""
     widths = [max(len(text) for text in texts) for texts in zip([c.title for c in columns], *rows, strict=True)]
     shown = list(range(len(columns)))
-    while sum(widths[i] + _GAP for i in shown) > width:
+    while sum(widths[i] + GAP for i in shown) > width:
         droppable = [i for i in shown if columns[i].keep]
         if not droppable:
             break
@@ -34,7 +34,7 @@ def fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], shown: Sequence[int]) -> Table:
-    made = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="dim")
+    made = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="dim")
     for i in shown:
         made.add_column(columns[i].title, justify="right" if columns[i].right else "left", no_wrap=True)
     for row in rows:

@@ -7,13 +7,14 @@ from rich.table import Table
 from rich.text import Text
 
 from noloco_node.base.peer_names import name_of, short_id
+from noloco_node.base.reasons import in_words
 from noloco_node.base.states import NodeState
 from noloco_node.base.units import count, loss, rate, share, size, span
 from noloco_node.terminal.figures import besides_steps, left, traffic
-from noloco_node.terminal.peer_cells import cells
-from noloco_node.terminal.table import Column, fill, fitting, table
-from noloco_node.views.peers import PeerRow, PeersView, RunView
-from noloco_node.views.status import Checkpoints, Health, LastRound, StatusView
+from noloco_node.terminal.peer_cells import cells, quarantine, worth_showing
+from noloco_node.terminal.table import GAP, Column, fill, fitting, table
+from noloco_node.views.peers import GONE, PeerRow, PeersView, RunView
+from noloco_node.views.status import Checkpoints, Health, LastRound, LastTakenBack, StatusView
 
 _PIPE_WIDTH = 1000  # no line breaks in a file
 _HEALTH_STYLE = {"warning": "yellow", "error": "red"}
@@ -25,21 +26,33 @@ _REACHABLE = {
 }
 _PEER_COLUMNS = (
     Column("peer"),
-    Column("id", keep=8),
+    Column("id", keep=9),
     Column("state"),
     Column("round", right=True),
     Column("lag", right=True),
-    Column("tokens/s", keep=6, right=True),
-    Column("loss", keep=7, right=True),
-    Column("via", keep=4),
-    Column("last seen", keep=3, right=True),
+    Column("tokens/s", keep=7, right=True),
+    Column("loss", keep=8, right=True),
+    Column("via", keep=5),
+    Column("last seen", keep=4, right=True),
     Column("sent", keep=2, right=True),
     Column("received", keep=1, right=True),
-    Column("together", keep=5, right=True),
+    Column("together", keep=6, right=True),
+    Column("failed", keep=3, right=True),
 )
-"""80 columns have room for those down to `together`, 120 for all."""
-_VISITOR_COLUMNS = [each for each in _PEER_COLUMNS if each.title not in ("via", "sent", "received", "together")]
+"""80 columns have room for those down to `together`, 120 for all, where no swap failed."""
+_VISITOR_COLUMNS = [
+    each for each in _PEER_COLUMNS if each.title not in ("via", "sent", "received", "together", "failed")
+]
 """Columns for a view from outside the run: a visitor has exchanged nothing with anybody."""
+_STANDING_COLUMNS = (
+    Column("peer"),
+    Column("together", keep=3, right=True),
+    Column("failed", keep=1, right=True),
+    Column("refused", keep=2, right=True),
+    Column("taken back", keep=4, right=True),
+    Column("quarantined", keep=5),
+)
+"""80 columns have room for all."""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -74,27 +87,35 @@ def print_peers(view: PeersView, out: Console) -> None:
 
 
 def peers_parts(view: PeersView, width: int) -> Iterator[Text | Table]:
-    """One table; for a visitor, one table for each run below the run's name. In the order of the view."""
+    """A table of all, and one of those that did wrong; for a visitor, a table for each run below the run's name. In the
+    order of the view."""
     if view.runs:
         for run in view.runs:
             yield Text(fill(_run(run), width), style="bold")
             if peers := [peer for peer in view.peers if peer.run == run.run]:
                 yield _peers_table(peers, _VISITOR_COLUMNS, width)
     elif view.peers:
-        yield _peers_table(view.peers, _PEER_COLUMNS, width)
+        if here := [peer for peer in view.peers if peer.state != GONE]:
+            yield _peers_table(here, _PEER_COLUMNS, width)
+        if bad := [peer for peer in view.peers if peer.quarantined_s or peer.taken_back or peer.refused]:
+            yield Text("\nwhat this node itself has seen of some", style="bold")
+            yield _peers_table(bad, _STANDING_COLUMNS, width)
     else:
         yield Text("no other peer is known yet")
 
 
 def _peers_table(peers: Sequence[PeerRow], columns: Sequence[Column], width: int) -> Table:
+    columns = worth_showing(columns, peers)
     rows = [cells(peer, columns) for peer in peers]
-    return table(columns, rows, fitting(columns, rows, width))
+    return table(columns, rows, fitting(columns, rows, width + GAP))  # the last column needs no gap
 
 
 def peer_line(peer: PeerRow) -> str:
     """One peer in a line, for output without a table."""
     where = f" in {peer.run}" if peer.run else ""
-    return f"{peer.name}{where} {peer.state}, round {peer.round}, loss {loss(peer.loss)} ({short_id(peer.peer_id)})"
+    round_ = "" if peer.state == GONE else f", round {peer.round}, loss {loss(peer.loss)}"
+    quarantined = f", quarantined for {quarantine(peer)}" if peer.quarantined_s else ""
+    return f"{peer.name}{where} {peer.state}{round_}{quarantined} ({short_id(peer.peer_id)})"
 
 
 def _run(run: RunView) -> list[str]:
@@ -109,6 +130,9 @@ def node_lines(view: StatusView) -> Iterator[list[str]]:
         yield list(_last_round(view.last_round))
     if view.rounds.committed + view.rounds.solo:
         yield [_rounds(view)]
+    if view.taken_back:
+        last = [_last_taken_back(view.last_taken_back)] if view.last_taken_back else []
+        yield [f"{count(view.taken_back, 'correction')} taken back", *last]
     if time := list(_time(view)):
         yield time
     if view.checkpoint:
@@ -117,6 +141,7 @@ def node_lines(view: StatusView) -> Iterator[list[str]]:
     yield [
         *([_REACHABLE.get(view.reachable, view.reachable)] if view.reachable else []),
         f"{count(view.peers_seen, 'peer')} seen",
+        *([f"{view.peers_quarantined} quarantined"] if view.peers_quarantined else []),
         f"up {span(view.uptime_s)}",
         f"{sent}, {received}" + (" today" if is_today else ""),
         *([f"page at {view.web}"] if view.web else []),
@@ -173,6 +198,11 @@ def _rounds(view: StatusView) -> str:
     return f"{ended}: {view.rounds.committed} with a partner, {view.rounds.solo} solo{_why(view)}"
 
 
+def _last_taken_back(last: LastTakenBack) -> str:
+    losses = f"eval loss {loss(last.loss_with)} with it, {loss(last.loss_without)} without"
+    return f"last that of {name_of(last.partner)}, round {last.round}: {losses}"
+
+
 def _time(view: StatusView) -> Iterator[str]:
     """The time that was not spent on steps, the largest part first."""
     if any(s for account, s in view.time_s.items() if account != "paused"):
@@ -186,9 +216,9 @@ def _time(view: StatusView) -> Iterator[str]:
 def _why(view: StatusView) -> str:
     """The reasons of the solo rounds, the most frequent first; without a number if there is only one."""
     reasons = sorted(view.rounds.by_reason.items(), key=lambda item: -item[1])
-    words = [f"{number} {reason.replace('_', ' ')}" for reason, number in reasons]
+    words = [f"{number} {in_words(reason)}" for reason, number in reasons]
     if len(reasons) == 1:
-        words = [reasons[0][0].replace("_", " ")]
+        words = [in_words(reasons[0][0])]
     return f" ({', '.join(words)})" if words else ""
 
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Generic, TypeVar
 
-from torch import Tensor
-
+from noloco_node.core.codecs.codec import Packed
 from noloco_node.errors import NolocoError
 from noloco_node.training.replica import State
 from noloco_node.training.state_snapshot import Copy
@@ -100,9 +99,11 @@ class Correct:
 
     offered_round: int
     start: int
-    correction: Tensor
+    correction: Packed
     added: "Future[None]"
     """Done when the correction was added, or never will be."""
+    exchange: bytes = b""
+    """The swap that it belongs to."""
 
     def abandon(self) -> None:
         self.added.set_result(None)

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from noloco_node.core import fragments
-from noloco_node.core.codec import BLOCK, Codec, CodecStats, Conversation
-from noloco_node.errors import NonFinite, PeerMisbehaved
+from noloco_node.core.bounds import CorrectionBounds, Movement
+from noloco_node.core.codecs.codec import BLOCK, Codec, CodecStats, Conversation, Packed, Received
+from noloco_node.errors import NonFinite, PeerFault, PeerMisbehaved
 from noloco_node.training.mailbox import Command, Correct
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,8 @@ class CodecThread:
         self.fragment_elements = fragment_elements
         self._given_up = -1
         """The round in which the weights last became older ones again: offers up to it are void."""
+        self.bounds: CorrectionBounds | None = None
+        """Made when the first offer says how long the vector is."""
         self._executor = ThreadPoolExecutor(1, "codec", torch.set_num_threads, (1,))  # training needs the cores
 
     def do(self, round: int, work: Callable[[], T]) -> "Future[T]":
@@ -52,8 +55,18 @@ class CodecThread:
             self._executor.submit(self.post, command)
 
     def give_up(self, round: int) -> None:
-        """Offers up to this round are void from now on."""
+        """Offers up to this round are void from now on, and so is what the codec learned from them."""
         self._executor.submit(setattr, self, "_given_up", round)
+        self._executor.submit(self.codec.forget)
+
+    def bound(self, parameters: int, peaks: Tensor, squares: Tensor) -> None:
+        """What one swap may move follows from what the replica itself moves; at each boundary with an offer."""
+        self._executor.submit(self._bound, parameters, peaks, squares)
+
+    def _bound(self, parameters: int, peaks: Tensor, squares: Tensor) -> None:
+        if self.bounds is None:
+            self.bounds = CorrectionBounds(fragments.sizes(parameters, self.fragment_elements))
+        self.bounds.moved(Movement.of(peaks, squares, self.fragment_elements // BLOCK))
 
     def close(self) -> None:
         self._executor.shutdown(wait=True, cancel_futures=True)
@@ -62,31 +75,34 @@ class CodecThread:
 class Offer:
     """What `rounds/swap.py` calls Vectors. All methods fail with NonFinite once the offered weights are given up."""
 
-    def __init__(self, codec_thread: CodecThread, round: int, u: Tensor, moved: Tensor) -> None:
-        """`moved`: the largest |βΔ| of each block."""
+    def __init__(self, codec_thread: CodecThread, round: int, u: Tensor, movement: tuple[Tensor, Tensor]) -> None:
+        """`movement`: the largest |βΔ| and ‖βΔ‖² of each block."""
         self.round = round
         self.fragments = fragments.count(len(u), codec_thread.fragment_elements)
         self.correction_bytes = 4 * codec_thread.fragment_elements
         self._thread = codec_thread
         self._u = u
-        self._moved = moved
+        self._moved, squares = movement
         self._conversations: dict[int, Conversation] = {}
-        self._corrections: dict[int, Tensor] = {}
-        """Those that are whole and not applied."""
+        self._corrections: dict[int, tuple[Received, bytes]] = {}
+        """Those that are whole and not applied, and their exchanges."""
+        self._exchange = b""
         self._stats = CodecStats()
+        codec_thread.bound(len(u), self._moved, squares)
 
     def open(self, index: int, exchange_id: bytes) -> "Future[bytes]":
         """The first payload about a fragment."""
         return self._thread.do(self.round, lambda: self._open(index, exchange_id))
 
-    def receive(self, index: int, payload: bytes) -> "Future[bytes | None]":
-        """What to send next; None when the correction is whole, which `apply` then adds."""
+    def receive(self, index: int, payload: bytes) -> "Future[bytes | float]":
+        """What to send next; or, when the correction is whole, the factor that our bounds allow: `apply` then adds
+        it."""
         return self._thread.do(self.round, lambda: self._receive(index, payload))
 
-    def apply(self, index: int) -> "Future[None]":
+    def apply(self, index: int, scale: float) -> "Future[None]":
         """Done when the training thread has added the correction, or never will."""
         added: Future[None] = Future()
-        sent = self._thread.do(self.round, lambda: self._apply(index, added))
+        sent = self._thread.do(self.round, lambda: self._apply(index, scale, added))
         sent.add_done_callback(lambda sent: _settle(sent, added))
         return added
 
@@ -100,24 +116,38 @@ class Offer:
         moved = self._moved[start // BLOCK : -(-end // BLOCK)]
         self._corrections.pop(index, None)  # of a swap that failed
         self._conversations[index] = self._thread.codec.converse(self._u[start:end], index, exchange_id, moved)
+        self._exchange = exchange_id
         return self._conversations[index].open()
 
-    def _receive(self, index: int, payload: bytes) -> bytes | None:
-        conversation = self._conversations.get(index)
-        if conversation is None:
+    def _receive(self, index: int, payload: bytes) -> bytes | float:
+        conversation, bounds = self._conversations.get(index), self._thread.bounds
+        if conversation is None or bounds is None:
             raise PeerMisbehaved("out_of_turn", f"fragment {index}")
-        received = conversation.receive(payload)
-        if received.correction is not None:
-            self._stats.add(conversation.stats)
-            del self._conversations[index]
-            self._corrections[index] = received.correction
-        return received.reply
-
-    def _apply(self, index: int, added: "Future[None]") -> None:
-        correction = self._corrections.pop(index)
         start, end = self._bounds(index)
-        self._thread.post(Correct(self.round, start, correction, added))
-        self._u[start:end] += correction  # a further partner of the round swaps u + c
+        try:
+            received = conversation.receive(payload)
+            if received.reply is not None or received.correction is None:
+                return received.reply or b""
+            scale = bounds.scale(index, received.correction, self._u[start:end])
+        except PeerFault as fault:
+            if fault.reason == "diverged":
+                self._thread.codec.forget()
+            raise
+        if scale == 1:  # else it was not what is usual, and nothing is learned from it
+            conversation.learn()
+        self._stats.add(conversation.stats)
+        del self._conversations[index]
+        self._corrections[index] = received, self._exchange
+        return scale
+
+    def _apply(self, index: int, scale: float, added: "Future[None]") -> None:
+        received, exchange = self._corrections.pop(index)
+        if received.correction is None:
+            raise RuntimeError("applied before it was whole")
+        correction = Packed(received.correction, received.unit, scale)
+        start, end = self._bounds(index)
+        self._thread.post(Correct(self.round, start, correction, added, exchange))
+        self._u[start:end] += correction.applied()  # a further partner of the round swaps u + c
 
     def _bounds(self, index: int) -> tuple[int, int]:
         return fragments.bounds(index, len(self._u), self._thread.fragment_elements)

@@ -15,8 +15,10 @@ computes loss and gradient of a batch. Knows nothing of peers, threads or files;
 
 import hashlib
 import math
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from noloco_node.core import outer
-from noloco_node.core.codec import BLOCK
+from noloco_node.core.codecs.codec import BLOCK, Packed
 from noloco_node.core.length_correction import LengthCorrection
 from noloco_node.data import corpus
 from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved, UsageError
@@ -37,6 +39,8 @@ from noloco_node.training.task import Batch, Closable, ExampleStream, Patient, T
 
 MAX_SKIPPED = 10
 """Steps skipped in a row: one may be a bad batch; ten mean bad weights."""
+LOSSES = 8
+"""Steps whose mean loss goes into a checkpoint: one batch may be easy or hard."""
 WARM_UP_STEPS = 5
 """Of an AdamW that begins in the middle of a run: its first steps, each as long as the learning rate in every parameter
 whatever the gradient, would spoil the weights. Until they are over, nothing is offered."""
@@ -54,6 +58,31 @@ class State:
     """`phi` and `delta`, flat."""
     inner: dict[str, Any]
     """Optimizer, data position, random state: plain containers and tensors."""
+    eval_loss: float | None = None
+    """Of the last evaluation of these weights or of those that they came from; None: not known."""
+    loss: float | None = None
+    """Of the last steps, on average. It shows what harmed the weights since the evaluation."""
+
+
+@dataclass(slots=True)
+class _Added:
+    """A correction of some elements, kept so that it can be taken back."""
+
+    start: int
+    correction: Packed
+    offered_round: int
+    has_length: bool = False
+    """Whether the length owed to it was added too."""
+    length: Tensor | None = None
+    """That, once another offer has taken its place in the length correction."""
+
+    def keep_length(self, lengths: LengthCorrection) -> None:
+        """Before the next offer."""
+        if self.has_length and self.length is None:
+            self.length = lengths.owed(self.start, self.correction.size).cpu().clone()
+
+    def kept_length(self) -> Tensor:
+        return torch.zeros(self.correction.size) if self.length is None else self.length
 
 
 class Saved(Protocol):
@@ -118,12 +147,18 @@ class Replica:
         self._skipped_in_row = 0
         self.last_loss = 0.0
         """Of the last step that was not skipped."""
+        self._losses: deque[float] = deque(maxlen=LOSSES)
+        """Of the last steps that were not skipped, of these weights."""
+        self._eval_loss: float | None = None
+        """Of the last evaluation, of these weights."""
         self._warm_up_left = 0
         """Steps of a fresh AdamW that still have a lower learning rate."""
         self._restored_in = -1
         """The round in which `restore` was called last: offers up to it are of other weights."""
         self._thrown_away: list[int] = []
         """Rounds whose phase was thrown away: δ did not change at their boundary."""
+        self._added: list[_Added] = []
+        """The corrections of the last swap."""
         self._batch: Batch | None = None
         """Of the next step, when it has been fetched."""
 
@@ -172,6 +207,11 @@ class Replica:
     @property
     def parameters(self) -> int:
         return len(self.theta)
+
+    @property
+    def shapes(self) -> dict[str, torch.Size]:
+        """Of the parameters, in the order of the flat vectors."""
+        return {name: p.shape for name, p in model.parameters(self.module)}
 
     @property
     def phase_over(self) -> bool:
@@ -248,6 +288,7 @@ class Replica:
         loss, norm = self._gradients.gradient(batch)
         if math.isfinite(loss) and math.isfinite(norm):
             self._skipped_in_row, self.last_loss = 0, loss
+            self._losses.append(loss)
             self._descend(norm)
         else:
             self.skipped += 1
@@ -273,13 +314,15 @@ class Replica:
         outer.snapshot(self.theta, self.phi, self._hyper, u)
         self._owed_for = -1
         if self._length_correction:
+            for added in self._added:
+                added.keep_length(self._length_correction)
             self._length_correction.offer(self.theta, self.phi, self._hyper.beta, u)
         self._require_finite(u)
         self._owed_for = self.round + 1
         return u
 
-    def movement(self) -> Tensor:
-        """The largest |βΔ| of each block of 256 elements, on the CPU: how far apart partners may be. Before
+    def movement(self) -> tuple[Tensor, Tensor]:
+        """The largest |βΔ| and ‖βΔ‖² of each block of 256 elements, on the CPU: how far apart partners may be. Before
         `boundary`."""
         return outer.movement(self.theta, self.phi, self._hyper, BLOCK)
 
@@ -290,15 +333,29 @@ class Replica:
         outer.local_step(self.theta, self.phi, self.delta, self._hyper)
         self._next_round()
 
+    @property
+    def skips(self) -> bool:
+        """Whether the last step was skipped: the weights may be broken, and are not to be offered."""
+        return self._skipped_in_row > 0
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether φ itself is not finite."""
+        return self._first_nonfinite(self.phi) is not None
+
     def discard(self) -> None:
         """Throw the phase away, as `restart` does, and end it. Raises Diverged."""
         self.restart()
+        self.end_without_step()
+
+    def end_without_step(self) -> None:
+        """End the phase; θ, φ and δ stay as they are."""
         self._next_round()
         self._thrown_away.append(self.round)
 
     def restart(self) -> None:
         """In the middle of a phase: θ becomes φ again, with a fresh AdamW. Raises Diverged if φ is not finite."""
-        if self._first_nonfinite(self.phi) is not None:
+        if self.is_broken:
             raise Diverged("the model holds NaN or Inf: start the node again, it goes on from its last checkpoint")
         self._begin_at_phi()
 
@@ -308,15 +365,60 @@ class Replica:
         self._take_weights(saved)
         self._restored_in = self.round
 
-    def apply(self, start: int, c: Tensor, offered_round: int) -> None:
+    def apply(self, start: int, c: Tensor | Packed, offered_round: int) -> None:
         """Add a partner's correction of the elements from `start` on, for the offer made as round `offered_round`
-        began, with the length that is owed there. One for weights that were given up since is dropped."""
+        began, with the length that is owed there. One for weights that were given up since is dropped. It is kept for
+        `take_back` until `let_stay`."""
         if offered_round <= self._restored_in:
             return
-        part = slice(start, start + len(c))
-        late = self.round - offered_round - sum(ended > offered_round for ended in self._thrown_away)
+        added = _Added(start, c if isinstance(c, Packed) else Packed(c), offered_round)
+        change = added.correction.applied()
         if self._length_correction and offered_round == self._owed_for:
-            c = self._length_correction.complete(start, c)
+            change, added.has_length = self._length_correction.complete(start, change), True
+        self._added.append(added)
+        self._change(added, change)
+
+    def let_stay(self) -> None:
+        """What was added before."""
+        self._added.clear()
+
+    @property
+    def has_swapped(self) -> bool:
+        """Whether there is something to take back."""
+        return bool(self._added)
+
+    def take_back(self) -> None:
+        """Undo what was added since `let_stay`, now or boundaries later: θ, φ and δ become what they would be
+        without it, had θ learned the same since."""
+        for added in self._added:
+            change = added.correction.applied()
+            if self._length_correction and added.has_length:
+                added.keep_length(self._length_correction)
+                self._length_correction.take_back(added.start, added.correction.size)
+                change = change + added.kept_length()
+            self._change(added, -change)
+        self._added.clear()
+
+    def evaluate_without(self, partner: float = 0.0) -> float:
+        """The loss without what was added since `let_stay`; `partner` = 1: of what the partner sent, as far as it is
+        known, instead."""
+        apart = 2 * partner / max(self._hyper.beta, self._hyper.gamma)
+        for sign in (1, -1):
+            for added in self._added:
+                c = added.correction
+                shift = apart - outer.shift(self._hyper, self._late(added.offered_round)) * c.scale
+                part = self.theta[added.start : added.start + c.size]
+                part.add_(c.unscaled().to(part.device), alpha=sign * shift)
+            if sign == 1:
+                loss = self._gradients.evaluate()
+        return loss
+
+    def _late(self, offered_round: int) -> int:
+        return self.round - offered_round - sum(ended > offered_round for ended in self._thrown_away)
+
+    def _change(self, added: "_Added", c: Tensor) -> None:
+        part = slice(added.start, added.start + len(c))
+        late = self._late(added.offered_round)
         outer.correct(self.theta[part], self.phi[part], self.delta[part], c, self._hyper, late)
 
     def _next_round(self) -> None:
@@ -355,12 +457,13 @@ class Replica:
     def evaluate(self) -> float:
         """Loss at the present θ on held-out data, the same for every replica. From a boundary to the next step θ is φ:
         the weights that are published."""
-        return self._gradients.evaluate()
+        self._eval_loss = self._gradients.evaluate()
+        return self._eval_loss
 
     # ---- the whole state ----
     def state(self) -> State:
         theta = self.theta.cpu().clone()
-        shapes = {name: p.shape for name, p in model.parameters(self.module)}
+        shapes = self.shapes
         return State(
             self.round,
             self.steps,
@@ -380,6 +483,8 @@ class Replica:
                 "rng": torch.get_rng_state(),
                 "device_rng": torch.cuda.get_rng_state(self.theta.device) if self.theta.is_cuda else None,
             },
+            self._eval_loss,
+            fmean(self._losses) if self._losses else None,
         )
 
     def load(self, saved: Saved) -> None:
@@ -404,7 +509,7 @@ class Replica:
             torch.cuda.set_rng_state(saved.inner["device_rng"], self.theta.device)
 
     def _require_same_model(self, saved: Saved) -> None:
-        shapes = {name: p.shape for name, p in model.parameters(self.module)}
+        shapes = self.shapes
         flat = (saved.outer["phi"], saved.outer["delta"])
         if shapes != {name: w.shape for name, w in saved.weights.items()} or any(
             v.shape != self.phi.shape for v in flat
@@ -415,12 +520,14 @@ class Replica:
 
     def _take_weights(self, saved: Saved) -> None:
         """Of both optimizers too."""
+        self._added.clear()
         for name, p in model.parameters(self.module):
             p.data.copy_(saved.weights[name])
         self.phi.copy_(saved.outer["phi"])
         self.delta.copy_(saved.outer["delta"])
         self._optimizer.load(saved.inner["optimizer"])
         self._warm_up_left = saved.inner["warm_up_left"]
+        self._forget_losses()
 
     def adopt(self, round: int, live_state: bytes | memoryview) -> None:
         """Take a peer's state (state_snapshot.py): θ = φ, and a fresh AdamW that warms up. Raises PeerMisbehaved, and
@@ -440,9 +547,16 @@ class Replica:
 
     def _begin_at_phi(self) -> None:
         """θ = φ, and an AdamW without moments."""
+        self._added.clear()
         self.theta.copy_(self.phi)
         self._optimizer.restart()
         self._warm_up_left = WARM_UP_STEPS
+        self._forget_losses()
+
+    def _forget_losses(self) -> None:
+        """They were those of other weights."""
+        self._losses.clear()
+        self._eval_loss = None
 
 
 def _pieces(vector: Tensor) -> Iterator[tuple[int, Tensor]]:

@@ -17,15 +17,15 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TypeVar
 
 import torch
 
 from noloco_node.base.events import Evaluated, PhaseDone, RolledBack, rate
-from noloco_node.core import fragments
-from noloco_node.core.codec import Codec
+from noloco_node.core import fragments, verdict
+from noloco_node.core.codecs.codec import Codec
 from noloco_node.core.round_events import SWAPPING
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory
 from noloco_node.training import mailbox, memory_budget
@@ -73,6 +73,15 @@ class PhaseEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class TakenBack:
+    """The corrections of a swap made the model worse, and were taken back."""
+
+    exchange: bytes
+    loss_with: float
+    loss_without: float
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The last phase is over; the thread goes on reading its mailbox. One more evaluation follows when the last round
     is over too, of the weights that the run leaves behind."""
@@ -83,11 +92,21 @@ class Failed:
     error: Exception
 
 
-Message = Ready | PhaseEnded | Evaluated | RolledBack | Finished | Failed
+Message = Ready | PhaseEnded | Evaluated | RolledBack | TakenBack | Finished | Failed
 
 
 class _Stop(Exception):
     """Ends the thread from any depth of calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Swap:
+    """What is known of the last one, until it is judged."""
+
+    exchange: bytes = b""
+    loss: float | None = None
+    """Before its first correction."""
+    ended: bool = False
 
 
 @dataclass(slots=True)
@@ -129,6 +148,7 @@ class TrainingThread:
         self._begun = False
         self._paused = False
         self._swapping = False
+        self._swap = _Swap()
         self._failed_before = False
         """Whether the weights were rolled back and no loss has been finite since."""
         self._rounds_over = 0
@@ -202,11 +222,11 @@ class TrainingThread:
                 if own_rounds is not None:
                     self._rounds = min(self._rounds, replica.round + own_rounds)
                 self._begun = True
-            case mailbox.Correct(offered_round, start, correction, added):
+            case mailbox.Correct():
                 try:
-                    self._correct(replica, offered_round, start, correction)
+                    self._correct(replica, command)
                 finally:
-                    added.set_result(None)
+                    command.added.set_result(None)
             case mailbox.Adopt(round_, state):
                 command.settle(lambda: self._adopt(replica, round_, state))
             case mailbox.GetState():
@@ -217,6 +237,7 @@ class TrainingThread:
                 command.settle(lambda: (self._progress(replica), self._times.so_far()))
             case mailbox.Swapping(under_way):
                 self._swapping = under_way
+                self._swap = replace(self._swap, ended=not under_way)
             case mailbox.RoundOver(round_):
                 self._rounds_over = max(round_, self._rounds_over)
             case mailbox.Signal.PAUSE:
@@ -231,18 +252,48 @@ class TrainingThread:
         with self._mailbox.looking():
             for command in self._mailbox.waiting():
                 self._do(command, replica)
+        self._judge(replica)
 
     def _serve_until(self, replica: Replica, enough: Callable[[], bool]) -> None:
         """Wait for commands in the mailbox, and carry them out."""
         with self._mailbox.looking():
             while not enough():
                 self._do(self._mailbox.next(), replica)
+                self._judge(replica)
                 self._copy(lambda snapshots: snapshots.at_once(replica))
 
-    def _correct(self, replica: Replica, offered_round: int, start: int, correction: torch.Tensor) -> None:
+    def _correct(self, replica: Replica, command: mailbox.Correct) -> None:
+        if self._swap.loss is None:
+            self._swap = replace(self._swap, loss=self._loss(replica), exchange=command.exchange)
         with self._times.on("apply"):
-            self._snapshots.secure(start, start + len(correction))
-            replica.apply(start, correction, offered_round)
+            self._snapshots.secure(command.start, command.start + command.correction.size)
+            replica.apply(command.start, command.correction, command.offered_round)
+
+    def _judge(self, replica: Replica) -> None:
+        """Take the corrections of a swap that has just ended back where they did harm (core/verdict.py)."""
+        swap = self._swap
+        if not swap.ended:
+            return
+        self._swap = _Swap()
+        if swap.loss is not None and replica.has_swapped:
+            after = self._loss(replica)
+            if not after <= swap.loss and (without := self._without_harm(replica, after)) is not None:
+                self._snapshots.complete()
+                replica.take_back()
+                self._post(TakenBack(swap.exchange, after, without))
+        replica.let_stay()
+
+    def _without_harm(self, replica: Replica, loss: float) -> float | None:
+        """The loss without the swap, where it did harm. Training went on since its beginning, so it is compared with
+        the present weights without it."""
+        with self._times.on("evaluate"):
+            without = replica.evaluate_without()
+            harmful = verdict.is_harmful(without, loss, lambda: replica.evaluate_without(partner=1))
+        return without if harmful else None
+
+    def _loss(self, replica: Replica) -> float:
+        with self._times.on("evaluate"):
+            return replica.evaluate()
 
     def _adopt(self, replica: Replica, round: int, state: bytes | memoryview) -> None:
         ahead = max(0, round - replica.round)
@@ -376,18 +427,29 @@ class TrainingThread:
         self._copy(Snapshots.complete)
         with self._times.on("boundary"):
             try:
-                closed = SWAPPING if self._swapping else "warming_up" if replica.warming_up else None
+                closed = self._why_closed(replica)
                 offered = None if closed else (replica.snapshot(), replica.movement())
                 replica.boundary()
             except NonFinite as error:
                 log.warning("this phase is thrown away: %s", error)
-                replica.discard()
+                if replica.is_broken:  # raises Diverged where no checkpoint helps
+                    self._roll_back(replica, str(error))
+                    replica.end_without_step()
+                else:
+                    replica.discard()
                 return None, "nonfinite"
         return (None, closed) if offered is None else (Offer(self._codec_thread, replica.round, *offered), None)
 
+    def _why_closed(self, replica: Replica) -> str | None:
+        """Why the boundary makes no offer."""
+        if self._swapping:
+            return SWAPPING
+        if replica.skips:
+            return "nonfinite"
+        return "warming_up" if replica.warming_up else None
+
     def _evaluate(self, replica: Replica) -> None:
-        with self._times.on("evaluate"):
-            self._post(Evaluated(replica.round, replica.evaluate()))
+        self._post(Evaluated(replica.round, self._loss(replica)))
 
     def _copy(self, work: Callable[[Snapshots], None]) -> None:
         """Copy a part of the state for a joining node, if one waits."""

@@ -1,9 +1,10 @@
 """What every transport promises to the code above it, which knows peers by their ids and speaks gRPC to them.
 
-The receivers declare the few methods that they call (`channel`, `caller`, `introduce` ...), so another stack may take
+The receivers declare the few methods that they call (`channel`, `caller`, `place` ...), so another stack may take
 libp2p's place without a change above. The contract suite in tests/transport checks, for libp2p and for the in-memory
 network of the tests:
 - `caller(context)` is the peer id that the transport has proved, never what a peer said of itself;
+- `place(context)` is where the bytes of the caller come from, as base/places.py names it;
 - every failure of the other side ends a call with a status code (UNAVAILABLE, RESOURCE_EXHAUSTED ...);
 - a call that has a timeout ends by then on both sides, whatever the network does;
 - a sender that is faster than its receiver is made to wait;

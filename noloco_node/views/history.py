@@ -26,14 +26,14 @@ class Piece:
     """An interval of the timeline."""
 
     kind: str
-    """`phase`, `swap` (committed) or `solo` (a round without a complete swap)."""
+    """`phase`, `swap` (committed), `solo` (a round without a complete swap) or `taken_back` (its correction, now)."""
     round: int
     began: float
     ended: float
     partner: str | None = None
     """Peer id."""
     reason: str | None = None
-    """Why the round went solo."""
+    """Why the round went solo; `taken_back` where the kind is."""
     sent: int = 0
     received: int = 0
 

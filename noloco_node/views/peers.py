@@ -20,11 +20,16 @@ class RunView:
     """The highest round of its peers."""
 
 
+GONE = "gone"
+"""The state of a peer without a presence record, which is listed while its quarantine lasts; its round is not known."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerRow:
     peer_id: str
     name: str
     state: str
+    """One of base/states.py, or GONE."""
     round: int
     lag: int
     """Rounds behind this node, negative when it is ahead; seen from outside: behind the peer with the highest round."""
@@ -38,6 +43,16 @@ class PeerRow:
     received: int = 0
     exchanges: int = 0
     """Rounds committed together."""
+    taken_back: int = 0
+    """Its corrections that were taken back. This and what follows this node has seen itself."""
+    refused: int = 0
+    """Its calls and swaps that were refused for what it sent."""
+    failed: int = 0
+    """Swaps that broke."""
+    quarantined_s: float = 0.0
+    """For so long from now it is neither called nor accepted."""
+    quarantined_why: str = ""
+    """The quarantine's code."""
     run: str | None = None
     """Its run's name, where the peers of several may be listed."""
 

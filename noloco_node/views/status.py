@@ -62,6 +62,19 @@ class LastRound:
 
 
 @dataclass(frozen=True, slots=True)
+class LastTakenBack:
+    """The last correction that was taken back, because it had made the model worse."""
+
+    partner: str
+    """Peer id."""
+    round: int
+    """In which it had been applied."""
+    loss_with: float | None
+    """On held-out data, with the correction and without it; None where it was not finite."""
+    loss_without: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Health:
     """A warning with its remedy."""
 
@@ -140,6 +153,11 @@ class StatusView:
     """How often peers broke the protocol, by the code."""
     rolled_back: int = 0
     """How often the weights were not finite and were replaced by older ones."""
+    taken_back: int = 0
+    """Corrections that were taken back."""
+    last_taken_back: LastTakenBack | None = None
+    peers_quarantined: int = 0
+    """Peers that this node neither calls nor accepts for now."""
     peers_seen: int = 0
     peers_by_state: Mapping[str, int] = field(default_factory=dict)
     """Peers seen, by the state in their presence records."""

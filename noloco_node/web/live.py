@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from noloco_node.views.documents import document, plain
 from noloco_node.views.history import HistoryView
-from noloco_node.views.peers import PeersView
+from noloco_node.views.peers import PeerRow, PeersView
 from noloco_node.views.status import StatusView
 
 PERIOD_S = 1.0
@@ -100,10 +100,14 @@ def _only_older(before: PeersView, now: PeersView) -> bool:
     """Whether only time has passed: a page counts seconds by itself."""
     if len(before.peers) != len(now.peers) or before.runs != now.runs:
         return False
-    return all(
-        (old.last_seen_s or 0.0) <= (new.last_seen_s or 0.0) and replace(old, last_seen_s=new.last_seen_s) == new
-        for old, new in zip(before.peers, now.peers, strict=True)
-    )
+    return all(_is_only_older(old, new) for old, new in zip(before.peers, now.peers, strict=True))
+
+
+def _is_only_older(old: PeerRow, new: PeerRow) -> bool:
+    if (old.last_seen_s or 0.0) > (new.last_seen_s or 0.0) or old.quarantined_s < new.quarantined_s:
+        return False
+    is_over = old.quarantined_s > 0 and new.quarantined_s == 0
+    return not is_over and replace(old, last_seen_s=new.last_seen_s, quarantined_s=new.quarantined_s) == new
 
 
 def _common(before: Sequence[object], now: Sequence[object]) -> tuple[int, int]:

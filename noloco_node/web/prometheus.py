@@ -181,6 +181,16 @@ WHO_TRAINS = (
         "Fragments that this node applied and its partner perhaps did not.",
         lambda s: s.one_sided_fragments,
     ),
+    Family(
+        "noloco_taken_back_total",
+        "Partners' corrections that were taken back, because they had made the model worse.",
+        lambda s: s.taken_back,
+    ),
+    Family(
+        "noloco_quarantined_peers",
+        "Peers that this node neither calls nor accepts for now, for what it saw of them.",
+        lambda s: s.peers_quarantined,
+    ),
     Family("noloco_peer_faults_total", "Protocol errors of peers, by kind.", lambda s: s.faults, "reason"),
     # ---- traffic of the day, disk ----
     Family("noloco_today_sent_bytes", "Bytes sent since midnight.", lambda s: s.today.sent if s.today else None),

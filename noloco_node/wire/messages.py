@@ -78,6 +78,9 @@ class Fragment:
 @dataclass(frozen=True, slots=True)
 class Ack:
     index: int
+    scale: float = 0.0
+    """What the sender multiplies the correction by: the follower's is what it allows, the leader's final. 0: a version
+    that knows no factor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +163,8 @@ def encode(frame: Frame) -> pb.SwapFrame:  # noqa: PLR0911 - one for each kind
             return pb.SwapFrame(refusal=_refusal(frame))
         case Fragment(index, payload):
             return pb.SwapFrame(fragment=pb.Fragment(index=index, payload=payload, digest=_digest(payload)))
-        case Ack(index):
-            return pb.SwapFrame(ack=pb.Ack(index=index))
+        case Ack(index, scale):
+            return pb.SwapFrame(ack=pb.Ack(index=index, scale=scale))
         case Done():
             return pb.SwapFrame(done=pb.Done())
         case Piece(data, more):
@@ -185,7 +188,10 @@ def decode(message: pb.SwapFrame) -> Frame:  # noqa: PLR0911 - one for each kind
                 raise PeerMisbehaved("bad_digest", f"fragment {fragment.index}")
             return Fragment(_bounded(fragment.index, MAX_FRAGMENTS, "index"), fragment.payload)
         case "ack":
-            return Ack(_bounded(message.ack.index, MAX_FRAGMENTS, "index"))
+            scale = message.ack.scale
+            if not 0 <= scale <= 1:  # false for NaN too
+                raise PeerMisbehaved("bad_scale", f"{scale:g} is not from 0 to 1")
+            return Ack(_bounded(message.ack.index, MAX_FRAGMENTS, "index"), scale)
         case "done":
             return Done()
         case "piece":

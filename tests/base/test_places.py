@@ -1,8 +1,11 @@
 """Where a peer is: one network prefix, one place."""
 
+from collections import Counter
+from random import Random
+
 import pytest
 
-from noloco_node.base.places import place_of
+from noloco_node.base.places import draw, place_of, several
 
 
 @pytest.mark.parametrize(
@@ -20,3 +23,23 @@ from noloco_node.base.places import place_of
 )
 def test_addresses_of_one_network_are_one_place(host: str, place: str) -> None:
     assert place_of(host) == place
+
+
+ONE_HOST, HOMES = {f"fake {n}": "8.8.8.0/24" for n in range(1000)}, {"anna": "10.0.0.1", "bob": "10.0.0.2"}
+
+
+def test_a_thousand_identities_on_one_host_are_drawn_as_one() -> None:
+    rng = Random(1)
+    drawn = Counter((ONE_HOST | HOMES)[draw(rng, ONE_HOST | HOMES)] for _ in range(600))
+    assert drawn.keys() == {"8.8.8.0/24", "10.0.0.1", "10.0.0.2"}
+    assert all(150 < count < 250 for count in drawn.values())
+
+
+def test_of_several_none_comes_twice_and_each_place_gives_one_before_any_gives_another() -> None:
+    rng = Random(1)
+    assert several(rng, {}, 3) == []
+    assert sorted(several(rng, HOMES, 3)) == ["anna", "bob"]
+    for _ in range(20):
+        first, drawn = several(rng, ONE_HOST | HOMES, 3), several(rng, ONE_HOST | HOMES, 6)
+        assert {"anna", "bob"} < set(first) and {"anna", "bob"} < set(drawn[:3])
+        assert len(set(drawn)) == 6

@@ -15,13 +15,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_node import OTHER, STATUS
+from fake_node import OTHER, PEERS, STATUS
 
 from noloco_node.base.peer_names import short_id
 from noloco_node.cli import logs, main
 from noloco_node.cli.control import Goal
-from noloco_node.cli.peers import rate
+from noloco_node.cli.peers import _print_changes, rate
 from noloco_node.errors import EXIT_INTERRUPTED, UsageError
+from noloco_node.terminal.filter import PeerFilter
+from noloco_node.views.peers import PeersView
 from noloco_node.views.status import StatusView
 
 ROOT = Path(__file__).parents[2]
@@ -69,6 +71,21 @@ def test_peers_watched_through_a_pipe_until_ctrl_c(running):
             watching.send_signal(signal.SIGINT)
             assert watching.wait(10) == EXIT_INTERRUPTED
             assert watching.stderr.read() == ""
+
+
+async def test_a_watcher_is_told_when_a_quarantine_begins_and_ends(monkeypatch, capsys):
+    monkeypatch.setattr("noloco_node.cli.peers._WATCH_S", 0)
+    (usual,) = PEERS.peers
+    banned = replace(usual, quarantined_s=90.0, quarantined_why="taken_back")
+    seen = iter([usual, usual, banned, replace(banned, quarantined_s=88.0), usual])
+
+    async def get_peers():
+        return PeersView((next(seen),))
+
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await _print_changes(get_peers, PeerFilter(), as_json=False)
+    lines = [line.partition("loss 1.90")[2] for line in capsys.readouterr().out.splitlines()]
+    assert lines == [f"{words} (12D3KooW…33Jw)" for words in ("", ", quarantined for 1 min 30 s, taken back", "")]
 
 
 def test_watching_ends_with_the_node(running):

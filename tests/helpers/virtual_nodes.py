@@ -13,7 +13,7 @@ from typing import Any
 from memory_network.network import MemoryNetwork
 
 from noloco_node.base.events import Event, RoundCommitted, WentSolo
-from noloco_node.core.codec import CodecStats
+from noloco_node.core.codecs.codec import CodecStats
 from noloco_node.errors import PeerMisbehaved
 from noloco_node.host.traffic import Pace
 from noloco_node.rounds.service import RoundService, RoundTerms
@@ -43,13 +43,13 @@ class Offer:
     def open(self, index: int, exchange_id: bytes) -> "Future[bytes]":
         return done(struct.pack("<d", self.u[index]) + PAYLOAD)
 
-    def receive(self, index: int, payload: bytes) -> "Future[None]":
+    def receive(self, index: int, payload: bytes) -> "Future[float]":
         if len(payload) != 8 + len(PAYLOAD):
             raise PeerMisbehaved("bad_length")
         self.corrections[index] = (struct.unpack_from("<d", payload)[0] - self.u[index]) / 2
-        return done(None)
+        return done(1.0)
 
-    def apply(self, index: int) -> "Future[None]":
+    def apply(self, index: int, scale: float) -> "Future[None]":
         correction = self.corrections.pop(index)
         self.node.correct(index, correction, self.round)
         self.u[index] += correction

@@ -5,7 +5,7 @@ import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from noloco_node.base.events import Evaluated, Event, PhaseDone, RoundCommitted, WentSolo, as_json
+from noloco_node.base.events import Evaluated, Event, PhaseDone, RoundCommitted, TakenBack, WentSolo, as_json
 from noloco_node.observe.curves import PAIRS, PIECES, POINTS, RATES, Curves
 from noloco_node.observe.log_tail import SAID, LogTail
 from noloco_node.views.documents import document, from_json, to_json
@@ -37,6 +37,7 @@ def test_a_round_as_points_and_pieces() -> None:
         RoundCommitted(1, OTHER, 1.5, 10, 20),
         phase(2),
         WentSolo(2, "no_partner"),
+        TakenBack(1, OTHER, 9.0, 3.0),
     ]
     for second, event in enumerate(events):
         history.observe(event, 100.0 + second)
@@ -50,7 +51,9 @@ def test_a_round_as_points_and_pieces() -> None:
         ("swap", 1, 100.5, 102.0),
         ("phase", 2, 99.0, 103.0),
         ("solo", 2, 104.0, 104.0),
+        ("taken_back", 1, 105.0, 105.0),
     ]
+    assert history.view().pieces[-1].partner == OTHER
     assert history.view().names.keys() == {ME, OTHER}
     assert from_json(HistoryView, to_json(history.view())) == history.view()
 
@@ -98,11 +101,14 @@ def test_curves_outlive_a_restart(tmp_path: Path) -> None:
     events_file = tmp_path / "events.jsonl"
     written = [json.dumps(as_json(event, 5.0)) for event in (phase(1), Evaluated(1, 3.0), phase(2, float("nan")))]
     endless = ('{"at": 1, "event": "PhaseDone", "round": Infinity}', '{"at": 1%s, "event": "PhaseDone"}' % ("0" * 400))
-    damaged = ("nonsense", '{"event": "PhaseDone"}', "[]", *endless, '{"at": 1, "eve')
+    phases = '{"at": %s, "event": "PhaseDone", "round": %s, "steps": 1, "loss": 1}'
+    wrong = [phases % (at, round) for at, round in (("NaN", 1), (1e308, 1), (-1, 1), (1, 10**30), (1, -1))]
+    damaged = ("nonsense", '{"event": "PhaseDone"}', "[]", *endless, *wrong, '{"at": 1, "eve')
     events_file.write_text("\n".join([*written, *damaged]))
     history = Curves(ME)
     history.replay(events_file)
     history.replay(tmp_path / "none")
+    assert len(history.view().points) == 2
     assert [(point.at, point.round, point.loss, point.eval_loss) for point in history.view().points[:1]] == [
         (5.0, 1, 2.0, 3.0)
     ]

@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from noloco_node.base.events import Evaluated, PeerFaulted, PhaseDone, RoundCommitted, WentSolo
+from noloco_node.base.events import Evaluated, PeerFaulted, PhaseDone, RolledBack, RoundCommitted, TakenBack, WentSolo
 from noloco_node.errors import UsageError
 from noloco_node.observe import exporters
 
@@ -51,6 +51,12 @@ def closed_after(events, **openers):
     for event in events:
         written.write(event)
     written.close()
+
+
+def test_what_was_undone_is_a_mark_on_the_curves():
+    figures = exporters.Figures()
+    assert figures.of(RolledBack(3, 2, "nan")) == {"train/rolled_back": 1.0}
+    assert figures.of(TakenBack(3, "12D3KooW", 9.0, 2.0)) == {"train/taken_back": 1.0}
 
 
 def test_each_figure_at_its_step():

@@ -2,11 +2,11 @@
 
 import pytest
 
-from noloco_node.base.events import PeerFaulted, PhaseDone, RolledBack, RoundCommitted, WentSolo
+from noloco_node.base.events import PeerFaulted, PhaseDone, RolledBack, RoundCommitted, TakenBack, WentSolo
 from noloco_node.observe.stats import MINUTE_S, PEERS, NodeStats
 from noloco_node.training.time_accounts import ACCOUNTS, TimeAccounts
 from noloco_node.views.peers import PeerRow
-from noloco_node.views.status import Phase, StatusView
+from noloco_node.views.status import LastTakenBack, Phase, StatusView
 
 
 class Clock:
@@ -109,6 +109,14 @@ def test_faults_are_counted() -> None:
     for event in (PeerFaulted("p", "bad_digest"), RolledBack(3, None, "nan"), PeerFaulted("q", "bad_digest")):
         stats.observe(event)
     assert (shown(stats).faults, shown(stats).rolled_back) == ({"bad_digest": 2}, 1)
+
+
+def test_corrections_that_were_taken_back_are_counted() -> None:
+    stats = NodeStats()
+    assert (shown(stats).taken_back, shown(stats).last_taken_back) == (0, None)
+    for event in (TakenBack(3, "p", 9.0, 2.0), TakenBack(8, "q", 4.0, 1.5)):
+        stats.observe(event)
+    assert (shown(stats).taken_back, shown(stats).last_taken_back) == (2, LastTakenBack("q", 8, 4.0, 1.5))
 
 
 def test_only_the_latest_partners_are_kept() -> None:

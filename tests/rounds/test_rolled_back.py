@@ -10,7 +10,7 @@ from virtual_clock import run_virtual
 from virtual_nodes import FRAGMENTS, Node, Offer, VirtualSwarm
 
 from noloco_node.base.events import WentSolo
-from noloco_node.core.codec import CodecStats
+from noloco_node.core.codecs.codec import CodecStats
 from noloco_node.errors import NonFinite
 
 
@@ -43,9 +43,9 @@ class Voidable(Offer):
         self._require_valid()
         return super().receive(index, payload)
 
-    def apply(self, index: int) -> "Future[None]":
+    def apply(self, index: int, scale: float) -> "Future[None]":
         self._require_valid()
-        return super().apply(index)
+        return super().apply(index, scale)
 
     def stats(self) -> "Future[CodecStats]":
         self._require_valid()

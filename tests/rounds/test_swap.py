@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from virtual_clock import run_virtual
 
 from noloco_node.core import fragments
-from noloco_node.core.codec import CodecStats
+from noloco_node.core.codecs.codec import CodecStats
 from noloco_node.errors import PeerFault, PeerLost, PeerMisbehaved
 from noloco_node.rounds.link import Link
 from noloco_node.rounds.swap import DONE_S, SLOW_STREAMS, WINDOW, Backlog, Swap
@@ -41,6 +41,8 @@ class Words:
         self.name, self.fragments, self.turns = name, count, turns
         self.received: dict[int, int] = {}
         self.applied: list[int] = []
+        self.allowed = 1.0
+        self.scales: list[float] = []
         self.under_way = self.most_under_way = 0
 
     def open(self, index: int, exchange_id: bytes) -> "Future[bytes]":
@@ -48,17 +50,18 @@ class Words:
         self.most_under_way = max(self.most_under_way, self.under_way)
         return done(f"{self.name} {index} 0".encode())
 
-    def receive(self, index: int, payload: bytes) -> "Future[bytes | None]":
+    def receive(self, index: int, payload: bytes) -> "Future[bytes | float]":
         turn = self.received[index] = self.received.get(index, 0) + 1
         _, theirs, said = payload.decode().split()
         if (int(theirs), int(said)) != (index, turn - 1):
             raise PeerMisbehaved("bad_payload", payload.decode())
         last = turn == self.turns
-        return done(None if last else f"{self.name} {index} {turn}".encode())
+        return done(self.allowed if last else f"{self.name} {index} {turn}".encode())
 
-    def apply(self, index: int) -> "Future[None]":
+    def apply(self, index: int, scale: float) -> "Future[None]":
         self.under_way -= 1
         self.applied.append(index)
+        self.scales.append(scale)
         return done(None)
 
     def stats(self) -> "Future[CodecStats]":
@@ -72,8 +75,8 @@ class Behind(Words):
         super().__init__(name, count)
         self.waiting: deque[Future[None]] = deque()
 
-    def apply(self, index: int) -> "Future[None]":
-        super().apply(index)
+    def apply(self, index: int, scale: float) -> "Future[None]":
+        super().apply(index, scale)
         self.waiting.append(Future())
         return self.waiting[-1]
 
@@ -228,6 +231,48 @@ async def test_acks_without_fragments_apply_nothing() -> None:
     assert vectors.applied == []
     vectors, fault = await against([wire.Ack(0)], leads=False)
     assert isinstance(fault, PeerMisbehaved), "the follower speaks first"
+
+
+@pytest.mark.parametrize(("leader", "follower"), [(1.0, 1.0), (0.5, 1.0), (1.0, 0.25), (0.125, 0.25)])
+async def test_both_sides_apply_the_smaller_of_the_two_factors(leader: float, follower: float) -> None:
+    a, b = Words("a", 5), Words("b", 5)
+    a.allowed, b.allowed = leader, follower
+    *_, one, other = await meet(a, b)
+    assert (one, other) == (None, None)
+    assert a.scales == b.scales == 5 * [min(leader, follower)]
+
+
+@pytest.mark.parametrize("leads", [True, False])
+async def test_with_a_partner_of_an_older_version_our_own_half_is_bounded(leads: bool) -> None:
+    """It announces no factor, and applies what it gets."""
+    vectors = Words("a", 1)
+    vectors.allowed = 0.5
+    link = Link()
+
+    async def say() -> AsyncIterator[pb.SwapFrame]:
+        yield wire.encode(wire.Fragment(0, b"b 0 0"))
+        yield wire.encode(wire.Ack(0))
+        yield wire.encode(wire.Done())
+
+    link.listen(say())
+    await swap(link, vectors, leads=leads).run()
+    assert vectors.scales == [0.5]
+
+
+async def test_a_leader_that_wants_more_than_we_allow_misbehaves() -> None:
+    vectors, fault = await against([wire.Fragment(0, b"b 0 0"), wire.Ack(0, 1.0)], leads=False)
+    assert "silent" in str(fault) or "hung_up" in str(fault), "1 is what this one allows"
+    link, vectors = Link(), Words("a", 8)
+    vectors.allowed = 0.5
+
+    async def say() -> AsyncIterator[pb.SwapFrame]:
+        for frame in (wire.Fragment(0, b"b 0 0"), wire.Ack(0, 0.75)):
+            yield wire.encode(frame)
+
+    link.listen(say())
+    with pytest.raises(PeerMisbehaved, match="bad_scale"):
+        await swap(link, vectors, leads=False).run()
+    assert vectors.applied == []
 
 
 async def test_silence_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,9 @@ from fake_node import OTHER, PEERS, STATUS
 from rich.console import Console
 
 from noloco_node.terminal.table import Column, fill, fitting
-from noloco_node.terminal.text import print_peers, print_status
-from noloco_node.views.peers import PeersView, RunView
-from noloco_node.views.status import Phase, StatusView, Today
+from noloco_node.terminal.text import peer_line, print_peers, print_status
+from noloco_node.views.peers import GONE, PeerRow, PeersView, RunView
+from noloco_node.views.status import LastTakenBack, Phase, Rounds, StatusView, Today
 
 
 def printed(show, view, width):
@@ -107,6 +107,63 @@ def test_a_wider_terminal_shows_more_of_each_peer(width, titles):
     assert " ".join(head.split()) == titles
     if "id" in titles.split():
         assert all(row.split()[1] == "12D3KooW…33Jw" for row in rows)
+
+
+BAD = replace(PEERS.peers[0], name="modest-hedgehog", failed=3, refused=1, taken_back=2)
+BANNED = replace(BAD, quarantined_s=750.0, quarantined_why="taken_back")
+ABSENT = PeerRow(peer_id="12D3KooWABSENT", name="dry-falcon", state=GONE, round=0, lag=0, quarantined_s=5.0)
+
+
+def test_a_swap_that_failed_is_only_a_column():
+    view = PeersView((*PEERS.peers, replace(BAD, refused=0, taken_back=0)))
+    head, usual, failed = printed(print_peers, view, 120).splitlines()
+    assert head.split()[-1] == "failed"
+    assert (usual.split()[-1], failed.split()[-1]) == ("0", "3")
+
+
+def test_peers_that_did_wrong_have_a_table_of_their_own():
+    lines = printed(print_peers, PeersView((*PEERS.peers, BANNED, ABSENT)), 80).splitlines()
+    assert [line.split()[0] for line in lines[:3]] == ["peer", "calm-otter", "modest-hedgehog"]
+    assert [line.rstrip() for line in lines[3:]] == [
+        "",
+        "what this node itself has seen of some",
+        "peer             together  failed  refused  taken back  quarantined",
+        "modest-hedgehog        39       3        1           2  12 min 30 s, taken back",
+        "dry-falcon              0       0        0           0  5.0 s",
+    ]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_a_quarantine_is_shown_at_every_width(width):
+    lines = printed(print_peers, PeersView((BAD, BANNED)), width).splitlines()
+    assert all(len(line.rstrip()) <= width for line in lines)
+    assert lines[-1].rstrip().endswith("12 min 30 s, taken back")
+
+
+def test_only_a_peer_that_has_gone():
+    assert len(printed(print_peers, PeersView((ABSENT,)), 80).splitlines()) == 4
+
+
+def test_a_line_for_each_peer_says_it_too():
+    assert peer_line(PEERS.peers[0]) == "calm-otter training, round 40, loss 1.90 (12D3KooW…33Jw)"
+    assert peer_line(BANNED).endswith(", loss 1.90, quarantined for 12 min 30 s, taken back (12D3KooW…33Jw)")
+    assert peer_line(ABSENT) == "dry-falcon gone, quarantined for 5.0 s (12D3KooW…SENT)"
+
+
+def test_corrections_that_were_taken_back():
+    view = replace(STATUS, taken_back=2, last_taken_back=LastTakenBack(OTHER, 38, 2.314, 1.918), peers_quarantined=1)
+    lines = printed(print_status, view, 80).splitlines()
+    at = lines.index("2 corrections taken back")
+    assert lines[at + 1] == "  last that of fair-hippo, round 38: eval loss 2.31 with it, 1.92 without"
+    assert "reachable directly · 17 peers seen · 1 quarantined · up 3 h 12 min" in lines
+    gone = replace(view, last_taken_back=LastTakenBack(OTHER, 38, None, 1.918))
+    assert "eval loss - with it, 1.92 without" in printed(print_status, gone, 80), "JSON has no infinities"
+
+
+def test_the_reasons_of_solo_rounds_are_words():
+    reasons = {"partner_diverged": 4, "backing_off": 3, "all_quarantined": 2, "taken_back": 1}
+    shown = printed(print_status, replace(STATUS, rounds=Rounds(3, 10, reasons)), 1000)
+    assert "(4 partner says diverged, 3 waiting to call again, 2 all peers quarantined, 1 taken back)" in shown
 
 
 def test_no_peers():

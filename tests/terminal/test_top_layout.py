@@ -152,6 +152,19 @@ def test_limits_of_a_day_and_idle_time():
     assert "evaluate 10.0%" in text
 
 
+def test_what_this_node_has_seen_of_its_peers():
+    rows = PeersView((row(OTTER, exchanges=30, refused=4, quarantined_s=65.0, quarantined_why="diverged"), row(FALCON)))
+    picture = a_picture()
+    status = replace(picture.status, taken_back=1, peers_quarantined=1)
+    picture = replace(picture, peers=rows, status=status)
+    lines = drawn(picture, 80, 24)
+    head = next(number for number, line in enumerate(lines) if line.startswith(" peers ─")) + 1
+    assert lines[head].split() == ["peer", "state", "quarantined", "refused", "round", "lag", "loss", "together"]
+    assert "  1 min 5 s, diverged  " in lines[head + 1]
+    assert "1 correction taken back · 1 peer quarantined" in "\n".join(drawn(picture, 120, 40))
+    assert "quarantined" not in "\n".join(drawn(a_picture(), 120, 40))
+
+
 def test_many_peers_are_counted():
     many = tuple(row(f"peer-{number}", exchanges=number) for number in range(100))
     lines = drawn(replace(a_picture(), peers=PeersView(many)), 80, 24)
@@ -239,7 +252,7 @@ class Odd(random.Random):
         return self.choice([ME, OTTER, FALCON, self.word()])
 
     def piece(self) -> Piece:
-        kind = self.choice(["phase", "swap", "solo"])
+        kind = self.choice(["phase", "swap", "solo", "taken_back"])
         return Piece(kind, self.whole(), self.at(), self.at(), self.peer(), self.word())
 
     def some(self, made):
@@ -391,6 +404,19 @@ def test_rounds_that_overlap_have_lanes_of_their_own():
     pieces.append(Piece("swap", 2, NOW - 8, NOW - 2, FALCON))
     lines = [line.plain for line in timeline(pieces, NAMES, window(pieces, NOW, 48), 3, ongoing=None)]
     assert sum("▅" in line for line in lines) == 2
+
+
+def test_a_correction_that_is_taken_back_has_a_mark_of_its_own():
+    taken = Piece("taken_back", 1, NOW, NOW, OTTER, "taken_back")
+    pieces = [Piece("phase", 1, NOW - 16, NOW), taken]
+    lane = timeline(pieces, NAMES, window(pieces, NOW + 32, 4 * PHASE_COLUMNS), 2, ongoing=None)[1]
+    assert lane.plain.strip() == "× taken back (calm-otter)"
+    before = a_picture()
+    after = replace(before, history=replace(before.history, pieces=(*before.history.pieces, taken)))
+    told = LineMode()
+    told.lines(before, NOW)
+    assert told.lines(after, NOW) == ["round 1 taken back (calm-otter)"]
+    assert "   1 × taken back (calm-otter)" in "\n".join(drawn(after, 200, 50))
 
 
 def test_the_newest_partner_is_named_at_the_edge_too():

@@ -27,6 +27,8 @@ FULL = replace(
     one_sided_fragments=1,
     faults={"bad_digest": 2},
     rolled_back=1,
+    taken_back=2,
+    peers_quarantined=3,
     peers_by_state={"training": 15, "solo": 2},
     skew_s=-0.25,
     network_restarts=3,
@@ -87,6 +89,8 @@ def test_what_a_node_that_trains_shows():
         ("noloco_clock_skew_seconds", None, None): -0.25,
         ("noloco_p2pd_restarts_total", None, None): 3,
         ("noloco_peer_faults_total", "reason", "bad_digest"): 2,
+        ("noloco_taken_back_total", None, None): 2,
+        ("noloco_quarantined_peers", None, None): 3,
     }
     assert {series: found.get(series) for series in expected} == expected
     assert {account for name, _, account in found if name == "noloco_training_seconds_total"} == set(ACCOUNTS)

@@ -222,6 +222,7 @@ HEALTHY = {
     "noloco_p2pd_restarts_total": "0",
     "noloco_clock_skew_seconds": "0.2",
     'noloco_peer_faults_total{reason="bad_digest"}': "0",
+    "noloco_taken_back_total": "0",
     'noloco_health_findings{level="error"}': "0",
 }
 """One node's series, each by its value, or by where it begins and what it gains a step."""
@@ -246,6 +247,7 @@ ILL = [
     ("NolocoNetworkDaemonDies", {"noloco_p2pd_restarts_total": "0+2"}),
     ("NolocoClockOff", {"noloco_clock_skew_seconds": "-2"}),
     ("NolocoPeersBreakTheProtocol", {'noloco_peer_faults_total{reason="bad_digest"}': "0+2"}),
+    ("NolocoCorrectionsTakenBack", {"noloco_taken_back_total": "0+0.5"}),
     ("NolocoUnhealthy", {'noloco_health_findings{level="error"}': "1"}),
     ("NolocoPausedLong", {'noloco_state{state="paused"}': "1"}),
 ]

@@ -17,9 +17,9 @@ from canned_node import BARE, CannedNode, busy
 from real_nodes import Node, RealNodes, until
 from served_page import served
 
-from noloco_node.views.history import HistoryView, Said
+from noloco_node.views.history import HistoryView, Piece, Said
 from noloco_node.views.peers import PeersView, RunView
-from noloco_node.views.status import Health, Phase
+from noloco_node.views.status import Health, LastTakenBack, Phase
 
 pytestmark = [
     pytest.mark.skipif(not CHROMIUM.exists(), reason="no Chromium here: apt-get install chromium"),
@@ -190,6 +190,56 @@ def test_it_is_filled_and_legible_on_every_screen(tab: Tab, tmp_path: Path) -> N
         look(tab)
         tab.show(width=1400, height=900, dark=False, calm=True)
         assert tab.value("document.getAnimations().length") == 0, "calm for whoever wants it so"
+    assert [line for line in tab.complaints if not line.startswith("network: ")] == []
+
+
+ROWS = "[...document.querySelectorAll('#peers tbody tr')]"
+HEADS = "[...document.querySelectorAll('#peers thead th')].filter((one) => !one.hidden).map((one) => one.innerText)"
+
+
+def test_what_this_node_has_seen_of_its_peers(tab: Tab, tmp_path: Path) -> None:
+    node = busy()
+    first, second, *others = node.others.peers
+
+    def cells(name: str) -> list[str]:
+        row = f"{ROWS}.find((row) => row.innerText.startsWith('{name}'))"
+        return tab.value(f"[...{row}.children].map((cell) => cell.innerText)")
+
+    with served(node, tmp_path) as page:
+        tab.go(page.url)
+        tab.until(f"({FILLED}).rows === 8")
+        assert not {"quarantined", "taken back", "refused", "failed"} & set(tab.value(HEADS)), "among honest peers"
+
+        banned = replace(first, taken_back=2, refused=1, quarantined_s=750.0, quarantined_why="taken_back")
+        absent = replace(second, state="gone", round=0, lag=0, loss=None, last_seen_s=None, quarantined_s=60.0)
+        node.others = PeersView((banned, absent, *others))
+        taken = Piece("taken_back", 40, time.time(), time.time(), first.peer_id, "taken_back")
+        node.past = replace(node.past, pieces=(*node.past.pieces, taken))
+        last = LastTakenBack(first.peer_id, 40, 2.314, 1.918)
+        reasons = {"backing_off": 3, "partner_diverged": 1}
+        node.now = replace(
+            node.now,
+            taken_back=2,
+            last_taken_back=last,
+            peers_quarantined=2,
+            rounds=replace(node.now.rounds, by_reason=reasons),
+        )
+        tab.until("document.querySelector('#peers tbody').innerText.includes('12 min')")
+        assert tab.value(HEADS)[:7] == ["name", "state", "quarantined", "taken back", "refused", "round", "lag"]
+        before = cells(first.name)
+        assert before[2].endswith("s, taken back")
+        assert before[3:5] == ["2", "1"]
+        until(lambda: cells(first.name)[2] != before[2], "it counts down by itself", 10)
+        gone = cells(second.name)
+        assert gone[1] == "gone"
+        assert gone[5:7] == ["–", "–"], "its round is not known"
+        assert "solo: waiting to call again, partner says diverged" in tab.text("#figures")
+        assert tab.text("#figures > :last-child").split("\n")[:2] == ["Peers", "6"]
+        assert tab.text("#figures > :last-child").endswith(", 2 quarantined")
+        assert f"2 corrections, the last that of {first.name} in round 40" in tab.text("#about")
+        assert "held-out loss 2.31 with it, 1.92 without" in tab.text("#about")
+        assert tab.value("document.querySelectorAll('#timeline path.back').length") == 1
+        look(tab, tmp_path)
     assert [line for line in tab.complaints if not line.startswith("network: ")] == []
 
 

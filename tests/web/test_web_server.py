@@ -426,6 +426,22 @@ async def test_live_events_hold_only_what_changed(served: Server, monkeypatch: p
     writer.close()
 
 
+def test_a_page_counts_a_quarantine_down_by_itself() -> None:
+    (row, *others) = busy().others.peers
+    row = replace(row, last_seen_s=3.0, quarantined_s=60.0, quarantined_why="taken_back")
+
+    def told(**later: object) -> bool:
+        before, now = (PageState(peers=PeersView((each, *others))) for each in (row, replace(row, **later)))
+        return "peers" in changes(before, now)
+
+    assert not told(quarantined_s=59.0)
+    assert not told(quarantined_s=59.0, last_seen_s=4.0)
+    assert told(quarantined_s=0.0, quarantined_why="")
+    assert told(quarantined_s=90.0)
+    assert told(quarantined_s=59.0, quarantined_why="diverged")
+    assert told(quarantined_s=59.0, refused=1)
+
+
 async def test_no_view_is_built_while_no_page_listens(served: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "PERIOD_S", 0.02)
     await asyncio.sleep(0.1)

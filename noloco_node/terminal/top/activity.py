@@ -3,7 +3,7 @@
 │──── 38 ────│──── 39 ────│──── 40 ────│╌╌╌ 41 ╌
   ▅▅▅ calm-otter   ○ no partner   ▅▅ dry-falcon
 
-Above, inner phases; below, swaps and solo rounds.
+Above, inner phases; below, swaps, solo rounds, and corrections that are taken back.
 """
 
 import time
@@ -14,11 +14,12 @@ from statistics import median
 from rich.text import Text
 
 from noloco_node.base.peer_names import short_id
+from noloco_node.base.reasons import in_words
 from noloco_node.base.states import NodeState
 from noloco_node.base.units import NOTHING, size, span
 from noloco_node.terminal.figures import left
 from noloco_node.terminal.picture import Picture
-from noloco_node.terminal.top.glyphs import LEVELS, OWN, SOLO, SWAP
+from noloco_node.terminal.top.glyphs import LEVELS, OWN, SOLO, SWAP, TAKEN_BACK
 from noloco_node.terminal.top.layout import between, clean, fit, title
 from noloco_node.views.history import Piece, Said
 
@@ -55,11 +56,15 @@ def partners(picture: Picture, width: int, height: int) -> list[Text]:
 
 
 def _partner(picture: Picture, piece: Piece, width: int) -> Text:
-    swapped = piece.kind == "swap"
-    mark = ("▅", SWAP) if swapped else ("○", SOLO)
-    left = Text.assemble((f"{piece.round:>5} ", "dim"), mark, " ", partner_or_reason(piece, picture.history.names))
-    cost = f"{span(piece.ended - piece.began)}  {size(piece.sent):>7}" if swapped else ""
+    words = partner_or_reason(piece, picture.history.names)
+    left = Text.assemble((f"{piece.round:>5} ", "dim"), _mark(piece), " ", words)
+    cost = f"{span(piece.ended - piece.began)}  {size(piece.sent):>7}" if piece.kind == "swap" else ""
     return between(left, Text(cost, "dim"), width)
+
+
+def _mark(piece: Piece) -> tuple[str, str]:
+    """A character and its style."""
+    return {"swap": ("▅", SWAP), "taken_back": ("×", TAKEN_BACK)}.get(piece.kind, ("○", SOLO))
 
 
 def events(picture: Picture, width: int, height: int) -> list[Text]:
@@ -114,11 +119,11 @@ def timeline(
 
 
 def partner_or_reason(piece: Piece, names: Mapping[str, str]) -> str:
-    """The partner of a swap, or the reason of a solo round."""
+    """The partner of a swap, or the reason of anything else."""
     partner = clean(names.get(piece.partner) or short_id(piece.partner)) if piece.partner else ""
     if piece.kind == "swap":
         return partner
-    reason = clean((piece.reason or "alone").replace("_", " "))
+    reason = clean(in_words(piece.reason or "alone"))
     return f"{reason} ({partner})" if partner else reason
 
 
@@ -146,7 +151,7 @@ def _drawn(line: Text, columns: tuple[int, int], name: str, rule: str, style: st
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """A swap or a solo round in its lane."""
+    """A swap, or anything but a phase, in its lane."""
 
     begins: int
     before: str
@@ -173,11 +178,10 @@ def _lanes(pieces: Sequence[Piece], names: Mapping[str, str], shown: TimeWindow,
 
 def _marks(piece: Piece, words: str, shown: TimeWindow) -> Iterator[_Mark]:
     """Two ways to draw it: with words, left of the bar if there is no room on the right; and without."""
-    swapped = piece.kind == "swap"
-    style = SWAP if swapped else SOLO
+    mark, style = _mark(piece)
     begins = min(shown.width - 1, max(0, shown.column(piece.began)))
     ends = min(shown.width, max(begins + 1, shown.column(piece.ended)))
-    bar = "▅" * (ends - begins) if swapped else "○"
+    bar = mark * (ends - begins) if piece.kind == "swap" else mark
     right = _Mark(begins, "", bar, f" {words}", style)
     yield right if right.ends <= shown.width else _Mark(begins - len(words) - 1, f"{words} ", bar, "", style)
     yield _Mark(begins, "", bar, "", style)

@@ -7,7 +7,8 @@ from itertools import pairwise
 from rich.text import Text
 
 from noloco_node.base.peer_names import short_id
-from noloco_node.base.units import NOTHING, rate, share, size, span
+from noloco_node.base.reasons import in_words
+from noloco_node.base.units import NOTHING, count, rate, share, size, span
 from noloco_node.terminal.figures import besides_steps, traffic
 from noloco_node.terminal.picture import Picture
 from noloco_node.terminal.top.glyphs import EVAL, OWN, SWAP, SWARM, Frame, PlottedCurve, bars, gauge, plot
@@ -135,8 +136,11 @@ def _facts(picture: Picture) -> Iterator[tuple[str, list[str]]]:
     """The most asked first."""
     status = picture.status
     by_reason = sorted(status.rounds.by_reason.items(), key=lambda item: -item[1])
-    reasons = [f"{number} {reason.replace('_', ' ')}" for reason, number in by_reason]
+    reasons = [f"{number} {in_words(reason)}" for reason, number in by_reason]
     yield "rounds", [f"{status.rounds.committed} together", f"{status.rounds.solo} solo", *reasons]
+    if status.taken_back or status.peers_quarantined:
+        quarantined = f"{count(status.peers_quarantined, 'peer')} quarantined"
+        yield "trust", [f"{count(status.taken_back, 'correction')} taken back", quarantined]
     sent, received, is_today = traffic(status)
     yield "today" if is_today else "traffic", [sent, received]
     if last := status.last_round:

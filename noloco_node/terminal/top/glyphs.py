@@ -13,7 +13,7 @@ from noloco_node.base.states import NodeState
 
 OWN, SWARM, EVAL = "cyan", "magenta", "green"
 """Styles of the curves."""
-SWAP, SOLO = "green", "yellow"
+SWAP, SOLO, TAKEN_BACK = "green", "yellow", "red"
 STATES: dict[str, str] = {
     NodeState.TRAINING: "green",
     NodeState.RENDEZVOUS: "green",
@@ -145,7 +145,7 @@ _PLAIN = str.maketrans(
         **{chr(_BRAILLE + bits): "*" for bits in range(1, 256)},
         **dict(zip(_EIGHTHS[1:], "_.--==##", strict=True)),
         **dict(zip("─━│┤└╌┄", "-=||`..", strict=True)),
-        **dict(zip("●○•·…≤", "*o+-~<", strict=True)),
+        **dict(zip("●○×•·…≤", "*ox+-~<", strict=True)),
     }
 )
 

@@ -9,7 +9,7 @@ from noloco_node.base.states import NodeState
 from noloco_node.base.units import count, loss, rate, share, span
 from noloco_node.terminal.figures import left
 from noloco_node.terminal.picture import Picture
-from noloco_node.terminal.top.glyphs import EVAL, LEVELS, OWN, SOLO, STATES, SWAP, SWARM, gauge
+from noloco_node.terminal.top.glyphs import EVAL, LEVELS, OWN, SOLO, STATES, SWAP, SWARM, TAKEN_BACK, gauge
 from noloco_node.terminal.top.keys import KEYS
 from noloco_node.terminal.top.layout import Paint, between, clean, fit, joined, title, wrapped
 
@@ -110,6 +110,7 @@ def manual(width: int, height: int) -> list[Text]:
         Text.assemble(("•", EVAL), "  loss on held-out data"),
         Text.assemble(("▅", SWAP), "  a round averaged with a partner; as long as the swap took"),
         Text.assemble(("○", SOLO), "  a round without a complete swap, with its reason; training continued"),
+        Text.assemble(("×", TAKEN_BACK), "  a partner's correction, taken back: it had made the model worse"),
         Text.assemble(("≤", "dim"), "  the highest value of the chart"),
         Text(),
         Text("More: `noloco-node status`, `peers`, `doctor`; each has --help.", "dim"),

@@ -75,5 +75,7 @@ def _rounds(before: HistoryView, now: HistoryView) -> Iterator[str]:
         if piece.kind == "swap":
             figures = f"{span(piece.ended - piece.began)}, {size(piece.sent)} out, {size(piece.received)} in"
             yield f"round {piece.round} with {partner}: loss {loss(losses.get(piece.round))}, {figures}"
+        elif piece.kind == "taken_back":
+            yield f"round {piece.round} {partner}"
         else:
             yield f"round {piece.round} solo ({partner}): loss {loss(losses.get(piece.round))}"

@@ -6,7 +6,7 @@ from rich.text import Text
 
 from noloco_node.base.peer_names import short_id
 from noloco_node.base.units import count
-from noloco_node.terminal.peer_cells import cells
+from noloco_node.terminal.peer_cells import cells, worth_showing
 from noloco_node.terminal.picture import Picture
 from noloco_node.terminal.table import Column, fitting
 from noloco_node.terminal.top.glyphs import STATES
@@ -21,6 +21,10 @@ _STATE = "state"
 _PEERS = (
     Column("peer"),
     Column(_STATE, keep=12),
+    Column("quarantined", keep=14),
+    Column("taken back", keep=13, right=True),
+    Column("refused", keep=8, right=True),
+    Column("failed", keep=1, right=True),
     Column("round", keep=11, right=True),
     Column("lag", keep=10, right=True),
     Column("loss", keep=9, right=True),
@@ -61,7 +65,7 @@ def peers(picture: Picture, width: int, height: int) -> list[Text]:
     if not known:
         return [head, Text("no other peer yet", "dim")][:height]
     shown = known if len(known) <= height - HEAD else known[: max(0, height - HEAD - 1)]
-    columns = _RENDEZVOUS_PEERS if picture.is_rendezvous else _PEERS
+    columns = _RENDEZVOUS_PEERS if picture.is_rendezvous else worth_showing(_PEERS, shown)
     drawn = _table(columns, [cells(peer, columns) for peer in shown], width)
     for line, peer in zip(drawn[1:], shown, strict=True):
         if peer.peer_id == picture.status.partner:

@@ -13,6 +13,8 @@ const REACHABLE = {
   outgoing: "not reachable, only outgoing connections",
 };
 
+const here = (peers) => (peers?.peers ?? []).filter((row) => row.state !== "gone"); // else only its quarantine is left
+
 // ---- the first lines ----
 
 const STATES = { rendezvous: "rendezvous", starting: "starting", joining: "joining" };
@@ -60,7 +62,7 @@ const NOTES = [
 ];
 
 const showNote = ({ status, peers }) => {
-  const found = NOTES.find(([when]) => when(status, peers?.peers ?? []));
+  const found = NOTES.find(([when]) => when(status, here(peers)));
   const note = $("#note");
   note.hidden = !found;
   if (!found) return;
@@ -97,6 +99,7 @@ const showHealth = ({ status }) => {
 
 const figures = (status, peers) => {
   const { committed, solo } = status.rounds;
+  const quarantined = status.peers_quarantined ? `${status.peers_quarantined} quarantined` : "";
   const reasons = Object.entries(status.rounds.by_reason).sort(([, one], [, other]) => other - one);
   const trained = status.loss === null && status.phase ? status.phase : status;
   const still = left(status.phase);
@@ -109,7 +112,7 @@ const figures = (status, peers) => {
     ["Busy", share(status.busy_fraction, 1), status.busy_fraction_minute === null ? "" : `${share(status.busy_fraction_minute)} in the last minute`],
     ["Tokens per second", rate(trained.tokens_per_s), `${rate(status.tokens)} so far`],
     ["Sent", size(status.bytes.sent), `received ${size(status.bytes.received)}${status.bytes.per_param_round === null ? "" : `, ${status.bytes.per_param_round.toFixed(2)} B per parameter`}`],
-    ["Peers", String(peers?.peers.length ?? status.peers_seen), REACHABLE[status.reachable] ?? ""],
+    ["Peers", String(peers ? here(peers).length : status.peers_seen), [REACHABLE[status.reachable], quarantined].filter(Boolean).join(", ")],
   ];
 };
 
@@ -148,15 +151,16 @@ const showTime = ({ status }) => {
   say($("#time .quiet"), total ? bits.filter(Boolean).join(", ") : "training has not begun");
 };
 
-const showAbout = ({ status, names }) => {
-  const last = status.last_round;
+const showAbout = ({ status, nameOf }) => {
+  const { last_round: last, last_taken_back: back } = status;
   const kept = status.checkpoint;
   const rows = [
     ["peer id", status.peer_id],
     ["up for", span(status.uptime_s)],
     ["reachable", REACHABLE[status.reachable] ?? "not known yet"],
     ["trains on", status.device && `${status.device}${status.parameters ? `, ${rate(status.parameters)} parameters` : ""}`],
-    ["last swap", last && `with ${names[last.partner] ?? last.partner}: ${span(last.seconds)}, ${size(last.sent)} out, ${size(last.received)} in, ${share(last.resent_block_fraction, 1)} of blocks sent again`],
+    ["last swap", last && `with ${nameOf(last.partner)}: ${span(last.seconds)}, ${size(last.sent)} out, ${size(last.received)} in, ${share(last.resent_block_fraction, 1)} of blocks sent again`],
+    ["taken back", back && `${count(status.taken_back, "correction")}, the last that of ${nameOf(back.partner)} in round ${back.round}: held-out loss ${loss(back.loss_with)} with it, ${loss(back.loss_without)} without`],
     ["checkpoint", kept && `${size(kept.bytes)}, ${kept.saved_round === null ? "none saved yet" : `saved at round ${kept.saved_round}`}, ${size(kept.free_bytes)} left on the disk`],
     ["today", status.today && `sent ${of(status.today.sent, status.today.sent_limit)}, received ${of(status.today.received, status.today.received_limit)}`],
     ["others join with", status.join],
@@ -172,7 +176,7 @@ const of = (used, limit) => size(used) + (limit === null ? "" : ` of ${size(limi
 const showPeers = ({ status, peers }) => {
   const trains = status.state !== "rendezvous";
   const self = { ...status, self: true, lag: null, last_seen_s: null, via: null, exchanges: status.rounds.committed, sent: status.bytes.sent, received: status.bytes.received, run: null };
-  say($("#peers .quiet"), count(peers.peers.length, "other", "others"));
+  say($("#peers .quiet"), count(here(peers).length, "other", "others"));
   tables.peers.show([...(trains ? [self] : []), ...peers.peers], (row) => row.self === true);
   const runs = status.runs.length ? status.runs : peers.runs;
   $("#runs").hidden = trains && !runs.length;
@@ -193,6 +197,7 @@ const showLog = ({ said }) => {
 const grow = () => {
   if (!picture.alive()) return;
   for (const cell of document.querySelectorAll("[data-since]")) say(cell, `${span(picture.now() - cell.dataset.since)} ago`);
+  for (const cell of document.querySelectorAll("[data-until]")) say(cell, span(cell.dataset.until - picture.now()));
   charts.timeline.draw();
 };
 
@@ -265,7 +270,7 @@ const picture = new Picture((changed) => {
   if (!pending.size) requestAnimationFrame(show); // a hidden page draws nothing
   for (const part of changed) pending.add(part);
 });
-const tables = { peers: peersTable($("#peers .scroll"), picture.now), runs: runsTable($("#runs .scroll")) };
+const tables = { peers: peersTable($("#peers .scroll"), picture.now, () => picture.peersAt), runs: runsTable($("#runs .scroll")) };
 const charts = {
   loss: lossChart($("#loss .chart"), picture),
   timeline: timeline($("#timeline .chart"), picture),

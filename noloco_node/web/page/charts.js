@@ -155,6 +155,7 @@ const linesOf = (piece, nameOf) => {
   switch (piece.kind) {
     case "phase": return [[`round ${piece.round}: inner phase`], [lasted]];
     case "swap": return [[`round ${piece.round}: swap${partner}`, "swap"], [`${lasted}, ${size(piece.sent)} out, ${size(piece.received)} in`]];
+    case "taken_back": return [[`round ${piece.round}: correction taken back`, "back"], [`${nameOf(piece.partner)}'s had made the model worse`]];
     default: return [[`round ${piece.round}: solo`, "solo"], [`${plain(piece.reason)}${partner}`]];
   }
 };
@@ -192,10 +193,10 @@ export const timeline = (at, picture) =>
       const name = picture.nameOf(piece.partner);
       if (name.length * 6.6 < room) content.push(text(name, end + 5, lanes.swap + 4, {}));
     });
-    const solos = pieces.filter((piece) => piece.kind === "solo");
+    const solos = pieces.filter((piece) => ["solo", "taken_back"].includes(piece.kind));
     solos.forEach((piece, number) => {
       const left = x(piece.ended);
-      content.push(drawn("path", { d: `M${left} ${lanes.solo - 7}l7 7-7 7-7-7z`, class: "solo" }));
+      content.push(drawn("path", { d: `M${left} ${lanes.solo - 7}l7 7-7 7-7-7z`, class: piece.kind === "solo" ? "solo" : "back" }));
       const room = (solos[number + 1] ? x(solos[number + 1].ended) - 8 : box.right) - left - 16;
       if (plain(piece.reason).length * 6.6 < room) content.push(text(plain(piece.reason), left + 12, lanes.solo + 4, {}));
     });

@@ -50,7 +50,7 @@ export class Picture {
     this.answers = true;
     this.since = Date.now() / 1000;
     if (event.status) [this.status, this.statusAt] = [event.status, this.since];
-    if (event.peers) this.peers = event.peers;
+    if (event.peers) [this.peers, this.peersAt] = [event.peers, this.since];
     Object.assign(this.names, event.names);
     for (const series of SERIES) {
       if (event[series]) {

@@ -45,12 +45,17 @@ const compare = (one, other) => {
 
 const state = (row) => element("span", { class: "dotted", "data-state": row.state }, plain(row.state));
 
-export const peersTable = (at, now) => new Table(at, [
+// `heard`: when the rows came.
+export const peersTable = (at, now, heard) => new Table(at, [
   { title: "name", words: true, of: (row) => row.name, show: (row) => element("span", { title: row.peer_id }, row.name) },
   { title: "run", words: true, of: (row) => row.run, show: (row) => row.run ?? NOTHING, when: (rows) => rows.some((row) => row.run) },
   { title: "state", words: true, of: (row) => row.state, show: state },
-  { title: "round", of: (row) => row.round, show: (row) => String(row.round) },
-  { title: "lag", of: (row) => row.lag, show: (row) => (row.self ? NOTHING : String(row.lag)) },
+  { title: "quarantined", words: true, of: (row) => row.quarantined_s ?? 0, show: (row) => quarantine(row, now, heard), when: some("quarantined_s") },
+  { title: "taken back", of: (row) => row.taken_back, show: counted("taken_back"), when: some("taken_back") },
+  { title: "refused", of: (row) => row.refused, show: counted("refused"), when: some("refused") },
+  { title: "failed", of: (row) => row.failed, show: counted("failed"), when: some("failed") },
+  { title: "round", of: (row) => (gone(row) ? null : row.round), show: (row) => (gone(row) ? NOTHING : String(row.round)) },
+  { title: "lag", of: (row) => (gone(row) ? null : row.lag), show: (row) => (row.self || gone(row) ? NOTHING : String(row.lag)) },
   { title: "loss", of: (row) => row.loss, show: (row) => loss(row.loss) },
   { title: "held-out", of: (row) => row.eval_loss, show: (row) => loss(row.eval_loss) },
   { title: "tokens/s", of: (row) => row.tokens_per_s, show: (row) => rate(row.tokens_per_s) },
@@ -58,11 +63,25 @@ export const peersTable = (at, now) => new Table(at, [
   { title: "sent", of: (row) => row.sent, show: (row) => size(row.sent) },
   { title: "received", of: (row) => row.received, show: (row) => size(row.received) },
   { title: "path", words: true, of: (row) => row.via, show: (row) => row.via ?? NOTHING },
-  { title: "last seen", of: (row) => row.last_seen_s, show: (row) => (row.self ? "this node" : ago(row, now)) },
+  { title: "last seen", of: (row) => row.last_seen_s, show: (row) => (row.self ? "this node" : ago(row, now, heard)) },
 ], 0);
 
-const ago = (row, now) =>
-  row.last_seen_s === null ? NOTHING : element("span", { "data-since": now() - row.last_seen_s }, `${span(row.last_seen_s)} ago`);
+const gone = (row) => row.state === "gone";
+// Of this node's own experience with its peers: there only where a figure is not 0.
+const some = (field) => (rows) => rows.some((row) => !row.self && row[field] > 0);
+const counted = (field) => (row) => (row.self ? NOTHING : String(row[field]));
+
+const ago = (row, now, heard) => {
+  if (row.last_seen_s === null) return NOTHING;
+  const since = heard() - row.last_seen_s;
+  return element("span", { "data-since": since }, `${span(now() - since)} ago`);
+};
+
+const quarantine = (row, now, heard) => {
+  if (row.self || !(row.quarantined_s > 0)) return NOTHING;
+  const until = heard() + row.quarantined_s;
+  return element("span", {}, element("span", { "data-until": until }, span(until - now())), row.quarantined_why ? `, ${plain(row.quarantined_why)}` : "");
+};
 
 export const runsTable = (at) => new Table(at, [
   { title: "run", words: true, of: (row) => row.run, show: (row) => element("span", { title: row.run_id }, row.run) },

@@ -18,7 +18,14 @@ export const rate = (perSecond) => (known(perSecond) ? scaled(perSecond, ["", "k
 export const loss = (value, digits = 2) => (known(value) ? value.toFixed(digits) : NOTHING);
 export const share = (part, digits = 0) => (known(part) ? `${(100 * part).toFixed(digits)}%` : NOTHING);
 export const count = (number, one, many = `${one}s`) => `${number} ${number === 1 ? one : many}`;
-export const plain = (code) => (code ?? "").replaceAll("_", " ");
+// Codes that do not say it themselves; base/reasons.py has the same.
+const REASONS = {
+  backing_off: "waiting to call again",
+  partner_diverged: "partner says diverged",
+  quarantined: "quarantined by a peer",
+  all_quarantined: "all peers quarantined",
+};
+export const plain = (code) => REASONS[code] ?? (code ?? "").replaceAll("_", " ");
 export const clock = (seconds) =>
   new Date(1000 * seconds).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 export const shortId = (peer) => (peer.length <= 13 ? peer : `${peer.slice(0, 8)}…${peer.slice(-4)}`);

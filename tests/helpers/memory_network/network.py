@@ -162,7 +162,10 @@ class MemoryTransport:
         return str(context.peer()).removeprefix(PEER_PREFIX)
 
     def place(self, context: Context) -> str:
-        return self._network.places.get(self.caller(context), "127.0.0.1")
+        return self.place_of(self.caller(context))
+
+    def place_of(self, peer: str) -> str:
+        return self._network.places.get(peer, "127.0.0.1")
 
     def answer(self, call: Call) -> None:
         """A call has arrived: find its method and let a task of this member run it."""

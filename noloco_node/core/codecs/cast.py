@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from noloco_node.core import outer
-from noloco_node.core.codec import CodecStats, Received
+from noloco_node.core.codecs.codec import CodecStats, Received
 from noloco_node.errors import NonFinite, PeerMisbehaved
 
 
@@ -16,6 +16,9 @@ class Cast:
 
     def converse(self, u: Tensor, index: int, exchange_id: bytes, moved: Tensor | None = None) -> "CastConversation":
         return CastConversation(u.to(self._dtype))
+
+    def forget(self) -> None:
+        """Nothing is ever learned."""
 
 
 class CastConversation:
@@ -37,6 +40,9 @@ class CastConversation:
         if not c.isfinite().all():  # as it is whenever an element of theirs is not
             raise PeerMisbehaved("nonfinite")
         return Received(None, c)
+
+    def learn(self) -> None:
+        pass
 
 
 def _decode(payload: bytes, like: Tensor) -> Tensor:

@@ -6,13 +6,14 @@ others take more turns, the same number on both sides. What comes from a partner
 PeerMisbehaved comes out, and a payload of the wrong length is refused before anything is allocated for it.
 
 Payloads are little-endian, as is every machine that torch is built for today. Knows nothing of sockets, rounds or
-partners. Which codecs there are: core/codecs.py.
+partners. Which codecs there are: core/codecs/by_name.py.
 """
 
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 BLOCK = 256
 """Elements that share a range, where a codec has ranges. Fragments are cut at multiples of it."""
@@ -26,6 +27,8 @@ class Received:
     """What to send next, if anything."""
     correction: Tensor | None
     """fp32; there when the conversation is complete."""
+    unit: Tensor | None = None
+    """Each block of the correction is a whole number of these, one for each block; None: the codec has no such unit."""
 
 
 @dataclass(slots=True)
@@ -72,6 +75,10 @@ class Conversation(Protocol):
         """Takes the partner's next payload; after `open`. Raises PeerMisbehaved."""
         ...
 
+    def learn(self) -> None:
+        """For the next conversations: called when the correction was found plausible, and never before."""
+        ...
+
 
 class Codec(Protocol):
     """Makes conversations. One object serves one node for its whole life, so what a codec learns from an exchange about
@@ -86,6 +93,10 @@ class Codec(Protocol):
         each of the fragment's blocks of 256, a hint at how far apart partners are."""
         ...
 
+    def forget(self) -> None:
+        """What was learned: it was of other weights, or of a partner that lied."""
+        ...
+
 
 def carry(one: Conversation, other: Conversation) -> tuple[Tensor, Tensor]:
     """Carries the payloads of two conversations to each other, as a swap does over a link. Both corrections."""
@@ -97,3 +108,33 @@ def carry(one: Conversation, other: Conversation) -> tuple[Tensor, Tensor]:
         if mine.reply is None or theirs.reply is None:
             raise RuntimeError("the two ends of a conversation do not agree how many turns it has")
         payloads = mine.reply, theirs.reply
+
+
+class Packed:
+    """A correction, kept until it is known whether it did harm: a byte an element where the codec has units."""
+
+    def __init__(self, correction: Tensor, unit: Tensor | None = None, scale: float = 1.0) -> None:
+        """`correction`: before `scale`; nobody changes it."""
+        self.scale = scale
+        self.size = len(correction)
+        self._unit = unit
+        self._numbers = correction
+        if unit is not None:
+            steps = nn.functional.pad(correction, (0, -self.size % BLOCK)).view(-1, BLOCK) / unit[:, None]
+            largest = float(steps.abs().max()) if self.size else 0.0
+            kind = next((kind for kind in (torch.int8, torch.int16) if largest <= torch.iinfo(kind).max), None)
+            self._unit, self._numbers = (unit, steps.to(kind)) if kind else (None, correction)
+
+    def unscaled(self) -> Tensor:
+        """To the bit as the codec gave it."""
+        if self._unit is None:
+            return self._numbers
+        return (self._numbers.float() * self._unit[:, None]).view(-1)[: self.size]
+
+    def applied(self) -> Tensor:
+        return scaled(self.unscaled(), self.scale)
+
+
+def scaled(correction: Tensor, factor: float) -> Tensor:
+    """One fp32 multiplication, the same on both sides: opposite corrections stay opposite to the bit."""
+    return correction if factor == 1 else correction * factor

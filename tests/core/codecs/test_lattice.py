@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from noloco_node.core import lattice, lattice_ranges
-from noloco_node.core.codec import BLOCK, Received
-from noloco_node.core.codecs import FAMILIES, codec
+from noloco_node.core.codecs.by_name import FAMILIES, codec
+from noloco_node.core.codecs.codec import BLOCK, Received
+from noloco_node.core.codecs.lattice import Lattice, LatticeConversation
 from noloco_node.core.kernels import reference, tables
-from noloco_node.core.lattice import Lattice, LatticeConversation
 from noloco_node.errors import NonFinite, PeerFault, PeerMisbehaved
 
 ID = bytes(range(16))
@@ -44,6 +44,7 @@ def talk(one: LatticeConversation, other: LatticeConversation) -> tuple[Tensor, 
         assert (received.reply is None) == (answered.reply is None), "both say the same number of turns"
         if received.reply is None or answered.reply is None:
             assert received.correction is not None and answered.correction is not None
+            one.learn(), other.learn()
             return received.correction, answered.correction, turns
         say, reply, turns = received.reply, answered.reply, turns + 1
 

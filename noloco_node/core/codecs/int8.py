@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from noloco_node.core import outer
-from noloco_node.core.codec import BLOCK, CodecStats, Received
+from noloco_node.core.codecs.codec import BLOCK, CodecStats, Received
 from noloco_node.errors import NonFinite, PeerMisbehaved
 
 LIMIT = 127
@@ -24,6 +24,9 @@ class Int8:
 
     def converse(self, u: Tensor, index: int, exchange_id: bytes, moved: Tensor | None = None) -> "Int8Conversation":
         return Int8Conversation(u)
+
+    def forget(self) -> None:
+        """Nothing is ever learned."""
 
 
 class Int8Conversation:
@@ -58,6 +61,9 @@ class Int8Conversation:
         codes[:size].numpy()[:] = np.frombuffer(payload, np.int8, size, count)
         c = outer.correction(_coded(self._codes, self._exponents), _coded(codes.view(-1, BLOCK), exponents))
         return Received(None, c.view(-1)[:size])
+
+    def learn(self) -> None:
+        pass
 
 
 def _blocks(u: Tensor) -> Tensor:

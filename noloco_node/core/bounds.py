@@ -1,0 +1,99 @@
+"""How far one swap may move a replica: no further than a small multiple of what the replica itself moved lately.
+
+c = (u_j − u_i)/2 of two honest replicas is about as long as R = ‖βΔ‖, the replica's own movement in a phase, for every
+stable α and γ: 0.7 to 1.5 times R by the moments of core/stability.py, at most 1.9 times in `simulate`. What AdamW
+moves in a phase follows from the learning rate, so no partner can raise R. For each fragment:
+
+- up to LONGEST times R, and HIGHEST times the largest own movement in any one element, c is applied as it is;
+- beyond, both sides multiply it by the same factor, the smaller of what the two allow (rounds/swap.py), so corrections
+  stay exact opposites. Two halves of a swarm that trained apart for long come together in several such steps;
+- what is SCALED_AT_MOST times too long, and not small beside the weights themselves, is refused as diverged: −u, 2u or
+  noise of the length of u is at least 0.5 ‖u‖ away, honest replicas were at most 0.31 ‖u‖ (12 phases apart, at the
+  beginning of a training).
+
+Whatever the codec: its corrections end here, also what it sent again.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from noloco_node.errors import PeerFault, PeerMisbehaved
+
+LONGEST = 2.0
+HIGHEST = 4.0
+SCALED_AT_MOST = 8.0
+FAR = 0.4
+"""Of ‖u‖."""
+PHASES = 8
+"""The largest movement of so many counts: in the last phases of a schedule R falls faster than replicas come
+together."""
+LEAST = 0.25
+"""A fragment counts as moved by at least this share of what it would be if all elements moved alike: rows of an
+embedding that only the partner has trained do differ."""
+STILL = 1e-3
+"""Of u, both in length and in the largest element: allowed in any case, for a replica whose learning rate is 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Movement:
+    """βΔ of one boundary, for each fragment."""
+
+    lengths: tuple[float, ...]
+    peaks: tuple[float, ...]
+    """The largest |βΔ|."""
+
+    @classmethod
+    def of(cls, peaks: Tensor, squares: Tensor, fragment_blocks: int) -> "Movement":
+        """From those of blocks, as `outer.movement` gives them."""
+        parts = zip(torch.split(peaks, fragment_blocks), torch.split(squares, fragment_blocks), strict=True)
+        sums = [(float(peak.max()), float(square.sum(dtype=torch.float64))) for peak, square in parts]
+        return cls(tuple(math.sqrt(square) for _, square in sums), tuple(peak for peak, _ in sums))
+
+
+class CorrectionBounds:
+    """Those of one replica, from its latest movements."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        """`sizes`: elements of each fragment."""
+        self._sizes = sizes
+        self._moved: deque[Movement] = deque(maxlen=PHASES)
+
+    def moved(self, movement: Movement) -> None:
+        """At each boundary."""
+        self._moved.append(movement)
+
+    def scale(self, index: int, c: Tensor, u: Tensor) -> float:
+        """What this side allows a correction of fragment `index` to be multiplied by: above 0, at most 1. Raises
+        PeerFault where it is not to be applied at all."""
+        length, peak = _length(c), float(c.abs().max()) if len(c) else 0.0
+        if not math.isfinite(length):
+            raise PeerMisbehaved("nonfinite")
+        own = _length(u)
+        longest, highest = self._allowed(index)
+        longest, highest = max(longest, STILL * own), max(highest, STILL * float(u.abs().max()) if len(u) else 0.0)
+        if length > max(SCALED_AT_MOST * longest, FAR * own):
+            raise PeerFault("diverged", f"fragment {index}: {length:.3g} where {longest:.3g} is usual")
+        factor = min(longest / length if length else 1.0, highest / peak if peak else 1.0, 1.0)
+        return float(np.float32(max(factor, SMALLEST)))  # as it is sent
+
+    def _allowed(self, index: int) -> tuple[float, float]:
+        """Length and largest element."""
+        share = math.sqrt(self._sizes[index] / sum(self._sizes))
+        lengths = [max(m.lengths[index], LEAST * share * math.hypot(*m.lengths)) for m in self._moved]
+        peaks = [max(m.peaks[index], LEAST * max(m.peaks)) for m in self._moved]
+        return LONGEST * max(lengths, default=0.0), HIGHEST * max(peaks, default=0.0)
+
+
+SMALLEST = 2.0**-40
+"""A factor that changes nothing any more."""
+
+
+def _length(x: Tensor) -> float:
+    """In fp32: up to 10^19 an element, and infinite beyond."""
+    return float(torch.linalg.vector_norm(x))

@@ -1,0 +1,59 @@
+"""What `status` and `peers` take from the rounds: a partner's standing."""
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from records import RUN, record
+
+from noloco_node.base.identity import Identity
+from noloco_node.core.standing import Standing
+from noloco_node.node import status
+from noloco_node.observe.stats import NodeStats
+from noloco_node.peers.record import PeerRecord, accept
+from noloco_node.rounds.service import RoundTotals
+from noloco_node.views.peers import GONE
+from noloco_node.views.status import StatusView
+
+NODE = StatusView(peer_id="me", name="brisk-heron", version="0", state="training")
+ABSENT = "12D3KooWABSENT"
+
+
+class FakeRounds:
+    """A RoundService that has met two peers."""
+
+    partner = None
+    tally = RoundTotals()
+
+    def __init__(self, here: str) -> None:
+        self._here = here
+
+    def standings(self) -> dict[str, Standing]:
+        absent = Standing(taken_back=1, quarantined_s=90.0, why="taken_back")
+        return {self._here: Standing(committed=5, failed=2), ABSENT: absent}
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> PeerRecord:
+    """The one whose presence record is seen."""
+    identity, now = Identity.load_or_create(tmp_path / "identity.key"), time.time()
+    found = accept(identity.peer_id, record(identity, started=now, now=now), RUN, now, ttl_s=60.0)
+    assert found
+    return found
+
+
+def test_status_counts_the_quarantined_and_warns(here: PeerRecord) -> None:
+    policy = cast("Any", SimpleNamespace(today=lambda: None, health=lambda _: ()))
+    rounds = cast("Any", FakeRounds(here.peer_id))
+    view = status.status(NODE, NodeStats(), rounds, [here], policy, None, None, None, None)
+    assert (view.peers_seen, view.peers_quarantined) == (1, 1)
+    assert [finding.text.partition(",")[0] for finding in view.health] == ["1 peer in quarantine"]
+
+
+def test_peers_show_their_standing_and_who_left_in_quarantine(here: PeerRecord) -> None:
+    view = status.peers(NodeStats(), [here], lambda _: None, FakeRounds(here.peer_id).standings())
+    seen, gone = view.peers
+    assert (seen.peer_id, seen.failed, seen.quarantined_s) == (here.peer_id, 2, 0.0)
+    assert (gone.peer_id, gone.state, gone.quarantined_why) == (ABSENT, GONE, "taken_back")
