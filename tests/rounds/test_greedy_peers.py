@@ -122,3 +122,11 @@ def test_held_swaps_cost_less_and_less(hold: str) -> None:
 def test_two_nodes_alone_swap_every_round_beside_a_node_that_holds() -> None:
     victim, _ = attacked(2, 200, hold="alive")
     assert len(victim.committed) >= 170, victim.solo
+
+
+def test_a_swarm_of_one_host_and_one_node_elsewhere_loses_no_rounds() -> None:
+    swarm = VirtualSwarm([PHASE_S] * 8)
+    swarm.network.places = {n.name: "192.0.2.1" for n in swarm.nodes[1:]}
+    run_virtual(swarm.run(40))
+    assert swarm.committed_share() >= 0.93
+    assert swarm.calls_per_pair() < 2
