@@ -17,8 +17,9 @@ from enum import Enum, auto
 from noloco_node.base.states import AT_WORK, NodeState
 from noloco_node.host.limits import PAUSED, QUOTA
 
-DIVERGED, ROLLED_BACK = "diverged", "rolled_back"
-"""Why rounds are paused, beside PAUSED and QUOTA; the rounds that end meanwhile are solo for this reason."""
+DIVERGED, ROLLED_BACK = "catching_up", "rolled_back"
+"""Why rounds are paused, beside PAUSED and QUOTA; the rounds that end meanwhile are solo for this reason. The first is
+not the word for a swap that diverged: a round that this pause ends would count as another divergence."""
 NETWORK, LAST_PARTNER = "the network daemon", "a partner for the last round"
 """What a node waits for."""
 

@@ -18,7 +18,7 @@ from noloco_node.rounds.service import RoundService
 from noloco_node.run.schema import Manifest
 from noloco_node.training.thread import Ready
 from noloco_node.views.peers import PeersView
-from noloco_node.views.status import BytesView, StatusView
+from noloco_node.views.status import BytesView, Health, StatusView
 
 
 def status(  # noqa: PLR0913, PLR0917
@@ -31,6 +31,7 @@ def status(  # noqa: PLR0913, PLR0917
     keeper: CheckpointKeeper | None,
     ready: Ready | None,
     target: int | None,
+    weights: tuple[Health, ...] = (),
 ) -> StatusView:
     """`node`: what every node shows (node/base.py)."""
     seen_of = rounds.standings()
@@ -59,6 +60,7 @@ def status(  # noqa: PLR0913, PLR0917
         checkpoint=saves[0].view(saves[1]) if saves else None,
         health=(
             *node.health,
+            *weights,
             *policy.health(stats.swaps_fit),
             *(saves[0].health(saves[1]) if saves else ()),
             *standings.health(seen_of, len(seen)),

@@ -44,7 +44,7 @@ from noloco_node.run.schema import Manifest
 from noloco_node.state_transfer import catch_up, choose_donor, client
 from noloco_node.state_transfer.collect import Collector, OwnState
 from noloco_node.state_transfer.server import StateService
-from noloco_node.training.replica import State
+from noloco_node.training.replica import State, Trial
 from noloco_node.training.thread import Failed, Finished, Message, PhaseEnded, Ready, TakenBack, TrainingThread
 from noloco_node.views.gather import GatherView
 from noloco_node.views.history import HistoryView
@@ -94,7 +94,9 @@ class TrainingNode(BaseNode):
         traffic = self._policy.traffic
         self._rounds = RoundService(self._transport, self._boot, random.Random(), self, self._observe, pace=traffic)
         caller, channel = self._transport.caller, self._transport.channel
-        self._state_service = StateService(caller, lambda: self._stats.round, traffic, self._refuses_state)
+        self._state_service = StateService(
+            caller, lambda: self._stats.round, traffic, self._refuses_state, lambda: self._stats.eval_loss
+        )
         for add in (
             lambda server: add_RunsServicer_to_server(self._known_runs, server),
             lambda server: add_ExchangeServicer_to_server(self._rounds, server),
@@ -338,8 +340,9 @@ class TrainingNode(BaseNode):
         coding = catch_up.coding(8 * ready.parameters, self._config.max_download)
         wanted = choose_donor.Wanted(terms, 2 * ready.parameters, run.rounds, coding=coding)
         channel, pace = self._transport.channel, self._policy.traffic
-        first = not self._rendezvous()
-        return catch_up.CatchUp(self, self._identity.peer_id, channel, wanted, pace, first=first)
+        first, place_of = not self._rendezvous(), self._transport.place_of
+        same_data = run.model.task is None and run.data.source != "files"
+        return catch_up.CatchUp(self, channel, wanted, pace, first=first, same_data=same_data, place_of=place_of)
 
     # ---- catching up: what state_transfer/catch_up.py needs ----
     @property
@@ -356,6 +359,18 @@ class TrainingNode(BaseNode):
     async def swap_is_over(self) -> bool:
         await self._settled(SETTLE_S)
         return self._rounds.partner is None
+
+    async def sample(self, blocks: Collection[int]) -> bytes:
+        return (await asyncio.wrap_future(self._training.sample([*blocks])))[1]
+
+    async def try_state(self, state: client.LiveState) -> Trial:
+        return await asyncio.wrap_future(self._training.try_state(state.data))
+
+    @property
+    def _training(self) -> TrainingThread:
+        if self._thread is None:
+            raise RuntimeError("no training thread yet")
+        return self._thread
 
     async def adopt(self, state: client.LiveState) -> None:
         if self._thread and self._run:
@@ -463,6 +478,7 @@ class TrainingNode(BaseNode):
             self._keeper,
             self._ready,
             self._target,
+            self._catch_up.health() if self._catch_up else (),
         )
 
     def peers(self) -> PeersView:

@@ -1,16 +1,21 @@
 """Catching up: when a node replaces its weights by a peer's state, and which peer's.
 
 A node does so when it is new, after a long absence or pause, and when its weights have diverged from everybody else's.
+That they have is no hearsay: only what its own codec found counts, with several partners that it has committed rounds
+with before. It then never takes the state of one it diverged from: two nodes alone that diverged keep what they have,
+and `health` says what to do.
+
 Which peers' state is worth having is decided here, from presence records; state_transfer/choose_donor.py picks one of
-them and downloads. Training and rounds are paused meanwhile: node/lifecycle.py says when this starts and stops.
+them and downloads, state_transfer/cross_check.py says whether to keep what came. Training and rounds are paused
+meanwhile: node/lifecycle.py says when this starts and stops.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
-from statistics import median_low
 from typing import Protocol
 
 import grpc
@@ -19,23 +24,27 @@ from noloco_node.base.states import AT_REST, AT_WORK
 from noloco_node.errors import NolocoError
 from noloco_node.host.traffic import Pace
 from noloco_node.peers.record import PeerRecord
-from noloco_node.state_transfer import choose_donor
-from noloco_node.state_transfer.choose_donor import Others
+from noloco_node.state_transfer import choose_donor, cross_check
+from noloco_node.state_transfer.choose_donor import Checks, Others
 from noloco_node.state_transfer.client import LiveState
+from noloco_node.state_transfer.cross_check import CrossCheck, Losses, middle_round
+from noloco_node.views.status import Health
 from noloco_node.wire.state_format import Coding
 
 CATCH_UP_ROUNDS = 10
 """A node that is so far behind, after a restart or a pause, fetches a peer's state."""
+SEVERAL = 2
+"""Partners: two have hardly both diverged, and a node that has not soon finds a partner that has not either."""
 DIVERGED_ROUNDS = 3
-"""Diverged swaps without a committed round between them that are not by chance, where only two nodes train."""
-ALONE_ROUNDS = 10
-"""A node that commits no round for so many after a diverged swap is assumed to have diverged."""
+"""Diverged swaps without a committed round between them that `health` speaks of."""
 LOOKS = 3
 """How often a joining node must have found no peer before it begins with new weights: where others have trained for
 long, its swaps with them would all diverge."""
 LONG_DOWNLOAD_S = 1800.0
 """Where a state would take longer at the volunteer's --max-download, it is fetched in bf16."""
-_PARTNERS = 32  # of diverged swaps, that are remembered
+DIVERGED = "diverged"
+"""Why a round was solo: this node's own codec found it (rounds/swap.py); what a partner says has another word."""
+_PARTNERS = 256  # that are remembered
 
 log = logging.getLogger(__name__)
 
@@ -57,19 +66,25 @@ class CatchUpNode(Protocol):
     async def swap_is_over(self) -> bool:
         """Waits a little for the swap under way, whose corrections would still change the weights."""
 
+    async def sample(self, blocks: Collection[int]) -> bytes:
+        """Those blocks of its slow weights."""
+
+    async def try_state(self, state: LiveState) -> Losses:
+        """Changes nothing."""
+
     async def adopt(self, state: LiveState) -> None: ...
 
     def caught_up(self) -> None:
         """Called at the end of each attempt, failed or not."""
 
 
-def ahead(records: Collection[PeerRecord], own: int) -> list[str]:
-    """Whose state to ask for: those CATCH_UP_ROUNDS ahead of `own`, but nobody unless the (lower) median is so far
-    ahead, as one record may lie. A single record is believed. A new node (own = 0) may ask everybody: a record may be
-    20 s old, and the state itself says its round."""
+def ahead(records: Collection[PeerRecord], own: int, place_of: Callable[[str], str]) -> list[str]:
+    """Whose state to ask for: those CATCH_UP_ROUNDS ahead of `own`, but nobody unless the middle is so far ahead, as
+    one record may lie. A single record is believed. A new node (own = 0) may ask everybody: a record may be 20 s old,
+    and the state itself says its round."""
     found = _under_way(records)
     least = own + CATCH_UP_ROUNDS if own else 0
-    if not found or median_low([record.round for record in found]) < least:
+    if not found or middle_round({record.peer_id: record.round for record in found}, place_of) < least:
         return []
     return [record.peer_id for record in found if record.round >= least]
 
@@ -84,19 +99,18 @@ def _under_way(records: Collection[PeerRecord]) -> list[PeerRecord]:
     return found or [record for record in records if record.state in AT_REST]
 
 
-def has_diverged(partners: Sequence[str], rounds: int, others: Collection[str], me: str) -> bool:
-    """Whether it is this node that diverged, and not its partner. `partners`: of its diverged swaps since it committed
-    a round; `rounds`: how many rounds ended since the first of them; `others`: who trains.
+def has_diverged(
+    diverged_from: Collection[str], partners: Collection[str], others: Collection[str], place_of: Callable[[str], str]
+) -> bool:
+    """Whether it is this node that diverged. `diverged_from`: partners of diverged swaps since it committed a round;
+    `partners`: those that it ever committed with; `others`: who trains.
 
-    Two partners have hardly both diverged, and a node that has not soon finds a partner that has not. Where there is
-    only one other node, neither can know: the one with the higher peer id fetches the other's state."""
-    if not partners:
-        return False
-    if len({*partners}) > 1:
-        return True
-    if {*others} == {*partners}:
-        return len(partners) >= DIVERGED_ROUNDS and partners[0] > me
-    return rounds >= ALONE_ROUNDS
+    A node that has committed with nobody, as a newcomer whose state was bad, counts the places of those it diverged
+    from; where all that train are in one place, as on one machine, their number."""
+    if partners:
+        return len({*diverged_from} & {*partners}) >= SEVERAL
+    where = {place_of(peer) for peer in (*others, *diverged_from)}
+    return len({place_of(peer) if len(where) > 1 else peer for peer in diverged_from}) >= SEVERAL
 
 
 def coding(state_bytes: int, rate_bytes_s: float | None) -> Coding:
@@ -106,29 +120,35 @@ def coding(state_bytes: int, rate_bytes_s: float | None) -> Coding:
 
 class CatchUp:
     """`wanted`: which state a node without weights accepts; `first`: this node has no bootstrap address, so that
-    seeing nobody is normal."""
+    seeing nobody is normal; `same_data`: everybody's held-out data are the same, so that losses can be compared;
+    `place_of`: where a peer is (base/places.py)."""
 
     def __init__(  # noqa: PLR0913
         self,
         node: CatchUpNode,
-        peer_id: str,
         channel: Callable[[str], grpc.aio.Channel],
         wanted: choose_donor.Wanted,
         pace: Pace | None = None,
         *,
         first: bool = False,
+        same_data: bool = True,
+        place_of: Callable[[str], str] = lambda peer: peer,
     ) -> None:
         self._node = node
-        self._first = first
-        self._peer_id = peer_id
+        self._first, self._same_data = first, same_data
         self._channel = channel
         self._wanted = wanted
         self._pace = pace
+        self._place_of = place_of
         self._task: asyncio.Task[None] | None = None
-        self._diverged_from: list[str] = []
-        """The partners of diverged swaps since a round was committed."""
-        self._rounds = 0
-        """How many rounds ended since the first of them."""
+        self._partners: OrderedDict[str, None] = OrderedDict()
+        """Those that it has committed rounds with; the latest last."""
+        self._diverged_from: OrderedDict[str, None] = OrderedDict()
+        """The partners of diverged swaps since a round was committed, or since divergence was acted upon."""
+        self._apart: OrderedDict[str, None] = OrderedDict()
+        """All that it diverged from and has not committed with since: it does not take their states."""
+        self._diverged_rounds = 0
+        """In a row, other solo rounds left out."""
 
     async def fetch_first_state(self) -> None:
         """Before training begins. Raises SwarmUnreachable where there are other nodes, but none sends its state."""
@@ -136,23 +156,38 @@ class CatchUp:
 
     def is_behind(self) -> bool:
         """Whether this node is too far behind to go on with its own weights after a pause."""
-        return bool(ahead(self._node.seen(), self._node.round or 1))
+        return bool(ahead(self._node.seen(), self._node.round or 1, self._place_of))
 
     def round_over(self, solo: str | None, partner: str | None) -> bool:
         """`solo`: why, if it was not committed. Returns whether this node's weights are assumed to have diverged."""
         if solo is None:
-            self._diverged_from, self._rounds = [], 0
-        elif solo == "diverged" and partner is not None:
-            self._diverged_from = [*self._diverged_from, partner][-_PARTNERS:]
-        self._rounds += bool(self._diverged_from)
+            self._diverged_from.clear()
+            self._diverged_rounds = 0
+            if partner is not None:
+                self._apart.pop(partner, None)
+                _remember(self._partners, partner)
+        elif solo == DIVERGED and partner is not None and self._task is None:
+            self._diverged_rounds += 1
+            _remember(self._diverged_from, partner)
+            _remember(self._apart, partner)
         others = training(self._node.seen())
-        return bool(others) and has_diverged(self._diverged_from, self._rounds, others, self._peer_id)
+        return bool(others) and has_diverged(self._diverged_from, self._partners, others, self._place_of)
+
+    def health(self) -> tuple[Health, ...]:
+        if self._diverged_rounds < DIVERGED_ROUNDS:
+            return ()
+        text = f"weights: the last {self._diverged_rounds} swaps failed, too far apart from the partner"
+        remedy = (
+            "where the others swap with each other, stop this node, remove the run's folder `checkpoints` from its "
+            "home and join again: it then takes a peer's weights. Where nobody does, do so on one node"
+        )
+        return (Health("warning", text, remedy),)
 
     def start(self, *, diverged: bool) -> None:
         """Catch up in the background; `caught_up` follows. `diverged`: an earlier round than its own will do too."""
         if diverged:
             log.warning("this node's weights have diverged from the others': fetching a peer's state")
-            self._diverged_from, self._rounds = [], 0
+            self._diverged_from.clear()
         self._task = asyncio.create_task(self._run(diverged=diverged))
         self._task.add_done_callback(self._ended)
 
@@ -182,6 +217,8 @@ class CatchUp:
     async def _take(self, *, diverged: bool = False) -> None:
         node, own = self._node, self._node.round
         looks = 1 if own or self._first else LOOKS
+        terms, parameters = self._wanted.terms, self._wanted.numbers // 2
+        samples = CrossCheck(terms, parameters, self._channel, self._place_of, node.sample, self._pace)
 
         async def others() -> Others:
             """A look that fails, as when p2pd has just died, is no sign of an empty swarm."""
@@ -189,13 +226,43 @@ class CatchUp:
             while True:
                 with suppress(NolocoError, OSError):
                     records = await node.look()
-                    donors = training(records) if diverged else ahead(records, own)
+                    donors = training(records) if diverged else ahead(records, own, self._place_of)
+                    donors = [donor for donor in donors if donor not in self._apart]
                     looks -= 1
                     if donors or looks <= 0:
                         return Others(donors, [record.peer_id for record in _under_way(records)])
                 await asyncio.sleep(choose_donor.RETRY_S)
 
+        async def judge(donor: str, state: LiveState) -> str | None:
+            losses = await node.try_state(state)
+            log.info("held-out loss: %.4g here, %.4g with the state that came", losses.own, losses.theirs)
+            near = samples.is_own(state) and losses.theirs <= losses.own + cross_check.BETTER * abs(losses.own)
+            agreed = near or samples.agreed(state)
+            claimed = samples.claimed(donor, state) if self._same_data else None
+            return cross_check.doubt(losses, claimed, new=not own, agreed=agreed)
+
+        if diverged and await self._has_not_diverged(samples, [r.peer_id for r in _under_way(node.seen())]):
+            log.info("this node's weights are like an earlier partner's: it keeps them")
+            return
         wanted = replace(self._wanted, own_round=own, goes_back=diverged)
-        state = await choose_donor.fetch_state(self._channel, others, wanted, node.waits_for, pace=self._pace)
+        checks = Checks(samples, judge, self._place_of)
+        state = await choose_donor.fetch_state(self._channel, others, wanted, node.waits_for, checks, pace=self._pace)
         if state is not None:
             await node.adopt(state)
+            self._apart.clear()
+            self._diverged_from.clear()
+            self._diverged_rounds = 0
+
+    async def _has_not_diverged(self, samples: CrossCheck, there: Collection[str]) -> bool:
+        """Asks those first that it has committed with. A codec whose memory of ranges was spoiled finds divergence
+        where there is none."""
+        await samples.ask([peer for peer in there if peer in self._partners])
+        await samples.ask(there)
+        return samples.has_not_diverged(self._partners)
+
+
+def _remember(peers: "OrderedDict[str, None]", peer: str) -> None:
+    peers[peer] = None
+    peers.move_to_end(peer)
+    if len(peers) > _PARTNERS:
+        peers.popitem(last=False)

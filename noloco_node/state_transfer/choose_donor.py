@@ -1,10 +1,11 @@
 """Fetches the state of one of several donors: which to ask, how long to queue, whether to believe its round.
 
-What is fetched is checked by state_transfer/client.py. No single peer's answer decides how far the run is. A donor
-counts as stale, or as too far ahead, by the lower median of its own round and the rounds that up to WITNESSES other
-peers answer. So two others must agree before a donor is refused. Where one other peer answers and the two contradict
-each other, the lower round is believed, whichever is wrong: that may cost rounds, while a false high round would end
-the run for this node. Where none answers, the donor is believed.
+What is fetched is checked by state_transfer/client.py, and what it is worth by state_transfer/cross_check.py. No single
+peer's answer decides how far the run is. A donor counts as stale, or as too far ahead, by the lower median of its own
+round and the rounds that up to WITNESSES other peers answer, drawn by place first. So two others must agree before a
+donor is refused. Where one other peer answers and the two contradict each other, the lower round is believed, whichever
+is wrong: that may cost rounds, while a false high round would end the run for this node. Where none answers, the donor
+is believed.
 """
 
 import asyncio
@@ -13,11 +14,10 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from statistics import median_low
 
 import grpc
 
-from noloco_node.base import peer_names
+from noloco_node.base import peer_names, places
 from noloco_node.errors import (
     PeerFault,
     PeerLost,
@@ -28,6 +28,7 @@ from noloco_node.errors import (
 from noloco_node.host.traffic import Pace
 from noloco_node.state_transfer import client
 from noloco_node.state_transfer.client import Download, LiveState, StateTerms
+from noloco_node.state_transfer.cross_check import CrossCheck, middle_round
 from noloco_node.state_transfer.server import MAX_WAITING
 from noloco_node.wire.state_format import Coding
 
@@ -46,6 +47,9 @@ STALE_ROUNDS = 10
 """A donor so far behind the others, or ahead of them, is refused."""
 
 Channel = Callable[[str], grpc.aio.Channel]
+PlaceOf = Callable[[str], str]
+Judge = Callable[[str, LiveState], Awaitable[str | None]]
+"""Why the state of a donor is not to be kept, after all of it has come; None: it is."""
 Say = Callable[[str], None]
 
 log = logging.getLogger(__name__)
@@ -77,33 +81,47 @@ class Others:
     """Peers that can say how far the run is."""
 
 
-async def fetch_state(
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """What decides among donors, beside their answers."""
+
+    samples: CrossCheck
+    judge: Judge
+    place_of: PlaceOf
+
+
+async def fetch_state(  # noqa: PLR0913
     channel: Channel,
     look: Callable[[], Awaitable[Others]],
     wanted: Wanted,
     waits_for: Say,
+    checks: Checks,
     *,
     pace: Pace | None = None,
 ) -> LiveState | None:
-    """A donor's state; None where there is no donor, or where this node has weights of its own and every donor sent
-    wrong data. Raises SwarmUnreachable."""
+    """A donor's state that `checks` accept; None where there is no donor, or where this node has weights of its own and
+    every donor sent wrong data. Raises SwarmUnreachable."""
     waits_for("the records of other nodes")
-    choice, download = _Choice(), Download(wanted.numbers, wanted.coding)
+    choice, download = _Choice(checks), Download(wanted.numbers, wanted.coding)
     try:
         async with asyncio.timeout(TAKE_STATE_S) as patience:
             while (others := await look()).donors:
+                await checks.samples.ask(others.donors)
                 peer = choice.next(others.donors)
                 if peer is not None:
                     witnesses = [w for w in others.witnesses if w != peer and w not in choice.misbehaved]
                     attempt = _Attempt(
-                        peer, channel, wanted, witnesses, patience, choice.queue_s(others.donors), waits_for
+                        peer, channel, wanted, witnesses, patience, choice.queue_s(others.donors), waits_for, checks
                     )
                     before = download.root, download.done
                     try:
                         state = await client.fetch(channel(peer), wanted.terms, download, attempt, pace)
+                        await attempt.judge(state)
                     except PeerFault as fault:
                         log.info("%s does not send its state (%s)", attempt.name, fault)
                         came = (download.root, download.done) != before
+                        if attempt.refuted:
+                            download = Download(wanted.numbers, wanted.coding)
                         choice.failed(peer, fault, begun=bool(download.done), came=came)
                     else:
                         log.info(
@@ -124,11 +142,12 @@ async def fetch_state(
 
 class _Choice:
     """Which donor to ask next: the one whose download was begun, while it may resume; else one of those that were asked
-    least often. Donors that sent wrong data are left out."""
+    least often, and of these one whose weights most places have. Donors that sent wrong data are left out."""
 
-    def __init__(self) -> None:
+    def __init__(self, checks: Checks) -> None:
         self.misbehaved: set[str] = set()
         self.failure: PeerFault | None = None
+        self._samples, self._place_of = checks.samples, checks.place_of
         self._last: str | None = None
         self._tries_left = 0
         self._turns: Counter[str] = Counter()
@@ -136,12 +155,18 @@ class _Choice:
     def next(self, candidates: Sequence[str]) -> str | None:
         honest = self._honest(candidates)
         if not (self._tries_left and self._last in honest):
-            least = min((self._turns[peer] for peer in honest), default=0)
-            self._last = random.choice([peer for peer in honest if self._turns[peer] == least] or [None])
+            ranks = {peer: self._rank(peer) for peer in honest}
+            first = {peer: self._place_of(peer) for peer in honest if ranks[peer] == min(ranks.values())}
+            self._last = places.draw(random, first) if first else None
             self._tries_left = RESUME_TRIES
             if self._last:
                 self._turns[self._last] += 1
         return self._last
+
+    def _rank(self, peer: str) -> tuple[int, int]:
+        """The lowest comes first. Who is doubted waits for a turn of the others: an honest donor may be close to one
+        whose state was spoiled."""
+        return self._turns[peer] + self._samples.doubted(peer), -self._samples.places_alike(peer)
 
     def queue_s(self, candidates: Sequence[str]) -> float | None:
         """How long to wait in the present donor's queue; None where there is no other donor."""
@@ -172,8 +197,11 @@ class _Attempt:
         patience: asyncio.Timeout,
         queue_s: float | None,
         waits_for: Say,
+        checks: Checks,
     ) -> None:
         self.name = peer_names.name_of(donor)
+        self.refuted = False
+        self._donor, self._checks = donor, checks
         self._channel, self._wanted, self._witnesses = channel, wanted, witnesses
         self._patience, self._queue_s, self._waits_for = patience, queue_s, waits_for
         self._place, self._since = MAX_WAITING + 1, _now()
@@ -193,7 +221,7 @@ class _Attempt:
             raise PeerMisbehaved("bad_round", f"{round}")
         if round < self._wanted.own_round and not self._wanted.goes_back:
             raise PeerFault("old_state", f"of round {round}")  # no misbehaviour: its copy may be a few rounds old
-        middle = median_low([round, *await self._witnessed()])
+        middle = middle_round({self._donor: round, **await self._witnessed()}, self._checks.place_of)
         if abs(round - middle) > STALE_ROUNDS:  # not PeerMisbehaved: a witness may be the one that is wrong
             why = "stale_state" if round < middle else "far_ahead"
             raise PeerFault(why, f"of round {round}, where others are at {middle}")
@@ -202,12 +230,25 @@ class _Attempt:
         self._renew()
         self._waits_for(f"state from {self.name}, {self._words(done_bytes, total_bytes)}")
 
-    async def _witnessed(self) -> list[int]:
+    async def judge(self, state: LiveState) -> None:
+        """Raises PeerMisbehaved where the state is not to be kept."""
+        self._waits_for(f"a test of the state from {self.name}")
+        if why := await self._checks.judge(self._donor, state):
+            self.refuted = True
+            self._checks.samples.refute(state)
+            raise PeerMisbehaved(why, f"of round {state.round}")
+        self._renew()
+
+    async def _witnessed(self) -> dict[str, int]:
         """The rounds that some other peers answer."""
-        some = random.sample(self._witnesses, min(WITNESSES, len(self._witnesses)))
+        some = places.several(random, {peer: self._checks.place_of(peer) for peer in self._witnesses}, WITNESSES)
         asked = (client.progress(self._channel(peer), self._wanted.terms) for peer in some)
         answers = await asyncio.gather(*asked, return_exceptions=True)
-        return [answer for answer in answers if isinstance(answer, int) and answer <= self._wanted.budget]
+        return {
+            peer: answer
+            for peer, answer in zip(some, answers, strict=True)
+            if isinstance(answer, int) and answer <= self._wanted.budget
+        }
 
     def _renew(self) -> None:
         """A large state over a slow link takes hours."""

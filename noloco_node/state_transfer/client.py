@@ -7,7 +7,7 @@ NaN and Inf, and nothing is used before all of them are there.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import ParamSpec, Protocol, TypeVar
 
@@ -28,6 +28,8 @@ FRAME_S = 30.0
 """A donor that sends nothing for so long is given up."""
 PROGRESS_S = 5.0
 """How long a peer may take to say how far it is."""
+SAMPLE_S = 15.0
+"""How long a peer may take to send some blocks: its training thread answers between two inner steps."""
 ASIDE_BYTES = 4 << 20
 """10 ms of hashing."""
 
@@ -177,6 +179,18 @@ async def progress(channel: grpc.aio.Channel, terms: StateTerms) -> int:
     request = wire.encode_state_request(wire.StateRequest(PROTOCOL, terms.run_id, terms.layout))
     with peer_faults():
         return wire.decode_progress(await StateStub(channel).Progress(request, timeout=PROGRESS_S))
+
+
+async def sample(
+    channel: grpc.aio.Channel, terms: StateTerms, blocks: Sequence[int], size_bytes: int, pace: Pace | None = None
+) -> wire.StateSample:
+    """Some blocks of a peer's slow weights, `size_bytes` in all. Raises PeerFault."""
+    request = wire.SampleRequest(PROTOCOL, terms.run_id, terms.layout, tuple(blocks))
+    pace = pace or Traffic()
+    with peer_faults():
+        message = await StateStub(channel).Sample(wire.encode_sample_request(request), timeout=SAMPLE_S)
+    pace.received(message.ByteSize())
+    return wire.decode_sample(message, size_bytes)
 
 
 async def _header(stream: AsyncIterator[pb.StateFrame], pace: Pace, watcher: DownloadWatcher) -> wire.StateHeader:

@@ -5,7 +5,7 @@ training thread is in training/state_snapshot.py. The numbers are opaque here.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Protocol
@@ -27,6 +27,7 @@ class StateOwner(Protocol):
     """The part of the training thread that is used."""
 
     def live_state(self) -> "Future[tuple[int, memoryview]]": ...
+    def sample(self, blocks: Sequence[int]) -> "Future[tuple[int, bytes]]": ...
 
 
 class StateCopy:

@@ -6,6 +6,7 @@ sent their place. What is sent is a copy (state_transfer/copies.py).
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from noloco_node.errors import NolocoError, PeerMisbehaved
+from noloco_node.errors import NolocoError, PeerFault, PeerMisbehaved, PeerRefused
 from noloco_node.host.limits import MIN_RATE_BYTES_S
 from noloco_node.host.traffic import Pace, Traffic
 from noloco_node.state_transfer.client import StateTerms
@@ -36,6 +37,10 @@ TAKEN_S = 240.0
 a volunteer can set, they are read in 190 s."""
 LEAST_BYTES_S = MIN_RATE_BYTES_S / 2
 """Mean rate at which a caller must read. A slower one would hold its place in the queue for days."""
+SAMPLE_EVERY_S, SAMPLES_A_MINUTE = 2.0, 60
+"""How often one caller is sent blocks of the weights, and how often all callers together: 64 KiB a second at most where
+they ask for as many as our own newcomers do."""
+
 log = logging.getLogger(__name__)
 
 
@@ -151,8 +156,24 @@ class ReservedBytes:
             self._bytes -= left
 
 
+class _Samples:
+    """Who was sent a sample in the last minute."""
+
+    def __init__(self) -> None:
+        self._sent: deque[tuple[float, str]] = deque()
+
+    def may_have_one(self, peer: str, now: float) -> bool:
+        while self._sent and self._sent[0][0] <= now - 60:
+            self._sent.popleft()
+        lately = any(other == peer and at > now - SAMPLE_EVERY_S for at, other in self._sent)
+        if lately or len(self._sent) >= SAMPLES_A_MINUTE:
+            return False
+        self._sent.append((now, peer))
+        return True
+
+
 class StateService(StateServicer):
-    """`caller`: the peer id of who calls; `round`: of this node, now; `refuses`: see `Refuses`."""
+    """`caller`: the peer id of who calls; `round` and `eval_loss`: of this node, now; `refuses`: see `Refuses`."""
 
     def __init__(
         self,
@@ -160,8 +181,12 @@ class StateService(StateServicer):
         round: Callable[[], int],
         pace: Pace | None = None,
         refuses: Refuses = lambda _: False,
+        eval_loss: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._caller = caller
+        self._eval_loss = eval_loss
+        self._samples = _Samples()
+        self._owner: StateOwner | None = None
         self._round = round
         self._pace = pace or Traffic()
         self._reserved = ReservedBytes(refuses)
@@ -170,13 +195,34 @@ class StateService(StateServicer):
         self._queue = DownloadQueue()
 
     def begin(self, terms: StateTerms, owner: StateOwner) -> None:
-        self._terms, self._copies = terms, StateCopies(owner)
+        self._terms, self._owner, self._copies = terms, owner, StateCopies(owner)
 
     async def Progress(self, request: pb.StateRequest, context: Any) -> pb.StateProgress:  # noqa: N802
         asked = self._understood(request)
         if isinstance(asked, wire.Refusal):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, asked.code.reason)
         return pb.StateProgress(round=self._round())
+
+    async def Sample(self, request: pb.SampleRequest, context: Any) -> pb.StateSample:  # noqa: N802
+        try:
+            sample = await self._sample(self._caller(context), request)
+        except PeerFault as fault:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, fault.reason)
+        except NolocoError as error:
+            log.info("no sample of the state: %s", error)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, wire.Code.LEAVING.reason)
+        await self._pace.sending(sample.ByteSize())
+        return sample
+
+    async def _sample(self, peer: str, request: pb.SampleRequest) -> pb.StateSample:
+        """Raises PeerFault, and NolocoError where the training has ended."""
+        asked = wire.decode_sample_request(request)
+        if self._owner is None or not self._fits(asked):
+            raise PeerRefused(wire.Code.INCOMPATIBLE.reason)
+        if self._reserved.too_many() or not self._samples.may_have_one(peer, asyncio.get_running_loop().time()):
+            raise PeerRefused(wire.Code.BUSY.reason)
+        round_, blocks = await asyncio.wrap_future(self._owner.sample(asked.blocks))
+        return wire.encode_sample(wire.StateSample(round_, self._eval_loss(), blocks))
 
     async def Fetch(self, request: pb.StateRequest, context: Any) -> AsyncIterator[pb.StateFrame]:  # noqa: N802
         peer = self._caller(context)
@@ -215,8 +261,10 @@ class StateService(StateServicer):
             return wire.Refusal(wire.Code.INCOMPATIBLE)
         if self._terms is None:
             return wire.Refusal(wire.Code.BUSY, retry_in_s=1.0)
-        same = asked.protocol == PROTOCOL and StateTerms(asked.run_id, asked.layout) == self._terms
-        return asked if same else wire.Refusal(wire.Code.INCOMPATIBLE)
+        return asked if self._fits(asked) else wire.Refusal(wire.Code.INCOMPATIBLE)
+
+    def _fits(self, asked: wire.StateRequest | wire.SampleRequest) -> bool:
+        return asked.protocol == PROTOCOL and StateTerms(asked.run_id, asked.layout) == self._terms
 
 
 async def _answer(

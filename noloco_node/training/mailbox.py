@@ -7,7 +7,7 @@ when the thread ends before it reads the command.
 import math
 import queue
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from noloco_node.core.codecs.codec import Packed
 from noloco_node.errors import NolocoError
-from noloco_node.training.replica import State
+from noloco_node.training.replica import State, Trial
 from noloco_node.training.state_snapshot import Copy
 
 T = TypeVar("T")
@@ -76,6 +76,18 @@ class Begin:
 class Adopt(Question[None]):
     round: int
     state: bytes | memoryview
+
+
+@dataclass(frozen=True)
+class TryState(Question[Trial]):
+    state: bytes | memoryview
+
+
+@dataclass(frozen=True)
+class GetSample(Question[tuple[int, bytes]]):
+    """The round, and some blocks of the slow weights."""
+
+    blocks: Sequence[int]
 
 
 @dataclass(frozen=True)

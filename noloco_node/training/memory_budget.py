@@ -59,6 +59,13 @@ def check_copy(parameters: int) -> None:
         )
 
 
+def check_trial(parameters: int) -> None:
+    """Raises OutOfMemory where a copy of θ does not fit while a peer's weights are tried in its place."""
+    needed, free = 4 * parameters, memory.free_bytes()
+    if free is not None and needed > free:
+        raise OutOfMemory(f"trying a peer's state needs {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free")
+
+
 def free_bytes(device: torch.device, fraction: float) -> int:
     """What torch could still take of a GPU: what is free, and what torch has reserved and does not use."""
     free, total = torch.cuda.mem_get_info(device)

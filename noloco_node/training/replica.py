@@ -16,7 +16,7 @@ computes loss and gradient of a batch. Knows nothing of peers, threads or files;
 import hashlib
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Protocol
@@ -62,6 +62,20 @@ class State:
     """Of the last evaluation of these weights or of those that they came from; None: not known."""
     loss: float | None = None
     """Of the last steps, on average. It shows what harmed the weights since the evaluation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Losses on held-out data, the same data for all three."""
+
+    own: float
+    """Of the weights that the replica has."""
+    theirs: float
+    """Of a peer's slow weights."""
+    later: float
+    """Of those, and what the peer's momentum adds at the next boundary."""
+    added: float
+    """How much that is, relative to the norm of the peer's slow weights: early in a run a loss says little."""
 
 
 @dataclass(slots=True)
@@ -154,7 +168,7 @@ class Replica:
         self._warm_up_left = 0
         """Steps of a fresh AdamW that still have a lower learning rate."""
         self._restored_in = -1
-        """The round in which `restore` was called last: offers up to it are of other weights."""
+        """The round in which `restore` or `adopt` was called last: offers up to it are of other weights."""
         self._thrown_away: list[int] = []
         """Rounds whose phase was thrown away: δ did not change at their boundary."""
         self._added: list[_Added] = []
@@ -529,21 +543,54 @@ class Replica:
         self._warm_up_left = saved.inner["warm_up_left"]
         self._forget_losses()
 
+    def sample(self, blocks: Sequence[int]) -> bytes:
+        """Some blocks of the slow weights: fp32, little-endian. Raises PeerMisbehaved where there is no such block."""
+        if any(block * BLOCK >= self.parameters for block in blocks):
+            raise PeerMisbehaved("bad_blocks", "beyond the model")
+        parts = [self.phi[block * BLOCK : (block + 1) * BLOCK] for block in blocks]
+        return torch.cat(parts).cpu().numpy().tobytes()
+
+    def try_state(self, live_state: bytes | memoryview) -> Trial:
+        """What a peer's state is worth here; nothing is changed. Its momentum is tried too: slow weights that are good
+        could come with one that spoils them at the next boundary. Raises PeerMisbehaved, and OutOfMemory where there
+        is no room for a copy of θ."""
+        phi, delta = self._read(live_state)
+        memory_budget.check_trial(self.parameters)
+        own = self._gradients.evaluate()
+        kept = self.theta.cpu().clone()
+        try:
+            self.theta.copy_(phi)
+            theirs = self._gradients.evaluate()
+            for start, piece in _pieces(delta):
+                self.theta[start : start + len(piece)].add_(piece.to(self.theta.device), alpha=self._hyper.alpha)
+            later = self._gradients.evaluate()
+        finally:
+            self.theta.copy_(kept)
+        added = self._hyper.alpha * float(delta.norm()) / max(float(phi.norm()), 1e-30)
+        return Trial(own, theirs, later, added)
+
     def adopt(self, round: int, live_state: bytes | memoryview) -> None:
         """Take a peer's state (state_snapshot.py): θ = φ, and a fresh AdamW that warms up. Raises PeerMisbehaved, and
         then nothing has changed."""
+        phi, delta = self._read(live_state)
+        self.phi.copy_(phi)
+        self.delta.copy_(delta)
+        self._begin_at_phi()
+        self.round, self.phase_step, self.phase_s = round, 0, 0.0
+        self._thrown_away.clear()
+        self._owed_for = -1
+        self._added.clear()
+        self._restored_in = round  # also where it was a later one before: the rounds in between come again
+
+    def _read(self, live_state: bytes | memoryview) -> tuple[Tensor, Tensor]:
+        """Its slow weights and outer momentum, on the CPU."""
         if len(live_state) != 8 * self.parameters:
             raise PeerMisbehaved("bad_state", f"{len(live_state)} bytes instead of {8 * self.parameters}")
         numbers = np.frombuffer(live_state, np.float32)
         both = torch.from_numpy(numbers if numbers.flags.writeable else numbers.copy())
         if self._first_nonfinite(both) is not None:
             raise PeerMisbehaved("nonfinite", "state")
-        self.phi.copy_(both[: self.parameters])
-        self.delta.copy_(both[self.parameters :])
-        self._begin_at_phi()
-        self.round, self.phase_step, self.phase_s = round, 0, 0.0
-        self._thrown_away.clear()
-        self._owed_for = -1
+        return both[: self.parameters], both[self.parameters :]
 
     def _begin_at_phi(self) -> None:
         """θ = φ, and an AdamW without moments."""

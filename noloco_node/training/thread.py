@@ -14,7 +14,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -31,7 +31,7 @@ from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory
 from noloco_node.training import mailbox, memory_budget
 from noloco_node.training.mailbox import Mailbox, Progress
 from noloco_node.training.offer import CodecThread, Offer
-from noloco_node.training.replica import Replica, Saved, State
+from noloco_node.training.replica import Replica, Saved, State, Trial
 from noloco_node.training.state_snapshot import Copy, Snapshots
 from noloco_node.training.time_accounts import TimeAccounts
 
@@ -171,6 +171,14 @@ class TrainingThread:
         under way. A phase that had begun is given up."""
         return self._ask(mailbox.Adopt(round, state))
 
+    def try_state(self, state: bytes | memoryview) -> "Future[Trial]":
+        """What a peer's state is worth here; when `adopt` may be called, and nothing changes."""
+        return self._ask(mailbox.TryState(state))
+
+    def sample(self, blocks: Sequence[int]) -> "Future[tuple[int, bytes]]":
+        """The round, and some blocks of the slow weights, between two inner steps."""
+        return self._ask(mailbox.GetSample(blocks))
+
     def live_state(self) -> "Future[Copy]":
         """The round, and slow weights and outer momentum as they were at one moment: copied between inner steps, a
         little at a time. Nobody changes the copy. Fails where there is no memory for it."""
@@ -229,6 +237,10 @@ class TrainingThread:
                     command.added.set_result(None)
             case mailbox.Adopt(round_, state):
                 command.settle(lambda: self._adopt(replica, round_, state))
+            case mailbox.TryState(state):
+                command.settle(lambda: self._trying(replica, state))
+            case mailbox.GetSample(blocks):
+                command.settle(lambda: (replica.round, replica.sample(blocks)))
             case mailbox.GetState():
                 command.settle(lambda: self._copying(replica.state))
             case mailbox.GetLiveState():
@@ -301,6 +313,12 @@ class TrainingThread:
         replica.adopt(round, state)
         self._rounds = min(self._budget, self._rounds + ahead)  # the number of its own rounds stays the same
         self._rounds_over = round
+        self._failed_before = False
+        self._codec_thread.give_up(round)  # and none of a later round, where it had been rolled back in one
+
+    def _trying(self, replica: Replica, state: bytes | memoryview) -> Trial:
+        with self._times.on("evaluate"):
+            return replica.try_state(state)
 
     def _want_live_state(self, replica: Replica, question: mailbox.GetLiveState) -> None:
         try:

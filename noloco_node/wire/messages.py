@@ -23,6 +23,9 @@ MAX_WAIT_S = 86_400.0
 """No appointment is further away than a day."""
 MAX_STATE_BYTES = 1 << 42
 """4 TiB: slow weights and momentum of half a trillion parameters."""
+MAX_SAMPLE_BLOCKS, BLOCK = 256, 256
+"""A sample of a state: so many blocks of so many parameters are a quarter of a megabyte."""
+MAX_LOSS = 1e15
 
 
 class Code(IntEnum):
@@ -140,6 +143,24 @@ class StatePlace:
 
 
 StateFrame = StateHeader | StateChunk | StatePlace | Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    protocol: int
+    run_id: bytes
+    layout: bytes
+    blocks: tuple[int, ...]
+    """Numbered from the start of the flat vector; the last one of the vector may be shorter."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateSample:
+    round: int
+    eval_loss: float | None
+    """None: none yet."""
+    blocks: bytes
+    """Slow weights: fp32, little-endian, in the order of the request."""
 
 
 def encode(frame: Frame) -> pb.SwapFrame:  # noqa: PLR0911 - one for each kind
@@ -265,6 +286,36 @@ def decode_state_request(message: pb.StateRequest) -> StateRequest:
 def decode_progress(message: pb.StateProgress) -> int:
     """The round."""
     return _bounded(message.round, MAX_ROUND, "round")
+
+
+def encode_sample_request(request: SampleRequest) -> pb.SampleRequest:
+    return pb.SampleRequest(
+        protocol=request.protocol, run_id=request.run_id, layout=request.layout, blocks=request.blocks
+    )
+
+
+def decode_sample_request(message: pb.SampleRequest) -> SampleRequest:
+    if not 0 < len(message.blocks) <= MAX_SAMPLE_BLOCKS:
+        raise PeerMisbehaved("bad_blocks", f"{len(message.blocks)} of them")
+    return SampleRequest(
+        message.protocol,
+        _sized(message.run_id, 32, "run_id"),
+        _sized(message.layout, 32, "layout"),
+        tuple(_bounded(block, MAX_STATE_BYTES, "blocks") for block in message.blocks),
+    )
+
+
+def encode_sample(sample: StateSample) -> pb.StateSample:
+    return pb.StateSample(round=sample.round, eval_loss=sample.eval_loss or 0.0, blocks=sample.blocks)
+
+
+def decode_sample(message: pb.StateSample, size_bytes: int) -> StateSample:
+    """`size_bytes`: of the blocks that were asked for."""
+    loss = message.eval_loss
+    if not (math.isfinite(loss) and abs(loss) <= MAX_LOSS):
+        raise PeerMisbehaved("bad_eval_loss", "not a loss")
+    blocks = _sized(message.blocks, size_bytes, "blocks")
+    return StateSample(_bounded(message.round, MAX_ROUND, "round"), loss or None, blocks)
 
 
 def _decode_header(header: pb.StateHeader) -> StateHeader:

@@ -2,13 +2,18 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+import grpc
 from memory_network.network import MemoryNetwork, MemoryTransport
 
-from noloco_node.state_transfer.client import StateTerms
+from noloco_node.errors import PeerMisbehaved
+from noloco_node.peers.record import PeerRecord
+from noloco_node.state_transfer.choose_donor import Checks
+from noloco_node.state_transfer.client import LiveState, StateTerms
+from noloco_node.state_transfer.cross_check import CrossCheck
 from noloco_node.state_transfer.server import StateService
 from noloco_node.wire import messages as wire
 from noloco_node.wire import peer_pb2 as pb
@@ -28,11 +33,19 @@ def numbers(seed: int, count: int = NUMBERS) -> bytes:
     return b"".join(rng.randbytes(3) + b"\x3f" for _ in range(1000)) * (count // 1000) + bytes(4 * (count % 1000))
 
 
-class Owner:
-    """Stands for the training thread; `at_once=False`: the test completes the copy."""
+def blocks_of(data: bytes, blocks: Collection[int]) -> bytes:
+    """Of the slow weights, the first half of these bytes."""
+    end, size = len(data) // 2, 4 * wire.BLOCK
+    if any(block * size >= end for block in blocks):
+        raise PeerMisbehaved("bad_blocks")
+    return b"".join(data[block * size : min(end, (block + 1) * size)] for block in blocks)
 
-    def __init__(self, data: bytes, round: int = 12, at_once: bool = True) -> None:
-        self.data, self.round, self.at_once = data, round, at_once
+
+class Owner:
+    """Stands for the training thread; `at_once=False`: the test completes the copy. `loss`: what it says it has."""
+
+    def __init__(self, data: bytes, round: int = 12, at_once: bool = True, loss: float | None = None) -> None:
+        self.data, self.round, self.at_once, self.loss = data, round, at_once, loss
         self.asked: list[Future[tuple[int, memoryview]]] = []
 
     def live_state(self) -> "Future[tuple[int, memoryview]]":
@@ -42,13 +55,34 @@ class Owner:
             future.set_result((self.round, memoryview(self.data)))
         return future
 
+    def sample(self, blocks: Sequence[int]) -> "Future[tuple[int, bytes]]":
+        future: Future[tuple[int, bytes]] = Future()
+        try:
+            future.set_result((self.round, blocks_of(self.data, blocks)))
+        except PeerMisbehaved as fault:
+            future.set_exception(fault)
+        return future
+
 
 class FaultyDonor(StateServicer):
-    """Sends these frames to every caller; `silent`: and hangs then."""
+    """Sends these frames to every caller; `silent`: and hangs then. `shows`: the state that its samples are of, and the
+    loss that it claims; without, it is of a version that knows no samples."""
 
-    def __init__(self, frames: list[wire.StateFrame], round: int = 0, silent: bool = False) -> None:
-        self.frames, self.round, self.silent = frames, round, silent
+    def __init__(
+        self,
+        frames: list[wire.StateFrame],
+        round: int = 0,
+        silent: bool = False,
+        shows: bytes | None = None,
+        loss: float | None = None,
+    ) -> None:
+        self.frames, self.round, self.silent, self.shows, self.loss = frames, round, silent, shows, loss
         self.asked = 0
+
+    async def Sample(self, request: pb.SampleRequest, context: Any) -> pb.StateSample:  # noqa: N802
+        if self.shows is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED)
+        return wire.encode_sample(wire.StateSample(self.round, self.loss, blocks_of(self.shows or b"", request.blocks)))
 
     async def Fetch(  # noqa: N802 (the name is the service's)
         self, request: pb.StateRequest, context: Any
@@ -75,6 +109,22 @@ def chunks(data: bytes) -> list[wire.StateFrame]:
     return [wire.StateChunk(data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)]
 
 
+def record(peer: str, round: int, state: str = "training") -> PeerRecord:
+    figures = {"step": 0, "progress": 0.0, "loss": 0.0, "tokens_per_s": 0.0, "tokens": 0, "eval_loss": 0.0}
+    told = {
+        "partner": "",
+        "committed": 0,
+        "boot": b"",
+        "addresses": (),
+        "started": 0.0,
+        "time": 0.0,
+        "version": "0",
+        "peers": 0,
+        "expires": 1e12,
+    }
+    return PeerRecord(peer_id=peer, state=state, round=round, **figures, **told)
+
+
 class DonorNetwork:
     """An in-memory network with donors, faulty donors and joining nodes."""
 
@@ -84,7 +134,7 @@ class DonorNetwork:
 
     async def donor(self, name: str, owner: Owner, terms: StateTerms = TERMS, **options: Any) -> StateService:
         transport = self.transports[name] = self.network.join(name)
-        service = StateService(transport.caller, lambda: owner.round, **options)
+        service = StateService(transport.caller, lambda: owner.round, eval_loss=lambda: owner.loss, **options)
         service.begin(terms, owner)
         transport.serve(lambda server: add_StateServicer_to_server(service, server))
         await transport.start()
@@ -103,3 +153,17 @@ class DonorNetwork:
     async def close(self) -> None:
         for transport in self.transports.values():
             await transport.close()
+
+
+def checks(transport: MemoryTransport, count: int = NUMBERS, own: bytes | None = None) -> Checks:
+    """That accept every state."""
+    data = bytes(4 * count) if own is None else own
+
+    async def sample(blocks: Collection[int]) -> bytes:
+        return blocks_of(data, blocks)
+
+    async def judge(_donor: str, _state: LiveState) -> str | None:
+        return None
+
+    place_of = transport.place_of
+    return Checks(CrossCheck(TERMS, count // 2, transport.channel, place_of, sample), judge, place_of)

@@ -124,6 +124,25 @@ def test_weights_that_diverged_are_replaced() -> None:
     assert life.waiting_for is None
 
 
+def test_divergence_that_is_reported_again_meanwhile_starts_nothing_more() -> None:
+    """The pause of the rounds ends one, whose end says again that the weights have diverged."""
+    life, done = trains(), list[Action]()
+
+    def perform(event: Event) -> None:
+        for action in life.handle(event):
+            done.append(action)
+            if isinstance(action, PauseRounds):
+                perform(Signal.DIVERGED)
+
+    perform(Signal.DIVERGED)
+    perform(Signal.DIVERGED)
+    assert done.count(StartCatchUp(diverged=True)) == 1
+    done.clear()
+    perform(Signal.CAUGHT_UP)
+    assert done == [Order.STOP_CATCH_UP, Order.RESUME_ROUNDS, Order.RESUME_TRAINING]
+    assert PauseRounds(DIVERGED).reason != "diverged", "a round that ends so is no diverged swap"
+
+
 @pytest.mark.parametrize(
     ("event", "actions"),
     [

@@ -52,19 +52,21 @@ def test_a_donor_that_trains_on_its_own_or_pauses_gives_its_state(real_nodes: Re
 
 def test_who_stands_apart_takes_the_state_of_a_peer_and_meets_the_others_again(real_nodes: RealNodes) -> None:
     author, line = begin(real_nodes, step_s=0.2)
-    one, two = real_nodes.node("one", *line), real_nodes.node("two", *line)
-    for node in (author, one, two):
-        until(lambda node=node: len(node.ask("status").get("partners", ())) == 2, "a round with both others", 120)
+    one, two, three = (real_nodes.node(name, *line) for name in ("one", "two", "three"))
+    for node in (author, one, two, three):
+        until(lambda node=node: len(node.ask("status").get("partners", ())) >= 2, "rounds with two others", 180)
     two.leave()
     carry_off(two.home)
 
     again = real_nodes.node("two", *line)
-    until(lambda: again.printed("(weights have diverged)"), "three rounds as one who stands apart", 180)
+    until(lambda: again.printed("(weights have diverged)"), "two partners as one who stands apart", 180)
     again.received_state()
     until(again.committed, "a round with somebody", 60)
     assert again.printed("going on from the (checkpoint)"), "it was not far behind"
-    for node in (author, one, again):
+    assert again.log.read_text(errors="replace").count("received the state of") == 1
+    for node in (author, one, three, again):
         assert not node.printed("(broke the protocol)")
+        assert node is again or not node.printed("(weights have diverged)")
 
 
 def test_a_swarm_that_was_away_whole_goes_on_without_its_author(real_nodes: RealNodes) -> None:

@@ -5,16 +5,14 @@ from collections.abc import Collection, Coroutine, Sequence
 from typing import Any
 
 import pytest
-from donors import BUDGET, NUMBERS, TERMS, DonorNetwork, FaultyDonor, Owner, chunks, header, numbers
+from donors import BUDGET, NUMBERS, TERMS, DonorNetwork, FaultyDonor, Owner, blocks_of, chunks, header, numbers, record
 from virtual_clock import run_virtual
 
 from noloco_node.errors import SwarmUnreachable
 from noloco_node.peers.record import PeerRecord
 from noloco_node.state_transfer import catch_up
 from noloco_node.state_transfer.catch_up import (
-    ALONE_ROUNDS,
     CATCH_UP_ROUNDS,
-    DIVERGED_ROUNDS,
     LOOKS,
     CatchUp,
     ahead,
@@ -23,36 +21,27 @@ from noloco_node.state_transfer.catch_up import (
 )
 from noloco_node.state_transfer.choose_donor import Wanted
 from noloco_node.state_transfer.client import LiveState
+from noloco_node.training.replica import Trial
 from noloco_node.wire import messages as wire
 from noloco_node.wire.state_format import Coding
 
-DATA, FALSE = numbers(1), numbers(2)
+DATA, FALSE, OWN = numbers(1), numbers(2), bytes(4 * NUMBERS)
 
 
-def record(peer: str, round: int, state: str = "training") -> PeerRecord:
-    figures = {"step": 0, "progress": 0.0, "loss": 0.0, "tokens_per_s": 0.0, "tokens": 0, "eval_loss": 0.0}
-    told = {
-        "partner": "",
-        "committed": 0,
-        "boot": b"",
-        "addresses": (),
-        "started": 0.0,
-        "time": 0.0,
-        "version": "0",
-        "peers": 0,
-        "expires": 1e12,
-    }
-    return PeerRecord(peer_id=peer, state=state, round=round, **figures, **told)
+def same(peer: str) -> str:
+    """Each peer is at a place of its own."""
+    return peer
 
 
 class Node:
-    """The node that catches up: it sees the test's records and notes the calls."""
+    """The node that catches up: it sees the test's records and notes the calls. Every state is better than its own."""
 
     def __init__(self, round: int, *sights: Sequence[PeerRecord] | Exception) -> None:
         self.round = round
         self.sights = list(sights)
         self.did: list[str] = []
         self.state: bytes | None = None
+        self.own = OWN
         self.on = asyncio.Event()
 
     async def look(self) -> Collection[PeerRecord]:
@@ -71,6 +60,12 @@ class Node:
     async def swap_is_over(self) -> bool:
         return True
 
+    async def sample(self, blocks: Collection[int]) -> bytes:
+        return blocks_of(self.own, blocks)
+
+    async def try_state(self, state: LiveState) -> Trial:
+        return Trial(own=5.0, theirs=4.0, later=4.0, added=0.1)
+
     async def adopt(self, state: LiveState) -> None:
         self.round, self.state = state.round, bytes(state.data)
         self.did.append("adopts")
@@ -85,40 +80,52 @@ def play(story: Coroutine[Any, Any, None]) -> None:
 
 
 async def catch_up_of(node: Node, network: DonorNetwork, **options: bool) -> CatchUp:
-    return CatchUp(node, "me", (await network.joining_node("me")).channel, Wanted(TERMS, NUMBERS, BUDGET), **options)
+    me = await network.joining_node("me")
+    return CatchUp(node, me.channel, Wanted(TERMS, NUMBERS, BUDGET), place_of=me.place_of, **options)
 
 
 # ---- which state ---------------------------------------------------------------------------------------------------
 def test_whose_state_is_asked_for() -> None:
     there = [record("a", 3), record("b", 40), record("c", 50, "paused"), record("d", 60, "joining")]
-    assert ahead(there, 0) == ["a", "b"]
-    assert ahead([record("b", 40), record("c", 50, "paused")], 30) == ["b"], "of those at rest only where nobody trains"
-    assert ahead([record("c", 50, "paused")], 40) == ["c"]
-    assert ahead([record("e", BUDGET, "finished")], 0) == ["e"]
-    assert not ahead([record("d", 60, "joining"), record("f", 60, "leaving")], 0)
+    assert ahead(there, 0, same) == ["a", "b"]
+    assert ahead([record("b", 40), record("c", 50, "paused")], 30, same) == ["b"], (
+        "of those at rest only where nobody trains"
+    )
+    assert ahead([record("c", 50, "paused")], 40, same) == ["c"]
+    assert ahead([record("e", BUDGET, "finished")], 0, same) == ["e"]
+    assert not ahead([record("d", 60, "joining"), record("f", 60, "leaving")], 0, same)
 
 
 def test_one_record_that_claims_to_be_far_ahead_is_not_enough() -> None:
     level, high = [record(peer, 105) for peer in "abc"], record("faulty", BUDGET)
-    assert ahead([*level, high], 100) == []
-    assert ahead([level[0], high], 100) == [], "of two the lower one counts"
-    assert ahead([*level, record("slow", 1)], 95) == ["a", "b", "c"]
-    assert ahead([high], 100) == ["faulty"], "nobody contradicts it"
+    assert ahead([*level, high], 100, same) == []
+    assert ahead([level[0], high], 100, same) == [], "of two the lower one counts"
+    assert ahead([*level, record("slow", 1)], 95, same) == ["a", "b", "c"]
+    assert ahead([high], 100, same) == ["faulty"], "nobody contradicts it"
 
 
-def test_of_two_nodes_that_diverged_the_higher_peer_id_fetches_the_others_state() -> None:
-    apart = DIVERGED_ROUNDS * ["b"]
-    assert has_diverged(apart, DIVERGED_ROUNDS, ["b"], "a")
-    assert not has_diverged(apart[1:], DIVERGED_ROUNDS, ["b"], "a")
-    assert not has_diverged(DIVERGED_ROUNDS * ["a"], 10 * ALONE_ROUNDS, ["a"], "b"), "it is the other's turn"
+def test_many_records_of_one_place_are_one() -> None:
+    there = [record(peer, 105) for peer in "abc"] + [record(f"x{n}", BUDGET) for n in range(20)]
+    assert ahead(there, 100, same) == [f"x{n}" for n in range(20)]
+    assert ahead(there, 100, lambda peer: peer[0]) == []
 
 
-def test_among_more_nodes_two_partners_or_many_rounds_without_one_decide() -> None:
-    assert not has_diverged([], 10 * ALONE_ROUNDS, ["b", "c"], "a")
-    assert not has_diverged(5 * ["b"], ALONE_ROUNDS - 1, ["b", "c"], "a"), "it may be the other"
-    assert has_diverged(["b"], ALONE_ROUNDS, ["b", "c"], "z")
-    assert has_diverged(["b", "c"], 2, ["b", "c"], "z")
-    assert has_diverged(["b", "gone"], 2, ["b", "c"], "z")
+def test_a_node_has_diverged_when_several_say_so_that_it_has_committed_with() -> None:
+    assert not has_diverged([], ["b", "c"], ["b", "c"], same)
+    assert not has_diverged(["b"], ["b", "c"], ["b", "c"], same), "it may be the other"
+    assert has_diverged(["b", "c"], ["b", "c"], ["b", "c"], same)
+    assert has_diverged(["b", "gone"], ["b", "gone"], ["b", "c"], same)
+    assert not has_diverged(["b", *"xyz"], ["b", "c"], ["b", "c", *"xyz"], same), "strangers"
+
+
+def test_a_node_that_has_committed_with_nobody_counts_places() -> None:
+    def by_letter(peer: str) -> str:
+        return peer[0]
+
+    assert has_diverged(["a1", "b1"], [], ["a1", "b1", "c1"], by_letter)
+    assert not has_diverged(["a1", "a2", "a3"], [], ["a1", "a2", "a3", "b1"], by_letter)
+    assert has_diverged(["a1", "a2"], [], ["a1", "a2", "a3"], by_letter), "all of them are on one machine"
+    assert not has_diverged(["a1"], [], ["a1"], by_letter)
 
 
 def test_a_slow_download_is_in_bf16() -> None:
@@ -193,20 +200,34 @@ def test_a_single_witness_cannot_call_the_only_honest_donor_stale() -> None:
 
 
 # ---- on the way ----------------------------------------------------------------------------------------------------
-def test_a_node_whose_swaps_diverge_again_and_again_fetches_a_peers_state() -> None:
+def committed(catching: CatchUp, *partners: str) -> None:
+    for partner in partners:
+        assert not catching.round_over(None, partner)
+
+
+def diverged(catching: CatchUp, *partners: str) -> list[bool]:
+    return [catching.round_over("diverged", partner) for partner in partners]
+
+
+def test_a_node_whose_swaps_diverge_fetches_the_state_of_another() -> None:
     async def story() -> None:
-        network, node = DonorNetwork(), Node(12, [record("donor", 13)])
-        await network.donor("donor", Owner(DATA, 13))
+        network, node = DonorNetwork(), Node(12, [record(peer, 13) for peer in ("one", "two", "third")])
+        for peer in ("one", "two", "third"):
+            await network.donor(peer, Owner(DATA if peer == "third" else FALSE, 13))
         catching = await catch_up_of(node, network)
-        for solo in ["diverged"] * (DIVERGED_ROUNDS - 1) + [None] + ["diverged", "busy"] * (DIVERGED_ROUNDS - 1):
-            assert not catching.round_over(solo, "donor"), "another reason is no sign of it"
-        assert catching.round_over("diverged", "another")
-        assert catching.round_over("diverged", "donor"), "until it is acted upon"
+        committed(catching, "one", "two", "third")
+        assert diverged(catching, "one", "one", "one") == [False, False, False], "it may be the other"
+        committed(catching, "third")
+        assert diverged(catching, "one") == [False], "it is no sign of it any more"
+        assert not catching.round_over("partner_diverged", "two"), "a partner's word is none"
+        assert not catching.round_over("busy", "two"), "another reason is none"
+        assert diverged(catching, "two", "one") == [True, True], "until it is acted upon"
         catching.start(diverged=True)
-        assert not catching.round_over("diverged", "donor"), "then the count begins anew"
+        assert diverged(catching, "one", "two") == [False, False], "what ends meanwhile does not count"
         await node.on.wait()
         assert node.did == ["look", "adopts", "on"]
-        assert (node.round, node.state) == (13, DATA)
+        assert (node.round, node.state) == (13, DATA), "not of those that it diverged from"
+        assert diverged(catching, "one") == [False], "the count begins anew"
         await network.close()
 
     play(story())
@@ -214,28 +235,63 @@ def test_a_node_whose_swaps_diverge_again_and_again_fetches_a_peers_state() -> N
 
 def test_a_diverged_node_goes_back_to_an_earlier_round() -> None:
     async def story() -> None:
-        network, node = DonorNetwork(), Node(100, [record("one", 90), record("two", 91)])
-        owners = {"one": Owner(DATA, 90), "two": Owner(DATA, 91)}
+        there = [record(peer, 90) for peer in ("one", "two", "three", "four")]
+        network, node = DonorNetwork(), Node(100, there)
+        owners = {peer.peer_id: Owner(DATA, 90 + n) for n, peer in enumerate(there)}
         for peer, owner in owners.items():
             await network.donor(peer, owner)
         catching = await catch_up_of(node, network)
-        assert [catching.round_over("diverged", peer) for peer in ("one", "two")] == [False, True]
+        committed(catching, "one", "two")
+        assert diverged(catching, "one", "two") == [False, True]
         catching.start(diverged=True)
         await node.on.wait()
-        assert node.round in (90, 91) and node.state == DATA
+        assert node.round in (92, 93) and node.state == DATA
         assert sum(len(owner.asked) for owner in owners.values()) == 1
         await network.close()
 
     play(story())
 
 
-@pytest.mark.parametrize("seen", [[], [record("a", 13)]], ids=["nobody there", "the other one's turn"])
-def test_alone_or_with_the_lower_peer_id_a_node_has_not_diverged(seen: list[PeerRecord]) -> None:
+def test_two_nodes_alone_that_diverged_both_keep_what_they_have() -> None:
     async def story() -> None:
-        network, node = DonorNetwork(), Node(12, seen)
+        for me, other in (("a", "b"), ("b", "a")):
+            network, node = DonorNetwork(), Node(12, [record(other, 13)])
+            catching = await catch_up_of(node, network)
+            committed(catching, other)
+            assert not any(diverged(catching, *[other] * 10)), me
+            assert "too far apart" in catching.health()[0].text and "join again" in catching.health()[0].remedy
+            committed(catching, other)
+            assert not catching.health()
+            await network.close()
+
+    play(story())
+
+
+def test_where_nobody_is_left_but_those_it_diverged_from_it_keeps_what_it_has() -> None:
+    async def story() -> None:
+        network, node = DonorNetwork(), Node(12, [record(peer, 13) for peer in ("one", "two")])
+        for peer in ("one", "two"):
+            await network.donor(peer, Owner(DATA, 13))
         catching = await catch_up_of(node, network)
-        partner = seen[0].peer_id if seen else "gone"
-        assert not any(catching.round_over("diverged", partner) for _ in range(2 * DIVERGED_ROUNDS))
+        committed(catching, "one", "two")
+        for _ in range(3):
+            assert diverged(catching, "one", "two") == [False, True]
+            catching.start(diverged=True)
+            await node.on.wait()
+            node.on.clear()
+        assert node.state is None and "adopts" not in node.did
+        assert catching.health()
+        await network.close()
+
+    play(story())
+
+
+def test_alone_a_node_has_not_diverged() -> None:
+    async def story() -> None:
+        network, node = DonorNetwork(), Node(12, [])
+        catching = await catch_up_of(node, network)
+        committed(catching, "gone", "too")
+        assert not any(diverged(catching, "gone", "too"))
         await network.close()
 
     play(story())

@@ -11,7 +11,19 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from donors import BUDGET, FRAGMENTS, NUMBERS, TERMS, DonorNetwork, FaultyDonor, Owner, chunks, header, numbers
+from donors import (
+    BUDGET,
+    FRAGMENTS,
+    NUMBERS,
+    TERMS,
+    DonorNetwork,
+    FaultyDonor,
+    Owner,
+    checks,
+    chunks,
+    header,
+    numbers,
+)
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -332,6 +344,20 @@ def there(*names: str) -> Callable[[], Awaitable[Others]]:
     return others
 
 
+def ignored(_: str) -> None:
+    pass
+
+
+async def taken(
+    network: DonorNetwork,
+    look: Callable[[], Awaitable[Others]],
+    wanted: Wanted,
+    say: Callable[[str], None] = ignored,
+) -> LiveState | None:
+    node = await network.joining_node()
+    return await fetch_state(node.channel, look, wanted, say, checks(node, wanted.numbers))
+
+
 async def broken_off(network: DonorNetwork, names: list[str], gone: str, said: list[str]) -> LiveState | None:
     """`fetch_state` from `names`, of whom `gone` dies when half is here."""
 
@@ -341,7 +367,7 @@ async def broken_off(network: DonorNetwork, names: list[str], gone: str, said: l
             network.network.vanish(gone)
 
     wanted = Wanted(TERMS, NUMBERS, BUDGET)
-    return await fetch_state((await network.joining_node()).channel, there(*names), wanted, say)
+    return await taken(network, there(*names), wanted, say)
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["same-version", "own-version"])
@@ -367,7 +393,7 @@ def test_over_a_connection_that_breaks_again_and_again_each_byte_comes_once(monk
     async def story() -> None:
         network, said, breaks = DonorNetwork(), list[str](), iter(range(8, 96, 8))
         await network.donor("relayed", Owner(DATA))
-        await network.donor("other", Owner(OTHER))
+        await network.donor("unrelated", Owner(OTHER))
         cut = next(breaks)
 
         def say(what: str) -> None:
@@ -379,8 +405,7 @@ def test_over_a_connection_that_breaks_again_and_again_each_byte_comes_once(monk
                 network.network.vanish("relayed")
                 network.network.admit(network.transports["relayed"])
 
-        channel = (await network.joining_node()).channel
-        state = await fetch_state(channel, there("relayed", "other"), Wanted(TERMS, NUMBERS, BUDGET), say)
+        state = await taken(network, there("relayed", "unrelated"), Wanted(TERMS, NUMBERS, BUDGET), say)
         assert state is not None and of(state) == (12, DATA)
         assert cut > 100, "eleven times"
         percents = [int(found[1]) for what in said if (found := re.search(r"(\d+)%", what))]
@@ -404,7 +429,7 @@ def test_a_node_that_waits_at_a_busy_donor_turns_to_an_idle_one(monkeypatch: pyt
         ]
         await asyncio.sleep(5)
         wanted = Wanted(TERMS, 8 * NUMBERS, BUDGET)
-        state = await fetch_state((await network.joining_node()).channel, there("busy", "idle"), wanted, lambda _: None)
+        state = await taken(network, there("busy", "idle"), wanted)
         assert state is not None and state.data == OTHER * 8
         for other in others:
             other.cancel()
@@ -425,7 +450,7 @@ def test_where_all_are_busy_it_waits_its_turn_at_one_of_them(monkeypatch: pytest
                 others.append(asyncio.create_task(fetch(channel, TERMS, Download(8 * NUMBERS), Watcher())))
         await asyncio.sleep(5)
         wanted = Wanted(TERMS, 8 * NUMBERS, BUDGET)
-        state = await fetch_state((await network.joining_node()).channel, there("one", "two"), wanted, lambda _: None)
+        state = await taken(network, there("one", "two"), wanted)
         assert state is not None and state.data == DATA * 8
         await asyncio.gather(*others)
         await network.close()
@@ -481,7 +506,7 @@ async def beside_an_honest_one(
 
     others, wanted = there("faulty", "honest", "witness"), Wanted(TERMS, 1000, BUDGET)
     try:
-        return await fetch_state((await network.joining_node()).channel, others, wanted, lambda _: None)
+        return await taken(network, others, wanted)
     finally:
         await network.close()
 
@@ -499,7 +524,7 @@ async def beside_an_honest_one(
     ids=["wrong bytes", "beyond the run", "stale", "far ahead", "not a number", "another run"],
 )
 def test_the_next_donor_is_asked_instead(monkeypatch: pytest.MonkeyPatch, frames: list[wire.StateFrame]) -> None:
-    faulty = FaultyDonor(frames)
+    faulty = FaultyDonor(frames, shows=SMALL)
     monkeypatch.setattr(choose_donor.random, "choice", lambda found: found[0])
     state = play(beside_an_honest_one(faulty))
     assert state is not None and of(state) == (12, SMALL)
@@ -538,7 +563,7 @@ def test_two_witnesses_must_agree_and_the_lower_of_two_rounds_is_believed(
             return Others(["donor"], ["donor", *names])
 
         wanted = Wanted(TERMS, 1000, BUDGET)
-        taking = fetch_state((await network.joining_node()).channel, others, wanted, lambda _: None)
+        taking = taken(network, others, wanted)
         try:
             if fault is None:
                 state = await taking
@@ -558,7 +583,7 @@ def test_where_all_donors_are_faulty_a_joining_node_fails_and_one_with_weights_g
         await network.faulty_donor("faulty", FaultyDonor([GOOD, *chunks(FLIPPED)]))
         wanted = Wanted(TERMS, 1000, BUDGET, own_round)
         try:
-            return await fetch_state((await network.joining_node()).channel, there("faulty"), wanted, lambda _: None)
+            return await taken(network, there("faulty"), wanted)
         finally:
             await network.close()
 

@@ -473,6 +473,58 @@ def test_a_state_that_no_peer_could_have_is_refused(damage: str) -> None:
     assert everything(replica) == before
 
 
+def test_a_peers_state_is_tried_without_a_trace() -> None:
+    donor, replica = small_replica("a"), small_replica("b")
+    train(donor, 7)
+    train(replica, 4)
+    before, own = everything(replica), replica.evaluate()
+    trial = replica.try_state(live_state(donor))
+    assert everything(replica) == before
+    assert trial.own == own and trial.theirs == pytest.approx(evaluated_at(donor.phi))
+    assert 0 < trial.added < 0.1
+    assert trial.later == pytest.approx(evaluated_at(donor.phi + replica._hyper.alpha * donor.delta))
+    before = everything(replica)  # other replicas were made meanwhile: they set the seed
+    spoiled = donor.phi.numpy().tobytes() + (1e6 * torch.ones_like(donor.delta)).numpy().tobytes()
+    trial = replica.try_state(spoiled)
+    assert trial.later > trial.theirs and trial.added > 1000, "good weights with a momentum that spoils them"
+    with pytest.raises(PeerMisbehaved):
+        replica.try_state(b"short")
+    assert everything(replica) == before
+
+
+def evaluated_at(phi: torch.Tensor) -> float:
+    replica = small_replica()
+    replica.theta.copy_(phi)
+    return replica.evaluate()
+
+
+def test_blocks_of_the_slow_weights() -> None:
+    replica = small_replica()
+    train(replica, 4)
+    last = (replica.parameters - 1) // 256
+    blocks = torch.frombuffer(bytearray(replica.sample([1, last, 0])), dtype=torch.float32)
+    assert torch.equal(blocks, torch.cat([replica.phi[256:512], replica.phi[256 * last :], replica.phi[:256]]))
+    with pytest.raises(PeerMisbehaved):
+        replica.sample([last + 1])
+
+
+def test_after_an_earlier_round_was_adopted_corrections_land_again() -> None:
+    donor, replica = small_replica("a"), small_replica("b")
+    train(donor, 4)
+    train(replica, 7)
+    replica.restore(replica.state())
+    assert replica.round == 2
+    replica.adopt(donor.round, live_state(donor))
+    assert replica.round == 1
+    before = replica.phi.clone()
+    replica.apply(0, torch.ones(10), offered_round=1)
+    assert torch.equal(replica.phi, before), "that was for other weights"
+    train(replica, 3)
+    before = replica.phi.clone()
+    replica.apply(0, torch.ones(10), offered_round=2)
+    assert not torch.equal(replica.phi[:10], before[:10])
+
+
 # ---- what is not finite ----------------------------------------------------------------------------------------------
 def test_a_step_without_a_finite_loss_is_skipped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     replica = small_replica()

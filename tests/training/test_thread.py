@@ -371,6 +371,63 @@ def test_a_joining_node_adopts_before_it_begins() -> None:
         assert watched.until(PhaseEnded).done.round == 3
 
 
+def test_a_peers_state_is_tried_and_blocks_are_given_while_it_waits() -> None:
+    donor = small_replica("a")
+    train(donor, 7)
+    with running(lambda: small_replica("b")) as watched:
+        trial = answer(watched.thread.try_state(live_state(donor)))
+        assert trial.own == small_replica("b").evaluate() and trial.theirs < trial.own
+        assert answer(watched.thread.sample([0]))[1] == small_replica("b").sample([0]), "nothing has changed"
+        with pytest.raises(PeerMisbehaved):
+            answer(watched.thread.try_state(b"short"))
+        with pytest.raises(PeerMisbehaved):
+            answer(watched.thread.sample([10**6]))
+        answer(watched.thread.adopt(2, live_state(donor)))
+        assert answer(watched.thread.sample([0])) == (2, donor.sample([0]))
+
+
+def test_where_memory_is_short_no_state_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    donor = small_replica("a")
+    monkeypatch.setattr(memory, "free_bytes", lambda: 1000)
+    with running() as watched, pytest.raises(OutOfMemory, match="trying a peer's state"):
+        answer(watched.thread.try_state(live_state(donor)))
+
+
+def test_after_a_roll_back_offers_of_an_earlier_round_that_was_adopted_count() -> None:
+    donor = small_replica("a")
+    train(donor, 4)
+    saved = donor.state()
+
+    def breaks_in_round_four(replica: Replica) -> None:
+        step = replica.step
+
+        def breaking() -> float:
+            if replica.steps == 12 and not broken:
+                broken.append(replica.round)
+                replica.theta.fill_(torch.nan)
+            return step()
+
+        replica.step = breaking  # type: ignore[method-assign]
+
+    broken: list[int] = []
+    with running(spoiled(breaks_in_round_four), rounds=8, last_good=lambda: saved, blocking=True) as watched:
+        watched.thread.begin()
+        for round_ in (1, 2, 3, 4):
+            assert watched.until(PhaseEnded).done.round == round_
+            watched.thread.round_over(round_)
+        assert watched.until(RolledBack).round == 4
+        watched.thread.pause()
+        answer(watched.thread.adopt(1, live_state(donor)))
+        watched.thread.resume()
+        while (offer := (ended := watched.until(PhaseEnded)).offer) is None or ended.done.round > 4:
+            watched.thread.round_over(ended.done.round)
+        assert offer.round == 3, "AdamW was warming up in round 2"
+        before = bytes(answer(watched.thread.live_state())[1][:40])
+        assert answer(offer.open(0, bytes(16))), "it is not void"
+        answer(correct(watched.thread, 3, 0, torch.ones(10)))
+        assert bytes(answer(watched.thread.live_state())[1][:40]) != before
+
+
 def test_where_memory_is_short_no_copy_is_made_for_a_joining_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda: 1000)
     with running() as watched:

@@ -1,6 +1,7 @@
 """What travels: golden bytes for each message, and everything a peer could send instead."""
 
 import math
+from typing import Any
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -50,6 +51,45 @@ def test_state_frames_come_back_as_they_went() -> None:
     assert wire.decode_state_request(wire.encode_state_request(request)) == request
 
 
+def test_samples_come_back_as_they_went() -> None:
+    request = wire.SampleRequest(1, b"r" * 32, b"l" * 32, (3, 0, 1 << 40))
+    assert wire.decode_sample_request(wire.encode_sample_request(request)) == request
+    for loss in (None, 2.5, -1.0):
+        sample = wire.StateSample(12, loss, b"abcd")
+        assert wire.decode_sample(wire.encode_sample(sample), 4) == sample
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"blocks": []}, "bad_blocks"),
+        ({"blocks": [0] * (wire.MAX_SAMPLE_BLOCKS + 1)}, "bad_blocks"),
+        ({"blocks": [1 << 60]}, "bad_blocks"),
+        ({"run_id": b"short"}, "bad_run_id"),
+        ({"layout": b""}, "bad_layout"),
+    ],
+)
+def test_a_bad_request_for_a_sample_is_named(changes: dict[str, Any], reason: str) -> None:
+    good = {"protocol": 1, "run_id": b"r" * 32, "layout": b"l" * 32, "blocks": [0]}
+    with pytest.raises(PeerMisbehaved, match=reason):
+        wire.decode_sample_request(pb.SampleRequest(**{**good, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"blocks": b"abc"}, "bad_blocks"),
+        ({"round": 1 << 60}, "bad_round"),
+        ({"eval_loss": math.nan}, "bad_eval_loss"),
+        ({"eval_loss": -math.inf}, "bad_eval_loss"),
+        ({"eval_loss": 1e300}, "bad_eval_loss"),
+    ],
+)
+def test_a_bad_sample_is_named(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(PeerMisbehaved, match=reason):
+        wire.decode_sample(pb.StateSample(**{"round": 1, "eval_loss": 2.0, "blocks": b"abcd", **changes}), 4)
+
+
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
     [
@@ -97,6 +137,8 @@ def test_garbage_is_an_error_of_ours_or_a_frame(data: bytes) -> None:
         (pb.SwapFrame, wire.decode),
         (pb.StateFrame, wire.decode_state),
         (pb.StateRequest, wire.decode_state_request),
+        (pb.SampleRequest, wire.decode_sample_request),
+        (pb.StateSample, lambda sample: wire.decode_sample(sample, 4)),
     ):
         try:
             message = kind.FromString(data)

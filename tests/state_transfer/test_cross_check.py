@@ -1,0 +1,448 @@
+"""Liars among the donors, and fake divergence: over the in-memory network, with a made-up landscape of losses."""
+
+import asyncio
+import math
+from collections.abc import Collection, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from donors import BUDGET, TERMS, DonorNetwork, FaultyDonor, Owner, blocks_of, chunks, header, record
+from hypothesis import given
+from hypothesis import strategies as st
+from virtual_clock import run_virtual
+
+from noloco_node.errors import PeerFault, SwarmUnreachable
+from noloco_node.peers.record import PeerRecord
+from noloco_node.state_transfer import choose_donor, client, cross_check, server
+from noloco_node.state_transfer.catch_up import CatchUp
+from noloco_node.state_transfer.choose_donor import Wanted
+from noloco_node.state_transfer.client import LiveState, StateTerms
+from noloco_node.state_transfer.cross_check import distance, doubt, middle_round
+from noloco_node.training.replica import Trial
+from noloco_node.wire.peer_pb2_grpc import add_StateServicer_to_server
+
+PARAMETERS = 20_000
+FRESH_LOSS, GOOD_LOSS = 5.5, 2.0
+
+
+def weights(seed: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return np.random.default_rng(seed).standard_normal(PARAMETERS).astype(np.float32)
+
+
+TRUTH, FRESH = weights(0), weights(1)
+
+
+def state(phi: np.ndarray[Any, Any], momentum: float = 0.01, seed: int = 0) -> bytes:
+    delta = momentum * weights(1000 + seed)
+    return np.concatenate([phi, delta]).astype(np.float32).tobytes()
+
+
+def honest(seed: int, off: float = 0.03) -> bytes:
+    """One of the replicas, which are a little apart."""
+    return state(TRUTH + off * weights(100 + seed), seed=seed)
+
+
+def loss_at(phi: np.ndarray[Any, Any]) -> float:
+    """2 at the truth, 5.5 at any random weights."""
+    return GOOD_LOSS + (FRESH_LOSS - GOOD_LOSS) * min(1.0, distance(phi, TRUTH) / distance(FRESH, TRUTH))
+
+
+class Node:
+    """A node that joins or catches up: it has these weights, and sees these peers."""
+
+    def __init__(self, there: Collection[PeerRecord], own: np.ndarray[Any, Any] = FRESH, round: int = 0) -> None:
+        self.there, self.own, self.round = there, own, round
+        self.tried: list[Trial] = []
+        self.adopted: list[bytes] = []
+        self.on = asyncio.Event()
+
+    async def look(self) -> Collection[PeerRecord]:
+        return self.there
+
+    def seen(self) -> Collection[PeerRecord]:
+        return self.there
+
+    def waits_for(self, what: str | None) -> None:
+        pass
+
+    async def swap_is_over(self) -> bool:
+        return True
+
+    async def sample(self, blocks: Collection[int]) -> bytes:
+        return blocks_of(state(self.own), blocks)
+
+    async def try_state(self, state: LiveState) -> Trial:
+        phi, delta = np.split(np.frombuffer(state.data, np.float32), 2)
+        added = 0.1 * float(np.linalg.norm(delta) / np.linalg.norm(phi))
+        self.tried.append(Trial(loss_at(self.own), loss_at(phi), loss_at(phi + 0.1 * delta), added))
+        return self.tried[-1]
+
+    async def adopt(self, state: LiveState) -> None:
+        self.adopted.append(bytes(state.data))
+        self.own, self.round = np.split(np.frombuffer(state.data, np.float32), 2)[0], state.round
+
+    def caught_up(self) -> None:
+        self.on.set()
+
+
+def play(story: Coroutine[Any, Any, Any]) -> Any:
+    return run_virtual(asyncio.wait_for(story, 20_000))
+
+
+@dataclass(frozen=True)
+class Liar:
+    shows: bytes
+    sends: bytes
+    round: int = 50
+    claims: float | None = 0.01
+
+
+class Swarm:
+    """Honest donors, and liars, each at a place of its own but for `places`."""
+
+    def __init__(self, honest_ones: int, liars: Collection[Liar] = (), round: int = 50, **places: str) -> None:
+        self.network = DonorNetwork()
+        self.honest = {f"honest{n}": honest(n) for n in range(honest_ones)}
+        self.liars = {f"liar{n}": liar for n, liar in enumerate(liars)}
+        self.network.network.places.update({name: name for name in (*self.honest, *self.liars)} | places)
+        self.round = round
+
+    async def start(self) -> None:
+        for name, data in self.honest.items():
+            await self.network.donor(
+                name, Owner(data, self.round, loss=loss_at(np.frombuffer(data, np.float32)[:PARAMETERS]))
+            )
+        for name, liar in self.liars.items():
+            frames = [header(liar.sends, liar.round), *chunks(liar.sends)]
+            await self.network.faulty_donor(name, FaultyDonor(frames, liar.round, shows=liar.shows, loss=liar.claims))
+
+    @property
+    def records(self) -> list[PeerRecord]:
+        rounds = {**dict.fromkeys(self.honest, self.round), **{name: liar.round for name, liar in self.liars.items()}}
+        return [record(name, round=round) for name, round in rounds.items()]
+
+    async def catch_up(self, node: Node) -> CatchUp:
+        me = await self.network.joining_node("me")
+        return CatchUp(node, me.channel, Wanted(TERMS, 2 * PARAMETERS, BUDGET), place_of=me.place_of)
+
+
+async def joined(swarm: Swarm, own: np.ndarray[Any, Any] = FRESH) -> Node:
+    await swarm.start()
+    node = Node(swarm.records, own)
+    began = asyncio.get_running_loop().time()
+    try:
+        await (await swarm.catch_up(node)).fetch_first_state()
+    finally:
+        await swarm.network.close()
+    assert asyncio.get_running_loop().time() - began < 60
+    return node
+
+
+# ---- a newcomer ------------------------------------------------------------------------------------------------------
+RANDOM = [state(weights(seed)) for seed in (7, 8, 9)]
+SCALED = state(TRUTH, momentum=1e4)
+LIES: dict[str, list[Liar]] = {
+    "random weights each": [Liar(data, data) for data in RANDOM],
+    "the same random weights": [Liar(RANDOM[0], RANDOM[0], claims=2.0)] * 3,
+    "the same random weights, and no claim": [Liar(RANDOM[0], RANDOM[0], claims=None)] * 3,
+    "a claim that they are bad": [Liar(RANDOM[0], RANDOM[0], claims=5.5)] * 3,
+    "samples of an honest one": [Liar(honest(0), RANDOM[0], claims=2.0)] * 3,
+    "momentum that spoils": [Liar(honest(0), SCALED, claims=2.0)] * 3,
+}
+
+
+@pytest.mark.parametrize("liars", LIES.values(), ids=LIES)
+def test_of_five_donors_of_which_three_lie_a_newcomer_takes_an_honest_ones_state(liars: list[Liar]) -> None:
+    for _ in range(5):
+        swarm = Swarm(2, liars)
+        node = play(joined(swarm))
+        assert node.adopted[0] in swarm.honest.values() and len(node.adopted) == 1
+        assert node.round == 50
+
+
+def test_three_donors_of_one_place_do_not_say_how_far_the_run_is() -> None:
+    late = [Liar(honest(seed), honest(seed), 990, 2.0) for seed in range(3)]
+    for _ in range(5):
+        node = play(joined(Swarm(2, late, **{f"liar{n}": "one host" for n in range(3)})))
+        assert node.round == 50
+
+
+def test_who_stands_apart_is_asked_last() -> None:
+    liars = [Liar(data, data) for data in RANDOM]
+    assert all(len(play(joined(Swarm(2, liars))).tried) == 1 for _ in range(5))
+
+
+def test_in_the_first_rounds_it_takes_what_is_like_its_own_weights() -> None:
+    """Nothing has been learned yet; every replica begins with the weights that it has itself."""
+    swarm = Swarm(2, [Liar(data, data, 1, 5.5) for data in RANDOM], round=1)
+    swarm.honest = {name: state(FRESH + 0.02 * weights(200 + n)) for n, name in enumerate(swarm.honest)}
+    node = play(joined(swarm))
+    assert node.adopted[0] in swarm.honest.values()
+
+
+def test_a_run_that_learns_nothing_can_be_joined_where_all_agree() -> None:
+    bad = TRUTH * -1
+    swarm = Swarm(2)
+    swarm.honest = {name: state(bad + 0.02 * weights(200 + n)) for n, name in enumerate(swarm.honest)}
+    assert play(joined(swarm)).adopted
+
+
+def test_donors_of_a_version_without_samples_are_asked_too() -> None:
+    async def story() -> None:
+        swarm = Swarm(0)
+        data = honest(1)
+        await swarm.network.faulty_donor("old", FaultyDonor([header(data, 50), *chunks(data)], 50))
+        node = Node([record("old", round=50)])
+        await (await swarm.catch_up(node)).fetch_first_state()
+        assert node.adopted == [data]
+        await swarm.network.close()
+
+    play(story())
+
+
+@pytest.mark.parametrize("same_data", [True, False])
+def test_where_each_has_data_of_its_own_a_claim_says_nothing(same_data: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose_donor, "TAKE_STATE_S", 50.0)
+
+    async def story() -> None:
+        network, data = DonorNetwork(), honest(0)
+        await network.donor("donor", Owner(data, 50, loss=0.1))
+        node, me = Node([record("donor", 50)]), await network.joining_node("me")
+        catching = CatchUp(node, me.channel, Wanted(TERMS, 2 * PARAMETERS, BUDGET), same_data=same_data)
+        if same_data:
+            with pytest.raises(SwarmUnreachable, match="worse_than_claimed"):
+                await catching.fetch_first_state()
+        else:
+            await catching.fetch_first_state()
+            assert node.adopted == [data]
+        await network.close()
+
+    play(story())
+
+
+def test_where_only_liars_are_left_it_says_so_and_has_what_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose_donor, "TAKE_STATE_S", 50.0)
+    liars = [Liar(data, data) for data in RANDOM]
+    with pytest.raises(SwarmUnreachable, match=r"worse_than_claimed|no_better"):
+        play(joined(Swarm(0, liars)))
+
+
+def test_a_donor_that_does_not_answer_costs_seconds() -> None:
+    swarm = Swarm(2)
+    swarm.network.network.places["gone"] = "gone"
+
+    async def story() -> None:
+        await swarm.start()
+        node = Node([*swarm.records, *(record(f"gone{n}", round=50) for n in range(5))])
+        began = asyncio.get_running_loop().time()
+        await (await swarm.catch_up(node)).fetch_first_state()
+        assert node.adopted and asyncio.get_running_loop().time() - began < 2 * cross_check.SOON_S
+        await swarm.network.close()
+
+    play(story())
+
+
+# ---- a node that catches up ------------------------------------------------------------------------------------------
+def caught_up(swarm: Swarm, node: Node, partners: Collection[str], diverged_from: Collection[str]) -> bool:
+    """Whether it believed itself diverged."""
+
+    async def story() -> bool:
+        await swarm.start()
+        node.there = swarm.records
+        catching = await swarm.catch_up(node)
+        for partner in partners:
+            catching.round_over(None, partner)
+        believes = [catching.round_over("diverged", partner) for partner in diverged_from][-1]
+        if believes:
+            catching.start(diverged=True)
+            await node.on.wait()
+        await swarm.network.close()
+        return believes
+
+    believed: bool = play(story())
+    return believed
+
+
+CROWD = [Liar(RANDOM[0], RANDOM[0], claims=1.0)] * 5
+
+
+@pytest.mark.parametrize("partners", [["honest0"], ["honest0", "liar0"], ["honest0", "liar0", "liar1"]])
+def test_fake_divergence_two_honest_nodes_and_a_crowd(partners: list[str]) -> None:
+    """The ranges of their codecs were spoiled, so that their swaps diverge; all that train but one are made up."""
+    node = Node((), TRUTH + 0.03 * weights(300), round=50)
+    for liars in (CROWD, [Liar(SCALED, SCALED, claims=1.0)] * 5, [Liar(honest(0), RANDOM[0], claims=2.0)] * 5):
+        believed = caught_up(Swarm(1, liars), node, partners, ["honest0", *(f"liar{n}" for n in range(5))])
+        assert not node.adopted
+        assert believed == (len(partners) > 1)
+
+
+def test_a_crowd_alone_cannot_make_it_give_up_what_is_better() -> None:
+    node = Node((), TRUTH + 0.03 * weights(300), round=50)
+    assert caught_up(Swarm(0, CROWD), node, ["liar0", "liar1"], ["liar0", "liar1"])
+    assert not node.adopted and node.tried
+
+
+def test_who_really_stands_apart_takes_an_honest_state() -> None:
+    node = Node((), weights(400), round=50)
+    assert caught_up(Swarm(4, CROWD[:2]), node, ["honest0", "honest1"], ["honest0", "honest1"])
+    assert node.adopted[0] in (honest(2), honest(3))
+
+
+def test_a_newcomer_whose_first_state_was_bad_takes_another() -> None:
+    node = Node((), weights(7), round=50)
+    assert caught_up(Swarm(4, CROWD[:2]), node, [], ["honest0", "honest1"])
+    assert node.adopted[0] in (honest(2), honest(3))
+
+
+def test_two_nodes_never_take_each_others_state() -> None:
+    async def story() -> None:
+        network = DonorNetwork()
+        nodes = {"a": Node([record("b", round=50)], TRUTH, 50), "b": Node([record("a", round=50)], FRESH, 50)}
+        for name, node in nodes.items():
+            me = network.transports[name] = network.network.join(name)
+            service = server.StateService(me.caller, lambda: 50)
+            service.begin(TERMS, Owner(state(node.own), 50))
+            me.serve(lambda grpc_server, service=service: add_StateServicer_to_server(service, grpc_server))
+            await me.start()
+        for name, other in (("a", "b"), ("b", "a")):
+            me = network.transports[name]
+            catching = CatchUp(nodes[name], me.channel, Wanted(TERMS, 2 * PARAMETERS, BUDGET), place_of=me.place_of)
+            catching.round_over(None, other)
+            assert not any(catching.round_over("diverged", other) for _ in range(20))
+        await network.close()
+
+    play(story())
+
+
+def test_what_is_worse_than_its_own_is_not_taken_after_an_absence() -> None:
+    """It is far behind, as the records say."""
+
+    async def story() -> None:
+        swarm = Swarm(0, [Liar(RANDOM[0], RANDOM[0], 500, None)] * 3)
+        await swarm.start()
+        node = Node(swarm.records, TRUTH, round=50)
+        catching = await swarm.catch_up(node)
+        assert catching.is_behind()
+        catching.start(diverged=False)
+        await node.on.wait()
+        assert not node.adopted and len(node.tried) == 3
+        await swarm.network.close()
+
+    play(story())
+
+
+# ---- the parts -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("losses", "claimed", "new", "agreed", "why"),
+    [
+        ((5.5, 2.0, 2.0), 2.0, True, False, None),
+        ((5.5, 2.0, 2.0), None, True, False, None),
+        ((5.5, 5.49, 5.49), None, True, False, "no_better_than_new"),
+        ((5.5, 5.6, 5.6), None, True, True, None),
+        ((5.5, 2.0, 2.0), 0.01, True, True, "worse_than_claimed"),
+        ((5.5, 2.0, 3.0), 2.0, True, True, "spoiled_momentum"),
+        ((5.5, math.nan, 2.0), None, True, True, "nonfinite"),
+        ((5.5, 2.0, math.inf), None, True, True, "nonfinite"),
+        ((2.0, 2.1, 2.1), None, False, False, None),
+        ((2.0, 2.3, 2.3), None, False, True, "worse_than_own"),
+        ((math.nan, 9.0, 9.0), None, False, False, None),
+        ((-1.0, -2.0, -2.0), -2.0, True, False, None),
+        ((-2.0, -1.0, -1.0), None, False, False, "worse_than_own"),
+    ],
+)
+def test_doubt(
+    losses: tuple[float, float, float], claimed: float | None, new: bool, agreed: bool, why: str | None
+) -> None:
+    assert doubt(Trial(*losses, added=0.1), claimed, new=new, agreed=agreed) == why
+    assert doubt(Trial(*losses, added=math.inf), claimed, new=new, agreed=agreed) is not None
+
+
+def test_distance() -> None:
+    assert distance(TRUTH, TRUTH) == distance(0 * TRUTH, 0 * TRUTH) == 0
+    assert distance(TRUTH, FRESH) == pytest.approx(math.sqrt(2), rel=0.02)
+    assert distance(TRUTH, 3e38 * np.ones_like(TRUTH)) == pytest.approx(1, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "middle"),
+    [
+        ({"a1": 50}, 50),
+        ({"a1": 50, "a2": 90, "a3": 90}, 90),
+        ({"a1": 90, "a2": 90, "a3": 90, "b1": 50, "c1": 50}, 50),
+        ({"a1": 50, "a2": 50, "a3": 50, "b1": 0}, 50),
+        ({"a1": 50, "b1": 90, "b2": 90, "b3": 90}, 90),
+        ({"a1": 50, "a2": 50, "b1": 90, "b2": 90, "b3": 90}, 50),
+    ],
+)
+def test_a_place_has_one_vote_about_the_round(rounds: dict[str, int], middle: int) -> None:
+    assert middle_round(rounds, lambda peer: peer[0]) == middle
+
+
+@given(st.dictionaries(st.text("abc", min_size=1, max_size=3), st.integers(0, 1000), min_size=1))
+def test_the_middle_is_a_round_that_somebody_said(rounds: dict[str, int]) -> None:
+    assert middle_round(rounds, lambda peer: peer[0]) in rounds.values()
+
+
+# ---- the server ------------------------------------------------------------------------------------------------------
+def asked(donor: Owner | FaultyDonor | None, *requests: tuple[StateTerms, list[int], int], wait_s: float = 10.0) -> Any:
+    """What comes, or the fault's reason, for each request of blocks with a size in bytes."""
+
+    async def story() -> list[Any]:
+        network, answers = DonorNetwork(), list[Any]()
+        match donor:
+            case Owner():
+                await network.donor("donor", donor)
+            case FaultyDonor():
+                await network.faulty_donor("donor", donor)
+            case None:
+                transport = network.transports["donor"] = network.network.join("donor")
+                service = server.StateService(transport.caller, lambda: 0)
+                transport.serve(lambda grpc_server: add_StateServicer_to_server(service, grpc_server))
+                await transport.start()
+        channel = (await network.joining_node()).channel("donor")
+        for terms, blocks, size in requests:
+            try:
+                answers.append(await client.sample(channel, terms, blocks, size))
+            except PeerFault as fault:
+                answers.append(fault.reason)
+            await asyncio.sleep(wait_s)
+        await network.close()
+        return answers
+
+    return play(story())
+
+
+def test_a_donor_sends_the_blocks_that_were_asked_for() -> None:
+    whole = state(TRUTH)
+    last = PARAMETERS // 256
+    (sample,) = asked(Owner(whole, 12, loss=2.5), (TERMS, [3, last, 0], 4 * (256 + PARAMETERS % 256 + 256)))
+    assert (sample.round, sample.eval_loss) == (12, 2.5)
+    assert sample.blocks == blocks_of(whole, [3, last, 0])
+
+
+def test_a_donor_refuses_what_it_cannot_answer() -> None:
+    other = StateTerms(b"o" * 32, TERMS.layout)
+    beyond, many = [PARAMETERS // 256 + 1], [0] * 257
+    assert (
+        asked(Owner(state(TRUTH)), (other, [0], 1024), (TERMS, beyond, 1024), (TERMS, many, 257 * 1024))
+        == ["failed_precondition"] * 3
+    )
+    assert asked(None, (TERMS, [0], 1024)) == ["failed_precondition"], "it has no weights yet"
+    assert asked(FaultyDonor([]), (TERMS, [0], 1024)) == ["unimplemented"]
+
+
+def test_a_sample_of_another_size_or_a_loss_that_is_none_is_a_breach() -> None:
+    short, odd = FaultyDonor([], shows=state(TRUTH)), FaultyDonor([], shows=state(TRUTH), loss=math.inf)
+    assert asked(short, (TERMS, [0], 1020)) == ["bad_blocks"]
+    assert asked(odd, (TERMS, [0], 1024)) == ["bad_eval_loss"]
+
+
+def test_a_caller_that_asks_again_and_again_is_refused() -> None:
+    requests = [(TERMS, [0], 1024)] * 5
+    answers = asked(Owner(state(TRUTH)), *requests, wait_s=server.SAMPLE_EVERY_S / 3)
+    assert [answer == "failed_precondition" for answer in answers] == [False, True, True, False, True]
+    samples = server._Samples()
+    assert sum(samples.may_have_one(f"peer{n}", n / 100) for n in range(1000)) == server.SAMPLES_A_MINUTE
+    assert samples.may_have_one("another", 70.0)
