@@ -12,8 +12,10 @@ import json
 import logging
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +26,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ANOTHER_HOME = "name another directory with --home or NOLOCO_HOME"
+_NO_FILE = "it is not a regular file"
 _numbers = itertools.count()
 
 
@@ -110,16 +113,47 @@ class DamagedFile(UsageError):
     """A state file that was written here does not hold what was written."""
 
 
+class NotAFile(OSError):
+    """A FIFO, a device, a socket, a directory or a loop of links has the name of a file."""
+
+
+def open_file(path: Path) -> BufferedReader:
+    """Open a file of the home for reading. Raises OSError, and NotAFile at once where something else has its name: a
+    FIFO would block, and a device may have no end."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ENXIO, errno.ELOOP):  # a socket, a loop of links
+            raise NotAFile(error.errno, _NO_FILE) from None
+        raise
+    require_file(descriptor)
+    return os.fdopen(descriptor, "rb")
+
+
+def refuse_fifo(path: Path) -> None:
+    """Before a library opens it for writing, which would wait for a reader. Raises NotAFile."""
+    if path.is_fifo():
+        raise NotAFile(errno.EINVAL, _NO_FILE)
+
+
+def require_file(descriptor: int) -> None:
+    """Raises NotAFile, and has closed it then."""
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NotAFile(errno.EINVAL, _NO_FILE)
+
+
 def read_json(path: Path, check: Callable[[Any], T], max_bytes: int, remedy: str) -> T | None:
     """The content of a small JSON file, None where there is no file. `check` turns it into its value and raises
     ValueError where it cannot be one. Raises DamagedFile, which ends in the remedy, and UsageError."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             raw = file.read(max_bytes + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}. Make it readable for this user") from error
+        mend = "Move it away" if isinstance(error, NotAFile) else "Make it readable for this user"
+        raise UsageError(f"cannot read {path}: {error.strerror}. {mend}") from error
     try:
         if len(raw) > max_bytes:
             raise ValueError(f"it has more than {max_bytes} bytes")

@@ -8,6 +8,7 @@ Knows nothing of the network: libp2p proves, when it connects, that a peer *has*
 Format: https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md
 """
 
+import os
 import stat
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from noloco_node.errors import UsageError
 _FILE_HEADER = bytes.fromhex("08011240")  # key type Ed25519, then 64 bytes of data
 _ID_HEADER = bytes.fromhex("002408011220")  # identity multihash of 36 bytes: key type Ed25519, then 32 bytes of data
 _KEY_BYTES = 32
+_MAX_FILE_BYTES = 1024  # the file has 68 bytes
+_RESTORE = "Restore it from a copy, or move it away to start with a new identity."
 _ID_LETTERS = 52  # base58 of 38 bytes that begin with 00 24: always this long, so longer text is not even decoded
 
 
@@ -88,7 +91,10 @@ def _create(path: Path) -> None:
 
 def _read(path: Path) -> Ed25519PrivateKey:
     try:
-        mode, raw = path.stat().st_mode, path.read_bytes()
+        with atomic_files.open_file(path) as file:
+            mode, raw = os.fstat(file.fileno()).st_mode, file.read(_MAX_FILE_BYTES)
+    except atomic_files.NotAFile:
+        raise UsageError(f"the identity {path} is damaged: it is not a regular file. {_RESTORE}") from None
     except OSError as error:
         raise UsageError(
             f"cannot read the identity {path}: {error.strerror}. Make it readable for this user."
@@ -98,7 +104,5 @@ def _read(path: Path) -> Ed25519PrivateKey:
     seed, public = raw[4:36], raw[36:]
     key = Ed25519PrivateKey.from_private_bytes(seed) if len(seed) == _KEY_BYTES else None
     if key is None or not raw.startswith(_FILE_HEADER) or key.public_key().public_bytes_raw() != public:
-        raise UsageError(
-            f"the identity {path} is damaged. Restore it from a copy, or move it away to start with a new identity."
-        )
+        raise UsageError(f"the identity {path} is damaged. {_RESTORE}")
     return key

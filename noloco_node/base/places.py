@@ -8,6 +8,8 @@ import ipaddress
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from noloco_node.base.addresses import Address
+
 _IPV4_PREFIX, _IPV6_PREFIX = 24, 48
 """The smallest networks that are routed on their own; a household or a rented server has addresses in one."""
 
@@ -24,6 +26,19 @@ def place_of(host: str) -> str:
         return str(address)
     prefix = _IPV4_PREFIX if address.version == 4 else _IPV6_PREFIX
     return str(ipaddress.ip_network((address, prefix), strict=False))
+
+
+def behind_relay(relay_host: str) -> str:
+    """The place of those who come over a relay, as long as nobody knows more of them."""
+    return f"relay {place_of(relay_host)}"
+
+
+def claimed(peer: str, addresses: Sequence[Address]) -> str:
+    """The place at which a peer says that it is; one that names no address is at a place of its own."""
+    if not addresses:
+        return peer
+    best = min(addresses, key=lambda address: address.ip is None)  # names cost nothing
+    return behind_relay(best.host) if best.relay else place_of(best.host)
 
 
 class Random(Protocol):

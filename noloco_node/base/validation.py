@@ -6,6 +6,8 @@ options.
 """
 
 import json
+import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,12 @@ _DEPTH = 4  # RoPE scaling is a table in a table; nothing plain goes deeper
 _VALUES = 256
 _TEXT = 128
 _NUMBER = 2**31  # vocabularies and RoPE bases are far below it
+_COUNT = re.compile(r"(layers?|experts|labels|depth|types)$")
+_PARTS = 1024
+"""Of a key that counts parts, which config and model are made of in a loop. Llama 3's largest has 126 layers, and 512
+experts are many."""
+_PRODUCT = 32_768
+"""Of layers and experts."""
 _LOADING_KEYS = frozenset(
     {"auto_map", "trust_remote_code", "custom_pipelines", "quantization_config"}
     | {"attn_implementation", "experts_implementation", "use_kernels"}  # each can fetch kernels from a hub
@@ -87,7 +95,19 @@ def plain_table(config: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"must not hold more than {_VALUES} values")
     for where, value in leaves:
         _plain_value(where[1:], value)
+    _few_parts(leaves)
     return config
+
+
+def _few_parts(leaves: Iterable[tuple[str, object]]) -> None:
+    most: dict[str, float] = {}
+    for where, value in leaves:
+        if (match := _COUNT.search(where)) and isinstance(value, int | float):
+            most[match[1]] = max(value, most.get(match[1], 1))
+            if value > _PARTS:
+                raise ValueError(f"has a number in {where[1:]} above {_PARTS}, which no model needs")
+    if math.prod(most.values()) > _PRODUCT:
+        raise ValueError(f"has more than {_PRODUCT} parts: {listed(sorted(most))} multiplied")
 
 
 def _leaves(where: str, value: object, depth: int) -> Iterator[tuple[str, object]]:

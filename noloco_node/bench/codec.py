@@ -14,8 +14,8 @@ from torch import Tensor
 
 from noloco_node.bench import cost, replica_pairs
 from noloco_node.bench.replica_pairs import PairMeeting, Side, Watched
-from noloco_node.core.codec import Codec, CodecStats, carry
-from noloco_node.core.codecs import codec
+from noloco_node.core.codecs.by_name import codec
+from noloco_node.core.codecs.codec import Codec, CodecStats, carry
 
 CODECS = ("fp32", "bf16", "int8", *(f"lattice:{bits}" for bits in range(2, 9)))
 BITS = {"fp32": 32, "bf16": 16, "int8": 8, **{f"lattice:{bits}": bits for bits in range(2, 9)}}

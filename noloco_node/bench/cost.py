@@ -19,10 +19,10 @@ import torch
 from numpy.typing import NDArray
 
 from noloco_node.bench.replica_pairs import Side, Watched
-from noloco_node.core.codec import BLOCK, Conversation, carry
-from noloco_node.core.codecs import codec
+from noloco_node.core.codecs.by_name import codec
+from noloco_node.core.codecs.codec import BLOCK, Conversation, carry
+from noloco_node.core.codecs.lattice import Lattice
 from noloco_node.core.kernels import Grid, for_device
-from noloco_node.core.lattice import Lattice
 from noloco_node.training.thread import FRAGMENT_ELEMENTS
 
 LEARNED = 4

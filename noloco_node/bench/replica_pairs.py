@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from noloco_node.core.codec import BLOCK, CodecStats, Conversation, Received
+from noloco_node.core.codecs.codec import BLOCK, CodecStats, Conversation, Received
 from noloco_node.run.schema import InnerSpec, Manifest
 from noloco_node.training.replica import Replica
 from noloco_node.training.thread import FRAGMENT_ELEMENTS

@@ -4,21 +4,22 @@
         model.safetensors   fast weights under the model's own parameter names: other tools read it as it is
         outer.safetensors   slow weights and outer momentum, flat
         inner.pt            optimizer, data position, random state; read with weights_only=True, so it runs no code
-        state.json          run, layout, round, step, and size and SHA-256 of the three; written last
+        state.json          run, layout, round, step, losses, and size and SHA-256 of the three; written last
 
 A checkpoint is written under a temporary name, every file and directory is synced, then it is renamed: it is complete
-or absent. The newest one that verifies is loaded. Knows nothing of models and of what the state means. One process at a
-time uses a directory, by the home's lock.
+or absent. The newest one that verifies is loaded, unless its loss is clearly worse than that of another. Whether its
+values are a replica's is for checkpoints/saved_state.py. One process at a time uses a directory, by the home's lock.
 """
 
 import errno
 import hashlib
 import json
+import math
 import os
-import pickle
 import re
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,10 @@ T = TypeVar("T")
 _MODEL, _OUTER, _INNER, _STATE = "model.safetensors", "outer.safetensors", "inner.pt", "state.json"
 _TEMPORARY = ".writing-"
 _MAX_STATE_BYTES = 64 << 10  # of state.json: it has half a kilobyte
+_MORE_BYTES = 64 << 20
+"""Of a checkpoint, for names, the data position and random state: a model of many parts has some MB of them."""
+_WORSE_AT_LEAST = 0.1
+"""In nats: a small loss varies by more than its share."""
 _NAME = re.compile(r"(\d{1,18})(?:-(\d{1,6}))?")  # a second one at the same step is called <step>-1
 
 
@@ -57,6 +62,10 @@ class Saveable(Protocol):
     def outer(self) -> Mapping[str, Tensor]: ...
     @property
     def inner(self) -> Mapping[str, Any]: ...
+    @property
+    def eval_loss(self) -> float | None: ...
+    @property
+    def loss(self) -> float | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +96,13 @@ class Found:
     checkpoint: Checkpoint | None
     skipped: tuple[str, ...]
     """A sentence for each newer one that does not verify."""
+
+
+Use = Callable[[Checkpoint], None]
+
+
+def any_values(_: Checkpoint) -> None:
+    """A Use that refuses none."""
 
 
 class _Damaged(Exception):
@@ -135,7 +151,8 @@ def _write_all(into: Path, state: Saveable, run_id: str, layout: bytes) -> None:
         _INNER: _write(into / _INNER, lambda file: torch.save(dict(state.inner), file)),
     }
     which = {"schema": SCHEMA, "run_id": run_id, "layout": layout.hex()}
-    about = {**which, "round": state.round, "step": state.step, "files": files}
+    losses = {"eval_loss": state.eval_loss, "loss": state.loss}
+    about = {**which, "round": state.round, "step": state.step, **losses, "files": files}
     _write(into / _STATE, lambda file: file.write(json.dumps(about, indent=1).encode()))
     atomic_files.sync(into)
 
@@ -208,10 +225,33 @@ def _prune(directory: Path, written: Path, keep: int) -> None:
 
 
 # ---- loading ---------------------------------------------------------------------------------------------------------
-def newest(directory: Path, run_id: str, layout: bytes) -> Found:
-    """The newest checkpoint that verifies. Raises Incompatible where it is of another run or layout."""
+def newest(  # noqa: PLR0913
+    directory: Path,
+    run_id: str,
+    layout: bytes,
+    *,
+    use: Use = any_values,
+    parameters: int | None = None,
+    margin: float = math.inf,
+) -> Found:
+    """The newest checkpoint that verifies and that `use` takes, unless a loss that it was taken at is worse than the
+    best of the others by more than `margin`, a share. Raises Incompatible where it is of another run or layout.
+
+    `use` raises ValueError where the values are no replica's. It may raise Incompatible: that is raised here where no
+    older checkpoint can be used either. `parameters`: of the model; files far larger than its own are not read."""
+    paths = kept(directory)
+    losses = {path: _losses(path) for path in paths}
     files = _MODEL, _OUTER, _INNER
-    return Found(*_first_good(kept(directory), lambda path: _read(path, _verified(path, run_id, layout, files))))
+
+    def load(path: Path) -> Checkpoint:
+        found = _read(path, _verified(path, run_id, layout, files, parameters))
+        try:
+            use(found)
+        except (ValueError, Incompatible) as error:
+            raise _Damaged(str(error)) from error
+        return found
+
+    return Found(*_first_good(paths, load, lambda left: _unharmed(left, losses, margin)))
 
 
 def slow_weights(paths: Sequence[Path], run_id: str, layout: bytes) -> SlowWeights:
@@ -234,15 +274,50 @@ def last_round(directory: Path) -> int:
     return int(about["round"]) if about else 0
 
 
-def _first_good(paths: Sequence[Path], load: Callable[[Path], T]) -> tuple[T | None, tuple[str, ...]]:
+def _first_good(
+    paths: Sequence[Path], load: Callable[[Path], T], choose: Callable[[Sequence[Path]], Path] = lambda left: left[0]
+) -> tuple[T | None, tuple[str, ...]]:
     """The first that loads, and a sentence for each before it."""
-    skipped: list[str] = []
-    for path in paths:
+    left, faults, loaded = list(paths), dict[Path, Exception](), None
+    while left and loaded is None:
+        path = choose(left)
+        worse = left[: left.index(path)]
+        left.remove(path)
         try:
-            return load(path), tuple(skipped)
+            loaded = load(path)
         except _Damaged as error:
-            skipped.append(f"checkpoint {path.name} is skipped: {error}")
-    return None, tuple(skipped)
+            faults[path] = error
+        else:
+            faults |= dict.fromkeys(worse, _Damaged(f"its loss is far above that of checkpoint {path.name}"))
+    for fault in faults.values():
+        if loaded is None and isinstance(fault.__cause__, Incompatible):
+            raise fault.__cause__
+    return loaded, tuple(f"checkpoint {path.name} is skipped: {faults[path]}" for path in paths if path in faults)
+
+
+def _unharmed(paths: Sequence[Path], losses: Mapping[Path, tuple[float | None, ...]], margin: float) -> Path:
+    """The first whose losses are not clearly worse than the best of each kind. One without a loss may be good."""
+    kinds = list(zip(*(losses[path] for path in paths), strict=True))
+    best = [
+        min((loss for loss in kind if loss is not None and math.isfinite(loss)), default=math.inf) for kind in kinds
+    ]
+
+    def harmed(path: Path) -> bool:
+        return any(
+            loss is not None and not loss <= good + margin * abs(good) + _WORSE_AT_LEAST
+            for loss, good in zip(losses[path], best, strict=True)
+        )
+
+    return next((path for path in paths if not harmed(path)), paths[0])
+
+
+def _losses(path: Path) -> tuple[float | None, ...]:
+    """On held-out data and in training, as far as they are known."""
+    try:
+        about = _about(path)
+    except _Damaged:
+        return None, None
+    return about["eval_loss"], about["loss"]
 
 
 def _checkpoints(directory: Path) -> list[tuple[tuple[int, int], Path]]:
@@ -263,16 +338,24 @@ def _load_slow(path: Path, run_id: str, layout: bytes) -> SlowWeights:
     about = _verified(path, run_id, layout, (_OUTER,))
     try:
         with safe_open(path / _OUTER, "pt") as file:
-            return SlowWeights(path, about["round"], about["step"], file.get_tensor("phi"))
+            phi = file.get_tensor("phi")
     except (OSError, SafetensorError) as error:
         raise _Damaged(f"{_OUTER} cannot be read ({type(error).__name__})") from error
+    if phi.dtype is not torch.float32 or phi.dim() != 1:
+        raise _Damaged(f"{_OUTER} holds no flat vector of fp32 numbers")
+    return SlowWeights(path, about["round"], about["step"], phi)
 
 
-def _verified(path: Path, run_id: str, layout: bytes, files: Sequence[str]) -> dict[str, Any]:
+def _verified(
+    path: Path, run_id: str, layout: bytes, files: Sequence[str], parameters: int | None = None
+) -> dict[str, Any]:
     """state.json, after it and these files were found to be what was written, and of this run."""
     about = _about(path)
     _check_same("run", about["run_id"], run_id, path)
     _check_same("layout", about["layout"], layout.hex(), path)
+    total = sum(size for _, size in about["files"].values())
+    if parameters is not None and total > 2 * PARAMETER_BYTES * parameters + _MORE_BYTES:
+        raise _Damaged(f"it has {total} bytes, too many for a model of {parameters} parameters")
     for name in files:
         _verify(path / name, about["files"][name])
     return about
@@ -281,16 +364,18 @@ def _verified(path: Path, run_id: str, layout: bytes, files: Sequence[str]) -> d
 def _about(path: Path) -> dict[str, Any]:
     """state.json, with its keys checked."""
     try:
-        with (path / _STATE).open("rb") as file:
+        with atomic_files.open_file(path / _STATE) as file:
             about = json.loads(file.read(_MAX_STATE_BYTES))
         wanted = {"run_id": str, "layout": str, "round": int, "step": int}
-        if all(type(about[key]) is kind for key, kind in wanted.items()) and about["schema"] == SCHEMA:
+        losses = {name: None if about.get(name) is None else float(about[name]) for name in ("eval_loss", "loss")}
+        is_right = all(type(about[key]) is kind for key, kind in wanted.items()) and about["schema"] == SCHEMA
+        if is_right and min(about["round"], about["step"]) >= 0:
             files = about["files"]
             about["files"] = {n: (str(files[n]["sha256"]), int(files[n]["bytes"])) for n in (_MODEL, _OUTER, _INNER)}
-            return dict(about)
+            return {**about, **losses}
     except FileNotFoundError:
         raise _Damaged(f"it has no {_STATE}") from None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         pass
     raise _Damaged(f"its {_STATE} cannot be read")
 
@@ -306,9 +391,9 @@ def _check_same(what: str, there: str, here: str, path: Path) -> None:
 def _verify(path: Path, wanted: tuple[str, int]) -> None:
     sha256, size = wanted
     try:
-        if path.stat().st_size != size:
-            raise _Damaged(f"{path.name} has {path.stat().st_size} bytes instead of {size}")
-        with path.open("rb") as file:
+        with atomic_files.open_file(path) as file:
+            if (found := os.fstat(file.fileno()).st_size) != size:
+                raise _Damaged(f"{path.name} has {found} bytes instead of {size}")
             if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
                 raise _Damaged(f"{path.name} is not what was written")
     except OSError as error:
@@ -316,12 +401,25 @@ def _verify(path: Path, wanted: tuple[str, int]) -> None:
 
 
 def _read(path: Path, about: Mapping[str, Any]) -> Checkpoint:
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
         weights, outer = load_file(path / _MODEL), load_file(path / _OUTER)
+        _require_stored(path / _INNER)
         inner = torch.load(path / _INNER, map_location="cpu", weights_only=True)
-    except (OSError, SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # a crafted file makes the readers raise anything, from IndexError to AssertionError
         raise _Damaged(f"it cannot be read ({type(error).__name__})") from error
     return Checkpoint(path, about["round"], about["step"], weights, outer, inner)
+
+
+def _require_stored(path: Path) -> None:
+    """As torch writes it: a zip file whose parts are not compressed and take no more than it has, so that reading it
+    takes no more memory than its size. Raises ValueError, BadZipFile."""
+    with zipfile.ZipFile(path) as pack:
+        parts = pack.infolist()
+    if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
+        raise ValueError("its parts are compressed")
+    if sum(part.file_size for part in parts) > path.stat().st_size:
+        raise ValueError("its parts are larger than the file")

@@ -9,12 +9,16 @@ from pathlib import Path
 from noloco_node.base import atomic_files
 from noloco_node.base.units import size
 from noloco_node.checkpoints import checkpoint
-from noloco_node.checkpoints.checkpoint import Checkpoint, Saveable
+from noloco_node.checkpoints.checkpoint import Checkpoint, Saveable, Use, any_values
 from noloco_node.errors import DiskFull
 from noloco_node.views.status import Checkpoints, Health
 
 _ENOUGH = 2
 """Checkpoints that must fit: one is written beside the older ones before the oldest goes."""
+ROLL_BACK_MARGIN, RESUME_MARGIN = 0.25, 0.5
+"""A loss that is higher than the best of the kept checkpoints by more than this share shows harm. From checkpoint to
+checkpoint an honest run's loss changes by some hundredths of it. A start loses work by going further back, a roll-back
+loses nothing but what failed."""
 
 log = logging.getLogger(__name__)
 
@@ -27,14 +31,20 @@ class CheckpointKeeper:
         self._saved: int | None = None
         self._full = False
 
-    def resume(self, layout: bytes) -> Checkpoint | None:
-        """The checkpoint that this node resumes from. Raises Incompatible where it is of another run or layout."""
-        found = self.last_good(layout)
+    def resume(self, layout: bytes, use: Use = any_values, parameters: int | None = None) -> Checkpoint | None:
+        """The checkpoint that this node resumes from: the newest that `use` takes, unless it is far worse than an older
+        one. Raises Incompatible where it is of another run or layout."""
+        found = self._newest(layout, use, parameters, RESUME_MARGIN)
         self._resumed = found.round if found else None
         return found
 
-    def last_good(self, layout: bytes) -> Checkpoint | None:
-        found = checkpoint.newest(self._directory, self._run_id, layout)
+    def last_good(self, layout: bytes, use: Use = any_values, parameters: int | None = None) -> Checkpoint | None:
+        """The newest that is not clearly worse than another: what broke the weights may have harmed them long before
+        it was noticed."""
+        return self._newest(layout, use, parameters, ROLL_BACK_MARGIN)
+
+    def _newest(self, layout: bytes, use: Use, parameters: int | None, margin: float) -> Checkpoint | None:
+        found = checkpoint.newest(self._directory, self._run_id, layout, use=use, parameters=parameters, margin=margin)
         for damaged in found.skipped:
             log.warning(damaged)
         return found.checkpoint

@@ -114,6 +114,8 @@ class LengthCorrection:
 
     @staticmethod
     def _learn(tensor: _Tensor) -> None:
+        if not math.isfinite(tensor.corrected):
+            return  # NaN would stay for ever
         left = max(tensor.offered - tensor.corrected, tensor.offered / LARGEST_SCALE**2)
         seen = math.sqrt(tensor.offered / left) if left > 0 else 1.0
         tensor.scale += (seen - tensor.scale) / 2

@@ -3,7 +3,7 @@
 It knows no sockets, no clocks, no tensors: an event and the time go in, actions come out, and `wake_at` says when it
 needs a `Tick`. A failure is an event like the rest. Notable choices:
 
-- At each boundary an offer opens, and *one* partner may swap it, drawn uniformly from the candidates. Drawing only
+- At each boundary an offer opens, and *one* partner may swap it, drawn from the candidates. Drawing only
   among those whose offers are open would lock equal machines into the same few pairs, so a peer that is between two
   offers makes an *appointment*: it keeps its next offer for the caller, who waits on the open stream. So a pair costs
   one call, and each side notices at once when the other goes away.
@@ -14,9 +14,13 @@ needs a `Tick`. A failure is an event like the rest. Notable choices:
   ring the first in rank stands). It favours no machine, and no caller can choose it, as it could an id that it draws.
 - A swap may last over boundaries. While one is under way a boundary opens no offer: that round is `solo: swapping`.
 - A swap that fails leaves the offer open for another partner: what was applied stays, and the offered vector has moved
-  with it, so the next partner swaps what is there now. After n failed swaps in a row, a peer is neither called nor
-  accepted for (2^(n-1) - 1) times the last swap's duration, and at least for BACKOFF_SHARE of a phase. So an honest
-  pair soon tries again, and a peer that holds swaps open to break them gets less and less of our time.
+  with it, so the next partner swaps what is there now. The peer is neither called nor accepted for a while, nor one
+  that sent bad input (core/standing.py): so a peer that holds swaps open to break them gets less and less of our time.
+  While others are there, a swap that would not end within MAX_LAG at its pace is given up after two boundaries.
+- Nobody takes more than a fair share of our rounds (core/standing.py) while there is somebody else to call: a peer or a
+  place that has had its share is neither called nor accepted, nor promised the next offer. An appointment goes to a
+  later caller that had clearly less. Whom to call is drawn by place first: on one machine, which is one place, that is
+  uniform over the peers.
 - With blocking overlap no boundary comes before the round is over, so an offer ends by the clock: when the next
   boundary would have come, or at once where there is no candidate.
 - A node that pauses, has used up its quota, or leaves is *closed* for a reason: its rounds end with it, callers are
@@ -27,10 +31,11 @@ needs a `Tick`. A failure is an event like the rest. Notable choices:
 
 import hashlib
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from noloco_node.base.places import draw
 from noloco_node.core.round_events import (
     SWAPPING,
     Accept,
@@ -49,6 +54,7 @@ from noloco_node.core.round_events import (
     Event,
     Further,
     HangUp,
+    Misbehaved,
     Pausing,
     Refuse,
     Refused,
@@ -58,8 +64,10 @@ from noloco_node.core.round_events import (
     Stopping,
     SwapEnded,
     Tick,
+    TookBack,
     Unanswered,
 )
+from noloco_node.core.standing import Ledger, Shares, Standing
 
 MAX_CALLS = 4
 """Calls made for one offer, whatever became of them; then it only waits to be called. Bounds the traffic of a swarm in
@@ -85,9 +93,12 @@ MAX_LAG = 8
 MIN_BLOCKED_S = 600.0
 """With blocking overlap a swap may take MAX_LAG phases by the clock, but always so long: no correction is late there,
 and a short phase is no reason to break the swap."""
-MAX_FAILED_FACTOR = 64
-"""The back-off after failed swaps is at most so many times the last one's duration: in the long run such a peer gets
-1.5% of our time. After as long again without a swap, its failures are forgotten."""
+LEASH, SHORT_LEASH = 2, 1
+"""Boundaries within which a swap must get on, where others are there; the second after a swap that broke."""
+BROKEN_FACTOR = 4.0
+"""Times that the time of a swap that broke counts in its peer's share, and in its place's."""
+CLEARLY_LESS = 1.0
+"""Phases of our time: so much less a caller must have had than the one with the appointment, to get it instead."""
 STALL_SHARE, MIN_STALL_S = 1 / 2, 60.0
 """How long a partner may send signs of life without a fragment or an acknowledgement: longer than an inner step or an
 evaluation, behind which its corrections may wait; short enough that the offer is still open for another peer after it.
@@ -99,6 +110,11 @@ LEAVING = "leaving"
 TOO_SLOW = "too_slow"
 """A swap was given up after MAX_LAG boundaries, whichever end did it: the link, or what a volunteer allows of it, is
 too slow for the run's phases."""
+STALLED = "stalled"
+"""As rounds/swap.py says of a partner that makes no progress."""
+NO_PEERS, BACKING_OFF, ALL_QUARANTINED = "no_peers", "backing_off", "all_quarantined"
+"""Why nobody was called: there is no candidate; all are waited for, after refusals or broken swaps; all are in
+quarantine."""
 
 
 class Random(Protocol):
@@ -114,8 +130,8 @@ class _Outgoing:
 
     exchange: bytes
     peer: str
-    appointed: bool = False
-    """We have an appointment, and are busy for everybody else."""
+    appointed_at: float | None = None
+    """Since when we have an appointment, and are busy for everybody else."""
 
 
 @dataclass(slots=True)
@@ -127,12 +143,19 @@ class _Backoff:
 
 
 @dataclass(slots=True)
-class _FailedSwaps:
-    """With one peer, in a row: until then it is neither called nor accepted."""
+class _Swap:
+    """The swap under way."""
 
-    until: float
-    count: int
-    forgotten_at: float
+    exchange: bytes
+    peer: str
+    place: str
+    began: float
+    lag: int = 0
+    """Boundaries that came since."""
+    progress: list[float] = field(default_factory=lambda: [0.0])
+    """At its beginning and at each of these."""
+    given_up: str | None = None
+    """Why this node hung up."""
 
 
 @dataclass(slots=True)
@@ -143,8 +166,8 @@ class _Offer:
     calls: int = 0
     lag: int = 0
     """Boundaries that came during its swap."""
-    reason: str = "no_peers"
-    """Why the round would be solo if it ended now."""
+    reason: str | None = None
+    """Why the round would be solo if it ended now; None: nobody was called."""
     failed_with: str | None = None
     applied: int = 0
     one_sided: int = 0
@@ -167,17 +190,18 @@ class Round:
         self._outgoing: _Outgoing | None = None
         self._held: Called | None = None
         """A call that waits for the answer to ours."""
-        self._swap: tuple[bytes, str] | None = None
-        """Exchange and partner of the swap under way."""
-        self._swap_began = 0.0
+        self._swap: _Swap | None = None
         self._swap_s = 0.0
         """How long the last whole swap took: the best estimate of the next one."""
         self._appointment: Called | None = None
         """The next offer is kept for this caller, who waits."""
+        self._appointed_at = 0.0
         self._last_partner: str | None = None
         self._backoffs: dict[str, _Backoff] = {}
-        self._failed: dict[str, _FailedSwaps] = {}
+        self._ledger, self._shares = Ledger(), Shares()
         """Of callers too, who need not be candidates."""
+        self._there: frozenset[str] = frozenset()
+        """Candidates that answer and may be called sooner or later, as of the last event."""
         self._phase_s = 1.0
         self._boundary_at = float("-inf")
         """Before the first boundary there is no next offer to promise."""
@@ -190,7 +214,9 @@ class Round:
         self._now = now
         self._log.append((now, event))
         offered = self._offer
-        actions = [*self._react(event, now), *self._expire(now), *self._seek(now)]
+        actions = self._react(event, now)
+        self._there = frozenset(p for p in self._candidates if self._is_there(p, now))
+        actions += [*self._expire(now), *self._seek(now)]
         if self._settings.blocking and offered and not self._offer:
             self._boundary_at = now  # the next phase begins here
         return actions
@@ -203,12 +229,24 @@ class Round:
     @property
     def swapping(self) -> bytes | None:
         """The exchange under way."""
-        return self._swap[0] if self._swap else None
+        return self._swap.exchange if self._swap else None
 
     @property
     def stall_s(self) -> float:
         """How long a partner may make no progress in a swap."""
         return max(MIN_STALL_S, STALL_SHARE * self._phase_s)
+
+    def standing(self, peer: str, now: float) -> Standing:
+        return self._ledger.standing(peer, now, alone=self._alone(peer))
+
+    def knows(self, peer: str) -> bool:
+        """Whether it is a candidate, or was a partner."""
+        return peer in self._candidates or self.standing(peer, self._now).committed > 0
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """Peers that have a standing."""
+        return self._ledger.peers
 
     @property
     def log(self) -> tuple[tuple[float, Event], ...]:
@@ -221,7 +259,7 @@ class Round:
             return None
         waits = [self._expires_at()] if self._settings.blocking else []
         if not self._swap and self._offer.calls < MAX_CALLS:
-            waits += [self._free_at(peer) for peer in self._candidates.keys() & {*self._backoffs, *self._failed}]
+            waits += map(self._free_at, self._candidates)
         return min((at for at in waits if at > self._now), default=None)
 
     # ---- events ----
@@ -234,14 +272,15 @@ class Round:
             case Candidates(places):
                 self._candidates = places
                 self._backoffs = {p: b for p, b in self._backoffs.items() if p in places}
-                kept = {p: f for p, f in self._failed.items() if f.forgotten_at > now}
-                self._failed = kept if places else {}  # all gone at once: our own network failed, and no peer
+                if not places:  # all gone at once
+                    self._ledger.links_failed()
             case Called():
                 return self._at_call(event, now)
             case CallerGone(exchange):
                 self._held = None if self._held and self._held.exchange == exchange else self._held
                 if self._appointment and self._appointment.exchange == exchange:
-                    self._appointment = None
+                    gone, self._appointment = self._appointment, None
+                    self._charge(gone.peer, gone.place, (now - self._appointed_at) / self._phase_s)
                 return self._at_swap_end(SwapEnded(exchange, "hung_up"), now)  # accepted, but gone before it knew
             case Accepted(exchange):
                 return self._at_accepted(exchange, now)
@@ -251,6 +290,10 @@ class Round:
                 return self._at_refusal(event, now)
             case SwapEnded():
                 return self._at_swap_end(event, now)
+            case Misbehaved(peer, reason):
+                self._ledger.misbehaved(peer, reason, now, self._phase_s)
+            case TookBack(peer):
+                self._ledger.took_back(peer, now, self._phase_s)
             case Stopping():
                 return self._close_for(LEAVING, now)
             case Pausing(reason):
@@ -263,9 +306,11 @@ class Round:
 
     def _at_boundary(self, event: Boundary, now: float) -> list[Action]:
         self._phase_s, self._boundary_at = event.phase_s, now
+        self._shares.present(self._placed(self._there & self._candidates.keys()))
+        self._shares.pay_off()
         if self._swap and self._offer:
             self._offer.lag += 1
-            late: list[Action] = [HangUp(self._swap[0])] if self._offer.lag > MAX_LAG else []
+            late: list[Action] = [HangUp(self._swap.exchange)] if self._gives_up(self._offer, event, now) else []
             return [*late, *self._cancel_appointment(), EndRound(event.round, SWAPPING)]
         if closed := event.closed or self._closed:
             return [*self._cancel_appointment(), *self._close_offer(None, now), EndRound(event.round, closed)]
@@ -277,13 +322,15 @@ class Round:
         return [*ended, *self._accept(self._offer, appointed, now)]
 
     def _at_call(self, call: Called, now: float) -> list[Action]:
-        appointed = self._outgoing is not None and self._outgoing.appointed and self._outgoing.peer != call.peer
-        if self._offer is None or self._swap or self._closed or appointed or not self._wants(call.peer, now):
-            return [self._decline(call, now)]
+        call = replace(call, place=call.place or self._candidates.get(call.peer, ""))
         ours = self._outgoing
-        if ours and not ours.appointed and _rank(call.peer, self._me) > _rank(self._me, ours.peer):
+        appointed = ours is not None and ours.appointed_at is not None and ours.peer != call.peer
+        wanted = self._wants(call.peer, now) and not self._yields(call.peer, call.place, now)
+        if self._offer is None or self._swap or self._closed or appointed or not wanted:
+            return self._decline(call, now)
+        if ours and ours.appointed_at is None and _rank(call.peer, self._me) > _rank(self._me, ours.peer):
             if self._held:
-                return [self._decline(call, now)]
+                return self._decline(call, now)
             self._held = call
             return []
         return self._accept(self._offer, call, now)
@@ -292,7 +339,8 @@ class Round:
         if self._outgoing is None or self._outgoing.exchange != exchange or self._offer is None:
             return [HangUp(exchange)]  # another swap has begun meanwhile
         peer, self._outgoing = self._outgoing.peer, None
-        return [*self._begin_swap(exchange, peer, now), Begin(exchange, peer, self._offer.round)]
+        place = self._candidates.get(peer, "")
+        return [*self._begin_swap(exchange, peer, place, now), Begin(exchange, peer, self._offer.round)]
 
     def _at_appointed(self, exchange: bytes, in_s: float, now: float) -> list[Action]:
         if self._outgoing is None or self._outgoing.exchange != exchange or self._offer is None:
@@ -300,33 +348,44 @@ class Round:
         if self._held:
             held, self._held = self._held, None
             return self._accept(self._offer, held, now)
-        self._outgoing.appointed, self._offer.reason = True, "appointment"
+        self._outgoing.appointed_at, self._offer.reason = now, "appointment"
         return [Stay(exchange, min(in_s, self._phase_s) + max(MIN_SLACK_S, SLACK * self._phase_s))]
 
     def _at_refusal(self, event: Refused | Unanswered, now: float) -> list[Action]:
         if self._outgoing is None or self._outgoing.exchange != event.exchange or self._offer is None:
             return []
         call, self._outgoing = self._outgoing, None
-        self._offer.reason = "missed_appointment" if call.appointed else event.reason
+        waited_s = 0.0 if call.appointed_at is None else now - call.appointed_at
+        self._offer.reason = "missed_appointment" if waited_s else event.reason
+        self._charge(call.peer, self._candidates.get(call.peer, ""), waited_s / self._phase_s)
         if self._held:
             held, self._held = self._held, None
             return self._accept(self._offer, held, now)
         if isinstance(event, Refused):
             self._back_off(call.peer, now, 1, event.retry_in_s - self._phase_s)
         else:
-            self._back_off(call.peer, now, 1 if call.appointed else SILENT)
+            self._back_off(call.peer, now, 1 if waited_s else SILENT)
+            if waited_s:
+                self._ledger.wasted(call.peer, waited_s, now, self._phase_s)
         return []
 
     def _at_swap_end(self, event: SwapEnded, now: float) -> list[Action]:
-        if self._swap is None or self._swap[0] != event.exchange or self._offer is None:
+        if self._swap is None or self._swap.exchange != event.exchange or self._offer is None:
             return []
-        peer, offer = self._swap[1], self._offer
+        swap, offer = self._swap, self._offer
         self._swap = None
+        held_s = now - swap.began
         if event.reason is None:
-            return self._at_whole_swap(offer, peer, event, now)
-        self._back_off_after_failure(peer, now)
+            self._charge(swap.peer, swap.place, max(1.0, held_s / self._phase_s))
+            return self._at_whole_swap(offer, swap.peer, held_s, event, now)
+        self._charge(swap.peer, swap.place, BROKEN_FACTOR * held_s / self._phase_s)
+        self._back_off(swap.peer, now)
+        if event.faulty:
+            self._ledger.misbehaved(swap.peer, event.reason, now, self._phase_s)
+        else:
+            self._ledger.failed(swap.peer, held_s, now, self._phase_s)
         too_slow = offer.lag >= MAX_LAG
-        offer.reason, offer.failed_with = TOO_SLOW if too_slow else event.reason, peer
+        offer.reason, offer.failed_with = TOO_SLOW if too_slow else swap.given_up or event.reason, swap.peer
         offer.applied += event.applied
         offer.one_sided += event.one_sided
         if not (self._closed or now >= self._next_boundary() or too_slow):
@@ -334,11 +393,13 @@ class Round:
         self._offer = None
         return [self._end(offer)]
 
-    def _at_whole_swap(self, offer: _Offer, peer: str, event: SwapEnded, now: float) -> list[Action]:
-        self._last_partner, self._swap_s = peer, now - self._swap_began
+    def _at_whole_swap(self, offer: _Offer, peer: str, lasted_s: float, event: SwapEnded, now: float) -> list[Action]:
+        self._last_partner, self._swap_s = peer, lasted_s
         self._backoffs.pop(peer, None)
-        self._failed.pop(peer, None)
+        self._ledger.whole(peer, now)
         first = not offer.swapped_with
+        if not first:
+            self._shares.pay_off()  # this round has more to share
         offer.swapped_with.add(peer)
         further = self._may_have_another(offer, now)
         ended: Action = Further(offer.round, peer, len(offer.swapped_with))
@@ -355,16 +416,56 @@ class Round:
         """Draw a partner and call it, if the offer is open and waits for nobody."""
         if self._offer is None or self._swap or self._outgoing or self._offer.calls >= MAX_CALLS:
             return []
-        free = sorted(p for p in self._candidates if self._wants(p, now) and self._free_at(p) <= now)
+        free = [p for p in self._candidates if self._wants(p, now) and self._free_at(p) <= now]
         others = [p for p in free if p != self._last_partner]
-        if others or (free and not self._others_answer()):
-            return [self._call(self._offer, self._random.choice(others or free), now)]
+        if others or (free and self._alone(self._last_partner or "")):
+            fair = [p for p in others if not self._shares.over_for(p, self._candidates[p])]
+            return [self._call(self._offer, draw(self._random, self._placed(fair or others or free)), now)]
         return []
 
-    def _others_answer(self) -> bool:
-        """Whether waiting for a partner other than the last one makes sense."""
-        others = self._candidates.keys() - {self._last_partner}
-        return any(p not in self._backoffs or self._backoffs[p].refusals < SILENT for p in others)
+    def _placed(self, peers: Iterable[str]) -> dict[str, str]:
+        return {peer: self._candidates[peer] for peer in peers}
+
+    def _is_there(self, peer: str, now: float) -> bool:
+        """Whether waiting for this candidate makes sense."""
+        answers = peer not in self._backoffs or self._backoffs[peer].refusals < SILENT
+        return answers and self._ledger.free_at(peer, alone=False) <= now
+
+    def _alone(self, peer: str) -> bool:
+        """Whether no other candidate than this peer is there."""
+        return len(self._there) == (peer in self._there)
+
+    def _yields(self, peer: str, place: str, now: float) -> bool:
+        """Whether this peer has had its share, and there is somebody else to call."""
+        if not self._shares.over_for(peer, place):
+            return False
+        met = self._offer.swapped_with if self._offer else ()
+        others = (p for p in self._candidates if p != peer and p not in met and self._free_at(p) <= now)
+        return any(not self._shares.over_for(p, self._candidates[p]) for p in others)
+
+    def _charge(self, peer: str, place: str, phases: float) -> None:
+        if phases > 0:
+            self._shares.charge(peer, place, phases)
+
+    def _gives_up(self, offer: _Offer, event: Boundary, now: float) -> bool:
+        """Whether the swap under way is too old, or would not end in time at its pace while others wait."""
+        swap = self._swap
+        if swap is None:
+            return False
+        swap.lag += 1
+        swap.progress.append(0.0 if event.progress is None else event.progress)
+        if offer.lag > MAX_LAG:
+            return True
+        leash, lasted = LEASH, (now - swap.began) / self._phase_s
+        if self._ledger.broke_lately(swap.peer, now):
+            leash = SHORT_LEASH
+        if swap.lag < leash or lasted < leash / 2 or event.progress is None or self._alone(swap.peer):
+            return False
+        gets_on = event.progress > swap.progress[-1 - leash]
+        if gets_on and event.progress * (MAX_LAG + 1) >= lasted:
+            return False
+        swap.given_up = TOO_SLOW if gets_on else STALLED
+        return True
 
     def _call(self, offer: _Offer, peer: str, now: float) -> Call:
         exchange = self._random.randbytes(16)
@@ -383,30 +484,52 @@ class Round:
     def _accept(self, offer: _Offer, call: Called, now: float) -> list[Action]:
         ours: list[Action] = [HangUp(self._outgoing.exchange)] if self._outgoing else []
         self._outgoing = None
-        return [*ours, *self._begin_swap(call.exchange, call.peer, now), Accept(call.exchange, call.peer, offer.round)]
+        begun = self._begin_swap(call.exchange, call.peer, call.place, now)
+        return [*ours, *begun, Accept(call.exchange, call.peer, offer.round)]
 
-    def _begin_swap(self, exchange: bytes, peer: str, now: float) -> list[Action]:
+    def _begin_swap(self, exchange: bytes, peer: str, place: str, now: float) -> list[Action]:
         """A held call is declined."""
-        self._swap, self._swap_began = (exchange, peer), now
+        self._swap = _Swap(exchange, peer, place, now)
         return self._decline_held(now)
 
     def _decline_held(self, now: float) -> list[Action]:
         held, self._held = self._held, None
-        return [self._decline(held, now)] if held else []
+        return self._decline(held, now) if held else []
 
-    def _decline(self, call: Called, now: float) -> Appoint | Refuse:
+    def _decline(self, call: Called, now: float) -> list[Action]:
         """Make an appointment where the next offer is free and opens while the caller's is still open; else refuse."""
         if self._closed:
-            return Refuse(call.exchange, self._refusal())
-        if self._failed_lately(call.peer, now):
-            return Refuse(call.exchange, "busy", self._failed[call.peer].until - now)
+            return [Refuse(call.exchange, self._refusal())]
+        if barred := self._barred(call, now):
+            return [barred]
         wait_s = max(0.0, self._next_boundary() - now)
-        if self._appointment:
-            return Refuse(call.exchange, "busy", wait_s + self._phase_s)
         if not 0 < wait_s <= call.patience_s:
-            return Refuse(call.exchange, "busy", wait_s)
-        self._appointment = call
-        return Appoint(call.exchange, wait_s)
+            return [Refuse(call.exchange, "busy", wait_s)]
+        lost: list[Action] = []
+        if holder := self._appointment:
+            if not self._goes_before(call, holder):
+                return [Refuse(call.exchange, "busy", wait_s + self._phase_s)]
+            lost = [Refuse(holder.exchange, "busy", wait_s + self._phase_s)]
+        self._appointment, self._appointed_at = call, now
+        return [*lost, Appoint(call.exchange, wait_s)]
+
+    def _barred(self, call: Called, now: float) -> Refuse | None:
+        """Why this caller may not have the next offer either."""
+        alone = self._alone(call.peer)
+        if (until := self._ledger.quarantined_until(call.peer, alone=alone)) > now:
+            return Refuse(call.exchange, "quarantined", until - now)
+        if (until := self._ledger.free_at(call.peer, alone=alone)) > now:
+            return Refuse(call.exchange, "busy", until - now)
+        if self._yields(call.peer, call.place, now):
+            phases = self._shares.over_for(call.peer, call.place)
+            return Refuse(call.exchange, "busy", max(0.0, self._next_boundary() - now) + phases * self._phase_s)
+        return None
+
+    def _goes_before(self, call: Called, holder: Called) -> bool:
+        """Whether this caller has had clearly less of our time than the one with the appointment. Of equals the first
+        stays: to draw anew for each caller would cost honest swarms one round in a hundred."""
+        taken = self._shares.taken(holder.peer, holder.place) - self._shares.taken(call.peer, call.place)
+        return taken >= CLEARLY_LESS
 
     def _cancel_appointment(self) -> list[Action]:
         """The offer of an appointment does not open."""
@@ -442,14 +565,21 @@ class Round:
         """The offer closes; no further partner comes."""
         if offer.swapped_with:
             return CloseOffer(offer.round)
-        return EndRound(offer.round, reason or offer.reason, offer.failed_with, offer.applied, offer.one_sided)
+        reason = reason or offer.reason or self._why_alone()
+        return EndRound(offer.round, reason, offer.failed_with, offer.applied, offer.one_sided)
+
+    def _why_alone(self) -> str:
+        if not self._candidates:
+            return NO_PEERS
+        ends = (self._ledger.quarantined_until(p, alone=self._alone(p)) for p in self._candidates)
+        return ALL_QUARANTINED if min(ends) > self._now else BACKING_OFF
 
     def _wants(self, peer: str, now: float) -> bool:
         """Whether this peer may be the open offer's partner, or its next one."""
         offer = self._offer
-        if offer is None or peer in offer.swapped_with or self._failed_lately(peer, now):
+        if offer is None or peer in offer.swapped_with:
             return False
-        return self._in_time(offer, now)
+        return self._ledger.free_at(peer, alone=self._alone(peer)) <= now and self._in_time(offer, now)
 
     def _may_have_another(self, offer: _Offer, now: float) -> bool:
         more = self._settings.swaps is None or len(offer.swapped_with) < self._settings.swaps
@@ -467,21 +597,11 @@ class Round:
         wait_s = min(MAX_BACKOFF_S, BACKOFF_SHARE * self._phase_s * 2 ** min(refusals - 1, 16))
         self._backoffs[peer] = _Backoff(now + max(wait_s, at_least_s), refusals)
 
-    def _back_off_after_failure(self, peer: str, now: float) -> None:
-        """Of the swap with this peer that has just ended."""
-        self._back_off(peer, now)
-        count = 1 + (self._failed[peer].count if peer in self._failed else 0)
-        lasted_s = now - self._swap_began
-        wait_s = max(BACKOFF_SHARE * self._phase_s, min(2 ** (count - 1) - 1, MAX_FAILED_FACTOR) * lasted_s)
-        self._failed[peer] = _FailedSwaps(now + wait_s, count, now + wait_s + MAX_FAILED_FACTOR * lasted_s)
-
-    def _failed_lately(self, peer: str, now: float) -> bool:
-        return peer in self._failed and self._failed[peer].until > now
-
     def _free_at(self, peer: str) -> float:
         """When this peer may be called again."""
-        backoff, failed = self._backoffs.get(peer), self._failed.get(peer)
-        return max(backoff.until if backoff else float("-inf"), failed.until if failed else float("-inf"))
+        backoff = self._backoffs.get(peer)
+        until = self._ledger.free_at(peer, alone=self._alone(peer))
+        return max(backoff.until, until) if backoff else until
 
     def _expire(self, now: float) -> list[Action]:
         """End by the clock what else a boundary ends, where training blocks. A call has a deadline of its own."""
@@ -492,7 +612,7 @@ class Round:
             if now < self._expires_at() or offer.lag > MAX_LAG:
                 return []
             offer.lag = MAX_LAG + 1
-            return [HangUp(self._swap[0])]
+            return [HangUp(self._swap.exchange)]
         if self._outgoing or (now < self._expires_at() and self._candidates):
             return []
         self._offer = None
@@ -500,7 +620,7 @@ class Round:
 
     def _expires_at(self) -> float:
         if self._swap:
-            return self._swap_began + max(MIN_BLOCKED_S, MAX_LAG * self._phase_s)
+            return self._swap.began + max(MIN_BLOCKED_S, MAX_LAG * self._phase_s)
         return self._next_boundary()
 
     def _next_boundary(self) -> float:

@@ -30,6 +30,8 @@ class Boundary:
     """How long the phase took: the best guess at the next one."""
     closed: str | None = None
     """Why there is no offer with it (a swap under way, a non-finite vector), or None: the offer is open."""
+    progress: float | None = None
+    """Of the swap under way, 0 to 1; None: none is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,23 @@ class SwapEnded:
     """None: every fragment was applied."""
     applied: int = 0
     one_sided: int = 0
+    faulty: bool = False
+    """What the partner sent was bad, as this node itself found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Misbehaved:
+    """What a peer sent was bad, outside a swap."""
+
+    peer: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TookBack:
+    """A correction of this peer made the model worse, and was taken back."""
+
+    peer: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +147,8 @@ Event = (
     | Refused
     | Unanswered
     | SwapEnded
+    | Misbehaved
+    | TookBack
     | Stopping
     | Pausing
     | Resuming

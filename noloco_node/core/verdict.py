@@ -29,5 +29,4 @@ def is_harmful(without: float, with_it: float, partner: Callable[[], float]) -> 
     is asked for only where it decides."""
     if not rises(without, with_it):
         return False
-    theirs = partner()
-    return not math.isfinite(theirs) or theirs > with_it
+    return not (math.isfinite(with_it) and partner() <= with_it)

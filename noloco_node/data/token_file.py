@@ -89,7 +89,7 @@ class Writer:
 def load(path: Path, tokenizer: Tokenizer) -> tuple[Tokens, Tokens]:
     """The tokens to train on and those held out, checked. Raises UsageError."""
     try:
-        with path.open("rb") as file:
+        with atomic_files.open_file(path) as file:
             header, size = file.read(_HEADER.size), os.fstat(file.fileno()).st_size
         train, held_out = _counts(path, header, size, tokenizer)
         every = np.memmap(path, width(tokenizer.vocabulary), "r", _HEADER.size, (train + held_out,))

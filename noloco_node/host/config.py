@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from noloco_node.base.addresses import ANY_PORT, Address, WrongPeerId, parse
+from noloco_node.base.atomic_files import open_file
 from noloco_node.base.validation import did_you_mean, listed, shown
 from noloco_node.errors import UsageError
 from noloco_node.host import limits
@@ -252,7 +253,7 @@ def _expanded(named: str) -> Path:
 def read_home_toml(home: Path) -> dict[str, object]:
     path = home / "node.toml"
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             return tomllib.loads(file.read(_MAX_FILE_BYTES).decode())
     except FileNotFoundError:
         return {}

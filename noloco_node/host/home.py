@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from noloco_node.base.atomic_files import writing
+from noloco_node.base.atomic_files import open_file, require_file, writing
 from noloco_node.errors import NodeAlreadyRunning, UsageError
 
 MAX_SOCKET_PATH_BYTES = 107
@@ -79,7 +79,8 @@ class Home:
     def lock(self) -> Iterator[None]:
         """Hold the home for this process. Raises NodeAlreadyRunning, which names the other's pid."""
         with writing(self.lock_file):
-            descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+            require_file(descriptor)
         with os.fdopen(descriptor, "r+") as file:
             if not _locked(file.fileno()):
                 pid = file.read(20).strip() or "unknown"
@@ -95,12 +96,13 @@ class Home:
     def holder(self) -> str | None:
         """The pid of the node that runs in this home, None where none does."""
         try:
-            with self.lock_file.open() as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return self.lock_file.read_text().strip() or "unknown"
+            with open_file(self.lock_file) as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return file.read(20).decode(errors="replace").strip() or "unknown"
         except OSError:
-            return None
+            pass
         return None
 
 

@@ -18,6 +18,8 @@ from noloco_node.host.limits import TokenBucket, Used
 SMALL_BYTES = 1024
 """Acknowledgements and keep-alives are counted, but wait for nothing: a partner's deadlines depend on them."""
 _MAX_FILE_BYTES = 1024
+_MOST_BYTES = 1 << 60
+"""Of a day: no network of today carries more."""
 _LOST = "today's traffic count restarts at 0"
 
 
@@ -103,6 +105,8 @@ class DayTotals:
 
 def _checked(found: object) -> Used:
     match found:
-        case {"day": str(day), "sent": int(sent), "received": int(received)} if sent >= 0 and received >= 0:
+        case {"day": str(day), "sent": int(sent), "received": int(received)} if (
+            0 <= sent <= _MOST_BYTES and 0 <= received <= _MOST_BYTES and not isinstance(sent or received, bool)
+        ):
             return Used(day, sent, received)
     raise ValueError("it is not a day's traffic")

@@ -5,15 +5,19 @@ checkpoint to resume from. node/trainer.py begins the training and reads what th
 import logging
 from collections.abc import Callable
 
-from noloco_node.checkpoints.checkpoint import Checkpoint
+from noloco_node.checkpoints import saved_state
+from noloco_node.checkpoints.checkpoint import Checkpoint, Use, any_values
 from noloco_node.checkpoints.keeper import CheckpointKeeper
-from noloco_node.core.codecs import codec, rehearse
+from noloco_node.checkpoints.saved_state import Expected
+from noloco_node.core.codecs.by_name import codec, rehearse
 from noloco_node.data import token_cache
 from noloco_node.data.sources import Sources
 from noloco_node.host.config import NodeConfig
 from noloco_node.run.schema import Manifest
-from noloco_node.training.replica import Replica
+from noloco_node.training.replica import MAX_SKIPPED, WARM_UP_STEPS, Replica
 from noloco_node.training.thread import Message, TrainingThread
+
+_MANY = 1 << 53
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +31,10 @@ def start(  # noqa: PLR0913, PLR0917
     post: Callable[[Message], None],
 ) -> TrainingThread:
     """Returns at once; model, data and checkpoint are loaded on that thread."""
-    layout = b""
+    replica: Replica | None = None
 
     def build() -> Replica:
-        nonlocal layout
+        nonlocal replica
         inner = Replica.build(
             run,
             peer_id,
@@ -42,16 +46,15 @@ def start(  # noqa: PLR0913, PLR0917
             sources=sources,
         )
         token_cache.prune(sources.cache)  # never the one of this run, which has just been used
-        layout = inner.layout
-        found = keeper.resume(layout)
+        replica = inner
+        found = keeper.resume(inner.layout, using(run, inner, inner.load), inner.parameters)
         rehearse(run.outer.codec)
         if found:
-            inner.load(found)
             log.info("going on from the checkpoint of round %d", inner.round)
         return inner
 
     def last_good() -> Checkpoint | None:
-        return keeper.last_good(layout)
+        return keeper.last_good(replica.layout, using(run, replica), replica.parameters) if replica else None
 
     thread = TrainingThread(
         build,
@@ -63,3 +66,22 @@ def start(  # noqa: PLR0913, PLR0917
     )
     thread.start()
     return thread
+
+
+def using(run: Manifest, replica: Replica, load: Use = any_values) -> Use:
+    """Checks that this replica could have written a checkpoint, then loads it."""
+    steps = run.inner.steps or _MANY
+    counters = {
+        "phase_step": steps + 10 * MAX_SKIPPED,  # a phase in which every step is skipped goes on beyond its end
+        "taken": _MANY,
+        "skipped": _MANY,
+        "skipped_in_row": MAX_SKIPPED - 1,
+        "warm_up_left": WARM_UP_STEPS,
+    }
+    expected = Expected(replica.shapes, run.outer.keep_norm, run.rounds, counters)
+
+    def use(found: Checkpoint) -> None:
+        saved_state.check(found, expected)
+        load(found)
+
+    return use

@@ -10,6 +10,7 @@ from noloco_node.host.config import NodeConfig
 from noloco_node.node.base import BaseNode, Report
 from noloco_node.node.lifecycle import Signal
 from noloco_node.peers import rows, run_registry
+from noloco_node.peers.answering import Answering
 from noloco_node.peers.directory import Directory
 from noloco_node.peers.record import PeerRecord
 from noloco_node.run.manifest import Signed
@@ -36,7 +37,9 @@ class RendezvousNode(BaseNode):
 
     async def _live(self) -> None:
         self.waits_for("the directory of peers")
-        swarm = self._swarm = Directory(self._transport.p2p, self._config.bootstrap)
+        place_of, answering = self._transport.place_seen, Answering(self._transport)
+        swarm = Directory(self._transport.p2p, self._config.bootstrap, place_of=place_of, answering=answering)
+        self._swarm = swarm
         await self._enter(swarm.start)
         self._handle(Signal.DIRECTORY_ENTERED)
         self._report_join_lines(self._transport.addresses())

@@ -18,7 +18,6 @@ from typing import Any
 
 from noloco_node.base import peer_names, periodic
 from noloco_node.base.events import Evaluated, Event, RolledBack, RoundCommitted, WentSolo
-from noloco_node.base.places import place_of
 from noloco_node.base.states import AT_WORK, HAS_WEIGHTS, NodeState
 from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.checkpoints.schedule import CheckpointSchedule
@@ -33,6 +32,7 @@ from noloco_node.observe import exporters
 from noloco_node.observe.jsonl import METRICS_EVERY_S
 from noloco_node.observe.recorder import Recorder, rollback_sentence
 from noloco_node.peers import run_registry
+from noloco_node.peers.answering import Answering
 from noloco_node.peers.cache import PeerCache
 from noloco_node.peers.directory import Directory
 from noloco_node.peers.membership import Membership
@@ -132,7 +132,17 @@ class TrainingNode(BaseNode):
         self._thread = self._start_training(run)
         p2p, bootstrap = self._transport.p2p, self._config.bootstrap
         stores = self._transport.can_be_called
-        directory = Directory(p2p, bootstrap, self._identity, run.run_id, boot=self._boot, stores=stores)
+        place_of, answering = self._transport.place_seen, Answering(self._transport)
+        directory = Directory(
+            p2p,
+            bootstrap,
+            self._identity,
+            run.run_id,
+            boot=self._boot,
+            stores=stores,
+            place_of=place_of,
+            answering=answering,
+        )
         await self._enter(lambda: self._membership.enter(directory))
         self._report(f"{peer_names.name_of(self._identity.peer_id)} ({self._identity.peer_id}) in run {run.label}")
         run_and_author = f" --run {run.run_id} --trust {signed.author}"
@@ -405,7 +415,7 @@ class TrainingNode(BaseNode):
 
     def _update_candidates(self) -> None:
         training = [record for record in self.seen() if record.state == NodeState.TRAINING]
-        self._rounds.candidates({record.peer_id: _place(record) for record in training})
+        self._rounds.candidates({record.peer_id: self._transport.place_of(record.peer_id) for record in training})
         self._recorder.curves.seen(training)
 
     # ---- the volunteer's limits ----
@@ -479,9 +489,3 @@ class TrainingNode(BaseNode):
 
     def history(self) -> HistoryView:
         return self._recorder.curves.view(self._lines.last())
-
-
-def _place(record: PeerRecord) -> str:
-    """As the first of its IP addresses says, or else the first of its names."""
-    addresses = sorted(record.addresses, key=lambda address: address.ip is None)
-    return place_of(addresses[0].host) if addresses else ""

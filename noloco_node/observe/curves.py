@@ -15,6 +15,8 @@ from noloco_node.observe.jsonl import records
 from noloco_node.peers.record import PeerRecord
 from noloco_node.views.history import HistoryView, MeetingView, Piece, Point, Rate, Said
 
+LATEST, _MOST = 1 << 34, 1 << 53
+"""Of a time in seconds and of a count, in a file that anybody may have written: what the views can hold."""
 POINTS = 500
 """At twice as many, every second one is dropped: a screen has no more pixels."""
 PIECES, RATES, PAIRS = 300, 120, 2000
@@ -78,6 +80,8 @@ class Curves:
         for line in records(events):
             try:
                 at, kind = float(line["at"]), line["event"]
+                if not (0 <= at <= LATEST and all(0 <= int(line.get(key, 0)) <= _MOST for key in ("round", "steps"))):
+                    continue
                 if kind == "PhaseDone":
                     round, step, loss = int(line["round"]), int(line["steps"]), float(line["loss"])
                     self._add(Point(at, round, step, loss))

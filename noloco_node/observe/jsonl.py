@@ -14,6 +14,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
+from noloco_node.base.atomic_files import open_file, refuse_fifo
 from noloco_node.views.status import StatusView
 
 MAX_BYTES = 8 << 20
@@ -38,6 +39,7 @@ class JsonLines(RotatingFileHandler):
         self._over = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            refuse_fifo(path)
             self.stream = self._open()  # at once, so that a failure is logged at the start
         except OSError as error:
             self._give_up(error)
@@ -73,7 +75,7 @@ def figures(view: StatusView, at: float) -> dict[str, Any]:
 def records(path: Path) -> Iterator[Mapping[str, Any]]:
     """What was written, the oldest first. Damaged lines are skipped; without a file there are none."""
     for file in reversed(generations(path)):
-        with suppress(OSError), file.open("rb") as lines:
+        with suppress(OSError), open_file(file) as lines:
             while line := lines.readline(_MAX_LINE_BYTES):
                 try:
                     record = json.loads(line)

@@ -6,6 +6,7 @@ comes from the network, and libp2p proves who answers at an address. A damaged f
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
@@ -13,10 +14,11 @@ from typing import Protocol
 from noloco_node.base import atomic_files
 from noloco_node.base.addresses import Address
 from noloco_node.base.identity import is_peer_id
+from noloco_node.base.places import claimed
 from noloco_node.peers.record import read_addresses
 
 MAX_PEERS = 64
-"""The peers seen last: enough that some are still there after a week."""
+"""The peers seen last, of each place the same number: enough that some are still there after a week."""
 MAX_FILE_BYTES = 256 << 10
 """More than a file of MAX_PEERS peers with the most and longest addresses has."""
 LATEST = 1 << 34
@@ -50,8 +52,14 @@ class PeerCache:
         """Add peers that are there now. Raises DiskFull, UsageError."""
         there = {r.peer_id: (r.time, r.addresses) for r in records if r.addresses}
         found = {**self._read(), **there}
-        latest = sorted(found, key=lambda peer: -found[peer][0])[:MAX_PEERS]
-        self._peers = {peer: found[peer] for peer in latest}
+        latest = sorted(found, key=lambda peer: -found[peer][0])
+        before = Counter[str]()
+        turn = {}
+        for peer in latest:  # each place's latest come before any place's second
+            place = claimed(peer, found[peer][1])
+            turn[peer] = before[place]
+            before[place] += 1
+        self._peers = {peer: found[peer] for peer in sorted(latest, key=turn.__getitem__)[:MAX_PEERS]}
         if (content := {peer: addresses for peer, (_, addresses) in self._peers.items()}) == self._written:
             return  # nothing but the times has changed
         table = {

@@ -9,16 +9,18 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from noloco_node.base.addresses import Address
 from noloco_node.base.identity import Identity
+from noloco_node.base.places import claimed, several
 from noloco_node.base.states import NodeState
 from noloco_node.errors import SwarmUnreachable
-from noloco_node.peers.dht_storage import DhtStorage, RecordValidator
+from noloco_node.peers.answering import Answering
+from noloco_node.peers.dht_storage import DhtStorage, NamesCallers, RecordValidator, answer_size
 from noloco_node.peers.record import (
     MAX_ADDRESSES,
     PeerRecord,
@@ -34,8 +36,17 @@ from noloco_node.peers.size_estimate import SizeEstimate
 _DHT_S = 10.0  # for one look-up or store: a few rounds of calls, each cancelled after 3 s
 _LEAVE_S = 2.0  # leaving is quick even if no peer answers any more
 _CALL_S = 3.0
-_REMEMBERED = 64  # peers that a node pings when its routing table is empty
+_FIRST_READS = 2  # before a record is written: what the first says of the run's size, the second checks
+_PINGED = 64  # peers that a node pings when its routing table is empty
+_MET = 256  # that it remembers for this
 _OTHER_RUNS = 64  # that are read without being a member: as many as a rendezvous keeps
+
+_MAX_KNOWN = 2048  # records remembered of a run, and peers of which it is known who told us of them
+_TELLERS = 8  # of one peer, the latest
+
+
+async def _place_of_its_own(peer: str) -> str:
+    return peer
 
 
 class Directory:
@@ -55,12 +66,17 @@ class Directory:
         stores: bool = True,
         ttl_s: float = 60.0,
         refresh_s: float = 20.0,
+        place_of: Callable[[str], Awaitable[str]] = _place_of_its_own,
+        answering: Answering | None = None,
     ) -> None:
+        """`place_of`: where a peer that calls is (base/places.py). `answering`: who counts as there; without it, every
+        peer that has a record."""
         self.ttl_s = ttl_s
         """A record's lifetime. The same for every node of a DHT: `RecordValidator` checks expiries by it."""
         self.refresh_s = refresh_s
         """How often to `publish`: three times in a record's lifetime."""
-        self._p2p = p2p
+        self._place_of = place_of
+        self._p2p = NamesCallers(p2p, place_of)
         own = p2p.peer_id.to_base58()
         self._bootstrap = [address for address in bootstrap if address.peer != own]
         self._identity = identity
@@ -70,13 +86,17 @@ class Directory:
         self._boot = boot or secrets.token_bytes(16)
         self._started = time.time()
         self._last: Presence | None = None
-        self._size = SizeEstimate(random.Random())
+        self._rng = random.Random()
+        self._size = SizeEstimate(self._rng)
         self._known: dict[str, PeerRecord] = {}
         self._written: dict[int, float] = {}
         """The depths of our records that may not have expired yet, and when each was written."""
         self._other_runs: dict[str, _OtherRun] = {}
-        self._met: dict[str, None] = {}
-        """Peers that were there, the latest last: an ordered set."""
+        self._answering = answering
+        self._told_by: dict[str, set[str]] = {}
+        """By peer: the nodes of the DHT that gave us its record lately."""
+        self._met: dict[str, str] = {}
+        """Peers that were there and where, the latest last."""
         self._node: Any = None
 
     async def start(self) -> None:
@@ -84,12 +104,13 @@ class Directory:
 
     async def rejoin(self, p2p: Any) -> None:
         """Go on over another p2pd, after the former one ended. Succeeds even where no peer answers."""
-        before, self._node, self._p2p = self._node, None, p2p
+        before, self._node, self._p2p = self._node, None, NamesCallers(p2p, self._place_of)
         if before is not None and before.cache_refresh_task is not None:
             before.cache_refresh_task.cancel()  # nothing else to end: the handlers ended with their p2pd
         await self._join((), before.node_id if before else None)
         if before is not None:
-            self._met.update((peer.to_base58(), None) for peer in before.protocol.routing_table.peer_id_to_uid)
+            known = [peer.to_base58() for peer in before.protocol.routing_table.peer_id_to_uid]
+            self._meet({peer: self._met.get(peer, peer) for peer in known})
         await self._ping_known()
 
     async def _join(self, peers: Sequence[Address], own_id: Any = None) -> None:
@@ -113,6 +134,7 @@ class Directory:
                 protocol = self._node.protocol
                 early, protocol.storage = protocol.storage, DhtStorage(self.ttl_s)
                 protocol.storage.take_over(early)
+                protocol.call_find = self._noting(protocol.call_find)
                 protocol.cache = DhtStorage(self.ttl_s, most=0)  # nothing of ours uses it
         except (RuntimeError, TimeoutError) as error:
             raise SwarmUnreachable(
@@ -127,8 +149,9 @@ class Directory:
         self._last = presence = replace(presence, addresses=tuple(publishable[:MAX_ADDRESSES]))
         now = time.time()
         await self._ping_known()
-        if not self._size.known:
-            await self.peers()
+        for _ in range(_FIRST_READS):
+            if not self._size.known:
+                await self.peers()
         record = signed_record(
             identity,
             presence,
@@ -155,7 +178,7 @@ class Directory:
         read in a record's lifetime: every peer of a small run; of a large one, as good as a uniform sample."""
         identity = self._member()
         self._known = await self._read(self._run_id, self._size, self._known, identity.peer_id)
-        return dict(self._known)
+        return self._there(self._known)
 
     async def peers_of(self, run_id: str) -> dict[str, PeerRecord]:
         """Like `peers`, but of a run that this node is no member of."""
@@ -163,7 +186,7 @@ class Directory:
             del self._other_runs[next(iter(self._other_runs))]
         run = self._other_runs.setdefault(run_id, _OtherRun())
         run.known = await self._read(run_id, run.size, run.known)
-        return dict(run.known)
+        return self._there(run.known)
 
     async def _read(
         self, run_id: str, size: SizeEstimate, known: Mapping[str, PeerRecord], own: str | None = None
@@ -174,22 +197,74 @@ class Directory:
             await self._ping_known()
         depth = size.read_depth()
         bucket = f"{random.getrandbits(depth):0{depth}b}" if depth else ""
+        key = key_of(run_id, bucket)
         async with asyncio.timeout(_DHT_S):
-            found = await node.get(key_of(run_id, bucket), latest=True)
+            found = await node.get(key, latest=True)
         entries = found.value.items() if found is not None and isinstance(found.value, dict) else ()
         there = self._accepted(run_id, ((peer, entry.value) for peer, entry in entries if peer != own))
+        if self._answering is not None:
+            await self._answering.ask(self._by_teller(there, key))
+        answered = self._there(there)
+        self._meet({peer: claimed(peer, record.addresses) for peer, record in answered.items()})
         ours = own is not None and bucket_of(own, depth) == bucket
-        size.found(depth, len(there) + ours, [record.peers for record in there.values() if record.peers])
+        size.found(depth, self._alive(there) + ours, [record.peers for record in answered.values() if record.peers])
         now = time.time()
         found_now = there if not (known and size.is_partial(depth)) else {}
-        return {peer: record for peer, record in {**known, **found_now}.items() if record.expires > now}
+        alive = {peer: record for peer, record in {**known, **found_now}.items() if record.expires > now}
+        return alive if len(alive) <= _MAX_KNOWN else self._there(alive)
+
+    def _meet(self, peers: Mapping[str, str]) -> None:
+        self._met = dict([*((peer, at) for peer, at in self._met.items() if peer not in peers), *peers.items()][-_MET:])
+
+    def _there(self, records: Mapping[str, PeerRecord]) -> dict[str, PeerRecord]:
+        """Those that count as there."""
+        if self._answering is None:
+            return dict(records)
+        return {peer: record for peer, record in records.items() if self._answering.answered(peer)}
+
+    def _alive(self, records: Mapping[str, PeerRecord]) -> int:
+        """How many of them are there: of those not called yet the same share as of the others."""
+        if self._answering is None:
+            return len(records)
+        answered, failed = len(self._there(records)), sum(map(self._answering.failed, records))
+        return round(len(records) * answered / (answered + failed)) if answered + failed else len(records)
+
+    def _by_teller(self, records: Mapping[str, PeerRecord], key: str) -> dict[str, dict[str, PeerRecord]]:
+        """Records by the nodes of the DHT that gave them to us; those that this node stores by an empty name."""
+        from hivemind.dht.routing import DHTID
+
+        stored = self._running().protocol.storage.get(DHTID.generate(key))
+        groups: dict[str, dict[str, PeerRecord]] = {"": {}}
+        for peer, record in records.items():
+            if stored is not None and peer in stored.value.data:
+                groups[""][peer] = record
+            for teller in self._told_by.get(peer, ()):
+                groups.setdefault(teller, {})[peer] = record
+        return groups
+
+    def _noting(self, call_find: Any) -> Any:
+        """hivemind's look-up at one node, noting which records that node gave us."""
+
+        async def find(teller: Any, keys: Any) -> Any:
+            answer_size.set([0])
+            found = await call_find(teller, keys)
+            for value, _ in (found or {}).values():
+                for peer in value.value.data if value is not None and hasattr(value.value, "data") else ():
+                    self._told_by[peer] = {*list(self._told_by.pop(peer, ()))[-_TELLERS:], teller.to_base58()}
+            for _ in range(len(self._told_by) - _MAX_KNOWN):
+                del self._told_by[next(iter(self._told_by))]
+            return found
+
+        return find
 
     async def connect(self, peers: Iterable[str]) -> None:
         """Take peers that are known from elsewhere into the routing table, if they answer."""
-        self._met = dict.fromkeys([*list(self._met)[-_REMEMBERED:], *peers])
+        self._meet({peer: peer for peer in peers})
         await self._ping(peers)
 
     async def close(self) -> None:
+        if self._answering is not None:
+            self._answering.close()
         if self._node is None:
             return
         node, self._node = self._node, None
@@ -225,9 +300,7 @@ class Directory:
             for peer, record in entries
             if isinstance(peer, str) and isinstance(record, bytes)
         )
-        accepted = {record.peer_id: record for record in records if record is not None}
-        self._met = dict.fromkeys([*list(self._met)[-_REMEMBERED:], *accepted])
-        return accepted
+        return {record.peer_id: record for record in records if record is not None}
 
     async def _ping_known(self) -> None:
         """Ping the bootstrap nodes, which hivemind does only once, at the start; and where the routing table is empty,
@@ -235,7 +308,7 @@ class Directory:
         known = self._running().protocol.routing_table.peer_id_to_uid
         wanted = [address.peer for address in self._bootstrap]
         if not known:
-            wanted += list(self._met)[-_REMEMBERED:]
+            wanted += several(self._rng, self._met, _PINGED)
         await self._ping(wanted)
 
     async def _ping(self, wanted: Iterable[str]) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import grpc
 
 from noloco_node.base.addresses import Address
+from noloco_node.base.places import claimed, several
 from noloco_node.peers import run_registry
 from noloco_node.peers.cache import PeerCache
 from noloco_node.peers.directory import Directory
@@ -84,7 +85,8 @@ class Membership:
     async def _call_cached(self, directory: Directory) -> None:
         known = self._cache.peers()
         absent = [peer for peer in known if peer not in self.seen and peer != self._transport.peer_id]
-        chosen = random.sample(absent, min(CACHED_ASKED, len(absent)))
+        places = {peer: claimed(peer, known[peer]) for peer in absent}
+        chosen = several(random.Random(), places, CACHED_ASKED)
         self._transport.introduce({peer: known[peer] for peer in chosen})
         calls = {peer: asyncio.create_task(run_registry.ask(self._transport.channel(peer))) for peer in chosen}
         try:

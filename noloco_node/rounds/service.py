@@ -7,7 +7,7 @@ result of a round goes out as an event. It does not know the DHT: node/trainer.p
 
 import asyncio
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -32,7 +32,8 @@ OFFER_S = 10.0
 LAST_FRAME_S = 2.0
 """How long the partner may take to receive why a swap failed."""
 MAX_CALLERS = 32
-"""Calls answered at once; further ones are refused as busy, so that a flood holds a bounded number of streams."""
+"""Calls answered at once, so that a flood holds a bounded number of streams. For a further one, one is refused as busy
+that has made no offer yet: of a stranger rather than of a known peer, and of the place that has the most."""
 EVENT_LINE = 200
 """Characters: a long list of candidates is cut."""
 PARTNERS = 512
@@ -82,6 +83,15 @@ class RoundTotals:
     one_sided: int = 0
 
 
+@dataclass(slots=True)
+class _Caller:
+    place: str
+    known: bool
+    """A candidate, or a partner before."""
+    link: Link
+    offered: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class _SwapUnderWay:
     peer: str
@@ -115,7 +125,7 @@ class RoundService(ExchangeServicer):
         ] = {}
         self._stay_s = 0.0  # how long our call with an appointment waits: there is one call at a time
         self._tasks: dict[bytes, asyncio.Task[None]] = {}  # by exchange: our calls, and swaps with callers
-        self._callers: set[str] = set()
+        self._callers: dict[str, _Caller] = {}
         self._under_way: _SwapUnderWay | None = None
         self._backlog = Backlog()
         self._links: set[Link] = set()
@@ -136,24 +146,26 @@ class RoundService(ExchangeServicer):
         if offer is not None:
             self._offers[round] = offer
             self._all_closed.clear()
-        self._handle(round_events.Boundary(round, phase_s, closed))
+        progress = self._under_way.swap.progress if self._under_way else None
+        self._handle(round_events.Boundary(round, phase_s, closed, progress))
 
     def candidates(self, places: Mapping[str, str]) -> None:
         """Who may be called: the place (base/places.py) of each peer."""
         self._handle(round_events.Candidates(places))
 
     def standing(self, peer: str) -> Standing:
-        return self.standings().get(peer, Standing())
+        return self._machine.standing(peer, asyncio.get_running_loop().time())
 
     def standings(self) -> Mapping[str, Standing]:
         """Of all peers of which this node has seen something itself."""
-        return {}
+        return {peer: self.standing(peer) for peer in self._machine.known}
 
     def taken_back(self, exchange: bytes, loss_with: float, loss_without: float) -> None:
         """The corrections of this exchange made the model worse, and were taken back."""
         if exchange in self._partners:
             round, partner = self._partners[exchange]
             self._observe(TakenBack(round, partner, loss_with, loss_without))
+            self._handle(round_events.TookBack(partner))
 
     def stop(self) -> None:
         """Make and accept no more calls; a swap under way goes on."""
@@ -268,7 +280,7 @@ class RoundService(ExchangeServicer):
             if link.ending:
                 await link.wait_for_end(LAST_FRAME_S)
         except PeerFault as fault:
-            self._blame(call.peer, fault)
+            self._blame_for_call(call.peer, fault)
             self._handle(round_events.Unanswered(call.exchange, fault.reason))
         finally:
             self._count(link)
@@ -334,16 +346,21 @@ class RoundService(ExchangeServicer):
         except PeerRefused as no:
             link.send(wire.Refusal(wire.Code[no.reason.upper()], no.retry_in_s))
         except PeerFault as fault:
-            self._blame(peer, fault)
+            self._blame_for_call(peer, fault)
         finally:
             link.close()
 
     async def _answer_call(self, peer: str, place: str, link: Link) -> None:
-        if peer in self._callers or len(self._callers) >= MAX_CALLERS:
+        if peer in self._callers:
             raise PeerRefused("busy")
-        self._callers.add(peer)
+        caller = self._callers[peer] = _Caller(place, self._machine.knows(peer), link)
+        if len(self._callers) > MAX_CALLERS:
+            self._send_one_away()
         try:
             offer = await link.receive(OFFER_S)
+            if self._callers.get(peer) is not caller:
+                return  # sent away meanwhile
+            caller.offered = True
             if not isinstance(offer, wire.Offer):
                 raise PeerMisbehaved("unexpected_frame", type(offer).__name__)
             self._check(peer, offer)
@@ -353,7 +370,15 @@ class RoundService(ExchangeServicer):
             link.send(wire.Accept(self._boot, verdict.round))
             await self._swap(verdict.exchange, peer, verdict.round, link, leads=False)
         finally:
-            self._callers.discard(peer)
+            if self._callers.get(peer) is caller:
+                del self._callers[peer]
+
+    def _send_one_away(self) -> None:
+        """Of those without an offer the first one, a stranger if there is one, of the place that has the most."""
+        sizes = Counter(caller.place for caller in self._callers.values())
+        silent = [peer for peer, caller in self._callers.items() if not caller.offered]
+        least = min(silent, key=lambda p: (self._callers[p].known, -sizes[self._callers[p].place]))
+        self._callers.pop(least).link.end_with(wire.Refusal(wire.Code.BUSY))
 
     def _check(self, peer: str, offer: wire.Offer) -> None:
         """Refuse an offer that does not fit ours, and one that was seen before."""
@@ -397,11 +422,13 @@ class RoundService(ExchangeServicer):
             self._tasks[exchange] = task
         self._trainer.swapping(True)
         reason: str | None = "hung_up"  # the result when this task is cancelled
+        faulty = False
         try:
             await swap.run()
             reason = None
         except PeerFault as fault:
             reason = fault.reason
+            faulty = reason == DIVERGED or isinstance(fault, PeerMisbehaved)
             self._blame(peer, fault)
         except NonFinite:
             reason = "nonfinite"
@@ -412,7 +439,7 @@ class RoundService(ExchangeServicer):
             elif reason is not None:
                 link.drop()
             self._totals.one_sided += swap.one_sided
-            self._handle(round_events.SwapEnded(exchange, reason, swap.applied, swap.one_sided))
+            self._handle(round_events.SwapEnded(exchange, reason, swap.applied, swap.one_sided, faulty))
             self._under_way = None
             self._tasks.pop(exchange, None)
 
@@ -425,6 +452,11 @@ class RoundService(ExchangeServicer):
         self._links.discard(link)
         self._totals.sent_bytes += link.sent_bytes
         self._totals.received_bytes += link.received_bytes
+
+    def _blame_for_call(self, peer: str, fault: PeerFault) -> None:
+        self._blame(peer, fault)
+        if isinstance(fault, PeerMisbehaved):
+            self._handle(round_events.Misbehaved(peer, fault.reason))
 
     def _blame(self, peer: str, fault: PeerFault) -> None:
         log.debug("%s: %s", peer, fault)

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
-from noloco_node.core.codec import CodecStats
+from noloco_node.core.codecs.codec import CodecStats
 from noloco_node.errors import PeerFault, PeerMisbehaved
 from noloco_node.host.limits import MIN_RATE_BYTES_S
 from noloco_node.rounds.link import Link
@@ -122,6 +122,7 @@ class Swap:
         """The factors that we allow, by places in the order, of corrections that are whole; at most WINDOW of them."""
         self._acked: float | None = None
         """The factor in the follower's acknowledgement of the next fragment: received or sent."""
+        self._fragment_bytes = 0
         self.applied = 0
         self.one_sided = 0
         self.stats = CodecStats()
@@ -146,11 +147,19 @@ class Swap:
         self.stats = await _done(self._vectors.stats())
         await self._finish()
 
+    @property
+    def progress(self) -> float:
+        """0 to 1. Of the fragment that is next to be applied, the bytes count that went in the slower direction: on a
+        slow link it may take phases."""
+        moved = min(self._link.sent_bytes, self._link.received_bytes) / max(1, self._fragment_bytes)
+        return min(max(moved, self.applied), self.applied + 1) / len(self._order)
+
     async def _open_ahead(self) -> None:
         while self._opened < min(self.applied + WINDOW, len(self._order)):
             index = self._order[self._opened]
             self._opened += 1
             payload = await _done(self._vectors.open(index, self._exchange_id))
+            self._fragment_bytes = max(self._fragment_bytes, len(payload))
             self._stall_s = max(self._stall_s, SLOW_STREAMS * len(payload) / MIN_RATE_BYTES_S)
             self._link.send(wire.Fragment(index, payload))
 

@@ -24,7 +24,7 @@ from noloco_node.core import stability
 PRESETS = ("tiny", "125m", "350m", "1b", "7b")
 SOURCES = ("stdlib", "files", "hub")
 CODECS = ("lattice:4", "bf16", "fp32", "int8", *(f"lattice:{bits}" for bits in (2, 3, 5, 6, 7, 8)))
-"""What core/codecs.py offers; the first is the default."""
+"""What core/codecs/by_name.py offers; the first is the default."""
 
 _HUB_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
 

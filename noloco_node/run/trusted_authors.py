@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from noloco_node.base import atomic_files
+from noloco_node.base.identity import is_peer_id
 from noloco_node.errors import NotAdmitted
 
 _MAX_BYTES = 4 << 20
@@ -46,7 +47,7 @@ class TrustedAuthors:
 
 
 def _checked(known: object) -> dict[str, str]:
-    if not isinstance(known, dict) or not all(isinstance(author, str) for author in known.values()):
+    if not isinstance(known, dict) or not all(isinstance(who, str) and is_peer_id(who) for who in known.values()):
         raise ValueError("it is not a table of authors")
     return known
 

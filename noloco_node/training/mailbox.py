@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Generic, TypeVar
 
-from noloco_node.core.codec import Packed
+from noloco_node.core.codecs.codec import Packed
 from noloco_node.errors import NolocoError
 from noloco_node.training.replica import State, Trial
 from noloco_node.training.state_snapshot import Copy

@@ -25,7 +25,9 @@ SNAPSHOT_BYTES = 4
 """Per parameter, while an offer is open."""
 CHECKPOINT_BYTES = 20
 """Per parameter, while one is written: a copy of θ, φ, δ and AdamW's moments, while training goes on."""
-PEAK_BYTES = FAST_BYTES + SLOW_BYTES + SNAPSHOT_BYTES + CHECKPOINT_BYTES
+KEPT_BYTES = 1
+"""Per parameter, in a swap: its corrections, until it is known whether they did harm; 4 with codecs without units."""
+PEAK_BYTES = FAST_BYTES + SLOW_BYTES + SNAPSHOT_BYTES + KEPT_BYTES + CHECKPOINT_BYTES
 MOMENT_BYTES = 8
 """Per parameter: what AdamW makes in its first step only."""
 SPARE = 0.9
@@ -45,7 +47,7 @@ def check(parameters: int, device: torch.device, fraction: float) -> None:
 def beside_gpu_bytes(parameters: int, of_gpu: int) -> int:
     """Per parameter, in host memory; `of_gpu`: the bytes that training may take there."""
     slow = 0 if slow_fits(parameters, of_gpu - 4 * parameters) else SLOW_BYTES
-    return slow + SNAPSHOT_BYTES + CHECKPOINT_BYTES
+    return slow + SNAPSHOT_BYTES + KEPT_BYTES + CHECKPOINT_BYTES
 
 
 def check_copy(parameters: int) -> None:

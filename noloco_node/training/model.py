@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
     register_module_module_registration_hook,
     register_module_parameter_registration_hook,
 )
@@ -53,8 +54,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """Llama shapes. With 32,000 tokens they have 134 M, 374 M, 1.35 B and 6.74 B parameters; with bytes 85 M, 309 M, 1.22 B
 and 6.48 B."""
-MAX_MODULES = 100_000
-"""Modules in a model: GPT-3 has 2,000. They cost memory and time before the first parameter is made."""
+MAX_MODULES = 20_000
+"""Modules in a model: GPT-3 has 2,000. They cost memory and time before the first parameter is made, a second for some
+thousands."""
 
 _ALSO_KNOWN = frozenset({"rope_theta", "rope_scaling", "partial_rotary_factor"})  # spellings that configs still take
 
@@ -196,7 +198,7 @@ def _bounded(max_parameters: int) -> Iterator[None]:
     """Stop in the middle of building a model that this machine could not hold."""
     elements = modules = 0
 
-    def on_parameter(_module: nn.Module, _name: str, parameter: nn.Parameter | None) -> None:
+    def on_parameter(_module: nn.Module, _name: str, parameter: Tensor | None) -> None:
         nonlocal elements
         elements += 0 if parameter is None else parameter.numel()
         if elements > max_parameters:
@@ -213,6 +215,7 @@ def _bounded(max_parameters: int) -> Iterator[None]:
 
     hooks = [
         register_module_parameter_registration_hook(on_parameter),
+        register_module_buffer_registration_hook(on_parameter),  # a table of positions may be larger than the weights
         register_module_module_registration_hook(on_module),
     ]
     try:

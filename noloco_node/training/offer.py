@@ -17,7 +17,7 @@ from torch import Tensor
 
 from noloco_node.core import fragments
 from noloco_node.core.bounds import CorrectionBounds, Movement
-from noloco_node.core.codec import BLOCK, Codec, CodecStats, Conversation, Packed, Received
+from noloco_node.core.codecs.codec import BLOCK, Codec, CodecStats, Conversation, Packed, Received
 from noloco_node.errors import NonFinite, PeerFault, PeerMisbehaved
 from noloco_node.training.mailbox import Command, Correct
 

@@ -15,8 +15,10 @@ computes loss and gradient of a batch. Knows nothing of peers, threads or files;
 
 import hashlib
 import math
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from noloco_node.core import outer
-from noloco_node.core.codec import BLOCK, Packed
+from noloco_node.core.codecs.codec import BLOCK, Packed
 from noloco_node.core.length_correction import LengthCorrection
 from noloco_node.data import corpus
 from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved, UsageError
@@ -37,6 +39,8 @@ from noloco_node.training.task import Batch, Closable, ExampleStream, Patient, T
 
 MAX_SKIPPED = 10
 """Steps skipped in a row: one may be a bad batch; ten mean bad weights."""
+LOSSES = 8
+"""Steps whose mean loss goes into a checkpoint: one batch may be easy or hard."""
 WARM_UP_STEPS = 5
 """Of an AdamW that begins in the middle of a run: its first steps, each as long as the learning rate in every parameter
 whatever the gradient, would spoil the weights. Until they are over, nothing is offered."""
@@ -54,6 +58,10 @@ class State:
     """`phi` and `delta`, flat."""
     inner: dict[str, Any]
     """Optimizer, data position, random state: plain containers and tensors."""
+    eval_loss: float | None = None
+    """Of the last evaluation of these weights or of those that they came from; None: not known."""
+    loss: float | None = None
+    """Of the last steps, on average. It shows what harmed the weights since the evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +164,10 @@ class Replica:
         self._skipped_in_row = 0
         self.last_loss = 0.0
         """Of the last step that was not skipped."""
+        self._losses: deque[float] = deque(maxlen=LOSSES)
+        """Of the last steps that were not skipped, of these weights."""
+        self._eval_loss: float | None = None
+        """Of the last evaluation, of these weights."""
         self._warm_up_left = 0
         """Steps of a fresh AdamW that still have a lower learning rate."""
         self._restored_in = -1
@@ -210,6 +222,11 @@ class Replica:
     @property
     def parameters(self) -> int:
         return len(self.theta)
+
+    @property
+    def shapes(self) -> dict[str, torch.Size]:
+        """Of the parameters, in the order of the flat vectors."""
+        return {name: p.shape for name, p in model.parameters(self.module)}
 
     @property
     def phase_over(self) -> bool:
@@ -286,6 +303,7 @@ class Replica:
         loss, norm = self._gradients.gradient(batch)
         if math.isfinite(loss) and math.isfinite(norm):
             self._skipped_in_row, self.last_loss = 0, loss
+            self._losses.append(loss)
             self._descend(norm)
         else:
             self.skipped += 1
@@ -365,7 +383,7 @@ class Replica:
     def apply(self, start: int, c: Tensor | Packed, offered_round: int) -> None:
         """Add a partner's correction of the elements from `start` on, for the offer made as round `offered_round`
         began, with the length that is owed there. One for weights that were given up since is dropped. It is kept for
-        `take_back` until `begin_swap`."""
+        `take_back` until `let_stay`."""
         if offered_round <= self._restored_in:
             return
         added = _Added(start, c if isinstance(c, Packed) else Packed(c), offered_round)
@@ -375,8 +393,8 @@ class Replica:
         self._added.append(added)
         self._change(added, change)
 
-    def begin_swap(self) -> None:
-        """What was added before stays."""
+    def let_stay(self) -> None:
+        """What was added before."""
         self._added.clear()
 
     @property
@@ -385,7 +403,7 @@ class Replica:
         return bool(self._added)
 
     def take_back(self) -> None:
-        """Undo what was added since `begin_swap`, now or boundaries later: θ, φ and δ become what they would be
+        """Undo what was added since `let_stay`, now or boundaries later: θ, φ and δ become what they would be
         without it, had θ learned the same since."""
         for added in self._added:
             change = added.correction.applied()
@@ -397,7 +415,7 @@ class Replica:
         self._added.clear()
 
     def evaluate_without(self, partner: float = 0.0) -> float:
-        """The loss without what was added since `begin_swap`; `partner` = 1: of what the partner sent, as far as it is
+        """The loss without what was added since `let_stay`; `partner` = 1: of what the partner sent, as far as it is
         known, instead."""
         apart = 2 * partner / max(self._hyper.beta, self._hyper.gamma)
         for sign in (1, -1):
@@ -407,7 +425,7 @@ class Replica:
                 part = self.theta[added.start : added.start + c.size]
                 part.add_(c.unscaled().to(part.device), alpha=sign * shift)
             if sign == 1:
-                loss = self.evaluate()
+                loss = self._gradients.evaluate()
         return loss
 
     def _late(self, offered_round: int) -> int:
@@ -454,12 +472,13 @@ class Replica:
     def evaluate(self) -> float:
         """Loss at the present θ on held-out data, the same for every replica. From a boundary to the next step θ is φ:
         the weights that are published."""
-        return self._gradients.evaluate()
+        self._eval_loss = self._gradients.evaluate()
+        return self._eval_loss
 
     # ---- the whole state ----
     def state(self) -> State:
         theta = self.theta.cpu().clone()
-        shapes = {name: p.shape for name, p in model.parameters(self.module)}
+        shapes = self.shapes
         return State(
             self.round,
             self.steps,
@@ -479,6 +498,8 @@ class Replica:
                 "rng": torch.get_rng_state(),
                 "device_rng": torch.cuda.get_rng_state(self.theta.device) if self.theta.is_cuda else None,
             },
+            self._eval_loss,
+            fmean(self._losses) if self._losses else None,
         )
 
     def load(self, saved: Saved) -> None:
@@ -503,7 +524,7 @@ class Replica:
             torch.cuda.set_rng_state(saved.inner["device_rng"], self.theta.device)
 
     def _require_same_model(self, saved: Saved) -> None:
-        shapes = {name: p.shape for name, p in model.parameters(self.module)}
+        shapes = self.shapes
         flat = (saved.outer["phi"], saved.outer["delta"])
         if shapes != {name: w.shape for name, w in saved.weights.items()} or any(
             v.shape != self.phi.shape for v in flat
@@ -521,6 +542,7 @@ class Replica:
         self.delta.copy_(saved.outer["delta"])
         self._optimizer.load(saved.inner["optimizer"])
         self._warm_up_left = saved.inner["warm_up_left"]
+        self._forget_losses()
 
     def sample(self, blocks: Sequence[int]) -> bytes:
         """Some blocks of the slow weights: fp32, little-endian. Raises PeerMisbehaved where there is no such block."""
@@ -535,18 +557,18 @@ class Replica:
         is no room for a copy of θ and for a new model."""
         phi, delta = self._read(live_state)
         memory_budget.check_trial(self.parameters)
-        own = self.evaluate()
+        own = self._gradients.evaluate()
         kept = self.theta.cpu().clone()
         try:
             self.theta.copy_(phi)
-            theirs = self.evaluate()
+            theirs = self._gradients.evaluate()
             for start, piece in _pieces(delta):
                 self.theta[start : start + len(piece)].add_(piece.to(self.theta.device), alpha=self._hyper.alpha)
-            later = self.evaluate()
+            later = self._gradients.evaluate()
             new = own
             if self.round or self.steps:
                 self.theta.copy_(model.flatten(_new_model(self._task, self._seed)))
-                new = self.evaluate()
+                new = self._gradients.evaluate()
         finally:
             self.theta.copy_(kept)
         added = self._hyper.alpha * float(delta.norm()) / max(float(phi.norm()), 1e-30)
@@ -581,6 +603,12 @@ class Replica:
         self.theta.copy_(self.phi)
         self._optimizer.restart()
         self._warm_up_left = WARM_UP_STEPS
+        self._forget_losses()
+
+    def _forget_losses(self) -> None:
+        """They were those of other weights."""
+        self._losses.clear()
+        self._eval_loss = None
 
 
 def _new_model(task: Task, seed: int) -> nn.Module:

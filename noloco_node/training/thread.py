@@ -25,7 +25,7 @@ import torch
 
 from noloco_node.base.events import Evaluated, PhaseDone, RolledBack, rate
 from noloco_node.core import fragments, verdict
-from noloco_node.core.codec import Codec
+from noloco_node.core.codecs.codec import Codec
 from noloco_node.core.round_events import SWAPPING
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory
 from noloco_node.training import mailbox, memory_budget
@@ -249,9 +249,7 @@ class TrainingThread:
                 command.settle(lambda: (self._progress(replica), self._times.so_far()))
             case mailbox.Swapping(under_way):
                 self._swapping = under_way
-                self._swap = _Swap() if under_way else replace(self._swap, ended=True)
-                if under_way:
-                    replica.begin_swap()
+                self._swap = replace(self._swap, ended=not under_way)
             case mailbox.RoundOver(round_):
                 self._rounds_over = max(round_, self._rounds_over)
             case mailbox.Signal.PAUSE:
@@ -289,18 +287,21 @@ class TrainingThread:
         if not swap.ended:
             return
         self._swap = _Swap()
-        if swap.loss is None or not replica.has_swapped:
-            return
-        after = self._loss(replica)
-        if not (after > swap.loss or math.isnan(after)):
-            return
-        with self._times.on("evaluate"):  # training went on between the two losses: compare without that
+        if swap.loss is not None and replica.has_swapped:
+            after = self._loss(replica)
+            if not after <= swap.loss and (without := self._without_harm(replica, after)) is not None:
+                self._snapshots.complete()
+                replica.take_back()
+                self._post(TakenBack(swap.exchange, after, without))
+        replica.let_stay()
+
+    def _without_harm(self, replica: Replica, loss: float) -> float | None:
+        """The loss without the swap, where it did harm. Training went on since its beginning, so it is compared with
+        the present weights without it."""
+        with self._times.on("evaluate"):
             without = replica.evaluate_without()
-            harmful = verdict.is_harmful(without, after, lambda: replica.evaluate_without(partner=1))
-        if harmful:
-            self._snapshots.complete()
-            replica.take_back()
-            self._post(TakenBack(swap.exchange, after, without))
+            harmful = verdict.is_harmful(without, loss, lambda: replica.evaluate_without(partner=1))
+        return without if harmful else None
 
     def _loss(self, replica: Replica) -> float:
         with self._times.on("evaluate"):

@@ -13,12 +13,14 @@ import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc.aio
 
 from noloco_node.base.identity import is_peer_id
+from noloco_node.base.places import behind_relay, place_of
 from noloco_node.wire.messages import MAX_MESSAGE_BYTES
 
 _log = logging.getLogger(__name__)
@@ -32,6 +34,7 @@ BUFFER_BYTES = 1 << 18
 _LOCAL_S = 5.0  # for local work only: a connection to our own server, the flush of a closed socket
 _MAX_PER_PEER = 4  # connections; one is used, others are left from before a reconnect
 _MAX_INBOUND = 128  # connections in all; each costs three file descriptors
+_MAX_BEGINNING = 32  # more streams, of which it is not known yet who sends them
 _MAX_CHANNELS = 256  # channels kept; an idle one costs a listening socket
 
 _LIMITS = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.max_send_message_length", MAX_MESSAGE_BYTES)]
@@ -69,7 +72,27 @@ class FarEnd(NamedTuple):
     peer: str
     host: str
     """The IP address that its bytes come from; that of the relay, if there is one."""
-    relayed: bool
+    relay: str = ""
+    """The relay's peer id."""
+
+    @property
+    def relayed(self) -> bool:
+        return bool(self.relay)
+
+    @property
+    def place(self) -> str:
+        """As base/places.py names it; who comes over a relay stands with it."""
+        return behind_relay(self.host) if self.relay else place_of(self.host)
+
+
+@dataclass(eq=False, slots=True)
+class _Carried:
+    """A connection from a peer, which is carried to our own server."""
+
+    caller: FarEnd
+    task: "asyncio.Task[None]"
+    calls: int = 0
+    """Being answered now."""
 
 
 class _Carrier:
@@ -106,12 +129,26 @@ class Inbound(_Carrier):
         super().__init__()
         self._port = port
         self._read_caller = read_caller
-        self._callers: dict[str, FarEnd] = {}  # by the server's name for the connection (`context.peer()`)
+        self._carried: dict[str, _Carried] = {}
+        """By the server's name for the connection (`context.peer()`), the oldest first."""
         self._per_peer: Counter[str] = Counter()
         self._server: asyncio.Server | None = None
 
     def caller_of(self, connection: str) -> FarEnd | None:
-        return self._callers.get(connection)
+        carried = self._carried.get(connection)
+        return carried.caller if carried else None
+
+    def answering(self, connection: str) -> Callable[[], None]:
+        """A call is being answered on this connection, until what is returned is called."""
+        carried = self._carried.get(connection)
+
+        def ended() -> None:
+            if carried is not None:
+                carried.calls -= 1
+
+        if carried is not None:
+            carried.calls += 1
+        return ended
 
     async def listen(self, path: Path) -> None:
         """Accept streams at this unix socket, which outlives p2pd: each of its sessions hands its streams over here."""
@@ -123,7 +160,7 @@ class Inbound(_Carrier):
         await super().close()
 
     def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._tasks) >= _MAX_INBOUND:
+        if len(self._tasks) >= _MAX_INBOUND + _MAX_BEGINNING:
             writer.transport.abort()
         else:
             self._start(self._carry((reader, writer)), writer)
@@ -132,10 +169,31 @@ class Inbound(_Carrier):
         try:
             async with asyncio.timeout(_LOCAL_S):
                 caller = await self._read_caller(stream[0])
-            if self._per_peer[caller.peer] < _MAX_PER_PEER and is_peer_id(caller.peer):
+            mine = self._per_peer[caller.peer]
+            if mine < _MAX_PER_PEER and is_peer_id(caller.peer) and self._make_room(caller):
                 await self._carry_for(caller, stream)
         except (OSError, TimeoutError) as error:
             _log.debug("an incoming stream ended: %r", error)
+
+    def _make_room(self, caller: FarEnd) -> bool:
+        """If all are taken, close a connection of the place that has most: one without a call, which its peer opens
+        again when it wants to call, unless the caller has more; else one of who has more than the caller would have.
+        Of these the oldest of the peer that has most."""
+        there = [each for each in self._carried.values() if not each.task.cancelling()]
+        beginning = self._per_peer.total() - len(self._carried)
+        if len(there) + beginning < _MAX_INBOUND:
+            return True
+        if not there:
+            return False
+        places = Counter(each.caller.place for each in there)
+        peers = Counter(each.caller.peer for each in there)
+        most = max(there, key=lambda each: (places[each.caller.place], not each.calls, peers[each.caller.peer]))
+        more_in_place = places[most.caller.place] - places[caller.place]
+        more_of_peer = peers[most.caller.peer] - peers[caller.peer]
+        if (more_in_place, more_of_peer) < (0, 0) if not most.calls else more_in_place <= 1 and more_of_peer <= 1:
+            return False
+        most.task.cancel()
+        return True
 
     async def _carry_for(self, caller: FarEnd, stream: Streams) -> None:
         self._per_peer[caller.peer] += 1
@@ -145,9 +203,11 @@ class Inbound(_Carrier):
             host, port = local[1].get_extra_info("sockname")
             # The host is part of the name: another local process can have the same port on 127.0.0.2.
             name = f"ipv4:{host}:{port}"
-            self._callers[name] = caller
+            task = asyncio.current_task()
+            assert task is not None
+            self._carried[name] = _Carried(caller, task)
             # The name is removed before the port is free: the next process with that port is not this peer.
-            await splice(stream, local, before_close=lambda: self._callers.pop(name))
+            await splice(stream, local, before_close=lambda: self._carried.pop(name))
         finally:
             self._per_peer -= Counter([caller.peer])
 

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -24,7 +24,7 @@ import grpc.aio
 
 from noloco_node.base.addresses import Address, for_others
 from noloco_node.base.identity import Identity
-from noloco_node.base.places import place_of
+from noloco_node.base.places import claimed
 from noloco_node.errors import IdentityInUse, NolocoError, PeerLost, SwarmUnreachable, UsageError
 from noloco_node.transport.grpc_bridge import SERVER_OPTIONS, FarEnd, Inbound, Outbound, Streams
 from noloco_node.transport.interceptor import Context, Interceptor
@@ -34,6 +34,7 @@ from noloco_node.transport.p2pd.process import node_arguments
 from noloco_node.transport.p2pd.session import CONTROL_S, Hivemind, P2pdSession, cancelled
 from noloco_node.transport.probe import check_port
 from noloco_node.transport.reachability import AUTO, ONLY, OUTGOING, RELAYED, Reachability
+from noloco_node.transport.relayed_places import RelayedPlaces
 from noloco_node.transport.self_view import ClockSkew, SelfViewService
 from noloco_node.wire.mirror_pb2_grpc import add_MirrorServicer_to_server
 
@@ -83,9 +84,14 @@ class Libp2pTransport:
         for address in self._others:
             helpers.setdefault(address.peer, []).append(address)
         self._reach = Reachability(self.peer_id, relay, helpers, lambda: reversed(self._introduced), self.channel)
-        self.serve(lambda server: add_MirrorServicer_to_server(SelfViewService(self._far_end), server))
+        self_view = SelfViewService(self._far_end, self._find_connected)
+        self.serve(lambda server: add_MirrorServicer_to_server(self_view, server))
+        self._relayed = RelayedPlaces(self.channel, helpers.keys())
         self._far_ends: dict[str, FarEnd] = {}
         """Of the last stream with each peer."""
+        self._met_at: dict[str, float] = {}
+        self._connected: dict[str, str] = {}
+        """The places of peers that p2pd was asked about."""
         self._introduced: dict[str, Sequence[Address]] = {}
         self._stack = AsyncExitStack()
         self._started: _Parts | None = None
@@ -118,14 +124,13 @@ class Libp2pTransport:
 
     def place(self, context: Context) -> str:
         """Where the caller is, as coarse as shares are counted (base/places.py)."""
-        return _place(self._far_end(context))
+        return self._relayed.place(self._far_end(context))
 
     def place_of(self, peer: str) -> str:
         """Where the last stream with a peer went; without one, where the peer says that it is, or its id."""
         if peer in self._far_ends:
-            return _place(self._far_ends[peer])
-        addresses = self._introduced.get(peer)
-        return place_of(addresses[0].host) if addresses else peer
+            return self._relayed.place(self._far_ends[peer])
+        return claimed(peer, self._introduced.get(peer, ()))
 
     def _far_end(self, context: Context) -> FarEnd:
         caller = self._parts.inbound.caller_of(context.peer())
@@ -157,6 +162,36 @@ class Libp2pTransport:
         """The route of the last stream with a peer, `direct` or `relayed`; None where there was none."""
         far_end = self._far_ends.get(peer)
         return far_end and ("relayed" if far_end.relayed else "direct")
+
+    def met_at(self, peer: str) -> float | None:
+        """When the last stream with a peer began, by the event loop's clock."""
+        return self._met_at.get(peer)
+
+    async def reaches(self, peer: str, addresses: Sequence[Address], within_s: int) -> bool:
+        """Whether a stream to a peer can be opened, at these addresses where it is not connected to this node."""
+        control = self._session.control
+        try:
+            async with asyncio.timeout(within_s):
+                await control.connect(peer, addresses, within_s)
+                stream, far_end = await control.open_stream(peer, PROTOCOL, within_s)
+        except OSError:
+            return False
+        stream[1].transport.abort()
+        self._note(far_end)
+        return True
+
+    async def place_seen(self, peer: str) -> str:
+        """As `place_of`, for a peer that may have a connection to p2pd, but no stream of ours."""
+        if peer not in self._far_ends and peer not in self._connected:
+            far_end = await self._find_connected(peer)
+            _remember(self._connected, peer, far_end.place if far_end else peer)
+        return self.place_of(peer) if peer in self._far_ends else self._connected.get(peer, peer)
+
+    async def _find_connected(self, peer: str) -> FarEnd | None:
+        with suppress(OSError):
+            async with asyncio.timeout(CONTROL_S):
+                return await self._session.control.find_connected(peer)
+        return None
 
     def introduce(self, peers: Mapping[str, Sequence[Address]]) -> None:
         """Remember where peers say that they can be reached."""
@@ -207,6 +242,7 @@ class Libp2pTransport:
         inbound = await self._start_server(runtime)
         outbound = Outbound(runtime.path, self._dial)
         self._stack.push_async_callback(outbound.close)
+        self._stack.callback(self._relayed.close)
         self._started = _Parts(runtime, hivemind, observer, inbound, outbound)
         await self._begin_session(self._others)
         await self._reach.begin(self._session.control, self._found)
@@ -268,6 +304,8 @@ class Libp2pTransport:
         async def admit(context: Context) -> None:
             if inbound.caller_of(context.peer()) is None:
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, "calls come through libp2p only")
+            ended = inbound.answering(context.peer())
+            context.add_done_callback(lambda _: ended())
 
         guard = Interceptor(admit)
         server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[guard], maximum_concurrent_rpcs=_MAX_CALLS)
@@ -290,6 +328,8 @@ class Libp2pTransport:
 
     def _note(self, far_end: FarEnd) -> None:
         _remember(self._far_ends, far_end.peer, far_end)
+        self._relayed.met(far_end)
+        _remember(self._met_at, far_end.peer, asyncio.get_running_loop().time())
 
     async def _dial(self, peer: str) -> Streams:
         """A stream to a peer: by the addresses that it has published, or else by those that p2pd finds."""
@@ -327,10 +367,6 @@ def _import_hivemind() -> Hivemind:
     use_hivemind_log_handler("nowhere")
     logging.addLevelName(logging.WARNING, "WARNING")
     return Hivemind(P2P, Multiaddr, p2pd_pb2)
-
-
-def _place(far_end: FarEnd) -> str:
-    return f"relay {place_of(far_end.host)}" if far_end.relayed else place_of(far_end.host)
 
 
 def _remember(known: dict[str, T], peer: str, what: T) -> None:

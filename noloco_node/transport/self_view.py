@@ -10,11 +10,12 @@ import asyncio
 import ipaddress
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 import grpc
 
+from noloco_node.base.identity import is_peer_id
 from noloco_node.errors import PeerLost
 from noloco_node.transport.base import peer_faults
 from noloco_node.transport.grpc_bridge import FarEnd
@@ -27,15 +28,20 @@ _PROBE_S = 3.0  # a router that drops unexpected packets does not answer at all
 _LOOK_S = 2 * _PROBE_S
 _ROUND_TRIP_S = 20.0  # to find a way to the peer, which may take several addresses and a relay, and for the answer
 _MAX_PROBES = 16  # at a time, over all callers
+_MAX_SEARCHES = 4  # at a time, in p2pd's list of connections
 _LATEST = float(1 << 34)  # seconds since 1970 that a clock may show: five centuries, and sums of them stay exact
 
 
 class SelfViewService(MirrorServicer):
     """Answers callers with how this node sees them."""
 
-    def __init__(self, far_end: Callable[[Any], FarEnd]) -> None:
+    def __init__(
+        self, far_end: Callable[[Any], FarEnd], find_connected: Callable[[str], Awaitable[FarEnd | None]]
+    ) -> None:
         self._far_end = far_end
+        self._find_connected = find_connected
         self._probes = 0
+        self._searches = 0
 
     async def Look(self, request: pb.LookRequest, context: Any) -> pb.LookReply:  # noqa: N802 (the proto's name)
         caller = self._far_end(context)
@@ -51,6 +57,17 @@ class SelfViewService(MirrorServicer):
             self._probes -= len(ports)
         open_ports = [port for port, answer in zip(ports, answers, strict=True) if answer]
         return pb.LookReply(host=caller.host, open=open_ports, time=time.time())
+
+    async def Whence(self, request: pb.WhenceRequest, context: Any) -> pb.WhenceReply:  # noqa: N802
+        """Not the address: the peer may not want to be found, and its network is enough to count shares by."""
+        if self._searches >= _MAX_SEARCHES or not is_peer_id(request.peer):
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "")
+        self._searches += 1
+        try:
+            found = await self._find_connected(request.peer)
+        finally:
+            self._searches -= 1
+        return pb.WhenceReply(place=found.place if found and not found.relayed else "")
 
 
 async def _libp2p_answers(host: str, port: int) -> bool:

@@ -60,9 +60,12 @@ def token_in(path: Path) -> str:
     with atomic_files.writing(path):
         if not path.exists():
             atomic_files.create(path, f"{secrets.token_urlsafe(32)}\n", mode=0o600)
-        path.chmod(0o600)
-        with path.open("rb") as file:
-            found = file.read(256).decode("latin-1").strip()
+        try:
+            with atomic_files.open_file(path) as file:
+                path.chmod(0o600)
+                found = file.read(256).decode("latin-1").strip()
+        except atomic_files.NotAFile:
+            found = ""
     if not _TOKEN.fullmatch(found):
         raise UsageError(f"{path} holds no token for the web page: remove it, and the next start makes a new one")
     return found

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dnoloco_node/wire/mirror.proto\x12\tnoloco.v1\"-\n\x0bLookRequest\x12\r\n\x05ports\x18\x01 \x03(\r\x12\x0f\n\x07padding\x18\x02 \x01(\x0c\"5\n\tLookReply\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04open\x18\x02 \x03(\r\x12\x0c\n\x04time\x18\x03 \x01(\x01\x32>\n\x06Mirror\x12\x34\n\x04Look\x12\x16.noloco.v1.LookRequest\x1a\x14.noloco.v1.LookReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dnoloco_node/wire/mirror.proto\x12\tnoloco.v1\"-\n\x0bLookRequest\x12\r\n\x05ports\x18\x01 \x03(\r\x12\x0f\n\x07padding\x18\x02 \x01(\x0c\"5\n\tLookReply\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04open\x18\x02 \x03(\r\x12\x0c\n\x04time\x18\x03 \x01(\x01\"\x1d\n\rWhenceRequest\x12\x0c\n\x04peer\x18\x01 \x01(\t\"\x1c\n\x0bWhenceReply\x12\r\n\x05place\x18\x01 \x01(\t2z\n\x06Mirror\x12\x34\n\x04Look\x12\x16.noloco.v1.LookRequest\x1a\x14.noloco.v1.LookReply\x12:\n\x06Whence\x12\x18.noloco.v1.WhenceRequest\x1a\x16.noloco.v1.WhenceReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,6 +35,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LOOKREQUEST']._serialized_end=89
   _globals['_LOOKREPLY']._serialized_start=91
   _globals['_LOOKREPLY']._serialized_end=144
-  _globals['_MIRROR']._serialized_start=146
-  _globals['_MIRROR']._serialized_end=208
+  _globals['_WHENCEREQUEST']._serialized_start=146
+  _globals['_WHENCEREQUEST']._serialized_end=175
+  _globals['_WHENCEREPLY']._serialized_start=177
+  _globals['_WHENCEREPLY']._serialized_end=205
+  _globals['_MIRROR']._serialized_start=207
+  _globals['_MIRROR']._serialized_end=329
 # @@protoc_insertion_point(module_scope)

@@ -23,3 +23,15 @@ class LookReply(_message.Message):
     open: _containers.RepeatedScalarFieldContainer[int]
     time: float
     def __init__(self, host: _Optional[str] = ..., open: _Optional[_Iterable[int]] = ..., time: _Optional[float] = ...) -> None: ...
+
+class WhenceRequest(_message.Message):
+    __slots__ = ("peer",)
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    def __init__(self, peer: _Optional[str] = ...) -> None: ...
+
+class WhenceReply(_message.Message):
+    __slots__ = ("place",)
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    place: str
+    def __init__(self, place: _Optional[str] = ...) -> None: ...

@@ -39,6 +39,11 @@ class MirrorStub:
                 request_serializer=noloco__node_dot_wire_dot_mirror__pb2.LookRequest.SerializeToString,
                 response_deserializer=noloco__node_dot_wire_dot_mirror__pb2.LookReply.FromString,
                 _registered_method=True)
+        self.Whence = channel.unary_unary(
+                '/noloco.v1.Mirror/Whence',
+                request_serializer=noloco__node_dot_wire_dot_mirror__pb2.WhenceRequest.SerializeToString,
+                response_deserializer=noloco__node_dot_wire_dot_mirror__pb2.WhenceReply.FromString,
+                _registered_method=True)
 
 
 class MirrorServicer:
@@ -50,6 +55,13 @@ class MirrorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Whence(self, request, context):
+        """Where does the one that is asked, a relay, see a peer come from?
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MirrorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -57,6 +69,11 @@ def add_MirrorServicer_to_server(servicer, server):
                     servicer.Look,
                     request_deserializer=noloco__node_dot_wire_dot_mirror__pb2.LookRequest.FromString,
                     response_serializer=noloco__node_dot_wire_dot_mirror__pb2.LookReply.SerializeToString,
+            ),
+            'Whence': grpc.unary_unary_rpc_method_handler(
+                    servicer.Whence,
+                    request_deserializer=noloco__node_dot_wire_dot_mirror__pb2.WhenceRequest.FromString,
+                    response_serializer=noloco__node_dot_wire_dot_mirror__pb2.WhenceReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -86,6 +103,33 @@ class Mirror:
             '/noloco.v1.Mirror/Look',
             noloco__node_dot_wire_dot_mirror__pb2.LookRequest.SerializeToString,
             noloco__node_dot_wire_dot_mirror__pb2.LookReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Whence(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/noloco.v1.Mirror/Whence',
+            noloco__node_dot_wire_dot_mirror__pb2.WhenceRequest.SerializeToString,
+            noloco__node_dot_wire_dot_mirror__pb2.WhenceReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -128,7 +128,7 @@ def test_or_is_set_aside_where_going_on_is_safe(
 
 
 def test_a_file_that_cannot_be_read_at_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(UsageError, match=r"cannot read .*: Is a directory"):
+    with pytest.raises(UsageError, match=r"cannot read .*: it is not a regular file. Move it away"):
         read_json(tmp_path, number, 100, "delete it")
     assert read_json_or_set_aside(tmp_path, number, 100, "the number is forgotten") is None
     assert "cannot read" in caplog.text and tmp_path.is_dir(), "it is left where it is"

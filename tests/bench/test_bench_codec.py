@@ -9,8 +9,8 @@ import torch
 from noloco_node.bench import codec as bench
 from noloco_node.bench import cost, replica_pairs
 from noloco_node.cli import bench as verb
-from noloco_node.core.codec import BLOCK
-from noloco_node.core.codecs import codec
+from noloco_node.core.codecs.by_name import codec
+from noloco_node.core.codecs.codec import BLOCK
 from noloco_node.errors import UsageError
 
 

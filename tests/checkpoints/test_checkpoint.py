@@ -28,6 +28,8 @@ class Replica:
     weights: dict[str, Tensor] = field(default_factory=lambda: {"a.weight": torch.randn(3, 5), "b": torch.randn(7)})
     outer: dict[str, Tensor] = field(default_factory=lambda: {"phi": torch.randn(22), "delta": torch.zeros(22)})
     inner: dict[str, Any] = field(default_factory=lambda: {"position": [1, 7], "moments": {0: torch.randn(22)}})
+    eval_loss: float | None = None
+    loss: float | None = None
 
 
 def loaded(directory: Path) -> Checkpoint:

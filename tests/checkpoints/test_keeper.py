@@ -1,6 +1,8 @@
 """What a node says of its checkpoints: room beforehand, what became of the last one, and from which it went on."""
 
 import io
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from rich.console import Console
 from torch import Tensor
 
 from noloco_node.base import atomic_files
+from noloco_node.checkpoints import checkpoint
 from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.errors import DiskFull
 from noloco_node.terminal.text import print_status
@@ -27,6 +30,8 @@ class Replica:
     weights: dict[str, Tensor] = field(default_factory=lambda: {"a": torch.randn(3)})
     outer: dict[str, Tensor] = field(default_factory=lambda: {"phi": torch.randn(3), "delta": torch.zeros(3)})
     inner: dict[str, Any] = field(default_factory=dict)
+    eval_loss: float | None = None
+    loss: float | None = None
 
 
 def room(monkeypatch: pytest.MonkeyPatch, free: int | None) -> None:
@@ -70,3 +75,61 @@ def test_status_says_where_it_resumed(tmp_path: Path, monkeypatch: pytest.Monkey
     print_status(view, Console(file=out, width=200))
     resumed = "resumed from the checkpoint of round 7 · saved at round 9"
     assert f"{resumed} · a checkpoint takes 20.0 MB, 3.0 GB left on the disk\n" in out.getvalue()
+
+
+def used(tmp_path: Path, losses: Sequence[tuple[float | None, float | None]]) -> tuple[int, int]:
+    """Of checkpoints that were taken at these losses, on held-out data and in training: the step at which a start
+    resumes, and the step to which a roll-back goes."""
+    for number, (eval_loss, loss) in enumerate(losses, start=1):
+        checkpoint.save(tmp_path, Replica(number, 10 * number, eval_loss=eval_loss, loss=loss), RUN, LAYOUT)
+    keeper = CheckpointKeeper(tmp_path, RUN)
+    start, back = keeper.resume(LAYOUT), keeper.last_good(LAYOUT)
+    assert start and back
+    return start.step, back.step
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("losses", "resumes_at", "rolls_back_to"),
+    [
+        ([(3.0, 3.1), (2.0, 2.1), (1.5, 1.4)], 30, 30),  # as it should be
+        ([(1.5, 1.4), (1.55, 1.5), (1.6, 1.7)], 30, 30),  # rises a little
+        ([(1.5, 1.4), (1.4, 1.4), (1.4, 2.0)], 30, 20),  # the evaluation was before the harm
+        ([(1.5, 1.4), (5.5, 1.4), (5.5, 5.5)], 10, 10),  # ln 256: nothing is left of the model
+        ([(2.5, 2.5), (4.1, 4.1), (2.4, 2.4)], 30, 30),  # mended since
+        ([(1.5, None), (2.1, None), (2.1, None)], 30, 10),  # worse, but a start loses more by going back
+        ([(1.5, 1.4), (None, None), (None, None)], 30, 30),  # not known
+        ([(1.5, 1.4), (1.5, 1.4), (NAN, 1.4)], 20, 20),
+        ([(1.5, 1.4), (1.5, INF), (1.5, 1.4)], 30, 30),
+        ([(NAN, NAN), (NAN, NAN), (NAN, NAN)], 30, 30),  # no choice
+        ([(0.01, 0.01), (0.01, 0.01), (0.03, 0.05)], 30, 30),  # small losses vary more
+        ([(-5.0, -5.0), (-5.0, -5.0), (-5.1, -4.9)], 30, 30),  # densities
+        ([(-5.0, -5.0), (-5.0, -5.0), (1.0, 1.0)], 20, 20),
+    ],
+)
+def test_the_newest_that_was_not_harmed(
+    tmp_path: Path, losses: list[tuple[float | None, float | None]], resumes_at: int, rolls_back_to: int
+) -> None:
+    assert used(tmp_path, losses) == (resumes_at, rolls_back_to)
+
+
+def test_a_harmed_one_is_named_and_used_where_the_others_cannot_be_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert used(tmp_path, [(1.5, 1.4), (1.5, 1.4), (5.5, 5.5)]) == (20, 20)
+    assert "checkpoint 30 is skipped: its loss is far above that of checkpoint 20" in caplog.text
+    for step in (10, 20):
+        (tmp_path / str(step) / "inner.pt").unlink()
+    found = CheckpointKeeper(tmp_path, RUN).resume(LAYOUT)
+    assert found and found.step == 30
+
+
+def test_one_without_losses_is_read_as_before(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, Replica(), RUN, LAYOUT)
+    about = json.loads((tmp_path / "70" / "state.json").read_text())
+    del about["loss"], about["eval_loss"]
+    (tmp_path / "70" / "state.json").write_text(json.dumps(about))
+    found = CheckpointKeeper(tmp_path, RUN).resume(LAYOUT)
+    assert found and found.step == 70

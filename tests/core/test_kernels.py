@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from noloco_node.core.codec import BLOCK as CODEC_BLOCK
+from noloco_node.core.codecs.codec import BLOCK as CODEC_BLOCK
 from noloco_node.core.kernels import BLOCK, PHASES, Grid, Kernels, cpu, for_device, reference, tables
 
 BITS = range(2, 9)

@@ -2,6 +2,7 @@
 
 import json
 import stat
+import time
 import zipfile
 
 import pytest
@@ -107,7 +108,65 @@ def test_a_host_is_masked_where_addresses_and_errors_name_it(said, shown):
 def test_a_directory_is_masked_at_its_borders():
     mask = Mask([], {"/home/al": "~", "/home/al/.noloco": "<home>"})
     said = "/home/al/x, /home/al. (/home/al) file:///home/al/.noloco/run /home/alice /home/al.old /mnt/home/al"
-    assert mask.hide(said) == "~/x, ~. (~) file://<home>/run /home/alice /home/al.old /mnt/home/al"
+    assert mask.hide(said) == "~/x, ~. (~) file://<home>/run /home/<user> /home/<user> /mnt/home/al"
+
+
+CREDENTIALS = {
+    "a key of AWS": ("AKIAIOSFODNN7EXAMPLE", "AKIAIOSFODNN7EXAMPLE"),
+    "a secret of AWS": ("aws_secret_access_key = wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "K7MDENG"),
+    "a key's id": ("AWS_ACCESS_KEY_ID=abcd1234", "abcd1234"),
+    "a URL's query": ("https://bucket/x?access_token=s3cr3t&n=1", "s3cr3t"),
+    "a form": ("client_secret=s3cr3t;grant=x", "s3cr3t"),
+    "JSON": ('{"refresh_token": "s3cr3t"}', "s3cr3t"),
+    "JSON in JSON": (r'"{\"password\":\"s3cr3t\"}"', "s3cr3t"),
+    "a short password": ("password=ab1", "ab1"),
+    "a password after a colon": ("Password: s3cr3t", "s3cr3t"),
+    "Python": ("login(passwd='s3cr3t')", "s3cr3t"),
+    "a header": ("Authorization: Bearer s3cr3t.s3cr3t", "s3cr3t"),
+    "a basic header": ("'authorization': 'Basic dXNlcjpwYXNz'", "dXNlcjpwYXNz"),
+    "a header in JSON": ('{"Proxy-Authorization": "Digest s3cr3t"}', "s3cr3t"),
+    "a scheme alone": ("sent bearer s3cr3ts3cr3t", "s3cr3ts3cr3t"),
+    "a cookie": ("Set-Cookie: session=s3cr3t; path=/", "s3cr3t"),
+    "a header of an API": ("x-api-key: s3cr3t", "s3cr3t"),
+    "GitHub": ("ghp_16C7e42F292c6912E7710c838347Ae178B4a", "16C7e42F"),
+    "GitHub's new form": ("github_pat_11ABCDEFG0_abcdefgh", "11ABCDEFG0"),
+    "GitLab": ("glpat-abcdefgh12345678", "abcdefgh12345678"),
+    "Hugging Face": ("hf_abcdefghijklmnop", "abcdefghijklmnop"),
+    "OpenAI": ("sk-proj-abcdefghijklmnop", "abcdefghijklmnop"),
+    "Slack": ("xoxb-123456789012-abcdefgh", "abcdefgh"),
+    "Google": ("AIzaSyA-1234567890abcdefghijklmnopqrstu", "1234567890abcdef"),
+    "a JWT": ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl", "c2lnbmF0dXJl"),
+    "a key block": (
+        "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1r\n-----END OPENSSH PRIVATE KEY-----",
+        "b3BlbnNzaC1r",
+    ),
+    "a key block in JSON": (r"-----BEGIN PRIVATE KEY-----\nb3BlbnNzaC1r\n-----END PRIVATE KEY-----", "b3BlbnNzaC1r"),
+    "a key block's begin": ("-----BEGIN RSA PRIVATE KEY-----\nb3BlbnNzaC1r", "b3BlbnNzaC1r"),
+    "a key block's end": ("3: b3BlbnNzaC1r\n-----END RSA PRIVATE KEY-----\n", "b3BlbnNzaC1r"),
+    "a URL with a password": ("postgres://me:s3cr3t@db/x", "s3cr3t"),
+    "a URL, hard to read": ("https://me:s3/cr@3t@db/x", "cr@3t"),
+    "long and random": ("got Zm9vYmFyMTIzNDU2Nzg5MGFiY2RlZg", "Zm9vYmFy"),
+    "the user": ("permission denied for gerda", "gerda"),
+    "the user in a path": ("/mnt/data/gerda/corpus.txt", "gerda"),
+    "another home": ("/home/hilde/corpus.txt", "hilde"),
+    "this machine": ("fuchsbau refuses", "fuchsbau"),
+}
+
+
+@pytest.mark.parametrize("kind", CREDENTIALS)
+def test_a_credential_in_any_file_is_masked(home, tmp_path, monkeypatch, kind):
+    said, secret = CREDENTIALS[kind]
+    monkeypatch.setattr(bug_report.socket, "gethostname", lambda: "fuchsbau.lan")
+    for path in (home.log, home.run(RUN) / "events.jsonl", home.run(RUN) / "noloco.json"):
+        path.write_text(f"before\n{said}\n")
+    views = dict.fromkeys(("status.json", "rounds.log", "doctor.json", "versions.txt"), f"x {said}")
+    to = tmp_path / "report.zip"
+    bug_report.write(to, {**views, **bug_report.files(home)}, bug_report.mask(home, {"USER": "gerda"}))
+    with zipfile.ZipFile(to) as pack:
+        found = {name: pack.read(name).decode() for name in pack.namelist()}
+    assert len(found) == 7
+    assert {name for name, text in found.items() if secret in text} == set()
+    assert all("<" in text for text in found.values())
 
 
 @pytest.mark.parametrize(
@@ -122,11 +181,28 @@ def test_a_directory_is_masked_at_its_borders():
         "300.1.1.1",
         "a::thing",
         "loss 1.25",
+        '{"tokens_per_s": 812.5, "tokens": 1024, "batch_tokens": 64, "bos_token_id": 1}',
+        '"token": null',
+        "tokenizer: bytes, sha256:" + "3f9a2c81" * 8,
+        "Qwen3OmniMoeThinkerForConditionalGeneration",
+        "the secret of swaps, and a password that is missing",
+        "round 4 of 3f9a2c81d0e4, exchange 00ff00ff00ff00ff00ff00ff00ff00ff",
+        PEER,
         "x: y",
     ],
 )
 def test_what_is_no_address_stays(harmless):
     assert Mask([], {}).hide(harmless) == harmless
+
+
+@pytest.mark.parametrize("text", ["a", "aB1", "token", "a ", "=", "://", "-----BEGIN PRIVATE KEY-----", "/home/", "1:"])
+def test_masking_takes_seconds_whatever_the_text(text):
+    began = time.monotonic()
+    mask = Mask([], {"/home/alice": "~"}, {"alice": "<user>"})
+    line = text * (30_000 // len(text))
+    mask.learn(line)
+    mask.hide(line)
+    assert time.monotonic() - began < 10
 
 
 def test_short_secrets_do_not_eat_words():

@@ -19,7 +19,7 @@ from replicas import small_replica, small_run
 from torch import Tensor
 
 from noloco_node.checkpoints import checkpoint
-from noloco_node.core.codecs import codec
+from noloco_node.core.codecs.by_name import codec
 from noloco_node.training.replica import Replica
 from noloco_node.training.thread import Failed, Finished, PhaseEnded, TrainingThread
 

@@ -13,5 +13,6 @@ def presence(identity, **changes):
     return Presence(**{**usual, "tokens": 12345, "addresses": (address,), **changes})
 
 
-def record(identity, run_id=RUN, boot=b"b" * 16, started=NOW - 50, now=NOW, **changes):
-    return signed_record(identity, presence(identity, **changes), run_id=run_id, boot=boot, started=started, now=now)
+def record(identity, run_id=RUN, boot=b"b" * 16, started=NOW - 50, now=NOW, *, peers=0, **changes):
+    shown = presence(identity, **changes)
+    return signed_record(identity, shown, run_id=run_id, boot=boot, started=started, now=now, peers=peers)

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 import numpy as np
 from torch import Tensor
 
-from noloco_node.core.codec import Codec, Packed, carry
+from noloco_node.core.codecs.codec import Codec, Packed, carry
 from noloco_node.data.corpus import Corpus
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.training.mailbox import Correct

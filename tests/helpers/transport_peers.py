@@ -98,9 +98,6 @@ class OverMemory(Net):
     def kill(self, transport):
         self.network.vanish(transport.peer_id)
 
-    def place_of(self, transport):
-        return transport.peer_id
-
 
 class OverLibp2p(Net):
     def make(self, **settings):
@@ -115,6 +112,3 @@ class OverLibp2p(Net):
     def kill(self, transport):
         """Kill its p2pd, so that its connections break as if the whole node had been killed."""
         os.kill(transport._session.process.pid, signal.SIGKILL)
-
-    def place_of(self, transport):
-        return "127.0.0.1"

@@ -13,7 +13,7 @@ from typing import Any
 from memory_network.network import MemoryNetwork
 
 from noloco_node.base.events import Event, RoundCommitted, WentSolo
-from noloco_node.core.codec import CodecStats
+from noloco_node.core.codecs.codec import CodecStats
 from noloco_node.errors import PeerMisbehaved
 from noloco_node.host.traffic import Pace
 from noloco_node.rounds.service import RoundService, RoundTerms

@@ -2,6 +2,9 @@
 
 import errno
 import logging
+import os
+import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +15,7 @@ from faults import fail_at
 
 from noloco_node.base.identity import Identity
 from noloco_node.errors import DiskFull, UsageError
-from noloco_node.host.config import resolve
+from noloco_node.host.config import read_home_toml, resolve
 from noloco_node.host.home import Home
 from noloco_node.host.limits import Used
 from noloco_node.host.policy import Policy
@@ -125,6 +128,79 @@ def test_cut_anywhere_it_is_named(file: StateFile, tmp_path: Path, caplog: pytes
             assert (tmp_path / f"{file.name}.damaged").read_bytes() == whole[:length]
             file.write(path, 1)
             assert file.read(path) == before, "and a new one begins"
+
+
+WRONG: list[tuple[str, str]] = [
+    *[("traffic.json", f'{{"day": "2031-12-24", "sent": {sent}, "received": 7}}') for sent in ("-1", "true", '"5"')],
+    *[("traffic.json", f'{{"day": "2031-12-24", "sent": {sent}, "received": 7}}') for sent in ("1e308", "NaN", "[]")],
+    ("traffic.json", '{"day": "2031-12-24", "sent": 1, "received": ' + "9" * 300 + "}"),
+    ("traffic.json", '{"day": 5, "sent": 1, "received": 1}'),
+    *[("authors.json", f'{{"a/b": {author}}}') for author in ("5", "null", "{}", '"somebody"', '"two\\nlines"')],
+    ("authors.json", "[]"),
+    *[("noloco.json", content) for content in ('{"schema": 1}', '{"schema": 1, "manifest": 5}', "[]")],
+    ("noloco.json", '{"schema": 1, "manifest": "\\ud800", "author": "a", "signature": "00"}'),
+    ("noloco.json", '{"schema": 1, "manifest": "{}", "author": "a", "signature": "zz"}'),
+    ("peers.json", "[]"),
+]
+
+
+@pytest.mark.parametrize(("name", "content"), WRONG)
+def test_well_formed_and_wrong(name: str, content: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (file,) = (file for file in FILES if file.name == name)
+    path = tmp_path / name
+    path.write_text(content)
+    if file.empty is None:
+        with pytest.raises(UsageError, match=file.remedy) as raised:
+            file.read(path)
+        assert "\n" not in str(raised.value) and path.read_text() == content
+    else:
+        assert file.read(path) == file.empty and file.lost in caplog.text
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path, 0o600)
+
+
+def endless_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def loop_of_links(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def unix_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+@each
+@pytest.mark.parametrize("other", [fifo, endless_device, loop_of_links, unix_socket, Path.mkdir])
+def test_what_is_no_file_is_refused_at_once(
+    file: StateFile, other: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / file.name
+    other(path)
+    began = time.monotonic()
+    if file.empty is None:
+        with pytest.raises(UsageError) as raised:
+            file.read(path)
+        assert str(path) in str(raised.value)
+    else:
+        assert file.read(path) == file.empty and str(path) in caplog.text
+    assert time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize("other", [fifo, endless_device, loop_of_links, unix_socket, Path.mkdir])
+def test_nor_do_settings_and_the_lock_wait_for_it(other: Callable[[Path], None], tmp_path: Path) -> None:
+    other(tmp_path / "node.toml")
+    other(tmp_path / "node.lock")
+    with pytest.raises(UsageError, match=r"node\.toml"):
+        read_home_toml(tmp_path)
+    home = Home(tmp_path)
+    with pytest.raises(UsageError, match=r"node\.lock"), home.lock():
+        pass
+    assert home.holder() is None
 
 
 @each

@@ -101,11 +101,14 @@ def test_curves_outlive_a_restart(tmp_path: Path) -> None:
     events_file = tmp_path / "events.jsonl"
     written = [json.dumps(as_json(event, 5.0)) for event in (phase(1), Evaluated(1, 3.0), phase(2, float("nan")))]
     endless = ('{"at": 1, "event": "PhaseDone", "round": Infinity}', '{"at": 1%s, "event": "PhaseDone"}' % ("0" * 400))
-    damaged = ("nonsense", '{"event": "PhaseDone"}', "[]", *endless, '{"at": 1, "eve')
+    phases = '{"at": %s, "event": "PhaseDone", "round": %s, "steps": 1, "loss": 1}'
+    wrong = [phases % (at, round) for at, round in (("NaN", 1), (1e308, 1), (-1, 1), (1, 10**30), (1, -1))]
+    damaged = ("nonsense", '{"event": "PhaseDone"}', "[]", *endless, *wrong, '{"at": 1, "eve')
     events_file.write_text("\n".join([*written, *damaged]))
     history = Curves(ME)
     history.replay(events_file)
     history.replay(tmp_path / "none")
+    assert len(history.view().points) == 2
     assert [(point.at, point.round, point.loss, point.eval_loss) for point in history.view().points[:1]] == [
         (5.0, 1, 2.0, 3.0)
     ]

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,6 +75,13 @@ def test_a_place_where_no_file_can_be_costs_lines_only(tmp_path, caplog):
         "Is a directory",
         "No such file or directory",
     ]
+
+
+def test_a_fifo_in_its_place_costs_lines_only(tmp_path, caplog):
+    os.mkfifo(tmp_path / "events.jsonl")
+    events = JsonLines(tmp_path / "events.jsonl")
+    events.write({"a": 1})
+    assert "no more lines are written" in caplog.text and "not a regular file" in caplog.text
 
 
 def test_the_figures_of_a_minute(tmp_path):

@@ -49,6 +49,12 @@ def test_it_stays_small_and_keeps_the_latest(tmp_path: Path, ids: list[str]) -> 
     assert MAX_PEERS * MAX_ADDRESSES * (MAX_ADDRESS_LETTERS + 8) + 128 * MAX_PEERS <= MAX_FILE_BYTES
 
 
+def test_many_peers_of_one_place_leave_those_of_other_places_in(tmp_path: Path, ids: list[str]) -> None:
+    cache, elsewhere = PeerCache(tmp_path / "peers.json"), Address("ip4", "192.0.2.9", 4001, ids[0])
+    cache.keep([Seen(ids[0], 1.0, (elsewhere,)), *(seen(peer, 5.0 + n) for n, peer in enumerate(ids[1:]))])
+    assert ids[0] in PeerCache(tmp_path / "peers.json").peers()
+
+
 def test_nothing_is_written_where_nothing_has_changed_but_times(tmp_path: Path, ids: list[str]) -> None:
     path = tmp_path / "peers.json"
     cache = PeerCache(path)

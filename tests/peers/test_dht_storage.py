@@ -6,7 +6,7 @@ import time
 import pytest
 from records import OTHER_RUN, RUN, record
 
-from noloco_node.peers.dht_storage import MAX_IN_BUCKET, MAX_OF_SIGNER, DhtStorage
+from noloco_node.peers.dht_storage import MAX_IN_BUCKET, MAX_OF_OTHERS, MAX_OF_SIGNER, Caller, DhtStorage, caller
 from noloco_node.peers.record import key_of
 from noloco_node.transport.libp2p import _import_hivemind
 
@@ -61,7 +61,46 @@ def test_a_flood_replaces_no_record_and_expires(hivemind, identity):
     while not share.store_subkey(key, "a new peer", b"record", time.time() + 0.3):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert sum(share._counts.values()) == 2 * len(share._expires) <= 20
+    assert sum(share._counts.values()) == 2 * len(share._held) <= 20
+
+
+def store_as(share, peer, place, key, signer):
+    before = caller.set(Caller(peer, place))
+    try:
+        return share.store_subkey(key, signer, b"record", time.time() + 60)
+    finally:
+        caller.reset(before)
+
+
+def test_the_share_is_counted_by_who_calls_and_not_by_who_signed(share):
+    """500 throw-away keys cost their owner nothing."""
+    taken = [store_as(share, "flood", "here", "a bucket", f"fake {n}") for n in range(500)]
+    assert taken.count(True) == MAX_OF_OTHERS
+    assert store_as(share, "anna", "here", "a bucket", "anna")
+    assert all(store_as(share, "replica", "there", "a bucket", f"honest {n}") for n in range(MAX_OF_OTHERS))
+
+
+def test_a_record_that_its_signer_stores_too_is_charged_to_nobody_else(share):
+    signers = [f"honest {n}" for n in range(MAX_OF_OTHERS)]
+    assert all(store_as(share, "replica", "there", "a bucket", signer) for signer in signers)
+    assert not store_as(share, "replica", "there", "a bucket", "one more")
+    assert all(share.store_subkey("a bucket", signer, b"newer", time.time() + 61) for signer in signers[:1])
+    assert store_as(share, "replica", "there", "a bucket", "one more")
+
+
+@pytest.mark.parametrize("most", [100, 10_000])
+def test_one_place_with_many_identities_keeps_nobody_out(hivemind, most):
+    share, key = DhtStorage(ttl_s=60.0, most=most), "a bucket"
+    assert all(store_as(share, f"anna {n}", "home", key, f"anna {n}") for n in range(24))
+    for n in range(600):
+        store_as(share, f"fake {n}", "rented", key, f"fake {n}")
+    assert all(store_as(share, f"bob {n}", "office", key, f"bob {n}") for n in range(24))
+    ((_, (bucket, _)),) = share.items()
+    assert (
+        len(bucket) == len(share._held) == share._counts[key] == sum(share._places.values()) == min(most, MAX_IN_BUCKET)
+    )
+    assert sum(name.startswith(("anna", "bob")) for name in bucket.data) == 48
+    assert not store_as(share, "fake", "rented", key, "fake")
 
 
 def test_a_bucket_is_no_larger_than_one_answer_may_be(share):

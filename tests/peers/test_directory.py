@@ -1,16 +1,21 @@
 """Real nodes find each other in the DHT, and hostile records change nothing."""
 
 import asyncio
+import os
 import time
+from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from records import RUN, presence, record
 
-from noloco_node.base.addresses import ANY_LOCAL_PORT
+from noloco_node.base.addresses import ANY_LOCAL_PORT, Address
 from noloco_node.base.identity import Identity
 from noloco_node.errors import SwarmUnreachable
+from noloco_node.peers.answering import Answering
+from noloco_node.peers.dht_storage import MAX_OF_OTHERS
 from noloco_node.peers.directory import Directory
-from noloco_node.peers.record import key_of
+from noloco_node.peers.record import bucket_of, key_of
 from noloco_node.transport.libp2p import Libp2pTransport
 
 STEP_S = 15.0
@@ -21,15 +26,22 @@ class Nodes:
         self.directory = directory
         self.open = []
 
-    async def start(self, ttl_s=60.0, member=True):
+    async def start(self, ttl_s=60.0, member=True, asks=False):
+        """`asks`: only peers that answer count."""
         identity = Identity.load_or_create(self.directory / f"{len(self.open)}.key")
         bootstrap = self.open[0][1].addresses() if self.open else []
         transport = Libp2pTransport(identity, ANY_LOCAL_PORT, bootstrap=bootstrap)
         await transport.start()
-        swarm = Directory(transport.p2p, bootstrap, identity if member else None, RUN if member else "", ttl_s=ttl_s)
+        run_id, place_of = RUN if member else "", transport.place_seen
+        answering = Answering(transport) if asks else None
+        member = identity if member else None
+        swarm = Directory(transport.p2p, bootstrap, member, run_id, ttl_s=ttl_s, place_of=place_of, answering=answering)
         self.open.append((swarm, transport))
         await swarm.start()
         return swarm, identity
+
+    def transport_of(self, swarm):
+        return next(transport for other, transport in self.open if other is swarm)
 
     async def close(self):
         async with asyncio.timeout(STEP_S):
@@ -118,6 +130,60 @@ async def test_hostile_records_are_not_stored_and_hide_no_peer(nodes):
     await until(b_sees_the_new_round)
     await b.publish(presence(b_id))
     assert b_id.peer_id not in await b.peers()
+
+
+def open_files(transport):
+    pids = os.getpid(), transport._session.process.pid
+    return sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in pids)
+
+
+async def flood(swarm, directory, port, count=500):
+    """Presence records with throw-away keys; half of the addresses refuse a connection, the others never answer."""
+    now, by_key = time.time(), {}
+    for number in range(count):
+        fake = Identity(Ed25519PrivateKey.generate(), directory / "nowhere")
+        host = f"127.1.{number // 250}.{number % 250 + 1}"
+        address = Address("ip4", host, port if number % 2 else 1, fake.peer_id)
+        signed = record(fake, now=now, addresses=(address,), peers=500)
+        by_key.setdefault(key_of(RUN, bucket_of(fake.peer_id, number % 2)), {})[fake.peer_id] = signed
+    stored = await asyncio.gather(
+        *(
+            swarm._node.store(key, signed, now + 60, subkey=peer, exclude_self=True)
+            for key, peers in by_key.items()
+            for peer, signed in peers.items()
+        )
+    )
+    return sum(stored)
+
+
+async def test_500_throw_away_presences_of_one_caller_hide_no_peer(nodes, tmp_path):
+    silent = await asyncio.start_server(lambda _reader, _writer: asyncio.sleep(60), "0.0.0.0", 0)
+    rendezvous, _ = await nodes.start(member=False)
+    (a, a_id), (b, b_id) = [await nodes.start(asks=True) for _ in range(2)]
+    evil, _ = await nodes.start()
+    for swarm, identity in ((a, a_id), (b, b_id)):
+        await swarm.publish(presence(identity, addresses=tuple(nodes.transport_of(swarm).addresses())))
+    await flood(evil, tmp_path, silent.sockets[0].getsockname()[1])
+    fakes = [len(node._node.protocol.storage._held) for node in (rendezvous, a, b)]
+    assert max(fakes) <= MAX_OF_OTHERS + 2 * 3
+    began, (newcomer, newcomer_id) = time.monotonic(), await nodes.start(asks=True)
+    before = open_files(nodes.transport_of(newcomer))
+    await until(lambda: _sees(newcomer, {a_id.peer_id, b_id.peer_id}))
+    assert time.monotonic() - began < STEP_S
+    await newcomer.publish(presence(newcomer_id, addresses=tuple(nodes.transport_of(newcomer).addresses())))
+    await until(lambda: _sees(a, {b_id.peer_id, newcomer_id.peer_id}))
+    await until(lambda: _expects(newcomer, 10))
+    await until(lambda: _few(lambda: open_files(nodes.transport_of(newcomer)), before + 20))
+    silent.close()
+
+
+async def _expects(swarm, most):
+    await swarm.peers()
+    return swarm._size.peers <= most
+
+
+async def _few(count, most):
+    return count() <= most
 
 
 async def test_a_bootstrap_node_outside_the_dht_is_unreachable(nodes, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from replicas import correct, small_replica, small_run
 
-from noloco_node.core.codecs import codec
+from noloco_node.core.codecs.by_name import codec
 from noloco_node.rounds.link import Link
 from noloco_node.rounds.swap import Backlog, Swap
 from noloco_node.training.offer import Offer

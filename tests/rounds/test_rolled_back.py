@@ -10,7 +10,7 @@ from virtual_clock import run_virtual
 from virtual_nodes import FRAGMENTS, Node, Offer, VirtualSwarm
 
 from noloco_node.base.events import WentSolo
-from noloco_node.core.codec import CodecStats
+from noloco_node.core.codecs.codec import CodecStats
 from noloco_node.errors import NonFinite
 
 

@@ -13,9 +13,12 @@ from memory_network.network import MemoryNetwork
 from virtual_clock import run_virtual
 from virtual_nodes import FRAGMENTS, TERMS, Node, Offer, VirtualSwarm
 
-from noloco_node.base.events import Event, PeerFaulted, WentSolo
+from noloco_node.base.events import Event, PeerFaulted, TakenBack, WentSolo
+from noloco_node.core.standing import Standing
 from noloco_node.errors import PeerFault
 from noloco_node.host.traffic import Traffic
+from noloco_node.rounds.link import Link
+from noloco_node.rounds.service import MAX_CALLERS, _Caller
 from noloco_node.wire import messages as wire
 from noloco_node.wire.peer_pb2_grpc import ExchangeStub
 
@@ -208,6 +211,50 @@ def test_an_offer_that_does_not_fit_is_refused_by_its_code(offer: wire.Offer, co
     run_virtual(main())
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_callers_that_say_nothing_keep_nobody_out(known: bool) -> None:
+    async def hold(swarm: VirtualSwarm, name: str) -> None:
+        crowd = swarm.network.join(name)
+        await crowd.start()
+
+        async def nothing() -> Any:
+            await asyncio.sleep(100)
+            yield wire.encode(OFFER)
+
+        async for _ in ExchangeStub(crowd.channel("n000")).Swap(nothing(), timeout=60):
+            pass
+        await crowd.close()
+
+    async def main() -> None:
+        swarm = VirtualSwarm([10.0])
+        node = swarm.nodes[0]
+        await node.transport.start()
+        node.exchange.begin(TERMS)
+        node.exchange.candidates({"caller": "127.0.0.1"} if known else {})
+        silent = [asyncio.create_task(hold(swarm, f"silent {k}")) for k in range(3 * MAX_CALLERS)]
+        await asyncio.sleep(1)
+        assert len(node.exchange._callers) == MAX_CALLERS
+        for k in range(20):
+            offer = replace(OFFER, exchange_id=bytes([k]) * 16)
+            assert await _ask(swarm, offer) == [wire.Refusal(wire.Code.BUSY)], "an answer of the machine, with its time"
+        assert node.exchange._machine.log[-1][1].exchange == offer.exchange_id
+        await asyncio.gather(*silent)
+        assert not node.exchange._callers
+        await swarm.close()
+
+    run_virtual(main())
+
+
+def test_a_crowd_of_one_place_sends_its_own_away_first() -> None:
+    service = VirtualSwarm([10.0]).nodes[0].exchange
+    for k in range(MAX_CALLERS):
+        service._callers[f"crowd {k}"] = _Caller("a host", False, Link())
+    for name, place, known in (("stranger", "elsewhere", False), ("candidate", "a host", True)):
+        service._callers[name] = _Caller(place, known, Link())
+        service._send_one_away()
+    assert {"stranger", "candidate"} <= service._callers.keys() and not {"crowd 0", "crowd 1"} & service._callers.keys()
+
+
 def test_a_replayed_exchange_is_refused() -> None:
     async def main() -> None:
         swarm = VirtualSwarm([10.0])
@@ -276,6 +323,26 @@ def test_a_node_that_comes_back_and_repeats_its_rounds_is_no_replay() -> None:
         assert not [event for event in node.events if isinstance(event, PeerFaulted)]
 
 
+def test_a_correction_that_was_taken_back_is_counted_against_its_partner() -> None:
+    swarm = VirtualSwarm([10.0, 10.0])
+    node = swarm.nodes[0]
+
+    async def verdict() -> None:
+        await asyncio.sleep(55)
+        exchange, (round_, partner) = next(reversed(node.exchange._partners.items()))
+        node.exchange.taken_back(exchange, 5.5, 2.5)
+        node.exchange.taken_back(b"never seen", 5.5, 2.5)
+        assert node.events[-1] == TakenBack(round_, "n001", 5.5, 2.5) and partner == "n001"
+        standing = node.exchange.standing("n001")
+        assert (standing.taken_back, standing.why, standing.quarantined_s) == (1, "taken_back", 80.0)
+        assert node.exchange.standings() == {"n001": standing} and standing.committed >= 3
+        assert node.exchange.standing("nobody") == Standing()
+
+    run_virtual(swarm.run(20, verdict()))
+    assert node.solo["all_quarantined"] >= 5 and swarm.nodes[1].solo["quarantined"] >= 1, node.solo
+    assert 8 <= len(node.committed) <= 13, "it comes back"
+
+
 def test_the_latest_events_can_be_read_as_lines() -> None:
     async def main() -> None:
         swarm = VirtualSwarm([10.0])
@@ -287,7 +354,7 @@ def test_the_latest_events_can_be_read_as_lines() -> None:
         exchange.candidates({f"peer {k}": "" for k in range(100)})
         settings, boundary, candidates = exchange.event_log()
         assert settings == "   -3.000 s  Settings(swaps=2, blocking=False)"
-        assert boundary == "   -0.500 s  Boundary(round=1, phase_s=10.0, closed='nonfinite')"
+        assert boundary == "   -0.500 s  Boundary(round=1, phase_s=10.0, closed='nonfinite', progress=None)"
         assert len(candidates) == 200, "cut"
         await swarm.close()
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from virtual_clock import run_virtual
 
 from noloco_node.core import fragments
-from noloco_node.core.codec import CodecStats
+from noloco_node.core.codecs.codec import CodecStats
 from noloco_node.errors import PeerFault, PeerLost, PeerMisbehaved
 from noloco_node.rounds.link import Link
 from noloco_node.rounds.swap import DONE_S, SLOW_STREAMS, WINDOW, Backlog, Swap
@@ -231,6 +231,48 @@ async def test_acks_without_fragments_apply_nothing() -> None:
     assert vectors.applied == []
     vectors, fault = await against([wire.Ack(0)], leads=False)
     assert isinstance(fault, PeerMisbehaved), "the follower speaks first"
+
+
+@pytest.mark.parametrize(("leader", "follower"), [(1.0, 1.0), (0.5, 1.0), (1.0, 0.25), (0.125, 0.25)])
+async def test_both_sides_apply_the_smaller_of_the_two_factors(leader: float, follower: float) -> None:
+    a, b = Words("a", 5), Words("b", 5)
+    a.allowed, b.allowed = leader, follower
+    *_, one, other = await meet(a, b)
+    assert (one, other) == (None, None)
+    assert a.scales == b.scales == 5 * [min(leader, follower)]
+
+
+@pytest.mark.parametrize("leads", [True, False])
+async def test_with_a_partner_of_an_older_version_our_own_half_is_bounded(leads: bool) -> None:
+    """It announces no factor, and applies what it gets."""
+    vectors = Words("a", 1)
+    vectors.allowed = 0.5
+    link = Link()
+
+    async def say() -> AsyncIterator[pb.SwapFrame]:
+        yield wire.encode(wire.Fragment(0, b"b 0 0"))
+        yield wire.encode(wire.Ack(0))
+        yield wire.encode(wire.Done())
+
+    link.listen(say())
+    await swap(link, vectors, leads=leads).run()
+    assert vectors.scales == [0.5]
+
+
+async def test_a_leader_that_wants_more_than_we_allow_misbehaves() -> None:
+    vectors, fault = await against([wire.Fragment(0, b"b 0 0"), wire.Ack(0, 1.0)], leads=False)
+    assert "silent" in str(fault) or "hung_up" in str(fault), "1 is what this one allows"
+    link, vectors = Link(), Words("a", 8)
+    vectors.allowed = 0.5
+
+    async def say() -> AsyncIterator[pb.SwapFrame]:
+        for frame in (wire.Fragment(0, b"b 0 0"), wire.Ack(0, 0.75)):
+            yield wire.encode(frame)
+
+    link.listen(say())
+    with pytest.raises(PeerMisbehaved, match="bad_scale"):
+        await swap(link, vectors, leads=False).run()
+    assert vectors.applied == []
 
 
 async def test_silence_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:

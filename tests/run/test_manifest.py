@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -225,11 +226,43 @@ def test_minus_zero_is_zero():
         {"a b": 1},
         {"a": [[[[[1]]]]]},
         {"a": list(range(300))},
+        {"num_hidden_layers": 2_000_000_000},
+        {"num_hidden_layers": 2e9},
+        {"n_layer": 1025},
+        {"text": {"encoder_layers": 1 << 31}},
+        {"num_local_experts": 5000},
+        {"num_labels": 1 << 31},
+        {"attention_types": [[["global", "local"], 1 << 31]]},
+        {"num_hidden_layers": 1000, "num_experts": 1000},
+        {"encoder_layers": 1000, "decoder_layers": 1000, "n_routed_experts": 33},
     ],
 )
 def test_a_config_loads_nothing_and_stays_small(config):
     with pytest.raises(ValueError, match="config"):
         ModelSpec(architecture="LlamaConfig", config=config)
+
+
+def test_a_strangers_manifest_of_endless_layers_is_refused_at_once():
+    document = json.loads(Manifest(name="a", model=ModelSpec(architecture="LlamaConfig")).canonical())
+    document["model"]["config"] = {"num_hidden_layers": 2_000_000_000}
+    raw = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+    began = time.monotonic()
+    with pytest.raises(Incompatible, match="config has a number in num_hidden_layers above 1024") as refused:
+        manifest.parse(raw)
+    assert time.monotonic() - began < 1 and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"num_hidden_layers": 126, "hidden_size": 16_384, "vocab_size": 128_256, "layer_norm_eps": 1e-5},
+        {"num_hidden_layers": 61, "n_routed_experts": 256, "moe_intermediate_size": 2048},
+        {"shared_expert_intermediate_size": 5632, "vocab_size_per_layer_input": 262_144, "rope_theta": 1e9},
+        {"layer_types": ["full_attention"] * 64, "attention_types": [[["global", "local"], 12]]},
+    ],
+)
+def test_models_that_are_there_fit(config):
+    ModelSpec(architecture="LlamaConfig", config=config)
 
 
 @pytest.mark.parametrize(
@@ -278,7 +311,7 @@ def test_reading_a_manifest_imports_nothing_heavy():
 
 
 def test_what_a_manifest_may_name_is_there():
-    from noloco_node.core.codecs import codec
+    from noloco_node.core.codecs.by_name import codec
     from noloco_node.data import corpus
     from noloco_node.training import model
 

@@ -104,9 +104,9 @@ class Swarm:
 
     def __init__(self, honest_ones: int, liars: Collection[Liar] = (), round: int = 50, **places: str) -> None:
         self.network = DonorNetwork()
-        self.network.network.places.update(places)
         self.honest = {f"honest{n}": honest(n) for n in range(honest_ones)}
         self.liars = {f"liar{n}": liar for n, liar in enumerate(liars)}
+        self.network.network.places.update({name: name for name in (*self.honest, *self.liars)} | places)
         self.round = round
 
     async def start(self) -> None:

@@ -23,7 +23,7 @@ import pytest
 from real_nodes import Node, RealNodes, until
 from replicas import exchange
 
-from noloco_node.core.codecs import codec
+from noloco_node.core.codecs.by_name import codec
 from noloco_node.run.schema import Manifest
 from noloco_node.training.replica import Replica
 

@@ -24,15 +24,15 @@ def test_on_a_cpu_the_slow_weights_are_beside_the_fast_ones() -> None:
 
 
 def test_what_does_not_fit_is_said_with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model, "memory_bytes", lambda: 50 * 10**6)
+    monkeypatch.setattr(model, "memory_bytes", lambda: 51 * 10**6)
     memory_budget.check(10**6, torch.device("cpu"), 1.0)
-    with pytest.raises(OutOfMemory, match=r"50 bytes each\) and there are 0.1 GB"):
+    with pytest.raises(OutOfMemory, match=r"51 bytes each\) and there are 0.1 GB"):
         memory_budget.check(10**6 + 1, torch.device("cpu"), 1.0)
 
 
 def test_beside_a_gpu_an_offer_and_a_checkpoint_need_room_and_the_slow_weights_where_it_is_small() -> None:
-    assert memory_budget.beside_gpu_bytes(10**9, of_gpu=40 * GB) == 24
-    assert memory_budget.beside_gpu_bytes(10**9, of_gpu=39 * GB) == 34
+    assert memory_budget.beside_gpu_bytes(10**9, of_gpu=40 * GB) == 25
+    assert memory_budget.beside_gpu_bytes(10**9, of_gpu=39 * GB) == 35
 
 
 def test_a_copy_for_a_joining_node_is_made_only_where_there_is_memory_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,7 +146,13 @@ def test_a_model_beyond_this_machine_is_given_up_before_it_is_made() -> None:
 def test_a_model_of_endless_parts_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "MAX_MODULES", 200)
     with pytest.raises(UsageError, match="more than 200 parts"):
-        model.build(small(num_hidden_layers=1 << 30), 256, 1)
+        model.build(small(num_hidden_layers=100), 256, 1)
+
+
+def test_a_table_beyond_this_machine_is_given_up_too() -> None:
+    """GPT-J's table of positions is no parameter."""
+    with pytest.raises(OutOfMemory, match="do not fit"):
+        model.build(ModelSpec(architecture="GPTNeoConfig", config={"max_position_embeddings": 1 << 24}), 256, 1)
 
 
 def test_nothing_asks_a_hub_while_a_model_is_built(monkeypatch: pytest.MonkeyPatch) -> None:

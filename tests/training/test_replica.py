@@ -13,12 +13,12 @@ from torch import nn
 
 from noloco_node.checkpoints import checkpoint
 from noloco_node.core import outer
-from noloco_node.core.codecs import codec
+from noloco_node.core.codecs.by_name import codec
 from noloco_node.data import corpus
 from noloco_node.errors import Diverged, Incompatible, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
 from noloco_node.run.schema import InnerSpec, Manifest, OuterSpec
 from noloco_node.training import language, model
-from noloco_node.training.replica import WARM_UP_STEPS, Replica, choose_device
+from noloco_node.training.replica import LOSSES, WARM_UP_STEPS, Replica, choose_device
 from noloco_node.training.schedule import learning_rate
 from noloco_node.training.task import Batch
 
@@ -245,6 +245,17 @@ def test_a_model_with_dropout_resumes_too() -> None:
 
 
 DROPOUT = {**small_run().model.config, "attention_dropout": 0.5}
+
+
+def test_a_state_knows_the_losses_it_was_taken_at() -> None:
+    replica = small_replica()
+    assert (replica.state().eval_loss, replica.state().loss) == (None, None)
+    losses = train(replica, LOSSES + 2)
+    seen = replica.evaluate()
+    saved = replica.state()
+    assert (saved.eval_loss, saved.loss) == (seen, pytest.approx(sum(losses[-LOSSES:]) / LOSSES))
+    replica.restore(saved)
+    assert (replica.state().eval_loss, replica.state().loss) == (None, None), "they were those of other weights"
 
 
 def test_a_saved_state_is_a_copy() -> None:

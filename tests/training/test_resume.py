@@ -19,8 +19,8 @@ from lives import RUN, SAVE_EVERY, STEPS, Kill, Received, Resume, live, resumes
 from replicas import FRAGMENT, small_replica
 from torch import Tensor
 
-from noloco_node.core.codec import carry
-from noloco_node.core.codecs import codec
+from noloco_node.core.codecs.by_name import codec
+from noloco_node.core.codecs.codec import carry
 from noloco_node.training.replica import Replica
 
 HEAVY = [
@@ -90,7 +90,12 @@ def uninterrupted(received: Sequence[Received], broken: Sequence[Resume] = ()) -
         inner.step()
         if inner.phase_over:
             boundary(inner)
-    return asdict(inner.state())
+    return what_goes_on(asdict(inner.state()))
+
+
+def what_goes_on(state: dict[str, Any]) -> dict[str, Any]:
+    """Without the losses that it was taken at: they serve the choice among checkpoints, and begin anew."""
+    return {name: value for name, value in state.items() if name not in {"eval_loss", "loss"}}
 
 
 def lives(
@@ -104,7 +109,7 @@ def lives(
         assert life.exitcode == (-signal.SIGKILL if kill else 0), kill
         life.close()
     end: dict[str, Any] = torch.load(home / "end.pt", weights_only=True)
-    return end
+    return what_goes_on(end)
 
 
 def assert_same(one: Any, other: Any, where: str = "state") -> None:

@@ -11,16 +11,16 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
-from replicas import FRAGMENT, correct, exchange, live_state, small_replica, timed_run, train
+from replicas import FRAGMENT, correct, exchange, live_state, small_replica, small_run, timed_run, train
 
 from noloco_node.base.events import Evaluated, RolledBack
-from noloco_node.core.codec import scaled
-from noloco_node.core.codecs import codec
+from noloco_node.core.codecs.by_name import codec
+from noloco_node.core.codecs.codec import scaled
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
 from noloco_node.host import memory
 from noloco_node.training.offer import Offer
 from noloco_node.training.replica import Replica, State
-from noloco_node.training.thread import Failed, Finished, PhaseEnded, Ready, TrainingThread
+from noloco_node.training.thread import Failed, Finished, PhaseEnded, Ready, TakenBack, TrainingThread
 
 DEADLINE_S = 20.0
 
@@ -649,3 +649,86 @@ def test_a_boundary_without_an_offer_measures_nothing_for_one() -> None:
 
 def test_a_thread_that_never_started_can_be_stopped() -> None:
     Watched(small_replica).thread.stop()
+
+
+# ---- what did harm ---------------------------------------------------------------------------------------------------
+def swapped(watched: Watched, c: torch.Tensor) -> tuple[State, State]:
+    """The states before and after a swap of the first offer with this correction."""
+    watched.thread.begin()
+    watched.offer()
+    watched.thread.pause()
+    before = answer(watched.thread.state())
+    swapping(watched, True)
+    for start in range(0, len(c), FRAGMENT):
+        answer(correct(watched.thread, 1, start, c[start : start + FRAGMENT]))
+    swapping(watched, False)
+    return before, answer(watched.thread.state())
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_a_swap_that_made_the_model_worse_is_taken_back(blocking: bool) -> None:
+    c = 3 * torch.randn(small_replica().parameters)
+    with running(lambda: small_replica(run=small_run(steps=300)), blocking=blocking) as watched:
+        before, after = swapped(watched, c)
+        taken = watched.until(TakenBack)
+        assert taken.loss_with > 1.01 * taken.loss_without
+        for name in ("phi", "delta"):
+            assert torch.allclose(after.outer[name], before.outer[name], atol=1e-5), name
+
+
+def test_a_swap_that_made_it_a_little_better_or_worse_stays() -> None:
+    c = 1e-4 * torch.randn(small_replica().parameters)
+    with running(lambda: small_replica(run=small_run(steps=300))) as watched:
+        before, after = swapped(watched, c)
+        assert torch.allclose(after.outer["phi"] - before.outer["phi"], c, atol=1e-6)
+
+
+def test_where_the_partner_is_as_good_the_way_between_may_be_worse() -> None:
+    """Two halves of a swarm that trained apart for long."""
+    c = 3 * torch.randn(small_replica().parameters)
+    replica = small_replica(run=small_run(steps=300))
+    replica.evaluate_without = lambda partner=0.0: 1.0  # type: ignore[method-assign, misc]
+    with running(lambda: replica) as watched:
+        before, after = swapped(watched, c)
+        assert torch.allclose(after.outer["phi"] - before.outer["phi"], c, atol=1e-5)
+
+
+def test_weights_whose_steps_are_skipped_are_not_offered() -> None:
+    replica = small_replica(run=small_run(steps=4))
+    steps = replica.step
+
+    def skip() -> float:
+        steps()
+        replica._skipped_in_row = int(replica.phase_step == 4)
+        return 1.0
+
+    replica.step = skip  # type: ignore[method-assign]
+    with running(lambda: replica) as watched:
+        watched.thread.begin()
+        ended = watched.until(PhaseEnded)
+        assert (ended.offer, ended.closed) == (None, "nonfinite")
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_slow_weights_that_are_not_finite_at_a_boundary(saved: bool) -> None:
+    """They become those of the last checkpoint; without one the training ends."""
+    replica, good = small_replica(), small_replica().state()
+    steps = replica.step
+
+    def spoil() -> float:
+        loss = steps()
+        if replica.round == 1 and replica.phase_over:
+            replica.phi[5] = float("inf")
+            replica.theta[5] = float("inf")
+        return loss
+
+    replica.step = spoil  # type: ignore[method-assign]
+    with running(lambda: replica, last_good=lambda: good if saved else None) as watched:
+        watched.thread.begin()
+        if not saved:
+            assert isinstance(watched.until(Failed).error, Diverged)
+            return
+        assert watched.until(RolledBack).weights_of == 0
+        assert watched.until(PhaseEnded).closed == "nonfinite"
+        watched.until(Finished)
+        assert replica.round == 4

@@ -26,6 +26,7 @@ from noloco_node.transport.grpc_bridge import BUFFER_BYTES, CHANNEL_OPTIONS, SER
 from noloco_node.transport.libp2p import Libp2pTransport
 from noloco_node.transport.reachability import ONLY
 from noloco_node.wire import peer_pb2
+from noloco_node.wire.mirror_pb2_grpc import MirrorServicer
 from noloco_node.wire.peer_pb2_grpc import ExchangeStub, RunsStub
 
 LIBP2P_NODE = Path(__file__).parents[1] / "helpers" / "libp2p_node.py"
@@ -79,7 +80,7 @@ async def test_nothing_is_left_after_close(net, tmp_path):
     assert all(path.name.endswith(".sock") for path in directory.iterdir())
     assert len(cleaners(directory)) == 1
     await client.close()
-    await until(lambda: not server._parts.inbound._callers)
+    await until(lambda: not server._parts.inbound._carried)
     await net.close()
     assert not directory.exists() and not directory_of(server).exists()
     assert len(psutil.Process().children()) == children
@@ -208,6 +209,8 @@ async def test_a_node_is_called_through_a_relay(net):
     assert await drain(call) == frames
     assert caller.via(hidden.peer_id) == hidden.via(caller.peer_id) == "relayed"
     assert caller.via(net.transports[0].peer_id) == "direct"
+    assert caller._far_ends[hidden.peer_id].relay == net.transports[0].peer_id
+    await until(lambda: caller.place_of(hidden.peer_id) == "127.0.0.1")  # the relay says so
 
 
 async def test_a_relay_may_announce_what_does_not_lead_to_it_yet(net, caplog):
@@ -220,6 +223,27 @@ async def test_a_relay_may_announce_what_does_not_lead_to_it_yet(net, caplog):
             listen=replace(ANY_PORT, port=port), announce=[replace(ANY_LOCAL_PORT, port=announced)], serves_relay=True
         )
     assert not [record.message for record in caplog.records if "relay" in record.message]
+
+
+async def test_who_comes_over_a_relay_that_says_nothing_stands_with_it(net, monkeypatch):
+    monkeypatch.setattr(libp2p.SelfViewService, "Whence", MirrorServicer.Whence)  # one of an older version
+    await net.start(serves_relay=True)
+    hidden, caller = await net.start(relay=ONLY), await net.start()
+    assert await caller.reaches(hidden.peer_id, hidden.addresses(), 3)
+    await until(lambda: not caller._relayed._asking)
+    assert caller.place_of(hidden.peer_id) == "relay 127.0.0.1"
+
+
+async def test_a_peer_is_reached_only_where_it_is(net, tmp_path):
+    server, client = await net.start(), await net.start()
+    nobody = Identity.load_or_create(tmp_path / "nobody").peer_id
+    nowhere = [replace(address, peer=nobody) for address in server.addresses()]
+    assert await client.reaches(server.peer_id, server.addresses(), 3)
+    assert not await client.reaches(nobody, nowhere, 3), "somebody else answers there"
+    assert client.met_at(server.peer_id) is not None and client.met_at(nobody) is None
+    await until(lambda: server.met_at(client.peer_id) is not None)
+    assert await server.place_seen(client.peer_id) == "127.0.0.1"
+    assert await server.place_seen(nobody) == nobody
 
 
 async def test_without_a_relay_among_the_bootstrap_peers_there_is_no_reservation(net):
@@ -286,8 +310,8 @@ async def test_the_same_port_on_another_loopback_address_is_another_caller(net, 
     server, client = await net.start(Runs(list_no_runs)), await net.start()
     await RunsStub(client.channel(server.peer_id)).List(peer_pb2.RunsRequest(), timeout=STEP_S)
     inbound = server._parts.inbound
-    ((known, caller),) = inbound._callers.items()
-    assert caller.peer == client.peer_id
+    ((known, carried),) = inbound._carried.items()
+    assert carried.caller.peer == client.peer_id
     port = int(known.rpartition(":")[2])
 
     async def forward(*stream):
@@ -312,15 +336,15 @@ async def test_a_connection_without_calls_is_closed(net, monkeypatch):
     await swap.write(fragment())
     await swap.read()
     inbound = server._parts.inbound
-    assert len(inbound._callers) == 1
+    assert len(inbound._carried) == 1
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(1.0):
-            await until(lambda: not inbound._callers)
+            await until(lambda: not inbound._carried)
     await swap.write(fragment(index=1))
     assert await swap.read() == fragment(index=1), "a call is under way"
     await swap.done_writing()
     assert await swap.read() is grpc.aio.EOF
-    await until(lambda: not (inbound._callers or inbound._per_peer))
+    await until(lambda: not (inbound._carried or inbound._per_peer))
     await RunsStub(client.channel(server.peer_id)).List(peer_pb2.RunsRequest(), timeout=STEP_S)
 
 

@@ -23,7 +23,7 @@ from noloco_node.transport.grpc_bridge import BUFFER_BYTES, FarEnd, Streams
 _MAX_LENGTH_BITS = 14  # a length in three groups of 7 bits, so 2 MiB: its answers are a few addresses
 _CONNECT_S = 5.0  # for `try_connect`, where it knows the addresses
 _P2P, _CIRCUIT = b"\xa5\x03", b"\xa2\x02"  # the codes 421 and 290 of multiaddr's table, as varints
-_RELAYED = re.compile(rb"(.*?)\xa5\x03[\x20-\x40].{32,64}\xa2\x02", re.DOTALL)
+_RELAYED = re.compile(rb"(.*?)\xa5\x03[\x20-\x40](.{32,64})\xa2\x02", re.DOTALL)
 
 
 class P2pdControl:
@@ -42,20 +42,30 @@ class P2pdControl:
                 found.append(parse(str(self._multiaddr(binary))))
         return found
 
+    async def find_connected(self, peer: str) -> FarEnd | None:
+        """Where a peer is that has a connection to p2pd."""
+        answer, stream = await self._ask(type=self._messages.Request.LIST_PEERS)
+        stream[1].close()
+        wanted = base58.b58decode(peer)
+        ways = (self._far_end(each.id, address) for each in answer.peers if each.id == wanted for address in each.addrs)
+        return min(ways, key=lambda far_end: far_end.relayed, default=None)
+
     async def try_connect(self, peer: str, addresses: Sequence[Address]) -> None:
         """`connect`, where a peer that does not answer is no failure."""
         with suppress(OSError):
             async with asyncio.timeout(_CONNECT_S):
                 await self.connect(peer, addresses)
 
-    async def connect(self, peer: str, addresses: Sequence[Address] = ()) -> None:
-        """Be connected to a peer, which may be at these addresses; without any, p2pd looks for it."""
-        request = self._messages.ConnectRequest(peer=base58.b58decode(peer), addrs=list(map(self._binary, addresses)))
+    async def connect(self, peer: str, addresses: Sequence[Address] = (), within_s: int | None = None) -> None:
+        """Be connected to a peer, which may be at these addresses; without any, p2pd looks for it. p2pd itself gives up
+        after `within_s`: it tries on for a minute where it is not told when to stop."""
+        addrs = list(map(self._binary, addresses))
+        request = self._messages.ConnectRequest(peer=base58.b58decode(peer), addrs=addrs, timeout=within_s)
         _, stream = await self._ask(type=self._messages.Request.CONNECT, connect=request)
         stream[1].close()
 
-    async def open_stream(self, peer: str, protocol: str) -> tuple[Streams, FarEnd]:
-        request = self._messages.StreamOpenRequest(peer=base58.b58decode(peer), proto=[protocol])
+    async def open_stream(self, peer: str, protocol: str, within_s: int | None = None) -> tuple[Streams, FarEnd]:
+        request = self._messages.StreamOpenRequest(peer=base58.b58decode(peer), proto=[protocol], timeout=within_s)
         answer, stream = await self._ask(type=self._messages.Request.STREAM_OPEN, streamOpen=request)
         return stream, self._about(answer.streamInfo)
 
@@ -73,9 +83,12 @@ class P2pdControl:
         return self._about(about)
 
     def _about(self, info: Any) -> FarEnd:
-        relayed = _RELAYED.fullmatch(info.addr)
-        address = str(self._multiaddr(relayed[1] if relayed else info.addr))
-        return FarEnd(str(base58.b58encode(info.peer), "ascii"), address.split("/")[2], relayed is not None)
+        return self._far_end(info.peer, info.addr)
+
+    def _far_end(self, peer: bytes, binary: bytes) -> FarEnd:
+        relayed = _RELAYED.fullmatch(binary)
+        address = str(self._multiaddr(relayed[1] if relayed else binary))
+        return FarEnd(_text(peer), address.split("/")[2], _text(relayed[2]) if relayed else "")
 
     def _binary(self, address: Address) -> bytes:
         """In binary, without its peer. hivemind writes a relay's id as a CID, but p2pd wants the multihash."""
@@ -97,6 +110,10 @@ class P2pdControl:
             writer.transport.abort()
             raise
         return answer, (reader, writer)
+
+
+def _text(peer: bytes) -> str:
+    return str(base58.b58encode(peer), "ascii")
 
 
 def write(writer: asyncio.StreamWriter, message: Any) -> None:

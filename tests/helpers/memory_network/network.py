@@ -61,7 +61,7 @@ class MemoryNetwork:
         self._members: dict[str, MemoryTransport] = {}
         self._group_of: dict[str, int] = {}
         self.places: dict[str, str] = {}
-        """Where peers are; one that is not in here is at a place of its own."""
+        """Of peers that are not on this machine."""
         self._calls: dict[Call, None] = {}  # a dict keeps the order in which they began; a set would not
 
     def join(self, peer_id: str) -> "MemoryTransport":
@@ -165,7 +165,7 @@ class MemoryTransport:
         return self.place_of(self.caller(context))
 
     def place_of(self, peer: str) -> str:
-        return self._network.places.get(peer, peer)
+        return self._network.places.get(peer, "127.0.0.1")
 
     def answer(self, call: Call) -> None:
         """A call has arrived: find its method and let a task of this member run it."""

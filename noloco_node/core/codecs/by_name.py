@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import torch
 
-from noloco_node.core.cast import Cast
-from noloco_node.core.codec import BLOCK, Codec, carry
-from noloco_node.core.int8 import Int8
+from noloco_node.core.codecs.cast import Cast
+from noloco_node.core.codecs.codec import BLOCK, Codec, carry
+from noloco_node.core.codecs.int8 import Int8
 
 
 def _without_parameter(make: Callable[[], Codec]) -> Callable[[str], Codec]:
@@ -19,7 +19,7 @@ def _without_parameter(make: Callable[[], Codec]) -> Callable[[str], Codec]:
 
 
 def _lattice(parameter: str) -> Codec:
-    from noloco_node.core.lattice import Lattice  # it brings numba, which takes half a second to import
+    from noloco_node.core.codecs.lattice import Lattice  # it brings numba, which takes half a second to import
 
     return Lattice.parse(parameter)
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from noloco_node.core import outer
-from noloco_node.core.codec import CodecStats, Received
+from noloco_node.core.codecs.codec import CodecStats, Received
 from noloco_node.errors import NonFinite, PeerMisbehaved
 
 

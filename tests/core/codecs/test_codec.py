@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from noloco_node.core import outer
-from noloco_node.core.codec import CodecStats, Conversation, Received, carry
-from noloco_node.core.codecs import FAMILIES, codec
+from noloco_node.core.codecs.by_name import FAMILIES, codec
+from noloco_node.core.codecs.codec import CodecStats, Conversation, Received, carry
 from noloco_node.errors import NonFinite, PeerMisbehaved
 
 ID = bytes(16)

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from noloco_node.core.codec import BLOCK
-from noloco_node.core.int8 import HIGHEST, LOWEST, Int8, Int8Conversation
+from noloco_node.core.codecs.codec import BLOCK
+from noloco_node.core.codecs.int8 import HIGHEST, LOWEST, Int8, Int8Conversation
 from noloco_node.errors import NonFinite, PeerMisbehaved
 
 ID = bytes(16)

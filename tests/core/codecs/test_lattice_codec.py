@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noloco_node.core.codec import BLOCK, carry
-from noloco_node.core.codecs import codec
+from noloco_node.core.codecs.by_name import codec
+from noloco_node.core.codecs.codec import BLOCK, carry
 from noloco_node.core.kernels import for_device, reference
 from noloco_node.errors import NonFinite, PeerFault
 

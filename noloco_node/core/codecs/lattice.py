@@ -6,7 +6,7 @@ k = round(u/step + dither), the same step and dither on both sides, a partner wi
 k mod 2^bits. Both use the difference of the same two whole numbers, so the corrections are opposite to the bit. The
 turns:
 
-    1  ranges       the range that each block should have, and a few elements in full: core/lattice_ranges.py
+    1  ranges       the range that each block should have, and a few elements in full: core/codecs/lattice_ranges.py
     2  codes        k mod 2^bits, packed; per block 16 bits of a checksum over what is not sent; a digest of all k
     3  missed       of blocks whose checksum does not fit (the partner was out of range) and that were not repaired:
                     8 more bits of k, a checksum
@@ -20,7 +20,7 @@ blocks instead of all of them. *(Tried, same bytes: error 0.24 → 0.20 to 0.24 
 Both sides take the same number of turns, at least two. Guarantees, and their conditions:
 
 - c_j = −c_i to the bit, whatever was missed, between all kernels. An honest pair misses the same blocks on both sides,
-  because the decoded difference is antisymmetric even at the range's edge (kernels/__init__.py).
+  because the decoded difference is antisymmetric even at the range's edge (core/kernels/__init__.py).
 - |2 c − (u_j − u_i)| ≤ 1.5 steps in every element of a block that was decoded right, as long as |u| of both sides is
   below 2^21 steps: each side's wish for the range ensures that, unless the other's is 64 times smaller.
 - A block out of range is noticed unless its checksum collides: never with up to three elements off by one range each,
@@ -41,8 +41,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from noloco_node.core import lattice_ranges
-from noloco_node.core.codec import CodecStats, Received
+from noloco_node.core.codecs import lattice_ranges
+from noloco_node.core.codecs.codec import CodecStats, Received
 from noloco_node.core.kernels import BLOCK, PHASES, Grid, for_device
 from noloco_node.core.kernels.tables import SPOTS, WEIGHTS
 from noloco_node.errors import NonFinite, PeerFault, PeerMisbehaved

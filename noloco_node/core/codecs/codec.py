@@ -6,7 +6,7 @@ others take more turns, the same number on both sides. What comes from a partner
 PeerMisbehaved comes out, and a payload of the wrong length is refused before anything is allocated for it.
 
 Payloads are little-endian, as is every machine that torch is built for today. Knows nothing of sockets, rounds or
-partners. Which codecs there are: core/codecs.py.
+partners. Which codecs there are: core/codecs/by_name.py.
 """
 
 from dataclasses import dataclass

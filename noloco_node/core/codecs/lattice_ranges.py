@@ -4,7 +4,7 @@ A range is an fp32 number with two bits after the leading one, (4, 5, 6 or 7)/4 
 number: its *code* counts quarter octaves, and one more is the next larger range.
 
 - *Wished for*: 2.2 · max|βΔ| of the block, halfway (in octaves) towards what earlier exchanges saw there, relative to
-  the rest of the fragment. Never so small that k would not fit (LIMIT in kernels/tables.py).
+  the rest of the fragment. Never so small that k would not fit (LIMIT in core/kernels/tables.py).
 - *Agreed*: how far apart a pair is depends on when its two sides last swapped and with whom, and changes fivefold from
   one partner to the next, by the same factor in all blocks. So each side also sends a few elements of u in full: the
   0.9 quantile of |u_j − u_i| over the larger of both ranges is the shift of all ranges. It is computed in whole numbers
@@ -13,9 +13,9 @@ number: its *code* counts quarter octaves, and one more is the next larger range
 - *Remembered*: the differences in the last exchange, in each block relative to the fragment's median, one byte a block,
   and how far the estimate was off; and a margin over the 0.9 quantile, which moves until 1.4% of the blocks miss.
 
-*(Tried on eight replicas of a 0.9 M Llama in random pairs, 4 bits, before blocks were repaired (core/lattice.py): 1.0%
-of blocks missed, relative error 0.27. Without the elements in full, ranges that only follow earlier exchanges: 6.5% and
-0.31. Ranges fixed at 2.2 · max|βΔ|: 22%.)*
+*(Tried on eight replicas of a 0.9 M Llama in random pairs, 4 bits, before lattice.py repaired blocks: 1.0% of blocks
+missed, relative error 0.27. Without the elements in full, ranges that only follow earlier exchanges: 6.5% and 0.31.
+Ranges fixed at 2.2 · max|βΔ|: 22%.)*
 
 numpy alone: it handles one number a block.
 """

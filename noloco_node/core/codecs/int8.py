@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from noloco_node.core import outer
-from noloco_node.core.codec import BLOCK, CodecStats, Received
+from noloco_node.core.codecs.codec import BLOCK, CodecStats, Received
 from noloco_node.errors import NonFinite, PeerMisbehaved
 
 LIMIT = 127

@@ -1,0 +1,143 @@
+"""Can a replica go on with a loaded checkpoint? Every value that it would use is checked before anything changes.
+
+The digests of a checkpoint say that it is what was written, not who wrote it: checkpoints are handed around, and who
+crafts one makes its digests too. A node may also have written NaN. Knows no files.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Size, Tensor
+
+from noloco_node.checkpoints.checkpoint import Checkpoint
+from noloco_node.core.length_correction import LARGEST_SCALE
+from noloco_node.errors import Incompatible
+
+_OTHER_ADAMW = "the checkpoint's AdamW is not of this model, or of another version: use another --home"
+_MOMENTS = {"step", "exp_avg", "exp_avg_sq"}
+_POSITION_VALUES = 10_000
+"""A hub stream's position has some dozen values for each file that it reads. Values may be named many times in a few
+bytes, so they are counted before anything prints them."""
+_SCALE = 2 * LARGEST_SCALE  # with room for rounding, and for another version's limit
+_LARGEST = 2**53
+"""Of a counter: up to here floats count exactly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the state of this replica looks like."""
+
+    shapes: Mapping[str, Size]
+    """Of the weights, by name, in the order of the flat vectors and of the optimizer."""
+    keeps_norm: bool
+    rounds: int
+    """Of the run."""
+    counters: Mapping[str, int]
+    """The largest value of each counter."""
+
+
+def check(saved: Checkpoint, expected: Expected) -> None:
+    """Raises ValueError, which names what is wrong, and Incompatible for the state of another model."""
+    _whole("round", saved.round, expected.rounds)
+    parameters = sum(shape.numel() for shape in expected.shapes.values())
+    _same_shapes(saved.weights, expected.shapes)
+    _same_shapes(saved.outer, {"phi": Size([parameters]), "delta": Size([parameters])})
+    inner = saved.inner
+    if not isinstance(inner, dict):
+        raise ValueError("the rest of the state is no table")
+    if missing := {*_CHECKS, *expected.counters, "optimizer"} - inner.keys():
+        raise ValueError(f"{min(missing)} is missing")
+    for name, is_right in _CHECKS.items():
+        if not is_right(inner[name]):
+            raise ValueError(f"{name} has a wrong value")
+    for name, largest in expected.counters.items():
+        _whole(name, inner[name], largest)
+    if expected.keeps_norm and len(inner["norms"]) != len(expected.shapes):
+        raise ValueError("norms has a wrong length")
+    _check_moments(inner["optimizer"], list(expected.shapes.values()))
+
+
+def _same_shapes(tensors: Mapping[str, Tensor], shapes: Mapping[str, Size]) -> None:
+    if {name: tensor.shape for name, tensor in tensors.items()} != dict(shapes):
+        raise Incompatible("the checkpoint is of another model: use another --home for another run")
+    for name, tensor in tensors.items():
+        _numbers(name, tensor)
+
+
+def _check_moments(moments: object, shapes: Sequence[Size]) -> None:
+    if not isinstance(moments, dict):
+        raise ValueError("optimizer has a wrong value")
+    for place, of_one in moments.items():
+        fits = type(place) is int and 0 <= place < len(shapes) and isinstance(of_one, dict)
+        if not (fits and of_one.keys() == _MOMENTS and all(isinstance(tensor, Tensor) for tensor in of_one.values())):
+            raise Incompatible(_OTHER_ADAMW)
+        if any(of_one[name].shape != shapes[place] for name in ("exp_avg", "exp_avg_sq")):
+            raise Incompatible(_OTHER_ADAMW)
+        for name, tensor in of_one.items():
+            _numbers(name, tensor)
+        if of_one["step"].numel() != 1 or not 0 <= of_one["step"].item() <= _LARGEST:
+            raise ValueError("step of the optimizer has a wrong value")
+        if bool(of_one["exp_avg_sq"].lt(0).any()):
+            raise ValueError("exp_avg_sq of the optimizer is below zero")
+
+
+def _numbers(name: str, tensor: Tensor) -> None:
+    """Finite fp32 numbers of its own: a view that repeats one element could not be changed in place."""
+    plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.requires_grad
+    if not (plain and tensor.dtype is torch.float32 and tensor.is_contiguous()):
+        raise ValueError(f"{name} is no tensor of fp32 numbers")
+    if not (math.isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())):  # a sum is quick, and may overflow
+        raise ValueError(f"{name} holds NaN or Inf")
+
+
+def _whole(name: str, value: object, largest: int) -> None:
+    if type(value) is not int or not 0 <= value <= largest:
+        raise ValueError(f"{name} is no whole number from 0 to {largest}")
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
+
+
+def _small(value: object) -> bool:
+    """Plain values, and not many, however often they are named."""
+    waiting, left = [value], _POSITION_VALUES
+    while waiting and left:
+        left -= 1
+        match waiting.pop():
+            case dict() as table:
+                waiting += [*table.keys(), *table.values()][: left + 1]
+            case list() | tuple() as some:
+                waiting += some[: left + 1]
+            case None | str() | int() | float():
+                pass
+            case _:
+                return False
+    return not waiting
+
+
+def _is_random_state(state: object) -> bool:
+    try:
+        torch.Generator().set_state(state)  # type: ignore[arg-type]
+    except (RuntimeError, TypeError):
+        return False
+    return True
+
+
+def _is_device_state(state: object) -> bool:
+    """Of a GPU: whether this one takes it, only it can say."""
+    return state is None or (isinstance(state, Tensor) and state.dtype is torch.uint8 and state.dim() == 1)
+
+
+_CHECKS: Mapping[str, Callable[[Any], bool]] = {
+    "position": _small,
+    "phase_s": lambda value: _finite(value) and value >= 0,
+    "last_loss": _finite,
+    "norms": lambda norms: isinstance(norms, list) and all(_finite(norm) and 1 <= norm <= _SCALE for norm in norms),
+    "rng": _is_random_state,
+    "device_rng": _is_device_state,
+}
+"""Every value that needs nothing of the replica to be checked."""

@@ -1,0 +1,1 @@
+"""How one fragment is sent: codecs, and which name stands for which."""

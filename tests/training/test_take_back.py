@@ -1,0 +1,75 @@
+"""A correction that did harm is taken back: θ, φ and δ become what they would be without it."""
+
+import pytest
+import torch
+from replicas import small_replica, small_run
+
+from noloco_node.core.codecs.by_name import codec
+from noloco_node.core.codecs.codec import BLOCK, Packed
+from noloco_node.run.schema import Manifest, OuterSpec
+from noloco_node.training.replica import Replica
+
+VECTORS = "theta", "phi", "delta"
+
+
+def momentum(keep_norm: bool) -> Manifest:
+    outer = OuterSpec(alpha=0.5, beta=0.7, gamma=0.7, keep_norm=keep_norm)
+    return small_run(rounds=20).model_copy(update={"outer": outer})
+
+
+def with_length(run: Manifest) -> Replica:
+    replica = small_replica(run=run)
+    if replica._length_correction:
+        replica._length_correction.load([1.4] * len(replica._length_correction.scales))
+    return replica
+
+
+def trained(run: Manifest, correction: Packed | None, boundaries: int) -> Replica:
+    """Movements that do not depend on θ, so that two replicas can be compared; offers at every boundary."""
+    replica, chance = with_length(run), torch.Generator().manual_seed(1)
+    for boundary in range(3 + boundaries):
+        replica.theta += 0.1 * torch.randn(replica.parameters, generator=chance)
+        replica.snapshot()
+        replica.boundary()
+        if boundary == 2 and correction:
+            replica.apply(7, correction, offered_round=3)
+    return replica
+
+
+@pytest.mark.parametrize("boundaries", [0, 1, 3])
+@pytest.mark.parametrize("keep_norm", [False, True])
+def test_three_boundaries_later_it_is_as_if_it_had_never_come(keep_norm: bool, boundaries: int) -> None:
+    """With momentum, and with the length that the correction brought with it."""
+    c = Packed(5 * torch.randn(1000), None, 0.5)
+    never, taken = (trained(momentum(keep_norm), each, boundaries) for each in (None, c))
+    assert float((taken.phi - never.phi).norm()) > 50
+    taken.take_back()
+    for vector in VECTORS:
+        assert torch.allclose(getattr(taken, vector), getattr(never, vector), rtol=0, atol=1e-5), vector
+    assert never._length_correction is None or never._length_correction.scales == taken._length_correction.scales
+
+
+def test_the_loss_without_it_changes_nothing() -> None:
+    c = Packed(0.5 * torch.randn(1000))
+    never, taken = (trained(momentum(True), each, 0) for each in (None, c))
+    before = taken.theta.clone()
+    assert taken.evaluate() > never.evaluate() + 0.01
+    # what is left is the length that came with the correction, which is the replica's own
+    assert taken.evaluate_without() == pytest.approx(never.evaluate(), rel=0.01)
+    assert torch.allclose(taken.theta, before, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["lattice:4", "lattice:8", "bf16", "int8", "fp32"])
+def test_what_is_kept_is_to_the_bit_what_was_applied(name: str) -> None:
+    u = torch.randn(5 * BLOCK + 9)
+    pair = u, u + 1e-3 * torch.randn(len(u))
+    pair[1][3] += 0.5  # is sent again
+    moved = torch.full((6,), 3e-3)
+    one, other = (codec(name).converse(each, 0, bytes(16), moved) for each in pair)
+    said, theirs = one.open(), other.open()
+    while (received := one.receive(theirs)).reply is not None:
+        said, theirs = received.reply, other.receive(said).reply or b""
+    assert received.correction is not None
+    kept = Packed(received.correction.clone(), received.unit, 0.25)
+    assert torch.equal(kept.unscaled(), received.correction)
+    assert torch.equal(kept.applied(), received.correction * 0.25)

@@ -1,0 +1,122 @@
+"""Who is carried when more streams come in than the bridge may carry."""
+
+import asyncio
+import resource
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from noloco_node.base.identity import Identity
+from noloco_node.transport import grpc_bridge
+from noloco_node.transport.grpc_bridge import FarEnd, Inbound, Streams
+
+STEP_S = 30.0
+ON_ONE_HOST, ELSEWHERE = "8.8.8.8", "192.0.2.1"
+
+
+def new_peer() -> str:
+    return Identity(Ed25519PrivateKey.generate(), Path("nowhere")).peer_id
+
+
+class Bridge:
+    """An `Inbound` before a server that answers each byte; a caller names itself in the first line."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "streams"
+        self.open: list[Streams] = []
+
+    async def start(self) -> None:
+        self.server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
+        self.inbound = Inbound(self.server.sockets[0].getsockname()[1], self._read_caller)
+        await self.inbound.listen(self.path)
+
+    async def close(self) -> None:
+        for _, writer in self.open:
+            writer.transport.abort()
+        await self.inbound.close()
+        self.server.close()
+
+    async def call(self, peer: str, host: str) -> Streams:
+        reader, writer = await asyncio.open_unix_connection(self.path)
+        self.open.append((reader, writer))
+        writer.write(f"{peer} {host}\n?".encode())
+        return reader, writer
+
+    async def is_carried(self, stream: Streams) -> bool:
+        async with asyncio.timeout(STEP_S):
+            return await stream[0].read(1) == b"!"
+
+    async def flood(self, identities: int, connections: int, host: str) -> None:
+        for peer in [new_peer() for _ in range(identities)]:
+            streams = [await self.call(peer, host) for _ in range(connections)]
+            for stream in streams:
+                await self.is_carried(stream)
+
+    def begin_calls(self) -> None:
+        for name in self.inbound._carried:
+            self.inbound.answering(name)
+
+    async def _read_caller(self, reader: asyncio.StreamReader) -> FarEnd:
+        peer, host = (await reader.readline()).decode().split()
+        return FarEnd(peer, host)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(1):
+            writer.write(b"!")
+        writer.close()
+
+
+@pytest.fixture
+async def bridge(tmp_path: Path) -> AsyncIterator[Bridge]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4096)), hard))
+    bridge = Bridge(tmp_path)
+    await bridge.start()
+    yield bridge
+    async with asyncio.timeout(STEP_S):
+        await bridge.close()
+
+
+@pytest.mark.parametrize("host", [ON_ONE_HOST, "127.0.0.1"])
+@pytest.mark.parametrize("calling", [False, True])
+async def test_33_identities_with_4_connections_each_keep_no_newcomer_out(
+    bridge: Bridge, host: str, calling: bool
+) -> None:
+    partner = await bridge.call(new_peer(), "127.0.0.1")
+    assert await bridge.is_carried(partner)
+    bridge.begin_calls()
+    await bridge.flood(33, 4, host)
+    if calling:
+        bridge.begin_calls()
+    began = time.monotonic()
+    assert await bridge.is_carried(await bridge.call(new_peer(), "127.0.0.1"))
+    assert time.monotonic() - began < 5.0
+    partner[1].write(b"?")
+    assert await bridge.is_carried(partner), "a call under way goes on"
+    assert len(bridge.inbound._carried) <= grpc_bridge._MAX_INBOUND
+
+
+async def test_one_place_with_many_identities_that_call_leaves_room_for_another_place(bridge: Bridge) -> None:
+    await bridge.flood(grpc_bridge._MAX_INBOUND, 1, ON_ONE_HOST)
+    bridge.begin_calls()
+    newcomers = [await bridge.call(new_peer(), ELSEWHERE) for _ in range(3)]
+    for _ in range(2):  # they keep each other's connections, which have no calls yet
+        assert [await bridge.is_carried(newcomer) for newcomer in newcomers] == [True] * 3
+        for newcomer in newcomers:
+            newcomer[1].write(b"?")
+    assert not await bridge.is_carried(await bridge.call(new_peer(), ON_ONE_HOST)), "it has its share"
+
+
+async def test_who_calls_nobody_makes_room(bridge: Bridge) -> None:
+    await bridge.flood(grpc_bridge._MAX_INBOUND, 1, "127.0.0.1")
+    assert await bridge.is_carried(await bridge.call(new_peer(), "127.0.0.1"))
+    assert len(bridge.inbound._carried) <= grpc_bridge._MAX_INBOUND
+
+
+async def test_a_peer_has_few_connections(bridge: Bridge) -> None:
+    peer = new_peer()
+    carried = [await bridge.is_carried(await bridge.call(peer, ELSEWHERE)) for _ in range(6)]
+    assert carried == [True] * 4 + [False] * 2

@@ -1,0 +1,69 @@
+"""A relay says where those are that come over it, and is believed for few places."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from itertools import cycle
+from random import Random
+
+import pytest
+from memory_network.network import MemoryNetwork
+from virtual_clock import run_virtual
+
+from noloco_node.transport.grpc_bridge import FarEnd
+from noloco_node.transport.relayed_places import MAX_PLACES, RelayedPlaces
+from noloco_node.wire import mirror_pb2 as pb
+from noloco_node.wire.mirror_pb2_grpc import MirrorServicer, add_MirrorServicer_to_server
+
+
+class Relay(MirrorServicer):
+    def __init__(self, says: Iterator[str]) -> None:
+        self.says = says
+
+    async def Whence(self, request: pb.WhenceRequest, context: object) -> pb.WhenceReply:  # noqa: N802
+        return pb.WhenceReply(place=next(self.says))
+
+
+async def places(says: Sequence[str], peers: int, trusted: Sequence[str] = ()) -> list[str]:
+    """Of so many peers that come over one relay."""
+    network = MemoryNetwork(Random(1), delay_s=0.1)
+    us, relay = network.join("us"), network.join("relay")
+    relay.serve(lambda server: add_MirrorServicer_to_server(Relay(cycle(says)), server))
+    for member in (us, relay):
+        await member.start()
+    known = RelayedPlaces(us.channel, trusted)
+    found = []
+    for number in range(peers):
+        far_end = FarEnd(f"peer {number}", "8.8.8.8", "relay")
+        known.met(far_end)
+        assert known.place(far_end) == "relay 8.8.8.0/24", "as long as the relay has not answered"
+        await asyncio.sleep(5.0)
+        found.append(known.place(far_end))
+    known.close()
+    for member in (us, relay):
+        await member.close()
+    return found
+
+
+def test_who_comes_over_a_relay_stands_where_the_relay_saw_it_come_from() -> None:
+    assert run_virtual(places(["9.9.9.0/24", "10.0.0.7"], 2)) == ["9.9.9.0/24", "10.0.0.7"]
+
+
+@pytest.mark.parametrize("nonsense", ["", "here", "relay 9.9.9.0/24", "9.9.9.9/24", "x" * 1000])
+def test_nonsense_leaves_it_with_the_relay(nonsense: str) -> None:
+    assert run_virtual(places([nonsense], 1)) == ["relay 8.8.8.0/24"]
+
+
+def test_a_relay_that_makes_up_places_is_believed_for_few() -> None:
+    made_up = [f"9.9.{n}.0/24" for n in range(20)]
+    assert len(set(run_virtual(places(made_up, 20)))) == MAX_PLACES + 1
+    assert run_virtual(places(made_up, 20, trusted=["relay"])) == made_up
+
+
+def test_a_direct_peer_is_where_it_is() -> None:
+    async def main() -> str:
+        known = RelayedPlaces(lambda _: None, ())  # type: ignore[arg-type, return-value]
+        far_end = FarEnd("peer", "8.8.8.8")
+        known.met(far_end)
+        return known.place(far_end)
+
+    assert run_virtual(main()) == "8.8.8.0/24"
