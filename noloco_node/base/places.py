@@ -37,7 +37,7 @@ def claimed(peer: str, addresses: Sequence[Address]) -> str:
     """The place at which a peer says that it is; one that names no address is at a place of its own."""
     if not addresses:
         return peer
-    best = addresses[0]
+    best = min(addresses, key=lambda address: address.ip is None)  # names cost nothing
     return behind_relay(best.host) if best.relay else place_of(best.host)
 
 

@@ -3,7 +3,7 @@
 import argparse
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -72,8 +72,21 @@ def _training(parser: argparse.ArgumentParser) -> None:
     add("--device", metavar="DEVICE", default="auto", help="auto, cpu or cuda (default: auto)")
     add("--threads", metavar="N", type=int, help="CPU threads (default: torch's choice)")
     add("--compile", action="store_true", help="use torch.compile: faster from a few hundred steps on")
+    _attack(parser)
     _clock(parser)
     _output(parser)
+
+
+def _attack(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("attackers among the replicas (only noloco)").add_argument
+    add(
+        "--attack",
+        metavar="LIST",
+        help="of nan, scale, sign-flip, noise, stale, creep, collude, hold, capture, or all; with --sweep with the "
+        "defences and without them, and without attackers",
+    )
+    add("--attackers", metavar="LIST", help="how many of the replicas attack (default: 1)")
+    add("--no-defences", dest="defences", action="store_false", help="honest replicas believe whatever they get")
 
 
 def _clock(parser: argparse.ArgumentParser) -> None:
@@ -120,11 +133,16 @@ def _run_training(args: argparse.Namespace) -> int:
     choices, seeds = _choices(args), _list(args.seed, int, "--seed")
     if args.threads is not None and args.threads < 1:
         raise UsageError(f"--threads must be 1 or more, not {args.threads}")
+    if args.attack is not None:
+        return _run_attacks(args, choices, seeds)
+    if args.attackers is not None:
+        raise UsageError("--attackers needs --attack: what they do")
     if args.links is not None:
         return _run_clock(args, choices, seeds)
     overlaps = _list(args.overlap or OuterSpec().overlap, str, "--overlap")
     settings = _settings(args, overlaps[0])
-    curves = _train([replace(settings, overlap=overlap) for overlap in overlaps], choices, seeds, args.threads)
+    ways = {overlap: replace(settings, overlap=overlap) for overlap in overlaps}
+    curves = _train(ways, choices, seeds, args.threads)
     found = sweep.results(curves)
     if args.sweep:
         found = sorted(found, key=lambda result: result.averaged_model_loss)
@@ -158,7 +176,7 @@ def _run_clock(args: argparse.Namespace, choices: "Sequence[Choice]", seeds: Seq
     settings = _settings(args, "blocking")
     large = Large(args.modelled_parameters, args.modelled_step, element_bytes(settings.codec))
     ways = {(overlap, link): large.simulated(overlap, link) for link in links for overlap in overlaps}
-    trained = [replace(settings, overlap=overlap) for overlap in dict.fromkeys(ways.values())]
+    trained = {overlap: replace(settings, overlap=overlap) for overlap in ways.values()}
     curves = _train(trained, choices, seeds, args.threads)
     timed = wallclock.timed(curves, ways, large)
     if args.json:
@@ -167,6 +185,30 @@ def _run_clock(args: argparse.Namespace, choices: "Sequence[Choice]", seeds: Seq
         from rich.console import Console
 
         Console().print(report.clock_table(large, timed))
+    return 0
+
+
+def _run_attacks(args: argparse.Namespace, choices: "Sequence[Choice]", seeds: Sequence[int]) -> int:
+    from noloco_node.run.schema import OuterSpec
+    from noloco_node.simulate import report, sweep
+    from noloco_node.simulate.settings import ATTACKS
+
+    if len(choices) != 1 or choices[0].name != "noloco" or args.links is not None or args.plot is not None:
+        raise UsageError("--attack takes one noloco in --algorithms, and neither --links nor --plot")
+    attacks = ATTACKS if args.attack == "all" else _list(args.attack, str, "--attack")
+    counts = _list(args.attackers or "1", int, "--attackers")
+    plain = _settings(args, args.overlap or OuterSpec().overlap)
+    compared = [replace(plain, attack=attack, attackers=count) for attack in attacks for count in counts]
+    if args.sweep:
+        compared = [replace(one, defences=on) for one in [plain, *compared] for on in (False, True)]
+    ways = {report.attack_label(one): one for one in compared}
+    found = sweep.results(curves := _train(ways, choices, seeds, args.threads))
+    if args.json:
+        print_json(report.comparison_document(plain, curves, found))
+    else:
+        from rich.console import Console
+
+        Console().print(report.attack_table(list(zip(ways.values(), found, strict=True))))
     return 0
 
 
@@ -219,6 +261,7 @@ def _settings(args: argparse.Namespace, overlap: str) -> "Settings":
         replicas=args.replicas,
         rounds=args.rounds,
         iid=args.iid,
+        defences=args.defences,
         precision=args.precision,
         device=args.device,
         compiled=args.compile,
@@ -230,18 +273,19 @@ def _settings(args: argparse.Namespace, overlap: str) -> "Settings":
 def _choices(args: argparse.Namespace) -> "list[Choice]":
     from noloco_node.simulate import settings, sweep
 
-    default = "noloco,diloco,fedavg,ddp,local" if args.links is None else "noloco"
+    default = "noloco" if args.links or args.attack else "noloco,diloco,fedavg,ddp,local"
     choices = _list(args.algorithms or default, settings.choice, "--algorithms")
-    if not args.sweep:
+    if not args.sweep or args.attack:
         return choices
     alphas = _list(args.sweep_alphas, float, "--sweep-alphas")
     return sweep.grid(choices, alphas, _list(args.sweep_betas, float, "--sweep-betas"))
 
 
 def _train(
-    compared: "Sequence[Settings]", choices: "Sequence[Choice]", seeds: Sequence[int], threads: int | None
+    ways: "Mapping[str, Settings]", choices: "Sequence[Choice]", seeds: Sequence[int], threads: int | None
 ) -> "list[Curve]":
-    """`compared` differ in their overlap only; if there are several, it is added to the algorithm's name."""
+    """`ways` differ in what the start and the data do not depend on; if there are several, the way's name is added to
+    the algorithm's."""
     import torch
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -253,12 +297,12 @@ def _train(
     curves = []
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f}%"))
     with Progress(*columns, TimeRemainingColumn(elapsed_when_finished=True), console=Console(file=sys.stderr)) as bar:
-        total = len(seeds) * len(choices) * sum(settings.steps for settings in compared)
+        total = len(seeds) * len(choices) * sum(settings.steps for settings in ways.values())
         task = bar.add_task("building", total=total)
         for seed in seeds:
-            work = workload(replace(compared[0], seed=seed))
-            for choice, settings in product(choices, compared):
-                title = f"{choice.label} {settings.overlap}" if len(compared) > 1 else choice.label
+            work = workload(replace(next(iter(ways.values())), seed=seed))
+            for choice, (way, settings) in product(choices, ways.items()):
+                title = f"{choice.label} {way}" if len(ways) > 1 else choice.label
 
                 def progress(step: int, loss: float, title: str = title) -> None:
                     bar.update(task, advance=1, description=f"{title} step {step} loss {loss:.3f}")

@@ -31,10 +31,11 @@ needs a `Tick`. A failure is an event like the rest. Notable choices:
 
 import hashlib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from noloco_node.base.places import draw
 from noloco_node.core.round_events import (
     SWAPPING,
     Accept,
@@ -93,7 +94,7 @@ MIN_BLOCKED_S = 600.0
 """With blocking overlap a swap may take MAX_LAG phases by the clock, but always so long: no correction is late there,
 and a short phase is no reason to break the swap."""
 LEASH, SHORT_LEASH = 2, 1
-"""Boundaries after which a swap must have got on, where others are there; the second after a swap that broke."""
+"""Boundaries within which a swap must get on, where others are there; the second after a swap that broke."""
 BROKEN_FACTOR = 4.0
 """Times that the time of a swap that broke counts in its peer's share, and in its place's."""
 CLEARLY_LESS = 1.0
@@ -151,8 +152,8 @@ class _Swap:
     began: float
     lag: int = 0
     """Boundaries that came since."""
-    progress: float = 0.0
-    """At the last one."""
+    progress: list[float] = field(default_factory=lambda: [0.0])
+    """At its beginning and at each of these."""
     given_up: str | None = None
     """Why this node hung up."""
 
@@ -305,7 +306,7 @@ class Round:
 
     def _at_boundary(self, event: Boundary, now: float) -> list[Action]:
         self._phase_s, self._boundary_at = event.phase_s, now
-        self._shares.present({p: place for p, place in self._candidates.items() if p in self._there})
+        self._shares.present(self._placed(self._there & self._candidates.keys()))
         self._shares.pay_off()
         if self._swap and self._offer:
             self._offer.lag += 1
@@ -419,13 +420,11 @@ class Round:
         others = [p for p in free if p != self._last_partner]
         if others or (free and self._alone(self._last_partner or "")):
             fair = [p for p in others if not self._shares.over_for(p, self._candidates[p])]
-            return [self._call(self._offer, self._draw(fair or others or free), now)]
+            return [self._call(self._offer, draw(self._random, self._placed(fair or others or free)), now)]
         return []
 
-    def _draw(self, peers: Sequence[str]) -> str:
-        """A place, and then a peer in it."""
-        place = self._random.choice(sorted({self._candidates[p] for p in peers}))
-        return self._random.choice(sorted(p for p in peers if self._candidates[p] == place))
+    def _placed(self, peers: Iterable[str]) -> dict[str, str]:
+        return {peer: self._candidates[peer] for peer in peers}
 
     def _is_there(self, peer: str, now: float) -> bool:
         """Whether waiting for this candidate makes sense."""
@@ -454,16 +453,18 @@ class Round:
         if swap is None:
             return False
         swap.lag += 1
-        before, progress = swap.progress, 1.0 if event.progress is None else event.progress
-        swap.progress = progress
+        swap.progress.append(0.0 if event.progress is None else event.progress)
         if offer.lag > MAX_LAG:
             return True
-        leash = SHORT_LEASH if self._ledger.broke_lately(swap.peer, now) else LEASH
-        if swap.lag < leash or event.progress is None or self._alone(swap.peer):
+        leash, lasted = LEASH, (now - swap.began) / self._phase_s
+        if self._ledger.broke_lately(swap.peer, now):
+            leash = SHORT_LEASH
+        if swap.lag < leash or lasted < leash / 2 or event.progress is None or self._alone(swap.peer):
             return False
-        if progress > before and progress * (MAX_LAG + 1) * self._phase_s >= now - swap.began:
+        gets_on = event.progress > swap.progress[-1 - leash]
+        if gets_on and event.progress * (MAX_LAG + 1) >= lasted:
             return False
-        swap.given_up = TOO_SLOW if progress > before else STALLED
+        swap.given_up = TOO_SLOW if gets_on else STALLED
         return True
 
     def _call(self, offer: _Offer, peer: str, now: float) -> Call:

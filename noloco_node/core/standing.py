@@ -36,9 +36,10 @@ ALONE_QUARANTINE_PHASES = 2.0
 FADE_PHASES, FADE_SWAPS = 32.0, 16.0
 """So many phases, and so many whole swaps, take off one strike."""
 
-FACTOR = 1.5
-"""Times its uniform share that a peer, or a place, may take in the long run. With BURST it stays below twice over 60
-rounds of 12 nodes; honest peers, who meet by chance, are seldom above it."""
+FACTOR, PLACE_FACTOR = 1.5, 2.0
+"""Times its uniform share that a peer, and a place, may take in the long run. Of two places neither is limited: all but
+one of the nodes may be in one. With BURST a peer stays below twice over 60 rounds of 12 nodes; honest peers, who meet
+by chance, are seldom above it."""
 LEAST_PLACE = 1 / 5
 """Of our rounds that one place may take, however many there are: a university is one place too. With BURST it stays
 within a quarter over 60 rounds."""
@@ -245,4 +246,4 @@ class Shares:
         return FACTOR / min(max(1, self._sizes.total()), in_its_place)
 
     def _place_rate(self, place: str) -> float:
-        return max(LEAST_PLACE, FACTOR / self._places(place))
+        return max(LEAST_PLACE, PLACE_FACTOR / self._places(place))

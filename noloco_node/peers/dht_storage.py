@@ -45,7 +45,7 @@ answer_size: ContextVar[list[int] | None] = ContextVar("answer_size", default=No
 
 
 class NamesCallers:
-    """hivemind's `P2P`, whose handlers set `caller` before they are run: each call has a task, and so a context."""
+    """hivemind's `P2P`, which notes `caller` before the DHT stores: each call has a task, and so a context."""
 
     def __init__(self, p2p: Any, place_of: Callable[[str], Awaitable[str]]) -> None:
         self._p2p = p2p
@@ -60,7 +60,8 @@ class NamesCallers:
             caller.set(Caller(peer, await self._place_of(peer)))
             return await handler(request, context)
 
-        await self._p2p.add_protobuf_handler(name, handle, *args, **options)
+        stores = name.endswith("rpc_store")
+        await self._p2p.add_protobuf_handler(name, handle if stores else handler, *args, **options)
 
 
 class RecordValidator:

@@ -36,6 +36,7 @@ from noloco_node.peers.size_estimate import SizeEstimate
 _DHT_S = 10.0  # for one look-up or store: a few rounds of calls, each cancelled after 3 s
 _LEAVE_S = 2.0  # leaving is quick even if no peer answers any more
 _CALL_S = 3.0
+_FIRST_READS = 2  # before a record is written: what the first says of the run's size, the second checks
 _PINGED = 64  # peers that a node pings when its routing table is empty
 _MET = 256  # that it remembers for this
 _OTHER_RUNS = 64  # that are read without being a member: as many as a rendezvous keeps
@@ -148,8 +149,9 @@ class Directory:
         self._last = presence = replace(presence, addresses=tuple(publishable[:MAX_ADDRESSES]))
         now = time.time()
         await self._ping_known()
-        if not self._size.known:
-            await self.peers()
+        for _ in range(_FIRST_READS):
+            if not self._size.known:
+                await self.peers()
         record = signed_record(
             identity,
             presence,

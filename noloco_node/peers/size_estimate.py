@@ -4,8 +4,9 @@ The records of a large run are spread over 2^depth buckets by a hash of the peer
 A reader that finds n records in a bucket of depth d counts n · 2^d peers. Estimates differ, so each peer writes at two
 neighbouring depths, and readers whose estimates differ by half an octave still find all. At depth 0 each peer writes
 only at times: few enough at a time to be read at once, enough for a joining node, or for a part of a split swarm, to
-learn how large the run is. So a node's work in a minute does not grow with the number of peers. No network and no clock
-here; the random generator is handed in.
+learn how large the run is. So a node's work in a minute does not grow with the number of peers. What peers say of its
+size is believed once a bucket at the depth of so large a run holds what it should: a few that say a million would else
+send everybody to buckets where nobody is. No network and no clock here; the random generator is handed in.
 """
 
 import math
@@ -13,6 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from random import Random
 from statistics import fmean, median_low
+from typing import NamedTuple
 
 BUCKET = 24
 """Records in a bucket: candidates enough for many rounds, 12 kB to read."""
@@ -24,6 +26,8 @@ DEPTH_0_EVERY = 8
 """One read in this number is of depth 0: a small part of a split swarm notices the large one within a minute."""
 WITNESSES = 4
 """Peers that must report that the run is far larger than our estimate."""
+CONFIRMED = 1 / 3
+"""The part of what they report that a bucket must show: of 24 it holds fewer than 8 once in ten thousand times."""
 
 
 class SizeEstimate:
@@ -31,6 +35,8 @@ class SizeEstimate:
         self._rng = rng
         self._counts: deque[float] = deque(maxlen=REMEMBERED)
         self._reads = 0
+        self._claimed: _Claim | None = None
+        """What peers said at the last read, which the next one checks."""
 
     @property
     def known(self) -> bool:
@@ -50,16 +56,25 @@ class SizeEstimate:
     def read_depth(self) -> int:
         """The depth of the next bucket to read; the caller draws one of that depth uniformly."""
         self._reads += 1
+        if self._claimed:
+            return min(round(_octaves(self._claimed.peers)), MAX_DEPTH)
         if not self._counts or self._reads % DEPTH_0_EVERY == 0:
             return 0
         return min(round(self._octaves), MAX_DEPTH)
 
     def found(self, depth: int, count: int, estimates: Sequence[int]) -> None:
         """Add what was read: the records in a bucket, our own included, and the estimates that they report."""
+        claimed, self._claimed = self._claimed, None
         reported = median_low(estimates) if estimates else 0
-        if depth == 0 and len(estimates) >= WITNESSES and reported > 1.5 * max(self.peers, count):
+        if claimed and count * 2**depth >= CONFIRMED * claimed.peers:
             self._counts.clear()
-            self._counts.append(min(reported, BUCKET << MAX_DEPTH))
+            self._counts.append(claimed.peers)
+        elif claimed and claimed.counts:
+            self._counts.append(claimed.found)
+        elif claimed:
+            pass
+        elif depth == 0 and len(estimates) >= WITNESSES and reported > 1.5 * max(self.peers, count):
+            self._claimed = _Claim(min(reported, BUCKET << MAX_DEPTH), count, counts=not self.is_partial(depth))
         elif not self.is_partial(depth):
             self._counts.append(count * 2**depth)
 
@@ -70,4 +85,16 @@ class SizeEstimate:
     @property
     def _octaves(self) -> float:
         """How often the buckets have to be halved."""
-        return max(0.0, math.log2(self.peers / BUCKET))
+        return _octaves(self.peers)
+
+
+class _Claim(NamedTuple):
+    peers: int
+    found: int
+    """How many the bucket of depth 0 held."""
+    counts: bool
+    """Whether that bucket was a uniform sample as far as this node knew."""
+
+
+def _octaves(peers: int) -> float:
+    return max(0.0, math.log2(peers / BUCKET))

@@ -5,5 +5,6 @@ readers.py     the corpus for each replica, i.i.d. or not          baselines.py 
 noloco.py      NoLoCo with the core functions of a node,                         NoLoCo as the paper writes it
                codecs, overlap, several swaps a phase              sweep.py      the same grid for each algorithm
 experiment.py  one algorithm from start to end -> a Curve          wallclock.py  hours on links of some rate
+attacks.py     what attackers do among the replicas                defences.py  how the others defend themselves
 network.py     virtual time: latencies, bandwidth, stragglers      report.py     tables, plots, documents
 """

@@ -44,6 +44,12 @@ class Algorithm:
         """Bytes for each parameter that a replica has sent so far."""
         self.failed = 0
         """Swaps that both sides gave up."""
+        self.scaled = 0
+        """Swaps that a bound made smaller."""
+        self.taken_back = 0
+        """Corrections that honest replicas took back,"""
+        self.taken_back_from_honest = 0
+        """and how many of them came from honest partners."""
         self.stats = CodecStats()
         """Of the swaps since the last boundary, with the true error."""
 

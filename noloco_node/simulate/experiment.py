@@ -19,6 +19,7 @@ from noloco_node.simulate.noloco import algorithm
 from noloco_node.simulate.readers import Readers
 from noloco_node.simulate.replicas import ReplicaBatch
 from noloco_node.simulate.settings import Choice, Curve, Settings
+from noloco_node.training.language import EVAL_TOKENS
 from noloco_node.training.model import build
 from noloco_node.training.replica import choose_device
 
@@ -56,7 +57,8 @@ def workload(settings: Settings) -> Workload:
 def run(work: Workload, choice: Choice, progress: Progress) -> Curve:
     settings, started = work.settings, time.perf_counter()
     replicas = ReplicaBatch(work.module, settings.replicas, settings.inner, work.dtype, settings.compiled)
-    rule = algorithm(choice, settings, replicas.layout)
+    few = work.held_out[: max(1, EVAL_TOKENS // settings.data.sequence_length)]  # as many as a node evaluates on
+    rule = algorithm(choice, settings, replicas.layout, lambda theta: float(replicas.evaluate(theta[None], few)))
     outer = Outer.start(replicas.theta)
     readers = Readers(work.corpus, settings)
     curve = Curve(choice.label, settings.seed)
@@ -76,12 +78,14 @@ def run(work: Workload, choice: Choice, progress: Progress) -> Curve:
             _measure(curve, step + 1, work, replicas, rule)
         progress(step + 1, float(losses.mean()))
     curve.bytes_per_param, curve.failed_swaps = rule.sent, rule.failed
+    curve.scaled_swaps = rule.scaled
+    curve.taken_back, curve.taken_back_from_honest = rule.taken_back, rule.taken_back_from_honest
     curve.wall_s = time.perf_counter() - started
     return curve
 
 
 def _measure(curve: Curve, step: int, work: Workload, replicas: ReplicaBatch, rule: Algorithm) -> None:
-    theta = replicas.theta
+    theta = replicas.theta[: work.settings.honest]
     curve.steps.append(step)
     curve.tokens.append(step * len(theta) * work.settings.batch * work.settings.data.sequence_length)
     curve.averaged_model_loss.append(float(replicas.evaluate(theta.mean(dim=0, keepdim=True), work.held_out)))

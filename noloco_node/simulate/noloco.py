@@ -11,24 +11,36 @@ What can be tried beyond one plain swap a phase:
 - `deferred`: the outer step is taken only when all corrections are there, the plain way to train on meanwhile.
 """
 
+import math
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from noloco_node.core import outer as core
+from noloco_node.core import verdict
+from noloco_node.core.bounds import LONGEST, PHASES
 from noloco_node.core.codecs.by_name import codec
-from noloco_node.core.codecs.codec import BLOCK, CodecStats, carry
+from noloco_node.core.codecs.codec import BLOCK, CodecStats, Conversation, carry, scaled
 from noloco_node.core.length_correction import LengthCorrection
-from noloco_node.errors import PeerFault
-from noloco_node.simulate.baselines import Algorithm, Ddp, DiLoCo, FedAvg, Outer, PaperNoLoCo, matching
+from noloco_node.errors import NonFinite, PeerFault
+from noloco_node.simulate.attacks import Attackers
+from noloco_node.simulate.baselines import Algorithm, Ddp, DiLoCo, FedAvg, Outer, PaperNoLoCo
+from noloco_node.simulate.defences import guards
 from noloco_node.simulate.settings import Choice, Settings
 
+Evaluate = Callable[[Tensor], float]
+"""The held-out loss of one replica's weights."""
 
-def algorithm(choice: Choice, settings: Settings, layout: Mapping[str, torch.Size]) -> Algorithm:
-    """`layout`: the shapes of a replica's tensors, in the order of its flat vector."""
+
+def algorithm(
+    choice: Choice, settings: Settings, layout: Mapping[str, torch.Size], evaluate: Evaluate | None = None
+) -> Algorithm:
+    """`layout`: the shapes of a replica's tensors, in the order of its flat vector. `evaluate`: a small held-out loss;
+    without it nothing is taken back."""
     width = element_bytes(settings.codec)
     chance = random.Random(f"partners {settings.seed}")
     match choice.name:
@@ -42,7 +54,7 @@ def algorithm(choice: Choice, settings: Settings, layout: Mapping[str, torch.Siz
             return PaperNoLoCo(choice.alpha, choice.beta, choice.gamma, width, chance)
         case "noloco":
             sizes = [size.numel() for size in layout.values()]
-            return (Deferred if settings.deferred else NoLoCo)(choice, settings, sizes, chance)
+            return (Deferred if settings.deferred else NoLoCo)(choice, settings, sizes, chance, evaluate)
     return Algorithm()
 
 
@@ -51,21 +63,36 @@ class _Pending:
     due: int
     """Inner steps after its boundary."""
     c: Tensor
+    """As it is applied, a row a replica."""
+    scale: dict[int, float] = field(default_factory=dict)
+    """By row: what c was multiplied by."""
+    partner: dict[int, int] = field(default_factory=dict)
     late: int = 0
     """Boundaries since then."""
 
 
 class NoLoCo(Algorithm):
-    def __init__(self, choice: Choice, settings: Settings, sizes: Sequence[int], chance: random.Random) -> None:
+    def __init__(
+        self,
+        choice: Choice,
+        settings: Settings,
+        sizes: Sequence[int],
+        chance: random.Random,
+        evaluate: Evaluate | None = None,
+    ) -> None:
         super().__init__()
         self._hyper = core.OuterSettings(choice.alpha, choice.beta, choice.gamma)
         self._swaps = choice.swaps
         self._steps = choice.inner_steps or settings.inner_steps
         self._delay = settings.delay(self._steps)
         self._chance = chance
+        self._evaluate = evaluate if settings.defences else None
         self._codecs = [codec(settings.codec) for _ in range(settings.replicas)]
         self._norms = [LengthCorrection(sizes) for _ in range(settings.replicas)] if choice.keep_norm else []
+        self._attackers = Attackers(settings, sizes)
+        self._guards = guards(settings, sum(sizes))
         self._movements: list[Tensor] = []  # of the last phase: a codec guesses its ranges from them
+        self._lengths = [deque[float](maxlen=PHASES) for _ in range(settings.replicas)]
         self._pending: list[_Pending] = []
 
     def boundary(self, outer: Outer) -> None:
@@ -84,8 +111,7 @@ class NoLoCo(Algorithm):
 
     def _swap_pairs(self, outer: Outer) -> None:
         self.stats = CodecStats()
-        rows = zip(outer.theta, outer.phi, strict=True)
-        self._movements = [core.movement(theta, phi, self._hyper, BLOCK)[0] for theta, phi in rows]
+        self._note_movements(outer)
         u = torch.empty_like(outer.theta)
         core.snapshot(outer.theta, outer.phi, self._hyper, u)
         for norms, theta, phi, offered in zip(self._norms, outer.theta.detach(), outer.phi, u.detach(), strict=False):
@@ -93,39 +119,99 @@ class NoLoCo(Algorithm):
         met: frozenset[frozenset[int]] = frozenset()
         u, start = u.cpu(), u.device
         for swap in range(1, self._swaps + 1):
-            pairs = matching(len(u), self._chance, met)
+            pairs = self._attackers.pairs(self._chance, met, self._guards)
             met |= {frozenset(pair) for pair in pairs}
-            c = torch.zeros_like(u)
+            pending = _Pending(swap * self._delay, torch.zeros_like(u))
             for i, j in pairs:
-                c[i], c[j] = self._swap(u, i, j)
-            u = u + c
-            self._pending.append(_Pending(swap * self._delay, c.to(start)))
+                self._swap(u, i, j, pending)
+            u = u + pending.c
+            pending.c = pending.c.to(start)
+            self._pending.append(pending)
 
-    def _swap(self, u: Tensor, i: int, j: int) -> tuple[Tensor, Tensor]:
+    def _note_movements(self, outer: Outer) -> None:
+        moved = [core.movement(*row, self._hyper, BLOCK) for row in zip(outer.theta, outer.phi, strict=True)]
+        self._movements = [peaks for peaks, _ in moved]
+        for row, (peaks, squares) in enumerate(moved):
+            self._lengths[row].append(float(squares.sum()) ** 0.5)
+            if row in self._guards:
+                self._guards[row].boundary(peaks, squares)
+
+    def _swap(self, u: Tensor, i: int, j: int, pending: "_Pending") -> None:
+        """Into `pending`."""
+        sides = ((i, j), (j, i))
+        for row, partner in sides:
+            if row in self._attackers:
+                pending.c[row] = core.correction(u[row], u[partner])
         exchange = self._chance.randbytes(16)
-        mine, theirs = (self._codecs[k].converse(u[k], 0, exchange, self._movements[k]) for k in (i, j))
+        mine, theirs = (self._converse(u, *side, exchange) for side in sides)
         try:
             c_mine, c_theirs = carry(mine, theirs)
-        except PeerFault:  # the codec gave up: a solo round for both, as in a node
+            allowed = [self._allowed(row, c, u[row]) for (row, _), c in zip(sides, (c_mine, c_theirs), strict=True)]
+        except (PeerFault, NonFinite) as fault:  # one of them gave up: a solo round for both, as in a node
             self.failed += 1
-            return torch.zeros_like(u[i]), torch.zeros_like(u[j])
+            self._refuse(sides, fault)
+            return
+        both = min(allowed)
+        self.scaled += both < 1
+        for side, conversation, c, own in zip(sides, (mine, theirs), (c_mine, c_theirs), allowed, strict=True):
+            row, partner = side
+            if own == 1:  # else it was not what is usual
+                conversation.learn()
+            if row not in self._attackers:
+                pending.c[row], pending.scale[row], pending.partner[row] = scaled(c, both), both, partner
+            if row in self._guards:
+                self._guards[row].swapped(partner)
         both_bytes = mine.stats.sent_bytes + theirs.stats.sent_bytes
         self.sent += both_bytes / u.numel()  # `u` has all replicas: the mean of one
         apart = u[j] - u[i]
         stats = replace(mine.stats, difference=float(apart.norm()) ** 2, error=float((2 * c_mine - apart).norm()) ** 2)
         self.stats.add(stats)
-        return c_mine, c_theirs
+
+    def _refuse(self, sides: Iterable[tuple[int, int]], fault: Exception) -> None:
+        for row, partner in sides:
+            if row in self._guards and isinstance(fault, PeerFault):
+                self._guards[row].refused(partner, fault)
+                if fault.reason == "diverged":
+                    self._codecs[row].forget()
+
+    def _converse(self, u: Tensor, row: int, partner: int, exchange: bytes) -> Conversation:
+        reach = LONGEST * max(self._lengths[partner])
+        offered = self._attackers.offered(u, row, partner, reach)
+        conversation = self._codecs[row].converse(offered, 0, exchange, self._movements[row])
+        return self._attackers.converse(conversation) if row in self._attackers else conversation
+
+    def _allowed(self, row: int, c: Tensor, u: Tensor) -> float:
+        return self._guards[row].scale(c, u) if row in self._guards else 1.0
 
     def _apply_due(self, outer: Outer, step: int) -> None:
         self._correct(outer, [each for each in self._pending if each.due <= step + each.late * self._steps])
 
-    def _correct(self, outer: Outer, due: Sequence[_Pending]) -> None:
+    def _correct(self, outer: Outer, due: Sequence["_Pending"]) -> None:
         for pending in due:
-            for norms, c in zip(self._norms, pending.c, strict=False):
+            for row, c in enumerate(pending.c):
                 if c.any():  # otherwise it had no partner
-                    c.copy_(norms.complete(0, c))
-            core.correct(outer.theta, outer.phi, outer.delta, pending.c, self._hyper, pending.late)
+                    replica = outer.theta.detach()[row], outer.phi[row], outer.delta[row]
+                    self._correct_one(row, replica, c, pending)
         self._pending = [pending for pending in self._pending if pending not in due]
+
+    def _correct_one(self, row: int, replica: tuple[Tensor, Tensor, Tensor], c: Tensor, pending: "_Pending") -> None:
+        """As training/thread.py does it: what made the replica worse is taken back."""
+        judged = self._evaluate if row in self._guards else None
+        before = judged(replica[0]) if judged else 0.0
+        whole = self._norms[row].complete(0, c) if self._norms else c
+        core.correct(*replica, whole, self._hyper, pending.late)
+        if judged is None or not ((after := judged(replica[0])) > before or math.isnan(after)):
+            return
+        shift = core.shift(self._hyper, pending.late)
+        apart = 2 / max(self._hyper.beta, self._hyper.gamma) / pending.scale[row]
+        without = judged(replica[0] - shift * c)
+        if verdict.is_harmful(without, after, lambda: judged(replica[0] + (apart - shift) * c)):
+            core.correct(*replica, -whole, self._hyper, pending.late)
+            if self._norms:
+                self._norms[row].take_back(0, len(c))
+            self._guards[row].took_back(pending.partner[row])
+            self.taken_back += 1
+            self.taken_back_from_honest += pending.partner[row] not in self._attackers
 
 
 class Deferred(NoLoCo):

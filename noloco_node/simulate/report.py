@@ -49,6 +49,38 @@ def comparison_document(settings: Settings, curves: Sequence[Curve], found: Sequ
     }
 
 
+def attack_label(settings: Settings) -> str:
+    who = f"{settings.attack} by {settings.attackers}" if settings.attack else "nobody attacks"
+    return who if settings.defences else f"{who}, no defences"
+
+
+def attack_table(rows: Sequence[tuple[Settings, Result]]) -> Table:
+    """A row for each attack and number of attackers."""
+    tried = sorted({settings.defences for settings, _ in rows})
+    table = Table(box=None, title_justify="left")
+    table.title = "held-out loss of the honest replicas at the end: their mean, and of their averaged model"
+    table.add_column("attack", no_wrap=True)
+    table.add_column("by", justify="right")
+    for defences in tried:
+        table.add_column("defended" if defences else "without defences", justify="right")
+        table.add_column("averaged", justify="right")
+    for heading in ("refused", "scaled", "taken back", "of the honest"):
+        table.add_column(heading, justify="right")
+    by_row: dict[tuple[str, int], dict[bool, Result]] = {}
+    for settings, result in rows:
+        by_row.setdefault((settings.attack, settings.attackers), {})[settings.defences] = result
+    for (attack, attackers), results in by_row.items():
+        losses = []
+        for defences in tried:
+            result = results[defences]
+            losses.append(_with_error(result.replica_mean_loss, result.replica_mean_loss_sd))
+            losses.append(f"{result.averaged_model_loss:.3f}")
+        last = results[tried[-1]]
+        done = (last.failed_swaps, last.scaled_swaps, last.taken_back, last.taken_back_from_honest)
+        table.add_row(attack or "nobody", str(attackers), *losses, *map(str, done))
+    return table
+
+
 def clock_table(large: Large, timed: Sequence[Timed]) -> Table:
     """For each link: the loss at the end and its hours, the loss of each when the first one ends, and its hours to the
     loss that all reach."""

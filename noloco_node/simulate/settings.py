@@ -14,6 +14,10 @@ EAGER_SHARE = 25
 and 1 Gbit/s. `delay=N` is for slower links; `--links` computes N from a link."""
 
 
+ATTACKS = ("nan", "scale", "sign-flip", "noise", "stale", "creep", "collude", "hold", "capture")
+"""What attackers may do: simulate/attacks.py."""
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """An algorithm and its hyper-parameters. Those that it does not have keep their value in DEFAULTS."""
@@ -119,6 +123,11 @@ class Settings:
     device: str = "auto"
     compiled: bool = False
     """Through torch.compile: about 1.5 times as fast on a CPU, after a minute of compiling; needs a C++ compiler."""
+    attack: str = ""
+    """What the last `attackers` replicas do instead of their part; losses are those of the others. "": nobody does."""
+    attackers: int = 0
+    defences: bool = True
+    """Whether honest replicas bound corrections, take harmful ones back and meet fairly, as nodes do (NoLoCo)."""
     held_out_sequences: int = 64
     """The same in every evaluation; 64 are enough to tell losses 0.2% apart, as all are evaluated on the same ones."""
     model: ModelSpec = field(default_factory=lambda: ModelSpec(preset="tiny"))
@@ -130,7 +139,16 @@ class Settings:
             raise UsageError("replicas, rounds and held-out sequences must be 1 or more")
         if self.precision not in ("auto", "fp32", "bf16"):
             raise UsageError(f"precision must be auto, fp32 or bf16, not {self.precision!r}")
+        if self.attack and self.attack not in ATTACKS:
+            raise UsageError(f"there is no attack {self.attack!r}, {did_you_mean(self.attack, ATTACKS)}")
+        if bool(self.attack) != bool(self.attackers) or not 0 <= self.attackers <= self.replicas - 2:
+            raise UsageError(f"an attack takes 1 attacker or more, and two honest replicas of {self.replicas} too")
         self.delay(self.inner_steps)
+
+    @property
+    def honest(self) -> int:
+        """Replicas that do their part; attackers come after them."""
+        return self.replicas - self.attackers
 
     @property
     def inner_steps(self) -> int:
@@ -171,7 +189,7 @@ class Curve:
     seed: int
     steps: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    """Of all replicas together."""
+    """Of all honest replicas together: where there are attackers, nothing here is about them."""
     averaged_model_loss: list[float] = field(default_factory=list)
     """Held-out loss of the mean of all replicas."""
     replica_mean_loss: list[float] = field(default_factory=list)
@@ -188,4 +206,10 @@ class Curve:
     """In all."""
     failed_swaps: int = 0
     """Given up by both sides: their rounds were solo."""
+    scaled_swaps: int = 0
+    """Made smaller by the bounds of one side,"""
+    taken_back: int = 0
+    """and corrections that an honest replica took back,"""
+    taken_back_from_honest: int = 0
+    """of them of honest partners."""
     wall_s: float = 0.0

@@ -3,6 +3,7 @@
 They are ranked by the final held-out loss of the averaged model, which is what a run publishes.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -53,8 +54,11 @@ class Result:
     replica_std: float
     bytes_per_param: float
     failed_swaps: int
-    """Over all seeds."""
+    """Over all seeds, as all that is counted below."""
     wall_s: float
+    scaled_swaps: int
+    taken_back: int
+    taken_back_from_honest: int
 
 
 def results(curves: Iterable[Curve]) -> list[Result]:
@@ -86,8 +90,11 @@ def _result(name: str, curves: Sequence[Curve]) -> Result:
         bytes_per_param=mean(curve.bytes_per_param for curve in curves),
         failed_swaps=sum(curve.failed_swaps for curve in curves),
         wall_s=mean(curve.wall_s for curve in curves),
+        scaled_swaps=sum(curve.scaled_swaps for curve in curves),
+        taken_back=sum(curve.taken_back for curve in curves),
+        taken_back_from_honest=sum(curve.taken_back_from_honest for curve in curves),
     )
 
 
 def _sd(values: Sequence[float]) -> float:
-    return stdev(values) if len(values) > 1 else 0.0
+    return stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else 0.0

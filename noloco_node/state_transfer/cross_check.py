@@ -39,6 +39,9 @@ BETTER = 0.01
 """By so much of its loss a state must be better than new weights."""
 WORSE = 0.1
 """By so much it may be worse than a node's own weights, as after a rest."""
+NOISE = 0.02
+"""Beside these, by so much of what new weights have: where a run has learned nearly all that there is, the losses of
+honest replicas differ by a factor of two, and by 0.01 of that."""
 WORSE_THAN_CLAIMED, CLAIM_ROUNDS = 0.25, 10
 """By so much its loss may be above what its donor says of itself, for a state at most so many rounds later."""
 SPOILED, MOST_ADDED = 0.25, 1.0
@@ -72,22 +75,27 @@ class Losses(Protocol):
     def added(self) -> float:
         """How far it moves them, relative to their norm."""
 
+    @property
+    def new(self) -> float:
+        """Of new weights, which this node may have itself."""
+
 
 def doubt(losses: Losses, claimed: float | None, *, new: bool, agreed: bool) -> str | None:
     """Why a state is not to be kept. `claimed`: its donor's own loss; `new`: this node has new weights only; `agreed`:
     nobody has other weights, so that a run which does not learn can be joined too."""
     own, theirs = losses.own, losses.theirs
+    noise = NOISE * abs(losses.new) if math.isfinite(losses.new) else 0.0
     if not (math.isfinite(theirs) and math.isfinite(losses.later)):
         return "nonfinite"
-    if claimed is not None and theirs > claimed + WORSE_THAN_CLAIMED * abs(claimed):
+    if claimed is not None and theirs > claimed + WORSE_THAN_CLAIMED * abs(claimed) + noise:
         return "worse_than_claimed"
-    if losses.later > theirs + SPOILED * abs(theirs) or not losses.added <= MOST_ADDED:
+    if losses.later > theirs + SPOILED * abs(theirs) + noise or not losses.added <= MOST_ADDED:
         return "spoiled_momentum"
     if not math.isfinite(own):
         return None
     if new:
         return None if agreed or theirs < own - BETTER * abs(own) else "no_better_than_new"
-    return "worse_than_own" if theirs > own + WORSE * abs(own) else None
+    return "worse_than_own" if theirs > own + WORSE * abs(own) + noise else None
 
 
 def distance(one: Weights, other: Weights) -> float:

@@ -60,8 +60,8 @@ def check_copy(parameters: int) -> None:
 
 
 def check_trial(parameters: int) -> None:
-    """Raises OutOfMemory where a copy of θ does not fit while a peer's weights are tried in its place."""
-    needed, free = 4 * parameters, memory.free_bytes()
+    """Raises OutOfMemory where a copy of θ and a new model do not fit while a peer's weights are tried."""
+    needed, free = 12 * parameters, memory.free_bytes()
     if free is not None and needed > free:
         raise OutOfMemory(f"trying a peer's state needs {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free")
 

@@ -76,6 +76,8 @@ class Trial:
     """Of those, and what the peer's momentum adds at the next boundary."""
     added: float
     """How much that is, relative to the norm of the peer's slow weights: early in a run a loss says little."""
+    new: float
+    """Of the weights that the run began with."""
 
 
 @dataclass(slots=True)
@@ -148,6 +150,7 @@ class Replica:
         self._owed_for = -1
         """The round of the offer that the length correction is about: a swap of the offer before may still go on."""
         self._optimizer = Optimizer(module, self._spec)
+        self._task, self._seed = task, manifest.seed
         self._gradients = Gradients(task, module, self._optimizer, self._spec, micro_batch, memory_fraction)
         self.budget = manifest.rounds
         self.round = 0
@@ -198,9 +201,7 @@ class Replica:
         if memory_fraction and where.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_fraction, where.index)
         task = tasks.load(manifest, sources, corpus)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(manifest.seed)
-            module = task.model()
+        module = _new_model(task, manifest.seed)
         memory_budget.check(sum(p.numel() for p in module.parameters()), where, memory_fraction or 1.0)
         if manifest.inner.checkpoint_activations:
             model.checkpoint_activations(module)
@@ -553,7 +554,7 @@ class Replica:
     def try_state(self, live_state: bytes | memoryview) -> Trial:
         """What a peer's state is worth here; nothing is changed. Its momentum is tried too: slow weights that are good
         could come with one that spoils them at the next boundary. Raises PeerMisbehaved, and OutOfMemory where there
-        is no room for a copy of θ."""
+        is no room for a copy of θ and for a new model."""
         phi, delta = self._read(live_state)
         memory_budget.check_trial(self.parameters)
         own = self._gradients.evaluate()
@@ -564,10 +565,14 @@ class Replica:
             for start, piece in _pieces(delta):
                 self.theta[start : start + len(piece)].add_(piece.to(self.theta.device), alpha=self._hyper.alpha)
             later = self._gradients.evaluate()
+            new = own
+            if self.round or self.steps:
+                self.theta.copy_(model.flatten(_new_model(self._task, self._seed)))
+                new = self._gradients.evaluate()
         finally:
             self.theta.copy_(kept)
         added = self._hyper.alpha * float(delta.norm()) / max(float(phi.norm()), 1e-30)
-        return Trial(own, theirs, later, added)
+        return Trial(own, theirs, later, added, new)
 
     def adopt(self, round: int, live_state: bytes | memoryview) -> None:
         """Take a peer's state (state_snapshot.py): θ = φ, and a fresh AdamW that warms up. Raises PeerMisbehaved, and
@@ -604,6 +609,12 @@ class Replica:
         """They were those of other weights."""
         self._losses.clear()
         self._eval_loss = None
+
+
+def _new_model(task: Task, seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return task.model()
 
 
 def _pieces(vector: Tensor) -> Iterator[tuple[int, Tensor]]:

@@ -10,7 +10,17 @@ from typing import TypeVar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noloco_node.core.round import LOGGED_EVENTS, MAX_CALLS, MAX_LAG, MIN_BLOCKED_S, TOO_SLOW, Round, _rank
+from noloco_node.core.round import (
+    ALL_QUARANTINED,
+    BACKING_OFF,
+    LOGGED_EVENTS,
+    MAX_CALLS,
+    MAX_LAG,
+    MIN_BLOCKED_S,
+    TOO_SLOW,
+    Round,
+    _rank,
+)
 from noloco_node.core.round_events import (
     Accept,
     Accepted,
@@ -35,8 +45,10 @@ from noloco_node.core.round_events import (
     Stopping,
     SwapEnded,
     Tick,
+    TookBack,
     Unanswered,
 )
+from noloco_node.core.standing import Standing
 
 LOW, MIDDLE, HIGH = bytes(16), b"\x80" + bytes(15), b"\xff" * 16
 
@@ -653,3 +665,157 @@ def test_a_ring_of_simultaneous_calls_resolves() -> None:
                         events.append(((order.index(exchange) + 1) % size, CallerGone(exchange)))
         assert len(swapping) >= 2
         assert nodes[first].swapping == order[first] == nodes[(first + 1) % size].swapping, "the first in rank stands"
+
+
+# ---- strangers -------------------------------------------------------------------------------------------------------
+def held(*others: str) -> Round:
+    """A machine in a swap with b, which it called."""
+    m = machine("b")
+    m.handle(Boundary(1, 10.0), 10.0)
+    m.handle(Accepted(MIDDLE), 10.0)
+    m.handle(candidates("b", *others), 10.0)
+    return m
+
+
+def test_a_swap_that_does_not_get_on_is_given_up_after_two_boundaries_while_others_wait() -> None:
+    for progress, reason in ((0.0, "stalled"), (0.05, TOO_SLOW)):
+        m = held("c")
+        assert HangUp(MIDDLE) not in m.handle(Boundary(2, 10.0, "swapping", 0.0), 20.0)
+        assert HangUp(MIDDLE) in m.handle(Boundary(3, 10.0, "swapping", progress), 30.0)
+        actions = m.handle(SwapEnded(MIDDLE, "hung_up"), 30.0)
+        assert only(actions, Call).peer == "c", "its offer is open for another one"
+        assert m._offer is not None and m._offer.reason == "no_answer" and m._offer.failed_with == "b"
+        m = held("c")
+        m.handle(Boundary(2, 10.0, "swapping", 0.0), 20.0)
+        m.handle(Boundary(3, 10.0, "swapping", progress), 30.0)
+        assert m._swap is not None and m._swap.given_up == reason
+
+
+def test_a_slow_but_steady_swap_is_let_on_from_the_first_one_and_any_where_nobody_else_is_there() -> None:
+    for m, share in ((held("c"), 1 / 8), (held(), 0.0)):
+        for k in range(1, MAX_LAG + 1):
+            assert HangUp(MIDDLE) not in m.handle(Boundary(1 + k, 10.0, "swapping", k * share), 10.0 + 10 * k)
+
+
+def test_after_a_swap_that_broke_the_leash_is_shorter() -> None:
+    m = held("c")
+    call = only(m.handle(SwapEnded(MIDDLE, "silent"), 11.0), Call)
+    m.handle(Refused(call.exchange, "busy", 10.0), 11.0)
+    assert m.handle(Called(LOW, "b", 9.0), 13.0) == [Accept(LOW, "b", 1)]
+    assert HangUp(LOW) in m.handle(Boundary(2, 10.0, "swapping", 0.0), 20.0)
+
+
+def test_who_sent_bad_input_is_in_quarantine() -> None:
+    m = held("c")
+    call = only(m.handle(SwapEnded(MIDDLE, "bad_length", faulty=True), 11.0), Call)
+    assert call.peer == "c"
+    m.handle(Refused(call.exchange, "busy", 10.0), 11.0)
+    assert m.handle(Called(LOW, "b", 9.0), 12.0) == [Refuse(LOW, "quarantined", 19.0)]
+    assert m.standing("b", 12.0) == Standing(refused=1, quarantined_s=19.0, why="bad_length")
+    m.handle(candidates("b"), 12.0)
+    assert m.handle(Called(LOW, "b", 9.0), 21.1) == [Accept(LOW, "b", 1)], "nobody else is there"
+
+
+def test_a_round_without_a_call_says_why() -> None:
+    m = machine("b")
+    call = only(m.handle(Boundary(1, 10.0), 10.0), Call)
+    m.handle(Refused(call.exchange, "busy"), 10.0)
+    m.handle(TookBack("b"), 10.0)
+    m.handle(Boundary(2, 10.0), 20.0)
+    assert m.handle(Boundary(3, 10.0), 30.0) == [EndRound(2, ALL_QUARANTINED)]
+    m = machine("b")
+    call = only(m.handle(Boundary(1, 10.0), 10.0), Call)
+    m.handle(Refused(call.exchange, "busy", 90.0), 10.0)
+    m.handle(Boundary(2, 10.0), 20.0)
+    assert m.handle(Boundary(3, 10.0), 30.0) == [EndRound(2, BACKING_OFF)]
+
+
+def test_an_appointment_goes_to_a_caller_that_had_clearly_less() -> None:
+    m = machine("b", "c", "d")
+    call = only(m.handle(Boundary(1, 10.0), 10.0), Call)
+    m.handle(Accepted(call.exchange), 10.0)
+    m.handle(SwapEnded(call.exchange, None), 11.0)
+    other = next(p for p in "bcd" if p != call.peer)
+    assert m.handle(Called(LOW, call.peer, 9.5), 12.0) == [Appoint(LOW, 8.0)]
+    assert m.handle(Called(HIGH, other, 9.5), 12.0) == [Refuse(LOW, "busy", 18.0), Appoint(HIGH, 8.0)]
+    assert m.handle(Called(LOW, "z", 9.5), 12.0) == [Refuse(LOW, "busy", 18.0)], "of equals the first stays"
+
+
+def test_whom_to_call_is_drawn_by_place_first() -> None:
+    met: Counter[str] = Counter()
+    for seed in range(300):
+        m = Round(random.Random(seed))
+        m.handle(Candidates({"b": "there"} | {f"crowd {k}": "a host" for k in range(1000)}), 0.0)
+        met[only(m.handle(Boundary(1, 10.0), 10.0), Call).peer] += 1
+    assert 120 <= met["b"] <= 180
+
+
+def test_an_appointment_that_a_peer_does_not_keep_costs_less_and_less() -> None:
+    """b promises its next offer whenever it is called, and never keeps it; c swaps."""
+    m, waited = machine("b", "c", "d", "e", ids=()), 0
+    for k in range(1, 200):
+        now = 10.0 * k
+        actions = m.handle(Boundary(k, 10.0), now)
+        if (call := only(actions, Call)).peer == "b":
+            m.handle(Appointed(call.exchange, 5.0), now)
+            waited += 1
+            call = only(m.handle(Unanswered(call.exchange, "silent"), now + 7.5), Call)
+        assert call.peer != "b"
+        m.handle(Accepted(call.exchange), now + 7.6)
+        m.handle(SwapEnded(call.exchange, None), now + 7.7)
+    assert 2 <= waited <= 10
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(2, 8),
+    st.integers(0, 2**32),
+    st.sampled_from(["swaps", "holds", "breaks", "hangs up"]),
+    st.booleans(),
+)
+def test_an_attacker_that_always_calls_gets_its_share_and_others_are_called_on(
+    honest: int, seed: int, does: str, one_place: bool
+) -> None:
+    """The honest ones answer some of our calls as busy. The attacker calls after every event."""
+    rounds, chance = 80, random.Random(seed)
+    m = Round(random.Random(seed))
+    places = {f"h{k}": "here" if one_place else f"place {k}" for k in range(honest)}
+    m.handle(Candidates(places | {"bad": "here" if one_place else "elsewhere"}), 0.0)
+    attacker = itertools.count()
+    got, swapped, now, under_way = 0, 0, 0.0, b""
+
+    def step(event: Event, at: float) -> None:
+        nonlocal got, swapped, under_way
+        todo: list[Event] = [event]
+        while todo:
+            for action in m.handle(todo.pop(0), at):
+                if isinstance(action, Call):
+                    busy = action.peer != "bad" and chance.random() < 0.3
+                    todo.append(Refused(action.exchange, "busy") if busy else Accepted(action.exchange))
+                if isinstance(action, Begin | Accept):
+                    if action.peer == "bad":
+                        got, under_way = got + 1, action.exchange
+                        if does != "holds":
+                            ends = {"swaps": None, "breaks": "bad_length", "hangs up": "hung_up"}[does]
+                            todo.append(SwapEnded(action.exchange, ends, faulty=does == "breaks"))
+                    else:
+                        swapped += 1
+                        todo.append(SwapEnded(action.exchange, None))
+                if isinstance(action, HangUp) and action.exchange == under_way:
+                    todo.append(SwapEnded(action.exchange, "hung_up"))
+            wake_at = m.wake_at()
+            assert wake_at is None or wake_at > at
+
+    for k in range(1, rounds + 1):
+        step(Boundary(k, 10.0, "swapping" if m.swapping else None, 0.0 if m.swapping else None), 10.0 * k)
+        now = 10.0 * k
+        while now < 10.0 * k + 9:
+            step(Called(b"bad" + next(attacker).to_bytes(13, "big"), "bad", 20.0), now)
+            now += 1.5
+            if (wake_at := m.wake_at()) is not None and wake_at < now:
+                step(Tick(), wake_at)
+    assert swapped >= rounds / 8, "the others are called all the same"
+    if does == "swaps":
+        assert got <= 3 + 2 * rounds / (honest + 1) + rounds * 0.3**honest
+    else:
+        assert got <= rounds / 4

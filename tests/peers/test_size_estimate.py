@@ -128,3 +128,18 @@ def test_a_few_exaggerated_estimates_change_nothing() -> None:
         estimate.found(0, 12, [10**9] * 5 + [12] * 6)
     assert estimate.peers == 12
     assert max(estimate.write_depths()) == 1
+
+
+@pytest.mark.parametrize("said", [100, 10**4, 10**9])
+def test_many_exaggerated_estimates_send_nobody_to_empty_buckets(said: int) -> None:
+    swarm = Swarm()
+    honest = swarm.join(4)
+    swarm.live(20)
+    for _ in range(100):
+        for liar in range(100, 112):
+            swarm.board[""][liar] = (said, swarm.turn + TTL)
+        swarm.live(1)
+    assert all(estimate.peers <= 2 * (4 + 12) for estimate in swarm.estimates.values())
+    (newcomer,) = swarm.join(1)
+    swarm.live(4)
+    assert set().union(*(swarm.look(newcomer) for _ in range(10))) >= set(honest)

@@ -13,7 +13,8 @@ from memory_network.network import MemoryNetwork
 from virtual_clock import run_virtual
 from virtual_nodes import FRAGMENTS, TERMS, Node, Offer, VirtualSwarm
 
-from noloco_node.base.events import Event, PeerFaulted, WentSolo
+from noloco_node.base.events import Event, PeerFaulted, TakenBack, WentSolo
+from noloco_node.core.standing import Standing
 from noloco_node.errors import PeerFault
 from noloco_node.host.traffic import Traffic
 from noloco_node.rounds.link import Link
@@ -320,6 +321,26 @@ def test_a_node_that_comes_back_and_repeats_its_rounds_is_no_replay() -> None:
         assert node.solo["stale"] == 0
         assert len(node.committed) >= 6, node.solo
         assert not [event for event in node.events if isinstance(event, PeerFaulted)]
+
+
+def test_a_correction_that_was_taken_back_is_counted_against_its_partner() -> None:
+    swarm = VirtualSwarm([10.0, 10.0])
+    node = swarm.nodes[0]
+
+    async def verdict() -> None:
+        await asyncio.sleep(55)
+        exchange, (round_, partner) = next(reversed(node.exchange._partners.items()))
+        node.exchange.taken_back(exchange, 5.5, 2.5)
+        node.exchange.taken_back(b"never seen", 5.5, 2.5)
+        assert node.events[-1] == TakenBack(round_, "n001", 5.5, 2.5) and partner == "n001"
+        standing = node.exchange.standing("n001")
+        assert (standing.taken_back, standing.why, standing.quarantined_s) == (1, "taken_back", 80.0)
+        assert node.exchange.standings() == {"n001": standing} and standing.committed >= 3
+        assert node.exchange.standing("nobody") == Standing()
+
+    run_virtual(swarm.run(20, verdict()))
+    assert node.solo["all_quarantined"] >= 5 and swarm.nodes[1].solo["quarantined"] >= 1, node.solo
+    assert 8 <= len(node.committed) <= 13, "it comes back"
 
 
 def test_the_latest_events_can_be_read_as_lines() -> None:

@@ -26,6 +26,7 @@ MODEL = ModelSpec(
     },
 )
 SMALL = {"model": MODEL, "data": DataSpec(sequence_length=16), "precision": "fp32", "codec": "fp32", "replicas": 4}
+SMALL |= {"defences": False}  # 128 held-out tokens are too few to judge a swap by
 INNER = InnerSpec(steps=4, batch_tokens=32, learning_rate=0.01)
 
 
@@ -110,6 +111,15 @@ def test_each_replica_is_a_plain_torch_loop():
             adamw.step()
         expected = torch.cat([p.detach().flatten() for p in matrices + vectors])
         torch.testing.assert_close(replicas.theta[row], expected, rtol=1e-3, atol=2e-5)
+
+
+def test_losses_under_attack_are_those_of_the_honest_replicas():
+    nobody, ruined = curve(workload(), "noloco"), curve(workload(attack="scale", attackers=2), "noloco")
+    defended = curve(workload(attack="scale", attackers=2, defences=True), "noloco")
+    assert ruined.tokens[-1] == defended.tokens[-1] == nobody.tokens[-1] / 2
+    assert ruined.replica_mean_loss[-1] > 2 * nobody.replica_mean_loss[-1]
+    assert defended.replica_mean_loss[-1] < 1.05 * nobody.replica_mean_loss[-1]
+    assert defended.failed_swaps + defended.scaled_swaps + defended.taken_back > 0
 
 
 def test_own_modules_are_whole_and_nobody_elses():

@@ -44,6 +44,24 @@ def test_sweep_prints_every_cell_and_the_best(capsys):
     assert "best:" in printed
 
 
+def test_attacks_with_and_without_defences_beside_an_honest_swarm(capsys):
+    words = [*QUICK, "--replicas", "3", "--attack", "nan,hold", "--sweep"]
+    assert simulated(*words, "--json") == 0
+    names = [result["algorithm"] for result in json.loads(capsys.readouterr().out)["results"]]
+    assert names == [
+        f"noloco {who}{how}"
+        for who in ("nobody attacks", "nan by 1", "hold by 1")
+        for how in (", no defences", "")
+    ]  # fmt: skip
+
+
+def test_one_attack_prints_a_row(capsys):
+    assert simulated(*QUICK, "--replicas", "3", "--attack", "scale", "--no-defences") == 0
+    printed = capsys.readouterr().out
+    assert "scale" in printed
+    assert "without" in printed and "defended" not in printed
+
+
 def test_network_table_json_and_picture(capsys, tmp_path):
     picture = tmp_path / "network.png"
     assert simulated("network", "--sizes", "2,8", "--json", "--plot", str(picture)) == 0
@@ -74,6 +92,13 @@ def test_network_table_json_and_picture(capsys, tmp_path):
         (["--plot", "not/there/out.png"], "folder that exists"),
         (["--plot", "."], "ends in"),
         (["--plot", "out.docx"], "ends in"),
+        (["--attack", "scael"], "did you mean scale"),
+        (["--attack", "scale", "--attackers", "7"], "two honest replicas of 8"),
+        (["--attack", "scale", "--attackers", "0"], "1 attacker or more"),
+        (["--attack", "scale", "--attackers", "x"], "--attackers takes numbers"),
+        (["--attack", "scale", "--algorithms", "diloco"], "one noloco"),
+        (["--attack", "scale", "--links", "10"], "neither --links"),
+        (["--attackers", "2"], "--attackers needs --attack"),
         (["network", "--plot", "not/there/out.png"], "folder that exists"),
         (["network", "--sizes", "1"], "2 or more"),
         (["network", "--bandwidth", "-3"], "above 0"),

@@ -64,7 +64,7 @@ class Node:
         return blocks_of(self.own, blocks)
 
     async def try_state(self, state: LiveState) -> Trial:
-        return Trial(own=5.0, theirs=4.0, later=4.0, added=0.1)
+        return Trial(own=5.0, theirs=4.0, later=4.0, added=0.1, new=5.0)
 
     async def adopt(self, state: LiveState) -> None:
         self.round, self.state = state.round, bytes(state.data)

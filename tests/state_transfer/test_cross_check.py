@@ -76,7 +76,7 @@ class Node:
     async def try_state(self, state: LiveState) -> Trial:
         phi, delta = np.split(np.frombuffer(state.data, np.float32), 2)
         added = 0.1 * float(np.linalg.norm(delta) / np.linalg.norm(phi))
-        self.tried.append(Trial(loss_at(self.own), loss_at(phi), loss_at(phi + 0.1 * delta), added))
+        self.tried.append(Trial(loss_at(self.own), loss_at(phi), loss_at(phi + 0.1 * delta), added, FRESH_LOSS))
         return self.tried[-1]
 
     async def adopt(self, state: LiveState) -> None:
@@ -346,7 +346,8 @@ def test_what_is_worse_than_its_own_is_not_taken_after_an_absence() -> None:
         ((5.5, math.nan, 2.0), None, True, True, "nonfinite"),
         ((5.5, 2.0, math.inf), None, True, True, "nonfinite"),
         ((2.0, 2.1, 2.1), None, False, False, None),
-        ((2.0, 2.3, 2.3), None, False, True, "worse_than_own"),
+        ((2.0, 2.4, 2.4), None, False, True, "worse_than_own"),
+        ((0.0072, 0.0198, 0.0198), 0.0072, False, False, None),
         ((math.nan, 9.0, 9.0), None, False, False, None),
         ((-1.0, -2.0, -2.0), -2.0, True, False, None),
         ((-2.0, -1.0, -1.0), None, False, False, "worse_than_own"),
@@ -355,8 +356,8 @@ def test_what_is_worse_than_its_own_is_not_taken_after_an_absence() -> None:
 def test_doubt(
     losses: tuple[float, float, float], claimed: float | None, new: bool, agreed: bool, why: str | None
 ) -> None:
-    assert doubt(Trial(*losses, added=0.1), claimed, new=new, agreed=agreed) == why
-    assert doubt(Trial(*losses, added=math.inf), claimed, new=new, agreed=agreed) is not None
+    assert doubt(Trial(*losses, added=0.1, new=5.5), claimed, new=new, agreed=agreed) == why
+    assert doubt(Trial(*losses, added=math.inf, new=5.5), claimed, new=new, agreed=agreed) is not None
 
 
 def test_distance() -> None:

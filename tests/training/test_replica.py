@@ -481,7 +481,7 @@ def test_a_peers_state_is_tried_without_a_trace() -> None:
     trial = replica.try_state(live_state(donor))
     assert everything(replica) == before
     assert trial.own == own and trial.theirs == pytest.approx(evaluated_at(donor.phi))
-    assert 0 < trial.added < 0.1
+    assert 0 < trial.added < 0.1 and trial.new == small_replica().evaluate() != trial.own
     assert trial.later == pytest.approx(evaluated_at(donor.phi + replica._hyper.alpha * donor.delta))
     before = everything(replica)  # other replicas were made meanwhile: they set the seed
     spoiled = donor.phi.numpy().tobytes() + (1e6 * torch.ones_like(donor.delta)).numpy().tobytes()

@@ -376,7 +376,7 @@ def test_a_peers_state_is_tried_and_blocks_are_given_while_it_waits() -> None:
     train(donor, 7)
     with running(lambda: small_replica("b")) as watched:
         trial = answer(watched.thread.try_state(live_state(donor)))
-        assert trial.own == small_replica("b").evaluate() and trial.theirs < trial.own
+        assert trial.own == trial.new == small_replica("b").evaluate() and trial.theirs < trial.own
         assert answer(watched.thread.sample([0]))[1] == small_replica("b").sample([0]), "nothing has changed"
         with pytest.raises(PeerMisbehaved):
             answer(watched.thread.try_state(b"short"))

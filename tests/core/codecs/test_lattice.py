@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from noloco_node.core import lattice, lattice_ranges
+from noloco_node.core.codecs import lattice, lattice_ranges
 from noloco_node.core.codecs.by_name import FAMILIES, codec
 from noloco_node.core.codecs.codec import BLOCK, Received
 from noloco_node.core.codecs.lattice import Lattice, LatticeConversation

@@ -1,0 +1,103 @@
+"""The ledger of partners and the shares of a node's time."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from noloco_node.core.standing import BURST, FACTOR, LEAST_PLACE, MAX_PEERS, PLACE_FACTOR, Ledger, Shares, Standing
+
+PHASE_S = 60.0
+
+
+def test_a_standing_counts_what_was_seen() -> None:
+    ledger = Ledger()
+    assert ledger.standing("b", 0.0, alone=False) == Standing()
+    ledger.whole("b", 0.0)
+    ledger.failed("b", 1.0, 1.0, PHASE_S)
+    ledger.misbehaved("b", "bad_length", 2.0, PHASE_S)
+    ledger.took_back("b", 3.0, PHASE_S)
+    standing = ledger.standing("b", 3.0, alone=False)
+    assert (standing.committed, standing.taken_back, standing.refused, standing.failed) == (1, 1, 1, 1)
+    assert standing.why == "taken_back" and standing.quarantined_s > 8 * PHASE_S
+
+
+def test_a_quarantine_doubles_with_each_strike_and_is_forgiven() -> None:
+    ledger, now, lengths = Ledger(), 0.0, []
+    for _ in range(4):
+        ledger.misbehaved("b", "bad_length", now, PHASE_S)
+        lengths.append(round(ledger.quarantined_until("b", alone=False) - now))
+    assert lengths == [120, 240, 480, 960]
+    now += 200 * PHASE_S
+    assert ledger.standing("b", now, alone=False).why == ""
+    ledger.misbehaved("b", "bad_length", now, PHASE_S)
+    assert ledger.quarantined_until("b", alone=False) - now == 120, "from the beginning again"
+
+
+def test_the_only_peer_is_not_starved_unless_it_did_harm() -> None:
+    ledger = Ledger()
+    for _ in range(8):
+        ledger.misbehaved("b", "diverged", 0.0, PHASE_S)
+        ledger.failed("b", PHASE_S, 0.0, PHASE_S)
+    assert ledger.free_at("b", alone=True) == 2 * PHASE_S < 100 * PHASE_S < ledger.free_at("b", alone=False)
+    ledger.took_back("c", 0.0, PHASE_S)
+    assert ledger.free_at("c", alone=True) == ledger.free_at("c", alone=False) == 8 * PHASE_S
+
+
+def test_a_swap_that_held_costs_many_times_what_it_held_until_one_is_whole() -> None:
+    ledger = Ledger()
+    ledger.failed("b", 5.0, 0.0, PHASE_S)
+    assert ledger.free_at("b", alone=False) == PHASE_S / 8, "a link that broke soon"
+    ledger.whole("b", 10.0)
+    ledger.failed("b", 2 * PHASE_S, 10.0, PHASE_S)
+    assert ledger.free_at("b", alone=False) == 10 + 7 * 2 * PHASE_S
+    ledger.failed("b", 2 * PHASE_S, 1000.0, PHASE_S)
+    assert ledger.free_at("b", alone=False) == 1000 + 63 * 2 * PHASE_S
+    ledger.links_failed()
+    assert ledger.free_at("b", alone=False) < 0
+
+
+def test_the_tables_are_bounded_and_a_quarantine_is_kept() -> None:
+    ledger, shares = Ledger(), Shares()
+    ledger.took_back("bad", 0.0, PHASE_S)
+    for k in range(2 * MAX_PEERS):
+        ledger.failed(f"{k}", 1.0, 0.0, PHASE_S)
+        shares.charge(f"{k}", f"place {k}", 1.0)
+    assert len(ledger.peers) == MAX_PEERS and "bad" in ledger.peers
+    assert len(shares._of_peers) <= MAX_PEERS and len(shares._of_places) <= MAX_PEERS
+
+
+@pytest.mark.parametrize("peers", [2, 3, 4, 12, 500])
+def test_a_greedy_peer_takes_at_most_its_share_on_one_host_and_on_many(peers: int) -> None:
+    for places in ({f"{k}": "here" for k in range(peers)}, {f"{k}": f"{k}" for k in range(peers)}):
+        shares, taken = Shares(), 0
+        shares.present(places)
+        for _ in range(300):
+            shares.pay_off()
+            if not shares.over_for("0", places["0"]):
+                shares.charge("0", places["0"], 1.0)
+                taken += 1
+        assert taken <= min(300, BURST + 300 * FACTOR / peers)
+        assert taken >= min(300 / peers, 300)
+
+
+@given(st.integers(1, 40), st.integers(0, 200), st.integers(0, 2**32))
+def test_one_place_takes_at_most_a_fifth_or_twice_its_share(others: int, crowd: int, seed: int) -> None:
+    shares, taken, chance = Shares(), 0.0, random.Random(seed)
+    shares.present({f"{k}": f"{k}" for k in range(others)} | {f"crowd {k}": "a host" for k in range(crowd)})
+    for _ in range(200):
+        shares.pay_off()
+        caller = f"crowd {chance.randrange(crowd + 1000)}"
+        if not shares.over_for(caller, "a host"):
+            length = chance.choice([1.0, 1.0, 2.5])
+            shares.charge(caller, "a host", length)
+            taken += length
+    places = others + 1
+    assert taken <= BURST + 1.5 + 200 * max(LEAST_PLACE, PLACE_FACTOR / places)
+
+
+def test_honest_peers_of_a_small_place_are_not_counted_by_a_crowd_elsewhere() -> None:
+    shares = Shares()
+    shares.present({f"{k}": f"{k}" for k in range(10)} | {f"crowd {k}": "a host" for k in range(1000)})
+    assert shares._rate("0") == pytest.approx(FACTOR / 11) and shares._rate("a host") == pytest.approx(FACTOR / 1010)
