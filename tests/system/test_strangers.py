@@ -340,28 +340,27 @@ CODECS = {
     "the largest number": ("bf16", "int8", "fp32"),
 }
 """... and in which codecs beside lattice:4."""
-HONEST_BLAMED = "a partner that is two phases behind in a run that learns fast counts as harmful"
 NOT_YET = {
     "20 identities with -u": "a strike is an identity's and not its host's: the next one begins without any",
     "always calls again": "an identity may take one and a half times its uniform share, and what is left over",
     "20 identities": "a host may take twice its uniform share, which is two thirds of the rounds beside three nodes",
-    "harms a little each time": "what is below the verdict's tolerance is never added up",
-    "harms where nobody looks": "the verdict looks at held-out data alone, and everybody knows those",
+    "harms a little each time": "three phases' gain a swap is allowed, in the held-out examples that everybody knows",
+    "draws back to the first weights": "a partner that undoes up to three phases at a time counts as slow, and as honest",
+    "harms where nobody looks": "a swap may raise the loss of the own batch by a quarter, and so may the next",
 }
-"""What is known not to hold, for reasons of its own. As long as honest partners are blamed, nothing here holds."""
+"""What is known not to hold."""
 
 
 def each_attack() -> Iterator[Any]:
     for name in SWAPS:
-        why = pytest.mark.xfail(strict=True, reason=NOT_YET.get(name, HONEST_BLAMED))
+        marks = [pytest.mark.xfail(strict=True, reason=NOT_YET[name])] if name in NOT_YET else []
         for codec in ("lattice:4", *CODECS.get(name, ())):
-            yield pytest.param(name, codec, marks=why)
+            yield pytest.param(name, codec, marks=marks)
 
 
 @pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-@pytest.mark.xfail(strict=True, reason=HONEST_BLAMED)
 def test_honest_nodes_blame_nobody(calm: Calm, report: Report) -> None:
     report(f"unattacked: held-out loss {calm.loss:.4f}, rounds with a partner {calm.share:.0%}")
     assert not calm.blamed
