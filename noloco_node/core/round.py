@@ -382,7 +382,10 @@ class Round:
         if event.reason is None:
             self._charge(swap.peer, swap.place, max(1.0, held_s / self._phase_s))
             return self._at_whole_swap(offer, swap.peer, held_s, event, now)
-        self._charge(swap.peer, swap.place, BROKEN_FACTOR * held_s / self._phase_s)
+        held_phases = max(
+            held_s / self._phase_s, 1 / BROKEN_FACTOR if event.faulty else 0.0
+        )  # the next identity is free
+        self._charge(swap.peer, swap.place, BROKEN_FACTOR * held_phases)
         self._back_off(swap.peer, now)
         if event.faulty:
             self._ledger.misbehaved(swap.peer, event.reason, now, self._phase_s)

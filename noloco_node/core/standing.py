@@ -41,7 +41,7 @@ cost each other 0.1."""
 FADE_PHASES, FADE_SWAPS = 32.0, 16.0
 """So many phases, and so many whole swaps, take off one strike."""
 
-FACTOR, PLACE_FACTOR = 1.3, 2.0
+FACTOR = 1.3
 """Times its uniform share that a peer, and a place, may take in the long run. Of two places neither is limited: all but
 one of the nodes may be in one. With BURST a peer stays below twice over 60 rounds of 12 nodes; honest peers, who meet
 by chance, are seldom above it."""
@@ -262,4 +262,5 @@ class Shares:
         return FACTOR / min(max(1, self._sizes.total()), in_its_place)
 
     def _place_rate(self, place: str) -> float:
-        return max(LEAST_PLACE, PLACE_FACTOR / self._places(place))
+        places = self._places(place)
+        return max(LEAST_PLACE, FACTOR / places) if places > 2 else 1.0
