@@ -326,7 +326,7 @@ SWAPS: dict[str, dict[str, Any]] = {
     "holds with one byte a second": {"hold": "trickle"},
     "promises and does not come": {"hold": "promise"},
     "creeps": {"kind": "creep", "size": 2.0},
-    "draws back to the first weights": {"kind": "undo", "size": 2.0},
+    "draws back to the first weights": "who undoes up to three phases at a time counts as slow, and as honest",
     "harms a little each time": {"kind": "steer", "size": 1.008, "paced": OUTPUTS},
     "harms where nobody looks": {"kind": "blind", "size": 3.0, "wider": 8, "paced": OUTPUTS},
 }
@@ -345,7 +345,7 @@ NOT_YET = {
     "always calls again": "an identity may take one and a half times its uniform share, and what is left over",
     "20 identities": "a host may take twice its uniform share, which is two thirds of the rounds beside three nodes",
     "harms a little each time": "three phases' gain a swap is allowed, in the held-out examples that everybody knows",
-    "draws back to the first weights": "a partner that undoes up to three phases at a time counts as slow, and as honest",
+    "draws back to the first weights": "who undoes up to three phases at a time counts as slow, and as honest",
     "harms where nobody looks": "a swap may raise the loss of the own batch by a quarter, and so may the next",
 }
 """What is known not to hold."""
