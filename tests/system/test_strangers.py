@@ -341,9 +341,8 @@ CODECS = {
 }
 """... and in which codecs beside lattice:4."""
 NOT_YET = {
-    "20 identities with -u": "a strike is an identity's and not its host's: the next one begins without any",
-    "always calls again": "an identity may take one and a half times its uniform share, and what is left over",
-    "20 identities": "a host may take twice its uniform share, which is two thirds of the rounds beside three nodes",
+    "20 identities": "beside three nodes their host takes half of the rounds to two thirds",
+    "creeps": "no correction harms more than three phases gain, and so every one stays",
     "harms a little each time": "three phases' gain a swap is allowed, in the held-out examples that everybody knows",
     "draws back to the first weights": "who undoes up to three phases at a time counts as slow, and as honest",
     "harms where nobody looks": "a swap may raise the loss of the own batch by a quarter, and so may the next",
