@@ -35,9 +35,9 @@ MILD, HEAVY = 1.0, 3.0
 MAX_QUARANTINE_PHASES = 512.0
 ALONE_QUARANTINE_PHASES = 2.0
 """The longest quarantine of the only peer that is there, unless it did harm."""
-ALLOWANCE = 0.2
-"""Of the loss: so much harm, each too little to be taken back, is a strike. Two halves of a swarm that trained apart
-cost each other 0.1."""
+ALLOWANCE = 0.12
+"""Of the loss: so much harm is a strike. Two halves of a swarm that trained apart cost each other 0.1 until they are
+together."""
 FADE_PHASES, FADE_SWAPS = 32.0, 16.0
 """So many phases, and so many whole swaps, take off one strike."""
 
@@ -94,7 +94,7 @@ class _Record:
     strikes: float = 0.0
     struck_at: float = 0.0
     harm: float = 0.0
-    """By how much its swaps raised the loss, beyond what is usual and was not taken back."""
+    """By how much its swaps raised the loss, beyond what is usual."""
     quarantine: _Wait = _OVER
     why: str = ""
     breaks: int = 0
@@ -138,17 +138,13 @@ class Ledger:
         self._strike(peer, MILD, why, now, phase_s)
 
     def judged(self, peer: str, verdict: Verdict, now: float, phase_s: float) -> None:
-        """What a swap did to the model. One that trains more slowly than we do is honest: no strike."""
+        """What a swap did to the model."""
         record = self._record(peer, now)
-        if verdict.harmful:
-            record.taken_back += 1
-            if verdict.a_lie:
-                self._strike(peer, HEAVY, "taken_back", now, phase_s)
-            return
+        record.taken_back += verdict.harmful
         record.harm = max(0.0, record.harm + verdict.excess)
-        if record.harm > ALLOWANCE:
+        if record.harm > ALLOWANCE or (verdict.harmful and verdict.a_lie):
             record.harm = 0.0
-            self._strike(peer, HEAVY, "harmful", now, phase_s)
+            self._strike(peer, HEAVY, "taken_back" if verdict.harmful else "harmful", now, phase_s)
 
     def links_failed(self) -> None:
         """Our own network did, so no peer broke a swap."""

@@ -10,8 +10,9 @@ course, `Course`: an honest partner that is two phases behind may make a replica
 - A correction that raises a loss beyond that is taken back, unless what the partner sent is as good as we are: two
   halves of a swarm that trained apart for 12 phases first became 4 to 6% worse together, since only the way between was
   worse. A liar may send such a vector too; each partner has an allowance for it (core/standing.py).
-- Only a vector that is worse than this replica ever was in its course counts against the partner: one that trains more
-  slowly is honest.
+- Only a vector that is worse than this replica ever was in its course is a lie: who trains more slowly is honest. But a
+  partner whose swaps, one after the other, cost more than a phase gains is left out for a while, liar or not: the sum
+  of their `excess` is counted (core/standing.py).
 
 Measured at once, before the training has adapted to the correction *(tried: after one phase of training on top of -u,
 to take it back made the loss worse, 2.97 to 3.72)*.
@@ -28,6 +29,8 @@ TOLERANCE = 0.01
 """A relative rise of the held-out loss that is usual in an honest swap."""
 OWN_TOLERANCE = 0.25
 """Of the loss of the replica's own batch: 0.19 in an honest swap where each replica has data that no other has."""
+OWN_USUAL = 0.1
+"""A rise of it that may come swap after swap."""
 LEAST_GAIN = 0.002
 """Of a phase, where a run gains nothing any more: what is usual is not exactly 0."""
 PHASES = 3
@@ -48,7 +51,8 @@ class Losses:
 @dataclass(frozen=True, slots=True)
 class Verdict:
     excess: float
-    """How much more the loss rose, relatively, than a phase usually gains. Negative where the swap was good."""
+    """How much more the loss rose, relatively, than a phase usually gains, or the own batch's than is usual. Negative
+    where the swap was good."""
     harmful: bool = False
     """To be taken back."""
     a_lie: bool = False
@@ -82,20 +86,17 @@ class Course:
 
     def judge(self, without: Losses, with_it: Losses, partner: Callable[[], Losses]) -> Verdict:
         """`partner`: the losses of what it sent, asked for only where they decide."""
-        rise = _rise(without, with_it)
-        limit = max(TOLERANCE, PHASES * self.gain)
-        excess = rise - max(LEAST_GAIN, self.gain)
-        if rise <= limit:
+        held_out, own = _relative(without.held_out, with_it.held_out), _relative(without.own, with_it.own)
+        excess = max(held_out - max(LEAST_GAIN, self.gain), own - OWN_USUAL)
+        if held_out <= max(TOLERANCE, PHASES * self.gain) and own <= OWN_TOLERANCE:
             return Verdict(excess)
         theirs = partner()
-        as_good = math.isfinite(rise) and _rise(without, theirs) < rise
+        as_good = math.isfinite(excess) and _worse(without, theirs) < _worse(without, with_it)
         return Verdict(excess, not as_good, not theirs.held_out <= max(self.worst, without.held_out))
 
 
-def _rise(before: Losses, after: Losses) -> float:
-    held_out = _relative(before.held_out, after.held_out)
-    own = _relative(before.own, after.own)
-    return max(held_out, own - OWN_TOLERANCE)
+def _worse(before: Losses, after: Losses) -> float:
+    return max(_relative(before.held_out, after.held_out), _relative(before.own, after.own) - OWN_TOLERANCE)
 
 
 def _relative(before: float, after: float) -> float:

@@ -103,3 +103,23 @@ def test_honest_peers_of_a_small_place_are_not_counted_by_a_crowd_elsewhere() ->
     shares = Shares()
     shares.present({f"{k}": f"{k}" for k in range(10)} | {f"crowd {k}": "a host" for k in range(1000)})
     assert shares._rate("0") == pytest.approx(FACTOR / 11) and shares._rate("a host") == pytest.approx(FACTOR / 1010)
+
+
+def test_small_harms_add_up_to_a_strike_and_good_swaps_make_up_for_them() -> None:
+    ledger = Ledger()
+    for swap in range(40):
+        ledger.judged("mixed", Verdict(0.03 if swap % 2 else -0.04), float(swap), PHASE_S)
+        ledger.judged("steers", Verdict(0.006), float(swap), PHASE_S)
+    assert ledger.quarantined_until("mixed", alone=False) < 0
+    assert ledger.standing("steers", 21.0, alone=False).why == "harmful"
+
+
+def test_who_trains_more_slowly_is_taken_back_without_a_strike_until_it_costs_too_much() -> None:
+    ledger, slower = Ledger(), Verdict(0.02, harmful=True, a_lie=False)
+    for swap in range(5):
+        ledger.judged("slow", slower, float(swap), PHASE_S)
+    assert ledger.standing("slow", 5.0, alone=False).taken_back == 5
+    assert ledger.quarantined_until("slow", alone=False) < 0
+    for swap in range(5, 8):
+        ledger.judged("slow", slower, float(swap), PHASE_S)
+    assert ledger.quarantined_until("slow", alone=False) > 0

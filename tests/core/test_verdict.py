@@ -44,7 +44,10 @@ def test_early_in_a_run_a_partner_two_phases_behind_is_worse_by_what_two_phases_
 
 
 def test_what_no_held_out_example_shows_the_own_batch_does() -> None:
-    assert judge(2.0, 2.0, own=2.4).excess < 0, "with data of its own a replica fits its own"
+    usual = judge(2.0, 9.0, own=2.18)
+    assert not usual.harmful and usual.excess < 0, "with data of its own a replica fits its own"
+    often = judge(2.0, 9.0, own=2.3)
+    assert not often.harmful and often.excess == pytest.approx(0.05), "it is counted"
     assert judge(2.0, 9.0, own=2.8).harmful
 
 
