@@ -54,6 +54,7 @@ from noloco_node.core.round_events import (
     Event,
     Further,
     HangUp,
+    Judged,
     Misbehaved,
     Pausing,
     Refuse,
@@ -64,7 +65,6 @@ from noloco_node.core.round_events import (
     Stopping,
     SwapEnded,
     Tick,
-    TookBack,
     Unanswered,
 )
 from noloco_node.core.standing import Ledger, Shares, Standing
@@ -88,6 +88,8 @@ MAX_BACKOFF_S = 60.0
 SILENT = 5
 """Refusals in a row after which a peer no longer counts as another partner to prefer. Silence counts as so many at
 once: it cost a whole deadline, so the first back-off is already two phases."""
+TAKEN_BACK_PHASES = 2.0
+"""That a correction that was taken back costs its partner of its share, beside the swap's own time."""
 MAX_LAG = 8
 """Boundaries that a swap may last over. Later corrections would still add up, but the snapshot is held too long."""
 MIN_BLOCKED_S = 600.0
@@ -292,8 +294,10 @@ class Round:
                 return self._at_swap_end(event, now)
             case Misbehaved(peer, reason):
                 self._ledger.misbehaved(peer, reason, now, self._phase_s)
-            case TookBack(peer):
-                self._ledger.took_back(peer, now, self._phase_s)
+            case Judged(peer, verdict):
+                self._ledger.judged(peer, verdict, now, self._phase_s)
+                if verdict.harmful:
+                    self._charge(peer, self._candidates.get(peer, peer), TAKEN_BACK_PHASES)
             case Stopping():
                 return self._close_for(LEAVING, now)
             case Pausing(reason):
@@ -378,7 +382,10 @@ class Round:
         if event.reason is None:
             self._charge(swap.peer, swap.place, max(1.0, held_s / self._phase_s))
             return self._at_whole_swap(offer, swap.peer, held_s, event, now)
-        self._charge(swap.peer, swap.place, BROKEN_FACTOR * held_s / self._phase_s)
+        held_phases = max(
+            held_s / self._phase_s, 1 / BROKEN_FACTOR if event.faulty else 0.0
+        )  # the next identity is free
+        self._charge(swap.peer, swap.place, BROKEN_FACTOR * held_phases)
         self._back_off(swap.peer, now)
         if event.faulty:
             self._ledger.misbehaved(swap.peer, event.reason, now, self._phase_s)
@@ -428,8 +435,10 @@ class Round:
 
     def _is_there(self, peer: str, now: float) -> bool:
         """Whether waiting for this candidate makes sense."""
-        answers = peer not in self._backoffs or self._backoffs[peer].refusals < SILENT
-        return answers and self._ledger.free_at(peer, alone=False) <= now
+        return self._answers(peer) and self._ledger.free_at(peer, alone=False) <= now
+
+    def _answers(self, peer: str) -> bool:
+        return peer not in self._backoffs or self._backoffs[peer].refusals < SILENT
 
     def _alone(self, peer: str) -> bool:
         """Whether no other candidate than this peer is there."""
@@ -459,7 +468,8 @@ class Round:
         leash, lasted = LEASH, (now - swap.began) / self._phase_s
         if self._ledger.broke_lately(swap.peer, now):
             leash = SHORT_LEASH
-        if swap.lag < leash or lasted < leash / 2 or event.progress is None or self._alone(swap.peer):
+        waits = any(p != swap.peer and self._answers(p) for p in self._candidates)
+        if swap.lag < leash or lasted < leash / 2 or event.progress is None or not waits:
             return False
         gets_on = event.progress > swap.progress[-1 - leash]
         if gets_on and event.progress * (MAX_LAG + 1) >= lasted:

@@ -6,6 +6,8 @@ rounds/service.py reports the events and does the actions.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from noloco_node.core.verdict import Verdict
+
 SWAPPING = "swapping"
 """Why a round is solo whose boundary came while a swap was under way."""
 
@@ -108,10 +110,11 @@ class Misbehaved:
 
 
 @dataclass(frozen=True, slots=True)
-class TookBack:
-    """A correction of this peer made the model worse, and was taken back."""
+class Judged:
+    """What a swap with this peer did to the model (core/verdict.py)."""
 
     peer: str
+    verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +151,7 @@ Event = (
     | Unanswered
     | SwapEnded
     | Misbehaved
-    | TookBack
+    | Judged
     | Stopping
     | Pausing
     | Resuming

@@ -17,6 +17,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from noloco_node.core.verdict import Verdict
+
 MAX_PEERS = 1024
 """Remembered. The least recently seen are forgotten first, and those in quarantine last."""
 BREAK_SHARE = 1 / 8
@@ -33,10 +35,13 @@ MILD, HEAVY = 1.0, 3.0
 MAX_QUARANTINE_PHASES = 512.0
 ALONE_QUARANTINE_PHASES = 2.0
 """The longest quarantine of the only peer that is there, unless it did harm."""
+ALLOWANCE = 0.2
+"""Of the loss: so much harm, each too little to be taken back, is a strike. Two halves of a swarm that trained apart
+cost each other 0.1."""
 FADE_PHASES, FADE_SWAPS = 32.0, 16.0
 """So many phases, and so many whole swaps, take off one strike."""
 
-FACTOR, PLACE_FACTOR = 1.5, 2.0
+FACTOR = 1.3
 """Times its uniform share that a peer, and a place, may take in the long run. Of two places neither is limited: all but
 one of the nodes may be in one. With BURST a peer stays below twice over 60 rounds of 12 nodes; honest peers, who meet
 by chance, are seldom above it."""
@@ -88,6 +93,8 @@ class _Record:
     failed: int = 0
     strikes: float = 0.0
     struck_at: float = 0.0
+    harm: float = 0.0
+    """By how much its swaps raised the loss, beyond what is usual and was not taken back."""
     quarantine: _Wait = _OVER
     why: str = ""
     breaks: int = 0
@@ -130,9 +137,18 @@ class Ledger:
         self._record(peer, now).refused += 1
         self._strike(peer, MILD, why, now, phase_s)
 
-    def took_back(self, peer: str, now: float, phase_s: float) -> None:
-        self._record(peer, now).taken_back += 1
-        self._strike(peer, HEAVY, "taken_back", now, phase_s)
+    def judged(self, peer: str, verdict: Verdict, now: float, phase_s: float) -> None:
+        """What a swap did to the model. One that trains more slowly than we do is honest: no strike."""
+        record = self._record(peer, now)
+        if verdict.harmful:
+            record.taken_back += 1
+            if verdict.a_lie:
+                self._strike(peer, HEAVY, "taken_back", now, phase_s)
+            return
+        record.harm = max(0.0, record.harm + verdict.excess)
+        if record.harm > ALLOWANCE:
+            record.harm = 0.0
+            self._strike(peer, HEAVY, "harmful", now, phase_s)
 
     def links_failed(self) -> None:
         """Our own network did, so no peer broke a swap."""
@@ -246,4 +262,5 @@ class Shares:
         return FACTOR / min(max(1, self._sizes.total()), in_its_place)
 
     def _place_rate(self, place: str) -> float:
-        return max(LEAST_PLACE, PLACE_FACTOR / self._places(place))
+        places = self._places(place)
+        return max(LEAST_PLACE, FACTOR / places) if places > 2 else 1.0

@@ -1,32 +1,104 @@
-"""Whether a swap did harm: by what this replica itself measures on held-out data, before and after.
+"""Whether a swap did harm: by what this replica itself measures with and without the correction, right after the swap.
 
-A training loss that stays finite proves nothing: after u' = -u it sits at that of a uniform guess. An honest swap
-makes a model better or about the same *(tried, four replicas from scratch, 2 of 20 steps late: of 80 honest corrections
-each changed the held-out loss by -3.5 to +1%; random directions just inside the bounds raised it by 1.2 to 13%, -u by
-20% and more)*. But two halves of a swarm that trained apart for 12 phases first become 4 to 6% worse together: there
-the partner is as good as we are, and only the way between is worse. A liar's vector is worse than the middle.
+A training loss that stays finite proves nothing: after u' = -u it sits at that of a uniform guess. Two losses are
+compared: on held-out data, which an attacker knows too, and on the replica's own last batch, which nobody else needs to
+know; that one counts beyond OWN_TOLERANCE, as replicas with different data fit their own. *(Tried, four replicas from
+scratch, 2 of 20 steps late: of 80 honest corrections each changed the held-out loss by -3.5 to +1%; random directions
+just inside the bounds raised it by 1.2 to 13%, -u by 20% and more.)* What is usual follows from the replica's own
+course, `Course`: an honest partner that is two phases behind may make a replica worse by what it gains in two phases.
+
+- A correction that raises a loss beyond that is taken back, unless what the partner sent is as good as we are: two
+  halves of a swarm that trained apart for 12 phases first became 4 to 6% worse together, since only the way between was
+  worse. A liar may send such a vector too; each partner has an allowance for it (core/standing.py).
+- Only a vector that is worse than this replica ever was in its course counts against the partner: one that trains more
+  slowly is honest.
 
 Measured at once, before the training has adapted to the correction *(tried: after one phase of training on top of -u,
 to take it back made the loss worse, 2.97 to 3.72)*.
 """
 
 import math
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 
 TOLERANCE = 0.01
-"""A relative rise of the loss that is usual in an honest swap."""
+"""A relative rise of the held-out loss that is usual in an honest swap."""
+OWN_TOLERANCE = 0.25
+"""Of the loss of the replica's own batch: 0.19 in an honest swap where each replica has data that no other has."""
+LEAST_GAIN = 0.002
+"""Of a phase, where a run gains nothing any more: what is usual is not exactly 0."""
+PHASES = 3
+"""An honest partner may be so far behind."""
+REMEMBERED = 8
+"""Phases from which the usual gain is known."""
+WORST = 256
+"""Losses of the course: a partner that is worse than all of them has not just trained less."""
 
 
-def rises(before: float, after: float) -> bool:
-    """Whether the loss rose beyond TOLERANCE."""
-    if not math.isfinite(after):
-        return math.isfinite(before)
-    return after > before + TOLERANCE * abs(before)
+@dataclass(frozen=True, slots=True)
+class Losses:
+    held_out: float
+    own: float
+    """Of the last batch that was trained; what it is for a replica that has not trained yet does not matter."""
 
 
-def is_harmful(without: float, with_it: float, partner: Callable[[], float]) -> bool:
-    """`without`, `with_it`: the losses without and with the correction; `partner`: that of what the partner sent, which
-    is asked for only where it decides."""
-    if not rises(without, with_it):
-        return False
-    return not (math.isfinite(with_it) and partner() <= with_it)
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    excess: float
+    """How much more the loss rose, relatively, than a phase usually gains. Negative where the swap was good."""
+    harmful: bool = False
+    """To be taken back."""
+    a_lie: bool = False
+    """The partner is to blame."""
+
+
+class Course:
+    """The held-out losses of one replica, boundary by boundary."""
+
+    def __init__(self) -> None:
+        self._losses: deque[float] = deque(maxlen=WORST)
+
+    def passed(self, loss: float) -> None:
+        if math.isfinite(loss):
+            self._losses.append(loss)
+
+    def restart(self) -> None:
+        """The weights became others."""
+        self._losses.clear()
+
+    @property
+    def gain(self) -> float:
+        """What a phase usually gains, as a share of the loss."""
+        lately = list(self._losses)[-REMEMBERED - 1 :]
+        gains = [1 - after / before for before, after in pairwise(lately) if before > 0]
+        return max(0.0, median(gains)) if gains else 0.0
+
+    @property
+    def worst(self) -> float:
+        return max(self._losses, default=math.inf)
+
+    def judge(self, without: Losses, with_it: Losses, partner: Callable[[], Losses]) -> Verdict:
+        """`partner`: the losses of what it sent, asked for only where they decide."""
+        rise = _rise(without, with_it)
+        limit = max(TOLERANCE, PHASES * self.gain)
+        excess = rise - max(LEAST_GAIN, self.gain)
+        if rise <= limit:
+            return Verdict(excess)
+        theirs = partner()
+        as_good = math.isfinite(rise) and _rise(without, theirs) < rise
+        return Verdict(excess, not as_good, not theirs.held_out <= max(self.worst, without.held_out))
+
+
+def _rise(before: Losses, after: Losses) -> float:
+    held_out = _relative(before.held_out, after.held_out)
+    own = _relative(before.own, after.own)
+    return max(held_out, own - OWN_TOLERANCE)
+
+
+def _relative(before: float, after: float) -> float:
+    if not math.isfinite(before):
+        return 0.0  # there was nothing to spoil
+    return (after - before) / max(abs(before), 1e-9) if math.isfinite(after) else math.inf

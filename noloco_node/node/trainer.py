@@ -45,7 +45,7 @@ from noloco_node.state_transfer import catch_up, choose_donor, client
 from noloco_node.state_transfer.collect import Collector, OwnState
 from noloco_node.state_transfer.server import StateService
 from noloco_node.training.replica import State, Trial
-from noloco_node.training.thread import Failed, Finished, Message, PhaseEnded, Ready, TakenBack, TrainingThread
+from noloco_node.training.thread import Failed, Finished, Judged, Message, PhaseEnded, Ready, TrainingThread
 from noloco_node.views.gather import GatherView
 from noloco_node.views.history import HistoryView
 from noloco_node.views.peers import PeersView
@@ -261,8 +261,8 @@ class TrainingNode(BaseNode):
                 self._rounds.boundary(done.round, seconds, offer, closed)
             case Evaluated():
                 self._observe(message)
-            case TakenBack(exchange, loss_with, loss_without):
-                self._rounds.taken_back(exchange, loss_with, loss_without)
+            case Judged(exchange, verdict, loss_with, loss_without):
+                self._rounds.judged(exchange, verdict, loss_with, loss_without)
             case RolledBack():
                 self._observe(message)
                 if message.weights_of is not None:  # else the slow weights, and so the offers, are unchanged

@@ -18,6 +18,7 @@ from noloco_node.base.events import Event, PeerFaulted, RoundCommitted, TakenBac
 from noloco_node.core import fragments, round_events
 from noloco_node.core import round as core
 from noloco_node.core.standing import Standing
+from noloco_node.core.verdict import Verdict
 from noloco_node.errors import NonFinite, PeerFault, PeerMisbehaved, PeerRefused
 from noloco_node.host.traffic import Pace
 from noloco_node.rounds.link import Link
@@ -160,12 +161,14 @@ class RoundService(ExchangeServicer):
         """Of all peers of which this node has seen something itself."""
         return {peer: self.standing(peer) for peer in self._machine.known}
 
-    def taken_back(self, exchange: bytes, loss_with: float, loss_without: float) -> None:
-        """The corrections of this exchange made the model worse, and were taken back."""
-        if exchange in self._partners:
-            round, partner = self._partners[exchange]
+    def judged(self, exchange: bytes, verdict: Verdict, loss_with: float, loss_without: float) -> None:
+        """What the corrections of this exchange did to the model."""
+        if exchange not in self._partners:
+            return
+        round, partner = self._partners[exchange]
+        if verdict.harmful:
             self._observe(TakenBack(round, partner, loss_with, loss_without))
-            self._handle(round_events.TookBack(partner))
+        self._handle(round_events.Judged(partner, verdict))
 
     def stop(self) -> None:
         """Make and accept no more calls; a swap under way goes on."""

@@ -3,14 +3,15 @@
 A round is the unit of time. Every replica is a place of its own, so that a share is a share of replicas.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
 from noloco_node.core.bounds import CorrectionBounds, Movement
 from noloco_node.core.codecs.codec import BLOCK
-from noloco_node.core.round import BROKEN_FACTOR, LEASH, SHORT_LEASH
+from noloco_node.core.round import BROKEN_FACTOR, LEASH, SHORT_LEASH, TAKEN_BACK_PHASES
 from noloco_node.core.standing import Ledger, Shares
+from noloco_node.core.verdict import Course, Losses
 from noloco_node.errors import PeerFault, PeerMisbehaved
 from noloco_node.simulate.settings import Settings
 
@@ -27,6 +28,7 @@ class Guard:
         self._shares = Shares()
         self._shares.present({str(row): str(row) for row in others})
         self._now = 0.0
+        self.course = Course()
 
     def boundary(self, peaks: Tensor, squares: Tensor) -> None:
         """A phase has ended, in which the replica moved so much (core/outer.py, `movement`)."""
@@ -63,8 +65,14 @@ class Guard:
         else:
             self._ledger.failed(str(partner), 0.0, self._now, PHASE_S)
 
-    def took_back(self, partner: int) -> None:
-        self._ledger.took_back(str(partner), self._now, PHASE_S)
+    def judge(self, partner: int, losses: tuple[float, float], theirs: Callable[[], float]) -> bool:
+        """Whether a correction is to be taken back; `losses`: without and with it. Held-out ones alone."""
+        without, with_it = (Losses(loss, 0.0) for loss in losses)
+        verdict = self.course.judge(without, with_it, lambda: Losses(theirs(), 0.0))
+        self._ledger.judged(str(partner), verdict, self._now, PHASE_S)
+        if verdict.harmful:
+            self._shares.charge(str(partner), str(partner), TAKEN_BACK_PHASES)
+        return verdict.harmful
 
 
 def guards(settings: Settings, size: int) -> dict[int, Guard]:

@@ -11,7 +11,6 @@ What can be tried beyond one plain swap a phase:
 - `deferred`: the outer step is taken only when all corrections are there, the plain way to train on meanwhile.
 """
 
-import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +20,6 @@ import torch
 from torch import Tensor
 
 from noloco_node.core import outer as core
-from noloco_node.core import verdict
 from noloco_node.core.bounds import LONGEST, PHASES
 from noloco_node.core.codecs.by_name import codec
 from noloco_node.core.codecs.codec import BLOCK, CodecStats, Conversation, carry, scaled
@@ -101,6 +99,9 @@ class NoLoCo(Algorithm):
         if not self._pending:  # otherwise the link is busy: a solo round
             self._swap_pairs(outer)
         core.local_step(outer.theta, outer.phi, outer.delta, self._hyper)
+        for row, guard in self._guards.items():
+            if self._evaluate:
+                guard.course.passed(self._evaluate(outer.theta.detach()[row]))
         self._apply_due(outer, 0)
 
     def between(self, outer: Outer, step: int) -> None:
@@ -196,20 +197,19 @@ class NoLoCo(Algorithm):
 
     def _correct_one(self, row: int, replica: tuple[Tensor, Tensor, Tensor], c: Tensor, pending: "_Pending") -> None:
         """As training/thread.py does it: what made the replica worse is taken back."""
-        judged = self._evaluate if row in self._guards else None
-        before = judged(replica[0]) if judged else 0.0
+        evaluate, guard = self._evaluate, self._guards.get(row)
+        without = evaluate(replica[0]) if evaluate and guard else 0.0
         whole = self._norms[row].complete(0, c) if self._norms else c
         core.correct(*replica, whole, self._hyper, pending.late)
-        if judged is None or not ((after := judged(replica[0])) > before or math.isnan(after)):
+        if evaluate is None or guard is None:
             return
         shift = core.shift(self._hyper, pending.late)
         apart = 2 / max(self._hyper.beta, self._hyper.gamma) / pending.scale[row]
-        without = judged(replica[0] - shift * c)
-        if verdict.is_harmful(without, after, lambda: judged(replica[0] + (apart - shift) * c)):
+        losses = without, evaluate(replica[0])
+        if guard.judge(pending.partner[row], losses, lambda: evaluate(replica[0] + (apart - shift) * c)):
             core.correct(*replica, -whole, self._hyper, pending.late)
             if self._norms:
                 self._norms[row].take_back(0, len(c))
-            self._guards[row].took_back(pending.partner[row])
             self.taken_back += 1
             self.taken_back_from_honest += pending.partner[row] not in self._attackers
 

@@ -79,6 +79,21 @@ class Gradients:
         self._module.train()
         return loss
 
+    def loss(self, batch: Batch) -> float:
+        """Of a step's batch, as `evaluate` does it."""
+        batch = device_batch(batch, self._module)
+
+        def forward() -> float:
+            parts = [self._loss(micro) * (len(micro[0]) / self.examples) for micro in _split(batch, self._micro.size)]
+            return float(torch.stack(parts).sum())
+
+        self._optimizer.free_gradients()
+        self._module.eval()
+        with torch.no_grad():
+            loss = self._fitting(forward)
+        self._module.train()
+        return loss
+
     def _find_micro_batch(self, batch: Batch) -> None:
         """Tries larger and larger parts of a batch, before the first step."""
         device, parameters = self._device, sum(p.numel() for p in self._module.parameters())

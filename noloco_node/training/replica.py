@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from noloco_node.core import outer
 from noloco_node.core.codecs.codec import BLOCK, Packed
 from noloco_node.core.length_correction import LengthCorrection
+from noloco_node.core.verdict import Losses
 from noloco_node.data import corpus
 from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved, UsageError
 from noloco_node.run.schema import Manifest
@@ -174,6 +175,7 @@ class Replica:
         """The round in which `restore` or `adopt` was called last: offers up to it are of other weights."""
         self._thrown_away: list[int] = []
         """Rounds whose phase was thrown away: δ did not change at their boundary."""
+        self._last_batch: Batch | None = None
         self._added: list[_Added] = []
         """The corrections of the last swap."""
         self._batch: Batch | None = None
@@ -300,6 +302,7 @@ class Replica:
         """One step of AdamW. Returns its loss, which is not finite where the step was skipped. Raises NonFinite after
         MAX_SKIPPED of them in a row; then call `restore` or `restart`."""
         batch, self._batch = self._batch or self.stream.next(self._gradients.examples), None
+        self._last_batch = batch
         loss, norm = self._gradients.gradient(batch)
         if math.isfinite(loss) and math.isfinite(norm):
             self._skipped_in_row, self.last_loss = 0, loss
@@ -414,19 +417,25 @@ class Replica:
             self._change(added, -change)
         self._added.clear()
 
-    def evaluate_without(self, partner: float = 0.0) -> float:
-        """The loss without what was added since `let_stay`; `partner` = 1: of what the partner sent, as far as it is
-        known, instead."""
+    def losses(self) -> Losses:
+        """At the present θ."""
+        own = self._gradients.loss(self._last_batch) if self._last_batch else 0.0
+        return Losses(self._gradients.evaluate(), own)
+
+    def losses_without(self, partner: float = 0.0) -> Losses:
+        """Without what was added since `let_stay`; `partner` = 1: of what the partner sent, as far as it is known,
+        instead. θ is afterwards what it was to the bit; the copy lies where gradients do in a step."""
         apart = 2 * partner / max(self._hyper.beta, self._hyper.gamma)
-        for sign in (1, -1):
-            for added in self._added:
-                c = added.correction
-                shift = apart - outer.shift(self._hyper, self._late(added.offered_round)) * c.scale
-                part = self.theta[added.start : added.start + c.size]
-                part.add_(c.unscaled().to(part.device), alpha=sign * shift)
-            if sign == 1:
-                loss = self._gradients.evaluate()
-        return loss
+        self._optimizer.free_gradients()
+        kept = self.theta.clone()
+        for added in self._added:
+            c = added.correction
+            shift = apart - outer.shift(self._hyper, self._late(added.offered_round)) * c.scale
+            part = self.theta[added.start : added.start + c.size]
+            part.add_(c.unscaled().to(part.device), alpha=shift)
+        losses = self.losses()
+        self.theta.copy_(kept)
+        return losses
 
     def _late(self, offered_round: int) -> int:
         return self.round - offered_round - sum(ended > offered_round for ended in self._thrown_away)

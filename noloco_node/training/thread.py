@@ -17,16 +17,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TypeVar
 
 import torch
 
 from noloco_node.base.events import Evaluated, PhaseDone, RolledBack, rate
-from noloco_node.core import fragments, verdict
+from noloco_node.core import fragments
 from noloco_node.core.codecs.codec import Codec
 from noloco_node.core.round_events import SWAPPING
+from noloco_node.core.verdict import Course, Verdict
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory
 from noloco_node.training import mailbox, memory_budget
 from noloco_node.training.mailbox import Mailbox, Progress
@@ -73,10 +74,11 @@ class PhaseEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class TakenBack:
-    """The corrections of a swap made the model worse, and were taken back."""
+class Judged:
+    """A swap has ended: whether its corrections stay."""
 
     exchange: bytes
+    verdict: Verdict
     loss_with: float
     loss_without: float
 
@@ -92,21 +94,11 @@ class Failed:
     error: Exception
 
 
-Message = Ready | PhaseEnded | Evaluated | RolledBack | TakenBack | Finished | Failed
+Message = Ready | PhaseEnded | Evaluated | RolledBack | Judged | Finished | Failed
 
 
 class _Stop(Exception):
     """Ends the thread from any depth of calls."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Swap:
-    """What is known of the last one, until it is judged."""
-
-    exchange: bytes = b""
-    loss: float | None = None
-    """Before its first correction."""
-    ended: bool = False
 
 
 @dataclass(slots=True)
@@ -148,7 +140,10 @@ class TrainingThread:
         self._begun = False
         self._paused = False
         self._swapping = False
-        self._swap = _Swap()
+        self._exchange = b""
+        self._ended_swap: bytes | None = None
+        """The exchange of a swap that is to be judged."""
+        self._course = Course()
         self._failed_before = False
         """Whether the weights were rolled back and no loss has been finite since."""
         self._rounds_over = 0
@@ -249,7 +244,7 @@ class TrainingThread:
                 command.settle(lambda: (self._progress(replica), self._times.so_far()))
             case mailbox.Swapping(under_way):
                 self._swapping = under_way
-                self._swap = replace(self._swap, ended=not under_way)
+                self._ended_swap = None if under_way else self._exchange
             case mailbox.RoundOver(round_):
                 self._rounds_over = max(round_, self._rounds_over)
             case mailbox.Signal.PAUSE:
@@ -275,37 +270,24 @@ class TrainingThread:
                 self._copy(lambda snapshots: snapshots.at_once(replica))
 
     def _correct(self, replica: Replica, command: mailbox.Correct) -> None:
-        if self._swap.loss is None:
-            self._swap = replace(self._swap, loss=self._loss(replica), exchange=command.exchange)
+        self._exchange = command.exchange
         with self._times.on("apply"):
             self._snapshots.secure(command.start, command.start + command.correction.size)
             replica.apply(command.start, command.correction, command.offered_round)
 
     def _judge(self, replica: Replica) -> None:
         """Take the corrections of a swap that has just ended back where they did harm (core/verdict.py)."""
-        swap = self._swap
-        if not swap.ended:
+        exchange, self._ended_swap = self._ended_swap, None
+        if exchange is None or not replica.has_swapped:
             return
-        self._swap = _Swap()
-        if swap.loss is not None and replica.has_swapped:
-            after = self._loss(replica)
-            if not after <= swap.loss and (without := self._without_harm(replica, after)) is not None:
-                self._snapshots.complete()
-                replica.take_back()
-                self._post(TakenBack(swap.exchange, after, without))
+        with self._times.on("evaluate"):
+            with_it, without = replica.losses(), replica.losses_without()
+            judged = self._course.judge(without, with_it, lambda: replica.losses_without(partner=1))
+        if judged.harmful:
+            self._snapshots.complete()
+            replica.take_back()
         replica.let_stay()
-
-    def _without_harm(self, replica: Replica, loss: float) -> float | None:
-        """The loss without the swap, where it did harm. Training went on since its beginning, so it is compared with
-        the present weights without it."""
-        with self._times.on("evaluate"):
-            without = replica.evaluate_without()
-            harmful = verdict.is_harmful(without, loss, lambda: replica.evaluate_without(partner=1))
-        return without if harmful else None
-
-    def _loss(self, replica: Replica) -> float:
-        with self._times.on("evaluate"):
-            return replica.evaluate()
+        self._post(Judged(exchange, judged, with_it.held_out, without.held_out))
 
     def _adopt(self, replica: Replica, round: int, state: bytes | memoryview) -> None:
         ahead = max(0, round - replica.round)
@@ -467,7 +449,10 @@ class TrainingThread:
         return "warming_up" if replica.warming_up else None
 
     def _evaluate(self, replica: Replica) -> None:
-        self._post(Evaluated(replica.round, self._loss(replica)))
+        with self._times.on("evaluate"):
+            loss = replica.evaluate()
+        self._course.passed(loss)
+        self._post(Evaluated(replica.round, loss))
 
     def _copy(self, work: Callable[[Snapshots], None]) -> None:
         """Copy a part of the state for a joining node, if one waits."""

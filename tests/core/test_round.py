@@ -38,6 +38,7 @@ from noloco_node.core.round_events import (
     Event,
     Further,
     HangUp,
+    Judged,
     Refuse,
     Refused,
     Settings,
@@ -45,10 +46,10 @@ from noloco_node.core.round_events import (
     Stopping,
     SwapEnded,
     Tick,
-    TookBack,
     Unanswered,
 )
 from noloco_node.core.standing import Standing
+from noloco_node.core.verdict import Verdict
 
 LOW, MIDDLE, HIGH = bytes(16), b"\x80" + bytes(15), b"\xff" * 16
 
@@ -720,7 +721,7 @@ def test_a_round_without_a_call_says_why() -> None:
     m = machine("b")
     call = only(m.handle(Boundary(1, 10.0), 10.0), Call)
     m.handle(Refused(call.exchange, "busy"), 10.0)
-    m.handle(TookBack("b"), 10.0)
+    m.handle(Judged("b", Verdict(0.5, True, True)), 10.0)
     m.handle(Boundary(2, 10.0), 20.0)
     assert m.handle(Boundary(3, 10.0), 30.0) == [EndRound(2, ALL_QUARANTINED)]
     m = machine("b")

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noloco_node.core.standing import BURST, FACTOR, LEAST_PLACE, MAX_PEERS, PLACE_FACTOR, Ledger, Shares, Standing
+from noloco_node.core.standing import BURST, FACTOR, LEAST_PLACE, MAX_PEERS, Ledger, Shares, Standing
+from noloco_node.core.verdict import Verdict
 
+LIE = Verdict(1.0, harmful=True, a_lie=True)
 PHASE_S = 60.0
 
 
@@ -17,7 +19,7 @@ def test_a_standing_counts_what_was_seen() -> None:
     ledger.whole("b", 0.0)
     ledger.failed("b", 1.0, 1.0, PHASE_S)
     ledger.misbehaved("b", "bad_length", 2.0, PHASE_S)
-    ledger.took_back("b", 3.0, PHASE_S)
+    ledger.judged("b", LIE, 3.0, PHASE_S)
     standing = ledger.standing("b", 3.0, alone=False)
     assert (standing.committed, standing.taken_back, standing.refused, standing.failed) == (1, 1, 1, 1)
     assert standing.why == "taken_back" and standing.quarantined_s > 8 * PHASE_S
@@ -41,7 +43,7 @@ def test_the_only_peer_is_not_starved_unless_it_did_harm() -> None:
         ledger.misbehaved("b", "diverged", 0.0, PHASE_S)
         ledger.failed("b", PHASE_S, 0.0, PHASE_S)
     assert ledger.free_at("b", alone=True) == 2 * PHASE_S < 100 * PHASE_S < ledger.free_at("b", alone=False)
-    ledger.took_back("c", 0.0, PHASE_S)
+    ledger.judged("c", LIE, 0.0, PHASE_S)
     assert ledger.free_at("c", alone=True) == ledger.free_at("c", alone=False) == 8 * PHASE_S
 
 
@@ -60,7 +62,7 @@ def test_a_swap_that_held_costs_many_times_what_it_held_until_one_is_whole() -> 
 
 def test_the_tables_are_bounded_and_a_quarantine_is_kept() -> None:
     ledger, shares = Ledger(), Shares()
-    ledger.took_back("bad", 0.0, PHASE_S)
+    ledger.judged("bad", LIE, 0.0, PHASE_S)
     for k in range(2 * MAX_PEERS):
         ledger.failed(f"{k}", 1.0, 0.0, PHASE_S)
         shares.charge(f"{k}", f"place {k}", 1.0)
@@ -83,7 +85,7 @@ def test_a_greedy_peer_takes_at_most_its_share_on_one_host_and_on_many(peers: in
 
 
 @given(st.integers(1, 40), st.integers(0, 200), st.integers(0, 2**32))
-def test_one_place_takes_at_most_a_fifth_or_twice_its_share(others: int, crowd: int, seed: int) -> None:
+def test_one_place_takes_at_most_a_fifth_or_a_little_more_than_its_share(others: int, crowd: int, seed: int) -> None:
     shares, taken, chance = Shares(), 0.0, random.Random(seed)
     shares.present({f"{k}": f"{k}" for k in range(others)} | {f"crowd {k}": "a host" for k in range(crowd)})
     for _ in range(200):
@@ -94,7 +96,7 @@ def test_one_place_takes_at_most_a_fifth_or_twice_its_share(others: int, crowd: 
             shares.charge(caller, "a host", length)
             taken += length
     places = others + 1
-    assert taken <= BURST + 1.5 + 200 * max(LEAST_PLACE, PLACE_FACTOR / places)
+    assert taken <= BURST + 1.5 + 200 * (max(LEAST_PLACE, FACTOR / places) if places > 2 else 1)
 
 
 def test_honest_peers_of_a_small_place_are_not_counted_by_a_crowd_elsewhere() -> None:

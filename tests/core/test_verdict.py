@@ -1,31 +1,70 @@
-"""Whether a swap did harm, by held-out losses."""
+"""Whether a swap did harm, by the losses with and without it and by the replica's own course."""
 
 import math
 
 import pytest
 
-from noloco_node.core.verdict import is_harmful
+from noloco_node.core.verdict import Course, Losses, Verdict
+
+
+def course(*losses: float) -> Course:
+    made = Course()
+    for loss in losses:
+        made.passed(loss)
+    return made
+
+
+def judge(
+    with_it: float, partner: float, own: float = 2.0, losses: tuple[float, ...] = (3.0, 2.0, 2.0, 2.0)
+) -> Verdict:
+    return course(*losses).judge(Losses(2.0, 2.0), Losses(with_it, own), lambda: Losses(partner, own))
 
 
 @pytest.mark.parametrize(
-    ("without", "with_it", "partner", "harmful"),
+    ("with_it", "partner", "harmful", "a_lie"),
     [
-        (2.0, 1.95, 9.0, False),  # better
-        (2.0, 2.01, 9.0, False),  # as in an honest swap
-        (2.0, 2.1, 2.3, True),  # what was sent is worse than the middle
-        (2.0, 2.1, 2.02, False),  # the partner is as good: two halves that trained apart
-        (2.0, math.nan, 2.0, True),
-        (2.0, 5.5, math.nan, True),
-        (math.nan, math.nan, math.nan, False),  # there was nothing to spoil
-        (math.inf, 3.0, 2.0, False),
+        (1.95, 9.0, False, False),  # better
+        (2.01, 9.0, False, False),  # as in an honest swap
+        (2.1, 2.3, True, False),  # what was sent is worse than the middle: it has trained less, or is a little lie
+        (2.1, 3.5, True, True),  # ... and worse than we ever were
+        (2.1, 2.02, False, False),  # the partner is as good: two halves that trained apart
+        (math.nan, 2.0, True, False),
+        (5.5, math.nan, True, True),
     ],
 )
-def test_verdicts(without: float, with_it: float, partner: float, harmful: bool) -> None:
-    assert is_harmful(without, with_it, lambda: partner) is harmful
+def test_verdicts(with_it: float, partner: float, harmful: bool, a_lie: bool) -> None:
+    judged = judge(with_it, partner)
+    assert (judged.harmful, judged.harmful and judged.a_lie) == (harmful, a_lie)
+
+
+def test_early_in_a_run_a_partner_two_phases_behind_is_worse_by_what_two_phases_gain() -> None:
+    falling = (3.0, 2.7, 2.43, 2.2, 2.0)
+    assert not judge(2.3, 2.6, losses=falling).harmful
+    assert judge(2.3, 2.6, losses=(2.0, 2.0, 2.0)).harmful
+
+
+def test_what_no_held_out_example_shows_the_own_batch_does() -> None:
+    assert judge(2.0, 2.0, own=2.4).excess < 0, "with data of its own a replica fits its own"
+    assert judge(2.0, 9.0, own=2.8).harmful
+
+
+def test_small_harms_are_counted_beyond_what_a_phase_gains() -> None:
+    assert judge(2.016, 9.0).excess == pytest.approx(0.008 - 0.002)
+    assert judge(1.99, 9.0).excess == pytest.approx(-0.005 - 0.002)
+
+
+def test_a_replica_that_is_broken_already_blames_nobody() -> None:
+    broken = Losses(math.nan, math.nan)
+    assert not course().judge(broken, broken, lambda: broken).harmful
+
+
+def test_without_a_course_nobody_is_blamed() -> None:
+    judged = course().judge(Losses(2.0, 2.0), Losses(3.0, 2.0), lambda: Losses(9.0, 9.0))
+    assert judged.harmful and not judged.a_lie
 
 
 def test_the_partner_is_evaluated_only_where_it_decides() -> None:
-    def never() -> float:
+    def never() -> Losses:
         raise AssertionError
 
-    assert not is_harmful(2.0, 1.9, never)
+    assert not course(2.0).judge(Losses(2.0, 2.0), Losses(1.9, 2.0), never).harmful

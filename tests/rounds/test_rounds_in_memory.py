@@ -15,6 +15,7 @@ from virtual_nodes import FRAGMENTS, TERMS, Node, Offer, VirtualSwarm
 
 from noloco_node.base.events import Event, PeerFaulted, TakenBack, WentSolo
 from noloco_node.core.standing import Standing
+from noloco_node.core.verdict import Verdict
 from noloco_node.errors import PeerFault
 from noloco_node.host.traffic import Traffic
 from noloco_node.rounds.link import Link
@@ -330,8 +331,8 @@ def test_a_correction_that_was_taken_back_is_counted_against_its_partner() -> No
     async def verdict() -> None:
         await asyncio.sleep(55)
         exchange, (round_, partner) = next(reversed(node.exchange._partners.items()))
-        node.exchange.taken_back(exchange, 5.5, 2.5)
-        node.exchange.taken_back(b"never seen", 5.5, 2.5)
+        node.exchange.judged(exchange, Verdict(1.2, True, True), 5.5, 2.5)
+        node.exchange.judged(b"never seen", Verdict(1.2, True, True), 5.5, 2.5)
         assert node.events[-1] == TakenBack(round_, "n001", 5.5, 2.5) and partner == "n001"
         standing = node.exchange.standing("n001")
         assert (standing.taken_back, standing.why, standing.quarantined_s) == (1, "taken_back", 80.0)

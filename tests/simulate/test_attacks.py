@@ -133,7 +133,7 @@ def test_what_stays_inside_the_bounds_moves_a_replica_no_further_than_they_say(a
 def test_what_makes_a_replica_worse_is_taken_back():
     outer = swarm(3)
     before = alone(outer)
-    loss = iter([1.0, 2.0, 1.0, 3.0])  # before, with it, without it, of what the attacker sent
+    loss = iter([1.0, 1.0, 1.0, 2.0, 3.0])  # at the boundary, without it, with it, of what the attacker sent
     swapping = rule(settings("creep", replicas=3, defences=True), lambda theta: next(loss))
     swapping._attackers.pairs = lambda *args: [(2, 0)]  # type: ignore[method-assign]
     swapping.boundary(outer)
