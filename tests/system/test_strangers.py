@@ -29,7 +29,7 @@ sys.path.append(str(ROOT / "tests" / "tasks"))
 from paced_task import Paced
 
 from noloco_node.base.identity import Identity
-from noloco_node.core.codecs import by_name
+from noloco_node.core.codecs.by_name import by_name
 from noloco_node.run import toml
 from noloco_node.training.model import layout_digest
 
