@@ -29,7 +29,7 @@ sys.path.append(str(ROOT / "tests" / "tasks"))
 from paced_task import Paced
 
 from noloco_node.base.identity import Identity
-from noloco_node.core.codecs.by_name import by_name
+from noloco_node.core.codecs import by_name
 from noloco_node.run import toml
 from noloco_node.training.model import layout_digest
 
@@ -326,7 +326,7 @@ SWAPS: dict[str, dict[str, Any]] = {
     "holds with one byte a second": {"hold": "trickle"},
     "promises and does not come": {"hold": "promise"},
     "creeps": {"kind": "creep", "size": 2.0},
-    "draws back to the first weights": "who undoes up to three phases at a time counts as slow, and as honest",
+    "draws back to the first weights": {"kind": "undo", "size": 2.0},
     "harms a little each time": {"kind": "steer", "size": 1.008, "paced": OUTPUTS},
     "harms where nobody looks": {"kind": "blind", "size": 3.0, "wider": 8, "paced": OUTPUTS},
 }
