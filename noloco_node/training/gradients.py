@@ -80,11 +80,11 @@ class Gradients:
         return loss
 
     def loss(self, batch: Batch) -> float:
-        """Of a step's batch, as `evaluate` does it."""
+        """Of some examples, as `evaluate` does it."""
         batch = device_batch(batch, self._module)
 
         def forward() -> float:
-            parts = [self._loss(micro) * (len(micro[0]) / self.examples) for micro in _split(batch, self._micro.size)]
+            parts = [self._loss(micro) * (len(micro[0]) / len(batch[0])) for micro in _split(batch, self._micro.size)]
             return float(torch.stack(parts).sum())
 
         self._optimizer.free_gradients()

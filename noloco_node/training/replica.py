@@ -42,6 +42,8 @@ MAX_SKIPPED = 10
 """Steps skipped in a row: one may be a bad batch; ten mean bad weights."""
 LOSSES = 8
 """Steps whose mean loss goes into a checkpoint: one batch may be easy or hard."""
+OWN_SHARE = 4
+"""A swap is judged by one in so many of the last step's examples too: what it costs is lost for steps."""
 WARM_UP_STEPS = 5
 """Of an AdamW that begins in the middle of a run: its first steps, each as long as the learning rate in every parameter
 whatever the gradient, would spoil the weights. Until they are over, nothing is offered."""
@@ -175,7 +177,8 @@ class Replica:
         """The round in which `restore` or `adopt` was called last: offers up to it are of other weights."""
         self._thrown_away: list[int] = []
         """Rounds whose phase was thrown away: δ did not change at their boundary."""
-        self._last_batch: Batch | None = None
+        self._own_examples: Batch | None = None
+        """Some of the last step's."""
         self._added: list[_Added] = []
         """The corrections of the last swap."""
         self._batch: Batch | None = None
@@ -302,7 +305,7 @@ class Replica:
         """One step of AdamW. Returns its loss, which is not finite where the step was skipped. Raises NonFinite after
         MAX_SKIPPED of them in a row; then call `restore` or `restart`."""
         batch, self._batch = self._batch or self.stream.next(self._gradients.examples), None
-        self._last_batch = batch
+        self._own_examples = tuple(part[: max(1, len(part) // OWN_SHARE)] for part in batch)
         loss, norm = self._gradients.gradient(batch)
         if math.isfinite(loss) and math.isfinite(norm):
             self._skipped_in_row, self.last_loss = 0, loss
@@ -419,7 +422,7 @@ class Replica:
 
     def losses(self) -> Losses:
         """At the present θ."""
-        own = self._gradients.loss(self._last_batch) if self._last_batch else 0.0
+        own = self._gradients.loss(self._own_examples) if self._own_examples else 0.0
         return Losses(self._gradients.evaluate(), own)
 
     def losses_without(self, partner: float = 0.0) -> Losses:

@@ -296,6 +296,7 @@ class TrainingThread:
         self._rounds = min(self._budget, self._rounds + ahead)  # the number of its own rounds stays the same
         self._rounds_over = round
         self._failed_before = False
+        self._course.restart()
         self._codec_thread.give_up(round)  # and none of a later round, where it had been rolled back in one
 
     def _trying(self, replica: Replica, state: bytes | memoryview) -> Trial:
