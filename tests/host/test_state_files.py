@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from faults import fail_at
 
+from noloco_node.base.addresses import parse
 from noloco_node.base.identity import Identity
 from noloco_node.errors import DiskFull, UsageError
 from noloco_node.host.config import read_home_toml, resolve
@@ -56,7 +57,7 @@ def signed(folder: Path, number: int) -> manifest.Signed:
 
 
 def friends(path: Path, number: int) -> None:
-    PeerCache(path).keep([Seen(AUTHOR, float(number), (f"/ip4/192.0.2.{number}/tcp/4001/p2p/{AUTHOR}",))])
+    PeerCache(path).keep([Seen(AUTHOR, float(number), (parse(f"/ip4/192.0.2.{number}/tcp/4001/p2p/{AUTHOR}"),))])
 
 
 FILES = [
