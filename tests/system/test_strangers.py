@@ -39,7 +39,7 @@ ROUNDS, STEPS, STEP_S = 60, 10, 0.06
 WAY, EXAMPLES = 0.2, 32
 """How far AdamW can take a weight, so that the loss is still falling at the end; and examples a step, so many that it
 hardly matters whether 60% or 90% of the rounds have a partner (held-out loss 0.232 and 0.226)."""
-LOSS, TRAINING_LOSS = 1.05, 1.15
+LOSS, WORST, TRAINING_LOSS = 1.05, 1.15, 1.15
 """Times the unattacked swarm's; the second is that of 80 examples."""
 SHARE = 0.8
 GROWTH_MIB = 64
@@ -229,7 +229,8 @@ class Calm:
             f"+{max(each.grown_mib for each in seen):.0f} MiB, solo {dict(sum((s.reasons for s in seen), Counter()))}"
         )
         assert not self.blamed, "what to compare with is not harmed itself"
-        assert max(each.loss for each in seen) <= LOSS * self.loss
+        assert fmean(each.loss for each in seen) <= LOSS * self.loss
+        assert max(each.loss for each in seen) <= WORST * self.loss, "single nodes of an unattacked swarm differ too"
         assert max(each.training_loss for each in seen) <= TRAINING_LOSS * self.training_loss
         assert share >= SHARE * uniform * self.share
         assert max(each.grown_mib for each in seen) <= GROWTH_MIB
@@ -341,9 +342,8 @@ CODECS = {
 }
 """... and in which codecs beside lattice:4."""
 NOT_YET = {
-    "20 identities": "beside three nodes their host takes half of the rounds to two thirds",
-    "creeps": "no correction harms more than three phases gain, and so every one stays",
-    "harms a little each time": "three phases' gain a swap is allowed, in the held-out examples that everybody knows",
+    "creeps": "what costs no more than a phase gains is not counted, swap after swap",
+    "harms a little each time": "what costs no more than a phase gains is not counted, swap after swap",
     "draws back to the first weights": "who undoes up to three phases at a time counts as slow, and as honest",
     "harms where nobody looks": "a swap may raise the loss of the own batch by a quarter, and so may the next",
 }
@@ -363,7 +363,7 @@ def each_attack() -> Iterator[Any]:
 def test_honest_nodes_blame_nobody(calm: Calm, report: Report) -> None:
     report(f"unattacked: held-out loss {calm.loss:.4f}, rounds with a partner {calm.share:.0%}")
     assert not calm.blamed
-    assert calm.share >= 0.7, "three nodes in step leave one over in every round"
+    assert calm.share >= 0.6, "three nodes in step leave one over in every round"
 
 
 @pytest.mark.system
