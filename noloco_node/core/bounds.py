@@ -38,6 +38,8 @@ LEAST = 0.25
 embedding that only the partner has trained do differ."""
 STILL = 1e-3
 """Of u, both in length and in the largest element: allowed in any case, for a replica whose learning rate is 0."""
+SMALLEST = 2.0**-40
+"""A factor that changes nothing any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +90,6 @@ class CorrectionBounds:
         lengths = [max(m.lengths[index], LEAST * share * math.hypot(*m.lengths)) for m in self._moved]
         peaks = [max(m.peaks[index], LEAST * max(m.peaks)) for m in self._moved]
         return LONGEST * max(lengths, default=0.0), HIGHEST * max(peaks, default=0.0)
-
-
-SMALLEST = 2.0**-40
-"""A factor that changes nothing any more."""
 
 
 def _length(x: Tensor) -> float:

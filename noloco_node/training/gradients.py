@@ -72,12 +72,7 @@ class Gradients:
 
     def evaluate(self) -> float:
         """Loss on the task's held-out data."""
-        self._optimizer.free_gradients()
-        self._module.eval()
-        with torch.no_grad(), self._precision():
-            loss = self._fitting(lambda: self._task.evaluate(self._module, self._micro.size))
-        self._module.train()
-        return loss
+        return self._measured(lambda: self._task.evaluate(self._module, self._micro.size))
 
     def loss(self, batch: Batch) -> float:
         """Of some examples, as `evaluate` does it."""
@@ -87,12 +82,16 @@ class Gradients:
             parts = [self._loss(micro) * (len(micro[0]) / len(batch[0])) for micro in _split(batch, self._micro.size)]
             return float(torch.stack(parts).sum())
 
+        return self._measured(forward)
+
+    def _measured(self, loss: Callable[[], float]) -> float:
+        """Without gradients, and without dropout."""
         self._optimizer.free_gradients()
         self._module.eval()
-        with torch.no_grad():
-            loss = self._fitting(forward)
+        with torch.no_grad(), self._precision():
+            measured = self._fitting(loss)
         self._module.train()
-        return loss
+        return measured
 
     def _find_micro_batch(self, batch: Batch) -> None:
         """Tries larger and larger parts of a batch, before the first step."""

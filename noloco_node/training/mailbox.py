@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Generic, TypeVar
 
+from torch import Tensor
+
 from noloco_node.core.codecs.codec import Packed
 from noloco_node.errors import NolocoError
 from noloco_node.training.replica import State, Trial
@@ -111,9 +113,11 @@ class Correct:
 
     offered_round: int
     start: int
-    correction: Packed
+    correction: Tensor
     added: "Future[None]"
     """Done when the correction was added, or never will be."""
+    kept: Packed | None = None
+    """The same, to be kept until it is judged."""
     exchange: bytes = b""
     """The swap that it belongs to."""
 

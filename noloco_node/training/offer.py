@@ -17,7 +17,7 @@ from torch import Tensor
 
 from noloco_node.core import fragments
 from noloco_node.core.bounds import CorrectionBounds, Movement
-from noloco_node.core.codecs.codec import BLOCK, Codec, CodecStats, Conversation, Packed, Received
+from noloco_node.core.codecs.codec import BLOCK, Codec, CodecStats, Conversation, Packed, Received, scaled
 from noloco_node.errors import NonFinite, PeerFault, PeerMisbehaved
 from noloco_node.training.mailbox import Command, Correct
 
@@ -144,10 +144,11 @@ class Offer:
         received, exchange = self._corrections.pop(index)
         if received.correction is None:
             raise RuntimeError("applied before it was whole")
-        correction = Packed(received.correction, received.unit, scale)
+        correction = scaled(received.correction, scale)
+        kept = Packed(received.correction, received.unit, scale)
         start, end = self._bounds(index)
-        self._thread.post(Correct(self.round, start, correction, added, exchange))
-        self._u[start:end] += correction.applied()  # a further partner of the round swaps u + c
+        self._thread.post(Correct(self.round, start, correction, added, kept, exchange))
+        self._u[start:end] += correction  # a further partner of the round swaps u + c
 
     def _bounds(self, index: int) -> tuple[int, int]:
         return fragments.bounds(index, len(self._u), self._thread.fragment_elements)

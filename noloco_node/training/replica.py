@@ -90,18 +90,16 @@ class _Added:
     start: int
     correction: Packed
     offered_round: int
-    has_length: bool = False
-    """Whether the length owed to it was added too."""
+    has_length: bool
+    """Whether the length owed to it was added too; the first partner of a round brings it."""
     length: Tensor | None = None
     """That, once another offer has taken its place in the length correction."""
 
-    def keep_length(self, lengths: LengthCorrection) -> None:
+    def keep_length(self, lengths: LengthCorrection) -> Tensor:
         """Before the next offer."""
-        if self.has_length and self.length is None:
+        if self.length is None:
             self.length = lengths.owed(self.start, self.correction.size).cpu().clone()
-
-    def kept_length(self) -> Tensor:
-        return torch.zeros(self.correction.size) if self.length is None else self.length
+        return self.length
 
 
 class Saved(Protocol):
@@ -336,7 +334,8 @@ class Replica:
         self._owed_for = -1
         if self._length_correction:
             for added in self._added:
-                added.keep_length(self._length_correction)
+                if added.has_length:
+                    added.keep_length(self._length_correction)
             self._length_correction.offer(self.theta, self.phi, self._hyper.beta, u)
         self._require_finite(u)
         self._owed_for = self.round + 1
@@ -386,16 +385,16 @@ class Replica:
         self._take_weights(saved)
         self._restored_in = self.round
 
-    def apply(self, start: int, c: Tensor | Packed, offered_round: int) -> None:
+    def apply(self, start: int, c: Tensor, offered_round: int, kept: Packed | None = None) -> None:
         """Add a partner's correction of the elements from `start` on, for the offer made as round `offered_round`
-        began, with the length that is owed there. One for weights that were given up since is dropped. It is kept for
-        `take_back` until `let_stay`."""
+        began, with the length that is owed there. One for weights that were given up since is dropped. `kept`: the
+        same, for `take_back`, until `let_stay`."""
         if offered_round <= self._restored_in:
             return
-        added = _Added(start, c if isinstance(c, Packed) else Packed(c), offered_round)
-        change = added.correction.applied()
+        change = c
         if self._length_correction and offered_round == self._owed_for:
-            change, added.has_length = self._length_correction.complete(start, change), True
+            change = self._length_correction.complete(start, c)
+        added = _Added(start, kept or Packed(c), offered_round, change is not c)
         self._added.append(added)
         self._change(added, change)
 
@@ -414,9 +413,8 @@ class Replica:
         for added in self._added:
             change = added.correction.applied()
             if self._length_correction and added.has_length:
-                added.keep_length(self._length_correction)
+                change = change + added.keep_length(self._length_correction)
                 self._length_correction.take_back(added.start, added.correction.size)
-                change = change + added.kept_length()
             self._change(added, -change)
         self._added.clear()
 

@@ -272,8 +272,8 @@ class TrainingThread:
     def _correct(self, replica: Replica, command: mailbox.Correct) -> None:
         self._exchange = command.exchange
         with self._times.on("apply"):
-            self._snapshots.secure(command.start, command.start + command.correction.size)
-            replica.apply(command.start, command.correction, command.offered_round)
+            self._snapshots.secure(command.start, command.start + len(command.correction))
+            replica.apply(command.start, command.correction, command.offered_round, command.kept)
 
     def _judge(self, replica: Replica) -> None:
         """Take the corrections of a swap that has just ended back where they did harm (core/verdict.py)."""

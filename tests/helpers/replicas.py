@@ -5,7 +5,7 @@ from concurrent.futures import Future
 import numpy as np
 from torch import Tensor
 
-from noloco_node.core.codecs.codec import Codec, Packed, carry
+from noloco_node.core.codecs.codec import Codec, carry
 from noloco_node.data.corpus import Corpus
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.training.mailbox import Correct
@@ -56,7 +56,7 @@ def train(inner: Replica, steps: int) -> list[float]:
 
 def correct(thread: TrainingThread, offered_round: int, start: int, c: Tensor) -> "Future[None]":
     """As an offer sends a correction. Done when it was added, or never will be."""
-    command = Correct(offered_round, start, Packed(c), Future())
+    command = Correct(offered_round, start, c, Future())
     thread._mailbox.post(command)
     return command.added
 

@@ -57,7 +57,7 @@ class Node:
         offer.stats().result(10)
         command = self.posts.pop()
         assert isinstance(command, Correct)
-        return command.correction.applied()
+        return command.correction
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

@@ -32,7 +32,7 @@ def trained(run: Manifest, correction: Packed | None, boundaries: int) -> Replic
         replica.snapshot()
         replica.boundary()
         if boundary == 2 and correction:
-            replica.apply(7, correction, offered_round=3)
+            replica.apply(7, correction.applied(), 3, correction)
     return replica
 
 
@@ -47,6 +47,16 @@ def test_three_boundaries_later_it_is_as_if_it_had_never_come(keep_norm: bool, b
     for vector in VECTORS:
         assert torch.allclose(getattr(taken, vector), getattr(never, vector), rtol=0, atol=1e-5), vector
     assert never._length_correction is None or never._length_correction.scales == taken._length_correction.scales
+
+
+def test_of_two_partners_in_a_round_the_first_one_brought_the_length() -> None:
+    first, second = (Packed(5 * torch.randn(1000)) for _ in range(2))
+    one, both = (trained(momentum(True), first, 0) for _ in range(2))
+    both.let_stay()
+    both.apply(7, second.applied(), 3, second)
+    both.take_back()
+    for vector in VECTORS:
+        assert torch.allclose(getattr(both, vector), getattr(one, vector), rtol=0, atol=1e-5), vector
 
 
 def test_the_loss_without_it_changes_nothing() -> None:
