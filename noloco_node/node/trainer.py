@@ -276,7 +276,9 @@ class TrainingNode(BaseNode):
         await self._settled(SETTLE_S)
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_EVALUATION_S):
-                self._follow(await self._next_message())
+                while not isinstance(message := await self._next_message(), Evaluated):
+                    self._follow(message)
+                self._follow(message)
         self._handle(lifecycle.Signal.FINISHED)
         if self._schedule:
             await self._schedule.save_now()

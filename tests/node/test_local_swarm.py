@@ -16,7 +16,8 @@ DOCUMENTED = [
 
 def test_a_swarm_of_two_trains_and_reports(real_nodes: RealNodes) -> None:
     path = real_nodes.manifest(steps=10, rounds=8, learning_rate="3e-3")
-    done = real_nodes.run("swarm", "--nodes", "2", "--run", str(path), "--json", within_s=200)
+    kept = real_nodes.root / "kept"
+    done = real_nodes.run("swarm", "--nodes", "2", "--run", str(path), "--keep", str(kept), "--json", within_s=200)
     assert done.returncode == 0, done.stderr[-3000:]
     result = json.loads(done.stdout)
     assert result["schema"] == 1
@@ -34,3 +35,10 @@ def test_a_swarm_of_two_trains_and_reports(real_nodes: RealNodes) -> None:
     assert result["eval_loss"]["last"] < result["eval_loss"]["first"] - 0.5
     assert result["eval_loss"]["average_of_weights"] <= result["eval_loss"]["last"] + 0.02
     assert result["loss"]["last"] < result["loss"]["first"]
+    evaluated = {}
+    for path in kept.rglob("events.jsonl"):
+        events = [json.loads(line) for line in path.read_text().splitlines()]
+        evaluated[path] = [event for event in events if event["event"] == "Evaluated"][-1]
+    assert [event["round"] for event in evaluated.values()] == [8, 8], "the weights that the run leaves behind"
+    figures = sorted(node["eval_loss"] for node in result["nodes"])
+    assert sorted(event["eval_loss"] for event in evaluated.values()) == figures
