@@ -38,6 +38,9 @@ class Language:
     def model(self) -> nn.Module:
         return model.build(self._spec, self._corpus.vocabulary, self._seed, self.tokens_per_example)
 
+    def flops_per_token(self, module: nn.Module) -> float | None:
+        return model.flops_per_token(module, self.tokens_per_example)
+
     def stream(self, peer_id: str) -> "Windows":
         return Windows(self._corpus.stream(self.tokens_per_example, self._seed, peer_id))
 

@@ -73,6 +73,14 @@ class Task(Protocol):
         evaluation mode and torch records no gradients."""
 
 
+@runtime_checkable
+class Counted(Protocol):
+    """A task that knows how much arithmetic it takes. Others need no `flops_per_token`."""
+
+    def flops_per_token(self, module: nn.Module) -> float | None:
+        """Operations of the model's products for each token trained on; None where that is not known."""
+
+
 def device_batch(batch: Batch, module: nn.Module) -> Batch:
     """The same batch where the module is."""
     device = next(module.parameters()).device
