@@ -132,7 +132,7 @@ export const lossChart = (at, picture) => {
       key: point.round,
       lines: [
         [`round ${point.round}, step ${point.step}`],
-        ...CURVES.filter(({ field }) => point[field] !== null).toReversed().map(({ field, mark, words }) => [`${loss(point[field], 3)} ${words}`, mark]),
+        ...CURVES.filter(({ field }) => point[field] !== null).toReversed().map(({ field, mark, words }) => [`${loss(point[field])} ${words}`, mark]),
       ],
     }));
     return { height, content, stops };
