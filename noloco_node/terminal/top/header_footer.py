@@ -6,12 +6,13 @@ from rich.text import Text
 
 from noloco_node.base.peer_names import short_id
 from noloco_node.base.states import NodeState
-from noloco_node.base.units import count, loss, rate, share, span
+from noloco_node.base.units import count, loss, of, share, span
 from noloco_node.terminal.figures import left
 from noloco_node.terminal.picture import Picture
 from noloco_node.terminal.top.glyphs import EVAL, LEVELS, OWN, SOLO, STATES, SWAP, SWARM, TAKEN_BACK, gauge
 from noloco_node.terminal.top.keys import KEYS
 from noloco_node.terminal.top.layout import Paint, between, clean, fit, joined, title, wrapped
+from noloco_node.views.round_line import figures as trained
 
 REACHABLE = {"directly": "reachable", "mapped": "reachable", "relayed": "relayed", "outgoing": "not reachable"}
 
@@ -38,11 +39,15 @@ def _progress(picture: Picture, room: int) -> Iterator[Text | str]:
     status = picture.status
     if picture.is_rendezvous or not (status.round or status.step):
         return
-    short, target = f"round {status.round}", status.rounds_target
-    long = f"{short} of {target}" if target else short
+    target = status.rounds_target
+    short, long = f"round {status.round}", f"round {of(status.round, target)}"
     yield long if len(long) + 2 <= room else short
     if target and room >= 3 * _BAR:
         yield Text.assemble(gauge(status.round / target, _BAR, OWN), f" {share(status.round / target)}")
+    if status.step:
+        yield f"step {of(status.step, status.steps_target)}"
+    if status.left_s:
+        yield f"{span(status.left_s)} left"
     if still := left(status.phase):
         yield f"this phase {still}"
 
@@ -53,8 +58,7 @@ def figures(picture: Picture, width: int, _height: int) -> list[Text]:
     pieces = [] if picture.is_rendezvous else [f"loss {loss(status.loss)}", f"eval {loss(status.eval_loss)}"]
     if status.waiting_for and not picture.is_rendezvous:
         pieces = [f"waiting for {clean(status.waiting_for)}", *(pieces if status.loss is not None else [])]
-    if status.tokens_per_s is not None:
-        pieces.append(f"{rate(status.tokens_per_s)} tokens/s")
+    pieces += trained(status)
     if status.busy_fraction is not None:
         pieces.append(f"busy {share(status.busy_fraction)}")
     pieces += [count(status.peers_seen, "peer"), f"up {span(status.uptime_s)}"]
