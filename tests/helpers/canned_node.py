@@ -60,7 +60,9 @@ def busy(rounds: int = 40, peers: int = 7) -> CannedNode:
         evaluated = loss + 0.1 if number % 2 == 0 else None
         swarm = loss + 0.05 + chance.gauss(0, 0.02)
         swarm_evaluated = swarm + 0.1 if evaluated else None
-        points.append(Point(ended, number, 50 * number, loss, evaluated, swarm, swarm_evaluated, 9800.0))
+        points.append(
+            Point(ended, number, 50 * number, loss, evaluated, swarm, swarm_evaluated, 9800.0, 2.74e-3, 0.812)
+        )
         pieces.append(Piece("phase", number, began, ended))
         if chance.random() < 0.15:
             reason = chance.choice(["no_partner", "peer_lost", "busy"])

@@ -267,6 +267,7 @@ def test_charts_and_tables_work_by_keyboard(tab: Tab, tmp_path: Path) -> None:
         tab.value("document.querySelector('#loss svg').focus()")
         press("End")
         assert tab.text("#loss .tip").startswith("round 40, step 2000\n")
+        assert tab.text("#loss .tip").endswith("learning rate 2.74e-3\n\ngradient norm 0.81\n\n9.8k tokens/s")
         press("ArrowLeft")
         assert tab.text("#loss .tip").startswith("round 39, step 1950\n")
         assert "this node" in tab.text("#loss .unseen"), "and it is said to whoever does not see it"

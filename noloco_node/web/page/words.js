@@ -2,7 +2,7 @@
 
 export const NOTHING = "–";
 
-const known = (value) => value !== null && value !== undefined;
+export const known = (value) => value !== null && value !== undefined;
 
 const scaled = (value, units, base = 1000) => {
   let at = 0;
