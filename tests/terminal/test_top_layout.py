@@ -196,6 +196,17 @@ def test_many_peers_are_counted():
     assert any("peer-99 " in line for line in lines), "the one with most rounds together"
 
 
+def test_a_node_that_ended_after_its_last_round_has_finished():
+    picture = a_picture()
+    done = replace(picture, status=replace(picture.status, state="leaving", rounds_target=40), absence="gone")
+    text = "\n".join(drawn(done, 120, 30))
+    assert "○ finished" in text and "○ gone" not in text
+    assert "the work is done, and the node ended 1.0 s ago: `noloco-node export` takes the model out" in text
+    mode = LineMode()
+    mode.lines(picture, 0.0)
+    assert mode.lines(done, 1.0) == ["the work is done and the node has ended: waiting for another one"]
+
+
 def test_the_last_values_of_a_node_that_is_gone_stay():
     picture = replace(a_picture(), absence="gone")
     late = screen(picture, Display(width=80, height=24, now=NOW + 65, every_s=1.0))

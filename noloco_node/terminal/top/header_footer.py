@@ -27,9 +27,9 @@ _ABSENCES = {
 def header(picture: Picture, width: int, _height: int) -> list[Text]:
     """Name, state, progress."""
     status = picture.status
-    state = "gone" if picture.absence == "gone" else status.state
+    state = NodeState.FINISHED if picture.is_over else "gone" if picture.absence == "gone" else status.state
     mark = "●" if state in (NodeState.TRAINING, NodeState.RENDEZVOUS) and not picture.absence else "○"
-    style = "red" if picture.absence else STATES.get(state, "")
+    style = "red" if picture.absence and not picture.is_over else STATES.get(state, "")
     left = Text.assemble((clean(status.name), "bold"), "  ", (f"{mark} {clean(state)}", style))
     left = joined([left, *_progress(picture, width - left.cell_len)], width, "  ")
     return [between(left, Text(clean(status.run or short_id(status.peer_id)), "dim"), width)]
@@ -89,8 +89,10 @@ def health(lines: Sequence[Text]) -> Paint:
 
 
 def _absent(picture: Picture, now: float) -> Text:
-    what = _ABSENCES[picture.absence or "gone"]
     ago = span(max(1.0, now - picture.at))
+    if picture.is_over:
+        return Text(f"the work is done, and the node ended {ago} ago: `noloco-node export` takes the model out")
+    what = _ABSENCES[picture.absence or "gone"]
     return Text(f"! {what} (for {ago}): waiting for it; these are its last values", "red")
 
 

@@ -17,6 +17,7 @@ _ABSENCES = {
     "changing": "the node is just starting or ending: waiting for it",
     "silent": "the node does not answer: waiting for it",
 }
+_FINISHED = "the work is done and the node has ended: waiting for another one"
 
 
 class LineMode:
@@ -51,7 +52,7 @@ def standing(status: StatusView) -> str:
 def _changes(before: Picture | None, now: Picture) -> Iterator[str]:
     if now.absence:
         if before is None or before.absence != now.absence:
-            yield _ABSENCES[now.absence]
+            yield _FINISHED if now.is_over else _ABSENCES[now.absence]
         return
     if before is None or before.absence or _identity(before.status) != _identity(now.status):
         yield standing(now.status)
