@@ -17,7 +17,7 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 from noloco_node.base import peer_names, periodic
-from noloco_node.base.events import Evaluated, Event, RolledBack, RoundCommitted, WentSolo
+from noloco_node.base.events import Evaluated, Event, RolledBack, RoundCommitted, Sampled, WentSolo
 from noloco_node.base.states import AT_WORK, HAS_WEIGHTS, NodeState
 from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.checkpoints.schedule import CheckpointSchedule
@@ -259,7 +259,7 @@ class TrainingNode(BaseNode):
                 self._observe(done)
                 self._handle(lifecycle.Signal.BOUNDARY)
                 self._rounds.boundary(done.round, seconds, offer, closed)
-            case Evaluated():
+            case Evaluated() | Sampled():
                 self._observe(message)
             case Judged(exchange, verdict, loss_with, loss_without):
                 self._rounds.judged(exchange, verdict, loss_with, loss_without)
