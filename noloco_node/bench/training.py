@@ -43,16 +43,6 @@ OUTER_BYTES = memory_budget.PEAK_BYTES - memory_budget.FAST_BYTES
 """Per parameter: φ, δ, length corrections, snapshot and checkpoint, which a plain loop does not have."""
 ROUNDS = 3
 """Rounds whose stall is measured."""
-PEAK_FLOPS = {
-    "H200": 989e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "L4": 121e12,
-    "4090": 165e12,
-    "3090": 71e12,
-}
-"""Of dense bf16 products, from the data sheets, by a part of the device's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +90,11 @@ def run(name: str, run: Manifest, device: str, threads: int | None, say: Callabl
     losses, pairs = in_turn(inner, run)
     stall_s = median(stall(inner) for _ in range(ROUNDS))
     on, micro_batch, parameters = inner.theta.device, inner.micro_batch, inner.parameters
+    step_s, plain_step_s = (median(column) for column in zip(*pairs, strict=True))
+    mfu = inner.mfu(run.inner.batch_tokens / step_s)
     del inner
     say("measuring memory")
     peak, plain_peak = _peaks(run, device, micro_batch)
-    step_s, plain_step_s = (median(column) for column in zip(*pairs, strict=True))
     return Report(
         model=name,
         parameters=parameters,
@@ -120,7 +111,7 @@ def run(name: str, run: Manifest, device: str, threads: int | None, say: Callabl
         stall_s=stall_s,
         tokens_per_s=run.inner.batch_tokens / step_s,
         plain_tokens_per_s=run.inner.batch_tokens / plain_step_s,
-        mfu=_mfu(run, parameters, on, step_s),
+        mfu=mfu,
         peak_bytes=peak,
         plain_peak_bytes=plain_peak,
         outer_bytes=OUTER_BYTES * parameters,
@@ -233,20 +224,3 @@ def _process_bytes(key: str) -> int:
     except OSError:
         found = None
     return int(found[1]) * 1024 if found else 0
-
-
-# ---- arithmetic ------------------------------------------------------------------------------------------------------
-def _mfu(run: Manifest, parameters: int, device: torch.device, step_s: float) -> float | None:
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
-    peak = next((flops for part, flops in PEAK_FLOPS.items() if part in name), None)
-    return None if peak is None else flops_per_token(run, parameters) * run.inner.batch_tokens / step_s / peak
-
-
-def flops_per_token(run: Manifest, parameters: int) -> float:
-    """6 for each parameter that is multiplied with, and attention's own products (arXiv 2204.02311, appendix B)."""
-    shape = model.PRESETS[run.model.preset] if run.model.preset else run.model.config
-    hidden, layers = int(shape["hidden_size"]), int(shape["num_hidden_layers"])
-    looked_up = 0 if shape.get("tie_word_embeddings") else hidden * int(shape["vocab_size"])
-    return 6.0 * (parameters - looked_up) + 12.0 * layers * hidden * run.data.sequence_length

@@ -26,7 +26,7 @@ from noloco_node.data.sources import check as check_sources
 from noloco_node.errors import NolocoError
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.policy import Policy
-from noloco_node.node import build_training, find_run, lifecycle, status
+from noloco_node.node import build_training, find_run, lifecycle, outcome, status
 from noloco_node.node.base import BaseNode, Report
 from noloco_node.observe import exporters
 from noloco_node.observe.jsonl import METRICS_EVERY_S
@@ -306,6 +306,8 @@ class TrainingNode(BaseNode):
         if self._thread:
             await asyncio.to_thread(self._thread.stop, max(STOP_S, until - loop.time()))
         await self._policy.write_down(leaving=True)
+        for line in outcome.lines(self.status(), self._home):
+            self._report(line)
 
     async def _leave_directory(self, until: float) -> None:
         with suppress(TimeoutError):

@@ -113,6 +113,7 @@ class NodeStats:
     def steps_target(self) -> int | None:
         return self.rounds_target * self.steps_a_round if self.rounds_target and self.steps_a_round else None
 
+    @property
     def left_s(self) -> float | None:
         """Seconds of training until the target: at the pace of the last rounds, or of the first phase so far."""
         if self.rounds_target is None:
@@ -166,7 +167,7 @@ class NodeStats:
             rounds_target=self.rounds_target,
             step=self._step_now,
             steps_target=self.steps_target,
-            left_s=self.left_s(),
+            left_s=self.left_s,
             phase=self.phase,
             tokens=self.tokens,
             tokens_per_s=self.tokens_per_s,

@@ -11,7 +11,6 @@ import torch
 from noloco_node.bench import training
 from noloco_node.cli import bench as verb
 from noloco_node.errors import UsageError
-from noloco_node.training.model import PRESETS
 from noloco_node.training.replica import Replica
 
 
@@ -74,14 +73,6 @@ def test_the_peak_of_a_process_is_found() -> None:
     assert 60 << 20 <= training._process_bytes("VmHWM") - before < 200 << 20
 
 
-def test_arithmetic_is_counted_as_papers_do() -> None:
-    run = training.manifest("125m", 1, 1024, 1024)
-    assert run.model.config == {**PRESETS["125m"], "vocab_size": 32_000}
-    assert training.flops_per_token(run, 134_105_856) == pytest.approx(
-        6 * (134_105_856 - 32_000 * 768) + 12 * 12 * 768 * 1024
-    )
-
-
 @pytest.mark.parametrize(
     "words",
     [("--model", "huge"), ("--steps", "0"), ("--threads", "-1"), ("--batch-tokens", "1000"), ("--device", "tpu")],
@@ -89,13 +80,3 @@ def test_arithmetic_is_counted_as_papers_do() -> None:
 def test_what_cannot_be_measured_is_said_before_anything_runs(words: tuple[str, ...]) -> None:
     with pytest.raises(UsageError):
         verb.run(parsed(*words))
-
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device here")
-
-
-@needs_gpu
-def test_on_a_gpu_the_share_of_its_arithmetic_is_known_or_not() -> None:
-    run = training.manifest("tiny", 2, 1024, 128)
-    found = training._mfu(run, 413_000, torch.device("cuda"), 0.01)
-    assert found is None or 0 < found < 1
