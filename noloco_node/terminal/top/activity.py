@@ -1,4 +1,4 @@
-"""The latest events: rounds on a time axis, the last partners, the last log lines; and how others join.
+"""The latest events: rounds on a time axis, the last partners, log lines, the sample text; and how others join.
 
 │──── 38 ────│──── 39 ────│──── 40 ────│╌╌╌ 41 ╌
   ▅▅▅ calm-otter   ○ no partner   ▅▅ dry-falcon
@@ -19,7 +19,7 @@ from noloco_node.base.units import NOTHING, size, span
 from noloco_node.terminal.figures import left
 from noloco_node.terminal.picture import Picture
 from noloco_node.terminal.top.glyphs import LEVELS, OWN, SOLO, SWAP, TAKEN_BACK
-from noloco_node.terminal.top.layout import between, clean, fit, title
+from noloco_node.terminal.top.layout import between, clean, fit, title, wrapped
 from noloco_node.views.history import Piece, Said
 from noloco_node.views.round_line import partner_or_reason
 
@@ -78,6 +78,15 @@ def events(picture: Picture, width: int, height: int) -> list[Text]:
 def _said(line: Said, width: int) -> Text:
     at = time.strftime("%H:%M:%S", time.localtime(line.at)) if 0 <= line.at < _YEAR_9999 else NOTHING
     return fit(Text.assemble((f"{at}  ", "dim"), (clean(line.text), LEVELS.get(line.level, ""))), width)
+
+
+def sample(picture: Picture, width: int, height: int) -> list[Text]:
+    """The latest sample text, on as few lines as it needs."""
+    text = picture.status.sample
+    if text is None:
+        return []
+    words = Text.assemble((clean(text.prompt), OWN), clean(text.text))
+    return [title("sample text", f"after round {text.round}", width), *wrapped(words, width, 0)][:height]
 
 
 def join_command(picture: Picture, width: int, height: int) -> list[Text]:
