@@ -149,6 +149,6 @@ def busy(rounds: int = 40, peers: int = 7) -> CannedNode:
         reachable="directly",
         uptime_s=260.0,
         addresses=(f"/ip4/192.0.2.7/tcp/4001/p2p/{ME}",),
-        join=f"noloco-node join --bootstrap /ip4/192.0.2.7/tcp/4001/p2p/{ME} --run {'3f9a2c81d0e4' + 52 * '0'}",
+        join="noloco-node join nn1SckV2vaSQLKpTgzwm6VmV4pFGuhnjq42WFUyY6kCUPgdqSJVRSkyW9NfQpWAhZGFJRbcxfbVm4LEMq",
     )
     return node

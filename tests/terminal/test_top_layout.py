@@ -234,17 +234,17 @@ def test_a_joining_node_shows_what_it_waits_for():
 
 
 def test_a_rendezvous_has_a_view_of_its_own():
-    address = f"/ip4/203.0.113.7/tcp/4001/p2p/{ME}"
+    line = f"noloco-node join --bootstrap /ip4/203.0.113.7/tcp/4001/p2p/{ME}"
     run = RunView("3f" * 32, "tiny-3f9a2c81d0e4", FALCON, 100, 2, 1, 39)
     status = StatusView(
-        peer_id=ME, name="brisk-heron", version="0", state="rendezvous", addresses=(address,), runs=(run,), peers_seen=2
+        peer_id=ME, name="brisk-heron", version="0", state="rendezvous", join=line, runs=(run,), peers_seen=2
     )
     rows = PeersView((row(OTTER, run="tiny"), row(FALCON, run="tiny", state="paused")))
     lines = drawn(Picture(status, rows, HistoryView(), (), NOW), 80, 24)
     text = "\n".join(lines)
     for words in ("● rendezvous", "runs ─", "tiny-3f9a2c81d0e4", "peers ─", "calm-otter", "others join with ─"):
         assert words in text
-    assert f"noloco-node join --bootstrap {address}" in text.replace("\n ", "").replace("  ", " ")
+    assert line in text.replace("\n ", "").replace("  ", " ")
     assert "pause" not in lines[-1] and "leave" in lines[-1]
     assert "tokens/s" not in lines[1]
 

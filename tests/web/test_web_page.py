@@ -127,8 +127,7 @@ def test_real_nodes_from_alone_to_killed(tab: Tab, real_nodes: RealNodes, tmp_pa
 
     tab.until("document.querySelector('#note h2').innerText === 'No other node yet'", 60)
     line = tab.text("#note code")
-    address = until(lambda: first.printed(r"--bootstrap (\S+)"), "an address")
-    assert line.startswith(f"noloco-node join --bootstrap {address} --run ")
+    assert line == f"noloco-node {' '.join(first.invitation())}"
     assert tab.text("#peers .quiet") == "0 others"
 
     real_nodes.node("second", *line.split()[1:])

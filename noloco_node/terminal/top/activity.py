@@ -92,8 +92,7 @@ def sample(picture: Picture, width: int, height: int) -> list[Text]:
 
 def join_command(picture: Picture, width: int, height: int) -> list[Text]:
     """The command by which others join, to be copied: broken at the width, as a terminal does."""
-    address = next(iter(picture.status.addresses), NOTHING)
-    words = clean(f"noloco-node join --bootstrap {address}")
+    words = clean(picture.status.join or NOTHING)
     broken = [Text(words[at : at + width]) for at in range(0, len(words), max(1, width))]
     return [title("others join with", "", width), *broken][:height]
 
