@@ -448,9 +448,9 @@ class TrainingNode(BaseNode):
         return not self._policy.room_to_send(reserved_bytes + (8 * self._ready.parameters if self._ready else 0))
 
     # ---- events of the rounds ----
-    def swapping(self, under_way: bool) -> None:
+    def swapping(self, under_way: bool, behind: int = 0) -> None:
         if self._thread:
-            self._thread.swapping(under_way)
+            self._thread.swapping(under_way, behind)
 
     def round_over(self, round: int) -> None:
         if self._thread:
