@@ -55,7 +55,9 @@ def _progress(picture: Picture, room: int) -> Iterator[Text | str]:
 def figures(picture: Picture, width: int, _height: int) -> list[Text]:
     """The node in a line, the most important first, for a short line."""
     status = picture.status
-    pieces = [] if picture.is_rendezvous else [f"loss {loss(status.loss)}", f"eval {loss(status.eval_loss)}"]
+    so_far = status.phase.loss if status.phase and status.loss is None else None
+    own = f"loss {loss(status.loss)}" if so_far is None else f"loss {loss(so_far)} so far"
+    pieces = [] if picture.is_rendezvous else [own, f"eval {loss(status.eval_loss)}"]
     if status.waiting_for and not picture.is_rendezvous:
         pieces = [f"waiting for {clean(status.waiting_for)}", *(pieces if status.loss is not None else [])]
     pieces += trained(status)
