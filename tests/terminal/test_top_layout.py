@@ -120,7 +120,7 @@ def test_what_a_small_terminal_shows():
     lines = [line.strip() for line in drawn(a_picture(), 80, 24)]
     assert lines[0].endswith("tiny-3f9a2c81d0e4")
     assert "round 40 of 100" in lines[0]
-    assert lines[1] == "loss 1.600 · eval 1.700 · 18.4k tokens/s · busy 99% · 2 peers · up 3 h 12 min"
+    assert lines[1] == "loss 1.600 · eval 1.700 · step 2000 · 18.4k tokens/s · busy 99% · 2 peers"
     rounds = next(number for number, line in enumerate(lines) if line.startswith("rounds ─"))
     assert "──│───── 39 ──────│───── 40 ──────│╌╌" in lines[rounds + 1]
     assert "▅" in lines[rounds + 2] and "calm-otter" in lines[rounds + 2]
