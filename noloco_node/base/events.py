@@ -78,6 +78,16 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True)
+class Sampled:
+    """The model continued the run's prompt."""
+
+    round: int
+    prompt: str
+    text: str
+    """The continuation, without the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
 class RolledBack:
     """The model was broken, and its weights were replaced by older ones."""
 
@@ -113,7 +123,7 @@ def rate(amount: float, seconds: float) -> float | None:
     return amount / seconds if seconds > 0 else None
 
 
-Event = PhaseDone | RoundCommitted | WentSolo | Evaluated | RolledBack | TakenBack | PeerFaulted
+Event = PhaseDone | RoundCommitted | WentSolo | Evaluated | Sampled | RolledBack | TakenBack | PeerFaulted
 
 
 def as_json(event: Event, at: float) -> dict[str, Any]:

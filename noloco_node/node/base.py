@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from noloco_node.base import peer_names
-from noloco_node.base.addresses import Address
 from noloco_node.base.identity import Identity
 from noloco_node.base.states import NodeState
 from noloco_node.control.socket_server import serving
@@ -164,8 +163,8 @@ class BaseNode:
             log.info("web page: %s (to control the node there, add #token= and the content of %s)", self._web, token)
             yield
 
-    def _report_join_lines(self, addresses: Sequence[Address], more: str = "") -> None:
-        lines = [f"noloco-node join --bootstrap {address}{more}" for address in addresses]
+    def _report_join_lines(self, lines: Sequence[str]) -> None:
+        """What others join with: any of these is enough."""
         for line in lines:
             self._report(f"others join with: {line}")
         self._join = lines[0] if lines else None

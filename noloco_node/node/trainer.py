@@ -17,13 +17,14 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 from noloco_node.base import peer_names, periodic
-from noloco_node.base.events import Evaluated, Event, RolledBack, RoundCommitted, WentSolo
+from noloco_node.base.events import Evaluated, Event, RolledBack, RoundCommitted, Sampled, WentSolo
 from noloco_node.base.states import AT_WORK, HAS_WEIGHTS, NodeState
 from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.checkpoints.schedule import CheckpointSchedule
 from noloco_node.data.sources import Sources
 from noloco_node.data.sources import check as check_sources
 from noloco_node.errors import NolocoError
+from noloco_node.host import remembered
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.policy import Policy
 from noloco_node.node import build_training, find_run, lifecycle, outcome, status
@@ -38,7 +39,7 @@ from noloco_node.peers.directory import Directory
 from noloco_node.peers.membership import Membership
 from noloco_node.peers.record import PeerRecord
 from noloco_node.rounds.service import RoundService, RoundTerms
-from noloco_node.run import signed_file
+from noloco_node.run import invitation, signed_file
 from noloco_node.run.manifest import Signed, verify
 from noloco_node.run.schema import Manifest
 from noloco_node.state_transfer import catch_up, choose_donor, client
@@ -123,6 +124,7 @@ class TrainingNode(BaseNode):
             self._config, self._rendezvous(), self._transport.channel, self._report, self.waits_for
         )
         run = self._run = verify(signed)
+        remembered.keep(self._home, self._config.given, run.run_id, signed.author)
         check_sources(run.data, self._sources)
         self._known_runs.add(signed)
         signed_file.keep(self._home.run(run.run_id), signed)
@@ -143,8 +145,8 @@ class TrainingNode(BaseNode):
         )
         await self._enter(lambda: self._membership.enter(directory))
         self._report(f"{peer_names.name_of(self._identity.peer_id)} ({self._identity.peer_id}) in run {run.label}")
-        run_and_author = f" --run {run.run_id} --trust {signed.author}"
-        self._report_join_lines(bootstrap or self._transport.addresses(), run_and_author)
+        ways_in = [a for a in bootstrap or self._transport.addresses() if a.transport == "tcp" and not a.relay]
+        self._report_join_lines(invitation.lines(ways_in, run.run_id, signed.author))
         async with asyncio.TaskGroup() as group:
             duties = [group.create_task(duty) for duty in self._duties(signed, directory)]
             await self._train(run, self._thread)
@@ -259,7 +261,7 @@ class TrainingNode(BaseNode):
                 self._observe(done)
                 self._handle(lifecycle.Signal.BOUNDARY)
                 self._rounds.boundary(done.round, seconds, offer, closed)
-            case Evaluated():
+            case Evaluated() | Sampled():
                 self._observe(message)
             case Judged(exchange, verdict, loss_with, loss_without):
                 self._rounds.judged(exchange, verdict, loss_with, loss_without)

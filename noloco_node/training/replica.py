@@ -16,7 +16,7 @@ computes loss and gradient of a batch. Knows nothing of peers, threads or files;
 import hashlib
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Protocol
@@ -32,12 +32,12 @@ from noloco_node.core.verdict import Losses
 from noloco_node.data import corpus
 from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved, UsageError
 from noloco_node.host import gpu_peaks
-from noloco_node.run.schema import InnerSpec, Manifest
+from noloco_node.run.schema import InnerSpec, Manifest, SampleSpec
 from noloco_node.training import memory_budget, model, tasks
 from noloco_node.training.gradients import Gradients
 from noloco_node.training.optimizer import Optimizer
 from noloco_node.training.schedule import learning_rate
-from noloco_node.training.task import Batch, Closable, Counted, ExampleStream, Patient, Task
+from noloco_node.training.task import Batch, Closable, Counted, ExampleStream, Patient, Task, Writing
 
 MAX_SKIPPED = 10
 """Steps skipped in a row: one may be a bad batch; ten mean bad weights."""
@@ -153,6 +153,8 @@ class Replica:
         """The round of the offer that the length correction is about: a swap of the offer before may still go on."""
         self._optimizer = Optimizer(module, self._spec)
         self._task, self._seed, self._memory_fraction = task, manifest.seed, memory_fraction
+        self.samples: SampleSpec | None = manifest.sample
+        """The text that the model continues every few rounds."""
         self._gradients = Gradients(task, module, self._optimizer, self._spec, micro_batch, memory_fraction)
         self._most_tokens_per_s = _most_tokens_per_s(task, module, self.theta.device, self._spec)
         self.budget = manifest.rounds
@@ -514,6 +516,18 @@ class Replica:
         the weights that are published."""
         self._eval_loss = self._gradients.evaluate()
         return self._eval_loss
+
+    def sample_text(self, go_on: Callable[[], bool]) -> str:
+        """How the model at the present θ continues the run's prompt; asked before each further token. Like an
+        evaluation, it changes nothing that is trained."""
+        text = ""
+        if isinstance(self._task, Writing):
+            with self._gradients.evaluating():
+                for piece in self._task.sample(self.module):
+                    text += piece
+                    if not go_on():
+                        break
+        return text
 
     # ---- the whole state ----
     def state(self) -> State:

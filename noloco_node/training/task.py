@@ -5,6 +5,7 @@ decides about precision, gradients and memory; a task knows nothing of these, no
 are: training/tasks.py.
 """
 
+from collections.abc import Iterator
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor, nn
@@ -39,6 +40,14 @@ class Patient(Protocol):
 
     def ready(self, examples: int, within_s: float) -> bool:
         """Whether `next` has so many ready; waits for them no longer than this."""
+
+
+@runtime_checkable
+class Writing(Protocol):
+    """A task whose model writes text. Others need no `sample`."""
+
+    def sample(self, module: nn.Module) -> Iterator[str]:
+        """How the model continues the run's prompt, piece by piece. The module is in evaluation mode."""
 
 
 @runtime_checkable

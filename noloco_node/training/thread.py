@@ -23,7 +23,7 @@ from typing import TypeVar
 
 import torch
 
-from noloco_node.base.events import Evaluated, PhaseDone, RolledBack, rate
+from noloco_node.base.events import Evaluated, PhaseDone, RolledBack, Sampled, rate
 from noloco_node.core import fragments
 from noloco_node.core.codecs.codec import Codec
 from noloco_node.core.round_events import SWAPPING
@@ -43,6 +43,8 @@ JOIN_S = 10.0
 """How long the thread may take to end its inner step when it must stop."""
 LOOK_S = 0.1
 """How often the mailbox is read while data is waited for."""
+SAMPLE_S = 5.0
+"""The longest that one sample text may take: meanwhile nothing is trained and no mail is read."""
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +103,7 @@ class Failed:
     error: Exception
 
 
-Message = Ready | PhaseEnded | Evaluated | RolledBack | Judged | Finished | Failed
+Message = Ready | PhaseEnded | Evaluated | Sampled | RolledBack | Judged | Finished | Failed
 
 
 class _Stop(Exception):
@@ -474,10 +476,27 @@ class TrainingThread:
         return "warming_up" if replica.warming_up else None
 
     def _evaluate(self, replica: Replica) -> None:
+        """The sample text comes first: a node that ends waits for the evaluation."""
+        self._sample(replica)
         with self._times.on("evaluate"):
             loss = replica.evaluate()
         self._course.passed(loss)
         self._post(Evaluated(replica.round, loss))
+
+    def _sample(self, replica: Replica) -> None:
+        """Where the run asks for a text after this round. Training never ends for what is only looked at: a model that
+        cannot write, or not in its present state, goes without."""
+        spec, round_ = replica.samples, replica.round
+        if spec is None or round_ == 0 or (round_ % spec.every and round_ < self._rounds):
+            return
+        until = time.perf_counter() + SAMPLE_S
+        try:
+            with self._times.on("sample"):
+                text = replica.sample_text(lambda: time.perf_counter() < until)
+        except Exception as error:  # noqa: BLE001 (transformers' models raise everything)
+            log.warning("no sample text after round %d: %s: %s", round_, type(error).__name__, error)
+        else:
+            self._post(Sampled(round_, spec.prompt, text))
 
     def _copy(self, work: Callable[[Snapshots], None]) -> None:
         """Copy a part of the state for a joining node, if one waits."""

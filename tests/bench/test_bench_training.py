@@ -8,10 +8,14 @@ from statistics import median
 import pytest
 import torch
 
-from noloco_node.bench import training
+from noloco_node.bench import Say, training
 from noloco_node.cli import bench as verb
 from noloco_node.errors import UsageError
 from noloco_node.training.replica import Replica
+
+
+def quiet(what: str, done: int, total: int) -> None:
+    """No progress."""
 
 
 def parsed(*words: str) -> argparse.Namespace:
@@ -24,7 +28,7 @@ def parsed(*words: str) -> argparse.Namespace:
 def test_both_loops_train_the_same(micro_batch: int) -> None:
     run = training.manifest("tiny", 6, 512, 64)
     inner = Replica.build(run, training.PEER, device="cpu", threads=1, micro_batch=micro_batch)
-    losses, pairs = training.in_turn(inner, run)
+    losses, pairs = training.in_turn(inner, run, quiet)
     assert len(losses) == 8 and len(pairs) == 6
     assert all(mine == pytest.approx(other, rel=1e-6) for mine, other in losses)
     assert losses[-1][0] < losses[0][0] - 0.1
@@ -33,14 +37,14 @@ def test_both_loops_train_the_same(micro_batch: int) -> None:
 def test_a_step_costs_what_a_plain_loops_does() -> None:
     """Neighbours in time share what else the machine does, and the median of many leaves out where it came between."""
     run = training.manifest("tiny", 40, 512, 64)
-    _, pairs = training.in_turn(Replica.build(run, training.PEER, device="cpu", threads=1, micro_batch=8), run)
+    _, pairs = training.in_turn(Replica.build(run, training.PEER, device="cpu", threads=1, micro_batch=8), run, quiet)
     overhead = median(mine / other for mine, other in pairs) - 1
     print(f"overhead {overhead:+.1%}, median of {len(pairs)} pairs")  # noqa: T201
     assert overhead < 0.25
 
 
 def test_the_figures_as_json_and_as_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def here(run: training.Manifest, device: str, micro_batch: int) -> tuple[int, int]:
+    def here(run: training.Manifest, device: str, micro_batch: int, say: Say) -> tuple[int, int]:
         """Without processes of their own, which take long to start."""
         ours, plain = (training._peak(run.canonical(), device, micro_batch, ours) for ours in (True, False))
         return ours, plain

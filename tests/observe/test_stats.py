@@ -2,11 +2,11 @@
 
 import pytest
 
-from noloco_node.base.events import PeerFaulted, PhaseDone, RolledBack, RoundCommitted, TakenBack, WentSolo
+from noloco_node.base.events import PeerFaulted, PhaseDone, RolledBack, RoundCommitted, Sampled, TakenBack, WentSolo
 from noloco_node.observe.stats import MINUTE_S, PEERS, NodeStats
 from noloco_node.training.time_accounts import ACCOUNTS, TimeAccounts
 from noloco_node.views.peers import PeerRow
-from noloco_node.views.status import LastTakenBack, Phase, StatusView
+from noloco_node.views.status import LastTakenBack, Phase, SampleView, StatusView
 
 
 class Clock:
@@ -75,6 +75,14 @@ def test_a_pause_is_not_idling() -> None:
         stats.spend({"step": 90.0, "other": 10.0, "paused": float(second)})
     assert busy(stats) == (0.9, None), "nobody knows how busy it would have been"
     assert shown(stats).time_s["paused"] == 100
+
+
+def test_the_latest_sample_text() -> None:
+    stats = NodeStats()
+    assert shown(stats).sample is None
+    for round_ in (10, 20):
+        stats.observe(Sampled(round_, "the", " cat"))
+    assert shown(stats).sample == SampleView(20, "the", " cat")
 
 
 def test_the_stall_of_the_last_round() -> None:

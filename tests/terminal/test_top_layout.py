@@ -19,7 +19,17 @@ from noloco_node.terminal.top.line_mode import SILENT_S, LineMode
 from noloco_node.terminal.top.screen import Display, screen
 from noloco_node.views.history import HistoryView, Piece, Point, Rate, Said
 from noloco_node.views.peers import PeerRow, PeersView, RunView
-from noloco_node.views.status import BytesView, Checkpoints, Health, LastRound, Phase, Rounds, StatusView, Today
+from noloco_node.views.status import (
+    BytesView,
+    Checkpoints,
+    Health,
+    LastRound,
+    Phase,
+    Rounds,
+    SampleView,
+    StatusView,
+    Today,
+)
 
 NOW = 1_763_740_000.0
 ME, OTTER, FALCON = "12D3KooWME", "12D3KooWOTTER", "12D3KooWFALCON"
@@ -104,6 +114,19 @@ def test_all_panels_are_there_and_what_is_cut_says_so(size):
     for words in ("brisk-heron  ● training", "round 40", "loss 1.600", "eval 1.700", "q quit", "? help"):
         assert words in text
     assert REMEDY in " ".join(line.strip() for line in lines), "the remedy is whole, on however many lines"
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 30), (200, 50), (60, 40)], ids=str)
+def test_the_sample_text_on_a_few_rows(size):
+    picture = a_picture()
+    text = SampleView(40, "def main(", "self):\n    return 1" + 40 * "\x1b[2J and on")
+    lines = [line.strip() for line in drawn(replace(picture, status=replace(picture.status, sample=text)), *size)]
+    (head,) = (number for number, line in enumerate(lines) if line.startswith("sample text ─"))
+    assert lines[head].endswith("after round 40")
+    assert lines[head + 1].startswith("def main(self):     return 1 [2J and"), "nothing that moves the cursor"
+    rows = next(row for row, line in enumerate(lines[head + 1 :]) if not line or " ─" in line)
+    assert 1 <= rows <= 3
+    assert not any("sample text" in line for line in drawn(picture, *size)), "only where a run asks for it"
 
 
 def test_how_far_the_phase_under_way_is():
@@ -208,17 +231,17 @@ def test_a_joining_node_shows_what_it_waits_for():
 
 
 def test_a_rendezvous_has_a_view_of_its_own():
-    address = f"/ip4/203.0.113.7/tcp/4001/p2p/{ME}"
+    line = f"noloco-node join --bootstrap /ip4/203.0.113.7/tcp/4001/p2p/{ME}"
     run = RunView("3f" * 32, "tiny-3f9a2c81d0e4", FALCON, 100, 2, 1, 39)
     status = StatusView(
-        peer_id=ME, name="brisk-heron", version="0", state="rendezvous", addresses=(address,), runs=(run,), peers_seen=2
+        peer_id=ME, name="brisk-heron", version="0", state="rendezvous", join=line, runs=(run,), peers_seen=2
     )
     rows = PeersView((row(OTTER, run="tiny"), row(FALCON, run="tiny", state="paused")))
     lines = drawn(Picture(status, rows, HistoryView(), (), NOW), 80, 24)
     text = "\n".join(lines)
     for words in ("● rendezvous", "runs ─", "tiny-3f9a2c81d0e4", "peers ─", "calm-otter", "others join with ─"):
         assert words in text
-    assert f"noloco-node join --bootstrap {address}" in text.replace("\n ", "").replace("  ", " ")
+    assert line in text.replace("\n ", "").replace("  ", " ")
     assert "pause" not in lines[-1] and "leave" in lines[-1]
     assert "tokens/s" not in lines[1]
 

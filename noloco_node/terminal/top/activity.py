@@ -1,4 +1,4 @@
-"""The latest events: rounds on a time axis, the last partners, the last log lines; and how others join.
+"""The latest events: rounds on a time axis, the last partners, log lines, the sample text; and how others join.
 
 │──── 38 ────│──── 39 ────│──── 40 ────│╌╌╌ 41 ╌
   ▅▅▅ calm-otter   ○ no partner   ▅▅ dry-falcon
@@ -19,7 +19,7 @@ from noloco_node.base.units import NOTHING, size, span
 from noloco_node.terminal.figures import left
 from noloco_node.terminal.picture import Picture
 from noloco_node.terminal.top.glyphs import LEVELS, OWN, SOLO, SWAP, TAKEN_BACK
-from noloco_node.terminal.top.layout import between, clean, fit, title
+from noloco_node.terminal.top.layout import between, clean, fit, title, wrapped
 from noloco_node.views.history import Piece, Said
 from noloco_node.views.round_line import partner_or_reason
 
@@ -80,10 +80,18 @@ def _said(line: Said, width: int) -> Text:
     return fit(Text.assemble((f"{at}  ", "dim"), (clean(line.text), LEVELS.get(line.level, ""))), width)
 
 
+def sample(picture: Picture, width: int, height: int) -> list[Text]:
+    """The latest sample text, on as few lines as it needs."""
+    text = picture.status.sample
+    if text is None:
+        return []
+    words = Text.assemble((clean(text.prompt), OWN), clean(text.text))
+    return [title("sample text", f"after round {text.round}", width), *wrapped(words, width, 0)][:height]
+
+
 def join_command(picture: Picture, width: int, height: int) -> list[Text]:
     """The command by which others join, to be copied: broken at the width, as a terminal does."""
-    address = next(iter(picture.status.addresses), NOTHING)
-    words = clean(f"noloco-node join --bootstrap {address}")
+    words = clean(picture.status.join or NOTHING)
     broken = [Text(words[at : at + width]) for at in range(0, len(words), max(1, width))]
     return [title("others join with", "", width), *broken][:height]
 
