@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from noloco_node.publish.evaluate import Measured
     from noloco_node.publish.weights import Trained, Weights
 
-_SETTINGS = ("home", "device", "threads", "data", "tokenizer")
+_SETTINGS = ("home", "device", "threads", "data", "encoding", "tokenizer")
 _MAX_TOKENS = 100_000
 _MAX_PEERS = 64
 """For `--average`: more would hardly change the mean, and each costs a donor an upload."""
@@ -156,7 +156,7 @@ def _place(args: argparse.Namespace, settings: NodeConfig) -> "Weights":
 def _sources(settings: NodeConfig) -> "Sources":
     from noloco_node.data.sources import Sources
 
-    return Sources(settings.data, settings.tokenizer, Home(settings.home).data)
+    return Sources(settings.data, settings.tokenizer, Home(settings.home).data, settings.encoding)
 
 
 def _measured(trained: "Trained", settings: NodeConfig) -> "Measured":

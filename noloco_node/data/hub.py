@@ -35,8 +35,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from noloco_node.data.files import NEEDS
-from noloco_node.data.sources import HELD_OUT
+from noloco_node.data.documents import NEEDS
+from noloco_node.data.parts import HELD_OUT
 from noloco_node.data.stream import generator, spread
 from noloco_node.data.tokens import Tokenizer, Tokens, packed
 from noloco_node.errors import Incompatible, NolocoError, UsageError

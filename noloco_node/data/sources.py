@@ -17,8 +17,6 @@ from noloco_node.run.schema import DataSpec
 TOKENS = ".tokens"
 SUFFIXES = (".txt", ".md", ".jsonl", ".jsonl.gz", ".parquet", ".arrow", TOKENS)
 """Files of a folder that are data; others are notes about it."""
-HELD_OUT = 16
-"""One document in this number is held out: no replica trains on it."""
 MAX_FILES = 100_000
 MAX_TOKENIZER_BYTES = 64 << 20
 """Twice the largest vocabularies in use."""
@@ -34,6 +32,8 @@ class Sources:
     """A tokenizer.json."""
     cache: Path = Path("tokens")
     """The folder for token files made of `files`; a node's is in its home."""
+    encoding: str = "utf-8"
+    """Of text files and jsonl."""
 
 
 def check(spec: DataSpec, where: Sources) -> None:
@@ -50,7 +50,11 @@ def find(files: tuple[str, ...]) -> list[Path]:
     found = {path for name in files for path in _matching(name)}
     if len(found) > MAX_FILES:
         raise UsageError(f"--data names {len(found)} files, and {MAX_FILES} are possible: join them into larger ones")
-    return sorted(found)
+    paths = sorted(found)
+    if not any(path.stat().st_size for path in paths):
+        what = f"{paths[0]} is" if len(paths) == 1 else f"all {len(paths)} files are"
+        raise UsageError(f"--data: {what} empty: name a file with text")
+    return paths
 
 
 def tokenizer_bytes(name: str, path: Path | None) -> bytes | None:
@@ -78,11 +82,6 @@ def read_tokenizer(path: Path) -> bytes:
     if len(content) > MAX_TOKENIZER_BYTES:
         raise UsageError(f"{path} is larger than {MAX_TOKENIZER_BYTES >> 20} MiB: that is no tokenizer.json")
     return content
-
-
-def is_held_out(name: str) -> bool:
-    """By a hash of the document's name: the same for every replica."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % HELD_OUT == 0
 
 
 def _matching(name: str) -> Iterator[Path]:
