@@ -21,7 +21,7 @@ from noloco_node.base.units import size
 from noloco_node.data.parts import lines_of
 from noloco_node.errors import UsageError
 
-LINE = 64 << 20
+LINE = 64_000_000
 """Characters of the longest line of jsonl that is read as a record."""
 RECORDS = 1024
 """Of a parquet file at once."""

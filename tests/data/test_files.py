@@ -221,6 +221,11 @@ def test_progress_grows_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_what_is_missing_is_said_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"name yours, as in --data 'corpus/\*\.parquet'"):
         sources.check(FILES, Sources())
+    both = FILES.model_copy(update={"tokenizer": f"sha256:{'a' * 64}"})
+    with pytest.raises(
+        UsageError, match=r"--data 'corpus/\*\.parquet'; and .* \(SHA-256 a{12}…\).* with --tokenizer \(the"
+    ):
+        sources.check(both, Sources())
     for name in ("none.txt", "*.parquet", "~nobody-by-this-name/x", "a**b"):
         with pytest.raises(UsageError, match="--data"):
             load(given(tmp_path, name if name.startswith("~") else tmp_path / name))
