@@ -87,7 +87,7 @@ class TrainingNode(BaseNode):
         super().__init__(config, report)
         self._signed = signed
         self._boot = secrets.token_bytes(16)
-        self._sources = Sources(config.data, config.tokenizer, self._home.data)
+        self._sources = Sources(config.data, config.tokenizer, self._home.data, config.encoding)
         self._known_runs = run_registry.RunRegistry()
         self._recorder = Recorder(self._identity.peer_id)
         self._stats = self._recorder.stats
