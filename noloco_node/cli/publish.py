@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from noloco_node.base.units import count
 from noloco_node.cli.options import print_json
 from noloco_node.control import socket_client
 from noloco_node.errors import UsageError
@@ -85,7 +86,7 @@ async def _gather(home: Home, peers: int) -> GatherView:
                 shown = len(view.skipped)
                 line.update(view.doing)
     if (received := len(view.states) - 1) < peers:
-        print(f"{received} of {peers} peers sent their weights", file=sys.stderr)
+        print(f"{received} of {count(peers, 'peer')} sent weights", file=sys.stderr)
     return view
 
 
