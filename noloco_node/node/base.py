@@ -22,6 +22,7 @@ from noloco_node.node import lifecycle
 from noloco_node.observe import health
 from noloco_node.observe.health import NetworkOutages
 from noloco_node.observe.log_tail import LogTail
+from noloco_node.observe.waiting import WaitingLines
 from noloco_node.peers.visitor import ping
 from noloco_node.transport.libp2p import Libp2pTransport
 from noloco_node.transport.reachability import OFF
@@ -69,6 +70,7 @@ class BaseNode:
         self._restarts = 0
         """How often p2pd was restarted."""
         self._lines = LogTail()
+        self._waiting = WaitingLines()
         self._web: str | None = None
         """The address of its web page."""
         self._join: str | None = None
@@ -100,6 +102,7 @@ class BaseNode:
 
     def waits_for(self, what: str | None) -> None:
         self._handle(lifecycle.WaitsFor(what))
+        self._waiting.waits_for(what, time.monotonic())
 
     def leave(self) -> None:
         self._leaving.set()

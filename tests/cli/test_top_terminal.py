@@ -192,7 +192,7 @@ def test_in_a_pipe(home: PretendHome) -> None:
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environ) as process:
         first = process.stdout.readline()
-        assert first.split("  ", 1)[1].startswith("brisk-heron training, round 41 of 100: loss 1.87")
+        assert first.split("  ", 1)[1].startswith("brisk-heron training, round 41 of 100: step 2063, loss 1.870")
         assert "! disk" in process.stdout.readline()
         home.die()
         after = process.stdout.readline()
