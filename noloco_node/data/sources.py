@@ -37,12 +37,26 @@ class Sources:
 
 
 def check(spec: DataSpec, where: Sources) -> None:
-    """Raises UsageError where something that the run needs is missing."""
+    """Raises UsageError, which names all that the run needs and this machine does not have."""
+    faults = []
+    try:
+        _require_files(spec, where)
+    except UsageError as error:
+        faults.append(str(error))
+    try:
+        tokenizer_bytes(spec.tokenizer, where.tokenizer)
+    except UsageError as error:
+        faults.append(str(error))
+    if faults:
+        there = f". The run's author says where to get it: {spec.where}" if spec.where else ""
+        raise UsageError("; and ".join(faults) + there)
+
+
+def _require_files(spec: DataSpec, where: Sources) -> None:
     if spec.source == "files":
         if not where.files:
             raise UsageError("the run leaves the data to you: name yours, as in --data 'corpus/*.parquet'")
         find(where.files)
-    tokenizer_bytes(spec.tokenizer, where.tokenizer)
 
 
 def find(files: tuple[str, ...]) -> list[Path]:
