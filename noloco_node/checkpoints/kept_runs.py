@@ -23,7 +23,7 @@ class KeptRun:
     """Of the newest checkpoint."""
     rounds: int | None
     finished: bool
-    active: float | None
+    active_at: float | None
     """When a file of it was written last, in seconds since 1970."""
     bytes: int
     running: bool
@@ -33,7 +33,7 @@ class KeptRun:
 def kept(home: Home, held: str | None) -> list[KeptRun]:
     """The one that was active last first. `held`: the run that a node here trains; "": one that does not say yet."""
     found = [_kept(folder, held) for folder in paths.runs(home)]
-    return sorted(found, key=lambda run: -(run.active or 0))
+    return sorted(found, key=lambda run: -(run.active_at or 0))
 
 
 def remove(home: Home, there: Sequence[KeptRun], wanted: Sequence[str]) -> list[KeptRun]:
@@ -62,7 +62,7 @@ def _kept(folder: Path, held: str | None) -> KeptRun:
         round=round,
         rounds=rounds,
         finished=rounds is not None and round >= rounds,
-        active=max(_written(folder), default=None),
+        active_at=max(_written(folder), default=None),
         bytes=paths.size_of(folder) or 0,
         running=held in ("", folder.name),
     )

@@ -120,7 +120,7 @@ def _run_line(run: "KeptRun") -> str:
     from noloco_node.base.units import NOTHING, size, span
 
     state = "running" if run.running else "finished" if run.finished else "not finished"
-    ago = span(time.time() - run.active) + " ago" if run.active else NOTHING
+    ago = span(time.time() - run.active_at) + " ago" if run.active_at else NOTHING
     done = f"{run.round} of {run.rounds or NOTHING} rounds"
     return f"{run.run_id[:12]}  {run.label:<24}  {done:<22}  {ago:<16}  {size(run.bytes):>8}  {state}"
 

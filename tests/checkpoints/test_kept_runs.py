@@ -36,8 +36,8 @@ def test_what_is_said_of_each(home: Home) -> None:
     assert (there[over].label, there[over].round, there[over].rounds) == (f"over-{over[:12]}", 10, 10)
     assert there[over].finished and not there[over].running
     assert there[begun].running and not there[begun].finished
-    assert there[over].bytes > 300 and (there[over].active or 0) > 1e9
-    assert (there["x"].label, there["x"].rounds, there["x"].active, there["x"].bytes) == ("x", None, None, 0)
+    assert there[over].bytes > 300 and (there[over].active_at or 0) > 1e9
+    assert (there["x"].label, there["x"].rounds, there["x"].active_at, there["x"].bytes) == ("x", None, None, 0)
     assert all(run.running for run in kept_runs.kept(home, held="")), "a node is starting here, in one of them"
 
 
