@@ -7,7 +7,7 @@ A user's mistakes are found before anything heavy is imported, in this order (wi
 import argparse
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -44,9 +44,7 @@ def start(args: argparse.Namespace) -> int:
 
 
 def join(args: argparse.Namespace) -> int:
-    flags = _flags(args)
-    if args.invitation:
-        flags |= _invited(args.invitation, flags)
+    flags = {**_flags(args), "invitation": " ".join(args.invitation) or None}
     settings = replace(config.load(flags, os.environ, coming_back=True), start_over=args.start_over)
     home = Home(settings.home)
     earlier = _earlier(home, settings.run)
@@ -94,15 +92,6 @@ def _seen(home: Home) -> tuple[Address, ...]:
 
     known = [address for addresses in PeerCache(home.root / "peers.json").peers().values() for address in addresses]
     return tuple(address for address in known if address.transport == "tcp" and not address.relay)[:_MAX_TRIED]
-
-
-def _invited(words: Sequence[str], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """What an invitation stands for. Flags beside it win; an address by flag is another one to try."""
-    from noloco_node.run import invitation
-
-    found = invitation.read(" ".join(words))
-    addresses = [*map(str, found.addresses), *(flags["bootstrap"] or ())]
-    return {"bootstrap": addresses, "run": flags["run"] or found.run, "trust": flags["trust"] or found.author}
 
 
 def bootstrap(args: argparse.Namespace) -> int:

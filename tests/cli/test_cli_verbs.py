@@ -229,6 +229,37 @@ def test_join_of_a_run_that_is_over(node, home, address, capsys):
     assert len(node.calls) == 1, "it answers `status` for a while"
 
 
+def test_runs_lists_and_removes(home, capsys):
+    assert main(["runs"]) == 0
+    assert capsys.readouterr().out == f"no run in {home.root} yet: join one with its invitation\n"
+    main(["init"])
+    run = manifest.verify(was_in(home, Identity.load_or_create(home.create().identity), rounds=20, done=20))
+    capsys.readouterr()
+    assert main(["runs"]) == 0
+    line = capsys.readouterr().out
+    assert all(word in line for word in (run.label, "20 of 20 rounds", " s ago", "finished"))
+    with home.lock():
+        assert main(["runs", "--remove", run.run_id[:6]]) == 4
+        assert "stop it with `noloco-node leave`" in capsys.readouterr().err
+    assert main(["runs", "--remove", run.run_id[:6], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"schema": 1, "runs": [], "removed": [run.run_id]}
+    assert not home.run(run.run_id).exists()
+
+
+def test_config_shows_what_join_alone_would_use(home, address, monkeypatch, capsys):
+    remembered.keep(home.create(), {"bootstrap": [address], "max_upload": "5MB", "compile": True}, 32 * "ab", OTHER)
+    (home.root / "node.toml").write_text('sinks = ["tensorboard", "wandb"]\n')
+    monkeypatch.setenv("NOLOCO_THREADS", "2")
+    assert main(["config"]) == 0
+    rows = {words[0]: words[1:] for line in capsys.readouterr().out.splitlines() if (words := line.split(maxsplit=2))}
+    assert rows["max_upload"] == ["remembered", "5MB"] and rows["bootstrap"] == ["remembered", address]
+    assert rows["compile"] == ["remembered", "true"] and rows["sinks"] == ["node.toml", "tensorboard, wandb"]
+    assert rows["threads"] == ["environment", "2"] and rows["hours"] == ["default", "-"]
+    assert main(["config", "--json"]) == 0
+    settings = json.loads(capsys.readouterr().out)["settings"]
+    assert {"name": "max_upload", "value": "5MB", "origin": "remembered"} in settings
+
+
 def test_one_address_that_answers_is_enough(node, address, monkeypatch):
     monkeypatch.setenv("NOLOCO_BOOTSTRAP", f"{free_address()},{address}")
     assert main(["join"]) == 0
