@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from noloco_node.cli.options import print_json, whole_number
-from noloco_node.errors import EXIT_INTERRUPTED, NolocoError, UsageError
+from noloco_node.errors import EXIT_INTERRUPTED, NolocoError, PortInUse, UsageError
 from noloco_node.version import VERSION
 
 if TYPE_CHECKING:
@@ -88,8 +89,9 @@ def _pages(first: str, nodes: int) -> Iterator[str]:
         try:
             socket.create_server((host.strip("[]"), number), family=family).close()
         except OSError as error:
-            raise UsageError(
-                f"cannot serve a web page at {host}:{number} ({error.strerror}): name another port with --web"
+            kind = PortInUse if error.errno == errno.EADDRINUSE else UsageError
+            raise kind(
+                f"a web page cannot be served at {host}:{number} ({error.strerror}): choose another port with --web"
             ) from None
         yield f"{host}:{number}"
 

@@ -120,15 +120,18 @@ class TrainingNode(BaseNode):
         exporters.check(config.sinks)
 
     # ---- from start to end ----
+    async def run(self) -> None:
+        """Raises what kept the last checkpoint from being written, once the node has left."""
+        await super().run()
+        if self._keeper and self._keeper.unsaved:
+            raise self._keeper.unsaved
+
     async def _live(self) -> None:
         signed = self._signed or await find_run.find(
             self._config, self._rendezvous(), self._transport.channel, self._report, self.waits_for
         )
         run = self._run = verify(signed)
         check_sources(run.data, self._sources)
-        self._known_runs.add(signed)
-        signed_file.keep(self._home.run(run.run_id), signed)
-        self._recorder.open(self._home.run(run.run_id), run.label, self._config.sinks)
         self._thread = self._start_training(run)
         p2p, bootstrap = self._transport.p2p, self._config.bootstrap
         stores = self._transport.can_be_called
@@ -144,12 +147,17 @@ class TrainingNode(BaseNode):
             answering=answering,
         )
         await self._enter(lambda: self._membership.enter(directory))
+        self.waits_for("data and model to be ready")
+        ready = await self._model_ready()  # what is wrong with the run is found by now: nobody was invited to it
+        self._known_runs.add(signed)
+        signed_file.keep(self._home.run(run.run_id), signed)
+        self._recorder.open(self._home.run(run.run_id), run.label, self._config.sinks)
         self._report(f"{peer_names.name_of(self._identity.peer_id)} ({self._identity.peer_id}) in run {run.label}")
         run_and_author = f" --run {run.run_id} --trust {signed.author}"
         self._report_join_lines(bootstrap or self._transport.addresses(), run_and_author)
         async with asyncio.TaskGroup() as group:
             duties = [group.create_task(duty) for duty in self._duties(signed, directory)]
-            await self._train(run, self._thread)
+            await self._train(run, self._thread, ready)
             for duty in duties:
                 duty.cancel()
 
@@ -180,14 +188,16 @@ class TrainingNode(BaseNode):
             periodic.every(lambda: METRICS_EVERY_S, self._write_metrics, (NolocoError,)),
         ]
 
-    async def _train(self, run: Manifest, thread: TrainingThread) -> None:
-        self.waits_for("data and model to be ready")
+    async def _model_ready(self) -> Ready:
         ready = await self._next_message()
         if not isinstance(ready, Ready):
             raise RuntimeError(f"the training thread began with {type(ready).__name__}")
         self._ready, self._stats.round = ready, ready.round
+        return ready
+
+    async def _train(self, run: Manifest, thread: TrainingThread, ready: Ready) -> None:
         if self._keeper:
-            log.info("%s", self._keeper.room(ready.parameters))
+            self._keeper.say_room(ready.parameters)
         terms = client.StateTerms(bytes.fromhex(run.run_id), ready.layout)
         self._catch_up = self._new_catch_up(run, terms, ready)
         self._obey_limits()
@@ -304,7 +314,8 @@ class TrainingNode(BaseNode):
             last.create_task(self._leave_directory(until))
             last.create_task(self._recorder.close())
         if self._thread:
-            await asyncio.to_thread(self._thread.stop, max(STOP_S, until - loop.time()))
+            patience_s = max(STOP_S, until - loop.time()) if self._ready else 0.0  # it may load a model for minutes
+            await asyncio.to_thread(self._thread.stop, patience_s)
         await self._policy.write_down(leaving=True)
 
     async def _leave_directory(self, until: float) -> None:

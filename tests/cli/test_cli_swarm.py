@@ -134,7 +134,7 @@ def test_a_web_page_for_each_node(swarm):
         taken = swarm("--nodes", "2", "--web", f"127.0.0.1:{first}")
         _, err = taken.communicate(timeout=60)
         assert taken.returncode == 2
-        assert err.startswith(f"cannot serve a web page at 127.0.0.1:{first + 1} (")
+        assert err.startswith(f"a web page cannot be served at 127.0.0.1:{first + 1} (")
     done = swarm("--nodes", "2", "--rounds", "2", "--json", "--web", f"localhost:{first}")
     out, err = done.communicate(timeout=60)
     assert done.returncode == 0, err

@@ -77,7 +77,7 @@ def test_a_port_in_use(real_nodes: RealNodes) -> None:
         code, sentence = fails(
             real_nodes, "start", str(real_nodes.manifest()), "--listen", f"/ip4/127.0.0.1/tcp/{port}"
         )
-    assert code == 1
+    assert code == 5
     assert str(port) in sentence
 
 
