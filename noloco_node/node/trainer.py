@@ -17,7 +17,7 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 from noloco_node.base import peer_names, periodic
-from noloco_node.base.events import Evaluated, Event, RolledBack, RoundCommitted, WentSolo
+from noloco_node.base.events import Evaluated, Event, RolledBack, RoundCommitted, Sampled, WentSolo
 from noloco_node.base.states import AT_WORK, HAS_WEIGHTS, NodeState
 from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.checkpoints.schedule import CheckpointSchedule
@@ -110,8 +110,6 @@ class TrainingNode(BaseNode):
         self._thread: TrainingThread | None = None
         self._keeper: CheckpointKeeper | None = None
         self._ready: Ready | None = None
-        self._target: int | None = None
-        """The round at which this node stops."""
         self._phase_s = 0.0
         self._schedule: CheckpointSchedule[State] | None = None
         cache = PeerCache(self._home.root / "peers.json")
@@ -192,10 +190,11 @@ class TrainingNode(BaseNode):
         ready = await self._next_message()
         if not isinstance(ready, Ready):
             raise RuntimeError(f"the training thread began with {type(ready).__name__}")
-        self._ready, self._stats.round = ready, ready.round
+        self._ready, self._stats.round, self._stats.tokens = ready, ready.round, ready.tokens
         return ready
 
     async def _train(self, run: Manifest, thread: TrainingThread, ready: Ready) -> None:
+        self._stats.steps_a_round = run.inner.steps
         if self._keeper:
             self._keeper.say_room(ready.parameters)
         terms = client.StateTerms(bytes.fromhex(run.run_id), ready.layout)
@@ -211,7 +210,7 @@ class TrainingNode(BaseNode):
         self._state_service.begin(terms, thread)
         self._schedule = self._new_schedule(thread, ready.layout)
         own = self._config.rounds
-        self._target = run.rounds if own is None else min(run.rounds, self._stats.round + own)
+        self._stats.rounds_target = run.rounds if own is None else min(run.rounds, self._stats.round + own)
         self._obey_limits()
         self._handle(lifecycle.Signal.CAUGHT_UP)
         await self._publish_now()
@@ -246,7 +245,8 @@ class TrainingNode(BaseNode):
     async def _read_progress(self) -> None:
         if self._life.at_work and self._thread:
             now, spent_s = await asyncio.wrap_future(self._thread.so_far())
-            self._stats.progress(now.steps, Phase(now.part, now.left_s, now.loss, now.tokens_per_s))
+            phase = Phase(now.part, now.left_s, now.loss, now.tokens_per_s)
+            self._stats.progress(now.steps, phase, now.device_bytes)
             self._stats.spend(spent_s)
         tally = self._rounds.tally
         self._recorder.curves.sample(tally.sent_bytes, tally.received_bytes, time.time())
@@ -269,7 +269,7 @@ class TrainingNode(BaseNode):
                 self._observe(done)
                 self._handle(lifecycle.Signal.BOUNDARY)
                 self._rounds.boundary(done.round, seconds, offer, closed)
-            case Evaluated():
+            case Evaluated() | Sampled():
                 self._observe(message)
             case Judged(exchange, verdict, loss_with, loss_without):
                 self._rounds.judged(exchange, verdict, loss_with, loss_without)
@@ -390,8 +390,8 @@ class TrainingNode(BaseNode):
             before = self._stats.round
             await asyncio.wrap_future(self._thread.adopt(state.round, state.data))
             self._stats.round = state.round
-            if self._target:
-                self._target = min(self._run.rounds, self._target + max(0, state.round - before))
+            if target := self._stats.rounds_target:
+                self._stats.rounds_target = min(self._run.rounds, target + max(0, state.round - before))
 
     def caught_up(self) -> None:
         self._handle(lifecycle.Signal.CAUGHT_UP)
@@ -490,7 +490,6 @@ class TrainingNode(BaseNode):
             self._run,
             self._keeper,
             self._ready,
-            self._target,
             self._catch_up.health() if self._catch_up else (),
         )
 

@@ -13,12 +13,13 @@ import pytest
 import torch
 from replicas import FRAGMENT, correct, exchange, live_state, small_replica, small_run, timed_run, train
 
-from noloco_node.base.events import Evaluated, RolledBack
+from noloco_node.base.events import Evaluated, RolledBack, Sampled
 from noloco_node.core.codecs.by_name import codec
 from noloco_node.core.codecs.codec import scaled
 from noloco_node.core.verdict import Losses
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
 from noloco_node.host import memory
+from noloco_node.run.schema import SampleSpec
 from noloco_node.training.offer import Offer
 from noloco_node.training.replica import Replica, State
 from noloco_node.training.thread import Failed, Finished, Judged, PhaseEnded, Ready, TrainingThread
@@ -287,6 +288,67 @@ def test_an_offer_may_be_opened_again_for_somebody_else() -> None:
         watched.thread.begin()
         offer = watched.offer()
         assert answer(offer.open(0, bytes(16))) == answer(offer.open(0, bytes([1] * 16)))
+
+
+# ---- the sample text -------------------------------------------------------------------------------------------------
+def sampling(every: int = 2, tokens: int = 8, rounds: int = 5) -> Replica:
+    spec = SampleSpec(prompt="the", every=every, tokens=tokens)
+    return small_replica(run=small_run(rounds=rounds).model_copy(update={"sample": spec}))
+
+
+def posts_of(build: Callable[[], Replica], rounds: int = 5) -> list[Any]:
+    with running(build, rounds=rounds, blocking=True) as watched:
+        for round_ in range(rounds + 1):
+            watched.thread.round_over(round_)
+        watched.thread.begin()
+        posts = [watched.posts.get(timeout=DEADLINE_S)]
+        while not (isinstance(posts[-1], Evaluated) and posts[-1].round == rounds):
+            posts.append(watched.posts.get(timeout=DEADLINE_S))
+        return posts
+
+
+def test_the_model_continues_the_prompt_every_few_rounds_and_at_the_end() -> None:
+    posts = posts_of(sampling)
+    texts = [post for post in posts if isinstance(post, Sampled)]
+    assert [(text.round, text.prompt) for text in texts] == [(2, "the"), (4, "the"), (5, "the")]
+    assert isinstance(posts[-2], Sampled) and isinstance(posts[-1], Evaluated), "the evaluation is the last word"
+    alone = sampling()
+    for text in texts:
+        train(alone, 3 * text.round - alone.steps)
+        assert text.text == alone.sample_text(lambda: True) != ""
+    last = [post for post in posts if isinstance(post, PhaseEnded)][-1]
+    assert last.spent_s["sample"] > 0
+
+
+def test_a_sample_text_changes_nothing_that_is_trained() -> None:
+    losses = [
+        [
+            (post.done.loss if isinstance(post, PhaseEnded) else post.eval_loss)
+            for post in posts_of(build)
+            if isinstance(post, PhaseEnded | Evaluated)
+        ]
+        for build in (sampling, lambda: small_replica(run=small_run(rounds=5)))
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_a_sample_text_that_takes_too_long_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("noloco_node.training.thread.SAMPLE_S", 0.0)
+    (text,) = (post for post in posts_of(lambda: sampling(5, 500)) if isinstance(post, Sampled))
+    assert len(text.text) == 1
+
+
+def test_a_model_that_cannot_write_trains_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    def build() -> Replica:
+        replica = sampling()
+        forward = replica.module.forward
+        replica.module.forward = lambda input_ids, use_cache: forward(input_ids=input_ids, use_cache=use_cache)
+        return replica
+
+    posts = posts_of(build)
+    assert not [post for post in posts if isinstance(post, Sampled)]
+    warned = [record.getMessage() for record in caplog.records]
+    assert [line.partition(":")[0] for line in warned] == [f"no sample text after round {n}" for n in (2, 4, 5)]
 
 
 # ---- data that is late -----------------------------------------------------------------------------------------------
