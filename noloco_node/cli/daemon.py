@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from noloco_node.base.addresses import Address
 from noloco_node.cli import log_setup
@@ -20,6 +20,9 @@ from noloco_node.errors import SwarmUnreachable, UsageError
 from noloco_node.host import config
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
+
+if TYPE_CHECKING:
+    from noloco_node.run.schema import Manifest
 
 _PROBE_S = 5.0
 """A TCP handshake across the world takes well under one."""
@@ -31,6 +34,8 @@ def start(args: argparse.Namespace) -> int:
     from noloco_node.run import manifest, toml
 
     settings, run = _settings(args), toml.load(Path(args.manifest))
+    if _is_over(run, Home(settings.home)):
+        return 0
     sources.check(run.data, sources.Sources(settings.data, settings.tokenizer))
     with _prepared(settings) as (home, settings):
         from noloco_node.base.identity import Identity
@@ -38,6 +43,23 @@ def start(args: argparse.Namespace) -> int:
 
         signed = manifest.sign(pinned(run, home), Identity.load_or_create(home.identity))
         return _run(lambda main: main.train(settings, signed, _report))
+
+
+def _is_over(run: "Manifest", home: Home) -> bool:
+    """Whether this node has trained the run to its end; says so then, and what comes next."""
+    from noloco_node.base.units import count, loss
+    from noloco_node.checkpoints import listing
+    from noloco_node.data.pin_commit import without_asking
+
+    known = without_asking(run, home)
+    reached = listing.newest(home.run(known.run_id) / "checkpoints") if known else None
+    if known is None or reached is None or reached.round < known.rounds:
+        return False
+    measured = "" if reached.eval_loss is None else f", held-out loss {loss(reached.eval_loss)}"
+    _report(f"{known.label} is finished: {count(reached.round, 'round')}, step {reached.step}{measured}")
+    _report("take the model out with `noloco-node export --to my-model`; with another name, seed or number of rounds")
+    _report(f"run.toml is another run. This one lies in {home.run(known.run_id)}")
+    return True
 
 
 def join(args: argparse.Namespace) -> int:

@@ -155,7 +155,9 @@ def ping(args: argparse.Namespace) -> int:
 
     found = _run(measure(), bootstrap)
     if not found.seconds:
-        raise NotReached(f"{name_of(found.peer_id)} answered only the first of {count + 1} calls: try again in a moment")
+        raise NotReached(
+            f"{name_of(found.peer_id)} answered only the first of {count + 1} calls: try again in a moment"
+        )
     if args.json:
         print_json(_pinged_document(found))
     else:

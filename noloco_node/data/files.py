@@ -24,6 +24,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from noloco_node.base.packages import pip_line
 from noloco_node.data import sources, token_cache, token_file
 from noloco_node.data.sources import TOKENS, Sources
 from noloco_node.data.tokens import Text, Tokenizer, Tokens
@@ -38,7 +39,6 @@ LINE_BYTES = 64 << 20
 BATCH_DOCUMENTS, BATCH_BYTES = 1024, 4 << 20
 """Tokenized at once, whichever is reached first: enough for the tokenizer's threads, with little memory."""
 LOG_S = 10.0
-NEEDS = "reading {what} needs an extra package: install it with `pip install 'noloco-node[data]'`"
 
 _COMPRESSED_ERRORS = (OSError, EOFError, zlib.error)
 
@@ -204,13 +204,17 @@ def _arrow_errors(path: Path) -> Iterator[None]:
         raise UsageError(f"cannot read {path}: {str(error).partition(chr(10))[0]}") from None
 
 
+def missing(what: str) -> UsageError:
+    return UsageError(f"reading {what} needs packages that are not installed: {pip_line('data')}")
+
+
 def _library(name: str, what: str) -> Any:
     from importlib import import_module
 
     try:
         return import_module(name)
     except ImportError:
-        raise UsageError(NEEDS.format(what=what)) from None
+        raise missing(what) from None
 
 
 def _opened(path: Path) -> IO[bytes]:

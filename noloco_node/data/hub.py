@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from noloco_node.data.files import NEEDS
+from noloco_node.data.files import missing
 from noloco_node.data.sources import HELD_OUT
 from noloco_node.data.stream import generator, spread
 from noloco_node.data.tokens import Tokenizer, Tokens, packed
@@ -95,7 +95,7 @@ def load(spec: DataSpec, tokenizer: Tokenizer, waits_s: Sequence[float] = (1.0, 
     except NolocoError:
         raise
     except ImportError:
-        raise UsageError(NEEDS.format(what="a data set of the hub")) from None
+        raise missing("a data set of the hub") from None
     except Exception as error:
         # before a ConnectionError the library itself has tried for half a minute
         if not waits_s or isinstance(error, ConnectionError) or not _is_temporary(error):

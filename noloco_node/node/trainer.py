@@ -316,7 +316,8 @@ class TrainingNode(BaseNode):
         if self._thread:
             patience_s = max(STOP_S, until - loop.time()) if self._ready else 0.0  # it may load a model for minutes
             await asyncio.to_thread(self._thread.stop, patience_s)
-        await self._policy.write_down(leaving=True)
+        if self._ready:
+            await self._policy.write_down(leaving=True)
 
     async def _leave_directory(self, until: float) -> None:
         with suppress(TimeoutError):

@@ -25,6 +25,7 @@ from noloco_node.base.events import (
     TakenBack,
     WentSolo,
 )
+from noloco_node.base.packages import pip_line
 from noloco_node.errors import UsageError
 from noloco_node.host.config import TENSORBOARD, WANDB
 
@@ -49,7 +50,7 @@ def check(names: Collection[str]) -> None:
     for name in names:
         found = importlib.util.find_spec(name)
         if found is None or found.origin is None:  # a folder of that name in the working directory is no package
-            raise UsageError(f"--sinks {name} needs a package that is not installed: pip install 'noloco-node[{name}]'")
+            raise UsageError(f"--sinks {name} needs a package that is not installed: {pip_line(name)}")
 
 
 def chosen(names: Iterable[str], folder: Path, run: str, node: str) -> dict[str, Callable[[], Exporter]]:

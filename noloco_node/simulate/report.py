@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from noloco_node.base.packages import pip_line
 from noloco_node.base.validation import listed
 from noloco_node.errors import UsageError
 from noloco_node.simulate.network import Network, NetworkRow, Straggling
@@ -16,7 +17,6 @@ from noloco_node.simulate.sweep import Result
 from noloco_node.simulate.wallclock import Large, Timed, loss_after, seconds_to
 
 SCHEMA = 1
-_NO_MATPLOTLIB = "--plot needs matplotlib: pip install 'noloco-node[plot]'"
 ASSUMED = "assuming that a pair which trains on waits for nobody"
 
 
@@ -157,7 +157,7 @@ def check_plot(path: Path) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise UsageError(_NO_MATPLOTLIB) from None
+        raise UsageError(f"--plot needs a package that is not installed: {pip_line('plot')}") from None
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     kinds = FigureCanvasAgg.get_supported_filetypes()

@@ -354,8 +354,9 @@ class _Parts(NamedTuple):
 def _import_hivemind() -> Hivemind:
     """It takes seconds and brings torch. It renames a log level and adds a coloured handler: both are undone.
 
-    Not in a thread, and before anything is started, since it blocks the loop: nobody could end it. Warning filters belong to the process, and a second thread that imports
-    torch meanwhile could find it half initialised.
+    Before anything is started, since it blocks the event loop, and so the signals that the loop handles. Not in a
+    thread: warning filters belong to the process, and a second thread that imports torch meanwhile could find it half
+    initialised.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -114,6 +114,7 @@ def test_what_shows_something_has_json(verb, capsys):
         (["join", "--thread", "2"], "join does not know '--thread', did you mean --threads?"),
         (["join", "--threads", "two", "--bootstrap", "x"], "--threads must be a whole number"),
         (["join", "--bootstrap", "somewhere"], "--bootstrap must be addresses like"),
+        (["start", "run.toml", "--max-upload", "-5MB"], "--max-upload must be a rate, like 5MB or 40Mbit (a second), at least 32kB, not '-5MB'"),
         (["bootstrap", "--listen", "4001"], "--listen must be an address like"),
         (["swarm", "--nodes", "1"], "--nodes must be a whole number from 2 to 64, not '1'"),
         (["swarm", "--rounds", "none"], "--rounds must be a whole number"),

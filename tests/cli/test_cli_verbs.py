@@ -2,7 +2,9 @@
 
 import json
 import logging
+import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +14,7 @@ from fake_node import OTHER, STATUS
 
 from noloco_node.base.addresses import parse
 from noloco_node.base.identity import Identity
+from noloco_node.checkpoints import listing
 from noloco_node.cli import control, main
 from noloco_node.errors import Diverged
 from noloco_node.host.home import Home
@@ -160,6 +163,34 @@ def test_start_signs_the_manifest(node, home, capsys):
     assert capsys.readouterr().out == "others join with: …\n"
 
 
+def test_a_finished_run_started_again_says_so_at_once(node, home, capsys):
+    assert main(["init"]) == 0
+    run = toml.load(Path("run.toml"))
+    about = {"schema": 2, "run_id": run.run_id, "layout": "ab", "round": 99, "step": 4950, "eval_loss": 1.5}
+    about["files"] = {name: {"sha256": "ab", "bytes": 1} for name in listing.FILES}
+    folder = home.run(run.run_id) / "checkpoints" / "4950"
+    folder.mkdir(parents=True)
+    (folder / "state.json").write_text(json.dumps(about))
+    assert main(["start", "run.toml"]) == 0
+    assert len(node.calls) == 1, "one round is left"
+    capsys.readouterr()
+    (folder / "state.json").write_text(json.dumps({**about, "round": 100, "step": 5000}))
+    done = subprocess.run(
+        [
+            *(sys.executable, "-X", "importtime", "-m", "noloco_node"),
+            *("start", "run.toml", "--home", str(home.root)),
+        ],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        check=True,
+    )
+    assert f"{run.label} is finished: 100 rounds, step 5000, held-out loss 1.50\n" in done.stdout
+    assert "noloco-node export" in done.stdout
+    assert str(folder.parent.parent) in done.stdout
+    assert not {"torch", "grpc", "hivemind"} & {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
+
+
 def test_join(node, address):
     run, trust = "ab" * 32, OTHER
     assert main(["join", "--bootstrap", address, "--run", run, "--trust", trust]) == 0
@@ -207,6 +238,7 @@ def test_the_nodes_errors_and_exit_codes_pass_through(node, home, capsys):
     node.result = Diverged("the loss is not finite: start again from a checkpoint")
     assert main(["bootstrap"]) == 22
     assert capsys.readouterr().err == "the loss is not finite: start again from a checkpoint\n"
+    assert "ended with exit code 22: the loss is not finite: start again from a checkpoint\n" in home.log.read_text()
     node.result = 130
     assert main(["bootstrap"]) == 130
     node.result = KeyError("a bug")
