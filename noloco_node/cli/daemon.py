@@ -7,8 +7,8 @@ A user's mistakes are found before anything heavy is imported, in this order (wi
 import argparse
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +23,7 @@ from noloco_node.host.home import Home
 
 if TYPE_CHECKING:
     from noloco_node.run.schema import Manifest
+    from noloco_node.run.signed_file import RunFile
 
 _PROBE_S = 5.0
 """A TCP handshake across the world takes well under one."""
@@ -34,7 +35,7 @@ def start(args: argparse.Namespace) -> int:
     from noloco_node.run import manifest, toml
 
     settings, run = _settings(args), toml.load(Path(args.manifest))
-    if _is_over(run, Home(settings.home)):
+    if not settings.linger and _is_over(run, Home(settings.home)):
         return 0
     sources.check(run.data, sources.Sources(settings.data, settings.tokenizer))
     with _prepared(settings) as (home, settings):
@@ -50,26 +51,77 @@ def _is_over(run: "Manifest", home: Home) -> bool:
     from noloco_node.base.units import count, loss
     from noloco_node.checkpoints import listing
     from noloco_node.data.pin_commit import without_asking
+    from noloco_node.node import outcome
 
     known = without_asking(run, home)
     reached = listing.newest(home.run(known.run_id) / "checkpoints") if known else None
     if known is None or reached is None or reached.round < known.rounds:
         return False
     measured = "" if reached.eval_loss is None else f", held-out loss {loss(reached.eval_loss)}"
-    _report(f"{known.label} is finished: {count(reached.round, 'round')}, step {reached.step}{measured}")
-    _report("take the model out with `noloco-node export --to my-model`; with another name, seed or number of rounds")
-    _report(f"run.toml is another run. This one lies in {home.run(known.run_id)}")
+    _report(f"{known.label} is over: {count(reached.round, 'round')}, step {reached.step}{measured}")
+    _report(f"its checkpoints: {home.run(known.run_id) / 'checkpoints'}")
+    for line in outcome.to_use(home, known.label):
+        _report(line)
+    _report("to train on: another run.toml (its name, seed or rounds make it another run), or another invitation")
     return True
 
 
 def join(args: argparse.Namespace) -> int:
-    settings = _settings(args)
-    if not settings.bootstrap:
+    flags = _flags(args)
+    if args.invitation:
+        flags |= _invited(args.invitation, flags)
+    settings = replace(config.load(flags, os.environ, coming_back=True), start_over=args.start_over)
+    home = Home(settings.home)
+    earlier = _earlier(home, settings.run)
+    signed, say = None, None
+    if earlier is not None:
+        from noloco_node.base.identity import Identity
+        from noloco_node.checkpoints import listing
+
+        run, reached = earlier.run, listing.newest(home.run(earlier.run.run_id) / "checkpoints")
+        if not settings.linger and _is_over(run, home):
+            return 0
+        say = f"going on with {run.label}, round {reached.round if reached else 0} of {run.rounds}"
+        if earlier.signed.author == Identity.load_or_create(home.identity).peer_id:
+            signed = earlier.signed
+    if not (settings.bootstrap or signed):
+        settings = replace(settings, bootstrap=_seen(home) if settings.run else ())
+    if not (settings.bootstrap or signed):
         raise UsageError(
-            "join needs an address: `noloco-node join --bootstrap <address>`, from the line that `start` printed"
+            "join needs an invitation: `noloco-node join <invitation>`, as the run's author hands it out. Without one "
+            f"it goes on with the run of last time, and {home.root} knows no {'way to it' if earlier else 'run'}"
         )
     with _prepared(settings) as (_, settings):
-        return _run(lambda main: main.train(settings, None, _report))
+        if say:
+            _report(say)
+        return _run(lambda main: main.train(settings, signed, _report))
+
+
+def _earlier(home: Home, run_id: str | None) -> "RunFile | None":
+    """The run of this id, or of one that begins so, if this node was in it before."""
+    from noloco_node.run import signed_file
+
+    for folder in home.root.glob(f"runs/{run_id}*") if run_id else ():
+        with suppress(UsageError):  # a damaged file is written again when the run is found
+            return signed_file.read(folder)
+    return None
+
+
+def _seen(home: Home) -> tuple[Address, ...]:
+    """Addresses of the peers that this node saw last."""
+    from noloco_node.peers.cache import PeerCache
+
+    known = [address for addresses in PeerCache(home.root / "peers.json").peers().values() for address in addresses]
+    return tuple(address for address in known if address.transport == "tcp" and not address.relay)[:_MAX_TRIED]
+
+
+def _invited(words: Sequence[str], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """What an invitation stands for. Flags beside it win; an address by flag is another one to try."""
+    from noloco_node.run import invitation
+
+    found = invitation.read(" ".join(words))
+    addresses = [*map(str, found.addresses), *(flags["bootstrap"] or ())]
+    return {"bootstrap": addresses, "run": flags["run"] or found.run, "trust": flags["trust"] or found.author}
 
 
 def bootstrap(args: argparse.Namespace) -> int:
@@ -79,8 +131,12 @@ def bootstrap(args: argparse.Namespace) -> int:
 
 
 def _settings(args: argparse.Namespace) -> NodeConfig:
-    flags = {name: value for name, value in vars(args).items() if name not in ("verb", "manifest")}
-    return config.load(flags, os.environ)
+    return config.load(_flags(args), os.environ)
+
+
+def _flags(args: argparse.Namespace) -> dict[str, Any]:
+    no_settings = ("verb", "manifest", "invitation", "start_over")
+    return {name: value for name, value in vars(args).items() if name not in no_settings}
 
 
 @contextmanager
@@ -95,14 +151,12 @@ def _prepared(settings: NodeConfig) -> Iterator[tuple[Home, NodeConfig]]:
 
 async def _reachable(addresses: tuple[Address, ...], home: Home) -> tuple[Address, ...]:
     """The bootstrap addresses; if none answers, also those of cached peers that answer now."""
-    from noloco_node.peers.cache import PeerCache
     from noloco_node.transport.probe import probe
 
     try:
         await reach(addresses)
     except SwarmUnreachable:
-        cached = [address for known in PeerCache(home.root / "peers.json").peers().values() for address in known]
-        tried = [address for address in cached if address.transport == "tcp" and not address.relay][:_MAX_TRIED]
+        tried = _seen(home)
         found = await asyncio.gather(*(probe(address, _PROBE_S) for address in tried), return_exceptions=True)
         answering = tuple(address for address, failure in zip(tried, found, strict=True) if failure is None)
         if not answering:

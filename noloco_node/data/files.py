@@ -24,7 +24,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from noloco_node.base.packages import pip_line
+from noloco_node.base.extras import pip_install
 from noloco_node.data import sources, token_cache, token_file
 from noloco_node.data.sources import TOKENS, Sources
 from noloco_node.data.tokens import Text, Tokenizer, Tokens
@@ -204,17 +204,13 @@ def _arrow_errors(path: Path) -> Iterator[None]:
         raise UsageError(f"cannot read {path}: {str(error).partition(chr(10))[0]}") from None
 
 
-def missing(what: str) -> UsageError:
-    return UsageError(f"reading {what} needs packages that are not installed: {pip_line('data')}")
-
-
 def _library(name: str, what: str) -> Any:
     from importlib import import_module
 
     try:
         return import_module(name)
     except ImportError:
-        raise missing(what) from None
+        raise UsageError(f"reading {what} needs an extra package: {pip_install('data')}") from None
 
 
 def _opened(path: Path) -> IO[bytes]:

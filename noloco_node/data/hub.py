@@ -1,15 +1,20 @@
 """A data set of the Hugging Face hub, streamed: nothing is downloaded beforehand, and reading resumes exactly at a
 checkpoint's position.
 
-An epoch is the data set's shards in a random order by seed and peer id; it begins at an offset into the first shard and
-ends with the records before that offset. Records come in blocks, each shuffled in itself, tokenized and packed: a
-window may span documents and blocks. A position is the start of the current block, as the `datasets` library's own
-state, and the tokens read in it: a resume reads that one block again. (That library's shuffle buffer would not be the
-same after a resume.)
+A shard is a file of the set, a piece is a row group of a Parquet file and the whole file of any other format. An epoch
+has all shards in a random order, and in each its pieces in a random order, by seed and peer id. It begins at a random
+record of the first piece and ends with the records before that one. Records come in blocks, each shuffled in itself,
+tokenized and packed: a window may span documents and blocks. A position is the start of the current block, as the
+`datasets` library's own state, and the tokens read in it: a resume reads that one block again. (That library's shuffle
+buffer would not be the same after a resume.)
 
-Two replicas read the same window at the same time only by chance, where the number of records is known and no shard has
-more than MAX_SKIP of them; otherwise two replicas in one shard may begin within a block, or within MAX_SKIP records, of
-each other.
+No replica reads a record twice in an epoch. What the others read it does not know, nor how many they are, so two
+replicas read the same record by chance. Of R records N replicas that read k each read R (1 - (1 - k/R)^N) distinct ones
+in the mean, if each is equally likely to read any of them: 26,256 of 40,000 where eight read 5,000 each. No rule by
+which each chooses alone reads more in the mean, whether it knows N or not, since (1 - p)^N is convex in the chance p
+that a record is chosen. What differs is the spread. 300 trials by 8 replicas: pieces of 1,000 in an order of one's own
+26,206 ± 1,792; one order for all from an offset of one's own, as in a file without pieces, 26,184 ± 3,339; beginning
+within the first 1,024 records of one file 5,802 ± 127. Hence pieces, and a beginning anywhere in the first of them.
 
 A thread keeps the next blocks ready. When the network fails it waits, logs that, and tries again. The manifest and what
 it names come from unknown authors: only formats that hold data are read, and only files of that data set.
@@ -21,15 +26,16 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import accumulate, islice, pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from noloco_node.data.files import missing
+from noloco_node.base.extras import pip_install
 from noloco_node.data.sources import HELD_OUT
 from noloco_node.data.stream import generator, spread
 from noloco_node.data.tokens import Tokenizer, Tokens, packed
@@ -47,7 +53,8 @@ BLOCKS_READY = 2
 HELD_OUT_RECORDS, HELD_OUT_TEXT = 1024, 2 << 20
 """Records and characters held out, whichever is reached first; of a smaller shard one record in 16."""
 MAX_SKIP = 100_000
-"""Largest offset: the first shard is streamed up to it, which takes some seconds for so many records."""
+"""An epoch begins within so many records of its first piece, which is streamed up to there; of a set in many pieces
+within its share of them, as few replicas begin in the same one."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 STOP_S = 2.0
 """For the thread to end; one that waits for the network ends with the process."""
@@ -68,12 +75,10 @@ class HubCorpus:
     """For people."""
     records: Records
     held_out: Tokens
-    skipped: int
-    """Records at the beginning of the first shard that are held out."""
+    skipped: tuple[int, ...]
+    """Records held out at the beginning of each piece of the first shard; none of the pieces after these."""
     field: str
     tokenizer: Tokenizer
-    count: int | None = None
-    """Of records, where it is known."""
 
     @property
     def vocabulary(self) -> int:
@@ -95,7 +100,7 @@ def load(spec: DataSpec, tokenizer: Tokenizer, waits_s: Sequence[float] = (1.0, 
     except NolocoError:
         raise
     except ImportError:
-        raise missing("a data set of the hub") from None
+        raise UsageError(f"reading a data set of the hub needs an extra package: {pip_install('data')}") from None
     except Exception as error:
         # before a ConnectionError the library itself has tried for half a minute
         if not waits_s or isinstance(error, ConnectionError) or not _is_temporary(error):
@@ -115,25 +120,22 @@ def _opened(name: str, spec: DataSpec, tokenizer: Tokenizer) -> HubCorpus:
     if spec.split not in splits:
         raise UsageError(f"{name} has no split {spec.split!r}; there are: {', '.join(sorted(splits))}")
     apart = next((other for other in ("validation", "test") if other in splits and other != spec.split), None)
-    known = (builder.info.splits or {}).get(spec.split)
     return corpus(
         name,
         builder.as_streaming_dataset(spec.split),
         builder.as_streaming_dataset(apart) if apart else None,
         tokenizer,
-        field=spec.field,
-        count=(known.num_examples or None) if known else None,
+        spec.field,
     )
 
 
-def corpus(  # noqa: PLR0913 (each is a property of the set)
-    name: str, records: Records, apart: Records | None, tokenizer: Tokenizer, *, field: str, count: int | None = None
-) -> HubCorpus:
+def corpus(name: str, records: Records, apart: Records | None, tokenizer: Tokenizer, field: str) -> HubCorpus:
     """`apart`: a split to hold out; without one, the first records of the first shard are held out."""
-    chosen = records.shard(num_shards=records.num_shards, index=0) if apart is None else apart
+    pieces = pieces_of(shard_of(records, 0)) if apart is None else [apart]
     texts: list[str] = []
+    counts: list[int] = []
     size = 0
-    for record in chosen:
+    for record in _counted(pieces, counts):
         texts.append(text_of(record, field, name))
         size += len(texts[-1])
         if len(texts) >= HELD_OUT_RECORDS or size >= HELD_OUT_TEXT:
@@ -143,10 +145,27 @@ def corpus(  # noqa: PLR0913 (each is a property of the set)
             texts = texts[: -(-len(texts) // HELD_OUT)]
     if not any(texts):
         raise UsageError(f"{name} has no text in {field!r} to hold out: is that the right field?")
-    skipped = 0 if apart is not None else len(texts)
-    return HubCorpus(
-        name, records, packed([text for text in texts if text], tokenizer), skipped, field, tokenizer, count
-    )
+    ends = [min(end, len(texts)) for end in accumulate(counts, initial=0)]
+    skipped = () if apart is not None else tuple(end - start for start, end in pairwise(ends))
+    return HubCorpus(name, records, packed([text for text in texts if text], tokenizer), skipped, field, tokenizer)
+
+
+def _counted(pieces: Iterable[Records], counts: list[int]) -> Iterator[Mapping[str, Any]]:
+    """The records of piece after piece; `counts` gets how many came of each."""
+    for piece in pieces:
+        counts.append(0)
+        for record in piece:
+            counts[-1] += 1
+            yield record
+
+
+def shard_of(records: Records, index: int) -> Records:
+    """One file of the set, in pieces: of a Parquet file its description is read over the network."""
+    return records.shard(num_shards=records.num_shards, index=index).reshard()
+
+
+def pieces_of(shard: Records) -> Iterator[Records]:
+    return (shard.shard(num_shards=shard.num_shards, index=index) for index in range(shard.num_shards))
 
 
 def check_files(name: str, module: str, files: Mapping[str, list[str]] | None) -> Mapping[str, list[str]]:
@@ -177,11 +196,16 @@ class Mark:
 
     epoch: int = 0
     part: int = 0
-    """Index in the epoch. A part is a shard; the last part is the beginning of the first shard, before the offset."""
-    block: int = 0
+    """Index in the epoch. A part is a shard; the last part is the beginning of the first shard's first piece, before
+    the offset."""
+    piece: int = 0
     """Index in the part."""
+    block: int = 0
+    """Index in the piece."""
     state: dict[str, Any] | None = None
-    """The `datasets` library's state in the part; None at its beginning."""
+    """The `datasets` library's state in the piece; None at its beginning."""
+    offset: int | None = None
+    """Records of the epoch's first piece that are read at its end; None before their number is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +220,8 @@ class Reader:
     def __init__(self, of: HubCorpus, name: str) -> None:
         self._of, self._name = of, name
         self._shards = int(of.records.num_shards)
+        self._shard: tuple[int, Records] | None = None
+        """The one that was read last, by its index: opening it again would take requests."""
 
     def blocks(self, mark: Mark, stop: threading.Event) -> Iterator[Block]:
         """Blocks from `mark` on, for ever. Waits and tries again when the network fails. Raises UsageError,
@@ -203,12 +229,14 @@ class Reader:
         wait_s, found = FIRST_WAIT_S, mark != Mark()
         while not stop.is_set():
             try:
-                for texts, state in self._groups(mark):
+                records, ahead, offset = self._begun(mark)
+                for texts, state in self._groups(records, ahead):
                     if len(tokens := self._encoded(mark, texts)):
                         found = True
                         yield Block(mark, tokens)
-                    mark, wait_s = replace(mark, block=mark.block + 1, state=state), FIRST_WAIT_S
-                mark, found = self._after(mark, found)
+                    mark = replace(mark, block=mark.block + 1, state=state, offset=offset)
+                    wait_s = FIRST_WAIT_S
+                mark, found = self._after(replace(mark, offset=offset), found)
             except (KeyError, TypeError, AttributeError) as error:
                 if mark.state is None:
                     raise
@@ -222,19 +250,33 @@ class Reader:
 
     def check(self, mark: Mark) -> None:
         """ValueError where this data set has no such place, as far as that is known without reading."""
-        if min(mark.epoch, mark.block) < 0 or not 0 <= mark.part <= self._shards:
+        if min(mark.epoch, mark.piece, mark.block, mark.offset or 0) < 0 or not 0 <= mark.part <= self._shards:
             raise ValueError(f"no position in this data set: {mark}")
         if not isinstance(mark.state, dict | None):
             raise ValueError(f"no position in a data set: {mark.state}")
 
-    def _groups(self, mark: Mark) -> Iterator[tuple[list[str], dict[str, Any]]]:
+    def _begun(self, mark: Mark) -> tuple[Records, Iterator[Mapping[str, Any]], int]:
+        """The records of the piece at `mark`, an iterator over them that stands at it, and the epoch's offset."""
+        records = self._records(mark)
+        if mark.offset is not None:
+            return records, iter(records), mark.offset
+        rng = generator(f"{self._name}/{mark.epoch}/offset")
+        offset = int(rng.integers(max(BLOCK_RECORDS, MAX_SKIP // (self._shards * self._at(mark)[1].num_shards))))
+        log.info("reading up to record %d of a part of %s, where this node begins", offset, self._of.name)
+        there = _skip(ahead := iter(records), offset)
+        if there < offset:  # the piece has no more
+            offset = int(rng.integers(max(1, there)))
+            records = self._records(mark)
+            _skip(ahead := iter(records), offset)
+        return records, ahead, offset
+
+    def _groups(
+        self, records: Records, ahead: Iterator[Mapping[str, Any]]
+    ) -> Iterator[tuple[list[str], dict[str, Any]]]:
         """The texts of block after block, and the library's state after each."""
-        records = self._part(mark)
-        if mark.state is not None:
-            records.load_state_dict(mark.state)
         texts: list[str] = []
         size = 0
-        for record in records:
+        for record in ahead:
             texts.append(text_of(record, self._of.field, self._of.name))
             size += len(texts[-1])
             if size >= BLOCK_TEXT or len(texts) >= BLOCK_RECORDS:
@@ -243,34 +285,49 @@ class Reader:
         if texts:
             yield texts, records.state_dict()
 
-    def _part(self, mark: Mark) -> Records:
-        rng = generator(f"{self._name}/{mark.epoch}")
-        order = rng.permutation(self._shards)
-        offset = int(rng.integers(self._span()))
-        index = int(order[mark.part % self._shards])
-        held_out = self._of.skipped if index == 0 else 0
-        shard = self._of.records.shard(num_shards=self._shards, index=index)
-        if mark.part == 0:
-            return shard.skip(held_out + offset)
-        return shard.skip(held_out).take(offset) if mark.part == self._shards else shard.skip(held_out)
+    def _records(self, mark: Mark) -> Records:
+        """Those of the piece at `mark`, from the mark's state on."""
+        number, shard = self._at(mark)
+        pieces = shard.num_shards
+        if mark.piece >= pieces:
+            raise Incompatible(_OTHER.format(name=self._of.name))
+        index = int(generator(f"{self._name}/{mark.epoch}/{number}").permutation(pieces)[mark.piece])
+        records = shard.shard(num_shards=pieces, index=index)
+        if number == 0 and index < len(self._of.skipped):
+            records = records.skip(self._of.skipped[index])
+        if mark.part == self._shards:
+            records = records.take(mark.offset or 0)
+        if mark.state is not None:
+            records.load_state_dict(mark.state)
+        return records
 
-    def _span(self) -> int:
-        """Upper limit of the offset into the first shard."""
-        if self._of.count is None:
-            return BLOCK_RECORDS
-        return max(1, min(MAX_SKIP, self._of.count // self._shards))
+    def _at(self, mark: Mark) -> tuple[int, Records]:
+        """The shard at `mark`, and its index."""
+        order = generator(f"{self._name}/{mark.epoch}").permutation(self._shards)
+        index = int(order[mark.part % self._shards])
+        if self._shard is None or self._shard[0] != index:
+            self._shard = index, shard_of(self._of.records, index)
+        return self._shard
 
     def _encoded(self, mark: Mark, texts: list[str]) -> Tokens:
-        order = generator(f"{self._name}/{mark.epoch}/{mark.part}/{mark.block}").permutation(len(texts))
+        name = f"{self._name}/{mark.epoch}/{mark.part}/{mark.piece}/{mark.block}"
+        order = generator(name).permutation(len(texts))
         return packed([texts[i] for i in order if texts[i]], self._of.tokenizer)
 
     def _after(self, mark: Mark, found: bool) -> tuple[Mark, bool]:
-        """The next part, and whether its epoch has had any text so far."""
+        """The next piece, and whether its epoch has had any text so far."""
         if mark.part < self._shards:
-            return Mark(mark.epoch, mark.part + 1), found
+            more = mark.piece + 1 < self._at(mark)[1].num_shards
+            part, piece = (mark.part, mark.piece + 1) if more else (mark.part + 1, 0)
+            return Mark(mark.epoch, part, piece, offset=mark.offset), found
         if not found:
             raise UsageError(f"{self._of.name} holds no text to train on beyond what is held out: take a larger one")
         return Mark(mark.epoch + 1), False
+
+
+def _skip(records: Iterator[Any], count: int) -> int:
+    """How many there were to skip, at most `count`."""
+    return sum(1 for _ in islice(records, count))
 
 
 def _is_temporary(error: BaseException | None) -> bool:
@@ -314,8 +371,11 @@ class HubStream:
         try:
             rest = dict(position)
             taken = rest.pop("taken")
+            if "piece" not in rest:  # of a version with another order: the epoch begins again
+                rest, taken = {"epoch": rest["epoch"]}, 0
             mark = Mark(**rest)
-            if not all(isinstance(n, int) for n in (taken, mark.epoch, mark.part, mark.block)) or taken < 0:
+            numbers = (taken, mark.epoch, mark.part, mark.piece, mark.block, mark.offset or 0)
+            if not all(isinstance(n, int) for n in numbers) or taken < 0:
                 raise TypeError("whole numbers are wanted")
         except (TypeError, ValueError, KeyError) as error:
             raise ValueError(f"no position in a data set: {error}") from None

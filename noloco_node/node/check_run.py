@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from noloco_node.base import atomic_files
-from noloco_node.base.packages import pip_line
+from noloco_node.base.extras import pip_install
 from noloco_node.checkpoints.checkpoint import KEEP, PARAMETER_BYTES
 from noloco_node.core.codecs.by_name import bytes_per_element
 from noloco_node.data.sources import Sources
@@ -136,10 +136,10 @@ def _needs(run: Manifest) -> Needs:
     match data.source:
         case "files":
             text = f"own files with --data: text, jsonl with the field {data.field}, parquet, arrow or token files"
-            packages.append(f"for parquet and arrow {pip_line('data')}")
+            packages.append(f"for parquet and arrow {pip_install('data')}")
         case "hub":
             text = f"none: {data.dataset} comes from the hub, which must be reachable"
-            packages.append(pip_line("data"))
+            packages.append(pip_install("data"))
         case _:
             text = "none: Python's own library, which every machine has"
     kind, _, name = data.tokenizer.partition(":")

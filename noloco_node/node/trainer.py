@@ -24,9 +24,10 @@ from noloco_node.checkpoints.schedule import CheckpointSchedule
 from noloco_node.data.sources import Sources
 from noloco_node.data.sources import check as check_sources
 from noloco_node.errors import NolocoError
+from noloco_node.host import remembered
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.policy import Policy
-from noloco_node.node import build_training, find_run, lifecycle, status
+from noloco_node.node import build_training, find_run, lifecycle, outcome, status
 from noloco_node.node.base import BaseNode, Report
 from noloco_node.observe import exporters
 from noloco_node.observe.jsonl import METRICS_EVERY_S
@@ -38,7 +39,7 @@ from noloco_node.peers.directory import Directory
 from noloco_node.peers.membership import Membership
 from noloco_node.peers.record import PeerRecord
 from noloco_node.rounds.service import RoundService, RoundTerms
-from noloco_node.run import signed_file
+from noloco_node.run import invitation, signed_file
 from noloco_node.run.manifest import Signed, verify
 from noloco_node.run.schema import Manifest
 from noloco_node.state_transfer import catch_up, choose_donor, client
@@ -148,11 +149,12 @@ class TrainingNode(BaseNode):
         self.waits_for("data and model to be ready")
         ready = await self._model_ready()  # what is wrong with the run is found by now: nobody was invited to it
         self._known_runs.add(signed)
+        remembered.keep(self._home, self._config.given, run.run_id, signed.author)
         signed_file.keep(self._home.run(run.run_id), signed)
         self._recorder.open(self._home.run(run.run_id), run.label, self._config.sinks)
         self._report(f"{peer_names.name_of(self._identity.peer_id)} ({self._identity.peer_id}) in run {run.label}")
-        run_and_author = f" --run {run.run_id} --trust {signed.author}"
-        self._report_join_lines(bootstrap or self._transport.addresses(), run_and_author)
+        ways_in = [a for a in bootstrap or self._transport.addresses() if a.transport == "tcp" and not a.relay]
+        self._report_join_lines(invitation.lines(ways_in, run.run_id, signed.author))
         async with asyncio.TaskGroup() as group:
             duties = [group.create_task(duty) for duty in self._duties(signed, directory)]
             await self._train(run, self._thread, ready)
@@ -318,6 +320,8 @@ class TrainingNode(BaseNode):
             await asyncio.to_thread(self._thread.stop, patience_s)
         if self._ready:
             await self._policy.write_down(leaving=True)
+        for line in outcome.lines(self.status(), self._home):
+            self._report(line)
 
     async def _leave_directory(self, until: float) -> None:
         with suppress(TimeoutError):

@@ -25,7 +25,7 @@ from noloco_node.base.events import (
     TakenBack,
     WentSolo,
 )
-from noloco_node.base.packages import pip_line
+from noloco_node.base.extras import pip_install
 from noloco_node.errors import UsageError
 from noloco_node.host.config import TENSORBOARD, WANDB
 
@@ -50,7 +50,7 @@ def check(names: Collection[str]) -> None:
     for name in names:
         found = importlib.util.find_spec(name)
         if found is None or found.origin is None:  # a folder of that name in the working directory is no package
-            raise UsageError(f"--sinks {name} needs a package that is not installed: {pip_line(name)}")
+            raise UsageError(f"--sinks {name} needs a package that is not installed: {pip_install(name)}")
 
 
 def chosen(names: Iterable[str], folder: Path, run: str, node: str) -> dict[str, Callable[[], Exporter]]:
@@ -95,22 +95,26 @@ class Figures:
     """Events as named numbers and texts, for curves over the steps."""
 
     step: int = 0
-    tokens: int = 0
     committed: int = 0
     solo: int = 0
 
     def of(self, event: Event) -> dict[str, float | str]:  # noqa: PLR0911 - one for each kind
         match event:
             case PhaseDone():
-                self.step, self.tokens = event.steps, self.tokens + event.tokens
-                per_s = event.tokens_per_s
-                return {
+                self.step = event.steps
+                figures = {
                     "train/loss": event.loss,
-                    "train/tokens": self.tokens,
+                    "train/learning_rate": event.learning_rate,
+                    "train/gradient_norm": event.gradient_norm,
+                    "train/tokens": event.tokens_total,
+                    "train/tokens_per_s": event.tokens_per_s,
+                    "train/mfu": event.mfu,
                     "train/stall_ms": event.stall_ms,
+                    "memory/device_bytes": event.device_bytes,
+                    "memory/host_bytes": event.host_bytes,
                     "round": event.round,
-                    **({} if per_s is None else {"train/tokens_per_s": per_s}),
                 }
+                return {name: value for name, value in figures.items() if value is not None}
             case Evaluated(_, eval_loss):
                 return {"eval/loss": eval_loss}
             case Sampled(_, prompt, text):

@@ -11,12 +11,13 @@ from noloco_node.base.events import (
     PhaseDone,
     RolledBack,
     RoundCommitted,
+    Sampled,
     TakenBack,
     WentSolo,
 )
 from noloco_node.core.round import TOO_SLOW
 from noloco_node.views.peers import PeerRow
-from noloco_node.views.status import LastRound, LastTakenBack, Phase, Rounds, StatusView
+from noloco_node.views.status import LastRound, LastTakenBack, Phase, Rounds, SampleView, StatusView
 
 MINUTE_S = 60.0
 PACE_ROUNDS = 20
@@ -54,6 +55,7 @@ class NodeStats:
     loss_first: float | None = None
     eval_loss: float | None = None
     eval_loss_first: float | None = None
+    sample: SampleView | None = None
     committed: int = 0
     solo: Counter[str] = field(default_factory=Counter)
     swaps_fit: bool = True
@@ -91,6 +93,8 @@ class NodeStats:
             case Evaluated(_, eval_loss):
                 self.eval_loss = eval_loss
                 self.eval_loss_first = eval_loss if self.eval_loss_first is None else self.eval_loss_first
+            case Sampled(round, prompt, text):
+                self.sample = SampleView(round, prompt, text)
             case RoundCommitted():
                 self._commit(event)
             case WentSolo():
@@ -113,6 +117,7 @@ class NodeStats:
     def steps_target(self) -> int | None:
         return self.rounds_target * self.steps_a_round if self.rounds_target and self.steps_a_round else None
 
+    @property
     def left_s(self) -> float | None:
         """Seconds of training until the target: at the pace of the last rounds, or of the first phase so far."""
         if self.rounds_target is None:
@@ -166,7 +171,7 @@ class NodeStats:
             rounds_target=self.rounds_target,
             step=self._step_now,
             steps_target=self.steps_target,
-            left_s=self.left_s(),
+            left_s=self.left_s,
             phase=self.phase,
             tokens=self.tokens,
             tokens_per_s=self.tokens_per_s,
@@ -177,6 +182,7 @@ class NodeStats:
             mfu=self.last.mfu if self.last else None,
             eval_loss=self.eval_loss,
             eval_loss_first=self.eval_loss_first,
+            sample=self.sample,
             partner=last.partner if last else None,
             last_round=last,
             resent_block_fraction=last.resent_block_fraction if last else None,

@@ -17,8 +17,10 @@ from noloco_node.base.identity import Identity
 from noloco_node.checkpoints import listing
 from noloco_node.cli import control, main
 from noloco_node.errors import Diverged
+from noloco_node.host import remembered
 from noloco_node.host.home import Home
-from noloco_node.run import manifest, toml
+from noloco_node.run import invitation, manifest, signed_file, toml
+from noloco_node.run.invitation import Invitation
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -107,7 +109,7 @@ def test_pause_and_resume_print_the_new_state(running, capsys):
 )
 def test_no_node_runs(verb, capsys):
     assert main(verb.split()) == 3
-    assert "join --bootstrap" in capsys.readouterr().err
+    assert "join <invitation>" in capsys.readouterr().err
 
 
 def test_a_home_by_flag(running, home, monkeypatch, capsys):
@@ -163,18 +165,23 @@ def test_start_signs_the_manifest(node, home, capsys):
     assert capsys.readouterr().out == "others join with: …\n"
 
 
+def reached(home, run_id, round):
+    """A checkpoint's state.json."""
+    about = {"schema": 2, "run_id": run_id, "layout": "ab", "round": round, "step": 50 * round, "eval_loss": 1.5}
+    about["files"] = {name: {"sha256": "ab", "bytes": 1} for name in listing.FILES}
+    path = home.run(run_id) / "checkpoints" / str(50 * round) / "state.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(about))
+
+
 def test_a_finished_run_started_again_says_so_at_once(node, home, capsys):
     assert main(["init"]) == 0
     run = toml.load(Path("run.toml"))
-    about = {"schema": 2, "run_id": run.run_id, "layout": "ab", "round": 99, "step": 4950, "eval_loss": 1.5}
-    about["files"] = {name: {"sha256": "ab", "bytes": 1} for name in listing.FILES}
-    folder = home.run(run.run_id) / "checkpoints" / "4950"
-    folder.mkdir(parents=True)
-    (folder / "state.json").write_text(json.dumps(about))
+    reached(home, run.run_id, 99)
     assert main(["start", "run.toml"]) == 0
     assert len(node.calls) == 1, "one round is left"
     capsys.readouterr()
-    (folder / "state.json").write_text(json.dumps({**about, "round": 100, "step": 5000}))
+    reached(home, run.run_id, 100)
     done = subprocess.run(
         [
             *(sys.executable, "-X", "importtime", "-m", "noloco_node"),
@@ -185,9 +192,9 @@ def test_a_finished_run_started_again_says_so_at_once(node, home, capsys):
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         check=True,
     )
-    assert f"{run.label} is finished: 100 rounds, step 5000, held-out loss 1.50\n" in done.stdout
+    assert f"{run.label} is over: 100 rounds, step 5000, held-out loss 1.500\n" in done.stdout
     assert "noloco-node export" in done.stdout
-    assert str(folder.parent.parent) in done.stdout
+    assert str(home.run(run.run_id)) in done.stdout
     assert not {"torch", "grpc", "hivemind"} & {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
 
 
@@ -197,6 +204,65 @@ def test_join(node, address):
     [(config, *what, _)] = node.calls
     assert what == ["trains", None]
     assert (config.bootstrap, config.run, config.trust) == ((parse(address),), run, trust)
+
+
+def test_join_by_an_invitation_that_was_broken_into_lines(node, address):
+    word = invitation.write(Invitation((parse(address),), 32 * "ab", OTHER))
+    assert main(["join", word[:30], word[30:60], word[60:], "--bootstrap", address]) == 0
+    config = node.calls[0][0]
+    assert (config.bootstrap, config.run, config.trust) == ((parse(address),), 16 * "ab", OTHER)
+
+
+def was_in(home, author, rounds=100, done=0, **given):
+    """Leaves what a node leaves that was in this run."""
+    signed = manifest.sign(toml.load(Path("run.toml")).model_copy(update={"rounds": rounds}), author)
+    run_id = manifest.verify(signed).run_id
+    signed_file.keep(home.run(run_id), signed)
+    reached(home, run_id, done)
+    remembered.keep(home, given, run_id, author.peer_id)
+    return signed
+
+
+def test_join_alone_goes_on_with_the_run_of_last_time(node, home, address, tmp_path, capsys):
+    main(["init"])
+    signed = was_in(home, Identity.load_or_create(tmp_path / "author.key"), done=12, bootstrap=[address], threads="2")
+    run = manifest.verify(signed)
+    capsys.readouterr()
+    assert main(["join", "--max-upload", "5MB"]) == 0
+    [(config, *what, _)] = node.calls
+    assert what == ["trains", None]
+    assert (config.bootstrap, config.run, config.threads, config.max_upload) == ((parse(address),), run.run_id, 2, 5e6)
+    assert capsys.readouterr().out.startswith(f"going on with {run.label}, round 12 of 100\n")
+
+
+def test_join_alone_goes_on_with_the_authors_own_run(node, home):
+    main(["init"])
+    signed = was_in(home, Identity.load_or_create(home.create().identity))
+    assert main(["join"]) == 0
+    assert node.calls[0][1:3] == ("trains", signed) and node.calls[0][0].bootstrap == ()
+
+
+def test_where_no_address_is_known_those_who_were_seen_are_tried(node, home, address, tmp_path, capsys):
+    main(["init"])
+    was_in(home, Identity.load_or_create(tmp_path / "author.key"))
+    assert main(["join"]) == 2
+    assert "needs an invitation" in capsys.readouterr().err
+    (home.root / "peers.json").write_text(json.dumps({OTHER: {"seen": 1, "addresses": [address]}}))
+    assert main(["join"]) == 0
+    assert node.calls[0][0].bootstrap == (parse(address),)
+
+
+def test_join_of_a_run_that_is_over(node, home, address, capsys):
+    main(["init"])
+    was_in(home, Identity.load_or_create(home.create().identity), rounds=20, done=20)
+    capsys.readouterr()
+    assert main(["join"]) == 0
+    said = capsys.readouterr().out
+    assert "is over: 20 rounds, step 1000" in said
+    assert "to take the model out: noloco-node export" in said
+    assert node.calls == []
+    assert main(["join", "--linger", "60"]) == 0
+    assert len(node.calls) == 1, "it answers `status` for a while"
 
 
 def test_one_address_that_answers_is_enough(node, address, monkeypatch):

@@ -25,6 +25,7 @@ from noloco_node.run.schema import DataSpec
 LENGTH = 16
 CONTENT = texts(300)
 SHARDS = (CONTENT[:120], CONTENT[120:200], CONTENT[200:])
+BEGINNING = {"epoch": 0, "part": 0, "piece": 0, "block": 0, "state": None, "offset": None, "taken": 0}
 
 
 @pytest.fixture(autouse=True)
@@ -41,8 +42,8 @@ def shards(tmp_path: Path) -> Any:
     return datasets.load_dataset("parquet", data_files=paths, split="train", streaming=True)
 
 
-def opened(records: Any, tokenizer: Tokenizer = BYTES, **rules: Any) -> HubCorpus:
-    return hub.corpus("a set", records, None, tokenizer, field="text", **rules)
+def opened(records: Any, tokenizer: Tokenizer = BYTES) -> HubCorpus:
+    return hub.corpus("a set", records, None, tokenizer, "text")
 
 
 @pytest.fixture
@@ -66,13 +67,16 @@ def documents(rows: torch.Tensor, tokenizer: Tokenizer = BYTES) -> list[str]:
 
 
 # ---- what arrives ----
-@pytest.mark.parametrize("kind", ["parquet", "jsonl", "folder"])
+@pytest.mark.parametrize("kind", ["parquet", "pieces", "jsonl", "folder"])
 def test_an_epoch_reads_every_record_once_and_what_is_held_out_never(
     kind: str, tmp_path: Path, shards: Any, streams: Callable[..., HubStream]
 ) -> None:
     if kind == "jsonl":
         paths = [str(jsonl(tmp_path / f"{i}.jsonl", content)) for i, content in enumerate(SHARDS)]
         shards = datasets.load_dataset("json", data_files=paths, split="train", streaming=True)
+    elif kind == "pieces":
+        paths = [str(parquet(tmp_path / f"{i}.parquet", content, 7)) for i, content in enumerate(SHARDS)]
+        shards = datasets.load_dataset("parquet", data_files=paths, split="train", streaming=True)
     elif kind == "folder":
         folder = tmp_path / "set"
         folder.mkdir()
@@ -126,16 +130,16 @@ def test_the_same_position_twice_and_a_closed_stream_goes_on(shards: Any, stream
 def test_a_split_of_its_own_is_held_out_where_there_is_one(tmp_path: Path, shards: Any) -> None:
     path = str(parquet(tmp_path / "validation.parquet", texts(40, seed=2)))
     apart = datasets.load_dataset("parquet", data_files=path, split="train", streaming=True)
-    corpus = hub.corpus("a set", shards, apart, BYTES, field="text")
+    corpus = hub.corpus("a set", shards, apart, BYTES, "text")
     assert documents(torch.from_numpy(corpus.held_out.astype(np.int64))[None]) == texts(40, seed=2)
-    assert corpus.skipped == 0 and corpus.windows(LENGTH, 4).shape == (4, LENGTH + 1)
+    assert corpus.skipped == () and corpus.windows(LENGTH, 4).shape == (4, LENGTH + 1)
 
 
 def test_replicas_are_at_the_same_block_as_rarely_as_chance_has_it(
     shards: Any, streams: Callable[..., HubStream]
 ) -> None:
     """Ten replicas in step, looked at 30 times over some epochs: which records two of them read between two looks."""
-    corpus = opened(shards, count=len(CONTENT))
+    corpus = opened(shards)
     replicas = [streams(corpus, str(peer)) for peer in range(10)]
     met = looked = 0
     for _ in range(30):
@@ -215,10 +219,10 @@ def test_what_does_not_pass_ends_the_reading_for_good(error: Exception, streams:
 def test_who_only_asks_does_not_wait_for_the_network(
     monkeypatch: pytest.MonkeyPatch, streams: Callable[..., HubStream]
 ) -> None:
-    wanted = streams(opened(failing([], at=50)))
-    again = streams(opened(failing([], at=50)))
+    wanted = streams(opened(failing([], at=50)), "b")  # who begins in the other shard
+    again = streams(opened(failing([], at=50)), "b")
     monkeypatch.setattr(hub, "FIRST_WAIT_S", 600.0)
-    stream = streams(opened(failing([ConnectionError("no route")], at=50)))
+    stream = streams(opened(failing([ConnectionError("no route")], at=50)), "b")
     taken = []
     while stream.ready(1, 0.3):
         taken.append(stream.next(1))
@@ -243,11 +247,16 @@ def test_closing_while_the_network_is_waited_for_takes_no_time(monkeypatch: pyte
         (0, 0),
         {},
         {"epoch": 0, "part": 0, "block": 0, "state": None},
-        {"epoch": 0, "part": 9, "block": 0, "state": None, "taken": 0},
-        {"epoch": -1, "part": 0, "block": 0, "state": None, "taken": 0},
-        {"epoch": 0, "part": 0, "block": 0, "state": None, "taken": -1},
-        {"epoch": 0, "part": 0, "block": "x", "state": None, "taken": 0},
-        {"epoch": 0, "part": 0, "block": 0, "state": [], "taken": 0},
+        {"part": 0, "block": 0, "state": None, "taken": 0},
+        {**BEGINNING, "part": 9},
+        {**BEGINNING, "epoch": -1},
+        {**BEGINNING, "piece": -1},
+        {**BEGINNING, "offset": -1},
+        {**BEGINNING, "taken": -1},
+        {**BEGINNING, "block": "x"},
+        {**BEGINNING, "piece": None},
+        {**BEGINNING, "state": []},
+        {**BEGINNING, "more": 1},
     ],
 )
 def test_a_position_of_other_data_is_refused(position: Any, shards: Any, streams: Callable[..., HubStream]) -> None:
@@ -255,11 +264,23 @@ def test_a_position_of_other_data_is_refused(position: Any, shards: Any, streams
         streams(opened(shards)).seek(position)
 
 
-def test_a_place_in_data_that_changed_is_said(shards: Any, streams: Callable[..., HubStream]) -> None:
+@pytest.mark.parametrize("change", [{"block": 3, "state": {"examples_iterable": {"x": 1}}}, {"piece": 7}])
+def test_a_place_in_data_that_changed_is_said(
+    change: dict[str, Any], shards: Any, streams: Callable[..., HubStream]
+) -> None:
     stream = streams(opened(shards))
-    stream.seek({"epoch": 0, "part": 0, "block": 3, "state": {"examples_iterable": {"x": 1}}, "taken": 5})
+    stream.seek({**BEGINNING, "offset": 0, "taken": 5, **change})
     with pytest.raises(Incompatible, match="the checkpoint's position is not in the data set a set"):
         stream.next(1)
+
+
+def test_a_position_of_a_version_with_another_order_begins_its_epoch_again(
+    shards: Any, streams: Callable[..., HubStream]
+) -> None:
+    old, new = streams(opened(shards)), streams(opened(shards))
+    old.seek({"epoch": 2, "part": 1, "block": 3, "state": {"examples_iterable": {}}, "taken": 5})
+    new.seek({**BEGINNING, "epoch": 2})
+    assert torch.equal(old.next(9), new.next(9))
 
 
 def test_a_set_without_the_field_or_without_text(tmp_path: Path, streams: Callable[..., HubStream]) -> None:

@@ -7,6 +7,8 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from pretend_hub import COMMIT, DATASET, TOKENIZER, serving
 from texts import parquet, texts, tokenizer_json
@@ -76,6 +78,48 @@ def test_records_arrive_through_failures_and_a_resume(tmp_path: Path) -> None:
     documents = [tokenizer.decode(part) for part in split(tokens, tokenizer.end)[:-1]]
     assert len(documents) > 360 and set(documents) == {text for part in content for text in part}
     assert len(set(documents[:360])) == 360, "an epoch, each once"
+
+
+READ_BY_EIGHT = f"""
+import json
+from noloco_node.run.schema import DataSpec
+from noloco_node.data import corpus, hub
+
+hub.BLOCK_RECORDS = 100
+text = corpus.load(DataSpec(source="hub", dataset="{DATASET}", revision="{COMMIT}"))
+assert text.vocabulary == 256
+for peer in range(8):
+    stream = text.stream(16, 1, f"peer {{peer}}")
+    row, read = [], []
+    while len(read) < 500:
+        row += stream.next(64)[:, 1:].flatten().tolist()
+        read = bytes(row).decode().split(chr(0))[1:-1]
+    stream.close()
+    print(json.dumps(read[:500]))
+"""
+
+
+@pytest.mark.parametrize(("row_group", "least"), [(100, 2300), (4000, 1900)])
+def test_eight_replicas_of_a_set_of_unknown_size_read_as_much_of_it_as_chance_allows(
+    row_group: int, least: int, tmp_path: Path
+) -> None:
+    """4000 records in one Parquet file, without a word of how many; each replica reads 500. Replicas that do not know
+    of each other read at best 4000 (1 - (7/8)^8) = 2626 distinct ones, in the mean over their names: with row groups of
+    100 that is 2620 with a standard deviation of 140, with a single one 2520 and 340."""
+    records = [f"record {i}" for i in range(4000)]
+    table = pyarrow.table({"text": records})
+    pyarrow.parquet.write_table(table, tmp_path / "train-0.parquet", row_group_size=row_group)
+    pyarrow.parquet.write_table(table.slice(0, 9), tmp_path / "validation-0.parquet")
+    files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with serving(files) as hub:
+        environ = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
+        run = [sys.executable, "-c", READ_BY_EIGHT]
+        said = subprocess.run(run, env=environ, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
+    read = [json.loads(line) for line in said.stdout.splitlines()]
+    assert [len(set(each)) for each in read] == [500] * 8, "none twice in an epoch"
+    distinct = {record for each in read for record in each}
+    assert distinct <= set(records) and len(distinct) > least
 
 
 def test_a_run_is_pinned_to_a_commit_when_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

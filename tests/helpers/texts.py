@@ -37,7 +37,7 @@ def jsonl(path: Path, written: Sequence[str | None]) -> Path:
     return path
 
 
-def parquet(path: Path, written: Sequence[str | None]) -> Path:
+def parquet(path: Path, written: Sequence[str | None], row_group: int = 100) -> Path:
     table = pyarrow.table({"id": range(len(written)), "text": list(written)})
-    pyarrow.parquet.write_table(table, path, row_group_size=100)
+    pyarrow.parquet.write_table(table, path, row_group_size=row_group)
     return path

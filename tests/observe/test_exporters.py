@@ -21,7 +21,7 @@ from noloco_node.errors import UsageError
 from noloco_node.observe import exporters
 
 EVENTS = [
-    PhaseDone(1, 50, 3.5, tokens=1000, seconds=2.0, stall_ms=7.0),
+    PhaseDone(1, 50, 3.5, 1000, 2.0, stall_ms=7.0, tokens_total=9000, learning_rate=3e-3, gradient_norm=1.5),
     WentSolo(1, "no_peers"),
     PhaseDone(2, 100, 2.5, tokens=1000, seconds=2.0),
     Evaluated(2, 2.75),
@@ -76,7 +76,9 @@ def test_each_figure_at_its_step():
     assert [step for step, _ in kept.written] == [50, 50, 100, 100, 100, 100]
     assert kept.written[0][1] == {
         "train/loss": 3.5,
-        "train/tokens": 1000,
+        "train/learning_rate": 3e-3,
+        "train/gradient_norm": 1.5,
+        "train/tokens": 9000,
         "train/stall_ms": 7.0,
         "train/tokens_per_s": 500.0,
         "round": 1,
@@ -130,7 +132,7 @@ def test_a_package_that_is_missing_is_named_before_anything_begins(tmp_path, mon
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "wandb_of_nobody").mkdir()
     for name in ("wandb_of_nobody", "nowhere_to_be_found"):
-        with pytest.raises(UsageError, match=rf"--sinks {name} needs .* `pip install "):
+        with pytest.raises(UsageError, match=rf"-m pip install {name}"):
             exporters.check([name])
     exporters.check([])
 

@@ -1,5 +1,6 @@
 """The training thread with real small replicas and a list for a poster: what it posts, when, and how it ends."""
 
+import math
 import queue
 import threading
 import time
@@ -128,6 +129,53 @@ def test_a_resumed_phase_goes_on_in_its_middle() -> None:
         watched.thread.begin()
         ended = watched.until(PhaseEnded).done
         assert (ended.round, ended.steps, ended.tokens) == (2, 6, 2 * 64)
+
+
+def test_what_a_phase_says_of_its_steps() -> None:
+    """Learning rate, norm and memory, without a GPU to take a share of; tokens with those of earlier processes."""
+    alone, norms = small_replica(run=small_run(warmup=0.0)), []
+    for _ in range(3):
+        alone.step()
+        norms.append(alone.last_norm)
+    with running(lambda: small_replica(run=small_run(warmup=0.0))) as watched:
+        ready = watched.next(Ready)
+        assert (ready.tokens, ready.device_limit_bytes) == (0, None)
+        assert ready.host_limit_bytes and ready.host_limit_bytes > 1 << 26
+        watched.thread.begin()
+        done = watched.until(PhaseEnded).done
+        answer(watched.thread.state())
+    assert done.gradient_norm == pytest.approx(sum(norms) / 3)
+    assert done.learning_rate == alone.last_rate
+    assert done.learning_rate and 0 < done.learning_rate < small_run().inner.learning_rate
+    assert (done.tokens_total, done.mfu, done.device_bytes) == (3 * 64, None, None)
+    assert done.host_bytes and 1 << 26 < done.host_bytes < ready.host_limit_bytes
+
+
+def test_tokens_count_on_after_a_restart() -> None:
+    before = small_replica()
+    train(before, 4)
+    resumed = small_replica()
+    resumed.load(before.state())
+    with running(lambda: resumed) as watched:
+        assert watched.next(Ready).tokens == 4 * 64
+        watched.thread.begin()
+        done = watched.until(PhaseEnded).done
+    assert (done.tokens, done.tokens_total) == (2 * 64, 6 * 64)
+
+
+def test_a_step_without_a_finite_gradient_does_not_spoil_the_norm() -> None:
+    replica = small_replica()
+    step, norms = replica.step, iter([math.inf, 2.0, 4.0])
+
+    def with_norm() -> float:
+        loss = step()
+        replica.last_norm = next(norms)
+        return loss
+
+    replica.step = with_norm  # type: ignore[method-assign]
+    with running(lambda: replica) as watched:
+        watched.thread.begin(1)
+        assert watched.until(PhaseEnded).done.gradient_norm == 3.0
 
 
 def test_a_node_that_has_done_all_rounds_is_finished_at_once() -> None:
