@@ -62,9 +62,11 @@ def _report(error: BaseException, args: list[str]) -> int:
 
 def _say(sentence: str, code: int, args: list[str]) -> int:
     if "--json" in args:
-        from noloco_node.views.documents import error_document
+        import json
 
-        with suppress(BrokenPipeError):
-            print(error_document(sentence, code), flush=True)
+        from noloco_node.views.documents import SCHEMA, as_error
+
+        with suppress(BrokenPipeError):  # on one line, since it may end a list of documents that has one a line
+            print(json.dumps({"schema": SCHEMA, "error": as_error(sentence, code)}), flush=True)
     print(sentence, file=sys.stderr)
     return code

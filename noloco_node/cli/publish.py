@@ -35,7 +35,7 @@ _MAX_PEERS = 64
 
 
 def export(args: argparse.Namespace) -> int:
-    settings, to = _settings(args), Path(args.to).absolute()
+    settings, to = _settings(args), config.whole_path(args.to)
     from noloco_node.publish import hf_folder, model_card
 
     hf_folder.check(to)

@@ -37,9 +37,9 @@ def to_json(view: View) -> str:
     return json.dumps(document(view), allow_nan=False)
 
 
-def error_document(sentence: str, code: int) -> str:
-    """On one line, since it may end a list of documents that has one a line."""
-    return json.dumps({"schema": SCHEMA, "error": {"code": code, "sentence": sentence}})
+def as_error(sentence: str, code: int) -> dict[str, Any]:
+    """`code`: the exit code."""
+    return {"code": code, "sentence": sentence}
 
 
 def from_json(kind: type[T], text: str) -> T:
