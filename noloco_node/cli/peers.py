@@ -68,10 +68,11 @@ async def _show(get_peers: GetPeers, peer_filter: PeerFilter, as_json: bool) -> 
     if as_json:
         print_json(document(view))
         return
+    from noloco_node.base.units import count
     from noloco_node.terminal.text import console, print_peers
 
     if everybody.peers and not view.peers:
-        print(f"none of the {len(everybody.peers)} peers matches")
+        print(f"none of {count(len(everybody.peers), 'peer')} matches")
         return
     print_peers(view, console())
 

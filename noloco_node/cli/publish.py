@@ -76,6 +76,8 @@ async def _gather(home: Home, peers: int) -> GatherView:
     """The node's last report. Progress goes to stderr: one line that changes on a terminal, new lines elsewhere."""
     from rich.console import Console
 
+    from noloco_node.base.units import count
+
     out, shown, view = Console(stderr=True, highlight=False), 0, GatherView()
     with out.status("asking the node") as line:
         async with socket_client.connected(home) as node:
@@ -85,7 +87,7 @@ async def _gather(home: Home, peers: int) -> GatherView:
                 shown = len(view.skipped)
                 line.update(view.doing)
     if (received := len(view.states) - 1) < peers:
-        print(f"{received} of {peers} peers sent their weights", file=sys.stderr)
+        print(f"{received} of {count(peers, 'peer')} sent their weights", file=sys.stderr)
     return view
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from noloco_node.base.units import loss, span
+from noloco_node.base.units import count, loss, span
 from noloco_node.terminal.swarm_board import NodeProcess
 from noloco_node.views.documents import SCHEMA, document
 
@@ -56,7 +56,7 @@ class Outcome:
         solo = sum(view.rounds.solo for view in self.views)
         ended = solo + sum(view.rounds.committed for view in self.views)
         per_round = [view.bytes.per_param_round for view in self.views if view.bytes.per_param_round is not None]
-        rounds = f"in {self.rounds} rounds ({solo or 'none'} of {ended} solo)"
+        rounds = f"in {count(self.rounds, 'round')} ({solo or 'none'} of {ended} solo)"
         parts = [f"each node met {self._met()} {rounds}" if ended else "no round was done"]
         if (last := self.mean("eval_loss")) is not None:
             parts.append(f"mean eval loss {loss(self.mean('eval_loss_first'))} → {loss(last)}")
