@@ -59,6 +59,12 @@ def test_id_stays_the_same(home, capsys):
     assert shown["name"] in text
 
 
+def test_a_path_is_shown_without_dots(tmp_path, capsys):
+    (tmp_path / "here").mkdir()
+    assert main(["id", "--home", "here/../there", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["home"] == str(tmp_path.resolve() / "there")
+
+
 # ---- status, peers, leave ----
 def test_status_and_peers(running, capsys):
     assert main(["status", "--json"]) == 0
