@@ -9,6 +9,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -20,6 +21,8 @@ from noloco_node.views.status import StatusView
 PERIOD_S = 1.0
 HEARTBEAT_S = 10.0
 """A page that receives nothing for much longer knows that the node is gone, even if the connection does not break."""
+LAST_S = 1.0
+"""How long a node that ends waits for its pages to hear of it."""
 MAX_LISTENERS = 8
 """A person's browser tabs and phones; each costs the encoding of a few numbers a second."""
 
@@ -46,24 +49,39 @@ class Live:
         self._node = node
         self._state = PageState()
         self._state_at = -PERIOD_S
+        self._ending, self._unheard = asyncio.Event(), asyncio.Event()
+        self._unheard.set()
         self.listeners = 0
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """For one listener, until it closes: at most one event per PERIOD_S."""
+        """For one listener, until it closes or the node ends: at most one event per PERIOD_S, and a last one."""
         self.listeners += 1
+        self._unheard.clear()
         try:
             known, sent_at = PageState(), time.monotonic()
-            while True:
-                now = self._current()
+            is_last = False
+            while not is_last:
+                is_last, now = self._ending.is_set(), self._current()
                 if event := changes(known, now):
                     known, sent_at = now, time.monotonic()
                     yield f"data: {json.dumps(event, allow_nan=False, separators=(',', ':'))}\n\n".encode()
                 elif time.monotonic() - sent_at >= HEARTBEAT_S:
                     sent_at = time.monotonic()
                     yield b"data: {}\n\n"
-                await asyncio.sleep(PERIOD_S)
+                if not is_last:
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self._ending.wait(), PERIOD_S)
         finally:
             self.listeners -= 1
+            if not self.listeners:
+                self._unheard.set()
+
+    async def end(self) -> None:
+        """Tell the listeners how the node ended: a short run may do its last rounds within a period."""
+        self._state_at = -PERIOD_S
+        self._ending.set()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._unheard.wait(), LAST_S)
 
     def _current(self) -> PageState:
         """The state of now, built once for all listeners."""

@@ -80,6 +80,7 @@ class _Connections:
             writer.close()
 
     async def close(self) -> None:
+        await self._live.end()
         for task in self._open:
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
