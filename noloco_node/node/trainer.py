@@ -308,7 +308,7 @@ class TrainingNode(BaseNode):
         if self._thread:
             await asyncio.to_thread(self._thread.stop, max(STOP_S, until - loop.time()))
         await self._policy.write_down(leaving=True)
-        for line in outcome.lines(self.status(), self._home):
+        for line in outcome.lines(self.status(), self._run.rounds, self._home) if self._run else ():
             self._report(line)
 
     async def _leave_directory(self, until: float) -> None:
