@@ -123,10 +123,15 @@ def test_the_sample_text_on_a_few_rows(size):
     lines = [line.strip() for line in drawn(replace(picture, status=replace(picture.status, sample=text)), *size)]
     (head,) = (number for number, line in enumerate(lines) if line.startswith("sample text ─"))
     assert lines[head].endswith("after round 40")
-    assert lines[head + 1].startswith("def main(self):     return 1 [2J and"), "nothing that moves the cursor"
+    assert lines[head + 1].startswith("def main(self): return 1 [2J and"), "nothing that moves the cursor"
     rows = next(row for row, line in enumerate(lines[head + 1 :]) if not line or " ─" in line)
     assert 1 <= rows <= 3
     assert not any("sample text" in line for line in drawn(picture, *size)), "only where a run asks for it"
+    short = replace(picture.status, sample=replace(text, text=" :\n\n"))
+    lines = [line.strip() for line in drawn(replace(picture, status=short), *size)]
+    (head,) = (number for number, line in enumerate(lines) if line.startswith("sample text ─"))
+    assert lines[head + 1] == "def main( :"
+    assert any(" ─" in line for line in lines[head + 2 : head + 4]), "no more rows than it needs"
 
 
 def test_how_far_the_phase_under_way_is():
