@@ -98,13 +98,19 @@ def tokenize(args: argparse.Namespace) -> int:
         raise UsageError(f"--out must end in {_SUFFIX}, by which --data recognises one: try {out.name}{_SUFFIX}")
     os.environ["TOKENIZERS_PARALLELISM"] = "true"  # nothing trains at the same time, and nothing forks
     from noloco_node.data import files, sources
+    from noloco_node.data.documents import Reading
+    from noloco_node.host.config import text_encoding
 
+    try:
+        reading = Reading(args.field, text_encoding(args.encoding))
+    except ValueError as error:
+        raise UsageError(f"--encoding {error}") from None
     paths = sources.find(tuple(args.files))
     if any(path.resolve() == out.resolve() for path in paths):
         raise UsageError(f"--out names {out}, which is one of the files to read: name another")
     tokenizer, name = _tokenizer(args.tokenizer)
     with _progress() as say:
-        train, held_out = files.tokenize(paths, out, tokenizer, args.field, say)
+        train, held_out = files.tokenize(paths, out, tokenizer, reading, say)
     lines = {"source": "files", "tokenizer": name, "field": args.field}
     if args.json:
         found = {"tokens": {"train": train, "held_out": held_out}, "vocabulary": tokenizer.vocabulary}

@@ -59,6 +59,7 @@ def _data(add_to: Options) -> None:
     add_to.add_argument(
         "--data", metavar="FILES", action="append", help="the data, if the run leaves it to you; may be a pattern"
     )
+    add_to.add_argument("--encoding", metavar="NAME", help="of text files and jsonl, as latin-1 (default: utf-8)")
     add_to.add_argument("--tokenizer", metavar="FILE", help="the tokenizer.json that the run asks for")
 
 
@@ -85,6 +86,7 @@ def tokenize(parser: argparse.ArgumentParser) -> None:
     add("--tokenizer", metavar="FILE", default="bytes", help="a tokenizer.json (default: bytes, one token for each)")
     add("--out", metavar="FILE", required=True, help="the token file to write, as corpus.tokens")
     add("--field", metavar="NAME", default="text", help="the field of a record that holds its text (default: text)")
+    add("--encoding", metavar="NAME", default="utf-8", help="of text files and jsonl, as latin-1 (default: utf-8)")
     as_json(parser)
 
 

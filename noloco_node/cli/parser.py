@@ -203,7 +203,7 @@ _VERBS = {
         "bench:run",
         "measure the codecs and the training loop on this machine",
         _bench_options,
-        "codec --params 10000000",
+        "codec --quick",
     ),
 }
 _GROUPS = {

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from noloco_node.base.addresses import Address
+from noloco_node.base.units import count
 from noloco_node.base.validation import did_you_mean, listed
 from noloco_node.cli.options import home_of, print_json, whole_number
 from noloco_node.control import socket_client
@@ -68,11 +69,10 @@ async def _show(get_peers: GetPeers, peer_filter: PeerFilter, as_json: bool) -> 
     if as_json:
         print_json(document(view))
         return
-    from noloco_node.base.units import count
     from noloco_node.terminal.text import console, print_peers
 
     if everybody.peers and not view.peers:
-        print(f"none of {count(len(everybody.peers), 'peer')} matches")
+        print(f"{count(len(everybody.peers), 'peer')}, and none matches")
         return
     print_peers(view, console())
 

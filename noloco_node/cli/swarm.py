@@ -57,7 +57,8 @@ def swarm(args: argparse.Namespace) -> int:
         error = {"error": as_error(failure, NolocoError.exit_code)} if failure else {}
         print_json({**outcome.as_document(), **error})
     else:
-        out.print(outcome.sentence(), markup=False)
+        for line in outcome.lines():
+            out.print(line, markup=False)
     if failure:
         print(failure, file=sys.stderr)
         return NolocoError.exit_code
@@ -122,4 +123,4 @@ async def _train(plan: _Plan, out: "Console") -> "Outcome":
         wall_s = time.monotonic() - began
         with out.status("averaging the weights"):
             average = await asyncio.to_thread(nodes.eval_of_average, plan.run)
-    return Outcome(tuple(nodes.members), plan.run.run_id, plan.target, wall_s, average)
+    return Outcome(tuple(nodes.members), plan.run.run_id, plan.target, wall_s, average, plan.keep)

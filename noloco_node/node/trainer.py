@@ -87,7 +87,7 @@ class TrainingNode(BaseNode):
         super().__init__(config, report)
         self._signed = signed
         self._boot = secrets.token_bytes(16)
-        self._sources = Sources(config.data, config.tokenizer, self._home.data)
+        self._sources = Sources(config.data, config.tokenizer, self._home.data, config.encoding)
         self._known_runs = run_registry.RunRegistry()
         self._recorder = Recorder(self._identity.peer_id)
         self._stats = self._recorder.stats
@@ -460,9 +460,9 @@ class TrainingNode(BaseNode):
         return not self._policy.room_to_send(reserved_bytes + (8 * self._ready.parameters if self._ready else 0))
 
     # ---- events of the rounds ----
-    def swapping(self, under_way: bool) -> None:
+    def swapping(self, under_way: bool, behind: int = 0) -> None:
         if self._thread:
-            self._thread.swapping(under_way)
+            self._thread.swapping(under_way, behind)
 
     def round_over(self, round: int) -> None:
         if self._thread:
