@@ -7,7 +7,7 @@ A user's mistakes are found before anything heavy is imported, in this order (wi
 import argparse
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -67,21 +67,19 @@ def _is_over(run: "Manifest", home: Home) -> bool:
 
 
 def join(args: argparse.Namespace) -> int:
-    flags = _flags(args)
-    if args.invitation:
-        flags |= _invited(args.invitation, flags)
+    flags = {**_flags(args), "invitation": " ".join(args.invitation) or None}
     settings = replace(config.load(flags, os.environ, coming_back=True), start_over=args.start_over)
     home = Home(settings.home)
     earlier = _earlier(home, settings.run)
     signed, say = None, None
     if earlier is not None:
         from noloco_node.base.identity import Identity
-        from noloco_node.checkpoints import listing
+        from noloco_node.checkpoints.listing import last_round
 
-        run, reached = earlier.run, listing.newest(home.run(earlier.run.run_id) / "checkpoints")
+        run = earlier.run
         if not settings.linger and _is_over(run, home):
             return 0
-        say = f"going on with {run.label}, round {reached.round if reached else 0} of {run.rounds}"
+        say = f"going on with {run.label}, round {last_round(home.run(run.run_id) / 'checkpoints')} of {run.rounds}"
         if earlier.signed.author == Identity.load_or_create(home.identity).peer_id:
             signed = earlier.signed
     if not (settings.bootstrap or signed):
@@ -113,15 +111,6 @@ def _seen(home: Home) -> tuple[Address, ...]:
 
     known = [address for addresses in PeerCache(home.root / "peers.json").peers().values() for address in addresses]
     return tuple(address for address in known if address.transport == "tcp" and not address.relay)[:_MAX_TRIED]
-
-
-def _invited(words: Sequence[str], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """What an invitation stands for. Flags beside it win; an address by flag is another one to try."""
-    from noloco_node.run import invitation
-
-    found = invitation.read(" ".join(words))
-    addresses = [*map(str, found.addresses), *(flags["bootstrap"] or ())]
-    return {"bootstrap": addresses, "run": flags["run"] or found.run, "trust": flags["trust"] or found.author}
 
 
 def bootstrap(args: argparse.Namespace) -> int:

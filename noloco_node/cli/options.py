@@ -208,6 +208,15 @@ def doctor(parser: argparse.ArgumentParser) -> None:
     home_and_json(parser)
 
 
+def runs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--remove", metavar="ID", nargs="+", help="remove these; the first digits of each are enough")
+    home_and_json(parser)
+
+
+def completion(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", metavar="SHELL", help="bash, zsh or fish")
+
+
 def bugreport(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", metavar="FILE", help="the zip file to write (default: named by the time)")
     home_and_json(parser)

@@ -86,6 +86,8 @@ class TrainingNode(BaseNode):
     def __init__(self, config: NodeConfig, report: Report, signed: Signed | None) -> None:
         super().__init__(config, report)
         self._signed = signed
+        self._brings_run = signed is not None or config.start_over
+        """Whether it may begin with the run's first weights where nobody has later ones."""
         self._boot = secrets.token_bytes(16)
         self._sources = Sources(config.data, config.tokenizer, self._home.data, config.encoding)
         self._known_runs = run_registry.RunRegistry()
@@ -146,6 +148,8 @@ class TrainingNode(BaseNode):
             answering=answering,
         )
         await self._enter(lambda: self._membership.enter(directory))
+        if not (self._brings_run or any(self._home.run(run.run_id).glob("checkpoints/*/state.json"))):
+            await find_run.require_somebody(self.look, run.label, self.waits_for)
         self.waits_for("data and model to be ready")
         ready = await self._model_ready()  # what is wrong with the run is found by now: nobody was invited to it
         self._known_runs.add(signed)
@@ -204,7 +208,9 @@ class TrainingNode(BaseNode):
         self._obey_limits()
         self._handle(lifecycle.ModelReady(resumed=ready.round > 0))
         if self._life.state is NodeState.JOINING:
-            await self._catch_up.fetch_first_state()
+            came = await self._catch_up.fetch_first_state()
+            if not (came or ready.round or self._brings_run):
+                raise find_run.nobody(run.label)
         swaps = run.outer.swaps_per_round
         common = RoundTerms(terms.run_id, ready.layout, ready.fragments)
         blocking = run.outer.overlap == "blocking"
@@ -358,7 +364,7 @@ class TrainingNode(BaseNode):
         coding = catch_up.coding(8 * ready.parameters, self._config.max_download)
         wanted = choose_donor.Wanted(terms, 2 * ready.parameters, run.rounds, coding=coding)
         channel, pace = self._transport.channel, self._policy.traffic
-        first, place_of = not self._rendezvous(), self._transport.place_of
+        first, place_of = self._brings_run and not self._rendezvous(), self._transport.place_of
         same_data = run.model.task is None and run.data.source != "files"
         return catch_up.CatchUp(self, channel, wanted, pace, first=first, same_data=same_data, place_of=place_of)
 
