@@ -72,7 +72,7 @@ async def _show(get_peers: GetPeers, peer_filter: PeerFilter, as_json: bool) -> 
     from noloco_node.terminal.text import console, print_peers
 
     if everybody.peers and not view.peers:
-        print(f"{count(len(everybody.peers), 'peer')}, and none matches")
+        print(f"none of {count(len(everybody.peers), 'peer')} matches")
         return
     print_peers(view, console())
 

@@ -86,7 +86,7 @@ async def _gather(home: Home, peers: int) -> GatherView:
                 shown = len(view.skipped)
                 line.update(view.doing)
     if (received := len(view.states) - 1) < peers:
-        print(f"{received} of {count(peers, 'peer')} sent weights", file=sys.stderr)
+        print(f"{received} of {count(peers, 'peer')} sent their weights", file=sys.stderr)
     return view
 
 

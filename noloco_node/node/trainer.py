@@ -19,6 +19,7 @@ from typing import Any
 from noloco_node.base import peer_names, periodic
 from noloco_node.base.events import Evaluated, Event, RolledBack, RoundCommitted, Sampled, WentSolo
 from noloco_node.base.states import AT_WORK, HAS_WEIGHTS, NodeState
+from noloco_node.checkpoints import listing
 from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.checkpoints.schedule import CheckpointSchedule
 from noloco_node.data.sources import Sources
@@ -148,7 +149,7 @@ class TrainingNode(BaseNode):
             answering=answering,
         )
         await self._enter(lambda: self._membership.enter(directory))
-        if not (self._brings_run or any(self._home.run(run.run_id).glob("checkpoints/*/state.json"))):
+        if not (self._brings_run or listing.newest(self._home.run(run.run_id) / "checkpoints")):
             await find_run.require_somebody(self.look, run.label, self.waits_for)
         self.waits_for("data and model to be ready")
         ready = await self._model_ready()  # what is wrong with the run is found by now: nobody was invited to it

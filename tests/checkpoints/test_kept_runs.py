@@ -1,9 +1,10 @@
 """The runs that a home holds: what is said of each, and that only those that are named are removed."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from reached import reached
 
 from noloco_node.base.identity import Identity
 from noloco_node.checkpoints import kept_runs, listing
@@ -22,8 +23,15 @@ def was_in(home: Home, name: str, done: int) -> str:
     run = Manifest(name=name, rounds=10)
     folder = home.run(run.run_id)
     signed_file.keep(folder, manifest.sign(run, Identity.load_or_create(home.identity)))
-    reached(folder / "checkpoints", done)
+    state = folder / "checkpoints" / f"{done * 50}" / "state.json"
+    state.parent.mkdir(parents=True)
+    state.write_text(json.dumps(about(run.run_id, done)))
     return run.run_id
+
+
+def about(run_id: str, done: int) -> dict[str, Any]:
+    files = {name: {"sha256": "", "bytes": 1} for name in listing.FILES}
+    return {"schema": listing.SCHEMA, "run_id": run_id, "layout": "", "round": done, "step": 50 * done, "files": files}
 
 
 def test_what_is_said_of_each(home: Home) -> None:
@@ -53,11 +61,13 @@ def test_only_those_that_are_named_are_removed(home: Home) -> None:
     assert [run.run_id for run in kept_runs.kept(home, None)] == [three]
 
 
-def test_the_round_of_the_newest_checkpoint_that_can_be_read(tmp_path: Path) -> None:
-    assert listing.last_round(tmp_path / "none") == 0
-    for name, round in (("50", 1), ("900", 2), ("900-1", 3), ("1000", 4)):
-        reached(tmp_path, round, name)
-    (tmp_path / "1000" / "state.json").write_text("{")
+def test_the_newest_checkpoint_that_can_be_read(tmp_path: Path) -> None:
+    assert listing.newest(tmp_path / "none") is None
+    whole = {name: json.dumps(about("a", done)) for name, done in (("50", 1), ("900", 2), ("900-1", 3))}
+    for name, content in {**whole, "1000": "{"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "state.json").write_text(content)
     (tmp_path / "2000.part").mkdir()
     (tmp_path / "3000").mkdir()
-    assert listing.last_round(tmp_path) == 3
+    newest = listing.newest(tmp_path)
+    assert newest and newest.round == 3

@@ -59,7 +59,7 @@ def test_peers_are_sorted_and_narrowed_down(running, capsys):
     assert main(["peers", "--name", short_id(OTHER), "--json"]) == 0
     assert [peer["peer_id"] for peer in shown(capsys)["peers"]] == [OTHER]
     assert main(["peers", "--state", "paused"]) == 0
-    assert capsys.readouterr().out == "1 peer, and none matches\n"
+    assert capsys.readouterr().out == "none of 1 peer matches\n"
     assert main(["peers", "--state", "foo"]) == 2
     assert "--state must be starting, joining, training, solo, paused, leaving, finished or gone, not 'foo'" in (
         capsys.readouterr().err
