@@ -205,8 +205,10 @@ def test_many_peers_are_counted():
 
 def test_a_node_that_ended_after_its_last_round_has_finished():
     picture = a_picture()
-    done = replace(picture, status=replace(picture.status, state="leaving", rounds_target=40), absence="gone")
+    last = replace(picture.status, state="leaving", rounds_target=40, waiting_for="a partner for the last round")
+    done = replace(picture, status=last, absence="gone")
     text = "\n".join(drawn(done, 120, 30))
+    assert "a partner" not in text, "it waits for nothing any more"
     assert "○ finished" in text and "○ gone" not in text
     assert "the work is done, and the node ended 1.0 s ago: `noloco-node export` takes the model out" in text
     mode = LineMode()

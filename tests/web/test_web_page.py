@@ -3,6 +3,8 @@
 Needs Chromium (`apt-get install chromium`); says so where it is skipped.
 """
 
+import json
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -167,6 +169,26 @@ def test_real_nodes_from_alone_to_killed(tab: Tab, real_nodes: RealNodes, tmp_pa
     assert last["swaps"] >= 3, "the last picture stays"
     assert last["rows"] == 2
     assert all(complaint.startswith("network: Failed to load") for complaint in tab.complaints), tab.complaints
+
+
+def test_a_real_node_to_the_end_of_its_run_with_what_its_model_writes(tab: Tab, real_nodes: RealNodes) -> None:
+    run = real_nodes.manifest(steps=4, rounds=4)
+    with run.open("a") as more:
+        more.write('\n[sample]\nprompt = "def main("\nevery = 2\ntokens = 24\n')
+    node = real_nodes.node("alone", "start", str(run), "--web", "127.0.0.1:0")
+    tab.go(page_of(node))
+    tab.until("document.querySelector('#note').innerText.includes('The node has ended')", 120)
+    assert tab.text("#state") == "finished"
+    assert tab.text("#figures > :nth-child(3)").endswith("of 16, round 4 of 4")
+
+    losses = [(str(done["round"]), f"{done['loss']:.3f}") for done in node.events("PhaseDone")]
+    assert re.findall(r"round (\d) of 4 [^:]*: step \d+ of 16, loss ([\d.]+)", tab.text("#log")) == losses
+    written = node.events("Sampled")
+    assert [event["round"] for event in written] == [2, 4]
+    shown = tab.value("document.querySelector('#sample .text').textContent")
+    assert shown in [f"def main({event['text']}" for event in written]
+    again = json.loads(node.run("sample", "def main(", "--tokens", "24", "--json", within_s=120).stdout)
+    assert again["continuation"] == written[-1]["text"], "what anybody can let it say afterwards"
 
 
 def test_it_is_filled_and_legible_on_every_screen(tab: Tab, tmp_path: Path) -> None:
@@ -343,7 +365,7 @@ def test_a_node_that_was_told_to_leave_has_left(tab: Tab, tmp_path: Path) -> Non
     with served(node, tmp_path) as page:
         tab.go(page.url)
         tab.until("document.querySelector('#note h2').innerText === 'Leaving'")
-    tab.until("document.querySelector('#banner').innerText.startsWith('This node has left. This page shows')")
+    tab.until("document.querySelector('#banner').innerText.startsWith('This node left at ')")
     assert tab.text("#state") == "left"
     assert tab.value("document.querySelector('#note').hidden")
 

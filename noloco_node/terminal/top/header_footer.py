@@ -59,7 +59,7 @@ def figures(picture: Picture, width: int, _height: int) -> list[Text]:
     so_far = status.phase.loss if status.phase and status.loss is None else None
     own = f"loss {loss(status.loss)}" if so_far is None else f"loss {loss(so_far)} so far"
     pieces = [] if picture.is_rendezvous else [own, f"eval {loss(status.eval_loss)}"]
-    if status.waiting_for and not picture.is_rendezvous:
+    if status.waiting_for and not (picture.is_rendezvous or picture.is_over):
         pieces = [f"waiting for {clean(status.waiting_for)}", *(pieces if status.loss is not None else [])]
     if status.step and not picture.is_rendezvous:
         pieces.append(f"step {of(status.step, status.steps_target)}")

@@ -47,8 +47,9 @@ const showBanner = ({ status, answers, since }) => {
   banner.hidden = answers !== false || state === "finished"; // then the note says so
   if (banner.hidden) return;
   banner.dataset.state = state;
-  const kept = status ? ` This page shows its last state, of ${clock(since)}.` : "";
-  say(banner, `${state === "left" ? "This node has left." : "The node does not answer."}${kept} It continues by itself when the node is back.`);
+  const what = state === "left" ? "This node left at" : "The node does not answer since";
+  const last = status ? `${what} ${clock(since)}. This page shows its last state.` : "The node does not answer.";
+  say(banner, `${last} It continues by itself when the node is back.`);
 };
 
 // Of a download that the node waits for: it says so in words, like `state from calm-otter, 46% of 12.6 MB, 12 s left`.
@@ -210,9 +211,16 @@ const showPeers = ({ status, peers }) => {
 const showMeetings = (picture) =>
   say($("#meetings .quiet"), meetingsTable($("#meetings .scroll"), picture.meetings, picture.nameOf, picture.status.peer_id));
 
-let readsOn = true; // the log's end is in sight, and is to stay there
+// The log's end stays in sight until somebody scrolls away from it. A new size scrolls too, and that is nobody's wish.
+const end = { inSight: true, size: "" };
+const sizeOf = ({ scrollHeight, clientHeight }) => `${scrollHeight} ${clientHeight}`;
 const toEnd = () => {
-  if (readsOn) $("#log ol").scrollTop = $("#log ol").scrollHeight;
+  const at = $("#log ol");
+  end.size = sizeOf(at);
+  if (end.inSight) at.scrollTop = at.scrollHeight;
+};
+const scrolled = ({ target }) => {
+  if (sizeOf(target) === end.size) end.inSight = target.scrollHeight - target.scrollTop - target.clientHeight < 24;
 };
 
 const showLog = ({ said }) => {
@@ -322,6 +330,6 @@ legend($("#loss .legend"), CURVES.toReversed().map(({ mark, words }) => [`line $
 legend($("#timeline .legend"), [["phase", "inner phase"], ["swap", "swap, committed"], ["solo", "solo, with its reason"]]);
 legend($("#network .legend"), [["sent", "sent"], ["received", "received"]]);
 $("#note .copy button").addEventListener("click", copyLine);
-$("#log ol").addEventListener("scroll", ({ target }) => { readsOn = target.scrollHeight - target.scrollTop - target.clientHeight < 24; });
+$("#log ol").addEventListener("scroll", scrolled);
 new ResizeObserver(toEnd).observe($("#log ol"));
 setInterval(grow, 1000);
