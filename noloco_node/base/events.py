@@ -23,6 +23,18 @@ class PhaseDone:
     seconds: float
     stall_ms: float = 0.0
     """How long training waited for its round: the boundary, and corrections added since the last one."""
+    tokens_total: int = 0
+    """Tokens that this replica has trained on, in earlier processes too."""
+    learning_rate: float | None = None
+    """Of the phase's last step."""
+    gradient_norm: float | None = None
+    """Before clipping: the mean over the phase's steps."""
+    mfu: float | None = None
+    """The share of the device's arithmetic that the model's products took; None where that is not known."""
+    device_bytes: int | None = None
+    """The most memory of the accelerator that training has taken so far; None on a CPU."""
+    host_bytes: int | None = None
+    """Memory of this process, when the phase ended."""
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -66,6 +78,16 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True)
+class Sampled:
+    """The model continued the run's prompt."""
+
+    round: int
+    prompt: str
+    text: str
+    """The continuation, without the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
 class RolledBack:
     """The model was broken, and its weights were replaced by older ones."""
 
@@ -101,7 +123,7 @@ def rate(amount: float, seconds: float) -> float | None:
     return amount / seconds if seconds > 0 else None
 
 
-Event = PhaseDone | RoundCommitted | WentSolo | Evaluated | RolledBack | TakenBack | PeerFaulted
+Event = PhaseDone | RoundCommitted | WentSolo | Evaluated | Sampled | RolledBack | TakenBack | PeerFaulted
 
 
 def as_json(event: Event, at: float) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class Identity:
     def __init__(self, key: Ed25519PrivateKey, path: Path) -> None:
         self._key = key
         self.path = path
-        self.peer_id = base58.b58encode(_ID_HEADER + key.public_key().public_bytes_raw()).decode()
+        self.peer_id = peer_id_of(key.public_key().public_bytes_raw())
 
     @classmethod
     def load_or_create(cls, path: Path) -> "Identity":
@@ -50,7 +50,7 @@ class Identity:
 
 def verify(peer_id: str, message: bytes, signature: bytes) -> bool:
     """Whether the key in `peer_id` signed `message`. False for garbage in any argument."""
-    public = _public_key(peer_id)
+    public = public_key(peer_id)
     if public is None:
         return False
     try:
@@ -61,10 +61,15 @@ def verify(peer_id: str, message: bytes, signature: bytes) -> bool:
 
 
 def is_peer_id(text: str) -> bool:
-    return _public_key(text) is not None
+    return public_key(text) is not None
 
 
-def _public_key(peer_id: str) -> bytes | None:
+def peer_id_of(public: bytes) -> str:
+    return str(base58.b58encode(_ID_HEADER + public).decode())
+
+
+def public_key(peer_id: str) -> bytes | None:
+    """The key in a peer id; None where the text is none."""
     if len(peer_id) != _ID_LETTERS:
         return None
     try:

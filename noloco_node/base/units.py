@@ -39,11 +39,24 @@ def span(seconds: float | None) -> str:
 
 
 def loss(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.2f}"
+    return NOTHING if value is None else f"{value:.3f}"
+
+
+def small(value: float | None) -> str:
+    """`3.00e-4`, as learning rates are written."""
+    if not value:
+        return NOTHING if value is None else "0"
+    digits, _, power = f"{value:.2e}".partition("e")
+    return f"{digits}e{int(power)}"
 
 
 def share(fraction: float | None, digits: int = 0) -> str:
     return NOTHING if fraction is None else f"{fraction:.{digits}%}"
+
+
+def of(number: int, target: int | None) -> str:
+    """`41 of 100`."""
+    return f"{number} of {target}" if target else f"{number}"
 
 
 def count(number: int, one: str, many: str | None = None) -> str:

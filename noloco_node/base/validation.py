@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -82,10 +82,15 @@ def _walk(where: Sequence[int | str], model: "type[BaseModel]") -> "tuple[str, t
             break  # inside a list or a free table: the field above says what is allowed
         parent, key = at, f"{key}.{part}".lstrip(".")
         field = at.model_fields.get(str(part))
-        at = field.annotation if field else None
+        at = _table_in(field.annotation) if field else None
         extra = field.json_schema_extra if field else None
         allowed = str(extra["allowed"]) if isinstance(extra, dict) else "a table"
     return key, parent, allowed
+
+
+def _table_in(annotation: Any) -> Any:
+    """`SomeTable`, also of `SomeTable | None`."""
+    return next((kind for kind in get_args(annotation) if hasattr(kind, "model_fields")), annotation)
 
 
 def plain_table(config: dict[str, Any]) -> dict[str, Any]:

@@ -1,1 +1,6 @@
 """Measure this machine: the codecs and the training loop."""
+
+from collections.abc import Callable
+
+Say = Callable[[str, int, int], None]
+"""Called with what is being measured, how much of it is done, and of how much."""

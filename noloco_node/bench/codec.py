@@ -12,7 +12,7 @@ from importlib import import_module
 
 from torch import Tensor
 
-from noloco_node.bench import cost, replica_pairs
+from noloco_node.bench import Say, cost, replica_pairs
 from noloco_node.bench.replica_pairs import PairMeeting, Side, Watched
 from noloco_node.core.codecs.by_name import codec
 from noloco_node.core.codecs.codec import Codec, CodecStats, carry
@@ -51,18 +51,18 @@ class SentBytes:
     zstd_bytes: int | None
 
 
-def run(parameters: int, devices: Sequence[str], names: Sequence[str], say: Callable[[str], None]) -> Iterator[Row]:
-    """`devices`: of cpu and cuda. `say` is called with what begins."""
-    say("training two replicas apart")
-    meetings = replica_pairs.meetings()
+def run(parameters: int, devices: Sequence[str], names: Sequence[str], quick: bool, say: Say) -> Iterator[Row]:
+    """`devices`: of cpu and cuda. `quick`: with replicas that hardly trained."""
+    plan = (replica_pairs.QUICK_PLAN, replica_pairs.QUICK_STEPS) if quick else ()
+    meetings = replica_pairs.meetings(say, *plan)
     near = next(met for met in reversed(meetings) if met.apart_rounds == 1)
     one, other = (side.repeated(parameters) for side in (near.one, near.other))
-    for device in devices:
-        for name in names:
-            if device == "cpu" or name.startswith("lattice"):  # the plain ones work on the CPU's copy of u
-                say(f"{name} on {device}")
-                speed = cost.speed(name, device, one, other)
-                yield from _rows(name, device, meetings, speed)
+    # on a GPU the plain ones work on the CPU's copy of u
+    measured = [(d, name) for d in devices for name in names if d == "cpu" or name.startswith("lattice")]
+    for done, (device, name) in enumerate(measured):
+        say(f"{name} on {device}", done, len(measured))
+        speed = cost.speed(name, device, one, other)
+        yield from _rows(name, device, meetings, speed)
 
 
 def _rows(name: str, device: str, meetings: Sequence[PairMeeting], speed: cost.Speed) -> Iterator[Row]:

@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from noloco_node.bench import Say
 from noloco_node.core.codecs.codec import BLOCK, CodecStats, Conversation, Received
 from noloco_node.run.schema import InnerSpec, Manifest
 from noloco_node.training.replica import Replica
@@ -23,6 +24,8 @@ PLAN = (1, 1, 1, 1, 5, 5, 20)
 """Rounds apart before each swap; some are equal, so that a codec can learn from them."""
 STEPS = 10
 """Of a round. Fewer than in a run, so that this takes half a minute."""
+QUICK_PLAN, QUICK_STEPS = (1, 1, 5), 5
+"""Replicas that hardly trained: a tenth of the steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +65,25 @@ class PairMeeting:
     other: Side
 
 
-def meetings(plan: Sequence[int] = PLAN, steps: int = STEPS) -> list[PairMeeting]:
+def meetings(say: Say, plan: Sequence[int] = PLAN, steps: int = STEPS) -> list[PairMeeting]:
     threads = torch.get_num_threads()
     try:
-        return _meetings(plan, steps)
+        return _meetings(say, plan, steps)
     finally:
         torch.set_num_threads(threads)
 
 
-def _meetings(plan: Sequence[int], steps: int) -> list[PairMeeting]:
+def _meetings(say: Say, plan: Sequence[int], steps: int) -> list[PairMeeting]:
     manifest = Manifest(name="bench", rounds=sum(plan), inner=InnerSpec(steps=steps))
     replicas = [Replica.build(manifest, peer, device="cpu", threads=1) for peer in ("one", "other")]
-    met = []
+    met, total = [], sum(plan) * len(replicas)
+
+    def rounds_done() -> None:
+        say("training two replicas apart", sum(replica.round for replica in replicas), total)
+
+    rounds_done()
     for apart in plan:
-        one, other = (_train_apart(replica, apart) for replica in replicas)
+        one, other = (_train_apart(replica, apart, rounds_done) for replica in replicas)
         met.append(PairMeeting(apart, one, other))
         c = (other.u - one.u) / 2
         for replica, correction in zip(replicas, (c, -c), strict=True):
@@ -83,13 +91,14 @@ def _meetings(plan: Sequence[int], steps: int) -> list[PairMeeting]:
     return met
 
 
-def _train_apart(replica: Replica, rounds: int) -> Side:
+def _train_apart(replica: Replica, rounds: int, round_done: Callable[[], None]) -> Side:
     """Solo rounds; the last one's snapshot is what the partner gets."""
     for _ in range(rounds):
         while not replica.phase_over:
             replica.step()
         side = Side(replica.snapshot(), replica.movement()[0])
         replica.boundary()
+        round_done()
     return side
 
 

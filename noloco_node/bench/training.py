@@ -20,7 +20,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from noloco_node.bench import plain_loop
+from noloco_node.bench import Say, plain_loop
 from noloco_node.data.corpus import load as load_corpus
 from noloco_node.run.manifest import parse
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
@@ -43,16 +43,6 @@ OUTER_BYTES = memory_budget.PEAK_BYTES - memory_budget.FAST_BYTES
 """Per parameter: φ, δ, length corrections, snapshot and checkpoint, which a plain loop does not have."""
 ROUNDS = 3
 """Rounds whose stall is measured."""
-PEAK_FLOPS = {
-    "H200": 989e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "L4": 121e12,
-    "4090": 165e12,
-    "3090": 71e12,
-}
-"""Of dense bf16 products, from the data sheets, by a part of the device's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +84,19 @@ def manifest(name: str, steps: int, batch_tokens: int, sequence_length: int) -> 
     )
 
 
-def run(name: str, run: Manifest, device: str, threads: int | None, say: Callable[[str], None]) -> Report:
-    say("training in turn")
+def run(name: str, run: Manifest, device: str, threads: int | None, say: Say) -> Report:
+    say("building the model", 0, 1)
     inner = Replica.build(run, PEER, device=device, threads=threads)
-    losses, pairs = in_turn(inner, run)
-    stall_s = median(stall(inner) for _ in range(ROUNDS))
+    losses, pairs = in_turn(inner, run, say)
+    stalls = []
+    for done in range(ROUNDS):
+        say("what a round takes from training", done, ROUNDS)
+        stalls.append(stall(inner))
     on, micro_batch, parameters = inner.theta.device, inner.micro_batch, inner.parameters
-    del inner
-    say("measuring memory")
-    peak, plain_peak = _peaks(run, device, micro_batch)
     step_s, plain_step_s = (median(column) for column in zip(*pairs, strict=True))
+    mfu = inner.mfu(run.inner.batch_tokens / step_s)
+    del inner
+    peak, plain_peak = _peaks(run, device, micro_batch, say)
     return Report(
         model=name,
         parameters=parameters,
@@ -117,10 +110,10 @@ def run(name: str, run: Manifest, device: str, threads: int | None, say: Callabl
         step_s=step_s,
         plain_step_s=plain_step_s,
         overhead=median(mine / other for mine, other in pairs) - 1,
-        stall_s=stall_s,
+        stall_s=median(stalls),
         tokens_per_s=run.inner.batch_tokens / step_s,
         plain_tokens_per_s=run.inner.batch_tokens / plain_step_s,
-        mfu=_mfu(run, parameters, on, step_s),
+        mfu=mfu,
         peak_bytes=peak,
         plain_peak_bytes=plain_peak,
         outer_bytes=OUTER_BYTES * parameters,
@@ -135,7 +128,7 @@ def _plain_loop(run: Manifest, device: torch.device, micro_batch: int) -> Iterat
     return plain_loop.train(module, lambda: stream.next(examples), run.inner, run.inner.steps or 0, micro_batch)
 
 
-def in_turn(inner: Replica, run: Manifest) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+def in_turn(inner: Replica, run: Manifest, say: Say) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
     """Losses of all steps, and seconds of those after the warm-up, as (ours, plain). They take turns in going first."""
     device, first = inner.theta.device, inner.step()  # which finds the micro-batch
     theirs = _plain_loop(run, device, inner.micro_batch)
@@ -147,7 +140,8 @@ def in_turn(inner: Replica, run: Manifest) -> tuple[list[tuple[float, float]], l
         return _timed(lambda: next(theirs), device)
 
     losses, pairs = [(first, next(theirs))], []
-    for step in range(1, run.inner.steps or 0):
+    for step in range(1, steps := run.inner.steps or 0):
+        say("a step of each loop in turn", step, steps)
         if step % 2:
             other, mine = plains(), ours()
         else:
@@ -192,11 +186,14 @@ def offer(inner: Replica) -> tuple[Tensor, Tensor]:
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
-def _peaks(run: Manifest, device: str, micro_batch: int) -> tuple[int, int]:
+def _peaks(run: Manifest, device: str, micro_batch: int, say: Say) -> tuple[int, int]:
     """Peak bytes of our loop and of the plain one, each in a fresh process, one after the other."""
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
         work = [pool.submit(_peak, run.canonical(), device, micro_batch, ours) for ours in (True, False)]
-        return work[0].result(), work[1].result()
+        say("the memory of each loop alone", 0, len(work))
+        ours_peak = work[0].result()
+        say("the memory of each loop alone", 1, len(work))
+        return ours_peak, work[1].result()
 
 
 def _peak(canonical: bytes, device: str, micro_batch: int, ours: bool) -> int:
@@ -233,20 +230,3 @@ def _process_bytes(key: str) -> int:
     except OSError:
         found = None
     return int(found[1]) * 1024 if found else 0
-
-
-# ---- arithmetic ------------------------------------------------------------------------------------------------------
-def _mfu(run: Manifest, parameters: int, device: torch.device, step_s: float) -> float | None:
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
-    peak = next((flops for part, flops in PEAK_FLOPS.items() if part in name), None)
-    return None if peak is None else flops_per_token(run, parameters) * run.inner.batch_tokens / step_s / peak
-
-
-def flops_per_token(run: Manifest, parameters: int) -> float:
-    """6 for each parameter that is multiplied with, and attention's own products (arXiv 2204.02311, appendix B)."""
-    shape = model.PRESETS[run.model.preset] if run.model.preset else run.model.config
-    hidden, layers = int(shape["hidden_size"]), int(shape["num_hidden_layers"])
-    looked_up = 0 if shape.get("tie_word_embeddings") else hidden * int(shape["vocab_size"])
-    return 6.0 * (parameters - looked_up) + 12.0 * layers * hidden * run.data.sequence_length

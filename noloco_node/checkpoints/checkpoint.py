@@ -16,7 +16,6 @@ import hashlib
 import json
 import math
 import os
-import re
 import shutil
 import tempfile
 import zipfile
@@ -29,6 +28,7 @@ import torch
 from torch import Tensor
 
 from noloco_node.base import atomic_files
+from noloco_node.checkpoints.last_round import NAME
 from noloco_node.errors import Incompatible, UsageError
 
 KEEP = 3
@@ -46,7 +46,6 @@ _MORE_BYTES = 64 << 20
 """Of a checkpoint, for names, the data position and random state: a model of many parts has some MB of them."""
 _WORSE_AT_LEAST = 0.1
 """In nats: a small loss varies by more than its share."""
-_NAME = re.compile(r"(\d{1,18})(?:-(\d{1,6}))?")  # a second one at the same step is called <step>-1
 
 
 class Saveable(Protocol):
@@ -268,12 +267,6 @@ def kept(directory: Path) -> list[Path]:
     return [path for _, path in _checkpoints(directory)]
 
 
-def last_round(directory: Path) -> int:
-    """The round of the newest checkpoint with a readable state.json; its other files are not verified. 0: none."""
-    about, _ = _first_good(kept(directory), _about)
-    return int(about["round"]) if about else 0
-
-
 def _first_good(
     paths: Sequence[Path], load: Callable[[Path], T], choose: Callable[[Sequence[Path]], Path] = lambda left: left[0]
 ) -> tuple[T | None, tuple[str, ...]]:
@@ -328,7 +321,7 @@ def _checkpoints(directory: Path) -> list[tuple[tuple[int, int], Path]]:
         return []
     except OSError as error:
         raise UsageError(f"cannot read the checkpoints in {directory}: {error.strerror}") from error
-    found = [(match, path) for path in paths if (match := _NAME.fullmatch(path.name))]
+    found = [(match, path) for path in paths if (match := NAME.fullmatch(path.name))]
     return sorted((((int(match[1]), int(match[2] or 0)), path) for match, path in found), reverse=True)
 
 

@@ -1,7 +1,6 @@
 """`bench`: the codecs, and the training loop beside a plain PyTorch loop, measured on this machine."""
 
 import argparse
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from noloco_node.bench.training import Report
 
 SCHEMA = 1
+PARAMS, QUICK_PARAMS = 100_000_000, 10_000_000
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     as_json(training)
     codec = what.add_parser("codec", help="bytes, error and speed of each codec")
     add = codec.add_argument
-    add("--params", metavar="N", type=int, default=100_000_000, help="elements for the speed (default: 100000000)")
+    add("--quick", action="store_true", help="rough figures in a quarter of a minute: 10 M elements, little training")
+    add("--params", metavar="N", type=int, help="elements for the speed (default: 100000000; with --quick 10000000)")
     add("--device", metavar="DEVICE", default="auto", help="cpu, cuda, or auto: all that exist (default)")
     add("--codecs", metavar="LIST", help="only these, as bf16,lattice:4 (default: all)")
     as_json(codec)
@@ -41,17 +42,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _codec(args: argparse.Namespace) -> int:
-    if args.params < 1:
+    params = (QUICK_PARAMS if args.quick else PARAMS) if args.params is None else args.params
+    if params < 1:
         raise UsageError("--params must be 1 or more")
     from noloco_node.bench import codec
+    from noloco_node.terminal.progress import Progress
 
     devices = _devices(args.device)
     names = args.codecs.split(",") if args.codecs else codec.CODECS
     if unknown := [name for name in names if name not in codec.CODECS]:
         raise UsageError(f"--codecs takes some of {', '.join(codec.CODECS)}, not {unknown[0]!r}")
-    rows = list(codec.run(args.params, devices, names, _say))
+    with Progress() as say:
+        rows = list(codec.run(params, devices, names, args.quick, say))
     if args.json:
-        print_json({"schema": SCHEMA, "params": args.params, "rows": [asdict(row) for row in rows]})
+        print_json({"schema": SCHEMA, "params": params, "quick": args.quick, "rows": [asdict(row) for row in rows]})
     else:
         _print(rows)
     return 0
@@ -67,13 +71,15 @@ def _training(args: argparse.Namespace) -> int:
     if args.model not in PRESETS:
         raise UsageError(f"--model takes {listed(PRESETS)}, not {args.model!r}")
     from noloco_node.bench import training
+    from noloco_node.terminal.progress import Progress
 
     device = _devices(args.device)[-1]
     batch_tokens, length = (given[name] or size for name, size in training.SIZES[device].items())
     if not 2 <= length <= 2048 or batch_tokens % length:
         raise UsageError(f"--batch-tokens must be a multiple of --sequence-length ({length}), which is from 2 to 2048")
     run = training.manifest(args.model, args.steps, batch_tokens, length)
-    report = training.run(args.model, run, device, args.threads, _say)
+    with Progress() as say:
+        report = training.run(args.model, run, device, args.threads, say)
     if args.json:
         print_json({"schema": SCHEMA, **asdict(report)})
     else:
@@ -94,16 +100,13 @@ def _devices(wanted: str) -> list[str]:
     return [wanted]
 
 
-def _say(what: str) -> None:
-    print(f"{what} ...", file=sys.stderr)
-
-
 def _print(rows: "list[Row]") -> None:
     from rich.console import Console
 
     from noloco_node.base.units import NOTHING, share, size
     from noloco_node.terminal.table import Column, fitting, table
 
+    memory = Column("memory", 3, right=True)
     cells: dict[Column, Callable[[Row], str]] = {
         Column("codec"): lambda row: row.codec if row.codec != "lattice" else f"lattice:{row.bits}",
         Column("device", 1): lambda row: row.device,
@@ -117,22 +120,26 @@ def _print(rows: "list[Row]") -> None:
         Column("encode", 5, right=True): lambda row: f"{row.encode_gb_s / row.copy_gb_s:.2f}",
         Column("decode", 5, right=True): lambda row: f"{row.decode_gb_s / row.copy_gb_s:.2f}",
         Column("copy GB/s", 4, right=True): lambda row: f"{row.copy_gb_s:.1f}",
-        Column("memory", 3, right=True): lambda row: size(row.peak_extra_bytes),
+        memory: lambda row: size(row.peak_extra_bytes),
     }
     columns, texts = list(cells), [[cell(row) for cell in cells.values()] for row in rows]
     console = Console()
-    console.print(table(columns, texts, fitting(columns, texts, console.width)))
-    print("encode, decode: fp32 speed as a share of a memory copy; memory: peak for one fragment, without the vector")
+    shown = fitting(columns, texts, console.width)
+    console.print(table(columns, texts, shown))
+    notes = "encode, decode: fp32 speed as a share of a memory copy"
+    if columns.index(memory) in shown:
+        notes += "; memory: peak for one fragment, without the vector"
+    print(notes)
 
 
 def _print_training(report: "Report") -> None:
-    from noloco_node.base.units import share, size
+    from noloco_node.base.units import count, share, size
 
     head = f"{report.model}, {report.parameters / 1e6:.1f} M parameters, {report.device}, {report.precision}"
     print(f"{head}: {report.batch_tokens} tokens a step, {report.micro_batch} x {report.sequence_length} at once")
     print(
         f"a step      {report.step_s * 1e3:.1f} ms, a plain loop's {report.plain_step_s * 1e3:.1f} ms: "
-        f"{report.overhead:+.1%} (median of {report.steps} pairs)"
+        f"{report.overhead:+.1%} (median of {count(report.steps, 'pair')})"
     )
     print(
         f"a round     {report.stall_s * 1e3:.1f} ms of the training, "

@@ -7,12 +7,12 @@ A user's mistakes are found before anything heavy is imported, in this order (wi
 import argparse
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from noloco_node.base.addresses import Address
 from noloco_node.cli import log_setup
@@ -20,6 +20,9 @@ from noloco_node.errors import SwarmUnreachable, UsageError
 from noloco_node.host import config
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
+
+if TYPE_CHECKING:
+    from noloco_node.run.signed_file import RunFile
 
 _PROBE_S = 5.0
 """A TCP handshake across the world takes well under one."""
@@ -41,13 +44,65 @@ def start(args: argparse.Namespace) -> int:
 
 
 def join(args: argparse.Namespace) -> int:
-    settings = _settings(args)
-    if not settings.bootstrap:
+    flags = _flags(args)
+    if args.invitation:
+        flags |= _invited(args.invitation, flags)
+    settings = replace(config.load(flags, os.environ, coming_back=True), start_over=args.start_over)
+    home = Home(settings.home)
+    earlier = _earlier(home, settings.run)
+    signed, say = None, None
+    if earlier is not None:
+        from noloco_node.base.identity import Identity
+        from noloco_node.checkpoints.last_round import last_round
+
+        run, done = earlier.run, last_round(home.run(earlier.run.run_id) / "checkpoints")
+        if done >= run.rounds and not settings.linger:
+            _report(
+                f"{run.label} is over, all {run.rounds} rounds are done: take the model out with `noloco-node export "
+                "--to my-model`, or join another run with its invitation"
+            )
+            return 0
+        say = f"going on with {run.label}, round {done} of {run.rounds}"
+        if earlier.signed.author == Identity.load_or_create(home.identity).peer_id:
+            signed = earlier.signed
+    if not (settings.bootstrap or signed):
+        settings = replace(settings, bootstrap=_seen(home) if settings.run else ())
+    if not (settings.bootstrap or signed):
         raise UsageError(
-            "join needs an address: `noloco-node join --bootstrap <address>`, from the line that `start` printed"
+            "join needs an invitation: `noloco-node join <invitation>`, as the run's author hands it out. Without one "
+            f"it goes on with the run of last time, and {home.root} knows no {'way to it' if earlier else 'run'}"
         )
     with _prepared(settings) as (_, settings):
-        return _run(lambda main: main.train(settings, None, _report))
+        if say:
+            _report(say)
+        return _run(lambda main: main.train(settings, signed, _report))
+
+
+def _earlier(home: Home, run_id: str | None) -> "RunFile | None":
+    """The run of this id, or of one that begins so, if this node was in it before."""
+    from noloco_node.run import signed_file
+
+    for folder in home.root.glob(f"runs/{run_id}*") if run_id else ():
+        with suppress(UsageError):  # a damaged file is written again when the run is found
+            return signed_file.read(folder)
+    return None
+
+
+def _seen(home: Home) -> tuple[Address, ...]:
+    """Addresses of the peers that this node saw last."""
+    from noloco_node.peers.cache import PeerCache
+
+    known = [address for addresses in PeerCache(home.root / "peers.json").peers().values() for address in addresses]
+    return tuple(address for address in known if address.transport == "tcp" and not address.relay)[:_MAX_TRIED]
+
+
+def _invited(words: Sequence[str], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """What an invitation stands for. Flags beside it win; an address by flag is another one to try."""
+    from noloco_node.run import invitation
+
+    found = invitation.read(" ".join(words))
+    addresses = [*map(str, found.addresses), *(flags["bootstrap"] or ())]
+    return {"bootstrap": addresses, "run": flags["run"] or found.run, "trust": flags["trust"] or found.author}
 
 
 def bootstrap(args: argparse.Namespace) -> int:
@@ -57,8 +112,12 @@ def bootstrap(args: argparse.Namespace) -> int:
 
 
 def _settings(args: argparse.Namespace) -> NodeConfig:
-    flags = {name: value for name, value in vars(args).items() if name not in ("verb", "manifest")}
-    return config.load(flags, os.environ)
+    return config.load(_flags(args), os.environ)
+
+
+def _flags(args: argparse.Namespace) -> dict[str, Any]:
+    no_settings = ("verb", "manifest", "invitation", "start_over")
+    return {name: value for name, value in vars(args).items() if name not in no_settings}
 
 
 @contextmanager
@@ -73,14 +132,12 @@ def _prepared(settings: NodeConfig) -> Iterator[tuple[Home, NodeConfig]]:
 
 async def _reachable(addresses: tuple[Address, ...], home: Home) -> tuple[Address, ...]:
     """The bootstrap addresses; if none answers, also those of cached peers that answer now."""
-    from noloco_node.peers.cache import PeerCache
     from noloco_node.transport.probe import probe
 
     try:
         await reach(addresses)
     except SwarmUnreachable:
-        cached = [address for known in PeerCache(home.root / "peers.json").peers().values() for address in known]
-        tried = [address for address in cached if address.transport == "tcp" and not address.relay][:_MAX_TRIED]
+        tried = _seen(home)
         found = await asyncio.gather(*(probe(address, _PROBE_S) for address in tried), return_exceptions=True)
         answering = tuple(address for address, failure in zip(tried, found, strict=True) if failure is None)
         if not answering:

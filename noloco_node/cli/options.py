@@ -89,9 +89,13 @@ def start(parser: argparse.ArgumentParser) -> None:
 
 
 def join(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "invitation", metavar="INVITATION", nargs="*", help="from the run's author (default: the run of last time)"
+    )
     what = parser.add_argument_group("what to train")
     what.add_argument("--run", metavar="ID", help="join this run (default: the only one in the swarm)")
     what.add_argument("--trust", metavar="PEER_ID", help="join only runs signed by this author (default: first use)")
+    what.add_argument("--start-over", action="store_true", help="train it from the start if nobody has its weights")
     _trainer(parser, what)
 
 

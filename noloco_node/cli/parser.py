@@ -18,7 +18,8 @@ Volunteers on ordinary internet links train one model together: no coordinator,
 no all-reduce, no barrier.
 
   try it here:      noloco-node swarm
-  help a run:       noloco-node join --bootstrap <address>
+  help a run:       noloco-node join <invitation>
+  come back to it:  noloco-node join
   make a run:       noloco-node init && noloco-node start run.toml
 """
 
@@ -37,6 +38,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 _ADDRESS = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW..."
+_INVITATION = "nn1SckV2vaSQ..."
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ def _in_usage(action: argparse.Action) -> str:
     """Required options and positional arguments only; argparse would list every option."""
     if action.option_strings:
         return f"{action.option_strings[-1]} {action.metavar}" if action.required else ""
-    words = {"?": "[{}]", "+": "{0} [{0} ...]"}.get(str(action.nargs), "{}" if action.required else "[{}]")
+    words = {"?": "[{}]", "*": "[{}]", "+": "{0} [{0} ...]"}.get(str(action.nargs), "{}" if action.required else "[{}]")
     return words.format(action.metavar)
 
 
@@ -130,7 +132,7 @@ _VERBS = {
         options.start,
         "run.toml --listen /ip4/0.0.0.0/tcp/4001",
     ),
-    "join": _Verb("daemon:join", "join a run and train until it is done", options.join, f"--bootstrap {_ADDRESS}"),
+    "join": _Verb("daemon:join", "join a run and train until it is done", options.join, _INVITATION),
     "bootstrap": _Verb(
         "daemon:bootstrap",
         "help nodes find each other, without training",

@@ -127,11 +127,19 @@ def sample(args: argparse.Namespace) -> int:
         raise UsageError("--seed must be a whole number of at least 0")
     settings = _settings(args)
     from noloco_node.publish import weights
-    from noloco_node.publish.sample import sample as continuation
+    from noloco_node.training.language import continuation
+    from noloco_node.training.replica import choose_device
 
     trained = weights.load([_place(args, settings)], _sources(settings))
-    tokens, temperature, seed = args.tokens, args.temperature, args.seed
-    pieces = continuation(trained, args.text, settings.device, tokens=tokens, temperature=temperature, seed=seed)
+    pieces = continuation(
+        trained.module.to(choose_device(settings.device)),
+        trained.tokenizer,
+        trained.run.data.sequence_length,
+        args.text,
+        tokens=args.tokens,
+        temperature=args.temperature,
+        seed=args.seed,
+    )
     if args.json:
         _print_json(trained, {"text": args.text, "continuation": "".join(pieces)})
         return 0

@@ -2,7 +2,6 @@
 
 import argparse
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -30,11 +29,11 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
-        from noloco_node.simulate.report import check_plot
+        from noloco_node.base import plots
 
         if args.what is None and args.links is not None:
             raise UsageError("--plot does not draw what --links models: leave one of them out")
-        check_plot(args.plot)
+        plots.check(args.plot)
     return _run_network(args) if args.what == "network" else _run_training(args)
 
 
@@ -147,7 +146,7 @@ def _run_training(args: argparse.Namespace) -> int:
     if args.sweep:
         found = sorted(found, key=lambda result: result.averaged_model_loss)
     if args.plot is not None:
-        report.plot_comparison(curves, args.plot)
+        report.plot_comparison(settings, curves, args.plot)
     if args.json:
         print_json(report.comparison_document(settings, curves, found))
     else:
@@ -227,7 +226,8 @@ def _run_network(args: argparse.Namespace) -> int:
     rows = network.costs(given, sizes, args.seed)
     waiting = network.stragglers(sizes, args.speeds, args.jitter, args.seed)
     if args.plot is not None:
-        report.plot_network(rows, waiting, args.plot)
+        machines = f"speeds of machines σ {args.speeds:g}, from phase to phase σ {args.jitter:g}", f"seed {args.seed}"
+        report.plot_network(given, rows, waiting, args.plot, machines)
     if args.json:
         print_json(report.network_document(given, rows, waiting))
     else:
@@ -287,31 +287,32 @@ def _train(
     """`ways` differ in what the start and the data do not depend on; if there are several, the way's name is added to
     the algorithm's."""
     import torch
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from noloco_node.base.units import span
     from noloco_node.simulate.experiment import run, workload
+    from noloco_node.terminal.progress import Progress
 
     if threads is not None:
         torch.set_num_threads(threads)
     curves = []
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f}%"))
-    with Progress(*columns, TimeRemainingColumn(elapsed_when_finished=True), console=Console(file=sys.stderr)) as bar:
-        total = len(seeds) * len(choices) * sum(settings.steps for settings in ways.values())
-        task = bar.add_task("building", total=total)
+    total = len(seeds) * len(choices) * sum(settings.steps for settings in ways.values())
+    done = 0  # steps of all trainings so far
+    with Progress() as say:
+        say("building the model", 0, total)
         for seed in seeds:
             work = workload(replace(next(iter(ways.values())), seed=seed))
             for choice, (way, settings) in product(choices, ways.items()):
                 title = f"{choice.label} {way}" if len(ways) > 1 else choice.label
+                what = f"{title}, seed {seed}" if len(seeds) > 1 else title
 
-                def progress(step: int, loss: float, title: str = title) -> None:
-                    bar.update(task, advance=1, description=f"{title} step {step} loss {loss:.3f}")
+                def progress(step: int, loss: float, what: str = what, before: int = done) -> None:
+                    say(what, before + step, total, f"loss {loss:.3f}")
 
+                say(what, done, total)
                 curve = run(replace(work, settings=replace(settings, seed=seed)), choice, progress)
                 curves.append(replace(curve, algorithm=title))
-                if not bar.console.is_terminal:  # a log has no bar: one line for each result
-                    loss = curve.averaged_model_loss[-1]
-                    print(f"{title}, seed {seed}: {loss:.3f} after {curve.wall_s:.0f} s", file=sys.stderr, flush=True)
+                done += settings.steps
+                say.line(f"{what}: held-out loss {curve.averaged_model_loss[-1]:.3f} after {span(curve.wall_s)}")
     return curves
 
 

@@ -132,7 +132,7 @@ def nobody(home: Home) -> NoNodeRunning:
     if pid is not None:
         return NoNodeRunning(f"the node in {home.root} (pid {pid}) is just starting or ending: try again in a moment")
     return NoNodeRunning(
-        f"no node is running in {home.root}: start one with `noloco-node join --bootstrap <address>`, "
+        f"no node is running in {home.root}: start one with `noloco-node join <invitation>`, "
         "or name the home of another with --home"
     )
 

@@ -17,6 +17,7 @@ from io import StringIO, TextIOWrapper
 from pathlib import Path
 from typing import IO, Any, TextIO
 
+from noloco_node.base.extras import pip_install
 from noloco_node.base.units import size
 from noloco_node.data.parts import lines_of
 from noloco_node.errors import UsageError
@@ -25,7 +26,6 @@ LINE = 64_000_000
 """Characters of the longest line of jsonl that is read as a record."""
 RECORDS = 1024
 """Of a parquet file at once."""
-NEEDS = "reading {what} needs an extra package: install it with `pip install 'noloco-node[data]'`"
 
 _COMPRESSED_ERRORS = (OSError, EOFError, zlib.error)
 _BLOCK = 1 << 20
@@ -189,4 +189,4 @@ def library(name: str, what: str) -> Any:
     try:
         return import_module(name)
     except ImportError:
-        raise UsageError(NEEDS.format(what=what)) from None
+        raise UsageError(f"reading {what} needs an extra package: {pip_install('data')}") from None

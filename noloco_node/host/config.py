@@ -1,4 +1,5 @@
-"""This machine: one frozen NodeConfig, resolved once: flag > environment (`NOLOCO_*`) > node.toml > default.
+"""This machine: one frozen NodeConfig, resolved once: flag > environment (`NOLOCO_*`) > node.toml > what was given last
+time > default. What was given last time (host/remembered.py) counts only for `join` without an address.
 
 The only module that knows the names of environment variables; it gets the environment as an argument. By hand rather
 than with pydantic-settings: importing pydantic takes 0.1 s, as long as all else that `--help` and `status` import, and
@@ -19,7 +20,8 @@ from noloco_node.base.addresses import ANY_PORT, Address, WrongPeerId, parse
 from noloco_node.base.atomic_files import open_file
 from noloco_node.base.validation import did_you_mean, listed, shown
 from noloco_node.errors import UsageError
-from noloco_node.host import limits
+from noloco_node.host import limits, remembered
+from noloco_node.host.home import Home
 from noloco_node.host.limits import Hours
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -201,13 +203,16 @@ class NodeConfig:
     linger: float = _key(_linger, default=0.0)
     """Seconds that a finished node keeps its control socket open, unless it is told to leave."""
     run: str | None = _key(
-        _text(r"[0-9a-f]{64}", "the whole run id, 64 hex digits, as `start` prints it"), default=None
+        _text(r"[0-9a-f]{32,64}", "the run's id, 64 hex digits, or at least its first 32"), default=None
     )
-    """Join this run only, by its whole id."""
+    """Join this run only, by its id or the first half of it."""
     trust: str | None = _key(
-        _text(r"[1-9A-HJ-NP-Za-km-z]{46,64}", "the peer id of the run's author, as `start` prints it"), default=None
+        _text(
+            r"12D3KooW[1-9A-HJ-NP-Za-km-z]{23,44}", "the peer id of the run's author, or at least its first 31 letters"
+        ),
+        default=None,
     )
-    """Join only what this author signed."""
+    """Join only what this author signed; by its peer id, or by so many letters of it that nobody can find another."""
     web: str | None = _key(web_address, default=None)
     """Where to serve the web page and the metrics; None: nowhere. Anyone who can reach the port can read it."""
     log_level: str = _key(_text("|".join(LOG_LEVELS), listed(LOG_LEVELS)), default="info")
@@ -216,6 +221,10 @@ class NodeConfig:
     """Of lines in node.log and in the terminal: `text` for people, `json` (an object a line) for log collectors."""
     sinks: tuple[str, ...] = _key(_sinks, default=())
     """Where to write curves besides the run's own files: `tensorboard`, `wandb`; each is an extra to install."""
+    start_over: bool = False
+    """Whether to begin with the run's first weights where nobody has later ones. No setting: it is about one `join`."""
+    given: Mapping[str, object] = field(default_factory=dict)
+    """Flags and what was remembered, as they were written: what is kept for the next time."""
 
 
 _PARSERS: dict[str, Callable[[object], Any]] = {
@@ -238,21 +247,65 @@ def home_dir(flag: str | None, environ: Mapping[str, str]) -> Path:
     return _expanded(flag) if flag else default_home(environ)
 
 
-def resolve(flags: Mapping[str, object], environ: Mapping[str, str], home_toml: Mapping[str, object]) -> NodeConfig:
-    """One NodeConfig from the three places. `flags` holds None where a flag was not given. Raises UsageError."""
+def resolve(
+    flags: Mapping[str, object],
+    environ: Mapping[str, str],
+    home_toml: Mapping[str, object],
+    kept: Mapping[str, object] | None = None,
+) -> NodeConfig:
+    """One NodeConfig from all places. `flags` holds None where a flag was not given; `kept`: what is remembered. Raises
+    UsageError."""
     home = flags.get("home")
     given = {key: value for key, value in flags.items() if key != "home" and value is not None}
+    named = _named(environ)
+    kept = remembered.fitting(kept or {}, {**home_toml, **named, **given})
     found: dict[str, Any] = {"home": home_dir(str(home) if home else None, environ)}
+    found |= _read(kept, str, f"{remembered.NAME}: ")
     found |= _read(home_toml, str, "node.toml: ")
-    found |= _read(_named(environ), lambda key: f"{PREFIX}{key.upper()}")
+    found |= _read(named, _variable)
     found |= _read(given, lambda key: f"--{key.replace('_', '-')}")
-    return NodeConfig(**found)
+    return NodeConfig(**found, given={**kept, **given})
 
 
-def load(flags: Mapping[str, object], environ: Mapping[str, str]) -> NodeConfig:
-    """`resolve`, with the node.toml of the home that the flags or the environment name."""
-    home = flags.get("home")
-    return resolve(flags, environ, read_home_toml(home_dir(str(home) if home else None, environ)))
+def load(flags: Mapping[str, object], environ: Mapping[str, str], *, coming_back: bool = False) -> NodeConfig:
+    """`resolve`, with the node.toml of the home that the flags or the environment name. `coming_back`: what it
+    remembers counts, too."""
+    home = Home(home_dir(str(flags["home"]) if flags.get("home") else None, environ))
+    return resolve(flags, environ, read_home_toml(home.root), remembered.read(home) if coming_back else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting, and where it comes from when `join` is typed alone."""
+
+    name: str
+    value: object
+    """As it is written there; of a default, None means none."""
+    origin: str
+
+
+def explained(home: Home, environ: Mapping[str, str]) -> list[Setting]:
+    """Raises UsageError where a value cannot be."""
+    home_toml, named, kept = read_home_toml(home.root), _named(environ), remembered.read(home)
+    resolve({"home": str(home.root)}, environ, home_toml, kept)
+    kept = remembered.fitting(kept, {**home_toml, **named})
+    places: list[tuple[Mapping[str, object], str]]
+    places = [(named, "environment"), (home_toml, "node.toml"), (kept, "remembered")]
+    found = []
+    for f in fields(NodeConfig):
+        if f.name in _PARSERS:
+            given = (Setting(f.name, place[f.name], origin) for place, origin in places if f.name in place)
+            found.append(next(given, Setting(f.name, _plain(f.default), "default")))
+    return found
+
+
+def _plain(default: object) -> object:
+    """A default as it would be written."""
+    return [] if default == () else str(default) if isinstance(default, Address) else default
+
+
+def _variable(key: str) -> str:
+    return f"{PREFIX}{key.upper()}"
 
 
 def _expanded(named: str) -> Path:

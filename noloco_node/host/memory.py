@@ -1,5 +1,6 @@
-"""How much memory is free, of the machine and of this container."""
+"""How much memory is free, of the machine and of this container, and how much this process has."""
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,3 +18,11 @@ def free_bytes() -> int | None:
         allowed, used = ((_CGROUP / name).read_text() for name in ("memory.max", "memory.current"))
         free = min(free, max(0, int(allowed) - int(used)))
     return free
+
+
+def process_bytes() -> int | None:
+    """What this process has in memory; None where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None

@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from noloco_node.base import peer_names
-from noloco_node.base.addresses import Address
 from noloco_node.base.identity import Identity
 from noloco_node.base.states import NodeState
 from noloco_node.control.socket_server import serving
@@ -23,6 +22,7 @@ from noloco_node.node import lifecycle
 from noloco_node.observe import health
 from noloco_node.observe.health import NetworkOutages
 from noloco_node.observe.log_tail import LogTail
+from noloco_node.observe.waiting import WaitingLines
 from noloco_node.peers.visitor import ping
 from noloco_node.transport.libp2p import Libp2pTransport
 from noloco_node.transport.reachability import OFF
@@ -70,6 +70,7 @@ class BaseNode:
         self._restarts = 0
         """How often p2pd was restarted."""
         self._lines = LogTail()
+        self._waiting = WaitingLines()
         self._web: str | None = None
         """The address of its web page."""
         self._join: str | None = None
@@ -101,6 +102,7 @@ class BaseNode:
 
     def waits_for(self, what: str | None) -> None:
         self._handle(lifecycle.WaitsFor(what))
+        self._waiting.waits_for(what, time.monotonic())
 
     def leave(self) -> None:
         self._leaving.set()
@@ -161,8 +163,8 @@ class BaseNode:
             log.info("web page: %s (to control the node there, add #token= and the content of %s)", self._web, token)
             yield
 
-    def _report_join_lines(self, addresses: Sequence[Address], more: str = "") -> None:
-        lines = [f"noloco-node join --bootstrap {address}{more}" for address in addresses]
+    def _report_join_lines(self, lines: Sequence[str]) -> None:
+        """What others join with: any of these is enough."""
         for line in lines:
             self._report(f"others join with: {line}")
         self._join = lines[0] if lines else None

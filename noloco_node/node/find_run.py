@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import grpc
 
-from noloco_node.checkpoints import checkpoint
+from noloco_node.checkpoints.last_round import last_round
 from noloco_node.errors import NolocoError, PeerFault, SwarmUnreachable, UsageError
 from noloco_node.host import paths
 from noloco_node.host.config import NodeConfig
@@ -39,7 +39,7 @@ async def find(config: NodeConfig, rendezvous: Sequence[str], channel: Channel, 
     home = Home(config.home)
     authors = TrustedAuthors(home.root / "authors.json")
     left = unfinished(home, authors, rendezvous, config.run)
-    if left and config.run and config.trust in (None, left.author):
+    if left and config.run and left.author.startswith(config.trust or ""):
         return left  # its id is its hash, so no answer could change it
 
     def choose(known: list[run_registry.KnownRun], answered: str) -> Signed:
@@ -60,8 +60,8 @@ def unfinished(home: Home, authors: TrustedAuthors, rendezvous: Sequence[str], r
     for folder in paths.runs(home):
         with suppress(UsageError):  # no valid manifest there
             file = signed_file.read(folder)
-            is_meant = run_id in (None, file.run.run_id) and folder.name == file.run.run_id
-            is_over = checkpoint.last_round(folder / "checkpoints") >= file.run.rounds
+            is_meant = file.run.run_id.startswith(run_id or "") and folder.name == file.run.run_id
+            is_over = last_round(folder / "checkpoints") >= file.run.rounds
             if is_meant and not is_over and authors.know(rendezvous, file.run.name, file.signed.author):
                 return file.signed
     return None

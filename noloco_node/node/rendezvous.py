@@ -13,6 +13,7 @@ from noloco_node.peers import rows, run_registry
 from noloco_node.peers.answering import Answering
 from noloco_node.peers.directory import Directory
 from noloco_node.peers.record import PeerRecord
+from noloco_node.run.invitation import COMMAND
 from noloco_node.run.manifest import Signed
 from noloco_node.views.peers import PeersView
 from noloco_node.views.status import StatusView
@@ -42,7 +43,7 @@ class RendezvousNode(BaseNode):
         self._swarm = swarm
         await self._enter(swarm.start)
         self._handle(Signal.DIRECTORY_ENTERED)
-        self._report_join_lines(self._transport.addresses())
+        self._report_join_lines([f"{COMMAND} --bootstrap {address}" for address in self._transport.addresses()])
         await periodic.every(lambda: LOOK_S, lambda: self._look(swarm), (NolocoError, OSError))
 
     async def _look(self, swarm: Directory) -> None:

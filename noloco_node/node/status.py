@@ -9,6 +9,7 @@ from noloco_node.base.addresses import Address
 from noloco_node.base.states import NodeState
 from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.core.standing import Standing
+from noloco_node.host import memory
 from noloco_node.host.policy import Policy
 from noloco_node.observe import standings
 from noloco_node.observe.stats import NodeStats
@@ -18,7 +19,7 @@ from noloco_node.rounds.service import RoundService
 from noloco_node.run.schema import Manifest
 from noloco_node.training.thread import Ready
 from noloco_node.views.peers import PeersView
-from noloco_node.views.status import BytesView, Health, StatusView
+from noloco_node.views.status import BytesView, Health, MemoryView, StatusView
 
 
 def status(  # noqa: PLR0913, PLR0917
@@ -30,7 +31,6 @@ def status(  # noqa: PLR0913, PLR0917
     run: Manifest | None,
     keeper: CheckpointKeeper | None,
     ready: Ready | None,
-    target: int | None,
     weights: tuple[Health, ...] = (),
 ) -> StatusView:
     """`node`: what every node shows (node/base.py)."""
@@ -42,9 +42,9 @@ def status(  # noqa: PLR0913, PLR0917
         view,
         run_id=run.run_id if run else None,
         run=run.label if run else None,
-        rounds_target=target,
         device=ready.device if ready else None,
         parameters=parameters,
+        memory=_memory(stats, ready),
         partner=rounds.partner or view.partner,
         bytes=BytesView(
             totals.sent_bytes,
@@ -66,6 +66,11 @@ def status(  # noqa: PLR0913, PLR0917
             *standings.health(seen_of, len(seen)),
         ),
     )
+
+
+def _memory(stats: NodeStats, ready: Ready | None) -> MemoryView:
+    limits = (ready.device_limit_bytes, ready.host_limit_bytes) if ready else (None, None)
+    return MemoryView(stats.device_bytes, limits[0], memory.process_bytes(), limits[1])
 
 
 def peers(

@@ -17,16 +17,17 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 from noloco_node.base import peer_names, periodic
-from noloco_node.base.events import Evaluated, Event, RolledBack, RoundCommitted, WentSolo
+from noloco_node.base.events import Evaluated, Event, RolledBack, RoundCommitted, Sampled, WentSolo
 from noloco_node.base.states import AT_WORK, HAS_WEIGHTS, NodeState
 from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.checkpoints.schedule import CheckpointSchedule
 from noloco_node.data.sources import Sources
 from noloco_node.data.sources import check as check_sources
 from noloco_node.errors import NolocoError
+from noloco_node.host import remembered
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.policy import Policy
-from noloco_node.node import build_training, find_run, lifecycle, status
+from noloco_node.node import build_training, find_run, lifecycle, outcome, status
 from noloco_node.node.base import BaseNode, Report
 from noloco_node.observe import exporters
 from noloco_node.observe.jsonl import METRICS_EVERY_S
@@ -38,7 +39,7 @@ from noloco_node.peers.directory import Directory
 from noloco_node.peers.membership import Membership
 from noloco_node.peers.record import PeerRecord
 from noloco_node.rounds.service import RoundService, RoundTerms
-from noloco_node.run import signed_file
+from noloco_node.run import invitation, signed_file
 from noloco_node.run.manifest import Signed, verify
 from noloco_node.run.schema import Manifest
 from noloco_node.state_transfer import catch_up, choose_donor, client
@@ -110,8 +111,6 @@ class TrainingNode(BaseNode):
         self._thread: TrainingThread | None = None
         self._keeper: CheckpointKeeper | None = None
         self._ready: Ready | None = None
-        self._target: int | None = None
-        """The round at which this node stops."""
         self._phase_s = 0.0
         self._schedule: CheckpointSchedule[State] | None = None
         cache = PeerCache(self._home.root / "peers.json")
@@ -125,6 +124,7 @@ class TrainingNode(BaseNode):
             self._config, self._rendezvous(), self._transport.channel, self._report, self.waits_for
         )
         run = self._run = verify(signed)
+        remembered.keep(self._home, self._config.given, run.run_id, signed.author)
         check_sources(run.data, self._sources)
         self._known_runs.add(signed)
         signed_file.keep(self._home.run(run.run_id), signed)
@@ -145,8 +145,8 @@ class TrainingNode(BaseNode):
         )
         await self._enter(lambda: self._membership.enter(directory))
         self._report(f"{peer_names.name_of(self._identity.peer_id)} ({self._identity.peer_id}) in run {run.label}")
-        run_and_author = f" --run {run.run_id} --trust {signed.author}"
-        self._report_join_lines(bootstrap or self._transport.addresses(), run_and_author)
+        ways_in = [a for a in bootstrap or self._transport.addresses() if a.transport == "tcp" and not a.relay]
+        self._report_join_lines(invitation.lines(ways_in, run.run_id, signed.author))
         async with asyncio.TaskGroup() as group:
             duties = [group.create_task(duty) for duty in self._duties(signed, directory)]
             await self._train(run, self._thread)
@@ -185,7 +185,8 @@ class TrainingNode(BaseNode):
         ready = await self._next_message()
         if not isinstance(ready, Ready):
             raise RuntimeError(f"the training thread began with {type(ready).__name__}")
-        self._ready, self._stats.round = ready, ready.round
+        self._ready, self._stats.round, self._stats.tokens = ready, ready.round, ready.tokens
+        self._stats.steps_a_round = run.inner.steps
         if self._keeper:
             log.info("%s", self._keeper.room(ready.parameters))
         terms = client.StateTerms(bytes.fromhex(run.run_id), ready.layout)
@@ -201,7 +202,7 @@ class TrainingNode(BaseNode):
         self._state_service.begin(terms, thread)
         self._schedule = self._new_schedule(thread, ready.layout)
         own = self._config.rounds
-        self._target = run.rounds if own is None else min(run.rounds, self._stats.round + own)
+        self._stats.rounds_target = run.rounds if own is None else min(run.rounds, self._stats.round + own)
         self._obey_limits()
         self._handle(lifecycle.Signal.CAUGHT_UP)
         await self._publish_now()
@@ -236,7 +237,8 @@ class TrainingNode(BaseNode):
     async def _read_progress(self) -> None:
         if self._life.at_work and self._thread:
             now, spent_s = await asyncio.wrap_future(self._thread.so_far())
-            self._stats.progress(now.steps, Phase(now.part, now.left_s, now.loss, now.tokens_per_s))
+            phase = Phase(now.part, now.left_s, now.loss, now.tokens_per_s)
+            self._stats.progress(now.steps, phase, now.device_bytes)
             self._stats.spend(spent_s)
         tally = self._rounds.tally
         self._recorder.curves.sample(tally.sent_bytes, tally.received_bytes, time.time())
@@ -259,7 +261,7 @@ class TrainingNode(BaseNode):
                 self._observe(done)
                 self._handle(lifecycle.Signal.BOUNDARY)
                 self._rounds.boundary(done.round, seconds, offer, closed)
-            case Evaluated():
+            case Evaluated() | Sampled():
                 self._observe(message)
             case Judged(exchange, verdict, loss_with, loss_without):
                 self._rounds.judged(exchange, verdict, loss_with, loss_without)
@@ -306,6 +308,8 @@ class TrainingNode(BaseNode):
         if self._thread:
             await asyncio.to_thread(self._thread.stop, max(STOP_S, until - loop.time()))
         await self._policy.write_down(leaving=True)
+        for line in outcome.lines(self.status(), self._home):
+            self._report(line)
 
     async def _leave_directory(self, until: float) -> None:
         with suppress(TimeoutError):
@@ -379,8 +383,8 @@ class TrainingNode(BaseNode):
             before = self._stats.round
             await asyncio.wrap_future(self._thread.adopt(state.round, state.data))
             self._stats.round = state.round
-            if self._target:
-                self._target = min(self._run.rounds, self._target + max(0, state.round - before))
+            if target := self._stats.rounds_target:
+                self._stats.rounds_target = min(self._run.rounds, target + max(0, state.round - before))
 
     def caught_up(self) -> None:
         self._handle(lifecycle.Signal.CAUGHT_UP)
@@ -479,7 +483,6 @@ class TrainingNode(BaseNode):
             self._run,
             self._keeper,
             self._ready,
-            self._target,
             self._catch_up.health() if self._catch_up else (),
         )
 

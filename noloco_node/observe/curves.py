@@ -19,6 +19,8 @@ LATEST, _MOST = 1 << 34, 1 << 53
 """Of a time in seconds and of a count, in a file that anybody may have written: what the views can hold."""
 POINTS = 500
 """At twice as many, every second one is dropped: a screen has no more pixels."""
+LATEST_POINTS = 20
+"""Of these none is dropped: a swap may end some rounds later, and is then shown with the figures of its round."""
 PIECES, RATES, PAIRS = 300, 120, 2000
 
 
@@ -90,6 +92,11 @@ class Curves:
             except (ValueError, TypeError, KeyError, OverflowError):
                 continue
 
+    def ended(self) -> tuple[Piece, Point | None]:
+        """The last piece, and the inner phase of its round."""
+        piece = self._pieces[-1]
+        return piece, next((point for point in reversed(self._points) if point.round == piece.round), None)
+
     def view(self, said: Iterable[Said] = ()) -> HistoryView:
         meetings = tuple(MeetingView(peer, partner, rounds) for (peer, partner), rounds in self._meetings.items())
         named = {peer for meeting in meetings for peer in (meeting.peer, meeting.partner)}
@@ -105,14 +112,19 @@ class Curves:
 
     def _point(self, done: PhaseDone, now: float) -> None:
         swarm_loss = _mean([done.loss, *(other.loss for other in self._others if other.loss)])
-        self._add(Point(now, done.round, done.steps, done.loss, None, swarm_loss, None, done.tokens_per_s))
+        memory = done.host_bytes if done.device_bytes is None else done.device_bytes
+        figures = (done.tokens_per_s, done.learning_rate, done.gradient_norm, done.mfu, memory)
+        self._add(Point(now, done.round, done.steps, done.loss, None, swarm_loss, None, *figures))
 
     def _add(self, point: Point) -> None:
         self._points.append(point)
-        if len(self._points) >= 2 * POINTS:
-            self._points = [p for number, p in enumerate(self._points) if number % 2 or p.eval_loss is not None]
-        if len(self._points) >= 2 * POINTS:  # nearly all of them have an eval_loss
-            self._points = self._points[::2]
+        if len(self._points) < 2 * POINTS:
+            return
+        older, latest = self._points[:-LATEST_POINTS], self._points[-LATEST_POINTS:]
+        fewer = [p for number, p in enumerate(older) if number % 2 or p.eval_loss is not None]
+        if len(fewer) + LATEST_POINTS >= 2 * POINTS:  # nearly all of them have an eval_loss
+            fewer = fewer[::2]
+        self._points = fewer + latest
 
     def _evaluated(self, round: int, eval_loss: float) -> None:
         for number in range(len(self._points) - 1, -1, -1):

@@ -15,7 +15,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from noloco_node.base.events import Evaluated, Event, PhaseDone, RolledBack, RoundCommitted, TakenBack, WentSolo
+from noloco_node.base.events import (
+    Evaluated,
+    Event,
+    PhaseDone,
+    RolledBack,
+    RoundCommitted,
+    Sampled,
+    TakenBack,
+    WentSolo,
+)
+from noloco_node.base.extras import pip_install
 from noloco_node.errors import UsageError
 from noloco_node.host.config import TENSORBOARD, WANDB
 
@@ -30,7 +40,7 @@ T = TypeVar("T")
 
 
 class Exporter(Protocol):
-    def write(self, figures: Mapping[str, float], step: int) -> None: ...
+    def write(self, figures: Mapping[str, float | str], step: int) -> None: ...
 
     def close(self) -> None: ...
 
@@ -40,7 +50,7 @@ def check(names: Collection[str]) -> None:
     for name in names:
         found = importlib.util.find_spec(name)
         if found is None or found.origin is None:  # a folder of that name in the working directory is no package
-            raise UsageError(f"--sinks {name} needs a package that is not installed: pip install 'noloco-node[{name}]'")
+            raise UsageError(f"--sinks {name} needs a package that is not installed: {pip_install(name)}")
 
 
 def chosen(names: Iterable[str], folder: Path, run: str, node: str) -> dict[str, Callable[[], Exporter]]:
@@ -82,27 +92,33 @@ class Exporters:
 
 @dataclass(slots=True)
 class Figures:
-    """Events as named numbers, for curves over the steps."""
+    """Events as named numbers and texts, for curves over the steps."""
 
     step: int = 0
-    tokens: int = 0
     committed: int = 0
     solo: int = 0
 
-    def of(self, event: Event) -> dict[str, float]:
+    def of(self, event: Event) -> dict[str, float | str]:  # noqa: PLR0911 - one for each kind
         match event:
             case PhaseDone():
-                self.step, self.tokens = event.steps, self.tokens + event.tokens
-                per_s = event.tokens_per_s
-                return {
+                self.step = event.steps
+                figures = {
                     "train/loss": event.loss,
-                    "train/tokens": self.tokens,
+                    "train/learning_rate": event.learning_rate,
+                    "train/gradient_norm": event.gradient_norm,
+                    "train/tokens": event.tokens_total,
+                    "train/tokens_per_s": event.tokens_per_s,
+                    "train/mfu": event.mfu,
                     "train/stall_ms": event.stall_ms,
+                    "memory/device_bytes": event.device_bytes,
+                    "memory/host_bytes": event.host_bytes,
                     "round": event.round,
-                    **({} if per_s is None else {"train/tokens_per_s": per_s}),
                 }
+                return {name: value for name, value in figures.items() if value is not None}
             case Evaluated(_, eval_loss):
                 return {"eval/loss": eval_loss}
+            case Sampled(_, prompt, text):
+                return {"sample": prompt + text}
             case RoundCommitted():
                 self.committed += event.swap == 1
                 return {
@@ -128,9 +144,12 @@ class _TensorBoard:
 
         self._writer: Any = SummaryWriter(str(folder), flush_secs=10)
 
-    def write(self, figures: Mapping[str, float], step: int) -> None:
-        for name, number in figures.items():
-            self._writer.add_scalar(name, number, step)
+    def write(self, figures: Mapping[str, float | str], step: int) -> None:
+        for name, value in figures.items():
+            if isinstance(value, str):  # shown as Markdown, where an indented line is shown as it is
+                self._writer.add_text(name, "    " + value.replace("\n", "\n    "), step)
+            else:
+                self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
         self._writer.close()
@@ -146,7 +165,7 @@ class _WeightsAndBiases:
             project="noloco", group=run, name=node, dir=str(folder.parent), mode="offline", settings=quiet
         )
 
-    def write(self, figures: Mapping[str, float], step: int) -> None:
+    def write(self, figures: Mapping[str, float | str], step: int) -> None:
         self._run.log({**figures, "step": step})
 
     def close(self) -> None:
@@ -156,7 +175,7 @@ class _WeightsAndBiases:
 _OPENERS: Mapping[str, Callable[[Path, str, str], Exporter]] = {TENSORBOARD: _TensorBoard, WANDB: _WeightsAndBiases}
 
 
-def _written(exporter: Exporter, figures: Mapping[str, float], step: int) -> bool:
+def _written(exporter: Exporter, figures: Mapping[str, float | str], step: int) -> bool:
     exporter.write(figures, step)
     return True
 

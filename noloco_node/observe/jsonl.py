@@ -24,9 +24,9 @@ KEPT = 2
 METRICS_EVERY_S = 60.0
 _MAX_LINE_BYTES = 64 << 10
 _FIGURES = """
-state round step tokens tokens_per_s loss eval_loss busy_fraction busy_fraction_minute stall_ms
-resent_block_fraction calls peers_seen reachable uptime_s
-""".split()  # noqa: SIM905 (fifteen quoted words on fifteen lines read worse)
+state round step tokens tokens_per_s loss learning_rate gradient_norm mfu eval_loss busy_fraction
+busy_fraction_minute stall_ms resent_block_fraction calls peers_seen reachable uptime_s
+""".split()  # noqa: SIM905 (so many quoted words on as many lines read worse)
 
 log = logging.getLogger(__name__)
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from noloco_node.base.events import Event, PeerFaulted, RolledBack, RoundCommitted, TakenBack, WentSolo, as_json
 from noloco_node.base.peer_names import name_of
-from noloco_node.base.reasons import in_words
 from noloco_node.base.units import loss
 from noloco_node.observe import exporters
 from noloco_node.observe.curves import Curves
 from noloco_node.observe.jsonl import JsonLines, figures
 from noloco_node.observe.stats import NodeStats
+from noloco_node.views.round_line import round_line
 from noloco_node.views.status import StatusView
 
 log = logging.getLogger(__name__)
@@ -44,17 +44,10 @@ class Recorder:
         if self._exporters:
             self._exporters.write(event)
         match event:
-            case RoundCommitted(round, partner, seconds, sent):
-                log.info(
-                    "round %d with %s: loss %s, %.1f s, %.2f MB out",
-                    round,
-                    name_of(partner),
-                    self._loss(),
-                    seconds,
-                    sent / 1e6,
-                )
-            case WentSolo(round, reason):
-                log.info("round %d solo (%s): loss %s", round, in_words(reason), self._loss())
+            case RoundCommitted() | WentSolo():
+                piece, phase = self.curves.ended()
+                partner = name_of(piece.partner) if piece.partner else ""
+                log.info("%s", round_line(piece, phase, partner, self.stats))
             case RolledBack():
                 log.warning("%s", rollback_sentence(event))
             case TakenBack(round, partner, loss_with, loss_without):
@@ -80,9 +73,6 @@ class Recorder:
                 lines.close()
         if self._exporters:
             await asyncio.to_thread(self._exporters.close)
-
-    def _loss(self) -> str:
-        return "-" if self.stats.loss is None else f"{self.stats.loss:.3f}"
 
 
 def rollback_sentence(back: RolledBack) -> str:

@@ -11,14 +11,17 @@ from noloco_node.base.events import (
     PhaseDone,
     RolledBack,
     RoundCommitted,
+    Sampled,
     TakenBack,
     WentSolo,
 )
 from noloco_node.core.round import TOO_SLOW
 from noloco_node.views.peers import PeerRow
-from noloco_node.views.status import LastRound, LastTakenBack, Phase, Rounds, StatusView
+from noloco_node.views.status import LastRound, LastTakenBack, Phase, Rounds, SampleView, StatusView
 
 MINUTE_S = 60.0
+PACE_ROUNDS = 20
+"""The rounds whose pace says how long the rest takes: some are slower than others."""
 PEERS = 256
 """The latest partners that are kept: each is part of every status, and a node may swap with thousands."""
 
@@ -39,12 +42,20 @@ class NodeStats:
     """At the last boundary."""
     phase: Phase | None = None
     """The inner phase under way."""
+    rounds_target: int | None = None
+    """The round at which this node stops."""
+    steps_a_round: int | None = None
+    """None where phases last so many seconds."""
     tokens: int = 0
+    """With those of earlier processes."""
+    last: PhaseDone | None = None
+    """The last complete phase."""
     tokens_per_s: float | None = None
     loss: float | None = None
     loss_first: float | None = None
     eval_loss: float | None = None
     eval_loss_first: float | None = None
+    sample: SampleView | None = None
     committed: int = 0
     solo: Counter[str] = field(default_factory=Counter)
     swaps_fit: bool = True
@@ -59,6 +70,9 @@ class NodeStats:
     stall_ms: float | None = None
     time_s: Mapping[str, float] = field(default_factory=dict)
     """The training thread's seconds by account; their sum is its clock."""
+    device_bytes: int | None = None
+    _ends: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=PACE_ROUNDS + 1))
+    """Round and training clock at the end of the last phases."""
     _step_now: int = 0
     _minute: deque[Mapping[str, float]] = field(default_factory=deque)
     """time_s through the last minute, the oldest first."""
@@ -67,14 +81,20 @@ class NodeStats:
         match event:
             case PhaseDone():
                 self.round, self.step, self.loss = event.round, event.steps, event.loss
-                self.progress(event.steps, None)
+                self.progress(event.steps, None, event.device_bytes)
+                self.last = event
+                if self._ends and self._ends[-1][0] != event.round - 1:  # a peer's state was adopted
+                    self._ends.clear()
+                self._ends.append((event.round, self._clock_s()))
                 self.stall_ms = event.stall_ms
                 self.loss_first = event.loss if self.loss_first is None else self.loss_first
-                self.tokens += event.tokens
+                self.tokens = event.tokens_total
                 self.tokens_per_s = event.tokens_per_s
             case Evaluated(_, eval_loss):
                 self.eval_loss = eval_loss
                 self.eval_loss_first = eval_loss if self.eval_loss_first is None else self.eval_loss_first
+            case Sampled(round, prompt, text):
+                self.sample = SampleView(round, prompt, text)
             case RoundCommitted():
                 self._commit(event)
             case WentSolo():
@@ -89,9 +109,33 @@ class NodeStats:
             case PeerFaulted(_, reason):
                 self.faults[reason] += 1
 
-    def progress(self, step: int, phase: Phase | None) -> None:
+    def progress(self, step: int, phase: Phase | None, device_bytes: int | None = None) -> None:
         """The progress of training; to be called every second or so."""
-        self._step_now, self.phase = step, phase
+        self._step_now, self.phase, self.device_bytes = step, phase, device_bytes
+
+    @property
+    def steps_target(self) -> int | None:
+        return self.rounds_target * self.steps_a_round if self.rounds_target and self.steps_a_round else None
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds of training until the target: at the pace of the last rounds, or of the first phase so far."""
+        if self.rounds_target is None:
+            return None
+        phase, round_s = self.phase, None
+        (first, began), (last, ended) = (self._ends[0], self._ends[-1]) if self._ends else ((0, 0.0), (0, 0.0))
+        if last > first:
+            round_s = (ended - began) / (last - first)
+        elif phase and phase.left_s is not None and phase.part < 1:
+            round_s = phase.left_s / (1 - phase.part)
+        elif self.last:
+            round_s = self.last.seconds
+        left = max(0.0, self.rounds_target - self.round - (phase.part if phase else 0.0))
+        return None if round_s is None else left * round_s
+
+    def _clock_s(self) -> float:
+        """Seconds since training began, without pauses."""
+        return sum(s for account, s in self.time_s.items() if account != "paused")
 
     def spend(self, time_s: Mapping[str, float]) -> None:
         """The training thread's time so far, by account; to be called every second or so."""
@@ -124,14 +168,21 @@ class NodeStats:
         return replace(
             view,
             round=self.round,
+            rounds_target=self.rounds_target,
             step=self._step_now,
+            steps_target=self.steps_target,
+            left_s=self.left_s,
             phase=self.phase,
             tokens=self.tokens,
             tokens_per_s=self.tokens_per_s,
             loss=self.loss,
             loss_first=self.loss_first,
+            learning_rate=self.last.learning_rate if self.last else None,
+            gradient_norm=self.last.gradient_norm if self.last else None,
+            mfu=self.last.mfu if self.last else None,
             eval_loss=self.eval_loss,
             eval_loss_first=self.eval_loss_first,
+            sample=self.sample,
             partner=last.partner if last else None,
             last_round=last,
             resent_block_fraction=last.resent_block_fraction if last else None,

@@ -119,17 +119,18 @@ async def announce(channels: Iterable[grpc.aio.Channel], signed: Signed) -> None
 
 
 def choose(known: Sequence[KnownRun], run_id: str | None, author: str | None) -> Signed:
-    """The run to join: the one that is named, else the only one in which somebody trains, else the only one."""
+    """The run to join: the one that is named, else the only one in which somebody trains, else the only one. Of its id
+    and of its author's, the first half is enough."""
     training = {manifest.verify(run.signed).run_id: run.training for run in known}
     matching = {manifest.verify(run.signed).run_id: run.signed for run in known}
     if run_id is not None:
-        matching = {k: s for k, s in matching.items() if k == run_id}
+        matching = {k: s for k, s in matching.items() if k.startswith(run_id)}
         if not matching:
             raise Incompatible(
                 f"no run {run_id[:12]}… is known there: check --run, or ask the run's author for its line"
             )
     if author is not None:
-        trusted = {k: s for k, s in matching.items() if s.author == author}
+        trusted = {k: s for k, s in matching.items() if s.author.startswith(author)}
         if matching and not trusted:
             raise NotAdmitted(f"the run there is not signed by {author}: check --trust, or leave it out to trust anew")
         matching = trusted

@@ -2,5 +2,5 @@
 
 weights.py     checkpoints and exported folders -> one model, or the mean of several
 hf_folder.py   a Hugging Face folder of it          model_card.py   its model card
-evaluate.py    its loss on the held-out text        sample.py       text that it generates
+evaluate.py    its loss on the held-out text
 """

@@ -220,6 +220,16 @@ class OuterSpec(_Table):
         return self
 
 
+class SampleSpec(_Table):
+    """A text that every replica lets the model continue, for people to read."""
+
+    prompt: str = _field("a text of 1 to 500 characters", min_length=1, max_length=500)
+    every: int = _whole(1, 1_000_000, default=10)
+    """Rounds; and after the last one."""
+    tokens: int = _whole(1, 512, default=64)
+    """The longest continuation."""
+
+
 class Manifest(_Table):
     name: str = _field("1 to 32 of the characters a-z, 0-9 and -", pattern=r"^[a-z0-9-]{1,32}$")
     """For people; the run id tells runs apart."""
@@ -231,6 +241,8 @@ class Manifest(_Table):
     data: DataSpec = _field("a table", default_factory=DataSpec)
     inner: InnerSpec = _field("a table", default_factory=InnerSpec)
     outer: OuterSpec = _field("a table", default_factory=OuterSpec)
+    sample: SampleSpec | None = _added("a table", None, default=None)
+    """None: no sample texts."""
 
     @model_validator(mode="after")
     def _whole_sequences(self) -> "Manifest":
@@ -238,6 +250,12 @@ class Manifest(_Table):
         if self.model.task is None and self.inner.batch_tokens % length:
             tokens = self.inner.batch_tokens
             raise ValueError(f"inner.batch_tokens must be a multiple of data.sequence_length ({length}), not {tokens}")
+        return self
+
+    @model_validator(mode="after")
+    def _sample_of_text(self) -> "Manifest":
+        if self.sample is not None and self.model.task is not None:
+            raise ValueError("sample: only a language model continues a text; leave this table out with model.task")
         return self
 
     def canonical(self) -> bytes:

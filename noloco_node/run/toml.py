@@ -139,4 +139,9 @@ keep_norm = true            # undo the loss of length of an update by averaging
 overlap = "{m.outer.overlap}"           # eager: training goes on during a swap; blocking: it waits
 codec = "{m.outer.codec}"              # how vectors are encoded on the wire: {codecs}
 swaps_per_round = {m.outer.swaps_per_round}         # most swaps of a round; "auto": as many as there is time for
+
+# [sample]                  # a text that every node lets the model continue, for people to read
+# prompt = "def main("
+# every = 10                # rounds; and after the last one
+# tokens = 64               # the longest continuation
 """

@@ -22,13 +22,14 @@ class TrustedAuthors:
         self._path = path
 
     def check(self, ways_in: Sequence[str], run_name: str, author: str, named: str | None) -> bool:
-        """Whether this author is new to us and trusted from now on. Raises NotAdmitted where another is expected,
-        UsageError and DiskFull where the file cannot be read or written."""
+        """Whether this author is new to us and trusted from now on. `named`: its peer id, or the first letters of it.
+        Raises NotAdmitted where another is expected, UsageError and DiskFull where the file cannot be read or written.
+        """
         known = self._read()
         here = {_key(peer, run_name): author for peer in ways_in}
         met = [known[key] for key in here if key in known]
         expected = named or next((other for other in met if other != author), author)
-        if expected != author:
+        if not author.startswith(expected):
             raise NotAdmitted(
                 f"the run {run_name} there is signed by {author}, but this node knows {expected} as its author: "
                 f"if that is right, say so with --trust {author}"

@@ -1,6 +1,6 @@
-"""Results as tables (rich), as documents (`--json`) and as pictures (matplotlib, the extra `plot`)."""
+"""Results as tables (rich), as documents (`--json`) and as pictures (base/plots.py)."""
 
-import os
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -8,15 +8,15 @@ from typing import Any
 
 from rich.table import Table
 
-from noloco_node.base.validation import listed
-from noloco_node.errors import UsageError
+from noloco_node.base import plots
+from noloco_node.base.plots import Line, Panel
+from noloco_node.base.units import count
 from noloco_node.simulate.network import Network, NetworkRow, Straggling
 from noloco_node.simulate.settings import Curve, Settings
 from noloco_node.simulate.sweep import Result
 from noloco_node.simulate.wallclock import Large, Timed, loss_after, seconds_to
 
 SCHEMA = 1
-_NO_MATPLOTLIB = "--plot needs matplotlib: pip install 'noloco-node[plot]'"
 ASSUMED = "assuming that a pair which trains on waits for nobody"
 
 
@@ -152,67 +152,69 @@ def network_document(network: Network, rows: Sequence[NetworkRow], waiting: Sequ
     }
 
 
-def check_plot(path: Path) -> None:
-    """Raises UsageError if no picture can be drawn there. Called before minutes of work."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise UsageError(_NO_MATPLOTLIB) from None
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+def plot_comparison(settings: Settings, curves: Sequence[Curve], path: Path) -> None:
+    """Loss against tokens, loss against bytes sent, spread between replicas; several seeds look alike."""
 
-    kinds = FigureCanvasAgg.get_supported_filetypes()
-    if path.suffix[1:].lower() not in kinds:
-        raise UsageError(
-            f"--plot takes a name that ends in {listed([f'.{kind}' for kind in kinds])}, not {path.name!r}"
-        )
-    if not path.parent.is_dir() or path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UsageError(f"--plot cannot write {path}: name a file in a folder that exists and is yours")
-
-
-def plot_comparison(curves: Sequence[Curve], path: Path) -> None:
-    """Loss against tokens, loss against bytes sent, spread between replicas; several seeds in one colour."""
-    figure, (by_tokens, by_bytes, spread) = _panels(3)
-    colours: dict[str, str] = {}
+    by_tokens, by_bytes, spread = [], [], []
     for curve in curves:
-        label = None if curve.algorithm in colours else curve.algorithm
-        colour = colours.setdefault(curve.algorithm, f"C{len(colours) % 10}")
-        style = {"color": colour, "linewidth": 1.2}
-        millions = [tokens / 1e6 for tokens in curve.tokens]
-        by_tokens.plot(millions[1:], curve.averaged_model_loss[1:], label=label, **style)
-        if curve.bytes_per_param:
-            by_bytes.plot(curve.bytes_sent_per_param[1:], curve.averaged_model_loss[1:], **style)
-        spread.plot(millions[1:], curve.replica_std[1:], **style)
-    by_tokens.set(xlabel="million tokens, all replicas", ylabel="averaged model, held-out loss")
-    by_bytes.set(xlabel="bytes sent a parameter, one replica", xscale="log", ylabel="averaged model, held-out loss")
-    spread.set(xlabel="million tokens, all replicas", ylabel="spread of a weight between replicas")
-    by_tokens.legend(fontsize=7)
-    figure.savefig(path, dpi=90)
+        millions = [tokens / 1e6 for tokens in curve.tokens[1:]]  # the first point is before any training
+        by_tokens.append(Line(curve.algorithm, millions, curve.averaged_model_loss[1:]))
+        by_bytes.append(Line(curve.algorithm, curve.bytes_sent_per_param[1:], curve.averaged_model_loss[1:]))
+        spread.append(Line(curve.algorithm, millions, curve.replica_std[1:]))
+    loss, tokens = "held-out loss of the averaged model", "million tokens, all replicas"
+    panels = [
+        Panel("Loss by tokens", tokens, loss, by_tokens),
+        Panel("Loss by bytes", "bytes sent a parameter, one replica", loss, by_bytes, x_log=True),
+        Panel("Spread between replicas", tokens, "of a weight, root mean square", spread),
+    ]
+    plots.draw(path, "Held-out loss, bytes and spread, by algorithm", _settings(settings, curves), panels)
 
 
-def plot_network(rows: Sequence[NetworkRow], waiting: Sequence[Straggling], path: Path) -> None:
-    figure, (seconds, idle) = _panels(2)
-    for method in dict.fromkeys(row.method for row in rows if row.method != "pair, blocking"):
-        points = [(row.n, row.sync_seconds) for row in rows if row.method == method]
-        seconds.plot(*zip(*points, strict=True), marker=".", label=method)
-    for method in dict.fromkeys(row.method for row in waiting):
-        points = [(row.n, 100 * row.idle_fraction) for row in waiting if row.method == method]
-        idle.plot(*zip(*points, strict=True), marker=".", label=method)
-    seconds.set(xscale="log", yscale="log", xlabel="nodes", ylabel="seconds of one synchronisation")
-    idle.set(xscale="log", xlabel="nodes", ylabel="% of accelerator time spent waiting", ylim=(0, None))
-    idle.set_title(ASSUMED, fontsize=7)
-    for panel in (seconds, idle):
-        panel.legend(fontsize=7)
-    figure.savefig(path, dpi=90)
+def plot_network(
+    network: Network, rows: Sequence[NetworkRow], waiting: Sequence[Straggling], path: Path, spread: Sequence[str]
+) -> None:
+    """`spread`: how the machines differ, in words."""
+
+    shown = [row for row in rows if row.method != "pair, blocking"]  # the same seconds
+    seconds = _lines([(row.method, row.n, row.sync_seconds) for row in shown])
+    idle = _lines([(row.method, row.n, 100 * row.idle_fraction) for row in waiting])
+    link = ", its transfer included"
+    if math.isfinite(network.bandwidth_bytes_s):
+        mbit_s, size = 8e-6 * network.bandwidth_bytes_s, network.vector_bytes / 1e6
+        link = f" and its transfer, {size:g} MB from each node at {mbit_s:g} Mbit/s"
+    settings = [
+        f"a message takes {network.latency_s:g} s (median, log-normal, σ {network.sigma:g}){link}",
+        *spread,
+        ASSUMED,
+    ]
+    panels = [
+        Panel("One synchronisation", "nodes", "seconds", seconds, x_log=True, y_log=True),
+        Panel("Waiting for slower nodes", "nodes", "% of accelerator time", idle, x_log=True, from_zero=True),
+    ]
+    plots.draw(path, "What a synchronisation costs, by number of nodes", settings, panels)
 
 
-def _panels(count: int) -> tuple[Any, Any]:
-    """Made without pyplot, which would look for a display and keep state."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+def _lines(points: Sequence[tuple[str, int, float]]) -> list[Line]:
+    """`points`: method, number of nodes, value."""
+    by_method: dict[str, list[tuple[int, float]]] = {}
+    for method, n, value in points:
+        by_method.setdefault(method, []).append((n, value))
+    return [Line(method, *zip(*at, strict=True)) for method, at in by_method.items()]
 
-    figure = Figure(figsize=(4.2 * count, 3.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, figure.subplots(1, count)
+
+def _settings(settings: Settings, curves: Sequence[Curve]) -> list[str]:
+    """Those of all algorithms, for a picture."""
+    seeds = list(dict.fromkeys(curve.seed for curve in curves))
+    return [
+        count(settings.replicas, "replica"),
+        f"{settings.model.preset} model",
+        f"{count(settings.rounds, 'phase')} of {count(settings.inner_steps, 'step')}",
+        f"{settings.inner.batch_tokens} tokens a step and replica",
+        "all read the same text" if settings.iid else "each reads text of its own",
+        settings.codec,
+        settings.overlap,
+        f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}",
+    ]
 
 
 def _with_error(value: float, error: float) -> str:

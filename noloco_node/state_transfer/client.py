@@ -14,6 +14,7 @@ from typing import ParamSpec, Protocol, TypeVar
 import grpc
 import numpy as np
 
+from noloco_node.base.units import share, size, span
 from noloco_node.errors import PeerLost, PeerMisbehaved, PeerRefused
 from noloco_node.host.traffic import Pace, Traffic
 from noloco_node.transport.base import peer_faults
@@ -57,7 +58,7 @@ def is_finite(numbers: memoryview) -> bool:
 
 
 class DownloadProgress:
-    """A download's percentage and seconds left, in words, at its rate since the first call."""
+    """How far a download is, in words: `62% of 12.6 MB, 34 s left`, at its rate since the first call."""
 
     def __init__(self) -> None:
         self._began: tuple[float, int] | None = None
@@ -68,8 +69,8 @@ class DownloadProgress:
             self._began = (now, done_bytes)
         began, before = self._began
         rate = (done_bytes - before) / max(now - began, 1e-6)
-        left = f", {(total_bytes - done_bytes) / rate:.0f} s left" if rate else ""
-        return f"{done_bytes / total_bytes:.0%}{left}"
+        left = f", {span((total_bytes - done_bytes) / rate)} left" if rate else ""
+        return f"{share(done_bytes / total_bytes)} of {size(total_bytes)}{left}"
 
 
 class DownloadWatcher(Protocol):

@@ -16,6 +16,15 @@ def left(phase: Phase | None) -> str:
     return f"{share(phase.part)}, {span(phase.left_s)} left"
 
 
+def memory(view: StatusView) -> Iterator[str]:
+    """`812 MB of 8.3 GB`; where there is a GPU, two of them."""
+    here, on_gpu = view.memory, view.memory.device is not None
+    if here.device is not None:
+        yield f"{_of(here.device, here.device_limit)} on the GPU"
+    if here.host is not None:
+        yield _of(here.host, here.host_limit) + (" beside it" if on_gpu else "")
+
+
 def traffic(view: StatusView) -> tuple[str, str, bool]:
     """Sent, received, and whether they are today's: they are if there is a daily limit, else of the time since the
     start."""

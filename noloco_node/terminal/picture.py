@@ -25,5 +25,11 @@ class Picture:
     keep their last values."""
 
     @property
+    def is_over(self) -> bool:
+        """The node has ended, and had done all its rounds."""
+        target = self.status.rounds_target
+        return self.absence == "gone" and target is not None and self.status.round >= target
+
+    @property
     def is_rendezvous(self) -> bool:
         return self.status.state == NodeState.RENDEZVOUS

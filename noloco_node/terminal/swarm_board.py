@@ -17,6 +17,7 @@ from noloco_node.base.peer_names import name_of
 from noloco_node.base.states import NodeState
 from noloco_node.base.units import NOTHING, loss, rate, share, size, span
 from noloco_node.terminal.table import Column, fitting, table
+from noloco_node.views.round_line import figures
 from noloco_node.views.status import StatusView
 
 _COLUMNS = (
@@ -103,7 +104,7 @@ class PlainBoard:
     def __init__(self, out: Console, progress: SwarmProgress, rounds: int, began: float) -> None:
         self._out, self._progress, self._rounds, self._began = out, progress, rounds, began
         self._printed_at = began
-        self._seen: dict[str, str] = {}
+        self._seen: dict[str, int | str] = {}
         self._last: Sequence[NodeProcess] = ()
 
     def __enter__(self) -> "PlainBoard":
@@ -117,10 +118,10 @@ class PlainBoard:
         self._progress.update(nodes, now)
         self._last = nodes
         for node in nodes:
-            line = _event_line(node, self._rounds)
-            if line and self._seen.get(node.label) != line:
-                self._seen[node.label] = line
-                self._print(now, line)
+            event = _event(node)
+            if event and self._seen.get(node.label) != event:
+                self._seen[node.label] = event
+                self._print(now, _event_line(node, self._rounds))
         if now - self._printed_at >= _SILENT_S:
             self._print(now, f"{self._progress}   {_states(nodes)}")
 
@@ -196,12 +197,18 @@ def _trouble(node: NodeProcess) -> str:
     return f"failed: {node.last_output_line()}" if node.exit_code else f"waiting for {_waiting(node)}"
 
 
-def _event_line(node: NodeProcess, rounds: int) -> str:
-    """The line that is printed when it changes: a round, or a failure."""
-    view = node.view
+def _event(node: NodeProcess) -> int | str:
+    """What a line is printed for when it changes: a round that has ended, or a failure."""
     if node.exit_code:
+        return _trouble(node)
+    return node.view.round if node.view and node.view.loss is not None else 0
+
+
+def _event_line(node: NodeProcess, rounds: int) -> str:
+    view = node.view
+    if node.exit_code or view is None:
         return f"{_name(node)} {_trouble(node)}"
-    if view is None or view.loss is None:
-        return ""
-    partner = f", last partner {name_of(view.partner)}" if view.partner else ""
-    return f"{view.name} round {view.round}/{rounds}: loss {loss(view.loss)}{partner}"
+    left = [f"{span(view.left_s)} left"] if view.left_s else []
+    return (
+        f"{view.name} round {view.round} of {rounds}: {', '.join([f'loss {loss(view.loss)}', *figures(view), *left])}"
+    )

@@ -1,6 +1,7 @@
 """`status` and `peers` as text, for a terminal of any width and for pipes."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from rich.console import Console
 from rich.table import Table
@@ -9,11 +10,12 @@ from rich.text import Text
 from noloco_node.base.peer_names import name_of, short_id
 from noloco_node.base.reasons import in_words
 from noloco_node.base.states import NodeState
-from noloco_node.base.units import count, loss, rate, share, size, span
-from noloco_node.terminal.figures import besides_steps, left, traffic
+from noloco_node.base.units import count, loss, of, rate, share, size, span
+from noloco_node.terminal.figures import besides_steps, left, memory, traffic
 from noloco_node.terminal.peer_cells import cells, quarantine, worth_showing
 from noloco_node.terminal.table import GAP, Column, fill, fitting, table
 from noloco_node.views.peers import GONE, PeerRow, PeersView, RunView
+from noloco_node.views.round_line import figures
 from noloco_node.views.status import Checkpoints, Health, LastRound, LastTakenBack, StatusView
 
 _PIPE_WIDTH = 1000  # no line breaks in a file
@@ -126,6 +128,8 @@ def _run(run: RunView) -> list[str]:
 def node_lines(view: StatusView) -> Iterator[list[str]]:
     """Each line as pieces, between which it may be broken."""
     yield [f"{view.name} ({short_id(view.peer_id)}) in {view.run or 'no run yet'}", *_progress(view)]
+    if view.parameters:
+        yield list(_model(view))
     if view.last_round:
         yield list(_last_round(view.last_round))
     if view.rounds.committed + view.rounds.solo:
@@ -157,11 +161,13 @@ def rendezvous_lines(view: StatusView) -> Iterator[list[str]]:
 
 
 def _progress(view: StatusView) -> Iterator[str]:
-    target = f" of {view.rounds_target}" if view.rounds_target else ""
     if view.round or view.step:
-        yield f"{view.state}, round {view.round}{target}" + (f", step {view.step}" if view.step else "")
+        step = f", step {of(view.step, view.steps_target)}" if view.step else ""
+        yield f"{view.state}, round {of(view.round, view.rounds_target)}{step}"
     else:
         yield view.state
+    if view.left_s:
+        yield f"{span(view.left_s)} left"
     if view.waiting_for:
         yield f"waiting for {view.waiting_for}"
     if still := left(view.phase):
@@ -169,17 +175,24 @@ def _progress(view: StatusView) -> Iterator[str]:
     trained = view if view.loss is not None or view.phase is None else view.phase
     if trained.loss is not None:
         yield f"loss {loss(trained.loss)}" + (f" (eval {loss(view.eval_loss)})" if view.eval_loss is not None else "")
-    if trained.tokens_per_s is not None:
-        yield f"{rate(trained.tokens_per_s)} tokens/s"
+    yield from figures(replace(view, tokens_per_s=trained.tokens_per_s))
     if view.busy_fraction is not None:
         minute = view.busy_fraction_minute
         yield f"busy {share(view.busy_fraction, 1)}" + (f" (last minute {share(minute)})" if minute is not None else "")
 
 
+def _model(view: StatusView) -> Iterator[str]:
+    yield f"{rate(view.parameters)} parameters" + (f" on {view.device}" if view.device else "")
+    if view.tokens:
+        yield f"{rate(view.tokens)} tokens so far"
+    if used := list(memory(view)):
+        yield f"memory {', '.join(used)}"
+
+
 def _last_round(last: LastRound) -> Iterator[str]:
     yield (
         f"last round with {name_of(last.partner)}: {span(last.seconds)}, "
-        f"{size(last.sent)} out, {size(last.received)} in"
+        f"sent {size(last.sent)}, received {size(last.received)}"
     )
     if last.resent_block_fraction:
         yield f"{share(last.resent_block_fraction, 1)} of blocks sent again"
@@ -195,7 +208,7 @@ def _checkpoints(kept: Checkpoints) -> Iterator[str]:
 
 def _rounds(view: StatusView) -> str:
     ended = count(view.rounds.committed + view.rounds.solo, "round")
-    return f"{ended}: {view.rounds.committed} with a partner, {view.rounds.solo} solo{_why(view)}"
+    return f"{ended}: {view.rounds.committed} together, {view.rounds.solo} solo{_why(view)}"
 
 
 def _last_taken_back(last: LastTakenBack) -> str:

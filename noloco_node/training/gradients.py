@@ -85,13 +85,19 @@ class Gradients:
         return self._measured(forward)
 
     def _measured(self, loss: Callable[[], float]) -> float:
-        """Without gradients, and without dropout."""
+        with self.evaluating():
+            return self._fitting(loss)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """The model without gradients, and without dropout."""
         self._optimizer.free_gradients()
         self._module.eval()
-        with torch.no_grad(), self._precision():
-            measured = self._fitting(loss)
-        self._module.train()
-        return measured
+        try:
+            with torch.no_grad(), self._precision():
+                yield
+        finally:
+            self._module.train()
 
     def _find_micro_batch(self, batch: Batch) -> None:
         """Tries larger and larger parts of a batch, before the first step."""

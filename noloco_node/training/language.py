@@ -1,14 +1,18 @@
 """Language modelling, the built-in task: an example is a window of tokens, each predicted from those before it.
 
-Knows models and texts; nothing of optimizers, devices or peers.
+`continuation` is how a model writes text, here and for `noloco-node sample`. Knows models and texts; nothing of
+optimizers or peers.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from noloco_node.data import corpus
+from noloco_node.data.tokens import Tokenizer
+from noloco_node.errors import Diverged
 from noloco_node.run.schema import Manifest
 from noloco_node.training import model
 from noloco_node.training.task import Batch, device_batch
@@ -23,6 +27,7 @@ MICRO_LOGITS = 1 << 25
 class Language:
     def __init__(self, manifest: Manifest, corpus: corpus.Readable) -> None:
         self._spec, self._seed = manifest.model, manifest.seed
+        self._sample = manifest.sample
         self._corpus = corpus
         self.tokens_per_example = manifest.data.sequence_length
         batch = max(EVAL_TOKENS, manifest.inner.batch_tokens) // self.tokens_per_example
@@ -32,6 +37,9 @@ class Language:
 
     def model(self) -> nn.Module:
         return model.build(self._spec, self._corpus.vocabulary, self._seed, self.tokens_per_example)
+
+    def flops_per_token(self, module: nn.Module) -> float | None:
+        return model.flops_per_token(module, self.tokens_per_example)
 
     def stream(self, peer_id: str) -> "Windows":
         return Windows(self._corpus.stream(self.tokens_per_example, self._seed, peer_id))
@@ -48,6 +56,12 @@ class Language:
             (windows,) = device_batch((batch,), module)
             total += float(model.next_token_loss(module, windows, "none").cpu().double().sum())
         return total / self._held_out[:, 1:].numel()
+
+    def sample(self, module: nn.Module) -> Iterator[str]:
+        """Always the likeliest token: the texts of two replicas, and of two rounds, can be compared."""
+        if self._sample is not None:
+            prompt, tokens = self._sample.prompt, self._sample.tokens
+            yield from continuation(module, self._corpus.tokenizer, self.tokens_per_example, prompt, tokens=tokens)
 
 
 class Windows:
@@ -71,3 +85,78 @@ class Windows:
 
     def close(self) -> None:
         self._stream.close()
+
+
+# ---- text that a model writes ----------------------------------------------------------------------------------------
+def continuation(  # noqa: PLR0913 (each is a choice of the user)
+    module: nn.Module,
+    tokenizer: Tokenizer,
+    longest: int,
+    text: str,
+    *,
+    tokens: int,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> Iterator[str]:
+    """The text's continuation, piece by piece as it is generated: `tokens`, or fewer up to the end of the document.
+    `longest`: the tokens that the model was trained on at once; `temperature` 0: always the likeliest token. The module
+    is in evaluation mode."""
+    (prompt,) = tokenizer.encode([text])
+    window = Window(module, longest, prompt.tolist() or [tokenizer.end])
+    generator = torch.Generator().manual_seed(seed)
+    drawn: list[int] = []
+    shown = ""
+    for _ in range(tokens):
+        token = _pick(window.logits()[: tokenizer.vocabulary], temperature, generator)
+        if token == tokenizer.end:
+            break
+        window.add(token)
+        drawn.append(token)
+        whole = tokenizer.decode(drawn)
+        if not whole.endswith("\ufffd"):  # else the last character is not complete yet
+            yield whole[len(shown) :]
+            shown = whole
+    yield tokenizer.decode(drawn)[len(shown) :]
+
+
+class Window:
+    """The model's input: at most as many tokens as it was trained on. When it is full, the later half is kept."""
+
+    def __init__(self, module: nn.Module, longest: int, tokens: list[int]) -> None:
+        self._module = module
+        self._longest = longest
+        self._device = next(module.parameters()).device
+        self._tokens: list[int] = []
+        self._fresh: list[int] = []
+        """Tokens that the model has not processed yet."""
+        self._past: Any = None
+        self._begin(tokens[-longest:])
+
+    def add(self, token: int) -> None:
+        if len(self._tokens) >= self._longest:
+            self._begin([*self._tokens, token][-(self._longest // 2 or 1) :])
+        else:
+            self._tokens.append(token)
+            self._fresh = [token] if self._past is not None else self._tokens
+
+    def logits(self) -> Tensor:
+        """Of the next token."""
+        given = torch.tensor([self._fresh], device=self._device)
+        with torch.no_grad():
+            # not `self._module(...)`: a compiled model would be compiled again for each length
+            out = self._module.forward(input_ids=given, past_key_values=self._past, use_cache=True)
+        self._past = getattr(out, "past_key_values", None)
+        last: Tensor = out.logits[0, -1].float().cpu()
+        return last
+
+    def _begin(self, tokens: list[int]) -> None:
+        self._tokens = self._fresh = tokens
+        self._past = None
+
+
+def _pick(logits: Tensor, temperature: float, generator: torch.Generator) -> int:
+    if not logits.isfinite().all():
+        raise Diverged("the model's output is NaN or Inf: its weights are broken, take an earlier checkpoint")
+    if temperature == 0:
+        return int(logits.argmax())
+    return int(torch.multinomial(torch.softmax(logits / temperature, 0), 1, generator=generator))

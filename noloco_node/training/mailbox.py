@@ -37,6 +37,8 @@ class Progress:
     tokens_per_s: float | None
     loss: float | None
     """The mean of the phase so far."""
+    device_bytes: int | None = None
+    """The most that training has taken of the accelerator; None on a CPU."""
 
 
 # ---- commands --------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ gives the same first weights everywhere. Knows nothing of data, optimizers or pe
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -116,6 +116,23 @@ def next_token_loss(module: nn.Module, windows: Tensor, reduction: str = "mean")
     `none`, each one's own."""
     logits = module(input_ids=windows[:, :-1], use_cache=False).logits  # (sequences, length, vocabulary)
     return nn.functional.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten(), reduction=reduction)
+
+
+def flops_per_token(module: nn.Module, sequence_length: int) -> float | None:
+    """Of training: 6 for each parameter that is multiplied with, and attention's own products (arXiv 2204.02311,
+    appendix B). None where not every parameter is used for every token, as in a mixture of experts."""
+    config: Any = module.config.get_text_config()  # type: ignore[union-attr, operator]
+    known: Mapping[str, Any] = config.to_dict()
+    if any("expert" in key for key in known):
+        return None
+    table: Any = module.get_input_embeddings()  # type: ignore[operator]
+    out: Any = module.get_output_embeddings()  # type: ignore[operator]
+    looked_up: int = 0 if out is not None and out.weight is table.weight else table.weight.numel()
+    used = sum(p.numel() for p in module.parameters()) - looked_up
+    heads, size = getattr(config, "num_attention_heads", 0), known.get("head_dim")
+    width: int = heads * size if size else config.hidden_size if heads else 0
+    layers: int = config.num_hidden_layers
+    return 6.0 * used + 12.0 * layers * width * sequence_length
 
 
 def checkpoint_activations(module: nn.Module) -> None:

@@ -16,7 +16,7 @@ computes loss and gradient of a batch. Knows nothing of peers, threads or files;
 import hashlib
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Protocol
@@ -31,12 +31,13 @@ from noloco_node.core.length_correction import LengthCorrection
 from noloco_node.core.verdict import Losses
 from noloco_node.data import corpus
 from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved, UsageError
-from noloco_node.run.schema import Manifest
+from noloco_node.host import gpu_peaks
+from noloco_node.run.schema import InnerSpec, Manifest, SampleSpec
 from noloco_node.training import memory_budget, model, tasks
 from noloco_node.training.gradients import Gradients
 from noloco_node.training.optimizer import Optimizer
 from noloco_node.training.schedule import learning_rate
-from noloco_node.training.task import Batch, Closable, ExampleStream, Patient, Task
+from noloco_node.training.task import Batch, Closable, Counted, ExampleStream, Patient, Task, Writing
 
 MAX_SKIPPED = 10
 """Steps skipped in a row: one may be a bad batch; ten mean bad weights."""
@@ -151,8 +152,11 @@ class Replica:
         self._owed_for = -1
         """The round of the offer that the length correction is about: a swap of the offer before may still go on."""
         self._optimizer = Optimizer(module, self._spec)
-        self._task, self._seed = task, manifest.seed
+        self._task, self._seed, self._memory_fraction = task, manifest.seed, memory_fraction
+        self.samples: SampleSpec | None = manifest.sample
+        """The text that the model continues every few rounds."""
         self._gradients = Gradients(task, module, self._optimizer, self._spec, micro_batch, memory_fraction)
+        self._most_tokens_per_s = _most_tokens_per_s(task, module, self.theta.device, self._spec)
         self.budget = manifest.rounds
         self.round = 0
         self.phase_step = 0
@@ -165,6 +169,10 @@ class Replica:
         self._skipped_in_row = 0
         self.last_loss = 0.0
         """Of the last step that was not skipped."""
+        self.last_norm = 0.0
+        """Of the last step's gradient, before clipping; not finite where the step was skipped."""
+        self.last_rate: float | None = None
+        """The last step's learning rate; None before the first one."""
         self._losses: deque[float] = deque(maxlen=LOSSES)
         """Of the last steps that were not skipped, of these weights."""
         self._eval_loss: float | None = None
@@ -253,6 +261,16 @@ class Replica:
         return self._spec.batch_tokens
 
     @property
+    def tokens(self) -> int:
+        """That this replica has trained on; its checkpoints count them."""
+        return self._taken * self.tokens_per_step
+
+    def mfu(self, tokens_per_s: float | None) -> float | None:
+        """The share of the device's arithmetic that the model's products take at this rate; None where it is not
+        known."""
+        return tokens_per_s / self._most_tokens_per_s if tokens_per_s and self._most_tokens_per_s else None
+
+    @property
     def micro_batch(self) -> int:
         """Examples that go through the model at once."""
         return self._gradients.micro_batch
@@ -260,6 +278,18 @@ class Replica:
     @property
     def device(self) -> str:
         return self.theta.device.type
+
+    @property
+    def device_bytes(self) -> int | None:
+        """The most memory of the accelerator that torch has taken; None on a CPU."""
+        return torch.cuda.max_memory_reserved(self.theta.device) if self.theta.is_cuda else None
+
+    @property
+    def device_limit_bytes(self) -> int | None:
+        """What torch may take there."""
+        if not self.theta.is_cuda:
+            return None
+        return int(self._memory_fraction * torch.cuda.get_device_properties(self.theta.device).total_memory)
 
     def steps_left(self, step_s: float) -> int:
         """Steps until the boundary; with a phase by time, if each takes `step_s`."""
@@ -305,6 +335,7 @@ class Replica:
         batch, self._batch = self._batch or self.stream.next(self._gradients.examples), None
         self._own_examples = tuple(part[: max(1, len(part) // OWN_SHARE)] for part in batch)
         loss, norm = self._gradients.gradient(batch)
+        self.last_norm = norm
         if math.isfinite(loss) and math.isfinite(norm):
             self._skipped_in_row, self.last_loss = 0, loss
             self._losses.append(loss)
@@ -323,6 +354,7 @@ class Replica:
         rate = learning_rate(self._spec, self._progress) * (1 - self._warm_up_left / (WARM_UP_STEPS + 1))
         self._warm_up_left = max(0, self._warm_up_left - 1)
         self._optimizer.step(rate, norm)
+        self.last_rate = rate
 
     # ---- the boundary of a round ----
     def snapshot(self) -> Tensor:
@@ -485,6 +517,18 @@ class Replica:
         self._eval_loss = self._gradients.evaluate()
         return self._eval_loss
 
+    def sample_text(self, go_on: Callable[[], bool]) -> str:
+        """How the model at the present θ continues the run's prompt; asked before each further token. Like an
+        evaluation, it changes nothing that is trained."""
+        text = ""
+        if isinstance(self._task, Writing):
+            with self._gradients.evaluating():
+                for piece in self._task.sample(self.module):
+                    text += piece
+                    if not go_on():
+                        break
+        return text
+
     # ---- the whole state ----
     def state(self) -> State:
         theta = self.theta.cpu().clone()
@@ -619,6 +663,14 @@ class Replica:
         """They were those of other weights."""
         self._losses.clear()
         self._eval_loss = None
+
+
+def _most_tokens_per_s(task: Task, module: nn.Module, device: torch.device, spec: InnerSpec) -> float | None:
+    """What the device's arithmetic would do; None where its peak or the model's products are not known."""
+    if device.type != "cuda" or spec.precision != "bf16" or not isinstance(task, Counted):
+        return None
+    peak, each = gpu_peaks.bf16_flops(torch.cuda.get_device_name(device)), task.flops_per_token(module)
+    return peak / each if peak and each else None
 
 
 def _new_model(task: Task, seed: int) -> nn.Module:

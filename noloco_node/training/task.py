@@ -5,6 +5,7 @@ decides about precision, gradients and memory; a task knows nothing of these, no
 are: training/tasks.py.
 """
 
+from collections.abc import Iterator
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor, nn
@@ -42,6 +43,14 @@ class Patient(Protocol):
 
 
 @runtime_checkable
+class Writing(Protocol):
+    """A task whose model writes text. Others need no `sample`."""
+
+    def sample(self, module: nn.Module) -> Iterator[str]:
+        """How the model continues the run's prompt, piece by piece. The module is in evaluation mode."""
+
+
+@runtime_checkable
 class Task(Protocol):
     @property
     def tokens_per_example(self) -> int:
@@ -62,6 +71,14 @@ class Task(Protocol):
     def evaluate(self, module: nn.Module, examples: int) -> float:
         """Loss on held-out data, the same for every replica, at most so many examples at once. The module is in
         evaluation mode and torch records no gradients."""
+
+
+@runtime_checkable
+class Counted(Protocol):
+    """A task that knows how much arithmetic it takes. Others need no `flops_per_token`."""
+
+    def flops_per_token(self, module: nn.Module) -> float | None:
+        """Operations of the model's products for each token trained on; None where that is not known."""
 
 
 def device_batch(batch: Batch, module: nn.Module) -> Batch:

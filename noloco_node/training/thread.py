@@ -23,13 +23,14 @@ from typing import TypeVar
 
 import torch
 
-from noloco_node.base.events import Evaluated, PhaseDone, RolledBack, rate
+from noloco_node.base.events import Evaluated, PhaseDone, RolledBack, Sampled, rate
 from noloco_node.core import fragments
 from noloco_node.core.codecs.codec import Codec
 from noloco_node.core.round_events import SWAPPING
 from noloco_node.core.verdict import Course, Verdict
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory
-from noloco_node.training import mailbox, memory_budget
+from noloco_node.host import memory
+from noloco_node.training import mailbox, memory_budget, model
 from noloco_node.training.mailbox import Mailbox, Progress
 from noloco_node.training.offer import CodecThread, Offer
 from noloco_node.training.replica import Replica, Saved, State, Trial
@@ -42,6 +43,8 @@ JOIN_S = 10.0
 """How long the thread may take to end its inner step when it must stop."""
 LOOK_S = 0.1
 """How often the mailbox is read while data is waited for."""
+SAMPLE_S = 5.0
+"""The longest that one sample text may take: meanwhile nothing is trained and no mail is read."""
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +62,12 @@ class Ready:
     round: int
     """Above 0 after a checkpoint."""
     device: str
+    tokens: int = 0
+    """That this replica trained on before, by its checkpoint."""
+    device_limit_bytes: int | None = None
+    """What training may take of the accelerator."""
+    host_limit_bytes: int | None = None
+    """What this machine has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +103,7 @@ class Failed:
     error: Exception
 
 
-Message = Ready | PhaseEnded | Evaluated | RolledBack | Judged | Finished | Failed
+Message = Ready | PhaseEnded | Evaluated | Sampled | RolledBack | Judged | Finished | Failed
 
 
 class _Stop(Exception):
@@ -109,6 +118,7 @@ class _Phase:
     """Moved forward by pauses."""
     steps: int = 0
     losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
 
     def loss(self) -> float | None:
         return fmean(self.losses) if self.losses else None
@@ -318,7 +328,8 @@ class TrainingThread:
             step_s = (time.perf_counter() - phase.began) / phase.steps
             left_s = step_s * replica.steps_left(step_s)
             tokens_per_s = rate(replica.tokens_per_step, step_s)
-        return Progress(replica.steps, replica.phase_part, left_s, tokens_per_s, phase.loss())
+        so_far = (phase.loss(), replica.device_bytes)
+        return Progress(replica.steps, replica.phase_part, left_s, tokens_per_s, *so_far)
 
     # ---- on the training thread: the run ----
     def _run(self) -> None:
@@ -340,7 +351,8 @@ class TrainingThread:
     def _train(self, replica: Replica) -> None:
         self._mailbox.open()
         count = fragments.count(replica.parameters, self._fragment_elements)
-        self._post(Ready(replica.parameters, replica.layout, count, replica.round, replica.device))
+        state = (replica.parameters, replica.layout, count, replica.round, replica.device, replica.tokens)
+        self._post(Ready(*state, replica.device_limit_bytes, model.memory_bytes()))
         self._serve_until(replica, lambda: self._begun)
         self._times.start()
         self._evaluate(replica)
@@ -368,15 +380,13 @@ class TrainingThread:
             self._copy_a_little(replica, step_s)
             stepped_at = time.perf_counter()
             with self._times.on("step"):
-                phase.losses += self._step(replica)
+                self._step(replica, phase)
             step_s = time.perf_counter() - stepped_at
             phase.steps += 1
             self._read_clock(replica)
         offer, closed = self._boundary(replica)
         seconds = time.perf_counter() - phase.began
-        loss = replica.last_loss if (mean := phase.loss()) is None else mean
-        tokens = phase.steps * replica.tokens_per_step
-        done = PhaseDone(replica.round, replica.steps, loss, tokens, seconds, self._stall_ms())
+        done = self._done(replica, phase, seconds)
         self._phase = _Phase(0.0)
         self._post(PhaseEnded(done, offer, closed, seconds, self._times.so_far()))
         if replica.round >= self._rounds:
@@ -397,17 +407,33 @@ class TrainingThread:
         self._read_clock(replica)
         return False
 
-    def _step(self, replica: Replica) -> list[float]:
-        """Its loss, where it has one."""
+    def _step(self, replica: Replica, phase: _Phase) -> None:
         try:
             loss = replica.step()
         except NonFinite as error:
             self._roll_back(replica, str(error))
-            return []
-        if not math.isfinite(loss):
-            return []
-        self._failed_before = False
-        return [loss]
+            return
+        if math.isfinite(loss):
+            self._failed_before = False
+            phase.losses.append(loss)
+            phase.norms += [replica.last_norm] if math.isfinite(replica.last_norm) else []
+
+    def _done(self, replica: Replica, phase: _Phase, seconds: float) -> PhaseDone:
+        tokens = phase.steps * replica.tokens_per_step
+        return PhaseDone(
+            round=replica.round,
+            steps=replica.steps,
+            loss=replica.last_loss if (mean := phase.loss()) is None else mean,
+            tokens=tokens,
+            seconds=seconds,
+            stall_ms=self._stall_ms(),
+            tokens_total=replica.tokens,
+            learning_rate=replica.last_rate,
+            gradient_norm=fmean(phase.norms) if phase.norms else None,
+            mfu=replica.mfu(rate(tokens, seconds)),
+            device_bytes=replica.device_bytes,
+            host_bytes=memory.process_bytes(),
+        )
 
     def _roll_back(self, replica: Replica, reason: str) -> None:
         """Raises Diverged when the last time did not help."""
@@ -450,10 +476,27 @@ class TrainingThread:
         return "warming_up" if replica.warming_up else None
 
     def _evaluate(self, replica: Replica) -> None:
+        """The sample text comes first: a node that ends waits for the evaluation."""
+        self._sample(replica)
         with self._times.on("evaluate"):
             loss = replica.evaluate()
         self._course.passed(loss)
         self._post(Evaluated(replica.round, loss))
+
+    def _sample(self, replica: Replica) -> None:
+        """Where the run asks for a text after this round. Training never ends for what is only looked at: a model that
+        cannot write, or not in its present state, goes without."""
+        spec, round_ = replica.samples, replica.round
+        if spec is None or round_ == 0 or (round_ % spec.every and round_ < self._rounds):
+            return
+        until = time.perf_counter() + SAMPLE_S
+        try:
+            with self._times.on("sample"):
+                text = replica.sample_text(lambda: time.perf_counter() < until)
+        except Exception as error:  # noqa: BLE001 (transformers' models raise everything)
+            log.warning("no sample text after round %d: %s: %s", round_, type(error).__name__, error)
+        else:
+            self._post(Sampled(round_, spec.prompt, text))
 
     def _copy(self, work: Callable[[Snapshots], None]) -> None:
         """Copy a part of the state for a joining node, if one waits."""

@@ -8,9 +8,10 @@ for whatever waits for it, which is the next step.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-ACCOUNTS = ("step", "data", "boundary", "apply", "evaluate", "checkpoint", "waiting", "paused", "other")
-"""`step`: forward, backward and AdamW; `data`: reading a batch, and waiting for it; `checkpoint`: copying the
-state, for a joining node too; `waiting`: for a partner, with blocking overlap; `paused`: by the volunteer."""
+ACCOUNTS = ("step", "data", "boundary", "apply", "evaluate", "sample", "checkpoint", "waiting", "paused", "other")
+"""`step`: forward, backward and AdamW; `data`: reading a batch, and waiting for it; `sample`: the sample text;
+`checkpoint`: copying the state, for a joining node too; `waiting`: for a partner, with blocking overlap; `paused`: by
+the volunteer."""
 STALL = ("boundary", "apply")
 """The training time that a round takes."""
 

@@ -19,6 +19,12 @@ class Point:
     """Mean over the peers that were seen training then, this node included."""
     swarm_eval_loss: float | None = None
     tokens_per_s: float | None = None
+    learning_rate: float | None = None
+    """This and what follows is as in StatusView (views/status.py)."""
+    gradient_norm: float | None = None
+    mfu: float | None = None
+    memory: int | None = None
+    """Bytes: of the accelerator, or of the node's process where there is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,31 @@ class Phase:
     tokens_per_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryView:
+    """Bytes."""
+
+    device: int | None = None
+    """The most that training has taken of the accelerator so far; None without one."""
+    device_limit: int | None = None
+    """What it may take there."""
+    host: int | None = None
+    """What the node's process takes now."""
+    host_limit: int | None = None
+    """What this machine, or this container, has."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleView:
+    """A text that the model continued."""
+
+    round: int
+    """After which it was made."""
+    prompt: str
+    text: str
+    """The continuation, without the prompt."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusView:
     peer_id: str
@@ -111,17 +136,31 @@ class StatusView:
     rounds_target: int | None = None
     """The round at which this node stops, if that is known."""
     step: int = 0
+    steps_target: int | None = None
+    """The step at which this node stops; None where phases last so many seconds."""
+    left_s: float | None = None
+    """Seconds until then, at the pace of the last rounds."""
     phase: Phase | None = None
     """The one under way; the next figures are of the last complete one."""
     tokens: int = 0
+    """That this node has trained on, over restarts."""
     tokens_per_s: float | None = None
     loss: float | None = None
     """Mean training loss."""
+    learning_rate: float | None = None
+    """Of the phase's last step."""
+    gradient_norm: float | None = None
+    """Before clipping: the mean over the phase's steps."""
+    mfu: float | None = None
+    """The share of the device's arithmetic that the model's products take; None on a CPU and on an unknown card."""
     loss_first: float | None = None
     eval_loss: float | None = None
     eval_loss_first: float | None = None
     device: str | None = None
     parameters: int | None = None
+    memory: MemoryView = MemoryView()
+    sample: SampleView | None = None
+    """The latest, where the run asks for samples."""
     partner: str | None = None
     """Peer id of the one being swapped with, else of the last one."""
     waiting_for: str | None = None

@@ -130,7 +130,7 @@ WHO_TRAINS = (
     Family("noloco_round", "The node's round in the run.", lambda s: s.round),
     Family("noloco_target_round", "The round at which the node stops.", lambda s: s.rounds_target),
     Family("noloco_step", "The replica's step in the run's schedule.", lambda s: s.step),
-    Family("noloco_tokens_total", "Tokens trained on.", lambda s: s.tokens),
+    Family("noloco_tokens", "Tokens trained on, over restarts; after a crash fewer.", lambda s: s.tokens),
     Family("noloco_tokens_per_second", "Tokens per second of the last inner phase.", lambda s: s.tokens_per_s),
     Family("noloco_loss", "Mean training loss of the last inner phase.", lambda s: s.loss),
     Family("noloco_eval_loss", "Loss on held-out data, when last evaluated.", lambda s: s.eval_loss),

@@ -16,7 +16,7 @@ from noloco_node.errors import UsageError
 
 @pytest.fixture(scope="module")
 def met() -> list[replica_pairs.PairMeeting]:
-    return replica_pairs.meetings(plan=(1, 1, 2), steps=2)
+    return replica_pairs.meetings(lambda *at: None, plan=(1, 1, 2), steps=2)
 
 
 def parsed(*words: str) -> argparse.Namespace:
@@ -45,7 +45,7 @@ def test_a_vector_is_made_longer_of_fragments_all_alike(met: list[replica_pairs.
 def test_rows_as_json(
     met: list[replica_pairs.PairMeeting], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(replica_pairs, "meetings", lambda: met)
+    monkeypatch.setattr(replica_pairs, "meetings", lambda say, *plan: met)
     assert verb.run(parsed("--params", "300000", "--device", "cpu", "--codecs", "bf16,lattice:4", "--json")) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["schema"] == 1
@@ -61,10 +61,20 @@ def test_rows_as_json(
     assert 0.5 < lattice["bytes_per_param"] < 0.8 and 0 < lattice["relative_error"] < 0.6
 
 
+def test_quick_trains_little_and_measures_fewer_elements(capsys: pytest.CaptureFixture[str]) -> None:
+    assert verb.run(parsed("--quick", "--device", "cpu", "--codecs", "bf16,lattice:4", "--json")) == 0
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    assert (document["quick"], document["params"]) == (True, 10_000_000)
+    assert {row["apart_rounds"] for row in document["rows"]} == {1, 5}
+    assert "training two replicas apart: 0 of 14 done" in err
+    assert "lattice:4 on cpu: 1 of 2 done, about " in err
+
+
 def test_rows_as_a_table(
     met: list[replica_pairs.PairMeeting], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(replica_pairs, "meetings", lambda: met)
+    monkeypatch.setattr(replica_pairs, "meetings", lambda say, *plan: met)
     verb.run(parsed("--params", "300000", "--device", "cpu", "--codecs", "fp32"))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("codec") and lines[1].startswith("fp32")

@@ -8,11 +8,14 @@ from statistics import median
 import pytest
 import torch
 
-from noloco_node.bench import training
+from noloco_node.bench import Say, training
 from noloco_node.cli import bench as verb
 from noloco_node.errors import UsageError
-from noloco_node.training.model import PRESETS
 from noloco_node.training.replica import Replica
+
+
+def quiet(what: str, done: int, total: int) -> None:
+    """No progress."""
 
 
 def parsed(*words: str) -> argparse.Namespace:
@@ -25,7 +28,7 @@ def parsed(*words: str) -> argparse.Namespace:
 def test_both_loops_train_the_same(micro_batch: int) -> None:
     run = training.manifest("tiny", 6, 512, 64)
     inner = Replica.build(run, training.PEER, device="cpu", threads=1, micro_batch=micro_batch)
-    losses, pairs = training.in_turn(inner, run)
+    losses, pairs = training.in_turn(inner, run, quiet)
     assert len(losses) == 8 and len(pairs) == 6
     assert all(mine == pytest.approx(other, rel=1e-6) for mine, other in losses)
     assert losses[-1][0] < losses[0][0] - 0.1
@@ -34,14 +37,14 @@ def test_both_loops_train_the_same(micro_batch: int) -> None:
 def test_a_step_costs_what_a_plain_loops_does() -> None:
     """Neighbours in time share what else the machine does, and the median of many leaves out where it came between."""
     run = training.manifest("tiny", 40, 512, 64)
-    _, pairs = training.in_turn(Replica.build(run, training.PEER, device="cpu", threads=1, micro_batch=8), run)
+    _, pairs = training.in_turn(Replica.build(run, training.PEER, device="cpu", threads=1, micro_batch=8), run, quiet)
     overhead = median(mine / other for mine, other in pairs) - 1
     print(f"overhead {overhead:+.1%}, median of {len(pairs)} pairs")  # noqa: T201
     assert overhead < 0.25
 
 
 def test_the_figures_as_json_and_as_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def here(run: training.Manifest, device: str, micro_batch: int) -> tuple[int, int]:
+    def here(run: training.Manifest, device: str, micro_batch: int, say: Say) -> tuple[int, int]:
         """Without processes of their own, which take long to start."""
         ours, plain = (training._peak(run.canonical(), device, micro_batch, ours) for ours in (True, False))
         return ours, plain
@@ -74,14 +77,6 @@ def test_the_peak_of_a_process_is_found() -> None:
     assert 60 << 20 <= training._process_bytes("VmHWM") - before < 200 << 20
 
 
-def test_arithmetic_is_counted_as_papers_do() -> None:
-    run = training.manifest("125m", 1, 1024, 1024)
-    assert run.model.config == {**PRESETS["125m"], "vocab_size": 32_000}
-    assert training.flops_per_token(run, 134_105_856) == pytest.approx(
-        6 * (134_105_856 - 32_000 * 768) + 12 * 12 * 768 * 1024
-    )
-
-
 @pytest.mark.parametrize(
     "words",
     [("--model", "huge"), ("--steps", "0"), ("--threads", "-1"), ("--batch-tokens", "1000"), ("--device", "tpu")],
@@ -89,13 +84,3 @@ def test_arithmetic_is_counted_as_papers_do() -> None:
 def test_what_cannot_be_measured_is_said_before_anything_runs(words: tuple[str, ...]) -> None:
     with pytest.raises(UsageError):
         verb.run(parsed(*words))
-
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device here")
-
-
-@needs_gpu
-def test_on_a_gpu_the_share_of_its_arithmetic_is_known_or_not() -> None:
-    run = training.manifest("tiny", 2, 1024, 128)
-    found = training._mfu(run, 413_000, torch.device("cuda"), 0.01)
-    assert found is None or 0 < found < 1

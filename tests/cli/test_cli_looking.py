@@ -65,7 +65,7 @@ def test_peers_are_sorted_and_narrowed_down(running, capsys):
 
 
 def test_peers_watched_through_a_pipe_until_ctrl_c(running):
-    for words, first in ((), "calm-otter training, round 40, loss 1.90"), (("--json",), '"schema": 1'):
+    for words, first in ((), "calm-otter training, round 40, loss 1.900"), (("--json",), '"schema": 1'):
         with begin(["-m", "noloco_node", "peers", "--watch", *words]) as watching:
             assert first in watching.stdout.readline()
             watching.send_signal(signal.SIGINT)
@@ -84,7 +84,7 @@ async def test_a_watcher_is_told_when_a_quarantine_begins_and_ends(monkeypatch, 
 
     with pytest.raises(RuntimeError, match="StopIteration"):
         await _print_changes(get_peers, PeerFilter(), as_json=False)
-    lines = [line.partition("loss 1.90")[2] for line in capsys.readouterr().out.splitlines()]
+    lines = [line.partition("loss 1.900")[2] for line in capsys.readouterr().out.splitlines()]
     assert lines == [f"{words} (12D3KooW…33Jw)" for words in ("", ", quarantined for 1 min 30 s, taken back", "")]
 
 

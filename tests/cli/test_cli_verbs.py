@@ -14,8 +14,10 @@ from noloco_node.base.addresses import parse
 from noloco_node.base.identity import Identity
 from noloco_node.cli import control, main
 from noloco_node.errors import Diverged
+from noloco_node.host import remembered
 from noloco_node.host.home import Home
-from noloco_node.run import manifest, toml
+from noloco_node.run import invitation, manifest, signed_file, toml
+from noloco_node.run.invitation import Invitation
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -104,7 +106,7 @@ def test_pause_and_resume_print_the_new_state(running, capsys):
 )
 def test_no_node_runs(verb, capsys):
     assert main(verb.split()) == 3
-    assert "join --bootstrap" in capsys.readouterr().err
+    assert "join <invitation>" in capsys.readouterr().err
 
 
 def test_a_home_by_flag(running, home, monkeypatch, capsys):
@@ -166,6 +168,65 @@ def test_join(node, address):
     [(config, *what, _)] = node.calls
     assert what == ["trains", None]
     assert (config.bootstrap, config.run, config.trust) == ((parse(address),), run, trust)
+
+
+def test_join_by_an_invitation_that_was_broken_into_lines(node, address):
+    word = invitation.write(Invitation((parse(address),), 32 * "ab", OTHER))
+    assert main(["join", word[:30], word[30:60], word[60:], "--bootstrap", address]) == 0
+    config = node.calls[0][0]
+    assert (config.bootstrap, config.run, config.trust) == ((parse(address),), 16 * "ab", OTHER)
+
+
+def was_in(home, author, rounds=100, done=0, **given):
+    """Leaves what a node leaves that was in this run."""
+    signed = manifest.sign(toml.load(Path("run.toml")).model_copy(update={"rounds": rounds}), author)
+    run_id = manifest.verify(signed).run_id
+    signed_file.keep(home.run(run_id), signed)
+    state = home.run(run_id) / "checkpoints" / "50" / "state.json"
+    state.parent.mkdir(parents=True)
+    state.write_text(json.dumps({"round": done}))
+    remembered.keep(home, given, run_id, author.peer_id)
+    return signed
+
+
+def test_join_alone_goes_on_with_the_run_of_last_time(node, home, address, tmp_path, capsys):
+    main(["init"])
+    signed = was_in(home, Identity.load_or_create(tmp_path / "author.key"), done=12, bootstrap=[address], threads="2")
+    run = manifest.verify(signed)
+    capsys.readouterr()
+    assert main(["join", "--max-upload", "5MB"]) == 0
+    [(config, *what, _)] = node.calls
+    assert what == ["trains", None]
+    assert (config.bootstrap, config.run, config.threads, config.max_upload) == ((parse(address),), run.run_id, 2, 5e6)
+    assert capsys.readouterr().out.startswith(f"going on with {run.label}, round 12 of 100\n")
+
+
+def test_join_alone_goes_on_with_the_authors_own_run(node, home):
+    main(["init"])
+    signed = was_in(home, Identity.load_or_create(home.create().identity))
+    assert main(["join"]) == 0
+    assert node.calls[0][1:3] == ("trains", signed) and node.calls[0][0].bootstrap == ()
+
+
+def test_where_no_address_is_known_those_who_were_seen_are_tried(node, home, address, tmp_path, capsys):
+    main(["init"])
+    was_in(home, Identity.load_or_create(tmp_path / "author.key"))
+    assert main(["join"]) == 2
+    assert "needs an invitation" in capsys.readouterr().err
+    (home.root / "peers.json").write_text(json.dumps({OTHER: {"seen": 1, "addresses": [address]}}))
+    assert main(["join"]) == 0
+    assert node.calls[0][0].bootstrap == (parse(address),)
+
+
+def test_join_of_a_run_that_is_over(node, home, address, capsys):
+    main(["init"])
+    was_in(home, Identity.load_or_create(home.create().identity), rounds=20, done=20)
+    capsys.readouterr()
+    assert main(["join"]) == 0
+    assert "is over, all 20 rounds are done: take the model out with `noloco-node export" in capsys.readouterr().out
+    assert node.calls == []
+    assert main(["join", "--linger", "60"]) == 0
+    assert len(node.calls) == 1, "it answers `status` for a while"
 
 
 def test_one_address_that_answers_is_enough(node, address, monkeypatch):

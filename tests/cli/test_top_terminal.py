@@ -192,7 +192,7 @@ def test_in_a_pipe(home: PretendHome) -> None:
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environ) as process:
         first = process.stdout.readline()
-        assert first.split("  ", 1)[1].startswith("brisk-heron training, round 41 of 100: loss 1.87")
+        assert first.split("  ", 1)[1].startswith("brisk-heron training, round 41 of 100: step 2063, loss 1.870")
         assert "! disk" in process.stdout.readline()
         home.die()
         after = process.stdout.readline()
@@ -227,7 +227,7 @@ def test_once_for_programs(home: PretendHome, capsys: pytest.CaptureFixture[str]
 def test_no_node_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["--once"], ["--once", "--json"], []):
         assert main(["top", "--home", str(tmp_path), *words]) == 3
-        assert "join --bootstrap" in capsys.readouterr().err
+        assert "join <invitation>" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("interval", ["0", "nan", "soon", "-1", "1e9"])

@@ -110,7 +110,7 @@ async def test_a_leftover_of_a_killed_node_is_replaced(home):
 
 async def test_nobody_there(home):
     began = time.monotonic()
-    with pytest.raises(NoNodeRunning, match="join --bootstrap") as raised:
+    with pytest.raises(NoNodeRunning, match="join <invitation>") as raised:
         async with socket_client.connected(home):
             pass
     assert raised.value.exit_code == 3

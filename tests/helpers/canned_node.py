@@ -8,7 +8,7 @@ from dataclasses import replace
 from noloco_node.base.peer_names import name_of
 from noloco_node.views.history import HistoryView, MeetingView, Piece, Point, Rate, Said
 from noloco_node.views.peers import PeerRow, PeersView
-from noloco_node.views.status import BytesView, Checkpoints, LastRound, Rounds, StatusView
+from noloco_node.views.status import BytesView, Checkpoints, LastRound, MemoryView, Rounds, SampleView, StatusView
 
 ME = "12D3KooWL3XJ9EMCyZvmmGXL2LMiVBtrVa2BuESsJiXkSj7333Jw"
 BARE = StatusView(peer_id=ME, name=name_of(ME), version="0.1.0", state="training")
@@ -60,7 +60,9 @@ def busy(rounds: int = 40, peers: int = 7) -> CannedNode:
         evaluated = loss + 0.1 if number % 2 == 0 else None
         swarm = loss + 0.05 + chance.gauss(0, 0.02)
         swarm_evaluated = swarm + 0.1 if evaluated else None
-        points.append(Point(ended, number, 50 * number, loss, evaluated, swarm, swarm_evaluated, 9800.0))
+        points.append(
+            Point(ended, number, 50 * number, loss, evaluated, swarm, swarm_evaluated, 9800.0, 2.74e-3, 0.812)
+        )
         pieces.append(Piece("phase", number, began, ended))
         if chance.random() < 0.15:
             reason = chance.choice(["no_partner", "peer_lost", "busy"])
@@ -84,8 +86,13 @@ def busy(rounds: int = 40, peers: int = 7) -> CannedNode:
         ),
         meetings=tuple(MeetingView(one, other, together) for (one, other), together in meetings.items()),
         said=tuple(
-            Said(begins[number], "warning" if number % 9 == 8 else "info", f"round {number} with calm-otter: loss 2.1")
-            for number in range(rounds)
+            Said(
+                begins[number],
+                "warning" if number % 9 == 8 else "info",
+                f"round {number} of 200 with calm-otter: step {50 * number} of 10000, loss {loss:.3f}, lr 2.74e-3, "
+                "grad norm 0.81, 9.8k tokens/s, memory 812 MB, 16 min left; swap 0.4 s, sent 220 kB, received 218 kB",
+            )
+            for number, loss in enumerate(losses, 1)
         ),
         names={peer: name_of(peer) for peer in ids},
     )
@@ -116,6 +123,12 @@ def busy(rounds: int = 40, peers: int = 7) -> CannedNode:
         round=rounds,
         rounds_target=200,
         step=50 * rounds,
+        steps_target=10_000,
+        left_s=960.0,
+        learning_rate=2.74e-3,
+        gradient_norm=0.812,
+        memory=MemoryView(host=812_000_000, host_limit=16_800_000_000),
+        sample=SampleView(rounds, "def main(", 'self, name):\n    """The first one."""\n    return self.name'),
         tokens=12_300_000,
         tokens_per_s=9800.0,
         loss=losses[-1],
@@ -136,6 +149,6 @@ def busy(rounds: int = 40, peers: int = 7) -> CannedNode:
         reachable="directly",
         uptime_s=260.0,
         addresses=(f"/ip4/192.0.2.7/tcp/4001/p2p/{ME}",),
-        join=f"noloco-node join --bootstrap /ip4/192.0.2.7/tcp/4001/p2p/{ME} --run {'3f9a2c81d0e4' + 52 * '0'}",
+        join="noloco-node join nn1SckV2vaSQLKpTgzwm6VmV4pFGuhnjq42WFUyY6kCUPgdqSJVRSkyW9NfQpWAhZGFJRbcxfbVm4LEMq",
     )
     return node

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import psutil
 
 from noloco_node import cli
-from noloco_node.run import toml
+from noloco_node.run import invitation, toml
 
 ROOT = Path(__file__).parents[2]
 LLAMA = {
@@ -77,11 +77,12 @@ class Node:
         return match[1] if match else None
 
     def invitation(self) -> list[str]:
-        """The words that it prints for others to join with: `join --bootstrap <address> …`."""
+        """The words that it prints for others to join with: `join <invitation>`, or `join --bootstrap <address>`."""
         return until(lambda: self.printed(r"others join with: noloco-node (.*)"), "the line to join with").split()
 
     def address(self) -> str:
-        return self.invitation()[2]
+        words = self.invitation()
+        return words[2] if len(words) > 2 else str(invitation.read(words[1]).addresses[0])
 
     def run(self, *words: str, within_s: float = 30) -> subprocess.CompletedProcess[str]:
         """Run a command for this node."""

@@ -47,7 +47,7 @@ def here(tmp_path: Path) -> PeerRecord:
 def test_status_counts_the_quarantined_and_warns(here: PeerRecord) -> None:
     policy = cast("Any", SimpleNamespace(today=lambda: None, health=lambda _: ()))
     rounds = cast("Any", FakeRounds(here.peer_id))
-    view = status.status(NODE, NodeStats(), rounds, [here], policy, None, None, None, None)
+    view = status.status(NODE, NodeStats(), rounds, [here], policy, None, None, None)
     assert (view.peers_seen, view.peers_quarantined) == (1, 1)
     assert [finding.text.partition(",")[0] for finding in view.health] == ["1 peer in quarantine"]
 

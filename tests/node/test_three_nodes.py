@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from real_nodes import Node, RealNodes, until
 
-from noloco_node.base.identity import is_peer_id
+from noloco_node.run import invitation
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -31,10 +31,12 @@ def volunteers(real_nodes: RealNodes, author: Node, line: list[str]) -> list[Nod
     return [real_nodes.node("one", "join", "--bootstrap", author.address()), real_nodes.node("two", *line)]
 
 
-def test_the_line_names_run_and_author(line: list[str]) -> None:
-    assert line[:2] == ["join", "--bootstrap"]
-    assert len(line[line.index("--run") + 1]) == 64
-    assert is_peer_id(line[line.index("--trust") + 1])
+def test_the_line_names_run_and_author(author: Node, line: list[str]) -> None:
+    assert line[0] == "join" and len(line) == 2 and len(f"noloco-node {' '.join(line)}") < 160
+    invited, status = invitation.read(line[1]), author.ask("status")
+    assert status["run_id"].startswith(invited.run) and invited.author == status["peer_id"]
+    assert [str(address) for address in invited.addresses] == status["addresses"]
+    assert status["join"] == f"noloco-node join {line[1]}"
 
 
 def test_all_three_exchange(author: Node, volunteers: list[Node]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from noloco_node.base.events import Evaluated, Event, PhaseDone, RoundCommitted, TakenBack, WentSolo, as_json
-from noloco_node.observe.curves import PAIRS, PIECES, POINTS, RATES, Curves
+from noloco_node.observe.curves import LATEST_POINTS, PAIRS, PIECES, POINTS, RATES, Curves
 from noloco_node.observe.log_tail import SAID, LogTail
 from noloco_node.views.documents import document, from_json, to_json
 from noloco_node.views.history import HistoryView
@@ -77,6 +77,15 @@ def test_rates_are_by_the_second_of_the_clock() -> None:
     assert [(rate.sent_per_s, rate.received_per_s) for rate in history.view().rates] == [(50.0, 25.0), (0.0, 10.0)]
 
 
+def test_a_round_that_ends_late_has_its_own_phase_while_points_are_dropped() -> None:
+    history = Curves(ME)
+    for round in range(1, 5 * POINTS):
+        history.observe(phase(round, float(round)), 0.0)
+        history.observe(RoundCommitted(max(1, round - 3), OTHER, 1.0, 1, 1), 0.0)
+        piece, point = history.ended()
+        assert point and point.loss == piece.round == max(1, round - 3)
+
+
 def test_everything_is_bounded() -> None:
     history, lines = Curves(ME), LogTail()
     for round in range(1, 5 * POINTS):
@@ -91,7 +100,7 @@ def test_everything_is_bounded() -> None:
     view = history.view(lines.last())
     assert POINTS <= len(view.points) <= 2 * POINTS
     assert [point.round for point in view.points] == sorted(point.round for point in view.points)
-    assert view.points[-1].round == 5 * POINTS - 1
+    assert [point.round for point in view.points[-LATEST_POINTS:]] == [*range(5 * POINTS - LATEST_POINTS, 5 * POINTS)]
     assert (len(view.pieces), len(view.rates), len(view.meetings), len(view.said)) == (PIECES, RATES, PAIRS, SAID)
     assert view.said[-1].text == f"line {2 * SAID - 1}"
     json.dumps(document(view), allow_nan=False)

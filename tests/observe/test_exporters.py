@@ -7,15 +7,25 @@ import warnings
 
 import pytest
 
-from noloco_node.base.events import Evaluated, PeerFaulted, PhaseDone, RolledBack, RoundCommitted, TakenBack, WentSolo
+from noloco_node.base.events import (
+    Evaluated,
+    PeerFaulted,
+    PhaseDone,
+    RolledBack,
+    RoundCommitted,
+    Sampled,
+    TakenBack,
+    WentSolo,
+)
 from noloco_node.errors import UsageError
 from noloco_node.observe import exporters
 
 EVENTS = [
-    PhaseDone(1, 50, 3.5, tokens=1000, seconds=2.0, stall_ms=7.0),
+    PhaseDone(1, 50, 3.5, 1000, 2.0, stall_ms=7.0, tokens_total=9000, learning_rate=3e-3, gradient_norm=1.5),
     WentSolo(1, "no_peers"),
     PhaseDone(2, 100, 2.5, tokens=1000, seconds=2.0),
     Evaluated(2, 2.75),
+    Sampled(2, "the", " cat\n  # and"),
     PeerFaulted("12D3KooW", "bad_digest"),
     RoundCommitted(2, "12D3KooW", 0.5, 4096, 2048),
 ]
@@ -63,16 +73,19 @@ def test_each_figure_at_its_step():
     kept = Kept()
     closed_after(EVENTS, kept=lambda: kept)
     assert kept.closed
-    assert [step for step, _ in kept.written] == [50, 50, 100, 100, 100]
+    assert [step for step, _ in kept.written] == [50, 50, 100, 100, 100, 100]
     assert kept.written[0][1] == {
         "train/loss": 3.5,
-        "train/tokens": 1000,
+        "train/learning_rate": 3e-3,
+        "train/gradient_norm": 1.5,
+        "train/tokens": 9000,
         "train/stall_ms": 7.0,
         "train/tokens_per_s": 500.0,
         "round": 1,
     }
     assert kept.written[3:] == [
         (100, {"eval/loss": 2.75}),
+        (100, {"sample": "the cat\n  # and"}),
         (
             100,
             {
@@ -93,7 +106,7 @@ def test_one_that_fails_is_given_up_and_the_other_goes_on(caplog):
 
     kept = Kept()
     closed_after(EVENTS, broken=Broken, missing=missing, kept=lambda: kept)
-    assert len(kept.written) == 5
+    assert len(kept.written) == 6
     assert [record.getMessage() for record in caplog.records] == [
         "missing is given up: ImportError: libsomething.so",
         "broken is given up: RuntimeError: no more",
@@ -119,7 +132,7 @@ def test_a_package_that_is_missing_is_named_before_anything_begins(tmp_path, mon
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "wandb_of_nobody").mkdir()
     for name in ("wandb_of_nobody", "nowhere_to_be_found"):
-        with pytest.raises(UsageError, match=rf"pip install 'noloco-node\[{name}\]'"):
+        with pytest.raises(UsageError, match=rf"-m pip install {name}"):
             exporters.check([name])
     exporters.check([])
 
@@ -141,6 +154,8 @@ def test_tensorboard_reads_what_was_written(tmp_path, caplog, patient):
     assert [(point.step, point.value) for point in board.Scalars("train/loss")] == [(50, 3.5), (100, 2.5)]
     assert [(point.step, point.value) for point in board.Scalars("eval/loss")] == [(100, 2.75)]
     assert [(point.step, point.value) for point in board.Scalars("rounds/solo")] == [(50, 1.0)]
+    (text,) = board.Tensors("sample/text_summary")
+    assert (text.step, text.tensor_proto.string_val) == (100, [b"    the cat\n      # and"])
 
 
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="needs wandb: pip install '.[wandb]'")

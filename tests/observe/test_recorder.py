@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from noloco_node.base.events import Event, TakenBack, WentSolo
+from noloco_node.base.events import Event, PhaseDone, RoundCommitted, TakenBack, WentSolo
 from noloco_node.base.peer_names import name_of
 from noloco_node.observe.recorder import Recorder
 
@@ -16,17 +16,21 @@ PEER = "12D3KooWL3XJ9EMCyZvmmGXL2LMiVBtrVa2BuESsJiXkSj7333Jw"
     ("event", "level", "line"),
     [
         (WentSolo(3, "backing_off"), logging.INFO, "round 3 solo (waiting to call again): loss -"),
-        (WentSolo(3, "partner_diverged", PEER), logging.INFO, "round 3 solo (partner says diverged): loss -"),
+        (
+            WentSolo(3, "partner_diverged", PEER),
+            logging.INFO,
+            f"round 3 solo (partner says diverged, {name_of(PEER)}): loss -",
+        ),
         (WentSolo(3, "quarantined"), logging.INFO, "round 3 solo (quarantined by a peer): loss -"),
         (
             TakenBack(38, PEER, 2.314, 1.918),
             logging.WARNING,
-            f"the correction of {name_of(PEER)} in round 38 is taken back: eval loss 2.31 with it, 1.92 without",
+            f"the correction of {name_of(PEER)} in round 38 is taken back: eval loss 2.314 with it, 1.918 without",
         ),
         (
             TakenBack(38, PEER, math.inf, 1.918),
             logging.WARNING,
-            f"the correction of {name_of(PEER)} in round 38 is taken back: eval loss inf with it, 1.92 without",
+            f"the correction of {name_of(PEER)} in round 38 is taken back: eval loss inf with it, 1.918 without",
         ),
     ],
     ids=lambda value: type(value).__name__,
@@ -35,3 +39,29 @@ def test_lines(event: Event, level: int, line: str, caplog: pytest.LogCaptureFix
     caplog.set_level(logging.INFO)
     Recorder(PEER).observe(event)
     assert [(record.levelno, record.getMessage()) for record in caplog.records] == [(level, line)]
+
+
+def phase(round: int, loss: float) -> PhaseDone:
+    return PhaseDone(round, 50 * round, loss, tokens=1000, seconds=4.0, tokens_total=1000 * round)
+
+
+def test_a_round_line_has_the_figures_of_its_round(caplog: pytest.LogCaptureFixture) -> None:
+    """A swap ends when later phases have ended too; a round that broke is known when the next phase is over."""
+    caplog.set_level(logging.INFO)
+    recorder = Recorder(PEER)
+    for event in (
+        phase(1, 3.5),
+        phase(2, 2.75),
+        RoundCommitted(1, PEER, 3.1, 12_600_000, 12_500_000),
+        phase(3, 2.25),
+        WentSolo(2, "too_slow", PEER),
+        WentSolo(3, "no_partner"),
+    ):
+        recorder.observe(event)
+    assert [line.partition(", lr")[0].split(": ")[1].split(", ")[:2] for line in caplog.messages] == [
+        ["step 50", "loss 3.500"],
+        ["step 100", "loss 2.750"],
+        ["step 150", "loss 2.250"],
+    ]
+    shown = recorder.curves.view()
+    assert [point.loss for point in shown.points] == [3.5, 2.75, 2.25], "what top and the page draw"

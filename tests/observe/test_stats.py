@@ -2,11 +2,11 @@
 
 import pytest
 
-from noloco_node.base.events import PeerFaulted, PhaseDone, RolledBack, RoundCommitted, TakenBack, WentSolo
+from noloco_node.base.events import PeerFaulted, PhaseDone, RolledBack, RoundCommitted, Sampled, TakenBack, WentSolo
 from noloco_node.observe.stats import MINUTE_S, PEERS, NodeStats
 from noloco_node.training.time_accounts import ACCOUNTS, TimeAccounts
 from noloco_node.views.peers import PeerRow
-from noloco_node.views.status import LastTakenBack, Phase, StatusView
+from noloco_node.views.status import LastTakenBack, Phase, SampleView, StatusView
 
 
 class Clock:
@@ -77,6 +77,14 @@ def test_a_pause_is_not_idling() -> None:
     assert shown(stats).time_s["paused"] == 100
 
 
+def test_the_latest_sample_text() -> None:
+    stats = NodeStats()
+    assert shown(stats).sample is None
+    for round_ in (10, 20):
+        stats.observe(Sampled(round_, "the", " cat"))
+    assert shown(stats).sample == SampleView(20, "the", " cat")
+
+
 def test_the_stall_of_the_last_round() -> None:
     stats = NodeStats()
     stats.observe(PhaseDone(1, 50, 5.0, 1000, 10.0, stall_ms=3.5))
@@ -91,6 +99,33 @@ def test_within_a_phase_the_step_goes_on_and_other_figures_are_of_the_last_phase
     assert (shown(stats).step, shown(stats).phase) == (50, None)
     stats.progress(51, Phase(0.02, 60.0, 4.9, 90.0))
     assert (shown(stats).step, shown(stats).loss) == (51, 5.0)
+
+
+def test_the_time_left_follows_the_pace_of_the_last_rounds() -> None:
+    """With what comes between two phases, without pauses; before the first round is over, at the first phase's pace."""
+    stats = NodeStats()
+    assert shown(stats).left_s is None
+    stats.rounds_target, stats.steps_a_round = 10, 50
+    assert (shown(stats).left_s, shown(stats).steps_target) == (None, 500)
+    stats.progress(25, Phase(0.5, 6.0))
+    assert shown(stats).left_s == pytest.approx(9.5 * 12.0)
+    clock = {"step": 0.0, "evaluate": 0.0, "paused": 0.0}
+    for round in range(1, 5):
+        clock = {"step": 10.0 * round, "evaluate": 5.0 * round, "paused": 1000.0 * round}
+        stats.spend(clock)
+        stats.observe(PhaseDone(round, 50 * round, 5.0, 1000, 10.0))
+    assert shown(stats).left_s == pytest.approx(6 * 15.0)
+    stats.progress(225, Phase(0.5, 5.0))
+    assert shown(stats).left_s == pytest.approx(5.5 * 15.0)
+    stats.observe(PhaseDone(8, 400, 5.0, 1000, 12.0))
+    assert shown(stats).left_s == pytest.approx(2 * 12.0), "a peer's state: the rounds between were not its own"
+    stats.observe(PhaseDone(10, 500, 5.0, 1000, 12.0))
+    assert shown(stats).left_s == 0.0
+
+
+def test_with_phases_by_time_no_step_is_the_last() -> None:
+    stats = NodeStats(rounds_target=10)
+    assert shown(stats).steps_target is None
 
 
 def test_bytes_of_broken_swaps_count_too() -> None:

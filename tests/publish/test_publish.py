@@ -24,7 +24,6 @@ from noloco_node.errors import Incompatible, UsageError
 from noloco_node.host.home import Home
 from noloco_node.publish.hf_folder import byte_tokenizer
 from noloco_node.publish.model_card import history
-from noloco_node.publish.sample import Window
 from noloco_node.publish.weights import Fetched
 from noloco_node.run import manifest, signed_file
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
@@ -459,22 +458,6 @@ def test_an_export_brings_a_tokenizer_of_the_hub(
 @pytest.mark.parametrize("wrong", [("--tokens", "0"), ("--temperature", "-1"), ("--seed", "-1"), ("--tokens", "few")])
 def test_a_sample_that_cannot_be(exported: Path, wrong: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert wrong[0] in refused(capsys, "sample", "x", str(exported), *wrong)
-
-
-@pytest.mark.parametrize("longest", [3, 8, 100])
-def test_a_window_shows_the_model_what_it_was_trained_on(exported: Path, longest: int) -> None:
-    module = AutoModelForCausalLM.from_pretrained(exported).eval()
-    text = list(b"import os, sys")
-    window = Window(module, longest, text)
-    seen = text[-longest:]
-    for token in b"\n\ndef main():":
-        with torch.no_grad():
-            alone = module(input_ids=torch.tensor([seen])).logits[0, -1]
-        assert torch.allclose(window.logits(), alone, atol=1e-5)
-        window.add(token)
-        seen = [*seen, token]
-        if len(seen) > longest:
-            seen = seen[-(longest // 2) :]
 
 
 def test_the_losses_of_a_run_are_read_leniently(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from noloco_node.base.identity import Identity
 from noloco_node.errors import Incompatible, NolocoError, NotAdmitted
 from noloco_node.run import manifest, schema
 from noloco_node.run.manifest import Signed
-from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec, OuterSpec
+from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec, OuterSpec, SampleSpec
 
 GOLDEN = Path(__file__).parents[1] / "wire" / "golden" / "runs"
 
@@ -57,6 +57,7 @@ manifests = st.builds(
     model=models,
     inner=inners,
     outer=outers,
+    sample=st.none() | st.builds(SampleSpec, prompt=st.text(min_size=1, max_size=20), every=st.integers(1, 100)),
 )
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

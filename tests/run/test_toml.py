@@ -7,7 +7,7 @@ import pytest
 
 from noloco_node.errors import Incompatible, UsageError
 from noloco_node.run import manifest, toml
-from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec, OuterSpec
+from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec, OuterSpec, SampleSpec
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def run_toml(tmp_path):
 def test_the_template_holds_every_default(run_toml):
     assert toml.load(run_toml()) == Manifest(name="tiny")
     written = tomllib.loads(toml.template())
-    assert set(written) == set(Manifest.model_fields)
+    assert set(written) == set(Manifest.model_fields) - {"sample"}
     for section, spec in (("data", DataSpec), ("inner", InnerSpec), ("outer", OuterSpec)):
         commented = {"seconds", "dataset", "revision", "subset"}
         assert set(written[section]) == set(spec.model_fields) - commented
@@ -63,6 +63,47 @@ def test_data_is_named_and_never_a_path(tmp_path, given, sentence):
     with pytest.raises(UsageError) as raised:
         toml.load(path)
     assert sentence in str(raised.value)
+
+
+SAMPLE = '\n[sample]\nprompt = "Once"'
+
+
+def test_a_sample_text_is_asked_for(run_toml):
+    path = run_toml()
+    without = toml.load(path)
+    uncommented = path.read_text().replace("# [sample]", "[sample]").replace("# prompt =", "prompt =")
+    path.write_text(uncommented)
+    run = toml.load(path)
+    assert run.sample == SampleSpec(prompt="def main(", every=10, tokens=64)
+    assert manifest.parse(run.canonical()) == run
+    assert b"sample" not in without.canonical(), "a run without it is the run that it was"
+    assert run.run_id != without.run_id
+
+
+@pytest.mark.parametrize(
+    ("lines", "sentence"),
+    [
+        ("every = 0", "sample.every must be a whole number from 1 to 1000000, not 0"),
+        ("evry = 3", "sample.evry is not known, did you mean every?"),
+        ('tokens = "all"', "sample.tokens must be a whole number from 1 to 512, not 'all'"),
+    ],
+)
+def test_a_wrong_sample_is_named(run_toml, lines, sentence):
+    path = run_toml()
+    path.write_text(f"{path.read_text()}{SAMPLE}\n{lines}")
+    with pytest.raises(UsageError) as raised:
+        toml.load(path)
+    assert str(raised.value) == f"run.toml: {sentence}"
+    path.write_text(f"{toml.template()}\n[sample]\nevery = 3")
+    with pytest.raises(UsageError, match=r"sample\.prompt is missing: it must be a text of 1 to 500 characters"):
+        toml.load(path)
+
+
+def test_a_task_without_text_has_no_sample(run_toml):
+    path = run_toml('preset = "tiny"', 'task = "blobs"')
+    path.write_text(path.read_text() + SAMPLE)
+    with pytest.raises(UsageError, match=r"run.toml: sample: only a language model continues a text; leave"):
+        toml.load(path)
 
 
 def test_a_phase_by_time(run_toml):

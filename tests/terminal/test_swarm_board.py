@@ -21,7 +21,7 @@ class FakeProcess:
         return "disk full: free some space"
 
 
-TRAINING = replace(STATUS, round=4, state="training")
+TRAINING = replace(STATUS, round=4, state="training", learning_rate=3e-4, gradient_norm=0.82, left_s=40.0)
 JOINING = StatusView(peer_id=OTHER, name="dry-falcon", version="0", state="joining", waiting_for="state, 62%")
 
 
@@ -84,5 +84,7 @@ def test_a_pipe_has_a_line_for_what_is_new():
         board.update([FakeProcess(TRAINING)], 103.0)
         board.update([FakeProcess(JOINING)], 108.0)
     lines = out.file.getvalue().splitlines()
-    assert lines[0] == "      2.0 s  brisk-heron round 4/8: loss 1.87, last partner fair-hippo"
+    assert lines[0] == (
+        "      2.0 s  brisk-heron round 4 of 8: loss 1.870, lr 3.00e-4, grad norm 0.82, 18.4k tokens/s, 40 s left"
+    )
     assert lines[1] == "      8.0 s  50%   1 joining (dry-falcon waits for state, 62%)"

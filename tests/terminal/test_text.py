@@ -10,7 +10,7 @@ from rich.console import Console
 from noloco_node.terminal.table import Column, fill, fitting
 from noloco_node.terminal.text import peer_line, print_peers, print_status
 from noloco_node.views.peers import GONE, PeerRow, PeersView, RunView
-from noloco_node.views.status import LastTakenBack, Phase, Rounds, StatusView, Today
+from noloco_node.views.status import LastTakenBack, MemoryView, Phase, Rounds, StatusView, Today
 
 
 def printed(show, view, width):
@@ -19,14 +19,29 @@ def printed(show, view, width):
     return out.file.getvalue()
 
 
+FULL = replace(
+    STATUS,
+    steps_target=5000,
+    left_s=3840.0,
+    learning_rate=3e-4,
+    gradient_norm=0.824,
+    mfu=0.412,
+    device="cuda",
+    memory=MemoryView(3_210_000_000, 80_000_000_000, 812_000_000, 16_000_000_000),
+)
+
+
 def test_status_of_a_training_node():
-    assert printed(print_status, STATUS, 80).splitlines() == [
+    assert printed(print_status, FULL, 80).splitlines() == [
         "brisk-heron (12D3KooW…e2Xo) in tiny-3f9a2c81d0e4",
-        "  training, round 41 of 100, step 2063 · loss 1.87 (eval 1.92) · 18.4k tokens/s",
-        "  busy 98.7%",
-        "last round with fair-hippo: 3.1 s, 12.6 MB out, 12.6 MB in",
+        "  training, round 41 of 100, step 2063 of 5000 · 1 h 4 min left",
+        "  loss 1.870 (eval 1.920) · lr 3.00e-4 · grad norm 0.82 · 18.4k tokens/s",
+        "  MFU 41% · busy 98.7%",
+        "1.0M parameters on cuda · 2.1M tokens so far",
+        "  memory 3.2 GB of 80.0 GB on the GPU, 812 MB of 16.0 GB beside it",
+        "last round with fair-hippo: 3.1 s, sent 12.6 MB, received 12.6 MB",
         "  0.4% of blocks sent again",
-        "41 rounds: 39 with a partner, 2 solo (no partner)",
+        "41 rounds: 39 together, 2 solo (no partner)",
         "reachable directly · 17 peers seen · up 3 h 12 min",
         "  sent 512 MB, received 515 MB",
         "! disk: 3.1 GB left, a checkpoint needs 1.2 GB: free some, or move NOLOCO_HOME",
@@ -48,11 +63,11 @@ def test_a_node_with_a_peers_state_is_in_that_round_before_its_first_step():
 
 def test_how_far_the_phase_is_and_what_is_known_before_the_first_one_is_over():
     phase = Phase(0.46, 70.0, 5.51, 900.0)
-    assert "step 2063 · this phase 46%, 1 min 10 s left · loss 1.87" in printed(
+    assert "step 2063 · this phase 46%, 1 min 10 s left · loss 1.870" in printed(
         print_status, replace(STATUS, phase=phase), 1000
     )
     first = replace(STATUS, round=0, step=23, loss=None, eval_loss=None, tokens_per_s=None, phase=phase)
-    assert "round 0 of 100, step 23 · this phase 46%, 1 min 10 s left · loss 5.51 · 900 tokens/s" in printed(
+    assert "round 0 of 100, step 23 · this phase 46%, 1 min 10 s left · loss 5.510 · 900 tokens/s" in printed(
         print_status, first, 1000
     )
 
@@ -145,8 +160,8 @@ def test_only_a_peer_that_has_gone():
 
 
 def test_a_line_for_each_peer_says_it_too():
-    assert peer_line(PEERS.peers[0]) == "calm-otter training, round 40, loss 1.90 (12D3KooW…33Jw)"
-    assert peer_line(BANNED).endswith(", loss 1.90, quarantined for 12 min 30 s, taken back (12D3KooW…33Jw)")
+    assert peer_line(PEERS.peers[0]) == "calm-otter training, round 40, loss 1.900 (12D3KooW…33Jw)"
+    assert peer_line(BANNED).endswith(", loss 1.900, quarantined for 12 min 30 s, taken back (12D3KooW…33Jw)")
     assert peer_line(ABSENT) == "dry-falcon gone, quarantined for 5.0 s (12D3KooW…SENT)"
 
 
@@ -154,10 +169,10 @@ def test_corrections_that_were_taken_back():
     view = replace(STATUS, taken_back=2, last_taken_back=LastTakenBack(OTHER, 38, 2.314, 1.918), peers_quarantined=1)
     lines = printed(print_status, view, 80).splitlines()
     at = lines.index("2 corrections taken back")
-    assert lines[at + 1] == "  last that of fair-hippo, round 38: eval loss 2.31 with it, 1.92 without"
+    assert lines[at + 1] == "  last that of fair-hippo, round 38: eval loss 2.314 with it, 1.918 without"
     assert "reachable directly · 17 peers seen · 1 quarantined · up 3 h 12 min" in lines
     gone = replace(view, last_taken_back=LastTakenBack(OTHER, 38, None, 1.918))
-    assert "eval loss - with it, 1.92 without" in printed(print_status, gone, 80), "JSON has no infinities"
+    assert "eval loss - with it, 1.918 without" in printed(print_status, gone, 80), "JSON has no infinities"
 
 
 def test_the_reasons_of_solo_rounds_are_words():

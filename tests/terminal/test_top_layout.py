@@ -19,7 +19,17 @@ from noloco_node.terminal.top.line_mode import SILENT_S, LineMode
 from noloco_node.terminal.top.screen import Display, screen
 from noloco_node.views.history import HistoryView, Piece, Point, Rate, Said
 from noloco_node.views.peers import PeerRow, PeersView, RunView
-from noloco_node.views.status import BytesView, Checkpoints, Health, LastRound, Phase, Rounds, StatusView, Today
+from noloco_node.views.status import (
+    BytesView,
+    Checkpoints,
+    Health,
+    LastRound,
+    Phase,
+    Rounds,
+    SampleView,
+    StatusView,
+    Today,
+)
 
 NOW = 1_763_740_000.0
 ME, OTTER, FALCON = "12D3KooWME", "12D3KooWOTTER", "12D3KooWFALCON"
@@ -101,9 +111,22 @@ def test_all_panels_are_there_and_what_is_cut_says_so(size):
     assert all(line.startswith(" ") for line in lines), "a free column at the left"
     for name in PANELS[size]:
         assert any(f" {name} ─" in line for line in lines), name
-    for words in ("brisk-heron  ● training", "round 40", "loss 1.60", "eval 1.70", "q quit", "? help"):
+    for words in ("brisk-heron  ● training", "round 40", "loss 1.600", "eval 1.700", "q quit", "? help"):
         assert words in text
     assert REMEDY in " ".join(line.strip() for line in lines), "the remedy is whole, on however many lines"
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 30), (200, 50), (60, 40)], ids=str)
+def test_the_sample_text_on_a_few_rows(size):
+    picture = a_picture()
+    text = SampleView(40, "def main(", "self):\n    return 1" + 40 * "\x1b[2J and on")
+    lines = [line.strip() for line in drawn(replace(picture, status=replace(picture.status, sample=text)), *size)]
+    (head,) = (number for number, line in enumerate(lines) if line.startswith("sample text ─"))
+    assert lines[head].endswith("after round 40")
+    assert lines[head + 1].startswith("def main(self):     return 1 [2J and"), "nothing that moves the cursor"
+    rows = next(row for row, line in enumerate(lines[head + 1 :]) if not line or " ─" in line)
+    assert 1 <= rows <= 3
+    assert not any("sample text" in line for line in drawn(picture, *size)), "only where a run asks for it"
 
 
 def test_how_far_the_phase_under_way_is():
@@ -118,7 +141,7 @@ def test_what_a_small_terminal_shows():
     lines = [line.strip() for line in drawn(a_picture(), 80, 24)]
     assert lines[0].endswith("tiny-3f9a2c81d0e4")
     assert "round 40 of 100" in lines[0]
-    assert lines[1] == "loss 1.60 · eval 1.70 · 18.4k tokens/s · busy 99% · 2 peers · up 3 h 12 min"
+    assert lines[1] == "loss 1.600 · eval 1.700 · 18.4k tokens/s · busy 99% · 2 peers · up 3 h 12 min"
     rounds = next(number for number, line in enumerate(lines) if line.startswith("rounds ─"))
     assert "──│───── 39 ──────│───── 40 ──────│╌╌" in lines[rounds + 1]
     assert "▅" in lines[rounds + 2] and "calm-otter" in lines[rounds + 2]
@@ -133,7 +156,7 @@ def test_a_wide_terminal_shows_what_a_volunteer_may_ask():
     for words in (
         "30 together · 10 solo · 10 no partner",
         "sent 512 MB · received 515 MB",
-        "calm-otter in 3.1 s · 12.6 MB out · 12.6 MB in",
+        "calm-otter in 3.1 s · sent 12.6 MB · received 12.6 MB",
         "saved at round 40 · 3.1 GB left",
         "1.0M parameters · on cpu",
         "0.52 bytes per parameter and round",
@@ -159,9 +182,9 @@ def test_what_this_node_has_seen_of_its_peers():
     picture = replace(picture, peers=rows, status=status)
     lines = drawn(picture, 80, 24)
     head = next(number for number, line in enumerate(lines) if line.startswith(" peers ─")) + 1
-    assert lines[head].split() == ["peer", "state", "quarantined", "refused", "round", "lag", "loss", "together"]
+    assert lines[head].split() == ["peer", "state", "quarantined", "round", "lag", "loss", "together"]
     assert "  1 min 5 s, diverged  " in lines[head + 1]
-    assert "1 correction taken back · 1 peer quarantined" in "\n".join(drawn(picture, 120, 40))
+    assert "1 taken back · 1 peer quarantined" in "\n".join(drawn(picture, 120, 40))
     assert "quarantined" not in "\n".join(drawn(a_picture(), 120, 40))
 
 
@@ -171,6 +194,17 @@ def test_many_peers_are_counted():
     shown = sum("peer-" in line for line in lines)
     assert any(f"and {100 - shown} others: `noloco-node peers` lists all" in line for line in lines)
     assert any("peer-99 " in line for line in lines), "the one with most rounds together"
+
+
+def test_a_node_that_ended_after_its_last_round_has_finished():
+    picture = a_picture()
+    done = replace(picture, status=replace(picture.status, state="leaving", rounds_target=40), absence="gone")
+    text = "\n".join(drawn(done, 120, 30))
+    assert "○ finished" in text and "○ gone" not in text
+    assert "the work is done, and the node ended 1.0 s ago: `noloco-node export` takes the model out" in text
+    mode = LineMode()
+    mode.lines(picture, 0.0)
+    assert mode.lines(done, 1.0) == ["the work is done and the node has ended: waiting for another one"]
 
 
 def test_the_last_values_of_a_node_that_is_gone_stay():
@@ -195,17 +229,17 @@ def test_a_joining_node_shows_what_it_waits_for():
 
 
 def test_a_rendezvous_has_a_view_of_its_own():
-    address = f"/ip4/203.0.113.7/tcp/4001/p2p/{ME}"
+    line = f"noloco-node join --bootstrap /ip4/203.0.113.7/tcp/4001/p2p/{ME}"
     run = RunView("3f" * 32, "tiny-3f9a2c81d0e4", FALCON, 100, 2, 1, 39)
     status = StatusView(
-        peer_id=ME, name="brisk-heron", version="0", state="rendezvous", addresses=(address,), runs=(run,), peers_seen=2
+        peer_id=ME, name="brisk-heron", version="0", state="rendezvous", join=line, runs=(run,), peers_seen=2
     )
     rows = PeersView((row(OTTER, run="tiny"), row(FALCON, run="tiny", state="paused")))
     lines = drawn(Picture(status, rows, HistoryView(), (), NOW), 80, 24)
     text = "\n".join(lines)
     for words in ("● rendezvous", "runs ─", "tiny-3f9a2c81d0e4", "peers ─", "calm-otter", "others join with ─"):
         assert words in text
-    assert f"noloco-node join --bootstrap {address}" in text.replace("\n ", "").replace("  ", " ")
+    assert line in text.replace("\n ", "").replace("  ", " ")
     assert "pause" not in lines[-1] and "leave" in lines[-1]
     assert "tokens/s" not in lines[1]
 
@@ -410,13 +444,13 @@ def test_a_correction_that_is_taken_back_has_a_mark_of_its_own():
     taken = Piece("taken_back", 1, NOW, NOW, OTTER, "taken_back")
     pieces = [Piece("phase", 1, NOW - 16, NOW), taken]
     lane = timeline(pieces, NAMES, window(pieces, NOW + 32, 4 * PHASE_COLUMNS), 2, ongoing=None)[1]
-    assert lane.plain.strip() == "× taken back (calm-otter)"
+    assert lane.plain.strip() == "× taken back, calm-otter"
     before = a_picture()
     after = replace(before, history=replace(before.history, pieces=(*before.history.pieces, taken)))
     told = LineMode()
     told.lines(before, NOW)
-    assert told.lines(after, NOW) == ["round 1 taken back (calm-otter)"]
-    assert "   1 × taken back (calm-otter)" in "\n".join(drawn(after, 200, 50))
+    assert told.lines(after, NOW) == ["round 1 taken back, calm-otter"]
+    assert "   1 × taken back, calm-otter" in "\n".join(drawn(after, 200, 50))
 
 
 def test_the_newest_partner_is_named_at_the_edge_too():
@@ -457,13 +491,18 @@ def test_keys_and_answers():
 def test_a_change_is_printed_once():
     news, first = LineMode(), a_picture()
     (head, finding) = news.lines(first, 0.0)
-    assert head == "brisk-heron training, round 40 of 100: loss 1.60, eval 1.70, 18.4k tokens/s, busy 99%, 2 peers"
+    assert head == (
+        "brisk-heron training, round 40 of 100: step 2000, loss 1.600, eval 1.700, 18.4k tokens/s, busy 99%, 2 peers"
+    )
     assert finding == f"! disk: 3.1 GB left, a checkpoint needs 1.2 GB: {REMEDY}"
     assert news.lines(first, 1.0) == []
     then = a_picture(rounds=41)
-    assert news.lines(then, 2.0) == ["round 41 with calm-otter: loss 1.60, 3.1 s, 12.6 MB out, 12.6 MB in"]
+    assert news.lines(then, 2.0) == [
+        "round 41 of 100 with calm-otter: step 2050, loss 1.598, 18.4k tokens/s; "
+        "swap 3.1 s, sent 12.6 MB, received 12.6 MB"
+    ]
     (standing,) = news.lines(then, 2.0 + SILENT_S)
-    assert standing == head.replace("round 40", "round 41"), "a sign of life"
+    assert standing == head.replace("round 40", "round 41").replace("2000", "2050"), "a sign of life"
     gone = replace(then, absence="gone")
     assert news.lines(gone, 3.0) == ["no node runs here any more: waiting for one"]
     assert news.lines(gone, 90.0) == []

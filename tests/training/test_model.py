@@ -32,6 +32,18 @@ def test_building_leaves_the_chance_of_others_alone() -> None:
     assert torch.equal(torch.randn(3), expected)
 
 
+def test_arithmetic_is_counted_as_papers_do() -> None:
+    """6 for each parameter that is multiplied with, and attention's products over a window."""
+    tied = model.build(small(tie_word_embeddings=True), 256, 1)
+    apart = model.build(small(tie_word_embeddings=False), 256, 1)
+    attention = 12 * SMALL["num_hidden_layers"] * SMALL["hidden_size"] * 16
+    products = sum(p.numel() for p in tied.parameters())
+    assert model.flops_per_token(tied, 16) == 6 * products + attention
+    assert model.flops_per_token(apart, 16) == 6 * products + attention, "a table that is only looked up is no product"
+    experts = {"num_local_experts": 4, "num_key_value_heads": 2}
+    assert model.flops_per_token(model.build(small("MixtralConfig", **experts), 256, 1), 16) is None
+
+
 def test_the_tiny_preset() -> None:
     tiny = model.build(TINY, 256, 1, 128)
     assert 0.3e6 < sum(p.numel() for _, p in model.parameters(tiny)) < 0.5e6

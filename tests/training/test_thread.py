@@ -1,5 +1,6 @@
 """The training thread with real small replicas and a list for a poster: what it posts, when, and how it ends."""
 
+import math
 import queue
 import threading
 import time
@@ -13,12 +14,13 @@ import pytest
 import torch
 from replicas import FRAGMENT, correct, exchange, live_state, small_replica, small_run, timed_run, train
 
-from noloco_node.base.events import Evaluated, RolledBack
+from noloco_node.base.events import Evaluated, RolledBack, Sampled
 from noloco_node.core.codecs.by_name import codec
 from noloco_node.core.codecs.codec import scaled
 from noloco_node.core.verdict import Losses
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
 from noloco_node.host import memory
+from noloco_node.run.schema import SampleSpec
 from noloco_node.training.offer import Offer
 from noloco_node.training.replica import Replica, State
 from noloco_node.training.thread import Failed, Finished, Judged, PhaseEnded, Ready, TrainingThread
@@ -127,6 +129,53 @@ def test_a_resumed_phase_goes_on_in_its_middle() -> None:
         watched.thread.begin()
         ended = watched.until(PhaseEnded).done
         assert (ended.round, ended.steps, ended.tokens) == (2, 6, 2 * 64)
+
+
+def test_what_a_phase_says_of_its_steps() -> None:
+    """Learning rate, norm and memory, without a GPU to take a share of; tokens with those of earlier processes."""
+    alone, norms = small_replica(run=small_run(warmup=0.0)), []
+    for _ in range(3):
+        alone.step()
+        norms.append(alone.last_norm)
+    with running(lambda: small_replica(run=small_run(warmup=0.0))) as watched:
+        ready = watched.next(Ready)
+        assert (ready.tokens, ready.device_limit_bytes) == (0, None)
+        assert ready.host_limit_bytes and ready.host_limit_bytes > 1 << 26
+        watched.thread.begin()
+        done = watched.until(PhaseEnded).done
+        answer(watched.thread.state())
+    assert done.gradient_norm == pytest.approx(sum(norms) / 3)
+    assert done.learning_rate == alone.last_rate
+    assert done.learning_rate and 0 < done.learning_rate < small_run().inner.learning_rate
+    assert (done.tokens_total, done.mfu, done.device_bytes) == (3 * 64, None, None)
+    assert done.host_bytes and 1 << 26 < done.host_bytes < ready.host_limit_bytes
+
+
+def test_tokens_count_on_after_a_restart() -> None:
+    before = small_replica()
+    train(before, 4)
+    resumed = small_replica()
+    resumed.load(before.state())
+    with running(lambda: resumed) as watched:
+        assert watched.next(Ready).tokens == 4 * 64
+        watched.thread.begin()
+        done = watched.until(PhaseEnded).done
+    assert (done.tokens, done.tokens_total) == (2 * 64, 6 * 64)
+
+
+def test_a_step_without_a_finite_gradient_does_not_spoil_the_norm() -> None:
+    replica = small_replica()
+    step, norms = replica.step, iter([math.inf, 2.0, 4.0])
+
+    def with_norm() -> float:
+        loss = step()
+        replica.last_norm = next(norms)
+        return loss
+
+    replica.step = with_norm  # type: ignore[method-assign]
+    with running(lambda: replica) as watched:
+        watched.thread.begin(1)
+        assert watched.until(PhaseEnded).done.gradient_norm == 3.0
 
 
 def test_a_node_that_has_done_all_rounds_is_finished_at_once() -> None:
@@ -287,6 +336,67 @@ def test_an_offer_may_be_opened_again_for_somebody_else() -> None:
         watched.thread.begin()
         offer = watched.offer()
         assert answer(offer.open(0, bytes(16))) == answer(offer.open(0, bytes([1] * 16)))
+
+
+# ---- the sample text -------------------------------------------------------------------------------------------------
+def sampling(every: int = 2, tokens: int = 8, rounds: int = 5) -> Replica:
+    spec = SampleSpec(prompt="the", every=every, tokens=tokens)
+    return small_replica(run=small_run(rounds=rounds).model_copy(update={"sample": spec}))
+
+
+def posts_of(build: Callable[[], Replica], rounds: int = 5) -> list[Any]:
+    with running(build, rounds=rounds, blocking=True) as watched:
+        for round_ in range(rounds + 1):
+            watched.thread.round_over(round_)
+        watched.thread.begin()
+        posts = [watched.posts.get(timeout=DEADLINE_S)]
+        while not (isinstance(posts[-1], Evaluated) and posts[-1].round == rounds):
+            posts.append(watched.posts.get(timeout=DEADLINE_S))
+        return posts
+
+
+def test_the_model_continues_the_prompt_every_few_rounds_and_at_the_end() -> None:
+    posts = posts_of(sampling)
+    texts = [post for post in posts if isinstance(post, Sampled)]
+    assert [(text.round, text.prompt) for text in texts] == [(2, "the"), (4, "the"), (5, "the")]
+    assert isinstance(posts[-2], Sampled) and isinstance(posts[-1], Evaluated), "the evaluation is the last word"
+    alone = sampling()
+    for text in texts:
+        train(alone, 3 * text.round - alone.steps)
+        assert text.text == alone.sample_text(lambda: True) != ""
+    last = [post for post in posts if isinstance(post, PhaseEnded)][-1]
+    assert last.spent_s["sample"] > 0
+
+
+def test_a_sample_text_changes_nothing_that_is_trained() -> None:
+    losses = [
+        [
+            (post.done.loss if isinstance(post, PhaseEnded) else post.eval_loss)
+            for post in posts_of(build)
+            if isinstance(post, PhaseEnded | Evaluated)
+        ]
+        for build in (sampling, lambda: small_replica(run=small_run(rounds=5)))
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_a_sample_text_that_takes_too_long_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("noloco_node.training.thread.SAMPLE_S", 0.0)
+    (text,) = (post for post in posts_of(lambda: sampling(5, 500)) if isinstance(post, Sampled))
+    assert len(text.text) == 1
+
+
+def test_a_model_that_cannot_write_trains_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    def build() -> Replica:
+        replica = sampling()
+        forward = replica.module.forward
+        replica.module.forward = lambda input_ids, use_cache: forward(input_ids=input_ids, use_cache=use_cache)
+        return replica
+
+    posts = posts_of(build)
+    assert not [post for post in posts if isinstance(post, Sampled)]
+    warned = [record.getMessage() for record in caplog.records]
+    assert [line.partition(":")[0] for line in warned] == [f"no sample text after round {n}" for n in (2, 4, 5)]
 
 
 # ---- data that is late -----------------------------------------------------------------------------------------------

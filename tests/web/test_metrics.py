@@ -75,7 +75,7 @@ def test_what_a_node_that_trains_shows():
         ("noloco_state", "state", "paused"): 0,
         ("noloco_rounds_committed_total", None, None): 39,
         ("noloco_rounds_solo_total", "reason", "no_partner"): 2,
-        ("noloco_tokens_total", None, None): 2_112_512,
+        ("noloco_tokens", None, None): 2_112_512,
         ("noloco_loss", None, None): 1.87,
         ("noloco_stall_seconds", None, None): 0.007,
         ("noloco_busy_ratio", None, None): 0.991,

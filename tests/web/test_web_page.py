@@ -19,7 +19,7 @@ from served_page import served
 
 from noloco_node.views.history import HistoryView, Piece, Said
 from noloco_node.views.peers import PeersView, RunView
-from noloco_node.views.status import Health, LastTakenBack, Phase
+from noloco_node.views.status import Health, LastTakenBack, Phase, SampleView
 
 pytestmark = [
     pytest.mark.skipif(not CHROMIUM.exists(), reason="no Chromium here: apt-get install chromium"),
@@ -127,8 +127,7 @@ def test_real_nodes_from_alone_to_killed(tab: Tab, real_nodes: RealNodes, tmp_pa
 
     tab.until("document.querySelector('#note h2').innerText === 'No other node yet'", 60)
     line = tab.text("#note code")
-    address = until(lambda: first.printed(r"--bootstrap (\S+)"), "an address")
-    assert line.startswith(f"noloco-node join --bootstrap {address} --run ")
+    assert line == f"noloco-node {' '.join(first.invitation())}"
     assert tab.text("#peers .quiet") == "0 others"
 
     real_nodes.node("second", *line.split()[1:])
@@ -143,8 +142,9 @@ def test_real_nodes_from_alone_to_killed(tab: Tab, real_nodes: RealNodes, tmp_pa
     look(tab, tmp_path)
     sys.stdout.write(f"screenshots: {tmp_path}\n")
 
-    before = int(tab.text("#figures > :nth-child(3) dd"))
-    tab.until(f"Number(document.querySelector('#figures > :nth-child(3) dd').innerText) >= {before + 2}")
+    step = "Number(document.querySelector('#figures > :nth-child(3) dd').innerText.replace(',', ''))"
+    before = tab.value(step)
+    tab.until(f"{step} >= {before + 2}")
     assert tab.value("window.loadedOnce"), "live, without loading it again"
 
     assert tab.value("document.querySelector('#acts').hidden"), "read-only without the token"
@@ -174,6 +174,8 @@ def test_it_is_filled_and_legible_on_every_screen(tab: Tab, tmp_path: Path) -> N
     node.now = replace(
         node.now,
         phase=Phase(0.46, 70.0, 1.5, 9800.0),
+        mfu=0.41,
+        memory=replace(node.now.memory, device=71_000_000_000, device_limit=85_000_000_000),
         health=(
             Health("warning", "disk: 3.1 GB left, a checkpoint needs 1.2 GB", "free some, or move NOLOCO_HOME"),
             Health("error", "network: degraded, p2pd was killed", "it is being started again"),
@@ -185,7 +187,16 @@ def test_it_is_filled_and_legible_on_every_screen(tab: Tab, tmp_path: Path) -> N
         assert (
             tab.text("#health p:last-child") == "Error: network: degraded, p2pd was killed. It is being started again."
         )
-        assert tab.text("#figures > :nth-child(3)").endswith("of 200, step 15000; the next 46%, 1 min 10 s left")
+        assert tab.text("#figures").split("\n")[6:21] == [
+            *("Step", "15,000", "of 10,000, round 300 of 200"),
+            *("Time left", "16 min", "of this phase: 46%, 1 min 10 s left"),
+            *("Tokens per second", "9.8k", "12.3M so far, MFU 41%"),
+            *("Learning rate", "2.74e-3", "of the last step"),
+            *("Gradient norm", "0.81", "before clipping"),
+        ]
+        assert "of 85.0 GB; this machine 812 MB of 16.8 GB" in tab.text("#figures > :nth-child(8)")
+        assert tab.text("#sample .quiet") == "after round 300"
+        assert tab.text("#sample .text").startswith("def main(self, name):\n")
         assert tab.text("#meetings .quiet") == "the 40 of 46 with most rounds"
         look(tab)
         tab.show(width=1400, height=900, dark=False, calm=True)
@@ -237,7 +248,7 @@ def test_what_this_node_has_seen_of_its_peers(tab: Tab, tmp_path: Path) -> None:
         assert tab.text("#figures > :last-child").split("\n")[:2] == ["Peers", "6"]
         assert tab.text("#figures > :last-child").endswith(", 2 quarantined")
         assert f"2 corrections, the last that of {first.name} in round 40" in tab.text("#about")
-        assert "held-out loss 2.31 with it, 1.92 without" in tab.text("#about")
+        assert "held-out loss 2.314 with it, 1.918 without" in tab.text("#about")
         assert tab.value("document.querySelectorAll('#timeline path.back').length") == 1
         look(tab, tmp_path)
     assert [line for line in tab.complaints if not line.startswith("network: ")] == []
@@ -255,6 +266,7 @@ def test_charts_and_tables_work_by_keyboard(tab: Tab, tmp_path: Path) -> None:
         tab.value("document.querySelector('#loss svg').focus()")
         press("End")
         assert tab.text("#loss .tip").startswith("round 40, step 2000\n")
+        assert tab.text("#loss .tip").endswith("learning rate 2.74e-3\n\ngradient norm 0.81\n\n9.8k tokens/s")
         press("ArrowLeft")
         assert tab.text("#loss .tip").startswith("round 39, step 1950\n")
         assert "this node" in tab.text("#loss .unseen"), "and it is said to whoever does not see it"
@@ -286,6 +298,10 @@ def test_every_state_has_its_words(tab: Tab, tmp_path: Path) -> None:
         tab.go(page.url)
         tab.until("document.querySelector('#note').innerText.includes('It waits for the network daemon.')")
         assert not tab.value("document.querySelector('#loss').checkVisibility()")
+        node.now = replace(BARE, state="joining", waiting_for="state from calm-otter, 46%, 12 s left")
+        tab.until("document.querySelector('#note').innerText.includes('calm-otter, 46%, 12 s left.')")
+        bar = "document.querySelector('#note .progress')"
+        assert tab.value(f"{bar}.checkVisibility() && {bar}.getAttribute('aria-valuenow')") == "46"
         node.now = replace(BARE, state="rendezvous", join="noloco-node join --bootstrap /ip4/192.0.2.7", runs=(RUN,))
         node.others = PeersView(tuple(replace(row, run="tiny") for row in busy().others.peers))
         tab.until("document.querySelector('#note h2').innerText === 'A rendezvous'")
@@ -295,12 +311,51 @@ def test_every_state_has_its_words(tab: Tab, tmp_path: Path) -> None:
         assert not tab.value("document.querySelector('#figures').checkVisibility()")
         full = busy()
         node.now, node.others, node.past = replace(full.now, state="finished", round=200), full.others, full.past
-        tab.until("document.querySelector('#note').innerText.includes('All 200 rounds are done, held-out loss 5.')")
+        tab.until(
+            "document.querySelector('#note').innerText.includes('Round 200, the last one, is done: held-out loss 5.')"
+        )
+        assert tab.text("#note code") == "noloco-node export --to my-model"
+        assert tab.text("#state") == "finished"
         assert tab.value("document.title").startswith("finished · round 200 · loss 1.")
         assert tab.complaints == []
 
 
 RUN = RunView("3f9a2c81d0e4" + 52 * "0", "tiny-3f9a2c81d0e4", BARE.peer_id, 200, 7, 5, 40)
+
+
+@pytest.mark.parametrize("last", ["finished", "leaving", "training"])
+def test_a_node_whose_run_is_over_has_finished_and_is_not_gone(tab: Tab, tmp_path: Path, last: str) -> None:
+    """Whatever the page heard last: a node that has done its rounds ends at once."""
+    node = busy()
+    node.now = replace(node.now, state=last, round=200, step=10_000, left_s=0.0)
+    with served(node, tmp_path) as page:
+        tab.go(page.url)
+        tab.until(f"({FILLED}).rows === 8")
+    tab.until("document.querySelector('#note').innerText.includes('The node has ended')")
+    assert tab.text("#state") == "finished"
+    assert tab.value("document.querySelector('#banner').hidden")
+    assert tab.value("document.title").startswith("finished · round 200")
+
+
+def test_a_node_that_was_told_to_leave_has_left(tab: Tab, tmp_path: Path) -> None:
+    node = busy()
+    node.now = replace(node.now, state="leaving")
+    with served(node, tmp_path) as page:
+        tab.go(page.url)
+        tab.until("document.querySelector('#note h2').innerText === 'Leaving'")
+    tab.until("document.querySelector('#banner').innerText.startsWith('This node has left. This page shows')")
+    assert tab.text("#state") == "left"
+    assert tab.value("document.querySelector('#note').hidden")
+
+
+def test_before_the_first_word_of_the_node_it_says_that_it_connects(tab: Tab, tmp_path: Path) -> None:
+    with served(CannedNode(), tmp_path) as page:
+        tab.call("Fetch.enable", patterns=[{"urlPattern": "*/api/live"}])
+        tab.go(page.url)
+        shown = "[...document.querySelectorAll('main > *')].filter((one) => one.checkVisibility()).map((one) => one.id)"
+        assert tab.value(shown) == ["note"]
+        assert tab.text("#note h2") == "Connecting"
+        tab.call("Fetch.disable")
 
 
 def test_it_comes_back_with_the_node(tab: Tab, tmp_path: Path) -> None:
@@ -336,7 +391,10 @@ def test_nothing_that_a_peer_sends_becomes_markup(tab: Tab, tmp_path: Path) -> N
     node = busy()
     node.others = PeersView(tuple(replace(row, state=evil, run=evil, via=evil, name=evil) for row in node.others.peers))
     node.past = HistoryView(said=(Said(time.time(), "info", evil),), names={BARE.peer_id: evil})
-    node.now = replace(node.now, run=evil, waiting_for=evil, health=(Health(evil, evil, evil),), last_error=evil)
+    sample = SampleView(1, evil, evil)
+    node.now = replace(
+        node.now, sample=sample, run=evil, waiting_for=evil, health=(Health(evil, evil, evil),), last_error=evil
+    )
     with served(node, tmp_path) as page:
         tab.go(page.url)
         tab.until(f"({FILLED}).rows === 8")

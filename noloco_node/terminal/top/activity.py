@@ -1,4 +1,4 @@
-"""The latest events: rounds on a time axis, the last partners, the last log lines; and how others join.
+"""The latest events: rounds on a time axis, the last partners, log lines, the sample text; and how others join.
 
 │──── 38 ────│──── 39 ────│──── 40 ────│╌╌╌ 41 ╌
   ▅▅▅ calm-otter   ○ no partner   ▅▅ dry-falcon
@@ -14,14 +14,14 @@ from statistics import median
 from rich.text import Text
 
 from noloco_node.base.peer_names import short_id
-from noloco_node.base.reasons import in_words
 from noloco_node.base.states import NodeState
 from noloco_node.base.units import NOTHING, size, span
 from noloco_node.terminal.figures import left
 from noloco_node.terminal.picture import Picture
 from noloco_node.terminal.top.glyphs import LEVELS, OWN, SOLO, SWAP, TAKEN_BACK
-from noloco_node.terminal.top.layout import between, clean, fit, title
+from noloco_node.terminal.top.layout import between, clean, fit, title, wrapped
 from noloco_node.views.history import Piece, Said
+from noloco_node.views.round_line import partner_or_reason
 
 PHASE_COLUMNS = 16
 """The usual width of a phase: room for its number, and for a partner's name below."""
@@ -56,7 +56,7 @@ def partners(picture: Picture, width: int, height: int) -> list[Text]:
 
 
 def _partner(picture: Picture, piece: Piece, width: int) -> Text:
-    words = partner_or_reason(piece, picture.history.names)
+    words = _words(piece, picture.history.names)
     left = Text.assemble((f"{piece.round:>5} ", "dim"), _mark(piece), " ", words)
     cost = f"{span(piece.ended - piece.began)}  {size(piece.sent):>7}" if piece.kind == "swap" else ""
     return between(left, Text(cost, "dim"), width)
@@ -80,10 +80,18 @@ def _said(line: Said, width: int) -> Text:
     return fit(Text.assemble((f"{at}  ", "dim"), (clean(line.text), LEVELS.get(line.level, ""))), width)
 
 
+def sample(picture: Picture, width: int, height: int) -> list[Text]:
+    """The latest sample text, on as few lines as it needs."""
+    text = picture.status.sample
+    if text is None:
+        return []
+    words = Text.assemble((clean(text.prompt), OWN), clean(text.text))
+    return [title("sample text", f"after round {text.round}", width), *wrapped(words, width, 0)][:height]
+
+
 def join_command(picture: Picture, width: int, height: int) -> list[Text]:
     """The command by which others join, to be copied: broken at the width, as a terminal does."""
-    address = next(iter(picture.status.addresses), NOTHING)
-    words = clean(f"noloco-node join --bootstrap {address}")
+    words = clean(picture.status.join or NOTHING)
     broken = [Text(words[at : at + width]) for at in range(0, len(words), max(1, width))]
     return [title("others join with", "", width), *broken][:height]
 
@@ -118,13 +126,13 @@ def timeline(
     return [_phases(phases, shown, ongoing), *_lanes(rounds, names, shown, rows - 1)]
 
 
-def partner_or_reason(piece: Piece, names: Mapping[str, str]) -> str:
-    """The partner of a swap, or the reason of anything else."""
-    partner = clean(names.get(piece.partner) or short_id(piece.partner)) if piece.partner else ""
-    if piece.kind == "swap":
-        return partner
-    reason = clean(in_words(piece.reason or "alone"))
-    return f"{reason} ({partner})" if partner else reason
+def name(piece: Piece, names: Mapping[str, str]) -> str:
+    """Of its partner; empty where there was none."""
+    return (names.get(piece.partner) or short_id(piece.partner)) if piece.partner else ""
+
+
+def _words(piece: Piece, names: Mapping[str, str]) -> str:
+    return clean(partner_or_reason(piece, name(piece, names)))
 
 
 def _phases(phases: Sequence[Piece], shown: TimeWindow, ongoing: int | None) -> Text:
@@ -168,7 +176,7 @@ def _lanes(pieces: Sequence[Piece], names: Mapping[str, str], shown: TimeWindow,
     """The newest are placed first: each in the highest lane with room for its words, else without its words."""
     lanes: list[list[_Mark]] = [[] for _ in range(rows)]
     for piece in reversed(pieces):
-        places = ((mark, lane) for mark in _marks(piece, partner_or_reason(piece, names), shown) for lane in lanes)
+        places = ((mark, lane) for mark in _marks(piece, _words(piece, names), shown) for lane in lanes)
         for mark, lane in places:
             if _has_room(lane, mark, shown.width):
                 lane.append(mark)

@@ -9,14 +9,14 @@ from rich.text import Text
 from noloco_node.base.peer_names import short_id
 from noloco_node.base.reasons import in_words
 from noloco_node.base.units import NOTHING, count, rate, share, size, span
-from noloco_node.terminal.figures import besides_steps, traffic
+from noloco_node.terminal.figures import besides_steps, memory, traffic
 from noloco_node.terminal.picture import Picture
 from noloco_node.terminal.top.glyphs import EVAL, OWN, SWAP, SWARM, Frame, PlottedCurve, bars, gauge, plot
 from noloco_node.terminal.top.layout import between, clean, joined, title
 from noloco_node.views.history import Point, Rate
 
 _AXIS = 7  # ` 2.34 ┤`
-_LABEL = 8
+_LABEL = 9
 _VALUE = 13
 _TALLEST = 4  # rows of a chart of the network
 _SETTLED, _MANY = 0.1, 20  # with _MANY points, the first tenth of a run does not set the height of the chart
@@ -90,8 +90,8 @@ def node(picture: Picture, width: int, height: int) -> list[Text]:
     facts = [_fact(name, pieces, width) for name, pieces in _facts(picture)]
     rows = min(_TALLEST, max(1, (height - 1 - len(lines) - len(facts)) // 2))
     seconds = _seconds(picture.rates, track)
-    lines += _network("out", [each.sent_per_s if each else 0.0 for each in seconds], rows, width)
-    lines += _network("in", [each.received_per_s if each else 0.0 for each in seconds], rows, width)
+    lines += _network("sent", [each.sent_per_s if each else 0.0 for each in seconds], rows, width)
+    lines += _network("received", [each.received_per_s if each else 0.0 for each in seconds], rows, width)
     return [title("this node", "", width), *lines, *facts][:height]
 
 
@@ -139,16 +139,19 @@ def _facts(picture: Picture) -> Iterator[tuple[str, list[str]]]:
     reasons = [f"{number} {in_words(reason)}" for reason, number in by_reason]
     yield "rounds", [f"{status.rounds.committed} together", f"{status.rounds.solo} solo", *reasons]
     if status.taken_back or status.peers_quarantined:
-        quarantined = f"{count(status.peers_quarantined, 'peer')} quarantined"
-        yield "trust", [f"{count(status.taken_back, 'correction')} taken back", quarantined]
+        yield "trust", [f"{status.taken_back} taken back", f"{count(status.peers_quarantined, 'peer')} quarantined"]
     sent, received, is_today = traffic(status)
     yield "today" if is_today else "traffic", [sent, received]
     if last := status.last_round:
         with_whom = f"{_name(picture, last.partner)} in {span(last.seconds)}"
-        yield "last", [with_whom, f"{size(last.sent)} out", f"{size(last.received)} in"]
+        yield "last", [with_whom, f"sent {size(last.sent)}", f"received {size(last.received)}"]
     if kept := status.checkpoint:
         saved = "nothing saved yet" if kept.saved_round is None else f"saved at round {kept.saved_round}"
         yield "disk", [saved, f"{size(kept.free_bytes)} left"]
+    if used := list(memory(status)):
+        yield "memory", used
+    if status.tokens:
+        yield "tokens", [f"{rate(status.tokens)} so far"]
     if status.parameters:
         yield "model", [f"{rate(status.parameters)} parameters", *([f"on {status.device}"] if status.device else [])]
     if status.bytes.per_param_round is not None:

@@ -17,6 +17,7 @@ SWAP, SOLO, TAKEN_BACK = "green", "yellow", "red"
 STATES: dict[str, str] = {
     NodeState.TRAINING: "green",
     NodeState.RENDEZVOUS: "green",
+    NodeState.FINISHED: "green",
     NodeState.JOINING: "cyan",
     NodeState.STARTING: "cyan",
     NodeState.PAUSED: "yellow",

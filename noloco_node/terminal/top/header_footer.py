@@ -6,12 +6,13 @@ from rich.text import Text
 
 from noloco_node.base.peer_names import short_id
 from noloco_node.base.states import NodeState
-from noloco_node.base.units import count, loss, rate, share, span
+from noloco_node.base.units import count, loss, of, share, span
 from noloco_node.terminal.figures import left
 from noloco_node.terminal.picture import Picture
 from noloco_node.terminal.top.glyphs import EVAL, LEVELS, OWN, SOLO, STATES, SWAP, SWARM, TAKEN_BACK, gauge
 from noloco_node.terminal.top.keys import KEYS
 from noloco_node.terminal.top.layout import Paint, between, clean, fit, joined, title, wrapped
+from noloco_node.views.round_line import figures as trained
 
 REACHABLE = {"directly": "reachable", "mapped": "reachable", "relayed": "relayed", "outgoing": "not reachable"}
 
@@ -26,9 +27,9 @@ _ABSENCES = {
 def header(picture: Picture, width: int, _height: int) -> list[Text]:
     """Name, state, progress."""
     status = picture.status
-    state = "gone" if picture.absence == "gone" else status.state
+    state = NodeState.FINISHED if picture.is_over else "gone" if picture.absence == "gone" else status.state
     mark = "●" if state in (NodeState.TRAINING, NodeState.RENDEZVOUS) and not picture.absence else "○"
-    style = "red" if picture.absence else STATES.get(state, "")
+    style = "red" if picture.absence and not picture.is_over else STATES.get(state, "")
     left = Text.assemble((clean(status.name), "bold"), "  ", (f"{mark} {clean(state)}", style))
     left = joined([left, *_progress(picture, width - left.cell_len)], width, "  ")
     return [between(left, Text(clean(status.run or short_id(status.peer_id)), "dim"), width)]
@@ -38,11 +39,15 @@ def _progress(picture: Picture, room: int) -> Iterator[Text | str]:
     status = picture.status
     if picture.is_rendezvous or not (status.round or status.step):
         return
-    short, target = f"round {status.round}", status.rounds_target
-    long = f"{short} of {target}" if target else short
+    target = status.rounds_target
+    short, long = f"round {status.round}", f"round {of(status.round, target)}"
     yield long if len(long) + 2 <= room else short
     if target and room >= 3 * _BAR:
         yield Text.assemble(gauge(status.round / target, _BAR, OWN), f" {share(status.round / target)}")
+    if status.step:
+        yield f"step {of(status.step, status.steps_target)}"
+    if status.left_s:
+        yield f"{span(status.left_s)} left"
     if still := left(status.phase):
         yield f"this phase {still}"
 
@@ -53,8 +58,7 @@ def figures(picture: Picture, width: int, _height: int) -> list[Text]:
     pieces = [] if picture.is_rendezvous else [f"loss {loss(status.loss)}", f"eval {loss(status.eval_loss)}"]
     if status.waiting_for and not picture.is_rendezvous:
         pieces = [f"waiting for {clean(status.waiting_for)}", *(pieces if status.loss is not None else [])]
-    if status.tokens_per_s is not None:
-        pieces.append(f"{rate(status.tokens_per_s)} tokens/s")
+    pieces += trained(status)
     if status.busy_fraction is not None:
         pieces.append(f"busy {share(status.busy_fraction)}")
     pieces += [count(status.peers_seen, "peer"), f"up {span(status.uptime_s)}"]
@@ -85,8 +89,10 @@ def health(lines: Sequence[Text]) -> Paint:
 
 
 def _absent(picture: Picture, now: float) -> Text:
-    what = _ABSENCES[picture.absence or "gone"]
     ago = span(max(1.0, now - picture.at))
+    if picture.is_over:
+        return Text(f"the work is done, and the node ended {ago} ago: `noloco-node export` takes the model out")
+    what = _ABSENCES[picture.absence or "gone"]
     return Text(f"! {what} (for {ago}): waiting for it; these are its last values", "red")
 
 

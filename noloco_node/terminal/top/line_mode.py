@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 
-from noloco_node.base.units import count, loss, rate, share, size, span
+from noloco_node.base.units import count, loss, of, share, span
 from noloco_node.terminal.picture import Picture
-from noloco_node.terminal.top.activity import partner_or_reason
+from noloco_node.terminal.top.activity import name
 from noloco_node.terminal.top.layout import clean
 from noloco_node.views.history import HistoryView
+from noloco_node.views.round_line import figures, partner_or_reason, round_line
 from noloco_node.views.status import StatusView
 
 SILENT_S = 10.0
@@ -16,6 +17,7 @@ _ABSENCES = {
     "changing": "the node is just starting or ending: waiting for it",
     "silent": "the node does not answer: waiting for it",
 }
+_FINISHED = "the work is done and the node has ended: waiting for another one"
 
 
 class LineMode:
@@ -35,25 +37,27 @@ class LineMode:
 
 def standing(status: StatusView) -> str:
     """`brisk-heron training, round 41 of 100: loss 1.87, eval 1.92, 18.4k tokens/s, busy 99%, 17 peers`."""
-    target = f" of {status.rounds_target}" if status.rounds_target else ""
-    head = f"{clean(status.name)} {clean(status.state)}" + (f", round {status.round}{target}" if status.round else "")
-    figures = [f"loss {loss(status.loss)}"] if status.loss is not None else []
-    figures += [f"eval {loss(status.eval_loss)}"] if status.eval_loss is not None else []
-    figures += [f"{rate(status.tokens_per_s)} tokens/s"] if status.tokens_per_s is not None else []
-    figures += [f"busy {share(status.busy_fraction)}"] if status.busy_fraction is not None else []
-    waits = [f"waiting for {clean(status.waiting_for)}"] if status.waiting_for else []
-    return f"{head}: {', '.join([*waits, *figures, count(status.peers_seen, 'peer')])}"
+    head = f"{clean(status.name)} {clean(status.state)}"
+    head += f", round {of(status.round, status.rounds_target)}" if status.round else ""
+    shown = [f"waiting for {clean(status.waiting_for)}"] if status.waiting_for else []
+    shown += [f"step {of(status.step, status.steps_target)}"] if status.step else []
+    shown += [f"loss {loss(status.loss)}"] if status.loss is not None else []
+    shown += [f"eval {loss(status.eval_loss)}"] if status.eval_loss is not None else []
+    shown += figures(status)
+    shown += [f"busy {share(status.busy_fraction)}"] if status.busy_fraction is not None else []
+    shown += [f"{span(status.left_s)} left"] if status.left_s else []
+    return f"{head}: {', '.join([*shown, count(status.peers_seen, 'peer')])}"
 
 
 def _changes(before: Picture | None, now: Picture) -> Iterator[str]:
     if now.absence:
         if before is None or before.absence != now.absence:
-            yield _ABSENCES[now.absence]
+            yield _FINISHED if now.is_over else _ABSENCES[now.absence]
         return
     if before is None or before.absence or _identity(before.status) != _identity(now.status):
         yield standing(now.status)
     if before and before.status.peer_id == now.status.peer_id:
-        yield from _rounds(before.history, now.history)
+        yield from _rounds(before.history, now)
     known = set(before.status.health) if before else set()
     for finding in now.status.health:
         if finding not in known:
@@ -64,18 +68,14 @@ def _identity(status: StatusView) -> tuple[str, str, str | None]:
     return status.peer_id, status.state, status.run_id
 
 
-def _rounds(before: HistoryView, now: HistoryView) -> Iterator[str]:
-    """`round 41 with calm-otter: loss 1.87, 3.1 s, 12.6 MB out, 12.6 MB in`."""
+def _rounds(before: HistoryView, now: Picture) -> Iterator[str]:
     known = {(piece.kind, piece.round, piece.ended) for piece in before.pieces}
-    losses = {point.round: point.loss for point in now.points}
-    for piece in now.pieces:
+    phases = {point.round: point for point in now.history.points}
+    for piece in now.history.pieces:
         if piece.kind == "phase" or (piece.kind, piece.round, piece.ended) in known:
             continue
-        partner = partner_or_reason(piece, now.names)
-        if piece.kind == "swap":
-            figures = f"{span(piece.ended - piece.began)}, {size(piece.sent)} out, {size(piece.received)} in"
-            yield f"round {piece.round} with {partner}: loss {loss(losses.get(piece.round))}, {figures}"
-        elif piece.kind == "taken_back":
-            yield f"round {piece.round} {partner}"
+        partner = name(piece, now.history.names)
+        if piece.kind == "taken_back":
+            yield f"round {piece.round} {clean(partner_or_reason(piece, partner))}"
         else:
-            yield f"round {piece.round} solo ({partner}): loss {loss(losses.get(piece.round))}"
+            yield clean(round_line(piece, phases.get(piece.round), partner, now.status))

@@ -22,6 +22,8 @@ _SPACED = 34
 """From this many rows on, there is a blank row between parts."""
 _MARGINS = 2
 """Columns left free, one at each side."""
+_SAMPLE = 4
+"""Rows of the sample text at most."""
 _HEALTH = 6
 """Rows of findings at most: the rest of the screen needs room too."""
 
@@ -66,12 +68,15 @@ def _trainer(picture: Picture, now: float, width: int) -> list[Part]:
     rounds, partners = partial(activity.rounds, picture, now), partial(activity.partners, picture)
     peers, events = partial(tables.peers, picture), partial(activity.events, picture)
     table = max(1, len(picture.peers.peers)) + tables.HEAD
-    middle = Part(rounds, 3, 4, keep=50)
+    middle = [Part(rounds, 3, 4, keep=50)]
+    if picture.status.sample:
+        middle.append(Part(partial(activity.sample, picture), 2, _SAMPLE, keep=20))
     if width < _TWO:
         return [
             Part(losses, 4, 16, keep=70, weight=3),
             Part(node, 3, 11, keep=30),
             Part(partners, 2, 8, keep=60),
+            *middle[1:],
             Part(peers, 3, table, keep=50, weight=2),
             Part(events, 2, ANY, keep=40),
         ]
@@ -79,13 +84,13 @@ def _trainer(picture: Picture, now: float, width: int) -> list[Part]:
     if width < _LONG_TABLES:
         return [
             Part(above, 4, 16, keep=70, weight=2),
-            middle,
+            *middle,
             Part(peers, 3, table, keep=60, weight=2),
             Part(events, 2, ANY, keep=40),
         ]
     return [
         Part(above, 4, ANY, keep=70, weight=2),
-        middle,
+        *middle,
         Part(beside((peers, 10), (events, 7)), 3, max(table, 1 + len(picture.history.said)), keep=60, weight=2),
     ]
 

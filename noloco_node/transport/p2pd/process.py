@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from noloco_node.base.addresses import Address
+from noloco_node.base.extras import pip_install
 from noloco_node.errors import NolocoError, SwarmUnreachable
 
 _log = logging.getLogger(__name__)
@@ -69,9 +70,7 @@ def executable() -> Path:
     """p2pd's path, found without importing hivemind, which would import torch."""
     found = importlib.util.find_spec("hivemind")
     if found is None or not found.submodule_search_locations:
-        raise NolocoError(
-            "hivemind is not installed. Install this package again: pip install --force-reinstall hivemind"
-        )
+        raise NolocoError(f"hivemind is not installed: {pip_install('hivemind')}")
     return Path(found.submodule_search_locations[0]) / "hivemind_cli" / "p2pd"
 
 
@@ -104,7 +103,7 @@ class P2pdProcess:
         except OSError as error:
             raise NolocoError(
                 f"cannot start p2pd, the network daemon ({error.strerror}). "
-                "Install it again: pip install --force-reinstall hivemind"
+                f"Install it again: {pip_install('hivemind')} --force-reinstall --no-deps"
             ) from error
         return cls(process, socket)
 

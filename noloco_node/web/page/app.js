@@ -4,7 +4,7 @@ import { CURVES, lossChart, rates, timeline } from "./charts.js";
 import { $, element, legend, say } from "./dom.js";
 import { Picture } from "./live.js";
 import { meetingsTable, peersTable, runsTable } from "./tables.js";
-import { clock, count, left, loss, plain, rate, share, size, span } from "./words.js";
+import { NOTHING, clock, count, left, loss, plain, rate, share, size, small, span, whole } from "./words.js";
 
 const REACHABLE = {
   directly: "reachable directly",
@@ -17,62 +17,70 @@ const here = (peers) => (peers?.peers ?? []).filter((row) => row.state !== "gone
 
 // ---- the first lines ----
 
-const STATES = { rendezvous: "rendezvous", starting: "starting", joining: "joining" };
+// A node that does not answer has done its part of the run, has left, or nobody knows.
+const isOver = (status) => status.state === "finished" || (status.rounds_target !== null && status.round >= status.rounds_target);
+const lastState = (status) => (isOver(status) ? "finished" : status.state === "leaving" ? "left" : "gone");
 
 const showHead = ({ status, answers, points }) => {
   say($("#name"), status.name);
   say($("#run"), status.run ? `in ${status.run}` : status.state === "rendezvous" ? "helps nodes find each other" : "no run yet");
-  const state = answers ? STATES[status.state] ?? plain(status.state) : "gone";
+  const state = answers ? status.state : lastState(status);
   say($("#state"), state);
-  $("#state").dataset.state = answers ? status.state : "gone";
+  $("#state").dataset.state = state;
   const beginning = ["starting", "joining"].includes(status.state) && !points.length;
   document.body.dataset.kind = status.state === "rendezvous" ? "rendezvous" : beginning ? "beginning" : "trainer";
   const bits = [state, status.round && `round ${status.round}`, status.loss !== null && `loss ${loss(status.loss)}`];
   document.title = `${bits.filter(Boolean).join(" · ")} – ${status.name}`;
-  const bar = $("#progress");
-  bar.hidden = !status.rounds_target;
-  if (status.rounds_target) {
-    const done = Math.min(1, status.round / status.rounds_target);
-    bar.firstElementChild.style.width = share(done, 1);
-    bar.setAttribute("aria-valuemin", 0);
-    bar.setAttribute("aria-valuemax", status.rounds_target);
-    bar.setAttribute("aria-valuenow", status.round);
-  }
+  showProgress($("#progress"), status.round, status.rounds_target);
+};
+
+const showProgress = (bar, done, target) => {
+  bar.hidden = !target;
+  if (bar.hidden) return;
+  bar.firstElementChild.style.width = share(Math.min(1, done / target), 1);
+  for (const [name, value] of [["min", 0], ["max", target], ["now", done]]) bar.setAttribute(`aria-value${name}`, value);
 };
 
 const showBanner = ({ status, answers, since }) => {
   const banner = $("#banner");
-  banner.hidden = answers !== false;
-  if (answers !== false) return;
-  const ended = ["finished", "leaving"].includes(status?.state);
-  const since_ = since ? ` since ${clock(since)}` : "";
-  say(banner, ended
-    ? `This node has ended. This page shows its last state, of ${clock(since)}.`
-    : `The node does not answer${since_}. ${status ? "This page shows its last state. " : ""}It continues by itself when the node is back.`);
+  const state = status ? lastState(status) : "gone";
+  banner.hidden = answers !== false || state === "finished"; // then the note says so
+  if (banner.hidden) return;
+  banner.dataset.state = state;
+  const kept = status ? ` This page shows its last state, of ${clock(since)}.` : "";
+  say(banner, `${state === "left" ? "This node has left." : "The node does not answer."}${kept} It continues by itself when the node is back.`);
 };
 
+// Of a download that the node waits for: it says so in words, like `state from calm-otter, 46%, 12 s left`.
+const downloaded = ({ waiting_for: words }) => /, (\d+)%/.exec(words ?? "")?.[1];
+const waits = (status, otherwise) => (status.waiting_for ? `It waits for ${status.waiting_for}.` : otherwise);
+
+// When it is shown, its title, its words, and a line to copy.
 const NOTES = [
-  [(status) => status.state === "rendezvous", () => ["A rendezvous", "This node does not train: it helps others find each other. Join a run that it knows with this line:"], true],
-  [(status) => status.state === "starting", (status) => ["Starting", `It waits for ${status.waiting_for ?? "nothing"}.`]],
-  [(status) => status.state === "joining", (status) => ["Catching up", status.waiting_for ? `It waits for ${status.waiting_for}.` : "It downloads the state of a peer first."]],
-  [(status) => status.state === "paused", (status) => ["Paused", `No training and no swaps. It waits for ${status.waiting_for ?? "`noloco-node resume`"}.`]],
-  [(status) => status.state === "finished", (status) => ["Finished", `All ${count(status.round, "round")} are done${status.eval_loss === null ? "" : `, held-out loss ${loss(status.eval_loss_first)} → ${loss(status.eval_loss)}`}.`]],
-  [(status) => status.state === "leaving", () => ["Leaving", "It finishes its swap, saves, and announces that it leaves."]],
-  [(status, peers) => status.state === "training" && !peers.length, () => ["No other node yet", "Until one joins, this node trains alone. Others join with this line:"], true],
+  [({ status, answers }) => status.state === "finished" || (!answers && isOver(status)), "Finished", ({ status, answers, since }) =>
+    [`Round ${whole(status.round)}, the last one, is done`, status.eval_loss === null ? "" : `: held-out loss ${loss(status.eval_loss_first)} → ${loss(status.eval_loss)}`,
+      answers ? "." : `. The node has ended; this page shows its last state, of ${clock(since)}.`, " This command writes the model as a Hugging Face folder:"].join(""), () => "noloco-node export --to my-model"],
+  [({ answers }) => !answers],
+  [({ status }) => status.state === "rendezvous", "A rendezvous", () => "This node does not train: it helps others find each other. Join a run that it knows with this line:", ({ status }) => status.join],
+  [({ status }) => status.state === "starting", "Starting", ({ status }) => waits(status, "It is about to join its run.")],
+  [({ status }) => status.state === "joining", "Joining", ({ status }) => `It takes the weights of a peer that trains. ${waits(status, "")}`],
+  [({ status }) => status.state === "paused", "Paused", ({ status }) => `No training and no swaps. ${waits(status, "It waits for `noloco-node resume`.")}`],
+  [({ status }) => status.state === "leaving", "Leaving", ({ status }) => `It finishes its swap, saves, and announces that it leaves. ${waits(status, "")}`],
+  [({ status, peers }) => status.state === "training" && !here(peers).length, "No other node yet", () => "Until one joins, this node trains alone. Others join with this line:", ({ status }) => status.join],
 ];
 
-const showNote = ({ status, peers }) => {
-  const found = NOTES.find(([when]) => when(status, here(peers)));
+const showNote = (picture) => {
+  const [, title, words, line] = NOTES.find(([when]) => when(picture)) ?? [];
   const note = $("#note");
-  note.hidden = !found;
-  if (!found) return;
-  const [, words, withLine] = found;
-  const [title, text] = words(status);
+  note.hidden = !title;
+  if (!title) return;
   say($("h2", note), title);
-  say($("p", note), text);
-  const copy = $(".copy", note);
-  copy.hidden = !(withLine && status.join);
-  say($("code", copy), status.join ?? "");
+  say($("p", note), words(picture));
+  const part = downloaded(picture.status);
+  showProgress($(".progress", note), Number(part), part && 100);
+  const copied = line?.(picture) ?? "";
+  $(".copy", note).hidden = !copied;
+  say($("code", note), copied);
 };
 
 const copyLine = async (event) => {
@@ -99,18 +107,25 @@ const showHealth = ({ status }) => {
 
 const figures = (status, peers) => {
   const { committed, solo } = status.rounds;
+  const { device, device_limit, host, host_limit } = status.memory;
   const quarantined = status.peers_quarantined ? `${status.peers_quarantined} quarantined` : "";
   const reasons = Object.entries(status.rounds.by_reason).sort(([, one], [, other]) => other - one);
   const trained = status.loss === null && status.phase ? status.phase : status;
   const still = left(status.phase);
   const learned = status.loss_first === null || status.loss === null ? "" : `from ${loss(status.loss_first)}`;
+  const of = (limit, words) => (limit ? `of ${words(limit)}` : "");
+  const onHost = [host && `this machine ${size(host)}`, of(host_limit, size)].filter(Boolean).join(" ");
   return [
     ["Loss", loss(trained.loss), learned],
     ["Held-out loss", loss(status.eval_loss), status.eval_loss_first === null ? "" : `from ${loss(status.eval_loss_first)}`],
-    ["Round", String(status.round), `${status.rounds_target ? `of ${status.rounds_target}, ` : ""}step ${status.step}${still && `; the next ${still}`}`],
-    ["With a partner", String(committed), solo ? `${solo} solo: ${reasons.map(([reason]) => plain(reason)).join(", ")}` : committed ? "none solo" : ""],
+    ["Step", whole(status.step), [of(status.steps_target, whole), `round ${[whole(status.round), of(status.rounds_target, whole)].join(" ")}`].filter(Boolean).join(", ")],
+    ["Time left", status.left_s === 0 ? "none" : span(status.left_s), still && `of this phase: ${still}`],
+    ["Tokens per second", rate(trained.tokens_per_s), [`${rate(status.tokens)} so far`, status.mfu !== null && `MFU ${share(status.mfu)}`].filter(Boolean).join(", ")],
+    ["Learning rate", small(status.learning_rate), "of the last step"],
+    ["Gradient norm", status.gradient_norm === null ? NOTHING : status.gradient_norm.toFixed(2), "before clipping"],
+    ["Memory", size(device ?? host), device === null ? of(host_limit, size) : [of(device_limit, size), onHost].filter(Boolean).join("; ")],
     ["Busy", share(status.busy_fraction, 1), status.busy_fraction_minute === null ? "" : `${share(status.busy_fraction_minute)} in the last minute`],
-    ["Tokens per second", rate(trained.tokens_per_s), `${rate(status.tokens)} so far`],
+    ["With a partner", whole(committed), solo ? `${solo} solo: ${reasons.map(([reason]) => plain(reason)).join(", ")}` : committed ? "none solo" : ""],
     ["Sent", size(status.bytes.sent), `received ${size(status.bytes.received)}${status.bytes.per_param_round === null ? "" : `, ${status.bytes.per_param_round.toFixed(2)} B per parameter`}`],
     ["Peers", String(peers ? here(peers).length : status.peers_seen), [REACHABLE[status.reachable], quarantined].filter(Boolean).join(", ")],
   ];
@@ -129,7 +144,7 @@ const showFigures = ({ status, peers }) => {
   });
 };
 
-const ACCOUNTS = { step: "training steps", data: "reading data", boundary: "boundaries", apply: "corrections", evaluate: "evaluation", checkpoint: "checkpoints", waiting: "waiting", other: "the rest" };
+const ACCOUNTS = { step: "training steps", data: "reading data", boundary: "boundaries", apply: "corrections", evaluate: "evaluation", sample: "sample text", checkpoint: "checkpoints", waiting: "waiting", other: "the rest" };
 
 const WORTH_SHOWING = 0.0005; // a tenth of a per cent, rounded
 
@@ -149,6 +164,15 @@ const showTime = ({ status }) => {
   legend($("#time .legend"), words);
   const bits = [status.stall_ms !== null && `the last round cost ${status.stall_ms.toFixed(0)} ms of training`, status.time_s.paused && `paused for ${span(status.time_s.paused)}`];
   say($("#time .quiet"), total ? bits.filter(Boolean).join(", ") : "training has not begun");
+};
+
+const showSample = ({ status }) => {
+  const { sample } = status;
+  $("#sample").hidden = !sample;
+  if (!sample) return;
+  say($("#sample .quiet"), `after round ${whole(sample.round)}`);
+  say($("#sample b"), sample.prompt);
+  say($("#sample span"), sample.text);
 };
 
 const showAbout = ({ status, nameOf }) => {
@@ -186,12 +210,15 @@ const showPeers = ({ status, peers }) => {
 const showMeetings = (picture) =>
   say($("#meetings .quiet"), meetingsTable($("#meetings .scroll"), picture.meetings, picture.nameOf, picture.status.peer_id));
 
+let readsOn = true; // the log's end is in sight, and is to stay there
+const toEnd = () => {
+  if (readsOn) $("#log ol").scrollTop = $("#log ol").scrollHeight;
+};
+
 const showLog = ({ said }) => {
-  const at = $("#log ol");
-  const atEnd = at.scrollHeight - at.scrollTop - at.clientHeight < 24;
-  at.replaceChildren(...said.map((line) => element("li", { class: line.level },
+  $("#log ol").replaceChildren(...said.map((line) => element("li", { class: line.level },
     element("time", {}, clock(line.at)), ...(line.level === "info" ? [] : [element("strong", {}, `${line.level} `)]), line.text)));
-  if (atEnd) at.scrollTop = at.scrollHeight;
+  toEnd();
 };
 
 const grow = () => {
@@ -241,8 +268,9 @@ const showActs = ({ status, answers }) => {
 
 const SHOWS = [
   [["status", "answers"], [showHead, showBanner, showActs]],
-  [["status", "peers"], [showNote, showFigures, showPeers]],
-  [["status"], [showHealth, showTime, showAbout]],
+  [["status", "peers", "answers"], [showNote]],
+  [["status", "peers"], [showFigures, showPeers]],
+  [["status"], [showHealth, showTime, showSample, showAbout]],
   [["meetings", "names"], [showMeetings]],
   [["said"], [showLog]],
   [["points"], [() => charts.loss.draw(), () => showChoice()]],
@@ -294,4 +322,6 @@ legend($("#loss .legend"), CURVES.toReversed().map(({ mark, words }) => [`line $
 legend($("#timeline .legend"), [["phase", "inner phase"], ["swap", "swap, committed"], ["solo", "solo, with its reason"]]);
 legend($("#network .legend"), [["sent", "sent"], ["received", "received"]]);
 $("#note .copy button").addEventListener("click", copyLine);
+$("#log ol").addEventListener("scroll", ({ target }) => { readsOn = target.scrollHeight - target.scrollTop - target.clientHeight < 24; });
+new ResizeObserver(toEnd).observe($("#log ol"));
 setInterval(grow, 1000);

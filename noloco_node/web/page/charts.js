@@ -2,7 +2,7 @@
 // shown when the pointer or the arrow keys reach them.
 
 import { drawn, element, say } from "./dom.js";
-import { clock, loss, plain, size, span } from "./words.js";
+import { clock, known, loss, plain, rate, size, small, span } from "./words.js";
 
 class Chart {
   // `draw(width)` returns { height, content, stops }; a stop is { x, y, lines }.
@@ -94,6 +94,12 @@ export const CURVES = [
   { field: "eval_loss", mark: "own eval", words: "this node, held-out" },
 ];
 
+const FIGURES = [
+  ["learning_rate", (value) => `learning rate ${small(value)}`],
+  ["gradient_norm", (value) => `gradient norm ${value.toFixed(2)}`],
+  ["tokens_per_s", (value) => `${rate(value)} tokens/s`],
+];
+
 export const lossChart = (at, picture) => {
   const chart = new Chart(at, "loss of this node and of the swarm, by round; the arrow keys walk through it", (width) => {
     const height = Math.max(220, Math.min(320, Math.round(width * 0.42)));
@@ -132,7 +138,8 @@ export const lossChart = (at, picture) => {
       key: point.round,
       lines: [
         [`round ${point.round}, step ${point.step}`],
-        ...CURVES.filter(({ field }) => point[field] !== null).toReversed().map(({ field, mark, words }) => [`${loss(point[field], 3)} ${words}`, mark]),
+        ...CURVES.filter(({ field }) => point[field] !== null).toReversed().map(({ field, mark, words }) => [`${loss(point[field])} ${words}`, mark]),
+        ...FIGURES.filter(([field]) => known(point[field])).map(([field, words]) => [words(point[field])]),
       ],
     }));
     return { height, content, stops };

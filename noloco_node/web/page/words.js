@@ -2,7 +2,7 @@
 
 export const NOTHING = "–";
 
-const known = (value) => value !== null && value !== undefined;
+export const known = (value) => value !== null && value !== undefined;
 
 const scaled = (value, units, base = 1000) => {
   let at = 0;
@@ -15,8 +15,10 @@ const scaled = (value, units, base = 1000) => {
 
 export const size = (bytes) => (known(bytes) ? scaled(bytes, ["B", "kB", "MB", "GB", "TB"]).join(" ") : NOTHING);
 export const rate = (perSecond) => (known(perSecond) ? scaled(perSecond, ["", "k", "M", "G"]).join("") : NOTHING);
-export const loss = (value, digits = 2) => (known(value) ? value.toFixed(digits) : NOTHING);
+export const loss = (value) => (known(value) ? value.toFixed(3) : NOTHING);
+export const small = (value) => (known(value) ? value && value.toExponential(2).replace("e+", "e") : NOTHING);
 export const share = (part, digits = 0) => (known(part) ? `${(100 * part).toFixed(digits)}%` : NOTHING);
+export const whole = (number) => (known(number) ? number.toLocaleString("en") : NOTHING);
 export const count = (number, one, many = `${one}s`) => `${number} ${number === 1 ? one : many}`;
 // Codes that do not say it themselves; base/reasons.py has the same.
 const REASONS = {

@@ -1,0 +1,59 @@
+"""What `start` and `join` were given last time: one small JSON file in the home, with which `join` alone goes on.
+
+It holds flags as they were typed, with the run's id and author as they were found. No secret is among the settings.
+What is valid is decided where all settings are read, in host/config.py; a damaged file is set aside.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from noloco_node.base import atomic_files
+from noloco_node.host import paths
+from noloco_node.host.home import Home
+
+NAME = "remembered.json"
+_OF_ONE_RUN = ("trust", "data", "tokenizer")
+"""Not passed on to another run: its author is another one, and so may be whom these files are for."""
+_ONCE = ("rounds", "linger")
+"""They are about the one time that they were given."""
+_FILES = ("data", "tokenizer")
+_MAX_BYTES = 64 << 10
+_LOST = "what was given last time is forgotten"
+
+
+def read(home: Home) -> dict[str, object]:
+    """In a home of an older version, the run that it was in last; empty where there is none."""
+    found = atomic_files.read_json_or_set_aside(home.root / NAME, _checked, _MAX_BYTES, _LOST)
+    if found is not None:
+        return found
+    return {"run": runs[0].name} if (runs := paths.runs(home)) else {}
+
+
+def fitting(kept: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
+    """What of it counts beside the settings from everywhere else: nothing where an address is given."""
+    if given.get("bootstrap"):
+        return {}
+    other = not str(kept.get("run", "")).startswith(str(given.get("run", "")))
+    return {key: value for key, value in kept.items() if not (other and key in _OF_ONE_RUN)}
+
+
+def keep(home: Home, given: Mapping[str, object], run_id: str, author: str) -> None:
+    """Raises DiskFull, UsageError."""
+    lasting = {key: _from_anywhere(key, value) for key, value in given.items() if key not in _ONCE}
+    atomic_files.write(home.root / NAME, json.dumps({**lasting, "run": run_id, "trust": author}, indent=1) + "\n")
+
+
+def _from_anywhere(key: str, value: object) -> object:
+    """Files by their whole path: the next `join` may be typed in another folder."""
+    if key not in _FILES:
+        return value
+    names = value if isinstance(value, list | tuple) else [value]
+    whole = [str(Path(str(name)).expanduser().absolute()) for name in names]
+    return whole if isinstance(value, list | tuple) else whole[0]
+
+
+def _checked(found: object) -> dict[str, object]:
+    if not isinstance(found, dict):
+        raise ValueError("it is not a table of settings")
+    return found

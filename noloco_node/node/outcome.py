@@ -1,0 +1,48 @@
+"""The last lines of a node that trained: what was reached, where it lies, and which commands come next."""
+
+import os
+import shlex
+from collections.abc import Iterator
+
+from noloco_node.base.units import NOTHING, count, loss, of, rate, size, span
+from noloco_node.host import paths
+from noloco_node.host.config import default_home
+from noloco_node.host.home import Home
+from noloco_node.views.status import StatusView
+
+
+def lines(view: StatusView, home: Home) -> Iterator[str]:
+    """`view`: the last status. A node that has not trained says nothing."""
+    if view.run_id is None or view.run is None or view.loss is None:
+        return
+    finished = view.rounds_target is not None and view.round >= view.rounds_target
+    ended = view.rounds.committed + view.rounds.solo
+    trained_s = sum(s for account, s in view.time_s.items() if account != "paused")
+    yield (
+        f"{'finished' if finished else 'left'} {view.run} at round {of(view.round, view.rounds_target)}: "
+        f"{count(ended, 'round')} ({view.rounds.committed} together, {view.rounds.solo} solo) in {span(trained_s)}, "
+        f"{rate(view.tokens)} tokens in all, loss {_change(view.loss_first, view.loss)}, "
+        f"on held-out data {_change(view.eval_loss_first, view.eval_loss)}"
+    )
+    kept = view.checkpoint
+    if kept is None or kept.saved_round is None:
+        yield "no checkpoint was written: what was trained is lost" + (
+            f" ({view.last_error})" if view.last_error else ""
+        )
+        return
+    yield f"its checkpoint of round {kept.saved_round} ({size(kept.bytes)}): {home.run(view.run_id) / 'checkpoints'}"
+    which = _which(home, view.run)
+    if not finished:
+        yield f"to go on: noloco-node join{_which(home)}"
+    yield f"to take the model out: noloco-node export --to my-model{which}"
+    yield f"to let it continue a text: noloco-node sample 'Once upon a time'{which}"
+
+
+def _change(first: float | None, last: float | None) -> str:
+    return f"{loss(first)} → {loss(last)}" if last is not None else NOTHING
+
+
+def _which(home: Home, run: str | None = None) -> str:
+    """The flags that name the home and the run, where they are needed."""
+    named = "" if home.root == default_home(os.environ) else f" --home {shlex.quote(str(home.root))}"
+    return named + (f" --run {run}" if run and len(paths.runs(home)) > 1 else "")

@@ -1,0 +1,73 @@
+"""A round as a line of text: the same figures in the log, in `top` and on the board of `swarm`."""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from noloco_node.base.reasons import in_words
+from noloco_node.base.units import loss, of, rate, share, size, small, span
+from noloco_node.views.history import Piece, Point
+
+
+class Towards(Protocol):
+    """How far the node has to go: a StatusView, or what fills one."""
+
+    @property
+    def rounds_target(self) -> int | None: ...
+
+    @property
+    def steps_target(self) -> int | None: ...
+
+    @property
+    def left_s(self) -> float | None: ...
+
+
+class Trained(Protocol):
+    """Figures of a complete inner phase: a Point, or a StatusView."""
+
+    @property
+    def learning_rate(self) -> float | None: ...
+
+    @property
+    def gradient_norm(self) -> float | None: ...
+
+    @property
+    def tokens_per_s(self) -> float | None: ...
+
+    @property
+    def mfu(self) -> float | None: ...
+
+
+def round_line(ended: Piece, phase: Point | None, partner: str, towards: Towards) -> str:
+    """`round 41 of 100 with calm-otter: step 2050 of 5000, loss 1.873, …, 1 h 4 min left; swap 3.1 s, sent 12.6 MB, …`.
+
+    `phase`: the inner phase of that round, as a swap may end when later ones have ended too."""
+    whom = f"with {partner}" if ended.kind == "swap" else f"solo ({partner_or_reason(ended, partner)})"
+    trained = [f"step {of(phase.step, towards.steps_target)}"] if phase else []
+    trained.append(f"loss {loss(phase.loss if phase else None)}")
+    if phase:
+        trained += [*figures(phase), *([f"memory {size(phase.memory)}"] if phase.memory is not None else [])]
+    if towards.left_s:
+        trained.append(f"{span(towards.left_s)} left")
+    swap = f"; swap {span(ended.ended - ended.began)}, sent {size(ended.sent)}, received {size(ended.received)}"
+    head = f"round {of(ended.round, towards.rounds_target)} {whom}"
+    return f"{head}: {', '.join(trained)}{swap if ended.kind == 'swap' else ''}"
+
+
+def partner_or_reason(piece: Piece, partner: str) -> str:
+    """The partner of a swap, or the reason of anything else, with the partner if there was one."""
+    if piece.kind == "swap":
+        return partner
+    reason = in_words(piece.reason or "alone")
+    return f"{reason}, {partner}" if partner else reason
+
+
+def figures(phase: Trained) -> Iterator[str]:
+    """Those that are known."""
+    if phase.learning_rate is not None:
+        yield f"lr {small(phase.learning_rate)}"
+    if phase.gradient_norm is not None:
+        yield f"grad norm {phase.gradient_norm:.2f}"
+    if phase.tokens_per_s is not None:
+        yield f"{rate(phase.tokens_per_s)} tokens/s"
+    if phase.mfu is not None:
+        yield f"MFU {share(phase.mfu)}"

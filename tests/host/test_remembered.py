@@ -1,0 +1,96 @@
+"""What was given last time: kept in the home, and used where `join` is given no address."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from noloco_node.base.addresses import parse
+from noloco_node.errors import UsageError
+from noloco_node.host import config, remembered
+from noloco_node.host.config import NodeConfig
+from noloco_node.host.home import Home
+
+PEER = "12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
+ADDRESS = f"/ip4/203.0.113.7/tcp/4001/p2p/{PEER}"
+RUN, OTHER_RUN = 32 * "ab", 32 * "cd"
+GIVEN = {"bootstrap": [ADDRESS], "max_upload": "5MB", "data": ["mine/*.txt"], "tokenizer": "t.json", "rounds": "3"}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.chdir(tmp_path)
+    return Home(tmp_path / "home").create()
+
+
+def load(home: Home, environ: dict[str, str] | None = None, *, back: bool = True, **flags: object) -> NodeConfig:
+    return config.load({"home": str(home.root), **flags}, environ or {}, coming_back=back)
+
+
+def test_join_alone_goes_on_with_it(home: Home, tmp_path: Path) -> None:
+    first = load(home, **GIVEN, back=False)
+    assert (first.rounds, first.max_upload) == (3, 5e6)
+    remembered.keep(home, first.given, RUN, PEER)
+    again = load(home)
+    assert (again.run, again.trust, again.bootstrap, again.max_upload) == (RUN, PEER, (parse(ADDRESS),), 5e6)
+    assert again.data == (str(tmp_path / "mine/*.txt"),), "from any folder"
+    assert again.tokenizer == tmp_path / "t.json"
+    assert again.rounds is None, "that was about one time"
+    assert load(home, back=False).max_upload is None, "`start` and `bootstrap` do as they are told"
+
+
+def test_a_flag_wins_and_is_kept_for_the_next_time(home: Home) -> None:
+    remembered.keep(home, GIVEN, RUN, PEER)
+    second = load(home, max_upload="1MB", web="127.0.0.1:8090")
+    assert (second.max_upload, second.web, second.run) == (1e6, "127.0.0.1:8090", RUN)
+    remembered.keep(home, second.given, RUN, PEER)
+    third = load(home)
+    assert (third.max_upload, third.web) == (1e6, "127.0.0.1:8090")
+
+
+def test_flag_beats_environment_beats_node_toml_beats_remembered(home: Home) -> None:
+    remembered.keep(home, {**GIVEN, "threads": "1", "device": "cpu", "hours": "1-2"}, RUN, PEER)
+    (home.root / "node.toml").write_text('threads = 2\ndevice = "cuda:2"\nhours = "2-3"\n')
+    found = load(home, {"NOLOCO_THREADS": "3", "NOLOCO_DEVICE": "cuda:3"}, threads="4")
+    assert (found.threads, found.device, str(found.hours), found.max_upload) == (4, "cuda:3", "02:00-03:00", 5e6)
+
+
+def test_with_an_address_nothing_is_remembered(home: Home) -> None:
+    remembered.keep(home, GIVEN, RUN, PEER)
+    other = ADDRESS.replace("203.0.113.7", "203.0.113.8")
+    for found in (load(home, bootstrap=[other]), load(home, {"NOLOCO_BOOTSTRAP": other})):
+        assert (found.run, found.data, found.max_upload) == (None, (), None)
+
+
+def test_another_run_gets_none_of_the_files_that_were_for_this_one(home: Home) -> None:
+    remembered.keep(home, GIVEN, RUN, PEER)
+    found = load(home, run=OTHER_RUN)
+    assert (found.run, found.trust, found.data, found.tokenizer, found.max_upload) == (OTHER_RUN, None, (), None, 5e6)
+    assert load(home, run=RUN[:32]).trust == PEER, "the same run"
+
+
+def test_a_home_of_an_older_version_knows_its_last_run(home: Home) -> None:
+    assert remembered.read(home) == {}
+    home.run(RUN).mkdir(parents=True)
+    assert load(home).run == RUN
+
+
+def test_a_damaged_file_is_set_aside_and_a_wrong_value_named(home: Home) -> None:
+    path = home.root / remembered.NAME
+    path.write_text("[")
+    assert load(home).run is None
+    assert path.with_name("remembered.json.damaged").exists()
+    path.write_text(json.dumps({"threads": "two"}))
+    with pytest.raises(UsageError, match=r"remembered\.json: threads must be a whole number"):
+        load(home)
+
+
+def test_each_setting_says_where_it_comes_from(home: Home) -> None:
+    remembered.keep(home, GIVEN, RUN, PEER)
+    (home.root / "node.toml").write_text('device = "cpu"\nmax_upload = "2MB"\n')
+    rows = {s.name: (s.value, s.origin) for s in config.explained(home, {"NOLOCO_MAX_UPLOAD": "1MB"})}
+    assert rows["max_upload"] == ("1MB", "environment")
+    assert rows["device"] == ("cpu", "node.toml")
+    assert rows["bootstrap"] == ([ADDRESS], "remembered") and rows["run"] == (RUN, "remembered")
+    assert rows["log_level"] == ("info", "default") and rows["threads"] == (None, "default")
+    assert rows["listen"] == ("/ip4/0.0.0.0/tcp/0", "default") and rows["sinks"] == ([], "default")

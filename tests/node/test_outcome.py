@@ -1,0 +1,52 @@
+"""The last lines of a node's terminal."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fake_node import STATUS
+
+from noloco_node.host.home import Home
+from noloco_node.node import outcome
+from noloco_node.views.status import Checkpoints
+
+DONE = replace(STATUS, round=100, time_s={"step": 3800.0, "other": 40.0, "paused": 99.0})
+SAVED = replace(DONE, checkpoint=Checkpoints(12_600_000, saved_round=100))
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.setenv("NOLOCO_HOME", str(tmp_path))
+    return Home(tmp_path)
+
+
+def test_what_was_reached_where_it_lies_and_what_comes_next(home: Home) -> None:
+    assert list(outcome.lines(SAVED, home)) == [
+        "finished tiny-3f9a2c81d0e4 at round 100 of 100: 41 rounds (39 together, 2 solo) in 1 h 4 min, "
+        "2.1M tokens in all, loss 5.600 → 1.870, on held-out data 5.610 → 1.920",
+        f"its checkpoint of round 100 (12.6 MB): {home.root}/runs/{STATUS.run_id}/checkpoints",
+        "to take the model out: noloco-node export --to my-model",
+        "to let it continue a text: noloco-node sample 'Once upon a time'",
+    ]
+
+
+def test_the_commands_name_home_and_run_where_they_must(home: Home, tmp_path: Path) -> None:
+    for run in ("a", "b"):
+        (tmp_path / "other home" / "runs" / run).mkdir(parents=True)
+    flags = f" --home '{tmp_path}/other home'"
+    left = replace(SAVED, round=41)
+    *_, goes_on, takes_out, sample = outcome.lines(left, Home(tmp_path / "other home"))
+    assert goes_on == f"to go on: noloco-node join{flags}"
+    assert takes_out.endswith(f"export --to my-model{flags} --run {STATUS.run}")
+    assert sample.endswith(f"'Once upon a time'{flags} --run {STATUS.run}")
+
+
+def test_what_was_not_saved_is_no_advice(home: Home) -> None:
+    lost = replace(DONE, checkpoint=Checkpoints(12_600_000), last_error="disk full: free some")
+    assert list(outcome.lines(lost, home))[1:] == [
+        "no checkpoint was written: what was trained is lost (disk full: free some)"
+    ]
+
+
+def test_a_node_that_has_not_trained_says_nothing(home: Home) -> None:
+    assert not list(outcome.lines(replace(SAVED, loss=None), home))
