@@ -227,7 +227,7 @@ def test_what_is_missing_is_said_before_anything_is_read(tmp_path: Path) -> None
     ):
         sources.check(both, Sources())
     for name in ("none.txt", "*.parquet", "~nobody-by-this-name/x", "a**b"):
-        with pytest.raises(UsageError, match="--data"):
+        with pytest.raises(UsageError, match=r"there is no file|is no pattern|names no user"):
             load(given(tmp_path, name if name.startswith("~") else tmp_path / name))
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "notes.json").write_text("{}")
@@ -287,7 +287,7 @@ def test_an_empty_file_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture
     load(given(tmp_path, tmp_path / "empty.txt", tmp_path / "blank.jsonl", tmp_path / "set.jsonl"))
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert said == [f"{tmp_path / 'blank.jsonl'} holds no text", f"{tmp_path / 'empty.txt'} holds no text"]
-    with pytest.raises(UsageError, match=r"^--data: .*empty\.txt is empty"):
+    with pytest.raises(UsageError, match=r"empty\.txt is empty"):
         sources.check(FILES, given(tmp_path, tmp_path / "empty.txt"))
     with pytest.raises(UsageError, match=r"there is no text in 2 files, .*blank\.jsonl first"):
         load(given(tmp_path, tmp_path / "empty.txt", tmp_path / "blank.jsonl"))
