@@ -139,6 +139,8 @@ def test_files_are_tokenized_once_and_again_when_they_change(tmp_path: Path) -> 
     assert [path.stat().st_ino for path in where.cache.iterdir()] == [made]
     jsonl(tmp_path / "set.jsonl", texts(101))
     assert len(load(where).train) and len(list(where.cache.iterdir())) == 2
+    load(replace(where, encoding="latin-1"))
+    assert len(list(where.cache.iterdir())) == 3, "another encoding makes another text"
 
 
 def test_token_files_among_others_are_put_together(tmp_path: Path) -> None:
