@@ -7,7 +7,7 @@ A user's mistakes are found before anything heavy is imported, in this order (wi
 import argparse
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
 
 if TYPE_CHECKING:
+    from noloco_node.run.schema import Manifest
     from noloco_node.run.signed_file import RunFile
 
 _PROBE_S = 5.0
@@ -34,6 +35,8 @@ def start(args: argparse.Namespace) -> int:
     from noloco_node.run import manifest, toml
 
     settings, run = _settings(args), toml.load(Path(args.manifest))
+    if not settings.linger and _is_over(run, Home(settings.home)):
+        return 0
     sources.check(run.data, sources.Sources(settings.data, settings.tokenizer))
     with _prepared(settings) as (home, settings):
         from noloco_node.base.identity import Identity
@@ -43,26 +46,40 @@ def start(args: argparse.Namespace) -> int:
         return _run(lambda main: main.train(settings, signed, _report))
 
 
+def _is_over(run: "Manifest", home: Home) -> bool:
+    """Whether this node has trained the run to its end; says so then, and what comes next."""
+    from noloco_node.base.units import count, loss
+    from noloco_node.checkpoints import listing
+    from noloco_node.data.pin_commit import without_asking
+    from noloco_node.node import outcome
+
+    known = without_asking(run, home)
+    reached = listing.newest(home.run(known.run_id) / "checkpoints") if known else None
+    if known is None or reached is None or reached.round < known.rounds:
+        return False
+    measured = "" if reached.eval_loss is None else f", held-out loss {loss(reached.eval_loss)}"
+    _report(f"{known.label} is over: {count(reached.round, 'round')}, step {reached.step}{measured}")
+    _report(f"its checkpoints: {home.run(known.run_id) / 'checkpoints'}")
+    for line in outcome.to_use(home, known.label):
+        _report(line)
+    _report("to train on: another run.toml (its name, seed or rounds make it another run), or another invitation")
+    return True
+
+
 def join(args: argparse.Namespace) -> int:
-    flags = _flags(args)
-    if args.invitation:
-        flags |= _invited(args.invitation, flags)
+    flags = {**_flags(args), "invitation": " ".join(args.invitation) or None}
     settings = replace(config.load(flags, os.environ, coming_back=True), start_over=args.start_over)
     home = Home(settings.home)
     earlier = _earlier(home, settings.run)
     signed, say = None, None
     if earlier is not None:
         from noloco_node.base.identity import Identity
-        from noloco_node.checkpoints.last_round import last_round
+        from noloco_node.checkpoints import listing
 
-        run, done = earlier.run, last_round(home.run(earlier.run.run_id) / "checkpoints")
-        if done >= run.rounds and not settings.linger:
-            _report(
-                f"{run.label} is over, all {run.rounds} rounds are done: take the model out with `noloco-node export "
-                "--to my-model`, or join another run with its invitation"
-            )
+        run, reached = earlier.run, listing.newest(home.run(earlier.run.run_id) / "checkpoints")
+        if not settings.linger and _is_over(run, home):
             return 0
-        say = f"going on with {run.label}, round {done} of {run.rounds}"
+        say = f"going on with {run.label}, round {reached.round if reached else 0} of {run.rounds}"
         if earlier.signed.author == Identity.load_or_create(home.identity).peer_id:
             signed = earlier.signed
     if not (settings.bootstrap or signed):
@@ -94,15 +111,6 @@ def _seen(home: Home) -> tuple[Address, ...]:
 
     known = [address for addresses in PeerCache(home.root / "peers.json").peers().values() for address in addresses]
     return tuple(address for address in known if address.transport == "tcp" and not address.relay)[:_MAX_TRIED]
-
-
-def _invited(words: Sequence[str], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """What an invitation stands for. Flags beside it win; an address by flag is another one to try."""
-    from noloco_node.run import invitation
-
-    found = invitation.read(" ".join(words))
-    addresses = [*map(str, found.addresses), *(flags["bootstrap"] or ())]
-    return {"bootstrap": addresses, "run": flags["run"] or found.run, "trust": flags["trust"] or found.author}
 
 
 def bootstrap(args: argparse.Namespace) -> int:

@@ -1,4 +1,5 @@
-"""The verbs about this machine and the node's files on it: `doctor`, `paths`, `bugreport`."""
+"""The verbs about this machine and the node's files on it: `doctor`, `config`, `runs`, `paths`, `bugreport`; and
+`completion`, for its shell."""
 
 import argparse
 import asyncio
@@ -9,16 +10,21 @@ import time
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from noloco_node.base.validation import did_you_mean
 from noloco_node.cli.options import home_of, print_json
 from noloco_node.control import socket_client
 from noloco_node.doctor.verdicts import Finding, exit_code
-from noloco_node.errors import NolocoError
+from noloco_node.errors import NolocoError, UsageError
 from noloco_node.host import config
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
 from noloco_node.version import PROTOCOL, VERSION
 from noloco_node.views.documents import SCHEMA, document
+
+if TYPE_CHECKING:
+    from noloco_node.checkpoints.kept_runs import KeptRun
 
 _STYLES = {"ok": "green", "warning": "yellow", "error": "bold red", "unknown": "dim"}
 _DOCTOR_FLAGS = ("home", "bootstrap", "listen", "relay", "device", "threads")
@@ -62,7 +68,7 @@ def _print_finding(finding: Finding) -> None:
     console().print(Text.assemble((f"{finding.level:<8}", _STYLES[finding.level]), what), soft_wrap=True)
 
 
-# ---- paths, bugreport ----
+# ---- files ----
 def paths(args: argparse.Namespace) -> int:
     from noloco_node.host.paths import inventory
 
@@ -81,6 +87,44 @@ def paths(args: argparse.Namespace) -> int:
     return 0
 
 
+def runs(args: argparse.Namespace) -> int:
+    from noloco_node.base.units import size
+    from noloco_node.checkpoints import kept_runs
+
+    home = home_of(args)
+    there = kept_runs.kept(home, asyncio.run(_held(home)))
+    removed = kept_runs.remove(home, there, args.remove) if args.remove else []
+    if args.json:
+        shown = {"runs": [asdict(run) for run in there if run not in removed], "removed": [r.run_id for r in removed]}
+        print_json({"schema": SCHEMA, **shown})
+        return 0
+    for run in removed:
+        print(f"removed {run.label}, {size(run.bytes)}")
+    if not args.remove:
+        print("\n".join(map(_run_line, there)) or f"no run in {home.root} yet: join one with its invitation")
+    return 0
+
+
+async def _held(home: Home) -> str | None:
+    """The run that a node trains here at this moment; "" where a node does not say."""
+    if home.holder() is None:
+        return None
+    try:
+        async with socket_client.connected(home) as node:
+            return (await node.status()).run_id or ""
+    except NolocoError:
+        return ""
+
+
+def _run_line(run: "KeptRun") -> str:
+    from noloco_node.base.units import NOTHING, size, span
+
+    state = "running" if run.running else "finished" if run.finished else "not finished"
+    ago = span(time.time() - run.active_at) + " ago" if run.active_at else NOTHING
+    done = f"{run.round} of {run.rounds or NOTHING} rounds"
+    return f"{run.run_id[:12]}  {run.label:<24}  {done:<22}  {ago:<16}  {size(run.bytes):>8}  {state}"
+
+
 def bugreport(args: argparse.Namespace) -> int:
     from noloco_node.doctor import bug_report as report
 
@@ -89,7 +133,7 @@ def bugreport(args: argparse.Namespace) -> int:
     contents = {"versions.txt": _versions(), **asyncio.run(_views(home)), "doctor.json": _doctor(home)}
     report.write(to, {**contents, **report.files(home)}, report.mask(home, os.environ))
     if args.json:
-        print_json({"schema": SCHEMA, "file": str(to.absolute()), "bytes": to.stat().st_size})
+        print_json({"schema": SCHEMA, "file": str(config.whole_path(str(to))), "bytes": to.stat().st_size})
     else:
         print(f"wrote {to}: keys and tokens are left out, addresses masked. Read it before you send it")
     return 0
@@ -127,3 +171,39 @@ def _doctor(home: Home) -> str:
     except NolocoError as error:
         return json.dumps({"schema": SCHEMA, "error": str(error)})
     return json.dumps({"schema": SCHEMA, "findings": [asdict(finding) for finding in findings]}, indent=2)
+
+
+# ---- settings, completion ----
+def settings(args: argparse.Namespace) -> int:
+    found = config.explained(home_of(args), os.environ)
+    if args.json:
+        print_json({"schema": SCHEMA, "settings": [asdict(setting) for setting in found]})
+        return 0
+    for setting in found:
+        print(f"{setting.name:<20}  {setting.origin:<11}  {_written(setting.value)}")
+    return 0
+
+
+def _written(value: object) -> str:
+    """As in node.toml."""
+    match value:
+        case None | []:
+            return "-"
+        case bool():
+            return str(value).lower()
+        case float():
+            return f"{value:g}"
+        case list():
+            return ", ".join(map(str, value))
+        case _:
+            return str(value)
+
+
+def completion(args: argparse.Namespace) -> int:
+    from noloco_node.cli.parser import verbs
+    from noloco_node.terminal.completion import SHELLS, script
+
+    if args.shell not in SHELLS:
+        raise UsageError(f"there is no completion for {args.shell!r}, {did_you_mean(args.shell, SHELLS)}")
+    print(script(args.shell, verbs()), end="")
+    return 0

@@ -1,15 +1,19 @@
 """The verbs: their help, their options, and the function of each, whose module is imported only when it is called."""
 
 import argparse
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from noloco_node.base.validation import did_you_mean
 from noloco_node.cli import options
 from noloco_node.errors import UsageError
 from noloco_node.version import PROTOCOL, VERSION
+
+if TYPE_CHECKING:
+    from noloco_node.terminal.completion import Verb
 
 Function = Callable[[argparse.Namespace], int]
 
@@ -24,9 +28,13 @@ no all-reduce, no barrier.
 """
 
 
+_NEGATIVE = re.compile(r"-\.?\d")
+
+
 class _Parser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, "formatter_class": _Help, **kwargs})
+        self._negative_number_matcher = _NEGATIVE  # `--max-upload -5MB` has a wrong value, and does not lack one
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}: see `{self.prog} --help`")
@@ -39,6 +47,8 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 _ADDRESS = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW..."
 _INVITATION = "nn1SckV2vaSQ..."
+_FILES = ("FILE", "FILES", "PATH", "DIR", "run.toml")
+"""What values and arguments are called that are names of files or folders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +70,40 @@ def parse(args: Sequence[str]) -> tuple[Function, argparse.Namespace]:
         raise UsageError(f"there is no verb {name!r}, {did_you_mean(name, _VERBS)}")
     if name not in (*_VERBS, "-h", "--help", "--version"):
         raise UsageError(f"the verb comes first, before {name!r}: see `noloco-node --help`")
-    parser, flags = _parser(name)
+    parser, made = _parser(name)
     given, unknown = parser.parse_known_args(args)
     if unknown:
         word = unknown[0].partition("=")[0]
-        likely = did_you_mean(word, flags()) if word.startswith("-") else f"see `noloco-node {name} --help`"
+        flags = [flag for action in made._actions for flag in action.option_strings]
+        likely = did_you_mean(word, flags) if word.startswith("-") else f"see `noloco-node {name} --help`"
         raise UsageError(f"{name} does not know {word!r}, {likely}")
     module, function = _VERBS[name].function.split(":")
     return getattr(import_module(f"noloco_node.cli.{module}"), function), given
 
 
-def _parser(name: str) -> tuple[argparse.ArgumentParser, Callable[[], list[str]]]:
-    """The parser, with the options of one verb only, since the others' would cost time; and the names of its flags."""
+def verbs() -> "list[Verb]":
+    """All verbs and their options, for the shells' completion."""
+    return [_described(name, entry.help, _parser(name)[1]) for name, entry in _VERBS.items()]
+
+
+def _described(name: str, about: str, parser: argparse.ArgumentParser) -> "Verb":
+    from noloco_node.terminal.completion import Option, Verb
+
+    options, files, second = [], False, []
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            helps = {choice.dest: choice.help or "" for choice in action._choices_actions}
+            second = [_described(word, helps[word], made) for word, made in action.choices.items()]
+        elif action.option_strings:
+            value = None if action.nargs == 0 else str(action.metavar or action.dest)
+            options.append(Option(tuple(action.option_strings), action.help or "", value, value in _FILES))
+        else:
+            files = files or action.metavar in _FILES
+    return Verb(name, about, tuple(options), files, tuple(second))
+
+
+def _parser(name: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """The parser, with the options of one verb only, since the others' would cost time; and that verb's own."""
     listed = [
         f"{title}:\n" + "".join(f"  {verb:<10} {_VERBS[verb].help}\n" for verb in group.split())
         for title, group in _GROUPS.items()
@@ -86,7 +118,7 @@ def _parser(name: str) -> tuple[argparse.ArgumentParser, Callable[[], list[str]]
         "--version", action="version", version=f"noloco-node {VERSION} (protocol {PROTOCOL})", help="show the version"
     )
     verbs = parser.add_subparsers(dest="verb", required=True, help=argparse.SUPPRESS, parser_class=_Parser)
-    made = parser
+    made: argparse.ArgumentParser = parser
     if verb := _VERBS.get(name):
         description, example = (
             f"{verb.help[0].upper()}{verb.help[1:]}.",
@@ -95,7 +127,7 @@ def _parser(name: str) -> tuple[argparse.ArgumentParser, Callable[[], list[str]]
         made = verbs.add_parser(name, prog=f"noloco-node {name}", description=description, epilog=example)
         verb.options(made)
         made.usage = " ".join([made.prog, *filter(None, map(_in_usage, made._actions)), "[options]"])
-    return parser, lambda: [flag for action in made._actions for flag in action.option_strings]
+    return parser, made
 
 
 def _in_usage(action: argparse.Action) -> str:
@@ -120,6 +152,12 @@ def _bench_options(parser: argparse.ArgumentParser) -> None:
 
 _VERBS = {
     "init": _Verb("author:init", "write a run.toml with comments, to edit", options.init, "my-run.toml"),
+    "check": _Verb(
+        "author:check",
+        "find a run.toml's mistakes, what it costs, what volunteers need",
+        options.check,
+        "run.toml --device cuda",
+    ),
     "tokenize": _Verb(
         "author:tokenize",
         "make a token file from texts, for --data",
@@ -166,6 +204,11 @@ _VERBS = {
     "paths": _Verb(
         "machine:paths", "show where the node's files are, and their sizes", options.home_and_json, "--json"
     ),
+    "config": _Verb("machine:settings", "show each setting and where it comes from", options.home_and_json, "--json"),
+    "runs": _Verb("machine:runs", "list the runs in the node's home, or remove some", options.runs, "--remove 3f9a2c"),
+    "completion": _Verb(
+        "machine:completion", "print a script that completes verbs and options in a shell", options.completion, "bash"
+    ),
     "id": _Verb("show:identity", "show the node's peer id, name and home", options.home_and_json, "--json"),
     "bugreport": _Verb(
         "machine:bugreport",
@@ -192,13 +235,13 @@ _VERBS = {
         "bench:run",
         "measure the codecs and the training loop on this machine",
         _bench_options,
-        "codec --params 10000000",
+        "codec --quick",
     ),
 }
 _GROUPS = {
-    "make or join a run": "init tokenize start join bootstrap",
+    "make or join a run": "init check tokenize start join bootstrap",
     "the node on this machine": "status top peers ping wait logs pause resume leave",
-    "this machine": "doctor paths id bugreport",
+    "this machine": "doctor config runs paths id bugreport completion",
     "the trained model": "export eval sample",
     "try and measure": "swarm simulate bench",
 }

@@ -18,11 +18,6 @@ from noloco_node.run.schema import DataSpec
 TOKENS = ".tokens"
 SUFFIXES = (".txt", ".md", ".jsonl", ".jsonl.gz", ".parquet", ".arrow", TOKENS)
 """Files of a folder that are data; others are notes about it."""
-
-_NO_DATA = "the run leaves the data to you: name yours, as in --data 'corpus/*.parquet'"
-_NO_TOKENIZER = (
-    "the run has a tokenizer of its own (SHA-256 {}…): give its file with --tokenizer (the run's author has it)"
-)
 MAX_FILES = 100_000
 MAX_TOKENIZER_BYTES = 64_000_000
 """Twice the largest vocabularies in use."""
@@ -43,18 +38,30 @@ class Sources:
 
 
 def check(spec: DataSpec, where: Sources) -> None:
-    """Raises UsageError, which names all that is missing of what the run needs."""
-    if spec.source == "files" and not where.files and _digest(spec.tokenizer) and where.tokenizer is None:
-        raise UsageError(f"{_NO_DATA}; and {_NO_TOKENIZER.format(_digest(spec.tokenizer)[:12])}")
+    """Raises UsageError, which names all that the run needs and this machine does not have."""
+    faults = []
+    try:
+        _require_files(spec, where)
+    except UsageError as error:
+        faults.append(str(error))
+    try:
+        tokenizer_bytes(spec.tokenizer, where.tokenizer)
+    except UsageError as error:
+        faults.append(str(error))
+    if faults:
+        there = f". The run's author says where to get it: {spec.where}" if spec.where else ""
+        raise UsageError("; and ".join(faults) + there)
+
+
+def _require_files(spec: DataSpec, where: Sources) -> None:
     if spec.source == "files":
         find(where.files)
-    tokenizer_bytes(spec.tokenizer, where.tokenizer)
 
 
 def find(files: tuple[str, ...]) -> list[Path]:
     """The files that are named, each once, in the order of their names."""
     if not files:
-        raise UsageError(_NO_DATA)
+        raise UsageError("the run leaves the data to you: name yours, as in --data 'corpus/*.parquet'")
     found = {path for name in files for path in _matching(name)}
     if len(found) > MAX_FILES:
         raise UsageError(f"{len(found)} files are named, and {MAX_FILES} are possible: join them into larger ones")
@@ -67,10 +74,14 @@ def find(files: tuple[str, ...]) -> list[Path]:
 
 def tokenizer_bytes(name: str, path: Path | None) -> bytes | None:
     """The tokenizer.json that the manifest asks for by digest; None where it asks for none."""
-    if not (digest := _digest(name)):
+    kind, _, digest = name.partition(":")
+    if kind != "sha256":
         return None
     if path is None:
-        raise UsageError(_NO_TOKENIZER.format(digest[:12]))
+        raise UsageError(
+            f"the run has a tokenizer of its own (SHA-256 {digest[:12]}…): give its file with --tokenizer (the run's "
+            "author has it)"
+        )
     content = read_tokenizer(path)
     if (there := hashlib.sha256(content).hexdigest()) != digest:
         raise UsageError(
@@ -78,11 +89,6 @@ def tokenizer_bytes(name: str, path: Path | None) -> bytes | None:
             "ask the run's author for the file"
         )
     return content
-
-
-def _digest(tokenizer: str) -> str:
-    """Of the tokenizer.json that a manifest asks for; empty where it asks for none."""
-    return tokenizer.removeprefix("sha256:") if tokenizer.startswith("sha256:") else ""
 
 
 def read_tokenizer(path: Path) -> bytes:

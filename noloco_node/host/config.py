@@ -147,7 +147,7 @@ def web_address(value: object) -> str:
 
 
 def _sinks(value: object) -> tuple[str, ...]:
-    words = [word for word in re.split(r"[,\s]+", value) if word] if isinstance(value, str) else value
+    words = _list(value) if isinstance(value, str) else value
     if not isinstance(words, list | tuple) or any(word not in SINKS for word in words):
         raise ValueError(f"must be a list of {listed(SINKS)}")
     return tuple(dict.fromkeys(words))
@@ -235,7 +235,7 @@ _PARSERS: dict[str, Callable[[object], Any]] = {
 def default_home(environ: Mapping[str, str]) -> Path:
     """`$NOLOCO_HOME`, else `$XDG_STATE_HOME/noloco-node`, else `~/.local/state/noloco-node`."""
     if named := environ.get(f"{PREFIX}HOME"):
-        return _expanded(named)
+        return whole_path(named)
     state = environ.get("XDG_STATE_HOME", "")
     if state.startswith("/"):  # the XDG rules: what is relative is ignored
         return Path(state, "noloco-node")
@@ -244,7 +244,7 @@ def default_home(environ: Mapping[str, str]) -> Path:
 
 def home_dir(flag: str | None, environ: Mapping[str, str]) -> Path:
     """The home that `--home` names, else the default one."""
-    return _expanded(flag) if flag else default_home(environ)
+    return whole_path(flag) if flag else default_home(environ)
 
 
 def resolve(
@@ -256,8 +256,8 @@ def resolve(
     """One NodeConfig from all places. `flags` holds None where a flag was not given; `kept`: what is remembered. Raises
     UsageError."""
     home = flags.get("home")
-    given = {key: value for key, value in flags.items() if key != "home" and value is not None}
-    named = _named(environ)
+    given = _invited({key: value for key, value in flags.items() if key != "home" and value is not None})
+    named, home_toml = _invited(_named(environ)), _invited(home_toml)
     kept = remembered.fitting(kept or {}, {**home_toml, **named, **given})
     found: dict[str, Any] = {"home": home_dir(str(home) if home else None, environ)}
     found |= _read(kept, str, f"{remembered.NAME}: ")
@@ -286,7 +286,7 @@ class Setting:
 
 def explained(home: Home, environ: Mapping[str, str]) -> list[Setting]:
     """Raises UsageError where a value cannot be."""
-    home_toml, named, kept = read_home_toml(home.root), _named(environ), remembered.read(home)
+    home_toml, named, kept = _invited(read_home_toml(home.root)), _invited(_named(environ)), remembered.read(home)
     resolve({"home": str(home.root)}, environ, home_toml, kept)
     kept = remembered.fitting(kept, {**home_toml, **named})
     places: list[tuple[Mapping[str, object], str]]
@@ -304,15 +304,36 @@ def _plain(default: object) -> object:
     return [] if default == () else str(default) if isinstance(default, Address) else default
 
 
+def _invited(place: Mapping[str, object]) -> dict[str, object]:
+    """An invitation among the settings of one place stands for addresses, run and author. Another run or author beside
+    it wins; another address is one more to try."""
+    rest = {key: value for key, value in place.items() if key != "invitation"}
+    if "invitation" not in place:
+        return rest
+    from noloco_node.run import invitation  # with cryptography, which `status` can do without
+
+    found = invitation.read(str(place["invitation"]))
+    more = rest.get("bootstrap") or []
+    others = _list(more) if isinstance(more, str) else more if isinstance(more, list) else [more]
+    addresses = [*map(str, found.addresses), *others]
+    return {"run": found.run, "trust": found.author, **rest, "bootstrap": addresses}
+
+
+def _list(text: str) -> list[str]:
+    return [word for word in re.split(r"[,\s]+", text) if word]
+
+
 def _variable(key: str) -> str:
     return f"{PREFIX}{key.upper()}"
 
 
-def _expanded(named: str) -> Path:
+def whole_path(named: str) -> Path:
+    """Absolute, and without `..`."""
     try:
-        return Path(named).expanduser().absolute()
+        path = Path(named).expanduser().absolute()
     except RuntimeError:
         raise UsageError(f"{named} names no user's home directory: write the path out") from None
+    return path.resolve() if ".." in path.parts else path
 
 
 def read_home_toml(home: Path) -> dict[str, object]:
@@ -366,7 +387,7 @@ def _address(value: object, allowed: str, fits: Callable[[Address], bool]) -> Ad
 
 def _addresses(value: object, allowed: str, fits: Callable[[Address], bool]) -> tuple[Address, ...]:
     """A list, or in the environment one text with commas or spaces between."""
-    words = [word for word in re.split(r"[,\s]+", value) if word] if isinstance(value, str) else value
+    words = _list(value) if isinstance(value, str) else value
     if not isinstance(words, list | tuple) or len(words) > _MAX_ADDRESSES:
         raise ValueError(f"must be a list of {allowed}")
     return tuple(dict.fromkeys(_address(word, allowed, fits) for word in words))

@@ -7,12 +7,12 @@ only for the rendezvous nodes by which it came to that run: an old run is not an
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 
 import grpc
 
-from noloco_node.checkpoints.last_round import last_round
+from noloco_node.checkpoints import listing
 from noloco_node.errors import NolocoError, PeerFault, SwarmUnreachable, UsageError
 from noloco_node.host import paths
 from noloco_node.host.config import NodeConfig
@@ -26,6 +26,9 @@ FIND_RUN_S = 60.0
 """How long a rendezvous may take to learn of a run: its first node may be starting at this moment."""
 UNANNOUNCED_S = 10.0
 """How long to wait for another node's announcement before this one continues its unfinished run."""
+NOBODY_S = 15.0
+"""How long nobody may be seen in a run until it counts as one that nobody is in: a presence that was just published has
+to be found, and its address has to answer."""
 RETRY_S = 1.0
 
 Channel = Callable[[str], grpc.aio.Channel]
@@ -49,7 +52,7 @@ async def find(config: NodeConfig, rendezvous: Sequence[str], channel: Channel, 
             report(f"trusting {signed.author} as the author of {name} from now on: met here for the first time")
         return signed
 
-    signed = await ask(channel, rendezvous, choose, waits_for, left)
+    signed = await ask(channel, rendezvous, choose, waits_for, left, run_id=config.run)
     if signed is left:
         report(f"nobody has announced a run there: going on with {verify(signed).label}, as before")
     return signed
@@ -61,21 +64,44 @@ def unfinished(home: Home, authors: TrustedAuthors, rendezvous: Sequence[str], r
         with suppress(UsageError):  # no valid manifest there
             file = signed_file.read(folder)
             is_meant = file.run.run_id.startswith(run_id or "") and folder.name == file.run.run_id
-            is_over = last_round(folder / "checkpoints") >= file.run.rounds
+            newest = listing.newest(folder / "checkpoints")
+            is_over = newest is not None and newest.round >= file.run.rounds
             if is_meant and not is_over and authors.know(rendezvous, file.run.name, file.signed.author):
                 return file.signed
     return None
 
 
-async def ask(
+async def require_somebody(look: Callable[[], Awaitable[Collection[object]]], label: str, waits_for: Say) -> None:
+    """For a node without weights of the run. `look` gives the other nodes in it. Raises SwarmUnreachable."""
+    waits_for("the records of other nodes")
+    loop = asyncio.get_running_loop()
+    until = loop.time() + NOBODY_S
+    while loop.time() < until:
+        with suppress(NolocoError, OSError):  # the network daemon may have just died
+            if await look():
+                return
+        await asyncio.sleep(RETRY_S)
+    raise nobody(label)
+
+
+def nobody(label: str) -> SwarmUnreachable:
+    return SwarmUnreachable(
+        f"nobody is in {label} at this moment, and this node has no weights of it: it is over, or its nodes are off. "
+        "Join again when one is back, or train it again from its first weights with --start-over"
+    )
+
+
+async def ask(  # noqa: PLR0913
     channel: Channel,
     rendezvous: Sequence[str],
     choose: Callable[[list[run_registry.KnownRun], str], Signed],
     waits_for: Say,
     left: Signed | None = None,
+    *,
+    run_id: str | None = None,
 ) -> Signed:
-    """Ask the rendezvous nodes which run there is. `choose` gets what one of them knows, and its peer id; `left` is
-    returned where they know none."""
+    """Ask the rendezvous nodes which run there is. `choose` gets what they know, and the peer id of one that knows it;
+    `left` is returned where they know none; `run_id`: of the run that is meant."""
     waits_for("a run to be announced")
     loop = asyncio.get_running_loop()
     goes_on_at = loop.time() + UNANNOUNCED_S
@@ -83,17 +109,38 @@ async def ask(
     try:
         async with asyncio.timeout(FIND_RUN_S):
             while True:
-                for peer in rendezvous:
-                    try:
-                        known = await run_registry.ask(channel(peer))
-                    except PeerFault as fault:
-                        log.debug("%s does not say what it runs: %s", peer, fault)
-                        continue
-                    if known:
-                        return choose(known, peer)
+                known = await _known(channel, rendezvous, run_id)
+                if runs := [run for peer in rendezvous for run in known.get(peer, ())]:
+                    return choose(runs, next(peer for peer in known if known[peer]))
+                if known:
                     failure = SwarmUnreachable("no run is announced there: start its first node with --bootstrap, too")
                     if left and loop.time() >= goes_on_at:
                         return left
                 await asyncio.sleep(RETRY_S)
     except TimeoutError:
         raise failure from None
+
+
+async def _known(
+    channel: Channel, rendezvous: Sequence[str], run_id: str | None
+) -> dict[str, list[run_registry.KnownRun]]:
+    """What each says; not waiting for the others once one knows the run that is meant, or one that somebody trains."""
+
+    def enough(run: run_registry.KnownRun) -> bool:
+        return verify(run.signed).run_id.startswith(run_id) if run_id else bool(run.training)
+
+    found: dict[str, list[run_registry.KnownRun]] = {}
+    asked = {asyncio.create_task(run_registry.ask(channel(peer))): peer for peer in rendezvous}
+    try:
+        while asked and not any(enough(run) for known in found.values() for run in known):
+            done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                peer = asked.pop(task)
+                try:
+                    found[peer] = task.result()
+                except PeerFault as fault:
+                    log.debug("%s does not say what it runs: %s", peer, fault)
+    finally:
+        for task in asked:
+            task.cancel()
+    return found

@@ -8,7 +8,7 @@ many train in a run is known from the DHT, and handed in.
 
 import asyncio
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -121,7 +121,9 @@ async def announce(channels: Iterable[grpc.aio.Channel], signed: Signed) -> None
 def choose(known: Sequence[KnownRun], run_id: str | None, author: str | None) -> Signed:
     """The run to join: the one that is named, else the only one in which somebody trains, else the only one. Of its id
     and of its author's, the first half is enough."""
-    training = {manifest.verify(run.signed).run_id: run.training for run in known}
+    training = Counter[str]()
+    for run in known:
+        training[manifest.verify(run.signed).run_id] += run.training
     matching = {manifest.verify(run.signed).run_id: run.signed for run in known}
     if run_id is not None:
         matching = {k: s for k, s in matching.items() if k.startswith(run_id)}

@@ -115,6 +115,11 @@ class DataSpec(_Table):
         "a commit of the data set, 40 hexadecimal digits", None, pattern=r"^[0-9a-f]{40}$", default=None
     )
     """Of the hub's data set. `start` looks it up, so that everybody reads the same. None: the newest."""
+    where: str | None = _added(
+        "up to 200 plain characters, as an address on the web", None, pattern=r"^[ -~]{1,200}$", default=None
+    )
+    """Where volunteers get the data and the tokenizer that they are to name: for people, nothing is fetched from there.
+    """
     subset: str | None = _field("the name of a subset", pattern=r"^[A-Za-z0-9_.-]{1,64}$", default=None)
     split: str = _field("the name of a split", pattern=r"^[A-Za-z0-9_.]{1,64}$", default="train")
     """Of the hub's data set, to train on."""

@@ -114,6 +114,7 @@ source = "{m.data.source}"        # {sources}: Python's own library, each volunt
 split = "{m.data.split}"          # of that data set
 field = "{m.data.field}"           # the text's field in its records, in jsonl and in parquet
 tokenizer = "{m.data.tokenizer}"      # or "hub:owner/name@<commit>", or what `noloco-node tokenize` prints for a file
+# where = "https://..."     # where volunteers get the data and the tokenizer; it is shown to who lacks them
 sequence_length = {m.data.sequence_length}    # tokens in one training sequence
 
 [inner]                     # the inner phase, on each node alone: AdamW

@@ -150,9 +150,10 @@ class CatchUp:
         self._diverged_rounds = 0
         """In a row, other solo rounds left out."""
 
-    async def fetch_first_state(self) -> None:
-        """Before training begins. Raises SwarmUnreachable where there are other nodes, but none sends its state."""
-        await self._take()
+    async def fetch_first_state(self) -> bool:
+        """Before training begins; whether there was one. Raises SwarmUnreachable where there are other nodes, but none
+        sends its state."""
+        return await self._take()
 
     def is_behind(self) -> bool:
         """Whether this node is too far behind to go on with its own weights after a pause."""
@@ -214,7 +215,7 @@ class CatchUp:
         self._task = None
         self._node.caught_up()
 
-    async def _take(self, *, diverged: bool = False) -> None:
+    async def _take(self, *, diverged: bool = False) -> bool:
         node, own = self._node, self._node.round
         looks = 1 if own or self._first else LOOKS
         terms, parameters = self._wanted.terms, self._wanted.numbers // 2
@@ -243,7 +244,7 @@ class CatchUp:
 
         if diverged and await self._has_not_diverged(samples, [r.peer_id for r in _under_way(node.seen())]):
             log.info("this node's weights are like an earlier partner's: it keeps them")
-            return
+            return False
         wanted = replace(self._wanted, own_round=own, goes_back=diverged)
         checks = Checks(samples, judge, self._place_of)
         state = await choose_donor.fetch_state(self._channel, others, wanted, node.waits_for, checks, pace=self._pace)
@@ -252,6 +253,7 @@ class CatchUp:
             self._apart.clear()
             self._diverged_from.clear()
             self._diverged_rounds = 0
+        return state is not None
 
     async def _has_not_diverged(self, samples: CrossCheck, there: Collection[str]) -> bool:
         """Asks those first that it has committed with. A codec whose memory of ranges was spoiled finds divergence

@@ -90,14 +90,16 @@ def test_a_good_end(swarm):
     label = Manifest(name="tiny", rounds=3).label
     assert lines[0].endswith(f"2 nodes on this machine · run {label} · Ctrl-C stops everything")
     assert (
-        len([line for line in lines if re.search(r"done +3/3 +1\.67 +1\.83 +fair-hippo +1\.2 MB +98% +9\.8k", line)])
+        len([line for line in lines if re.search(r"done +3/3 +1\.667 +1\.833 +fair-hippo +1\.2 MB +98% +9\.8k", line)])
         == 2
     )
-    assert re.search(
-        r"^done in .*: each node met 1 other in 3 rounds \(none of 6 solo\), mean eval loss 5\.50 → 1\.83, "
-        r"0\.52 bytes per parameter and round$",
-        lines[-1],
-    )
+    at, *said = lines[-4:]
+    assert re.search(r"^done in .* s: each node met 1 other in 3 rounds \(none of 6 solo\)$", at)
+    assert said == [
+        "mean loss 5.000 → 1.667, on held-out data 5.500 → 1.833",
+        "29.4k tokens trained on, 0.52 bytes sent per parameter and round",
+        "nothing is kept: --keep DIR keeps the nodes' homes, with their checkpoints and logs",
+    ]
 
 
 def test_json(swarm, tmp_path):
@@ -133,8 +135,8 @@ def test_a_web_page_for_each_node(swarm):
     with socket.create_server(("127.0.0.1", first + 1)):
         taken = swarm("--nodes", "2", "--web", f"127.0.0.1:{first}")
         _, err = taken.communicate(timeout=60)
-        assert taken.returncode == 2
-        assert err.startswith(f"cannot serve a web page at 127.0.0.1:{first + 1} (")
+        assert taken.returncode == 5
+        assert err.startswith(f"a web page cannot be served at 127.0.0.1:{first + 1} (")
     done = swarm("--nodes", "2", "--rounds", "2", "--json", "--web", f"localhost:{first}")
     out, err = done.communicate(timeout=60)
     assert done.returncode == 0, err
@@ -171,10 +173,13 @@ def test_a_node_that_dies_does_not_stop_the_rest(swarm):
 
 
 def test_nodes_without_a_partner(swarm):
-    done = swarm("--nodes", "2", "--rounds", "2", PRETEND="alone")
-    _, err = done.communicate(timeout=60)
+    done = swarm("--nodes", "2", "--rounds", "2", "--json", PRETEND="alone")
+    out, err = done.communicate(timeout=60)
     assert done.returncode == 1
     assert "found no partner in any round" in err
+    document = json.loads(out)
+    assert document["error"] == {"code": 1, "sentence": err.splitlines()[-1]}
+    assert len(document["nodes"]) == 2
 
 
 def test_no_rendezvous(swarm):

@@ -231,6 +231,11 @@ def test_what_is_missing_is_said_before_anything_is_read(tmp_path: Path) -> None
     for name in ("none.txt", "*.parquet", "~nobody-by-this-name/x", "a**b"):
         with pytest.raises(UsageError, match=r"there is no file|is no pattern|names no user"):
             load(given(tmp_path, name if name.startswith("~") else tmp_path / name))
+    needs = DataSpec(source="files", tokenizer=f"sha256:{64 * '0'}", where="https://example.org/corpus")
+    with pytest.raises(UsageError) as told:
+        sources.check(needs, Sources())
+    for words in ("--data 'corpus", "--tokenizer", "author says where to get it: https://example.org/corpus"):
+        assert words in str(told.value), "all of it in one go"
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "notes.json").write_text("{}")
     with pytest.raises(UsageError, match="there is no file"):

@@ -11,6 +11,8 @@ from noloco_node.errors import UsageError
 from noloco_node.host import config
 from noloco_node.host.config import NodeConfig, resolve
 from noloco_node.host.limits import Hours
+from noloco_node.run import invitation
+from noloco_node.run.invitation import Invitation
 
 PEER = "12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
 ADDRESS = f"/ip4/203.0.113.7/tcp/4001/p2p/{PEER}"
@@ -45,6 +47,21 @@ def test_lists_of_addresses():
     by_name = f"/dns4/seed.example.org/tcp/4001/p2p/{PEER}"
     assert resolve({"bootstrap": [by_name]}, {"HOME": "/h"}, {}).bootstrap == (parse(by_name),)
     assert resolve({}, {"HOME": "/h", "NOLOCO_BOOTSTRAP": ""}, {}).bootstrap == ()
+
+
+def test_an_invitation_stands_for_address_run_and_author_in_each_place():
+    word = invitation.write(Invitation((parse(ADDRESS),), 32 * "ab", PEER))
+    other = ADDRESS.replace("203.0.113.7", "203.0.113.8")
+    for found in (
+        resolve({"invitation": f"{word[:40]}\n {word[40:]}"}, {"HOME": "/h"}, {}),
+        resolve({}, {"HOME": "/h", "NOLOCO_INVITATION": word, "NOLOCO_BOOTSTRAP": ""}, {}),
+        resolve({}, {"HOME": "/h"}, {"invitation": word}),
+    ):
+        assert (found.bootstrap, found.run, found.trust) == ((parse(ADDRESS),), 16 * "ab", PEER)
+    found = resolve({"run": 32 * "cd"}, {"HOME": "/h", "NOLOCO_INVITATION": word, "NOLOCO_BOOTSTRAP": other}, {})
+    assert (found.bootstrap, found.run, found.trust) == ((parse(ADDRESS), parse(other)), 32 * "cd", PEER)
+    with pytest.raises(UsageError, match="the invitation is damaged"):
+        resolve({}, {"HOME": "/h", "NOLOCO_INVITATION": word[:-1]}, {})
 
 
 def test_what_a_volunteer_gives():

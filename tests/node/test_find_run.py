@@ -12,7 +12,7 @@ from virtual_clock import run_virtual
 
 from noloco_node.base.identity import Identity
 from noloco_node.checkpoints import checkpoint
-from noloco_node.errors import SwarmUnreachable
+from noloco_node.errors import Incompatible, SwarmUnreachable
 from noloco_node.host.home import Home
 from noloco_node.node import find_run
 from noloco_node.peers import run_registry
@@ -122,6 +122,57 @@ def _found(announced_at: float | None, unfinished: Signed | None, run: Signed) -
                 await member.close()
 
     return run_virtual(main())
+
+
+def test_of_what_several_rendezvous_know_one_must_be_named(tmp_path: Path) -> None:
+    """One of them knows a run in which nobody trains, and answers first; it is not picked for that."""
+    author = Identity.load_or_create(tmp_path / "author.key")
+    one, other = (manifest.sign(Manifest(name=name, rounds=10), author) for name in ("one", "other"))
+
+    async def found(training: int, named: Signed | None = None) -> Signed:
+        network = MemoryNetwork(random.Random(0))
+        us, *ways_in = (network.join(name) for name in ("us", "first", "second"))
+        for member, run, there in zip(ways_in, (one, other), (0, training), strict=True):
+            known = run_registry.RunRegistry(member.caller, lambda _, there=there: there)
+            known.add(run)
+            member.serve(lambda server, known=known: add_RunsServicer_to_server(known, server))
+        for member in (us, *ways_in):
+            await member.start()
+        run_id = manifest.verify(named).run_id[:32] if named else None
+        try:
+            return await find_run.ask(
+                us.channel,
+                ["first", "second"],
+                lambda known, _: run_registry.choose(known, run_id, None),
+                lambda _: None,
+                run_id=run_id,
+            )
+        finally:
+            for member in (us, *ways_in):
+                await member.close()
+
+    with pytest.raises(Incompatible, match=r"several runs .* one-.*--run .* other-"):
+        run_virtual(found(training=0))
+    assert run_virtual(found(training=2)) == other
+    assert run_virtual(found(training=0, named=one)) == one
+
+
+def test_who_has_no_weights_waits_a_little_for_somebody_who_has() -> None:
+    async def seen(at_s: float) -> float:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+
+        async def look() -> list[str]:
+            if loop.time() - began < 3:
+                raise OSError("the network daemon has just died")
+            return ["peer"] if loop.time() - began >= at_s else []
+
+        await find_run.require_somebody(look, "tiny-0123", lambda _: None)
+        return loop.time() - began
+
+    assert run_virtual(seen(at_s=8)) == pytest.approx(8, abs=find_run.RETRY_S)
+    with pytest.raises(SwarmUnreachable, match=r"nobody is in tiny-0123 .* --start-over"):
+        run_virtual(seen(at_s=60))
 
 
 def test_where_nobody_announces_a_run_the_own_one_goes_on(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_the_template_holds_every_default(run_toml):
     written = tomllib.loads(toml.template())
     assert set(written) == set(Manifest.model_fields) - {"sample"}
     for section, spec in (("data", DataSpec), ("inner", InnerSpec), ("outer", OuterSpec)):
-        commented = {"seconds", "dataset", "revision", "subset"}
+        commented = {"seconds", "dataset", "revision", "subset", "where"}
         assert set(written[section]) == set(spec.model_fields) - commented
         assert all(f"# {key} =" in toml.template() for key in commented)
 
@@ -54,6 +54,7 @@ def test_the_template_holds_every_default(run_toml):
         ({"tokenizer": "hub:owner/name@main"}, "data.tokenizer must be"),
         ({"tokenizer": "sha256:/home/me/tokenizer.json"}, "data.tokenizer must be"),
         ({"field": "a b"}, "data.field must be the name of a field"),
+        ({"where": "a\x1b[31m"}, "data.where must be up to 200 plain characters"),
     ],
 )
 def test_data_is_named_and_never_a_path(tmp_path, given, sentence):

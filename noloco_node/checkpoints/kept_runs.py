@@ -1,0 +1,83 @@
+"""The runs in a node's home: how far each has come and what it takes on disk; and how they are removed."""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from noloco_node.base.atomic_files import writing
+from noloco_node.checkpoints import listing
+from noloco_node.errors import NodeAlreadyRunning, UsageError
+from noloco_node.host import paths
+from noloco_node.host.home import Home
+from noloco_node.run import signed_file
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRun:
+    run_id: str
+    label: str
+    """Its id only where its manifest cannot be read."""
+    round: int
+    """Of the newest checkpoint."""
+    rounds: int | None
+    finished: bool
+    active_at: float | None
+    """When a file of it was written last, in seconds since 1970."""
+    bytes: int
+    running: bool
+    """Whether a node trains it here at this moment, or is about to."""
+
+
+def kept(home: Home, held: str | None) -> list[KeptRun]:
+    """The one that was active last first. `held`: the run that a node here trains; "": one that does not say yet."""
+    found = [_kept(folder, held) for folder in paths.runs(home)]
+    return sorted(found, key=lambda run: -(run.active_at or 0))
+
+
+def remove(home: Home, there: Sequence[KeptRun], wanted: Sequence[str]) -> list[KeptRun]:
+    """`wanted`: of each run its id, the first digits of it, or its label. Raises UsageError before any is removed, and
+    NodeAlreadyRunning for one that a node here trains."""
+    chosen = list(dict.fromkeys(_named(there, word) for word in wanted))
+    for run in chosen:
+        if run.running:
+            raise NodeAlreadyRunning(
+                f"a node trains {run.label} in {home.root}: stop it with `noloco-node leave`, then remove the run"
+            )
+    for run in chosen:
+        with writing(home.run(run.run_id)):
+            shutil.rmtree(home.run(run.run_id))
+    return chosen
+
+
+def _kept(folder: Path, held: str | None) -> KeptRun:
+    newest = listing.newest(folder / "checkpoints")
+    round, rounds, label = newest.round if newest else 0, None, folder.name[:12]
+    with suppress(UsageError):
+        run = signed_file.read(folder).run
+        rounds, label = run.rounds, run.label
+    return KeptRun(
+        run_id=folder.name,
+        label=label,
+        round=round,
+        rounds=rounds,
+        finished=rounds is not None and round >= rounds,
+        active_at=max(_written(folder), default=None),
+        bytes=paths.size_of(folder) or 0,
+        running=held in ("", folder.name),
+    )
+
+
+def _written(folder: Path) -> Iterator[float]:
+    for path in folder.rglob("*"):
+        with suppress(OSError):  # it was just removed
+            yield path.stat().st_mtime
+
+
+def _named(there: Sequence[KeptRun], word: str) -> KeptRun:
+    found = [run for run in there if run.run_id.startswith(word) or run.label == word]
+    if len(found) == 1:
+        return found[0]
+    listed = ", ".join(run.label for run in found or there) or "none"
+    raise UsageError(f"{word!r} names {'several runs' if found else 'no run'} here, name one of these: {listed}")

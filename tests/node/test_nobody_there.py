@@ -1,0 +1,87 @@
+"""Joining a run that is over, or whose nodes are all off: it is said, and the run is not trained again unasked."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from real_nodes import Node, RealNodes, until
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def real_nodes() -> Iterator[RealNodes]:
+    with RealNodes() as real_nodes:
+        yield real_nodes
+
+
+@pytest.fixture(scope="module")
+def rendezvous(real_nodes: RealNodes) -> Node:
+    return real_nodes.rendezvous()
+
+
+@pytest.fixture(scope="module")
+def over(real_nodes: RealNodes, rendezvous: Node) -> Node:
+    """The author of a run that it trained to its end, alone."""
+    author = real_nodes.node("author", "start", str(short_run(real_nodes)), "--bootstrap", rendezvous.address())
+    assert author.process.wait(120) == 0, author.log.read_text()[-2000:]
+    return author
+
+
+def short_run(real_nodes: RealNodes, name: str = "test") -> Path:
+    model = {"task": "paced", "options": {"step_s": 0.02, "outputs": 8}}
+    path = real_nodes.tables(rounds=2, model=model, inner={"batch_tokens": 8, "steps": 5})
+    path.write_text(path.read_text().replace('"test"', f'"{name}"'))
+    return path
+
+
+def test_a_run_that_nobody_holds_is_not_trained_again_unasked(real_nodes: RealNodes, over: Node) -> None:
+    volunteer = real_nodes.node("volunteer", *over.invitation())
+    assert volunteer.process.wait(90) == 10
+    assert volunteer.printed("(nobody is in test-[0-9a-f]{12} at this moment, .* with --start-over)")
+    assert not list(volunteer.home.glob("runs/*")), "a start that failed leaves nothing of the run"
+
+    asked = real_nodes.node("volunteer", *over.invitation(), "--start-over")
+    assert asked.process.wait(120) == 0, asked.log.read_text()[-2000:]
+    assert list(asked.home.glob("runs/*/checkpoints/*/state.json"))
+
+    again = real_nodes.node("volunteer", "join")
+    assert again.process.wait(60) == 0
+    assert again.printed("(is over)")
+
+
+def test_of_several_runs_that_nobody_is_in_one_must_be_named(real_nodes: RealNodes, over: Node) -> None:
+    rendezvous = real_nodes.nodes[0].address()
+    other = real_nodes.node("other", "start", str(short_run(real_nodes, "other")), "--bootstrap", rendezvous)
+    assert other.process.wait(120) == 0
+    undecided = real_nodes.node("undecided", "join", "--bootstrap", rendezvous)
+    assert undecided.process.wait(90) == 12
+    assert undecided.printed(r"(several runs are known there, name one: \S+ \(--run [0-9a-f]{64}\), \S+ \(--run)")
+
+
+def test_coming_back_is_one_word(real_nodes: RealNodes, rendezvous: Node) -> None:
+    """After their nodes were all off, author and volunteer come back by `join` alone."""
+    run = real_nodes.paced(step_s=0.05, steps=10)
+    author = real_nodes.node("one", "start", str(run), "--max-upload", "50MB", "--bootstrap", rendezvous.address())
+    words = ("--max-download", "40MB", "--web", "127.0.0.1:0")
+    volunteer = real_nodes.node("two", *author.invitation(), *words)
+    until(volunteer.committed, "a round together")
+    for node in (volunteer, author):
+        node.leave()
+    run.unlink()
+
+    author = real_nodes.node("one", "join")
+    until(author.round, "the author's training")
+    assert author.printed(r"going on with (test-\S+), round \d+ of")
+    settings = {row["name"]: row for row in author.ask("config")["settings"]}
+    assert (settings["max_upload"]["value"], settings["max_upload"]["origin"]) == ("50MB", "remembered")
+
+    volunteer = real_nodes.node("two", "join", "--max-download", "30MB")
+    until(volunteer.committed, "another round together")
+    assert volunteer.ask("status")["web"], "as last time"
+    settings = {row["name"]: row["value"] for row in volunteer.ask("config")["settings"]}
+    assert settings["max_download"] == "30MB", "a flag wins, and is kept"
+    (row,) = volunteer.ask("runs")["runs"]
+    assert row["running"] and row["rounds"] == 100_000
+    refused = volunteer.run("runs", "--remove", row["run_id"])
+    assert refused.returncode == 4 and "leave" in refused.stderr
