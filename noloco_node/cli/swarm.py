@@ -53,7 +53,8 @@ def swarm(args: argparse.Namespace) -> int:
     if args.json:
         print_json(outcome.as_document())
     else:
-        out.print(outcome.sentence(), markup=False)
+        for line in outcome.lines():
+            out.print(line, markup=False)
     if failure := outcome.failure():
         raise NolocoError(failure if plan.keep else f"{failure}. Use --keep DIR to keep the logs")
     return 0
@@ -120,4 +121,4 @@ async def _train(plan: _Plan, out: "Console") -> "Outcome":
         wall_s = time.monotonic() - began
         with out.status("averaging the weights"):
             average = await asyncio.to_thread(nodes.eval_of_average, plan.run)
-    return Outcome(tuple(nodes.members), plan.run.run_id, plan.target, wall_s, average)
+    return Outcome(tuple(nodes.members), plan.run.run_id, plan.target, wall_s, average, plan.keep)

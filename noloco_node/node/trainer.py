@@ -126,7 +126,8 @@ class TrainingNode(BaseNode):
             self._config, self._rendezvous(), self._transport.channel, self._report, self.waits_for
         )
         run = self._run = verify(signed)
-        remembered.keep(self._home, self._config.given, run.run_id, signed.author)
+        port = next((address.port for address in self._transport.addresses() if not address.relay), 0)
+        remembered.keep(self._home, self._config.given, run.run_id, signed.author, port)
         check_sources(run.data, self._sources)
         self._thread = self._start_training(run)
         p2p, bootstrap = self._transport.p2p, self._config.bootstrap
@@ -454,9 +455,9 @@ class TrainingNode(BaseNode):
         return not self._policy.room_to_send(reserved_bytes + (8 * self._ready.parameters if self._ready else 0))
 
     # ---- events of the rounds ----
-    def swapping(self, under_way: bool) -> None:
+    def swapping(self, under_way: bool, behind: int = 0) -> None:
         if self._thread:
-            self._thread.swapping(under_way)
+            self._thread.swapping(under_way, behind)
 
     def round_over(self, round: int) -> None:
         if self._thread:

@@ -68,7 +68,7 @@ class Channels(Protocol):
 class RoundListener(Protocol):
     """What the training thread must know of a round."""
 
-    def swapping(self, under_way: bool) -> None: ...
+    def swapping(self, under_way: bool, behind: int = 0) -> None: ...
     def round_over(self, round: int) -> None: ...
 
 
@@ -299,10 +299,10 @@ class RoundService(ExchangeServicer):
         match answer:
             case wire.Refusal(code, retry_in_s):
                 self._handle(round_events.Refused(call.exchange, code.reason, retry_in_s))
-            case wire.Accept():
+            case wire.Accept(_, theirs):
                 self._handle(round_events.Accepted(call.exchange))
-                if self._machine.swapping == call.exchange and self._machine.offered is not None:
-                    await self._swap(call.exchange, call.peer, self._machine.offered, link, leads=True)
+                if self._machine.swapping == call.exchange and (ours := self._machine.offered) is not None:
+                    await self._swap(call.exchange, call.peer, ours, ours - theirs, link, leads=True)
             case _:
                 raise PeerMisbehaved("unexpected_frame", type(answer).__name__)
 
@@ -371,7 +371,7 @@ class RoundService(ExchangeServicer):
             if isinstance(verdict, round_events.Refuse):
                 raise PeerRefused(verdict.reason, verdict.retry_in_s)
             link.send(wire.Accept(self._boot, verdict.round))
-            await self._swap(verdict.exchange, peer, verdict.round, link, leads=False)
+            await self._swap(verdict.exchange, peer, verdict.round, verdict.round - offer.round, link, leads=False)
         finally:
             if self._callers.get(peer) is caller:
                 del self._callers[peer]
@@ -413,7 +413,10 @@ class RoundService(ExchangeServicer):
             del self._verdicts[exchange]
 
     # ---- swapping ----
-    async def _swap(self, exchange: bytes, peer: str, round: int, link: Link, *, leads: bool) -> None:
+    async def _swap(  # noqa: PLR0913
+        self, exchange: bytes, peer: str, round: int, behind: int, link: Link, *, leads: bool
+    ) -> None:
+        """`behind`: the rounds by which the partner says that it is."""
         vectors = self._offers[round]
         order, stall_s = fragments.order(vectors.fragments, exchange), self._machine.stall_s
         self._partners[exchange] = round, peer
@@ -436,7 +439,7 @@ class RoundService(ExchangeServicer):
         except NonFinite:
             reason = "nonfinite"
         finally:
-            self._trainer.swapping(False)
+            self._trainer.swapping(False, behind)
             if reason == DIVERGED:  # the other end may not have found it yet, and must count it too
                 link.end_with(wire.Refusal(wire.Code.DIVERGED))
             elif reason is not None:

@@ -159,7 +159,7 @@ class CrossCheck:
             if not task.cancelled():
                 task.result()  # an error of our own
         alike = {peer_names.name_of(peer): self.places_alike(peer) for peer in some}
-        log.info("places whose weights are alike, by donor: %s", alike)
+        log.debug("places whose weights are alike, by donor: %s", alike)
 
     async def _ask(self, peer: str) -> None:
         try:

@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 
+from noloco_node.base.peer_names import name_of
 from noloco_node.errors import NolocoError, PeerFault, PeerMisbehaved, PeerRefused
 from noloco_node.host.limits import MIN_RATE_BYTES_S
 from noloco_node.host.traffic import Pace, Traffic
@@ -284,7 +285,8 @@ async def _answer(
         yield wire.Refusal(wire.Code.PAUSED)
         return
     first = asked.fragment if asked.root == version.root else 0
-    log.info("sending %s the state of round %d (version %s)", ticket.peer, version.round, version.root.hex()[:12])
+    name, digest = name_of(ticket.peer), version.root.hex()[:12]
+    log.info("sending %s the state of round %d (version %s)", name, version.round, digest)
     start = first * state_format.fragment_bytes(version.total_bytes)
     with reserved.of(version.total_bytes - start) as sent, copies.using(copy):
         yield replace(version, fragment=first)

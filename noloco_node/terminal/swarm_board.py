@@ -187,10 +187,17 @@ def _waiting(node: NodeProcess) -> str:
 
 
 def _states(nodes: Sequence[NodeProcess]) -> str:
-    """`3 training, 1 joining (dry-falcon waits for state from brisk-heron)`."""
+    """`3 training, 1 joining (dry-falcon waits for state from brisk-heron)`, or `(3 nodes wait for data)`."""
     counts = Counter(map(_state, nodes))
-    waits = [f"{_name(node)} waits for {_waiting(node)}" for node in nodes if _waiting(node) and not node.exit_code]
-    return ", ".join(f"{n} {state}" for state, n in counts.items()) + (f" ({'; '.join(waits)})" if waits else "")
+    waits: dict[str, list[str]] = {}
+    for node in nodes:
+        if _waiting(node) and not node.exit_code:
+            waits.setdefault(_waiting(node), []).append(_name(node))
+    said = [
+        f"{who[0]} waits for {what}" if len(who) == 1 else f"{len(who)} nodes wait for {what}"
+        for what, who in waits.items()
+    ]
+    return ", ".join(f"{n} {state}" for state, n in counts.items()) + (f" ({'; '.join(said)})" if said else "")
 
 
 def _trouble(node: NodeProcess) -> str:

@@ -1,11 +1,13 @@
-"""The result of a local swarm: a document for programs, a sentence for people."""
+"""The result of a local swarm: a document for programs, lines for people."""
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from noloco_node.base.units import loss, span
+from noloco_node.base.units import count, loss, rate, span
 from noloco_node.terminal.swarm_board import NodeProcess
 from noloco_node.views.documents import SCHEMA, document
 
@@ -18,6 +20,8 @@ class Outcome:
     wall_s: float
     average_of_weights: float | None
     """Held-out loss of the mean of the nodes' weights."""
+    kept: Path | None = None
+    """Where the nodes' homes are kept."""
 
     @property
     def views(self) -> list[Any]:
@@ -52,24 +56,31 @@ class Outcome:
             "nodes": [_node(node) for node in self.nodes],
         }
 
-    def sentence(self) -> str:
+    def lines(self) -> Iterator[str]:
+        """What was reached, where it lies and what comes next."""
         solo = sum(view.rounds.solo for view in self.views)
         ended = solo + sum(view.rounds.committed for view in self.views)
+        how = f"{'ended after' if self.failure() else 'done in'} {span(self.wall_s)}"
+        rounds = f"in {count(self.rounds, 'round')} ({solo or 'none'} of {ended} solo)"
+        yield f"{how}: each node met {self._met()} {rounds}" if ended else f"{how}: no round was done"
+        if (last := self.mean("loss")) is not None:
+            held_out = f"on held-out data {loss(self.mean('eval_loss_first'))} → {loss(self.mean('eval_loss'))}"
+            average = "" if (of := self.average_of_weights) is None else f", of the averaged weights {loss(of)}"
+            yield f"mean loss {loss(self.mean('loss_first'))} → {loss(last)}, {held_out}{average}"
         per_round = [view.bytes.per_param_round for view in self.views if view.bytes.per_param_round is not None]
-        rounds = f"in {self.rounds} rounds ({solo or 'none'} of {ended} solo)"
-        parts = [f"each node met {self._met()} {rounds}" if ended else "no round was done"]
-        if (last := self.mean("eval_loss")) is not None:
-            parts.append(f"mean eval loss {loss(self.mean('eval_loss_first'))} → {loss(last)}")
-        if self.average_of_weights is not None:
-            parts.append(f"average of the weights {loss(self.average_of_weights)}")
-        if per_round:
-            parts.append(f"{fmean(per_round):.2f} bytes per parameter and round")
-        return f"{'ended after' if self.failure() else 'done in'} {span(self.wall_s)}: {', '.join(parts)}"
+        sent = f", {fmean(per_round):.2f} bytes sent per parameter and round" if per_round else ""
+        yield f"{rate(sum(view.tokens for view in self.views))} tokens trained on{sent}"
+        if self.kept is None:
+            yield "nothing is kept: --keep DIR keeps the nodes' homes, with their checkpoints and logs"
+        else:
+            yield f"the nodes' homes: {self.kept}"
+            home = shlex.quote(str(self.kept / self.nodes[0].label)) if self.nodes else ""
+            yield f"to let the first node's model continue a text: noloco-node sample 'Once upon a time' {home}"
 
     def _met(self) -> str:
         met = [len(view.partners) for view in self.views] or [0]
         low, high = min(met), max(met)
-        return f"{low} other{'s' * (low != 1)}" if low == high else f"{low} to {high} others"
+        return count(low, "other") if low == high else f"{low} to {high} others"
 
 
 def _node(node: NodeProcess) -> dict[str, Any]:

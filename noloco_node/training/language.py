@@ -58,7 +58,7 @@ class Language:
         return total / self._held_out[:, 1:].numel()
 
     def sample(self, module: nn.Module) -> Iterator[str]:
-        """Always the likeliest token: the texts of two replicas, and of two rounds, can be compared."""
+        """With the same seed each time: the texts of two replicas, and of two rounds, can be compared."""
         if self._sample is not None:
             prompt, tokens = self._sample.prompt, self._sample.tokens
             yield from continuation(module, self._corpus.tokenizer, self.tokens_per_example, prompt, tokens=tokens)
@@ -95,10 +95,10 @@ def continuation(  # noqa: PLR0913 (each is a choice of the user)
     text: str,
     *,
     tokens: int,
-    temperature: float = 0.0,
-    seed: int = 0,
+    temperature: float = 0.8,
+    seed: int = 1,
 ) -> Iterator[str]:
-    """The text's continuation, piece by piece as it is generated: `tokens`, or fewer up to the end of the document.
+    """The text's continuation, a piece a token, which may be empty: `tokens`, or fewer up to the end of the document.
     `longest`: the tokens that the model was trained on at once; `temperature` 0: always the likeliest token. The module
     is in evaluation mode."""
     (prompt,) = tokenizer.encode([text])
@@ -113,9 +113,10 @@ def continuation(  # noqa: PLR0913 (each is a choice of the user)
         window.add(token)
         drawn.append(token)
         whole = tokenizer.decode(drawn)
-        if not whole.endswith("\ufffd"):  # else the last character is not complete yet
-            yield whole[len(shown) :]
-            shown = whole
+        if whole.endswith("\ufffd"):  # the last character is not complete yet
+            whole = shown
+        yield whole[len(shown) :]
+        shown = whole
     yield tokenizer.decode(drawn)[len(shown) :]
 
 

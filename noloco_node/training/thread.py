@@ -151,8 +151,8 @@ class TrainingThread:
         self._paused = False
         self._swapping = False
         self._exchange = b""
-        self._ended_swap: bytes | None = None
-        """The exchange of a swap that is to be judged."""
+        self._ended_swap: tuple[bytes, int] | None = None
+        """The exchange of a swap that is to be judged, and how many rounds the partner says it is behind."""
         self._course = Course()
         self._failed_before = False
         """Whether the weights were rolled back and no loss has been finite since."""
@@ -197,10 +197,10 @@ class TrainingThread:
         """Progress, and the seconds since training began, by what they were spent on."""
         return self._ask(mailbox.GetProgress())
 
-    def swapping(self, under_way: bool) -> None:
+    def swapping(self, under_way: bool, behind: int = 0) -> None:
         """While a swap is under way, a boundary takes no snapshot. Like `round_over`, it is read after the corrections
-        of the offers so far."""
-        self._codec_thread.post_behind(mailbox.Swapping(under_way))
+        of the offers so far. `behind`: the rounds by which the partner says that it is."""
+        self._codec_thread.post_behind(mailbox.Swapping(under_way, behind))
 
     def round_over(self, round: int) -> None:
         self._codec_thread.post_behind(mailbox.RoundOver(round))
@@ -252,9 +252,9 @@ class TrainingThread:
                 self._want_live_state(replica, command)
             case mailbox.GetProgress():
                 command.settle(lambda: (self._progress(replica), self._times.so_far()))
-            case mailbox.Swapping(under_way):
+            case mailbox.Swapping(under_way, behind):
                 self._swapping = under_way
-                self._ended_swap = None if under_way else self._exchange
+                self._ended_swap = None if under_way else (self._exchange, behind)
             case mailbox.RoundOver(round_):
                 self._rounds_over = max(round_, self._rounds_over)
             case mailbox.Signal.PAUSE:
@@ -287,12 +287,13 @@ class TrainingThread:
 
     def _judge(self, replica: Replica) -> None:
         """Take the corrections of a swap that has just ended back where they did harm (core/verdict.py)."""
-        exchange, self._ended_swap = self._ended_swap, None
-        if exchange is None or not replica.has_swapped:
+        ended, self._ended_swap = self._ended_swap, None
+        if ended is None or not replica.has_swapped:
             return
+        exchange, behind = ended
         with self._times.on("evaluate"):
             with_it, without = replica.losses(), replica.losses_without()
-            judged = self._course.judge(without, with_it, lambda: replica.losses_without(partner=1))
+            judged = self._course.judge(without, with_it, behind, lambda: replica.losses_without(partner=1))
         if judged.harmful:
             self._snapshots.complete()
             replica.take_back()

@@ -12,9 +12,6 @@ class Towards(Protocol):
     """How far the node has to go: a StatusView, or what fills one."""
 
     @property
-    def rounds_target(self) -> int | None: ...
-
-    @property
     def steps_target(self) -> int | None: ...
 
     @property
@@ -38,7 +35,7 @@ class Trained(Protocol):
 
 
 def round_line(ended: Piece, phase: Point | None, partner: str, towards: Towards) -> str:
-    """`round 41 of 100 with calm-otter: step 2050 of 5000, loss 1.873, …, 1 h 4 min left; swap 3.1 s, sent 12.6 MB, …`.
+    """`round 41 with calm-otter: step 2050 of 5000, loss 1.873, …, 1 h 4 min left; swap 3.1 s, sent 12.6 MB, …`.
 
     `phase`: the inner phase of that round, as a swap may end when later ones have ended too."""
     whom = f"with {partner}" if ended.kind == "swap" else f"solo ({partner_or_reason(ended, partner)})"
@@ -49,8 +46,7 @@ def round_line(ended: Piece, phase: Point | None, partner: str, towards: Towards
     if towards.left_s:
         trained.append(f"{span(towards.left_s)} left")
     swap = f"; swap {span(ended.ended - ended.began)}, sent {size(ended.sent)}, received {size(ended.received)}"
-    head = f"round {of(ended.round, towards.rounds_target)} {whom}"
-    return f"{head}: {', '.join(trained)}{swap if ended.kind == 'swap' else ''}"
+    return f"round {ended.round} {whom}: {', '.join(trained)}{swap if ended.kind == 'swap' else ''}"
 
 
 def partner_or_reason(piece: Piece, partner: str) -> str:

@@ -171,7 +171,7 @@ class StatusView:
     """The same over the last minute; None where that was a pause."""
     time_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds since training began, by what they went into: `step`, `data`, `boundary`, `apply`, `evaluate`,
-    `checkpoint`, `waiting` (for a partner, with blocking overlap), `paused`, `other`."""
+    `sample`, `checkpoint`, `waiting` (for a partner, with blocking overlap), `paused`, `other`."""
     stall_ms: float | None = None
     """Training time that the last round cost: its boundary, and adding its corrections."""
     rounds: Rounds = Rounds()

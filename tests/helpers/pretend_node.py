@@ -59,6 +59,7 @@ class Pretended:
                 waiting_for=None,
                 round=done,
                 step=done * STEPS,
+                tokens=done * 4900,
                 loss=5.0 / done,
                 loss_first=5.0,
                 eval_loss=5.5 / done,

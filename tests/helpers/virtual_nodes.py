@@ -82,7 +82,7 @@ class Node:
         self.exchange = RoundService(self.transport, boot, self.rng, self, self.events.append, pace=pace)
         self.transport.serve(lambda server: add_ExchangeServicer_to_server(self.exchange, server))
 
-    def swapping(self, under_way: bool) -> None:
+    def swapping(self, under_way: bool, behind: int = 0) -> None:
         self.under_way = under_way
 
     def round_over(self, round: int) -> None: ...

@@ -59,10 +59,10 @@ def test_of_several_runs_that_nobody_is_in_one_must_be_named(real_nodes: RealNod
     assert undecided.printed(r"(several runs are known there, name one: \S+ \(--run [0-9a-f]{64}\), \S+ \(--run)")
 
 
-def test_coming_back_is_one_word(real_nodes: RealNodes, rendezvous: Node) -> None:
+def test_coming_back_is_one_word(real_nodes: RealNodes) -> None:
     """After their nodes were all off, author and volunteer come back by `join` alone."""
     run = real_nodes.paced(step_s=0.05, steps=10)
-    author = real_nodes.node("one", "start", str(run), "--max-upload", "50MB", "--bootstrap", rendezvous.address())
+    author = real_nodes.node("one", "start", str(run), "--max-upload", "50MB")
     words = ("--max-download", "40MB", "--web", "127.0.0.1:0")
     volunteer = real_nodes.node("two", *author.invitation(), *words)
     until(volunteer.committed, "a round together")

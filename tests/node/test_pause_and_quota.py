@@ -23,12 +23,19 @@ def test_pause_resume_and_a_quota_that_outlives_a_restart(real_nodes: RealNodes)
     committed = paused["rounds"]["committed"]
     until(lambda: other.committed() > committed, "it goes on by itself", 40)
 
-    sent = other.ask("status")["today"]["sent"]
+    before = other.ask("status")
+    sent = before["today"]["sent"]
     other.leave()
+    assert other.printed(rf"left {before['run']} at round \d+ of \d+: (\d+) rounds \(\d+ together, \d+ solo\) in ")
+    assert other.printed(r"its checkpoint of round \d+ \(.*\): (\S+/checkpoints)\n") in map(
+        str, other.home.glob("runs/*/checkpoints")
+    )
+    assert other.printed("to go on: (noloco-node join --home .*)") == f"noloco-node join --home {other.home}"
     again = real_nodes.node("other", "join", "--bootstrap", there, "--daily-upload", f"{sent + 1_000_000}")
     solo = until(lambda: again.ask("status").get("rounds", {}).get("by_reason", {}).get("quota"), "its quota's end")
     status = again.ask("status")
     assert solo >= 1
     assert status["state"] == "training"
     assert status["today"]["sent"] >= sent, "counted over the restart"
+    assert status["tokens"] > before["tokens"], "these, too"
     assert "--daily-upload" in status["health"][0]["remedy"]

@@ -56,9 +56,10 @@ def complete(seen: str, columns: int, rows: int, name: str, partner: str) -> Non
         assert any(f" {panel} ─" in line for line in lines), panel
     assert lines[0].startswith(f" {name}  ● training  round ")
     assert lines[0].endswith(re.search(r"test-\w{12}", lines[0])[0])
-    assert re.match(r" loss \d.*eval \d.*tokens/s · busy \d+% · 1 peer · up \d", lines[1])
+    assert re.match(r" loss \d.*eval \d.* · step \d+ · lr \d.* · grad norm \d", lines[1])
+    assert columns < 120 or re.search(r"tokens/s · busy \d+% · 1 peer · up \d", lines[1])
     assert re.search("[\u2801-\u28ff]{4}", seen), "a curve"
     assert re.search(rf"▅+ {partner}", seen), "a round together on its axis"
     assert re.search(rf"^ {partner} +training", seen, re.MULTILINE), "the table of peers"
-    assert re.search(rf"\d\d:\d\d:\d\d  round \d+ with {partner}: loss", seen), "the last events"
+    assert re.search(rf"\d\d:\d\d:\d\d  round \d+ with {partner}: step \d+", seen), "the last events"
     assert "p pause   l leave   q quit   ? help" in lines[-1]

@@ -83,8 +83,10 @@ def test_a_pipe_has_a_line_for_what_is_new():
         board.update([FakeProcess(TRAINING)], 102.0)
         board.update([FakeProcess(TRAINING)], 103.0)
         board.update([FakeProcess(JOINING)], 108.0)
+        board.update([FakeProcess(JOINING), FakeProcess(), FakeProcess(JOINING)], 114.0)
     lines = out.file.getvalue().splitlines()
     assert lines[0] == (
         "      2.0 s  brisk-heron round 4 of 8: loss 1.870, lr 3.00e-4, grad norm 0.82, 18.4k tokens/s, 40 s left"
     )
     assert lines[1] == "      8.0 s  50%   1 joining (dry-falcon waits for state, 62%)"
+    assert lines[2] == "       14 s  50%   2 joining, 1 starting (2 nodes wait for state, 62%)"

@@ -123,10 +123,15 @@ def test_the_sample_text_on_a_few_rows(size):
     lines = [line.strip() for line in drawn(replace(picture, status=replace(picture.status, sample=text)), *size)]
     (head,) = (number for number, line in enumerate(lines) if line.startswith("sample text ─"))
     assert lines[head].endswith("after round 40")
-    assert lines[head + 1].startswith("def main(self):     return 1 [2J and"), "nothing that moves the cursor"
+    assert lines[head + 1].startswith("def main(self): return 1 [2J and"), "nothing that moves the cursor"
     rows = next(row for row, line in enumerate(lines[head + 1 :]) if not line or " ─" in line)
     assert 1 <= rows <= 3
     assert not any("sample text" in line for line in drawn(picture, *size)), "only where a run asks for it"
+    short = replace(picture.status, sample=replace(text, text=" :\n\n"))
+    lines = [line.strip() for line in drawn(replace(picture, status=short), *size)]
+    (head,) = (number for number, line in enumerate(lines) if line.startswith("sample text ─"))
+    assert lines[head + 1] == "def main( :"
+    assert any(" ─" in line for line in lines[head + 2 : head + 4]), "no more rows than it needs"
 
 
 def test_how_far_the_phase_under_way_is():
@@ -135,13 +140,15 @@ def test_how_far_the_phase_under_way_is():
     assert "this phase 46%, 1 min 10 s left" in drawn(replace(picture, status=long), 120, 30)[0]
     first = replace(a_picture(rounds=0), status=replace(long, round=0, step=23))
     assert any("the first one has not ended yet: 46%, 1 min 10 s left" in line for line in drawn(first, 120, 30))
+    before = replace(first, status=replace(first.status, loss=None, phase=Phase(0.46, 70.0, 5.51)))
+    assert drawn(before, 120, 30)[1].startswith(" loss 5.510 so far · ")
 
 
 def test_what_a_small_terminal_shows():
     lines = [line.strip() for line in drawn(a_picture(), 80, 24)]
     assert lines[0].endswith("tiny-3f9a2c81d0e4")
     assert "round 40 of 100" in lines[0]
-    assert lines[1] == "loss 1.600 · eval 1.700 · 18.4k tokens/s · busy 99% · 2 peers · up 3 h 12 min"
+    assert lines[1] == "loss 1.600 · eval 1.700 · step 2000 · 18.4k tokens/s · busy 99% · 2 peers"
     rounds = next(number for number, line in enumerate(lines) if line.startswith("rounds ─"))
     assert "──│───── 39 ──────│───── 40 ──────│╌╌" in lines[rounds + 1]
     assert "▅" in lines[rounds + 2] and "calm-otter" in lines[rounds + 2]
@@ -498,8 +505,7 @@ def test_a_change_is_printed_once():
     assert news.lines(first, 1.0) == []
     then = a_picture(rounds=41)
     assert news.lines(then, 2.0) == [
-        "round 41 of 100 with calm-otter: step 2050, loss 1.598, 18.4k tokens/s; "
-        "swap 3.1 s, sent 12.6 MB, received 12.6 MB"
+        "round 41 with calm-otter: step 2050, loss 1.598, 18.4k tokens/s; swap 3.1 s, sent 12.6 MB, received 12.6 MB"
     ]
     (standing,) = news.lines(then, 2.0 + SILENT_S)
     assert standing == head.replace("round 40", "round 41").replace("2000", "2050"), "a sign of life"

@@ -6,6 +6,7 @@ from replicas import small_replica
 
 from noloco_node.errors import OutOfMemory
 from noloco_node.host import memory
+from noloco_node.host.gpu_peaks import bf16_flops
 from noloco_node.training import memory_budget, model
 from noloco_node.training.memory_budget import MicroBatch
 
@@ -112,3 +113,15 @@ def test_a_replica_whose_slow_weights_are_elsewhere_does_the_same(monkeypatch: p
                 replica.boundary()
         replica.apply(5, torch.ones(10), replica.round)
     assert torch.allclose(beside.phi.cpu(), apart.phi, atol=1e-5)
+
+
+@needs_gpu
+def test_on_a_gpu_memory_and_its_share_of_the_arithmetic_are_known() -> None:
+    """The share only for a card that is in the table."""
+    replica = small_replica(device="cuda")
+    replica.step()
+    assert replica.device_bytes and replica.device_limit_bytes
+    assert 0 < replica.device_bytes < replica.device_limit_bytes
+    known = bf16_flops(torch.cuda.get_device_name())
+    share = replica.mfu(1000.0)
+    assert share is None if known is None else share and 0 < share < 1

@@ -383,7 +383,7 @@ def test_a_sample_text_changes_nothing_that_is_trained() -> None:
 def test_a_sample_text_that_takes_too_long_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("noloco_node.training.thread.SAMPLE_S", 0.0)
     (text,) = (post for post in posts_of(lambda: sampling(5, 500)) if isinstance(post, Sampled))
-    assert len(text.text) == 1
+    assert len(text.text) <= 1, "a token, which may be a part of a character"
 
 
 def test_a_model_that_cannot_write_trains_all_the_same(caplog: pytest.LogCaptureFixture) -> None:

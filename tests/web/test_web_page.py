@@ -298,8 +298,8 @@ def test_every_state_has_its_words(tab: Tab, tmp_path: Path) -> None:
         tab.go(page.url)
         tab.until("document.querySelector('#note').innerText.includes('It waits for the network daemon.')")
         assert not tab.value("document.querySelector('#loss').checkVisibility()")
-        node.now = replace(BARE, state="joining", waiting_for="state from calm-otter, 46%, 12 s left")
-        tab.until("document.querySelector('#note').innerText.includes('calm-otter, 46%, 12 s left.')")
+        node.now = replace(BARE, state="joining", waiting_for="state from calm-otter, 46% of 12.6 MB, 12 s left")
+        tab.until("document.querySelector('#note').innerText.includes('calm-otter, 46% of 12.6 MB, 12 s left.')")
         bar = "document.querySelector('#note .progress')"
         assert tab.value(f"{bar}.checkVisibility() && {bar}.getAttribute('aria-valuenow')") == "46"
         node.now = replace(BARE, state="rendezvous", join="noloco-node join --bootstrap /ip4/192.0.2.7", runs=(RUN,))

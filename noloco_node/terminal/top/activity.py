@@ -85,7 +85,8 @@ def sample(picture: Picture, width: int, height: int) -> list[Text]:
     text = picture.status.sample
     if text is None:
         return []
-    words = Text.assemble((clean(text.prompt), OWN), clean(text.text))
+    prompt, rest = clean(text.prompt), " ".join(text.text.split())  # there are few rows
+    words = Text.assemble((prompt, OWN), " " if text.text[:1].isspace() else "", clean(rest))
     return [title("sample text", f"after round {text.round}", width), *wrapped(words, width, 0)][:height]
 
 

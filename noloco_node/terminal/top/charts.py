@@ -145,13 +145,13 @@ def _facts(picture: Picture) -> Iterator[tuple[str, list[str]]]:
     if last := status.last_round:
         with_whom = f"{_name(picture, last.partner)} in {span(last.seconds)}"
         yield "last", [with_whom, f"sent {size(last.sent)}", f"received {size(last.received)}"]
-    if kept := status.checkpoint:
-        saved = "nothing saved yet" if kept.saved_round is None else f"saved at round {kept.saved_round}"
-        yield "disk", [saved, f"{size(kept.free_bytes)} left"]
     if used := list(memory(status)):
         yield "memory", used
     if status.tokens:
         yield "tokens", [f"{rate(status.tokens)} so far"]
+    if kept := status.checkpoint:
+        saved = "nothing saved yet" if kept.saved_round is None else f"saved at round {kept.saved_round}"
+        yield "disk", [saved, f"{size(kept.free_bytes)} left"]
     if status.parameters:
         yield "model", [f"{rate(status.parameters)} parameters", *([f"on {status.device}"] if status.device else [])]
     if status.bytes.per_param_round is not None:

@@ -16,7 +16,7 @@ from noloco_node.views.round_line import figures as trained
 
 REACHABLE = {"directly": "reachable", "mapped": "reachable", "relayed": "relayed", "outgoing": "not reachable"}
 
-_BAR = 24
+_BAR = 16
 _ABSENCES = {
     "gone": "no node runs here any more",
     "changing": "the node is just starting or ending",
@@ -31,8 +31,11 @@ def header(picture: Picture, width: int, _height: int) -> list[Text]:
     mark = "●" if state in (NodeState.TRAINING, NodeState.RENDEZVOUS) and not picture.absence else "○"
     style = "red" if picture.absence and not picture.is_over else STATES.get(state, "")
     left = Text.assemble((clean(status.name), "bold"), "  ", (f"{mark} {clean(state)}", style))
-    left = joined([left, *_progress(picture, width - left.cell_len)], width, "  ")
-    return [between(left, Text(clean(status.run or short_id(status.peer_id)), "dim"), width)]
+    run = Text(clean(status.run or short_id(status.peer_id)), "dim")
+    pieces = [left, *_progress(picture, width - left.cell_len)]
+    least = joined(pieces[:2], width, "  ")  # the round is worth more than the run's name, the rest is not
+    more = joined(pieces, width - run.cell_len - 1, "  ")
+    return [between(max(least, more, key=lambda line: line.cell_len), run, width)]
 
 
 def _progress(picture: Picture, room: int) -> Iterator[Text | str]:
@@ -42,10 +45,8 @@ def _progress(picture: Picture, room: int) -> Iterator[Text | str]:
     target = status.rounds_target
     short, long = f"round {status.round}", f"round {of(status.round, target)}"
     yield long if len(long) + 2 <= room else short
-    if target and room >= 3 * _BAR:
+    if target and room >= 4 * _BAR:
         yield Text.assemble(gauge(status.round / target, _BAR, OWN), f" {share(status.round / target)}")
-    if status.step:
-        yield f"step {of(status.step, status.steps_target)}"
     if status.left_s:
         yield f"{span(status.left_s)} left"
     if still := left(status.phase):
@@ -55,9 +56,13 @@ def _progress(picture: Picture, room: int) -> Iterator[Text | str]:
 def figures(picture: Picture, width: int, _height: int) -> list[Text]:
     """The node in a line, the most important first, for a short line."""
     status = picture.status
-    pieces = [] if picture.is_rendezvous else [f"loss {loss(status.loss)}", f"eval {loss(status.eval_loss)}"]
+    so_far = status.phase.loss if status.phase and status.loss is None else None
+    own = f"loss {loss(status.loss)}" if so_far is None else f"loss {loss(so_far)} so far"
+    pieces = [] if picture.is_rendezvous else [own, f"eval {loss(status.eval_loss)}"]
     if status.waiting_for and not picture.is_rendezvous:
         pieces = [f"waiting for {clean(status.waiting_for)}", *(pieces if status.loss is not None else [])]
+    if status.step and not picture.is_rendezvous:
+        pieces.append(f"step {of(status.step, status.steps_target)}")
     pieces += trained(status)
     if status.busy_fraction is not None:
         pieces.append(f"busy {share(status.busy_fraction)}")

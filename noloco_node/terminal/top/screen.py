@@ -70,7 +70,8 @@ def _trainer(picture: Picture, now: float, width: int) -> list[Part]:
     table = max(1, len(picture.peers.peers)) + tables.HEAD
     middle = [Part(rounds, 3, 4, keep=50)]
     if picture.status.sample:
-        middle.append(Part(partial(activity.sample, picture), 2, _SAMPLE, keep=20))
+        sample = partial(activity.sample, picture)
+        middle.append(Part(sample, 2, len(sample(width - _MARGINS, _SAMPLE)), keep=20))
     if width < _TWO:
         return [
             Part(losses, 4, 16, keep=70, weight=3),
