@@ -12,7 +12,6 @@ from noloco_node.base import atomic_files
 from noloco_node.host import paths
 from noloco_node.host.home import Home
 
-NAME = "remembered.json"
 _OF_ONE_RUN = ("trust", "data", "tokenizer")
 """Not passed on to another run: its author is another one, and so may be whom these files are for."""
 _ONCE = ("rounds", "linger")
@@ -49,7 +48,7 @@ def keep(home: Home, given: Mapping[str, object], run_id: str, author: str, port
     """Raises DiskFull, UsageError."""
     lasting = {key: _from_anywhere(key, value) for key, value in given.items() if key not in _ONCE}
     found = {"run": run_id, "trust": author, _PORT: port}
-    atomic_files.write(home.root / NAME, json.dumps({**lasting, **found}, indent=1) + "\n")
+    atomic_files.write(home.remembered, json.dumps({**lasting, **found}, indent=1) + "\n")
 
 
 def _from_anywhere(key: str, value: object) -> object:
@@ -62,7 +61,7 @@ def _from_anywhere(key: str, value: object) -> object:
 
 
 def _read(home: Home) -> dict[str, object] | None:
-    return atomic_files.read_json_or_set_aside(home.root / NAME, _checked, _MAX_BYTES, _LOST)
+    return atomic_files.read_json_or_set_aside(home.remembered, _checked, _MAX_BYTES, _LOST)
 
 
 def _checked(found: object) -> dict[str, object]:

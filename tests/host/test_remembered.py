@@ -83,7 +83,7 @@ def test_a_home_of_an_older_version_knows_its_last_run(home: Home) -> None:
 
 
 def test_a_damaged_file_is_set_aside_and_a_wrong_value_named(home: Home) -> None:
-    path = home.root / remembered.NAME
+    path = home.remembered
     path.write_text("[")
     assert load(home).run is None
     assert path.with_name("remembered.json.damaged").exists()
