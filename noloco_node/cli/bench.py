@@ -30,7 +30,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     as_json(training)
     codec = what.add_parser("codec", help="bytes, error and speed of each codec")
     add = codec.add_argument
-    add("--quick", action="store_true", help="rough figures in a quarter of a minute: 10 M elements, little training")
+    add("--quick", action="store_true", help="rough figures, in about 20 s: 10 M elements, little training")
     add("--params", metavar="N", type=int, help="elements for the speed (default: 100000000; with --quick 10000000)")
     add("--device", metavar="DEVICE", default="auto", help="cpu, cuda, or auto: all that exist (default)")
     add("--codecs", metavar="LIST", help="only these, as bf16,lattice:4 (default: all)")

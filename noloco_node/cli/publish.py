@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from noloco_node.base.units import count
 from noloco_node.cli.options import print_json
 from noloco_node.control import socket_client
 from noloco_node.errors import UsageError
@@ -28,14 +29,14 @@ if TYPE_CHECKING:
     from noloco_node.publish.evaluate import Measured
     from noloco_node.publish.weights import Trained, Weights
 
-_SETTINGS = ("home", "device", "threads", "data", "tokenizer")
+_SETTINGS = ("home", "device", "threads", "data", "encoding", "tokenizer")
 _MAX_TOKENS = 100_000
 _MAX_PEERS = 64
 """For `--average`: more would hardly change the mean, and each costs a donor an upload."""
 
 
 def export(args: argparse.Namespace) -> int:
-    settings, to = _settings(args), Path(args.to).absolute()
+    settings, to = _settings(args), config.whole_path(args.to)
     from noloco_node.publish import hf_folder, model_card
 
     hf_folder.check(to)
@@ -85,7 +86,7 @@ async def _gather(home: Home, peers: int) -> GatherView:
                 shown = len(view.skipped)
                 line.update(view.doing)
     if (received := len(view.states) - 1) < peers:
-        print(f"{received} of {peers} peers sent their weights", file=sys.stderr)
+        print(f"{received} of {count(peers, 'peer')} sent their weights", file=sys.stderr)
     return view
 
 
@@ -164,7 +165,7 @@ def _place(args: argparse.Namespace, settings: NodeConfig) -> "Weights":
 def _sources(settings: NodeConfig) -> "Sources":
     from noloco_node.data.sources import Sources
 
-    return Sources(settings.data, settings.tokenizer, Home(settings.home).data)
+    return Sources(settings.data, settings.tokenizer, Home(settings.home).data, settings.encoding)
 
 
 def _measured(trained: "Trained", settings: NodeConfig) -> "Measured":
@@ -175,7 +176,7 @@ def _measured(trained: "Trained", settings: NodeConfig) -> "Measured":
 
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    corpus = load_corpus(trained.run.data, _sources(settings))
+    corpus = load_corpus(trained.run.data, _sources(settings), trained.tokenizer)
     with _progress() as progress:
         return measure(trained, corpus, settings.device, progress)
 

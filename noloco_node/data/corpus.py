@@ -75,10 +75,12 @@ class Corpus:
         return TokenStream(self.train, sequence_length, seed, peer_id)
 
 
-def load(spec: DataSpec, where: Sources = NOTHING) -> Readable:
-    """Open the data that the manifest names. A volunteer's files are tokenized at the first start."""
-    sources.check(spec, where)
-    tokenizer = tokens.load(spec.tokenizer, where.tokenizer)
+def load(spec: DataSpec, where: Sources = NOTHING, tokenizer: Tokenizer | None = None) -> Readable:
+    """Open the data that the manifest names. A volunteer's files are tokenized at the first start. `tokenizer`: the
+    run's, where it is at hand."""
+    if tokenizer is None:
+        sources.check(spec, where)
+        tokenizer = tokens.load(spec.tokenizer, where.tokenizer)
     if spec.source == "files":
         from noloco_node.data import files
 

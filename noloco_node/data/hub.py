@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from noloco_node.base.extras import pip_install
-from noloco_node.data.sources import HELD_OUT
+from noloco_node.data.parts import HELD_OUT
 from noloco_node.data.stream import generator, spread
 from noloco_node.data.tokens import Tokenizer, Tokens, packed
 from noloco_node.errors import Incompatible, NolocoError, UsageError

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from noloco_node.base.units import size
 from noloco_node.base.validation import shown
 from noloco_node.errors import UsageError
 from noloco_node.run.schema import DataSpec
@@ -17,10 +18,8 @@ from noloco_node.run.schema import DataSpec
 TOKENS = ".tokens"
 SUFFIXES = (".txt", ".md", ".jsonl", ".jsonl.gz", ".parquet", ".arrow", TOKENS)
 """Files of a folder that are data; others are notes about it."""
-HELD_OUT = 16
-"""One document in this number is held out: no replica trains on it."""
 MAX_FILES = 100_000
-MAX_TOKENIZER_BYTES = 64 << 20
+MAX_TOKENIZER_BYTES = 64_000_000
 """Twice the largest vocabularies in use."""
 
 
@@ -34,6 +33,8 @@ class Sources:
     """A tokenizer.json."""
     cache: Path = Path("tokens")
     """The folder for token files made of `files`; a node's is in its home."""
+    encoding: str = "utf-8"
+    """Of text files and jsonl."""
 
 
 def check(spec: DataSpec, where: Sources) -> None:
@@ -54,26 +55,32 @@ def check(spec: DataSpec, where: Sources) -> None:
 
 def _require_files(spec: DataSpec, where: Sources) -> None:
     if spec.source == "files":
-        if not where.files:
-            raise UsageError("the run leaves the data to you: name yours, as in --data 'corpus/*.parquet'")
         find(where.files)
 
 
 def find(files: tuple[str, ...]) -> list[Path]:
     """The files that are named, each once, in the order of their names."""
+    if not files:
+        raise UsageError("the run leaves the data to you: name yours, as in --data 'corpus/*.parquet'")
     found = {path for name in files for path in _matching(name)}
     if len(found) > MAX_FILES:
         raise UsageError(f"--data names {len(found)} files, and {MAX_FILES} are possible: join them into larger ones")
-    return sorted(found)
+    paths = sorted(found)
+    if not any(path.stat().st_size for path in paths):
+        what = f"{paths[0]} is" if len(paths) == 1 else f"all {len(paths)} files are"
+        raise UsageError(f"--data: {what} empty: name a file with text")
+    return paths
 
 
 def tokenizer_bytes(name: str, path: Path | None) -> bytes | None:
     """The tokenizer.json that the manifest asks for by digest; None where it asks for none."""
-    kind, _, digest = name.partition(":")
-    if kind != "sha256":
+    if not (digest := _digest(name)):
         return None
     if path is None:
-        raise UsageError(f"the run has a tokenizer of its own (SHA-256 {digest[:12]}…): give its file with --tokenizer")
+        raise UsageError(
+            f"the run has a tokenizer of its own (SHA-256 {digest[:12]}…): give its file with --tokenizer (the run's "
+            "author has it)"
+        )
     content = read_tokenizer(path)
     if (there := hashlib.sha256(content).hexdigest()) != digest:
         raise UsageError(
@@ -83,6 +90,11 @@ def tokenizer_bytes(name: str, path: Path | None) -> bytes | None:
     return content
 
 
+def _digest(tokenizer: str) -> str:
+    """Of the tokenizer.json that a manifest asks for; empty where it asks for none."""
+    return tokenizer.removeprefix("sha256:") if tokenizer.startswith("sha256:") else ""
+
+
 def read_tokenizer(path: Path) -> bytes:
     try:
         with path.expanduser().open("rb") as file:
@@ -90,13 +102,8 @@ def read_tokenizer(path: Path) -> bytes:
     except (OSError, RuntimeError) as error:
         raise UsageError(f"cannot read the tokenizer {path}: {getattr(error, 'strerror', error)}") from error
     if len(content) > MAX_TOKENIZER_BYTES:
-        raise UsageError(f"{path} is larger than {MAX_TOKENIZER_BYTES >> 20} MiB: that is no tokenizer.json")
+        raise UsageError(f"{path} is larger than {size(MAX_TOKENIZER_BYTES)}: that is no tokenizer.json")
     return content
-
-
-def is_held_out(name: str) -> bool:
-    """By a hash of the document's name: the same for every replica."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % HELD_OUT == 0
 
 
 def _matching(name: str) -> Iterator[Path]:

@@ -1,7 +1,8 @@
 """The sources of Python's standard library: a text that is on every machine, with nothing to download.
 
 Files are taken in the order of their names, so machines with the same Python have the same corpus; between Python
-versions most files differ a little, which does not matter for training.
+versions most files differ a little, which does not matter for training. Their names decide which are held out: so two
+versions of a file, which are nearly the same text, are on the same side everywhere.
 """
 
 import os
@@ -9,7 +10,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from noloco_node.data.sources import is_held_out
+from noloco_node.data.parts import is_held_out
 from noloco_node.errors import UsageError
 
 MAX_BYTES = 32 << 20
@@ -35,7 +36,7 @@ def read(root: Path) -> tuple[list[bytes], list[bytes]]:
         total += len(text) + 1
         if total > MAX_BYTES:
             break
-        (held_out if is_held_out(path.relative_to(root).as_posix()) else train).append(text)
+        (held_out if is_held_out(path.relative_to(root).as_posix().encode()) else train).append(text)
     if not train or not held_out:
         raise UsageError(_MISSING.format(path=root))
     return train, held_out

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from stat import S_ISREG
 
+from noloco_node.base import units
 from noloco_node.data.sources import TOKENS
 
 log = logging.getLogger(__name__)
@@ -38,10 +39,8 @@ def prune(folder: Path, now: float | None = None) -> list[Path]:
             log.warning("cannot remove %s, which no run has used lately: %s", path, error.strerror)
             continue
         gone.append(path)
-        days = int(age_s / _DAY_S)
-        log.info(
-            "removed %s (%.1f GB), last used %d days ago; a run that needs it makes it again", path, size / 1e9, days
-        )
+        days = units.count(int(age_s / _DAY_S), "day")
+        log.info("removed %s (%s), last used %s ago; a run that needs it makes it again", path, units.size(size), days)
     return gone
 
 

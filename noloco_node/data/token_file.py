@@ -19,10 +19,13 @@ from typing import IO, Self
 import numpy as np
 
 from noloco_node.base import atomic_files
+from noloco_node.base.units import size
+from noloco_node.data.parts import HELD_OUT, PART_BYTES
 from noloco_node.data.tokens import Tokenizer, Tokens, width
 from noloco_node.errors import UsageError
 
-MAGIC, VERSION = b"NoLoCoTk", 1
+MAGIC, VERSION = b"NoLoCoTk", 2
+"""Version 1 had other documents held out."""
 PIECE = 1 << 24
 """Tokens checked or copied at once."""
 
@@ -72,7 +75,10 @@ class Writer:
 
     def _finish(self) -> None:
         if not self.train or not self.held_out:
-            raise UsageError("not enough data for a held-out set, which is one document in 16: add some")
+            raise UsageError(
+                f"not enough text to hold some out, which is one part of {size(PART_BYTES)} in {HELD_OUT}, chosen by "
+                "its content: add some; 200 kB are nearly always enough"
+            )
         self._rest.seek(0)
         shutil.copyfileobj(self._rest, self._file, 1 << 20)
         t = self._tokenizer

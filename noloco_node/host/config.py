@@ -6,11 +6,13 @@ than with pydantic-settings: importing pydantic takes 0.1 s, as long as all else
 the parsers of rates, hours and addresses would remain.
 """
 
+import codecs
 import ipaddress
 import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +116,14 @@ def _globs(value: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(words))
 
 
+def text_encoding(value: object) -> str:
+    try:
+        TextIOWrapper(BytesIO(), str(value))
+        return codecs.lookup(str(value)).name
+    except (LookupError, ValueError):
+        raise ValueError("must be the name of a text encoding, as latin-1 or utf-16") from None
+
+
 def _file(value: object) -> Path:
     if not _is_path(value):
         raise ValueError("must be the name of a file")
@@ -184,6 +194,8 @@ class NodeConfig:
     """Hours of each day to train in, local time, `22-08`; in the others the node is paused."""
     data: tuple[str, ...] = _key(_globs, default=())
     """Files, folders or patterns to train on, for a run whose source is `files`."""
+    encoding: str = _key(text_encoding, default="utf-8")
+    """Of text files and jsonl among them."""
     tokenizer: Path | None = _key(_file, default=None)  # noqa: RUF009 (it is immutable)
     """The tokenizer.json of a run that names one by its digest."""
     rounds: int | None = _key(_whole(1, 10_000_000), default=None)
@@ -223,7 +235,7 @@ _PARSERS: dict[str, Callable[[object], Any]] = {
 def default_home(environ: Mapping[str, str]) -> Path:
     """`$NOLOCO_HOME`, else `$XDG_STATE_HOME/noloco-node`, else `~/.local/state/noloco-node`."""
     if named := environ.get(f"{PREFIX}HOME"):
-        return _expanded(named)
+        return whole_path(named)
     state = environ.get("XDG_STATE_HOME", "")
     if state.startswith("/"):  # the XDG rules: what is relative is ignored
         return Path(state, "noloco-node")
@@ -232,7 +244,7 @@ def default_home(environ: Mapping[str, str]) -> Path:
 
 def home_dir(flag: str | None, environ: Mapping[str, str]) -> Path:
     """The home that `--home` names, else the default one."""
-    return _expanded(flag) if flag else default_home(environ)
+    return whole_path(flag) if flag else default_home(environ)
 
 
 def resolve(
@@ -315,11 +327,13 @@ def _variable(key: str) -> str:
     return f"{PREFIX}{key.upper()}"
 
 
-def _expanded(named: str) -> Path:
+def whole_path(named: str) -> Path:
+    """Absolute, and without `..`."""
     try:
-        return Path(named).expanduser().absolute()
+        path = Path(named).expanduser().absolute()
     except RuntimeError:
         raise UsageError(f"{named} names no user's home directory: write the path out") from None
+    return path.resolve() if ".." in path.parts else path
 
 
 def read_home_toml(home: Path) -> dict[str, object]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from noloco_node.base import atomic_files
+from noloco_node.base.units import size
 from noloco_node.errors import DiskFull, UsageError
 from noloco_node.publish.evaluate import Measured
 from noloco_node.publish.model_card import History, card
@@ -153,6 +154,6 @@ def _require_room(folder: Path, trained: Trained) -> None:
     free = atomic_files.free_bytes(folder.absolute().parent)
     if free is not None and free < needed:
         raise DiskFull(
-            f"the disk is full: an export needs {needed / 1e9:.1f} GB and {folder.parent} has {free / 1e9:.1f} GB. "
+            f"the disk is full: an export needs {size(needed)} and {folder.parent} has {size(free)}. "
             f"Free some space, or {_ELSEWHERE}"
         )

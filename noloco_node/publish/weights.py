@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from noloco_node.checkpoints import checkpoint
+from noloco_node.checkpoints import checkpoint, listing
 from noloco_node.checkpoints.checkpoint import SlowWeights
 from noloco_node.data import tokens
-from noloco_node.data.sources import Sources
+from noloco_node.data.sources import Sources, read_tokenizer
 from noloco_node.errors import Incompatible, UsageError
 from noloco_node.host.home import Home
 from noloco_node.run import signed_file
@@ -120,7 +120,7 @@ def find(path: Path, run: str | None = None, step: str | None = None) -> Weights
     if path.parent.name == CHECKPOINTS:
         return Kept(signed_file.read(path.parent.parent), (path,))
     folder = path if (path / CHECKPOINTS).is_dir() else _run_folder(Home(path), run)
-    file, there = signed_file.read(folder), checkpoint.kept(folder / CHECKPOINTS)
+    file, there = signed_file.read(folder), listing.kept(folder / CHECKPOINTS)
     if step is not None:
         there = _named(there, step)
     if not there:
@@ -153,9 +153,10 @@ def _named(there: Sequence[Path], step: str) -> list[Path]:
 def load(places: Sequence[Weights], sources: Sources) -> Trained:
     """The mean of these states as a model. Raises Incompatible where they are not of one run."""
     first = places[0].file
+    exported = places[0].folder if isinstance(places[0], Exported) else None
     if others := [place.file.run.label for place in places if place.file.run != first.run]:
         raise Incompatible(f"there is no mean of different runs: {first.run.label} and {others[0]}")
-    tokenizer = language(first.run, sources)
+    tokenizer = language(first.run, sources, exported)
     module = model.build(first.run.model, tokenizer.vocabulary, first.run.seed, first.run.data.sequence_length)
     layout = model.layout_digest(module)
     mean = Mean()
@@ -170,11 +171,16 @@ def load(places: Sequence[Weights], sources: Sources) -> Trained:
     return Trained(first.signed, first.run, module.eval(), tokenizer, tuple(states), tuple(paths))
 
 
-def language(run: Manifest, sources: Sources) -> tokens.Tokenizer:
-    """The run's tokenizer. Raises UsageError for a run that trains no language model."""
+def language(run: Manifest, sources: Sources, exported: Path | None = None) -> tokens.Tokenizer:
+    """The run's tokenizer; an exported folder brings it. Raises UsageError for a run that trains no language model."""
     if run.model.task is not None:
         raise UsageError(f"{run.label} trains the task {run.model.task}, which is no language model: its package knows")
-    return tokens.load(run.data.tokenizer, sources.tokenizer)
+    brought = exported / "tokenizer.json" if exported else None
+    if brought is None or not brought.exists():
+        return tokens.load(run.data.tokenizer, sources.tokenizer)
+    if run.data.tokenizer.startswith("hub:"):
+        return tokens.FileTokenizer(read_tokenizer(brought))
+    return tokens.load(run.data.tokenizer, sources.tokenizer or brought)
 
 
 class Mean:

@@ -154,8 +154,8 @@ WHO_TRAINS = (
     Family("noloco_rounds_committed_total", "Rounds with a partner.", lambda s: s.rounds.committed),
     Family("noloco_rounds_solo_total", "Solo rounds, by reason.", lambda s: s.rounds.by_reason, "reason"),
     Family("noloco_calls_total", "Calls made to find partners.", lambda s: s.calls),
-    Family("noloco_exchange_sent_bytes_total", "Bytes sent in exchanges.", lambda s: s.bytes.sent),
-    Family("noloco_exchange_received_bytes_total", "Bytes received in exchanges.", lambda s: s.bytes.received),
+    Family("noloco_exchange_sent_bytes_total", "Bytes sent in swaps.", lambda s: s.bytes.sent),
+    Family("noloco_exchange_received_bytes_total", "Bytes received in swaps.", lambda s: s.bytes.received),
     Family(
         "noloco_sent_bytes_per_parameter",
         "Bytes sent per parameter and committed round.",
@@ -168,7 +168,7 @@ WHO_TRAINS = (
     ),
     Family(
         "noloco_resent_blocks_ratio",
-        "Share of blocks that were sent again in the last swap.",
+        "Share of blocks that were resent in the last swap.",
         lambda s: s.resent_block_fraction,
     ),
     Family(

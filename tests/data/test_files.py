@@ -1,18 +1,23 @@
 """A volunteer's files: what arrives is what stands in them, across a resume; what is wrong is one sentence."""
 
+import gzip
 import json
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import datasets
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 from replicas import small_run, train
 from texts import jsonl, parquet, texts, tokenizer_json
 
 from noloco_node.data import corpus, files, sources, token_file
 from noloco_node.data.corpus import Corpus, Sources
+from noloco_node.data.documents import Reading
 from noloco_node.data.tokens import BYTES, FileTokenizer, Tokenizer
 from noloco_node.errors import DiskFull, UsageError
 from noloco_node.run.schema import DataSpec
@@ -58,7 +63,7 @@ def a_set(folder: Path, kind: str, content: list[str]) -> str:
         return str(folder / "set")
     if kind == "tokens":
         out = folder / "set.tokens"
-        files.tokenize([jsonl(folder / "set.jsonl", content)], out, BYTES, "text", nothing)
+        files.tokenize([jsonl(folder / "set.jsonl", content)], out, BYTES, Reading(), nothing)
         return str(out)
     if kind == "text":
         (folder / "set").mkdir()
@@ -138,19 +143,52 @@ def test_files_are_tokenized_once_and_again_when_they_change(tmp_path: Path) -> 
 
 def test_token_files_among_others_are_put_together(tmp_path: Path) -> None:
     content = texts(300)
-    files.tokenize([jsonl(tmp_path / "a.jsonl", content[:100])], tmp_path / "a.tokens", BYTES, "text", nothing)
+    files.tokenize([jsonl(tmp_path / "a.jsonl", content[:100])], tmp_path / "a.tokens", BYTES, Reading(), nothing)
     corpus = load(given(tmp_path, tmp_path / "a.tokens", parquet(tmp_path / "b.parquet", content[100:])))
     assert sorted(written(corpus.train) + written(corpus.held_out)) == sorted(content)
 
 
-def test_a_large_text_is_cut_after_lines_and_held_out_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "TEXT_BYTES", 400)
-    lines = [f"{line}\n" for line in texts(300)]
+def sides(corpus: Corpus) -> tuple[set[str], set[str]]:
+    """The lines to train on and those held out."""
+    train, held_out = ("".join(written(part)) for part in (corpus.train, corpus.held_out))
+    return set(train.splitlines()), set(held_out.splitlines())
+
+
+def test_one_large_text_file_has_a_held_out_part(tmp_path: Path) -> None:
+    lines = [f"{line}\n" for line in texts(3000)]
     (tmp_path / "large.txt").write_text("".join(lines), encoding="utf-8")
     corpus = load(given(tmp_path, tmp_path / "large.txt"))
     pieces = written(corpus.train) + written(corpus.held_out)
     assert sorted("".join(pieces).splitlines()) == sorted("".join(lines).splitlines())
-    assert all(piece.endswith("\n") for piece in pieces) and len(written(corpus.held_out)) > 3
+    assert all(piece.endswith("\n") for piece in pieces), "cut after lines"
+    assert 0.02 < len(corpus.held_out) / len(corpus.train) < 0.15
+    assert len(written(corpus.train)) <= len(written(corpus.held_out)) + 1, "neighbours on one side are one text"
+
+
+@pytest.mark.parametrize("kind", ["another name", "jsonl", "parquet", "among others", "something before it"])
+def test_the_same_text_is_on_the_same_side_for_every_volunteer(kind: str, tmp_path: Path) -> None:
+    text = "".join(f"{line}\n" for line in texts(3000))
+    (tmp_path / "mine.txt").write_text(text, encoding="utf-8")
+    train, held_out = sides(load(given(tmp_path / "a", tmp_path / "mine.txt")))
+    assert len(train) > 2000 and len(held_out) > 50
+    name = tmp_path / "yours.md"
+    if kind == "jsonl":
+        jsonl(name := tmp_path / "yours.jsonl", ["another", text])
+    elif kind == "parquet":
+        parquet(name := tmp_path / "yours.parquet", [text, "another"])
+    elif kind == "something before it":
+        name.write_text("Once upon a time\n" * 30 + text, encoding="utf-8")
+    else:
+        name.write_text(text, encoding="utf-8")
+    if kind == "among others":
+        for i, other in enumerate(texts(300, seed=3)):
+            (tmp_path / f"{i}.txt").write_text(f"other {other}", encoding="utf-8")
+        name = tmp_path / "*.[mt][dx]*"
+        (tmp_path / "mine.txt").unlink()
+    theirs, theirs_held_out = sides(load(given(tmp_path / "b", name)))
+    both = (train & theirs_held_out) | (held_out & theirs)
+    assert len(both) <= (60 if kind == "something before it" else 0), "the first part at most"
+    assert len(train & theirs) > 2000 and len(held_out & theirs_held_out) > 50
 
 
 def test_memory_stays_small_whatever_the_file(tmp_path: Path) -> None:
@@ -165,15 +203,15 @@ def test_memory_stays_small_whatever_the_file(tmp_path: Path) -> None:
             Watched.most = max(Watched.most, sum(map(len, given)))
             return BYTES.encode(given)
 
-    files.tokenize([path], tmp_path / "set.tokens", Watched(), "text", nothing)  # type: ignore[arg-type]
-    assert 0 < Watched.most <= files.BATCH_BYTES + 10_000
+    files.tokenize([path], tmp_path / "set.tokens", Watched(), Reading(), nothing)  # type: ignore[arg-type]
+    assert 0 < Watched.most <= files.BATCH_TEXT + 10_000
 
 
 def test_progress_grows_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "BATCH_DOCUMENTS", 20)
+    monkeypatch.setattr(files, "BATCH_PARTS", 20)
     said: list[files.FilesProgress] = []
     paths = [jsonl(tmp_path / "a.jsonl.gz", texts(200)), parquet(tmp_path / "b.parquet", texts(200))]
-    total = sum(files.tokenize(paths, tmp_path / "set.tokens", BYTES, "text", said.append))
+    total = sum(files.tokenize(paths, tmp_path / "set.tokens", BYTES, Reading(), said.append))
     shares = [progress.share for progress in said]
     assert len(said) == 20 and shares == sorted(shares) and shares[-1] == 1
     assert said[-1].tokens == total and said[-1].left_s == 0
@@ -183,6 +221,11 @@ def test_progress_grows_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_what_is_missing_is_said_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"name yours, as in --data 'corpus/\*\.parquet'"):
         sources.check(FILES, Sources())
+    both = FILES.model_copy(update={"tokenizer": f"sha256:{'a' * 64}"})
+    with pytest.raises(
+        UsageError, match=r"--data 'corpus/\*\.parquet'; and .* \(SHA-256 a{12}…\).* with --tokenizer \(the"
+    ):
+        sources.check(both, Sources())
     for name in ("none.txt", "*.parquet", "~nobody-by-this-name/x", "a**b"):
         with pytest.raises(UsageError, match="--data"):
             load(given(tmp_path, name if name.startswith("~") else tmp_path / name))
@@ -242,25 +285,86 @@ def test_a_column_that_is_not_there_or_holds_no_text(tmp_path: Path) -> None:
         load(given(tmp_path, path), DataSpec(source="files", field="id"))
 
 
+def test_an_empty_file_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "blank.jsonl").write_text("\n\n")
+    jsonl(tmp_path / "set.jsonl", texts(300))
+    load(given(tmp_path, tmp_path / "empty.txt", tmp_path / "blank.jsonl", tmp_path / "set.jsonl"))
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert said == [f"{tmp_path / 'blank.jsonl'} holds no text", f"{tmp_path / 'empty.txt'} holds no text"]
+    with pytest.raises(UsageError, match=r"^--data: .*empty\.txt is empty"):
+        sources.check(FILES, given(tmp_path, tmp_path / "empty.txt"))
+    with pytest.raises(UsageError, match=r"there is no text in 2 files, .*blank\.jsonl first"):
+        load(given(tmp_path, tmp_path / "empty.txt", tmp_path / "blank.jsonl"))
+
+
+@pytest.mark.parametrize("name", ["set.txt", "set.jsonl", "set.jsonl.gz"])
+def test_text_that_is_not_utf_8_is_named_and_read_when_told_how(name: str, tmp_path: Path) -> None:
+    content = ["née le 3 mars"] * 3 + texts(3000)
+    path = tmp_path / name
+    lines = [text if name == "set.txt" else json.dumps({"text": text}, ensure_ascii=False) for text in content]
+    raw = "".join(f"{line}\n" for line in lines).replace("ï", "i").encode("cp936")
+    path.write_bytes(gzip.compress(raw) if name.endswith("gz") else raw)
+    at = raw.index("é".encode("cp936"))
+    with pytest.raises(UsageError, match=rf"{path} is not UTF-8 text: byte {at} is 0xa8\. Name its encoding, as in"):
+        load(given(tmp_path, path))
+    assert not list((tmp_path / "cache").iterdir())
+    train, held_out = sides(load(replace(given(tmp_path, path), encoding="cp936")))
+    assert "née le 3 mars" in "".join(train | held_out)
+    with pytest.raises(UsageError, match=f"{path} is not ASCII text: byte {at}"):
+        load(replace(given(tmp_path, path), encoding="ascii"))
+
+
+@pytest.mark.parametrize("at", [0, 3, (1 << 20) - 1, (1 << 20) + 2])
+def test_the_byte_that_is_not_utf_8_is_found_wherever_it_is(at: int, tmp_path: Path) -> None:
+    path, good = tmp_path / "set.txt", "é\n".encode()
+    before = good * (at // 3) + b"ok\n"
+    for raw, where in (
+        (before + b"\xff" + good, len(before)),
+        (before + b"\xc3", len(before)),
+        (b"\xef\xbb\xbf" + before + b"\xff", 3 + len(before)),
+    ):
+        path.write_bytes(raw)
+        with pytest.raises(UsageError, match=f"byte {where} is 0x(ff|c3)"):
+            load(given(tmp_path, path))
+
+
+def test_a_mark_of_the_byte_order_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "set.txt").write_text("".join(f"{line}\n" for line in texts(3000)), encoding="utf-8-sig")
+    train, held_out = sides(load(given(tmp_path, tmp_path / "set.txt")))
+    assert not any("\ufeff" in line for line in train | held_out)
+
+
+def test_a_column_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    offsets, raw = np.array([0, 2, 4], np.int32), b"ok\xff\xfe"
+    bad = pyarrow.Array.from_buffers(pyarrow.string(), 2, [None, pyarrow.py_buffer(offsets), pyarrow.py_buffer(raw)])
+    pyarrow.parquet.write_table(pyarrow.table({"text": bad}), tmp_path / "set.parquet")
+    with pytest.raises(UsageError, match=r"set\.parquet has a text in 'text' that is not UTF-8"):
+        load(given(tmp_path, tmp_path / "set.parquet"))
+
+
 def test_too_little_to_hold_a_part_back(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="not enough data for a held-out set"):
+    with pytest.raises(UsageError, match="not enough text to hold some out"):
         load(given(tmp_path, jsonl(tmp_path / "set.jsonl", ["one"])))
 
 
 # ---- the token file ----
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
-    files.tokenize([jsonl(tmp_path / "set.jsonl", texts(100))], tmp_path / "set.tokens", BYTES, "text", nothing)
+    files.tokenize([jsonl(tmp_path / "set.jsonl", texts(100))], tmp_path / "set.tokens", BYTES, Reading(), nothing)
     return tmp_path / "set.tokens"
 
 
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (lambda raw: b"", "is not a token file"),
+        (lambda raw: b"", "set.tokens is empty"),
         (lambda raw: raw[:40], "is not a token file"),
         (lambda raw: b"PK" + raw[2:], "is not a token file"),
-        (lambda raw: raw[:8] + b"\2" + raw[9:], "has version 2 of the format"),
+        (
+            lambda raw: raw[:8] + b"\1" + raw[9:],
+            "has version 1 of the format, and this is version 2. Make it again",
+        ),
         (lambda raw: raw[:-1], "is damaged: it has"),
         (lambda raw: raw + b"x", "is damaged: it has"),
         (lambda raw: raw[:10] + b"\4" + raw[11:], "is damaged: it has"),
@@ -276,7 +380,7 @@ def test_a_damaged_token_file_is_refused(damage, sentence: str, made: Path, tmp_
 
 def test_a_token_beyond_the_vocabulary_is_found(tmp_path: Path) -> None:
     tokenizer, path = FileTokenizer(tokenizer_json()), tmp_path / "set.tokens"
-    files.tokenize([jsonl(tmp_path / "set.jsonl", texts(100))], path, tokenizer, "text", nothing)
+    files.tokenize([jsonl(tmp_path / "set.jsonl", texts(100))], path, tokenizer, Reading(), nothing)
     raw = path.read_bytes()
     path.write_bytes(raw[:-2] + b"\xff\xff")
     with pytest.raises(UsageError, match="holds the token 65535"):
@@ -298,7 +402,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     abandoned, used = tmp_path / f".set.tokens.0-{ended.pid}.part", tmp_path / f".set.tokens.0-{os.getppid()}.part"
     for part in (abandoned, used):
         part.write_bytes(b"half of it")
-    files.tokenize([jsonl(tmp_path / "set.jsonl", texts(100))], tmp_path / "set.tokens", BYTES, "text", nothing)
+    files.tokenize([jsonl(tmp_path / "set.jsonl", texts(100))], tmp_path / "set.tokens", BYTES, Reading(), nothing)
     assert used.exists() and not abandoned.exists()
 
 

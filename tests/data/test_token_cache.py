@@ -44,7 +44,7 @@ def test_the_latest_used_stays_and_the_others_fit_into_their_room(
 
 def test_reading_it_is_a_use(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
-    text.write_bytes(b"a line of text\n" * 200_000)
+    text.write_text("".join(f"line {number} of a text\n" for number in range(20_000)))
     sources = Sources((str(text),), cache=tmp_path / "data")
     files.load(sources, BYTES, "text")
     (made,) = sources.cache.glob("*.tokens")

@@ -1,6 +1,7 @@
 """`export`, `eval` and `sample` over homes as nodes leave them: real small models on the real text."""
 
 import errno
+import hashlib
 import json
 import pickle
 import shutil
@@ -11,12 +12,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors import SafetensorError
+from texts import jsonl, texts, tokenizer_json
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from noloco_node.base.identity import Identity
 from noloco_node.checkpoints import checkpoint
 from noloco_node.cli import main
+from noloco_node.data.corpus import NOTHING, Sources
 from noloco_node.errors import Incompatible, UsageError
 from noloco_node.host.home import Home
 from noloco_node.publish.hf_folder import byte_tokenizer
@@ -78,11 +81,11 @@ class Left:
         return self.folder / "checkpoints"
 
 
-def a_node_was_here(root: Path, run: Manifest, rounds: int = 2) -> Left:
+def a_node_was_here(root: Path, run: Manifest, rounds: int = 2, sources: Sources = NOTHING) -> Left:
     """A checkpoint at each boundary; the last one a step later, where the fast weights are ahead of the slow ones."""
     home = Home(root).create()
     identity = Identity.load_or_create(home.identity)
-    inner = Replica.build(run, identity.peer_id, device="cpu", threads=1)
+    inner = Replica.build(run, identity.peer_id, device="cpu", threads=1, sources=sources)
     left = Left(home, run, [], 0.0, inner.layout)
     signed_file.keep(left.folder, manifest.sign(run, identity))
     for _ in range(rounds):
@@ -411,6 +414,45 @@ def test_a_sample_is_of_its_seed(exported: Path, capsys: pytest.CaptureFixture[s
     assert said("--temperature", "0", "--seed", "3") == said("--temperature", "0", "--seed", "4")
     assert main(["sample", "def f(", str(exported), "--tokens", "60"]) == 0
     assert capsys.readouterr().out == f"def f({said()}\n", "the same, as it comes"
+
+
+@pytest.fixture
+def of_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """An export of a run with a tokenizer of its own, whose file is gone."""
+    path, to, data = tmp_path / "words.json", tmp_path / "model", jsonl(tmp_path / "set.jsonl", texts(3000))
+    path.write_bytes(tokenizer_json())
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    spec = DataSpec(source="files", sequence_length=32, tokenizer=f"sha256:{digest}")
+    run, where = run_of().model_copy(update={"data": spec}), Sources((str(data),), path, tmp_path)
+    left = a_node_was_here(tmp_path / "home", run, rounds=1, sources=where)
+    told(capsys, *f"export --to {to} --home {left.home.root} --tokenizer {path} --data {data}".split())
+    path.unlink()
+    return to
+
+
+def test_an_export_brings_its_tokenizer(of_words: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loss = signed_file.read(of_words).trained["eval_loss"]
+    data = str(of_words.parent / "set.jsonl")
+    assert told(capsys, "eval", str(of_words), "--data", data)["eval_loss"] == pytest.approx(loss, abs=1e-6)
+    assert told(capsys, "sample", "a peer", str(of_words), "--tokens", "5")["continuation"]
+    (of_words / "tokenizer.json").write_bytes(tokenizer_json(301))
+    assert "tokenizer.json is not the run's tokenizer" in refused(capsys, "sample", "a peer", str(of_words))
+    (of_words / "tokenizer.json").unlink()
+    assert "with --tokenizer" in refused(capsys, "sample", "a peer", str(of_words))
+
+
+def test_an_export_brings_a_tokenizer_of_the_hub(
+    of_words: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also without the network."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    run = signed_file.read(of_words).run
+    data = run.data.model_copy(update={"tokenizer": f"hub:owner/words@{'0' * 40}"})
+    identity = Identity.load_or_create(of_words.parent / "key")
+    signed = manifest.sign(run.model_copy(update={"data": data}), identity)
+    (of_words / "noloco.json").write_text(signed_file.text(signed, {}))
+    assert told(capsys, "sample", "a peer", str(of_words), "--tokens", "5")["continuation"]
+    assert told(capsys, "eval", str(of_words), "--data", str(of_words.parent / "set.jsonl"))["eval_loss"] > 0
 
 
 @pytest.mark.parametrize("wrong", [("--tokens", "0"), ("--temperature", "-1"), ("--seed", "-1"), ("--tokens", "few")])

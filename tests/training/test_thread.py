@@ -542,7 +542,7 @@ def test_after_a_roll_back_offers_of_an_earlier_round_that_was_adopted_count() -
 def test_where_memory_is_short_no_copy_is_made_for_a_joining_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda: 1000)
     with running() as watched:
-        with pytest.raises(OutOfMemory, match="0 GB are free"):
+        with pytest.raises(OutOfMemory, match=r"1\.0 kB are free"):
             answer(watched.thread.live_state())
         watched.thread.begin()
         watched.until(Finished)
