@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from noloco_node.base import atomic_files
-from noloco_node.host import paths
 from noloco_node.host.home import Home
 
 _OF_ONE_RUN = ("trust", "data", "encoding", "tokenizer")
@@ -27,6 +26,8 @@ def read(home: Home) -> dict[str, object]:
     """In a home of an older version, the run that it was in last; empty where there is none."""
     if (found := _read(home)) is not None:
         return {key: value for key, value in found.items() if key != _PORT}
+    from noloco_node.host import paths  # with pydantic, which `status` can do without
+
     return {"run": runs[0].name} if (runs := paths.runs(home)) else {}
 
 
