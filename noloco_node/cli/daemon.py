@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from noloco_node.base.addresses import Address
 from noloco_node.cli import log_setup
-from noloco_node.errors import SwarmUnreachable, UsageError
-from noloco_node.host import config
+from noloco_node.errors import NolocoError, SwarmUnreachable, UsageError
+from noloco_node.host import config, remembered
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
 from noloco_node.transport.probe import check_port, probe
@@ -136,9 +136,20 @@ def _prepared(settings: NodeConfig) -> Iterator[tuple[Home, NodeConfig]]:
     home = Home(settings.home).create()
     with home.lock(), log_setup.written(home, settings.log_level, settings.log_format):
         check_port(settings.listen)
+        settings = replace(settings, listen=_last_port(settings.listen, home))
         if settings.bootstrap:
             settings = replace(settings, bootstrap=asyncio.run(_reachable(settings.bootstrap, home)))
         yield home, settings
+
+
+def _last_port(listen: Address, home: Home) -> Address:
+    """For any free port, the one of last time if it is free: addresses and invitations of this node stay valid."""
+    again = replace(listen, port=listen.port or remembered.port(home))
+    try:
+        check_port(again)
+    except NolocoError:
+        return listen
+    return again
 
 
 async def _reachable(addresses: tuple[Address, ...], home: Home) -> tuple[Address, ...]:

@@ -43,6 +43,18 @@ sys.exit(code)
         assert run.stdout
 
 
+@pytest.mark.parametrize("verb", ["status", "id"])
+def test_a_verb_that_looks_imports_nothing_heavy(verb):
+    code = f"""
+import sys
+from noloco_node.cli import main
+main([{verb!r}])
+print(sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
 def test_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"noloco-node {VERSION} (protocol {PROTOCOL})\n"

@@ -262,6 +262,16 @@ def test_join_of_a_run_that_is_over(node, home, address, capsys):
     assert len(node.calls) == 1, "it answers `status` for a while"
 
 
+def test_the_port_of_last_time_is_taken_again_if_it_is_free(node, home, address):
+    main(["init"])
+    signed = was_in(home, Identity.load_or_create(home.create().identity))
+    free, taken = (parse(each).port for each in (free_address(), address))
+    for last, flag, taken_now in ((free, 0, free), (taken, 0, 0), (taken, free, free)):
+        remembered.keep(home, {}, manifest.verify(signed).run_id, signed.author, last)
+        assert main(["join", "--listen", f"/ip4/127.0.0.1/tcp/{flag}"]) == 0
+        assert node.calls[-1][0].listen.port == taken_now
+
+
 def test_runs_lists_and_removes(home, capsys):
     assert main(["runs"]) == 0
     assert capsys.readouterr().out == f"no run in {home.root} yet: join one with its invitation\n"
