@@ -1,5 +1,60 @@
-"""`python -m noloco_node` is `noloco-node`."""
+"""The process of a verb: `noloco-node`, and `python -m noloco_node`. Ctrl-C ends it from its first import on.
 
-from noloco_node.cli import program
+Importing torch or hivemind takes seconds, and an exception in the middle of it may be lost. So in an import, and before
+and after a verb, SIGINT and SIGTERM end the process at once. While a verb works, the first one is a KeyboardInterrupt,
+so that the verb can tidy up; a second one ends it at once. A node that runs has handlers of its own (node/main.py), and
+so has `top`.
+"""
 
-program()
+import os
+import signal
+import sys
+from contextlib import suppress
+from types import FrameType
+from typing import NoReturn
+
+INTERRUPTED = 130  # errors.EXIT_INTERRUPTED, which is imported after the handlers are set
+_SHOW_CURSOR = b"\x1b[?25h"  # a progress line may have hidden it
+_asked = False
+
+
+def _on_signal(_number: int, frame: FrameType | None) -> None:
+    global _asked  # noqa: PLW0603 (the handlers are the process's, too)
+    if _asked or not _can_tidy_up(frame):
+        if os.isatty(2):
+            os.write(2, _SHOW_CURSOR)
+        os._exit(INTERRUPTED)
+    _asked = True
+    raise KeyboardInterrupt
+
+
+def _can_tidy_up(frame: FrameType | None) -> bool:
+    """Whether a verb works, and is not in the middle of an import."""
+    while frame:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return False
+        if frame.f_code.co_name == "run_verb":
+            return True
+        frame = frame.f_back
+    return False
+
+
+for _each in (signal.SIGINT, signal.SIGTERM):
+    if signal.getsignal(_each) is not signal.SIG_IGN:  # as in a shell's background job
+        signal.signal(_each, _on_signal)
+
+
+def program() -> NoReturn:
+    """The verb, without the interpreter's shutdown: freeing torch object by object takes 2 s of a core, and on a busy
+    machine most of the 10 s in which a node leaves."""
+    from noloco_node.cli import main
+
+    code = main()
+    with suppress(BrokenPipeError):
+        sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    program()

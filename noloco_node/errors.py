@@ -4,6 +4,8 @@
     ├── UsageError                       2    a flag, a file or a manifest that the user can fix
     ├── NoNodeRunning                    3
     ├── NodeAlreadyRunning               4
+    ├── PortInUse                        5    of --listen or --web
+    ├── NotReached                       6    a peer that does not answer, a goal that was not reached in time
     ├── SwarmUnreachable                10
     ├── ClockTooFarOff                  11
     ├── Incompatible                    12    another version, another manifest, another layout
@@ -42,6 +44,14 @@ class NoNodeRunning(NolocoError):
 
 class NodeAlreadyRunning(NolocoError):
     exit_code = 4
+
+
+class PortInUse(NolocoError):
+    exit_code = 5
+
+
+class NotReached(NolocoError):
+    exit_code = 6
 
 
 class SwarmUnreachable(NolocoError):
@@ -100,3 +110,10 @@ class PeerRefused(PeerFault):
 
 class PeerMisbehaved(PeerFault):
     pass
+
+
+def known(error: BaseException) -> NolocoError | None:
+    """The first error of ours, also inside the group that a TaskGroup raises."""
+    if isinstance(error, BaseExceptionGroup):
+        return next(filter(None, map(known, error.exceptions)), None)
+    return error if isinstance(error, NolocoError) else None

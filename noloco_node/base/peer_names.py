@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from hashlib import sha256
 
 from noloco_node.base.validation import listed
-from noloco_node.errors import UsageError
+from noloco_node.errors import NotReached, UsageError
 
 _LEAST_LETTERS = 4
 """Of an id, to name a peer by them."""
@@ -43,7 +43,8 @@ def name_of(peer_id: str) -> str:
 
 
 def find(word: str, peer_ids: Iterable[str]) -> str:
-    """The one peer with this name, or with this beginning or end of its id. Raises UsageError with similar names."""
+    """The one peer with this name, or with this beginning or end of its id. Raises UsageError for several,
+    NotReached for none, with similar names."""
     known = sorted(set(peer_ids))
     if word in known:
         return word
@@ -55,10 +56,10 @@ def find(word: str, peer_ids: Iterable[str]) -> str:
         several = ", ".join(f"{name_of(peer)} ({peer})" for peer in found[:_SHOWN])
         raise UsageError(f"{word!r} may be any of {len(found)} peers: name one by its id, {several}")
     if not known:
-        raise UsageError(f"no other peer is known yet, so nobody is called {word!r}: try again in a moment")
+        raise NotReached(f"no other peer is known yet, so nobody is called {word!r}: try again in a moment")
     close = get_close_matches(word.lower(), map(name_of, known), n=3)
     likely = f"did you mean {listed(close)}?" if close else "see `noloco-node peers` for those who are there"
-    raise UsageError(f"no peer is called {word!r}, {likely}")
+    raise NotReached(f"no peer is called {word!r}, {likely}")
 
 
 def _is_part(word: str, peer_id: str) -> bool:

@@ -28,20 +28,18 @@ import torch
 from torch import Tensor
 
 from noloco_node.base import atomic_files
-from noloco_node.checkpoints.last_round import NAME
+from noloco_node.checkpoints import listing
+from noloco_node.checkpoints.listing import INNER, MODEL, OUTER, SCHEMA, STATE, About, Damaged
 from noloco_node.errors import Incompatible, UsageError
 
 KEEP = 3
 """The newest are kept: the second one is for a bad disk block in the first, a third costs little."""
 PARAMETER_BYTES = 20
 """Bytes of a checkpoint per parameter: θ, φ, δ and AdamW's two moments, 4 bytes each. The rest is small."""
-SCHEMA = 2
 
 T = TypeVar("T")
 
-_MODEL, _OUTER, _INNER, _STATE = "model.safetensors", "outer.safetensors", "inner.pt", "state.json"
 _TEMPORARY = ".writing-"
-_MAX_STATE_BYTES = 64 << 10  # of state.json: it has half a kilobyte
 _MORE_BYTES = 64 << 20
 """Of a checkpoint, for names, the data position and random state: a model of many parts has some MB of them."""
 _WORSE_AT_LEAST = 0.1
@@ -104,10 +102,6 @@ def any_values(_: Checkpoint) -> None:
     """A Use that refuses none."""
 
 
-class _Damaged(Exception):
-    """Why a checkpoint does not verify."""
-
-
 # ---- saving ----------------------------------------------------------------------------------------------------------
 def save(directory: Path, state: Saveable, run_id: str, layout: bytes, keep: int = KEEP) -> Path:
     """Write a checkpoint, and remove all but it and the newest before it, `keep` in all. Raises DiskFull or UsageError
@@ -145,14 +139,14 @@ def _size(value: object) -> int:
 
 def _write_all(into: Path, state: Saveable, run_id: str, layout: bytes) -> None:
     files = {
-        _MODEL: _write(into / _MODEL, lambda file: _write_safetensors(file, state.weights)),
-        _OUTER: _write(into / _OUTER, lambda file: _write_safetensors(file, state.outer)),
-        _INNER: _write(into / _INNER, lambda file: torch.save(dict(state.inner), file)),
+        MODEL: _write(into / MODEL, lambda file: _write_safetensors(file, state.weights)),
+        OUTER: _write(into / OUTER, lambda file: _write_safetensors(file, state.outer)),
+        INNER: _write(into / INNER, lambda file: torch.save(dict(state.inner), file)),
     }
     which = {"schema": SCHEMA, "run_id": run_id, "layout": layout.hex()}
     losses = {"eval_loss": state.eval_loss, "loss": state.loss}
     about = {**which, "round": state.round, "step": state.step, **losses, "files": files}
-    _write(into / _STATE, lambda file: file.write(json.dumps(about, indent=1).encode()))
+    _write(into / STATE, lambda file: file.write(json.dumps(about, indent=1).encode()))
     atomic_files.sync(into)
 
 
@@ -210,14 +204,14 @@ def _write_safetensors(file: Any, tensors: Mapping[str, Tensor]) -> None:
 
 def _free_name(directory: Path, step: int) -> Path:
     """A name that no older one has: replacing a directory is not atomic."""
-    again = [place[1] + 1 for place, _ in _checkpoints(directory) if place[0] == step]
+    again = [place[1] + 1 for place, _ in listing.places(directory) if place[0] == step]
     return directory / (f"{step}-{max(again)}" if again else str(step))
 
 
 def _prune(directory: Path, written: Path, keep: int) -> None:
     """Keep this one and the newest before it. Those of later steps go: they do not verify, or training had resumed
     from them."""
-    paths = kept(directory)
+    paths = listing.kept(directory)
     at = paths.index(written)
     for path in (*paths[:at], *paths[at + keep :]):
         shutil.rmtree(path, ignore_errors=True)  # tried again next time
@@ -238,16 +232,16 @@ def newest(  # noqa: PLR0913
 
     `use` raises ValueError where the values are no replica's. It may raise Incompatible: that is raised here where no
     older checkpoint can be used either. `parameters`: of the model; files far larger than its own are not read."""
-    paths = kept(directory)
+    paths = listing.kept(directory)
     losses = {path: _losses(path) for path in paths}
-    files = _MODEL, _OUTER, _INNER
+    files = MODEL, OUTER, INNER
 
     def load(path: Path) -> Checkpoint:
         found = _read(path, _verified(path, run_id, layout, files, parameters))
         try:
             use(found)
         except (ValueError, Incompatible) as error:
-            raise _Damaged(str(error)) from error
+            raise Damaged(str(error)) from error
         return found
 
     return Found(*_first_good(paths, load, lambda left: _unharmed(left, losses, margin)))
@@ -262,11 +256,6 @@ def slow_weights(paths: Sequence[Path], run_id: str, layout: bytes) -> SlowWeigh
     return slow
 
 
-def kept(directory: Path) -> list[Path]:
-    """The checkpoints, newest first; they may be damaged."""
-    return [path for _, path in _checkpoints(directory)]
-
-
 def _first_good(
     paths: Sequence[Path], load: Callable[[Path], T], choose: Callable[[Sequence[Path]], Path] = lambda left: left[0]
 ) -> tuple[T | None, tuple[str, ...]]:
@@ -278,10 +267,10 @@ def _first_good(
         left.remove(path)
         try:
             loaded = load(path)
-        except _Damaged as error:
+        except Damaged as error:
             faults[path] = error
         else:
-            faults |= dict.fromkeys(worse, _Damaged(f"its loss is far above that of checkpoint {path.name}"))
+            faults |= dict.fromkeys(worse, Damaged(f"its loss is far above that of checkpoint {path.name}"))
     for fault in faults.values():
         if loaded is None and isinstance(fault.__cause__, Incompatible):
             raise fault.__cause__
@@ -307,70 +296,37 @@ def _unharmed(paths: Sequence[Path], losses: Mapping[Path, tuple[float | None, .
 def _losses(path: Path) -> tuple[float | None, ...]:
     """On held-out data and in training, as far as they are known."""
     try:
-        about = _about(path)
-    except _Damaged:
+        found = listing.about(path)
+    except Damaged:
         return None, None
-    return about["eval_loss"], about["loss"]
-
-
-def _checkpoints(directory: Path) -> list[tuple[tuple[int, int], Path]]:
-    """Step and number of each checkpoint, newest first; other files in the directory are ignored."""
-    try:
-        paths = list(directory.iterdir())
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise UsageError(f"cannot read the checkpoints in {directory}: {error.strerror}") from error
-    found = [(match, path) for path in paths if (match := NAME.fullmatch(path.name))]
-    return sorted((((int(match[1]), int(match[2] or 0)), path) for match, path in found), reverse=True)
+    return found.eval_loss, found.loss
 
 
 def _load_slow(path: Path, run_id: str, layout: bytes) -> SlowWeights:
     from safetensors import SafetensorError, safe_open
 
-    about = _verified(path, run_id, layout, (_OUTER,))
+    about = _verified(path, run_id, layout, (OUTER,))
     try:
-        with safe_open(path / _OUTER, "pt") as file:
+        with safe_open(path / OUTER, "pt") as file:
             phi = file.get_tensor("phi")
     except (OSError, SafetensorError) as error:
-        raise _Damaged(f"{_OUTER} cannot be read ({type(error).__name__})") from error
+        raise Damaged(f"{OUTER} cannot be read ({type(error).__name__})") from error
     if phi.dtype is not torch.float32 or phi.dim() != 1:
-        raise _Damaged(f"{_OUTER} holds no flat vector of fp32 numbers")
-    return SlowWeights(path, about["round"], about["step"], phi)
+        raise Damaged(f"{OUTER} holds no flat vector of fp32 numbers")
+    return SlowWeights(path, about.round, about.step, phi)
 
 
-def _verified(
-    path: Path, run_id: str, layout: bytes, files: Sequence[str], parameters: int | None = None
-) -> dict[str, Any]:
+def _verified(path: Path, run_id: str, layout: bytes, files: Sequence[str], parameters: int | None = None) -> About:
     """state.json, after it and these files were found to be what was written, and of this run."""
-    about = _about(path)
-    _check_same("run", about["run_id"], run_id, path)
-    _check_same("layout", about["layout"], layout.hex(), path)
-    total = sum(size for _, size in about["files"].values())
+    about = listing.about(path)
+    _check_same("run", about.run_id, run_id, path)
+    _check_same("layout", about.layout, layout.hex(), path)
+    total = sum(size for _, size in about.files.values())
     if parameters is not None and total > 2 * PARAMETER_BYTES * parameters + _MORE_BYTES:
-        raise _Damaged(f"it has {total} bytes, too many for a model of {parameters} parameters")
+        raise Damaged(f"it has {total} bytes, too many for a model of {parameters} parameters")
     for name in files:
-        _verify(path / name, about["files"][name])
+        _verify(path / name, about.files[name])
     return about
-
-
-def _about(path: Path) -> dict[str, Any]:
-    """state.json, with its keys checked."""
-    try:
-        with atomic_files.open_file(path / _STATE) as file:
-            about = json.loads(file.read(_MAX_STATE_BYTES))
-        wanted = {"run_id": str, "layout": str, "round": int, "step": int}
-        losses = {name: None if about.get(name) is None else float(about[name]) for name in ("eval_loss", "loss")}
-        is_right = all(type(about[key]) is kind for key, kind in wanted.items()) and about["schema"] == SCHEMA
-        if is_right and min(about["round"], about["step"]) >= 0:
-            files = about["files"]
-            about["files"] = {n: (str(files[n]["sha256"]), int(files[n]["bytes"])) for n in (_MODEL, _OUTER, _INNER)}
-            return {**about, **losses}
-    except FileNotFoundError:
-        raise _Damaged(f"it has no {_STATE}") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-        pass
-    raise _Damaged(f"its {_STATE} cannot be read")
 
 
 def _check_same(what: str, there: str, here: str, path: Path) -> None:
@@ -386,25 +342,25 @@ def _verify(path: Path, wanted: tuple[str, int]) -> None:
     try:
         with atomic_files.open_file(path) as file:
             if (found := os.fstat(file.fileno()).st_size) != size:
-                raise _Damaged(f"{path.name} has {found} bytes instead of {size}")
+                raise Damaged(f"{path.name} has {found} bytes instead of {size}")
             if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
-                raise _Damaged(f"{path.name} is not what was written")
+                raise Damaged(f"{path.name} is not what was written")
     except OSError as error:
-        raise _Damaged(f"{path.name} cannot be read ({error.strerror})") from None
+        raise Damaged(f"{path.name} cannot be read ({error.strerror})") from None
 
 
-def _read(path: Path, about: Mapping[str, Any]) -> Checkpoint:
+def _read(path: Path, about: About) -> Checkpoint:
     from safetensors.torch import load_file
 
     try:
-        weights, outer = load_file(path / _MODEL), load_file(path / _OUTER)
-        _require_stored(path / _INNER)
-        inner = torch.load(path / _INNER, map_location="cpu", weights_only=True)
+        weights, outer = load_file(path / MODEL), load_file(path / OUTER)
+        _require_stored(path / INNER)
+        inner = torch.load(path / INNER, map_location="cpu", weights_only=True)
     except MemoryError:
         raise
     except Exception as error:  # a crafted file makes the readers raise anything, from IndexError to AssertionError
-        raise _Damaged(f"it cannot be read ({type(error).__name__})") from error
-    return Checkpoint(path, about["round"], about["step"], weights, outer, inner)
+        raise Damaged(f"it cannot be read ({type(error).__name__})") from error
+    return Checkpoint(path, about.round, about.step, weights, outer, inner)
 
 
 def _require_stored(path: Path) -> None:

@@ -10,9 +10,10 @@ from noloco_node.base import atomic_files
 from noloco_node.base.units import size
 from noloco_node.checkpoints import checkpoint
 from noloco_node.checkpoints.checkpoint import Checkpoint, Saveable, Use, any_values
-from noloco_node.errors import DiskFull
+from noloco_node.errors import DiskFull, NolocoError
 from noloco_node.views.status import Checkpoints, Health
 
+_REMEDY = "free some, or move NOLOCO_HOME"
 _ENOUGH = 2
 """Checkpoints that must fit: one is written beside the older ones before the oldest goes."""
 ROLL_BACK_MARGIN, RESUME_MARGIN = 0.25, 0.5
@@ -29,7 +30,8 @@ class CheckpointKeeper:
         self._run_id = run_id
         self._resumed: int | None = None
         self._saved: int | None = None
-        self._full = False
+        self.unsaved: NolocoError | None = None
+        """Why the last try to save wrote none."""
 
     def resume(self, layout: bytes, use: Use = any_values, parameters: int | None = None) -> Checkpoint | None:
         """The checkpoint that this node resumes from: the newest that `use` takes, unless it is far worse than an older
@@ -53,15 +55,21 @@ class CheckpointKeeper:
         """Raises DiskFull, UsageError, and leaves the older ones untouched then."""
         try:
             checkpoint.save(self._directory, state, self._run_id, layout)
-        except DiskFull:
-            self._full = True
+        except NolocoError as error:
+            last = self._resumed if self._saved is None else self._saved
+            kept = "and no earlier one is" if last is None else f"the last that is saved is round {last}"
+            self.unsaved = type(error)(f"round {state.round} is not saved, {kept}: {error}")
             raise
-        self._saved, self._full = state.round, False
+        self._saved, self.unsaved = state.round, None
 
-    def room(self, parameters: int) -> str:
-        """The sentence that the log has before training starts."""
+    def say_room(self, parameters: int) -> None:
+        """In the log, before training starts."""
         view = self.view(parameters)
-        return f"a checkpoint takes {size(view.bytes)}, the disk has {size(view.free_bytes)} left"
+        text = f"a checkpoint takes {size(view.bytes)}, the disk has {size(view.free_bytes)} left"
+        if view.free_bytes is not None and view.free_bytes < view.bytes:
+            log.warning("%s: what is trained cannot be saved. %s", text, f"{_REMEDY[0].upper()}{_REMEDY[1:]}")
+        else:
+            log.info("%s", text)
 
     def view(self, parameters: int) -> Checkpoints:
         needed = checkpoint.PARAMETER_BYTES * parameters
@@ -69,8 +77,9 @@ class CheckpointKeeper:
 
     def health(self, parameters: int) -> tuple[Health, ...]:
         view = self.view(parameters)
-        if not self._full and (view.free_bytes is None or view.free_bytes >= _ENOUGH * view.bytes):
+        full = isinstance(self.unsaved, DiskFull)
+        if not full and (view.free_bytes is None or view.free_bytes >= _ENOUGH * view.bytes):
             return ()
-        level, lost = ("error", ", and the last one was not written") if self._full else ("warning", "")
+        level, lost = ("error", ", and the last one was not written") if full else ("warning", "")
         text = f"disk: {size(view.free_bytes)} left, a checkpoint needs {size(view.bytes)}{lost}"
-        return (Health(level, text, "free some, or move NOLOCO_HOME"),)
+        return (Health(level, text, _REMEDY),)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from noloco_node.base.atomic_files import writing
-from noloco_node.checkpoints.last_round import last_round
+from noloco_node.checkpoints import listing
 from noloco_node.errors import NodeAlreadyRunning, UsageError
 from noloco_node.host import paths
 from noloco_node.host.home import Home
@@ -52,7 +52,8 @@ def remove(home: Home, there: Sequence[KeptRun], wanted: Sequence[str]) -> list[
 
 
 def _kept(folder: Path, held: str | None) -> KeptRun:
-    round, rounds, label = last_round(folder / "checkpoints"), None, folder.name[:12]
+    newest = listing.newest(folder / "checkpoints")
+    round, rounds, label = newest.round if newest else 0, None, folder.name[:12]
     with suppress(UsageError):
         run = signed_file.read(folder).run
         rounds, label = run.rounds, run.label

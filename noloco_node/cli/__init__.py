@@ -1,16 +1,16 @@
 """The command line: runs a verb, and turns every error into a sentence and an exit code.
 
 Nothing heavy is imported before a verb needs it, so `--help` is quick. A NolocoError is one sentence on stderr and its
-exit code; anything else is a bug: one line for the user, and the traceback in the home's log.
+exit code, and with `--json` a document on stdout, too; anything else is a bug: one line for the user, and the traceback
+in the home's log. How a signal ends a verb: __main__.py.
 """
 
 import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NoReturn
 
-from noloco_node.errors import EXIT_INTERRUPTED, NolocoError
+from noloco_node.errors import EXIT_INTERRUPTED, NolocoError, known
 
 _ENVIRONMENT = {
     "GRPC_ENABLE_FORK_SUPPORT": "0",  # p2pd is started by exec; gRPC's fork handlers would only add warnings and delays
@@ -23,27 +23,17 @@ _ENVIRONMENT = {
 """Read by libraries when they are imported. A variable that the user has set stays."""
 
 
-def program() -> NoReturn:
-    """`main`, without the interpreter's shutdown: freeing torch object by object takes 2 s of a core, and on a busy
-    machine most of the 10 s in which a node leaves."""
-    code = main()
-    with suppress(BrokenPipeError):
-        sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     args = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _run(args)
+        return run_verb(args)
     except BaseException as error:  # noqa: BLE001 (the process ends here: every error becomes an exit code)
         return _report(error, args)
 
 
-def _run(args: list[str]) -> int:
+def run_verb(args: list[str]) -> int:
     from noloco_node.cli.parser import parse
 
     verb, options = parse(args)
@@ -53,11 +43,9 @@ def _run(args: list[str]) -> int:
 
 
 def _report(error: BaseException, args: list[str]) -> int:
-    known = _known(error)
-    match known or error:
+    match known(error) or error:
         case NolocoError() as expected:
-            print(expected, file=sys.stderr)
-            return expected.exit_code
+            return _say(str(expected), expected.exit_code, args)
         case SystemExit() as asked:  # argparse, after --help and --version
             return asked.code if isinstance(asked.code, int) else 0
         case KeyboardInterrupt():
@@ -68,14 +56,17 @@ def _report(error: BaseException, args: list[str]) -> int:
         case _:
             from noloco_node.cli.log_setup import note_crash
 
-            print(
-                f"noloco-node failed unexpectedly ({type(error).__name__}): {note_crash(error, args)}", file=sys.stderr
-            )
-            return 1
+            sentence = f"noloco-node failed unexpectedly ({type(error).__name__}): {note_crash(error, args)}"
+            return _say(sentence, NolocoError.exit_code, args)
 
 
-def _known(error: BaseException) -> NolocoError | None:
-    """The first NolocoError, also inside the group that a TaskGroup raises."""
-    if isinstance(error, BaseExceptionGroup):
-        return next(filter(None, map(_known, error.exceptions)), None)
-    return error if isinstance(error, NolocoError) else None
+def _say(sentence: str, code: int, args: list[str]) -> int:
+    if "--json" in args:
+        import json
+
+        from noloco_node.views.documents import SCHEMA, as_error
+
+        with suppress(BrokenPipeError):  # on one line, since it may end a list of documents that has one a line
+            print(json.dumps({"schema": SCHEMA, "error": as_error(sentence, code)}), flush=True)
+    print(sentence, file=sys.stderr)
+    return code

@@ -1,4 +1,6 @@
-"""The verbs for the author of a run: `init` writes a run.toml to edit, `tokenize` a token file to share."""
+"""The verbs for the author of a run: `init` writes a run.toml to edit, `check` says what it costs, `tokenize` writes a
+token file to share.
+"""
 
 import argparse
 import os
@@ -11,11 +13,13 @@ from typing import TYPE_CHECKING
 
 from noloco_node.cli.options import print_json
 from noloco_node.errors import UsageError
-from noloco_node.views.documents import SCHEMA
+from noloco_node.views.documents import SCHEMA, plain
 
 if TYPE_CHECKING:
     from noloco_node.data.files import FilesProgress, Report
     from noloco_node.data.tokens import Tokenizer
+    from noloco_node.node.check_run import Checked
+    from noloco_node.run.schema import Manifest
 
 _SUFFIX = ".tokens"
 _SAY_S = 1.0
@@ -36,6 +40,56 @@ def init(args: argparse.Namespace) -> int:
         raise UsageError(f"cannot write {path}: {error.strerror}. Name another file") from None
     print(f"wrote {path}: edit it, then run `noloco-node start {path}`")
     return 0
+
+
+def check(args: argparse.Namespace) -> int:
+    from noloco_node.data import pin_commit, sources
+    from noloco_node.host import config
+    from noloco_node.host.home import Home
+    from noloco_node.run import toml
+
+    flags = {name: value for name, value in vars(args).items() if name not in ("verb", "manifest", "json")}
+    settings, run = config.load(flags, os.environ), toml.load(Path(args.manifest))
+    sources.check(run.data, sources.Sources(settings.data, settings.tokenizer))
+    run = pin_commit.pinned(run, Home(settings.home))
+    from noloco_node.node.check_run import check as check_run
+
+    found = check_run(run, settings, lambda what: print(f"{what} ...", file=sys.stderr, flush=True))
+    if args.json:
+        print_json({"schema": SCHEMA, **plain(found)})
+    else:
+        _print_checked(run, found)
+    return 0
+
+
+def _print_checked(run: "Manifest", found: "Checked") -> None:
+    from noloco_node.base.units import count, loss, rate, size, span
+
+    taken, disk, trial, needs = found.memory, found.disk, found.trial, found.needs
+    took = span(trial.step_s) if trial.step_s >= 1 else f"{1000 * trial.step_s:.0f} ms"
+    on_device = "" if taken.device is None else f"{size(taken.device)} on {found.device} and "
+    in_all = "" if taken.device_taken is None else f"{size(taken.device_taken)} on {found.device} and "
+    how = f"{count(trial.steps, 'step')} tried" if trial.steps else "estimated from one micro-batch"
+    losses = "" if trial.loss_last is None else f", loss {loss(trial.loss_first)} to {loss(trial.loss_last)}"
+    several = "" if found.swaps_per_round == 1 else f", up to {found.swaps_per_round} times a round"
+    lines = {
+        "run": f"{found.run}: {found.parameters / 1e6:.3g} M parameters, trained on {found.device}",
+        "memory": f"{on_device}{size(taken.host)} here for the run's state; "
+        f"this check took {in_all}{size(taken.host_taken)} in all",
+        "disk": f"{size(disk.needed)} for checkpoints of {size(disk.checkpoint)}; {size(disk.free)} are free",
+        "a step": f"{took}, {rate(trial.tokens_per_s)} tokens/s ({how}{losses})",
+        "a round": f"{span(found.round_s)}; all {count(run.rounds, 'round')} {span(found.run_s)}",
+        "a swap": f"sends {size(found.swap)} ({run.outer.codec}) and receives as much{several}",
+        "data": needs.data,
+        "tokenizer": needs.tokenizer,
+        "packages": needs.packages,
+    }
+    for title, line in lines.items():
+        if title == "data":
+            print("\na volunteer needs the memory and the disk above, and")
+        print(f"{title:<10}  {line}")
+    if disk.free is not None and disk.free < disk.checkpoint:
+        print("\nwarning: what is trained here cannot be saved. Free some space, or move NOLOCO_HOME")
 
 
 def tokenize(args: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from noloco_node.base.states import NodeState
 from noloco_node.cli.options import home_of, print_json
 from noloco_node.control import socket_client
 from noloco_node.control.socket_client import ControlClient
-from noloco_node.errors import NolocoError, NoNodeRunning, UsageError
+from noloco_node.errors import NolocoError, NoNodeRunning, NotReached, UsageError
 from noloco_node.host.home import Home
 from noloco_node.views.documents import document
 from noloco_node.views.status import StatusView
@@ -143,7 +143,7 @@ class _Wait:
             if self._timeout_s is not None and self._passed() >= self._timeout_s:
                 if self._last is None and self._home.holder() is None:
                     raise socket_client.nobody(self._home)
-                raise NolocoError(
+                raise NotReached(
                     f"{self._goal} was not reached within {self._timeout_s:g} s ({_progress(self._last)}): "
                     "wait longer with --timeout, or see `noloco-node status`"
                 )

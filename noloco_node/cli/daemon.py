@@ -22,6 +22,7 @@ from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
 
 if TYPE_CHECKING:
+    from noloco_node.run.schema import Manifest
     from noloco_node.run.signed_file import RunFile
 
 _PROBE_S = 5.0
@@ -34,6 +35,8 @@ def start(args: argparse.Namespace) -> int:
     from noloco_node.run import manifest, toml
 
     settings, run = _settings(args), toml.load(Path(args.manifest))
+    if not settings.linger and _is_over(run, Home(settings.home)):
+        return 0
     sources.check(run.data, sources.Sources(settings.data, settings.tokenizer))
     with _prepared(settings) as (home, settings):
         from noloco_node.base.identity import Identity
@@ -41,6 +44,26 @@ def start(args: argparse.Namespace) -> int:
 
         signed = manifest.sign(pinned(run, home), Identity.load_or_create(home.identity))
         return _run(lambda main: main.train(settings, signed, _report))
+
+
+def _is_over(run: "Manifest", home: Home) -> bool:
+    """Whether this node has trained the run to its end; says so then, and what comes next."""
+    from noloco_node.base.units import count, loss
+    from noloco_node.checkpoints import listing
+    from noloco_node.data.pin_commit import without_asking
+    from noloco_node.node import outcome
+
+    known = without_asking(run, home)
+    reached = listing.newest(home.run(known.run_id) / "checkpoints") if known else None
+    if known is None or reached is None or reached.round < known.rounds:
+        return False
+    measured = "" if reached.eval_loss is None else f", held-out loss {loss(reached.eval_loss)}"
+    _report(f"{known.label} is over: {count(reached.round, 'round')}, step {reached.step}{measured}")
+    _report(f"its checkpoints: {home.run(known.run_id) / 'checkpoints'}")
+    for line in outcome.to_use(home, known.label):
+        _report(line)
+    _report("to train on: another run.toml (its name, seed or rounds make it another run), or another invitation")
+    return True
 
 
 def join(args: argparse.Namespace) -> int:
@@ -51,16 +74,12 @@ def join(args: argparse.Namespace) -> int:
     signed, say = None, None
     if earlier is not None:
         from noloco_node.base.identity import Identity
-        from noloco_node.checkpoints.last_round import last_round
+        from noloco_node.checkpoints import listing
 
-        run, done = earlier.run, last_round(home.run(earlier.run.run_id) / "checkpoints")
-        if done >= run.rounds and not settings.linger:
-            _report(
-                f"{run.label} is over, all {run.rounds} rounds are done: take the model out with `noloco-node export "
-                "--to my-model`, or join another run with its invitation"
-            )
+        run, reached = earlier.run, listing.newest(home.run(earlier.run.run_id) / "checkpoints")
+        if not settings.linger and _is_over(run, home):
             return 0
-        say = f"going on with {run.label}, round {done} of {run.rounds}"
+        say = f"going on with {run.label}, round {reached.round if reached else 0} of {run.rounds}"
         if earlier.signed.author == Identity.load_or_create(home.identity).peer_id:
             signed = earlier.signed
     if not (settings.bootstrap or signed):

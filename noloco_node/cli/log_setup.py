@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from logging.handlers import RotatingFileHandler
 
-from noloco_node.errors import NolocoError
+from noloco_node.errors import NolocoError, known
 from noloco_node.host.config import home_dir
 from noloco_node.host.home import Home
 
@@ -37,6 +37,11 @@ def written(home: Home, level: str, form: str) -> Iterator[None]:
     logging.captureWarnings(True)
     try:
         yield
+    except Exception as error:
+        ours.removeHandler(terminal)  # there it is the program's last line
+        if expected := known(error):
+            ours.error("ended with exit code %d: %s", expected.exit_code, expected)
+        raise
     finally:
         logging.captureWarnings(False)
         ours.removeHandler(terminal)

@@ -133,7 +133,7 @@ def bugreport(args: argparse.Namespace) -> int:
     contents = {"versions.txt": _versions(), **asyncio.run(_views(home)), "doctor.json": _doctor(home)}
     report.write(to, {**contents, **report.files(home)}, report.mask(home, os.environ))
     if args.json:
-        print_json({"schema": SCHEMA, "file": str(to.absolute()), "bytes": to.stat().st_size})
+        print_json({"schema": SCHEMA, "file": str(config.whole_path(str(to))), "bytes": to.stat().st_size})
     else:
         print(f"wrote {to}: keys and tokens are left out, addresses masked. Read it before you send it")
     return 0

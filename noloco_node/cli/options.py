@@ -73,6 +73,13 @@ def init(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="replace the file if it exists")
 
 
+def check(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("manifest", metavar="run.toml", help="the run to check")
+    _data(parser.add_argument_group("what to train"))
+    _how_to_train(parser)
+    home_and_json(parser.add_argument_group("output"))
+
+
 def tokenize(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("files", metavar="FILES", nargs="+", help="text, jsonl, parquet or arrow files, a folder of them, or a pattern")
@@ -107,10 +114,7 @@ def bootstrap(parser: argparse.ArgumentParser) -> None:
 def _trainer(parser: argparse.ArgumentParser, what: Options) -> None:
     _data(what)
     what.add_argument("--rounds", metavar="N", help="stop cleanly after N rounds (default: when the run ends)")
-    on = parser.add_argument_group("how to train")
-    _device(on, "auto, cpu, cuda, cuda:1 or mps")
-    on.add_argument("--micro-batch", metavar="N", help="examples at once (default: auto, as many as fit on a GPU)")
-    on.add_argument("--compile", action="store_const", const=True, help="use torch.compile: slow start, faster steps")
+    _how_to_train(parser)
     _network(parser)
     limits = parser.add_argument_group("limits").add_argument
     limits("--max-upload", metavar="RATE", help="bytes sent per second, as 5MB or 40Mbit (default: no limit)")
@@ -118,10 +122,17 @@ def _trainer(parser: argparse.ArgumentParser, what: Options) -> None:
     limits("--daily-upload", metavar="AMOUNT", help="bytes sent per day, as 20GB; when used up, rounds are solo")
     limits("--daily-download", metavar="AMOUNT", help="bytes received per day; when used up, rounds are solo")
     limits("--hours", metavar="HH-HH", help="train only in these hours, as 22-08; pause in the others")
-    limits("--gpu-memory-fraction", metavar="X", help="use at most this share of the GPU's memory, as 0.5")
     output = _output(parser)
     output.add_argument("--sinks", metavar="NAMES", help="write curves to tensorboard, wandb or both, with a comma")
     output.add_argument("--linger", metavar="S", help="when done, answer `status` for S more seconds (default: 0)")
+
+
+def _how_to_train(parser: argparse.ArgumentParser) -> None:
+    on = parser.add_argument_group("how to train")
+    _device(on, "auto, cpu, cuda, cuda:1 or mps")
+    on.add_argument("--micro-batch", metavar="N", help="examples at once (default: auto, as many as fit on a GPU)")
+    on.add_argument("--gpu-memory-fraction", metavar="X", help="use at most this share of the GPU's memory, as 0.5")
+    on.add_argument("--compile", action="store_const", const=True, help="use torch.compile: slow start, faster steps")
 
 
 def _network(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,7 @@
 """The verbs: their help, their options, and the function of each, whose module is imported only when it is called."""
 
 import argparse
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -28,9 +29,13 @@ no all-reduce, no barrier.
 """
 
 
+_NEGATIVE = re.compile(r"-\.?\d")
+
+
 class _Parser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, "formatter_class": _Help, **kwargs})
+        self._negative_number_matcher = _NEGATIVE  # `--max-upload -5MB` has a wrong value, and does not lack one
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}: see `{self.prog} --help`")
@@ -164,6 +169,12 @@ def _bench_options(parser: argparse.ArgumentParser) -> None:
 
 _VERBS = {
     "init": _Verb("author:init", "write a run.toml with comments, to edit", options.init, "my-run.toml"),
+    "check": _Verb(
+        "author:check",
+        "find a run.toml's mistakes, what it costs, what volunteers need",
+        options.check,
+        "run.toml --device cuda",
+    ),
     "tokenize": _Verb(
         "author:tokenize",
         "make a token file from texts, for --data",
@@ -245,7 +256,7 @@ _VERBS = {
     ),
 }
 _GROUPS = {
-    "make or join a run": "init tokenize start join bootstrap",
+    "make or join a run": "init check tokenize start join bootstrap",
     "the node on this machine": "status top peers ping wait logs pause resume leave",
     "this machine": "doctor config runs paths id bugreport completion",
     "the trained model": "export eval sample",

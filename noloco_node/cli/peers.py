@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from noloco_node.base.addresses import Address
 from noloco_node.base.units import count
-from noloco_node.base.validation import did_you_mean
+from noloco_node.base.validation import did_you_mean, listed
 from noloco_node.cli.options import home_of, print_json, whole_number
 from noloco_node.control import socket_client
-from noloco_node.errors import NolocoError, UsageError
+from noloco_node.errors import NotReached, UsageError
 from noloco_node.host import config
 from noloco_node.host.home import Home
-from noloco_node.terminal.filter import COLUMNS, PeerFilter
+from noloco_node.terminal.filter import COLUMNS, STATES, PeerFilter
 from noloco_node.views.documents import SCHEMA, document
 from noloco_node.views.peers import PeerRow, PeersView, PingView
 from noloco_node.views.status import StatusView
@@ -40,6 +40,8 @@ _MAX_COUNT = 1000
 def peers(args: argparse.Namespace) -> int:
     if args.sort not in COLUMNS:
         raise UsageError(f"--sort does not know {args.sort!r}, {did_you_mean(args.sort, COLUMNS)}")
+    if args.state not in (None, *STATES):
+        raise UsageError(f"--state must be {listed(STATES)}, not {args.state!r}")
     peer_filter = PeerFilter(args.sort, args.state, args.name)
     bootstrap = _bootstrap(args)
 
@@ -70,7 +72,7 @@ async def _show(get_peers: GetPeers, peer_filter: PeerFilter, as_json: bool) -> 
     from noloco_node.terminal.text import console, print_peers
 
     if everybody.peers and not view.peers:
-        print(f"{count(len(everybody.peers), 'peer')}, and none matches")
+        print(f"none of {count(len(everybody.peers), 'peer')} matches")
         return
     print_peers(view, console())
 
@@ -153,12 +155,14 @@ def ping(args: argparse.Namespace) -> int:
             print(line, flush=True)
 
     found = _run(measure(), bootstrap)
+    if not found.seconds:
+        raise NotReached(
+            f"{name_of(found.peer_id)} answered only the first of {count + 1} calls: try again in a moment"
+        )
     if args.json:
         print_json(_pinged_document(found))
     else:
         print(_summary(found))
-    if not found.seconds:
-        raise NolocoError(f"{name_of(found.peer_id)} answered only the first call: try again in a moment")
     return 0
 
 
@@ -167,7 +171,7 @@ async def _series(peer: str, send_ping: SendPing, count: int, say: Callable[[str
 
     first = await send_ping(peer, 0)
     if first.seconds is None:
-        raise NolocoError(
+        raise NotReached(
             f"{name_of(peer)} ({peer}) does not answer ({(first.failure or 'silent').replace('_', ' ')}): "
             "`noloco-node peers` shows when it was last seen, `noloco-node doctor` whether the network works here"
         )
@@ -199,9 +203,7 @@ def _summary(found: Pinged) -> str:
     from noloco_node.base.units import size
 
     asked = len(found.seconds) + found.lost
-    if found.median_s is None:
-        return f"0 of {asked} answered"
-    times = f"median {_ms(found.median_s)} ({_ms(min(found.seconds))} to {_ms(max(found.seconds))})"
+    times = f"median {_ms(statistics.median(found.seconds))} ({_ms(min(found.seconds))} to {_ms(max(found.seconds))})"
     fast = f", about {size(found.bytes_per_s)}/s there" if found.bytes_per_s else ""
     return f"{len(found.seconds)} of {asked} answered, {times}{fast}"
 

@@ -36,7 +36,7 @@ _MAX_PEERS = 64
 
 
 def export(args: argparse.Namespace) -> int:
-    settings, to = _settings(args), Path(args.to).absolute()
+    settings, to = _settings(args), config.whole_path(args.to)
     from noloco_node.publish import hf_folder, model_card
 
     hf_folder.check(to)
@@ -86,7 +86,7 @@ async def _gather(home: Home, peers: int) -> GatherView:
                 shown = len(view.skipped)
                 line.update(view.doing)
     if (received := len(view.states) - 1) < peers:
-        print(f"{received} of {count(peers, 'peer')} sent weights", file=sys.stderr)
+        print(f"{received} of {count(peers, 'peer')} sent their weights", file=sys.stderr)
     return view
 
 

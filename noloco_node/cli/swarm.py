@@ -2,9 +2,10 @@
 
 import argparse
 import asyncio
+import errno
 import os
-import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,8 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from noloco_node.cli.options import print_json, whole_number
-from noloco_node.errors import EXIT_INTERRUPTED, NolocoError, UsageError
+from noloco_node.errors import NolocoError, PortInUse, UsageError
+from noloco_node.host.config import web_address, whole_path
 from noloco_node.version import VERSION
+from noloco_node.views.documents import as_error
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,17 +49,19 @@ def swarm(args: argparse.Namespace) -> int:
     from noloco_node.terminal.text import console
 
     plan, out = _plan(args), console(stderr=args.json)
-    try:
-        outcome = asyncio.run(_train(plan, out))
-    except asyncio.CancelledError:  # SIGTERM; for Ctrl-C asyncio raises KeyboardInterrupt
-        return EXIT_INTERRUPTED
+    outcome = asyncio.run(_train(plan, out))
+    failure = outcome.failure()
+    if failure and not plan.keep:
+        failure += ". Use --keep DIR to keep the logs"
     if args.json:
-        print_json(outcome.as_document())
+        error = {"error": as_error(failure, NolocoError.exit_code)} if failure else {}
+        print_json({**outcome.as_document(), **error})
     else:
         for line in outcome.lines():
             out.print(line, markup=False)
-    if failure := outcome.failure():
-        raise NolocoError(failure if plan.keep else f"{failure}. Use --keep DIR to keep the logs")
+    if failure:
+        print(failure, file=sys.stderr)
+        return NolocoError.exit_code
     return 0
 
 
@@ -66,18 +71,16 @@ def _plan(args: argparse.Namespace) -> _Plan:
 
     nodes = whole_number(args.nodes, "--nodes", _MAX_NODES, least=2)
     rounds = None if args.rounds is None else whole_number(args.rounds, "--rounds", 10_000_000)
-    path = Path(args.manifest).absolute() if args.manifest else None
+    path = whole_path(args.manifest) if args.manifest else None
     run = load(path) if path else Manifest(name="tiny", rounds=rounds or _DEMO_ROUNDS)
     if run.data.source == "files":
         raise UsageError('swarm cannot pass --data to its nodes: use source = "stdlib", or start the nodes one by one')
-    keep = Path(args.keep).absolute() if args.keep else None
+    keep = whole_path(args.keep) if args.keep else None
     return _Plan(run, path, nodes, rounds, keep, tuple(_pages(args.web, nodes)) if args.web else ())
 
 
 def _pages(first: str, nodes: int) -> Iterator[str]:
     """Addresses on consecutive ports, each checked to be free."""
-    from noloco_node.host.config import web_address
-
     try:
         host, _, port = web_address(first).rpartition(":")
     except ValueError as error:
@@ -89,8 +92,9 @@ def _pages(first: str, nodes: int) -> Iterator[str]:
         try:
             socket.create_server((host.strip("[]"), number), family=family).close()
         except OSError as error:
-            raise UsageError(
-                f"cannot serve a web page at {host}:{number} ({error.strerror}): name another port with --web"
+            kind = PortInUse if error.errno == errno.EADDRINUSE else UsageError
+            raise kind(
+                f"a web page cannot be served at {host}:{number} ({error.strerror}): choose another port with --web"
             ) from None
         yield f"{host}:{number}"
 
@@ -102,8 +106,6 @@ async def _train(plan: _Plan, out: "Console") -> "Outcome":
     from noloco_node.terminal.swarm_report import Outcome
     from noloco_node.terminal.table import fill
 
-    if task := asyncio.current_task():
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     began = time.monotonic()
     head = f"{plan.nodes} nodes on this machine", f"run {plan.run.label}", "Ctrl-C stops everything"
     out.print(fill([f"noloco-node {VERSION}", *head], out.width))

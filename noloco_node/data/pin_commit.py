@@ -15,6 +15,11 @@ _TIMEOUT_S = 20.0
 
 def pinned(run: Manifest, home: Home) -> Manifest:
     """The same run with a commit. Raises NolocoError where the hub cannot be asked."""
+    return without_asking(run, home) or _with(run, _present_commit(str(run.data.dataset)))
+
+
+def without_asking(run: Manifest, home: Home) -> Manifest | None:
+    """The same, where the run names its commit or was started here before."""
     if run.data.source != "hub" or run.data.revision is not None:
         return run
     folders = sorted(home.root.glob(f"runs/*/{signed_file.NAME}"), key=lambda path: path.stat().st_mtime, reverse=True)
@@ -25,7 +30,7 @@ def pinned(run: Manifest, home: Home) -> Manifest:
             continue
         if _with(earlier, None).canonical() == run.canonical():
             return earlier
-    return _with(run, _present_commit(str(run.data.dataset)))
+    return None
 
 
 def _with(run: Manifest, revision: str | None) -> Manifest:

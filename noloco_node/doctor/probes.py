@@ -38,7 +38,7 @@ def port(listen: Address) -> str | None:
     try:
         check_port(listen)
     except NolocoError as error:
-        return str(error).partition(". ")[0]
+        return str(error).partition(": ")[0]
     return None
 
 

@@ -235,7 +235,7 @@ _PARSERS: dict[str, Callable[[object], Any]] = {
 def default_home(environ: Mapping[str, str]) -> Path:
     """`$NOLOCO_HOME`, else `$XDG_STATE_HOME/noloco-node`, else `~/.local/state/noloco-node`."""
     if named := environ.get(f"{PREFIX}HOME"):
-        return _expanded(named)
+        return whole_path(named)
     state = environ.get("XDG_STATE_HOME", "")
     if state.startswith("/"):  # the XDG rules: what is relative is ignored
         return Path(state, "noloco-node")
@@ -244,7 +244,7 @@ def default_home(environ: Mapping[str, str]) -> Path:
 
 def home_dir(flag: str | None, environ: Mapping[str, str]) -> Path:
     """The home that `--home` names, else the default one."""
-    return _expanded(flag) if flag else default_home(environ)
+    return whole_path(flag) if flag else default_home(environ)
 
 
 def resolve(
@@ -327,11 +327,13 @@ def _variable(key: str) -> str:
     return f"{PREFIX}{key.upper()}"
 
 
-def _expanded(named: str) -> Path:
+def whole_path(named: str) -> Path:
+    """Absolute, and without `..`."""
     try:
-        return Path(named).expanduser().absolute()
+        path = Path(named).expanduser().absolute()
     except RuntimeError:
         raise UsageError(f"{named} names no user's home directory: write the path out") from None
+    return path.resolve() if ".." in path.parts else path
 
 
 def read_home_toml(home: Path) -> dict[str, object]:

@@ -82,16 +82,19 @@ class BaseNode:
     async def _run_until_done(self) -> None:
         async with serving(self._home, self), self._page():
             try:
-                await self._transport.start()
-                health.check(self._transport.skew)
-                for sentence in (health.doubt(self._transport.skew), health.advice(self._transport.reachable)):
-                    if sentence:
-                        self._report(sentence)
-                await self._unless_leaving(self._supervised(self._live()))
+                await self._unless_leaving(self._start_and_live())
             finally:
                 self._handle(lifecycle.Signal.LEAVE)
                 await self._depart()
                 await self._transport.close()
+
+    async def _start_and_live(self) -> None:
+        await self._transport.start()
+        health.check(self._transport.skew)
+        for sentence in (health.doubt(self._transport.skew), health.advice(self._transport.reachable)):
+            if sentence:
+                self._report(sentence)
+        await self._supervised(self._live())
 
     def _handle(self, event: lifecycle.Event) -> None:
         for action in self._life.handle(event):

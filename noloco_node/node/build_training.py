@@ -33,23 +33,10 @@ def start(  # noqa: PLR0913, PLR0917
     """Returns at once; model, data and checkpoint are loaded on that thread."""
     replica: Replica | None = None
 
-    def build() -> Replica:
+    def build_and_resume() -> Replica:
         nonlocal replica
-        inner = Replica.build(
-            run,
-            peer_id,
-            device=config.device,
-            threads=config.threads,
-            memory_fraction=config.gpu_memory_fraction,
-            micro_batch=config.micro_batch,
-            compiled=config.compile,
-            sources=sources,
-        )
-        token_cache.prune(sources.cache)  # never the one of this run, which has just been used
-        replica = inner
-        found = keeper.resume(inner.layout, using(run, inner, inner.load), inner.parameters)
-        rehearse(run.outer.codec)
-        if found:
+        inner = replica = build(run, config, peer_id, sources)
+        if keeper.resume(inner.layout, using(run, inner, inner.load), inner.parameters):
             log.info("going on from the checkpoint of round %d", inner.round)
         return inner
 
@@ -57,7 +44,7 @@ def start(  # noqa: PLR0913, PLR0917
         return keeper.last_good(replica.layout, using(run, replica), replica.parameters) if replica else None
 
     thread = TrainingThread(
-        build,
+        build_and_resume,
         codec(run.outer.codec),
         post,
         rounds=run.rounds,
@@ -66,6 +53,25 @@ def start(  # noqa: PLR0913, PLR0917
     )
     thread.start()
     return thread
+
+
+def build(run: Manifest, config: NodeConfig, peer_id: str, sources: Sources) -> Replica:
+    """The run's replica as this machine trains it, and tried out: whatever is wrong with the run or with this machine
+    (data, tokenizer, model, sequence length, device, memory) is found here, for a node and for `check`."""
+    replica = Replica.build(
+        run,
+        peer_id,
+        device=config.device,
+        threads=config.threads,
+        memory_fraction=config.gpu_memory_fraction,
+        micro_batch=config.micro_batch,
+        compiled=config.compile,
+        sources=sources,
+    )
+    token_cache.prune(sources.cache)  # never the one of this run, which has just been used
+    rehearse(run.outer.codec)
+    replica.try_out()
+    return replica
 
 
 def using(run: Manifest, replica: Replica, load: Use = any_values) -> Use:

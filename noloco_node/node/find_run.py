@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import grpc
 
-from noloco_node.checkpoints.last_round import last_round
+from noloco_node.checkpoints import listing
 from noloco_node.errors import NolocoError, PeerFault, SwarmUnreachable, UsageError
 from noloco_node.host import paths
 from noloco_node.host.config import NodeConfig
@@ -64,7 +64,8 @@ def unfinished(home: Home, authors: TrustedAuthors, rendezvous: Sequence[str], r
         with suppress(UsageError):  # no valid manifest there
             file = signed_file.read(folder)
             is_meant = file.run.run_id.startswith(run_id or "") and folder.name == file.run.run_id
-            is_over = last_round(folder / "checkpoints") >= file.run.rounds
+            newest = listing.newest(folder / "checkpoints")
+            is_over = newest is not None and newest.round >= file.run.rounds
             if is_meant and not is_over and authors.know(rendezvous, file.run.name, file.signed.author):
                 return file.signed
     return None

@@ -114,12 +114,12 @@ class LocalSwarm:
 
     def eval_of_average(self, run: Manifest) -> float | None:
         """Held-out loss of the mean of all nodes' last weights, as `export --average` would write them."""
-        from noloco_node.checkpoints import checkpoint
+        from noloco_node.checkpoints import checkpoint, listing
         from noloco_node.publish.weights import Mean, copy_into
         from noloco_node.training.replica import Replica
 
         whole = [member.home.run(run.run_id) / "checkpoints" for member in self.members if member.exit_code == 0]
-        written = [checkpoints for directory in whole if (checkpoints := checkpoint.kept(directory))]
+        written = [checkpoints for directory in whole if (checkpoints := listing.kept(directory))]
         if not written:
             return None
         replica, mean = Replica.build(run, "the mean of all", device="cpu"), Mean()

@@ -21,16 +21,20 @@ from noloco_node.run.manifest import Signed
 async def train(config: NodeConfig, signed: Signed | None, report: Report) -> int:
     """Train in a run. `signed`: its manifest, where this is the first node; None: others say which run there is.
     Returns the exit code, as `rendezvous` does; both raise NolocoError for what a user should read."""
-    return await _until_signal(TrainingNode(config, report, signed))
+    return await _until_signal(TrainingNode(config, report, signed), report)
 
 
 async def rendezvous(config: NodeConfig, report: Report) -> int:
     """Train nothing: others find each other through this node."""
-    return await _until_signal(RendezvousNode(config, report))
+    return await _until_signal(RendezvousNode(config, report), report)
 
 
-async def _until_signal(node: BaseNode) -> int:
-    with _signals(node.leave):
+async def _until_signal(node: BaseNode, report: Report) -> int:
+    def leave() -> None:
+        report("leaving: Ctrl-C again ends it at once, without saving")
+        node.leave()
+
+    with _signals(leave):
         await node.run()
     return 0
 
@@ -48,10 +52,12 @@ def _signals(leave: Callable[[], None]) -> Iterator[None]:
         asked = True
         leave()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
         loop.add_signal_handler(number, on_signal)
     try:
         yield
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number, handler in before.items():
             loop.remove_signal_handler(number)
+            signal.signal(number, handler)

@@ -31,9 +31,14 @@ def lines(view: StatusView, home: Home) -> Iterator[str]:
         )
         return
     yield f"its checkpoint of round {kept.saved_round} ({size(kept.bytes)}): {home.run(view.run_id) / 'checkpoints'}"
-    which = _which(home, view.run)
     if not finished:
         yield f"to go on: noloco-node join{_which(home)}"
+    yield from to_use(home, view.run)
+
+
+def to_use(home: Home, run: str) -> Iterator[str]:
+    """What can be done with a run's checkpoints; `run`: its label."""
+    which = _which(home, run)
     yield f"to take the model out: noloco-node export --to my-model{which}"
     yield f"to let it continue a text: noloco-node sample 'Once upon a time'{which}"
 

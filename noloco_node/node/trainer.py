@@ -19,6 +19,7 @@ from typing import Any
 from noloco_node.base import peer_names, periodic
 from noloco_node.base.events import Evaluated, Event, RolledBack, RoundCommitted, Sampled, WentSolo
 from noloco_node.base.states import AT_WORK, HAS_WEIGHTS, NodeState
+from noloco_node.checkpoints import listing
 from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.checkpoints.schedule import CheckpointSchedule
 from noloco_node.data.sources import Sources
@@ -121,12 +122,17 @@ class TrainingNode(BaseNode):
         exporters.check(config.sinks)
 
     # ---- from start to end ----
+    async def run(self) -> None:
+        """Raises what kept the last checkpoint from being written, once the node has left."""
+        await super().run()
+        if self._keeper and self._keeper.unsaved:
+            raise self._keeper.unsaved
+
     async def _live(self) -> None:
         signed = self._signed or await find_run.find(
             self._config, self._rendezvous(), self._transport.channel, self._report, self.waits_for
         )
         run = self._run = verify(signed)
-        remembered.keep(self._home, self._config.given, run.run_id, signed.author)
         check_sources(run.data, self._sources)
         self._thread = self._start_training(run)
         p2p, bootstrap = self._transport.p2p, self._config.bootstrap
@@ -143,9 +149,12 @@ class TrainingNode(BaseNode):
             answering=answering,
         )
         await self._enter(lambda: self._membership.enter(directory))
-        if not (self._brings_run or any(self._home.run(run.run_id).glob("checkpoints/*/state.json"))):
+        if not (self._brings_run or listing.newest(self._home.run(run.run_id) / "checkpoints")):
             await find_run.require_somebody(self.look, run.label, self.waits_for)
+        self.waits_for("data and model to be ready")
+        ready = await self._model_ready()  # what is wrong with the run is found by now: nobody was invited to it
         self._known_runs.add(signed)
+        remembered.keep(self._home, self._config.given, run.run_id, signed.author)
         signed_file.keep(self._home.run(run.run_id), signed)
         self._recorder.open(self._home.run(run.run_id), run.label, self._config.sinks)
         self._report(f"{peer_names.name_of(self._identity.peer_id)} ({self._identity.peer_id}) in run {run.label}")
@@ -153,7 +162,7 @@ class TrainingNode(BaseNode):
         self._report_join_lines(invitation.lines(ways_in, run.run_id, signed.author))
         async with asyncio.TaskGroup() as group:
             duties = [group.create_task(duty) for duty in self._duties(signed, directory)]
-            await self._train(run, self._thread)
+            await self._train(run, self._thread, ready)
             for duty in duties:
                 duty.cancel()
 
@@ -184,15 +193,17 @@ class TrainingNode(BaseNode):
             periodic.every(lambda: METRICS_EVERY_S, self._write_metrics, (NolocoError,)),
         ]
 
-    async def _train(self, run: Manifest, thread: TrainingThread) -> None:
-        self.waits_for("data and model to be ready")
+    async def _model_ready(self) -> Ready:
         ready = await self._next_message()
         if not isinstance(ready, Ready):
             raise RuntimeError(f"the training thread began with {type(ready).__name__}")
         self._ready, self._stats.round, self._stats.tokens = ready, ready.round, ready.tokens
+        return ready
+
+    async def _train(self, run: Manifest, thread: TrainingThread, ready: Ready) -> None:
         self._stats.steps_a_round = run.inner.steps
         if self._keeper:
-            log.info("%s", self._keeper.room(ready.parameters))
+            self._keeper.say_room(ready.parameters)
         terms = client.StateTerms(bytes.fromhex(run.run_id), ready.layout)
         self._catch_up = self._new_catch_up(run, terms, ready)
         self._obey_limits()
@@ -312,8 +323,10 @@ class TrainingNode(BaseNode):
             last.create_task(self._leave_directory(until))
             last.create_task(self._recorder.close())
         if self._thread:
-            await asyncio.to_thread(self._thread.stop, max(STOP_S, until - loop.time()))
-        await self._policy.write_down(leaving=True)
+            patience_s = max(STOP_S, until - loop.time()) if self._ready else 0.0  # it may load a model for minutes
+            await asyncio.to_thread(self._thread.stop, patience_s)
+        if self._ready:
+            await self._policy.write_down(leaving=True)
         for line in outcome.lines(self.status(), self._home):
             self._report(line)
 

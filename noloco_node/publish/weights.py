@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from noloco_node.checkpoints import checkpoint
+from noloco_node.checkpoints import checkpoint, listing
 from noloco_node.checkpoints.checkpoint import SlowWeights
 from noloco_node.data import tokens
 from noloco_node.data.sources import Sources, read_tokenizer
@@ -120,7 +120,7 @@ def find(path: Path, run: str | None = None, step: str | None = None) -> Weights
     if path.parent.name == CHECKPOINTS:
         return Kept(signed_file.read(path.parent.parent), (path,))
     folder = path if (path / CHECKPOINTS).is_dir() else _run_folder(Home(path), run)
-    file, there = signed_file.read(folder), checkpoint.kept(folder / CHECKPOINTS)
+    file, there = signed_file.read(folder), listing.kept(folder / CHECKPOINTS)
     if step is not None:
         there = _named(there, step)
     if not there:

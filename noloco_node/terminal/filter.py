@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from noloco_node.base.peer_names import short_id
-from noloco_node.views.peers import PeerRow, PeersView
+from noloco_node.base.states import NodeState
+from noloco_node.views.peers import GONE, PeerRow, PeersView
 
 _ORDERS: dict[str, tuple[Callable[[PeerRow], Any], bool]] = {
     "peer": (lambda row: row.name, False),
@@ -27,6 +28,8 @@ _ORDERS: dict[str, tuple[Callable[[PeerRow], Any], bool]] = {
 """By column: the value to compare, and whether the largest comes first."""
 
 COLUMNS = tuple(_ORDERS)
+STATES = (*(state.value for state in NodeState if state is not NodeState.RENDEZVOUS), GONE)
+"""Of a row."""
 
 
 @dataclass(frozen=True, slots=True)

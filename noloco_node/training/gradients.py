@@ -16,7 +16,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from noloco_node.errors import UsageError
+from noloco_node.errors import NolocoError, OutOfMemory, UsageError
 from noloco_node.run.schema import InnerSpec
 from noloco_node.training import memory_budget
 from noloco_node.training.optimizer import Optimizer
@@ -69,6 +69,21 @@ class Gradients:
         if not self._micro.settled:
             self._fitting(lambda: self._find_micro_batch(batch))
         return self._fitting(backward)
+
+    def try_out(self, batch: Batch) -> None:
+        """Some examples forward and backward. Raises UsageError where the model cannot be trained on them, OutOfMemory
+        where not even one fits."""
+        batch = device_batch(batch, self._module)
+        try:
+            self._fitting(lambda: self._backward(next(_split(batch, self._micro.size)), 1.0))
+        except (NolocoError, MemoryError):
+            raise
+        except Exception as error:  # of any library's model, or a volunteer's own task
+            why = " ".join(str(error).split())[:200] or type(error).__name__
+            if "allocate memory" in why:  # as torch says it on a CPU
+                raise OutOfMemory(f"one micro-batch does not fit into this machine's memory: {why}") from error
+            raise UsageError(f"the run's model cannot be trained on its data: {why}") from error
+        self._optimizer.free_gradients()
 
     def evaluate(self) -> float:
         """Loss on the task's held-out data."""

@@ -11,7 +11,7 @@ GPU; on a CPU it is the task's own number, so that results there are the same to
 import torch
 from torch import Tensor
 
-from noloco_node.base.units import size
+from noloco_node.base.units import rate, size
 from noloco_node.errors import OutOfMemory
 from noloco_node.host import memory
 from noloco_node.training import model
@@ -37,12 +37,21 @@ SPARE = 0.9
 
 def check(parameters: int, device: torch.device, fraction: float) -> None:
     """Raises OutOfMemory where the state of this number of parameters does not fit."""
-    if device.type == "cuda":
-        of_gpu = int(fraction * torch.cuda.get_device_properties(device).total_memory)
-        _check(parameters, FAST_BYTES, of_gpu, "on the GPU")
-        _check(parameters, beside_gpu_bytes(parameters, of_gpu), model.memory_bytes(), "beside the GPU")
-    else:
-        _check(parameters, PEAK_BYTES, model.memory_bytes(), "here")
+    on_gpu, here = bytes_each(parameters, device, fraction)
+    if on_gpu:
+        _check(parameters, on_gpu, _gpu_bytes(device, fraction), "on the GPU")
+    _check(parameters, here, model.memory_bytes(), "beside the GPU" if on_gpu else "here")
+
+
+def bytes_each(parameters: int, device: torch.device, fraction: float) -> tuple[int, int]:
+    """Per parameter, at least: on the GPU, and in host memory. Activations come on top."""
+    if device.type != "cuda":
+        return 0, PEAK_BYTES
+    return FAST_BYTES, beside_gpu_bytes(parameters, _gpu_bytes(device, fraction))
+
+
+def _gpu_bytes(device: torch.device, fraction: float) -> int:
+    return int(fraction * torch.cuda.get_device_properties(device).total_memory)
 
 
 def beside_gpu_bytes(parameters: int, of_gpu: int) -> int:
@@ -55,14 +64,14 @@ def check_copy(parameters: int) -> None:
     """Raises OutOfMemory where a joining node's copy of φ and δ does not fit beside the next checkpoint."""
     needed, free = parameters * (COPY_BYTES + CHECKPOINT_BYTES), memory.free_bytes()
     if free is not None and needed > free:
-        raise OutOfMemory(f"a copy of the state, beside a checkpoint, needs {size(needed)}, and {size(free)} are free")
+        raise OutOfMemory(f"a copy of the state, beside a checkpoint, needs {size(needed)} and {size(free)} are free")
 
 
 def check_trial(parameters: int) -> None:
     """Raises OutOfMemory where a copy of θ and a new model do not fit while a peer's weights are tried."""
     needed, free = 12 * parameters, memory.free_bytes()
     if free is not None and needed > free:
-        raise OutOfMemory(f"trying a peer's state needs {size(needed)}, and {size(free)} are free")
+        raise OutOfMemory(f"trying a peer's state needs {size(needed)} and {size(free)} are free")
 
 
 def free_bytes(device: torch.device, fraction: float) -> int:
@@ -117,6 +126,6 @@ class MicroBatch:
 def _check(parameters: int, each: int, there: int, where: str) -> None:
     if (needed := parameters * each) > there:
         raise OutOfMemory(
-            f"the run's model needs {size(needed)} {where} to be trained ({parameters / 1e6:.0f} M parameters, "
+            f"the run's model needs {size(needed)} {where} to be trained ({rate(parameters)} parameters, "
             f"{each} bytes each) and there are {size(there)}: join another run, or use a larger machine"
         )

@@ -20,6 +20,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
+from noloco_node.base.units import rate
 from noloco_node.errors import OutOfMemory, UsageError
 from noloco_node.run.schema import ModelSpec
 
@@ -220,8 +221,8 @@ def _bounded(max_parameters: int) -> Iterator[None]:
         elements += 0 if parameter is None else parameter.numel()
         if elements > max_parameters:
             raise OutOfMemory(
-                f"the run's model has more than {max_parameters} parameters: their weights alone do not fit into this "
-                "machine's memory. Join another run, or use a larger machine"
+                f"the run's model has more than {rate(max_parameters)} parameters: their weights alone do not fit "
+                "into this machine's memory. Join another run, or use a larger machine"
             )
 
     def on_module(_module: nn.Module, _name: str, _submodule: nn.Module | None) -> None:

@@ -276,6 +276,16 @@ class Replica:
         return self._gradients.micro_batch
 
     @property
+    def micro_batches(self) -> int:
+        """Of a step."""
+        return -(-self._gradients.examples // self.micro_batch)
+
+    def state_bytes(self) -> tuple[int, int]:
+        """What training takes at least, without activations: on the accelerator, and in host memory."""
+        each = memory_budget.bytes_each(self.parameters, self.theta.device, self._memory_fraction)
+        return each[0] * self.parameters, each[1] * self.parameters
+
+    @property
     def device(self) -> str:
         return self.theta.device.type
 
@@ -316,6 +326,14 @@ class Replica:
         return (self.round + self.phase_part) / self.budget
 
     # ---- inner steps ----
+    def try_out(self) -> None:
+        """A micro-batch forward and backward, before the first step: what cannot work here fails now. The stream's
+        position and the random state stay as they are. Raises UsageError, OutOfMemory."""
+        position = self.stream.position
+        with torch.random.fork_rng(devices=[self.theta.device] if self.theta.is_cuda else []):
+            self._gradients.try_out(self.stream.next(self.micro_batch))
+        self.stream.seek(position)
+
     def spend(self, seconds: float) -> None:
         """So much time of the phase has passed: it ends phases by time, and their schedule follows it."""
         if self._spec.seconds is not None:

@@ -70,6 +70,7 @@ class Libp2pTransport:
     ) -> None:
         """`remove_at_end`: files elsewhere that are removed when this process ends, even by `kill -9`. `relay`: whether
         to be called through one, AUTO, ONLY or OFF; `serves_relay`: whether to be one."""
+        self._hivemind = _import_hivemind()
         self.peer_id = identity.peer_id
         self._identity = identity
         self._listen = listen
@@ -233,17 +234,16 @@ class Libp2pTransport:
 
     async def _start(self) -> None:
         check_port(self._listen)
-        hivemind = _import_hivemind()
         runtime = await RuntimeDirectory.open(*self._remove_at_end)
         self._stack.push_async_callback(runtime.close)
-        observer = Observer(runtime, hivemind, self._startup_timeout_s)
+        observer = Observer(runtime, self._hivemind, self._startup_timeout_s)
         await self._check_identity(observer)
         self._stack.push_async_callback(self._end_session)
         inbound = await self._start_server(runtime)
         outbound = Outbound(runtime.path, self._dial)
         self._stack.push_async_callback(outbound.close)
         self._stack.callback(self._relayed.close)
-        self._started = _Parts(runtime, hivemind, observer, inbound, outbound)
+        self._started = _Parts(runtime, observer, inbound, outbound)
         await self._begin_session(self._others)
         await self._reach.begin(self._session.control, self._found)
         keeping = asyncio.create_task(self._reach.keep(lambda: self._session.control, self._found))
@@ -253,11 +253,11 @@ class Libp2pTransport:
         listen = None if self._relay == ONLY else self._listen
         announce = [address.without_peers() for address in self._announce]
         arguments = node_arguments(self._identity.path, listen, announce, bootstrap, relays=self._serves_relay)
-        runtime, hivemind, observer, *_ = self._parts
+        runtime, observer, *_ = self._parts
         for start in range(_RELAY_STARTS):
             if start:
                 await self._session.end()
-            self._latest = await P2pdSession.begin(runtime, arguments, hivemind, self._startup_timeout_s)
+            self._latest = await P2pdSession.begin(runtime, arguments, self._hivemind, self._startup_timeout_s)
             if not self._serves_relay or await observer.has_relay(self.peer_id, self._from_here()):
                 break
         else:
@@ -346,7 +346,6 @@ class _Parts(NamedTuple):
     """What outlives a session of p2pd."""
 
     runtime: RuntimeDirectory
-    hivemind: Hivemind
     observer: Observer
     inbound: Inbound
     outbound: Outbound
@@ -355,8 +354,9 @@ class _Parts(NamedTuple):
 def _import_hivemind() -> Hivemind:
     """It takes seconds and brings torch. It renames a log level and adds a coloured handler: both are undone.
 
-    Not in a thread, though it blocks the loop: warning filters belong to the process, and a second thread that imports
-    torch meanwhile could find it half initialised.
+    Before anything is started, since it blocks the event loop, and so the signals that the loop handles. Not in a
+    thread: warning filters belong to the process, and a second thread that imports torch meanwhile could find it half
+    initialised.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -9,7 +9,7 @@ import errno
 import socket
 
 from noloco_node.base.addresses import Address
-from noloco_node.errors import NolocoError, SwarmUnreachable
+from noloco_node.errors import PortInUse, SwarmUnreachable, UsageError
 
 
 async def probe(address: Address, timeout_s: float) -> None:
@@ -35,7 +35,7 @@ async def probe(address: Address, timeout_s: float) -> None:
 
 
 def check_port(address: Address) -> None:
-    """Raises NolocoError where another program listens there.
+    """Raises PortInUse where another program listens there, UsageError where nobody can.
 
     p2pd shares its port with any program that asks the kernel for that, such as another p2pd, and then each gets a part
     of the connections. So try it with a socket that does not share.
@@ -47,11 +47,10 @@ def check_port(address: Address) -> None:
         try:
             trial.bind((address.host, address.port))
         except OSError as error:
-            in_use = error.errno == errno.EADDRINUSE
-            reason = "is in use by another program" if in_use else f"is refused: {error.strerror}"
-            raise NolocoError(
-                f"the port {address.port} on {address.host} {reason}. Choose another one with --listen."
-            ) from error
+            port, another = f"the port {address.port} on {address.host}", "choose another one with --listen"
+            if error.errno == errno.EADDRINUSE:
+                raise PortInUse(f"{port} is in use by another program: {another}") from error
+            raise UsageError(f"{port} is refused ({error.strerror}): {another}") from error
 
 
 def is_of_this_machine(host: str) -> bool:

@@ -37,6 +37,11 @@ def to_json(view: View) -> str:
     return json.dumps(document(view), allow_nan=False)
 
 
+def as_error(sentence: str, code: int) -> dict[str, Any]:
+    """`code`: the exit code."""
+    return {"code": code, "sentence": sentence}
+
+
 def from_json(kind: type[T], text: str) -> T:
     """Raises Incompatible."""
     try:

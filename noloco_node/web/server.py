@@ -13,7 +13,7 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
 
-from noloco_node.errors import UsageError
+from noloco_node.errors import PortInUse, UsageError
 from noloco_node.web.access import token_in
 from noloco_node.web.http import MAX_HEAD_BYTES, RefusedRequest, Request, Response, error_response, head_of, request_of
 from noloco_node.web.live import MAX_LISTENERS, Live
@@ -34,7 +34,7 @@ _TOO_MANY = RefusedRequest(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections
 
 @asynccontextmanager
 async def page(address: str, node: Node, token_file: Path) -> AsyncIterator[str]:
-    """Serve at `host:port` while the context lasts; its value is the page's address. Raises UsageError."""
+    """Serve at `host:port` while the context lasts; its value is the page's address. Raises PortInUse, UsageError."""
     token = token_in(token_file)
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
@@ -156,7 +156,8 @@ def _url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
-def _cannot_listen(address: str, error: OSError) -> UsageError:
-    in_use = error.errno == errno.EADDRINUSE
-    why = "something else listens there" if in_use else os.strerror(error.errno or 0).lower()
-    return UsageError(f"cannot serve the web page at {address}: {why}. Name another address or port with --web")
+def _cannot_listen(address: str, error: OSError) -> PortInUse | UsageError:
+    page, another = f"the web page cannot be served at {address}", "choose another address or port with --web"
+    if error.errno == errno.EADDRINUSE:
+        return PortInUse(f"{page}, its port is in use by another program: {another}")
+    return UsageError(f"{page} ({os.strerror(error.errno or 0).lower()}): {another}")

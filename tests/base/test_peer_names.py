@@ -3,7 +3,7 @@
 import pytest
 
 from noloco_node.base.peer_names import find, name_of, short_id
-from noloco_node.errors import UsageError
+from noloco_node.errors import NotReached, UsageError
 
 A = "12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
 B = "12D3KooWL3XJ9EMCyZvmmGXL2LMiVBtrVa2BuESsJiXkSj7333Jw"
@@ -33,14 +33,14 @@ def test_two_peers_of_one_name_are_told_apart_by_their_ids():
 
 
 def test_a_mistyped_name_is_corrected():
-    with pytest.raises(UsageError, match=f"did you mean {name_of(A)}"):
+    with pytest.raises(NotReached, match=f"did you mean {name_of(A)}"):
         find(name_of(A)[:-1], [A, B])
-    with pytest.raises(UsageError, match="`noloco-node peers`"):
+    with pytest.raises(NotReached, match="`noloco-node peers`"):
         find("x" * 20, [A, B])
-    with pytest.raises(UsageError, match="no other peer is known"):
+    with pytest.raises(NotReached, match="no other peer is known"):
         find("x", [])
 
 
 def test_three_letters_are_no_id():
-    with pytest.raises(UsageError):
+    with pytest.raises(NotReached):
         find(A[:3], [A])

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from noloco_node.base import atomic_files
-from noloco_node.checkpoints import checkpoint
+from noloco_node.checkpoints import checkpoint, listing
 from noloco_node.checkpoints.checkpoint import Checkpoint, newest, save
 from noloco_node.errors import DiskFull, Incompatible, UsageError
 
@@ -213,14 +213,14 @@ def test_slow_weights_need_nothing_but_their_file(tmp_path: Path) -> None:
     save(tmp_path, Replica(step=40), RUN, LAYOUT)
     path = save(tmp_path, replica, RUN, LAYOUT)
     (path / "inner.pt").unlink()
-    slow = checkpoint.slow_weights(checkpoint.kept(tmp_path), RUN, LAYOUT)
+    slow = checkpoint.slow_weights(listing.kept(tmp_path), RUN, LAYOUT)
     assert (slow.path, slow.step) == (path, 50) and torch.equal(slow.phi, replica.outer["phi"])
     (path / "outer.safetensors").write_bytes(b"")
-    assert checkpoint.slow_weights(checkpoint.kept(tmp_path), RUN, LAYOUT).step == 40
+    assert checkpoint.slow_weights(listing.kept(tmp_path), RUN, LAYOUT).step == 40
     with pytest.raises(UsageError, match="no checkpoint that can be used: checkpoint 50 is skipped"):
         checkpoint.slow_weights([path], RUN, LAYOUT)
     with pytest.raises(Incompatible):
-        checkpoint.slow_weights(checkpoint.kept(tmp_path), RUN, bytes(32))
+        checkpoint.slow_weights(listing.kept(tmp_path), RUN, bytes(32))
 
 
 def test_a_disk_that_fills_up_while_syncing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

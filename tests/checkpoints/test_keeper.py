@@ -43,10 +43,46 @@ def test_a_warning_until_two_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for free in (None, 40_000_000):
         room(monkeypatch, free)
         assert keeper.health(PARAMETERS) == ()
-    assert keeper.room(PARAMETERS) == "a checkpoint takes 20.0 MB, the disk has 40.0 MB left"
     room(monkeypatch, 39_999_999)
     (finding,) = keeper.health(PARAMETERS)
     assert (finding.level, finding.text) == ("warning", "disk: 40.0 MB left, a checkpoint needs 20.0 MB")
+
+
+@pytest.mark.parametrize(
+    ("free", "level", "said"),
+    [
+        (40_000_000, "INFO", "a checkpoint takes 20.0 MB, the disk has 40.0 MB left"),
+        (20_000_000, "INFO", "a checkpoint takes 20.0 MB, the disk has 20.0 MB left"),
+        (None, "INFO", "a checkpoint takes 20.0 MB, the disk has - left"),
+        (
+            19_999_999,
+            "WARNING",
+            "a checkpoint takes 20.0 MB, the disk has 20.0 MB left: what is trained cannot be saved. "
+            "Free some, or move NOLOCO_HOME",
+        ),
+    ],
+)
+def test_a_disk_too_small_for_one_is_said_at_the_start(
+    free: int | None, level: str, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    room(monkeypatch, free)
+    caplog.set_level("INFO")
+    CheckpointKeeper(Path("/nowhere"), RUN).say_room(PARAMETERS)
+    (record,) = caplog.records
+    assert (record.levelname, record.getMessage()) == (level, said)
+
+
+def test_what_was_not_saved_says_what_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper = CheckpointKeeper(tmp_path, RUN)
+    for round, saved in ((7, "and no earlier one is"), (9, "the last that is saved is round 8")):
+        room(monkeypatch, 1)
+        with pytest.raises(DiskFull):
+            keeper.save(Replica(round=round, step=10 * round), LAYOUT)
+        assert isinstance(keeper.unsaved, DiskFull)
+        assert str(keeper.unsaved).startswith(f"round {round} is not saved, {saved}: the disk is full")
+        room(monkeypatch, None)
+        keeper.save(Replica(round=8, step=80), LAYOUT)
+        assert keeper.unsaved is None
 
 
 def test_an_error_from_one_that_did_not_fit_to_one_that_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from noloco_node.base.identity import Identity
-from noloco_node.checkpoints import kept_runs
-from noloco_node.checkpoints.last_round import last_round
+from noloco_node.checkpoints import kept_runs, listing
 from noloco_node.errors import NodeAlreadyRunning, UsageError
 from noloco_node.host.home import Home
 from noloco_node.run import manifest, signed_file
@@ -25,8 +25,13 @@ def was_in(home: Home, name: str, done: int) -> str:
     signed_file.keep(folder, manifest.sign(run, Identity.load_or_create(home.identity)))
     state = folder / "checkpoints" / f"{done * 50}" / "state.json"
     state.parent.mkdir(parents=True)
-    state.write_text(json.dumps({"round": done}))
+    state.write_text(json.dumps(about(run.run_id, done)))
     return run.run_id
+
+
+def about(run_id: str, done: int) -> dict[str, Any]:
+    files = {name: {"sha256": "", "bytes": 1} for name in listing.FILES}
+    return {"schema": listing.SCHEMA, "run_id": run_id, "layout": "", "round": done, "step": 50 * done, "files": files}
 
 
 def test_what_is_said_of_each(home: Home) -> None:
@@ -56,11 +61,13 @@ def test_only_those_that_are_named_are_removed(home: Home) -> None:
     assert [run.run_id for run in kept_runs.kept(home, None)] == [three]
 
 
-def test_the_round_of_the_newest_checkpoint_that_can_be_read(tmp_path: Path) -> None:
-    assert last_round(tmp_path / "none") == 0
-    for name, content in (("50", '{"round": 1}'), ("900", '{"round": 2}'), ("900-1", '{"round": 3}'), ("1000", "{")):
+def test_the_newest_checkpoint_that_can_be_read(tmp_path: Path) -> None:
+    assert listing.newest(tmp_path / "none") is None
+    whole = {name: json.dumps(about("a", done)) for name, done in (("50", 1), ("900", 2), ("900-1", 3))}
+    for name, content in {**whole, "1000": "{"}.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "state.json").write_text(content)
     (tmp_path / "2000.part").mkdir()
     (tmp_path / "3000").mkdir()
-    assert last_round(tmp_path) == 3
+    newest = listing.newest(tmp_path)
+    assert newest and newest.round == 3

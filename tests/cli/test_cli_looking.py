@@ -59,7 +59,11 @@ def test_peers_are_sorted_and_narrowed_down(running, capsys):
     assert main(["peers", "--name", short_id(OTHER), "--json"]) == 0
     assert [peer["peer_id"] for peer in shown(capsys)["peers"]] == [OTHER]
     assert main(["peers", "--state", "paused"]) == 0
-    assert capsys.readouterr().out == "1 peer, and none matches\n"
+    assert capsys.readouterr().out == "none of 1 peer matches\n"
+    assert main(["peers", "--state", "foo"]) == 2
+    assert "--state must be starting, joining, training, solo, paused, leaving, finished or gone, not 'foo'" in (
+        capsys.readouterr().err
+    )
     assert main(["peers", "--sort", "looss"]) == 2
     assert "did you mean loss?" in capsys.readouterr().err
 
@@ -130,10 +134,10 @@ def test_ping_shows_time_route_and_rate(running, capsys):
 @pytest.mark.parametrize(
     ("word", "code", "says"),
     [
-        ("fair-hipo", 2, "did you mean fair-hippo?"),
+        ("fair-hipo", 6, "did you mean fair-hippo?"),
         ("brisk-heron", 2, "is the node on this machine"),
         (short_id(STATUS.peer_id), 2, "is the node on this machine"),
-        ("12D3KooWGRVwVSREWSbDM8oTn6QGPdtZKEUVDj5jSzbnYeXiGzVf", 1, "does not answer (unavailable)"),
+        ("12D3KooWGRVwVSREWSbDM8oTn6QGPdtZKEUVDj5jSzbnYeXiGzVf", 6, "does not answer (unavailable)"),
         ("fair-hippo --count 0", 2, "--count must be a whole number from 1 to 1000, not '0'"),
     ],
 )
@@ -203,10 +207,10 @@ def test_wait_for_a_node_that_starts_later(home, capsys):
 
 
 def test_wait_ends_at_its_timeout_and_with_its_node(running, capsys):
-    assert main(["wait", "--for", "round=42", "--timeout", "0.1", "--json"]) == 1
+    assert main(["wait", "--for", "round=42", "--timeout", "0.1", "--json"]) == 6
     said = capsys.readouterr()
     assert "round 42 was not reached within 0.1 s (brisk-heron is training at round 41)" in said.err
-    assert said.out == ""
+    assert json.loads(said.out) == {"schema": 1, "error": {"code": 6, "sentence": said.err.splitlines()[-1]}}
     with begin(["-m", "noloco_node", "wait", "--for", "round=42"]) as waiting:
         assert waiting.stderr.readline() == "waiting for round 42: brisk-heron is training at round 41\n"
         running.kill()

@@ -1,5 +1,6 @@
 """The command line: help, its speed, and the sentence for each mistake."""
 
+import json
 import os
 import re
 import subprocess
@@ -118,6 +119,10 @@ def test_what_shows_something_has_json(verb, capsys):
         (["join", "--thread", "2"], "join does not know '--thread', did you mean --threads?"),
         (["join", "--threads", "two", "--bootstrap", "x"], "--threads must be a whole number"),
         (["join", "--bootstrap", "somewhere"], "--bootstrap must be addresses like"),
+        (
+            ["start", "run.toml", "--max-upload", "-5MB"],
+            "at least 32kB, not '-5MB'",
+        ),
         (["bootstrap", "--listen", "4001"], "--listen must be an address like"),
         (["swarm", "--nodes", "1"], "--nodes must be a whole number from 2 to 64, not '1'"),
         (["swarm", "--rounds", "none"], "--rounds must be a whole number"),
@@ -138,6 +143,8 @@ def test_every_error_has_its_exit_code(monkeypatch, capsys):
         errors.UsageError: 2,
         errors.NoNodeRunning: 3,
         errors.NodeAlreadyRunning: 4,
+        errors.PortInUse: 5,
+        errors.NotReached: 6,
         errors.SwarmUnreachable: 10,
         errors.ClockTooFarOff: 11,
         errors.Incompatible: 12,
@@ -152,6 +159,37 @@ def test_every_error_has_its_exit_code(monkeypatch, capsys):
         raising(monkeypatch, kind("what is wrong: what to do"))
         assert main(["id"]) == code
         assert capsys.readouterr().err == "what is wrong: what to do\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        *((f"{verb} --json", 3) for verb in ("status", "top --once", "peers", "peers --watch", "ping x")),
+        ("wait --for training --json", 3),
+        ("logs --json", 1),
+        ("export --to x --json", 2),
+        ("eval --json", 2),
+        ("sample x --json", 2),
+        ("tokenize /nowhere/x.txt --out x.tokens --json", 2),
+        ("bugreport --to /nowhere/x.zip --json", 2),
+        ("swarm --nodes 1 --json", 2),
+        ("simulate --replicas 0 --json", 2),
+        ("bench codec --params 0 --json", 2),
+        ("status --jsn --json", 2),
+        ("no-such-verb --json", 2),
+    ],
+)
+def test_with_json_an_error_is_a_document_too(args, code, capsys):
+    assert main(args.split()) == code
+    shown = capsys.readouterr()
+    assert shown.err.count("\n") == 1
+    assert json.loads(shown.out) == {"schema": 1, "error": {"code": code, "sentence": shown.err.rstrip("\n")}}
+
+
+def test_a_bug_is_a_document_too(monkeypatch, capsys):
+    raising(monkeypatch, ZeroDivisionError("deep inside"))
+    assert main(["id", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == 1
 
 
 def raising(monkeypatch, error):

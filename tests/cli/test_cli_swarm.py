@@ -135,8 +135,8 @@ def test_a_web_page_for_each_node(swarm):
     with socket.create_server(("127.0.0.1", first + 1)):
         taken = swarm("--nodes", "2", "--web", f"127.0.0.1:{first}")
         _, err = taken.communicate(timeout=60)
-        assert taken.returncode == 2
-        assert err.startswith(f"cannot serve a web page at 127.0.0.1:{first + 1} (")
+        assert taken.returncode == 5
+        assert err.startswith(f"a web page cannot be served at 127.0.0.1:{first + 1} (")
     done = swarm("--nodes", "2", "--rounds", "2", "--json", "--web", f"localhost:{first}")
     out, err = done.communicate(timeout=60)
     assert done.returncode == 0, err
@@ -173,10 +173,13 @@ def test_a_node_that_dies_does_not_stop_the_rest(swarm):
 
 
 def test_nodes_without_a_partner(swarm):
-    done = swarm("--nodes", "2", "--rounds", "2", PRETEND="alone")
-    _, err = done.communicate(timeout=60)
+    done = swarm("--nodes", "2", "--rounds", "2", "--json", PRETEND="alone")
+    out, err = done.communicate(timeout=60)
     assert done.returncode == 1
     assert "found no partner in any round" in err
+    document = json.loads(out)
+    assert document["error"] == {"code": 1, "sentence": err.splitlines()[-1]}
+    assert len(document["nodes"]) == 2
 
 
 def test_no_rendezvous(swarm):

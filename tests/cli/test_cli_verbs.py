@@ -2,7 +2,9 @@
 
 import json
 import logging
+import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +14,7 @@ from fake_node import OTHER, STATUS
 
 from noloco_node.base.addresses import parse
 from noloco_node.base.identity import Identity
+from noloco_node.checkpoints import listing
 from noloco_node.cli import control, main
 from noloco_node.errors import Diverged
 from noloco_node.host import remembered
@@ -54,6 +57,12 @@ def test_id_stays_the_same(home, capsys):
     assert main(["id"]) == 0
     assert shown["peer_id"] in (text := capsys.readouterr().out)
     assert shown["name"] in text
+
+
+def test_a_path_is_shown_without_dots(tmp_path, capsys):
+    (tmp_path / "here").mkdir()
+    assert main(["id", "--home", "here/../there", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["home"] == str(tmp_path.resolve() / "there")
 
 
 # ---- status, peers, leave ----
@@ -162,6 +171,39 @@ def test_start_signs_the_manifest(node, home, capsys):
     assert capsys.readouterr().out == "others join with: …\n"
 
 
+def reached(home, run_id, round):
+    """A checkpoint's state.json."""
+    about = {"schema": 2, "run_id": run_id, "layout": "ab", "round": round, "step": 50 * round, "eval_loss": 1.5}
+    about["files"] = {name: {"sha256": "ab", "bytes": 1} for name in listing.FILES}
+    path = home.run(run_id) / "checkpoints" / str(50 * round) / "state.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(about))
+
+
+def test_a_finished_run_started_again_says_so_at_once(node, home, capsys):
+    assert main(["init"]) == 0
+    run = toml.load(Path("run.toml"))
+    reached(home, run.run_id, 99)
+    assert main(["start", "run.toml"]) == 0
+    assert len(node.calls) == 1, "one round is left"
+    capsys.readouterr()
+    reached(home, run.run_id, 100)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-X", "importtime", "-m", "noloco_node"),
+            *("start", "run.toml", "--home", str(home.root)),
+        ],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        check=True,
+    )
+    assert f"{run.label} is over: 100 rounds, step 5000, held-out loss 1.500\n" in done.stdout
+    assert "noloco-node export" in done.stdout
+    assert str(home.run(run.run_id)) in done.stdout
+    assert not {"torch", "grpc", "hivemind"} & {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
+
+
 def test_join(node, address):
     run, trust = "ab" * 32, OTHER
     assert main(["join", "--bootstrap", address, "--run", run, "--trust", trust]) == 0
@@ -182,9 +224,7 @@ def was_in(home, author, rounds=100, done=0, **given):
     signed = manifest.sign(toml.load(Path("run.toml")).model_copy(update={"rounds": rounds}), author)
     run_id = manifest.verify(signed).run_id
     signed_file.keep(home.run(run_id), signed)
-    state = home.run(run_id) / "checkpoints" / "50" / "state.json"
-    state.parent.mkdir(parents=True)
-    state.write_text(json.dumps({"round": done}))
+    reached(home, run_id, done)
     remembered.keep(home, given, run_id, author.peer_id)
     return signed
 
@@ -223,7 +263,9 @@ def test_join_of_a_run_that_is_over(node, home, address, capsys):
     was_in(home, Identity.load_or_create(home.create().identity), rounds=20, done=20)
     capsys.readouterr()
     assert main(["join"]) == 0
-    assert "is over, all 20 rounds are done: take the model out with `noloco-node export" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "is over: 20 rounds, step 1000" in said
+    assert "to take the model out: noloco-node export" in said
     assert node.calls == []
     assert main(["join", "--linger", "60"]) == 0
     assert len(node.calls) == 1, "it answers `status` for a while"
@@ -299,6 +341,7 @@ def test_the_nodes_errors_and_exit_codes_pass_through(node, home, capsys):
     node.result = Diverged("the loss is not finite: start again from a checkpoint")
     assert main(["bootstrap"]) == 22
     assert capsys.readouterr().err == "the loss is not finite: start again from a checkpoint\n"
+    assert "ended with exit code 22: the loss is not finite: start again from a checkpoint\n" in home.log.read_text()
     node.result = 130
     assert main(["bootstrap"]) == 130
     node.result = KeyError("a bug")

@@ -3,9 +3,10 @@
 import sys
 from pathlib import Path
 
-from noloco_node.cli import main
+from noloco_node.__main__ import program
 from noloco_node.node import local_swarm
 
 if __name__ == "__main__":
     local_swarm.COMMAND = (sys.executable, str(Path(__file__).with_name("pretend_node.py")))
-    sys.exit(main(["swarm", *sys.argv[1:]]))
+    sys.argv.insert(1, "swarm")
+    program()

@@ -1,7 +1,11 @@
 """Errors before a node runs: each is one sentence with the remedy and an exit code, within seconds."""
 
+import json
 import socket
 import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 from real_nodes import RealNodes
@@ -61,6 +65,37 @@ def test_a_manifest_with_a_wrong_value(real_nodes: RealNodes, key: str, value: s
     assert named in sentence
 
 
+SHORT = {"architecture": "BertConfig", "config": {"max_position_embeddings": 32}}
+TASK = {"task": "paced", "options": {"fails": 1}}
+
+
+@pytest.mark.parametrize(
+    ("tables", "code", "says"),
+    [
+        ({"model": SHORT, "data": {"sequence_length": 64}}, 2, "data.sequence_length"),
+        ({"model": TASK, "inner": {"batch_tokens": 8}}, 2, "model.options"),
+        ({"model": {"task": "nowhere"}}, 12, "nowhere, which is not installed here"),
+        ({"model": {"preset": "7b"}}, 21, "memory"),
+    ],
+)
+def test_what_is_found_when_the_model_is_built(
+    real_nodes: RealNodes, tmp_path: Path, tables: dict[str, Mapping[str, Any]], code: int, says: str
+) -> None:
+    """Nobody is invited, and the home has nothing but what a node needs to say so."""
+    path = real_nodes.tables(**tables)
+    home, listen = tmp_path / "home", ("--listen", "/ip4/127.0.0.1/tcp/0")
+    checked = real_nodes.run("check", str(path), "--home", str(home), "--json", within_s=60)
+    assert json.loads(checked.stdout)["error"]["code"] == checked.returncode == code
+    assert not home.exists()
+    done = real_nodes.run("start", str(path), "--home", str(home), *listen, within_s=60)
+    assert (done.returncode, "Traceback" in done.stderr, "join" in done.stdout) == (code, False, False)
+    sentence = done.stderr.splitlines()[-1]
+    assert says in sentence
+    assert sentence == checked.stderr.splitlines()[-1]
+    assert f"ended with exit code {code}: {sentence}" in (home / "node.log").read_text()
+    assert {path.name for path in home.iterdir()} == {"identity.key", "node.lock", "node.log"}
+
+
 def test_a_manifest_with_an_unknown_key(real_nodes: RealNodes) -> None:
     path = real_nodes.manifest()
     path.write_text(path.read_text() + "\n[extra]\nkey = 1\n")
@@ -77,7 +112,7 @@ def test_a_port_in_use(real_nodes: RealNodes) -> None:
         code, sentence = fails(
             real_nodes, "start", str(real_nodes.manifest()), "--listen", f"/ip4/127.0.0.1/tcp/{port}"
         )
-    assert code == 1
+    assert code == 5
     assert str(port) in sentence
 
 

@@ -18,8 +18,22 @@ def test_who_leaves_in_a_long_step_saves_at_its_end(real_nodes: RealNodes) -> No
     until(lambda: node.ask("status").get("eval_loss"), "the evaluation before the first step")
     node.leave()
     (saved,) = node.home.glob("runs/*/checkpoints/*")
-    assert int(saved.name) >= 2, "the first step of all is not paced"
+    assert int(saved.name) >= 1
     assert not node.printed(r"(no checkpoint)")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_who_still_starts_leaves_at_once(real_nodes: RealNodes, number: signal.Signals) -> None:
+    """Its network may be starting, or its model being built: there is nothing to save."""
+    node = real_nodes.node(f"early-{number.name}", "start", str(real_nodes.manifest()))
+    until(lambda: node.ask("status").get("state") == "starting", "the first status")
+    node.process.send_signal(number)
+    until(lambda: node.printed("(leaving: Ctrl-C again ends it at once, without saving)"), "an answer", 3)
+    assert node.process.wait(LEAVE_S) == 0
+    said = node.log.read_text()
+    assert "Traceback" not in said
+    assert "others join with" not in said
+    assert not (node.home / "runs").exists()
 
 
 def test_a_network_that_hangs_holds_nobody(real_nodes: RealNodes, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from real_nodes import Node, RealNodes, until
 
-from noloco_node.checkpoints import checkpoint
+from noloco_node.checkpoints import checkpoint, listing
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
@@ -91,7 +91,7 @@ def test_a_swarm_that_was_away_whole_goes_on_without_its_author(real_nodes: Real
 def carry_off(home: Path) -> None:
     """Add noise to the weights of its checkpoint, slow and fast."""
     (folder,) = home.glob("runs/*/checkpoints")
-    about = json.loads((checkpoint.kept(folder)[0] / "state.json").read_text())
+    about = json.loads((listing.kept(folder)[0] / "state.json").read_text())
     run_id, layout = about["run_id"], bytes.fromhex(about["layout"])
     saved = checkpoint.newest(folder, run_id, layout).checkpoint
     assert saved is not None

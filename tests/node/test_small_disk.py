@@ -5,12 +5,15 @@ The tests below build on each other, because a node takes seconds to start. The 
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from real_nodes import Node, RealNodes, until
+
+from noloco_node.errors import DiskFull
 
 pytestmark = [pytest.mark.timeout(150), pytest.mark.system]
 
@@ -55,6 +58,16 @@ def test_a_full_disk_costs_the_checkpoint_and_no_training(node: Node) -> None:
     until(lambda: node.ask("status")["round"] >= failed["round"] + 5, "it trains on")
     assert not list(node.home.glob("runs/*/checkpoints/*")), "nothing is left of what did not fit"
     assert node.events("PhaseDone")[-1]["round"] > failed["round"], "what else is written goes on too"
+
+
+def test_who_saved_nothing_at_the_end_says_so(real_nodes: RealNodes, disk: Path, node: Node) -> None:
+    """Another node on the same disk."""
+    words = ("start", str(real_nodes.root / "run.toml"), "--rounds", "1")
+    full = real_nodes.node(f"{disk.name}/full", *words)
+    assert full.process.wait(120) == DiskFull.exit_code
+    said = full.log.read_text()
+    assert re.search(r"warning: a checkpoint takes 8\.2 MB, the disk has \S+ MB left: what is trained cannot be", said)
+    assert said.splitlines()[-1].startswith("round 1 is not saved, and no earlier one is: the disk is full: ")
 
 
 def test_with_room_again_it_saves(node: Node, disk: Path) -> None:

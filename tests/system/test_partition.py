@@ -19,7 +19,7 @@ from namespaces import inside, sh, space, spaces, why_not
 from real_nodes import Node, RealNodes, until
 from safetensors.torch import load_file
 
-from noloco_node.checkpoints import checkpoint
+from noloco_node.checkpoints import listing
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -85,7 +85,7 @@ def distance(one: Half, other: Half) -> float:
     begun = {node: node.ask("status")["round"] for node in (*one, *other)}
 
     def saved(node: Node) -> dict[str, torch.Tensor]:
-        newest = next(path for folder in node.home.glob("runs/*/checkpoints") for path in checkpoint.kept(folder))
+        newest = next(path for folder in node.home.glob("runs/*/checkpoints") for path in listing.kept(folder))
         fresh = json.loads((newest / "state.json").read_text())["round"] > begun[node]
         return load_file(newest / "outer.safetensors") if fresh else {}
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from noloco_node.errors import OutOfMemory
+from noloco_node.errors import OutOfMemory, UsageError
 from noloco_node.run.schema import InnerSpec
 from noloco_node.training.gradients import Gradients
 from noloco_node.training.optimizer import Optimizer
@@ -85,3 +85,45 @@ def test_evaluation_is_without_dropout_and_leaves_training_as_it_was() -> None:
     parts.gradient(BATCH)
     assert parts.evaluate() == parts.evaluate() == pytest.approx(Line().evaluate(Line().model(), EXAMPLES))
     assert module.training and all(p.grad is None for p in module.parameters()), "and memory is free again"
+
+
+class Odd(Line):
+    """Its model does not take what its stream gives."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    def loss(self, module: nn.Module, batch: Batch) -> Tensor:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "says"),
+    [
+        (KeyError("logits"), UsageError, "the run's model cannot be trained on its data: 'logits'"),
+        (
+            RuntimeError("mat1 and mat2\ncannot be multiplied"),
+            UsageError,
+            "mat1 and mat2 cannot be multiplied",
+        ),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), OutOfMemory, "this machine's memory"),
+        (torch.OutOfMemoryError(), OutOfMemory, "not even one example fits"),
+        (MemoryError("full"), MemoryError, "full"),
+        (UsageError("as the task says"), UsageError, "as the task says"),
+    ],
+)
+def test_what_cannot_be_trained_is_found_before_the_first_step(
+    error: Exception, kind: type[Exception], says: str
+) -> None:
+    tried, _ = passes(Odd(error))
+    with pytest.raises(kind, match=says.replace("(", "\\(")):
+        tried.try_out(BATCH)
+
+
+def test_trying_out_leaves_no_gradients() -> None:
+    task = Line(room=2)
+    tried, module = passes(task)
+    tried.try_out(BATCH)
+    assert task.tried == [4, 2]
+    assert all(p.grad is None for p in module.parameters())

@@ -16,7 +16,7 @@ from noloco_node.core import outer
 from noloco_node.core.codecs.by_name import codec
 from noloco_node.data import corpus
 from noloco_node.errors import Diverged, Incompatible, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
-from noloco_node.run.schema import InnerSpec, Manifest, OuterSpec
+from noloco_node.run.schema import InnerSpec, Manifest, ModelSpec, OuterSpec
 from noloco_node.training import language, model
 from noloco_node.training.replica import LOSSES, WARM_UP_STEPS, Replica, choose_device
 from noloco_node.training.schedule import learning_rate
@@ -635,3 +635,17 @@ def test_an_absent_device_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_device("auto").type == choose_device("cpu").type == "cpu"
     with pytest.raises(UsageError, match="--device cpu"):
         choose_device("cuda")
+
+
+def test_trying_out_changes_nothing() -> None:
+    """With dropout, which draws from the random state."""
+    dropout = ModelSpec(architecture="GPT2Config", config={"n_embd": 8, "n_layer": 1, "n_head": 2, "resid_pdrop": 0.5})
+    run = small_run().model_copy(update={"model": dropout})
+    with torch.random.fork_rng():
+        sure = small_replica(run=run)
+        plain = [sure.step() for _ in range(3)]
+    with torch.random.fork_rng():
+        tried = small_replica(run=run)
+        tried.try_out()
+        assert [tried.step() for _ in range(3)] == plain
+    assert torch.equal(tried.theta, sure.theta)

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from served_page import served as serving
 
-from noloco_node.errors import UsageError
+from noloco_node.errors import PortInUse, UsageError
 from noloco_node.host import config
 from noloco_node.views.documents import document
 from noloco_node.views.history import HistoryView, Point
@@ -516,7 +516,7 @@ def test_an_event_costs_little() -> None:
 
 
 async def test_a_port_in_use_is_reported_at_once(served: Server, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"cannot serve the web page at {served.host}: something else listens there"):
+    with pytest.raises(PortInUse, match=f"cannot be served at {served.host}, its port is in use by another program: "):
         async with server.page(served.host, CannedNode(), tmp_path / "web.token"):
             pass
 

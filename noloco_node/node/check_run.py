@@ -1,0 +1,150 @@
+"""What a run costs a machine, and what a volunteer must bring: `noloco-node check`, before anybody is invited.
+
+The replica is built and tried out by the same function as in a node (node/build_training.py), so what would end a start
+ends the check, with the same sentence and exit code. Then it trains for some seconds; nothing of it is kept.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+
+from noloco_node.base import atomic_files
+from noloco_node.base.extras import pip_install
+from noloco_node.checkpoints.checkpoint import KEEP, PARAMETER_BYTES
+from noloco_node.core.codecs.by_name import bytes_per_element
+from noloco_node.data.sources import Sources
+from noloco_node.host import memory
+from noloco_node.host.config import NodeConfig
+from noloco_node.host.home import Home
+from noloco_node.node import build_training
+from noloco_node.run.schema import Manifest
+from noloco_node.training.replica import Replica
+
+TRIAL_S, TRIAL_STEPS = 10.0, 20
+"""Whichever comes first, but at least one step."""
+LONGEST_STEP_S = 60.0
+"""One that would take longer is not made: its time is estimated from a micro-batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    device: int | None
+    """Bytes of the run's state on the accelerator; None on a CPU."""
+    host: int
+    """The same in the machine's memory."""
+    device_taken: int | None
+    """The most that the trial took there, activations and all; None on a CPU."""
+    host_taken: int | None
+    """What the trial's process had at its end, with torch itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    checkpoint: int
+    needed: int
+    """Of the checkpoints that are kept, and of the one that is written."""
+    free: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    steps: int
+    """0: the time is estimated from one micro-batch."""
+    step_s: float
+    tokens_per_s: float
+    mfu: float | None
+    loss_first: float | None
+    loss_last: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a volunteer must bring, in words."""
+
+    data: str
+    tokenizer: str
+    packages: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    run_id: str
+    run: str
+    parameters: int
+    device: str
+    memory: Memory
+    disk: Disk
+    swap: int
+    """Bytes that a swap sends, and about as many that it receives."""
+    swaps_per_round: int | str
+    trial: Trial
+    round_s: float
+    run_s: float
+    """Of all rounds, where no swap is waited for."""
+    needs: Needs
+
+
+def check(run: Manifest, config: NodeConfig, say: Callable[[str], None]) -> Checked:
+    """`say`: what is being done. Raises what a start would end with."""
+    home = Home(config.home)
+    say("building the model, reading the data")
+    with closing(build_training.build(run, config, "check", Sources(config.data, config.tokenizer, home.data))) as it:
+        say(f"training for {TRIAL_S:.0f} s at most")
+        trial = _trial(it)
+        on_device, here = it.state_bytes()
+        checkpoint = PARAMETER_BYTES * it.parameters
+        round_s = run.inner.seconds or trial.step_s * (run.inner.steps or 1)
+        return Checked(
+            run_id=run.run_id,
+            run=run.label,
+            parameters=it.parameters,
+            device=it.device,
+            memory=Memory(on_device or None, here, it.device_bytes, memory.process_bytes()),
+            disk=Disk(checkpoint, (KEEP + 1) * checkpoint, atomic_files.free_bytes(home.root)),
+            swap=round(it.parameters * bytes_per_element(run.outer.codec)),
+            swaps_per_round=run.outer.swaps_per_round,
+            trial=trial,
+            round_s=round_s,
+            run_s=round_s * run.rounds,
+            needs=_needs(run),
+        )
+
+
+def _trial(replica: Replica) -> Trial:
+    began = time.perf_counter()
+    replica.try_out()
+    step_s = (time.perf_counter() - began) * replica.micro_batches
+    seconds, losses = list[float](), list[float]()
+    while step_s <= LONGEST_STEP_S and len(losses) < TRIAL_STEPS and sum(seconds) < TRIAL_S:
+        began = time.perf_counter()
+        losses.append(replica.step())
+        seconds.append(time.perf_counter() - began)
+    if seconds:
+        step_s = statistics.median(seconds[1:] or seconds)  # the first one compiles and allocates
+    rate = replica.tokens_per_step / step_s
+    first, last = (losses[0], losses[-1]) if losses else (None, None)
+    return Trial(len(seconds), step_s, rate, replica.mfu(rate), first, last)
+
+
+def _needs(run: Manifest) -> Needs:
+    data, packages = run.data, []
+    if run.model.task:
+        package = f"one with the task {run.model.task} (entry point in noloco_node.tasks)"
+        return Needs("what the task reads", "none", package)
+    match data.source:
+        case "files":
+            text = f"own files with --data: text, jsonl with the field {data.field}, parquet, arrow or token files"
+            packages.append(f"for parquet and arrow {pip_install('data')}")
+        case "hub":
+            text = f"none: {data.dataset} comes from the hub, which must be reachable"
+            packages.append(pip_install("data"))
+        case _:
+            text = "none: Python's own library, which every machine has"
+    kind, _, name = data.tokenizer.partition(":")
+    tokenizer = {
+        "sha256": f"the file with SHA-256 {name[:12]}…, with --tokenizer: hand it out with the line to join by",
+        "hub": f"none: {name.partition('@')[0]} comes from the hub",
+    }.get(kind, "none: each byte is a token")
+    return Needs(text, tokenizer, "; ".join(packages) or "none")

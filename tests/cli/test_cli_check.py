@@ -1,0 +1,122 @@
+"""`check`: what a run costs and needs, and its author's mistakes with the exit codes that a start has."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from noloco_node.cli import main
+from noloco_node.errors import OutOfMemory
+from noloco_node.node import check_run
+from noloco_node.run import toml
+from noloco_node.training import model
+
+pytestmark = pytest.mark.usefixtures("home")
+
+LLAMA = """
+[model]
+architecture = "{architecture}"
+config = {{ {config} }}
+[data]
+sequence_length = {length}
+[inner]
+steps = 2
+batch_tokens = 256
+"""
+SMALL = "hidden_size = 16, intermediate_size = 32, num_hidden_layers = 1, num_attention_heads = 2"
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch):
+    monkeypatch.setattr(check_run, "TRIAL_STEPS", 3)
+
+
+def llama(tmp_path: Path, architecture: str = "LlamaConfig", config: str = SMALL, length: int = 64) -> str:
+    path = tmp_path / "run.toml"
+    path.write_text('name = "small"\nrounds = 10\n' + LLAMA.format(**locals()))
+    return str(path)
+
+
+def test_what_it_costs_and_needs(home, tmp_path, capsys):
+    assert main(["check", llama(tmp_path), "--threads", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    run = toml.load(tmp_path / "run.toml")
+    assert (found["schema"], found["run"], found["run_id"]) == (1, run.label, run.run_id)
+    assert found["device"] == "cpu"
+    assert found["disk"]["checkpoint"] == 20 * found["parameters"]
+    assert found["disk"]["needed"] == 4 * found["disk"]["checkpoint"]
+    assert found["memory"]["host"] > found["disk"]["checkpoint"]
+    assert found["memory"]["host_taken"] > 10**8, "torch alone takes more"
+    assert (found["memory"]["device"], found["memory"]["device_taken"]) == (None, None)
+    assert 0.5 < found["swap"] / found["parameters"] < 0.55
+    trial = found["trial"]
+    assert trial["steps"] == 3
+    assert trial["tokens_per_s"] == pytest.approx(256 / trial["step_s"])
+    assert trial["loss_first"] == pytest.approx(5.5, abs=0.3), "of 256 bytes, each as likely"
+    assert (found["round_s"], found["run_s"]) == pytest.approx((2 * trial["step_s"], 20 * trial["step_s"]))
+    assert not home.root.exists(), "nothing is kept"
+    assert main(["check", llama(tmp_path), "--threads", "1"]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith(f"run         {run.label}: 0.0")
+    assert "none: Python's own library" in said.out
+    assert said.err == "building the model, reading the data ...\ntraining for 10 s at most ...\n"
+
+
+def test_what_a_volunteer_brings_of_files(tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"line {number} of the text\n" for number in range(100_000)))
+    path = llama(tmp_path)
+    Path(path).write_text(Path(path).read_text().replace("[data]", '[data]\nsource = "files"'))
+    assert main(["check", path, "--json"]) == 2
+    assert "--data" in json.loads(capsys.readouterr().out)["error"]["sentence"]
+    assert main(["check", path, "--data", str(text), "--json"]) == 0
+    needs = json.loads(capsys.readouterr().out)["needs"]
+    assert needs["data"].startswith("own files with --data")
+    assert "`pip install 'datasets>=" in needs["packages"]
+    assert "noloco-node[" not in needs["packages"], "it is on no index"
+
+
+def test_a_step_that_takes_too_long_is_estimated(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(check_run, "LONGEST_STEP_S", 0.0)
+    assert main(["check", llama(tmp_path), "--json"]) == 0
+    trial = json.loads(capsys.readouterr().out)["trial"]
+    assert (trial["steps"], trial["loss_first"], trial["loss_last"]) == (0, None, None)
+    assert trial["step_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "says"),
+    [
+        ({"architecture": "NoSuchConfig"}, 2, "model.architecture: NoSuchConfig is not a causal language model"),
+        ({"config": SMALL.replace("hidden_size = 16", "hiden_size = 16")}, 2, "does not know hiden_size"),
+        ({"config": f"{SMALL}, max_position_embeddings = 32"}, 2, "data.sequence_length: LlamaConfig with this config"),
+        ({"config": f"{SMALL}, vocab_size = 100"}, 2, "vocab_size must be at least 256"),
+        (
+            {"architecture": "GPT2Config", "config": "n_embd = 16, n_layer = 1, n_head = 3"},
+            2,
+            "model.config: GPT2Config cannot be built from it",
+        ),
+        (
+            {"config": f"{SMALL}, hidden_act = 'nothing'"},
+            2,
+            "model.config: LlamaConfig cannot be built from it",
+        ),
+    ],
+)
+def test_an_authors_mistakes(changes, code, says, tmp_path, capsys):
+    assert main(["check", llama(tmp_path, **changes)]) == code
+    assert says in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_device_that_is_not_there(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["check", llama(tmp_path), "--device", "cuda"]) == 2
+    assert "use --device cpu" in capsys.readouterr().err
+
+
+def test_a_model_that_does_not_fit(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(model, "memory_bytes", lambda: 100_000)
+    assert main(["check", llama(tmp_path)]) == OutOfMemory.exit_code
+    assert "needs 551 kB here to be trained (10.8k parameters, 51 bytes each) and there are 100 kB" in (
+        capsys.readouterr().err
+    )
