@@ -69,6 +69,12 @@ def newest(directory: Path) -> About | None:
     return None
 
 
+def last_round(directory: Path) -> int:
+    """The round of the newest checkpoint whose state.json can be read. 0: none."""
+    found = newest(directory)
+    return found.round if found else 0
+
+
 def places(directory: Path) -> list[tuple[tuple[int, int], Path]]:
     """Step and number of each checkpoint, newest first; other files in the directory are ignored."""
     try:

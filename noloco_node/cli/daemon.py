@@ -1,7 +1,8 @@
 """The verbs that run a node: `start`, `join`, `bootstrap`.
 
 A user's mistakes are found before anything heavy is imported, in this order (with their exit codes): flags and manifest
-(2), a node that runs here already (4), a swarm that cannot be reached (10). node/main.py handles signals.
+(2), a node that runs here already (4), a port in use (5), a swarm that cannot be reached (10). node/main.py handles
+signals.
 """
 
 import argparse
@@ -16,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from noloco_node.base.addresses import Address
 from noloco_node.cli import log_setup
-from noloco_node.errors import SwarmUnreachable, UsageError
-from noloco_node.host import config
+from noloco_node.errors import NolocoError, SwarmUnreachable, UsageError
+from noloco_node.host import config, remembered
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
+from noloco_node.transport.probe import check_port, probe
 
 if TYPE_CHECKING:
     from noloco_node.run.schema import Manifest
@@ -74,12 +76,12 @@ def join(args: argparse.Namespace) -> int:
     signed, say = None, None
     if earlier is not None:
         from noloco_node.base.identity import Identity
-        from noloco_node.checkpoints import listing
+        from noloco_node.checkpoints.listing import last_round
 
-        run, reached = earlier.run, listing.newest(home.run(earlier.run.run_id) / "checkpoints")
+        run = earlier.run
         if not settings.linger and _is_over(run, home):
             return 0
-        say = f"going on with {run.label}, round {reached.round if reached else 0} of {run.rounds}"
+        say = f"going on with {run.label}, round {last_round(home.run(run.run_id) / 'checkpoints')} of {run.rounds}"
         if earlier.signed.author == Identity.load_or_create(home.identity).peer_id:
             signed = earlier.signed
     if not (settings.bootstrap or signed):
@@ -130,18 +132,28 @@ def _flags(args: argparse.Namespace) -> dict[str, Any]:
 
 @contextmanager
 def _prepared(settings: NodeConfig) -> Iterator[tuple[Home, NodeConfig]]:
-    """Creates and locks the home, opens its log, and finds a bootstrap address that answers."""
+    """Creates and locks the home, opens its log, checks the port, and finds a bootstrap address that answers."""
     home = Home(settings.home).create()
     with home.lock(), log_setup.written(home, settings.log_level, settings.log_format):
+        check_port(settings.listen)
+        settings = replace(settings, listen=_last_port(settings.listen, home))
         if settings.bootstrap:
             settings = replace(settings, bootstrap=asyncio.run(_reachable(settings.bootstrap, home)))
         yield home, settings
 
 
+def _last_port(listen: Address, home: Home) -> Address:
+    """For any free port, the one of last time if it is free: addresses and invitations of this node stay valid."""
+    again = replace(listen, port=listen.port or remembered.port(home))
+    try:
+        check_port(again)
+    except NolocoError:
+        return listen
+    return again
+
+
 async def _reachable(addresses: tuple[Address, ...], home: Home) -> tuple[Address, ...]:
     """The bootstrap addresses; if none answers, also those of cached peers that answer now."""
-    from noloco_node.transport.probe import probe
-
     try:
         await reach(addresses)
     except SwarmUnreachable:
@@ -157,8 +169,6 @@ async def _reachable(addresses: tuple[Address, ...], home: Home) -> tuple[Addres
 
 async def reach(addresses: Sequence[Address]) -> None:
     """Check that at least one of the addresses accepts connections. Raises SwarmUnreachable."""
-    from noloco_node.transport.probe import probe
-
     found = await asyncio.gather(*(probe(address, _PROBE_S) for address in addresses), return_exceptions=True)
     failures = [outcome for outcome in found if outcome is not None]
     for failure in failures:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from noloco_node.base.validation import did_you_mean
@@ -39,6 +40,13 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}: see `{self.prog} --help`")
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """A second word, as after `bench`."""
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            verb = self.prog.removeprefix("noloco-node ")
+            raise UsageError(f"{verb} does not know {value!r}, {did_you_mean(value, action.choices)}")
+        super()._check_value(action, value)
+
 
 class _Help(argparse.RawDescriptionHelpFormatter):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -71,14 +79,23 @@ def parse(args: Sequence[str]) -> tuple[Function, argparse.Namespace]:
     if name not in (*_VERBS, "-h", "--help", "--version"):
         raise UsageError(f"the verb comes first, before {name!r}: see `noloco-node --help`")
     parser, made = _parser(name)
+    flags = _flags(made)
+    typed = [word.partition("=")[0] for word in takewhile("--".__ne__, args[1:]) if word.startswith("--")]
+    if mistyped := [flag for flag in typed if flag not in flags]:  # before its value is taken for something else
+        raise UsageError(f"{name} does not know {mistyped[0]!r}, {did_you_mean(mistyped[0], flags)}")
     given, unknown = parser.parse_known_args(args)
     if unknown:
-        word = unknown[0].partition("=")[0]
-        flags = [flag for action in made._actions for flag in action.option_strings]
-        likely = did_you_mean(word, flags) if word.startswith("-") else f"see `noloco-node {name} --help`"
-        raise UsageError(f"{name} does not know {word!r}, {likely}")
+        raise UsageError(f"{name} does not know {unknown[0]!r}, see `noloco-node {name} --help`")
     module, function = _VERBS[name].function.split(":")
     return getattr(import_module(f"noloco_node.cli.{module}"), function), given
+
+
+def _flags(parser: argparse.ArgumentParser) -> list[str]:
+    found = [flag for action in parser._actions for flag in action.option_strings]
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found += [flag for second in action.choices.values() for flag in _flags(second)]
+    return found
 
 
 def verbs() -> "list[Verb]":

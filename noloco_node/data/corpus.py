@@ -5,7 +5,8 @@
     hub      hub.py      a data set of the Hugging Face hub, streamed
 
 The first two are arrays, which stream.py reads in an order of each replica's own; the third has a stream with the same
-methods. tokens.py turns text into tokens. Knows nothing of models or peers.
+methods. documents.py reads a volunteer's files, parts.py decides what of them is held out, tokens.py turns text into
+tokens. Knows nothing of models or peers.
 """
 
 from dataclasses import dataclass

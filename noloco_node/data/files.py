@@ -72,7 +72,7 @@ def tokenize(
                     FilesProgress(share, writer.train + writer.held_out, spent * (1 - share) / share if share else None)
                 )
         if not writer.train + writer.held_out:
-            raise UsageError(f"--data: there is no text in {count(len(paths), 'file')}, {paths[0]} first: name others")
+            raise UsageError(f"there is no text in {count(len(paths), 'file')}, {paths[0]} first: name others")
     return writer.train, writer.held_out
 
 

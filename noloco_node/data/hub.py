@@ -8,13 +8,10 @@ tokenized and packed: a window may span documents and blocks. A position is the 
 `datasets` library's own state, and the tokens read in it: a resume reads that one block again. (That library's shuffle
 buffer would not be the same after a resume.)
 
-No replica reads a record twice in an epoch. What the others read it does not know, nor how many they are, so two
-replicas read the same record by chance. Of R records N replicas that read k each read R (1 - (1 - k/R)^N) distinct ones
-in the mean, if each is equally likely to read any of them: 26,256 of 40,000 where eight read 5,000 each. No rule by
-which each chooses alone reads more in the mean, whether it knows N or not, since (1 - p)^N is convex in the chance p
-that a record is chosen. What differs is the spread. 300 trials by 8 replicas: pieces of 1,000 in an order of one's own
-26,206 ± 1,792; one order for all from an offset of one's own, as in a file without pieces, 26,184 ± 3,339; beginning
-within the first 1,024 records of one file 5,802 ± 127. Hence pieces, and a beginning anywhere in the first of them.
+So each record is as likely as any other to be read early, and no replica reads one twice in an epoch: the mean of what
+several read is that of stream.py, the best there is without knowing of each other. The spread is larger: of 40,000
+records eight replicas that read 5,000 each read 26,206 ± 1,792 distinct ones in pieces of 1,000, 26,184 ± 3,339 in a
+file without pieces. If they all began within the first 1,024 records of one file they would read 5,802 ± 127.
 
 A thread keeps the next blocks ready. When the network fails it waits, logs that, and tries again. The manifest and what
 it names come from unknown authors: only formats that hold data are read, and only files of that data set.

@@ -64,17 +64,18 @@ def find(files: tuple[str, ...]) -> list[Path]:
         raise UsageError("the run leaves the data to you: name yours, as in --data 'corpus/*.parquet'")
     found = {path for name in files for path in _matching(name)}
     if len(found) > MAX_FILES:
-        raise UsageError(f"--data names {len(found)} files, and {MAX_FILES} are possible: join them into larger ones")
+        raise UsageError(f"{len(found)} files are named, and {MAX_FILES} are possible: join them into larger ones")
     paths = sorted(found)
     if not any(path.stat().st_size for path in paths):
         what = f"{paths[0]} is" if len(paths) == 1 else f"all {len(paths)} files are"
-        raise UsageError(f"--data: {what} empty: name a file with text")
+        raise UsageError(f"{what} empty: name a file with text")
     return paths
 
 
 def tokenizer_bytes(name: str, path: Path | None) -> bytes | None:
     """The tokenizer.json that the manifest asks for by digest; None where it asks for none."""
-    if not (digest := _digest(name)):
+    kind, _, digest = name.partition(":")
+    if kind != "sha256":
         return None
     if path is None:
         raise UsageError(
@@ -88,11 +89,6 @@ def tokenizer_bytes(name: str, path: Path | None) -> bytes | None:
             "ask the run's author for the file"
         )
     return content
-
-
-def _digest(tokenizer: str) -> str:
-    """Of the tokenizer.json that a manifest asks for; empty where it asks for none."""
-    return tokenizer.removeprefix("sha256:") if tokenizer.startswith("sha256:") else ""
 
 
 def read_tokenizer(path: Path) -> bytes:
@@ -116,10 +112,10 @@ def _matching(name: str) -> Iterator[Path]:
         try:
             found = list(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
         except ValueError as error:
-            raise UsageError(f"--data: {shown(name)} is no pattern: {error}") from None
+            raise UsageError(f"{shown(name)} is no pattern: {error}") from None
     files = [file for file in found if file.is_file()]
     if not files:
-        raise UsageError(f"--data: there is no file {shown(name)} here: name files, a folder of them, or a pattern")
+        raise UsageError(f"there is no file {shown(name)} here: name files, a folder of them, or a pattern")
     yield from files
 
 
@@ -127,4 +123,4 @@ def _absolute(name: str) -> Path:
     try:
         return Path(name).expanduser().absolute()
     except RuntimeError:
-        raise UsageError(f"--data: {shown(name)} names no user's home directory: write the path out") from None
+        raise UsageError(f"{shown(name)} names no user's home directory: write the path out") from None

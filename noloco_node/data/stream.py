@@ -1,8 +1,14 @@
 """A replica's stream of windows from an array of tokens, in memory or memory-mapped.
 
 The order is random, by the run's seed, the peer id and the epoch. The position is two numbers: a checkpoint keeps them,
-and reading resumes exactly there. Orders are independent, so two replicas read the same window at the same time only
-by chance. Knows nothing of files, models or peers.
+and reading resumes exactly there. Knows nothing of files, models or peers.
+
+No replica reads a window twice in an epoch. What the others read it does not know, nor how many they are, so two
+replicas read the same window by chance. Of R windows N replicas that read k each read R (1 - (1 - k/R)^N) distinct ones
+in the mean, if each is equally likely to read any of them: 26,256 of 40,000 where eight read 5,000 each. No rule by
+which each chooses alone reads more in the mean, not even one that knows N: (1 - p)^N is convex in the chance p that a
+window is chosen. An order of one's own has the smallest spread too (± 61 in 300 trials); one order for all, which each
+enters at an offset of its own, has the same mean and ± 3,339.
 """
 
 import hashlib

@@ -158,6 +158,7 @@ def mask(home: Home, environ: Mapping[str, str]) -> Mask:
     named = {place: shown for place, shown in places.items() if len(place) > 1}
     made = Mask([*tokens, *values], named, _names(environ))
     made.learn(_text(home.root / "node.toml"))
+    made.learn(_text(home.remembered))
     made.learn(environ.get("NOLOCO_BOOTSTRAP", ""))
     return made
 

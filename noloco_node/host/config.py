@@ -260,7 +260,7 @@ def resolve(
     named, home_toml = _invited(_named(environ)), _invited(home_toml)
     kept = remembered.fitting(kept or {}, {**home_toml, **named, **given})
     found: dict[str, Any] = {"home": home_dir(str(home) if home else None, environ)}
-    found |= _read(kept, str, f"{remembered.NAME}: ")
+    found |= _read(kept, str, "remembered.json: ")
     found |= _read(home_toml, str, "node.toml: ")
     found |= _read(named, _variable)
     found |= _read(given, lambda key: f"--{key.replace('_', '-')}")

@@ -54,6 +54,11 @@ class Home:
         return self.root / "traffic.json"
 
     @property
+    def remembered(self) -> Path:
+        """What was given last time."""
+        return self.root / "remembered.json"
+
+    @property
     def data(self) -> Path:
         """Token files made of the volunteer's files: made again where they are missing."""
         return self.root / "data"

@@ -24,6 +24,7 @@ def inventory(home: Home) -> Iterator[Item]:
         ("home", root),
         ("identity", home.identity),
         ("settings", root / "node.toml"),
+        ("last settings", home.remembered),
         ("log", home.log),
         ("control socket", home.socket),
         ("web token", home.web_token),

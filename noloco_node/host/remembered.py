@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from noloco_node.base import atomic_files
-from noloco_node.host import paths
 from noloco_node.host.home import Home
 
-NAME = "remembered.json"
-_OF_ONE_RUN = ("trust", "data", "tokenizer")
+_OF_ONE_RUN = ("trust", "data", "encoding", "tokenizer")
 """Not passed on to another run: its author is another one, and so may be whom these files are for."""
 _ONCE = ("rounds", "linger")
 """They are about the one time that they were given."""
+_PORT = "port"
+"""Not a setting: a free port, as it was found."""
 _FILES = ("data", "tokenizer")
 _MAX_BYTES = 64 << 10
 _LOST = "what was given last time is forgotten"
@@ -24,10 +24,17 @@ _LOST = "what was given last time is forgotten"
 
 def read(home: Home) -> dict[str, object]:
     """In a home of an older version, the run that it was in last; empty where there is none."""
-    found = atomic_files.read_json_or_set_aside(home.root / NAME, _checked, _MAX_BYTES, _LOST)
-    if found is not None:
-        return found
+    if (found := _read(home)) is not None:
+        return {key: value for key, value in found.items() if key != _PORT}
+    from noloco_node.host import paths  # with pydantic, which `status` can do without
+
     return {"run": runs[0].name} if (runs := paths.runs(home)) else {}
+
+
+def port(home: Home) -> int:
+    """Where the node listened last, 0 where that is not known: on the same port, invitations stay valid."""
+    found = (_read(home) or {}).get(_PORT)
+    return found if isinstance(found, int) and 0 < found < 65536 else 0
 
 
 def fitting(kept: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
@@ -38,10 +45,11 @@ def fitting(kept: Mapping[str, object], given: Mapping[str, object]) -> dict[str
     return {key: value for key, value in kept.items() if not (other and key in _OF_ONE_RUN)}
 
 
-def keep(home: Home, given: Mapping[str, object], run_id: str, author: str) -> None:
+def keep(home: Home, given: Mapping[str, object], run_id: str, author: str, port: int = 0) -> None:
     """Raises DiskFull, UsageError."""
     lasting = {key: _from_anywhere(key, value) for key, value in given.items() if key not in _ONCE}
-    atomic_files.write(home.root / NAME, json.dumps({**lasting, "run": run_id, "trust": author}, indent=1) + "\n")
+    found = {"run": run_id, "trust": author, _PORT: port}
+    atomic_files.write(home.remembered, json.dumps({**lasting, **found}, indent=1) + "\n")
 
 
 def _from_anywhere(key: str, value: object) -> object:
@@ -51,6 +59,10 @@ def _from_anywhere(key: str, value: object) -> object:
     names = value if isinstance(value, list | tuple) else [value]
     whole = [str(Path(str(name)).expanduser().absolute()) for name in names]
     return whole if isinstance(value, list | tuple) else whole[0]
+
+
+def _read(home: Home) -> dict[str, object] | None:
+    return atomic_files.read_json_or_set_aside(home.remembered, _checked, _MAX_BYTES, _LOST)
 
 
 def _checked(found: object) -> dict[str, object]:

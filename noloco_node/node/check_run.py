@@ -90,7 +90,8 @@ def check(run: Manifest, config: NodeConfig, say: Callable[[str], None]) -> Chec
     """`say`: what is being done. Raises what a start would end with."""
     home = Home(config.home)
     say("building the model, reading the data")
-    with closing(build_training.build(run, config, "check", Sources(config.data, config.tokenizer, home.data))) as it:
+    sources = Sources(config.data, config.tokenizer, home.data, config.encoding)
+    with closing(build_training.build(run, config, "check", sources)) as it:
         say(f"training for {TRIAL_S:.0f} s at most")
         trial = _trial(it)
         on_device, here = it.state_bytes()
@@ -129,17 +130,18 @@ def _trial(replica: Replica) -> Trial:
 
 
 def _needs(run: Manifest) -> Needs:
-    data, packages = run.data, []
+    data, packages = run.data, "none"
+    extra = f"`{pip_install('data').partition(' -m ')[2]}`"  # without this machine's Python
     if run.model.task:
         package = f"one with the task {run.model.task} (entry point in noloco_node.tasks)"
         return Needs("what the task reads", "none", package)
     match data.source:
         case "files":
             text = f"own files with --data: text, jsonl with the field {data.field}, parquet, arrow or token files"
-            packages.append(f"for parquet and arrow {pip_install('data')}")
+            packages = f"for parquet and arrow {extra}"
         case "hub":
             text = f"none: {data.dataset} comes from the hub, which must be reachable"
-            packages.append(pip_install("data"))
+            packages = extra
         case _:
             text = "none: Python's own library, which every machine has"
     kind, _, name = data.tokenizer.partition(":")
@@ -147,4 +149,4 @@ def _needs(run: Manifest) -> Needs:
         "sha256": f"the file with SHA-256 {name[:12]}…, with --tokenizer: hand it out with the line to join by",
         "hub": f"none: {name.partition('@')[0]} comes from the hub",
     }.get(kind, "none: each byte is a token")
-    return Needs(text, tokenizer, "; ".join(packages) or "none")
+    return Needs(text, tokenizer, packages)

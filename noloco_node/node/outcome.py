@@ -4,22 +4,22 @@ import os
 import shlex
 from collections.abc import Iterator
 
-from noloco_node.base.units import NOTHING, count, loss, of, rate, size, span
+from noloco_node.base.units import NOTHING, count, loss, rate, size, span
 from noloco_node.host import paths
 from noloco_node.host.config import default_home
 from noloco_node.host.home import Home
 from noloco_node.views.status import StatusView
 
 
-def lines(view: StatusView, home: Home) -> Iterator[str]:
-    """`view`: the last status. A node that has not trained says nothing."""
+def lines(view: StatusView, rounds: int, home: Home) -> Iterator[str]:
+    """`view`: the last status; `rounds`: of the run. A node that has not trained says nothing."""
     if view.run_id is None or view.run is None or view.loss is None:
         return
-    finished = view.rounds_target is not None and view.round >= view.rounds_target
+    is_over = view.round >= rounds
     ended = view.rounds.committed + view.rounds.solo
     trained_s = sum(s for account, s in view.time_s.items() if account != "paused")
     yield (
-        f"{'finished' if finished else 'left'} {view.run} at round {of(view.round, view.rounds_target)}: "
+        f"{'finished' if is_over else 'left'} {view.run} at round {view.round} of {rounds}: "
         f"{count(ended, 'round')} ({view.rounds.committed} together, {view.rounds.solo} solo) in {span(trained_s)}, "
         f"{rate(view.tokens)} tokens in all, loss {_change(view.loss_first, view.loss)}, "
         f"on held-out data {_change(view.eval_loss_first, view.eval_loss)}"
@@ -31,7 +31,7 @@ def lines(view: StatusView, home: Home) -> Iterator[str]:
         )
         return
     yield f"its checkpoint of round {kept.saved_round} ({size(kept.bytes)}): {home.run(view.run_id) / 'checkpoints'}"
-    if not finished:
+    if not is_over:
         yield f"to go on: noloco-node join{_which(home)}"
     yield from to_use(home, view.run)
 

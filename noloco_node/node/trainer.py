@@ -133,6 +133,8 @@ class TrainingNode(BaseNode):
             self._config, self._rendezvous(), self._transport.channel, self._report, self.waits_for
         )
         run = self._run = verify(signed)
+        if self._signed is None:
+            self._remember(run, signed)  # data that it lacks can then be given to `join` alone
         check_sources(run.data, self._sources)
         self._thread = self._start_training(run)
         p2p, bootstrap = self._transport.p2p, self._config.bootstrap
@@ -154,7 +156,7 @@ class TrainingNode(BaseNode):
         self.waits_for("data and model to be ready")
         ready = await self._model_ready()  # what is wrong with the run is found by now: nobody was invited to it
         self._known_runs.add(signed)
-        remembered.keep(self._home, self._config.given, run.run_id, signed.author)
+        self._remember(run, signed)
         signed_file.keep(self._home.run(run.run_id), signed)
         self._recorder.open(self._home.run(run.run_id), run.label, self._config.sinks)
         self._report(f"{peer_names.name_of(self._identity.peer_id)} ({self._identity.peer_id}) in run {run.label}")
@@ -165,6 +167,10 @@ class TrainingNode(BaseNode):
             await self._train(run, self._thread, ready)
             for duty in duties:
                 duty.cancel()
+
+    def _remember(self, run: Manifest, signed: Signed) -> None:
+        port = next((address.port for address in self._transport.addresses() if not address.relay), 0)
+        remembered.keep(self._home, self._config.given, run.run_id, signed.author, port)
 
     def _start_training(self, run: Manifest) -> TrainingThread:
         loop, config, peer_id = asyncio.get_running_loop(), self._config, self._identity.peer_id
@@ -327,7 +333,7 @@ class TrainingNode(BaseNode):
             await asyncio.to_thread(self._thread.stop, patience_s)
         if self._ready:
             await self._policy.write_down(leaving=True)
-        for line in outcome.lines(self.status(), self._home):
+        for line in outcome.lines(self.status(), self._run.rounds, self._home) if self._run else ():
             self._report(line)
 
     async def _leave_directory(self, until: float) -> None:

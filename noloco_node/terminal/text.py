@@ -195,7 +195,7 @@ def _last_round(last: LastRound) -> Iterator[str]:
         f"sent {size(last.sent)}, received {size(last.received)}"
     )
     if last.resent_block_fraction:
-        yield f"{share(last.resent_block_fraction, 1)} of blocks sent again"
+        yield f"{share(last.resent_block_fraction, 1)} of blocks resent"
 
 
 def _checkpoints(kept: Checkpoints) -> Iterator[str]:

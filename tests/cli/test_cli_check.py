@@ -72,8 +72,12 @@ def test_what_a_volunteer_brings_of_files(tmp_path, capsys):
     assert main(["check", path, "--data", str(text), "--json"]) == 0
     needs = json.loads(capsys.readouterr().out)["needs"]
     assert needs["data"].startswith("own files with --data")
-    assert "`pip install 'datasets>=" in needs["packages"]
+    assert "pip install 'datasets>=" in needs["packages"]
     assert "noloco-node[" not in needs["packages"], "it is on no index"
+    text.write_text(f"caf\xe9\n{text.read_text()}", encoding="latin-1")
+    assert main(["check", path, "--data", str(text)]) == 2
+    assert "is not UTF-8 text: byte 3 is 0xe9" in capsys.readouterr().err
+    assert main(["check", path, "--data", str(text), "--encoding", "latin-1"]) == 0
 
 
 def test_a_step_that_takes_too_long_is_estimated(tmp_path, capsys, monkeypatch):

@@ -43,6 +43,18 @@ sys.exit(code)
         assert run.stdout
 
 
+@pytest.mark.parametrize("verb", ["status", "id"])
+def test_a_verb_that_looks_imports_nothing_heavy(verb):
+    code = f"""
+import sys
+from noloco_node.cli import main
+main([{verb!r}])
+print(sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
 def test_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"noloco-node {VERSION} (protocol {PROTOCOL})\n"
@@ -108,6 +120,9 @@ def test_what_shows_something_has_json(verb, capsys):
         (["status", "--jsn"], "status does not know '--jsn', did you mean --json?"),
         (["status", "now"], "status does not know 'now'"),
         (["swarm", "--nodez=4"], "swarm does not know '--nodez', did you mean --nodes?"),
+        (["simulate", "--roundz", "3"], "simulate does not know '--roundz', did you mean --rounds?"),
+        (["simulate", "network", "--sizez", "3"], "simulate does not know '--sizez', did you mean --sizes?"),
+        (["bench", "codex"], "bench does not know 'codex', did you mean codec?"),
         (["start"], "required: run.toml"),
         (["start", "/nowhere/run.toml"], "/nowhere/run.toml does not exist: write one with `noloco-node init"),
         (["join"], "join needs an invitation"),

@@ -85,7 +85,7 @@ def test_what_is_wrong_is_one_sentence_and_leaves_nothing(args, sentence, texts:
     ("spec", "args", "sentence"),
     [
         ('source = "files"', [], "the run leaves the data to you: name yours, as in --data 'corpus/*.parquet'"),
-        ('source = "files"', ["--data", "none/*.txt"], "--data: there is no file 'none/*.txt' here"),
+        ('source = "files"', ["--data", "none/*.txt"], "there is no file 'none/*.txt' here"),
         (f'tokenizer = "sha256:{"0" * 64}"', [], "give its file with --tokenizer"),
         (f'tokenizer = "sha256:{"0" * 64}"', ["--tokenizer", "run.toml"], "run.toml is not the run's tokenizer"),
     ],

@@ -11,10 +11,10 @@ from types import ModuleType
 
 import pytest
 from fake_node import OTHER, STATUS
+from reached import reached
 
 from noloco_node.base.addresses import parse
 from noloco_node.base.identity import Identity
-from noloco_node.checkpoints import listing
 from noloco_node.cli import control, main
 from noloco_node.errors import Diverged
 from noloco_node.host import remembered
@@ -171,23 +171,14 @@ def test_start_signs_the_manifest(node, home, capsys):
     assert capsys.readouterr().out == "others join with: …\n"
 
 
-def reached(home, run_id, round):
-    """A checkpoint's state.json."""
-    about = {"schema": 2, "run_id": run_id, "layout": "ab", "round": round, "step": 50 * round, "eval_loss": 1.5}
-    about["files"] = {name: {"sha256": "ab", "bytes": 1} for name in listing.FILES}
-    path = home.run(run_id) / "checkpoints" / str(50 * round) / "state.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(about))
-
-
 def test_a_finished_run_started_again_says_so_at_once(node, home, capsys):
     assert main(["init"]) == 0
     run = toml.load(Path("run.toml"))
-    reached(home, run.run_id, 99)
+    reached(home.run(run.run_id) / "checkpoints", 99)
     assert main(["start", "run.toml"]) == 0
     assert len(node.calls) == 1, "one round is left"
     capsys.readouterr()
-    reached(home, run.run_id, 100)
+    reached(home.run(run.run_id) / "checkpoints", 100)
     done = subprocess.run(
         [
             *(sys.executable, "-X", "importtime", "-m", "noloco_node"),
@@ -224,7 +215,7 @@ def was_in(home, author, rounds=100, done=0, **given):
     signed = manifest.sign(toml.load(Path("run.toml")).model_copy(update={"rounds": rounds}), author)
     run_id = manifest.verify(signed).run_id
     signed_file.keep(home.run(run_id), signed)
-    reached(home, run_id, done)
+    reached(home.run(run_id) / "checkpoints", done)
     remembered.keep(home, given, run_id, author.peer_id)
     return signed
 
@@ -269,6 +260,16 @@ def test_join_of_a_run_that_is_over(node, home, address, capsys):
     assert node.calls == []
     assert main(["join", "--linger", "60"]) == 0
     assert len(node.calls) == 1, "it answers `status` for a while"
+
+
+def test_the_port_of_last_time_is_taken_again_if_it_is_free(node, home, address):
+    main(["init"])
+    signed = was_in(home, Identity.load_or_create(home.create().identity))
+    free, taken = (parse(each).port for each in (free_address(), address))
+    for last, flag, taken_now in ((free, 0, free), (taken, 0, 0), (taken, free, free)):
+        remembered.keep(home, {}, manifest.verify(signed).run_id, signed.author, last)
+        assert main(["join", "--listen", f"/ip4/127.0.0.1/tcp/{flag}"]) == 0
+        assert node.calls[-1][0].listen.port == taken_now
 
 
 def test_runs_lists_and_removes(home, capsys):

@@ -29,7 +29,7 @@ LOOPBACK = ("--listen", "/ip4/127.0.0.1/tcp/0")
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[RealNodes]:
     with RealNodes() as nodes:
-        (nodes.root / "text.txt").write_text("some words to train on\n" * 200_000)
+        (nodes.root / "text.txt").write_text("".join(f"some words, line {number}\n" for number in range(200_000)))
         trained(Home(nodes.root / "trained").create())
         yield nodes
 

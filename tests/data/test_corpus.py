@@ -122,6 +122,13 @@ def test_two_replicas_are_at_the_same_window_as_rarely_as_chance_has_it() -> Non
     assert 0.8 * chance < met < 1.1 * chance
 
 
+def test_eight_replicas_read_as_much_of_a_text_as_is_possible_without_knowing_of_each_other() -> None:
+    """400 of 4000 windows each: the tokens that at least one has read."""
+    text = np.arange(8 * 4001, dtype=np.int64).astype(np.uint16)
+    read = {int(i) for peer in range(8) for i in stream(8, peer=str(peer), text=text).next(400)[:, 1:].flatten()}
+    assert len(read) == pytest.approx(len(text) * (1 - 0.9**8), rel=0.02)
+
+
 @pytest.mark.parametrize("position", [(-1, 0), (0, -1), (0, 1000), [0], {"epoch": 0}, ("a", 0), None])
 def test_a_position_of_another_text_is_refused(position: object) -> None:
     with pytest.raises(ValueError, match="position"):

@@ -26,6 +26,8 @@ SECRETS = {
     "mapped address": "::ffff:198.51.100.9",
     "stranger's host": "box7.example.org",
     "host of the settings": "relay.example.net",
+    "host of the settings of last time": "meet.example.com",
+    "run's invitation": "nn1DqFFR4hxy7b6nqGzJb9pKqrNwHfJrpxqYRyNNaDQ96ioYDFaZ2v9Sg7n8tFVmBPHznsQBPaSiR3YVGhTq",
 }
 LOG = f"""\
 2026-11-21 12:31:07,123 INFO noloco_node.node.trainer: round 4 with calm-otter: loss 1.23
@@ -37,6 +39,8 @@ LOG = f"""\
 2026-11-21 12:31:09,002 ERROR noloco_node.x: https://me:{SECRETS["password of a proxy"]}@a/ {SECRETS["hub token"]}
 2026-11-21 12:31:09,003 ERROR noloco_node.x: GET /?token={SECRETS["web token"]} {SECRETS["value of a variable"]}
 2026-11-21 12:31:09,004 ERROR noloco_node.x: invited by {SECRETS["invitation"]}
+2026-11-21 12:31:09,005 ERROR noloco_node.x: cannot resolve {SECRETS["host of the settings of last time"]}
+2026-11-21 12:31:09,006 INFO noloco_node.x: others join with: noloco-node join {SECRETS["run's invitation"]}
 """
 
 
@@ -50,6 +54,8 @@ def home(tmp_path):
     (home.root / "web.token").write_text(SECRETS["web token"] + "\n")
     (run / "invitation.token").write_text(SECRETS["invitation"])
     (home.root / "node.toml").write_text(f'bootstrap = ["/dns/{SECRETS["host of the settings"]}/tcp/1/p2p/{PEER}"]\n')
+    address = f"/dns/{SECRETS['host of the settings of last time']}/tcp/1/p2p/{PEER}"
+    home.remembered.write_text(json.dumps({"bootstrap": [address]}))
     (home.root / "peers.json").write_text(json.dumps({PEER: [SECRETS["stranger's address"]]}))
     home.log.write_text(LOG)
     (run / "noloco.json").write_text('{"schema": 1, "manifest": "{}"}')

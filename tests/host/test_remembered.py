@@ -39,6 +39,13 @@ def test_join_alone_goes_on_with_it(home: Home, tmp_path: Path) -> None:
     assert load(home, back=False).max_upload is None, "`start` and `bootstrap` do as they are told"
 
 
+def test_the_port_of_last_time_is_no_setting(home: Home) -> None:
+    assert remembered.port(home) == 0
+    remembered.keep(home, GIVEN, RUN, PEER, 4001)
+    assert remembered.port(home) == 4001
+    assert str(load(home).listen) == "/ip4/0.0.0.0/tcp/0" and "port" not in remembered.read(home)
+
+
 def test_a_flag_wins_and_is_kept_for_the_next_time(home: Home) -> None:
     remembered.keep(home, GIVEN, RUN, PEER)
     second = load(home, max_upload="1MB", web="127.0.0.1:8090")
@@ -76,7 +83,7 @@ def test_a_home_of_an_older_version_knows_its_last_run(home: Home) -> None:
 
 
 def test_a_damaged_file_is_set_aside_and_a_wrong_value_named(home: Home) -> None:
-    path = home.root / remembered.NAME
+    path = home.remembered
     path.write_text("[")
     assert load(home).run is None
     assert path.with_name("remembered.json.damaged").exists()

@@ -69,6 +69,7 @@ SHORT = {"architecture": "BertConfig", "config": {"max_position_embeddings": 32}
 TASK = {"task": "paced", "options": {"fails": 1}}
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("tables", "code", "says"),
     [
@@ -84,10 +85,10 @@ def test_what_is_found_when_the_model_is_built(
     """Nobody is invited, and the home has nothing but what a node needs to say so."""
     path = real_nodes.tables(**tables)
     home, listen = tmp_path / "home", ("--listen", "/ip4/127.0.0.1/tcp/0")
-    checked = real_nodes.run("check", str(path), "--home", str(home), "--json", within_s=60)
+    checked = real_nodes.run("check", str(path), "--home", str(home), "--json", within_s=140)
     assert json.loads(checked.stdout)["error"]["code"] == checked.returncode == code
     assert not home.exists()
-    done = real_nodes.run("start", str(path), "--home", str(home), *listen, within_s=60)
+    done = real_nodes.run("start", str(path), "--home", str(home), *listen, within_s=140)
     assert (done.returncode, "Traceback" in done.stderr, "join" in done.stdout) == (code, False, False)
     sentence = done.stderr.splitlines()[-1]
     assert says in sentence

@@ -50,19 +50,27 @@ def test_a_run_that_nobody_holds_is_not_trained_again_unasked(real_nodes: RealNo
     assert again.printed("(is over)")
 
 
-def test_of_several_runs_that_nobody_is_in_one_must_be_named(real_nodes: RealNodes, over: Node) -> None:
-    rendezvous = real_nodes.nodes[0].address()
-    other = real_nodes.node("other", "start", str(short_run(real_nodes, "other")), "--bootstrap", rendezvous)
+def test_of_several_runs_that_nobody_is_in_one_must_be_named(
+    real_nodes: RealNodes, rendezvous: Node, over: Node
+) -> None:
+    way_in = ("--bootstrap", rendezvous.address())
+    other = real_nodes.node("other", "start", str(short_run(real_nodes, "other")), *way_in)
     assert other.process.wait(120) == 0
-    undecided = real_nodes.node("undecided", "join", "--bootstrap", rendezvous)
+
+    def idle() -> bool:
+        runs = rendezvous.ask("status")["runs"]
+        return len(runs) >= 2 and not any(run["training"] for run in runs)
+
+    until(idle, "the rendezvous sees that nobody trains any more", 120)
+    undecided = real_nodes.node("undecided", "join", *way_in)
     assert undecided.process.wait(90) == 12
     assert undecided.printed(r"(several runs are known there, name one: \S+ \(--run [0-9a-f]{64}\), \S+ \(--run)")
 
 
-def test_coming_back_is_one_word(real_nodes: RealNodes, rendezvous: Node) -> None:
+def test_coming_back_is_one_word(real_nodes: RealNodes) -> None:
     """After their nodes were all off, author and volunteer come back by `join` alone."""
     run = real_nodes.paced(step_s=0.05, steps=10)
-    author = real_nodes.node("one", "start", str(run), "--max-upload", "50MB", "--bootstrap", rendezvous.address())
+    author = real_nodes.node("one", "start", str(run), "--max-upload", "50MB")
     words = ("--max-download", "40MB", "--web", "127.0.0.1:0")
     volunteer = real_nodes.node("two", *author.invitation(), *words)
     until(volunteer.committed, "a round together")

@@ -21,7 +21,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
 
 def test_what_was_reached_where_it_lies_and_what_comes_next(home: Home) -> None:
-    assert list(outcome.lines(SAVED, home)) == [
+    assert list(outcome.lines(SAVED, 100, home)) == [
         "finished tiny-3f9a2c81d0e4 at round 100 of 100: 41 rounds (39 together, 2 solo) in 1 h 4 min, "
         "2.1M tokens in all, loss 5.600 → 1.870, on held-out data 5.610 → 1.920",
         f"its checkpoint of round 100 (12.6 MB): {home.root}/runs/{STATUS.run_id}/checkpoints",
@@ -35,18 +35,24 @@ def test_the_commands_name_home_and_run_where_they_must(home: Home, tmp_path: Pa
         (tmp_path / "other home" / "runs" / run).mkdir(parents=True)
     flags = f" --home '{tmp_path}/other home'"
     left = replace(SAVED, round=41)
-    *_, goes_on, takes_out, sample = outcome.lines(left, Home(tmp_path / "other home"))
+    *_, goes_on, takes_out, sample = outcome.lines(left, 100, Home(tmp_path / "other home"))
     assert goes_on == f"to go on: noloco-node join{flags}"
     assert takes_out.endswith(f"export --to my-model{flags} --run {STATUS.run}")
     assert sample.endswith(f"'Once upon a time'{flags} --run {STATUS.run}")
 
 
+def test_a_node_that_did_its_own_rounds_can_go_on(home: Home) -> None:
+    first, _, goes_on, *_ = outcome.lines(replace(SAVED, rounds_target=100), 500, home)
+    assert first.startswith("left tiny-3f9a2c81d0e4 at round 100 of 500: ")
+    assert goes_on == "to go on: noloco-node join"
+
+
 def test_what_was_not_saved_is_no_advice(home: Home) -> None:
     lost = replace(DONE, checkpoint=Checkpoints(12_600_000), last_error="disk full: free some")
-    assert list(outcome.lines(lost, home))[1:] == [
+    assert list(outcome.lines(lost, 100, home))[1:] == [
         "no checkpoint was written: what was trained is lost (disk full: free some)"
     ]
 
 
 def test_a_node_that_has_not_trained_says_nothing(home: Home) -> None:
-    assert not list(outcome.lines(replace(SAVED, loss=None), home))
+    assert not list(outcome.lines(replace(SAVED, loss=None), 100, home))

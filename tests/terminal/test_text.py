@@ -40,7 +40,7 @@ def test_status_of_a_training_node():
         "1.0M parameters on cuda · 2.1M tokens so far",
         "  memory 3.2 GB of 80.0 GB on the GPU, 812 MB of 16.0 GB beside it",
         "last round with fair-hippo: 3.1 s, sent 12.6 MB, received 12.6 MB",
-        "  0.4% of blocks sent again",
+        "  0.4% of blocks resent",
         "41 rounds: 39 together, 2 solo (no partner)",
         "reachable directly · 17 peers seen · up 3 h 12 min",
         "  sent 512 MB, received 515 MB",

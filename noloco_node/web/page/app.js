@@ -184,7 +184,7 @@ const showAbout = ({ status, nameOf }) => {
     ["up for", span(status.uptime_s)],
     ["reachable", REACHABLE[status.reachable] ?? "not known yet"],
     ["trains on", status.device && `${status.device}${status.parameters ? `, ${rate(status.parameters)} parameters` : ""}`],
-    ["last swap", last && `with ${nameOf(last.partner)}: ${span(last.seconds)}, ${size(last.sent)} out, ${size(last.received)} in, ${share(last.resent_block_fraction, 1)} of blocks sent again`],
+    ["last swap", last && `with ${nameOf(last.partner)}: ${span(last.seconds)}, sent ${size(last.sent)}, received ${size(last.received)}, ${share(last.resent_block_fraction, 1)} of blocks resent`],
     ["taken back", back && `${count(status.taken_back, "correction")}, the last that of ${nameOf(back.partner)} in round ${back.round}: held-out loss ${loss(back.loss_with)} with it, ${loss(back.loss_without)} without`],
     ["checkpoint", kept && `${size(kept.bytes)}, ${kept.saved_round === null ? "none saved yet" : `saved at round ${kept.saved_round}`}, ${size(kept.free_bytes)} left on the disk`],
     ["today", status.today && `sent ${of(status.today.sent, status.today.sent_limit)}, received ${of(status.today.received, status.today.received_limit)}`],

@@ -161,7 +161,7 @@ const linesOf = (piece, nameOf) => {
   const partner = piece.partner ? ` with ${nameOf(piece.partner)}` : "";
   switch (piece.kind) {
     case "phase": return [[`round ${piece.round}: inner phase`], [lasted]];
-    case "swap": return [[`round ${piece.round}: swap${partner}`, "swap"], [`${lasted}, ${size(piece.sent)} out, ${size(piece.received)} in`]];
+    case "swap": return [[`round ${piece.round}: swap${partner}`, "swap"], [`${lasted}, sent ${size(piece.sent)}, received ${size(piece.received)}`]];
     case "taken_back": return [[`round ${piece.round}: correction taken back`, "back"], [`${nameOf(piece.partner)}'s had made the model worse`]];
     default: return [[`round ${piece.round}: solo`, "solo"], [`${plain(piece.reason)}${partner}`]];
   }
