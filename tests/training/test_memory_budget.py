@@ -27,7 +27,7 @@ def test_on_a_cpu_the_slow_weights_are_beside_the_fast_ones() -> None:
 def test_what_does_not_fit_is_said_with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "memory_bytes", lambda: 51 * 10**6)
     memory_budget.check(10**6, torch.device("cpu"), 1.0)
-    with pytest.raises(OutOfMemory, match=r"51 bytes each\) and there are 102 MB"):
+    with pytest.raises(OutOfMemory, match=r"51 bytes each\) and there are 51.0 MB"):
         memory_budget.check(10**6 + 1, torch.device("cpu"), 1.0)
 
 
