@@ -41,6 +41,7 @@ WAY, EXAMPLES = 0.2, 32
 hardly matters whether 60% or 90% of the rounds have a partner (held-out loss 0.232 and 0.226)."""
 LOSS, WORST, TRAINING_LOSS = 1.05, 1.15, 1.15
 """Times the unattacked swarm's; the second is that of 80 examples."""
+CALM_SWARMS = 3
 SHARE = 0.8
 GROWTH_MIB = 64
 OUTPUTS = 384
@@ -199,7 +200,7 @@ def swarm(*, honest: int = HONEST, **run: Any) -> Iterator[Swarm]:
 
 @dataclass
 class Calm:
-    """What an unattacked swarm came to."""
+    """What unattacked swarms came to, on average."""
 
     loss: float
     training_loss: float
@@ -210,13 +211,16 @@ class Calm:
 
     @classmethod
     def of(cls, **run: Any) -> "Calm":
-        with swarm(**run) as calm:
-            since = calm.begin()
-            calm.finish()
-            seen = calm.seen(since)
-            losses = fmean(each.loss for each in seen), fmean(each.training_loss for each in seen)
-            blamed = sum(node.ask("status").get("taken_back", 0) for node in calm.nodes)
-            return cls(*losses, fmean(each.share for each in seen), blamed)
+        """Single swarms differ by 5% and more: nodes that begin see each other after 0 to 5 s, which is 8 rounds here."""
+        seen, blamed = [], 0
+        for _ in range(CALM_SWARMS):
+            with swarm(**run) as calm:
+                since = calm.begin()
+                calm.finish()
+                seen += calm.seen(since)
+                blamed += sum(node.ask("status").get("taken_back", 0) for node in calm.nodes)
+        losses = fmean(each.loss for each in seen), fmean(each.training_loss for each in seen)
+        return cls(*losses, fmean(each.share for each in seen), blamed)
 
     def compare(self, name: str, seen: list[Seen], uniform: float, report: Report) -> None:
         """`uniform`: the share of its rounds that a node would have with honest partners if all were drawn alike."""
@@ -360,7 +364,7 @@ def each_attack() -> Iterator[Any]:
 
 @pytest.mark.system
 @pytest.mark.slow
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(900)
 def test_honest_nodes_blame_nobody(calm: Calm, report: Report) -> None:
     report(f"unattacked: held-out loss {calm.loss:.4f}, rounds with a partner {calm.share:.0%}")
     assert not calm.blamed
@@ -369,7 +373,7 @@ def test_honest_nodes_blame_nobody(calm: Calm, report: Report) -> None:
 
 @pytest.mark.system
 @pytest.mark.slow
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("name", "codec"), list(each_attack()))
 def test_one_hostile_peer_beside_three_honest_nodes(name: str, codec: str, calm: Calm, report: Report) -> None:
     with swarm(codec=codec) as attacked, attacked.attacked("swaps", **SWAPS[name]) as hostile:
@@ -383,7 +387,7 @@ def test_one_hostile_peer_beside_three_honest_nodes(name: str, codec: str, calm:
 
 @pytest.mark.system
 @pytest.mark.slow
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(900)
 def test_two_honest_nodes_do_not_believe_a_crowd_that_they_diverged(calm_pair: Calm, report: Report) -> None:
     crowd = {"made_up": 3, "says": {"round": ROUNDS // 2}}
     with swarm(honest=2) as pair, pair.attacked("swaps", kind="tiny", most=4, options=crowd) as hostile:
