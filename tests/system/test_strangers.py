@@ -211,7 +211,7 @@ class Calm:
 
     @classmethod
     def of(cls, **run: Any) -> "Calm":
-        """Single swarms differ by 5% and more: nodes that begin see each other after 0 to 5 s, which is 8 rounds here."""
+        """Single swarms differ by 5% and more: nodes that begin see each other after 0 to 5 s, 8 rounds here."""
         seen, blamed = [], 0
         for _ in range(CALM_SWARMS):
             with swarm(**run) as calm:
