@@ -85,6 +85,7 @@ def tokenize(parser: argparse.ArgumentParser) -> None:
     add("files", metavar="FILES", nargs="+", help="text, jsonl, parquet or arrow files, a folder of them, or a pattern")
     add("--tokenizer", metavar="FILE", default="bytes", help="a tokenizer.json (default: bytes, one token for each)")
     add("--out", metavar="FILE", required=True, help="the token file to write, as corpus.tokens")
+    add("--force", action="store_true", help="replace the file if it exists")
     add("--field", metavar="NAME", default="text", help="the field of a record that holds its text (default: text)")
     add("--encoding", metavar="NAME", default="utf-8", help="of text files and jsonl, as latin-1 (default: utf-8)")
     as_json(parser)
