@@ -264,7 +264,9 @@ def _path(parser: argparse.ArgumentParser) -> None:
 
 def _weights(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group = parser.add_argument_group("which weights")
-    group.add_argument("--run", metavar="ID", help="the run, if the home has several; its first digits are enough")
+    group.add_argument(
+        "--run", metavar="ID", help="which run of the home, by its name or id (default: the last one trained)"
+    )
     group.add_argument("--checkpoint", metavar="STEP", help="this checkpoint (default: the newest complete one)")
     home(group)
     return group
