@@ -64,7 +64,7 @@ def _data(add_to: Options) -> None:
 
 
 def _bootstrap(add_to: Options, what_for: str) -> None:
-    add_to.add_argument("--bootstrap", metavar="ADDRESS", action="append", help=what_for)
+    add_to.add_argument("--bootstrap", metavar="ADDRESS", action="append", help=f"{what_for}; or an invitation")
 
 
 # ---- make or join a run ----
