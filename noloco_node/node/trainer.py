@@ -22,8 +22,8 @@ from noloco_node.base.states import AT_WORK, HAS_WEIGHTS, NodeState
 from noloco_node.checkpoints import listing
 from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.checkpoints.schedule import CheckpointSchedule
+from noloco_node.data import sources
 from noloco_node.data.sources import Sources
-from noloco_node.data.sources import check as check_sources
 from noloco_node.errors import NolocoError
 from noloco_node.host import remembered
 from noloco_node.host.config import NodeConfig
@@ -135,7 +135,9 @@ class TrainingNode(BaseNode):
         run = self._run = verify(signed)
         if self._signed is None:
             self._remember(run, signed)  # data that it lacks can then be given to `join` alone
-        check_sources(run.data, self._sources)
+        sources.check(run.data, self._sources)
+        if unused := sources.unused(run, self._sources):
+            self._report(unused)
         self._thread = self._start_training(run)
         p2p, bootstrap = self._transport.p2p, self._config.bootstrap
         stores = self._transport.can_be_called
