@@ -17,6 +17,8 @@ class NodeState(StrEnum):
     """Trains nothing: others find each other through it."""
 
 
+ON_THE_WAY = frozenset({NodeState.STARTING, NodeState.JOINING})
+"""Those from which a node comes to training, unless something fails."""
 AT_WORK = frozenset({NodeState.TRAINING, NodeState.SOLO})
 """The states in which a node makes inner steps."""
 AT_REST = frozenset({NodeState.PAUSED, NodeState.FINISHED})

@@ -37,9 +37,9 @@ def kept(home: Home, held: str | None) -> list[KeptRun]:
 
 
 def remove(home: Home, there: Sequence[KeptRun], wanted: Sequence[str]) -> list[KeptRun]:
-    """`wanted`: of each run its id, the first digits of it, or its label. Raises UsageError before any is removed, and
+    """`wanted`: of each run what `named` takes. Raises UsageError before any is removed, and
     NodeAlreadyRunning for one that a node here trains."""
-    chosen = list(dict.fromkeys(_named(there, word) for word in wanted))
+    chosen = list(dict.fromkeys(named(home, there, word) for word in wanted))
     for run in chosen:
         if run.running:
             raise NodeAlreadyRunning(
@@ -75,9 +75,14 @@ def _written(folder: Path) -> Iterator[float]:
             yield path.stat().st_mtime
 
 
-def _named(there: Sequence[KeptRun], word: str) -> KeptRun:
-    found = [run for run in there if run.run_id.startswith(word) or run.label == word]
+def named(home: Home, there: Sequence[KeptRun], word: str) -> KeptRun:
+    """The one that is meant by its id, the first digits of it, its label or its name. Raises UsageError."""
+
+    def fits(run: KeptRun) -> bool:
+        return run.run_id.startswith(word) or word in (run.label, run.label.removesuffix(f"-{run.run_id[:12]}"))
+
+    found = [run for run in there if fits(run)]
     if len(found) == 1:
         return found[0]
-    listed = ", ".join(run.label for run in found or there) or "none"
-    raise UsageError(f"{word!r} names {'several runs' if found else 'no run'} here, name one of these: {listed}")
+    listed, what = ", ".join(run.label for run in found or there), "several runs" if found else "no run"
+    raise UsageError(f"{word!r} names {what} in {home.root}: name one of these: {listed or 'none'}")

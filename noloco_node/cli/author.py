@@ -35,11 +35,15 @@ def init(args: argparse.Namespace) -> int:
         with path.open("w" if args.force else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise UsageError(f"{path} exists already: name another file, or replace it with --force") from None
+        raise _exists(path) from None
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}. Name another file") from None
     print(f"wrote {path}: edit it, then run `noloco-node start {path}`")
     return 0
+
+
+def _exists(path: Path) -> UsageError:
+    return UsageError(f"{path} exists already: name another file, or replace it with --force")
 
 
 def check(args: argparse.Namespace) -> int:
@@ -108,6 +112,8 @@ def tokenize(args: argparse.Namespace) -> int:
     paths = sources.find(tuple(args.files))
     if any(path.resolve() == out.resolve() for path in paths):
         raise UsageError(f"--out names {out}, which is one of the files to read: name another")
+    if out.exists() and not args.force:
+        raise _exists(out)
     tokenizer, name = _tokenizer(args.tokenizer)
     with _progress() as say:
         train, held_out = files.tokenize(paths, out, tokenizer, reading, say)

@@ -1,8 +1,8 @@
 """The verbs that run a node: `start`, `join`, `bootstrap`.
 
-A user's mistakes are found before anything heavy is imported, in this order (with their exit codes): flags and manifest
-(2), a node that runs here already (4), a port in use (5), a swarm that cannot be reached (10). node/main.py handles
-signals.
+A user's mistakes are found before anything heavy is imported (a GPU that is named: by torch), in this order (with their
+exit codes): flags and manifest (2), a node that runs here already (4), a port in use (5), a swarm that cannot be
+reached (10). node/main.py handles signals.
 """
 
 import argparse
@@ -37,6 +37,7 @@ def start(args: argparse.Namespace) -> int:
     from noloco_node.run import manifest, toml
 
     settings, run = _settings(args), toml.load(Path(args.manifest))
+    _check_device(settings)
     if not settings.linger and _is_over(run, Home(settings.home)):
         return 0
     sources.check(run.data, sources.Sources(settings.data, settings.tokenizer))
@@ -71,17 +72,19 @@ def _is_over(run: "Manifest", home: Home) -> bool:
 def join(args: argparse.Namespace) -> int:
     flags = {**_flags(args), "invitation": " ".join(args.invitation) or None}
     settings = replace(config.load(flags, os.environ, coming_back=True), start_over=args.start_over)
+    _check_device(settings)
     home = Home(settings.home)
     earlier = _earlier(home, settings.run)
     signed, say = None, None
     if earlier is not None:
         from noloco_node.base.identity import Identity
-        from noloco_node.checkpoints.listing import last_round
+        from noloco_node.checkpoints.listing import newest
 
         run = earlier.run
         if not settings.linger and _is_over(run, home):
             return 0
-        say = f"going on with {run.label}, round {last_round(home.run(run.run_id) / 'checkpoints')} of {run.rounds}"
+        there = newest(home.run(run.run_id) / "checkpoints")
+        say = f"going on with {run.label}, round {there.round} of {run.rounds}" if there else f"joining {run.label}"
         if earlier.signed.author == Identity.load_or_create(home.identity).peer_id:
             signed = earlier.signed
     if not (settings.bootstrap or signed):
@@ -95,6 +98,14 @@ def join(args: argparse.Namespace) -> int:
         if say:
             _report(say)
         return _run(lambda main: main.train(settings, signed, _report))
+
+
+def _check_device(settings: NodeConfig) -> None:
+    """Raises UsageError where a GPU that is named is not there, before a file is written or a node is called."""
+    if settings.device.startswith("cuda"):
+        from noloco_node.training.replica import choose_device  # with torch
+
+        choose_device(settings.device)
 
 
 def _earlier(home: Home, run_id: str | None) -> "RunFile | None":

@@ -64,7 +64,7 @@ def _data(add_to: Options) -> None:
 
 
 def _bootstrap(add_to: Options, what_for: str) -> None:
-    add_to.add_argument("--bootstrap", metavar="ADDRESS", action="append", help=what_for)
+    add_to.add_argument("--bootstrap", metavar="ADDRESS", action="append", help=f"{what_for}; or an invitation")
 
 
 # ---- make or join a run ----
@@ -85,6 +85,7 @@ def tokenize(parser: argparse.ArgumentParser) -> None:
     add("files", metavar="FILES", nargs="+", help="text, jsonl, parquet or arrow files, a folder of them, or a pattern")
     add("--tokenizer", metavar="FILE", default="bytes", help="a tokenizer.json (default: bytes, one token for each)")
     add("--out", metavar="FILE", required=True, help="the token file to write, as corpus.tokens")
+    add("--force", action="store_true", help="replace the file if it exists")
     add("--field", metavar="NAME", default="text", help="the field of a record that holds its text (default: text)")
     add("--encoding", metavar="NAME", default="utf-8", help="of text files and jsonl, as latin-1 (default: utf-8)")
     as_json(parser)
@@ -263,7 +264,9 @@ def _path(parser: argparse.ArgumentParser) -> None:
 
 def _weights(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group = parser.add_argument_group("which weights")
-    group.add_argument("--run", metavar="ID", help="the run, if the home has several; its first digits are enough")
+    group.add_argument(
+        "--run", metavar="ID", help="which run of the home, by its name or id (default: the last one trained)"
+    )
     group.add_argument("--checkpoint", metavar="STEP", help="this checkpoint (default: the newest complete one)")
     home(group)
     return group

@@ -159,7 +159,8 @@ def _place(args: argparse.Namespace, settings: NodeConfig) -> "Weights":
     from noloco_node.publish import weights
 
     named = getattr(args, "path", None)
-    return weights.find(Path(named) if named else settings.home, args.run, args.checkpoint)
+    path = Path(named) if named else settings.home
+    return weights.find(path, args.run, args.checkpoint, lambda line: print(line, file=sys.stderr))
 
 
 def _sources(settings: NodeConfig) -> "Sources":

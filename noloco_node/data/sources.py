@@ -13,7 +13,7 @@ from pathlib import Path
 from noloco_node.base.units import size
 from noloco_node.base.validation import shown
 from noloco_node.errors import UsageError
-from noloco_node.run.schema import DataSpec
+from noloco_node.run.schema import DataSpec, Manifest
 
 TOKENS = ".tokens"
 SUFFIXES = (".txt", ".md", ".jsonl", ".jsonl.gz", ".parquet", ".arrow", TOKENS)
@@ -56,6 +56,16 @@ def check(spec: DataSpec, where: Sources) -> None:
 def _require_files(spec: DataSpec, where: Sources) -> None:
     if spec.source == "files":
         find(where.files)
+
+
+def unused(run: Manifest, where: Sources) -> str | None:
+    """Where files are named for a run that takes none: what is said of them."""
+    if not where.files or run.data.source == "files":
+        return None
+    reads = run.data.dataset or "the sources of Python's standard library"
+    if run.model.task:
+        reads = f"the data of its task {run.model.task}"
+    return f"warning: this run reads {reads}: --data is not used"
 
 
 def find(files: tuple[str, ...]) -> list[Path]:

@@ -305,18 +305,22 @@ def _plain(default: object) -> object:
 
 
 def _invited(place: Mapping[str, object]) -> dict[str, object]:
-    """An invitation among the settings of one place stands for addresses, run and author. Another run or author beside
-    it wins; another address is one more to try."""
+    """An invitation among the settings of one place, also where a bootstrap address is given, stands for addresses, run
+    and author. Another run or author beside it wins; another address is one more to try."""
     rest = {key: value for key, value in place.items() if key != "invitation"}
-    if "invitation" not in place:
+    more = rest.get("bootstrap") or []
+    others = _list(more) if isinstance(more, str) else more if isinstance(more, list) else [more]
+    words = [word for word in others if str(word).startswith("nn1")]
+    if "invitation" in place:
+        words.insert(0, place["invitation"])
+    if not words:
         return rest
     from noloco_node.run import invitation  # with cryptography, which `status` can do without
 
-    found = invitation.read(str(place["invitation"]))
-    more = rest.get("bootstrap") or []
-    others = _list(more) if isinstance(more, str) else more if isinstance(more, list) else [more]
-    addresses = [*map(str, found.addresses), *others]
-    return {"run": found.run, "trust": found.author, **rest, "bootstrap": addresses}
+    found = [invitation.read(str(word)) for word in words]
+    addresses: list[object] = [str(address) for each in found for address in each.addresses]
+    addresses += [word for word in others if word not in words]
+    return {"run": found[0].run, "trust": found[0].author, **rest, "bootstrap": addresses}
 
 
 def _list(text: str) -> list[str]:

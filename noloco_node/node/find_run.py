@@ -28,7 +28,7 @@ UNANNOUNCED_S = 10.0
 """How long to wait for another node's announcement before this one continues its unfinished run."""
 NOBODY_S = 15.0
 """How long nobody may be seen in a run until it counts as one that nobody is in: a presence that was just published has
-to be found, and its address has to answer."""
+to be found, and its address has to answer. A node publishes its presence before it reads data and builds the model."""
 RETRY_S = 1.0
 
 Channel = Callable[[str], grpc.aio.Channel]

@@ -3,7 +3,7 @@
 It has no maths, no byte layouts, no retries and no states of its own: it passes events between the parts, reports what
 happened to node/lifecycle.py and carries out what that decides. The order of starting and stopping is here.
 
-    start:  transport -> which run -> model and optimizers (training thread) -> presence -> a peer's state -> training
+    start:  transport -> which run -> presence -> model and optimizers (training thread) -> a peer's state -> training
     leave:  no more steps and calls, a swap under way may end -> checkpoint, last presence record -> transport
 """
 
@@ -22,8 +22,8 @@ from noloco_node.base.states import AT_WORK, HAS_WEIGHTS, NodeState
 from noloco_node.checkpoints import listing
 from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.checkpoints.schedule import CheckpointSchedule
+from noloco_node.data import sources
 from noloco_node.data.sources import Sources
-from noloco_node.data.sources import check as check_sources
 from noloco_node.errors import NolocoError
 from noloco_node.host import remembered
 from noloco_node.host.config import NodeConfig
@@ -135,7 +135,9 @@ class TrainingNode(BaseNode):
         run = self._run = verify(signed)
         if self._signed is None:
             self._remember(run, signed)  # data that it lacks can then be given to `join` alone
-        check_sources(run.data, self._sources)
+        sources.check(run.data, self._sources)
+        if unused := sources.unused(run, self._sources):
+            self._report(unused)
         self._thread = self._start_training(run)
         p2p, bootstrap = self._transport.p2p, self._config.bootstrap
         stores = self._transport.can_be_called
@@ -153,17 +155,19 @@ class TrainingNode(BaseNode):
         await self._enter(lambda: self._membership.enter(directory))
         if not (self._brings_run or listing.newest(self._home.run(run.run_id) / "checkpoints")):
             await find_run.require_somebody(self.look, run.label, self.waits_for)
-        self.waits_for("data and model to be ready")
-        ready = await self._model_ready()  # what is wrong with the run is found by now: nobody was invited to it
-        self._known_runs.add(signed)
-        self._remember(run, signed)
-        signed_file.keep(self._home.run(run.run_id), signed)
-        self._recorder.open(self._home.run(run.run_id), run.label, self._config.sinks)
-        self._report(f"{peer_names.name_of(self._identity.peer_id)} ({self._identity.peer_id}) in run {run.label}")
-        ways_in = [a for a in bootstrap or self._transport.addresses() if a.transport == "tcp" and not a.relay]
-        self._report_join_lines(invitation.lines(ways_in, run.run_id, signed.author))
         async with asyncio.TaskGroup() as group:
-            duties = [group.create_task(duty) for duty in self._duties(signed, directory)]
+            publish = periodic.every(lambda: directory.refresh_s, self._publish, (NolocoError, OSError))
+            duties = [group.create_task(publish)]  # who joins meanwhile sees that somebody is in the run
+            self.waits_for("data and model to be ready")
+            ready = await self._model_ready()  # what is wrong with the run is found by now: nobody was invited to it
+            self._known_runs.add(signed)
+            self._remember(run, signed)
+            signed_file.keep(self._home.run(run.run_id), signed)
+            self._recorder.open(self._home.run(run.run_id), run.label, self._config.sinks)
+            self._report(f"{peer_names.name_of(self._identity.peer_id)} ({self._identity.peer_id}) in run {run.label}")
+            ways_in = [a for a in bootstrap or self._transport.addresses() if a.transport == "tcp" and not a.relay]
+            self._report_join_lines(invitation.lines(ways_in, run.run_id, signed.author))
+            duties += [group.create_task(duty) for duty in self._duties(signed)]
             await self._train(run, self._thread, ready)
             for duty in duties:
                 duty.cancel()
@@ -181,7 +185,7 @@ class TrainingNode(BaseNode):
         keeper = self._keeper = CheckpointKeeper(self._home.run(run.run_id) / "checkpoints", run.run_id)
         return build_training.start(run, config, peer_id, self._sources, keeper, post)
 
-    def _duties(self, signed: Signed, directory: Directory) -> list[Coroutine[Any, Any, None]]:
+    def _duties(self, signed: Signed) -> list[Coroutine[Any, Any, None]]:
         async def announce() -> None:
             await run_registry.announce([self._transport.channel(peer) for peer in self._rendezvous()], signed)
 
@@ -190,7 +194,6 @@ class TrainingNode(BaseNode):
 
         return [
             periodic.every(lambda: ANNOUNCE_S, announce, (NolocoError,)),
-            periodic.every(lambda: directory.refresh_s, self._publish, (NolocoError, OSError)),
             periodic.every(look_again_s, self._membership.look, (NolocoError, OSError)),
             periodic.every(lambda: CACHE_S, self._membership.refresh_cache, (NolocoError, OSError)),
             periodic.every(lambda: LIMITS_S, self._check_limits, (NolocoError, OSError)),
@@ -373,7 +376,16 @@ class TrainingNode(BaseNode):
         channel, pace = self._transport.channel, self._policy.traffic
         first, place_of = self._brings_run and not self._rendezvous(), self._transport.place_of
         same_data = run.model.task is None and run.data.source != "files"
-        return catch_up.CatchUp(self, channel, wanted, pace, first=first, same_data=same_data, place_of=place_of)
+        return catch_up.CatchUp(
+            self,
+            channel,
+            wanted,
+            pace,
+            first=first,
+            begins=self._brings_run,
+            same_data=same_data,
+            place_of=place_of,
+        )
 
     # ---- catching up: what state_transfer/catch_up.py needs ----
     @property

@@ -5,7 +5,7 @@ weights differ from them more by noise than by progress. Of several replicas the
 spread around it, and its loss is lower than theirs. Only reads, so a node may run in the same home meanwhile.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from noloco_node.checkpoints import checkpoint, listing
+from noloco_node.checkpoints import checkpoint, kept_runs, listing
 from noloco_node.checkpoints.checkpoint import SlowWeights
 from noloco_node.data import tokens
 from noloco_node.data.sources import Sources, read_tokenizer
@@ -110,16 +110,19 @@ class Trained:
 
 
 # ---- where it lies ---------------------------------------------------------------------------------------------------
-def find(path: Path, run: str | None = None, step: str | None = None) -> Weights:
-    """The weights at `path`: a home, a run's folder in it, a checkpoint, or an exported folder. `run`: the beginning of
-    a run id, or the label, where a home has several; `step`: a checkpoint's name. Raises UsageError."""
+def find(
+    path: Path, run: str | None = None, step: str | None = None, say: Callable[[str], None] = lambda _: None
+) -> Weights:
+    """The weights at `path`: a home, a run's folder in it, a checkpoint, or an exported folder. `run`: which of a home
+    (kept_runs.named), else the one that was trained last, which `say` is told where there are several; `step`: a
+    checkpoint's name. Raises UsageError."""
     if not path.is_dir():
         raise UsageError(f"{path} does not exist: name a home, a checkpoint or an exported folder")
     if (path / "config.json").exists():
         return Exported(signed_file.read(path), path)
     if path.parent.name == CHECKPOINTS:
         return Kept(signed_file.read(path.parent.parent), (path,))
-    folder = path if (path / CHECKPOINTS).is_dir() else _run_folder(Home(path), run)
+    folder = path if (path / CHECKPOINTS).is_dir() else _run_folder(Home(path), run, say)
     file, there = signed_file.read(folder), listing.kept(folder / CHECKPOINTS)
     if step is not None:
         there = _named(there, step)
@@ -128,18 +131,16 @@ def find(path: Path, run: str | None = None, step: str | None = None) -> Weights
     return Kept(file, tuple(there))
 
 
-def _run_folder(home: Home, wanted: str | None) -> Path:
-    folders = [path.parent for path in home.root.glob(f"runs/*/{signed_file.NAME}")]
-    labels = {folder: signed_file.read(folder).run.label for folder in folders}
+def _run_folder(home: Home, wanted: str | None, say: Callable[[str], None]) -> Path:
+    there = [run for run in kept_runs.kept(home, held=None) if (home.run(run.run_id) / signed_file.NAME).exists()]
+    if not there:
+        raise UsageError(f"there is no run in {home.root}: name a home in which a node has trained, with --home")
     if wanted is not None:
-        folders = [path for path in folders if path.name.startswith(wanted) or labels[path] == wanted]
-    if len(folders) == 1:
-        return folders[0]
-    if not folders:
-        what = "no run" if wanted is None else f"no run {wanted}"
-        raise UsageError(f"there is {what} in {home.root}: name a home in which a node has trained, with --home")
-    several = ", ".join(sorted(labels[folder] for folder in folders))
-    raise UsageError(f"there are several runs in {home.root} ({several}): name one with --run")
+        return home.run(kept_runs.named(home, there, wanted).run_id)
+    last = next((run for run in there if run.round), there[0])
+    if len(there) > 1:
+        say(f"{last.label}, which was trained last here: another one of {len(there)} runs is named with --run")
+    return home.run(last.run_id)
 
 
 def _named(there: Sequence[Path], step: str) -> list[Path]:

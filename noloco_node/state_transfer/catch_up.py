@@ -20,7 +20,7 @@ from typing import Protocol
 
 import grpc
 
-from noloco_node.base.states import AT_REST, AT_WORK
+from noloco_node.base.states import AT_REST, AT_WORK, ON_THE_WAY
 from noloco_node.errors import NolocoError
 from noloco_node.host.traffic import Pace
 from noloco_node.peers.record import PeerRecord
@@ -120,8 +120,9 @@ def coding(state_bytes: int, rate_bytes_s: float | None) -> Coding:
 
 class CatchUp:
     """`wanted`: which state a node without weights accepts; `first`: this node has no bootstrap address, so that
-    seeing nobody is normal; `same_data`: everybody's held-out data are the same, so that losses can be compared;
-    `place_of`: where a peer is (base/places.py)."""
+    seeing nobody is normal; `begins`: it may begin with the run's first weights, else it needs somebody's;
+    `same_data`: everybody's held-out data are the same, so that losses can be compared; `place_of`: where a peer is
+    (base/places.py)."""
 
     def __init__(  # noqa: PLR0913
         self,
@@ -131,11 +132,12 @@ class CatchUp:
         pace: Pace | None = None,
         *,
         first: bool = False,
+        begins: bool = True,
         same_data: bool = True,
         place_of: Callable[[str], str] = lambda peer: peer,
     ) -> None:
         self._node = node
-        self._first, self._same_data = first, same_data
+        self._first, self._begins, self._same_data = first, begins, same_data
         self._channel = channel
         self._wanted = wanted
         self._pace = pace
@@ -229,7 +231,8 @@ class CatchUp:
                     records = await node.look()
                     donors = training(records) if diverged else ahead(records, own, self._place_of)
                     donors = [donor for donor in donors if donor not in self._apart]
-                    looks -= 1
+                    waits = not (own or self._begins) and any(record.state in ON_THE_WAY for record in records)
+                    looks -= not waits  # the run's first node may read data for minutes before it has weights
                     if donors or looks <= 0:
                         return Others(donors, [record.peer_id for record in _under_way(records)])
                 await asyncio.sleep(choose_donor.RETRY_S)

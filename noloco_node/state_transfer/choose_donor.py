@@ -136,8 +136,10 @@ async def fetch_state(  # noqa: PLR0913
                 await asyncio.sleep(RETRY_S)
             return None
     except TimeoutError:
-        why = f"no peer sent its state within {TAKE_STATE_S:g} s (the last one: {choice.failure}): try again later"
-        raise SwarmUnreachable(why) from None
+        waited = f"{TAKE_STATE_S:g} s"
+        why = f"no peer sent its state within {waited} (the last one: {choice.failure}): try again later"
+        still = f"the other nodes of the run are still starting after {waited}: try again when one of them trains"
+        raise SwarmUnreachable(why if choice.failure else still) from None
 
 
 class _Choice:

@@ -17,11 +17,14 @@ from pathlib import Path
 import pytest
 from fake_node import OTHER, PEERS, STATUS
 
+from noloco_node.base.addresses import parse
 from noloco_node.base.peer_names import short_id
 from noloco_node.cli import logs, main
 from noloco_node.cli.control import Goal
 from noloco_node.cli.peers import _print_changes, rate
 from noloco_node.errors import EXIT_INTERRUPTED, UsageError
+from noloco_node.run import invitation
+from noloco_node.run.invitation import Invitation
 from noloco_node.terminal.filter import PeerFilter
 from noloco_node.views.peers import PeersView
 from noloco_node.views.status import StatusView
@@ -107,6 +110,18 @@ def test_a_swarm_that_cannot_be_reached(verb, capsys):
         port = listening.getsockname()[1]
     assert main([*verb.split(), "--bootstrap", f"/ip4/127.0.0.1/tcp/{port}/p2p/{OTHER}"]) == 10
     assert "refuses the connection" in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("verb", ["peers", "ping x", "doctor --json"])
+def test_the_swarm_of_an_invitation(verb, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    there = parse(f"/ip4/127.0.0.1/tcp/{port}/p2p/{OTHER}")
+    word = invitation.write(Invitation((there,), 32 * "ab", OTHER))
+    assert main([*verb.split(), "--bootstrap", word]) == 10
+    assert f"127.0.0.1:{port} refuses the connection" in "".join(capsys.readouterr()).replace("/tcp/", ":")
+    assert main([*verb.split(), "--bootstrap", word[:-1]]) == 2
+    assert "the invitation is damaged" in capsys.readouterr().err
 
 
 def test_an_invalid_address(capsys):

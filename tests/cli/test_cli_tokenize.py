@@ -39,6 +39,17 @@ def test_what_is_printed_goes_into_run_toml(texts: Path, tmp_path: Path, capsys)
     assert b"text number 7\0" in corpus.train.tobytes() + corpus.held_out.tobytes()
 
 
+def test_a_file_that_is_there_is_replaced_only_when_told_so(texts: Path, capsys) -> None:
+    out = Path("corpus.tokens")
+    out.write_bytes(b"mine")
+    words = ["tokenize", str(texts), "--field", "body", "--out", str(out)]
+    assert main(words) == 2
+    assert "corpus.tokens exists already: name another file, or replace it with --force" in capsys.readouterr().err
+    assert out.read_bytes() == b"mine"
+    assert main([*words, "--force"]) == 0
+    assert out.read_bytes() != b"mine"
+
+
 def test_json_and_a_tokenizer(texts: Path, tmp_path: Path, capsys) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
 

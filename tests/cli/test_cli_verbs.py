@@ -215,7 +215,8 @@ def was_in(home, author, rounds=100, done=0, **given):
     signed = manifest.sign(toml.load(Path("run.toml")).model_copy(update={"rounds": rounds}), author)
     run_id = manifest.verify(signed).run_id
     signed_file.keep(home.run(run_id), signed)
-    reached(home.run(run_id) / "checkpoints", done)
+    if done:
+        reached(home.run(run_id) / "checkpoints", done)
     remembered.keep(home, given, run_id, author.peer_id)
     return signed
 
@@ -230,6 +231,27 @@ def test_join_alone_goes_on_with_the_run_of_last_time(node, home, address, tmp_p
     assert what == ["trains", None]
     assert (config.bootstrap, config.run, config.threads, config.max_upload) == ((parse(address),), run.run_id, 2, 5e6)
     assert capsys.readouterr().out.startswith(f"going on with {run.label}, round 12 of 100\n")
+
+
+def test_a_run_in_which_nothing_was_trained_here_is_joined(node, home, address, tmp_path, capsys):
+    main(["init"])
+    run = manifest.verify(was_in(home, Identity.load_or_create(tmp_path / "author.key"), bootstrap=[address]))
+    capsys.readouterr()
+    assert main(["join"]) == 0
+    assert capsys.readouterr().out.startswith(f"joining {run.label}\n")
+
+
+@pytest.mark.parametrize("verb", [["join"], ["start", "run.toml"]])
+def test_a_device_that_is_not_there_is_found_before_the_network(verb, node, home, address, capsys):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    main(["init"])
+    capsys.readouterr()
+    assert main([*verb, "--bootstrap", address, "--device", "cuda"]) == 2
+    assert "torch sees no CUDA device here: use --device cpu" in capsys.readouterr().err
+    assert not node.calls and not home.root.exists(), "nothing is remembered"
 
 
 def test_join_alone_goes_on_with_the_authors_own_run(node, home):

@@ -20,7 +20,7 @@ from noloco_node.data.corpus import Corpus, Sources
 from noloco_node.data.documents import Reading
 from noloco_node.data.tokens import BYTES, FileTokenizer, Tokenizer
 from noloco_node.errors import DiskFull, UsageError
-from noloco_node.run.schema import DataSpec
+from noloco_node.run.schema import DataSpec, Manifest, ModelSpec
 from noloco_node.training.replica import Replica
 
 FILES = DataSpec(source="files")
@@ -266,6 +266,21 @@ def test_a_bad_line_is_named(line: str, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=sentence):
         load(given(tmp_path, path))
     assert not list((tmp_path / "cache").iterdir()), "and nothing is left"
+
+
+@pytest.mark.parametrize(
+    ("run", "reads"),
+    [
+        (Manifest(name="x"), "the sources of Python's standard library"),
+        (Manifest(name="x", data=DataSpec(source="hub", dataset="owner/texts")), "owner/texts"),
+        (Manifest(name="x", model=ModelSpec(task="blobs")), "the data of its task blobs"),
+        (Manifest(name="x", data=FILES), None),
+    ],
+)
+def test_files_that_the_run_does_not_read_are_named(run: Manifest, reads: str | None) -> None:
+    said = reads and f"warning: this run reads {reads}: --data is not used"
+    assert sources.unused(run, Sources(("nowhere",))) == said
+    assert sources.unused(run, Sources()) is None
 
 
 @pytest.mark.parametrize("name", ["set.parquet", "set.arrow", "set.jsonl.gz"])

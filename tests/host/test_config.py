@@ -56,6 +56,8 @@ def test_an_invitation_stands_for_address_run_and_author_in_each_place():
         resolve({"invitation": f"{word[:40]}\n {word[40:]}"}, {"HOME": "/h"}, {}),
         resolve({}, {"HOME": "/h", "NOLOCO_INVITATION": word, "NOLOCO_BOOTSTRAP": ""}, {}),
         resolve({}, {"HOME": "/h"}, {"invitation": word}),
+        resolve({"bootstrap": [word]}, {"HOME": "/h"}, {}),
+        resolve({}, {"HOME": "/h", "NOLOCO_BOOTSTRAP": word}, {}),
     ):
         assert (found.bootstrap, found.run, found.trust) == ((parse(ADDRESS),), 16 * "ab", PEER)
     found = resolve({"run": 32 * "cd"}, {"HOME": "/h", "NOLOCO_INVITATION": word, "NOLOCO_BOOTSTRAP": other}, {})

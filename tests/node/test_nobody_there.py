@@ -67,6 +67,25 @@ def test_of_several_runs_that_nobody_is_in_one_must_be_named(
     assert undecided.printed(r"(several runs are known there, name one: \S+ \(--run [0-9a-f]{64}\), \S+ \(--run)")
 
 
+def test_a_run_whose_only_node_still_reads_its_data_has_somebody(real_nodes: RealNodes, rendezvous: Node) -> None:
+    """After all were restarted: the rendezvous knows the run, and its first node starts for longer than others look."""
+    start = ("start", str(real_nodes.paced(step_s=0.05, steps=10)), "--bootstrap", rendezvous.address())
+    author = real_nodes.node("slow", *start)
+    until(author.round, "the author's training")
+    invited = author.invitation()
+    author.leave()
+    real_nodes.environ["PACED_READY_S"] = "30"
+    try:
+        author = real_nodes.node("slow", *start)
+    finally:
+        del real_nodes.environ["PACED_READY_S"]
+    volunteer = real_nodes.node("early", *invited)
+    until(lambda: volunteer.process.poll() is not None or volunteer.committed(), "a round together", 150)
+    assert volunteer.committed(), volunteer.log.read_text()[-2000:]
+    for node in (volunteer, author):
+        node.leave()
+
+
 def test_coming_back_is_one_word(real_nodes: RealNodes) -> None:
     """After their nodes were all off, author and volunteer come back by `join` alone."""
     run = real_nodes.paced(step_s=0.05, steps=10)

@@ -288,7 +288,7 @@ def test_the_mean_of_several(tmp_path: Path, made: Left, exported: Path, capsys:
     stranger = a_node_was_here(tmp_path / "stranger", run_of(seed=2), rounds=1)
     places = str(stranger.home.root)
     said = refused(capsys, "export", "--to", str(to), "--home", str(made.home.root), "--average", places)
-    assert f"there is no run {made.run.run_id}" in said or "different runs" in said
+    assert f"'{made.run.run_id}' names no run in {stranger.home.root}" in said
 
 
 def test_a_mean_of_live_peers_wants_a_running_node(
@@ -321,13 +321,22 @@ def test_one_checkpoint_by_its_name_or_path(made: Left, tmp_path: Path, capsys: 
     assert "there is no checkpoint 7: there are 5, 4, 2" in refused(capsys, "eval", *home, "--checkpoint", "7")
 
 
-def test_of_several_runs_one_is_named(left: Left, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_several_runs_one_is_named_else_the_one_that_trained_last(
+    left: Left, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told(capsys, "eval", "--home", str(left.home.root), "--run", "small")["run_id"] == left.run.run_id
     other = a_node_was_here(left.home.root, run_of(seed=2), rounds=1)
-    said = refused(capsys, "eval", "--home", str(left.home.root))
-    assert left.run.label in said and other.run.label in said and "--run" in said
+    joined = run_of(seed=3)
+    signed_file.keep(left.home.run(joined.run_id), manifest.sign(joined, Identity.load_or_create(left.home.identity)))
+    assert main(["eval", "--home", str(left.home.root), "--json"]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["run_id"] == other.run.run_id
+    assert shown.err == f"{other.run.label}, which was trained last here: another one of 3 runs is named with --run\n"
+    said = refused(capsys, "eval", "--home", str(left.home.root), "--run", "small")
+    assert "names several runs" in said and left.run.label in said and other.run.label in said
     for named in (other.run.run_id, other.run.run_id[:6], other.run.label):
         assert told(capsys, "eval", "--home", str(left.home.root), "--run", named)["run_id"] == other.run.run_id
-    assert "there is no run nobody" in refused(capsys, "eval", "--home", str(left.home.root), "--run", "nobody")
+    assert "'nobody' names no run in" in refused(capsys, "eval", "--home", str(left.home.root), "--run", "nobody")
 
 
 def test_a_damaged_checkpoint_is_passed_over(left: Left, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Collection, Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from donors import BUDGET, NUMBERS, TERMS, DonorNetwork, FaultyDonor, Owner, blocks_of, chunks, header, numbers, record
@@ -10,7 +10,7 @@ from virtual_clock import run_virtual
 
 from noloco_node.errors import SwarmUnreachable
 from noloco_node.peers.record import PeerRecord
-from noloco_node.state_transfer import catch_up
+from noloco_node.state_transfer import catch_up, choose_donor
 from noloco_node.state_transfer.catch_up import (
     CATCH_UP_ROUNDS,
     LOOKS,
@@ -24,6 +24,8 @@ from noloco_node.state_transfer.client import LiveState
 from noloco_node.training.replica import Trial
 from noloco_node.wire import messages as wire
 from noloco_node.wire.state_format import Coding
+
+T = TypeVar("T")
 
 DATA, FALSE, OWN = numbers(1), numbers(2), bytes(4 * NUMBERS)
 
@@ -75,8 +77,8 @@ class Node:
         self.on.set()
 
 
-def play(story: Coroutine[Any, Any, None]) -> None:
-    run_virtual(asyncio.wait_for(story, 20_000))
+def play(story: Coroutine[Any, Any, T]) -> T:
+    return run_virtual(asyncio.wait_for(story, 20_000))
 
 
 async def catch_up_of(node: Node, network: DonorNetwork, **options: bool) -> CatchUp:
@@ -161,6 +163,28 @@ def test_a_node_that_finds_no_peer_looks_again_before_it_begins_with_new_weights
     play(story([], [record("donor", 12)]))
     play(story(SwarmUnreachable("p2pd has died"), TimeoutError(), [record("donor", 12)]))
     assert looked == [(1, 0), (LOOKS, 0), (2, 12), (3, 12)]
+
+
+@pytest.mark.parametrize("state", ["starting", "joining"])
+def test_who_has_nothing_to_begin_with_waits_while_another_one_starts(
+    state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first node may read data and build the model for long, where several nodes start at once."""
+    monkeypatch.setattr(choose_donor, "TAKE_STATE_S", 50.0)
+
+    async def story(*sights: Sequence[PeerRecord], begins: bool = False) -> tuple[bool, int]:
+        network, node = DonorNetwork(), Node(0, *sights)
+        await network.donor("author", Owner(DATA))
+        came = await (await catch_up_of(node, network, begins=begins)).fetch_first_state()
+        await network.close()
+        return came, node.did.count("look")
+
+    starting = [[record("author", 0, state)]] * 20
+    assert play(story(*starting, [record("author", 12)])) == (True, 21)
+    assert play(story(*starting, begins=True)) == (False, LOOKS), "two such nodes do not wait for each other"
+    assert play(story(*starting, [])) == (False, 20 + LOOKS), "it has left"
+    with pytest.raises(SwarmUnreachable, match="still starting after 50 s"):
+        play(story(*starting))
 
 
 def faulty_at(round: int) -> FaultyDonor:

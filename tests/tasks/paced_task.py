@@ -3,7 +3,7 @@
 A linear map learns another one. Options: `step_s`, seconds a step takes (default 0.05); `outputs` of the map, each of
 257 parameters (default 384: about 100,000 parameters in all);
 `bad`, two batches of a stream, the first of several that hold NaN and the first that does not any more (default: none).
-A box with PACED_SLOWER=4 in its environment takes four times as long.
+A box with PACED_SLOWER=4 in its environment takes four times as long; PACED_READY_S=30: its data come after 30 s.
 """
 
 import hashlib
@@ -32,6 +32,7 @@ class Paced:
         if options:
             raise ValueError(f"it does not know {sorted(options)[0]}")
         self._seed = seed
+        time.sleep(float(os.environ.get("PACED_READY_S", "0")))
         self._teacher = _random(INPUTS, self._outputs, seed=f"{seed}/teacher") / INPUTS**0.5
         self._held_out = self._examples("held out", 0, 16)
 
