@@ -12,25 +12,20 @@ from noloco_node.views.status import StatusView
 
 
 def lines(view: StatusView, rounds: int, home: Home) -> Iterator[str]:
-    """`view`: the last status; `rounds`: of the run. A node that has not trained says nothing."""
-    if view.run_id is None or view.run is None or view.loss is None:
-        return
-    is_over = view.round >= rounds
-    ended = view.rounds.committed + view.rounds.solo
-    trained_s = sum(s for account, s in view.time_s.items() if account != "paused")
-    yield (
-        f"{'finished' if is_over else 'left'} {view.run} at round {view.round} of {rounds}: "
-        f"{count(ended, 'round')} ({view.rounds.committed} together, {view.rounds.solo} solo) in {span(trained_s)}, "
-        f"{rate(view.tokens)} tokens in all, loss {_change(view.loss_first, view.loss)}, "
-        f"on held-out data {_change(view.eval_loss_first, view.eval_loss)}"
-    )
+    """`view`: the last status; `rounds`: of the run. A node that had no weights says nothing."""
     kept = view.checkpoint
-    if kept is None or kept.saved_round is None:
+    saved = kept.saved_round if kept else None
+    if view.run_id is None or view.run is None or (view.loss is None and saved is None):
+        return
+    reached = max(view.round, saved or 0)  # a phase may end while a node leaves: after its last event, before it saves
+    is_over = reached >= rounds
+    yield f"{'finished' if is_over else 'left'} {view.run} at round {reached} of {rounds}{_trained(view)}"
+    if kept is None or saved is None:
         yield "no checkpoint was written: what was trained is lost" + (
             f" ({view.last_error})" if view.last_error else ""
         )
         return
-    yield f"its checkpoint of round {kept.saved_round} ({size(kept.bytes)}): {home.run(view.run_id) / 'checkpoints'}"
+    yield f"its checkpoint of round {saved} ({size(kept.bytes)}): {home.run(view.run_id) / 'checkpoints'}"
     if not is_over:
         yield f"to go on: noloco-node join{_which(home)}"
     yield from to_use(home, view.run)
@@ -41,6 +36,19 @@ def to_use(home: Home, run: str) -> Iterator[str]:
     which = _which(home, run)
     yield f"to take the model out: noloco-node export --to my-model{which}"
     yield f"to let it continue a text: noloco-node sample 'Once upon a time'{which}"
+
+
+def _trained(view: StatusView) -> str:
+    if view.loss is None:  # all that it has is a peer's, or of an earlier time
+        measured = "" if view.eval_loss is None else f": loss on held-out data {loss(view.eval_loss)}"
+        return f", without a round of its own{measured}"
+    ended = view.rounds.committed + view.rounds.solo
+    trained_s = sum(s for account, s in view.time_s.items() if account != "paused")
+    return (
+        f": {count(ended, 'round')} ({view.rounds.committed} together, {view.rounds.solo} solo) in {span(trained_s)}, "
+        f"{rate(view.tokens)} tokens in all, loss {_change(view.loss_first, view.loss)}, "
+        f"on held-out data {_change(view.eval_loss_first, view.eval_loss)}"
+    )
 
 
 def _change(first: float | None, last: float | None) -> str:
