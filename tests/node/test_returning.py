@@ -46,7 +46,7 @@ def test_a_donor_that_trains_on_its_own_or_pauses_gives_its_state(real_nodes: Re
     until(lambda: author.ask("status").get("state") == "paused", "the pause", 10)
     at_rest = author.round()
     later = real_nodes.node("later", *line)
-    assert later.received_state() == at_rest
+    assert far <= later.received_state() <= at_rest, "for a while a donor sends the same copy to all"
     until(lambda: later.round() > at_rest, "its training")
 
 
