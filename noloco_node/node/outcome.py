@@ -1,12 +1,11 @@
 """The last lines of a node that trained: what was reached, where it lies, and which commands come next."""
 
 import os
-import shlex
 from collections.abc import Iterator
 
 from noloco_node.base.units import NOTHING, count, loss, rate, size, span
 from noloco_node.host import paths
-from noloco_node.host.config import default_home
+from noloco_node.host.config import home_flag
 from noloco_node.host.home import Home
 from noloco_node.views.status import StatusView
 
@@ -57,5 +56,4 @@ def _change(first: float | None, last: float | None) -> str:
 
 def _which(home: Home, run: str | None = None) -> str:
     """The flags that name the home and the run, where they are needed."""
-    named = "" if home.root == default_home(os.environ) else f" --home {shlex.quote(str(home.root))}"
-    return named + (f" --run {run}" if run and len(paths.runs(home)) > 1 else "")
+    return home_flag(home, os.environ) + (f" --run {run}" if run and len(paths.runs(home)) > 1 else "")
