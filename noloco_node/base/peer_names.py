@@ -43,13 +43,13 @@ def name_of(peer_id: str) -> str:
 
 
 def find(word: str, peer_ids: Iterable[str]) -> str:
-    """The one peer with this name, or with this beginning or end of its id. Raises UsageError for several,
-    NotReached for none, with similar names."""
+    """The one peer with this name or a name that begins so, or with this beginning or end of its id. Raises UsageError
+    for several, NotReached for none, with similar names."""
     known = sorted(set(peer_ids))
     if word in known:
         return word
     named = [peer for peer in known if name_of(peer) == word.lower()]
-    found = named or [peer for peer in known if len(word) >= _LEAST_LETTERS and _is_part(word, peer)]
+    found = named or [peer for peer in known if _is_part(word, peer)]
     if len(found) == 1:
         return found[0]
     if found:
@@ -63,7 +63,8 @@ def find(word: str, peer_ids: Iterable[str]) -> str:
 
 
 def _is_part(word: str, peer_id: str) -> bool:
-    return peer_id.startswith(word) or peer_id.endswith(word) or word == short_id(peer_id)
+    of_id = len(word) >= _LEAST_LETTERS and (peer_id.startswith(word) or peer_id.endswith(word))
+    return of_id or word == short_id(peer_id) or (word != "" and name_of(peer_id).startswith(word.lower()))
 
 
 def short_id(peer_id: str) -> str:

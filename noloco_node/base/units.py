@@ -25,9 +25,11 @@ def _scaled(number: float, units: Sequence[str]) -> str:
 
 
 def span(seconds: float | None) -> str:
-    """`2 min 41 s`: the two largest units, without a second one that is 0."""
+    """`2 min 41 s`: the two largest units, without a second one that is 0; below a second `40 ms`."""
     if seconds is None:
         return NOTHING
+    if (thousandths := round(1000 * max(0.0, seconds))) < 1000:
+        return f"{thousandths} ms" if thousandths else "0 s"
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)

@@ -70,7 +70,6 @@ def _print_checked(run: "Manifest", found: "Checked") -> None:
     from noloco_node.base.units import count, loss, rate, size, span
 
     taken, disk, trial, needs = found.memory, found.disk, found.trial, found.needs
-    took = span(trial.step_s) if trial.step_s >= 1 else f"{1000 * trial.step_s:.0f} ms"
     on_device = "" if taken.device is None else f"{size(taken.device)} on {found.device} and "
     in_all = "" if taken.device_taken is None else f"{size(taken.device_taken)} on {found.device} and "
     how = f"{count(trial.steps, 'step')} tried" if trial.steps else "estimated from one micro-batch"
@@ -81,7 +80,7 @@ def _print_checked(run: "Manifest", found: "Checked") -> None:
         "memory": f"{on_device}{size(taken.host)} here for the run's state; "
         f"this check took {in_all}{size(taken.host_taken)} in all",
         "disk": f"{size(disk.needed)} for checkpoints of {size(disk.checkpoint)}; {size(disk.free)} are free",
-        "a step": f"{took}, {rate(trial.tokens_per_s)} tokens/s ({how}{losses})",
+        "a step": f"{span(trial.step_s)}, {rate(trial.tokens_per_s)} tokens/s ({how}{losses})",
         "a round": f"{span(found.round_s)}; all {count(run.rounds, 'round')} {span(found.run_s)}",
         "a swap": f"sends {size(found.swap)} ({run.outer.codec}) and receives as much{several}",
         "data": needs.data,

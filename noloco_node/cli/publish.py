@@ -8,8 +8,7 @@ import asyncio
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -174,12 +173,13 @@ def _measured(trained: "Trained", settings: NodeConfig) -> "Measured":
 
     from noloco_node.data.corpus import load as load_corpus
     from noloco_node.publish.evaluate import measure
+    from noloco_node.terminal.progress import Progress
 
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     corpus = load_corpus(trained.run.data, _sources(settings), trained.tokenizer)
-    with _progress() as progress:
-        return measure(trained, corpus, settings.device, progress)
+    with Progress() as say:
+        return measure(trained, corpus, settings.device, partial(say, "evaluating"))
 
 
 def _measured_if_possible(trained: "Trained", settings: NodeConfig) -> "Measured | None":
@@ -191,18 +191,6 @@ def _measured_if_possible(trained: "Trained", settings: NodeConfig) -> "Measured
     except UsageError as error:
         print(f"exported without its loss: {error}", file=sys.stderr)
         return None
-
-
-@contextmanager
-def _progress() -> "Iterator[Callable[[float], None]]":
-    """A bar on a terminal's stderr, nothing elsewhere."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    out = Console(stderr=True)
-    with Progress(console=out, transient=True, disable=not out.is_terminal) as bar:
-        task = bar.add_task("evaluating", total=1.0)
-        yield lambda share: bar.update(task, completed=share)
 
 
 def _described(trained: "Trained") -> str:

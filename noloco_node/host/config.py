@@ -9,6 +9,7 @@ the parsers of rates, hours and addresses would remain.
 import codecs
 import ipaddress
 import re
+import shlex
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -240,6 +241,11 @@ def default_home(environ: Mapping[str, str]) -> Path:
     if state.startswith("/"):  # the XDG rules: what is relative is ignored
         return Path(state, "noloco-node")
     return Path(environ.get("HOME") or Path.home(), ".local", "state", "noloco-node")
+
+
+def home_flag(home: Home, environ: Mapping[str, str]) -> str:
+    """` --home DIR`, for a command that is about this home; empty where it is the default one."""
+    return "" if home.root == default_home(environ) else f" --home {shlex.quote(str(home.root))}"
 
 
 def home_dir(flag: str | None, environ: Mapping[str, str]) -> Path:

@@ -1,36 +1,30 @@
 """The last lines of a node that trained: what was reached, where it lies, and which commands come next."""
 
 import os
-import shlex
 from collections.abc import Iterator
 
 from noloco_node.base.units import NOTHING, count, loss, rate, size, span
 from noloco_node.host import paths
-from noloco_node.host.config import default_home
+from noloco_node.host.config import home_flag
 from noloco_node.host.home import Home
 from noloco_node.views.status import StatusView
 
 
 def lines(view: StatusView, rounds: int, home: Home) -> Iterator[str]:
-    """`view`: the last status; `rounds`: of the run. A node that has not trained says nothing."""
-    if view.run_id is None or view.run is None or view.loss is None:
-        return
-    is_over = view.round >= rounds
-    ended = view.rounds.committed + view.rounds.solo
-    trained_s = sum(s for account, s in view.time_s.items() if account != "paused")
-    yield (
-        f"{'finished' if is_over else 'left'} {view.run} at round {view.round} of {rounds}: "
-        f"{count(ended, 'round')} ({view.rounds.committed} together, {view.rounds.solo} solo) in {span(trained_s)}, "
-        f"{rate(view.tokens)} tokens in all, loss {_change(view.loss_first, view.loss)}, "
-        f"on held-out data {_change(view.eval_loss_first, view.eval_loss)}"
-    )
+    """`view`: the last status; `rounds`: of the run. A node that had no weights says nothing."""
     kept = view.checkpoint
-    if kept is None or kept.saved_round is None:
+    saved = kept.saved_round if kept else None
+    if view.run_id is None or view.run is None or (view.loss is None and saved is None):
+        return
+    reached = max(view.round, saved or 0)  # a phase may end while a node leaves: after its last event, before it saves
+    is_over = reached >= rounds
+    yield f"{'finished' if is_over else 'left'} {view.run} at round {reached} of {rounds}{_trained(view)}"
+    if kept is None or saved is None:
         yield "no checkpoint was written: what was trained is lost" + (
             f" ({view.last_error})" if view.last_error else ""
         )
         return
-    yield f"its checkpoint of round {kept.saved_round} ({size(kept.bytes)}): {home.run(view.run_id) / 'checkpoints'}"
+    yield f"its checkpoint of round {saved} ({size(kept.bytes)}): {home.run(view.run_id) / 'checkpoints'}"
     if not is_over:
         yield f"to go on: noloco-node join{_which(home)}"
     yield from to_use(home, view.run)
@@ -43,11 +37,23 @@ def to_use(home: Home, run: str) -> Iterator[str]:
     yield f"to let it continue a text: noloco-node sample 'Once upon a time'{which}"
 
 
+def _trained(view: StatusView) -> str:
+    if view.loss is None:  # all that it has is a peer's, or of an earlier time
+        measured = "" if view.eval_loss is None else f": loss on held-out data {loss(view.eval_loss)}"
+        return f", without a round of its own{measured}"
+    ended = view.rounds.committed + view.rounds.solo
+    trained_s = sum(s for account, s in view.time_s.items() if account != "paused")
+    return (
+        f": {count(ended, 'round')} ({view.rounds.committed} together, {view.rounds.solo} solo) in {span(trained_s)}, "
+        f"{rate(view.tokens)} tokens in all, loss {_change(view.loss_first, view.loss)}, "
+        f"on held-out data {_change(view.eval_loss_first, view.eval_loss)}"
+    )
+
+
 def _change(first: float | None, last: float | None) -> str:
     return f"{loss(first)} → {loss(last)}" if last is not None else NOTHING
 
 
 def _which(home: Home, run: str | None = None) -> str:
     """The flags that name the home and the run, where they are needed."""
-    named = "" if home.root == default_home(os.environ) else f" --home {shlex.quote(str(home.root))}"
-    return named + (f" --run {run}" if run and len(paths.runs(home)) > 1 else "")
+    return home_flag(home, os.environ) + (f" --run {run}" if run and len(paths.runs(home)) > 1 else "")

@@ -35,9 +35,9 @@ class Measured:
 
 
 def measure(
-    trained: Trained, corpus: corpus.Readable, device: str, progress: Callable[[float], None] = lambda _: None
+    trained: Trained, corpus: corpus.Readable, device: str, progress: Callable[[int, int], None] = lambda *_: None
 ) -> Measured:
-    """As a node measures it: the same held-out text, the same function. `progress` is called with the share done."""
+    """As a node measures it: the same held-out text, the same function. `progress`: so many parts of so many."""
     run, where = trained.run, choose_device(device)
     of_run, module = tasks.load(run, corpus=corpus), trained.module.to(where)
     length = run.data.sequence_length
@@ -47,8 +47,9 @@ def measure(
     def one_more(*_: Any) -> None:
         nonlocal done
         done += 1
-        progress(min(1.0, done / parts))
+        progress(min(done, parts), parts)
 
+    progress(0, parts)
     halved = where.type == "cuda" and run.inner.precision == "bf16"
     began = time.perf_counter()
     hook = module.register_forward_hook(one_more)

@@ -118,6 +118,16 @@ def test_no_node_runs(verb, capsys):
     assert "join <invitation>" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("verb", ["status", "top --once", "leave"])
+def test_no_node_runs_in_a_home_that_knows_a_run(verb, home, tmp_path, monkeypatch, capsys):
+    remembered.keep(home.create(), {}, "ab" * 32, "cd" * 32)
+    assert main(verb.split()) == 3
+    assert "start one with `noloco-node join`, or name" in capsys.readouterr().err
+    monkeypatch.setenv("NOLOCO_HOME", str(tmp_path / "another"))
+    assert main([*verb.split(), "--home", str(home.root)]) == 3
+    assert f"start one with `noloco-node join --home {home.root}`, or name" in capsys.readouterr().err
+
+
 def test_a_home_by_flag(running, home, monkeypatch, capsys):
     monkeypatch.setenv("NOLOCO_HOME", "/nowhere")
     assert main(["status"]) == 3
@@ -302,7 +312,7 @@ def test_runs_lists_and_removes(home, capsys):
     capsys.readouterr()
     assert main(["runs"]) == 0
     line = capsys.readouterr().out
-    assert all(word in line for word in (run.label, "20 of 20 rounds", " s ago", "finished"))
+    assert all(word in line for word in (run.label, "20 of 20 rounds", "s ago", "finished"))
     with home.lock():
         assert main(["runs", "--remove", run.run_id[:6]]) == 4
         assert "stop it with `noloco-node leave`" in capsys.readouterr().err

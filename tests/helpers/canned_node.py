@@ -90,7 +90,7 @@ def busy(rounds: int = 40, peers: int = 7) -> CannedNode:
                 begins[number],
                 "warning" if number % 9 == 8 else "info",
                 f"round {number} of 200 with calm-otter: step {50 * number} of 10000, loss {loss:.3f}, lr 2.74e-3, "
-                "grad norm 0.81, 9.8k tokens/s, memory 812 MB, 16 min left; swap 0.4 s, sent 220 kB, received 218 kB",
+                "grad norm 0.81, 9.8k tokens/s, memory 812 MB, 16 min left; swap 400 ms, sent 220 kB, received 218 kB",
             )
             for number, loss in enumerate(losses, 1)
         ),

@@ -8,7 +8,7 @@ from fake_node import STATUS
 
 from noloco_node.host.home import Home
 from noloco_node.node import outcome
-from noloco_node.views.status import Checkpoints
+from noloco_node.views.status import Checkpoints, Rounds
 
 DONE = replace(STATUS, round=100, time_s={"step": 3800.0, "other": 40.0, "paused": 99.0})
 SAVED = replace(DONE, checkpoint=Checkpoints(12_600_000, saved_round=100))
@@ -34,7 +34,7 @@ def test_the_commands_name_home_and_run_where_they_must(home: Home, tmp_path: Pa
     for run in ("a", "b"):
         (tmp_path / "other home" / "runs" / run).mkdir(parents=True)
     flags = f" --home '{tmp_path}/other home'"
-    left = replace(SAVED, round=41)
+    left = replace(SAVED, round=41, checkpoint=Checkpoints(12_600_000, saved_round=41))
     *_, goes_on, takes_out, sample = outcome.lines(left, 100, Home(tmp_path / "other home"))
     assert goes_on == f"to go on: noloco-node join{flags}"
     assert takes_out.endswith(f"export --to my-model{flags} --run {STATUS.run}")
@@ -54,5 +54,27 @@ def test_what_was_not_saved_is_no_advice(home: Home) -> None:
     ]
 
 
-def test_a_node_that_has_not_trained_says_nothing(home: Home) -> None:
-    assert not list(outcome.lines(replace(SAVED, loss=None), 100, home))
+def test_a_node_that_did_no_round_of_its_own_says_what_it_has(home: Home) -> None:
+    """It took the state of a peer that is at the end of the run."""
+    unchanged = replace(SAVED, loss=None, loss_first=None, rounds=Rounds())
+    assert list(outcome.lines(unchanged, 100, home)) == [
+        "finished tiny-3f9a2c81d0e4 at round 100 of 100, without a round of its own: loss on held-out data 1.920",
+        *list(outcome.lines(SAVED, 100, home))[1:],
+    ]
+    unmeasured, *_ = outcome.lines(replace(unchanged, eval_loss=None), 100, home)
+    assert unmeasured == "finished tiny-3f9a2c81d0e4 at round 100 of 100, without a round of its own"
+
+
+def test_the_round_is_that_of_the_checkpoint_where_one_ended_while_the_node_left(home: Home) -> None:
+    first, second, *_ = outcome.lines(replace(SAVED, round=99), 100, home)
+    assert first.startswith("finished tiny-3f9a2c81d0e4 at round 100 of 100: ")
+    assert second.startswith("its checkpoint of round 100 ")
+    unsaved, earlier, *_ = outcome.lines(
+        replace(SAVED, round=32, checkpoint=Checkpoints(12_600_000, saved_round=30)), 100, home
+    )
+    assert unsaved.startswith("left tiny-3f9a2c81d0e4 at round 32 of 100: ")
+    assert earlier.startswith("its checkpoint of round 30 ")
+
+
+def test_a_node_without_weights_says_nothing(home: Home) -> None:
+    assert not list(outcome.lines(replace(DONE, loss=None, checkpoint=Checkpoints(12_600_000)), 100, home))

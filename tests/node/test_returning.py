@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 from real_nodes import Node, RealNodes, until
 
 from noloco_node.checkpoints import checkpoint, listing
+from noloco_node.training.replica import State
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
@@ -46,7 +46,7 @@ def test_a_donor_that_trains_on_its_own_or_pauses_gives_its_state(real_nodes: Re
     until(lambda: author.ask("status").get("state") == "paused", "the pause", 10)
     at_rest = author.round()
     later = real_nodes.node("later", *line)
-    assert later.received_state() == at_rest
+    assert far <= later.received_state() <= at_rest, "for a while a donor sends the same copy to all"
     until(lambda: later.round() > at_rest, "its training")
 
 
@@ -99,4 +99,5 @@ def carry_off(home: Path) -> None:
     weights = {**saved.weights, "weight": saved.weights["weight"] + away}
     phi = saved.outer["phi"].clone()
     phi[: away.numel()] += away.flatten()
-    checkpoint.save(folder, replace(saved, weights=weights, outer={**saved.outer, "phi": phi}), run_id, layout)
+    away_from_all = State(saved.round, saved.step, weights, {**saved.outer, "phi": phi}, saved.inner)
+    checkpoint.save(folder, away_from_all, run_id, layout)

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import pickle
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,6 +197,12 @@ def test_its_files_and_what_they_say(exported: Path, made: Left) -> None:
     file = signed_file.read(exported)
     assert (file.run, file.signed.author) == (made.run, author)
     assert file.trained["round"] == 2 and file.trained["eval_loss"] == pytest.approx(made.eval_loss, abs=1e-6)
+
+
+def test_an_evaluation_says_on_stderr_that_it_goes_on(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert main(["eval", str(exported)]) == 0
+    assert re.fullmatch(r"evaluating: 0 of \d+ done\n", capsys.readouterr().err), "in a log too, before it begins"
 
 
 def test_a_token_is_a_byte(exported: Path) -> None:

@@ -12,9 +12,9 @@ from noloco_node.views.status import Phase
         (None, ""),
         (Phase(0.0), ""),
         (Phase(0.46, 70.0), "46%, 1 min 10 s left"),
-        (Phase(0.99, 0.5), "99%, 0.5 s left"),
+        (Phase(0.99, 0.5), "99%, 500 ms left"),
         (Phase(0.5, 4.0), ""),
-        (Phase(1.0, 0.0), "100%, 0.0 s left"),
+        (Phase(1.0, 0.0), "100%, 0 s left"),
     ],
 )
 def test_left(phase, text):

@@ -52,7 +52,7 @@ def test_status_of_a_node_that_has_just_started():
     new = StatusView(peer_id=OTHER, name="fair-hippo", version="0", state="joining", waiting_for="a run")
     assert printed(print_status, new, 80).splitlines() == [
         "fair-hippo (12D3KooW…33Jw) in no run yet · joining · waiting for a run",
-        "0 peers seen · up 0.0 s · sent 0 B, received 0 B",
+        "0 peers seen · up 0 s · sent 0 B, received 0 B",
     ]
 
 

@@ -36,7 +36,9 @@ const UNITS = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
 
 export const span = (seconds) => {
   if (!known(seconds)) return NOTHING;
-  if (seconds < 9.95) return `${Math.max(0, seconds).toFixed(1)} s`;
+  const thousandths = Math.round(1000 * Math.max(0, seconds));
+  if (thousandths < 1000) return thousandths ? `${thousandths} ms` : "0 s";
+  if (seconds < 9.95) return `${seconds.toFixed(1)} s`;
   const whole = Math.round(seconds);
   const at = UNITS.findIndex(([, unit]) => whole >= unit);
   const [large, largeS] = UNITS[at];
