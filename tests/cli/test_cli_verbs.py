@@ -312,7 +312,7 @@ def test_runs_lists_and_removes(home, capsys):
     capsys.readouterr()
     assert main(["runs"]) == 0
     line = capsys.readouterr().out
-    assert all(word in line for word in (run.label, "20 of 20 rounds", "s ago", "finished"))
+    assert all(word in line for word in (run.label, "round 20 of 20", "s ago", "finished"))
     with home.lock():
         assert main(["runs", "--remove", run.run_id[:6]]) == 4
         assert "stop it with `noloco-node leave`" in capsys.readouterr().err
