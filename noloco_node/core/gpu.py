@@ -27,12 +27,13 @@ SOON = -1
 # ---- page-locked memory ----------------------------------------------------------------------------------------------
 def pinned(elements: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Host memory that is not set, page-locked where there is a GPU and the driver allows so much of it."""
+    if not torch.cuda.is_available() or not elements:
+        return torch.empty(elements, dtype=dtype)
     memory = np.empty(elements * dtype.itemsize, np.uint8)
-    if torch.cuda.is_available() and elements:
-        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        address = memory.ctypes.data
-        if runtime.cudaHostRegister(address, memory.nbytes, 0) == runtime.cudaError.success:
-            weakref.finalize(memory, runtime.cudaHostUnregister, address).atexit = False
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    address = memory.ctypes.data
+    if runtime.cudaHostRegister(address, memory.nbytes, 0) == runtime.cudaError.success:
+        weakref.finalize(memory, runtime.cudaHostUnregister, address).atexit = False
     return torch.from_numpy(memory).view(dtype)
 
 
