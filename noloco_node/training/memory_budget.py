@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from noloco_node.base.units import size
+from noloco_node.core import gpu
 from noloco_node.errors import OutOfMemory
 from noloco_node.host import memory
 from noloco_node.host.config import EIGHT_BIT, FULL
@@ -67,7 +68,7 @@ class Plan:
 def plan(  # noqa: PLR0913
     parameters: int,
     *,
-    gpu: bool = False,
+    on_gpu: bool = False,
     slow_on_gpu: bool = False,
     bf16: bool = False,
     moments: str = FULL,
@@ -86,12 +87,15 @@ def plan(  # noqa: PLR0913
     tried = [Item("activations", max(0, activations - (copies.bytes if bf16 else 0)))]
     train = items(fast) + ([copies] if bf16 else []) + tried
     slow = items({**SLOW})
+    apart = items(
+        {**SLOW, "open offer": 8}
+    )  # its memory is lent again, and a boundary makes one before the last is over
     rest = [*items({"checkpoint being written": 12 + MOMENT_BYTES[moments]}), Item("program", program)]
-    if not gpu:
+    if not on_gpu:
         return Plan(parameters, (), (*train, *slow, *rest))
     if slow_on_gpu:
         return Plan(parameters, (*train, *slow), tuple(rest))
-    return Plan(parameters, tuple(train), (*slow, *rest))
+    return Plan(parameters, tuple(train), (*apart, *rest))
 
 
 def check(planned: Callable[[str], Plan], moments: str, device: torch.device, fraction: float) -> None:
@@ -170,8 +174,7 @@ def slow_fits(parameters: int, free: int, moments: str) -> bool:
 def slow_vectors(theta: Tensor, fraction: float, moments: str) -> tuple[Tensor, Tensor]:
     """φ as a copy of θ, and δ of zeros, where they fit."""
     if theta.is_cuda and not slow_fits(len(theta), free_bytes(theta.device, fraction), moments):
-        phi = torch.empty(len(theta), pin_memory=True).copy_(theta)
-        return phi, torch.zeros(len(theta), pin_memory=True)
+        return gpu.pinned(len(theta)).copy_(theta), gpu.pinned(len(theta)).zero_()
     return theta.clone(), torch.zeros_like(theta)
 
 

@@ -37,16 +37,16 @@ def test_what_a_run_takes_for_each_parameter() -> None:
     plan = memory_budget.plan
     assert each(plan(10**9)) == (0, 16 + 15 + 20)
     assert each(plan(10**9, moments=EIGHT_BIT)) == pytest.approx((0, 10 + 15 + 14), abs=0.1)
-    assert each(plan(10**9, gpu=True)) == (16, 15 + 20)
-    assert each(plan(10**9, gpu=True, bf16=True)) == (18, 15 + 20)
-    assert each(plan(10**9, gpu=True, bf16=True, slow_on_gpu=True)) == (18 + 15, 20)
-    assert each(plan(10**9, gpu=True, bf16=True, moments=EIGHT_BIT)) == pytest.approx((12, 15 + 14), abs=0.1)
+    assert each(plan(10**9, on_gpu=True)) == (16, 19 + 20)
+    assert each(plan(10**9, on_gpu=True, bf16=True)) == (18, 19 + 20)
+    assert each(plan(10**9, on_gpu=True, bf16=True, slow_on_gpu=True)) == (18 + 15, 20)
+    assert each(plan(10**9, on_gpu=True, bf16=True, moments=EIGHT_BIT)) == pytest.approx((12, 19 + 14), abs=0.1)
 
 
 def test_activations_are_counted_without_the_weights_in_bf16_that_were_measured_with_them() -> None:
-    found = memory_budget.plan(10**6, gpu=True, bf16=True, activations=5 * 10**6, program=7)
+    found = memory_budget.plan(10**6, on_gpu=True, bf16=True, activations=5 * 10**6, program=7)
     assert {item.what: item.bytes for item in found.device}["activations"] == 3 * 10**6
-    assert found.device_bytes == 21 * 10**6 and found.host_bytes == 35 * 10**6 + 7
+    assert found.device_bytes == 21 * 10**6 and found.host_bytes == 39 * 10**6 + 7
     assert memory_budget.plan(10**6, activations=5 * 10**6).host_bytes == 56 * 10**6
 
 
@@ -73,7 +73,7 @@ def _card(monkeypatch: pytest.MonkeyPatch) -> None:
 def one_b(activations: int) -> Callable[[str], memory_budget.Plan]:
     """The preset `1b` with 32,000 tokens."""
     return lambda kind: memory_budget.plan(
-        1_345_000_000, gpu=True, bf16=True, moments=kind, activations=activations + 2_690_000_000
+        1_345_000_000, on_gpu=True, bf16=True, moments=kind, activations=activations + 2_690_000_000
     )
 
 
