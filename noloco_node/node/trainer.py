@@ -262,10 +262,10 @@ class TrainingNode(BaseNode):
 
     async def _read_progress(self) -> None:
         if self._life.at_work and self._thread:
-            now, spent_s = await asyncio.wrap_future(self._thread.so_far())
+            now, spent = await asyncio.wrap_future(self._thread.so_far())
             phase = Phase(now.part, now.left_s, now.loss, now.tokens_per_s)
             self._stats.progress(now.steps, phase, now.device_bytes)
-            self._stats.spend(spent_s)
+            self._stats.spend(spent)
         tally = self._rounds.tally
         self._recorder.curves.sample(tally.sent_bytes, tally.received_bytes, time.time())
 
@@ -281,8 +281,8 @@ class TrainingNode(BaseNode):
 
     def _follow(self, message: Message) -> None:
         match message:
-            case PhaseEnded(done, offer, closed, seconds, spent_s):
-                self._stats.spend(spent_s)
+            case PhaseEnded(done, offer, closed, seconds, spent):
+                self._stats.spend(spent)
                 self._phase_s = seconds
                 self._observe(done)
                 self._handle(lifecycle.Signal.BOUNDARY)
