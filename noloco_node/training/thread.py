@@ -68,6 +68,8 @@ class Ready:
     """What training may take of the accelerator."""
     host_limit_bytes: int | None = None
     """What this machine has."""
+    gpu_uuid: str | None = None
+    """By which its driver knows the GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +354,7 @@ class TrainingThread:
         self._mailbox.open()
         count = fragments.count(replica.parameters, self._fragment_elements)
         state = (replica.parameters, replica.layout, count, replica.round, replica.device, replica.tokens)
-        self._post(Ready(*state, replica.device_limit_bytes, model.memory_bytes()))
+        self._post(Ready(*state, replica.device_limit_bytes, model.memory_bytes(), replica.gpu_uuid))
         self._serve_until(replica, lambda: self._begun)
         self._times.start(replica.theta.device)
         self._evaluate(replica)
