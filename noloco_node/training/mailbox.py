@@ -7,7 +7,7 @@ when the thread ends before it reads the command.
 import math
 import queue
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,6 +21,7 @@ from noloco_node.core.codecs.codec import Packed
 from noloco_node.errors import NolocoError
 from noloco_node.training.replica import State, Trial
 from noloco_node.training.state_snapshot import Copy
+from noloco_node.training.time_accounts import Spent
 
 T = TypeVar("T")
 
@@ -106,7 +107,7 @@ class GetLiveState(Question[Copy]):
 
 
 @dataclass(frozen=True)
-class GetProgress(Question[tuple[Progress, Mapping[str, float]]]):
+class GetProgress(Question[tuple[Progress, Spent]]):
     pass
 
 

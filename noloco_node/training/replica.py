@@ -345,6 +345,11 @@ class Replica:
             return None
         return int(self._memory_fraction * torch.cuda.get_device_properties(self.theta.device).total_memory)
 
+    @property
+    def gpu_uuid(self) -> str | None:
+        """By which its driver knows the GPU."""
+        return str(torch.cuda.get_device_properties(self.theta.device).uuid) if self.theta.is_cuda else None
+
     def steps_left(self, step_s: float) -> int:
         """Steps until the boundary; with a phase by time, if each takes `step_s`."""
         if self._spec.seconds is None:

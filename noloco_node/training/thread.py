@@ -14,7 +14,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ from noloco_node.training.mailbox import Mailbox, Progress
 from noloco_node.training.offer import CodecThread, Offer
 from noloco_node.training.replica import Replica, Saved, State, Trial
 from noloco_node.training.state_snapshot import Copy, Snapshots
-from noloco_node.training.time_accounts import TimeAccounts
+from noloco_node.training.time_accounts import Spent, TimeAccounts
 
 FRAGMENT_ELEMENTS = 1 << 20
 """4 MiB in fp32, half of gRPC's limit on a message; half a MiB at 4 bits. Larger ones would hold up an inner step."""
@@ -68,6 +68,8 @@ class Ready:
     """What training may take of the accelerator."""
     host_limit_bytes: int | None = None
     """What this machine has."""
+    gpu_uuid: str | None = None
+    """By which its driver knows the GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,7 @@ class PhaseEnded:
     """Why there is no offer."""
     seconds: float
     """Seconds of training, without pauses and waiting: the best estimate of the next phase's length."""
-    spent_s: Mapping[str, float]
-    """Seconds since training began, by what they were spent on (training/time_accounts.py)."""
+    spent: Spent
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +194,8 @@ class TrainingThread:
         """Everything that a resumed run needs, as it is between two inner steps."""
         return self._ask(mailbox.GetState())
 
-    def so_far(self) -> "Future[tuple[Progress, Mapping[str, float]]]":
-        """Progress, and the seconds since training began, by what they were spent on."""
+    def so_far(self) -> "Future[tuple[Progress, Spent]]":
+        """Progress, and where the time went."""
         return self._ask(mailbox.GetProgress())
 
     def swapping(self, under_way: bool, behind: int = 0) -> None:
@@ -355,9 +356,9 @@ class TrainingThread:
         self._mailbox.open()
         count = fragments.count(replica.parameters, self._fragment_elements)
         state = (replica.parameters, replica.layout, count, replica.round, replica.device, replica.tokens)
-        self._post(Ready(*state, replica.device_limit_bytes, model.memory_bytes()))
+        self._post(Ready(*state, replica.device_limit_bytes, model.memory_bytes(), replica.gpu_uuid))
         self._serve_until(replica, lambda: self._begun)
-        self._times.start()
+        self._times.start(replica.theta.device)
         self._evaluate(replica)
         self._clock_read_at = time.perf_counter()
         while replica.round < self._rounds:

@@ -106,7 +106,7 @@ def test_from_ready_to_finished() -> None:
         assert watched.next(Evaluated) == Evaluated(1, alone.evaluate())
         last = watched.next(PhaseEnded)
         assert last.done.round == 2
-        assert {"step", "boundary", "evaluate", "other"} <= {account for account, s in last.spent_s.items() if s}
+        assert {"step", "boundary", "evaluate", "other"} <= {account for account, s in last.spent.accounts.items() if s}
         watched.next(Finished)
         assert watched.posts.empty(), "the last evaluation waits for the last swap"
         watched.thread.round_over(2)
@@ -365,7 +365,7 @@ def test_the_model_continues_the_prompt_every_few_rounds_and_at_the_end() -> Non
         train(alone, 3 * text.round - alone.steps)
         assert text.text == alone.sample_text(lambda: True) != ""
     last = [post for post in posts if isinstance(post, PhaseEnded)][-1]
-    assert last.spent_s["sample"] > 0
+    assert last.spent.accounts["sample"] > 0
 
 
 def test_a_sample_text_changes_nothing_that_is_trained() -> None:
@@ -445,7 +445,8 @@ def test_while_data_is_waited_for_everything_else_is_served_and_it_is_no_trainin
         late.asked.clear()
         assert late.asked.wait(DEADLINE_S)
         _, after = answer(watched.thread.so_far())
-        assert after["data"] > before["data"] and after["step"] == before["step"] > 0
+        assert after.accounts["data"] > before.accounts["data"]
+        assert after.trained_s == before.trained_s == before.accounts["step"] > 0, "on a CPU"
         there.set()
         assert watched.until(PhaseEnded).done.steps == 3
         watched.until(Finished)
