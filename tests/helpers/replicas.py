@@ -1,8 +1,10 @@
 """Small replicas for these tests: a Llama of 3 k parameters, and a text that is made here."""
 
 from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from noloco_node.core.codecs.codec import Codec, carry
@@ -10,7 +12,6 @@ from noloco_node.data.corpus import Corpus
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.training.mailbox import Correct
 from noloco_node.training.replica import Replica
-from noloco_node.training.state_snapshot import Snapshot
 from noloco_node.training.thread import TrainingThread
 
 SMALL = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -63,9 +64,7 @@ def correct(thread: TrainingThread, offered_round: int, start: int, c: Tensor) -
 
 def live_state(replica: Replica) -> bytes:
     """The state that a joining node gets from it."""
-    snapshot = Snapshot(replica.round, replica.phi, replica.delta)
-    snapshot.complete()
-    return bytes(snapshot.data())
+    return replica.phi.cpu().numpy().tobytes() + replica.delta.cpu().numpy().tobytes()
 
 
 def exchange(one: Replica, other: Replica, codecs: tuple[Codec, Codec]) -> list[tuple[Tensor, Tensor]]:
@@ -81,3 +80,20 @@ def exchange(one: Replica, other: Replica, codecs: tuple[Codec, Codec]) -> list[
         other.apply(start, theirs, other.round)
         corrections.append((mine, theirs))
     return corrections
+
+
+def assert_same(one: Any, other: Any, where: str = "state") -> None:
+    """To the bit."""
+    assert type(one) is type(other), where
+    if isinstance(one, Tensor):
+        assert one.dtype == other.dtype and torch.equal(one, other), where
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key in one:
+            assert_same(one[key], other[key], f"{where}/{key}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), where
+        for index, (a, b) in enumerate(zip(one, other, strict=True)):
+            assert_same(a, b, f"{where}/{index}")
+    else:
+        assert one == other, where
