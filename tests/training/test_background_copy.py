@@ -2,9 +2,8 @@
 
 import functools
 import math
-import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from copy import deepcopy
@@ -15,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replicas import assert_same, live_state, small_replica, small_run
+from replicas import CPU, HeldUp, assert_same, live_state, small_replica, small_run
 from torch import Tensor
 
 from noloco_node.errors import OutOfMemory
@@ -25,25 +24,6 @@ from noloco_node.training.replica import Replica, State
 
 DEADLINE_S = 20.0
 SMALL_PIECE = 400
-CPU = torch.device("cpu")
-
-
-class HeldUp(Copies):
-    """Its threads get no turn before `complete`: until then only what is about to change is copied."""
-
-    def __init__(self, device: torch.device = CPU) -> None:
-        super().__init__(device)
-        self._held: list[threading.Thread] = []
-
-    def _start(self, work: Callable[[], None]) -> threading.Thread:  # type: ignore[override]
-        self._held.append(threading.Thread(target=work))
-        return self._held[-1]
-
-    def complete(self) -> None:
-        for thread in self._held:
-            thread.start()
-        self._held = []
-        super().complete()
 
 
 @contextmanager
