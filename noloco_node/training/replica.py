@@ -18,6 +18,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Protocol
@@ -36,6 +37,7 @@ from noloco_node.host import gpu_peaks, memory
 from noloco_node.host.config import FULL
 from noloco_node.run.schema import InnerSpec, Manifest, SampleSpec
 from noloco_node.training import memory_budget, model, tasks
+from noloco_node.training.background_copy import Copies, Pair, host_memory
 from noloco_node.training.gradients import Gradients, ShortOfMemory
 from noloco_node.training.optimizer import Optimizer
 from noloco_node.training.schedule import learning_rate
@@ -198,6 +200,7 @@ class Replica:
         self._batch: Batch | None = None
         """Of the next step, when it has been fetched."""
         self._batch_position: Any = None
+        self.copies = Copies(self.theta.device)
 
     @classmethod
     def build(  # noqa: PLR0913
@@ -246,7 +249,8 @@ class Replica:
         return replica
 
     def close(self) -> None:
-        """No further step."""
+        """No further step. Waits for the copies under way."""
+        self.copies.complete()
         if isinstance(self.stream, Closable):
             self.stream.close()
 
@@ -437,6 +441,8 @@ class Replica:
 
     def _descend(self, norm: float) -> None:
         rate = learning_rate(self._spec, self._progress) * (1 - self._warm_up_left / (WARM_UP_STEPS + 1))
+        self.copies.secure("theta")
+        self.copies.secure("moments")
         self._gradients.step(rate, norm)
         self._warm_up_left = max(0, self._warm_up_left - 1)
         self.last_rate = rate
@@ -467,6 +473,7 @@ class Replica:
         """The local outer step: afterwards θ = φ, and the next round begins. Raises NonFinite, and then nothing has
         changed: `discard` the phase."""
         self._require_finite(self.theta)
+        self._secure_weights()
         outer.local_step(self.theta, self.phi, self.delta, self._hyper)
         self._next_round()
 
@@ -547,6 +554,7 @@ class Replica:
         apart = 2 * partner / max(self._hyper.beta, self._hyper.gamma)
         self._optimizer.free_gradients()
         kept = self.theta.clone()
+        self.copies.secure("theta")
         for added in self._added:
             c = added.correction
             shift = apart - outer.shift(self._hyper, self._late(added.offered_round)) * c.scale
@@ -562,7 +570,13 @@ class Replica:
     def _change(self, added: "_Added", c: Tensor) -> None:
         part = slice(added.start, added.start + len(c))
         late = self._late(added.offered_round)
+        self._secure_weights(part.start, part.stop)
         outer.correct(self.theta[part], self.phi[part], self.delta[part], c, self._hyper, late)
+
+    def _secure_weights(self, start: int = 0, end: int | None = None) -> None:
+        """Before θ, φ and δ change there: of copies that are made, copy these first."""
+        self.copies.secure("theta", start, end)
+        self.copies.secure("slow", start, end)
 
     def _next_round(self) -> None:
         self.round += 1
@@ -617,16 +631,25 @@ class Replica:
 
     # ---- the whole state ----
     def state(self) -> State:
-        self._arrive()
-        theta = self.theta.cpu().clone()
+        return self.copy_state().result()
+
+    def copy_state(self) -> "Future[State]":
+        """The state as it is now, when all of it is copied; training may go on meanwhile (background_copy.py). Raises
+        OutOfMemory."""
+        theta, (phi, delta) = host_memory(self.theta.shape), host_memory((2, self.parameters))
+        now = self._optimizer.state()
+        moments = {
+            place: {name: host_memory(value.shape, value.dtype) for name, value in of_one.items()}
+            for place, of_one in now.items()
+        }
         shapes = self.shapes
-        return State(
+        state = State(
             self.round,
             self.steps,
             {name: theta[start:end].view(shapes[name]) for name, start, end in self._slices()},
-            {"phi": self.phi.cpu().clone(), "delta": self.delta.cpu().clone()},
+            {"phi": phi, "delta": delta},
             {
-                "optimizer": _copied(self._optimizer.state()),
+                "optimizer": moments,
                 "position": self._position,
                 "phase_step": self.phase_step,
                 "phase_s": self.phase_s,
@@ -642,6 +665,20 @@ class Replica:
             self._eval_loss,
             fmean(self._losses) if self._losses else None,
         )
+        pairs = [Pair(now[place][name], into) for place, of_one in moments.items() for name, into in of_one.items()]
+        slow = [Pair(self.phi, phi), Pair(self.delta, delta)]
+        return self.copies.begin({"theta": [Pair(self.theta, theta)], "moments": pairs, "slow": slow}, state)
+
+    def copy_slow(self) -> "Future[tuple[int, memoryview]]":
+        """The round, and all of φ, then all of δ, as they are now, for a joining node: fp32, little-endian. Who asks
+        while such a copy is made gets the same. Raises OutOfMemory."""
+        if found := self.copies.under_way("slow"):
+            return found
+        memory_budget.check_copy(self.parameters)
+        both = host_memory((2, self.parameters))
+        data: memoryview = both.numpy().data
+        slow = [Pair(self.phi, both[0]), Pair(self.delta, both[1])]
+        return self.copies.begin({"slow": slow}, (self.round, data.cast("B")))
 
     def load(self, saved: Saved) -> None:
         """Go on where `state` was taken. Raises Incompatible for another model or other data."""
@@ -679,6 +716,7 @@ class Replica:
         """Of both optimizers too."""
         self._arrive()
         self._added.clear()
+        self._secure_weights()
         for name, p in model.parameters(self.module):
             p.data.copy_(saved.weights[name])
         self.phi.copy_(saved.outer["phi"])
@@ -708,6 +746,7 @@ class Replica:
         memory_budget.check_trial(self.parameters)
         own = self._gradients.evaluate()
         kept = self.theta.to("cpu", copy=True)
+        self.copies.secure("theta")
         try:
             self.theta.copy_(phi)
             theirs = self._gradients.evaluate()
@@ -724,10 +763,11 @@ class Replica:
         return Trial(own, theirs, later, added, new)
 
     def adopt(self, round: int, live_state: bytes | memoryview) -> None:
-        """Take a peer's state (state_snapshot.py): θ = φ, and a fresh AdamW that warms up. Raises PeerMisbehaved, and
+        """Take a peer's state (`copy_slow`): θ = φ, and a fresh AdamW that warms up. Raises PeerMisbehaved, and
         then nothing has changed."""
         phi, delta = self._read(live_state)
         self._arrive()
+        self._secure_weights()
         self.phi.copy_(phi)
         self.delta.copy_(delta)
         self._begin_at_phi()
@@ -748,8 +788,9 @@ class Replica:
         return both[: self.parameters], both[self.parameters :]
 
     def _begin_at_phi(self) -> None:
-        """θ = φ, and an AdamW without moments."""
+        """θ = φ, and an AdamW without moments: copies that are made hold the old ones."""
         self._added.clear()
+        self.copies.secure("theta")
         self.theta.copy_(self.phi)
         self._optimizer.restart()
         self._warm_up_left = WARM_UP_STEPS
@@ -779,9 +820,3 @@ def _pieces(vector: Tensor) -> Iterator[tuple[int, Tensor]]:
     """A long vector is checked piece by piece: no copy of its length is made."""
     for start in range(0, len(vector), outer.PIECE):
         yield start, vector[start : start + outer.PIECE]
-
-
-def _copied(state: Any) -> Any:
-    if isinstance(state, dict):
-        return {key: _copied(value) for key, value in state.items()}
-    return state.detach().cpu().clone() if isinstance(state, Tensor) else state
