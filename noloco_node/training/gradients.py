@@ -5,10 +5,13 @@ Notable choices:
 - How many examples fit on a GPU is found by trying before the first step (memory_budget.py). If they do not fit
   later, the parts are halved and the batch begins again.
 - Where a run uses bf16, only a GPU's matrix products are in bf16 (autocast); parameters and gradients are fp32.
+- A GPU without bf16 (NVIDIA before Ampere) takes fp16. Small gradients would be 0 there, so the loss is multiplied by a
+  scale; where that is too much for fp16, the batch goes through again with half of it.
 
 Loss and evaluation come from a Task. Knows nothing of steps, schedules, rounds or partners.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -41,9 +44,10 @@ class Gradients:
         self._task = task
         self._module = module
         self._optimizer = optimizer
-        self._precise = spec.precision == "fp32"
         self._memory_fraction = memory_fraction
         self._device = next(module.parameters()).device
+        self._products = products(self._device, spec.precision)
+        self._scale = LossScale() if self._products == torch.float16 else None
         self.examples = _examples(task, spec)
         """Of a step."""
         start = micro_batch if micro_batch or self._device.type == "cuda" else task.micro_examples
@@ -55,7 +59,7 @@ class Gradients:
         return self._micro.size
 
     def gradient(self, batch: Batch) -> tuple[float, float]:
-        """Loss of a step's batch and norm of its gradient."""
+        """Loss of a step's batch and norm of its gradient, before clipping."""
         batch = device_batch(batch, self._module)
 
         def backward() -> tuple[float, float]:
@@ -68,7 +72,15 @@ class Gradients:
 
         if not self._micro.settled:
             self._fitting(lambda: self._find_micro_batch(batch))
-        return self._fitting(backward)
+        if self._scale is None:
+            return self._fitting(backward)
+        loss, norm = self._fitting(backward)
+        while self._scale.is_too_large(loss, norm):
+            loss, norm = self._fitting(backward)
+        by = self._scale.value
+        self._optimizer.divide(by)
+        self._scale.used(norm)
+        return loss / by, norm / by
 
     def try_out(self, batch: Batch) -> None:
         """Some examples forward and backward. Raises UsageError where the model cannot be trained on them, OutOfMemory
@@ -128,7 +140,7 @@ class Gradients:
             grows = self._micro.may_grow(taken, free - moments)
 
     def _backward(self, micro: Batch, share: float) -> Tensor:
-        loss = self._loss(micro) * share
+        loss = self._loss(micro) * (share * self._scale.value if self._scale else share)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
@@ -137,8 +149,7 @@ class Gradients:
             return self._task.loss(self._module, micro)
 
     def _precision(self) -> torch.autocast:
-        kind = self._device.type
-        return torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda" and not self._precise)
+        return torch.autocast(self._device.type, self._products, enabled=self._products is not None)
 
     def _fitting(self, work: Callable[[], T]) -> T:
         """Does the work with micro-batches that fit into memory: halves them until they do."""
@@ -149,6 +160,48 @@ class Gradients:
             except torch.OutOfMemoryError:
                 pass  # its memory is free only after this block
             self._micro.halve()
+
+
+def products(device: torch.device, precision: str) -> torch.dtype | None:
+    """The type of matrix products; None: as the weights, fp32."""
+    if device.type != "cuda" or precision == "fp32":
+        return None
+    # torch computes bf16 on an older NVIDIA GPU too, many times slower; an AMD GPU's numbers mean something else
+    is_old = torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0)
+    return torch.float16 if is_old else torch.bfloat16
+
+
+class LossScale:
+    """What a loss is multiplied by for fp16: a power of two, so that dividing the gradient by it is exact. It is not
+    kept in a checkpoint: it finds its size within some batches."""
+
+    START = 2.0**16
+    LARGEST = 2.0**24
+    CALM = 1000
+    """Steps in a row after which twice as much is tried."""
+
+    def __init__(self) -> None:
+        self.value = self.START
+        self._calm = 0
+
+    def is_too_large(self, loss: float, norm: float) -> bool:
+        """Whether to do the same batch again, with half of it. A loss that is not finite has another cause, and so has
+        a gradient that is not finite without any scale."""
+        if math.isfinite(norm) or not math.isfinite(loss):
+            return False
+        self._calm = 0
+        if self.value <= 1:
+            return False
+        self.value /= 2
+        return True
+
+    def used(self, norm: float) -> None:
+        """A batch is through."""
+        if not math.isfinite(norm):
+            self.value = self.START
+        self._calm += 1
+        if self._calm >= self.CALM:
+            self._calm, self.value = 0, min(2 * self.value, self.LARGEST)
 
 
 def _examples(task: Task, spec: InnerSpec) -> int:

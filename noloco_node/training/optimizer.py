@@ -23,6 +23,7 @@ class Optimizer:
         self._parameters = list(module.parameters())
         self._spec = spec
         self._adamw = self._fresh()
+        self._norm: Tensor
 
     def _fresh(self) -> torch.optim.AdamW:
         """Matrices decay; the rest (gains, biases) does not."""
@@ -38,12 +39,17 @@ class Optimizer:
         self._adamw.zero_grad(set_to_none=True)
 
     def norm(self) -> Tensor:
-        """Norm of the whole gradient, as torch's own clipping computes it."""
-        return nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        """Norm of the whole gradient, as torch's own clipping computes it. `step` clips by it, on its device."""
+        self._norm = nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        return self._norm
 
-    def step(self, rate: float, norm: float) -> None:
-        """One step of AdamW with the clipped gradient. `norm`: of the whole gradient, before clipping."""
-        nn.utils.clip_grads_with_norm_(self._parameters, self._spec.clip, torch.tensor(norm))
+    def divide(self, by: float) -> None:
+        """The gradients, and their norm."""
+        torch._foreach_mul_([self._norm, *(p.grad for p in self._parameters if p.grad is not None)], 1 / by)
+
+    def step(self, rate: float) -> None:
+        """One step of AdamW with the gradient, clipped by what `norm` was last."""
+        nn.utils.clip_grads_with_norm_(self._parameters, self._spec.clip, self._norm)
         for group in self._adamw.param_groups:
             group["lr"] = rate
         self._adamw.step()

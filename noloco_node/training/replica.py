@@ -221,7 +221,7 @@ class Replica:
         torch.manual_seed(int.from_bytes(own_seed[:8], "big"))  # for dropout, where a model has any
         module.to(where)
         if compiled:
-            module.compile()
+            model.compile_layers(module)
         return cls(task, module, stream, manifest, micro_batch, memory_fraction or 1.0)
 
     def close(self) -> None:
@@ -357,7 +357,7 @@ class Replica:
         if math.isfinite(loss) and math.isfinite(norm):
             self._skipped_in_row, self.last_loss = 0, loss
             self._losses.append(loss)
-            self._descend(norm)
+            self._descend()
         else:
             self.skipped += 1
             self._skipped_in_row += 1
@@ -368,10 +368,10 @@ class Replica:
             raise NonFinite(f"{MAX_SKIPPED} steps in a row had no finite loss and gradient")
         return loss
 
-    def _descend(self, norm: float) -> None:
+    def _descend(self) -> None:
         rate = learning_rate(self._spec, self._progress) * (1 - self._warm_up_left / (WARM_UP_STEPS + 1))
         self._warm_up_left = max(0, self._warm_up_left - 1)
-        self._optimizer.step(rate, norm)
+        self._optimizer.step(rate)
         self.last_rate = rate
 
     # ---- the boundary of a round ----

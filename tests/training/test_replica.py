@@ -103,7 +103,7 @@ def test_a_volunteers_micro_batch_changes_rounding_only() -> None:
     assert by_three.evaluate() == pytest.approx(whole.evaluate(), rel=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler warns of its own parts
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own parts
 def test_a_compiled_model_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced, and run without the code generator, which takes a minute."""
     monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="eager"))
@@ -114,7 +114,7 @@ def test_a_compiled_model_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> No
     assert compiled.layout == plain_one.layout
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore")
 def test_a_compiler_that_does_not_work_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("no compiler found")
