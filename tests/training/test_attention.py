@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from noloco_node.run.schema import ModelSpec
-from noloco_node.training import model
+from noloco_node.training import language, model
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
 GROUPED = {**SIZES, "num_key_value_heads": 2}
@@ -139,6 +139,18 @@ def test_a_window_stays_a_mask_when_compiled(graphs: list[Any]) -> None:
     assert same(learned(compiled), learned(plain))
     assert len(graphs) == 1
     assert attention_of(graphs) == {(False, True)}
+
+
+@traced
+def test_a_text_is_written_without_compiling_for_each_length(graphs: list[Any]) -> None:
+    compiled = built(CAUSAL["Llama"])
+    expected = language.Window(compiled.eval(), LENGTH, [1, 2, 3]).logits()
+    model.compile_layers(compiled)
+    writing = language.Window(compiled, LENGTH, [1, 2, 3])
+    assert torch.equal(writing.logits(), expected)
+    writing.add(4)
+    writing.logits()
+    assert not graphs
 
 
 @traced
