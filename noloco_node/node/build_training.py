@@ -66,6 +66,7 @@ def build(run: Manifest, config: NodeConfig, peer_id: str, sources: Sources) -> 
         memory_fraction=config.gpu_memory_fraction,
         micro_batch=config.micro_batch,
         compiled=config.compile,
+        checkpoint_activations=config.checkpoint_activations,
         sources=sources,
     )
     token_cache.prune(sources.cache)  # never the one of this run, which has just been used

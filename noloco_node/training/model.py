@@ -143,7 +143,9 @@ def flops_per_token(module: nn.Module, sequence_length: int) -> float | None:
 def checkpoint_activations(module: nn.Module) -> None:
     """Compute activations again in the backward pass instead of keeping them. Raises UsageError."""
     if not getattr(module, "supports_gradient_checkpointing", False):
-        raise UsageError("inner.checkpoint_activations: this run's model cannot do it, so it must be false")
+        raise UsageError(
+            "checkpoint_activations: this run's model cannot do it, so it must be false, in the run or here"
+        )
     name = "activation_checkpointing_enable"  # since transformers 5.2x; the old name warns there
     switch: Any = getattr(module, name, None) or module.gradient_checkpointing_enable
     switch({"use_reentrant": False})

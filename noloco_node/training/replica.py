@@ -14,7 +14,9 @@ computes loss and gradient of a batch. Knows nothing of peers, threads or files;
 """
 
 import hashlib
+import logging
 import math
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,17 +29,21 @@ from torch import Tensor, nn
 
 from noloco_node.core import gpu, outer
 from noloco_node.core.codecs.codec import BLOCK, Packed
+from noloco_node.core.device import REMEDY, choose_device, why_no_gpu
 from noloco_node.core.length_correction import OWED, LengthCorrection
 from noloco_node.core.verdict import Losses
 from noloco_node.data import corpus
-from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved, UsageError
+from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved
 from noloco_node.host import gpu_peaks
+from noloco_node.host.gpu_cards import has_nvidia_card
 from noloco_node.run.schema import InnerSpec, Manifest, SampleSpec
 from noloco_node.training import memory_budget, model, tasks
 from noloco_node.training.gradients import Gradients
 from noloco_node.training.optimizer import Optimizer
 from noloco_node.training.schedule import learning_rate
 from noloco_node.training.task import Batch, Closable, Counted, ExampleStream, Patient, Task, Writing
+
+log = logging.getLogger(__name__)
 
 MAX_SKIPPED = 10
 """Steps skipped in a row: one may be a bad batch; ten mean bad weights."""
@@ -116,15 +122,6 @@ class Saved(Protocol):
     def inner(self) -> Mapping[str, Any]: ...
 
 
-def choose_device(name: str) -> torch.device:
-    """`auto`, `cpu` or `cuda`."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise UsageError("torch sees no CUDA device here: use --device cpu, or install torch for your GPU")
-    return torch.device(name)
-
-
 class Replica:
     """`build` makes the one that a manifest describes."""
 
@@ -198,20 +195,24 @@ class Replica:
         memory_fraction: float | None = None,
         micro_batch: int | None = None,
         compiled: bool = False,
+        checkpoint_activations: bool | None = None,
         sources: corpus.Sources = corpus.NOTHING,
         corpus: corpus.Readable | None = None,
     ) -> "Replica":
         """The replica of the node `peer_id`. To be called on the thread that will own it: torch's number of threads is
-        set here, a setting of the calling thread. `micro_batch`: examples at once; None: found by trying."""
+        set here, a setting of the calling thread. `micro_batch`: examples at once; None: found by trying.
+        `checkpoint_activations` None: as the manifest says."""
         if threads:
             torch.set_num_threads(threads)
         where = choose_device(device)
+        if device == "auto" and where.type == "cpu" and has_nvidia_card(os.environ):
+            log.warning("training on the CPU, and this machine has an NVIDIA GPU; %s: %s", why_no_gpu(), REMEDY)
         if memory_fraction and where.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_fraction, where.index)
         task = tasks.load(manifest, sources, corpus)
         module = _new_model(task, manifest.seed)
         memory_budget.check(sum(p.numel() for p in module.parameters()), where, memory_fraction or 1.0)
-        if manifest.inner.checkpoint_activations:
+        if manifest.inner.checkpoint_activations if checkpoint_activations is None else checkpoint_activations:
             model.checkpoint_activations(module)
         stream = task.stream(peer_id)
         own_seed = hashlib.sha256(f"{manifest.seed}/{peer_id}".encode()).digest()
