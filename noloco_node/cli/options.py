@@ -134,9 +134,8 @@ def _how_to_train(parser: argparse.ArgumentParser) -> None:
     on.add_argument("--micro-batch", metavar="N", help="examples at once (default: auto, as many as fit on a GPU)")
     on.add_argument("--gpu-memory-fraction", metavar="X", help="use at most this share of the GPU's memory, as 0.5")
     on.add_argument("--compile", action="store_const", const=True, help="use torch.compile: slow start, faster steps")
-    on.add_argument(
-        "--checkpoint-activations", metavar="yes|no", help="a third more work, less memory (default: the run's)"
-    )
+    again = "a third more work, a fraction of the memory (default: as the run says)"
+    on.add_argument("--checkpoint-activations", metavar="yes|no", help=again)
 
 
 def _network(parser: argparse.ArgumentParser) -> None:

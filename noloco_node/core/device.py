@@ -12,8 +12,8 @@ from noloco_node.errors import UsageError
 
 REMEDY = "update the GPU's driver, install a torch that is built for it, or give this container the GPU"
 MPS = (
-    "--device mps cannot be used, as the memory plan, page-locked copies, streams and the codec's kernels know CUDA and "
-    "ROCm only: use --device cpu"
+    "--device mps cannot be used, as the memory plan, page-locked copies, streams and the codec's kernels know only "
+    "CUDA and ROCm: use --device cpu"
 )
 
 
@@ -37,7 +37,7 @@ def why_no_gpu() -> str:
     if torch.version.cuda is None and torch.version.hip is None:
         return f"torch {torch.__version__} is a build for CPUs only"
     try:
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
     except (AssertionError, RuntimeError) as error:
         return f"torch {torch.__version__} finds no GPU ({str(error).split('. ')[0].strip() or type(error).__name__})"
     return f"torch {torch.__version__} finds no GPU"

@@ -41,7 +41,7 @@ def test_no_gpu() -> None:
 
 
 def test_apples_gpus() -> None:
-    with pytest.raises(UsageError, match="--device mps cannot be used, as .*: use --device cpu"):
+    with pytest.raises(UsageError, match=r"--device mps cannot be used, as .*: use --device cpu"):
         choose_device("mps")
 
 
