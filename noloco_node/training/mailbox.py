@@ -20,7 +20,6 @@ from torch import Tensor
 from noloco_node.core.codecs.codec import Packed
 from noloco_node.errors import NolocoError
 from noloco_node.training.replica import State, Trial
-from noloco_node.training.state_snapshot import Copy
 from noloco_node.training.time_accounts import Spent
 
 T = TypeVar("T")
@@ -64,13 +63,24 @@ class Question(Generic[T]):
             except Exception as error:  # noqa: BLE001
                 self.answer.set_exception(error)
 
+    def settle_later(self, begin: Callable[[], "Future[T]"]) -> None:
+        """Answers as that future will, or with what is raised. From now on the answer is `running`."""
+        if self.answer.set_running_or_notify_cancel():
+            try:
+                begin().add_done_callback(self._hand_on)
+            except Exception as error:  # noqa: BLE001
+                self.answer.set_exception(error)
+
+    def _hand_on(self, done: "Future[T]") -> None:
+        if error := done.exception():
+            self.answer.set_exception(error)
+        else:
+            self.answer.set_result(done.result())
+
     def abandon(self) -> None:
         """The thread has ended and will not read this."""
-        self.refuse(NolocoError("the training has ended"))
-
-    def refuse(self, why: Exception) -> None:
         if self.answer.set_running_or_notify_cancel():
-            self.answer.set_exception(why)
+            self.answer.set_exception(NolocoError("the training has ended"))
 
 
 @dataclass(frozen=True)
@@ -102,7 +112,7 @@ class GetState(Question[State]):
 
 
 @dataclass(frozen=True)
-class GetLiveState(Question[Copy]):
+class GetLiveState(Question[tuple[int, memoryview]]):
     pass
 
 

@@ -14,9 +14,11 @@ computes loss and gradient of a batch. Knows nothing of peers, threads or files;
 """
 
 import hashlib
+import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Protocol
@@ -31,10 +33,12 @@ from noloco_node.core.length_correction import OWED, LengthCorrection
 from noloco_node.core.verdict import Losses
 from noloco_node.data import corpus
 from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved, UsageError
-from noloco_node.host import gpu_peaks
+from noloco_node.host import gpu_peaks, memory
+from noloco_node.host.config import FULL
 from noloco_node.run.schema import InnerSpec, Manifest, SampleSpec
 from noloco_node.training import memory_budget, model, tasks
-from noloco_node.training.gradients import Gradients
+from noloco_node.training.background_copy import Copies, Pair, host_memory
+from noloco_node.training.gradients import Gradients, ShortOfMemory
 from noloco_node.training.optimizer import Optimizer
 from noloco_node.training.schedule import learning_rate
 from noloco_node.training.task import Batch, Closable, Counted, ExampleStream, Patient, Task, Writing
@@ -49,6 +53,8 @@ for steps."""
 WARM_UP_STEPS = 5
 """Of an AdamW that begins in the middle of a run: its first steps, each as long as the learning rate in every parameter
 whatever the gradient, would spoil the weights. Until they are over, nothing is offered."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +135,7 @@ def choose_device(name: str) -> torch.device:
 class Replica:
     """`build` makes the one that a manifest describes."""
 
-    def __init__(  # noqa: PLR0913, PLR0917
+    def __init__(  # noqa: PLR0913, PLR0915, PLR0917
         self,
         task: Task,
         module: nn.Module,
@@ -137,6 +143,8 @@ class Replica:
         manifest: Manifest,
         micro_batch: int | None = None,
         memory_fraction: float = 1.0,
+        moments: str = FULL,
+        compile: Callable[[], object] | None = None,
     ) -> None:
         self._spec = manifest.inner
         self._hyper = outer.OuterSettings(manifest.outer.alpha, manifest.outer.beta, manifest.outer.gamma)
@@ -144,16 +152,21 @@ class Replica:
         self.stream = stream
         self.layout = model.layout_digest(module)
         self.theta = model.flatten(module)
-        self.phi, self.delta = memory_budget.slow_vectors(self.theta, memory_fraction)
+        self.phi, self.delta = memory_budget.slow_vectors(self.theta, memory_fraction, moments)
         self._length_correction = self._lengths() if manifest.outer.keep_norm else None
         self._host_u = gpu.Pinned(len(self.theta))
         self._owed_for = -1
         """The round of the offer that the length correction is about: a swap of the offer before may still go on."""
-        self._optimizer = Optimizer(module, self._spec)
+        self._optimizer = Optimizer(module, self._spec, moments)
         self._task, self._seed, self._memory_fraction = task, manifest.seed, memory_fraction
         self.samples: SampleSpec | None = manifest.sample
         """The text that the model continues every few rounds."""
-        self._gradients = Gradients(task, module, self._optimizer, self._spec, micro_batch, memory_fraction)
+        self._moments, self.program_bytes = moments, 0
+        """What the process had before it built the model."""
+        later = memory_budget.later_bytes(self.parameters, self.phi.is_cuda, moments)
+        self._gradients = Gradients(
+            task, module, self._optimizer, self._spec, micro_batch, memory_fraction, compile, later
+        )
         self._most_tokens_per_s = _most_tokens_per_s(task, module, self.theta.device, self._spec)
         self.budget = manifest.rounds
         self.round = 0
@@ -187,6 +200,8 @@ class Replica:
         """The corrections of the last swap."""
         self._batch: Batch | None = None
         """Of the next step, when it has been fetched."""
+        self._batch_position: Any = None
+        self.copies = Copies(self.theta.device)
 
     @classmethod
     def build(  # noqa: PLR0913
@@ -198,6 +213,7 @@ class Replica:
         threads: int | None = None,
         memory_fraction: float | None = None,
         micro_batch: int | None = None,
+        moments: str = FULL,
         compiled: bool = False,
         sources: corpus.Sources = corpus.NOTHING,
         corpus: corpus.Readable | None = None,
@@ -210,20 +226,32 @@ class Replica:
         if memory_fraction and where.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_fraction, where.index)
         task = tasks.load(manifest, sources, corpus)
+        program = memory.process_bytes() or 0
         module = _new_model(task, manifest.seed)
-        memory_budget.check(sum(p.numel() for p in module.parameters()), where, memory_fraction or 1.0)
+        on_gpu, bf16 = where.type == "cuda", manifest.inner.precision == "bf16"
+        parameters = sum(p.numel() for p in module.parameters())
+        memory_budget.check(
+            lambda kind: memory_budget.plan(
+                parameters, on_gpu=on_gpu, bf16=on_gpu and bf16, moments=kind, program=program
+            ),
+            moments,
+            where,
+            memory_fraction or 1.0,
+        )
         if manifest.inner.checkpoint_activations:
             model.checkpoint_activations(module)
         stream = task.stream(peer_id)
         own_seed = hashlib.sha256(f"{manifest.seed}/{peer_id}".encode()).digest()
         torch.manual_seed(int.from_bytes(own_seed[:8], "big"))  # for dropout, where a model has any
         module.to(where)
-        if compiled:
-            module.compile()
-        return cls(task, module, stream, manifest, micro_batch, memory_fraction or 1.0)
+        compile = module.compile if compiled else None
+        replica = cls(task, module, stream, manifest, micro_batch, memory_fraction or 1.0, moments, compile)
+        replica.program_bytes = program
+        return replica
 
     def close(self) -> None:
-        """No further step."""
+        """No further step. Waits for the copies under way."""
+        self.copies.complete()
         if isinstance(self.stream, Closable):
             self.stream.close()
 
@@ -293,10 +321,18 @@ class Replica:
         """Of a step."""
         return -(-self._gradients.examples // self.micro_batch)
 
-    def state_bytes(self) -> tuple[int, int]:
-        """What training takes at least, without activations: on the accelerator, and in host memory."""
-        each = memory_budget.bytes_each(self.parameters, self.theta.device, self._memory_fraction)
-        return each[0] * self.parameters, each[1] * self.parameters
+    def memory_plan(self, moments: str | None = None) -> memory_budget.Plan:
+        """What training takes at most, with the activations of a micro-batch once one was tried. `moments`: with others
+        than its own."""
+        return memory_budget.plan(
+            self.parameters,
+            on_gpu=self.theta.is_cuda,
+            slow_on_gpu=self.phi.is_cuda,
+            bf16=self.theta.is_cuda and self._spec.precision == "bf16",
+            moments=moments or self._moments,
+            activations=self._gradients.activations or 0,
+            program=self.program_bytes,
+        )
 
     @property
     def device(self) -> str:
@@ -346,12 +382,19 @@ class Replica:
 
     # ---- inner steps ----
     def try_out(self) -> None:
-        """A micro-batch forward and backward, before the first step: what cannot work here fails now. The stream's
-        position and the random state stay as they are. Raises UsageError, OutOfMemory."""
+        """A micro-batch forward and backward, before the first step and before a state is downloaded: what cannot work
+        here fails now, and so does what would need more memory than there is. The stream's position and the random
+        state stay as they are. Raises UsageError, OutOfMemory."""
         position = self.stream.position
-        with torch.random.fork_rng(devices=[self.theta.device] if self.theta.is_cuda else []):
-            self._gradients.try_out(self.stream.next(self.micro_batch))
+        plan = self.memory_plan, self._moments, self.theta.device, self._memory_fraction
+        try:
+            with torch.random.fork_rng(devices=[self.theta.device] if self.theta.is_cuda else []):
+                self._gradients.try_out(self.stream.next(self._gradients.examples_tried))
+        except ShortOfMemory:
+            memory_budget.check(*plan)  # the sum of the rest may say it better
+            raise
         self.stream.seek(position)
+        memory_budget.check(*plan)
 
     def spend(self, seconds: float) -> None:
         """So much time of the phase has passed: it ends phases by time, and their schedule follows it."""
@@ -363,24 +406,35 @@ class Replica:
         return not isinstance(self.stream, Patient) or self.stream.ready(self._gradients.examples, within_s)
 
     def fetch(self) -> None:
-        """Read the next step's batch now, so that reading and training can be timed apart."""
-        self._batch = self.stream.next(self._gradients.examples)
+        """Read the next step's batch now, so that reading and training can be timed apart. It stays the next one until
+        a step is done with it."""
+        if self._batch is None:
+            self._batch_position = self.stream.position
+            self._batch = self.stream.next(self._gradients.examples)
+
+    @property
+    def _position(self) -> Any:
+        """In the stream, of the next step's batch."""
+        return self.stream.position if self._batch is None else self._batch_position
 
     def step(self) -> float:
         """One step of AdamW. Returns its loss, which is not finite where the step was skipped. Raises NonFinite after
-        MAX_SKIPPED of them in a row; then call `restore` or `restart`."""
-        batch, self._batch = self._batch or self.stream.next(self._gradients.examples), None
+        MAX_SKIPPED of them in a row; then call `restore` or `restart`. Raises ShortOfMemory, and then it can be done
+        again, with the same batch."""
+        self.fetch()
+        batch = self._batch or ()
         own = min(self._gradients.examples // OWN_SHARE, OWN_TOKENS // self._task.tokens_per_example)
         self._own_examples = tuple(part[: max(1, own)] for part in batch)
         loss, norm = self._gradients.gradient(batch)
         self.last_norm = norm
         if math.isfinite(loss) and math.isfinite(norm):
+            self._descend(norm)
             self._skipped_in_row, self.last_loss = 0, loss
             self._losses.append(loss)
-            self._descend(norm)
         else:
             self.skipped += 1
             self._skipped_in_row += 1
+        self._batch = None
         self.phase_step += 1
         self._taken += 1
         if self._skipped_in_row == MAX_SKIPPED:
@@ -390,8 +444,10 @@ class Replica:
 
     def _descend(self, norm: float) -> None:
         rate = learning_rate(self._spec, self._progress) * (1 - self._warm_up_left / (WARM_UP_STEPS + 1))
+        self.copies.secure("theta")
+        self.copies.secure("moments")
+        self._gradients.step(rate, norm)
         self._warm_up_left = max(0, self._warm_up_left - 1)
-        self._optimizer.step(rate, norm)
         self.last_rate = rate
 
     # ---- the boundary of a round ----
@@ -420,6 +476,7 @@ class Replica:
         """The local outer step: afterwards θ = φ, and the next round begins. Raises NonFinite, and then nothing has
         changed: `discard` the phase."""
         self._require_finite(self.theta)
+        self._secure_weights()
         outer.local_step(self.theta, self.phi, self.delta, self._hyper)
         self._next_round()
 
@@ -500,6 +557,7 @@ class Replica:
         apart = 2 * partner / max(self._hyper.beta, self._hyper.gamma)
         self._optimizer.free_gradients()
         kept = self.theta.clone()
+        self.copies.secure("theta")
         for added in self._added:
             c = added.correction
             shift = apart - outer.shift(self._hyper, self._late(added.offered_round)) * c.scale
@@ -515,7 +573,13 @@ class Replica:
     def _change(self, added: "_Added", c: Tensor) -> None:
         part = slice(added.start, added.start + len(c))
         late = self._late(added.offered_round)
+        self._secure_weights(part.start, part.stop)
         outer.correct(self.theta[part], self.phi[part], self.delta[part], c, self._hyper, late)
+
+    def _secure_weights(self, start: int = 0, end: int | None = None) -> None:
+        """Before θ, φ and δ change there: of copies that are made, copy these first."""
+        self.copies.secure("theta", start, end)
+        self.copies.secure("slow", start, end)
 
     def _next_round(self) -> None:
         self.round += 1
@@ -570,17 +634,26 @@ class Replica:
 
     # ---- the whole state ----
     def state(self) -> State:
-        self._arrive()
-        theta = self.theta.cpu().clone()
+        return self.copy_state().result()
+
+    def copy_state(self) -> "Future[State]":
+        """The state as it is now, when all of it is copied; training may go on meanwhile (background_copy.py). Raises
+        OutOfMemory."""
+        theta, (phi, delta) = host_memory(self.theta.shape), host_memory((2, self.parameters))
+        now = self._optimizer.state()
+        moments = {
+            place: {name: host_memory(value.shape, value.dtype) for name, value in of_one.items()}
+            for place, of_one in now.items()
+        }
         shapes = self.shapes
-        return State(
+        state = State(
             self.round,
             self.steps,
             {name: theta[start:end].view(shapes[name]) for name, start, end in self._slices()},
-            {"phi": self.phi.cpu().clone(), "delta": self.delta.cpu().clone()},
+            {"phi": phi, "delta": delta},
             {
-                "optimizer": _copied(self._optimizer.state()),
-                "position": self.stream.position,
+                "optimizer": moments,
+                "position": self._position,
                 "phase_step": self.phase_step,
                 "phase_s": self.phase_s,
                 "taken": self._taken,
@@ -595,6 +668,20 @@ class Replica:
             self._eval_loss,
             fmean(self._losses) if self._losses else None,
         )
+        pairs = [Pair(now[place][name], into) for place, of_one in moments.items() for name, into in of_one.items()]
+        slow = [Pair(self.phi, phi), Pair(self.delta, delta)]
+        return self.copies.begin({"theta": [Pair(self.theta, theta)], "moments": pairs, "slow": slow}, state)
+
+    def copy_slow(self) -> "Future[tuple[int, memoryview]]":
+        """The round, and all of φ, then all of δ, as they are now, for a joining node: fp32, little-endian. Who asks
+        while such a copy is made gets the same. Raises OutOfMemory."""
+        if found := self.copies.under_way("slow"):
+            return found
+        memory_budget.check_copy(self.parameters)
+        both = host_memory((2, self.parameters))
+        data: memoryview = both.numpy().data
+        slow = [Pair(self.phi, both[0]), Pair(self.delta, both[1])]
+        return self.copies.begin({"slow": slow}, (self.round, data.cast("B")))
 
     def load(self, saved: Saved) -> None:
         """Go on where `state` was taken. Raises Incompatible for another model or other data."""
@@ -605,6 +692,7 @@ class Replica:
             raise Incompatible(
                 "the checkpoint is of other data: have its files, or Python, changed since? Use another --home"
             ) from None
+        self._batch = None
         self._take_weights(saved)
         self.round, self.phase_step = saved.round, saved.inner["phase_step"]
         self.phase_s, self._taken = saved.inner["phase_s"], saved.inner["taken"]
@@ -631,12 +719,18 @@ class Replica:
         """Of both optimizers too."""
         self._arrive()
         self._added.clear()
+        self._secure_weights()
         for name, p in model.parameters(self.module):
             p.data.copy_(saved.weights[name])
         self.phi.copy_(saved.outer["phi"])
         self.delta.copy_(saved.outer["delta"])
-        self._optimizer.load(saved.inner["optimizer"])
         self._warm_up_left = saved.inner["warm_up_left"]
+        if self._optimizer.is_kin(saved.inner["optimizer"]):
+            self._optimizer.load(saved.inner["optimizer"])
+        else:
+            log.warning("the checkpoint's AdamW has other --moments than this node: it begins afresh and warms up")
+            self._optimizer.restart()
+            self._warm_up_left = WARM_UP_STEPS
         self._forget_losses()
 
     def sample(self, blocks: Sequence[int]) -> bytes:
@@ -655,6 +749,7 @@ class Replica:
         memory_budget.check_trial(self.parameters)
         own = self._gradients.evaluate()
         kept = self.theta.to("cpu", copy=True)
+        self.copies.secure("theta")
         try:
             self.theta.copy_(phi)
             theirs = self._gradients.evaluate()
@@ -671,10 +766,11 @@ class Replica:
         return Trial(own, theirs, later, added, new)
 
     def adopt(self, round: int, live_state: bytes | memoryview) -> None:
-        """Take a peer's state (state_snapshot.py): θ = φ, and a fresh AdamW that warms up. Raises PeerMisbehaved, and
+        """Take a peer's state (`copy_slow`): θ = φ, and a fresh AdamW that warms up. Raises PeerMisbehaved, and
         then nothing has changed."""
         phi, delta = self._read(live_state)
         self._arrive()
+        self._secure_weights()
         self.phi.copy_(phi)
         self.delta.copy_(delta)
         self._begin_at_phi()
@@ -695,8 +791,9 @@ class Replica:
         return both[: self.parameters], both[self.parameters :]
 
     def _begin_at_phi(self) -> None:
-        """θ = φ, and an AdamW without moments."""
+        """θ = φ, and an AdamW without moments: copies that are made hold the old ones."""
         self._added.clear()
+        self.copies.secure("theta")
         self.theta.copy_(self.phi)
         self._optimizer.restart()
         self._warm_up_left = WARM_UP_STEPS
@@ -726,9 +823,3 @@ def _pieces(vector: Tensor) -> Iterator[tuple[int, Tensor]]:
     """A long vector is checked piece by piece: no copy of its length is made."""
     for start in range(0, len(vector), outer.PIECE):
         yield start, vector[start : start + outer.PIECE]
-
-
-def _copied(state: Any) -> Any:
-    if isinstance(state, dict):
-        return {key: _copied(value) for key, value in state.items()}
-    return state.detach().cpu().clone() if isinstance(state, Tensor) else state

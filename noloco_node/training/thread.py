@@ -28,13 +28,12 @@ from noloco_node.core import fragments, gpu
 from noloco_node.core.codecs.codec import Codec
 from noloco_node.core.round_events import SWAPPING
 from noloco_node.core.verdict import Course, Verdict
-from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory
+from noloco_node.errors import Diverged, NonFinite, OutOfMemory
 from noloco_node.host import memory
-from noloco_node.training import mailbox, memory_budget, model
+from noloco_node.training import mailbox, model
 from noloco_node.training.mailbox import Mailbox, Progress
 from noloco_node.training.offer import CodecThread, Offer
 from noloco_node.training.replica import Replica, Saved, State, Trial
-from noloco_node.training.state_snapshot import Copy, Snapshots
 from noloco_node.training.time_accounts import Spent, TimeAccounts
 
 FRAGMENT_ELEMENTS = 1 << 20
@@ -162,7 +161,6 @@ class TrainingThread:
         self._phase = _Phase(0.0)
         self._stalled_s = 0.0  # up to the last boundary
         self._clock_read_at = 0.0
-        self._snapshots = Snapshots()
 
     # ---- from any thread ----
     def start(self) -> None:
@@ -185,13 +183,14 @@ class TrainingThread:
         """The round, and some blocks of the slow weights, between two inner steps."""
         return self._ask(mailbox.GetSample(blocks))
 
-    def live_state(self) -> "Future[Copy]":
-        """The round, and slow weights and outer momentum as they were at one moment: copied between inner steps, a
-        little at a time. Nobody changes the copy. Fails where there is no memory for it."""
+    def live_state(self) -> "Future[tuple[int, memoryview]]":
+        """The round, and slow weights and outer momentum as they are between two inner steps. Nobody changes the copy.
+        Fails where there is no memory for it."""
         return self._ask(mailbox.GetLiveState())
 
     def state(self) -> "Future[State]":
-        """Everything that a resumed run needs, as it is between two inner steps."""
+        """Everything that a resumed run needs, as it is between two inner steps: when the future is `running`, that
+        moment is over. Training goes on while it is copied."""
         return self._ask(mailbox.GetState())
 
     def so_far(self) -> "Future[tuple[Progress, Spent]]":
@@ -248,9 +247,11 @@ class TrainingThread:
             case mailbox.GetSample(blocks):
                 command.settle(lambda: (replica.round, replica.sample(blocks)))
             case mailbox.GetState():
-                command.settle(lambda: self._copying(replica.state))
+                with self._times.on("checkpoint"):
+                    command.settle_later(replica.copy_state)
             case mailbox.GetLiveState():
-                self._want_live_state(replica, command)
+                with self._times.on("checkpoint"):
+                    command.settle_later(replica.copy_slow)
             case mailbox.GetProgress():
                 command.settle(lambda: (self._progress(replica), self._times.so_far()))
             case mailbox.Swapping(under_way, behind):
@@ -278,14 +279,12 @@ class TrainingThread:
             while not enough():
                 self._do(self._mailbox.next(), replica)
                 self._judge(replica)
-                self._copy(lambda snapshots: snapshots.at_once(replica))
 
     def _correct(self, replica: Replica, command: mailbox.Correct) -> None:
         self._exchange = command.exchange
         with self._times.on("apply"):
             gpu.wait(command.ready, command.correction.device)
             gpu.keep(command.tensors)
-            self._snapshots.secure(command.start, command.start + len(command.correction))
             replica.apply(command.start, command.correction, command.offered_round, command.kept)
 
     def _judge(self, replica: Replica) -> None:
@@ -298,14 +297,12 @@ class TrainingThread:
             with_it, without = replica.losses(), replica.losses_without()
             judged = self._course.judge(without, with_it, behind, lambda: replica.losses_without(partner=1))
         if judged.harmful:
-            self._snapshots.complete()
             replica.take_back()
         replica.let_stay()
         self._post(Judged(exchange, judged, with_it.held_out, without.held_out))
 
     def _adopt(self, replica: Replica, round: int, state: bytes | memoryview) -> None:
         ahead = max(0, round - replica.round)
-        self._snapshots.complete()
         replica.adopt(round, state)
         self._rounds = min(self._budget, self._rounds + ahead)  # the number of its own rounds stays the same
         self._rounds_over = round
@@ -316,15 +313,6 @@ class TrainingThread:
     def _trying(self, replica: Replica, state: bytes | memoryview) -> Trial:
         with self._times.on("evaluate"):
             return replica.try_state(state)
-
-    def _want_live_state(self, replica: Replica, question: mailbox.GetLiveState) -> None:
-        try:
-            if self._snapshots.idle:
-                memory_budget.check_copy(replica.parameters)
-        except OutOfMemory as error:
-            question.refuse(error)
-        else:
-            self._snapshots.want(question.answer)
 
     def _progress(self, replica: Replica) -> Progress:
         phase, left_s, tokens_per_s = self._phase, None, None
@@ -350,10 +338,10 @@ class TrainingThread:
             self._post(Failed(error))
         finally:
             self._mailbox.close()
-            self._snapshots.give_up(NolocoError("the training has ended"))
 
     def _train(self, replica: Replica) -> None:
         self._mailbox.open()
+        replica.copies.waiting = lambda: self._times.on("checkpoint")
         count = fragments.count(replica.parameters, self._fragment_elements)
         state = (replica.parameters, replica.layout, count, replica.round, replica.device, replica.tokens)
         self._post(Ready(*state, replica.device_limit_bytes, model.memory_bytes(), replica.gpu_uuid))
@@ -372,7 +360,6 @@ class TrainingThread:
     def _train_phase(self, replica: Replica) -> None:
         phase, round_ = _Phase(time.perf_counter()), replica.round
         self._phase = phase
-        step_s = 0.0
         # a resumed phase has some steps behind it, perhaps all
         while not replica.phase_over or (phase.steps and not phase.losses):
             self._serve(replica)
@@ -381,11 +368,8 @@ class TrainingThread:
                 return  # a peer's state was adopted
             if not self._fetch(replica):
                 continue
-            self._copy_a_little(replica, step_s)
-            stepped_at = time.perf_counter()
             with self._times.on("step"):
                 self._step(replica, phase)
-            step_s = time.perf_counter() - stepped_at
             phase.steps += 1
             self._read_clock(replica)
         offer, closed = self._boundary(replica)
@@ -407,7 +391,6 @@ class TrainingThread:
             if replica.has_data(LOOK_S):
                 replica.fetch()
                 return True
-        self._copy(lambda snapshots: snapshots.at_once(replica))
         self._read_clock(replica)
         return False
 
@@ -444,7 +427,6 @@ class TrainingThread:
         if self._failed_before:
             raise Diverged(f"{reason}, with older weights too: the run needs a smaller learning rate, or other data")
         self._failed_before = True
-        self._snapshots.complete()
         saved = self._last_good()
         if saved is None:
             replica.restart()
@@ -455,7 +437,6 @@ class TrainingThread:
 
     def _boundary(self, replica: Replica) -> tuple[Offer | None, str | None]:
         self._serve(replica)
-        self._copy(Snapshots.complete)
         with self._times.on("boundary"):
             try:
                 closed = self._why_closed(replica)
@@ -503,19 +484,6 @@ class TrainingThread:
             log.warning("no sample text after round %d: %s: %s", round_, type(error).__name__, error)
         else:
             self._post(Sampled(round_, spec.prompt, text))
-
-    def _copy(self, work: Callable[[Snapshots], None]) -> None:
-        """Copy a part of the state for a joining node, if one waits."""
-        if not self._snapshots.idle:
-            with self._times.on("checkpoint"):
-                work(self._snapshots)
-
-    def _copy_a_little(self, replica: Replica, step_s: float) -> None:
-        self._copy(lambda snapshots: snapshots.in_gap(replica, replica.steps_left(step_s), step_s))
-
-    def _copying(self, copy: Callable[[], T]) -> T:
-        with self._times.on("checkpoint"):
-            return copy()
 
     def _stall_ms(self) -> float:
         """The training time that the last round cost."""

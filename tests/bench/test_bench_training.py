@@ -3,7 +3,6 @@
 import argparse
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from statistics import median
 
 import pytest
@@ -86,14 +85,6 @@ def test_the_figures_as_json_and_as_text(monkeypatch: pytest.MonkeyPatch, capsys
         "losses",
         "memory",
     ]
-
-
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="no proc(5) here")
-def test_the_peak_of_a_process_is_found() -> None:
-    before = training._forget_peak(torch.device("cpu"))
-    block = torch.ones(16 << 20)
-    del block
-    assert 60 << 20 <= training._process_bytes("VmHWM") - before < 200 << 20
 
 
 @pytest.mark.parametrize(

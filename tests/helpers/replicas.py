@@ -1,20 +1,25 @@
 """Small replicas for these tests: a Llama of 3 k parameters, and a text that is made here."""
 
+import threading
+from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from noloco_node.core.codecs.codec import Codec, carry
 from noloco_node.data.corpus import Corpus
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
+from noloco_node.training.background_copy import Copies
 from noloco_node.training.mailbox import Correct
 from noloco_node.training.replica import Replica
-from noloco_node.training.state_snapshot import Snapshot
 from noloco_node.training.thread import TrainingThread
 
 SMALL = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 FRAGMENT = 1000
+CPU = torch.device("cpu")
 
 
 def small_run(steps: int = 3, rounds: int = 4, **inner: float) -> Manifest:
@@ -63,9 +68,7 @@ def correct(thread: TrainingThread, offered_round: int, start: int, c: Tensor) -
 
 def live_state(replica: Replica) -> bytes:
     """The state that a joining node gets from it."""
-    snapshot = Snapshot(replica.round, replica.phi, replica.delta)
-    snapshot.complete()
-    return bytes(snapshot.data())
+    return replica.phi.cpu().numpy().tobytes() + replica.delta.cpu().numpy().tobytes()
 
 
 def exchange(one: Replica, other: Replica, codecs: tuple[Codec, Codec]) -> list[tuple[Tensor, Tensor]]:
@@ -81,3 +84,38 @@ def exchange(one: Replica, other: Replica, codecs: tuple[Codec, Codec]) -> list[
         other.apply(start, theirs, other.round)
         corrections.append((mine, theirs))
     return corrections
+
+
+class HeldUp(Copies):
+    """Its threads get no turn before `complete`: until then only what is about to change is copied."""
+
+    def __init__(self, device: torch.device = CPU) -> None:
+        super().__init__(device)
+        self._held: list[threading.Thread] = []
+
+    def _start(self, work: Callable[[], None]) -> threading.Thread:  # type: ignore[override]
+        self._held.append(threading.Thread(target=work))
+        return self._held[-1]
+
+    def complete(self) -> None:
+        for thread in self._held:
+            thread.start()
+        self._held = []
+        super().complete()
+
+
+def assert_same(one: Any, other: Any, where: str = "state") -> None:
+    """To the bit."""
+    assert type(one) is type(other), where
+    if isinstance(one, Tensor):
+        assert one.dtype == other.dtype and torch.equal(one, other), where
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key in one:
+            assert_same(one[key], other[key], f"{where}/{key}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), where
+        for index, (a, b) in enumerate(zip(one, other, strict=True)):
+            assert_same(a, b, f"{where}/{index}")
+    else:
+        assert one == other, where

@@ -7,12 +7,24 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from itertools import pairwise
 from typing import Any, TypeVar
 
 import pytest
 import torch
-from replicas import FRAGMENT, correct, exchange, live_state, small_replica, small_run, timed_run, train
+from replicas import (
+    FRAGMENT,
+    HeldUp,
+    assert_same,
+    correct,
+    exchange,
+    live_state,
+    small_replica,
+    small_run,
+    timed_run,
+    train,
+)
 
 from noloco_node.base.events import Evaluated, RolledBack, Sampled
 from noloco_node.core.codecs.by_name import codec
@@ -761,6 +773,49 @@ def test_a_boundary_without_an_offer_measures_nothing_for_one() -> None:
 
 def test_a_thread_that_never_started_can_be_stopped() -> None:
     Watched(small_replica).thread.stop()
+
+
+# ---- copies of its state ---------------------------------------------------------------------------------------------
+def test_training_goes_on_while_its_state_is_copied() -> None:
+    """The copy gets no turn before the end; the step secures what it changes, and that is no time of a step."""
+    replica, alone = small_replica(), small_replica()
+    replica.copies = HeldUp()
+    with running(lambda: replica) as watched:
+        states, copy = [watched.thread.state(), watched.thread.state()], watched.thread.live_state()
+        assert answer(watched.thread.so_far())[0].steps == 0
+        assert all(asked.running() for asked in (*states, copy)), "its moment is over, and it is not whole"
+        watched.thread.begin()
+        spent = watched.until(PhaseEnded).spent.accounts
+        assert not any(asked.done() for asked in (*states, copy))
+        assert 0 < spent["checkpoint"] < spent["step"]
+    for asked in states:
+        assert_same(asdict(asked.result(0)), asdict(alone.state()))
+    assert copy.result(0) == (0, live_state(alone)), "a thread that ends completes what was asked"
+
+
+def test_a_copy_becomes_whole_whatever_the_thread_does() -> None:
+    """In a step, and in a pause."""
+    replica, stepping, go_on = small_replica(), threading.Event(), threading.Event()
+    step, read = replica.step, replica.copies._read
+
+    def slowly() -> float:
+        stepping.set()
+        assert go_on.wait(DEADLINE_S)
+        return step()
+
+    def read_in_a_step(*args: Any) -> None:
+        assert stepping.wait(DEADLINE_S)
+        read(*args)
+
+    replica.step, replica.copies._read = slowly, read_in_a_step  # type: ignore[method-assign]
+    with running(lambda: replica) as watched:
+        asked = watched.thread.state()
+        watched.thread.begin()
+        assert answer(asked).step == 0
+        watched.thread.pause()
+        go_on.set()
+        assert answer(watched.thread.live_state())[0] == 0
+        assert answer(watched.thread.state()).step == 1
 
 
 # ---- what did harm ---------------------------------------------------------------------------------------------------
