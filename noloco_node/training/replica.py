@@ -53,8 +53,9 @@ MAX_SKIPPED = 10
 """Steps skipped in a row: one may be a bad batch; ten mean bad weights."""
 LOSSES = 8
 """Steps whose mean loss goes into a checkpoint: one batch may be easy or hard."""
-OWN_SHARE = 4
-"""A swap is judged by one in so many of the last step's examples too: what it costs is lost for steps."""
+OWN_SHARE, OWN_TOKENS = 4, 4096
+"""A swap is judged by one in so many of the last step's examples too, of at most so many tokens: what it costs is lost
+for steps."""
 WARM_UP_STEPS = 5
 """Of an AdamW that begins in the middle of a run: its first steps, each as long as the learning rate in every parameter
 whatever the gradient, would spoil the weights. Until they are over, nothing is offered."""
@@ -354,8 +355,9 @@ class Replica:
 
     @property
     def gpu_uuid(self) -> str | None:
-        """By which its driver knows the GPU."""
-        return str(torch.cuda.get_device_properties(self.theta.device).uuid) if self.theta.is_cuda else None
+        """By which its driver knows the GPU; None where torch does not say."""
+        found = torch.cuda.get_device_properties(self.theta.device) if self.theta.is_cuda else None
+        return str(uuid) if (uuid := getattr(found, "uuid", None)) else None
 
     def steps_left(self, step_s: float) -> int:
         """Steps until the boundary; with a phase by time, if each takes `step_s`."""
@@ -424,7 +426,8 @@ class Replica:
         again, with the same batch."""
         self.fetch()
         batch = self._batch or ()
-        self._own_examples = tuple(part[: max(1, len(part) // OWN_SHARE)] for part in batch)
+        own = min(self._gradients.examples // OWN_SHARE, OWN_TOKENS // self._task.tokens_per_example)
+        self._own_examples = tuple(part[: max(1, own)] for part in batch)
         self._gradients.begin(batch)
         self.meanwhile()
         loss, norm = self._gradients.finish()

@@ -659,3 +659,12 @@ def test_trying_out_changes_nothing() -> None:
         tried.try_out()
         assert [tried.step() for _ in range(3)] == plain
     assert torch.equal(tried.theta, sure.theta)
+
+
+@pytest.mark.parametrize(("examples", "judged"), [(2, 1), (16, 4), (2048, 4096 // 16)])
+def test_a_swap_is_judged_by_a_quarter_of_the_last_batch_and_no_more_than_4096_tokens(examples, judged):
+    run = small_run()
+    run = run.model_copy(update={"inner": run.inner.model_copy(update={"batch_tokens": 16 * examples})})
+    replica = small_replica(run=run)
+    replica.step()
+    assert [len(part) for part in replica._own_examples] == [judged]
