@@ -105,17 +105,18 @@ class Life:
         donor = small_replica("b")
         donor.step()
         self._donated, self._saved = live_state(donor), donor.state()
+        self._before = self.replica.theta.clone()
         self.asked: list[tuple[Future[Any], Any]] = []
         """The answers, and what they must be."""
 
     def _evaluated(self) -> float:
         """θ may be another for so long: the copies' threads get a turn just then."""
-        if isinstance(self.replica.copies, HeldUp):
+        if isinstance(self.replica.copies, HeldUp) and not torch.equal(self.replica.theta, self._before):
             self.replica.copies.go_on()
         return self._evaluate()
 
     def act(self, what: str, at: int) -> None:  # noqa: PLR0912 - one for each kind
-        replica = self.replica
+        replica, self._before = self.replica, self.replica.theta.clone()
         match what:
             case "state":
                 now = present(self.replica)
