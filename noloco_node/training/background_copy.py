@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 
 from noloco_node.base import units
+from noloco_node.core import gpu
 from noloco_node.errors import OutOfMemory
 
 PIECE_BYTES = 16 << 20
@@ -128,14 +129,14 @@ class _Buffer:
     """The way off a GPU."""
 
     def __init__(self, device: torch.device) -> None:
-        self._memory = torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True)
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._memory = gpu.pinned(PIECE_BYTES, torch.uint8)
+        self._stream = gpu.side_stream(device)
         self._crossed = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
 
     def read(self, source: Tensor) -> Tensor:
         """The same in host memory, until the next call."""
         near = self._memory[: source.nbytes].view(source.dtype)
-        with torch.cuda.stream(self._stream):
+        with gpu.on(self._stream):
             near.copy_(source, non_blocking=True)
             self._crossed.record()
         self._crossed.synchronize()

@@ -132,7 +132,7 @@ class Saved(Protocol):
 class Replica:
     """`build` makes the one that a manifest describes."""
 
-    def __init__(  # noqa: PLR0913, PLR0915, PLR0917
+    def __init__(  # noqa: PLR0913, PLR0917
         self,
         task: Task,
         module: nn.Module,

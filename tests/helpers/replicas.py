@@ -87,7 +87,7 @@ def exchange(one: Replica, other: Replica, codecs: tuple[Codec, Codec]) -> list[
 
 
 class HeldUp(Copies):
-    """Its threads get no turn before `complete`: until then only what is about to change is copied."""
+    """Its threads get no turn before `go_on`: until then only what is about to change is copied."""
 
     def __init__(self, device: torch.device = CPU) -> None:
         super().__init__(device)
@@ -97,10 +97,16 @@ class HeldUp(Copies):
         self._held.append(threading.Thread(target=work))
         return self._held[-1]
 
-    def complete(self) -> None:
-        for thread in self._held:
+    def go_on(self) -> None:
+        """To the end of all copies under way."""
+        held, self._held = self._held, []
+        for thread in held:
             thread.start()
-        self._held = []
+        for thread in held:
+            thread.join()
+
+    def complete(self) -> None:
+        self.go_on()
         super().complete()
 
 
