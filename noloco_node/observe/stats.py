@@ -71,6 +71,7 @@ class NodeStats:
     spent: Spent = field(default_factory=lambda: Spent({}))
     """The training thread's seconds."""
     device_bytes: int | None = None
+    short_of_memory: str | None = None
     _ends: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=PACE_ROUNDS + 1))
     """Round and training clock at the end of the last phases."""
     _step_now: int = 0

@@ -15,6 +15,7 @@ Notable choices:
 Loss and evaluation come from a Task. Knows nothing of steps, schedules, rounds or partners.
 """
 
+import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ from noloco_node.run.schema import InnerSpec
 from noloco_node.training import memory_budget
 from noloco_node.training.optimizer import Optimizer
 from noloco_node.training.task import Batch, Task, device_batch
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -210,24 +213,27 @@ class Gradients:
                     return work()
             except torch.OutOfMemoryError:
                 pass  # its memory is free only after this block
-            _free_cache(self._device)
-            if not again and not self._micro.halve():
-                raise self._short()
+            self._free_cache()
+            if not again:
+                if not self._micro.halve():
+                    raise self._short()
+                log.info("the device is short of memory: %d examples at once from now on", self._micro.size)
             again = False
 
-    def _short(self) -> ShortOfMemory:
-        """Nothing that can be made again stays."""
+    def make_room(self) -> None:
+        """Frees what is made again in the next step."""
         self._optimizer.free_gradients()
-        return ShortOfMemory(
-            "not even one example fits into the device's memory beside the model"
-            f"{memory_budget.held_by_others(self._device)}"
-        )
+        self._free_cache()
 
+    def _short(self) -> ShortOfMemory:
+        """The gradient's memory stays with torch: a correction that comes meanwhile finds some."""
+        self._optimizer.free_gradients()
+        return ShortOfMemory(f"not even one example fits beside the model{memory_budget.held_by_others(self._device)}")
 
-def _free_cache(device: torch.device) -> None:
-    """What torch keeps of freed memory, so that pieces of it become one."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    def _free_cache(self) -> None:
+        """What torch keeps of freed memory, so that pieces of it become one."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 def products(device: torch.device, precision: str) -> torch.dtype | None:

@@ -40,6 +40,8 @@ class Progress:
     """The mean of the phase so far."""
     device_bytes: int | None = None
     """The most that training has taken of the accelerator; None on a CPU."""
+    short_of_memory: str | None = None
+    """Why the training waits for memory of the accelerator; None: it does not."""
 
 
 # ---- commands --------------------------------------------------------------------------------------------------------
@@ -219,12 +221,15 @@ class Mailbox:
 
     def corrections(self) -> Iterator[Correct]:
         """Those that have arrived, up to another command."""
-        while self._next is None and not self._commands.empty():
-            command = self._commands.get()
-            if isinstance(command, Correct):
-                yield command
-            else:
-                self._next = command
+        while self._next or not self._commands.empty():
+            command = self._take()
+            if not isinstance(command, Correct):
+                return self.put_back(command)
+            yield command
+
+    def put_back(self, command: Command) -> None:
+        """It is the next one again."""
+        self._next = command
 
     def next(self) -> Command:
         """Waits for one."""
