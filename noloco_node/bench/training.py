@@ -7,14 +7,11 @@ torch had allocated, on a CPU the most that the process grew by (Linux only). Ou
 checkpoint that is being written, as a node does at times while it trains.
 """
 
-import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
-from pathlib import Path
 from statistics import median
 
 import torch
@@ -23,6 +20,7 @@ from torch import Tensor
 from noloco_node.bench import Say, plain_loop
 from noloco_node.core.device import choose_device
 from noloco_node.data.corpus import load as load_corpus
+from noloco_node.host import memory
 from noloco_node.run.manifest import parse
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.training import memory_budget, model
@@ -40,7 +38,7 @@ SIZES = {
     "cuda": {"batch_tokens": 65_536, "sequence_length": 1024},
 }
 """Of a step, unless the user sets it; a GPU's batch would take a CPU an hour."""
-OUTER_BYTES = memory_budget.PEAK_BYTES - memory_budget.FAST_BYTES
+OUTER_BYTES = sum(memory_budget.SLOW.values()) + memory_budget.CHECKPOINT_BYTES
 """Per parameter: φ, δ, length corrections, snapshot and checkpoint, which a plain loop does not have."""
 ROUNDS = 3
 """Rounds whose stall is measured."""
@@ -212,7 +210,7 @@ def _peak(canonical: bytes, device: str, micro_batch: int, ours: bool) -> int:
         theirs = _plain_loop(run, where, micro_batch)
         for _ in range(MEMORY_STEPS):
             next(theirs)
-    return (torch.cuda.max_memory_allocated(where) if where.type == "cuda" else _process_bytes("VmHWM")) - before
+    return (torch.cuda.max_memory_allocated(where) if where.type == "cuda" else memory.peak_bytes() or 0) - before
 
 
 def _forget_peak(device: torch.device) -> int:
@@ -220,14 +218,4 @@ def _forget_peak(device: torch.device) -> int:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return int(torch.cuda.memory_allocated(device))
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # proc(5): the peak is what there is now
-    return _process_bytes("VmRSS")
-
-
-def _process_bytes(key: str) -> int:
-    try:
-        found = re.search(rf"{key}:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
-    except OSError:
-        found = None
-    return int(found[1]) * 1024 if found else 0
+    return memory.forget_peak() or memory.process_bytes() or 0

@@ -28,6 +28,7 @@ from noloco_node.host.limits import Hours
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 SINKS = TENSORBOARD, WANDB = "tensorboard", "wandb"
+MOMENTS = FULL, EIGHT_BIT = "fp32", "8bit"
 PREFIX = "NOLOCO_"
 
 _MAX_ADDRESSES = 64  # more than any machine has, or any joining node tries
@@ -179,6 +180,8 @@ class NodeConfig:
     """CPU threads for training; torch's own choice when None."""
     gpu_memory_fraction: float | None = _key(_fraction, default=None)
     """Share of a CUDA device's memory that training may take; beyond it, it is out of memory."""
+    moments: str = _key(_text("|".join(MOMENTS), listed(MOMENTS)), default=FULL)
+    """AdamW's moments: `8bit` takes 6 bytes a parameter less, and is an extra to install."""
     micro_batch: int | None = _key(_micro_batch, default=None)
     """Examples in one forward pass; None (`auto`): as many as fit on a GPU, few on a CPU."""
     compile: bool = _key(_switch, default=False)

@@ -65,6 +65,7 @@ def build(run: Manifest, config: NodeConfig, peer_id: str, sources: Sources) -> 
         threads=config.threads,
         memory_fraction=config.gpu_memory_fraction,
         micro_batch=config.micro_batch,
+        moments=config.moments,
         compiled=config.compile,
         checkpoint_activations=config.checkpoint_activations,
         sources=sources,

@@ -2,8 +2,11 @@
 
 Notable choices:
 - A batch goes through in micro-batches; loss and norm of the whole come to the CPU once, at its end.
-- How many examples fit on a GPU is found by trying before the first step (memory_budget.py). If they do not fit
-  later, the parts are halved and the batch begins again.
+- How many examples fit on a GPU is found by trying before the first step (memory_budget.py), with the model as it is;
+  only then it is compiled, for that size.
+- If they do not fit later, because another program takes memory of the GPU, the work begins again: at once, then with
+  parts of half the size, which grow back after calm steps. Where not even one example fits, nothing has changed, and
+  the caller tries again later.
 - Where a run uses bf16, only a GPU's matrix products are in bf16 (autocast); parameters and gradients are fp32.
 - A GPU without bf16 (NVIDIA before Ampere) takes fp16. Small gradients would be 0 there, so the loss is multiplied by a
   scale; where that is too much for fp16, the batch goes through again with half of it.
@@ -11,7 +14,9 @@ Notable choices:
 Loss and evaluation come from a Task. Knows nothing of steps, schedules, rounds or partners.
 """
 
+import logging
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -20,12 +25,19 @@ import torch
 from torch import Tensor, nn
 
 from noloco_node.errors import NolocoError, OutOfMemory, UsageError
+from noloco_node.host import memory
 from noloco_node.run.schema import InnerSpec
 from noloco_node.training import memory_budget
 from noloco_node.training.optimizer import Optimizer
 from noloco_node.training.task import Batch, Task, device_batch
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+
+class ShortOfMemory(OutOfMemory):
+    """There is no memory for this now, and there may be later: nothing has changed, and the same can be tried again."""
 
 
 class Gradients:
@@ -39,8 +51,11 @@ class Gradients:
         spec: InnerSpec,
         micro_batch: int | None,
         memory_fraction: float,
+        compile: Callable[[], object] | None = None,
+        later: int = 0,
     ) -> None:
-        """`micro_batch`: examples at once; None: the task's own number, or as many as fit on a GPU."""
+        """`micro_batch`: examples at once; None: the task's own number, or as many as fit on a GPU. `compile` is called
+        once, before the first step. `later`: bytes of the GPU that training takes only after its first step."""
         self._task = task
         self._module = module
         self._optimizer = optimizer
@@ -52,15 +67,24 @@ class Gradients:
         """Of a step."""
         start = micro_batch if micro_batch or self._device.type == "cuda" else task.micro_examples
         self._micro = memory_budget.MicroBatch(self.examples, start)
+        self._compile = compile
+        self._later = later
+        self.activations: int | None = None
+        """Bytes that a micro-batch took when it was tried, beside weights and gradient; None: not known."""
 
     @property
     def micro_batch(self) -> int:
         """Examples that go through the model at once."""
         return self._micro.size
 
+    @property
+    def examples_tried(self) -> int:
+        """How many `try_out` wants."""
+        return self._micro.size if self._micro.settled else self.examples
+
     def gradient(self, batch: Batch) -> tuple[float, float]:
-        """Loss of a step's batch and norm of its gradient, before clipping."""
-        batch = device_batch(batch, self._module)
+        """Loss of a step's batch and norm of its gradient, before clipping. Raises ShortOfMemory."""
+        batch = self._fitting(lambda: device_batch(batch, self._module))
 
         def backward() -> tuple[float, float]:
             self._optimizer.free_gradients()
@@ -70,11 +94,10 @@ class Gradients:
             both = torch.stack([loss, self._optimizer.norm()]).tolist()  # the GPU is waited for once
             return both[0], both[1]
 
-        if not self._micro.settled:
-            self._fitting(lambda: self._find_micro_batch(batch))
-        if self._scale is None:
-            return self._fitting(backward)
+        self._settle(batch)
         loss, norm = self._fitting(backward)
+        if self._scale is None:
+            return loss, norm
         while self._scale.is_too_large(loss, norm):
             loss, norm = self._fitting(backward)
         by = self._scale.value
@@ -82,12 +105,29 @@ class Gradients:
         self._scale.used(norm)
         return loss / by, norm / by
 
-    def try_out(self, batch: Batch) -> None:
-        """Some examples forward and backward. Raises UsageError where the model cannot be trained on them, OutOfMemory
-        where not even one fits."""
-        batch = device_batch(batch, self._module)
+    def step(self, rate: float) -> None:
+        """AdamW's step with the gradient of the last batch. Raises ShortOfMemory, and then the gradient is gone too."""
         try:
-            self._fitting(lambda: self._backward(next(_split(batch, self._micro.size)), 1.0))
+            self._optimizer.step(rate)
+        except torch.OutOfMemoryError:  # of the first step's moments; no parameter has changed
+            raise self._short() from None
+        self._micro.stepped()
+
+    def try_out(self, batch: Batch) -> None:
+        """Some examples forward and backward, after the search for a micro-batch. Raises UsageError where the model
+        cannot be trained on them, OutOfMemory where not even one fits."""
+        batch = device_batch(batch, self._module)
+
+        def backward() -> None:
+            self._backward(next(_split(batch, self._micro.size)), 1.0)
+
+        try:
+            self._settle(batch)
+            before = memory.forget_peak()
+            self._fitting(backward)
+            if self.activations is None and before is not None:
+                gradient = sum(p.nbytes for p in self._module.parameters())
+                self.activations = max(0, (memory.peak_bytes() or before) - before - gradient)
         except (NolocoError, MemoryError):
             raise
         except Exception as error:  # of any library's model, or a volunteer's own task
@@ -98,15 +138,15 @@ class Gradients:
         self._optimizer.free_gradients()
 
     def evaluate(self) -> float:
-        """Loss on the task's held-out data."""
+        """Loss on the task's held-out data. Raises ShortOfMemory."""
         return self._measured(lambda: self._task.evaluate(self._module, self._micro.size))
 
     def loss(self, batch: Batch) -> float:
-        """Of some examples, as `evaluate` does it."""
-        batch = device_batch(batch, self._module)
+        """Of some examples, as `evaluate` does it. Raises ShortOfMemory."""
 
         def forward() -> float:
-            parts = [self._loss(micro) * (len(micro[0]) / len(batch[0])) for micro in _split(batch, self._micro.size)]
+            there = device_batch(batch, self._module)
+            parts = [self._loss(micro) * (len(micro[0]) / len(batch[0])) for micro in _split(there, self._micro.size)]
             return float(torch.stack(parts).sum())
 
         return self._measured(forward)
@@ -126,18 +166,28 @@ class Gradients:
         finally:
             self._module.train()
 
+    def _settle(self, batch: Batch) -> None:
+        """Before the first step: how many examples go at once, and what they take. Then the model is compiled."""
+        if not self._micro.settled or (self.activations is None and self._device.type == "cuda"):
+            self._fitting(lambda: self._find_micro_batch(batch))
+        compile, self._compile = self._compile, None
+        if compile is not None:
+            began = time.monotonic()
+            compile()
+            self._fitting(lambda: self._backward(next(_split(batch, self._micro.size)), 1.0))
+            log.info("torch compiled the model in %.0f s", time.monotonic() - began)
+
     def _find_micro_batch(self, batch: Batch) -> None:
-        """Tries larger and larger parts of a batch, before the first step."""
-        device, parameters = self._device, sum(p.numel() for p in self._module.parameters())
-        moments = 0 if self._optimizer.has_moments else memory_budget.MOMENT_BYTES * parameters
+        """Tries larger and larger parts of a batch, where that is not settled."""
+        device = self._device
         self._backward(next(_split(batch, 1)), 1.0)  # all micro-batches of a step but the first find gradients in place
         grows = True
         while grows:
             free, used = memory_budget.free_bytes(device, self._memory_fraction), torch.cuda.memory_allocated(device)
             torch.cuda.reset_peak_memory_stats(device)
             self._backward(next(_split(batch, self._micro.size)), 1.0)
-            taken = torch.cuda.max_memory_allocated(device) - used
-            grows = self._micro.may_grow(taken, free - moments)
+            self.activations = torch.cuda.max_memory_allocated(device) - used
+            grows = self._micro.may_grow(self.activations, free - self._later)
 
     def _backward(self, micro: Batch, share: float) -> Tensor:
         loss = self._loss(micro) * (share * self._scale.value if self._scale else share)
@@ -152,14 +202,32 @@ class Gradients:
         return torch.autocast(self._device.type, self._products, enabled=self._products is not None)
 
     def _fitting(self, work: Callable[[], T]) -> T:
-        """Does the work with micro-batches that fit into memory: halves them until they do."""
+        """Does the work with micro-batches that fit into memory: halves them until they do. Raises ShortOfMemory."""
+        again = True
         while True:
             try:
                 with _compiler_faults():
                     return work()
             except torch.OutOfMemoryError:
                 pass  # its memory is free only after this block
-            self._micro.halve()
+            _free_cache(self._device)
+            if not again and not self._micro.halve():
+                raise self._short()
+            again = False
+
+    def _short(self) -> ShortOfMemory:
+        """Nothing that can be made again stays."""
+        self._optimizer.free_gradients()
+        return ShortOfMemory(
+            "not even one example fits into the device's memory beside the model"
+            f"{memory_budget.held_by_others(self._device)}"
+        )
+
+
+def _free_cache(device: torch.device) -> None:
+    """What torch keeps of freed memory, so that pieces of it become one."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def products(device: torch.device, precision: str) -> torch.dtype | None:

@@ -69,7 +69,7 @@ def build(spec: ModelSpec, vocabulary: int, seed: int, sequence_length: int = 1)
     """A causal language model in fp32 on the CPU. Raises UsageError, OutOfMemory. Not on two threads at once: torch's
     generator and its hooks are the process's."""
     architecture = spec.architecture or "LlamaConfig"
-    with _offline():
+    with offline():
         config = _config(architecture, _values(spec, vocabulary))
         _check_sizes(architecture, config, vocabulary, sequence_length)
         with torch.device("meta"), _bounded(memory_bytes() // 4):
@@ -83,7 +83,7 @@ def build(spec: ModelSpec, vocabulary: int, seed: int, sequence_length: int = 1)
 
 def vocabulary(spec: ModelSpec, at_least: int) -> int:
     """The model's number of tokens, for a text with `at_least` so many. Raises UsageError."""
-    with _offline():
+    with offline():
         config = _config(spec.architecture or "LlamaConfig", _values(spec, at_least))
     return int(config.get_text_config().vocab_size)
 
@@ -298,7 +298,7 @@ def _bounded(max_parameters: int) -> Iterator[None]:
 
 
 @contextmanager
-def _offline() -> Iterator[None]:
+def offline() -> Iterator[None]:
     """Let nothing in here reach a model hub, whatever a config asks for."""
     from huggingface_hub import constants
 

@@ -20,6 +20,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 from typing import Any, Protocol
 
@@ -34,11 +35,12 @@ from noloco_node.core.length_correction import OWED, LengthCorrection
 from noloco_node.core.verdict import Losses
 from noloco_node.data import corpus
 from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved
-from noloco_node.host import gpu_peaks
+from noloco_node.host import gpu_peaks, memory
+from noloco_node.host.config import FULL
 from noloco_node.host.gpu_cards import has_nvidia_card
 from noloco_node.run.schema import InnerSpec, Manifest, SampleSpec
 from noloco_node.training import memory_budget, model, tasks
-from noloco_node.training.gradients import Gradients
+from noloco_node.training.gradients import Gradients, ShortOfMemory
 from noloco_node.training.optimizer import Optimizer
 from noloco_node.training.schedule import learning_rate
 from noloco_node.training.task import Batch, Closable, Counted, ExampleStream, Patient, Task, Writing
@@ -54,6 +56,8 @@ OWN_SHARE = 4
 WARM_UP_STEPS = 5
 """Of an AdamW that begins in the middle of a run: its first steps, each as long as the learning rate in every parameter
 whatever the gradient, would spoil the weights. Until they are over, nothing is offered."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +129,7 @@ class Saved(Protocol):
 class Replica:
     """`build` makes the one that a manifest describes."""
 
-    def __init__(  # noqa: PLR0913, PLR0917
+    def __init__(  # noqa: PLR0913, PLR0915, PLR0917
         self,
         task: Task,
         module: nn.Module,
@@ -133,6 +137,8 @@ class Replica:
         manifest: Manifest,
         micro_batch: int | None = None,
         memory_fraction: float = 1.0,
+        moments: str = FULL,
+        compile: Callable[[], object] | None = None,
     ) -> None:
         self._spec = manifest.inner
         self._hyper = outer.OuterSettings(manifest.outer.alpha, manifest.outer.beta, manifest.outer.gamma)
@@ -140,16 +146,21 @@ class Replica:
         self.stream = stream
         self.layout = model.layout_digest(module)
         self.theta = model.flatten(module)
-        self.phi, self.delta = memory_budget.slow_vectors(self.theta, memory_fraction)
+        self.phi, self.delta = memory_budget.slow_vectors(self.theta, memory_fraction, moments)
         self._length_correction = self._lengths() if manifest.outer.keep_norm else None
         self._host_u = gpu.Pinned(len(self.theta))
         self._owed_for = -1
         """The round of the offer that the length correction is about: a swap of the offer before may still go on."""
-        self._optimizer = Optimizer(module, self._spec)
+        self._optimizer = Optimizer(module, self._spec, moments)
         self._task, self._seed, self._memory_fraction = task, manifest.seed, memory_fraction
         self.samples: SampleSpec | None = manifest.sample
         """The text that the model continues every few rounds."""
-        self._gradients = Gradients(task, module, self._optimizer, self._spec, micro_batch, memory_fraction)
+        self._moments, self.program_bytes = moments, 0
+        """What the process had before it built the model."""
+        later = memory_budget.later_bytes(self.parameters, self.phi.is_cuda, moments)
+        self._gradients = Gradients(
+            task, module, self._optimizer, self._spec, micro_batch, memory_fraction, compile, later
+        )
         self._most_tokens_per_s = _most_tokens_per_s(task, module, self.theta.device, self._spec)
         self.budget = manifest.rounds
         self.round = 0
@@ -183,6 +194,7 @@ class Replica:
         """The corrections of the last swap."""
         self._batch: Batch | None = None
         """Of the next step, when it has been fetched."""
+        self._batch_position: Any = None
 
     @classmethod
     def build(  # noqa: PLR0913
@@ -194,6 +206,7 @@ class Replica:
         threads: int | None = None,
         memory_fraction: float | None = None,
         micro_batch: int | None = None,
+        moments: str = FULL,
         compiled: bool = False,
         checkpoint_activations: bool | None = None,
         sources: corpus.Sources = corpus.NOTHING,
@@ -210,17 +223,28 @@ class Replica:
         if memory_fraction and where.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_fraction, where.index)
         task = tasks.load(manifest, sources, corpus)
+        program = memory.process_bytes() or 0
         module = _new_model(task, manifest.seed)
-        memory_budget.check(sum(p.numel() for p in module.parameters()), where, memory_fraction or 1.0)
+        on_gpu, bf16 = where.type == "cuda", manifest.inner.precision == "bf16"
+        parameters = sum(p.numel() for p in module.parameters())
+        memory_budget.check(
+            lambda kind: memory_budget.plan(
+                parameters, on_gpu=on_gpu, bf16=on_gpu and bf16, moments=kind, program=program
+            ),
+            moments,
+            where,
+            memory_fraction or 1.0,
+        )
         if manifest.inner.checkpoint_activations if checkpoint_activations is None else checkpoint_activations:
             model.checkpoint_activations(module)
         stream = task.stream(peer_id)
         own_seed = hashlib.sha256(f"{manifest.seed}/{peer_id}".encode()).digest()
         torch.manual_seed(int.from_bytes(own_seed[:8], "big"))  # for dropout, where a model has any
         module.to(where)
-        if compiled:
-            model.compile_layers(module)
-        return cls(task, module, stream, manifest, micro_batch, memory_fraction or 1.0)
+        compile = partial(model.compile_layers, module) if compiled else None
+        replica = cls(task, module, stream, manifest, micro_batch, memory_fraction or 1.0, moments, compile)
+        replica.program_bytes = program
+        return replica
 
     def close(self) -> None:
         """No further step."""
@@ -293,10 +317,18 @@ class Replica:
         """Of a step."""
         return -(-self._gradients.examples // self.micro_batch)
 
-    def state_bytes(self) -> tuple[int, int]:
-        """What training takes at least, without activations: on the accelerator, and in host memory."""
-        each = memory_budget.bytes_each(self.parameters, self.theta.device, self._memory_fraction)
-        return each[0] * self.parameters, each[1] * self.parameters
+    def memory_plan(self, moments: str | None = None) -> memory_budget.Plan:
+        """What training takes at most, with the activations of a micro-batch once one was tried. `moments`: with others
+        than its own."""
+        return memory_budget.plan(
+            self.parameters,
+            on_gpu=self.theta.is_cuda,
+            slow_on_gpu=self.phi.is_cuda,
+            bf16=self.theta.is_cuda and self._spec.precision == "bf16",
+            moments=moments or self._moments,
+            activations=self._gradients.activations or 0,
+            program=self.program_bytes,
+        )
 
     @property
     def device(self) -> str:
@@ -340,12 +372,19 @@ class Replica:
 
     # ---- inner steps ----
     def try_out(self) -> None:
-        """A micro-batch forward and backward, before the first step: what cannot work here fails now. The stream's
-        position and the random state stay as they are. Raises UsageError, OutOfMemory."""
+        """A micro-batch forward and backward, before the first step and before a state is downloaded: what cannot work
+        here fails now, and so does what would need more memory than there is. The stream's position and the random
+        state stay as they are. Raises UsageError, OutOfMemory."""
         position = self.stream.position
-        with torch.random.fork_rng(devices=[self.theta.device] if self.theta.is_cuda else []):
-            self._gradients.try_out(self.stream.next(self.micro_batch))
+        plan = self.memory_plan, self._moments, self.theta.device, self._memory_fraction
+        try:
+            with torch.random.fork_rng(devices=[self.theta.device] if self.theta.is_cuda else []):
+                self._gradients.try_out(self.stream.next(self._gradients.examples_tried))
+        except ShortOfMemory:
+            memory_budget.check(*plan)  # the sum of the rest may say it better
+            raise
         self.stream.seek(position)
+        memory_budget.check(*plan)
 
     def spend(self, seconds: float) -> None:
         """So much time of the phase has passed: it ends phases by time, and their schedule follows it."""
@@ -357,23 +396,34 @@ class Replica:
         return not isinstance(self.stream, Patient) or self.stream.ready(self._gradients.examples, within_s)
 
     def fetch(self) -> None:
-        """Read the next step's batch now, so that reading and training can be timed apart."""
-        self._batch = self.stream.next(self._gradients.examples)
+        """Read the next step's batch now, so that reading and training can be timed apart. It stays the next one until
+        a step is done with it."""
+        if self._batch is None:
+            self._batch_position = self.stream.position
+            self._batch = self.stream.next(self._gradients.examples)
+
+    @property
+    def _position(self) -> Any:
+        """In the stream, of the next step's batch."""
+        return self.stream.position if self._batch is None else self._batch_position
 
     def step(self) -> float:
         """One step of AdamW. Returns its loss, which is not finite where the step was skipped. Raises NonFinite after
-        MAX_SKIPPED of them in a row; then call `restore` or `restart`."""
-        batch, self._batch = self._batch or self.stream.next(self._gradients.examples), None
+        MAX_SKIPPED of them in a row; then call `restore` or `restart`. Raises ShortOfMemory, and then it can be done
+        again, with the same batch."""
+        self.fetch()
+        batch = self._batch or ()
         self._own_examples = tuple(part[: max(1, len(part) // OWN_SHARE)] for part in batch)
         loss, norm = self._gradients.gradient(batch)
         self.last_norm = norm
         if math.isfinite(loss) and math.isfinite(norm):
+            self._descend()
             self._skipped_in_row, self.last_loss = 0, loss
             self._losses.append(loss)
-            self._descend()
         else:
             self.skipped += 1
             self._skipped_in_row += 1
+        self._batch = None
         self.phase_step += 1
         self._taken += 1
         if self._skipped_in_row == MAX_SKIPPED:
@@ -383,8 +433,8 @@ class Replica:
 
     def _descend(self) -> None:
         rate = learning_rate(self._spec, self._progress) * (1 - self._warm_up_left / (WARM_UP_STEPS + 1))
+        self._gradients.step(rate)
         self._warm_up_left = max(0, self._warm_up_left - 1)
-        self._optimizer.step(rate)
         self.last_rate = rate
 
     # ---- the boundary of a round ----
@@ -573,7 +623,7 @@ class Replica:
             {"phi": self.phi.cpu().clone(), "delta": self.delta.cpu().clone()},
             {
                 "optimizer": _copied(self._optimizer.state()),
-                "position": self.stream.position,
+                "position": self._position,
                 "phase_step": self.phase_step,
                 "phase_s": self.phase_s,
                 "taken": self._taken,
@@ -598,6 +648,7 @@ class Replica:
             raise Incompatible(
                 "the checkpoint is of other data: have its files, or Python, changed since? Use another --home"
             ) from None
+        self._batch = None
         self._take_weights(saved)
         self.round, self.phase_step = saved.round, saved.inner["phase_step"]
         self.phase_s, self._taken = saved.inner["phase_s"], saved.inner["taken"]
@@ -628,8 +679,13 @@ class Replica:
             p.data.copy_(saved.weights[name])
         self.phi.copy_(saved.outer["phi"])
         self.delta.copy_(saved.outer["delta"])
-        self._optimizer.load(saved.inner["optimizer"])
         self._warm_up_left = saved.inner["warm_up_left"]
+        if self._optimizer.is_kin(saved.inner["optimizer"]):
+            self._optimizer.load(saved.inner["optimizer"])
+        else:
+            log.warning("the checkpoint's AdamW has other --moments than this node: it begins afresh and warms up")
+            self._optimizer.restart()
+            self._warm_up_left = WARM_UP_STEPS
         self._forget_losses()
 
     def sample(self, blocks: Sequence[int]) -> bytes:

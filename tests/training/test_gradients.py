@@ -72,7 +72,7 @@ def test_parts_are_halved_until_they_fit() -> None:
     task, roomy = Line(room=1), Line()
     narrow, _ = passes(task)
     assert narrow.gradient(BATCH) == pytest.approx(passes(roomy)[0].gradient(BATCH), rel=1e-6)
-    assert task.tried == [4, 2, *[1] * EXAMPLES] and roomy.tried == [4, 4]
+    assert task.tried == [4, 4, 2, *[1] * EXAMPLES] and roomy.tried == [4, 4]
     assert narrow.micro_batch == 1
     assert passes(Line(room=2))[0].evaluate() == pytest.approx(passes(Line())[0].evaluate(), rel=1e-6)
 
@@ -128,7 +128,7 @@ def test_trying_out_leaves_no_gradients() -> None:
     task = Line(room=2)
     tried, module = passes(task)
     tried.try_out(BATCH)
-    assert task.tried == [4, 2]
+    assert task.tried == [4, 4, 2], "at once again, then half of it"
     assert all(p.grad is None for p in module.parameters())
 
 
