@@ -65,9 +65,9 @@ def to_host(*tensors: Tensor) -> list[Array]:
     return [copy.numpy() for copy in copies]
 
 
-def to_device(array: Array, device: torch.device) -> Tensor:
-    """Waits for nothing; on a CPU it is the array's own memory."""
-    tensor = torch.from_numpy(array)
+def to_device(given: Array | Tensor, device: torch.device) -> Tensor:
+    """From the CPU. Waits for nothing; on a CPU it is the same memory."""
+    tensor = given if isinstance(given, Tensor) else torch.from_numpy(given)
     if device.type == "cpu":
         return tensor
     held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)

@@ -172,10 +172,8 @@ class NodeConfig:
     rendezvous and a first node are relays for others, unless `off`."""
     bootstrap: tuple[Address, ...] = _key(_bootstrap, default=())
     """Nodes to connect to first; any one of them is enough."""
-    device: str = _key(
-        _text(r"auto|cpu|mps|cuda(:[0-9]{1,2})?", "auto, cpu, cuda, cuda:<number> or mps"), default="auto"
-    )
-    """Where to train."""
+    device: str = _key(_text(r"auto|cpu|mps|cuda(:[0-9]{1,2})?", "auto, cpu, cuda or cuda:<number>"), default="auto")
+    """Where to train. `mps` is known, so that it is said what it lacks (core/device.py)."""
     threads: int | None = _key(_whole(1, 1024), default=None)
     """CPU threads for training; torch's own choice when None."""
     gpu_memory_fraction: float | None = _key(_fraction, default=None)

@@ -17,6 +17,7 @@ Loss and evaluation come from a Task. Knows nothing of steps, schedules, rounds 
 
 import logging
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -178,7 +179,10 @@ class Gradients:
             self._fitting(lambda: self._find_micro_batch(batch))
         compile, self._compile = self._compile, None
         if compile is not None:
+            began = time.monotonic()
             compile()
+            self._fitting(lambda: self._backward(next(_split(batch, self._micro.size)), 1.0))
+            log.info("torch compiled the model in %.0f s", time.monotonic() - began)
 
     def _find_micro_batch(self, batch: Batch) -> None:
         """Tries larger and larger parts of a batch, where that is not settled."""
