@@ -26,9 +26,10 @@ its rounding; host memory that is read or written through numpy, after `.numpy()
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,10 +40,10 @@ import transformers
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
 import noloco_node
 from noloco_node.core.kernels import for_device
+from noloco_node.core.kernels.reference import constants
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 PLACES = {"noloco_node": noloco_node, "transformers": transformers}
@@ -63,6 +64,8 @@ class Copy:
     waited: bool
     where: str
     thread: str
+    within: frozenset[str]
+    """The functions of noloco_node that were under way."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class Wait:
     what: str
     where: str
     thread: str
+    within: frozenset[str]
 
 
 @dataclass
@@ -77,10 +81,13 @@ class Seen:
     copies: list[Copy] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
 
-    def on(self, thread: str) -> "Seen":
-        """By the threads whose name begins so."""
-        ours = [[each for each in some if each.thread.startswith(thread)] for some in (self.copies, self.waits)]
-        return Seen(*ours)
+    def on(self, thread: str, within: str = "") -> "Seen":
+        """By the threads whose name begins so, in this function of noloco_node."""
+
+        def ours(each: Copy | Wait) -> bool:
+            return each.thread.startswith(thread) and (not within or within in each.within)
+
+        return Seen([copy for copy in self.copies if ours(copy)], [wait for wait in self.waits if ours(wait)])
 
     def bytes(self, to_gpu: bool) -> int:
         return sum(copy.bytes for copy in self.copies if copy.to_gpu == to_gpu)
@@ -155,7 +162,7 @@ class Event:
         return 1000 * (end.at - self.at)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Use:
     begin: int
     end: int
@@ -233,7 +240,7 @@ class PretendedGpu:
             _merge(self.host, self.stream.clock if clock is None else clock)
             self._queued = [use for use in self._queued if self.host.get(use.stream, 0) < use.count]
         for seen in self._seen:
-            seen.waits.append(Wait(what, _where(), threading.current_thread().name))
+            seen.waits.append(Wait(what, _where(), threading.current_thread().name, _within()))
 
     # ---- memory ----
     def place(self, tensor: Tensor) -> Tensor:
@@ -287,24 +294,25 @@ class PretendedGpu:
     # ---- operations ----
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One of ATen's operations, on tensors of any device."""
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        tensors = _tensors(args) + _tensors(kwargs.values())
         on_gpu = [tensor for tensor in tensors if _on_gpu(tensor)]
         _, name = func._schema.name.split("::")
         if name == "copy_" and _on_gpu(args[0]) != _on_gpu(args[1]):
             non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
             with self._crossing(args[1], args[0], non_blocking):
                 return func(*args, **kwargs)
-        changed = [leaf for leaf in _changed(func, args, kwargs) if isinstance(leaf, Tensor)]
+        written, is_view = _schema(func)
+        changed = _tensors([args[place] if place < len(args) else kwargs.get(name) for place, name in written])
         if not on_gpu:
-            if not _is_view(func):
+            if not is_view:
                 self._by_host(tensors, changed)
             return func(*args, **kwargs)
         self._refuse_mixed(name, args, tensors)
         result = func(*args, **kwargs)
-        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and not _on_gpu(leaf)]
+        made = [tensor for tensor in _tensors([result]) if not _on_gpu(tensor)]
         for tensor in made:
             self.place(tensor)
-        if not _is_view(func):
+        if not is_view:
             self._queue(on_gpu, changed + made)
         if name in WAITING or (name in {"index", "index_put", "index_put_", "_index_put_impl_"} and _has_mask(args[1])):
             self.waited(name)
@@ -335,24 +343,24 @@ class PretendedGpu:
         """In order after all that it depends on, or a race."""
         left = []
         for other in before:
-            apart = other.end <= use.begin or use.end <= other.begin or not (use.writes or other.writes)
             known = use.stream.clock.get(other.stream, 0) >= other.count
-            if not apart and not known:
+            if not known and other.begin < use.end and use.begin < other.end and (use.writes or other.writes):
                 verb = "writes" if other.writes else "reads"
                 self._race(f"{use.where} uses memory that another stream still {verb}: {other.where}")
             inside = use.begin <= other.begin and other.end <= use.end
-            same = replace(other, count=0, where="") == replace(use, count=0, where="")
-            if not (inside and known and use.writes) and not same:
+            if not (inside and known and (use.writes or (use.stream is other.stream and not other.writes))):
                 left.append(other)
         before[:] = [*left, use]
 
     def _by_host(self, tensors: list[Tensor], changed: list[Tensor]) -> None:
         """Host memory is read or changed, at once."""
-        for use in self._queued:
-            for tensor in tensors:
-                begin, end = _span(tensor)
-                writes = use.writes or any(tensor is each for each in changed)
-                if begin < use.end and use.begin < end and writes and self.host.get(use.stream, 0) < use.count:
+        if not self._queued:
+            return
+        for tensor in tensors:
+            (begin, end), changes = _span(tensor), any(tensor is each for each in changed)
+            for use in self._queued:
+                near = begin < use.end and use.begin < end
+                if near and (use.writes or changes) and self.host.get(use.stream, 0) < use.count:
                     self._race(f"{_where()} uses host memory of a copy that may not be done: {use.where}")
 
     def _race(self, what: str) -> None:
@@ -377,7 +385,7 @@ class PretendedGpu:
     def _copied(self, tensor: Tensor, to_gpu: bool, waited: bool, pinned: bool = False) -> None:
         size, thread = tensor.numel() * tensor.element_size(), threading.current_thread().name
         for seen in self._seen:
-            seen.copies.append(Copy(to_gpu, size, pinned, waited, _where(), thread))
+            seen.copies.append(Copy(to_gpu, size, pinned, waited, _where(), thread, _within()))
         if waited:
             self.waited(f"copy {'to' if to_gpu else 'from'} the GPU")
 
@@ -529,19 +537,25 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     return begin, begin + (reach + 1) * tensor.element_size() if tensor.numel() else begin
 
 
-def _changed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """Arguments that an operation writes to."""
-    found = []
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[place] if place < len(args) else kwargs.get(argument.name)
-            found += tree_leaves(value)
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    """All that there are, in lists too."""
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += _tensors(value)
     return found
 
 
-def _is_view(func: Any) -> bool:
-    returns = [each.alias_info for each in func._schema.returns]
-    return any(alias is not None and not alias.is_write for alias in returns)
+@cache
+def _schema(func: Any) -> tuple[list[tuple[int, str]], bool]:
+    """Place and name of the arguments that an operation writes to; whether its result is a view."""
+    arguments, returns = func._schema.arguments, func._schema.returns
+    written = [
+        (place, each.name) for place, each in enumerate(arguments) if each.alias_info and each.alias_info.is_write
+    ]
+    return written, any(each.alias_info is not None and not each.alias_info.is_write for each in returns)
 
 
 def _has_mask(indices: Any) -> bool:
@@ -552,13 +566,27 @@ def _where() -> str:
     """The innermost line of transformers or noloco_node, and of noloco_node."""
     frame, found = sys._getframe(1), []
     while frame is not None:
-        for name, folder in FOLDERS:
-            if frame.f_code.co_filename.startswith(folder):
-                found.append((name, f"{name}{frame.f_code.co_filename.removeprefix(folder)}:{frame.f_lineno}"))
-        if found and found[-1][0] == "noloco_node":
-            break
+        if name := _name(frame.f_code.co_filename):
+            found.append(f"{name}:{frame.f_lineno}")
+            if name.startswith("noloco_node"):
+                break
         frame = frame.f_back
-    return " < ".join([found[0][1], *([found[-1][1]] if len(found) > 1 else [])]) if found else "a test"
+    return " < ".join([found[0], *found[1:][-1:]]) if found else "a test"
+
+
+def _within() -> frozenset[str]:
+    frame, found = sys._getframe(1), set()
+    while frame is not None:
+        if (_name(frame.f_code.co_filename) or "").startswith("noloco_node"):
+            found.add(frame.f_code.co_name)
+        frame = frame.f_back
+    return frozenset(found)
+
+
+@cache
+def _name(file: str) -> str | None:
+    """Of a file of theirs."""
+    return next((name + file.removeprefix(folder) for name, folder in FOLDERS if file.startswith(folder)), None)
 
 
 # ---- entering it -----------------------------------------------------------------------------------------------------
@@ -619,7 +647,7 @@ def pretended_gpu(total_bytes: int = 80 << 30, capability: tuple[int, int] = (9,
         (torch._C, "_group_tensors_by_device_and_dtype", groups),
         (threading.Thread, "run", run),
     ]
-    for_device.cache_clear()
+    _forget_kernels()
     with pytest.MonkeyPatch.context() as patch, entered():
         for owner, name, value in patches:
             patch.setattr(owner, name, value)
@@ -627,4 +655,10 @@ def pretended_gpu(total_bytes: int = 80 << 30, capability: tuple[int, int] = (9,
             yield gpu
         finally:
             gpu.open = False
+            _forget_kernels()
+
+
+def _forget_kernels() -> None:
+    """Which ones a GPU has, and the tables that lie there."""
     for_device.cache_clear()
+    constants.cache_clear()
