@@ -131,7 +131,7 @@ class Stream:
         self.gpu.waited("synchronize", self.clock)
 
     def query(self) -> bool:
-        _merge(self.gpu.host, self.clock)
+        self.gpu.reached(self.clock)
         return True
 
 
@@ -153,7 +153,7 @@ class Event:
 
     def query(self) -> bool:
         """The GPU is as quick as it can be."""
-        _merge(self.gpu.host, self.clock)
+        self.gpu.reached(self.clock)
         return True
 
     def elapsed_time(self, end: "Event") -> float:
@@ -198,7 +198,8 @@ class PretendedGpu:
         self._lock = threading.RLock()  # memory may be freed at any moment, also while it is held
         self.Stream, self.event = type("Stream", (Stream,), {"gpu": self}), type("Event", (Event,), {"gpu": self})
         self._default: Stream = self.Stream()
-        self.streams: list[Stream] = [self._default]
+        self._all: Clock = {}
+        """What was queued on any stream."""
         self._of_thread = threading.local()
         self._queued: list[_Use] = []
         """Of host memory, by copies that the host has not waited for; by address."""
@@ -234,11 +235,15 @@ class PretendedGpu:
         finally:
             self.set_stream(before)
 
+    def reached(self, clock: Clock) -> None:
+        """The host knows that so much is done."""
+        with self._lock:
+            _merge(self.host, clock)
+            self._queued = [use for use in self._queued if self.host.get(use.stream, 0) < use.count]
+
     def waited(self, what: str, clock: Clock | None = None) -> None:
         """The calling thread waits for what was queued on its stream, or for `clock`."""
-        with self._lock:
-            _merge(self.host, self.stream.clock if clock is None else clock)
-            self._queued = [use for use in self._queued if self.host.get(use.stream, 0) < use.count]
+        self.reached(self.stream.clock if clock is None else clock)
         for seen in self._seen:
             seen.waits.append(Wait(what, _where(), threading.current_thread().name, _within()))
 
@@ -302,7 +307,7 @@ class PretendedGpu:
             with self._crossing(args[1], args[0], non_blocking):
                 return func(*args, **kwargs)
         written, is_view = _schema(func)
-        changed = _tensors([args[place] if place < len(args) else kwargs.get(name) for place, name in written])
+        changed = _tensors([args[place] if place < len(args) else kwargs.get(known_as) for place, known_as in written])
         if not on_gpu:
             if not is_view:
                 self._by_host(tensors, changed)
@@ -333,7 +338,7 @@ class PretendedGpu:
         with self._lock:
             stream, where = self.stream, _where()
             _merge(stream.clock, self.host)
-            stream.clock[stream] = stream.clock.get(stream, 0) + 1
+            stream.clock[stream] = self._all[stream] = stream.clock.get(stream, 0) + 1
             for tensor, writes in [(t, False) for t in read] + [(t, True) for t in written]:
                 if tensor.numel():
                     uses = tensor.untyped_storage().memory.uses if _on_gpu(tensor) else self._queued
@@ -354,14 +359,13 @@ class PretendedGpu:
 
     def _by_host(self, tensors: list[Tensor], changed: list[Tensor]) -> None:
         """Host memory is read or changed, at once."""
-        if not self._queued:
-            return
-        for tensor in tensors:
-            (begin, end), changes = _span(tensor), any(tensor is each for each in changed)
-            for use in self._queued:
-                near = begin < use.end and use.begin < end
-                if near and (use.writes or changes) and self.host.get(use.stream, 0) < use.count:
-                    self._race(f"{_where()} uses host memory of a copy that may not be done: {use.where}")
+        with self._lock:
+            for tensor in tensors if self._queued else ():
+                (begin, end), changes = _span(tensor), any(tensor is each for each in changed)
+                for use in self._queued:
+                    near = begin < use.end and use.begin < end
+                    if near and (use.writes or changes) and self.host.get(use.stream, 0) < use.count:
+                        self._race(f"{_where()} uses host memory of a copy that may not be done: {use.where}")
 
     def _race(self, what: str) -> None:
         if self.open and what not in self.races:
@@ -373,14 +377,14 @@ class PretendedGpu:
         """Around a copy between the devices."""
         to_gpu = _on_gpu(target)
         host = source if to_gpu else target
-        pinned = self.is_pinned(host)
-        self._by_host([host], [] if to_gpu else [host]) if not pinned else None
+        as_it_is = host.is_contiguous() and (source.dtype == target.dtype or not to_gpu)  # else torch makes another one
+        pinned = as_it_is and self.is_pinned(host)
+        if not pinned:
+            self._by_host([host], [] if to_gpu else [host])
         yield
         # From pageable memory the driver copies at once into its own, to such memory it waits.
         self._queue([source] if pinned or not to_gpu else [], [target] if pinned or to_gpu else [])
-        self._copied(
-            target if to_gpu else host, to_gpu, waited=not (non_blocking and (pinned or to_gpu)), pinned=pinned
-        )
+        self._copied(target, to_gpu, waited=not (non_blocking and (pinned or to_gpu)), pinned=pinned)
 
     def _copied(self, tensor: Tensor, to_gpu: bool, waited: bool, pinned: bool = False) -> None:
         size, thread = tensor.numel() * tensor.element_size(), threading.current_thread().name
@@ -469,8 +473,7 @@ class PretendedGpu:
             self.peak = self.allocated
 
         def synchronize(_device: object = None) -> None:
-            for stream in self.streams:
-                self.waited("synchronize", stream.clock)
+            self.waited("synchronize", self._all)
 
         runtime = SimpleNamespace(
             cudaError=SimpleNamespace(success=0), cudaHostRegister=self.lock_pages, cudaHostUnregister=self.unlock_pages

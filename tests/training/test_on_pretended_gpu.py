@@ -12,7 +12,7 @@ import pytest
 import torch
 from pretended_device import PretendedGpu, Seen, pretended_gpu
 from replicas import exchange, live_state, small_text, train
-from test_thread import running, swap
+from test_thread import answer, running, swap
 
 from noloco_node.core.codecs.by_name import codec, rehearse
 from noloco_node.core.kernels import BLOCK, Grid, for_device
@@ -76,11 +76,6 @@ asks_for_a_mask = pytest.mark.xfail(
     strict=True, reason="transformers asks whether the mask is needed; clipping copies the norm"
 )
 copies_at_once = pytest.mark.xfail(strict=True, reason="a checkpoint copies whole vectors to pageable memory")
-
-
-def apart(gpu: PretendedGpu) -> bool:
-    """Whether φ and δ lie in host memory."""
-    return not memory_budget.slow_fits(1, gpu.total_bytes)
 
 
 def lines(seen: Seen) -> str:
@@ -204,18 +199,6 @@ def test_a_correction_waits_for_nothing(gpu: PretendedGpu, replica: Callable[...
     assert seen.pageable <= PAGEABLE
 
 
-@copies_at_once
-def test_a_checkpoint_and_a_joining_nodes_copy_are_page_locked(
-    gpu: PretendedGpu, replica: Callable[..., Replica]
-) -> None:
-    it = replica()
-    train(it, STEPS + 1)
-    with gpu.watching() as seen:
-        it.state()
-        live_state(it)
-    assert seen.pageable <= PAGEABLE
-
-
 # ---- threads that swap -----------------------------------------------------------------------------------------------
 def test_a_gpu_and_a_cpu_swap(gpu: PretendedGpu, replica: Callable[..., Replica]) -> None:
     """Corrections are opposite to the bit. A round brings 0.6 bytes a parameter to the host, and the training thread
@@ -243,7 +226,20 @@ def test_a_gpu_and_a_cpu_swap(gpu: PretendedGpu, replica: Callable[..., Replica]
     assert len(own.on("", "_boundary").waits) <= 4, lines(own.on("", "_boundary"))
     assert len(codecs.waits) <= 16 * len(corrections), lines(codecs)
     assert max(own.pageable, codecs.pageable) <= PAGEABLE
-    if not apart(gpu):  # else φ, δ and u cross too, piece by piece, and nobody waits
+    if offers[0]._u.is_cuda:  # else φ, δ and u cross too, piece by piece, and nobody waits
         evaluated = own.on("", "evaluate").bytes(to_gpu=False)  # does not grow with the model
         crossed = own.bytes(to_gpu=False) + codecs.bytes(to_gpu=False) - evaluated
         assert crossed <= 0.6 * parameters, f"{crossed / parameters:.3f} bytes a parameter"
+
+
+@copies_at_once
+def test_a_checkpoint_and_a_joining_nodes_copy_are_page_locked(
+    gpu: PretendedGpu, replica: Callable[..., Replica]
+) -> None:
+    with running(replica, codec=codec("lattice:4")) as one:
+        one.thread.begin()
+        one.offer()
+        with gpu.watching() as seen:
+            state, copied = one.thread.state(), one.thread.live_state()
+            assert not answer(state).outer["phi"].is_cuda and answer(copied)
+    assert seen.pageable <= PAGEABLE

@@ -132,6 +132,8 @@ def pinned(size: int) -> Tensor:
         (lambda there: torch.ones(4).to("cuda", non_blocking=True), True, False, False),
         (lambda there: torch.ones(4).pin_memory().to("cuda", non_blocking=True), True, True, False),
         (lambda there: there.copy_(pinned(4), non_blocking=True), True, True, False),
+        (lambda there: there.copy_(pinned(4).to(torch.int32), non_blocking=True), True, False, False),
+        (lambda there: there.copy_(pinned(8)[::2], non_blocking=True), True, False, False),
         (lambda there: torch.tensor([1.0] * 4, device="cuda"), True, False, True),
     ],
 )
@@ -205,6 +207,15 @@ def test_one_that_waits_is_in_order(gpu: PretendedGpu, wait: Callable[..., objec
     more.add_(1)
     there.add_(1)
     del there, more
+    assert not gpu.races
+
+
+def test_the_host_knows_of_all_streams_after_synchronize(gpu: PretendedGpu) -> None:
+    side, held = torch.cuda.Stream(), pinned(4)
+    with torch.cuda.stream(side):
+        held.copy_(made(4), non_blocking=True)
+    torch.cuda.synchronize()
+    assert held.tolist() == [1] * 4
     assert not gpu.races
 
 
