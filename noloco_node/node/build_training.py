@@ -71,7 +71,7 @@ def build(run: Manifest, config: NodeConfig, peer_id: str, sources: Sources) -> 
         sources=sources,
     )
     token_cache.prune(sources.cache)  # never the one of this run, which has just been used
-    rehearse(run.outer.codec)
+    rehearse(run.outer.codec, replica.phi.device)
     replica.try_out()
     return replica
 

@@ -257,6 +257,8 @@ class Replica:
         self.copies.complete()
         if isinstance(self.stream, Closable):
             self.stream.close()
+        if self.theta.is_cuda:  # copies may still use the host's memory, which goes with the replica
+            torch.cuda.synchronize(self.theta.device)
 
     # ---- sizes and positions ----
     @property

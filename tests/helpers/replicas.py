@@ -71,14 +71,16 @@ def live_state(replica: Replica) -> bytes:
     return replica.phi.cpu().numpy().tobytes() + replica.delta.cpu().numpy().tobytes()
 
 
-def exchange(one: Replica, other: Replica, codecs: tuple[Codec, Codec]) -> list[tuple[Tensor, Tensor]]:
+def exchange(
+    one: Replica, other: Replica, codecs: tuple[Codec, Codec], fragment: int = FRAGMENT
+) -> list[tuple[Tensor, Tensor]]:
     """A boundary of both, and a whole swap right after it, fragment by fragment. Returns the corrections."""
     us = one.snapshot(), other.snapshot()
     one.boundary()
     other.boundary()
     corrections = []
-    for index, start in enumerate(range(0, one.parameters, FRAGMENT)):
-        talks = [c.converse(u[start : start + FRAGMENT], index, bytes(16)) for c, u in zip(codecs, us, strict=True)]
+    for index, start in enumerate(range(0, one.parameters, fragment)):
+        talks = [c.converse(u[start : start + fragment], index, bytes(16)) for c, u in zip(codecs, us, strict=True)]
         mine, theirs = carry(talks[0], talks[1])
         one.apply(start, mine, one.round)
         other.apply(start, theirs, other.round)

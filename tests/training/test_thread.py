@@ -47,8 +47,8 @@ class Watched:
 
     def __init__(self, build: Callable[[], Replica], **options: Any) -> None:
         self.posts: queue.SimpleQueue[object] = queue.SimpleQueue()
-        options = {"rounds": 4, "fragment_elements": FRAGMENT, **options}
-        self.thread = TrainingThread(build, codec("fp32"), self.posts.put, **options)
+        options = {"rounds": 4, "fragment_elements": FRAGMENT, "codec": codec("fp32"), **options}
+        self.thread = TrainingThread(build, post=self.posts.put, **options)
 
     def next(self, kind: type[T]) -> T:
         """The next post, which must be of this kind."""
@@ -92,8 +92,10 @@ def swap(one: Offer, other: Offer) -> list[tuple[torch.Tensor, torch.Tensor]]:
     corrections, added = [], []
     for index in range(one.fragments):
         said = answer(one.open(index, bytes(16))), answer(other.open(index, bytes(16)))
-        scale = min(answer(one.receive(index, said[1])), answer(other.receive(index, said[0])))
-        corrections.append(tuple(scaled(side._corrections[index][0].correction, scale) for side in (one, other)))
+        while isinstance(said[0], bytes):
+            said = answer(one.receive(index, said[1])), answer(other.receive(index, said[0]))
+        scale = min(said)
+        corrections.append(tuple(scaled(side._corrections[index][0].correction.cpu(), scale) for side in (one, other)))
         added += [one.apply(index, scale), other.apply(index, scale)]
     for each in added:
         answer(each)
