@@ -96,7 +96,7 @@ def _train_apart(replica: Replica, rounds: int, round_done: Callable[[], None]) 
     for _ in range(rounds):
         while not replica.phase_over:
             replica.step()
-        side = Side(replica.snapshot(), replica.movement()[0])
+        side = Side(replica.snapshot(), replica.movement()[0].cpu())
         replica.boundary()
         round_done()
     return side

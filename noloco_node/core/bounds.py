@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from noloco_node.errors import PeerFault, PeerMisbehaved
 
@@ -53,9 +53,12 @@ class Movement:
     @classmethod
     def of(cls, peaks: Tensor, squares: Tensor, fragment_blocks: int) -> "Movement":
         """From those of blocks, as `outer.movement` gives them."""
-        parts = zip(torch.split(peaks, fragment_blocks), torch.split(squares, fragment_blocks), strict=True)
-        sums = [(float(peak.max()), float(square.sum(dtype=torch.float64))) for peak, square in parts]
-        return cls(tuple(math.sqrt(square) for _, square in sums), tuple(peak for peak, _ in sums))
+        rows = [
+            nn.functional.pad(part, (0, -len(part) % fragment_blocks)).view(-1, fragment_blocks)
+            for part in (peaks, squares)
+        ]
+        both = torch.stack([rows[0].amax(1).double(), rows[1].sum(1, dtype=torch.float64).sqrt()]).tolist()
+        return cls(tuple(both[1]), tuple(both[0]))
 
 
 class CorrectionBounds:
@@ -73,12 +76,11 @@ class CorrectionBounds:
     def scale(self, index: int, c: Tensor, u: Tensor) -> float:
         """What this side allows a correction of fragment `index` to be multiplied by: above 0, at most 1. Raises
         PeerFault where it is not to be applied at all."""
-        length, peak = _length(c), float(c.abs().max()) if len(c) else 0.0
+        length, peak, own, own_peak = _sizes(c, u)
         if not math.isfinite(length):
             raise PeerMisbehaved("nonfinite")
-        own = _length(u)
         longest, highest = self._allowed(index)
-        longest, highest = max(longest, STILL * own), max(highest, STILL * float(u.abs().max()) if len(u) else 0.0)
+        longest, highest = max(longest, STILL * own), max(highest, STILL * own_peak)
         if length > max(SCALED_AT_MOST * longest, FAR * own):
             raise PeerFault("diverged", f"fragment {index}: {length:.3g} where {longest:.3g} is usual")
         factor = min(longest / length if length else 1.0, highest / peak if peak else 1.0, 1.0)
@@ -92,6 +94,8 @@ class CorrectionBounds:
         return LONGEST * max(lengths, default=0.0), HIGHEST * max(peaks, default=0.0)
 
 
-def _length(x: Tensor) -> float:
-    """In fp32: up to 10^19 an element, and infinite beyond."""
-    return float(torch.linalg.vector_norm(x))
+def _sizes(*vectors: Tensor) -> list[float]:
+    """Length and largest element of each, read at once. In fp32: up to 10^19 an element, and infinite beyond."""
+    found = [size for x in vectors for size in (torch.linalg.vector_norm(x), x.abs().amax() if len(x) else x.sum())]
+    sizes: list[float] = torch.stack(found).tolist()
+    return sizes

@@ -13,11 +13,14 @@ The differences of φ are in c too and count. Both partners still take the diffe
 corrections stay exact opposites and nothing more is sent. In a solo round nothing was shortened and nothing is added,
 and s stays; a new node has s = 1. With the longer Δ already in the local step, without the partner's half, a replica
 would overshoot until the correction comes, and the later that is, the more it would cost.
+
+Lengths are read from the device once a round: a correction that lands waits for nothing.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import torch
@@ -42,59 +45,62 @@ class _Tensor:
     """Σ c² of the elements corrected since."""
     elements: int = 0
     """How many those are; nothing is learned from a further partner in the same round."""
+    learned: bool = False
+    """Whether `scale` follows from them."""
     before: float = 1.0
     """The scale at the last boundary with an offer."""
 
 
-@dataclass(slots=True)
 class LengthCorrection:
-    sizes: Sequence[int]
-    """Numbers of elements of the model's tensors, in the order of its flat vectors."""
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    """Where φ is, best."""
-    _tensors: list[_Tensor] = field(init=False)
-    _places: list[tuple[int, int]] = field(init=False)
-    _owed: Tensor = field(init=False)
-    """e of the last offer."""
-    _landed: list[tuple[int, int]] = field(init=False, default_factory=list)
-    """Where its correction has landed."""
-
-    def __post_init__(self) -> None:
-        self._tensors = [_Tensor() for _ in self.sizes]
-        self._places = list(pairwise(accumulate(self.sizes, initial=0)))
-        self._owed = torch.zeros(sum(self.sizes), dtype=OWED, device=self.device)
+    def __init__(self, sizes: Sequence[int], owed: Tensor | None = None) -> None:
+        """`sizes`: numbers of elements of the model's tensors, in the order of its flat vectors. `owed`: memory of
+        their sum for what is owed, best where φ is."""
+        self._tensors = [_Tensor() for _ in sizes]
+        self._places = list(pairwise(accumulate(sizes, initial=0)))
+        self._starts = [start for start, _ in self._places]
+        self._owed = torch.empty(sum(sizes), dtype=OWED) if owed is None else owed
+        """e of the last offer."""
+        self._owed.zero_()
+        self._landed: list[tuple[int, int]] = []
+        """Where its correction has landed."""
+        self._unread: list[tuple[_Tensor, Tensor]] = []
+        """‖c‖ of parts of a tensor, not in `corrected` yet."""
 
     @property
     def scales(self) -> list[float]:
+        self._learn()
         return [tensor.scale for tensor in self._tensors]
 
     def offer(self, theta: Tensor, phi: Tensor, beta: float, u: Tensor) -> None:
         """Makes βΔ in a snapshot longer. The corrections that follow are compared with it."""
+        self._learn()
+        squares = []
         for tensor, (start, end) in zip(self._tensors, self._places, strict=True):
             part = slice(start, end)
             if tensor.scale > 1:
                 owe(theta[part], phi[part], beta * (tensor.scale - 1), u[part], self._owed[part])
             else:
                 self._owed[part].zero_()
-            tensor.offered = (beta * tensor.scale * moved(theta[part], phi[part])) ** 2
-            tensor.corrected, tensor.elements, tensor.before = 0.0, 0, tensor.scale
+            squares.append(moved(theta[part], phi[part]))
+        for tensor, square in zip(self._tensors, torch.stack(squares).tolist() if squares else (), strict=True):
+            tensor.offered = (beta * tensor.scale) ** 2 * square
+            tensor.corrected, tensor.elements, tensor.learned, tensor.before = 0.0, 0, False, tensor.scale
         self._landed.clear()
 
     def complete(self, start: int, c: Tensor) -> Tensor:
         """For a correction of the elements from `start` on. Returns what to add: c, and what is owed there."""
-        if start + len(c) > len(self._owed):
+        end = start + len(c)
+        if end > len(self._owed):
             raise ValueError(f"{len(c)} elements from {start} on do not lie in a vector of {len(self._owed)}")
-        for tensor, (first, last) in zip(self._tensors, self._places, strict=True):
-            part = c[max(first - start, 0) : max(last - start, 0)]
-            if len(part) and tensor.elements < last - first:
-                tensor.corrected += float(torch.linalg.vector_norm(part)) ** 2
+        for tensor, (first, last) in self._touched(start, end):
+            if tensor.elements < last - first:
+                part = c[max(first - start, 0) : last - start]
+                self._unread.append((tensor, torch.linalg.vector_norm(part)))
                 tensor.elements += len(part)
-                if tensor.elements >= last - first:
-                    self._learn(tensor)
-        if any(first < start + len(c) and start < last for first, last in self._landed):
+        if any(first < end and start < last for first, last in self._landed):
             return c  # of the round's second partner
-        self._landed.append((start, start + len(c)))
-        return c + self._owed[start : start + len(c)].to(c.device)
+        self._landed.append((start, end))
+        return c + self._owed[start:end].to(c.device, non_blocking=True)
 
     def owed(self, start: int, size: int) -> Tensor:
         """What `complete` added in these elements, for the last offer."""
@@ -102,20 +108,39 @@ class LengthCorrection:
 
     def take_back(self, start: int, size: int) -> None:
         """As if no correction of these elements had come for the last offer."""
+        self._learn()
         self._landed = [part for part in self._landed if part != (start, start + size)]
-        for tensor, (first, last) in zip(self._tensors, self._places, strict=True):
-            if first < start + size and start < last:
-                tensor.scale, tensor.corrected, tensor.elements = tensor.before, 0.0, 0
+        for tensor, _ in self._touched(start, start + size):
+            tensor.scale, tensor.corrected, tensor.elements, tensor.learned = tensor.before, 0.0, 0, False
 
     def load(self, scales: Sequence[float]) -> None:
         """The `scales` of a checkpoint."""
         for tensor, scale in zip(self._tensors, scales, strict=True):
             tensor.scale = scale
 
-    @staticmethod
-    def _learn(tensor: _Tensor) -> None:
-        if not math.isfinite(tensor.corrected):
-            return  # NaN would stay for ever
-        left = max(tensor.offered - tensor.corrected, tensor.offered / LARGEST_SCALE**2)
-        seen = math.sqrt(tensor.offered / left) if left > 0 else 1.0
-        tensor.scale += (seen - tensor.scale) / 2
+    def _touched(self, start: int, end: int) -> Iterator[tuple[_Tensor, tuple[int, int]]]:
+        """The tensors that have some of these elements, and where they lie."""
+        at = max(bisect_right(self._starts, start) - 1, 0)
+        while at < len(self._places) and self._places[at][0] < end:
+            if start < self._places[at][1]:
+                yield self._tensors[at], self._places[at]
+            at += 1
+
+    def _learn(self) -> None:
+        """From the tensors whose correction is whole."""
+        unread, self._unread = self._unread, []
+        lengths = torch.stack([length for _, length in unread]).tolist() if unread else ()
+        for (tensor, _), length in zip(unread, lengths, strict=True):
+            tensor.corrected += length**2
+        for tensor, (first, last) in zip(self._tensors, self._places, strict=True):
+            if tensor.elements >= last - first and not tensor.learned:
+                tensor.learned = True
+                _learn(tensor)
+
+
+def _learn(tensor: _Tensor) -> None:
+    if not math.isfinite(tensor.corrected):
+        return  # NaN would stay for ever
+    left = max(tensor.offered - tensor.corrected, tensor.offered / LARGEST_SCALE**2)
+    seen = math.sqrt(tensor.offered / left) if left > 0 else 1.0
+    tensor.scale += (seen - tensor.scale) / 2

@@ -14,11 +14,11 @@ With u = β Δ + γ φ that is exactly a local step that needs no partner, and a
 
 The paper prints −β; its appendix, code and derivation have +β. A round without a partner is the local step alone.
 
-Works in place on fp32 or float64 tensors of any shape, θ on one device and φ, δ on another if need be, and
-goes through them piece by piece: no copy is ever larger than one piece. Knows nothing of partners, codecs or models.
+Works in place on fp32 or float64 tensors of any shape, piece by piece. Where φ and δ lie in host memory and θ on a GPU,
+each piece is brought there, changed and written back. All of it is queued, in order; nothing waits if that memory is
+page-locked, and who reads it on the host waits for the device first. Knows nothing of partners, codecs or models.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -47,49 +47,54 @@ class OuterSettings:
         stability.check(self.alpha, self.beta, self.gamma)
 
 
-def moved(theta: Tensor, phi: Tensor) -> float:
-    """‖Δ‖"""
-    squares = [torch.dist(t, p.to(t.device)).square() for t, p in _pieces(theta, phi)]
-    return math.sqrt(sum(squares, start=torch.zeros((), device=theta.device)))
+def moved(theta: Tensor, phi: Tensor) -> Tensor:
+    """‖Δ‖², a tensor on θ's device: several are read at once."""
+    squares = [torch.dist(t, _brought(p, t)).square() for t, p in _pieces(theta, phi)]
+    return torch.stack(squares).sum() if squares else torch.zeros((), device=theta.device)
 
 
 def snapshot(theta: Tensor, phi: Tensor, hyper: OuterSettings, out: Tensor) -> None:
     """Writes u = β Δ + γ φ, what a partner needs to know. Taken before the local step, which overwrites Δ. It is made
-    where φ is: one vector crosses between devices, wherever θ and `out` are."""
+    on θ's device, wherever φ and `out` are."""
     for t, p, u in _pieces(theta, phi, out):
-        made = u if u.device == p.device else torch.empty_like(p)
-        torch.sub(t.to(p.device), p, out=made).mul_(hyper.beta).add_(p, alpha=hyper.gamma)
-        if made is not u:
-            u.copy_(made)
+        slow = _brought(p, t)
+        made = u if u.device == t.device else torch.empty_like(t)
+        torch.sub(t, slow, out=made).mul_(hyper.beta).add_(slow, alpha=hyper.gamma)
+        _write_back(u, made)
 
 
 def owe(theta: Tensor, phi: Tensor, rate: float, u: Tensor, owed: Tensor) -> None:
-    """u += rate · Δ, and the same goes into `owed` (core/length_correction.py), best where φ is. Before
-    the local step."""
+    """u += rate · Δ, and the same goes into `owed` (core/length_correction.py). Before the local step."""
     for t, p, offered, due in _pieces(theta, phi, u, owed):
-        due.copy_((t.to(p.device) - p).mul_(rate))
-        offered.add_(due.to(offered.device))
+        more = (t - _brought(p, t)).mul_(rate).to(due.dtype)
+        longer = _brought(offered, t).add_(more)
+        _write_back(due, more)
+        _write_back(offered, longer)
 
 
 def movement(theta: Tensor, phi: Tensor, hyper: OuterSettings, block: int) -> tuple[Tensor, Tensor]:
-    """max|βΔ| and ‖βΔ‖² of each `block` elements, on the CPU: how far apart replicas may be. Before the local step."""
+    """max|βΔ| and ‖βΔ‖² of each `block` elements, on θ's device: how far apart replicas may be. Before the local
+    step."""
     peaks, squares = [], []
-    for fast, slow in zip(torch.split(theta, PIECE), torch.split(phi, PIECE), strict=True):
-        far = torch.sub(fast, slow.to(fast.device)).mul_(hyper.beta)
+    for t, p in _pieces(theta, phi):
+        far = torch.sub(t, _brought(p, t)).mul_(hyper.beta)
         if rest := len(far) % block:
             far = nn.functional.pad(far, (0, block - rest))
         peaks.append(far.view(-1, block).abs().amax(1))
         squares.append(far.view(-1, block).square_().sum(1))
-    return torch.cat(peaks).cpu(), torch.cat(squares).cpu()
+    return torch.cat(peaks), torch.cat(squares)
 
 
 def local_step(theta: Tensor, phi: Tensor, delta: Tensor, hyper: OuterSettings) -> None:
     """The part of the outer step that needs no partner."""
     for t, p, d in _pieces(theta, phi, delta):
-        t.sub_(p.to(t.device))  # Δ, in the memory of θ, which becomes φ anyway
-        d.mul_(hyper.alpha).add_(t.to(d.device), alpha=hyper.beta)
-        p.add_(d)
-        t.copy_(p)
+        slow, momentum = _brought(p, t), _brought(d, t)
+        t.sub_(slow)  # Δ, in the memory of θ, which becomes φ anyway
+        momentum.mul_(hyper.alpha).add_(t, alpha=hyper.beta)
+        slow.add_(momentum)
+        t.copy_(slow)
+        _write_back(d, momentum)
+        _write_back(p, slow)
 
 
 def correct(  # noqa: PLR0913, PLR0917 - the replica's three tensors stay visible where they are changed
@@ -105,11 +110,10 @@ def correct(  # noqa: PLR0913, PLR0917 - the replica's three tensors stay visibl
     kept = hyper.alpha**late
     moved = shift(hyper, late)
     for t, p, d, part in _pieces(theta, phi, delta, c):
-        near = part.to(t.device)
+        near = _brought(part, t)
         t.add_(near, alpha=moved)
-        near = near if p.device == t.device else part.to(p.device)
-        d.add_(near, alpha=kept)
-        p.add_(near, alpha=moved)
+        _write_back(d, _brought(d, t).add_(near, alpha=kept))
+        _write_back(p, _brought(p, t).add_(near, alpha=moved))
 
 
 def shift(hyper: OuterSettings, late: int) -> float:
@@ -121,6 +125,16 @@ def shift(hyper: OuterSettings, late: int) -> float:
 def correction(mine: Tensor, theirs: Tensor) -> Tensor:
     """c = (u_j − u_i)/2. The partner's is its exact opposite: fp subtraction and halving commute with the sign."""
     return torch.sub(theirs, mine).mul_(0.5)
+
+
+def _brought(part: Tensor, like: Tensor) -> Tensor:
+    """The same where the other one is: itself, or a copy."""
+    return part.to(like.device, non_blocking=True)
+
+
+def _write_back(part: Tensor, changed: Tensor) -> None:
+    if changed is not part:
+        part.copy_(changed, non_blocking=True)
 
 
 def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:

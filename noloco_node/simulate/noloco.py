@@ -131,7 +131,7 @@ class NoLoCo(Algorithm):
 
     def _note_movements(self, outer: Outer) -> None:
         moved = [core.movement(*row, self._hyper, BLOCK) for row in zip(outer.theta, outer.phi, strict=True)]
-        self._movements = [peaks for peaks, _ in moved]
+        self._movements = [peaks.cpu() for peaks, _ in moved]
         for row, (peaks, squares) in enumerate(moved):
             self._lengths[row].append(float(squares.sum()) ** 0.5)
             if row in self._guards:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor
 
 from noloco_node.core.codecs.codec import Packed
@@ -122,6 +123,12 @@ class Correct:
     """The same, to be kept until it is judged."""
     exchange: bytes = b""
     """The swap that it belongs to."""
+    ready: "torch.cuda.Event | None" = None
+    """Behind what makes these tensors, on a GPU."""
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.correction, *(self.kept.tensors if self.kept else ())]
 
     def abandon(self) -> None:
         self.added.set_result(None)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from noloco_node.base.units import rate, size
+from noloco_node.core import gpu
 from noloco_node.errors import OutOfMemory
 from noloco_node.host import memory
 from noloco_node.training import model
@@ -91,8 +92,7 @@ def slow_fits(parameters: int, free: int) -> bool:
 def slow_vectors(theta: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
     """φ as a copy of θ, and δ of zeros, where they fit."""
     if theta.is_cuda and not slow_fits(len(theta), free_bytes(theta.device, fraction)):
-        phi = torch.empty(len(theta), pin_memory=True).copy_(theta)
-        return phi, torch.zeros(len(theta), pin_memory=True)
+        return gpu.pinned(len(theta)).copy_(theta), gpu.pinned(len(theta)).zero_()
     return theta.clone(), torch.zeros_like(theta)
 
 

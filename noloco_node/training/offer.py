@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from noloco_node.core import fragments
+from noloco_node.core import fragments, gpu
 from noloco_node.core.bounds import CorrectionBounds, Movement
 from noloco_node.core.codecs.codec import BLOCK, Codec, CodecStats, Conversation, Packed, Received, scaled
 from noloco_node.errors import NonFinite, PeerFault, PeerMisbehaved
@@ -33,6 +33,8 @@ class CodecThread:
         self.codec = codec
         self.post = post
         self.fragment_elements = fragment_elements
+        self._stream: torch.cuda.Stream | None = None
+        """On a GPU: beside the training thread's."""
         self._given_up = -1
         """The round in which the weights last became older ones again: offers up to it are void."""
         self.bounds: CorrectionBounds | None = None
@@ -45,7 +47,8 @@ class CodecThread:
         def checked() -> T:
             if round <= self._given_up:
                 raise NonFinite(f"the weights that were offered in round {round} have been given up")
-            return work()
+            with gpu.on(self._stream):
+                return work()
 
         return self._executor.submit(checked)
 
@@ -59,14 +62,23 @@ class CodecThread:
         self._executor.submit(setattr, self, "_given_up", round)
         self._executor.submit(self.codec.forget)
 
-    def bound(self, parameters: int, peaks: Tensor, squares: Tensor) -> None:
-        """What one swap may move follows from what the replica itself moves; at each boundary with an offer."""
-        self._executor.submit(self._bound, parameters, peaks, squares)
+    def begin(self, device: torch.device, work: Callable[[], None]) -> None:
+        """For a new offer. The training thread has queued its vectors on the device, perhaps not made them yet."""
+        made = gpu.record(device)
+        self._executor.submit(self._begin, device, made, work)
 
-    def _bound(self, parameters: int, peaks: Tensor, squares: Tensor) -> None:
+    def _begin(self, device: torch.device, made: "torch.cuda.Event | None", work: Callable[[], None]) -> None:
+        if self._stream is None:
+            self._stream = gpu.side_stream(device)
+        with gpu.on(self._stream):
+            gpu.wait(made, device)
+            work()
+
+    def bound(self, parameters: int, movement: Movement) -> None:
+        """What one swap may move follows from what the replica itself moves; at each boundary with an offer."""
         if self.bounds is None:
             self.bounds = CorrectionBounds(fragments.sizes(parameters, self.fragment_elements))
-        self.bounds.moved(Movement.of(peaks, squares, self.fragment_elements // BLOCK))
+        self.bounds.moved(movement)
 
     def close(self) -> None:
         self._executor.shutdown(wait=True, cancel_futures=True)
@@ -75,20 +87,29 @@ class CodecThread:
 class Offer:
     """What `rounds/swap.py` calls Vectors. All methods fail with NonFinite once the offered weights are given up."""
 
-    def __init__(self, codec_thread: CodecThread, round: int, u: Tensor, movement: tuple[Tensor, Tensor]) -> None:
-        """`movement`: the largest |βΔ| and ‖βΔ‖² of each block."""
+    def __init__(
+        self,
+        codec_thread: CodecThread,
+        round: int,
+        u: Tensor,
+        movement: tuple[Tensor, Tensor],
+        device: torch.device | None = None,
+    ) -> None:
+        """`movement`: the largest |βΔ| and ‖βΔ‖² of each block. `device`: where corrections are added, where that is
+        not where u is."""
         self.round = round
         self.fragments = fragments.count(len(u), codec_thread.fragment_elements)
         self.correction_bytes = 4 * codec_thread.fragment_elements
         self._thread = codec_thread
         self._u = u
-        self._moved, squares = movement
+        self._device = device or u.device
+        self._moved = movement[0]
         self._conversations: dict[int, Conversation] = {}
         self._corrections: dict[int, tuple[Received, bytes]] = {}
         """Those that are whole and not applied, and their exchanges."""
         self._exchange = b""
         self._stats = CodecStats()
-        codec_thread.bound(len(u), self._moved, squares)
+        codec_thread.begin(self._device, lambda: self._begin(*movement))
 
     def open(self, index: int, exchange_id: bytes) -> "Future[bytes]":
         """The first payload about a fragment."""
@@ -111,6 +132,12 @@ class Offer:
         return self._thread.do(self.round, lambda: replace(self._stats))
 
     # ---- on the codec thread ----
+    def _begin(self, peaks: Tensor, squares: Tensor) -> None:
+        gpu.keep((self._u, peaks, squares))
+        self._thread.bound(len(self._u), Movement.of(peaks, squares, self._thread.fragment_elements // BLOCK))
+        (moved,) = gpu.to_host(peaks)  # waits: from here on, u can be read in host memory too
+        self._moved = torch.from_numpy(moved)
+
     def _open(self, index: int, exchange_id: bytes) -> bytes:
         start, end = self._bounds(index)
         moved = self._moved[start // BLOCK : -(-end // BLOCK)]
@@ -147,7 +174,11 @@ class Offer:
         correction = scaled(received.correction, scale)
         kept = Packed(received.correction, received.unit, scale)
         start, end = self._bounds(index)
-        self._thread.post(Correct(self.round, start, correction, added, kept, exchange))
+        near = correction
+        if correction.device != self._device:
+            near = gpu.to_device(correction.numpy(), self._device)
+        ready = gpu.record(self._device)
+        self._thread.post(Correct(self.round, start, near, added, kept, exchange, ready))
         self._u[start:end] += correction  # a further partner of the round swaps u + c
 
     def _bounds(self, index: int) -> tuple[int, int]:

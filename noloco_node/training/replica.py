@@ -25,9 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from noloco_node.core import outer
+from noloco_node.core import gpu, outer
 from noloco_node.core.codecs.codec import BLOCK, Packed
-from noloco_node.core.length_correction import LengthCorrection
+from noloco_node.core.length_correction import OWED, LengthCorrection
 from noloco_node.core.verdict import Losses
 from noloco_node.data import corpus
 from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved, UsageError
@@ -99,7 +99,7 @@ class _Added:
     def keep_length(self, lengths: LengthCorrection) -> Tensor:
         """Before the next offer."""
         if self.length is None:
-            self.length = lengths.owed(self.start, self.correction.size).cpu().clone()
+            self.length = lengths.owed(self.start, self.correction.size).clone()
         return self.length
 
 
@@ -144,11 +144,8 @@ class Replica:
         self.layout = model.layout_digest(module)
         self.theta = model.flatten(module)
         self.phi, self.delta = memory_budget.slow_vectors(self.theta, memory_fraction)
-        self._length_correction: LengthCorrection | None = None
-        if manifest.outer.keep_norm:
-            self._length_correction = LengthCorrection(
-                [p.numel() for _, p in model.parameters(module)], self.phi.device
-            )
+        self._length_correction = self._lengths() if manifest.outer.keep_norm else None
+        self._host_u = gpu.Pinned(len(self.theta))
         self._owed_for = -1
         """The round of the offer that the length correction is about: a swap of the offer before may still go on."""
         self._optimizer = Optimizer(module, self._spec)
@@ -230,6 +227,21 @@ class Replica:
             self.stream.close()
 
     # ---- sizes and positions ----
+    @property
+    def _apart(self) -> bool:
+        """Whether φ and δ are in host memory and θ is not."""
+        return self.phi.device != self.theta.device
+
+    def _lengths(self) -> LengthCorrection:
+        sizes = [p.numel() for _, p in model.parameters(self.module)]
+        owed = gpu.pinned(sum(sizes), OWED) if self._apart else torch.empty_like(self.phi, dtype=OWED)
+        return LengthCorrection(sizes, owed)
+
+    def _arrive(self) -> None:
+        """Before φ and δ are read or written on the CPU: what the GPU writes there has been written."""
+        if self._apart:
+            gpu.reach(gpu.record(self.theta.device))
+
     @property
     def parameters(self) -> int:
         return len(self.theta)
@@ -376,10 +388,10 @@ class Replica:
 
     # ---- the boundary of a round ----
     def snapshot(self) -> Tensor:
-        """u = β Δ + γ φ, fp32 on the CPU, a new tensor: what a partner needs. Δ is made longer by what averaging will
+        """u = β Δ + γ φ, fp32 where φ is, a new tensor: what a partner needs. Δ is made longer by what averaging will
         take from it, where the run does that (core/length_correction.py). Before `boundary`."""
         self._optimizer.free_gradients()
-        u = torch.empty(self.parameters)
+        u = self._host_u.take() if self._apart else torch.empty_like(self.phi)
         outer.snapshot(self.theta, self.phi, self._hyper, u)
         self._owed_for = -1
         if self._length_correction:
@@ -387,13 +399,13 @@ class Replica:
                 if added.has_length:
                     added.keep_length(self._length_correction)
             self._length_correction.offer(self.theta, self.phi, self._hyper.beta, u)
-        self._require_finite(u)
+        self._require_finite(self.theta if self._apart else u)
         self._owed_for = self.round + 1
         return u
 
     def movement(self) -> tuple[Tensor, Tensor]:
-        """The largest |βΔ| and ‖βΔ‖² of each block of 256 elements, on the CPU: how far apart partners may be. Before
-        `boundary`."""
+        """The largest |βΔ| and ‖βΔ‖² of each block of 256 elements, on θ's device: how far apart partners may be.
+        Before `boundary`."""
         return outer.movement(self.theta, self.phi, self._hyper, BLOCK)
 
     def boundary(self) -> None:
@@ -411,6 +423,7 @@ class Replica:
     @property
     def is_broken(self) -> bool:
         """Whether φ itself is not finite."""
+        self._arrive()
         return self._first_nonfinite(self.phi) is not None
 
     def discard(self) -> None:
@@ -461,9 +474,9 @@ class Replica:
         """Undo what was added since `let_stay`, now or boundaries later: θ, φ and δ become what they would be
         without it, had θ learned the same since."""
         for added in self._added:
-            change = added.correction.applied()
+            change = added.correction.applied(self.theta.device)
             if self._length_correction and added.has_length:
-                change = change + added.keep_length(self._length_correction)
+                change = change + added.keep_length(self._length_correction).to(change.device)
                 self._length_correction.take_back(added.start, added.correction.size)
             self._change(added, -change)
         self._added.clear()
@@ -483,7 +496,7 @@ class Replica:
             c = added.correction
             shift = apart - outer.shift(self._hyper, self._late(added.offered_round)) * c.scale
             part = self.theta[added.start : added.start + c.size]
-            part.add_(c.unscaled().to(part.device), alpha=shift)
+            part.add_(c.unscaled(part.device), alpha=shift)
         losses = self.losses()
         self.theta.copy_(kept)
         return losses
@@ -549,6 +562,7 @@ class Replica:
 
     # ---- the whole state ----
     def state(self) -> State:
+        self._arrive()
         theta = self.theta.cpu().clone()
         shapes = self.shapes
         return State(
@@ -607,6 +621,7 @@ class Replica:
 
     def _take_weights(self, saved: Saved) -> None:
         """Of both optimizers too."""
+        self._arrive()
         self._added.clear()
         for name, p in model.parameters(self.module):
             p.data.copy_(saved.weights[name])
@@ -620,6 +635,7 @@ class Replica:
         """Some blocks of the slow weights: fp32, little-endian. Raises PeerMisbehaved where there is no such block."""
         if any(block * BLOCK >= self.parameters for block in blocks):
             raise PeerMisbehaved("bad_blocks", "beyond the model")
+        self._arrive()
         parts = [self.phi[block * BLOCK : (block + 1) * BLOCK] for block in blocks]
         return torch.cat(parts).cpu().numpy().tobytes()
 
@@ -630,7 +646,7 @@ class Replica:
         phi, delta = self._read(live_state)
         memory_budget.check_trial(self.parameters)
         own = self._gradients.evaluate()
-        kept = self.theta.cpu().clone()
+        kept = self.theta.to("cpu", copy=True)
         try:
             self.theta.copy_(phi)
             theirs = self._gradients.evaluate()
@@ -650,6 +666,7 @@ class Replica:
         """Take a peer's state (state_snapshot.py): θ = φ, and a fresh AdamW that warms up. Raises PeerMisbehaved, and
         then nothing has changed."""
         phi, delta = self._read(live_state)
+        self._arrive()
         self.phi.copy_(phi)
         self.delta.copy_(delta)
         self._begin_at_phi()

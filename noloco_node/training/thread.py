@@ -24,7 +24,7 @@ from typing import TypeVar
 import torch
 
 from noloco_node.base.events import Evaluated, PhaseDone, RolledBack, Sampled, rate
-from noloco_node.core import fragments
+from noloco_node.core import fragments, gpu
 from noloco_node.core.codecs.codec import Codec
 from noloco_node.core.round_events import SWAPPING
 from noloco_node.core.verdict import Course, Verdict
@@ -282,6 +282,8 @@ class TrainingThread:
     def _correct(self, replica: Replica, command: mailbox.Correct) -> None:
         self._exchange = command.exchange
         with self._times.on("apply"):
+            gpu.wait(command.ready, command.correction.device)
+            gpu.keep(command.tensors)
             self._snapshots.secure(command.start, command.start + len(command.correction))
             replica.apply(command.start, command.correction, command.offered_round, command.kept)
 
@@ -466,7 +468,9 @@ class TrainingThread:
                 else:
                     replica.discard()
                 return None, "nonfinite"
-        return (None, closed) if offered is None else (Offer(self._codec_thread, replica.round, *offered), None)
+        if offered is None:
+            return None, closed
+        return Offer(self._codec_thread, replica.round, *offered, replica.theta.device), None
 
     def _why_closed(self, replica: Replica) -> str | None:
         """Why the boundary makes no offer."""

@@ -9,6 +9,8 @@ from noloco_node.core.codecs.codec import BLOCK, Packed
 from noloco_node.run.schema import Manifest, OuterSpec
 from noloco_node.training.replica import Replica
 
+CPU = torch.device("cpu")
+
 VECTORS = "theta", "phi", "delta"
 
 
@@ -32,7 +34,7 @@ def trained(run: Manifest, correction: Packed | None, boundaries: int) -> Replic
         replica.snapshot()
         replica.boundary()
         if boundary == 2 and correction:
-            replica.apply(7, correction.applied(), 3, correction)
+            replica.apply(7, correction.applied(CPU), 3, correction)
     return replica
 
 
@@ -53,7 +55,7 @@ def test_of_two_partners_in_a_round_the_first_one_brought_the_length() -> None:
     first, second = (Packed(5 * torch.randn(1000)) for _ in range(2))
     one, both = (trained(momentum(True), first, 0) for _ in range(2))
     both.let_stay()
-    both.apply(7, second.applied(), 3, second)
+    both.apply(7, second.applied(CPU), 3, second)
     both.take_back()
     for vector in VECTORS:
         assert torch.allclose(getattr(both, vector), getattr(one, vector), rtol=0, atol=1e-5), vector
@@ -81,5 +83,5 @@ def test_what_is_kept_is_to_the_bit_what_was_applied(name: str) -> None:
         said, theirs = received.reply, other.receive(said).reply or b""
     assert received.correction is not None
     kept = Packed(received.correction.clone(), received.unit, 0.25)
-    assert torch.equal(kept.unscaled(), received.correction)
-    assert torch.equal(kept.applied(), received.correction * 0.25)
+    assert torch.equal(kept.unscaled(CPU), received.correction)
+    assert torch.equal(kept.applied(CPU), received.correction * 0.25)

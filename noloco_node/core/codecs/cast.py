@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from noloco_node.core import outer
+from noloco_node.core import gpu, outer
 from noloco_node.core.codecs.codec import CodecStats, Received
 from noloco_node.errors import NonFinite, PeerMisbehaved
 
@@ -29,7 +29,8 @@ class CastConversation:
     def open(self) -> bytes:
         if not self._mine.isfinite().all():
             raise NonFinite(f"a weight is too large for {self._mine.dtype}: the training has diverged")
-        payload = self._mine.view(torch.uint8).numpy().tobytes()
+        (coded,) = gpu.to_host(self._mine.view(torch.uint8))
+        payload = coded.tobytes()
         self.stats.sent_bytes += len(payload)
         return payload
 
@@ -46,8 +47,8 @@ class CastConversation:
 
 
 def _decode(payload: bytes, like: Tensor) -> Tensor:
-    theirs = torch.empty_like(like)
-    if len(payload) != theirs.nbytes:
-        raise PeerMisbehaved("bad_length", f"{len(payload)} bytes instead of {theirs.nbytes}")
-    theirs.view(torch.uint8).numpy()[:] = np.frombuffer(payload, np.uint8)
-    return theirs
+    if len(payload) != like.nbytes:
+        raise PeerMisbehaved("bad_length", f"{len(payload)} bytes instead of {like.nbytes}")
+    if not payload:
+        return like
+    return gpu.to_device(np.frombuffer(payload, np.uint8).copy(), like.device).view(like.dtype)

@@ -88,9 +88,10 @@ class Codec(Protocol):
     def name(self) -> str: ...
 
     def converse(self, u: Tensor, index: int, exchange_id: bytes, moved: Tensor | None = None) -> Conversation:
-        """`u`: fragment `index` of the snapshot, fp32 on the CPU, which nobody changes. `exchange_id`: the same on both
-        sides and never twice, so it may seed random numbers that both sides must share. `moved`: the largest |βΔ| of
-        each of the fragment's blocks of 256, a hint at how far apart partners are."""
+        """`u`: fragment `index` of the snapshot, fp32, which nobody changes; the correction lies on the same device.
+        `exchange_id`: the same on both sides and never twice, so it may seed random numbers that both sides must share.
+        `moved`: the largest |βΔ| of each of the fragment's blocks of 256, on the CPU: a hint at how far apart partners
+        are."""
         ...
 
     def forget(self) -> None:
@@ -125,14 +126,18 @@ class Packed:
             kind = next((kind for kind in (torch.int8, torch.int16) if largest <= torch.iinfo(kind).max), None)
             self._unit, self._numbers = (unit, steps.to(kind)) if kind else (None, correction)
 
-    def unscaled(self) -> Tensor:
-        """To the bit as the codec gave it."""
-        if self._unit is None:
-            return self._numbers
-        return (self._numbers.float() * self._unit[:, None]).view(-1)[: self.size]
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that it holds."""
+        return [self._numbers] if self._unit is None else [self._numbers, self._unit]
 
-    def applied(self) -> Tensor:
-        return scaled(self.unscaled(), self.scale)
+    def unscaled(self, device: torch.device) -> Tensor:
+        """To the bit as the codec gave it."""
+        numbers, *unit = (tensor.to(device) for tensor in self.tensors)
+        return (numbers.float() * unit[0][:, None]).view(-1)[: self.size] if unit else numbers
+
+    def applied(self, device: torch.device) -> Tensor:
+        return scaled(self.unscaled(device), self.scale)
 
 
 def scaled(correction: Tensor, factor: float) -> Tensor:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from noloco_node.core import outer
+from noloco_node.core import gpu, outer
 from noloco_node.core.codecs.codec import BLOCK, CodecStats, Received
 from noloco_node.errors import NonFinite, PeerMisbehaved
 
@@ -41,11 +41,10 @@ class Int8Conversation:
             raise NonFinite("a weight is NaN, infinite or beyond 2^126: the training has diverged")
         # peak = m · 2^e with m < 1, so that peak / 2^(e − 7) < 128; rounding to 128 is clamped.
         self._exponents = (torch.frexp(peaks).exponent - 7).clamp(min=LOWEST)
-        scaled = torch.ldexp(blocks, -self._exponents[:, None])
+        scaled = blocks * _power(-self._exponents)
         self._codes = scaled.round_().clamp_(-LIMIT, LIMIT).to(torch.int8)
-        payload = b"".join(
-            (self._exponents.to(torch.int8).numpy().data, self._codes.view(-1).numpy()[: len(self._u)].data)
-        )
+        exponents, codes = gpu.to_host(self._exponents.to(torch.int8), self._codes.view(-1)[: len(self._u)])
+        payload = b"".join((exponents.data, codes.data))
         self.stats.sent_bytes += len(payload)
         return payload
 
@@ -54,12 +53,13 @@ class Int8Conversation:
         count, size = len(self._exponents), len(self._u)
         if len(payload) != count + size:
             raise PeerMisbehaved("bad_length", f"{len(payload)} bytes instead of {count + size}")
-        exponents = torch.from_numpy(np.frombuffer(payload, np.int8, count).astype(np.int32))
-        if count and not LOWEST <= int(exponents.min()) <= int(exponents.max()) <= HIGHEST:
+        exponents = np.frombuffer(payload, np.int8, count).astype(np.int32)
+        if count and not LOWEST <= exponents.min() <= exponents.max() <= HIGHEST:
             raise PeerMisbehaved("bad_range")
-        codes = torch.zeros(count * BLOCK, dtype=torch.int8)
-        codes[:size].numpy()[:] = np.frombuffer(payload, np.int8, size, count)
-        c = outer.correction(_coded(self._codes, self._exponents), _coded(codes.view(-1, BLOCK), exponents))
+        codes = np.zeros(count * BLOCK, np.int8)
+        codes[:size] = np.frombuffer(payload, np.int8, size, count)
+        theirs = [gpu.to_device(part, self._u.device) for part in (codes, exponents)]
+        c = outer.correction(_coded(self._codes, self._exponents), _coded(theirs[0].view(-1, BLOCK), theirs[1]))
         return Received(None, c.view(-1)[:size])
 
     def learn(self) -> None:
@@ -72,4 +72,9 @@ def _blocks(u: Tensor) -> Tensor:
 
 
 def _coded(codes: Tensor, exponents: Tensor) -> Tensor:
-    return torch.ldexp(codes.float(), exponents[:, None])
+    return codes.float() * _power(exponents)
+
+
+def _power(exponents: Tensor) -> Tensor:
+    """2^e by an fp32 number's own bits: what a device's `pow` rounds would not be the same everywhere."""
+    return ((exponents + 127) << 23).view(torch.float32)[:, None]

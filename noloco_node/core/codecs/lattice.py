@@ -41,6 +41,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from noloco_node.core import gpu
 from noloco_node.core.codecs import lattice_ranges
 from noloco_node.core.codecs.codec import CodecStats, Received
 from noloco_node.core.kernels import BLOCK, PHASES, Grid, for_device
@@ -109,11 +110,11 @@ class LatticeConversation:
         self._turn: Callable[[bytes], Received] = self._receive_ranges
 
     def open(self) -> bytes:
-        peaks = _array(self._kernels.peaks(self._u))
+        where = lattice_ranges.places(self._size, self._seed)
+        peaks, sample = gpu.to_host(self._kernels.peaks(self._u), self._picked(self._u, where))
         if peaks.max(initial=0) >= lattice_ranges.LARGEST:
             raise NonFinite("a weight is NaN, infinite or beyond 2^110: the training has diverged")
-        where = lattice_ranges.places(self._size, self._seed)
-        self._wish = self._memory.wish(peaks, self._moved, _at(self._u, where), where)
+        self._wish = self._memory.wish(peaks, self._moved, sample, where)
         return self._send(self._wish.pack())
 
     def receive(self, payload: bytes) -> Received:
@@ -125,11 +126,13 @@ class LatticeConversation:
         theirs = lattice_ranges.RangeWish.parse(payload, self._wish)
         self._apart = np.subtract(theirs.sample, self._wish.sample, dtype=np.float64)
         self._agreed = lattice_ranges.agree(self._wish, theirs)
-        self._grid = _grid(self._agreed, self._bits, self._seed, self._u.device)
+        self._half_steps = lattice_ranges.value_of(self._agreed - 4 * self._bits)  # an octave of range is four codes
+        inverse = np.float32(0.5) / self._half_steps
+        self._grid = Grid(self._on_device(inverse), self._on_device(self._half_steps), self._seed % PHASES)
         self._codes, sums = self._kernels.encode(self._u, self._grid, self._bits)
-        self._sums = _array(sums)
+        codes, self._sums = gpu.to_host(self._codes, sums)
         self._turn = self._receive_codes
-        return Received(self._send(_array(self._codes), _checks(self._sums, self._bits), _digest(self._sums)), None)
+        return Received(self._send(codes, _checks(self._sums, self._bits), _digest(self._sums)), None)
 
     def _receive_codes(self, payload: bytes) -> Received:
         blocks = self.stats.blocks
@@ -138,8 +141,9 @@ class LatticeConversation:
         codes = np.frombuffer(payload, np.uint8, cut).reshape(blocks, 32 * self._bits)
         self._their_digest = payload[-DIGEST_BYTES:]
         theirs = self._on_device(codes.copy())  # a tensor over a bytes object's own memory could be written to
-        self._c, sums, energy = self._kernels.decode(self._codes, theirs, self._grid.half_step, self._bits)
-        self._their_sums, self._energy = self._sums + _array(sums), _array(energy).astype(np.float64)
+        self._c, *found = self._kernels.decode(self._codes, theirs, self._grid.half_step, self._bits)
+        sums, energy = gpu.to_host(*found)
+        self._their_sums, self._energy = self._sums + sums, energy.astype(np.float64)
         del self._codes
         missed = self._repair(_missed(self._their_sums, self._bits, payload, cut), payload, cut)
         self.stats.missed = len(missed)
@@ -155,8 +159,9 @@ class LatticeConversation:
         named = (spots != 0) & (self._energy[missed] <= BLOCK * half * half / CALM)
         blocks, places, up = missed[named], np.abs(spots[named]) - 1, np.sign(spots[named])
         where = self._on_device(blocks), self._on_device(places)
-        steps = _array(self._grid.half_step[where[0]])
-        wrong = (_array(self._c[where]) / steps).astype(np.int64)
+        steps = self._half_steps[blocks]
+        (found,) = gpu.to_host(self._c[where])
+        wrong = (found / steps).astype(np.int64)
         right = wrong + (up << self._bits)
         near = np.abs(right) <= half + NEAR * half // 8
         right = np.where(near, right, wrong)
@@ -171,8 +176,9 @@ class LatticeConversation:
         _check_length(payload, cut + 2 * len(blocks))
         more = np.frombuffer(payload, np.uint8, cut).reshape(-1, BLOCK)
         for some in _groups(len(blocks)):
-            low = _array(self._kernels.unpack(self._on_device(self._their_codes[some]), self._bits))
-            self._resolve(blocks[some], low | more[some].astype(np.int32) << self._bits, width)
+            low = self._kernels.unpack(self._on_device(self._their_codes[some]), self._bits)
+            more_bits = self._on_device(more[some].astype(np.int32) << self._bits)
+            self._resolve(blocks[some], low | more_bits, width)
         still = blocks[_missed(self._their_sums[blocks], width, payload, cut)]
         return self._ask(still, WHOLE) if len(still) else self._finish()
 
@@ -182,7 +188,7 @@ class LatticeConversation:
         planes = np.frombuffer(payload, np.uint8).reshape(-1, WHOLE // 8, BLOCK)
         for some in _groups(len(blocks)):
             low, middle, high = planes[some].astype(np.int32).swapaxes(0, 1)
-            self._resolve(blocks[some], low | middle << 8 | high << 16, WHOLE)
+            self._resolve(blocks[some], self._on_device(low | middle << 8 | high << 16), WHOLE)
         return self._finish(everything=len(blocks) == self.stats.blocks)
 
     def _finish(self, everything: bool = False) -> Received:
@@ -191,7 +197,8 @@ class LatticeConversation:
                 raise PeerMisbehaved("bad_digest")
             return self._ask(np.arange(self.stats.blocks), WHOLE)
         self._turn = _over
-        error = 2 * _at(self._c, self._wish.where).astype(np.float64) - self._apart
+        (seen,) = gpu.to_host(self._picked(self._c, self._wish.where))
+        error = 2 * seen.astype(np.float64) - self._apart
         self.stats.error, self.stats.difference = float(error @ error), float(self._apart @ self._apart)
         return Received(None, self._c.view(-1)[: self._size], self._grid.half_step)
 
@@ -206,19 +213,23 @@ class LatticeConversation:
         first = 0 if bits == WHOLE else self._bits
         sent = np.empty((len(blocks), bits // 8, BLOCK), np.uint8)
         for some in _groups(len(blocks)):
-            k = _array(self._kernels.steps(self._u, self._grid, self._on_device(blocks[some])))
-            for plane in range(bits // 8):
-                sent[some, plane] = k >> first + 8 * plane & 0xFF
+            k = self._kernels.steps(self._u, self._grid, self._on_device(blocks[some]))
+            planes = [(k >> first + 8 * plane & 0xFF).to(torch.uint8) for plane in range(bits // 8)]
+            (sent[some],) = gpu.to_host(torch.stack(planes, 1))
         checks = b"" if bits == WHOLE else _checks(self._sums[blocks], self._bits + bits)
         return Received(self._send(sent, checks), None)
 
-    def _resolve(self, blocks: lattice_ranges.Places, low: NDArray[np.int32], width: int) -> None:
-        which, theirs = self._on_device(blocks), self._on_device(low)
-        sums, energy = self._kernels.resolve(self._u, self._grid, which, theirs, width, self._c)
-        self._their_sums[blocks], self._energy[blocks] = _array(sums), _array(energy)
+    def _resolve(self, blocks: lattice_ranges.Places, low: Tensor, width: int) -> None:
+        found = self._kernels.resolve(self._u, self._grid, self._on_device(blocks), low, width, self._c)
+        self._their_sums[blocks], self._energy[blocks] = gpu.to_host(*found)
+
+    def _picked(self, rows: Tensor, where: lattice_ranges.Places) -> Tensor:
+        if not rows.is_cuda:  # numpy's: torch would wake its threads for a few elements
+            return torch.from_numpy(rows.numpy().reshape(-1)[where])
+        return rows.view(-1)[self._on_device(where)]
 
     def _on_device(self, array: Array) -> Tensor:
-        return torch.from_numpy(array).to(self._u.device)
+        return gpu.to_device(array, self._u.device)
 
     def _send(self, *parts: bytes | Array) -> bytes:
         payload = b"".join(part.data if isinstance(part, np.ndarray) else part for part in parts)
@@ -236,12 +247,6 @@ def _seed(exchange_id: bytes, index: int) -> int:
     return int.from_bytes(drawn, "little") >> 1
 
 
-def _grid(agreed: lattice_ranges.Codes, bits: int, seed: int, device: torch.device) -> Grid:
-    half_step = lattice_ranges.value_of(agreed - 4 * bits)  # an octave of range is four codes
-    inverse = np.float32(0.5) / half_step
-    return Grid(torch.from_numpy(inverse).to(device), torch.from_numpy(half_step).to(device), seed % PHASES)
-
-
 def _blocks(u: Tensor) -> Tensor:
     """(blocks, 256), zeros after the end."""
     short = -u.numel() % BLOCK
@@ -250,14 +255,6 @@ def _blocks(u: Tensor) -> Tensor:
 
 def _groups(count: int) -> list[slice]:
     return [slice(start, start + AT_ONCE) for start in range(0, count, AT_ONCE)]
-
-
-def _at(rows: Tensor, where: lattice_ranges.Places) -> lattice_ranges.Floats:
-    if rows.is_cuda:
-        rows = rows.view(-1)[torch.from_numpy(where).to(rows.device)]
-        where = np.arange(len(where))
-    picked: lattice_ranges.Floats = _array(rows).reshape(-1)[where]
-    return picked
 
 
 # ---- checksums, one entry a block ----
@@ -287,8 +284,3 @@ def _digest(sums: Array) -> bytes:
 def _check_length(payload: bytes, wanted: int) -> None:
     if len(payload) != wanted:
         raise PeerMisbehaved("bad_length", f"{len(payload)} bytes instead of {wanted}")
-
-
-def _array(x: Tensor) -> Array:
-    array: Array = x.cpu().numpy()
-    return array

@@ -1,0 +1,115 @@
+"""What work on a GPU needs beside other work there: page-locked memory, copies, streams. On a CPU all of it is free.
+
+- A copy between GPU and host is queued and waits for nobody only where the host's memory is page-locked. torch's own
+  allocator of such memory rounds up to a power of two, so long vectors are ordinary memory that the driver was told of:
+  exactly their size, and kept for the next one, because telling the driver takes a second for some GB.
+- What a thread queues on its stream is in order on that stream alone. Where another stream is to read it, an event is
+  recorded behind it, and that stream waits for the event; no thread does.
+- torch gives memory back to the stream that it was made on, so another stream that uses it says so (`keep`).
+"""
+
+import weakref
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Array: TypeAlias = NDArray[Any]
+
+SOON = -1
+"""Priority of a stream whose work is short: it does not queue up behind an inner step's."""
+
+
+# ---- page-locked memory ----------------------------------------------------------------------------------------------
+def pinned(elements: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Host memory that is not set, page-locked where there is a GPU and the driver allows so much of it."""
+    memory = np.empty(elements * dtype.itemsize, np.uint8)
+    if torch.cuda.is_available() and elements:
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        address = memory.ctypes.data
+        if runtime.cudaHostRegister(address, memory.nbytes, 0) == runtime.cudaError.success:
+            weakref.finalize(memory, runtime.cudaHostUnregister, address).atexit = False
+    return torch.from_numpy(memory).view(dtype)
+
+
+class Pinned:
+    """Page-locked memory for one vector at a time, again and again: while the last one is in use, a further one is
+    made."""
+
+    def __init__(self, elements: int) -> None:
+        self._elements = elements
+        self._free: list[Tensor] = []
+
+    def take(self) -> Tensor:
+        """Free again when nothing refers to it or to a part of it."""
+        memory = self._free.pop() if self._free else pinned(self._elements)
+        lent = memory.numpy()[:]
+        weakref.finalize(lent, self._free.append, memory).atexit = False
+        return torch.from_numpy(lent)
+
+
+# ---- copies ----------------------------------------------------------------------------------------------------------
+def to_host(*tensors: Tensor) -> list[Array]:
+    """On the CPU, for reading; the calling thread waits once for all that it has queued so far."""
+    copies = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) if t.is_cuda else t for t in tensors]
+    for copy, tensor in zip(copies, tensors, strict=True):
+        if copy is not tensor:
+            copy.copy_(tensor, non_blocking=True)
+    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
+    return [copy.numpy() for copy in copies]
+
+
+def to_device(array: Array, device: torch.device) -> Tensor:
+    """Waits for nothing; on a CPU it is the array's own memory."""
+    tensor = torch.from_numpy(array)
+    if device.type == "cpu":
+        return tensor
+    held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
+    return held.to(device, non_blocking=True)
+
+
+# ---- streams ---------------------------------------------------------------------------------------------------------
+def side_stream(device: torch.device) -> "torch.cuda.Stream | None":
+    """A stream for short work beside the device's other work."""
+    if device.type != "cuda":
+        return None
+    return torch.cuda.Stream(device, priority=SOON)  # type: ignore[no-untyped-call]
+
+
+def on(stream: "torch.cuda.Stream | None") -> AbstractContextManager[Any]:
+    """What this thread queues goes to that stream."""
+    return torch.cuda.stream(stream) if stream else nullcontext()
+
+
+def record(device: torch.device) -> "torch.cuda.Event | None":
+    """An event behind all that this thread has queued on the device."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def wait(event: "torch.cuda.Event | None", device: torch.device) -> None:
+    """What this thread queues on the device from now on comes after the event. The thread itself goes on."""
+    if event is not None:
+        torch.cuda.current_stream(device).wait_event(event)
+
+
+def reach(event: "torch.cuda.Event | None") -> None:
+    """The thread waits for the event: before it reads what a GPU writes into host memory."""
+    if event is not None:
+        event.synchronize()
+
+
+def keep(tensors: Iterable[Tensor]) -> None:
+    """What this thread has queued so far uses them, though they were made on another stream: their memory is not given
+    to anybody before."""
+    for tensor in tensors:
+        if tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))
