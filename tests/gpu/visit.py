@@ -13,6 +13,7 @@ The exit code is 0 only if all that ran was as wanted.
 import argparse
 import importlib.util
 import json
+import math
 import os
 import platform
 import signal
@@ -60,17 +61,20 @@ class Part:
     environment: tuple[tuple[str, str], ...] = ()
 
 
+SAME = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+"""With it products give the same bits each time (torch.use_deterministic_algorithms)."""
 PARTS = (
-    Part("kernels", 120, alone=False),
-    Part("replicas", 150, alone=False),
-    Part("swaps", 150, alone=False),
-    Part("swaps blocking", 150, alone=False, module="swaps", environment=(("CUDA_LAUNCH_BLOCKING", "1"),)),
+    Part("kernels", 150, alone=False),
+    Part("replicas", 150, alone=False, environment=(SAME,)),
+    Part("swaps", 150, alone=False, environment=(SAME,)),
+    Part("swaps blocking", 150, alone=False, module="swaps", environment=(SAME, ("CUDA_LAUNCH_BLOCKING", "1"))),
+    Part("commands", 150, alone=False),
+    Part("nodes", 150, alone=False),
     Part("codec_speed", 60),
-    Part("one_billion", 240),
+    Part("one_billion", 270),
     Part("plain_loop", 150),
     Part("shortage", 90),
-    Part("nodes", 120),
-    Part("commands", 150),
+    Part("profile_steps", 90),
 )
 """Those that are not alone first, all at once; then the most important first."""
 
@@ -120,6 +124,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--part", help=argparse.SUPPRESS)
     add("--skip", type=int, default=0, help=argparse.SUPPRESS)
     add("--into", type=Path, help=argparse.SUPPRESS)
+    add("--turn", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.json is None and os.environ.get("OUT"):
         options.json = Path(os.environ["OUT"]) / "visit.json"
@@ -166,17 +171,30 @@ class Visit:
             groups = [[part] for part in parts if not part.environment]
         else:
             groups = ([together] if together else []) + [[part] for part in parts if part.alone]
-        for number, group in enumerate(groups):
-            left_s = self._until - time.monotonic()
-            if left_s < min(20.0, 0.1 * self._options.seconds):
-                self._skip(group, "no time was left")
-                continue
-            self._run_together(group, folder / str(number))
-
-    def _run_together(self, parts: Sequence[Part], folder: Path) -> None:
-        running = [_Process(part, self._options, folder / str(number), self._until) for number, part in
-                   enumerate(parts)]
+        waiting: list[_Process] = []
         try:
+            for number, group in enumerate(groups):
+                running = waiting or self._started(group, folder / str(number))
+                left_s = self._until - time.monotonic()
+                if left_s < min(20.0, 0.1 * self._options.seconds):
+                    waiting = running
+                    self._skip([part for group in groups[number:] for part in group], "no time was left")
+                    return
+                following = groups[number + 1 : number + 2]
+                waiting = self._started(following[0], folder / str(number + 1)) if following else []
+                self._go_on(running)
+        finally:
+            for process in waiting:
+                process.end()
+
+    def _started(self, parts: Sequence[Part], folder: Path) -> list["_Process"]:
+        """They import what they need, and wait for their turn."""
+        return [_Process(part, self._options, folder / str(number)) for number, part in enumerate(parts)]
+
+    def _go_on(self, running: list["_Process"]) -> None:
+        try:
+            for process in running:
+                process.go(self._until)
             while running:
                 time.sleep(POLL_S)
                 for process in list(running):
@@ -249,21 +267,32 @@ MACHINE = "machine"
 class _Process:
     """A part as a process. Where it ends in the middle of a function, another one goes on behind that."""
 
-    def __init__(self, part: Part, options: argparse.Namespace, folder: Path, until: float) -> None:
+    def __init__(self, part: Part, options: argparse.Namespace, folder: Path) -> None:
         self._part, self._options, self._folder = part, options, folder
-        self._until = min(until, time.monotonic() + part.most_s)
+        self._turn = folder / "turn"
+        self._until = math.inf
         self._ended = 0
         self._under_way: tuple[str, float] | None = None
+        self._folder.mkdir(parents=True)
         self._start()
 
+    def go(self, until: float) -> None:
+        """Its turn has come."""
+        self._until = min(until, time.monotonic() + self._part.most_s)
+        self._say_until()
+
+    def _say_until(self) -> None:
+        written = self._turn.with_suffix(".part")
+        written.write_text(str(self._until), encoding="ascii")
+        written.replace(self._turn)
+
     def _start(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
         self._into = self._folder / f"from-{self._ended}.jsonl"
         self._into.touch()
         self._output = self._folder / f"from-{self._ended}.txt"
         self._read = 0
         options = ["--device", self._options.device, "--part", self._part.name, "--into", str(self._into)]
-        options += ["--skip", str(self._ended), "--seconds", f"{self._until - time.monotonic():.0f}"]
+        options += ["--skip", str(self._ended), "--turn", str(self._turn)]
         options += ["--quick"] if self._options.quick else []
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
@@ -340,8 +369,14 @@ def _as_part(options: argparse.Namespace) -> int:
     part = next(part for part in PARTS if part.name == options.part)
     from checks import place as places
 
-    until = time.monotonic() + options.seconds
-    place = places.Place.of(options.device, options.quick, until)
+    checks: Sequence[Callable[[places.Place], places.Seen | None]]
+    checks = import_module(f"checks.{part.module or part.name}").CHECKS
+    parent = os.getppid()
+    while not options.turn.exists():
+        time.sleep(POLL_S)
+        if os.getppid() != parent:
+            return 1
+    place = places.Place.of(options.device, options.quick, float(options.turn.read_text(encoding="ascii")))
     with options.into.open("a", encoding="utf-8") as file:
 
         def tell(document: dict[str, Any]) -> None:
@@ -349,8 +384,6 @@ def _as_part(options: argparse.Namespace) -> int:
             file.flush()
 
         tell(asdict(Done(part.name, MACHINE, facts=place.machine())))
-        checks: Sequence[Callable[[places.Place], places.Seen | None]]
-        checks = import_module(f"checks.{part.module or part.name}").CHECKS
         for check in checks[options.skip :]:
             tell({"began": check.__name__})
             tell(asdict(_tried(part.name, check, place)))

@@ -6,9 +6,9 @@ Large vectors: what a program index or an offset in 32 bits would spoil shows he
 import itertools
 
 import torch
+from checks.place import Place, Seen, Skip, require_same
 from torch import Tensor
 
-from checks.place import Place, Seen, Skip, require_same
 from noloco_node.core.codecs.by_name import codec
 from noloco_node.core.codecs.codec import Conversation
 from noloco_node.core.kernels import BLOCK, Grid, Kernels, for_device, reference
@@ -22,7 +22,7 @@ def the_fast_kernels_are_used(place: Place) -> Seen:
     """Else everything else works, and slowly."""
     kernels = for_device(place.device.type)
     wanted = "triton" if place.on_gpu else "numba"
-    assert kernels.NAME == wanted, (
+    assert wanted == kernels.NAME, (
         f"the lattice kernels here are those of {kernels.NAME}: is {wanted} installed, and a C compiler with Python's "
         "headers?"
     )
@@ -33,14 +33,14 @@ def every_kind_of_number_gives_the_same_bits(place: Place) -> None:
     kernels = for_device(place.device.type)
     for kind, blocks, bits in itertools.product(KINDS, (0, 1, 9, 1000), BITS):
         u, v = _rows(place, kind, blocks, blocks), _rows(place, "normal", blocks, blocks + 1)
-        _check(kernels, u, v, _grid(place, blocks, bits, -14), bits, f"{kind}, {blocks} blocks, {bits} bits")
+        _check(kernels, (u, v), _grid(place, blocks, bits, -14), bits, f"{kind}, {blocks} blocks, {bits} bits")
 
 
 def far_from_one_gives_the_same_bits(place: Place) -> None:
     kernels = for_device(place.device.type)
     for octave, bits in itertools.product((-97, -40, 0, 80), (2, 4, 8)):
         u, v = _rows(place, "mixed", 65, octave + 100), _rows(place, "mixed", 65, octave + 101)
-        _check(kernels, u, v, _grid(place, 65, 4095, octave), bits, f"steps of 2^{octave}, {bits} bits")
+        _check(kernels, (u, v), _grid(place, 65, 4095, octave), bits, f"steps of 2^{octave}, {bits} bits")
 
 
 def large_vectors_give_the_same_bits(place: Place) -> Seen:
@@ -139,7 +139,7 @@ def _rows(place: Place, kind: str, blocks: int, seed: int) -> Tensor:
 
 
 def _grid(place: Place, blocks: int, seed: int, octave: int) -> Grid:
-    """Steps from 2^octave up, with two bits after the leading one. On the CPU: what a device's pow rounds may differ."""
+    """Steps from 2^octave up, with two bits after the leading one. Made on the CPU: a device may round powers."""
     random = torch.Generator().manual_seed(seed)
     quarter = torch.randint(4, 8, (blocks,), generator=random) / 4
     step = torch.ldexp(quarter, torch.tensor(octave) + torch.randint(0, 5, (blocks,), generator=random))
@@ -162,14 +162,17 @@ def _encoded(u: Tensor, grid: Grid, part: slice, bits: int) -> tuple[Tensor, Ten
     return reference.pack(k & (1 << bits) - 1, bits), reference.sums(k)
 
 
-def _check(kernels: Kernels, u: Tensor, v: Tensor, grid: Grid, bits: int, what: str) -> None:
+def _check(kernels: Kernels, pair: tuple[Tensor, Tensor], grid: Grid, bits: int, what: str) -> None:
+    u, v = pair
     require_same(f"peaks, {what}", kernels.peaks(u), reference.peaks(u))
     coded, meant = ([k.encode(x, grid, bits) for x in (u, v)] for k in (kernels, reference))
     for (codes, sums), (right, right_sums) in zip(coded, meant, strict=True):
         require_same(f"codes, {what}", codes, right)
         require_same(f"sums, {what}", sums, right_sums)
     pair = coded[0][0], coded[1][0], grid.half_step, bits
-    for name, seen, right in zip(("c", "sums", "energies"), kernels.decode(*pair), reference.decode(*pair), strict=True):
+    for name, seen, right in zip(
+        ("c", "sums", "energies"), kernels.decode(*pair), reference.decode(*pair), strict=True
+    ):
         require_same(f"decoded {name}, {what}", seen, right)
     require_same(f"unpacked, {what}", kernels.unpack(coded[0][0], bits), reference.unpack(coded[0][0], bits))
     which = torch.arange(0, len(u), 2, device=u.device)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
-
 from checks.place import Place, require_close, require_same
+
 from noloco_node.data.corpus import Corpus
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.training.replica import Replica
@@ -74,16 +74,16 @@ def vectors(inner: Replica) -> dict[str, torch.Tensor]:
 
 
 def require_same_vectors(what: str, one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    for name in one:
-        require_same(f"{what}, {name}", one[name], other[name])
+    for name, vector in one.items():
+        require_same(f"{what}, {name}", vector, other[name])
 
 
 def require_close_vectors(
     what: str, one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], relative: float
 ) -> None:
     """By the norm of the difference; of δ relative to φ, as it is small and a difference of larger ones."""
-    for name in one:
-        apart = float((one[name].double() - other[name].double()).norm())
+    for name, vector in one.items():
+        apart = float((vector.double() - other[name].double()).norm())
         size = float(one["φ" if name == "δ" else name].double().norm())
         assert apart <= relative * size, f"{what}, {name}: {apart:.3g} apart, of {size:.3g}"
 

@@ -5,8 +5,6 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
-
 from checks.models import (
     replica,
     require_close_losses,
@@ -18,6 +16,8 @@ from checks.models import (
     vectors,
 )
 from checks.place import Place, Seen, require_close, require_same
+from torch import Tensor
+
 from noloco_node.core.codecs.codec import BLOCK
 from noloco_node.training import memory_budget
 from noloco_node.training.replica import Replica

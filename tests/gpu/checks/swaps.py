@@ -6,35 +6,31 @@ the same step: everything before races with the codec threads and their streams.
 late in turn. Run once more with CUDA_LAUNCH_BLOCKING=1 ("swaps blocking").
 """
 
-import queue
 import threading
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeVar
+from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
-
 from checks.models import replica, require_same_vectors, same_each_time, small_run, train, vectors
 from checks.place import Place, Seen, require_same
+from checks.threads import DEADLINE_S, Posts, answer, arrive, correction, swap, talk
+from torch import Tensor
+
 from noloco_node.core.codecs.by_name import codec
 from noloco_node.run.schema import Manifest
 from noloco_node.training.mailbox import Command, Correct
 from noloco_node.training.offer import CodecThread, Offer
 from noloco_node.training.replica import Replica
-from noloco_node.training.thread import Failed, Finished, Judged, PhaseEnded, TrainingThread
+from noloco_node.training.thread import Finished, Judged, PhaseEnded, Ready, TrainingThread
 
 STEPS, ROUNDS = 6, 4
 ADDED_BEHIND = 3
 """The last phase's corrections are added behind so many steps of a phase."""
 CODEC = "lattice:4"
-DEADLINE_S = 60.0
 SLEEP_S = 0.004
 
-T = TypeVar("T")
 Vectors = dict[str, Tensor]
 
 
@@ -87,8 +83,8 @@ def a_gpu_and_a_cpu_swap(place: Place) -> None:
             side.thread.begin(1)
         offers = [side.offer() for side in sides]
         before = float((offers[0]._u.cpu() - offers[1]._u.cpu()).norm())
-        for c, opposite in swap(*offers, exchange=bytes(16)):
-            require_same("the corrections of a GPU and of a CPU", c.cpu(), -opposite.cpu() + 0.0)
+        for c, opposite in swap(*offers, bytes(16)):
+            _require_opposite("a GPU and a CPU", c, opposite)
         after = float((offers[0]._u.cpu() - offers[1]._u.cpu()).norm())
         assert after < 0.6 * before, f"u' - u was {before:.3g} long and is {after:.3g}"
 
@@ -97,18 +93,23 @@ def a_swap_is_judged_and_training_goes_on(place: Place) -> Seen:
     run = small_run(place, steps=STEPS, rounds=3, precision="bf16")
     judged = []
     with ExitStack() as stack:
-        sides = [stack.enter_context(_running(place, run, name)) for name in "ab"]
+        sides = [stack.enter_context(_running(place, run, name, blocking=True)) for name in "ab"]
         for side in sides:
             side.thread.begin()
         for round_ in (1, 2):
             offers = [side.offer() for side in sides]
             for side in sides:
                 side.thread.swapping(True)
-            swap(*offers, exchange=bytes([round_] * 16))
+            for _ in swap(*offers, bytes([round_] * 16)):
+                pass
             for side in sides:
                 side.thread.swapping(False)
                 judged.append(side.until(Judged))
-    assert all(abs(each.loss_with) < 100 and abs(each.loss_without) < 100 for each in judged)
+                side.thread.round_over(round_)
+        for side in sides:
+            side.until(Finished)
+    assert all(0 < each.loss_with < 100 and 0 < each.loss_without < 100 for each in judged)
+    assert all(each.loss_with != each.loss_without for each in judged), "it was added"
     return Seen(facts={"judged": [str(each.verdict) for each in judged]})
 
 
@@ -136,9 +137,7 @@ def a_checkpoint_while_it_trains_is_one_moment(place: Place) -> Seen:
             for place_, moments in meant.inner["optimizer"].items():
                 for name, value in moments.items():
                     if isinstance(value, Tensor):
-                        require_same(
-                            f"{name} of parameter {place_}", state.inner["optimizer"][place_][name], value
-                        )
+                        require_same(f"{name} of parameter {place_}", state.inner["optimizer"][place_][name], value)
     return Seen(facts={"at_steps": [state.step for state in states], "of": steps})
 
 
@@ -158,11 +157,11 @@ def a_joining_node_gets_one_moment(place: Place) -> None:
 
 
 # ---- by threads ------------------------------------------------------------------------------------------------------
-class _Side:
+class _Side(Posts):
     """A training thread, and what it posts."""
 
-    def __init__(self, place: Place, run: Manifest, peer: str, held: bool) -> None:
-        self.posts: queue.SimpleQueue[object] = queue.SimpleQueue()
+    def __init__(self, place: Place, run: Manifest, peer: str, held: bool, blocking: bool) -> None:
+        super().__init__()
         self.held = held
         self.waits, self.goes_on = threading.Event(), threading.Event()
         """Whether it waits for the corrections of the last phase, and whether they are in its mailbox."""
@@ -185,27 +184,21 @@ class _Side:
             return inner
 
         self.thread = TrainingThread(
-            build, codec(CODEC), self.posts.put, rounds=run.rounds, fragment_elements=_fragment(place)
+            build,
+            codec(CODEC),
+            self.put,
+            rounds=run.rounds,
+            blocking=blocking,
+            fragment_elements=_fragment(place),
         )
-
-    def until(self, kind: type[T]) -> T:
-        ends = time.monotonic() + DEADLINE_S
-        while not isinstance(post := self.posts.get(timeout=max(0.1, ends - time.monotonic())), kind):
-            if isinstance(post, Failed):
-                raise post.error
-        return post
-
-    def offer(self) -> Offer:
-        ended = self.until(PhaseEnded)
-        assert ended.offer is not None, ended.closed
-        return ended.offer
 
 
 @contextmanager
-def _running(place: Place, run: Manifest, peer: str, held: bool = False) -> Iterator[_Side]:
-    side = _Side(place, run, peer, held)
+def _running(place: Place, run: Manifest, peer: str, held: bool = False, blocking: bool = False) -> Iterator[_Side]:
+    side = _Side(place, run, peer, held, blocking)
     side.thread.start()
     try:
+        side.until(Ready)  # models are made with torch's one generator, so one after the other
         yield side
     finally:
         side.held = False
@@ -222,60 +215,22 @@ def _by_threads(place: Place, precision: str = "fp32") -> list[Vectors]:
             side.thread.begin()
         for round_ in range(1, ROUNDS):
             offers = [side.offer() for side in sides]
-            talked = talk(*offers, exchange=bytes([round_] * 16))
+            exchange, fragments = bytes([round_] * 16), range(offers[0].fragments)
+            scales = [talk(*offers, index, exchange) for index in fragments]
             for side in sides:
                 assert side.waits.wait(DEADLINE_S), "it never came to that step"
                 side.waits.clear()
-            for c, opposite in add(*offers, talked):
-                require_same(f"round {round_}: opposite corrections", c.cpu(), -opposite.cpu() + 0.0)
+            for index, scale in zip(fragments, scales, strict=True):
+                _require_opposite(f"round {round_}", *(correction(offer, index) for offer in offers))
+                for offer in offers:
+                    offer.apply(index, scale)
+            arrive(*offers)
             for side in sides:
                 side.goes_on.set()
         for side in sides:
             side.until(Finished)
         place.synchronize()
         return [vectors(side.replica) for side in sides if side.replica is not None]
-
-
-def swap(one: Offer, other: Offer, exchange: bytes) -> list[tuple[Tensor, Tensor]]:
-    """All fragments, as the event loop does it. When it returns, all corrections are in the mailboxes. Returns them."""
-    return add(one, other, talk(one, other, exchange))
-
-
-def talk(one: Offer, other: Offer, exchange: bytes) -> list[float]:
-    """The factor of each fragment that both allow."""
-    scales = []
-    for index in range(one.fragments):
-        said = answer(one.open(index, exchange)), answer(other.open(index, exchange))
-        while True:
-            mine, theirs = one.receive(index, said[1]), other.receive(index, said[0])
-            both = answer(mine), answer(theirs)
-            if isinstance(both[0], float) and isinstance(both[1], float):
-                break
-            assert isinstance(both[0], bytes) and isinstance(both[1], bytes), "both take the same number of turns"
-            said = both[0], both[1]
-        scales.append(min(both[0], both[1]))
-    return scales
-
-
-def add(one: Offer, other: Offer, scales: list[float]) -> list[tuple[Tensor, Tensor]]:
-    corrections = []
-    for index, scale in enumerate(scales):
-        corrections.append((_correction(one, index), _correction(other, index)))
-        one.apply(index, scale)
-        other.apply(index, scale)
-    for side in (one, other):
-        answer(side.stats())  # behind all of them
-    return corrections
-
-
-def _correction(offer: Offer, index: int) -> Tensor:
-    found = offer._corrections[index][0].correction
-    assert found is not None
-    return found
-
-
-def answer(future: "Future[T]") -> T:
-    return future.result(timeout=DEADLINE_S)
 
 
 def _fragment(place: Place) -> int:
@@ -333,8 +288,7 @@ class _Alone:
         self._place.synchronize()
         inner.boundary()
         self._place.synchronize()
-        where = (inner.theta.device,) if "device" in Offer.__init__.__annotations__ else ()
-        made = Offer(self._codec_thread, inner.round, u, moved, *where)
+        made = Offer(self._codec_thread, inner.round, u, moved, inner.theta.device)
         self._place.synchronize()
         return made
 
@@ -359,7 +313,8 @@ def _one_at_a_time(place: Place) -> list[Vectors]:
                 for side in sides:
                     side.offer()
                 break
-            swap(*(side.offer() for side in sides), exchange=bytes([round_] * 16))
+            for _ in swap(*[side.offer() for side in sides], bytes([round_] * 16)):
+                pass
             for side in sides:
                 side.train(ADDED_BEHIND)
                 side.add()
@@ -367,6 +322,10 @@ def _one_at_a_time(place: Place) -> list[Vectors]:
     finally:
         for side in sides:
             side.close()
+
+
+def _require_opposite(what: str, c: Tensor, opposite: Tensor) -> None:
+    require_same(f"{what}: opposite corrections", c.cpu(), -opposite.cpu() + 0.0)  # without -0
 
 
 def _require_same_pair(what: str, seen: list[Vectors], right: list[Vectors]) -> None:
