@@ -1,28 +1,30 @@
-"""Everything in checks/ that needs a GPU and does not measure. `python tests/gpu/visit.py` runs it without pytest, too."""
+"""What checks/ has that needs a GPU and measures nothing. `python tests/gpu/visit.py` runs it without pytest, too."""
 
-import os
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from checks import commands, kernels, replicas, shortage, swaps
+from checks.place import Place, Skip
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here"),
-]
-MODULES = ("kernels", "replicas", "swaps", "shortage", "commands")
-
-
-@pytest.fixture(scope="module")
-def place() -> Iterator[object]:
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    from checks.place import Place
-
-    yield Place.of("cuda", False, float("inf"))
+MODULES = (kernels, replicas, swaps, shortage, commands)
+CHECKS = [pytest.param(check, id=check.__name__) for module in MODULES for check in module.CHECKS]
 
 
-def checks() -> list[Callable[..., object]]:
-    """Without a GPU their modules are not even imported."""
-    from importlib import import_module
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    place = Place.of("cuda", quick=False)
+    yield place
+    place.tidy()
 
-    return [check for name in MODULES for check in import_module(f"checks.{name}").CHECKS]
+
+@pytest.mark.gpu
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
+@pytest.mark.parametrize("check", CHECKS)
+def test_on_a_gpu(check: Callable[[Place], object], place: Place) -> None:
+    try:
+        check(place)
+    except Skip as why:
+        pytest.skip(str(why))

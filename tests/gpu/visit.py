@@ -178,7 +178,7 @@ class Visit:
                 left_s = self._until - time.monotonic()
                 if left_s < min(20.0, 0.1 * self._options.seconds):
                     waiting = running
-                    self._skip([part for group in groups[number:] for part in group], "no time was left")
+                    self._skip([part for group in groups[number:] for part in group], NO_TIME)
                     return
                 following = groups[number + 1 : number + 2]
                 waiting = self._started(following[0], folder / str(number + 1)) if following else []
@@ -228,7 +228,7 @@ class Visit:
         checks = [done for done in self._done if not done.rows]
         failed = [done for done in self._done if done.failed]
         skipped = [done for done in self._done if done.skipped]
-        unwanted = self._options.device != "cpu" and any(done.check != "all" for done in skipped)
+        unwanted = self._options.device != "cpu" and any(done.skipped not in USUAL for done in skipped)
         counts = f"{len(self._done) - len(failed) - len(skipped)} as wanted, {len(failed)} failed"
         rows = [
             _row(
@@ -260,6 +260,9 @@ class Visit:
         self._options.json.write_text(json.dumps(document, indent=1), encoding="utf-8")
 
 
+NO_TIME = "no time was left"
+USUAL = (NO_TIME, "no hivemind")
+"""Why something may be left out."""
 MACHINE = "machine"
 """The check that a process sends first: what it runs on."""
 
@@ -273,6 +276,8 @@ class _Process:
         self._until = math.inf
         self._ended = 0
         self._under_way: tuple[str, float] | None = None
+        self._names: list[str] = []
+        self._over = False
         self._folder.mkdir(parents=True)
         self._start()
 
@@ -316,7 +321,9 @@ class _Process:
                 self._under_way = found["began"], time.monotonic()
             else:
                 done = Done(**found)
-                if done.check != MACHINE:
+                if done.check == MACHINE:
+                    self._names = done.facts.pop("checks")
+                else:
                     self._ended += 1
                     self._under_way = None
                 yield done
@@ -328,21 +335,26 @@ class _Process:
 
     def _cut_off(self, stopped: bool) -> Iterator[Done]:
         """What was under way, when the process ended without a result for it."""
-        if self._under_way is None and self._process.returncode == 0:
+        if self._over or (self._under_way is None and self._process.returncode == 0):
+            self._over = True
             return
         check, began = self._under_way or ("begin", time.monotonic())
         self._under_way = None
-        why = "no time was left" if stopped else f"the process ended with {_ending(self._process.returncode)}"
+        why = NO_TIME if stopped else f"the process ended with {_ending(self._process.returncode)}"
         said = self._output.read_text(encoding="utf-8", errors="replace")[-TAIL:]
         seconds = time.monotonic() - began
         failed = f"{said}\n{why} after {seconds:.0f} s"
         yield Done(self._part.name, check, seconds, failed=failed)
         self._ended += 1
-        if not stopped and check != "begin" and self._until - time.monotonic() > 20:
+        self._over = stopped or check == "begin" or self._until - time.monotonic() < 20
+        if not self._over:
             self._start()
+            return
+        for name in self._names[self._ended :]:
+            yield Done(self._part.name, name, skipped=NO_TIME)
 
     def over(self) -> bool:
-        return self._process.poll() is not None and self._under_way is None
+        return self._over
 
     def end(self) -> None:
         """The process, and those that it started."""
@@ -383,7 +395,8 @@ def _as_part(options: argparse.Namespace) -> int:
             file.write(json.dumps(document) + "\n")
             file.flush()
 
-        tell(asdict(Done(part.name, MACHINE, facts=place.machine())))
+        names = [check.__name__ for check in checks]
+        tell(asdict(Done(part.name, MACHINE, facts={**place.machine(), "checks": names})))
         for check in checks[options.skip :]:
             tell({"began": check.__name__})
             tell(asdict(_tried(part.name, check, place)))

@@ -4,6 +4,7 @@ On a CPU everything works too, so that the checks themselves can be tried where 
 """
 
 import gc
+import math
 import os
 import platform
 import subprocess
@@ -17,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-UNLIMITED_S = 3600.0
+LONGEST_S = 300.0
+"""Of one check, where no end was set."""
 
 
 class Skip(Exception):
@@ -45,11 +47,11 @@ class Place:
     device: torch.device
     quick: bool
     """Tiny sizes; no figure is judged."""
-    until: float = field(default_factory=lambda: time.monotonic() + UNLIMITED_S)
+    until: float = math.inf
     """By time.monotonic."""
 
     @classmethod
-    def of(cls, device: str, quick: bool, until: float) -> "Place":
+    def of(cls, device: str, quick: bool, until: float = math.inf) -> "Place":
         where = torch.device(device)
         if where.type == "cuda":
             if not torch.cuda.is_available():
@@ -66,7 +68,7 @@ class Place:
 
     @property
     def left_s(self) -> float:
-        return self.until - time.monotonic()
+        return min(self.until - time.monotonic(), LONGEST_S)
 
     def require_gpu(self, why: str) -> None:
         if not self.on_gpu:
@@ -74,7 +76,7 @@ class Place:
 
     def require_s(self, seconds: float) -> None:
         if self.left_s < seconds:
-            raise Skip(f"no time was left: it takes about {seconds:.0f} s")
+            raise Skip("no time was left")
 
     def judged(self, ok: bool) -> bool | None:
         return None if self.quick else ok
