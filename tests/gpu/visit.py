@@ -103,6 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     missing = _say_what_is_missing()
     if any(name in NEEDED for name in missing):
         return 1
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # and the parts end too
     visit = Visit(options, missing, began)
     with tempfile.TemporaryDirectory() as folder:
         visit.run(Path(folder))

@@ -68,7 +68,12 @@ class _Node(Posts):
         fragment = 1024 if place.quick else FRAGMENT_ELEMENTS
         self._partner = CodecThread(codec("lattice:4"), _drop, fragment)
         self.thread = TrainingThread(
-            self._build, codec("lattice:4"), self.put, rounds=self.run.rounds, fragment_elements=fragment
+            self._build,
+            codec("lattice:4"),
+            self.put,
+            rounds=self.run.rounds,
+            blocking=place.quick,  # tiny phases would be over before a swap is
+            fragment_elements=fragment,
         )
         self.thread.start()
 

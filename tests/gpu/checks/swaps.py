@@ -18,6 +18,7 @@ from checks.place import Place, Seen, require_same
 from checks.threads import DEADLINE_S, Posts, answer, arrive, correction, swap, talk
 from torch import Tensor
 
+from noloco_node.core import gpu
 from noloco_node.core.codecs.by_name import codec
 from noloco_node.run.schema import Manifest
 from noloco_node.training.mailbox import Command, Correct
@@ -294,6 +295,7 @@ class _Alone:
 
     def add(self) -> None:
         for command in self._corrections:
+            gpu.wait(command.ready, command.correction.device)
             self.replica.apply(command.start, command.correction, command.offered_round, command.kept)
             self._place.synchronize()
         self._corrections.clear()

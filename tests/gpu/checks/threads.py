@@ -22,10 +22,16 @@ class Posts:
     def __init__(self) -> None:
         self._posts: queue.SimpleQueue[object] = queue.SimpleQueue()
         self.put = self._posts.put
+        self._left: list[object] = []
+        """That nobody has wanted yet."""
 
     def until(self, kind: type[T], within_s: float = DEADLINE_S) -> T:
         """The next one of this kind. Raises what the thread has failed with."""
         ends = time.monotonic() + within_s
+        for post in self._left:
+            if isinstance(post, kind):
+                self._left.remove(post)
+                return post
         while True:
             try:
                 post = self._posts.get(timeout=max(0.1, ends - time.monotonic()))
@@ -35,6 +41,7 @@ class Posts:
                 return post
             if isinstance(post, Failed):
                 raise post.error
+            self._left.append(post)
 
     def offer(self) -> Offer:
         ended = self.until(PhaseEnded)
