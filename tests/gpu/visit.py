@@ -169,7 +169,7 @@ class Visit:
         parts = [part for part in PARTS if not chosen or part.name in chosen]
         together = [part for part in parts if not part.alone]
         if self._options.device == "cpu":  # few cores: one after the other
-            groups = [[part] for part in parts if not part.environment]
+            groups = [[part] for part in parts if not part.module]
         else:
             groups = ([together] if together else []) + [[part] for part in parts if part.alone]
         waiting: list[_Process] = []

@@ -26,12 +26,12 @@ def the_kernels_keep_up_with_memory(place: Place) -> Seen:
         speed = cost.speed(name, place.device.type, one, other)
         facts[name] = {"encode": speed.encode, "decode": speed.decode, "copy": speed.copy}
         if name == "lattice:4":
-            beside = f" (a copy {speed.copy:.0f})"
+            beside = f" (a copy {speed.copy:.3g})"
             rows.append(
                 place.figure(
                     f"{name} encode, GB/s of fp32",
                     f">= {ENCODE:.0f}",
-                    f"{speed.encode:.0f}{beside}",
+                    f"{speed.encode:.4g}{beside}",
                     speed.encode >= ENCODE,
                 )
             )
@@ -39,7 +39,7 @@ def the_kernels_keep_up_with_memory(place: Place) -> Seen:
                 place.figure(
                     f"{name} decode, GB/s of fp32",
                     f">= {DECODE:.0f}",
-                    f"{speed.decode:.0f}{beside}",
+                    f"{speed.decode:.4g}{beside}",
                     speed.decode >= DECODE,
                 )
             )

@@ -1,6 +1,5 @@
 """The models and texts that the checks train, and how their numbers are made the same each time."""
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -47,13 +46,11 @@ def replica(place: Place, run: Manifest, peer: str = "a", **options: Any) -> Rep
 def same_each_time() -> Iterator[None]:
     """Every operation gives the same bits each time. What is not set is NaN, so that nobody reads it unnoticed."""
     before = torch.are_deterministic_algorithms_enabled()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*determinis.*")
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        try:
-            yield
-        finally:
-            torch.use_deterministic_algorithms(before)
+    torch.use_deterministic_algorithms(True)  # with warn_only attention's backward pass stays as it is
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 def train(inner: Replica, steps: int) -> list[float]:

@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -43,12 +44,12 @@ def three_phases_with_a_partner(place: Place) -> Seen:
         ready = node.until(Ready, 150)
         node.thread.begin(PHASES)
         for round_ in range(1, PHASES + 1):
-            phases.append(node.until(PhaseEnded, place.left_s))
-            if round_ == PHASES:
-                break
-            if place.left_s < 1.3 * phases[-1].seconds:
+            ended = node.until(PhaseEnded, place.left_s)
+            phases.append(replace(ended, offer=None))  # nobody else holds u
+            if round_ == PHASES or place.left_s < 1.3 * ended.seconds:
                 break  # what is seen so far is better than nothing
-            swaps.append(node.swap(round_, phases[-1].offer))
+            swaps.append(node.swap(round_, ended.offer))
+            del ended
             if round_ == PHASES - 1:
                 checkpoint = node.checkpoint()
         if len(phases) == PHASES:
@@ -286,7 +287,8 @@ def _planned(place: Place, inner: Replica, facts: dict[str, Any]) -> list[Row]:
     # the partner's vector and what it keeps lie on the same GPU, and are in no plan
     partner = 4 * inner.parameters
     allocated = torch.cuda.max_memory_allocated(place.device) - partner
-    facts["allocated_bytes"], facts["reserved_bytes"] = allocated, torch.cuda.max_memory_reserved(place.device)
+    facts |= {"allocated_bytes": allocated, "partner_bytes": partner}
+    facts["reserved_bytes"] = torch.cuda.max_memory_reserved(place.device)
     off = allocated / plan.device_bytes - 1
     said = f"{allocated / 1e9:.2f} GB of {plan.device_bytes / 1e9:.2f} ({off:+.1%})"
     return [place.figure("1b: GPU memory beside its plan", f"within {PLAN:.0%}", said, abs(off) <= PLAN)]

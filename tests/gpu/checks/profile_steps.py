@@ -16,7 +16,9 @@ import torch
 from checks.models import replica as small_replica
 from checks.models import small_run
 from checks.place import Place, Seen, own_frame
+from checks.threads import swap
 
+from noloco_node.core import gpu
 from noloco_node.core.codecs.by_name import codec
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.training import model
@@ -93,7 +95,6 @@ def _works(place: Place, inner: Replica) -> Iterator[tuple[str, Callable[[], obj
     threads = [CodecThread(codec("lattice:4"), posted.append, FRAGMENT_ELEMENTS) for _ in range(2)]
     u, moved = made
     offers = [Offer(thread, inner.round, u.clone(), moved, place.device) for thread in threads]
-    from checks.threads import swap
 
     def swapped() -> None:
         for _ in swap(*offers, bytes(16)):
@@ -106,6 +107,7 @@ def _works(place: Place, inner: Replica) -> Iterator[tuple[str, Callable[[], obj
 
     def corrected() -> None:
         for each in ours:
+            gpu.wait(each.ready, place.device)
             inner.apply(each.start, each.correction, each.offered_round, each.kept)
 
     yield f"{len(ours)} corrections", corrected

@@ -25,7 +25,7 @@ from noloco_node.training.state_snapshot import Snapshot
 
 CPU = Place(torch.device("cpu"), quick=True)
 STEPS = 10
-FP32, BF16 = 1e-4, 2e-2
+FP32, BF16 = 1e-3, 2e-2
 """How far losses may be from those of a CPU in fp32, relatively: sums in another order; products in bf16."""
 FRAGMENT = 1 << 18
 
@@ -123,27 +123,32 @@ def a_boundary_is_that_of_a_cpu(place: Place) -> None:
 
 
 def a_correction_can_be_taken_back(place: Place) -> None:
-    """Both at once and a boundary later; trying it changes no bit."""
+    """At once and a boundary later; trying it changes no bit."""
     for later in (0, 1):
-        one, without = replica(place, small_run(place)), replica(place, small_run(place))
+        with same_each_time():
+            _taken_back(place, later)
+
+
+def _taken_back(place: Place, later: int) -> None:
+    one, without = replica(place, small_run(place)), replica(place, small_run(place))
+    for inner in (one, without):
+        train(inner, 3)
+        inner.step()
+        inner.snapshot()
+        inner.boundary()
+    c = torch.randn(one.parameters, generator=torch.Generator().manual_seed(1)) * 1e-3
+    _apply(one, c, one.round)
+    before = vectors(one)
+    with_it, tried, partner = one.losses(), one.losses_without(), one.losses_without(partner=1)
+    require_same_vectors("after the losses without it", vectors(one), before)
+    require_close("the held-out loss without it", tried.held_out, without.losses().held_out, 1e-5)
+    assert len({with_it.held_out, tried.held_out, partner.held_out}) == 3
+    for _ in range(later):
         for inner in (one, without):
-            train(inner, 3)
-            inner.step()
-            inner.snapshot()
             inner.boundary()
-        c = torch.randn(one.parameters, generator=torch.Generator().manual_seed(1)) * 1e-3
-        _apply(one, c, one.round)
-        before = vectors(one)
-        with_it, tried, partner = one.losses(), one.losses_without(), one.losses_without(partner=1)
-        require_same_vectors("after the losses without it", vectors(one), before)
-        require_close("the held-out loss without it", tried.held_out, without.losses().held_out, 1e-5)
-        assert len({with_it.held_out, tried.held_out, partner.held_out}) == 3
-        for _ in range(later):
-            for inner in (one, without):
-                inner.boundary()
-        one.take_back()
-        assert not one.has_swapped
-        require_close_vectors(f"taken back {later} boundaries later", vectors(one), vectors(without), 1e-6)
+    one.take_back()
+    assert not one.has_swapped
+    require_close_vectors(f"taken back {later} boundaries later", vectors(one), vectors(without), 1e-6)
 
 
 def slow_weights_on_the_host_give_the_same(place: Place) -> Seen:
