@@ -72,12 +72,6 @@ def replica(gpu: PretendedGpu) -> Iterator[Callable[..., Replica]]:
         yield make
 
 
-asks_for_a_mask = pytest.mark.xfail(
-    strict=True, reason="transformers asks whether the mask is needed; clipping copies the norm"
-)
-copies_at_once = pytest.mark.xfail(strict=True, reason="a checkpoint copies whole vectors to pageable memory")
-
-
 def lines(seen: Seen) -> str:
     """What a failed assertion shows."""
     return "\n".join(f"{wait.thread}: {wait.what} at {wait.where}" for wait in seen.waits)
@@ -155,7 +149,6 @@ def test_blocks_that_are_sent_again_wait_for_nothing(gpu: PretendedGpu) -> None:
 
 
 # ---- one replica: what waits, what crosses ---------------------------------------------------------------------------
-@asks_for_a_mask
 def test_a_step_waits_once(gpu: PretendedGpu, replica: Callable[..., Replica]) -> None:
     it = replica()
     train(it, 2)
@@ -165,7 +158,6 @@ def test_a_step_waits_once(gpu: PretendedGpu, replica: Callable[..., Replica]) -
     assert seen.bytes(to_gpu=False) <= 16
 
 
-@asks_for_a_mask
 @pytest.mark.parametrize("micro_batches", [1, 2, 4])
 def test_micro_batches_do_not_wait(gpu: PretendedGpu, replica: Callable[..., Replica], micro_batches: int) -> None:
     it = replica(micro_batch=EXAMPLES // micro_batches)
@@ -232,7 +224,6 @@ def test_a_gpu_and_a_cpu_swap(gpu: PretendedGpu, replica: Callable[..., Replica]
         assert crossed <= 0.6 * parameters, f"{crossed / parameters:.3f} bytes a parameter"
 
 
-@copies_at_once
 def test_a_checkpoint_and_a_joining_nodes_copy_are_page_locked(
     gpu: PretendedGpu, replica: Callable[..., Replica]
 ) -> None:
