@@ -35,6 +35,8 @@ CHECKPOINT_BYTES = 20
 """Per parameter, while one is written: a copy of θ, φ, δ and AdamW's moments, while training goes on."""
 HOLES = 0.03
 """The share of a GPU's memory that stays unused: allocators leave holes, and libraries take some MB for themselves."""
+HEAP = 0.06
+"""The share of the tensors in a CPU's training that the C library keeps beside them, between freed blocks."""
 SPARE = 0.9
 """The share of free memory that a micro-batch may take: the next ones may be a little larger."""
 CALM_STEPS = 50
@@ -92,7 +94,9 @@ def plan(  # noqa: PLR0913
     )  # its memory is lent again, and a boundary makes one before the last is over
     rest = [*items({"checkpoint being written": 12 + MOMENT_BYTES[moments]}), Item("program", program)]
     if not on_gpu:
-        return Plan(parameters, (), (*train, *slow, *rest))
+        tensors = (*train, *slow, *rest[:-1])
+        heap = Item("between freed blocks", round(HEAP * sum(item.bytes for item in tensors)))
+        return Plan(parameters, (), (*tensors, heap, rest[-1]))
     if slow_on_gpu:
         return Plan(parameters, (*train, *slow), tuple(rest))
     return Plan(parameters, tuple(train), (*apart, *rest))
