@@ -114,6 +114,16 @@ def check(planned: Callable[[str], Plan], moments: str, device: torch.device, fr
         raise _refused(ours.host, there, "beside the GPU" if ours.device else "here", "use a larger machine")
 
 
+def most_parameters(gpu: int | None, host: int | None, moments: str = FULL) -> int | None:
+    """Of a model that can be trained with so many bytes, without activations; None where they are not known. `gpu`: on
+    the card, None without one."""
+    some = 10**6
+    found = plan(some, on_gpu=gpu is not None, bf16=gpu is not None, moments=moments)
+    rooms = [some * host / found.host_bytes] if host is not None else []
+    rooms += [some * (1 - HOLES) * gpu / found.device_bytes] if gpu is not None else []
+    return int(min(rooms)) if rooms else None
+
+
 def later_bytes(parameters: int, slow_on_gpu: bool, moments: str) -> int:
     """What a GPU holds only after the first step, and after the first boundary."""
     offer = SLOW["open offer"] + SLOW["corrections until judged"] if slow_on_gpu else 0

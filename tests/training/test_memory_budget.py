@@ -48,6 +48,14 @@ def test_what_a_run_takes_for_each_parameter() -> None:
     assert each(plan(10**9, on_gpu=True, bf16=True, moments=EIGHT_BIT)) == pytest.approx((12, 19 + 14), abs=0.1)
 
 
+def test_the_largest_model_that_fits() -> None:
+    most = memory_budget.most_parameters
+    assert most(None, 10 * GB) == int(10 * GB / (1.06 * 51)) and most(None, None) is None
+    card, here = 24 << 30, 64 * GB
+    found = most(card, here), most(card, here, EIGHT_BIT)
+    assert found == pytest.approx((0.97 * card / 18, here / 33.03), rel=0.001), "then it is the machine's own memory"
+
+
 def test_activations_are_counted_without_the_weights_in_bf16_that_were_measured_with_them() -> None:
     found = memory_budget.plan(10**6, on_gpu=True, bf16=True, activations=5 * 10**6, program=7)
     assert {item.what: item.bytes for item in found.device}["activations"] == 3 * 10**6
