@@ -35,6 +35,8 @@ CHECKPOINT_BYTES = 20
 """Per parameter, while one is written: a copy of θ, φ, δ and AdamW's moments, while training goes on."""
 HOLES = 0.03
 """The share of a GPU's memory that stays unused: allocators leave holes, and libraries take some MB for themselves."""
+HEAP = 0.06
+"""The share of the tensors in a CPU's training that the C library keeps beside them, between freed blocks."""
 SPARE = 0.9
 """The share of free memory that a micro-batch may take: the next ones may be a little larger."""
 CALM_STEPS = 50
@@ -92,7 +94,9 @@ def plan(  # noqa: PLR0913
     )  # its memory is lent again, and a boundary makes one before the last is over
     rest = [*items({"checkpoint being written": 12 + MOMENT_BYTES[moments]}), Item("program", program)]
     if not on_gpu:
-        return Plan(parameters, (), (*train, *slow, *rest))
+        tensors = (*train, *slow, *rest[:-1])
+        heap = Item("between freed blocks", round(HEAP * sum(item.bytes for item in tensors)))
+        return Plan(parameters, (), (*tensors, heap, rest[-1]))
     if slow_on_gpu:
         return Plan(parameters, (*train, *slow), tuple(rest))
     return Plan(parameters, tuple(train), (*apart, *rest))
@@ -108,6 +112,16 @@ def check(planned: Callable[[str], Plan], moments: str, device: torch.device, fr
         raise _refused(ours.device, room, "of the GPU" + held_by_others(device, fraction), remedy)
     if ours.host_bytes > (there := model.memory_bytes()):
         raise _refused(ours.host, there, "beside the GPU" if ours.device else "here", "use a larger machine")
+
+
+def most_parameters(gpu: int | None, host: int | None, moments: str = FULL) -> int | None:
+    """Of a model that can be trained with so many bytes, without activations; None where they are not known. `gpu`: on
+    the card, None without one."""
+    some = 10**6
+    found = plan(some, on_gpu=gpu is not None, bf16=gpu is not None, moments=moments)
+    rooms = [some * host / found.host_bytes] if host is not None else []
+    rooms += [some * (1 - HOLES) * gpu / found.device_bytes] if gpu is not None else []
+    return int(min(rooms)) if rooms else None
 
 
 def later_bytes(parameters: int, slow_on_gpu: bool, moments: str) -> int:
