@@ -21,13 +21,14 @@ import torch
 from torch import Tensor
 
 from noloco_node.bench import Say, plain_loop
+from noloco_node.core.device import choose_device
 from noloco_node.data.corpus import load as load_corpus
 from noloco_node.host import memory
 from noloco_node.run.manifest import parse
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.training import memory_budget, model
 from noloco_node.training.gradients import ShortOfMemory
-from noloco_node.training.replica import Replica, choose_device
+from noloco_node.training.replica import Replica
 from noloco_node.training.thread import FRAGMENT_ELEMENTS
 
 PEER = "bench"

@@ -74,6 +74,23 @@ def to_device(array: Array, device: torch.device) -> Tensor:
     return held.to(device, non_blocking=True)
 
 
+class Reading:
+    """Some numbers on their way to the host: the calling thread may do something else until it reads them."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._numbers = numbers
+        if numbers.is_cuda:
+            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._numbers.copy_(numbers, non_blocking=True)
+        self._there = record(numbers.device)
+
+    def read(self) -> list[float]:
+        """Waits for what was queued before it was made, and for nothing later."""
+        reach(self._there)
+        numbers: list[float] = self._numbers.tolist()
+        return numbers
+
+
 # ---- streams ---------------------------------------------------------------------------------------------------------
 def side_stream(device: torch.device) -> "torch.cuda.Stream | None":
     """A stream for short work beside the device's other work."""

@@ -14,8 +14,8 @@ def torch(device: str, threads: int | None) -> Torch:
     """Takes seconds. Raises UsageError if torch does not find the device, and other errors if torch is broken."""
     import torch as library
 
+    from noloco_node.core.device import choose_device
     from noloco_node.core.kernels import for_device
-    from noloco_node.training.replica import choose_device
 
     chosen = choose_device(device)
     gpu = chosen.type == "cuda"

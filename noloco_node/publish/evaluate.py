@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from noloco_node.core.device import choose_device
 from noloco_node.data import corpus, tokens
 from noloco_node.publish.weights import Trained
 from noloco_node.training import tasks
 from noloco_node.training.language import held_out
-from noloco_node.training.replica import choose_device
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,9 +148,8 @@ class Window:
     def logits(self) -> Tensor:
         """Of the next token."""
         given = torch.tensor([self._fresh], device=self._device)
-        with torch.no_grad():
-            # not `self._module(...)`: a compiled model would be compiled again for each length
-            out = self._module.forward(input_ids=given, past_key_values=self._past, use_cache=True)
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):  # else it would be compiled for each length
+            out = self._module(input_ids=given, past_key_values=self._past, use_cache=True)
         self._past = getattr(out, "past_key_values", None)
         last: Tensor = out.logits[0, -1].float().cpu()
         return last

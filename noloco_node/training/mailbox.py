@@ -164,6 +164,8 @@ Command = Signal | Begin | Question[Any] | Correct | Swapping | RoundOver
 class Mailbox:
     def __init__(self) -> None:
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._next: Command | None = None
+        """Taken from the queue, and not read."""
         self._closed = False
         self._away = time.perf_counter(), 0.0
         """Since when the thread has not looked, and the longest that it ever did not; replaced as a whole."""
@@ -183,9 +185,13 @@ class Mailbox:
     def _abandon(self) -> None:
         with suppress(queue.Empty):
             while True:
-                command = self._commands.get_nowait()
+                command = self._take(block=False)
                 if isinstance(command, Question | Correct):
                     command.abandon()
+
+    def _take(self, *, block: bool = True) -> Command:
+        held, self._next = self._next, None
+        return self._commands.get(block) if held is None else held
 
     # ---- from the thread whose mailbox it is ----
     def open(self) -> None:
@@ -208,9 +214,18 @@ class Mailbox:
 
     def waiting(self) -> Iterator[Command]:
         """All commands that have arrived."""
-        while not self._commands.empty():
-            yield self._commands.get()
+        while self._next or not self._commands.empty():
+            yield self._take()
+
+    def corrections(self) -> Iterator[Correct]:
+        """Those that have arrived, up to another command."""
+        while self._next is None and not self._commands.empty():
+            command = self._commands.get()
+            if isinstance(command, Correct):
+                yield command
+            else:
+                self._next = command
 
     def next(self) -> Command:
         """Waits for one."""
-        return self._commands.get()
+        return self._take()

@@ -16,10 +16,12 @@ computes loss and gradient of a batch. Knows nothing of peers, threads or files;
 import hashlib
 import logging
 import math
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 from typing import Any, Protocol
 
@@ -29,12 +31,14 @@ from torch import Tensor, nn
 
 from noloco_node.core import gpu, outer
 from noloco_node.core.codecs.codec import BLOCK, Packed
+from noloco_node.core.device import REMEDY, choose_device, why_no_gpu
 from noloco_node.core.length_correction import OWED, LengthCorrection
 from noloco_node.core.verdict import Losses
 from noloco_node.data import corpus
-from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved, UsageError
+from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved
 from noloco_node.host import gpu_peaks, memory
 from noloco_node.host.config import FULL
+from noloco_node.host.gpu_cards import has_nvidia_card
 from noloco_node.run.schema import InnerSpec, Manifest, SampleSpec
 from noloco_node.training import memory_budget, model, tasks
 from noloco_node.training.background_copy import Copies, Pair, host_memory
@@ -42,6 +46,8 @@ from noloco_node.training.gradients import Gradients, ShortOfMemory
 from noloco_node.training.optimizer import Optimizer
 from noloco_node.training.schedule import learning_rate
 from noloco_node.training.task import Batch, Closable, Counted, ExampleStream, Patient, Task, Writing
+
+log = logging.getLogger(__name__)
 
 MAX_SKIPPED = 10
 """Steps skipped in a row: one may be a bad batch; ten mean bad weights."""
@@ -123,15 +129,6 @@ class Saved(Protocol):
     def inner(self) -> Mapping[str, Any]: ...
 
 
-def choose_device(name: str) -> torch.device:
-    """`auto`, `cpu` or `cuda`."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise UsageError("torch sees no CUDA device here: use --device cpu, or install torch for your GPU")
-    return torch.device(name)
-
-
 class Replica:
     """`build` makes the one that a manifest describes."""
 
@@ -202,6 +199,8 @@ class Replica:
         """Of the next step, when it has been fetched."""
         self._batch_position: Any = None
         self.copies = Copies(self.theta.device)
+        self.meanwhile: Callable[[], None] = _nothing
+        """Called in each step, after its gradient was queued: a GPU works at it then. It may add corrections."""
 
     @classmethod
     def build(  # noqa: PLR0913
@@ -215,14 +214,18 @@ class Replica:
         micro_batch: int | None = None,
         moments: str = FULL,
         compiled: bool = False,
+        checkpoint_activations: bool | None = None,
         sources: corpus.Sources = corpus.NOTHING,
         corpus: corpus.Readable | None = None,
     ) -> "Replica":
         """The replica of the node `peer_id`. To be called on the thread that will own it: torch's number of threads is
-        set here, a setting of the calling thread. `micro_batch`: examples at once; None: found by trying."""
+        set here, a setting of the calling thread. `micro_batch`: examples at once; None: found by trying.
+        `checkpoint_activations` None: as the manifest says."""
         if threads:
             torch.set_num_threads(threads)
         where = choose_device(device)
+        if device == "auto" and where.type == "cpu" and has_nvidia_card(os.environ):
+            log.warning("training on the CPU, and this machine has an NVIDIA GPU; %s: %s", why_no_gpu(), REMEDY)
         if memory_fraction and where.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_fraction, where.index)
         task = tasks.load(manifest, sources, corpus)
@@ -238,13 +241,13 @@ class Replica:
             where,
             memory_fraction or 1.0,
         )
-        if manifest.inner.checkpoint_activations:
+        if manifest.inner.checkpoint_activations if checkpoint_activations is None else checkpoint_activations:
             model.checkpoint_activations(module)
         stream = task.stream(peer_id)
         own_seed = hashlib.sha256(f"{manifest.seed}/{peer_id}".encode()).digest()
         torch.manual_seed(int.from_bytes(own_seed[:8], "big"))  # for dropout, where a model has any
         module.to(where)
-        compile = module.compile if compiled else None
+        compile = partial(model.compile_layers, module) if compiled else None
         replica = cls(task, module, stream, manifest, micro_batch, memory_fraction or 1.0, moments, compile)
         replica.program_bytes = program
         return replica
@@ -425,10 +428,12 @@ class Replica:
         batch = self._batch or ()
         own = min(self._gradients.examples // OWN_SHARE, OWN_TOKENS // self._task.tokens_per_example)
         self._own_examples = tuple(part[: max(1, own)] for part in batch)
-        loss, norm = self._gradients.gradient(batch)
+        self._gradients.begin(batch)
+        self.meanwhile()
+        loss, norm = self._gradients.finish()
         self.last_norm = norm
         if math.isfinite(loss) and math.isfinite(norm):
-            self._descend(norm)
+            self._descend()
             self._skipped_in_row, self.last_loss = 0, loss
             self._losses.append(loss)
         else:
@@ -442,11 +447,11 @@ class Replica:
             raise NonFinite(f"{MAX_SKIPPED} steps in a row had no finite loss and gradient")
         return loss
 
-    def _descend(self, norm: float) -> None:
+    def _descend(self) -> None:
         rate = learning_rate(self._spec, self._progress) * (1 - self._warm_up_left / (WARM_UP_STEPS + 1))
         self.copies.secure("theta")
         self.copies.secure("moments")
-        self._gradients.step(rate, norm)
+        self._gradients.step(rate)
         self._warm_up_left = max(0, self._warm_up_left - 1)
         self.last_rate = rate
 
@@ -823,3 +828,7 @@ def _pieces(vector: Tensor) -> Iterator[tuple[int, Tensor]]:
     """A long vector is checked piece by piece: no copy of its length is made."""
     for start in range(0, len(vector), outer.PIECE):
         yield start, vector[start : start + outer.PIECE]
+
+
+def _nothing() -> None:
+    pass

@@ -2,10 +2,11 @@
 
 Commands come in through its mailbox (training/mailbox.py), messages go out through `post`; no lock. At a boundary it
 snapshots u, takes the local step and posts the offer (training/offer.py). With eager overlap the next phase begins at
-once, and the partner's corrections are added between two of its steps; with blocking overlap the thread only reads its
-mailbox until the round is over. A phase that ends with NaN or Inf is thrown away. When step after step fails, the
-weights become those of the last checkpoint and earlier offers are void; when that does not help, the training ends.
-While it waits for data it reads the mailbox too. Whatever ends the thread is posted, and every question gets an answer.
+once, and the partner's corrections are added between two steps of AdamW, also while a GPU works at the next gradient;
+with blocking overlap the thread only reads its mailbox until the round is over. A phase that ends with NaN or Inf is
+thrown away. When step after step fails, the weights become those of the last checkpoint and earlier offers are void;
+when that does not help, the training ends. While it waits for data it reads the mailbox too. Whatever ends the thread
+is posted, and every question gets an answer.
 
 Knows nothing of partners, sockets or the event loop.
 """
@@ -236,10 +237,7 @@ class TrainingThread:
                     self._rounds = min(self._rounds, replica.round + own_rounds)
                 self._begun = True
             case mailbox.Correct():
-                try:
-                    self._correct(replica, command)
-                finally:
-                    command.added.set_result(None)
+                self._correct(replica, command)
             case mailbox.Adopt(round_, state):
                 command.settle(lambda: self._adopt(replica, round_, state))
             case mailbox.TryState(state):
@@ -280,12 +278,19 @@ class TrainingThread:
                 self._do(self._mailbox.next(), replica)
                 self._judge(replica)
 
+    def _add_corrections(self, replica: Replica) -> None:
+        for command in self._mailbox.corrections():
+            self._correct(replica, command)
+
     def _correct(self, replica: Replica, command: mailbox.Correct) -> None:
         self._exchange = command.exchange
-        with self._times.on("apply"):
-            gpu.wait(command.ready, command.correction.device)
-            gpu.keep(command.tensors)
-            replica.apply(command.start, command.correction, command.offered_round, command.kept)
+        try:
+            with self._times.on("apply"):
+                gpu.wait(command.ready, command.correction.device)
+                gpu.keep(command.tensors)
+                replica.apply(command.start, command.correction, command.offered_round, command.kept)
+        finally:
+            command.added.set_result(None)
 
     def _judge(self, replica: Replica) -> None:
         """Take the corrections of a swap that has just ended back where they did harm (core/verdict.py)."""
@@ -342,6 +347,7 @@ class TrainingThread:
     def _train(self, replica: Replica) -> None:
         self._mailbox.open()
         replica.copies.waiting = lambda: self._times.on("checkpoint")
+        replica.meanwhile = lambda: self._add_corrections(replica)
         count = fragments.count(replica.parameters, self._fragment_elements)
         state = (replica.parameters, replica.layout, count, replica.round, replica.device, replica.tokens)
         self._post(Ready(*state, replica.device_limit_bytes, model.memory_bytes(), replica.gpu_uuid))

@@ -87,6 +87,10 @@ def test_how_a_machine_computes():
     assert (found.micro_batch, found.compile) == (None, True)
     found = resolve({}, {"HOME": "/h", "NOLOCO_COMPILE": "1"}, {"micro_batch": 4, "compile": False})
     assert (found.micro_batch, found.compile) == (4, True)
+    assert resolve({}, {"HOME": "/h"}, {}).checkpoint_activations is None
+    assert resolve({}, {"HOME": "/h", "NOLOCO_CHECKPOINT_ACTIVATIONS": "no"}, {}).checkpoint_activations is False
+    found = resolve({"checkpoint_activations": "yes"}, {"HOME": "/h"}, {"checkpoint_activations": False})
+    assert found.checkpoint_activations is True
 
 
 @pytest.mark.parametrize(
