@@ -25,7 +25,7 @@ def torch(device: str, threads: int | None) -> Torch:
         name=library.cuda.get_device_name(chosen) if gpu else None,
         free_bytes=library.cuda.mem_get_info(chosen)[0] if gpu else None,
         threads=threads or library.get_num_threads(),
-        kernels=for_device("cpu").NAME,  # offers are in host memory, wherever the model is trained
+        kernels=for_device(chosen.type).NAME,
     )
 
 

@@ -45,7 +45,7 @@ class Torch:
     """Of the GPU's memory."""
     threads: int
     kernels: str
-    """What encodes swaps, always on the CPU: `numba` or `torch`."""
+    """What encodes swaps: `numba`, `triton`, or `torch`, which is slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Place:
 def device(found: Torch) -> Finding:
     where = found.device if found.name is None else f"{found.device} ({found.name}, {size(found.free_bytes)} free)"
     text = f"torch {found.version} on {where}, {count(found.threads, 'CPU thread')}, swaps encoded by {found.kernels}"
-    if found.kernels == "torch":
+    if found.kernels == "torch" and found.name is None:  # of a GPU, gpu_verdicts.py says it
         return Finding("torch", WARNING, text, "that is slow: install numba")
     return Finding("torch", OK, text)
 

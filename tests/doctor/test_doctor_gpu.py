@@ -22,7 +22,6 @@ UNUSED = Unused(DRIVER, True, "2.13.0", "CUDA 12.8")
         (CARD, OK, "NVIDIA H200, capability 9.0; 140 GB of 150 GB free; CUDA 12.8, driver 570.86.10"),
         (CARD, OK, "bfloat16 runs at 620 TFLOP/s, 63% of the card's peak"),
         (CARD, OK, "55.0 GB/s to the card and 52.0 GB/s back"),
-        (CARD, OK, "Triton builds"),
         (replace(CARD, names=("Tesla T4", "NVIDIA L4"), capability=(7, 5)), OK, "7.5 (fp16 instead of bf16)"),
         (replace(CARD, names=("Tesla T4", "NVIDIA L4")), OK, "also here: NVIDIA L4"),
         (replace(CARD, compiles=False), WARNING, "python3-dev"),
