@@ -27,6 +27,7 @@ from noloco_node.host import memory
 from noloco_node.run.manifest import parse
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.training import memory_budget, model
+from noloco_node.training.gradients import ShortOfMemory
 from noloco_node.training.replica import Replica
 from noloco_node.training.thread import FRAGMENT_ELEMENTS
 
@@ -138,7 +139,7 @@ def _both(
         on = inner.theta.device
         try:
             return inner, *in_turn(inner, run, say)
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, ShortOfMemory):
             if inner.micro_batch == 1:
                 raise
             micro_batch = inner.micro_batch // 2
@@ -162,9 +163,11 @@ def _plain_loop(run: Manifest, device: torch.device, micro_batch: int) -> Iterat
 
 
 def in_turn(inner: Replica, run: Manifest, say: Say) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-    """Losses of all steps, and seconds of those after the warm-up, as (ours, plain). They take turns in going first."""
+    """Losses of all steps, and seconds of those after the warm-up, as (ours, plain). They take turns in going first.
+    Raises OutOfMemoryError where the two do not fit beside each other."""
     device, first = inner.theta.device, inner.step()  # which finds the micro-batch
-    theirs = _plain_loop(run, device, inner.micro_batch)
+    micro_batch = inner.micro_batch
+    theirs = _plain_loop(run, device, micro_batch)
 
     def ours() -> tuple[float, float]:
         return _timed(inner.step, device)
@@ -181,6 +184,8 @@ def in_turn(inner: Replica, run: Manifest, say: Say) -> tuple[list[tuple[float, 
             mine, other = ours(), plains()
         losses.append((mine[0], other[0]))
         pairs.append((mine[1], other[1]))
+    if inner.micro_batch != micro_batch:  # ours takes fewer at once where memory is short
+        raise torch.OutOfMemoryError
     return losses, pairs[WARM_UP - 1 :]
 
 

@@ -1,18 +1,17 @@
 """Facts about this machine's GPU, and a second of work on it. Nothing is judged or changed here."""
 
+import os
 import shutil
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
 from noloco_node.core.kernels import for_device
 from noloco_node.doctor.gpu_verdicts import BF16_CAPABILITY, Card, Speed, Unused
 from noloco_node.host import gpu_peaks, nvml
+from noloco_node.host.gpu_cards import has_nvidia_card
 
-PCI = Path("/sys/bus/pci/devices")
-_NVIDIA, _DISPLAY = "0x10de", "0x03"
 SIDE = 4096
 """Of the matrices that are multiplied: 0.14 T operations, 32 MiB each in 16 bits."""
 REPEATS = 20
@@ -26,7 +25,7 @@ def look(device: str) -> Card | Unused | None:
     if device == "cpu":
         return None
     if not torch.cuda.is_available():
-        return Unused(nvml.driver(), _nvidia_card(), torch.__version__, _built_for())
+        return Unused(nvml.driver(), has_nvidia_card(os.environ), torch.__version__, _built_for())
     where = torch.device("cuda" if device == "auto" else device)
     index = torch.cuda.current_device() if where.index is None else where.index
     if index >= torch.cuda.device_count():
@@ -94,14 +93,3 @@ def _built_for() -> str | None:
     if torch.version.hip:
         return f"ROCm {torch.version.hip}"
     return f"CUDA {torch.version.cuda}" if torch.version.cuda else None
-
-
-def _nvidia_card(pci: Path = PCI) -> bool:
-    for device in pci.glob("*"):
-        try:
-            vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
-        except OSError:
-            continue
-        if vendor == _NVIDIA and kind.startswith(_DISPLAY):
-            return True
-    return False

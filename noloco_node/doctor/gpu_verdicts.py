@@ -68,7 +68,8 @@ def judge(found: Card | Unused) -> Iterator[Finding]:
         yield from _unused(found)
         return
     yield _card(found)
-    yield _kernels(found)
+    if not found.compiles:
+        yield _no_kernels(found.compiler)
     if found.trouble is not None:
         yield _trouble(found, found.trouble)
     elif found.speed is not None:
@@ -109,12 +110,10 @@ def _card(found: Card) -> Finding:
     return Finding("gpu", OK, "; ".join(pieces))
 
 
-def _kernels(found: Card) -> Finding:
-    if found.compiles:
-        return Finding("gpu", OK, "Triton builds the kernels that encode swaps")
-    if found.compiler is None:
+def _no_kernels(compiler: str | None) -> Finding:
+    if compiler is None:
         return Finding("gpu", WARNING, "Triton finds no C compiler, so swaps are encoded by plain torch", "install gcc")
-    text = f"Triton cannot build its kernels with {found.compiler}, so swaps are encoded by plain torch"
+    text = f"Triton cannot build its kernels with {compiler}, so swaps are encoded by plain torch"
     return Finding("gpu", WARNING, text, "install Python's headers (python3-dev), or `pip install triton`")
 
 

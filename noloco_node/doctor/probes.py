@@ -30,7 +30,7 @@ def torch(device: str, threads: int | None) -> Torch:
         name=library.cuda.get_device_name(chosen) if gpu else None,
         free_bytes=free,
         threads=threads or library.get_num_threads(),
-        kernels=for_device("cpu").NAME,  # offers are in host memory, wherever the model is trained
+        kernels=for_device(chosen.type).NAME,
         parameters=most[0],
         parameters_8bit=most[1] if gpu else None,
     )
