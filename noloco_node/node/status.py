@@ -61,11 +61,19 @@ def status(  # noqa: PLR0913, PLR0917
         health=(
             *node.health,
             *weights,
+            *_shortage(stats),
             *policy.health(stats.swaps_fit),
             *(saves[0].health(saves[1]) if saves else ()),
             *standings.health(seen_of, len(seen)),
         ),
     )
+
+
+def _shortage(stats: NodeStats) -> tuple[Health, ...]:
+    if stats.short_of_memory is None:
+        return ()
+    text = f"waiting for memory of the GPU: {stats.short_of_memory}"
+    return (Health("warning", text, "training goes on when other programs have ended there"),)
 
 
 def _memory(stats: NodeStats, ready: Ready | None) -> MemoryView:

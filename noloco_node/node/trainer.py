@@ -265,6 +265,7 @@ class TrainingNode(BaseNode):
             now, spent_s = await asyncio.wrap_future(self._thread.so_far())
             phase = Phase(now.part, now.left_s, now.loss, now.tokens_per_s)
             self._stats.progress(now.steps, phase, now.device_bytes)
+            self._stats.short_of_memory = now.short_of_memory
             self._stats.spend(spent_s)
         tally = self._rounds.tally
         self._recorder.curves.sample(tally.sent_bytes, tally.received_bytes, time.time())

@@ -71,6 +71,7 @@ class NodeStats:
     time_s: Mapping[str, float] = field(default_factory=dict)
     """The training thread's seconds by account; their sum is its clock."""
     device_bytes: int | None = None
+    short_of_memory: str | None = None
     _ends: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=PACE_ROUNDS + 1))
     """Round and training clock at the end of the last phases."""
     _step_now: int = 0

@@ -210,24 +210,27 @@ class Gradients:
                     return work()
             except torch.OutOfMemoryError:
                 pass  # its memory is free only after this block
-            _free_cache(self._device)
-            if not again and not self._micro.halve():
-                raise self._short()
+            self._free_cache()
+            if not again:
+                if not self._micro.halve():
+                    raise self._short()
+                log.info("the device is short of memory: %d examples at once from now on", self._micro.size)
             again = False
 
-    def _short(self) -> ShortOfMemory:
-        """Nothing that can be made again stays."""
+    def make_room(self) -> None:
+        """Frees what is made again in the next step."""
         self._optimizer.free_gradients()
-        return ShortOfMemory(
-            "not even one example fits into the device's memory beside the model"
-            f"{memory_budget.held_by_others(self._device)}"
-        )
+        self._free_cache()
 
+    def _short(self) -> ShortOfMemory:
+        """The gradient's memory stays with torch: a correction that comes meanwhile finds some."""
+        self._optimizer.free_gradients()
+        return ShortOfMemory(f"not even one example fits beside the model{memory_budget.held_by_others(self._device)}")
 
-def _free_cache(device: torch.device) -> None:
-    """What torch keeps of freed memory, so that pieces of it become one."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    def _free_cache(self) -> None:
+        """What torch keeps of freed memory, so that pieces of it become one."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 def products(device: torch.device, precision: str) -> torch.dtype | None:

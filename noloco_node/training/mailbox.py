@@ -40,6 +40,8 @@ class Progress:
     """The mean of the phase so far."""
     device_bytes: int | None = None
     """The most that training has taken of the accelerator; None on a CPU."""
+    short_of_memory: str | None = None
+    """Why the training waits for memory of the accelerator; None: it does not."""
 
 
 # ---- commands --------------------------------------------------------------------------------------------------------

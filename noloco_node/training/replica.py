@@ -386,6 +386,10 @@ class Replica:
         self.stream.seek(position)
         memory_budget.check(*plan)
 
+    def make_room(self) -> None:
+        """On a GPU: what the last step left."""
+        self._gradients.make_room()
+
     def spend(self, seconds: float) -> None:
         """So much time of the phase has passed: it ends phases by time, and their schedule follows it."""
         if self._spec.seconds is not None:
@@ -509,8 +513,8 @@ class Replica:
         if self._length_correction and offered_round == self._owed_for:
             change = self._length_correction.complete(start, c)
         added = _Added(start, kept or Packed(c), offered_round, change is not c)
-        self._added.append(added)
         self._change(added, change)
+        self._added.append(added)
 
     def let_stay(self) -> None:
         """What was added before."""
@@ -524,13 +528,16 @@ class Replica:
     def take_back(self) -> None:
         """Undo what was added since `let_stay`, now or boundaries later: θ, φ and δ become what they would be
         without it, had θ learned the same since."""
-        for added in self._added:
+        while self._added:  # a GPU may have no memory for one of them: those before it have been taken back
+            added = self._added[0]
             change = added.correction.applied(self.theta.device)
             if self._length_correction and added.has_length:
                 change = change + added.keep_length(self._length_correction).to(change.device)
+            change = -change
+            if self._length_correction and added.has_length:
                 self._length_correction.take_back(added.start, added.correction.size)
-            self._change(added, -change)
-        self._added.clear()
+            self._change(added, change)
+            self._added.pop(0)
 
     def losses(self) -> Losses:
         """At the present θ."""
@@ -543,14 +550,15 @@ class Replica:
         apart = 2 * partner / max(self._hyper.beta, self._hyper.gamma)
         self._optimizer.free_gradients()
         kept = self.theta.clone()
-        for added in self._added:
-            c = added.correction
-            shift = apart - outer.shift(self._hyper, self._late(added.offered_round)) * c.scale
-            part = self.theta[added.start : added.start + c.size]
-            part.add_(c.unscaled(part.device), alpha=shift)
-        losses = self.losses()
-        self.theta.copy_(kept)
-        return losses
+        try:
+            for added in self._added:
+                c = added.correction
+                shift = apart - outer.shift(self._hyper, self._late(added.offered_round)) * c.scale
+                part = self.theta[added.start : added.start + c.size]
+                part.add_(c.unscaled(part.device), alpha=shift)
+            return self.losses()
+        finally:
+            self.theta.copy_(kept)
 
     def _late(self, offered_round: int) -> int:
         return self.round - offered_round - sum(ended > offered_round for ended in self._thrown_away)

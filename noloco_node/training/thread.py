@@ -5,7 +5,8 @@ snapshots u, takes the local step and posts the offer (training/offer.py). With 
 once, and the partner's corrections are added between two of its steps; with blocking overlap the thread only reads its
 mailbox until the round is over. A phase that ends with NaN or Inf is thrown away. When step after step fails, the
 weights become those of the last checkpoint and earlier offers are void; when that does not help, the training ends.
-While it waits for data it reads the mailbox too. Whatever ends the thread is posted, and every question gets an answer.
+While it waits for data, or for memory of the GPU that another program has, it reads the mailbox too. Whatever ends the
+thread is posted, and every question gets an answer.
 
 Knows nothing of partners, sockets or the event loop.
 """
@@ -22,8 +23,10 @@ from statistics import fmean
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from noloco_node.base.events import Evaluated, PhaseDone, RolledBack, Sampled, rate
+from noloco_node.base.units import span
 from noloco_node.core import fragments, gpu
 from noloco_node.core.codecs.codec import Codec
 from noloco_node.core.round_events import SWAPPING
@@ -31,6 +34,7 @@ from noloco_node.core.verdict import Course, Verdict
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory
 from noloco_node.host import memory
 from noloco_node.training import mailbox, memory_budget, model
+from noloco_node.training.gradients import ShortOfMemory
 from noloco_node.training.mailbox import Mailbox, Progress
 from noloco_node.training.offer import CodecThread, Offer
 from noloco_node.training.replica import Replica, Saved, State, Trial
@@ -43,6 +47,11 @@ JOIN_S = 10.0
 """How long the thread may take to end its inner step when it must stop."""
 LOOK_S = 0.1
 """How often the mailbox is read while data is waited for."""
+MEMORY_S = 5.0
+"""How often a step is tried again for which the GPU had no memory: a try takes less time than a step."""
+SHORTAGE_S = 86_400.0
+"""How long there may be none. A game lasts an evening and somebody else's training a night; of a node that has not
+trained for a day its owner should hear, by its end."""
 SAMPLE_S = 5.0
 """The longest that one sample text may take: meanwhile nothing is trained and no mail is read."""
 
@@ -124,6 +133,15 @@ class _Phase:
         return fmean(self.losses) if self.losses else None
 
 
+@dataclass(slots=True)
+class Shortage:
+    """The GPU has no memory for a step."""
+
+    why: str
+    since: float
+    again_at: float
+
+
 class TrainingThread:
     def __init__(  # noqa: PLR0913
         self,
@@ -162,6 +180,9 @@ class TrainingThread:
         self._stalled_s = 0.0  # up to the last boundary
         self._clock_read_at = 0.0
         self._snapshots = Snapshots()
+        self._shortage: Shortage | None = None
+        self._unjudged: tuple[bytes, int] | None = None
+        """As `_ended_swap`, of a swap that there was no memory to judge; after the next step there may be."""
 
     # ---- from any thread ----
     def start(self) -> None:
@@ -254,6 +275,7 @@ class TrainingThread:
                 command.settle(lambda: (self._progress(replica), self._times.so_far()))
             case mailbox.Swapping(under_way, behind):
                 self._swapping = under_way
+                self._unjudged = None
                 self._ended_swap = None if under_way else (self._exchange, behind)
             case mailbox.RoundOver(round_):
                 self._rounds_over = max(round_, self._rounds_over)
@@ -285,7 +307,14 @@ class TrainingThread:
             gpu.wait(command.ready, command.correction.device)
             gpu.keep(command.tensors)
             self._snapshots.secure(command.start, command.start + len(command.correction))
-            replica.apply(command.start, command.correction, command.offered_round, command.kept)
+            for is_last in (False, True):
+                try:
+                    replica.apply(command.start, command.correction, command.offered_round, command.kept)
+                    return
+                except torch.OutOfMemoryError:
+                    replica.make_room()
+                    if is_last:
+                        log.warning("a correction is lost: the GPU has no memory for it")
 
     def _judge(self, replica: Replica) -> None:
         """Take the corrections of a swap that has just ended back where they did harm (core/verdict.py)."""
@@ -293,12 +322,16 @@ class TrainingThread:
         if ended is None or not replica.has_swapped:
             return
         exchange, behind = ended
-        with self._times.on("evaluate"):
-            with_it, without = replica.losses(), replica.losses_without()
-            judged = self._course.judge(without, with_it, behind, lambda: replica.losses_without(partner=1))
-        if judged.harmful:
-            self._snapshots.complete()
-            replica.take_back()
+        try:
+            with self._times.on("evaluate"):
+                with_it, without = replica.losses(), replica.losses_without()
+                judged = self._course.judge(without, with_it, behind, lambda: replica.losses_without(partner=1))
+            if judged.harmful:
+                self._snapshots.complete()
+                replica.take_back()
+        except (ShortOfMemory, torch.OutOfMemoryError):
+            self._unjudged = ended
+            return
         replica.let_stay()
         self._post(Judged(exchange, judged, with_it.held_out, without.held_out))
 
@@ -313,8 +346,11 @@ class TrainingThread:
         self._codec_thread.give_up(round)  # and none of a later round, where it had been rolled back in one
 
     def _trying(self, replica: Replica, state: bytes | memoryview) -> Trial:
-        with self._times.on("evaluate"):
-            return replica.try_state(state)
+        try:
+            with self._times.on("evaluate"):
+                return replica.try_state(state)
+        except torch.OutOfMemoryError:
+            raise ShortOfMemory("the GPU has no memory to try a peer's state") from None
 
     def _want_live_state(self, replica: Replica, question: mailbox.GetLiveState) -> None:
         try:
@@ -331,7 +367,7 @@ class TrainingThread:
             step_s = (time.perf_counter() - phase.began) / phase.steps
             left_s = step_s * replica.steps_left(step_s)
             tokens_per_s = rate(replica.tokens_per_step, step_s)
-        so_far = (phase.loss(), replica.device_bytes)
+        so_far = (phase.loss(), replica.device_bytes, self._shortage.why if self._shortage else None)
         return Progress(replica.steps, replica.phase_part, left_s, tokens_per_s, *so_far)
 
     # ---- on the training thread: the run ----
@@ -378,12 +414,17 @@ class TrainingThread:
             phase.began += self._wait_while_paused(replica)
             if replica.round != round_:
                 return  # a peer's state was adopted
-            if not self._fetch(replica):
+            if not self._fetch(replica) or self._awaits_memory(replica):
                 continue
             self._copy_a_little(replica, step_s)
             stepped_at = time.perf_counter()
-            with self._times.on("step"):
-                self._step(replica, phase)
+            try:
+                with self._times.on("step"):
+                    self._step(replica, phase)
+            except ShortOfMemory as short:
+                self._run_short(short)
+                continue
+            self._shortage_is_over()
             step_s = time.perf_counter() - stepped_at
             phase.steps += 1
             self._read_clock(replica)
@@ -409,6 +450,45 @@ class TrainingThread:
         self._copy(lambda snapshots: snapshots.at_once(replica))
         self._read_clock(replica)
         return False
+
+    # ---- on the training thread: memory of the GPU that another program has ----
+    def _run_short(self, short: ShortOfMemory) -> None:
+        now = time.perf_counter()
+        if self._shortage is None:
+            log.warning("waiting for memory of the GPU: %s", short)
+            self._shortage = Shortage(str(short), now, now)
+        if now - self._shortage.since > SHORTAGE_S:
+            raise OutOfMemory(f"{short}, for {span(SHORTAGE_S)} now: end other programs on the GPU, then join again")
+        self._shortage.again_at = now + MEMORY_S
+
+    def _shortage_is_over(self) -> None:
+        if self._shortage:
+            log.info("the GPU has memory again, after %s", span(time.perf_counter() - self._shortage.since))
+            self._shortage = None
+        self._ended_swap, self._unjudged = self._unjudged or self._ended_swap, None
+
+    def _awaits_memory(self, replica: Replica) -> bool:
+        """Whether it is too early to try again; waits until the mailbox is to be read."""
+        if self._shortage is None or (wait_s := self._shortage.again_at - time.perf_counter()) <= 0:
+            return False
+        with self._times.on("waiting"):
+            time.sleep(min(LOOK_S, wait_s))
+        self._copy(lambda snapshots: snapshots.at_once(replica))
+        self._read_clock(replica)
+        return True
+
+    def _with_memory(self, replica: Replica, work: Callable[[], T]) -> T:
+        """The work's result, once there is memory for it."""
+        while True:
+            try:
+                result = work()
+            except ShortOfMemory as short:
+                self._run_short(short)
+            else:
+                self._shortage_is_over()
+                return result
+            while self._awaits_memory(replica):
+                self._serve(replica)
 
     def _step(self, replica: Replica, phase: _Phase) -> None:
         try:
@@ -458,7 +538,7 @@ class TrainingThread:
         with self._times.on("boundary"):
             try:
                 closed = self._why_closed(replica)
-                offered = None if closed else (replica.snapshot(), replica.movement())
+                offered = None if closed else self._offered(replica)
                 replica.boundary()
             except NonFinite as error:
                 log.warning("this phase is thrown away: %s", error)
@@ -469,8 +549,17 @@ class TrainingThread:
                     replica.discard()
                 return None, "nonfinite"
         if offered is None:
-            return None, closed
+            return None, closed or "no_memory"
         return Offer(self._codec_thread, replica.round, *offered, replica.theta.device), None
+
+    def _offered(self, replica: Replica) -> tuple[Tensor, tuple[Tensor, Tensor]] | None:
+        """None where the GPU has no memory for it."""
+        for _ in range(2):
+            try:
+                return replica.snapshot(), replica.movement()
+            except torch.OutOfMemoryError:
+                replica.make_room()
+        return None
 
     def _why_closed(self, replica: Replica) -> str | None:
         """Why the boundary makes no offer."""
@@ -484,7 +573,7 @@ class TrainingThread:
         """The sample text comes first: a node that ends waits for the evaluation."""
         self._sample(replica)
         with self._times.on("evaluate"):
-            loss = replica.evaluate()
+            loss = self._with_memory(replica, replica.evaluate)
         self._course.passed(loss)
         self._post(Evaluated(replica.round, loss))
 

@@ -78,7 +78,7 @@ def test_parts_are_halved_until_they_fit() -> None:
 
 
 def test_not_even_one_example_fits() -> None:
-    with pytest.raises(OutOfMemory, match="one example"):
+    with pytest.raises(OutOfMemory, match="not even one example fits"):
         passes(Line(room=0))[0].gradient(BATCH)
 
 
