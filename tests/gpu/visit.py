@@ -262,7 +262,7 @@ class Visit:
 
 
 NO_TIME = "no time was left"
-USUAL = (NO_TIME, "no hivemind")
+USUAL = (NO_TIME, "no hivemind", "no bitsandbytes")
 """Why something may be left out."""
 MACHINE = "machine"
 """The check that a process sends first: what it runs on."""

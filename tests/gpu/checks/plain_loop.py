@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from checks.place import Place, Seen, Skip
+from checks.profile_steps import profiled, rows_of
 
 from noloco_node.training.replica import Replica
 
@@ -50,15 +51,15 @@ def preset_350m_compiled(place: Place) -> Seen:
         "last_loss": replica.last_loss,
         **_memory(place),
     }
-    return Seen([row], facts)
+    profile = profiled(place, replica.step)
+    return Seen([row, *rows_of(place, "350m compiled", profile)], {**facts, "profile": profile})
 
 
 def _beside_the_plain_loop(place: Place, name: str) -> Seen:
     place.require_s(30)
     training = _bench()
     run = training.manifest("tiny" if place.quick else name, 3 if place.quick else STEPS[name], **_sizes(place))
-    inner = Replica.build(run, "bench", device=str(place.device))
-    losses, pairs = training.in_turn(inner, run, lambda *_: None)
+    inner, losses, pairs = training._both(run, str(place.device), None, lambda *_: None)
     ratio = median(mine / other for mine, other in pairs) - 1
     step_s, plain_s = (median(column) for column in zip(*pairs, strict=True))
     mfu = inner.mfu(run.inner.batch_tokens / step_s)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from checks.models import replica as small_replica
 from checks.models import small_run
-from checks.place import Place, Seen, own_frame
+from checks.place import Place, Row, Seen, own_frame
 from checks.threads import swap
 
 from noloco_node.core import gpu
@@ -29,6 +29,8 @@ from noloco_node.training.thread import FRAGMENT_ELEMENTS
 
 MICRO_BATCHES = 4
 KERNELS = 25
+FUSED = ("flash", "fmha", "sdpa")
+"""In the names of kernels that compute attention without a table of (length, length)."""
 GAP_S = 20e-6
 """Shorter ones lie between any two kernels."""
 
@@ -58,8 +60,8 @@ def where_the_time_of_a_step_goes(place: Place) -> Seen:
     inner = _replica(place, 1)
     for _ in range(3):
         inner.step()
-    _, facts = _profiled(place, lambda: [inner.step() for _ in range(3)])
-    return Seen([_busy_row(place, "a step", facts)] if "kernel_share" in facts else [], facts)
+    facts = profiled(place, lambda: [inner.step() for _ in range(3)])
+    return Seen(rows_of(place, "350m", facts), facts)
 
 
 def where_the_time_of_a_round_goes(place: Place) -> Seen:
@@ -78,9 +80,7 @@ def where_the_time_of_a_round_goes(place: Place) -> Seen:
     round_()
     inner.let_stay()
     inner.step()
-    usual_s, facts = _profiled(place, round_)
-    facts |= {"parameters": inner.parameters, "host_and_gpu_s": usual_s}
-    return Seen([], facts)
+    return Seen([], {"parameters": inner.parameters, **profiled(place, round_)})
 
 
 # ---- synchronisations ------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def _counted() -> Iterator[Counter[str]]:
 
 
 # ---- the profile -----------------------------------------------------------------------------------------------------
-def _profiled(place: Place, work: Callable[[], object]) -> tuple[float, dict[str, Any]]:
+def profiled(place: Place, work: Callable[[], object]) -> dict[str, Any]:
     """Seconds without the profiler, and what it said."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -151,7 +151,7 @@ def _profiled(place: Place, work: Callable[[], object]) -> tuple[float, dict[str
             work()
             place.synchronize()
     except RuntimeError as error:  # it needs a library of the driver's
-        return usual_s, {"profiler": f"{type(error).__name__}: {error}"}
+        return {"seconds": usual_s, "profiler": f"{type(error).__name__}: {error}"}
     on_gpu = [event for event in found.events() if str(event.device_type).endswith("CUDA")] if place.on_gpu else []
     averages = found.key_averages()
     time_of = "self_device_time_total" if place.on_gpu else "self_cpu_time_total"
@@ -162,7 +162,9 @@ def _profiled(place: Place, work: Callable[[], object]) -> tuple[float, dict[str
     }
     calls = {each.key: each.count for each in averages if each.key.startswith(("cuda", "hip"))}
     facts["runtime_calls"] = dict(sorted(calls.items(), key=lambda call: -call[1])[:15])
-    return usual_s, facts | (_gaps(on_gpu) if on_gpu else {})
+    names = Counter(event.name[:120] for event in on_gpu)
+    facts["attention"] = {name: times for name, times in names.items() if any(word in name.lower() for word in FUSED)}
+    return facts | (_gaps(on_gpu) if on_gpu else {})
 
 
 def _gaps(events: list[Any]) -> dict[str, Any]:
@@ -188,9 +190,14 @@ def _gaps(events: list[Any]) -> dict[str, Any]:
     }
 
 
-def _busy_row(place: Place, what: str, facts: dict[str, Any]) -> Any:
-    share = facts["kernel_share"]
-    return place.figure(f"350m: a kernel runs, of the time of {what} (with a profiler)", "-", f"{share:.1%}", True)
+def rows_of(place: Place, what: str, facts: dict[str, Any]) -> list[Row]:
+    if "kernel_share" not in facts:
+        return []
+    share, fused = facts["kernel_share"], sum(facts["attention"].values())
+    return [
+        place.figure(f"{what}: a kernel runs, of a step's time, with a profiler", "-", f"{share:.1%}", True),
+        place.figure(f"{what}: calls of fused attention's kernels", "> 0", str(fused), fused > 0),
+    ]
 
 
 def _replica(place: Place, micro_batches: int) -> Replica:

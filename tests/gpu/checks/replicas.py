@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from unittest.mock import patch
 
 import torch
@@ -15,11 +16,11 @@ from checks.models import (
     train,
     vectors,
 )
-from checks.place import Place, Seen, require_close, require_same
+from checks.place import Place, Seen, Skip, require_close, require_same
 from torch import Tensor
 
 from noloco_node.core.codecs.codec import BLOCK
-from noloco_node.training import memory_budget
+from noloco_node.training import gradients, memory_budget
 from noloco_node.training.replica import Replica
 from noloco_node.training.state_snapshot import Snapshot
 
@@ -224,6 +225,37 @@ def compiled_gives_the_same_losses(place: Place) -> Seen:
     return Seen(facts={"usual": usual, "compiled": faster})
 
 
+def fp16_with_a_scale_gives_the_same_losses(place: Place) -> Seen:
+    """As a GPU without bf16 computes: forced here."""
+    place.require_gpu("a CPU's products are fp32")
+    run = small_run(place, precision="bf16")
+    usual = train(replica(place, run), STEPS)
+    with patch.object(gradients, "products", lambda *_: torch.float16):
+        inner = replica(place, run)
+        seen = train(inner, STEPS)
+        scale = inner._gradients._scale
+        assert scale is not None and scale.value >= 1
+        require_close_losses("fp16", seen, usual, BF16)
+        assert inner.skipped == 0 and inner.last_norm < 100, inner.last_norm
+    return Seen(facts={"bf16": usual, "fp16": seen, "scale": scale.value})
+
+
+def moments_of_8_bits_resume_and_train(place: Place) -> Seen:
+    if find_spec("bitsandbytes") is None:
+        raise Skip("no bitsandbytes")
+    with same_each_time():
+        run = small_run(place, precision="bf16")
+        usual = train(replica(place, run), STEPS)
+        inner = replica(place, run, moments="8bit")
+        seen = train(inner, STEPS)
+        require_close_losses("8 bits", seen, usual, 5 * BF16)
+        resumed = replica(place, run, moments="8bit")
+        resumed.load(inner.state())
+        assert train(inner, 4) == train(resumed, 4)
+        require_same_vectors("resumed", vectors(resumed), vectors(inner))
+    return Seen(facts={"32 bits": usual, "8 bits": seen})
+
+
 def nonfinite_numbers_are_found(place: Place) -> None:
     inner = replica(place, small_run(place))
     train(inner, 3)
@@ -260,5 +292,7 @@ CHECKS = (
     slow_weights_on_the_host_give_the_same,
     a_peers_state_is_tried_and_adopted,
     nonfinite_numbers_are_found,
+    fp16_with_a_scale_gives_the_same_losses,
+    moments_of_8_bits_resume_and_train,
     compiled_gives_the_same_losses,
 )
