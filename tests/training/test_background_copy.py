@@ -129,7 +129,7 @@ class Life:
                 replica.step()
             case "skip":
                 with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr(replica._gradients, "gradient", lambda _: (math.nan, math.nan))
+                    patch.setattr(replica._gradients, "finish", lambda: (math.nan, math.nan))
                     patch.setattr(replica, "_skipped_in_row", 0)
                     replica.step()
             case "boundary":
