@@ -17,7 +17,10 @@ from noloco_node.core.length_correction import LARGEST_SCALE
 from noloco_node.errors import Incompatible
 
 _OTHER_ADAMW = "the checkpoint's AdamW is not of this model, or of another version: use another --home"
-_MOMENTS = {"step", "exp_avg", "exp_avg_sq"}
+_FULL = "exp_avg", "exp_avg_sq"
+_SMALL, _SCALES = ("state1", "state2"), ("absmax1", "absmax2")
+"""Moments of 8 bits, and the scale of each block of them; small tensors' have 32 bits and no scales."""
+_BLOCK = 256
 _POSITION_VALUES = 10_000
 """A hub stream's position has some dozen values for each file that it reads. Values may be named many times in a few
 bytes, so they are counted before anything prints them."""
@@ -71,24 +74,33 @@ def _check_moments(moments: object, shapes: Sequence[Size]) -> None:
     if not isinstance(moments, dict):
         raise ValueError("optimizer has a wrong value")
     for place, of_one in moments.items():
-        fits = type(place) is int and 0 <= place < len(shapes) and isinstance(of_one, dict)
-        if not (fits and of_one.keys() == _MOMENTS and all(isinstance(tensor, Tensor) for tensor in of_one.values())):
+        if not (type(place) is int and 0 <= place < len(shapes) and isinstance(of_one, dict)):
             raise Incompatible(_OTHER_ADAMW)
-        if any(of_one[name].shape != shapes[place] for name in ("exp_avg", "exp_avg_sq")):
+        both = _SMALL if _SMALL[0] in of_one else _FULL
+        scales = _SCALES if both is _SMALL and _SCALES[0] in of_one else ()
+        wanted = {**dict.fromkeys(both, shapes[place]), **dict.fromkeys(scales, Size([_blocks(shapes[place])]))}
+        if of_one.keys() != {"step", *wanted} or not all(isinstance(tensor, Tensor) for tensor in of_one.values()):
+            raise Incompatible(_OTHER_ADAMW)
+        if any(of_one[name].shape != shape for name, shape in wanted.items()):
             raise Incompatible(_OTHER_ADAMW)
         for name, tensor in of_one.items():
-            _numbers(name, tensor)
+            _numbers(name, tensor, torch.uint8 if scales and name in both else torch.float32)
         if of_one["step"].numel() != 1 or not 0 <= of_one["step"].item() <= _LARGEST:
             raise ValueError("step of the optimizer has a wrong value")
-        if bool(of_one["exp_avg_sq"].lt(0).any()):
-            raise ValueError("exp_avg_sq of the optimizer is below zero")
+        for name in scales or both[1:]:
+            if bool(of_one[name].lt(0).any()):
+                raise ValueError(f"{name} of the optimizer is below zero")
 
 
-def _numbers(name: str, tensor: Tensor) -> None:
-    """Finite fp32 numbers of its own: a view that repeats one element could not be changed in place."""
+def _blocks(shape: Size) -> int:
+    return -(-shape.numel() // _BLOCK)
+
+
+def _numbers(name: str, tensor: Tensor, kind: torch.dtype = torch.float32) -> None:
+    """Finite numbers of its own: a view that repeats one element could not be changed in place."""
     plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.requires_grad
-    if not (plain and tensor.dtype is torch.float32 and tensor.is_contiguous()):
-        raise ValueError(f"{name} is no tensor of fp32 numbers")
+    if not (plain and tensor.dtype is kind and tensor.is_contiguous()):
+        raise ValueError(f"{name} is no tensor of {'fp32' if kind is torch.float32 else '8-bit'} numbers")
     if not (math.isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())):  # a sum is quick, and may overflow
         raise ValueError(f"{name} holds NaN or Inf")
 

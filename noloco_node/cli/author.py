@@ -77,8 +77,9 @@ def _print_checked(run: "Manifest", found: "Checked") -> None:
     several = "" if found.swaps_per_round == 1 else f", up to {found.swaps_per_round} times a round"
     lines = {
         "run": f"{found.run}: {found.parameters / 1e6:.3g} M parameters, trained on {found.device}",
-        "memory": f"{on_device}{size(taken.host)} here for the run's state; "
+        "memory": f"{on_device}{size(taken.host)} here at most; "
         f"this check took {in_all}{size(taken.host_taken)} in all",
+        **{f"  {where}": _items(items) for where, items in taken.plan.items() if items},
         "disk": f"{size(disk.needed)} for checkpoints of {size(disk.checkpoint)}; {size(disk.free)} are free",
         "a step": f"{span(trial.step_s)}, {rate(trial.tokens_per_s)} tokens/s ({how}{losses})",
         "a round": f"{span(found.round_s)}; all {count(run.rounds, 'round')} {span(found.run_s)}",
@@ -93,6 +94,12 @@ def _print_checked(run: "Manifest", found: "Checked") -> None:
         print(f"{title:<10}  {line}")
     if disk.free is not None and disk.free < disk.checkpoint:
         print("\nwarning: what is trained here cannot be saved. Free some space, or move NOLOCO_HOME")
+
+
+def _items(items: dict[str, int]) -> str:
+    from noloco_node.base.units import size
+
+    return ", ".join(f"{what} {size(some)}" for what, some in items.items())
 
 
 def tokenize(args: argparse.Namespace) -> int:

@@ -27,12 +27,13 @@ SOON = -1
 # ---- page-locked memory ----------------------------------------------------------------------------------------------
 def pinned(elements: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Host memory that is not set, page-locked where there is a GPU and the driver allows so much of it."""
+    if not torch.cuda.is_available() or not elements:
+        return torch.empty(elements, dtype=dtype)
     memory = np.empty(elements * dtype.itemsize, np.uint8)
-    if torch.cuda.is_available() and elements:
-        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        address = memory.ctypes.data
-        if runtime.cudaHostRegister(address, memory.nbytes, 0) == runtime.cudaError.success:
-            weakref.finalize(memory, runtime.cudaHostUnregister, address).atexit = False
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    address = memory.ctypes.data
+    if runtime.cudaHostRegister(address, memory.nbytes, 0) == runtime.cudaError.success:
+        weakref.finalize(memory, runtime.cudaHostUnregister, address).atexit = False
     return torch.from_numpy(memory).view(dtype)
 
 
@@ -64,13 +65,30 @@ def to_host(*tensors: Tensor) -> list[Array]:
     return [copy.numpy() for copy in copies]
 
 
-def to_device(array: Array, device: torch.device) -> Tensor:
-    """Waits for nothing; on a CPU it is the array's own memory."""
-    tensor = torch.from_numpy(array)
+def to_device(given: Array | Tensor, device: torch.device) -> Tensor:
+    """From the CPU. Waits for nothing; on a CPU it is the same memory."""
+    tensor = given if isinstance(given, Tensor) else torch.from_numpy(given)
     if device.type == "cpu":
         return tensor
     held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
     return held.to(device, non_blocking=True)
+
+
+class Reading:
+    """Some numbers on their way to the host: the calling thread may do something else until it reads them."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._numbers = numbers
+        if numbers.is_cuda:
+            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._numbers.copy_(numbers, non_blocking=True)
+        self._there = record(numbers.device)
+
+    def read(self) -> list[float]:
+        """Waits for what was queued before it was made, and for nothing later."""
+        reach(self._there)
+        numbers: list[float] = self._numbers.tolist()
+        return numbers
 
 
 # ---- streams ---------------------------------------------------------------------------------------------------------

@@ -92,15 +92,20 @@ class LengthCorrection:
         end = start + len(c)
         if end > len(self._owed):
             raise ValueError(f"{len(c)} elements from {start} on do not lie in a vector of {len(self._owed)}")
-        for tensor, (first, last) in self._touched(start, end):
-            if tensor.elements < last - first:
-                part = c[max(first - start, 0) : last - start]
-                self._unread.append((tensor, torch.linalg.vector_norm(part)))
-                tensor.elements += len(part)
-        if any(first < end and start < last for first, last in self._landed):
-            return c  # of the round's second partner
-        self._landed.append((start, end))
-        return c + self._owed[start:end].to(c.device, non_blocking=True)
+        parts = [
+            (tensor, c[max(first - start, 0) : last - start])
+            for tensor, (first, last) in self._touched(start, end)
+            if tensor.elements < last - first
+        ]
+        unread = [(tensor, torch.linalg.vector_norm(part)) for tensor, part in parts]
+        again = any(first < end and start < last for first, last in self._landed)  # of the round's second partner
+        whole = c if again else c + self._owed[start:end].to(c.device, non_blocking=True)
+        for tensor, part in parts:  # from here on nothing is allocated: where a GPU has no memory, nothing has changed
+            tensor.elements += len(part)
+        self._unread += unread
+        if not again:
+            self._landed.append((start, end))
+        return whole
 
     def owed(self, start: int, size: int) -> Tensor:
         """What `complete` added in these elements, for the last offer."""
@@ -128,10 +133,10 @@ class LengthCorrection:
 
     def _learn(self) -> None:
         """From the tensors whose correction is whole."""
-        unread, self._unread = self._unread, []
-        lengths = torch.stack([length for _, length in unread]).tolist() if unread else ()
-        for (tensor, _), length in zip(unread, lengths, strict=True):
+        lengths = torch.stack([length for _, length in self._unread]).tolist() if self._unread else ()
+        for (tensor, _), length in zip(self._unread, lengths, strict=True):
             tensor.corrected += length**2
+        self._unread = []
         for tensor, (first, last) in zip(self._tensors, self._places, strict=True):
             if tensor.elements >= last - first and not tensor.learned:
                 tensor.learned = True

@@ -6,6 +6,8 @@ import resource
 from noloco_node.base.addresses import Address
 from noloco_node.doctor.verdicts import Place, Torch
 from noloco_node.errors import NolocoError
+from noloco_node.host import memory
+from noloco_node.host.config import MOMENTS
 from noloco_node.host.home import Home
 from noloco_node.transport.probe import check_port
 
@@ -14,18 +16,23 @@ def torch(device: str, threads: int | None) -> Torch:
     """Takes seconds. Raises UsageError if torch does not find the device, and other errors if torch is broken."""
     import torch as library
 
+    from noloco_node.core.device import choose_device
     from noloco_node.core.kernels import for_device
-    from noloco_node.training.replica import choose_device
+    from noloco_node.training import memory_budget
 
     chosen = choose_device(device)
     gpu = chosen.type == "cuda"
+    free = library.cuda.mem_get_info(chosen)[0] if gpu else None
+    most = [memory_budget.most_parameters(free, memory.free_bytes(), moments) for moments in MOMENTS]
     return Torch(
         version=library.__version__,
         device=str(chosen),
         name=library.cuda.get_device_name(chosen) if gpu else None,
-        free_bytes=library.cuda.mem_get_info(chosen)[0] if gpu else None,
+        free_bytes=free,
         threads=threads or library.get_num_threads(),
-        kernels=for_device("cpu").NAME,  # offers are in host memory, wherever the model is trained
+        kernels=for_device(chosen.type).NAME,
+        parameters=most[0],
+        parameters_8bit=most[1] if gpu else None,
     )
 
 

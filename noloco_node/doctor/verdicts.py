@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from noloco_node.base.addresses import Address
-from noloco_node.base.units import count, size, span
+from noloco_node.base.units import count, rate, size, span
 from noloco_node.errors import ClockTooFarOff, SwarmUnreachable
 from noloco_node.host.home import MAX_SOCKET_PATH_BYTES
 from noloco_node.observe import health
@@ -45,7 +45,11 @@ class Torch:
     """Of the GPU's memory."""
     threads: int
     kernels: str
-    """What encodes swaps, always on the CPU: `numba` or `torch`."""
+    """What encodes swaps: `numba`, `triton`, or `torch`, which is slow."""
+    parameters: int | None = None
+    """Of the largest model that fits into the memory that is free, without activations."""
+    parameters_8bit: int | None = None
+    """The same with AdamW's moments in 8 bits, on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,10 @@ class Place:
 def device(found: Torch) -> Finding:
     where = found.device if found.name is None else f"{found.device} ({found.name}, {size(found.free_bytes)} free)"
     text = f"torch {found.version} on {where}, {count(found.threads, 'CPU thread')}, swaps encoded by {found.kernels}"
-    if found.kernels == "torch":
+    if found.parameters is not None:
+        smaller = f", {rate(found.parameters_8bit)} with --moments 8bit" if found.parameters_8bit else ""
+        text += f", memory for {rate(found.parameters)} parameters{smaller}"
+    if found.kernels == "torch" and found.name is None:  # of a GPU, gpu_verdicts.py says it
         return Finding("torch", WARNING, text, "that is slow: install numba")
     return Finding("torch", OK, text)
 

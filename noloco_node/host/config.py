@@ -28,6 +28,7 @@ from noloco_node.host.limits import Hours
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 SINKS = TENSORBOARD, WANDB = "tensorboard", "wandb"
+MOMENTS = FULL, EIGHT_BIT = "fp32", "8bit"
 PREFIX = "NOLOCO_"
 
 _MAX_ADDRESSES = 64  # more than any machine has, or any joining node tries
@@ -171,18 +172,20 @@ class NodeConfig:
     rendezvous and a first node are relays for others, unless `off`."""
     bootstrap: tuple[Address, ...] = _key(_bootstrap, default=())
     """Nodes to connect to first; any one of them is enough."""
-    device: str = _key(
-        _text(r"auto|cpu|mps|cuda(:[0-9]{1,2})?", "auto, cpu, cuda, cuda:<number> or mps"), default="auto"
-    )
-    """Where to train."""
+    device: str = _key(_text(r"auto|cpu|mps|cuda(:[0-9]{1,2})?", "auto, cpu, cuda or cuda:<number>"), default="auto")
+    """Where to train. `mps` is known, so that it is said what it lacks (core/device.py)."""
     threads: int | None = _key(_whole(1, 1024), default=None)
     """CPU threads for training; torch's own choice when None."""
     gpu_memory_fraction: float | None = _key(_fraction, default=None)
     """Share of a CUDA device's memory that training may take; beyond it, it is out of memory."""
+    moments: str = _key(_text("|".join(MOMENTS), listed(MOMENTS)), default=FULL)
+    """AdamW's moments: `8bit` takes 6 bytes a parameter less, and is an extra to install."""
     micro_batch: int | None = _key(_micro_batch, default=None)
     """Examples in one forward pass; None (`auto`): as many as fit on a GPU, few on a CPU."""
     compile: bool = _key(_switch, default=False)
     """Whether torch compiles the model first: minutes at the start, then faster steps."""
+    checkpoint_activations: bool | None = _key(_switch, default=None)
+    """Whether to compute activations again in the backward pass instead of keeping them; None: as the run says."""
     max_upload: float | None = _key(_rate, default=None)
     """Bytes a second that swaps and state transfers send: `5MB`, `40Mbit`."""
     max_download: float | None = _key(_rate, default=None)

@@ -1,6 +1,7 @@
-"""How much memory is free, of the machine and of this container, and how much this process has."""
+"""How much memory is free, of the machine and of this container, and how much this process has and had at most."""
 
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,3 +27,21 @@ def process_bytes() -> int | None:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return None
+
+
+def forget_peak() -> int | None:
+    """What this process has now, from where `peak_bytes` counts again; None where the system cannot."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # proc(5)
+    except OSError:
+        return None
+    return process_bytes()
+
+
+def peak_bytes() -> int | None:
+    """The most that this process had since `forget_peak`, or since it began."""
+    try:
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
+    except OSError:
+        return None
+    return int(found[1]) << 10 if found else None

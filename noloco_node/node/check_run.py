@@ -20,6 +20,7 @@ from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
 from noloco_node.node import build_training
 from noloco_node.run.schema import Manifest
+from noloco_node.training import memory_budget
 from noloco_node.training.replica import Replica
 
 TRIAL_S, TRIAL_STEPS = 10.0, 20
@@ -31,9 +32,14 @@ LONGEST_STEP_S = 60.0
 @dataclass(frozen=True, slots=True)
 class Memory:
     device: int | None
-    """Bytes of the run's state on the accelerator; None on a CPU."""
+    """Bytes that the run takes of the accelerator at most; None on a CPU."""
     host: int
-    """The same in the machine's memory."""
+    """The same of the machine's memory."""
+    plan: dict[str, dict[str, int]]
+    """The items that make up both: of `device` and of `host`."""
+    copy: int
+    """Bytes more of the machine's memory, now and then, for a joining node's copy of the state; it goes without where
+    they are not free."""
     device_taken: int | None
     """The most that the trial took there, activations and all; None on a CPU."""
     host_taken: int | None
@@ -94,7 +100,7 @@ def check(run: Manifest, config: NodeConfig, say: Callable[[str], None]) -> Chec
     with closing(build_training.build(run, config, "check", sources)) as it:
         say(f"training for {TRIAL_S:.0f} s at most")
         trial = _trial(it)
-        on_device, here = it.state_bytes()
+        plan = it.memory_plan()
         checkpoint = PARAMETER_BYTES * it.parameters
         round_s = run.inner.seconds or trial.step_s * (run.inner.steps or 1)
         return Checked(
@@ -102,7 +108,7 @@ def check(run: Manifest, config: NodeConfig, say: Callable[[str], None]) -> Chec
             run=run.label,
             parameters=it.parameters,
             device=it.device,
-            memory=Memory(on_device or None, here, it.device_bytes, memory.process_bytes()),
+            memory=_memory(plan, it.device_bytes),
             disk=Disk(checkpoint, (KEEP + 1) * checkpoint, atomic_files.free_bytes(home.root)),
             swap=round(it.parameters * bytes_per_element(run.outer.codec)),
             swaps_per_round=run.outer.swaps_per_round,
@@ -111,6 +117,18 @@ def check(run: Manifest, config: NodeConfig, say: Callable[[str], None]) -> Chec
             run_s=round_s * run.rounds,
             needs=_needs(run),
         )
+
+
+def _memory(plan: memory_budget.Plan, device_taken: int | None) -> Memory:
+    items = {"device": plan.device, "host": plan.host}
+    return Memory(
+        device=plan.device_bytes or None,
+        host=plan.host_bytes,
+        plan={where: {item.what: item.bytes for item in some if item.bytes} for where, some in items.items()},
+        copy=memory_budget.COPY_BYTES * plan.parameters,
+        device_taken=device_taken,
+        host_taken=memory.process_bytes(),
+    )
 
 
 def _trial(replica: Replica) -> Trial:

@@ -19,7 +19,7 @@ from noloco_node.core import fragments, round_events
 from noloco_node.core import round as core
 from noloco_node.core.standing import Standing
 from noloco_node.core.verdict import Verdict
-from noloco_node.errors import NonFinite, PeerFault, PeerMisbehaved, PeerRefused
+from noloco_node.errors import NonFinite, OutOfMemory, PeerFault, PeerMisbehaved, PeerRefused
 from noloco_node.host.traffic import Pace
 from noloco_node.rounds.link import Link
 from noloco_node.rounds.swap import DIVERGED, Backlog, Swap, Vectors
@@ -438,6 +438,8 @@ class RoundService(ExchangeServicer):
             self._blame(peer, fault)
         except NonFinite:
             reason = "nonfinite"
+        except OutOfMemory:
+            reason = "no_memory"
         finally:
             self._trainer.swapping(False, behind)
             if reason == DIVERGED:  # the other end may not have found it yet, and must count it too

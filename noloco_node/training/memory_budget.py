@@ -1,64 +1,146 @@
-"""What fits into this machine's memory: the training state, a micro-batch, a copy of the state for a joining node.
+"""What fits into this machine's memory: the plan of a run, item by item, and how many examples go through at once.
 
-On a GPU, θ, its gradient and AdamW's two moments must lie there: 16 bytes a parameter. φ and δ, and the length
-correction's vector, lie beside them where that leaves room for activations, else in host memory, φ and δ pinned, where
-a boundary and a correction reach them piece by piece. The snapshot of an open offer is always in host memory, and so is
-a checkpoint until it is on the disk: a machine that cannot hold both is refused before it trains, instead of being
-killed by the system at its first checkpoint. How many examples go through the model at once is found by trying on a
-GPU; on a CPU it is the task's own number, so that results there are the same to the bit each time.
+On a GPU lie θ, its gradient and AdamW's moments; in a forward pass autocast's copies of the weights in bf16, and what
+the backward pass needs of one micro-batch. φ and δ, what the length correction owes them, the snapshot of an open offer
+and the corrections of a swap lie beside them where that leaves room for activations, else in host memory, where a
+boundary and a correction reach them piece by piece. A checkpoint is in host memory until it is on the disk: a machine
+that cannot hold both is refused before it trains, instead of being killed by the system at its first checkpoint.
+
+What the tensors take is known from the manifest; what an example takes is found by trying one, before a state is
+downloaded. How many examples go through the model at once is found by trying on a GPU; on a CPU it is the task's own
+number, so that results there are the same to the bit each time.
 """
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from noloco_node.base.units import rate, size
+from noloco_node.base.units import size
 from noloco_node.core import gpu
 from noloco_node.errors import OutOfMemory
 from noloco_node.host import memory
+from noloco_node.host.config import EIGHT_BIT, FULL
 from noloco_node.training import model
 
-FAST_BYTES = 16
-"""Per parameter: θ, its gradient and AdamW's two moments, 4 bytes each."""
+MOMENT_BYTES = {FULL: 8.0, EIGHT_BIT: 2 + 8 / 256}
+"""Per parameter, of both moments; those of 8 bits have a scale for each block of 256."""
 COPY_BYTES = 8
 """Per parameter: φ and δ."""
-SLOW_BYTES = COPY_BYTES + 2
-"""Per parameter: φ, δ and what the length correction owes them (core/length_correction.py)."""
-SNAPSHOT_BYTES = 4
-"""Per parameter, while an offer is open."""
+SLOW = {"slow weights and momentum": COPY_BYTES, "owed length": 2, "open offer": 4, "corrections until judged": 1}
+"""Per parameter: what a round needs besides training (core/length_correction.py, core/verdict.py). Corrections take 4
+with codecs without units."""
 CHECKPOINT_BYTES = 20
 """Per parameter, while one is written: a copy of θ, φ, δ and AdamW's moments, while training goes on."""
-KEPT_BYTES = 1
-"""Per parameter, in a swap: its corrections, until it is known whether they did harm; 4 with codecs without units."""
-PEAK_BYTES = FAST_BYTES + SLOW_BYTES + SNAPSHOT_BYTES + KEPT_BYTES + CHECKPOINT_BYTES
-MOMENT_BYTES = 8
-"""Per parameter: what AdamW makes in its first step only."""
+HOLES = 0.03
+"""The share of a GPU's memory that stays unused: allocators leave holes, and libraries take some MB for themselves."""
+HEAP = 0.06
+"""The share of the tensors in a CPU's training that the C library keeps beside them, between freed blocks."""
 SPARE = 0.9
-"""The share of free memory that counts: allocators leave holes."""
+"""The share of free memory that a micro-batch may take: the next ones may be a little larger."""
+CALM_STEPS = 50
+"""Steps after which a halved micro-batch is tried with twice its size: a try that fails costs less than one step."""
 
 
-def check(parameters: int, device: torch.device, fraction: float) -> None:
-    """Raises OutOfMemory where the state of this number of parameters does not fit."""
-    on_gpu, here = bytes_each(parameters, device, fraction)
-    if on_gpu:
-        _check(parameters, on_gpu, _gpu_bytes(device, fraction), "on the GPU")
-    _check(parameters, here, model.memory_bytes(), "beside the GPU" if on_gpu else "here")
+@dataclass(frozen=True, slots=True)
+class Item:
+    what: str
+    bytes: int
 
 
-def bytes_each(parameters: int, device: torch.device, fraction: float) -> tuple[int, int]:
-    """Per parameter, at least: on the GPU, and in host memory. Activations come on top."""
-    if device.type != "cuda":
-        return 0, PEAK_BYTES
-    return FAST_BYTES, beside_gpu_bytes(parameters, _gpu_bytes(device, fraction))
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The most that a run takes at once."""
+
+    parameters: int
+    device: tuple[Item, ...]
+    """On the GPU; nothing on a CPU."""
+    host: tuple[Item, ...]
+
+    @property
+    def device_bytes(self) -> int:
+        return sum(item.bytes for item in self.device)
+
+    @property
+    def host_bytes(self) -> int:
+        return sum(item.bytes for item in self.host)
 
 
-def _gpu_bytes(device: torch.device, fraction: float) -> int:
-    return int(fraction * torch.cuda.get_device_properties(device).total_memory)
+def plan(  # noqa: PLR0913
+    parameters: int,
+    *,
+    on_gpu: bool = False,
+    slow_on_gpu: bool = False,
+    bf16: bool = False,
+    moments: str = FULL,
+    activations: int = 0,
+    program: int = 0,
+) -> Plan:
+    """`bf16`: whether autocast makes copies of the weights; `activations`: what a micro-batch took when it was tried,
+    those copies included; `program`: what the process has before it builds a model."""
+
+    def items(table: dict[str, float]) -> list[Item]:
+        return [Item(what, round(each * parameters)) for what, each in table.items()]
+
+    # a verdict's copy of the weights lies where the gradient does in a step
+    fast: dict[str, float] = {"weights": 4, "gradient": 4, "moments": MOMENT_BYTES[moments]}
+    copies = Item("weights in bf16", 2 * parameters)
+    tried = [Item("activations", max(0, activations - (copies.bytes if bf16 else 0)))]
+    train = items(fast) + ([copies] if bf16 else []) + tried
+    slow = items({**SLOW})
+    apart = items(
+        {**SLOW, "open offer": 8}
+    )  # its memory is lent again, and a boundary makes one before the last is over
+    rest = [*items({"checkpoint being written": 12 + MOMENT_BYTES[moments]}), Item("program", program)]
+    if not on_gpu:
+        tensors = (*train, *slow, *rest[:-1])
+        heap = Item("between freed blocks", round(HEAP * sum(item.bytes for item in tensors)))
+        return Plan(parameters, (), (*tensors, heap, rest[-1]))
+    if slow_on_gpu:
+        return Plan(parameters, (*train, *slow), tuple(rest))
+    return Plan(parameters, tuple(train), (*apart, *rest))
 
 
-def beside_gpu_bytes(parameters: int, of_gpu: int) -> int:
-    """Per parameter, in host memory; `of_gpu`: the bytes that training may take there."""
-    slow = 0 if slow_fits(parameters, of_gpu - 4 * parameters) else SLOW_BYTES
-    return slow + SNAPSHOT_BYTES + KEPT_BYTES + CHECKPOINT_BYTES
+def check(planned: Callable[[str], Plan], moments: str, device: torch.device, fraction: float) -> None:
+    """Raises OutOfMemory where a run does not fit. `planned` gives its plan with either kind of moments."""
+    ours, smaller = planned(moments), planned(EIGHT_BIT)
+    if ours.device and not fits(ours, room := gpu_room(device, fraction)):
+        remedy = "end other programs there, or use a larger card"
+        if smaller.device_bytes < ours.device_bytes and fits(smaller, room):
+            remedy = f"use --moments 8bit, with which it needs {size(smaller.device_bytes)}, or a larger card"
+        raise _refused(ours.device, room, "of the GPU" + held_by_others(device, fraction), remedy)
+    if ours.host_bytes > (there := model.memory_bytes()):
+        raise _refused(ours.host, there, "beside the GPU" if ours.device else "here", "use a larger machine")
+
+
+def most_parameters(gpu: int | None, host: int | None, moments: str = FULL) -> int | None:
+    """Of a model that can be trained with so many bytes, without activations; None where they are not known. `gpu`: on
+    the card, None without one."""
+    some = 10**6
+    found = plan(some, on_gpu=gpu is not None, bf16=gpu is not None, moments=moments)
+    rooms = [some * host / found.host_bytes] if host is not None else []
+    rooms += [some * (1 - HOLES) * gpu / found.device_bytes] if gpu is not None else []
+    return int(min(rooms)) if rooms else None
+
+
+def later_bytes(parameters: int, slow_on_gpu: bool, moments: str) -> int:
+    """What a GPU holds only after the first step, and after the first boundary."""
+    offer = SLOW["open offer"] + SLOW["corrections until judged"] if slow_on_gpu else 0
+    return round(parameters * (MOMENT_BYTES[moments] + offer))
+
+
+def fits(plan: Plan, room: int) -> bool:
+    """On a GPU with so many bytes for it."""
+    return plan.device_bytes <= (1 - HOLES) * room
+
+
+def _refused(items: tuple[Item, ...], there: int, where: str, remedy: str) -> OutOfMemory:
+    parts = ", ".join(f"{item.what} {size(item.bytes)}" for item in items if item.bytes)
+    return OutOfMemory(
+        f"to be trained, the run's model needs {size(sum(item.bytes for item in items))} and there are {size(there)} "
+        f"{where} ({parts}): {remedy}, or join another run"
+    )
 
 
 def check_copy(parameters: int) -> None:
@@ -83,15 +165,29 @@ def free_bytes(device: torch.device, fraction: float) -> int:
     return min(free + cached, allowed)
 
 
-def slow_fits(parameters: int, free: int) -> bool:
-    """Whether φ, δ and what they are owed may lie on the GPU too: with AdamW's moments they may take half of what is
-    free; the rest is for activations."""
-    return parameters * (SLOW_BYTES + MOMENT_BYTES) <= free // 2
+def held_by_others(device: torch.device, fraction: float = 1.0) -> str:
+    """Of a GPU, as the end of a sentence; empty where it is not what keeps training within bounds."""
+    if device.type != "cuda":
+        return ""
+    free, total = torch.cuda.mem_get_info(device)
+    others = total - free - torch.cuda.memory_reserved(device)
+    return f", as other programs have {size(others)}" if others > max(HOLES, 1 - fraction) * total else ""
 
 
-def slow_vectors(theta: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
+def gpu_room(device: torch.device, fraction: float) -> int:
+    """What training may take of a GPU in all, what it has already included."""
+    return free_bytes(device, fraction) + torch.cuda.memory_allocated(device)
+
+
+def slow_fits(parameters: int, free: int, moments: str) -> bool:
+    """Whether what a round needs may lie on the GPU, too: with AdamW's moments it may take half of what is free; the
+    rest is for the gradient and activations."""
+    return parameters * (sum(SLOW.values()) + MOMENT_BYTES[moments]) <= free / 2
+
+
+def slow_vectors(theta: Tensor, fraction: float, moments: str) -> tuple[Tensor, Tensor]:
     """φ as a copy of θ, and δ of zeros, where they fit."""
-    if theta.is_cuda and not slow_fits(len(theta), free_bytes(theta.device, fraction)):
+    if theta.is_cuda and not slow_fits(len(theta), free_bytes(theta.device, fraction), moments):
         return gpu.pinned(len(theta)).copy_(theta), gpu.pinned(len(theta)).zero_()
     return theta.clone(), torch.zeros_like(theta)
 
@@ -104,28 +200,32 @@ class MicroBatch:
         """`start` None: yet to be found, by trying with twice as many each time."""
         self._examples = examples
         self.settled = start is not None
-        self.size = min(examples, start or 1)
+        self.size = self._largest = min(examples, start or 1)
+        self._calm = 0
+        """Steps since it was halved, or tried to grow back."""
 
     def may_grow(self, taken: int, room: int) -> bool:
         """Whether to try twice as many examples, after a try with `size` took so many bytes. Twice as many take at most
         twice that, as a part of it is the same for any size."""
         if self.settled or self.size == self._examples or 2 * taken > SPARE * room:
-            self.settled = True
+            self.settled, self._largest = True, self.size
             return False
         self.size = min(2 * self.size, self._examples)
         return True
 
-    def halve(self) -> None:
-        """Halve it: it did not fit. Raises OutOfMemory where it cannot be halved."""
+    def halve(self) -> bool:
+        """Halve it: it does not fit at this moment. False where it cannot be halved."""
+        self._calm = 0
         if self.size == 1:
-            raise OutOfMemory("not even one example fits into the device's memory beside the model")
+            return False
         self.size //= 2
-        self.settled = True
+        if not self.settled:
+            self.settled, self._largest = True, self.size
+        return True
 
-
-def _check(parameters: int, each: int, there: int, where: str) -> None:
-    if (needed := parameters * each) > there:
-        raise OutOfMemory(
-            f"the run's model needs {size(needed)} {where} to be trained ({rate(parameters)} parameters, "
-            f"{each} bytes each) and there are {size(there)}: join another run, or use a larger machine"
-        )
+    def stepped(self) -> None:
+        """A step has found memory: after CALM_STEPS of them a size that was halved grows again, up to what had been
+        found at first."""
+        self._calm += 1
+        if self.settled and self._calm >= CALM_STEPS and self.size < self._largest:
+            self._calm, self.size = 0, min(2 * self.size, self._largest)

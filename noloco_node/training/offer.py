@@ -18,7 +18,7 @@ from torch import Tensor
 from noloco_node.core import fragments, gpu
 from noloco_node.core.bounds import CorrectionBounds, Movement
 from noloco_node.core.codecs.codec import BLOCK, Codec, CodecStats, Conversation, Packed, Received, scaled
-from noloco_node.errors import NonFinite, PeerFault, PeerMisbehaved
+from noloco_node.errors import NonFinite, OutOfMemory, PeerFault, PeerMisbehaved
 from noloco_node.training.mailbox import Command, Correct
 
 log = logging.getLogger(__name__)
@@ -47,8 +47,11 @@ class CodecThread:
         def checked() -> T:
             if round <= self._given_up:
                 raise NonFinite(f"the weights that were offered in round {round} have been given up")
-            with gpu.on(self._stream):
-                return work()
+            try:
+                with gpu.on(self._stream):
+                    return work()
+            except torch.OutOfMemoryError:
+                raise OutOfMemory("the GPU has no memory for a swap now") from None
 
         return self._executor.submit(checked)
 
@@ -85,7 +88,8 @@ class CodecThread:
 
 
 class Offer:
-    """What `rounds/swap.py` calls Vectors. All methods fail with NonFinite once the offered weights are given up."""
+    """What `rounds/swap.py` calls Vectors. All methods fail with NonFinite once the offered weights are given up, and
+    with OutOfMemory where a GPU has no memory for a moment."""
 
     def __init__(
         self,

@@ -6,31 +6,59 @@ whose results are the same to the bit, and they are freed right before memory is
 step's end, they let the C library return a small model's heap to the system, which hands it out again page by page (2%
 of a step of `tiny`). A parameter that had no part in the loss is left alone, not decayed.
 
-AdamW is arXiv 1711.05101 and torch's. Knows nothing of losses, schedules or rounds.
+AdamW is arXiv 1711.05101 and torch's. Its moments may have 8 bits instead of 32 (arXiv 2110.02861), where a model would
+not fit into the memory of a GPU otherwise: 2.03 bytes a parameter instead of 8. That is each machine's own choice, and
+bitsandbytes does it. torchao has the same and a smaller package; but it compiles each parameter's step, for which a
+machine with a GPU needs a C compiler, too, and its moments are a tensor class of its own, which a checkpoint that runs
+no code cannot hold. bitsandbytes brings its kernels compiled, for CUDA and for CPUs, its moments are plain tensors, and
+it leaves the parameters the views that they are. Importing either takes 2 s. What 8 bits do to the loss:
+bench/README.md.
+
+Knows nothing of losses, schedules or rounds.
 """
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from noloco_node.base.extras import pip_install
+from noloco_node.errors import UsageError
+from noloco_node.host.config import EIGHT_BIT, FULL
 from noloco_node.run.schema import InnerSpec
+from noloco_node.training import model
+
+SMALL = 4096
+"""Elements below which a tensor's moments stay fp32, as bitsandbytes has it: a few gains and biases."""
 
 
 class Optimizer:
-    def __init__(self, module: nn.Module, spec: InnerSpec) -> None:
+    def __init__(self, module: nn.Module, spec: InnerSpec, moments: str = FULL) -> None:
+        """`moments`: FULL or EIGHT_BIT. Raises UsageError where the second one's library is missing."""
         self._parameters = list(module.parameters())
         self._spec = spec
+        self._small = moments == EIGHT_BIT
         self._adamw = self._fresh()
+        self._norm: Tensor
 
-    def _fresh(self) -> torch.optim.AdamW:
+    def _fresh(self) -> Any:
         """Matrices decay; the rest (gains, biases) does not."""
         matrices = [p for p in self._parameters if p.dim() >= 2]
         rest = [p for p in self._parameters if p.dim() < 2]
         decays = ((matrices, self._spec.weight_decay), (rest, 0.0))
         groups = [{"params": some, "weight_decay": decay} for some, decay in decays if some]
-        return torch.optim.AdamW(groups, lr=self._spec.learning_rate, betas=self._spec.betas, fused=True)
+        rates: dict[str, Any] = {"lr": self._spec.learning_rate, "betas": self._spec.betas}
+        if self._small:
+            return _bitsandbytes().AdamW8bit(groups, min_8bit_size=SMALL, **rates)
+        return torch.optim.AdamW(groups, fused=True, **rates)
+
+    def _places(self) -> Iterator[tuple[dict[str, Any], nn.Parameter, int, int]]:
+        """Each parameter, its group, and where both are."""
+        for at, group in enumerate(self._adamw.param_groups):
+            for place, p in enumerate(group["params"]):
+                yield group, p, at, place
 
     # ---- gradients ----
     def free_gradients(self) -> None:
@@ -38,15 +66,28 @@ class Optimizer:
         self._adamw.zero_grad(set_to_none=True)
 
     def norm(self) -> Tensor:
-        """Norm of the whole gradient, as torch's own clipping computes it."""
-        return nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        """Norm of the whole gradient, as torch's own clipping computes it. `step` clips by it, on its device."""
+        self._norm = nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        return self._norm
 
-    def step(self, rate: float, norm: float) -> None:
-        """One step of AdamW with the clipped gradient. `norm`: of the whole gradient, before clipping."""
-        nn.utils.clip_grads_with_norm_(self._parameters, self._spec.clip, torch.tensor(norm))
-        for group in self._adamw.param_groups:
+    def divide(self, by: float) -> None:
+        """The gradients, and their norm."""
+        torch._foreach_mul_([self._norm, *(p.grad for p in self._parameters if p.grad is not None)], 1 / by)
+
+    def step(self, rate: float) -> None:
+        """One step of AdamW with the gradient, clipped by what `norm` was last. Where a GPU has no memory for it, no
+        parameter has changed: all that is allocated is allocated before."""
+        for group, p, at, place in self._places():
             group["lr"] = rate
-        self._adamw.step()
+            if p.grad is not None and not self._adamw.state.get(p):
+                self._make_moments(group, p, at, place)
+        nn.utils.clip_grads_with_norm_(self._parameters, self._spec.clip, self._norm)
+        if not self._small:
+            self._adamw.step()
+            return
+        for group, p, at, place in self._places():  # the library's `step` waits for the whole GPU after each of them
+            if p.grad is not None:
+                self._adamw.update_step(group, p, at, place)
 
     # ---- moments ----
     @property
@@ -58,20 +99,63 @@ class Optimizer:
         """Restart without moments."""
         self._adamw = self._fresh()
 
+    def _make_moments(self, group: dict[str, Any], p: nn.Parameter, at: int, place: int) -> None:
+        """The ones that the first step would make; all of a parameter's or none."""
+        if not self._small:
+            step = torch.zeros((), device=p.device)
+            self._adamw.state[p] = {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+            return
+        try:
+            self._adamw.init_state(group, p, at, place)
+        except torch.OutOfMemoryError:
+            self._adamw.state.pop(p, None)
+            raise
+
     def state(self) -> dict[int, dict[str, Any]]:
         """Moments and steps by a parameter's position, matrices first. Not a copy."""
-        found: dict[int, dict[str, Any]] = self._adamw.state_dict()["state"]
+        found = {}
+        for at, (_, p, _, _) in enumerate(self._places()):
+            if moments := self._adamw.state.get(p):
+                found[at] = {key: value for key, value in moments.items() if not key.startswith("qmap")}  # a constant
+                found[at]["step"] = torch.as_tensor(moments["step"], dtype=torch.float32)
         return found
 
+    def is_kin(self, state: Mapping[int, Mapping[str, Any]]) -> bool:
+        """Whether these moments have as many bits as ours, or are none at all."""
+        return all(("state1" in moments) == self._small for moments in state.values())
+
     def fits(self, state: Mapping[int, Mapping[str, Any]]) -> bool:
-        """Whether these are moments of such parameters."""
-        places = [p for group in self._adamw.param_groups for p in group["params"]]
-        return all(
-            place in range(len(places)) and moments[key].shape == places[place].shape
-            for place, moments in state.items()
-            for key in ("exp_avg", "exp_avg_sq")
-        )
+        """Whether these are moments of such parameters, of either kind."""
+        places = [p for _, p, _, _ in self._places()]
+
+        def fit(p: Tensor, moments: Mapping[str, Any]) -> bool:
+            if "exp_avg" in moments:
+                return bool(moments["exp_avg"].shape == moments["exp_avg_sq"].shape == p.shape)
+            coded = ("absmax1" in moments) == (p.numel() >= SMALL)
+            return bool(coded and moments["state1"].shape == moments["state2"].shape == p.shape)
+
+        return all(place in range(len(places)) and fit(places[place], moments) for place, moments in state.items())
 
     def load(self, state: Mapping[int, Mapping[str, Any]]) -> None:
+        """Those of `state`, where `is_kin`."""
         self.restart()
-        self._adamw.load_state_dict({**self._adamw.state_dict(), "state": dict(state)})
+        if not self._small:
+            self._adamw.load_state_dict({**self._adamw.state_dict(), "state": dict(state)})
+            return
+        for number, (group, p, at, place) in enumerate(self._places()):
+            if number in state:
+                self._make_moments(group, p, at, place)
+                ours = self._adamw.state[p]
+                for key, value in state[number].items():
+                    ours[key] = int(value) if key == "step" else ours[key].copy_(value)
+
+
+def _bitsandbytes() -> Any:
+    """Its optimizers. Raises UsageError."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of what it lacks for other purposes
+    try:
+        with model.offline():  # on some CPUs it would look for a kernel on the hub
+            from bitsandbytes import optim
+    except ImportError:
+        raise UsageError(f"--moments 8bit needs another package: {pip_install('8bit')}") from None
+    return optim

@@ -14,10 +14,14 @@ computes loss and gradient of a batch. Knows nothing of peers, threads or files;
 """
 
 import hashlib
+import logging
 import math
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 from typing import Any, Protocol
 
@@ -27,27 +31,36 @@ from torch import Tensor, nn
 
 from noloco_node.core import gpu, outer
 from noloco_node.core.codecs.codec import BLOCK, Packed
+from noloco_node.core.device import REMEDY, choose_device, why_no_gpu
 from noloco_node.core.length_correction import OWED, LengthCorrection
 from noloco_node.core.verdict import Losses
 from noloco_node.data import corpus
-from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved, UsageError
-from noloco_node.host import gpu_peaks
+from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved
+from noloco_node.host import gpu_peaks, memory
+from noloco_node.host.config import FULL
+from noloco_node.host.gpu_cards import has_nvidia_card
 from noloco_node.run.schema import InnerSpec, Manifest, SampleSpec
 from noloco_node.training import memory_budget, model, tasks
-from noloco_node.training.gradients import Gradients
+from noloco_node.training.background_copy import Copies, Pair, host_memory
+from noloco_node.training.gradients import Gradients, ShortOfMemory
 from noloco_node.training.optimizer import Optimizer
 from noloco_node.training.schedule import learning_rate
 from noloco_node.training.task import Batch, Closable, Counted, ExampleStream, Patient, Task, Writing
+
+log = logging.getLogger(__name__)
 
 MAX_SKIPPED = 10
 """Steps skipped in a row: one may be a bad batch; ten mean bad weights."""
 LOSSES = 8
 """Steps whose mean loss goes into a checkpoint: one batch may be easy or hard."""
-OWN_SHARE = 4
-"""A swap is judged by one in so many of the last step's examples too: what it costs is lost for steps."""
+OWN_SHARE, OWN_TOKENS = 4, 4096
+"""A swap is judged by one in so many of the last step's examples too, of at most so many tokens: what it costs is lost
+for steps."""
 WARM_UP_STEPS = 5
 """Of an AdamW that begins in the middle of a run: its first steps, each as long as the learning rate in every parameter
 whatever the gradient, would spoil the weights. Until they are over, nothing is offered."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,19 +129,10 @@ class Saved(Protocol):
     def inner(self) -> Mapping[str, Any]: ...
 
 
-def choose_device(name: str) -> torch.device:
-    """`auto`, `cpu` or `cuda`."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise UsageError("torch sees no CUDA device here: use --device cpu, or install torch for your GPU")
-    return torch.device(name)
-
-
 class Replica:
     """`build` makes the one that a manifest describes."""
 
-    def __init__(  # noqa: PLR0913, PLR0917
+    def __init__(  # noqa: PLR0913, PLR0915, PLR0917
         self,
         task: Task,
         module: nn.Module,
@@ -136,6 +140,8 @@ class Replica:
         manifest: Manifest,
         micro_batch: int | None = None,
         memory_fraction: float = 1.0,
+        moments: str = FULL,
+        compile: Callable[[], object] | None = None,
     ) -> None:
         self._spec = manifest.inner
         self._hyper = outer.OuterSettings(manifest.outer.alpha, manifest.outer.beta, manifest.outer.gamma)
@@ -143,16 +149,21 @@ class Replica:
         self.stream = stream
         self.layout = model.layout_digest(module)
         self.theta = model.flatten(module)
-        self.phi, self.delta = memory_budget.slow_vectors(self.theta, memory_fraction)
+        self.phi, self.delta = memory_budget.slow_vectors(self.theta, memory_fraction, moments)
         self._length_correction = self._lengths() if manifest.outer.keep_norm else None
         self._host_u = gpu.Pinned(len(self.theta))
         self._owed_for = -1
         """The round of the offer that the length correction is about: a swap of the offer before may still go on."""
-        self._optimizer = Optimizer(module, self._spec)
+        self._optimizer = Optimizer(module, self._spec, moments)
         self._task, self._seed, self._memory_fraction = task, manifest.seed, memory_fraction
         self.samples: SampleSpec | None = manifest.sample
         """The text that the model continues every few rounds."""
-        self._gradients = Gradients(task, module, self._optimizer, self._spec, micro_batch, memory_fraction)
+        self._moments, self.program_bytes = moments, 0
+        """What the process had before it built the model."""
+        later = memory_budget.later_bytes(self.parameters, self.phi.is_cuda, moments)
+        self._gradients = Gradients(
+            task, module, self._optimizer, self._spec, micro_batch, memory_fraction, compile, later
+        )
         self._most_tokens_per_s = _most_tokens_per_s(task, module, self.theta.device, self._spec)
         self.budget = manifest.rounds
         self.round = 0
@@ -186,6 +197,10 @@ class Replica:
         """The corrections of the last swap."""
         self._batch: Batch | None = None
         """Of the next step, when it has been fetched."""
+        self._batch_position: Any = None
+        self.copies = Copies(self.theta.device)
+        self.meanwhile: Callable[[], None] = _nothing
+        """Called in each step, after its gradient was queued: a GPU works at it then. It may add corrections."""
 
     @classmethod
     def build(  # noqa: PLR0913
@@ -197,34 +212,53 @@ class Replica:
         threads: int | None = None,
         memory_fraction: float | None = None,
         micro_batch: int | None = None,
+        moments: str = FULL,
         compiled: bool = False,
+        checkpoint_activations: bool | None = None,
         sources: corpus.Sources = corpus.NOTHING,
         corpus: corpus.Readable | None = None,
     ) -> "Replica":
         """The replica of the node `peer_id`. To be called on the thread that will own it: torch's number of threads is
-        set here, a setting of the calling thread. `micro_batch`: examples at once; None: found by trying."""
+        set here, a setting of the calling thread. `micro_batch`: examples at once; None: found by trying.
+        `checkpoint_activations` None: as the manifest says."""
         if threads:
             torch.set_num_threads(threads)
         where = choose_device(device)
+        if device == "auto" and where.type == "cpu" and has_nvidia_card(os.environ):
+            log.warning("training on the CPU, and this machine has an NVIDIA GPU; %s: %s", why_no_gpu(), REMEDY)
         if memory_fraction and where.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_fraction, where.index)
         task = tasks.load(manifest, sources, corpus)
+        program = memory.process_bytes() or 0
         module = _new_model(task, manifest.seed)
-        memory_budget.check(sum(p.numel() for p in module.parameters()), where, memory_fraction or 1.0)
-        if manifest.inner.checkpoint_activations:
+        on_gpu, bf16 = where.type == "cuda", manifest.inner.precision == "bf16"
+        parameters = sum(p.numel() for p in module.parameters())
+        memory_budget.check(
+            lambda kind: memory_budget.plan(
+                parameters, on_gpu=on_gpu, bf16=on_gpu and bf16, moments=kind, program=program
+            ),
+            moments,
+            where,
+            memory_fraction or 1.0,
+        )
+        if manifest.inner.checkpoint_activations if checkpoint_activations is None else checkpoint_activations:
             model.checkpoint_activations(module)
         stream = task.stream(peer_id)
         own_seed = hashlib.sha256(f"{manifest.seed}/{peer_id}".encode()).digest()
         torch.manual_seed(int.from_bytes(own_seed[:8], "big"))  # for dropout, where a model has any
         module.to(where)
-        if compiled:
-            module.compile()
-        return cls(task, module, stream, manifest, micro_batch, memory_fraction or 1.0)
+        compile = partial(model.compile_layers, module) if compiled else None
+        replica = cls(task, module, stream, manifest, micro_batch, memory_fraction or 1.0, moments, compile)
+        replica.program_bytes = program
+        return replica
 
     def close(self) -> None:
-        """No further step."""
+        """No further step. Waits for the copies under way."""
+        self.copies.complete()
         if isinstance(self.stream, Closable):
             self.stream.close()
+        if self.theta.is_cuda:  # copies may still use the host's memory, which goes with the replica
+            torch.cuda.synchronize(self.theta.device)
 
     # ---- sizes and positions ----
     @property
@@ -292,10 +326,18 @@ class Replica:
         """Of a step."""
         return -(-self._gradients.examples // self.micro_batch)
 
-    def state_bytes(self) -> tuple[int, int]:
-        """What training takes at least, without activations: on the accelerator, and in host memory."""
-        each = memory_budget.bytes_each(self.parameters, self.theta.device, self._memory_fraction)
-        return each[0] * self.parameters, each[1] * self.parameters
+    def memory_plan(self, moments: str | None = None) -> memory_budget.Plan:
+        """What training takes at most, with the activations of a micro-batch once one was tried. `moments`: with others
+        than its own."""
+        return memory_budget.plan(
+            self.parameters,
+            on_gpu=self.theta.is_cuda,
+            slow_on_gpu=self.phi.is_cuda,
+            bf16=self.theta.is_cuda and self._spec.precision == "bf16",
+            moments=moments or self._moments,
+            activations=self._gradients.activations or 0,
+            program=self.program_bytes,
+        )
 
     @property
     def device(self) -> str:
@@ -312,6 +354,12 @@ class Replica:
         if not self.theta.is_cuda:
             return None
         return int(self._memory_fraction * torch.cuda.get_device_properties(self.theta.device).total_memory)
+
+    @property
+    def gpu_uuid(self) -> str | None:
+        """By which its driver knows the GPU; None where torch does not say."""
+        found = torch.cuda.get_device_properties(self.theta.device) if self.theta.is_cuda else None
+        return str(uuid) if (uuid := getattr(found, "uuid", None)) else None
 
     def steps_left(self, step_s: float) -> int:
         """Steps until the boundary; with a phase by time, if each takes `step_s`."""
@@ -339,12 +387,23 @@ class Replica:
 
     # ---- inner steps ----
     def try_out(self) -> None:
-        """A micro-batch forward and backward, before the first step: what cannot work here fails now. The stream's
-        position and the random state stay as they are. Raises UsageError, OutOfMemory."""
+        """A micro-batch forward and backward, before the first step and before a state is downloaded: what cannot work
+        here fails now, and so does what would need more memory than there is. The stream's position and the random
+        state stay as they are. Raises UsageError, OutOfMemory."""
         position = self.stream.position
-        with torch.random.fork_rng(devices=[self.theta.device] if self.theta.is_cuda else []):
-            self._gradients.try_out(self.stream.next(self.micro_batch))
+        plan = self.memory_plan, self._moments, self.theta.device, self._memory_fraction
+        try:
+            with torch.random.fork_rng(devices=[self.theta.device] if self.theta.is_cuda else []):
+                self._gradients.try_out(self.stream.next(self._gradients.examples_tried))
+        except ShortOfMemory:
+            memory_budget.check(*plan)  # the sum of the rest may say it better
+            raise
         self.stream.seek(position)
+        memory_budget.check(*plan)
+
+    def make_room(self) -> None:
+        """On a GPU: what the last step left."""
+        self._gradients.make_room()
 
     def spend(self, seconds: float) -> None:
         """So much time of the phase has passed: it ends phases by time, and their schedule follows it."""
@@ -356,23 +415,37 @@ class Replica:
         return not isinstance(self.stream, Patient) or self.stream.ready(self._gradients.examples, within_s)
 
     def fetch(self) -> None:
-        """Read the next step's batch now, so that reading and training can be timed apart."""
-        self._batch = self.stream.next(self._gradients.examples)
+        """Read the next step's batch now, so that reading and training can be timed apart. It stays the next one until
+        a step is done with it."""
+        if self._batch is None:
+            self._batch_position = self.stream.position
+            self._batch = self.stream.next(self._gradients.examples)
+
+    @property
+    def _position(self) -> Any:
+        """In the stream, of the next step's batch."""
+        return self.stream.position if self._batch is None else self._batch_position
 
     def step(self) -> float:
         """One step of AdamW. Returns its loss, which is not finite where the step was skipped. Raises NonFinite after
-        MAX_SKIPPED of them in a row; then call `restore` or `restart`."""
-        batch, self._batch = self._batch or self.stream.next(self._gradients.examples), None
-        self._own_examples = tuple(part[: max(1, len(part) // OWN_SHARE)] for part in batch)
-        loss, norm = self._gradients.gradient(batch)
+        MAX_SKIPPED of them in a row; then call `restore` or `restart`. Raises ShortOfMemory, and then it can be done
+        again, with the same batch."""
+        self.fetch()
+        batch = self._batch or ()
+        own = min(self._gradients.examples // OWN_SHARE, OWN_TOKENS // self._task.tokens_per_example)
+        self._own_examples = tuple(part[: max(1, own)] for part in batch)
+        self._gradients.begin(batch)
+        self.meanwhile()
+        loss, norm = self._gradients.finish()
         self.last_norm = norm
         if math.isfinite(loss) and math.isfinite(norm):
+            self._descend()
             self._skipped_in_row, self.last_loss = 0, loss
             self._losses.append(loss)
-            self._descend(norm)
         else:
             self.skipped += 1
             self._skipped_in_row += 1
+        self._batch = None
         self.phase_step += 1
         self._taken += 1
         if self._skipped_in_row == MAX_SKIPPED:
@@ -380,10 +453,12 @@ class Replica:
             raise NonFinite(f"{MAX_SKIPPED} steps in a row had no finite loss and gradient")
         return loss
 
-    def _descend(self, norm: float) -> None:
+    def _descend(self) -> None:
         rate = learning_rate(self._spec, self._progress) * (1 - self._warm_up_left / (WARM_UP_STEPS + 1))
+        self.copies.secure("theta")
+        self.copies.secure("moments")
+        self._gradients.step(rate)
         self._warm_up_left = max(0, self._warm_up_left - 1)
-        self._optimizer.step(rate, norm)
         self.last_rate = rate
 
     # ---- the boundary of a round ----
@@ -412,6 +487,7 @@ class Replica:
         """The local outer step: afterwards θ = φ, and the next round begins. Raises NonFinite, and then nothing has
         changed: `discard` the phase."""
         self._require_finite(self.theta)
+        self._secure_weights()
         outer.local_step(self.theta, self.phi, self.delta, self._hyper)
         self._next_round()
 
@@ -458,8 +534,8 @@ class Replica:
         if self._length_correction and offered_round == self._owed_for:
             change = self._length_correction.complete(start, c)
         added = _Added(start, kept or Packed(c), offered_round, change is not c)
-        self._added.append(added)
         self._change(added, change)
+        self._added.append(added)
 
     def let_stay(self) -> None:
         """What was added before."""
@@ -473,13 +549,16 @@ class Replica:
     def take_back(self) -> None:
         """Undo what was added since `let_stay`, now or boundaries later: θ, φ and δ become what they would be
         without it, had θ learned the same since."""
-        for added in self._added:
+        while self._added:  # a GPU may have no memory for one of them: those before it have been taken back
+            added = self._added[0]
             change = added.correction.applied(self.theta.device)
             if self._length_correction and added.has_length:
                 change = change + added.keep_length(self._length_correction).to(change.device)
+            change = -change
+            if self._length_correction and added.has_length:
                 self._length_correction.take_back(added.start, added.correction.size)
-            self._change(added, -change)
-        self._added.clear()
+            self._change(added, change)
+            self._added.pop(0)
 
     def losses(self) -> Losses:
         """At the present θ."""
@@ -492,14 +571,16 @@ class Replica:
         apart = 2 * partner / max(self._hyper.beta, self._hyper.gamma)
         self._optimizer.free_gradients()
         kept = self.theta.clone()
-        for added in self._added:
-            c = added.correction
-            shift = apart - outer.shift(self._hyper, self._late(added.offered_round)) * c.scale
-            part = self.theta[added.start : added.start + c.size]
-            part.add_(c.unscaled(part.device), alpha=shift)
-        losses = self.losses()
-        self.theta.copy_(kept)
-        return losses
+        self.copies.secure("theta")
+        try:
+            for added in self._added:
+                c = added.correction
+                shift = apart - outer.shift(self._hyper, self._late(added.offered_round)) * c.scale
+                part = self.theta[added.start : added.start + c.size]
+                part.add_(c.unscaled(part.device), alpha=shift)
+            return self.losses()
+        finally:
+            self.theta.copy_(kept)
 
     def _late(self, offered_round: int) -> int:
         return self.round - offered_round - sum(ended > offered_round for ended in self._thrown_away)
@@ -507,7 +588,13 @@ class Replica:
     def _change(self, added: "_Added", c: Tensor) -> None:
         part = slice(added.start, added.start + len(c))
         late = self._late(added.offered_round)
+        self._secure_weights(part.start, part.stop)
         outer.correct(self.theta[part], self.phi[part], self.delta[part], c, self._hyper, late)
+
+    def _secure_weights(self, start: int = 0, end: int | None = None) -> None:
+        """Before θ, φ and δ change there: of copies that are made, copy these first."""
+        self.copies.secure("theta", start, end)
+        self.copies.secure("slow", start, end)
 
     def _next_round(self) -> None:
         self.round += 1
@@ -562,17 +649,26 @@ class Replica:
 
     # ---- the whole state ----
     def state(self) -> State:
-        self._arrive()
-        theta = self.theta.cpu().clone()
+        return self.copy_state().result()
+
+    def copy_state(self) -> "Future[State]":
+        """The state as it is now, when all of it is copied; training may go on meanwhile (background_copy.py). Raises
+        OutOfMemory."""
+        theta, (phi, delta) = host_memory(self.theta.shape), host_memory((2, self.parameters))
+        now = self._optimizer.state()
+        moments = {
+            place: {name: host_memory(value.shape, value.dtype) for name, value in of_one.items()}
+            for place, of_one in now.items()
+        }
         shapes = self.shapes
-        return State(
+        state = State(
             self.round,
             self.steps,
             {name: theta[start:end].view(shapes[name]) for name, start, end in self._slices()},
-            {"phi": self.phi.cpu().clone(), "delta": self.delta.cpu().clone()},
+            {"phi": phi, "delta": delta},
             {
-                "optimizer": _copied(self._optimizer.state()),
-                "position": self.stream.position,
+                "optimizer": moments,
+                "position": self._position,
                 "phase_step": self.phase_step,
                 "phase_s": self.phase_s,
                 "taken": self._taken,
@@ -587,6 +683,20 @@ class Replica:
             self._eval_loss,
             fmean(self._losses) if self._losses else None,
         )
+        pairs = [Pair(now[place][name], into) for place, of_one in moments.items() for name, into in of_one.items()]
+        slow = [Pair(self.phi, phi), Pair(self.delta, delta)]
+        return self.copies.begin({"theta": [Pair(self.theta, theta)], "moments": pairs, "slow": slow}, state)
+
+    def copy_slow(self) -> "Future[tuple[int, memoryview]]":
+        """The round, and all of φ, then all of δ, as they are now, for a joining node: fp32, little-endian. Who asks
+        while such a copy is made gets the same. Raises OutOfMemory."""
+        if found := self.copies.under_way("slow"):
+            return found
+        memory_budget.check_copy(self.parameters)
+        both = host_memory((2, self.parameters))
+        data: memoryview = both.numpy().data
+        slow = [Pair(self.phi, both[0]), Pair(self.delta, both[1])]
+        return self.copies.begin({"slow": slow}, (self.round, data.cast("B")))
 
     def load(self, saved: Saved) -> None:
         """Go on where `state` was taken. Raises Incompatible for another model or other data."""
@@ -597,6 +707,7 @@ class Replica:
             raise Incompatible(
                 "the checkpoint is of other data: have its files, or Python, changed since? Use another --home"
             ) from None
+        self._batch = None
         self._take_weights(saved)
         self.round, self.phase_step = saved.round, saved.inner["phase_step"]
         self.phase_s, self._taken = saved.inner["phase_s"], saved.inner["taken"]
@@ -623,12 +734,18 @@ class Replica:
         """Of both optimizers too."""
         self._arrive()
         self._added.clear()
+        self._secure_weights()
         for name, p in model.parameters(self.module):
             p.data.copy_(saved.weights[name])
         self.phi.copy_(saved.outer["phi"])
         self.delta.copy_(saved.outer["delta"])
-        self._optimizer.load(saved.inner["optimizer"])
         self._warm_up_left = saved.inner["warm_up_left"]
+        if self._optimizer.is_kin(saved.inner["optimizer"]):
+            self._optimizer.load(saved.inner["optimizer"])
+        else:
+            log.warning("the checkpoint's AdamW has other --moments than this node: it begins afresh and warms up")
+            self._optimizer.restart()
+            self._warm_up_left = WARM_UP_STEPS
         self._forget_losses()
 
     def sample(self, blocks: Sequence[int]) -> bytes:
@@ -647,6 +764,7 @@ class Replica:
         memory_budget.check_trial(self.parameters)
         own = self._gradients.evaluate()
         kept = self.theta.to("cpu", copy=True)
+        self.copies.secure("theta")
         try:
             self.theta.copy_(phi)
             theirs = self._gradients.evaluate()
@@ -663,10 +781,11 @@ class Replica:
         return Trial(own, theirs, later, added, new)
 
     def adopt(self, round: int, live_state: bytes | memoryview) -> None:
-        """Take a peer's state (state_snapshot.py): θ = φ, and a fresh AdamW that warms up. Raises PeerMisbehaved, and
+        """Take a peer's state (`copy_slow`): θ = φ, and a fresh AdamW that warms up. Raises PeerMisbehaved, and
         then nothing has changed."""
         phi, delta = self._read(live_state)
         self._arrive()
+        self._secure_weights()
         self.phi.copy_(phi)
         self.delta.copy_(delta)
         self._begin_at_phi()
@@ -687,8 +806,9 @@ class Replica:
         return both[: self.parameters], both[self.parameters :]
 
     def _begin_at_phi(self) -> None:
-        """θ = φ, and an AdamW without moments."""
+        """θ = φ, and an AdamW without moments: copies that are made hold the old ones."""
         self._added.clear()
+        self.copies.secure("theta")
         self.theta.copy_(self.phi)
         self._optimizer.restart()
         self._warm_up_left = WARM_UP_STEPS
@@ -720,7 +840,5 @@ def _pieces(vector: Tensor) -> Iterator[tuple[int, Tensor]]:
         yield start, vector[start : start + outer.PIECE]
 
 
-def _copied(state: Any) -> Any:
-    if isinstance(state, dict):
-        return {key: _copied(value) for key, value in state.items()}
-    return state.detach().cpu().clone() if isinstance(state, Tensor) else state
+def _nothing() -> None:
+    pass

@@ -45,7 +45,10 @@ def test_what_it_costs_and_needs(home, tmp_path, capsys):
     assert found["device"] == "cpu"
     assert found["disk"]["checkpoint"] == 20 * found["parameters"]
     assert found["disk"]["needed"] == 4 * found["disk"]["checkpoint"]
-    assert found["memory"]["host"] > found["disk"]["checkpoint"]
+    memory, each = found["memory"], found["parameters"]
+    items = memory["plan"]["host"]
+    assert memory["host"] == sum(items.values()) and not memory["plan"]["device"] and memory["copy"] == 8 * each
+    assert (items["weights"], items["moments"], items["checkpoint being written"]) == (4 * each, 8 * each, 20 * each)
     assert found["memory"]["host_taken"] > 10**8, "torch alone takes more"
     assert (found["memory"]["device"], found["memory"]["device_taken"]) == (None, None)
     assert 0.5 < found["swap"] / found["parameters"] < 0.55
@@ -121,6 +124,5 @@ def test_a_device_that_is_not_there(tmp_path, capsys, monkeypatch):
 def test_a_model_that_does_not_fit(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(model, "memory_bytes", lambda: 100_000)
     assert main(["check", llama(tmp_path)]) == OutOfMemory.exit_code
-    assert "needs 551 kB here to be trained (10.8k parameters, 51 bytes each) and there are 100 kB" in (
-        capsys.readouterr().err
-    )
+    said = capsys.readouterr().err
+    assert "there are 100 kB here (weights 43.2 kB, gradient" in said and "checkpoint being written 216 kB" in said
