@@ -28,7 +28,12 @@ MOMENT_BYTES = {FULL: 8.0, EIGHT_BIT: 2 + 8 / 256}
 """Per parameter, of both moments; those of 8 bits have a scale for each block of 256."""
 COPY_BYTES = 8
 """Per parameter: φ and δ."""
-SLOW = {"slow weights and momentum": COPY_BYTES, "owed length": 2, "open offer": 4, "corrections until judged": 1}
+SLOW: dict[str, float] = {
+    "slow weights and momentum": COPY_BYTES,
+    "owed length": 2,
+    "open offer": 4,
+    "corrections until judged": 1,
+}
 """Per parameter: what a round needs besides training (core/length_correction.py, core/verdict.py). Corrections take 4
 with codecs without units."""
 CHECKPOINT_BYTES = 20
@@ -88,10 +93,8 @@ def plan(  # noqa: PLR0913
     copies = Item("weights in bf16", 2 * parameters)
     tried = [Item("activations", max(0, activations - (copies.bytes if bf16 else 0)))]
     train = items(fast) + ([copies] if bf16 else []) + tried
-    slow = items({**SLOW})
-    apart = items(
-        {**SLOW, "open offer": 8}
-    )  # its memory is lent again, and a boundary makes one before the last is over
+    slow = items(SLOW)
+    apart = items({**SLOW, "open offer": 8})  # a boundary may make one before the last is over
     rest = [*items({"checkpoint being written": 12 + MOMENT_BYTES[moments]}), Item("program", program)]
     if not on_gpu:
         tensors = (*train, *slow, *rest[:-1])
