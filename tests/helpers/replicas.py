@@ -68,6 +68,7 @@ def correct(thread: TrainingThread, offered_round: int, start: int, c: Tensor) -
 
 def live_state(replica: Replica) -> bytes:
     """The state that a joining node gets from it."""
+    replica._arrive()
     return replica.phi.cpu().numpy().tobytes() + replica.delta.cpu().numpy().tobytes()
 
 

@@ -5,19 +5,20 @@ What it counts a GPU would do; what it computes is a CPU's, so results can be co
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from pretended_device import PretendedGpu, Seen, pretended_gpu
-from replicas import exchange, live_state, small_text, train
+from replicas import assert_same, exchange, live_state, small_text, train
 from test_thread import answer, running, swap
 
 from noloco_node.core.codecs.by_name import codec, rehearse
 from noloco_node.core.kernels import BLOCK, Grid, for_device
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
-from noloco_node.training import language, memory_budget
+from noloco_node.training import background_copy, language, memory_budget
 from noloco_node.training.replica import Replica
 from noloco_node.training.thread import FRAGMENT_ELEMENTS, Ready
 
@@ -214,6 +215,7 @@ def test_a_gpu_and_a_cpu_swap(gpu: PretendedGpu, replica: Callable[..., Replica]
             assert len(corrections) > 1
             assert all(torch.equal(mine, -theirs) for mine, theirs in corrections)
     own, codecs = seen.on("training"), seen.on("codec")  # without this test's
+    assert len(own.on("", "_step").waits) == STEPS, lines(own.on("", "_step"))
     assert not own.on("", "_correct").waits, lines(own.on("", "_correct"))
     assert len(own.on("", "_boundary").waits) <= 4, lines(own.on("", "_boundary"))
     assert len(codecs.waits) <= 16 * len(corrections), lines(codecs)
@@ -224,7 +226,7 @@ def test_a_gpu_and_a_cpu_swap(gpu: PretendedGpu, replica: Callable[..., Replica]
         assert crossed <= 0.6 * parameters, f"{crossed / parameters:.3f} bytes a parameter"
 
 
-def test_a_checkpoint_and_a_joining_nodes_copy_are_page_locked(
+def test_a_checkpoint_and_a_joining_nodes_copy_are_page_locked_and_the_training_thread_waits_for_neither(
     gpu: PretendedGpu, replica: Callable[..., Replica]
 ) -> None:
     with running(replica, codec=codec("lattice:4")) as one:
@@ -234,3 +236,22 @@ def test_a_checkpoint_and_a_joining_nodes_copy_are_page_locked(
             state, copied = one.thread.state(), one.thread.live_state()
             assert not answer(state).outer["phi"].is_cuda and answer(copied)
     assert seen.pageable <= PAGEABLE
+    asked = [seen.on("training", within) for within in ("copy_state", "copy_slow")]
+    assert not any(each.waits or each.copies for each in asked)
+
+
+def test_a_copy_is_of_the_moment_it_was_asked_for(
+    gpu: PretendedGpu, replica: Callable[..., Replica], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a step, a boundary and a correction change everything, and the copy's threads and this one both read."""
+    monkeypatch.setattr(background_copy, "PIECE_BYTES", 1 << 14)
+    it = replica()
+    train(it, STEPS + 1)
+    state, slow = it.state(), live_state(it)
+    again, copied = it.copy_state(), it.copy_slow()
+    it.step()
+    it.snapshot()
+    it.boundary()
+    it.apply(7, torch.full((5000,), 1e-4, device=it.theta.device), it.round)
+    assert_same(asdict(again.result()), asdict(state))
+    assert copied.result() == (state.round, slow)

@@ -22,7 +22,6 @@ from torch import Tensor
 from noloco_node.core.codecs.codec import BLOCK
 from noloco_node.training import gradients, memory_budget
 from noloco_node.training.replica import Replica
-from noloco_node.training.state_snapshot import Snapshot
 
 CPU = Place(torch.device("cpu"), quick=True)
 STEPS = 10
@@ -191,10 +190,7 @@ def _slow_on_the_host() -> Iterator[None]:
 def a_peers_state_is_tried_and_adopted(place: Place) -> None:
     one, other = replica(place, small_run(place)), replica(place, small_run(place), "b")
     train(other, 8)
-    snapshot = Snapshot(other.round, other.phi, other.delta)
-    snapshot.complete()
-    place.synchronize()
-    state = bytes(snapshot.data())
+    _, state = other.copy_slow().result()
     before = vectors(one)
     trial = one.try_state(state)
     require_same_vectors("after a trial", vectors(one), before)
