@@ -158,7 +158,7 @@ class InnerSpec(_Table):
     """Largest norm of a step's gradient."""
     precision: Literal["bf16", "fp32"] = _field("bf16 or fp32", default="bf16")
     """Of matrix products on a GPU (autocast). Weights, gradients and everything between partners are fp32 either way,
-    and so is all that a CPU does, where bf16 would be slower."""
+    and so is all that a CPU does, where bf16 would be slower. A GPU without bf16 takes fp16 and scales the loss."""
     checkpoint_activations: bool = _field("true or false", default=False)
     """Compute activations again in the backward pass instead of keeping them: a third more work, a fraction of the
     memory. A volunteer may choose otherwise for a machine of theirs."""

@@ -78,7 +78,7 @@ def plan(  # noqa: PLR0913
     program: int = 0,
 ) -> Plan:
     """`bf16`: whether autocast makes copies of the weights; `activations`: what a micro-batch took when it was tried,
-    those copies included; `program`: what the process has before it builds a model."""
+    those copies included; `program`: what the process has beside the model."""
 
     def items(table: dict[str, float]) -> list[Item]:
         return [Item(what, round(each * parameters)) for what, each in table.items()]

@@ -159,7 +159,7 @@ class Replica:
         self.samples: SampleSpec | None = manifest.sample
         """The text that the model continues every few rounds."""
         self._moments, self.program_bytes = moments, 0
-        """What the process had before it built the model."""
+        """What the process has beside the model, before it trains: libraries, mostly."""
         later = memory_budget.later_bytes(self.parameters, self.phi.is_cuda, moments)
         self._gradients = Gradients(
             task, module, self._optimizer, self._spec, micro_batch, memory_fraction, compile, later
@@ -229,10 +229,10 @@ class Replica:
         if memory_fraction and where.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_fraction, where.index)
         task = tasks.load(manifest, sources, corpus)
-        program = memory.process_bytes() or 0
         module = _new_model(task, manifest.seed)
         on_gpu, bf16 = where.type == "cuda", manifest.inner.precision == "bf16"
         parameters = sum(p.numel() for p in module.parameters())
+        program = max(0, (memory.process_bytes() or 0) - 4 * parameters)
         memory_budget.check(
             lambda kind: memory_budget.plan(
                 parameters, on_gpu=on_gpu, bf16=on_gpu and bf16, moments=kind, program=program

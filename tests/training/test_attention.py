@@ -141,6 +141,24 @@ def test_a_window_stays_a_mask_when_compiled(graphs: list[Any]) -> None:
     assert attention_of(graphs) == {(False, True)}
 
 
+def test_layers_are_compiled_and_not_the_experts_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = nn.ModuleList(nn.Linear(2, 2) for _ in range(8))
+
+    module = nn.Module()
+    module.layers = nn.ModuleList(Layer() for _ in range(3))
+    compiled: list[nn.Module] = []
+
+    def noted(layer: nn.Module) -> None:
+        compiled.append(layer)
+
+    monkeypatch.setattr(nn.Module, "compile", noted)
+    model.compile_layers(module)
+    assert compiled == list(module.layers)
+
+
 @traced
 def test_a_text_is_written_without_compiling_for_each_length(graphs: list[Any]) -> None:
     compiled = built(CAUSAL["Llama"])

@@ -180,7 +180,10 @@ def test_the_search_leaves_no_trace_in_what_is_trained(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 0)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 100)
+    compiled: list[int] = []
+    searching._gradients._compile = lambda: compiled.append(searching.micro_batch)
     assert searching.step() == sure.step() and searching.micro_batch == 4
+    assert compiled == [4], "once, when the size is known"
     assert torch.equal(searching.theta, sure.theta)
 
 

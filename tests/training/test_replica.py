@@ -112,14 +112,16 @@ def test_a_volunteers_micro_batch_changes_rounding_only() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own parts
-def test_a_compiled_model_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_model_learns_the_same(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Traced, and run without the code generator, which takes a minute."""
+    caplog.set_level("INFO", "noloco_node")
     monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="eager"))
     compiled = Replica.build(small_run(), "a", device="cpu", threads=1, compiled=True, corpus=small_text())
     plain_one = small_replica()
     assert train(compiled, 5) == pytest.approx(train(plain_one, 5), rel=1e-4)
     assert compiled.evaluate() == pytest.approx(plain_one.evaluate(), rel=1e-4)
     assert compiled.layout == plain_one.layout
+    assert caplog.text.count("torch compiled the model in ") == 1
 
 
 @pytest.mark.filterwarnings("ignore")
