@@ -215,6 +215,7 @@ def test_a_gpu_and_a_cpu_swap(gpu: PretendedGpu, replica: Callable[..., Replica]
             assert len(corrections) > 1
             assert all(torch.equal(mine, -theirs) for mine, theirs in corrections)
     own, codecs = seen.on("training"), seen.on("codec")  # without this test's
+    assert len(own.on("", "_step").waits) == STEPS, lines(own.on("", "_step"))
     assert not own.on("", "_correct").waits, lines(own.on("", "_correct"))
     assert len(own.on("", "_boundary").waits) <= 4, lines(own.on("", "_boundary"))
     assert len(codecs.waits) <= 16 * len(corrections), lines(codecs)
