@@ -1,12 +1,15 @@
 """Compare this package's inner loop with a plain PyTorch loop: the same model, batches and settings, steps in turn.
 
 Equal losses show that both train the same. The ratio of their times, step against step, is what the package's loop
-costs, even on a busy machine. Also measured is what a round takes from training: its boundary with the snapshot, and a
-correction of every element. Memory is measured of each loop alone, in a process of its own: on a GPU the most that
-torch had allocated, on a CPU the most that the process grew by (Linux only). Ours then holds an open offer and a
-checkpoint that is being written, as a node does at times while it trains.
+costs, even on a busy machine. On a GPU both have the same micro-batch, with which both fit into its memory together.
+Also measured is what a round takes from training: its boundary with the snapshot, a correction of every element, and
+what is evaluated.
+Memory is measured of each loop alone, in a process of its own: on a GPU the most that torch had allocated, on a CPU the
+most that the process grew by (Linux only). Ours then holds an open offer and a checkpoint that is being written, as a
+node does at times while it trains.
 """
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -18,12 +21,14 @@ import torch
 from torch import Tensor
 
 from noloco_node.bench import Say, plain_loop
+from noloco_node.core.device import choose_device
 from noloco_node.data.corpus import load as load_corpus
 from noloco_node.host import memory
 from noloco_node.run.manifest import parse
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.training import memory_budget, model
-from noloco_node.training.replica import Replica, choose_device
+from noloco_node.training.gradients import ShortOfMemory
+from noloco_node.training.replica import Replica
 from noloco_node.training.thread import FRAGMENT_ELEMENTS
 
 PEER = "bench"
@@ -60,11 +65,14 @@ class Report:
     overhead: float
     """Median over the pairs of steps of ours/plain - 1."""
     stall_s: float
-    """The training time that a round costs: median of ROUNDS."""
+    """The training time that a round costs, its boundary and corrections: median of ROUNDS."""
+    evaluate_s: float
+    """What its evaluations cost on top: at the boundary, and twice when the swap is judged."""
     tokens_per_s: float
     plain_tokens_per_s: float
     mfu: float | None
     """The share of the GPU's peak that the model's products use; None where the peak is not known."""
+    plain_mfu: float | None
     peak_bytes: int
     plain_peak_bytes: int
     outer_bytes: int
@@ -83,17 +91,17 @@ def manifest(name: str, steps: int, batch_tokens: int, sequence_length: int) -> 
 
 
 def run(name: str, run: Manifest, device: str, threads: int | None, say: Say) -> Report:
-    say("building the model", 0, 1)
-    inner = Replica.build(run, PEER, device=device, threads=threads)
-    losses, pairs = in_turn(inner, run, say)
-    stalls = []
+    inner, losses, pairs = _both(run, device, threads, say)
+    rounds = []
     for done in range(ROUNDS):
         say("what a round takes from training", done, ROUNDS)
-        stalls.append(stall(inner))
+        rounds.append((stall(inner), evaluating(inner)))
+    stall_s, evaluate_s = (median(column) for column in zip(*rounds, strict=True))
     on, micro_batch, parameters = inner.theta.device, inner.micro_batch, inner.parameters
     step_s, plain_step_s = (median(column) for column in zip(*pairs, strict=True))
-    mfu = inner.mfu(run.inner.batch_tokens / step_s)
+    mfu, plain_mfu = (inner.mfu(run.inner.batch_tokens / seconds) for seconds in (step_s, plain_step_s))
     del inner
+    _give_back(on)
     peak, plain_peak = _peaks(run, device, micro_batch, say)
     return Report(
         model=name,
@@ -108,14 +116,42 @@ def run(name: str, run: Manifest, device: str, threads: int | None, say: Say) ->
         step_s=step_s,
         plain_step_s=plain_step_s,
         overhead=median(mine / other for mine, other in pairs) - 1,
-        stall_s=median(stalls),
+        stall_s=stall_s,
+        evaluate_s=evaluate_s,
         tokens_per_s=run.inner.batch_tokens / step_s,
         plain_tokens_per_s=run.inner.batch_tokens / plain_step_s,
         mfu=mfu,
+        plain_mfu=plain_mfu,
         peak_bytes=peak,
         plain_peak_bytes=plain_peak,
         outer_bytes=OUTER_BYTES * parameters,
     )
+
+
+def _both(
+    run: Manifest, device: str, threads: int | None, say: Say
+) -> tuple[Replica, list[tuple[float, float]], list[tuple[float, float]]]:
+    """Our loop, and what `in_turn` found: with a smaller micro-batch, if a GPU has no room for both models."""
+    micro_batch = None
+    while True:
+        say("building the model", 0, 1)
+        inner = Replica.build(run, PEER, device=device, threads=threads, micro_batch=micro_batch)
+        on = inner.theta.device
+        try:
+            return inner, *in_turn(inner, run, say)
+        except (torch.OutOfMemoryError, ShortOfMemory):
+            if inner.micro_batch == 1:
+                raise
+            micro_batch = inner.micro_batch // 2
+        del inner  # outside of the block above, whose error refers to it
+        _give_back(on)
+
+
+def _give_back(device: torch.device) -> None:
+    """What torch keeps of the GPU for later, and what only waits to be collected."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _plain_loop(run: Manifest, device: torch.device, micro_batch: int) -> Iterator[float]:
@@ -127,9 +163,11 @@ def _plain_loop(run: Manifest, device: torch.device, micro_batch: int) -> Iterat
 
 
 def in_turn(inner: Replica, run: Manifest, say: Say) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-    """Losses of all steps, and seconds of those after the warm-up, as (ours, plain). They take turns in going first."""
+    """Losses of all steps, and seconds of those after the warm-up, as (ours, plain). They take turns in going first.
+    Raises OutOfMemoryError where the two do not fit beside each other."""
     device, first = inner.theta.device, inner.step()  # which finds the micro-batch
-    theirs = _plain_loop(run, device, inner.micro_batch)
+    micro_batch = inner.micro_batch
+    theirs = _plain_loop(run, device, micro_batch)
 
     def ours() -> tuple[float, float]:
         return _timed(inner.step, device)
@@ -146,6 +184,8 @@ def in_turn(inner: Replica, run: Manifest, say: Say) -> tuple[list[tuple[float, 
             mine, other = ours(), plains()
         losses.append((mine[0], other[0]))
         pairs.append((mine[1], other[1]))
+    if inner.micro_batch != micro_batch:  # ours takes fewer at once where memory is short
+        raise torch.OutOfMemoryError
     return losses, pairs[WARM_UP - 1 :]
 
 
@@ -164,15 +204,26 @@ def _wait_for(device: torch.device) -> None:
 
 def stall(inner: Replica) -> float:
     """Seconds of a boundary with an offer, and of the corrections of a swap."""
+    inner.let_stay()  # those of the swap before
     inner.step()
     device = inner.theta.device
-    correction = torch.full((FRAGMENT_ELEMENTS,), 1e-6)
+    correction = torch.full((FRAGMENT_ELEMENTS,), 1e-6, device=device)
     _wait_for(device)
     began = time.perf_counter()
     offer(inner)
     for start in range(0, inner.parameters, FRAGMENT_ELEMENTS):
         inner.apply(start, correction[: inner.parameters - start], inner.round)
     _wait_for(device)
+    return time.perf_counter() - began
+
+
+def evaluating(inner: Replica) -> float:
+    """Seconds of a round's evaluations: at its boundary, and of the swap, with it and without."""
+    began = time.perf_counter()
+    inner.evaluate()
+    inner.losses()
+    inner.losses_without()
+    _wait_for(inner.theta.device)
     return time.perf_counter() - began
 
 

@@ -1,8 +1,8 @@
 """When a node's checkpoints are written: every EVERY_ROUNDS or EVERY_S, when its work is done, and before it leaves.
 
-One at a time, since each removes unfinished ones, and in the background. The training thread returns its state between
-two inner steps, perhaps after an evaluation. There is no timeout, except when the node leaves: then the wait ends after
-max(LEAST_S, the thread's patience_s). What is written, and where, is in checkpoints/keeper.py and
+One at a time, since each removes unfinished ones, and in the background. The training thread takes its state between
+two inner steps, perhaps after an evaluation. There is no timeout, except when the node leaves: then the wait for that
+ends after max(LEAST_S, the thread's patience_s). What is written, and where, is in checkpoints/keeper.py and
 checkpoints/checkpoint.py.
 """
 
@@ -32,7 +32,8 @@ class StateSource(Protocol[S]):
     def patience_s(self) -> float:
         """How long an answer may take."""
 
-    def state(self) -> "Future[S]": ...
+    def state(self) -> "Future[S]":
+        """`running` from the moment whose state it is; nothing holds the rest up."""
 
 
 class CheckpointSchedule(Generic[S]):
@@ -46,8 +47,8 @@ class CheckpointSchedule(Generic[S]):
         self._failed = failed
         self._round, self._at = round, now
         self._task: asyncio.Task[None] | None = None
-        self._writes = False
-        """The state was received, and `keep` runs."""
+        self._asked: Future[S] | None = None
+        """For the state, until it is written."""
 
     def save_if_due(self, round: int, now: float) -> None:
         """Start writing one if it is due."""
@@ -60,11 +61,11 @@ class CheckpointSchedule(Generic[S]):
     async def save_now(self, *, leaving: bool = False) -> None:
         """Write one of the present state, without a timeout unless the node is `leaving`."""
         within_s = max(LEAST_S, self._source.patience_s) if leaving else None
-        if self._writes and self._task:
+        if self._taken and self._task:
             await asyncio.wait({self._task})  # its state is an earlier one
         task = self._task if self._under_way and self._task else self._begin()
         done, _ = await asyncio.wait({task}, timeout=within_s)
-        if not done and not self._writes:
+        if not done and not self._taken:
             task.cancel()
             self._say(
                 f"the training thread sent no state within {within_s:.0f} s: its work since the last checkpoint is lost"
@@ -74,6 +75,11 @@ class CheckpointSchedule(Generic[S]):
     @property
     def _under_way(self) -> bool:
         return self._task is not None and not self._task.done()
+
+    @property
+    def _taken(self) -> bool:
+        """Whether the state is of a moment that is over: it is being copied or written."""
+        return self._asked is not None and (self._asked.running() or self._asked.done())
 
     def _begin(self) -> "asyncio.Task[None]":
         self._task = asyncio.create_task(self._save())
@@ -87,13 +93,13 @@ class CheckpointSchedule(Generic[S]):
 
     async def _save(self) -> None:
         try:
-            state = await asyncio.wrap_future(self._source.state())
-            self._writes = True
+            self._asked = self._source.state()
+            state = await asyncio.wrap_future(self._asked)
             await asyncio.to_thread(self._keep, state)
         except NolocoError as error:
             self._say(str(error))
         finally:
-            self._writes = False
+            self._asked = None
 
     def _say(self, why: str) -> None:
         log.warning("no checkpoint: %s", why)

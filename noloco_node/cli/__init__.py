@@ -21,11 +21,17 @@ _ENVIRONMENT = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
 }
 """Read by libraries when they are imported. A variable that the user has set stays."""
+_ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"
+"""The first name works with every torch from 2.8 on, though 2.9 to 2.11 print a line that it is deprecated: they take
+the second one for CUDA without using it (pytorch issue 183387)."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    if not any(name in os.environ for name in _ALLOCATOR):
+        # as micro-batches, evaluations and boundaries want blocks of many sizes; read at torch's first use of a GPU
+        os.environ[_ALLOCATOR[0]] = "expandable_segments:True"
     args = list(sys.argv[1:] if argv is None else argv)
     try:
         return run_verb(args)

@@ -117,19 +117,23 @@ def _print(rows: "list[Row]") -> None:
         ),
         Column("error", right=True): lambda row: f"{row.relative_error:.3g}",
         Column("resent", right=True): lambda row: share(row.resent_share, 1),
-        Column("encode", 5, right=True): lambda row: f"{row.encode_gb_s / row.copy_gb_s:.2f}",
-        Column("decode", 5, right=True): lambda row: f"{row.decode_gb_s / row.copy_gb_s:.2f}",
-        Column("copy GB/s", 4, right=True): lambda row: f"{row.copy_gb_s:.1f}",
+        Column("encode", 5, right=True): lambda row: _speed(row.encode_gb_s, row.copy_gb_s),
+        Column("decode", 5, right=True): lambda row: _speed(row.decode_gb_s, row.copy_gb_s),
+        Column("copy", 4, right=True): lambda row: f"{row.copy_gb_s:.1f}",
         memory: lambda row: size(row.peak_extra_bytes),
     }
     columns, texts = list(cells), [[cell(row) for cell in cells.values()] for row in rows]
     console = Console()
     shown = fitting(columns, texts, console.width)
     console.print(table(columns, texts, shown))
-    notes = "encode, decode: fp32 speed as a share of a memory copy"
+    notes = "encode, decode: GB of fp32 a second, and its share of a memory copy's"
     if columns.index(memory) in shown:
         notes += "; memory: peak for one fragment, without the vector"
     print(notes)
+
+
+def _speed(gb_s: float, copy_gb_s: float) -> str:
+    return f"{gb_s:.1f} {gb_s / copy_gb_s:.2f}"
 
 
 def _print_training(report: "Report") -> None:
@@ -141,12 +145,17 @@ def _print_training(report: "Report") -> None:
         f"a step      {report.step_s * 1e3:.1f} ms, a plain loop's {report.plain_step_s * 1e3:.1f} ms: "
         f"{report.overhead:+.1%} (median of {count(report.steps, 'pair')})"
     )
+    lost = report.stall_s + report.evaluate_s
     print(
         f"a round     {report.stall_s * 1e3:.1f} ms of the training, "
-        f"{report.stall_s * 1e11 / report.parameters:.0f} ms for 100 M parameters"
+        f"{report.stall_s * 1e11 / report.parameters:.0f} ms for 100 M parameters; "
+        f"evaluating {report.evaluate_s * 1e3:.1f} ms: {share(lost / (lost + 50 * report.step_s), 2)} of 50 steps' time"
     )
-    mfu = "" if report.mfu is None else f", {share(report.mfu, 0)} of the GPU's arithmetic"
-    print(f"tokens/s    {report.tokens_per_s:.0f}, a plain loop's {report.plain_tokens_per_s:.0f}{mfu}")
+    print(f"tokens/s    {report.tokens_per_s:.0f}, a plain loop's {report.plain_tokens_per_s:.0f}")
+    if report.mfu is not None:
+        print(
+            f"MFU         {share(report.mfu, 1)} of the GPU's arithmetic, a plain loop's {share(report.plain_mfu, 1)}"
+        )
     print(f"losses      differ by {report.loss_difference:.1g} at most")
     print(
         f"memory      {size(report.peak_bytes)} at most, a plain loop's {size(report.plain_peak_bytes)}; "

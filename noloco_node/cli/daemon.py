@@ -102,8 +102,8 @@ def join(args: argparse.Namespace) -> int:
 
 def _check_device(settings: NodeConfig) -> None:
     """Raises UsageError where a GPU that is named is not there, before a file is written or a node is called."""
-    if settings.device.startswith("cuda"):
-        from noloco_node.training.replica import choose_device  # with torch
+    if settings.device not in {"auto", "cpu"}:
+        from noloco_node.core.device import choose_device  # with torch
 
         choose_device(settings.device)
 

@@ -130,11 +130,13 @@ def _trainer(parser: argparse.ArgumentParser, what: Options) -> None:
 
 def _how_to_train(parser: argparse.ArgumentParser) -> None:
     on = parser.add_argument_group("how to train")
-    _device(on, "auto, cpu, cuda, cuda:1 or mps")
+    _device(on, "auto, cpu, cuda or cuda:1")
     on.add_argument("--micro-batch", metavar="N", help="examples at once (default: auto, as many as fit on a GPU)")
     on.add_argument("--moments", metavar="KIND", help="AdamW's: fp32, or 8bit on a small GPU (default: fp32)")
     on.add_argument("--gpu-memory-fraction", metavar="X", help="use at most this share of the GPU's memory, as 0.5")
     on.add_argument("--compile", action="store_const", const=True, help="use torch.compile: slow start, faster steps")
+    again = "a third more work, a fraction of the memory (default: as the run says)"
+    on.add_argument("--checkpoint-activations", metavar="yes|no", help=again)
 
 
 def _network(parser: argparse.ArgumentParser) -> None:

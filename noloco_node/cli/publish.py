@@ -125,9 +125,9 @@ def sample(args: argparse.Namespace) -> int:
     if not 0 <= args.seed < 2**63:
         raise UsageError("--seed must be a whole number of at least 0")
     settings = _settings(args)
+    from noloco_node.core.device import choose_device
     from noloco_node.publish import weights
     from noloco_node.training.language import continuation
-    from noloco_node.training.replica import choose_device
 
     trained = weights.load([_place(args, settings)], _sources(settings))
     pieces = continuation(

@@ -65,13 +65,30 @@ def to_host(*tensors: Tensor) -> list[Array]:
     return [copy.numpy() for copy in copies]
 
 
-def to_device(array: Array, device: torch.device) -> Tensor:
-    """Waits for nothing; on a CPU it is the array's own memory."""
-    tensor = torch.from_numpy(array)
+def to_device(given: Array | Tensor, device: torch.device) -> Tensor:
+    """From the CPU. Waits for nothing; on a CPU it is the same memory."""
+    tensor = given if isinstance(given, Tensor) else torch.from_numpy(given)
     if device.type == "cpu":
         return tensor
     held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
     return held.to(device, non_blocking=True)
+
+
+class Reading:
+    """Some numbers on their way to the host: the calling thread may do something else until it reads them."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._numbers = numbers
+        if numbers.is_cuda:
+            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._numbers.copy_(numbers, non_blocking=True)
+        self._there = record(numbers.device)
+
+    def read(self) -> list[float]:
+        """Waits for what was queued before it was made, and for nothing later."""
+        reach(self._there)
+        numbers: list[float] = self._numbers.tolist()
+        return numbers
 
 
 # ---- streams ---------------------------------------------------------------------------------------------------------

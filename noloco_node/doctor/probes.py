@@ -16,9 +16,9 @@ def torch(device: str, threads: int | None) -> Torch:
     """Takes seconds. Raises UsageError if torch does not find the device, and other errors if torch is broken."""
     import torch as library
 
+    from noloco_node.core.device import choose_device
     from noloco_node.core.kernels import for_device
     from noloco_node.training import memory_budget
-    from noloco_node.training.replica import choose_device
 
     chosen = choose_device(device)
     gpu = chosen.type == "cuda"
@@ -30,7 +30,7 @@ def torch(device: str, threads: int | None) -> Torch:
         name=library.cuda.get_device_name(chosen) if gpu else None,
         free_bytes=free,
         threads=threads or library.get_num_threads(),
-        kernels=for_device("cpu").NAME,  # offers are in host memory, wherever the model is trained
+        kernels=for_device(chosen.type).NAME,
         parameters=most[0],
         parameters_8bit=most[1] if gpu else None,
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from noloco_node.base import atomic_files
 from noloco_node.base.addresses import ANY_LOCAL_PORT
 from noloco_node.control import socket_client
-from noloco_node.doctor import probes, verdicts
+from noloco_node.doctor import gpu_verdicts, probes, verdicts
 from noloco_node.doctor.verdicts import Finding
 from noloco_node.errors import NolocoError, NoNodeRunning
 from noloco_node.host import memory
@@ -40,6 +40,8 @@ class _Swarm:
 async def examine(settings: NodeConfig) -> AsyncIterator[Finding]:
     home = Home(settings.home)
     yield _device(settings)
+    for finding in _gpu(settings):
+        yield finding
     yield verdicts.memory(memory.free_bytes())
     yield verdicts.disk(atomic_files.free_bytes(home.root), str(home.root))
     yield verdicts.home(probes.place(home))
@@ -66,6 +68,15 @@ def _device(settings: NodeConfig) -> Finding:
         return verdicts.no_device(
             f"torch cannot be used ({error})", "install this package again in a fresh environment"
         )
+
+
+def _gpu(settings: NodeConfig) -> list[Finding]:
+    try:
+        from noloco_node.doctor import gpu_probes
+    except (ImportError, OSError):  # torch is broken, as `_device` has said
+        return []
+    found = gpu_probes.look(settings.device)
+    return [] if found is None else list(gpu_verdicts.judge(found))
 
 
 def _skew(node: StatusView | None) -> ClockSkew | None:

@@ -45,7 +45,7 @@ class Torch:
     """Of the GPU's memory."""
     threads: int
     kernels: str
-    """What encodes swaps, always on the CPU: `numba` or `torch`."""
+    """What encodes swaps: `numba`, `triton`, or `torch`, which is slow."""
     parameters: int | None = None
     """Of the largest model that fits into the memory that is free, without activations."""
     parameters_8bit: int | None = None
@@ -70,7 +70,7 @@ def device(found: Torch) -> Finding:
     if found.parameters is not None:
         smaller = f", {rate(found.parameters_8bit)} with --moments 8bit" if found.parameters_8bit else ""
         text += f", memory for {rate(found.parameters)} parameters{smaller}"
-    if found.kernels == "torch":
+    if found.kernels == "torch" and found.name is None:  # of a GPU, gpu_verdicts.py says it
         return Finding("torch", WARNING, text, "that is slow: install numba")
     return Finding("torch", OK, text)
 

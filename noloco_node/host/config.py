@@ -172,10 +172,8 @@ class NodeConfig:
     rendezvous and a first node are relays for others, unless `off`."""
     bootstrap: tuple[Address, ...] = _key(_bootstrap, default=())
     """Nodes to connect to first; any one of them is enough."""
-    device: str = _key(
-        _text(r"auto|cpu|mps|cuda(:[0-9]{1,2})?", "auto, cpu, cuda, cuda:<number> or mps"), default="auto"
-    )
-    """Where to train."""
+    device: str = _key(_text(r"auto|cpu|mps|cuda(:[0-9]{1,2})?", "auto, cpu, cuda or cuda:<number>"), default="auto")
+    """Where to train. `mps` is known, so that it is said what it lacks (core/device.py)."""
     threads: int | None = _key(_whole(1, 1024), default=None)
     """CPU threads for training; torch's own choice when None."""
     gpu_memory_fraction: float | None = _key(_fraction, default=None)
@@ -186,6 +184,8 @@ class NodeConfig:
     """Examples in one forward pass; None (`auto`): as many as fit on a GPU, few on a CPU."""
     compile: bool = _key(_switch, default=False)
     """Whether torch compiles the model first: minutes at the start, then faster steps."""
+    checkpoint_activations: bool | None = _key(_switch, default=None)
+    """Whether to compute activations again in the backward pass instead of keeping them; None: as the run says."""
     max_upload: float | None = _key(_rate, default=None)
     """Bytes a second that swaps and state transfers send: `5MB`, `40Mbit`."""
     max_download: float | None = _key(_rate, default=None)

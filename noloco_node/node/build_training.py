@@ -67,10 +67,11 @@ def build(run: Manifest, config: NodeConfig, peer_id: str, sources: Sources) -> 
         micro_batch=config.micro_batch,
         moments=config.moments,
         compiled=config.compile,
+        checkpoint_activations=config.checkpoint_activations,
         sources=sources,
     )
     token_cache.prune(sources.cache)  # never the one of this run, which has just been used
-    rehearse(run.outer.codec)
+    rehearse(run.outer.codec, replica.phi.device)
     replica.try_out()
     return replica
 

@@ -19,7 +19,7 @@ from noloco_node.rounds.service import RoundService
 from noloco_node.run.schema import Manifest
 from noloco_node.training.thread import Ready
 from noloco_node.views.peers import PeersView
-from noloco_node.views.status import BytesView, Health, MemoryView, StatusView
+from noloco_node.views.status import BytesView, GpuView, Health, MemoryView, StatusView
 
 
 def status(  # noqa: PLR0913, PLR0917
@@ -31,6 +31,7 @@ def status(  # noqa: PLR0913, PLR0917
     run: Manifest | None,
     keeper: CheckpointKeeper | None,
     ready: Ready | None,
+    gpu: GpuView,
     weights: tuple[Health, ...] = (),
 ) -> StatusView:
     """`node`: what every node shows (node/base.py)."""
@@ -45,6 +46,7 @@ def status(  # noqa: PLR0913, PLR0917
         device=ready.device if ready else None,
         parameters=parameters,
         memory=_memory(stats, ready),
+        gpu=gpu,
         partner=rounds.partner or view.partner,
         bytes=BytesView(
             totals.sent_bytes,

@@ -25,7 +25,7 @@ from noloco_node.checkpoints.schedule import CheckpointSchedule
 from noloco_node.data import sources
 from noloco_node.data.sources import Sources
 from noloco_node.errors import NolocoError
-from noloco_node.host import remembered
+from noloco_node.host import nvml, remembered
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.policy import Policy
 from noloco_node.node import build_training, find_run, lifecycle, outcome, status
@@ -51,7 +51,7 @@ from noloco_node.training.thread import Failed, Finished, Judged, Message, Phase
 from noloco_node.views.gather import GatherView
 from noloco_node.views.history import HistoryView
 from noloco_node.views.peers import PeersView
-from noloco_node.views.status import Phase, StatusView
+from noloco_node.views.status import GpuView, Phase, StatusView
 from noloco_node.wire.peer_pb2_grpc import (
     add_ExchangeServicer_to_server,
     add_RunsServicer_to_server,
@@ -76,6 +76,8 @@ LIMITS_S = 1.0
 """How often the volunteer's hours and quota are checked."""
 TIME_S = 1.0
 """How often the training thread is asked for its progress."""
+GPU_S = 2.0
+"""How often the GPU's driver is asked: it has new figures once a second."""
 LAST_EVALUATION_S = 30.0
 LAST_SWAP_S = 30.0
 """How long the last round's offer may wait for a partner when the work is done."""
@@ -114,6 +116,7 @@ class TrainingNode(BaseNode):
         self._thread: TrainingThread | None = None
         self._keeper: CheckpointKeeper | None = None
         self._ready: Ready | None = None
+        self._gpu = GpuView()
         self._phase_s = 0.0
         self._schedule: CheckpointSchedule[State] | None = None
         cache = PeerCache(self._home.root / "peers.json")
@@ -198,6 +201,7 @@ class TrainingNode(BaseNode):
             periodic.every(lambda: CACHE_S, self._membership.refresh_cache, (NolocoError, OSError)),
             periodic.every(lambda: LIMITS_S, self._check_limits, (NolocoError, OSError)),
             periodic.every(lambda: TIME_S, self._read_progress, (NolocoError,)),
+            periodic.every(lambda: GPU_S, self._read_gpu, ()),
             periodic.every(lambda: TIME_S, self._save_when_due, ()),
             periodic.every(lambda: METRICS_EVERY_S, self._write_metrics, (NolocoError,)),
         ]
@@ -262,13 +266,17 @@ class TrainingNode(BaseNode):
 
     async def _read_progress(self) -> None:
         if self._life.at_work and self._thread:
-            now, spent_s = await asyncio.wrap_future(self._thread.so_far())
+            now, spent = await asyncio.wrap_future(self._thread.so_far())
             phase = Phase(now.part, now.left_s, now.loss, now.tokens_per_s)
             self._stats.progress(now.steps, phase, now.device_bytes)
             self._stats.short_of_memory = now.short_of_memory
-            self._stats.spend(spent_s)
+            self._stats.spend(spent)
         tally = self._rounds.tally
         self._recorder.curves.sample(tally.sent_bytes, tally.received_bytes, time.time())
+
+    async def _read_gpu(self) -> None:
+        if self._ready and self._ready.gpu_uuid:
+            self._gpu = await asyncio.to_thread(nvml.read, self._ready.gpu_uuid)  # a driver may take its time
 
     async def _write_metrics(self) -> None:
         self._recorder.note(self.status())
@@ -282,8 +290,8 @@ class TrainingNode(BaseNode):
 
     def _follow(self, message: Message) -> None:
         match message:
-            case PhaseEnded(done, offer, closed, seconds, spent_s):
-                self._stats.spend(spent_s)
+            case PhaseEnded(done, offer, closed, seconds, spent):
+                self._stats.spend(spent)
                 self._phase_s = seconds
                 self._observe(done)
                 self._handle(lifecycle.Signal.BOUNDARY)
@@ -521,6 +529,7 @@ class TrainingNode(BaseNode):
             self._run,
             self._keeper,
             self._ready,
+            self._gpu,
             self._catch_up.health() if self._catch_up else (),
         )
 

@@ -1,7 +1,6 @@
 """Sums over the events of one node: the figures behind `status` and `peers`. Knows no clock and no other part."""
 
 from collections import Counter, deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from noloco_node.base.events import (
@@ -16,6 +15,7 @@ from noloco_node.base.events import (
     WentSolo,
 )
 from noloco_node.core.round import TOO_SLOW
+from noloco_node.training.time_accounts import Spent
 from noloco_node.views.peers import PeerRow
 from noloco_node.views.status import LastRound, LastTakenBack, Phase, Rounds, SampleView, StatusView
 
@@ -68,15 +68,15 @@ class NodeStats:
     """In the order of their last committed round."""
     last_round: LastRound | None = None
     stall_ms: float | None = None
-    time_s: Mapping[str, float] = field(default_factory=dict)
-    """The training thread's seconds by account; their sum is its clock."""
+    spent: Spent = field(default_factory=lambda: Spent({}))
+    """The training thread's seconds."""
     device_bytes: int | None = None
     short_of_memory: str | None = None
     _ends: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=PACE_ROUNDS + 1))
     """Round and training clock at the end of the last phases."""
     _step_now: int = 0
-    _minute: deque[Mapping[str, float]] = field(default_factory=deque)
-    """time_s through the last minute, the oldest first."""
+    _minute: deque[Spent] = field(default_factory=deque)
+    """`spent` through the last minute, the oldest first."""
 
     def observe(self, event: Event) -> None:
         match event:
@@ -86,7 +86,7 @@ class NodeStats:
                 self.last = event
                 if self._ends and self._ends[-1][0] != event.round - 1:  # a peer's state was adopted
                     self._ends.clear()
-                self._ends.append((event.round, self._clock_s()))
+                self._ends.append((event.round, self.spent.clock_s))
                 self.stall_ms = event.stall_ms
                 self.loss_first = event.loss if self.loss_first is None else self.loss_first
                 self.tokens = event.tokens_total
@@ -134,15 +134,12 @@ class NodeStats:
         left = max(0.0, self.rounds_target - self.round - (phase.part if phase else 0.0))
         return None if round_s is None else left * round_s
 
-    def _clock_s(self) -> float:
-        """Seconds since training began, without pauses."""
-        return sum(s for account, s in self.time_s.items() if account != "paused")
-
-    def spend(self, time_s: Mapping[str, float]) -> None:
-        """The training thread's time so far, by account; to be called every second or so."""
-        self.time_s = time_s
-        self._minute.append(time_s)
-        while len(self._minute) > 1 and sum(self._minute[1].values()) <= sum(time_s.values()) - MINUTE_S:
+    def spend(self, spent: Spent) -> None:
+        """The training thread's time so far; to be called every second or so."""
+        self.spent = spent
+        self._minute.append(spent)
+        since = sum(spent.accounts.values()) - MINUTE_S
+        while len(self._minute) > 1 and sum(self._minute[1].accounts.values()) <= since:
             self._minute.popleft()
 
     def _commit(self, event: RoundCommitted) -> None:
@@ -190,9 +187,9 @@ class NodeStats:
             relative_error=last.relative_error if last else None,
             rounds=Rounds(self.committed, self.solo.total(), dict(self.solo)),
             partners={peer: together.exchanges for peer, together in self.with_peer.items()},
-            busy_fraction=_busy({}, self.time_s),
-            busy_fraction_minute=_busy(self._minute[0], self.time_s) if self._minute else None,
-            time_s=self.time_s,
+            busy_fraction=_busy(Spent({}, 0.0), self.spent),
+            busy_fraction_minute=_busy(self._minute[0], self.spent) if self._minute else None,
+            time_s=self.spent.accounts,
             stall_ms=self.stall_ms,
             faults=dict(self.faults),
             rolled_back=self.rolled_back,
@@ -210,8 +207,7 @@ class NodeStats:
         return sent_bytes / parameters / self.committed if parameters and self.committed else None
 
 
-def _busy(before: Mapping[str, float], now: Mapping[str, float]) -> float | None:
-    """The inner steps' share of the time between; pauses are left out."""
-    between = {account: now[account] - before.get(account, 0.0) for account in now if account != "paused"}
-    total = sum(between.values())
-    return between.get("step", 0.0) / total if total > 0 else None
+def _busy(before: Spent, now: Spent) -> float | None:
+    """The inner steps' share of the time between; pauses are left out. A GPU may end in it what it began before."""
+    total = now.clock_s - before.clock_s
+    return min(1.0, (now.trained_s - before.trained_s) / total) if total > 0 else None

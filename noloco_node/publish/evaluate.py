@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from noloco_node.core.device import choose_device
 from noloco_node.data import corpus, tokens
 from noloco_node.publish.weights import Trained
 from noloco_node.training import tasks
-from noloco_node.training.language import EVAL_TOKENS
-from noloco_node.training.replica import choose_device
+from noloco_node.training.language import held_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,7 @@ def measure(
     """As a node measures it: the same held-out text, the same function. `progress`: so many parts of so many."""
     run, where = trained.run, choose_device(device)
     of_run, module = tasks.load(run, corpus=corpus), trained.module.to(where)
-    length = run.data.sequence_length
-    windows = corpus.windows(length, max(1, max(EVAL_TOKENS, run.inner.batch_tokens) // length))
+    windows = held_out(run, corpus)
     parts, done = -(-len(windows) // of_run.micro_examples), 0
 
     def one_more(*_: Any) -> None:

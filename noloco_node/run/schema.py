@@ -161,7 +161,7 @@ class InnerSpec(_Table):
     and so is all that a CPU does, where bf16 would be slower."""
     checkpoint_activations: bool = _field("true or false", default=False)
     """Compute activations again in the backward pass instead of keeping them: a third more work, a fraction of the
-    memory."""
+    memory. A volunteer may choose otherwise for a machine of theirs."""
 
     @model_validator(mode="before")
     @classmethod

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from noloco_node.core.device import choose_device
 from noloco_node.data.corpus import Corpus, standard_library
 from noloco_node.simulate.baselines import Algorithm, Outer
 from noloco_node.simulate.noloco import algorithm
@@ -21,7 +22,6 @@ from noloco_node.simulate.replicas import ReplicaBatch
 from noloco_node.simulate.settings import Choice, Curve, Settings
 from noloco_node.training.language import EVAL_TOKENS
 from noloco_node.training.model import build
-from noloco_node.training.replica import choose_device
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 Progress = Callable[[int, float], None]

@@ -55,7 +55,8 @@ class ReplicaBatch:
         """Clips each replica's gradient by its own norm and moves its weights; `progress` from 0 to 1."""
         rate = learning_rate(self._spec, progress)
         for optimizer in self._optimizers:
-            optimizer.step(rate, float(optimizer.norm()))
+            optimizer.norm()
+            optimizer.step(rate)
 
     @torch.no_grad()
     def evaluate(self, theta: Tensor, tokens: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Copies of this node's live state in memory, from which state_transfer/server.py sends.
 
 One copy serves all downloads that begin within SHARED_S, in each coding that is asked for. What making one costs the
-training thread is in training/state_snapshot.py. The numbers are opaque here.
+training thread is in training/background_copy.py. The numbers are opaque here.
 """
 
 import asyncio

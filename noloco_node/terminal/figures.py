@@ -25,6 +25,14 @@ def memory(view: StatusView) -> Iterator[str]:
         yield _of(here.host, here.host_limit) + (" beside it" if on_gpu else "")
 
 
+def gpu(view: StatusView) -> Iterator[str]:
+    """`412 W`, `97% utilised`; nothing where the driver does not say."""
+    if view.gpu.watts is not None:
+        yield f"{view.gpu.watts:.0f} W"
+    if view.gpu.utilization is not None:
+        yield f"{share(view.gpu.utilization)} utilised"
+
+
 def traffic(view: StatusView) -> tuple[str, str, bool]:
     """Sent, received, and whether they are today's: they are if there is a daily limit, else of the time since the
     start."""

@@ -11,7 +11,7 @@ from noloco_node.base.peer_names import name_of, short_id
 from noloco_node.base.reasons import in_words
 from noloco_node.base.states import NodeState
 from noloco_node.base.units import count, loss, of, rate, share, size, span
-from noloco_node.terminal.figures import besides_steps, left, memory, traffic
+from noloco_node.terminal.figures import besides_steps, gpu, left, memory, traffic
 from noloco_node.terminal.peer_cells import cells, quarantine, worth_showing
 from noloco_node.terminal.table import GAP, Column, fill, fitting, table
 from noloco_node.views.peers import GONE, PeerRow, PeersView, RunView
@@ -187,6 +187,8 @@ def _model(view: StatusView) -> Iterator[str]:
         yield f"{rate(view.tokens)} tokens so far"
     if used := list(memory(view)):
         yield f"memory {', '.join(used)}"
+    if card := list(gpu(view)):
+        yield f"GPU {', '.join(card)}"
 
 
 def _last_round(last: LastRound) -> Iterator[str]:

@@ -1,18 +1,23 @@
 """A batch through the model, forward and backward: its loss and its gradient, in parts that fit into memory.
 
 Notable choices:
-- A batch goes through in micro-batches; loss and norm of the whole come to the CPU once, at its end.
+- A batch goes through in micro-batches; loss and norm of the whole come to the CPU once, at its end. Until they are
+  wanted, the caller may do something else while a GPU works.
 - How many examples fit on a GPU is found by trying before the first step (memory_budget.py), with the model as it is;
   only then it is compiled, for that size.
 - If they do not fit later, because another program takes memory of the GPU, the work begins again: at once, then with
   parts of half the size, which grow back after calm steps. Where not even one example fits, nothing has changed, and
   the caller tries again later.
 - Where a run uses bf16, only a GPU's matrix products are in bf16 (autocast); parameters and gradients are fp32.
+- A GPU without bf16 (NVIDIA before Ampere) takes fp16. Small gradients would be 0 there, so the loss is multiplied by a
+  scale; where that is too much for fp16, the batch goes through again with half of it.
 
 Loss and evaluation come from a Task. Knows nothing of steps, schedules, rounds or partners.
 """
 
 import logging
+import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -20,6 +25,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from noloco_node.core import gpu
 from noloco_node.errors import NolocoError, OutOfMemory, UsageError
 from noloco_node.host import memory
 from noloco_node.run.schema import InnerSpec
@@ -55,13 +61,17 @@ class Gradients:
         self._task = task
         self._module = module
         self._optimizer = optimizer
-        self._precise = spec.precision == "fp32"
         self._memory_fraction = memory_fraction
         self._device = next(module.parameters()).device
+        self._products = products(self._device, spec.precision)
+        self._scale = LossScale() if self._products == torch.float16 else None
         self.examples = _examples(task, spec)
         """Of a step."""
         start = micro_batch if micro_batch or self._device.type == "cuda" else task.micro_examples
         self._micro = memory_budget.MicroBatch(self.examples, start)
+        self._batch: Batch = ()
+        """Of the step under way, on the device."""
+        self._found: gpu.Reading
         self._compile = compile
         self._later = later
         self.activations: int | None = None
@@ -77,25 +87,35 @@ class Gradients:
         """How many `try_out` wants."""
         return self._micro.size if self._micro.settled else self.examples
 
-    def gradient(self, batch: Batch) -> tuple[float, float]:
-        """Loss of a step's batch and norm of its gradient. Raises ShortOfMemory."""
-        batch = self._fitting(lambda: device_batch(batch, self._module))
+    def begin(self, batch: Batch) -> None:
+        """Queue the passes of a step's batch, forward and backward. Raises ShortOfMemory."""
+        self._batch = self._fitting(lambda: device_batch(batch, self._module))
+        self._settle(self._batch)
+        self._found = self._fitting(self._pass)
 
-        def backward() -> tuple[float, float]:
-            self._optimizer.free_gradients()
-            loss = torch.zeros((), device=self._device)
-            for micro in _split(batch, self._micro.size):
-                loss += self._backward(micro, len(micro[0]) / self.examples)
-            both = torch.stack([loss, self._optimizer.norm()]).tolist()  # the GPU is waited for once
-            return both[0], both[1]
+    def finish(self) -> tuple[float, float]:
+        """Loss of that batch and norm of its gradient, before clipping. Waits for the device. Raises ShortOfMemory."""
+        loss, norm = self._found.read()
+        if self._scale is None:
+            return loss, norm
+        while self._scale.is_too_large(loss, norm):
+            loss, norm = self._fitting(self._pass).read()
+        by = self._scale.value
+        self._optimizer.divide(by)
+        self._scale.used(norm)
+        return loss / by, norm / by
 
-        self._settle(batch)
-        return self._fitting(backward)
+    def _pass(self) -> gpu.Reading:
+        self._optimizer.free_gradients()
+        loss = torch.zeros((), device=self._device)
+        for micro in _split(self._batch, self._micro.size):
+            loss += self._backward(micro, len(micro[0]) / self.examples)
+        return gpu.Reading(torch.stack([loss, self._optimizer.norm()]))
 
-    def step(self, rate: float, norm: float) -> None:
+    def step(self, rate: float) -> None:
         """AdamW's step with the gradient of the last batch. Raises ShortOfMemory, and then the gradient is gone too."""
         try:
-            self._optimizer.step(rate, norm)
+            self._optimizer.step(rate)
         except torch.OutOfMemoryError:  # of the first step's moments; no parameter has changed
             raise self._short() from None
         self._micro.stepped()
@@ -159,7 +179,10 @@ class Gradients:
             self._fitting(lambda: self._find_micro_batch(batch))
         compile, self._compile = self._compile, None
         if compile is not None:
+            began = time.monotonic()
             compile()
+            self._fitting(lambda: self._backward(next(_split(batch, self._micro.size)), 1.0))
+            log.info("torch compiled the model in %.0f s", time.monotonic() - began)
 
     def _find_micro_batch(self, batch: Batch) -> None:
         """Tries larger and larger parts of a batch, where that is not settled."""
@@ -174,7 +197,7 @@ class Gradients:
             grows = self._micro.may_grow(self.activations, free - self._later)
 
     def _backward(self, micro: Batch, share: float) -> Tensor:
-        loss = self._loss(micro) * share
+        loss = self._loss(micro) * (share * self._scale.value if self._scale else share)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
@@ -183,8 +206,7 @@ class Gradients:
             return self._task.loss(self._module, micro)
 
     def _precision(self) -> torch.autocast:
-        kind = self._device.type
-        return torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda" and not self._precise)
+        return torch.autocast(self._device.type, self._products, enabled=self._products is not None)
 
     def _fitting(self, work: Callable[[], T]) -> T:
         """Does the work with micro-batches that fit into memory: halves them until they do. Raises ShortOfMemory."""
@@ -216,6 +238,48 @@ class Gradients:
         """What torch keeps of freed memory, so that pieces of it become one."""
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def products(device: torch.device, precision: str) -> torch.dtype | None:
+    """The type of matrix products; None: as the weights, fp32."""
+    if device.type != "cuda" or precision == "fp32":
+        return None
+    # torch computes bf16 on an older NVIDIA GPU too, many times slower; an AMD GPU's numbers mean something else
+    is_old = torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0)
+    return torch.float16 if is_old else torch.bfloat16
+
+
+class LossScale:
+    """What a loss is multiplied by for fp16: a power of two, so that dividing the gradient by it is exact. It is not
+    kept in a checkpoint: it finds its size within some batches."""
+
+    START = 2.0**16
+    LARGEST = 2.0**24
+    CALM = 1000
+    """Steps in a row after which twice as much is tried."""
+
+    def __init__(self) -> None:
+        self.value = self.START
+        self._calm = 0
+
+    def is_too_large(self, loss: float, norm: float) -> bool:
+        """Whether to do the same batch again, with half of it. A loss that is not finite has another cause, and so has
+        a gradient that is not finite without any scale."""
+        if math.isfinite(norm) or not math.isfinite(loss):
+            return False
+        self._calm = 0
+        if self.value <= 1:
+            return False
+        self.value /= 2
+        return True
+
+    def used(self, norm: float) -> None:
+        """A batch is through."""
+        if not math.isfinite(norm):
+            self.value = self.START
+        self._calm += 1
+        if self._calm >= self.CALM:
+            self._calm, self.value = 0, min(2 * self.value, self.LARGEST)
 
 
 def _examples(task: Task, spec: InnerSpec) -> int:

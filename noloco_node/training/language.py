@@ -17,11 +17,17 @@ from noloco_node.run.schema import Manifest
 from noloco_node.training import model
 from noloco_node.training.task import Batch, device_batch
 
-EVAL_TOKENS = 4096
-"""Held-out tokens of one evaluation, or a step's batch where that is more: forward only, it takes as long as 1.3 small
-steps."""
+EVAL_TOKENS, MOST_EVAL_TOKENS = 4096, 8192
+"""Held-out tokens of one evaluation: a step's batch, between these two. A round evaluates three times, at its boundary
+and twice when its swap is judged, and what is to be told apart there is told with 4096 (core/verdict.py)."""
 MICRO_LOGITS = 1 << 25
 """Elements of the largest logits that a CPU makes at once, 128 MiB: more of them are no faster."""
+
+
+def held_out(run: Manifest, corpus: corpus.Readable) -> Tensor:
+    """The windows of an evaluation: (count, length + 1)."""
+    tokens = min(max(EVAL_TOKENS, run.inner.batch_tokens), MOST_EVAL_TOKENS)
+    return corpus.windows(run.data.sequence_length, max(1, tokens // run.data.sequence_length))
 
 
 class Language:
@@ -30,8 +36,7 @@ class Language:
         self._sample = manifest.sample
         self._corpus = corpus
         self.tokens_per_example = manifest.data.sequence_length
-        batch = max(EVAL_TOKENS, manifest.inner.batch_tokens) // self.tokens_per_example
-        self._held_out = self._corpus.windows(self.tokens_per_example, max(1, batch))
+        self._held_out = held_out(manifest, corpus)
         vocabulary = model.vocabulary(self._spec, corpus.vocabulary)
         self.micro_examples = max(1, MICRO_LOGITS // (self.tokens_per_example * vocabulary))
 
@@ -143,9 +148,8 @@ class Window:
     def logits(self) -> Tensor:
         """Of the next token."""
         given = torch.tensor([self._fresh], device=self._device)
-        with torch.no_grad():
-            # not `self._module(...)`: a compiled model would be compiled again for each length
-            out = self._module.forward(input_ids=given, past_key_values=self._past, use_cache=True)
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):  # else it would be compiled for each length
+            out = self._module(input_ids=given, past_key_values=self._past, use_cache=True)
         self._past = getattr(out, "past_key_values", None)
         last: Tensor = out.logits[0, -1].float().cpu()
         return last

@@ -7,7 +7,7 @@ when the thread ends before it reads the command.
 import math
 import queue
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from torch import Tensor
 from noloco_node.core.codecs.codec import Packed
 from noloco_node.errors import NolocoError
 from noloco_node.training.replica import State, Trial
-from noloco_node.training.state_snapshot import Copy
+from noloco_node.training.time_accounts import Spent
 
 T = TypeVar("T")
 
@@ -65,13 +65,24 @@ class Question(Generic[T]):
             except Exception as error:  # noqa: BLE001
                 self.answer.set_exception(error)
 
+    def settle_later(self, begin: Callable[[], "Future[T]"]) -> None:
+        """Answers as that future will, or with what is raised. From now on the answer is `running`."""
+        if self.answer.set_running_or_notify_cancel():
+            try:
+                begin().add_done_callback(self._hand_on)
+            except Exception as error:  # noqa: BLE001
+                self.answer.set_exception(error)
+
+    def _hand_on(self, done: "Future[T]") -> None:
+        if error := done.exception():
+            self.answer.set_exception(error)
+        else:
+            self.answer.set_result(done.result())
+
     def abandon(self) -> None:
         """The thread has ended and will not read this."""
-        self.refuse(NolocoError("the training has ended"))
-
-    def refuse(self, why: Exception) -> None:
         if self.answer.set_running_or_notify_cancel():
-            self.answer.set_exception(why)
+            self.answer.set_exception(NolocoError("the training has ended"))
 
 
 @dataclass(frozen=True)
@@ -103,12 +114,12 @@ class GetState(Question[State]):
 
 
 @dataclass(frozen=True)
-class GetLiveState(Question[Copy]):
+class GetLiveState(Question[tuple[int, memoryview]]):
     pass
 
 
 @dataclass(frozen=True)
-class GetProgress(Question[tuple[Progress, Mapping[str, float]]]):
+class GetProgress(Question[tuple[Progress, Spent]]):
     pass
 
 
@@ -155,6 +166,8 @@ Command = Signal | Begin | Question[Any] | Correct | Swapping | RoundOver
 class Mailbox:
     def __init__(self) -> None:
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._next: Command | None = None
+        """Taken from the queue, and not read."""
         self._closed = False
         self._away = time.perf_counter(), 0.0
         """Since when the thread has not looked, and the longest that it ever did not; replaced as a whole."""
@@ -174,9 +187,13 @@ class Mailbox:
     def _abandon(self) -> None:
         with suppress(queue.Empty):
             while True:
-                command = self._commands.get_nowait()
+                command = self._take(block=False)
                 if isinstance(command, Question | Correct):
                     command.abandon()
+
+    def _take(self, *, block: bool = True) -> Command:
+        held, self._next = self._next, None
+        return self._commands.get(block) if held is None else held
 
     # ---- from the thread whose mailbox it is ----
     def open(self) -> None:
@@ -199,9 +216,21 @@ class Mailbox:
 
     def waiting(self) -> Iterator[Command]:
         """All commands that have arrived."""
-        while not self._commands.empty():
-            yield self._commands.get()
+        while self._next or not self._commands.empty():
+            yield self._take()
+
+    def corrections(self) -> Iterator[Correct]:
+        """Those that have arrived, up to another command."""
+        while self._next or not self._commands.empty():
+            command = self._take()
+            if not isinstance(command, Correct):
+                return self.put_back(command)
+            yield command
+
+    def put_back(self, command: Command) -> None:
+        """It is the next one again."""
+        self._next = command
 
     def next(self) -> Command:
         """Waits for one."""
-        return self._commands.get()
+        return self._take()

@@ -21,6 +21,7 @@ from torch.nn.modules.module import (
 )
 
 from noloco_node.base.units import rate
+from noloco_node.core.cross_entropy import cross_entropy
 from noloco_node.errors import OutOfMemory, UsageError
 from noloco_node.run.schema import ModelSpec
 
@@ -59,6 +60,8 @@ MAX_MODULES = 20_000
 """Modules in a model: GPT-3 has 2,000. They cost memory and time before the first parameter is made, a second for some
 thousands."""
 
+CAUSAL = "noloco_causal"
+"""torch's attention in transformers' list, without a mask from there."""
 _ALSO_KNOWN = frozenset({"rope_theta", "rope_scaling", "partial_rotary_factor"})  # spellings that configs still take
 
 
@@ -74,6 +77,7 @@ def build(spec: ModelSpec, vocabulary: int, seed: int, sequence_length: int = 1)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module: nn.Module = _construct(architecture, config)
+            _leave_mask_to_attention(module)
     return module
 
 
@@ -116,7 +120,7 @@ def next_token_loss(module: nn.Module, windows: Tensor, reduction: str = "mean")
     """Mean over the tokens of `windows` (sequences, length + 1) but the first, each predicted from those before it; or
     `none`, each one's own."""
     logits = module(input_ids=windows[:, :-1], use_cache=False).logits  # (sequences, length, vocabulary)
-    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten(), reduction=reduction)
+    return cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten(), reduction)
 
 
 def flops_per_token(module: nn.Module, sequence_length: int) -> float | None:
@@ -139,10 +143,20 @@ def flops_per_token(module: nn.Module, sequence_length: int) -> float | None:
 def checkpoint_activations(module: nn.Module) -> None:
     """Compute activations again in the backward pass instead of keeping them. Raises UsageError."""
     if not getattr(module, "supports_gradient_checkpointing", False):
-        raise UsageError("inner.checkpoint_activations: this run's model cannot do it, so it must be false")
+        raise UsageError(
+            "checkpoint_activations: this run's model cannot do it, so it must be false, in the run or here"
+        )
     name = "activation_checkpointing_enable"  # since transformers 5.2x; the old name warns there
     switch: Any = getattr(module, name, None) or module.gradient_checkpointing_enable
     switch({"use_reentrant": False})
+
+
+def compile_layers(module: nn.Module) -> None:
+    """Let torch compile one decoder layer, for all of them: the whole model takes as many times as long as it has
+    layers, and its steps are hardly faster. A model without a list of layers is compiled whole."""
+    lists = [part for part in module.modules() if isinstance(part, nn.ModuleList) and len({type(p) for p in part}) == 1]
+    for layer in max(lists, key=len, default=[module]):
+        layer.compile()
 
 
 def memory_bytes() -> int:
@@ -209,6 +223,46 @@ def _sound(architecture: str, make: Callable[[], T]) -> T:
     except Exception as error:  # its models raise everything from KeyError to AssertionError
         why = " ".join(str(error).split())[:200] or type(error).__name__
         raise UsageError(f"model.config: {architecture} cannot be built from it: {why}") from error
+
+
+def _leave_mask_to_attention(module: nn.Module) -> None:
+    """Where every layer's mask is the causal one and nothing else, let torch's attention apply it by its own flag.
+
+    By transformers' own way a model asks in each forward pass whether positions or paddings want another mask, which
+    waits for the GPU, and a compiled model gets a mask of (batch, 1, length, length) always: no flash attention. An
+    attention under a name of one's own gets no mask. What the model would ask for is found by asking for it: a short
+    text goes through with a mask function that takes notes, and must give the same to the bit.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    own: Any = module
+    if getattr(own.config, "_attn_implementation", None) != "sdpa":  # as with softcapping
+        return
+    plain: list[bool] = []
+
+    def note(*_: Any, allow_is_causal_skip: bool = False, local_size: int | None = None, **__: Any) -> None:
+        plain.append(allow_is_causal_skip and local_size is None)
+
+    AttentionMaskInterface.register(f"{CAUSAL}_noted", note)
+    for name in (CAUSAL, f"{CAUSAL}_noted"):
+        AttentionInterface.register(name, sdpa_attention_forward)
+    was_training = module.training
+    module.eval()
+    try:
+        expected = _short_logits(module)
+        own.set_attn_implementation(f"{CAUSAL}_noted")
+        same = torch.equal(_short_logits(module), expected)
+    except Exception:  # noqa: BLE001 (its models raise everything; whether it can be trained is found by `try_out`)
+        same = False
+    module.train(was_training)
+    own.set_attn_implementation(CAUSAL if same and plain and all(plain) else "sdpa")
+
+
+def _short_logits(module: nn.Module) -> Tensor:
+    with torch.no_grad():
+        logits: Tensor = module(input_ids=torch.arange(8)[None], use_cache=False).logits
+    return logits
 
 
 @contextmanager

@@ -41,6 +41,7 @@ class Optimizer:
         self._spec = spec
         self._small = moments == EIGHT_BIT
         self._adamw = self._fresh()
+        self._norm: Tensor
 
     def _fresh(self) -> Any:
         """Matrices decay; the rest (gains, biases) does not."""
@@ -65,17 +66,22 @@ class Optimizer:
         self._adamw.zero_grad(set_to_none=True)
 
     def norm(self) -> Tensor:
-        """Norm of the whole gradient, as torch's own clipping computes it."""
-        return nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        """Norm of the whole gradient, as torch's own clipping computes it. `step` clips by it, on its device."""
+        self._norm = nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        return self._norm
 
-    def step(self, rate: float, norm: float) -> None:
-        """One step of AdamW with the clipped gradient. `norm`: of the whole gradient, before clipping. Where a GPU has
-        no memory for it, no parameter has changed: all that is allocated is allocated before."""
+    def divide(self, by: float) -> None:
+        """The gradients, and their norm."""
+        torch._foreach_mul_([self._norm, *(p.grad for p in self._parameters if p.grad is not None)], 1 / by)
+
+    def step(self, rate: float) -> None:
+        """One step of AdamW with the gradient, clipped by what `norm` was last. Where a GPU has no memory for it, no
+        parameter has changed: all that is allocated is allocated before."""
         for group, p, at, place in self._places():
             group["lr"] = rate
             if p.grad is not None and not self._adamw.state.get(p):
                 self._make_moments(group, p, at, place)
-        nn.utils.clip_grads_with_norm_(self._parameters, self._spec.clip, torch.tensor(norm))
+        nn.utils.clip_grads_with_norm_(self._parameters, self._spec.clip, self._norm)
         if not self._small:
             self._adamw.step()
             return

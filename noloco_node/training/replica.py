@@ -16,9 +16,12 @@ computes loss and gradient of a batch. Knows nothing of peers, threads or files;
 import hashlib
 import logging
 import math
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 from typing import Any, Protocol
 
@@ -28,25 +31,31 @@ from torch import Tensor, nn
 
 from noloco_node.core import gpu, outer
 from noloco_node.core.codecs.codec import BLOCK, Packed
+from noloco_node.core.device import REMEDY, choose_device, why_no_gpu
 from noloco_node.core.length_correction import OWED, LengthCorrection
 from noloco_node.core.verdict import Losses
 from noloco_node.data import corpus
-from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved, UsageError
+from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved
 from noloco_node.host import gpu_peaks, memory
 from noloco_node.host.config import FULL
+from noloco_node.host.gpu_cards import has_nvidia_card
 from noloco_node.run.schema import InnerSpec, Manifest, SampleSpec
 from noloco_node.training import memory_budget, model, tasks
+from noloco_node.training.background_copy import Copies, Pair, host_memory
 from noloco_node.training.gradients import Gradients, ShortOfMemory
 from noloco_node.training.optimizer import Optimizer
 from noloco_node.training.schedule import learning_rate
 from noloco_node.training.task import Batch, Closable, Counted, ExampleStream, Patient, Task, Writing
 
+log = logging.getLogger(__name__)
+
 MAX_SKIPPED = 10
 """Steps skipped in a row: one may be a bad batch; ten mean bad weights."""
 LOSSES = 8
 """Steps whose mean loss goes into a checkpoint: one batch may be easy or hard."""
-OWN_SHARE = 4
-"""A swap is judged by one in so many of the last step's examples too: what it costs is lost for steps."""
+OWN_SHARE, OWN_TOKENS = 4, 4096
+"""A swap is judged by one in so many of the last step's examples too, of at most so many tokens: what it costs is lost
+for steps."""
 WARM_UP_STEPS = 5
 """Of an AdamW that begins in the middle of a run: its first steps, each as long as the learning rate in every parameter
 whatever the gradient, would spoil the weights. Until they are over, nothing is offered."""
@@ -120,15 +129,6 @@ class Saved(Protocol):
     def inner(self) -> Mapping[str, Any]: ...
 
 
-def choose_device(name: str) -> torch.device:
-    """`auto`, `cpu` or `cuda`."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise UsageError("torch sees no CUDA device here: use --device cpu, or install torch for your GPU")
-    return torch.device(name)
-
-
 class Replica:
     """`build` makes the one that a manifest describes."""
 
@@ -198,6 +198,9 @@ class Replica:
         self._batch: Batch | None = None
         """Of the next step, when it has been fetched."""
         self._batch_position: Any = None
+        self.copies = Copies(self.theta.device)
+        self.meanwhile: Callable[[], None] = _nothing
+        """Called in each step, after its gradient was queued: a GPU works at it then. It may add corrections."""
 
     @classmethod
     def build(  # noqa: PLR0913
@@ -211,14 +214,18 @@ class Replica:
         micro_batch: int | None = None,
         moments: str = FULL,
         compiled: bool = False,
+        checkpoint_activations: bool | None = None,
         sources: corpus.Sources = corpus.NOTHING,
         corpus: corpus.Readable | None = None,
     ) -> "Replica":
         """The replica of the node `peer_id`. To be called on the thread that will own it: torch's number of threads is
-        set here, a setting of the calling thread. `micro_batch`: examples at once; None: found by trying."""
+        set here, a setting of the calling thread. `micro_batch`: examples at once; None: found by trying.
+        `checkpoint_activations` None: as the manifest says."""
         if threads:
             torch.set_num_threads(threads)
         where = choose_device(device)
+        if device == "auto" and where.type == "cpu" and has_nvidia_card(os.environ):
+            log.warning("training on the CPU, and this machine has an NVIDIA GPU; %s: %s", why_no_gpu(), REMEDY)
         if memory_fraction and where.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_fraction, where.index)
         task = tasks.load(manifest, sources, corpus)
@@ -234,21 +241,24 @@ class Replica:
             where,
             memory_fraction or 1.0,
         )
-        if manifest.inner.checkpoint_activations:
+        if manifest.inner.checkpoint_activations if checkpoint_activations is None else checkpoint_activations:
             model.checkpoint_activations(module)
         stream = task.stream(peer_id)
         own_seed = hashlib.sha256(f"{manifest.seed}/{peer_id}".encode()).digest()
         torch.manual_seed(int.from_bytes(own_seed[:8], "big"))  # for dropout, where a model has any
         module.to(where)
-        compile = module.compile if compiled else None
+        compile = partial(model.compile_layers, module) if compiled else None
         replica = cls(task, module, stream, manifest, micro_batch, memory_fraction or 1.0, moments, compile)
         replica.program_bytes = program
         return replica
 
     def close(self) -> None:
-        """No further step."""
+        """No further step. Waits for the copies under way."""
+        self.copies.complete()
         if isinstance(self.stream, Closable):
             self.stream.close()
+        if self.theta.is_cuda:  # copies may still use the host's memory, which goes with the replica
+            torch.cuda.synchronize(self.theta.device)
 
     # ---- sizes and positions ----
     @property
@@ -345,6 +355,12 @@ class Replica:
             return None
         return int(self._memory_fraction * torch.cuda.get_device_properties(self.theta.device).total_memory)
 
+    @property
+    def gpu_uuid(self) -> str | None:
+        """By which its driver knows the GPU; None where torch does not say."""
+        found = torch.cuda.get_device_properties(self.theta.device) if self.theta.is_cuda else None
+        return str(uuid) if (uuid := getattr(found, "uuid", None)) else None
+
     def steps_left(self, step_s: float) -> int:
         """Steps until the boundary; with a phase by time, if each takes `step_s`."""
         if self._spec.seconds is None:
@@ -416,11 +432,14 @@ class Replica:
         again, with the same batch."""
         self.fetch()
         batch = self._batch or ()
-        self._own_examples = tuple(part[: max(1, len(part) // OWN_SHARE)] for part in batch)
-        loss, norm = self._gradients.gradient(batch)
+        own = min(self._gradients.examples // OWN_SHARE, OWN_TOKENS // self._task.tokens_per_example)
+        self._own_examples = tuple(part[: max(1, own)] for part in batch)
+        self._gradients.begin(batch)
+        self.meanwhile()
+        loss, norm = self._gradients.finish()
         self.last_norm = norm
         if math.isfinite(loss) and math.isfinite(norm):
-            self._descend(norm)
+            self._descend()
             self._skipped_in_row, self.last_loss = 0, loss
             self._losses.append(loss)
         else:
@@ -434,9 +453,11 @@ class Replica:
             raise NonFinite(f"{MAX_SKIPPED} steps in a row had no finite loss and gradient")
         return loss
 
-    def _descend(self, norm: float) -> None:
+    def _descend(self) -> None:
         rate = learning_rate(self._spec, self._progress) * (1 - self._warm_up_left / (WARM_UP_STEPS + 1))
-        self._gradients.step(rate, norm)
+        self.copies.secure("theta")
+        self.copies.secure("moments")
+        self._gradients.step(rate)
         self._warm_up_left = max(0, self._warm_up_left - 1)
         self.last_rate = rate
 
@@ -466,6 +487,7 @@ class Replica:
         """The local outer step: afterwards θ = φ, and the next round begins. Raises NonFinite, and then nothing has
         changed: `discard` the phase."""
         self._require_finite(self.theta)
+        self._secure_weights()
         outer.local_step(self.theta, self.phi, self.delta, self._hyper)
         self._next_round()
 
@@ -549,6 +571,7 @@ class Replica:
         apart = 2 * partner / max(self._hyper.beta, self._hyper.gamma)
         self._optimizer.free_gradients()
         kept = self.theta.clone()
+        self.copies.secure("theta")
         try:
             for added in self._added:
                 c = added.correction
@@ -565,7 +588,13 @@ class Replica:
     def _change(self, added: "_Added", c: Tensor) -> None:
         part = slice(added.start, added.start + len(c))
         late = self._late(added.offered_round)
+        self._secure_weights(part.start, part.stop)
         outer.correct(self.theta[part], self.phi[part], self.delta[part], c, self._hyper, late)
+
+    def _secure_weights(self, start: int = 0, end: int | None = None) -> None:
+        """Before θ, φ and δ change there: of copies that are made, copy these first."""
+        self.copies.secure("theta", start, end)
+        self.copies.secure("slow", start, end)
 
     def _next_round(self) -> None:
         self.round += 1
@@ -620,16 +649,25 @@ class Replica:
 
     # ---- the whole state ----
     def state(self) -> State:
-        self._arrive()
-        theta = self.theta.cpu().clone()
+        return self.copy_state().result()
+
+    def copy_state(self) -> "Future[State]":
+        """The state as it is now, when all of it is copied; training may go on meanwhile (background_copy.py). Raises
+        OutOfMemory."""
+        theta, (phi, delta) = host_memory(self.theta.shape), host_memory((2, self.parameters))
+        now = self._optimizer.state()
+        moments = {
+            place: {name: host_memory(value.shape, value.dtype) for name, value in of_one.items()}
+            for place, of_one in now.items()
+        }
         shapes = self.shapes
-        return State(
+        state = State(
             self.round,
             self.steps,
             {name: theta[start:end].view(shapes[name]) for name, start, end in self._slices()},
-            {"phi": self.phi.cpu().clone(), "delta": self.delta.cpu().clone()},
+            {"phi": phi, "delta": delta},
             {
-                "optimizer": _copied(self._optimizer.state()),
+                "optimizer": moments,
                 "position": self._position,
                 "phase_step": self.phase_step,
                 "phase_s": self.phase_s,
@@ -645,6 +683,20 @@ class Replica:
             self._eval_loss,
             fmean(self._losses) if self._losses else None,
         )
+        pairs = [Pair(now[place][name], into) for place, of_one in moments.items() for name, into in of_one.items()]
+        slow = [Pair(self.phi, phi), Pair(self.delta, delta)]
+        return self.copies.begin({"theta": [Pair(self.theta, theta)], "moments": pairs, "slow": slow}, state)
+
+    def copy_slow(self) -> "Future[tuple[int, memoryview]]":
+        """The round, and all of φ, then all of δ, as they are now, for a joining node: fp32, little-endian. Who asks
+        while such a copy is made gets the same. Raises OutOfMemory."""
+        if found := self.copies.under_way("slow"):
+            return found
+        memory_budget.check_copy(self.parameters)
+        both = host_memory((2, self.parameters))
+        data: memoryview = both.numpy().data
+        slow = [Pair(self.phi, both[0]), Pair(self.delta, both[1])]
+        return self.copies.begin({"slow": slow}, (self.round, data.cast("B")))
 
     def load(self, saved: Saved) -> None:
         """Go on where `state` was taken. Raises Incompatible for another model or other data."""
@@ -682,6 +734,7 @@ class Replica:
         """Of both optimizers too."""
         self._arrive()
         self._added.clear()
+        self._secure_weights()
         for name, p in model.parameters(self.module):
             p.data.copy_(saved.weights[name])
         self.phi.copy_(saved.outer["phi"])
@@ -711,6 +764,7 @@ class Replica:
         memory_budget.check_trial(self.parameters)
         own = self._gradients.evaluate()
         kept = self.theta.to("cpu", copy=True)
+        self.copies.secure("theta")
         try:
             self.theta.copy_(phi)
             theirs = self._gradients.evaluate()
@@ -727,10 +781,11 @@ class Replica:
         return Trial(own, theirs, later, added, new)
 
     def adopt(self, round: int, live_state: bytes | memoryview) -> None:
-        """Take a peer's state (state_snapshot.py): θ = φ, and a fresh AdamW that warms up. Raises PeerMisbehaved, and
+        """Take a peer's state (`copy_slow`): θ = φ, and a fresh AdamW that warms up. Raises PeerMisbehaved, and
         then nothing has changed."""
         phi, delta = self._read(live_state)
         self._arrive()
+        self._secure_weights()
         self.phi.copy_(phi)
         self.delta.copy_(delta)
         self._begin_at_phi()
@@ -751,8 +806,9 @@ class Replica:
         return both[: self.parameters], both[self.parameters :]
 
     def _begin_at_phi(self) -> None:
-        """θ = φ, and an AdamW without moments."""
+        """θ = φ, and an AdamW without moments: copies that are made hold the old ones."""
         self._added.clear()
+        self.copies.secure("theta")
         self.theta.copy_(self.phi)
         self._optimizer.restart()
         self._warm_up_left = WARM_UP_STEPS
@@ -784,7 +840,5 @@ def _pieces(vector: Tensor) -> Iterator[tuple[int, Tensor]]:
         yield start, vector[start : start + outer.PIECE]
 
 
-def _copied(state: Any) -> Any:
-    if isinstance(state, dict):
-        return {key: _copied(value) for key, value in state.items()}
-    return state.detach().cpu().clone() if isinstance(state, Tensor) else state
+def _nothing() -> None:
+    pass

@@ -10,6 +10,8 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor, nn
 
+from noloco_node.core import gpu
+
 Batch: TypeAlias = tuple[Tensor, ...]
 """Tensors on the CPU that all have the examples as their first dimension: a micro-batch is the same slice of each."""
 
@@ -82,6 +84,6 @@ class Counted(Protocol):
 
 
 def device_batch(batch: Batch, module: nn.Module) -> Batch:
-    """The same batch where the module is."""
+    """The same batch where the module is; its copy is queued before the model's work, and waits for none of it."""
     device = next(module.parameters()).device
-    return tuple(part.to(device, non_blocking=True) for part in batch)
+    return tuple(gpu.to_device(part, device) for part in batch)

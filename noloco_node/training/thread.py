@@ -2,11 +2,11 @@
 
 Commands come in through its mailbox (training/mailbox.py), messages go out through `post`; no lock. At a boundary it
 snapshots u, takes the local step and posts the offer (training/offer.py). With eager overlap the next phase begins at
-once, and the partner's corrections are added between two of its steps; with blocking overlap the thread only reads its
-mailbox until the round is over. A phase that ends with NaN or Inf is thrown away. When step after step fails, the
-weights become those of the last checkpoint and earlier offers are void; when that does not help, the training ends.
-While it waits for data, or for memory of the GPU that another program has, it reads the mailbox too. Whatever ends the
-thread is posted, and every question gets an answer.
+once, and the partner's corrections are added between two steps of AdamW, also while a GPU works at the next gradient;
+with blocking overlap the thread only reads its mailbox until the round is over. A phase that ends with NaN or Inf is
+thrown away. When step after step fails, the weights become those of the last checkpoint and earlier offers are void;
+when that does not help, the training ends. While it waits for data, or for memory of the GPU that another program has,
+it reads the mailbox too. Whatever ends the thread is posted, and every question gets an answer.
 
 Knows nothing of partners, sockets or the event loop.
 """
@@ -15,7 +15,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -31,15 +31,14 @@ from noloco_node.core import fragments, gpu
 from noloco_node.core.codecs.codec import Codec
 from noloco_node.core.round_events import SWAPPING
 from noloco_node.core.verdict import Course, Verdict
-from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory
+from noloco_node.errors import Diverged, NonFinite, OutOfMemory
 from noloco_node.host import memory
-from noloco_node.training import mailbox, memory_budget, model
+from noloco_node.training import mailbox, model
 from noloco_node.training.gradients import ShortOfMemory
 from noloco_node.training.mailbox import Mailbox, Progress
 from noloco_node.training.offer import CodecThread, Offer
 from noloco_node.training.replica import Replica, Saved, State, Trial
-from noloco_node.training.state_snapshot import Copy, Snapshots
-from noloco_node.training.time_accounts import TimeAccounts
+from noloco_node.training.time_accounts import Spent, TimeAccounts
 
 FRAGMENT_ELEMENTS = 1 << 20
 """4 MiB in fp32, half of gRPC's limit on a message; half a MiB at 4 bits. Larger ones would hold up an inner step."""
@@ -77,6 +76,8 @@ class Ready:
     """What training may take of the accelerator."""
     host_limit_bytes: int | None = None
     """What this machine has."""
+    gpu_uuid: str | None = None
+    """By which its driver knows the GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,7 @@ class PhaseEnded:
     """Why there is no offer."""
     seconds: float
     """Seconds of training, without pauses and waiting: the best estimate of the next phase's length."""
-    spent_s: Mapping[str, float]
-    """Seconds since training began, by what they were spent on (training/time_accounts.py)."""
+    spent: Spent
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,6 @@ class TrainingThread:
         self._phase = _Phase(0.0)
         self._stalled_s = 0.0  # up to the last boundary
         self._clock_read_at = 0.0
-        self._snapshots = Snapshots()
         self._shortage: Shortage | None = None
         self._unjudged: tuple[bytes, int] | None = None
         """As `_ended_swap`, of a swap that there was no memory to judge; after the next step there may be."""
@@ -205,17 +204,18 @@ class TrainingThread:
         """The round, and some blocks of the slow weights, between two inner steps."""
         return self._ask(mailbox.GetSample(blocks))
 
-    def live_state(self) -> "Future[Copy]":
-        """The round, and slow weights and outer momentum as they were at one moment: copied between inner steps, a
-        little at a time. Nobody changes the copy. Fails where there is no memory for it."""
+    def live_state(self) -> "Future[tuple[int, memoryview]]":
+        """The round, and slow weights and outer momentum as they are between two inner steps. Nobody changes the copy.
+        Fails where there is no memory for it."""
         return self._ask(mailbox.GetLiveState())
 
     def state(self) -> "Future[State]":
-        """Everything that a resumed run needs, as it is between two inner steps."""
+        """Everything that a resumed run needs, as it is between two inner steps: when the future is `running`, that
+        moment is over. Training goes on while it is copied."""
         return self._ask(mailbox.GetState())
 
-    def so_far(self) -> "Future[tuple[Progress, Mapping[str, float]]]":
-        """Progress, and the seconds since training began, by what they were spent on."""
+    def so_far(self) -> "Future[tuple[Progress, Spent]]":
+        """Progress, and where the time went."""
         return self._ask(mailbox.GetProgress())
 
     def swapping(self, under_way: bool, behind: int = 0) -> None:
@@ -257,10 +257,7 @@ class TrainingThread:
                     self._rounds = min(self._rounds, replica.round + own_rounds)
                 self._begun = True
             case mailbox.Correct():
-                try:
-                    self._correct(replica, command)
-                finally:
-                    command.added.set_result(None)
+                self._correct(replica, command)
             case mailbox.Adopt(round_, state):
                 command.settle(lambda: self._adopt(replica, round_, state))
             case mailbox.TryState(state):
@@ -268,9 +265,11 @@ class TrainingThread:
             case mailbox.GetSample(blocks):
                 command.settle(lambda: (replica.round, replica.sample(blocks)))
             case mailbox.GetState():
-                command.settle(lambda: self._copying(replica.state))
+                with self._times.on("checkpoint"):
+                    command.settle_later(replica.copy_state)
             case mailbox.GetLiveState():
-                self._want_live_state(replica, command)
+                with self._times.on("checkpoint"):
+                    command.settle_later(replica.copy_slow)
             case mailbox.GetProgress():
                 command.settle(lambda: (self._progress(replica), self._times.so_far()))
             case mailbox.Swapping(under_way, behind):
@@ -299,22 +298,35 @@ class TrainingThread:
             while not enough():
                 self._do(self._mailbox.next(), replica)
                 self._judge(replica)
-                self._copy(lambda snapshots: snapshots.at_once(replica))
+
+    def _add_corrections(self, replica: Replica) -> None:
+        """In a step, whose gradient stays: a correction that finds no memory waits for the step's end."""
+        for command in self._mailbox.corrections():
+            try:
+                self._apply(replica, command)
+            except torch.OutOfMemoryError:
+                self._mailbox.put_back(command)
+                return
+            command.added.set_result(None)
 
     def _correct(self, replica: Replica, command: mailbox.Correct) -> None:
+        try:
+            try:
+                self._apply(replica, command)
+            except torch.OutOfMemoryError:
+                replica.make_room()
+                self._apply(replica, command)
+        except torch.OutOfMemoryError:
+            log.warning("a correction is lost: the GPU has no memory for it")
+        finally:
+            command.added.set_result(None)
+
+    def _apply(self, replica: Replica, command: mailbox.Correct) -> None:
         self._exchange = command.exchange
         with self._times.on("apply"):
             gpu.wait(command.ready, command.correction.device)
             gpu.keep(command.tensors)
-            self._snapshots.secure(command.start, command.start + len(command.correction))
-            for is_last in (False, True):
-                try:
-                    replica.apply(command.start, command.correction, command.offered_round, command.kept)
-                    return
-                except torch.OutOfMemoryError:
-                    replica.make_room()
-                    if is_last:
-                        log.warning("a correction is lost: the GPU has no memory for it")
+            replica.apply(command.start, command.correction, command.offered_round, command.kept)
 
     def _judge(self, replica: Replica) -> None:
         """Take the corrections of a swap that has just ended back where they did harm (core/verdict.py)."""
@@ -327,7 +339,6 @@ class TrainingThread:
                 with_it, without = replica.losses(), replica.losses_without()
                 judged = self._course.judge(without, with_it, behind, lambda: replica.losses_without(partner=1))
             if judged.harmful:
-                self._snapshots.complete()
                 replica.take_back()
         except (ShortOfMemory, torch.OutOfMemoryError):
             self._unjudged = ended
@@ -337,7 +348,6 @@ class TrainingThread:
 
     def _adopt(self, replica: Replica, round: int, state: bytes | memoryview) -> None:
         ahead = max(0, round - replica.round)
-        self._snapshots.complete()
         replica.adopt(round, state)
         self._rounds = min(self._budget, self._rounds + ahead)  # the number of its own rounds stays the same
         self._rounds_over = round
@@ -351,15 +361,6 @@ class TrainingThread:
                 return replica.try_state(state)
         except torch.OutOfMemoryError:
             raise ShortOfMemory("the GPU has no memory to try a peer's state") from None
-
-    def _want_live_state(self, replica: Replica, question: mailbox.GetLiveState) -> None:
-        try:
-            if self._snapshots.idle:
-                memory_budget.check_copy(replica.parameters)
-        except OutOfMemory as error:
-            question.refuse(error)
-        else:
-            self._snapshots.want(question.answer)
 
     def _progress(self, replica: Replica) -> Progress:
         phase, left_s, tokens_per_s = self._phase, None, None
@@ -385,15 +386,16 @@ class TrainingThread:
             self._post(Failed(error))
         finally:
             self._mailbox.close()
-            self._snapshots.give_up(NolocoError("the training has ended"))
 
     def _train(self, replica: Replica) -> None:
         self._mailbox.open()
+        replica.copies.waiting = lambda: self._times.on("checkpoint")
+        replica.meanwhile = lambda: self._add_corrections(replica)
         count = fragments.count(replica.parameters, self._fragment_elements)
         state = (replica.parameters, replica.layout, count, replica.round, replica.device, replica.tokens)
-        self._post(Ready(*state, replica.device_limit_bytes, model.memory_bytes()))
+        self._post(Ready(*state, replica.device_limit_bytes, model.memory_bytes(), replica.gpu_uuid))
         self._serve_until(replica, lambda: self._begun)
-        self._times.start()
+        self._times.start(replica.theta.device)
         self._evaluate(replica)
         self._clock_read_at = time.perf_counter()
         while replica.round < self._rounds:
@@ -407,7 +409,6 @@ class TrainingThread:
     def _train_phase(self, replica: Replica) -> None:
         phase, round_ = _Phase(time.perf_counter()), replica.round
         self._phase = phase
-        step_s = 0.0
         # a resumed phase has some steps behind it, perhaps all
         while not replica.phase_over or (phase.steps and not phase.losses):
             self._serve(replica)
@@ -416,8 +417,6 @@ class TrainingThread:
                 return  # a peer's state was adopted
             if not self._fetch(replica) or self._awaits_memory(replica):
                 continue
-            self._copy_a_little(replica, step_s)
-            stepped_at = time.perf_counter()
             try:
                 with self._times.on("step"):
                     self._step(replica, phase)
@@ -425,7 +424,6 @@ class TrainingThread:
                 self._run_short(short)
                 continue
             self._shortage_is_over()
-            step_s = time.perf_counter() - stepped_at
             phase.steps += 1
             self._read_clock(replica)
         offer, closed = self._boundary(replica)
@@ -447,7 +445,6 @@ class TrainingThread:
             if replica.has_data(LOOK_S):
                 replica.fetch()
                 return True
-        self._copy(lambda snapshots: snapshots.at_once(replica))
         self._read_clock(replica)
         return False
 
@@ -473,7 +470,6 @@ class TrainingThread:
             return False
         with self._times.on("waiting"):
             time.sleep(min(LOOK_S, wait_s))
-        self._copy(lambda snapshots: snapshots.at_once(replica))
         self._read_clock(replica)
         return True
 
@@ -523,7 +519,6 @@ class TrainingThread:
         if self._failed_before:
             raise Diverged(f"{reason}, with older weights too: the run needs a smaller learning rate, or other data")
         self._failed_before = True
-        self._snapshots.complete()
         saved = self._last_good()
         if saved is None:
             replica.restart()
@@ -534,7 +529,6 @@ class TrainingThread:
 
     def _boundary(self, replica: Replica) -> tuple[Offer | None, str | None]:
         self._serve(replica)
-        self._copy(Snapshots.complete)
         with self._times.on("boundary"):
             try:
                 closed = self._why_closed(replica)
@@ -591,19 +585,6 @@ class TrainingThread:
             log.warning("no sample text after round %d: %s: %s", round_, type(error).__name__, error)
         else:
             self._post(Sampled(round_, spec.prompt, text))
-
-    def _copy(self, work: Callable[[Snapshots], None]) -> None:
-        """Copy a part of the state for a joining node, if one waits."""
-        if not self._snapshots.idle:
-            with self._times.on("checkpoint"):
-                work(self._snapshots)
-
-    def _copy_a_little(self, replica: Replica, step_s: float) -> None:
-        self._copy(lambda snapshots: snapshots.in_gap(replica, replica.steps_left(step_s), step_s))
-
-    def _copying(self, copy: Callable[[], T]) -> T:
-        with self._times.on("checkpoint"):
-            return copy()
 
     def _stall_ms(self) -> float:
         """The training time that the last round cost."""

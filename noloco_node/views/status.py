@@ -112,6 +112,15 @@ class MemoryView:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuView:
+    """The card as its driver sees it, with what other programs do there; None where it does not say."""
+
+    watts: float | None = None
+    utilization: float | None = None
+    """The share of the last second or less in which it did anything, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
 class SampleView:
     """A text that the model continued."""
 
@@ -159,6 +168,7 @@ class StatusView:
     device: str | None = None
     parameters: int | None = None
     memory: MemoryView = MemoryView()
+    gpu: GpuView = GpuView()
     sample: SampleView | None = None
     """The latest, where the run asks for samples."""
     partner: str | None = None
@@ -166,7 +176,7 @@ class StatusView:
     waiting_for: str | None = None
     """What a node that is not training waits for, in words; while leaving, why that takes longer than 10 s."""
     busy_fraction: float | None = None
-    """Share of the time that the accelerator trained, since training began; pauses left out."""
+    """Share of the time that the device worked at steps, since training began; pauses left out."""
     busy_fraction_minute: float | None = None
     """The same over the last minute; None where that was a pause."""
     time_s: Mapping[str, float] = field(default_factory=dict)

@@ -133,13 +133,20 @@ WHO_TRAINS = (
     Family("noloco_tokens", "Tokens trained on, over restarts; after a crash fewer.", lambda s: s.tokens),
     Family("noloco_tokens_per_second", "Tokens per second of the last inner phase.", lambda s: s.tokens_per_s),
     Family("noloco_loss", "Mean training loss of the last inner phase.", lambda s: s.loss),
+    Family("noloco_learning_rate", "Of the last inner phase's last step.", lambda s: s.learning_rate),
+    Family("noloco_gradient_norm", "Before clipping: the mean over the last inner phase.", lambda s: s.gradient_norm),
+    Family(
+        "noloco_mfu_ratio",
+        "Share of the GPU's dense bf16 arithmetic that the model's products take.",
+        lambda s: s.mfu,
+    ),
     Family("noloco_eval_loss", "Loss on held-out data, when last evaluated.", lambda s: s.eval_loss),
     Family(
         "noloco_training_seconds_total", "Seconds of the training thread, by account.", lambda s: s.time_s, "account"
     ),
     Family(
         "noloco_busy_ratio",
-        "Share of the last minute that went into training steps; absent in a pause.",
+        "Share of the last minute that the device worked at training steps; absent in a pause.",
         lambda s: s.busy_fraction_minute,
     ),
     Family(
@@ -147,6 +154,17 @@ WHO_TRAINS = (
         "Training time that the last round cost.",
         lambda s: None if s.stall_ms is None else s.stall_ms / 1e3,
     ),
+    Family(
+        "noloco_device_memory_bytes", "The most of the GPU that training has taken so far.", lambda s: s.memory.device
+    ),
+    Family("noloco_device_memory_limit_bytes", "What it may take there.", lambda s: s.memory.device_limit),
+    Family("noloco_device_watts", "Power that the GPU draws, as its driver says.", lambda s: s.gpu.watts),
+    Family(
+        "noloco_device_utilization_ratio",
+        "Share of the last second in which the GPU did anything, as its driver says.",
+        lambda s: s.gpu.utilization,
+    ),
+    Family("noloco_host_memory_bytes", "What the node's process has in memory.", lambda s: s.memory.host),
     Family(
         "noloco_rollbacks_total", "How often a broken model was replaced by older weights.", lambda s: s.rolled_back
     ),

@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from pathlib import Path
+from collections.abc import Iterator
 from statistics import median
 
 import pytest
@@ -34,6 +34,24 @@ def test_both_loops_train_the_same(micro_batch: int) -> None:
     assert losses[-1][0] < losses[0][0] - 0.1
 
 
+def test_both_loops_get_smaller_parts_where_a_gpu_has_no_room_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no GPU here: the plain loop says that its memory is full while it gets more than 2 examples at once."""
+    tried = []
+
+    def plain_loop(run: training.Manifest, device: torch.device, micro_batch: int) -> Iterator[float]:
+        tried.append(micro_batch)
+        if micro_batch > 2:
+            raise torch.OutOfMemoryError
+        return enough(run, device, micro_batch)
+
+    enough = training._plain_loop
+    monkeypatch.setattr(training, "_plain_loop", plain_loop)
+    run = training.manifest("tiny", 2, 512, 64)
+    inner, losses, _ = training._both(run, "cpu", 1, quiet)
+    assert (tried, inner.micro_batch) == ([8, 4, 2], 2)
+    assert all(mine == pytest.approx(other, rel=1e-6) for mine, other in losses)
+
+
 def test_a_step_costs_what_a_plain_loops_does() -> None:
     """Neighbours in time share what else the machine does, and the median of many leaves out where it came between."""
     run = training.manifest("tiny", 40, 512, 64)
@@ -54,10 +72,10 @@ def test_the_figures_as_json_and_as_text(monkeypatch: pytest.MonkeyPatch, capsys
     assert verb.run(parsed(*words, "--json")) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["schema"] == 1 and found["steps"] == 2 and found["micro_batch"] == 2
-    assert found["loss_difference"] < 1e-6 and found["mfu"] is None
+    assert found["loss_difference"] < 1e-6 and found["mfu"] is None and found["plain_mfu"] is None
     assert found["tokens_per_s"] == pytest.approx(256 / found["step_s"])
     assert found["outer_bytes"] == 35 * found["parameters"] > 12e6
-    assert 0 < found["stall_s"] < 10
+    assert 0 < found["stall_s"] < 10 and 0 < found["evaluate_s"] < 10
     assert verb.run(parsed(*words)) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
         "tiny,",
@@ -67,14 +85,6 @@ def test_the_figures_as_json_and_as_text(monkeypatch: pytest.MonkeyPatch, capsys
         "losses",
         "memory",
     ]
-
-
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="no proc(5) here")
-def test_the_peak_of_a_process_is_found() -> None:
-    before = training._forget_peak(torch.device("cpu"))
-    block = torch.ones(16 << 20)
-    del block
-    assert 60 << 20 <= training._process_bytes("VmHWM") - before < 200 << 20
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,32 @@ def test_a_thread_that_stays_away_costs_the_last_checkpoint_and_that_is_said(mon
     lived(life)
 
 
+def test_who_leaves_while_a_state_is_copied_waits_for_it_and_gets_a_later_one_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What came after its moment would be lost: the last swap, when the work is done."""
+    monkeypatch.setattr(schedule, "LEAST_S", 0.01)
+
+    async def life() -> None:
+        desk = Desk()
+        desk.saving.save_if_due(17, 100.0)
+        await until(lambda: desk.asked)
+        desk.asked[0].set_running_or_notify_cancel()
+        last = asyncio.create_task(desk.saving.save_now(leaving=True))
+        await asyncio.sleep(0.05)
+        assert not last.done() and len(desk.asked) == 1
+        desk.asked[0].set_result(1)
+        await until(lambda: len(desk.asked) == 2)
+        desk.asked[1].set_running_or_notify_cancel()
+        await asyncio.sleep(0.05)
+        assert not last.done(), "the thread has taken it, so it will come"
+        desk.asked[1].set_result(2)
+        await last
+        assert desk.kept == [1, 2] and not desk.failures and desk.saving._asked is None
+
+    lived(life)
+
+
 def test_a_slow_disk_is_waited_for_however_long_and_what_came_after_is_written_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

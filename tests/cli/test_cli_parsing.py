@@ -60,6 +60,20 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"noloco-node {VERSION} (protocol {PROTOCOL})\n"
 
 
+@pytest.mark.parametrize("given", [None, "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_torch_allocates_in_segments_that_grow_unless_the_user_says_otherwise(given, monkeypatch):
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    if given:
+        monkeypatch.setenv(given, "max_split_size_mb:512")
+    assert main(["--version"]) == 0
+    found = {name: value for name, value in os.environ.items() if name.endswith("ALLOC_CONF")}
+    assert found == (
+        {given: "max_split_size_mb:512"} if given else {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    )
+
+
 @pytest.mark.parametrize("verb", parser._VERBS)
 def test_every_verb_has_help_with_an_example(verb, capsys):
     assert main([verb, "--help"]) == 0

@@ -251,16 +251,17 @@ def test_a_run_in_which_nothing_was_trained_here_is_joined(node, home, address, 
     assert capsys.readouterr().out.startswith(f"joining {run.label}\n")
 
 
-@pytest.mark.parametrize("verb", [["join"], ["start", "run.toml"]])
-def test_a_device_that_is_not_there_is_found_before_the_network(verb, node, home, address, capsys):
+@pytest.mark.parametrize("words", [["join", "--device", "cuda"], ["start", "run.toml", "--device", "mps"]])
+def test_a_device_that_is_not_there_is_found_before_the_network(words, node, home, address, capsys):
     import torch
 
     if torch.cuda.is_available():
         pytest.skip("there is one")
     main(["init"])
     capsys.readouterr()
-    assert main([*verb, "--bootstrap", address, "--device", "cuda"]) == 2
-    assert "torch sees no CUDA device here: use --device cpu" in capsys.readouterr().err
+    assert main([*words, "--bootstrap", address]) == 2
+    said = capsys.readouterr().err
+    assert f"--device {words[-1]} cannot be used, as " in said and "use --device cpu" in said
     assert not node.calls and not home.root.exists(), "nothing is remembered"
 
 

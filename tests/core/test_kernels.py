@@ -2,6 +2,8 @@
 
 import hashlib
 import itertools
+import sys
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from noloco_node.core.codecs.by_name import rehearse
 from noloco_node.core.codecs.codec import BLOCK as CODEC_BLOCK
 from noloco_node.core.kernels import BLOCK, PHASES, Grid, Kernels, cpu, for_device, reference, tables
 
@@ -97,6 +100,36 @@ def test_triton_equals_the_reference(bits: int) -> None:
 def test_what_fits_a_device_best_is_chosen() -> None:
     assert for_device("cpu") is cpu
     assert for_device("meta") is reference
+
+
+@pytest.mark.parametrize("fault", [AssertionError("no driver"), RuntimeError("no compiler"), KeyError("sm_10")])
+def test_where_triton_fails_plain_torch_takes_its_place(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: Exception
+) -> None:
+    """Whatever it raises; and one line says why."""
+    triton = ModuleType("noloco_node.core.kernels.cuda")
+
+    def try_out() -> None:
+        raise fault
+
+    triton.try_out = try_out
+    monkeypatch.setitem(sys.modules, triton.__name__, triton)
+    monkeypatch.setattr("noloco_node.core.kernels.cuda", triton, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert for_device.__wrapped__("cuda") is reference
+    (line,) = caplog.messages
+    assert type(fault).__name__ in line and "slower" in line
+
+
+@pytest.mark.parametrize("name", ["lattice:4", "int8", "bf16"])
+def test_a_rehearsal_launches_what_a_swap_will(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    called = set()
+    names = ["peaks", "encode", "decode", "unpack", "steps", "resolve"] if name == "lattice:4" else []
+    for each in names:
+        real = getattr(cpu, each)
+        monkeypatch.setattr(cpu, each, lambda *a, real=real, each=each: (called.add(each), real(*a))[1])
+    rehearse(name, torch.device("cpu"))
+    assert called == set(names)
 
 
 def test_nan_and_infinity_peak_above_every_number() -> None:

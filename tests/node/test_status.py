@@ -15,7 +15,7 @@ from noloco_node.observe.stats import NodeStats
 from noloco_node.peers.record import PeerRecord, accept
 from noloco_node.rounds.service import RoundTotals
 from noloco_node.views.peers import GONE
-from noloco_node.views.status import StatusView
+from noloco_node.views.status import GpuView, StatusView
 
 NODE = StatusView(peer_id="me", name="brisk-heron", version="0", state="training")
 ABSENT = "12D3KooWABSENT"
@@ -47,8 +47,8 @@ def here(tmp_path: Path) -> PeerRecord:
 def test_status_counts_the_quarantined_and_warns(here: PeerRecord) -> None:
     policy = cast("Any", SimpleNamespace(today=lambda: None, health=lambda _: ()))
     rounds = cast("Any", FakeRounds(here.peer_id))
-    view = status.status(NODE, NodeStats(), rounds, [here], policy, None, None, None)
-    assert (view.peers_seen, view.peers_quarantined) == (1, 1)
+    view = status.status(NODE, NodeStats(), rounds, [here], policy, None, None, None, GpuView(412.0, 0.97))
+    assert (view.peers_seen, view.peers_quarantined, view.gpu.watts) == (1, 1, 412.0)
     assert [finding.text.partition(",")[0] for finding in view.health] == ["1 peer in quarantine"]
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from noloco_node.base.events import PeerFaulted, PhaseDone, RolledBack, RoundCommitted, Sampled, TakenBack, WentSolo
 from noloco_node.observe.stats import MINUTE_S, PEERS, NodeStats
-from noloco_node.training.time_accounts import ACCOUNTS, TimeAccounts
+from noloco_node.training.time_accounts import ACCOUNTS, Spent, StepTimer, TimeAccounts
 from noloco_node.views.peers import PeerRow
 from noloco_node.views.status import LastTakenBack, Phase, SampleView, StatusView
 
@@ -25,7 +25,7 @@ def test_every_second_goes_to_one_account() -> None:
 
     with times.on("evaluate"):
         passes(7)
-    assert not any(times.so_far().values()), "not begun"
+    assert not any(times.so_far().accounts.values()), "not begun"
     times.start()
     with times.on("waiting"):
         passes(2)
@@ -40,7 +40,61 @@ def test_every_second_goes_to_one_account() -> None:
     times.stop()
     passes(50)
     expected = dict.fromkeys(ACCOUNTS, 0.0) | {"waiting": 3.0, "apply": 0.5, "other": 0.25, "step": 4.0}
-    assert times.so_far() == expected
+    assert times.so_far() == Spent(expected)
+
+
+class Gpu:
+    """A card that works through its queue by the same clock as the host's."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.done_at = clock, 0.0
+
+    def work(self, seconds: float) -> None:
+        self.done_at = max(self.done_at, self.clock.now) + seconds
+
+    def mark(self) -> "Mark":
+        return Mark(self)
+
+
+class Mark:
+    """As torch.cuda.Event, recorded."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.at, self.clock = max(gpu.done_at, gpu.clock.now), gpu.clock
+
+    def query(self) -> bool:
+        return self.clock.now >= self.at
+
+    def elapsed_time(self, end: "Mark") -> float:
+        assert end.query(), "torch raises for an event that is still to come"
+        return 1e3 * (end.at - self.at)
+
+
+def test_a_gpu_counts_as_busy_with_steps_by_its_own_clock() -> None:
+    """The host hands over a step of 3 s in 1 s and goes on; what the card does between two steps is not training."""
+    clock = Clock()
+    gpu = Gpu(clock)
+    timer = StepTimer(gpu.mark, clock)
+
+    def step() -> None:
+        with timer.step():
+            gpu.work(3)
+            clock.now += 1
+
+    step()
+    assert timer.seconds() == 1.0, "the host's time, until the card has done it"
+    clock.now += 1
+    gpu.work(0.5)  # a correction, behind the step
+    step()
+    clock.now += 0.5
+    assert timer.seconds() == 3.0 + 1.0
+    clock.now += 100
+    assert timer.seconds() == 6.0, "it waited for the host since"
+    with pytest.raises(ZeroDivisionError), timer.step():
+        gpu.work(2)
+        raise ZeroDivisionError
+    clock.now += 2
+    assert timer.seconds() == 8.0
 
 
 def shown(stats: NodeStats) -> StatusView:
@@ -60,21 +114,29 @@ def test_busy_since_the_start_and_over_the_last_minute() -> None:
     stats = NodeStats()
     assert busy(stats) == (None, None)
     for second in range(1, 301):
-        stats.spend({"step": float(min(second, 200)), "waiting": float(max(0, second - 200)), "paused": 0.0})
+        stats.spend(Spent({"step": float(min(second, 200)), "waiting": float(max(0, second - 200)), "paused": 0.0}))
         assert len(stats._minute) <= MINUTE_S + 1
     assert busy(stats) == (pytest.approx(2 / 3), 0.0)
     for second in range(301, 331):
-        stats.spend({"step": 200.0 + second - 300, "waiting": 100.0, "paused": 0.0})
+        stats.spend(Spent({"step": 200.0 + second - 300, "waiting": 100.0, "paused": 0.0}))
     assert busy(stats)[1] == pytest.approx(0.5)
 
 
 def test_a_pause_is_not_idling() -> None:
     stats = NodeStats()
-    stats.spend({"step": 90.0, "other": 10.0, "paused": 0.0})
+    stats.spend(Spent({"step": 90.0, "other": 10.0, "paused": 0.0}))
     for second in range(1, 101):
-        stats.spend({"step": 90.0, "other": 10.0, "paused": float(second)})
+        stats.spend(Spent({"step": 90.0, "other": 10.0, "paused": float(second)}))
     assert busy(stats) == (0.9, None), "nobody knows how busy it would have been"
     assert shown(stats).time_s["paused"] == 100
+
+
+def test_busy_is_a_gpus_own_time_where_there_is_one() -> None:
+    stats = NodeStats()
+    stats.spend(Spent({"step": 50.0, "other": 50.0}, 80.0))
+    assert busy(stats) == (0.8, None)
+    stats.spend(Spent({"step": 60.0, "other": 50.0}, 91.0))
+    assert busy(stats) == (pytest.approx(91 / 110), 1.0), "a second of that was begun before"
 
 
 def test_the_latest_sample_text() -> None:
@@ -112,7 +174,7 @@ def test_the_time_left_follows_the_pace_of_the_last_rounds() -> None:
     clock = {"step": 0.0, "evaluate": 0.0, "paused": 0.0}
     for round in range(1, 5):
         clock = {"step": 10.0 * round, "evaluate": 5.0 * round, "paused": 1000.0 * round}
-        stats.spend(clock)
+        stats.spend(Spent(clock))
         stats.observe(PhaseDone(round, 50 * round, 5.0, 1000, 10.0))
     assert shown(stats).left_s == pytest.approx(6 * 15.0)
     stats.progress(225, Phase(0.5, 5.0))

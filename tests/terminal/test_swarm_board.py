@@ -40,6 +40,7 @@ def test_everything_is_shown_at_any_width(width):
     text = "\n".join(lines)
     for word in ("training", "4/8", "1.87", "1.92", "fair-hippo", "node-2", "starting", "exit 20"):
         assert word in text
+    assert ("step" in lines[0] and "2063" in lines[1]) == (width == 200), "the first to go, after what nodes wait for"
     if width == 80:
         assert lines[5:] == ["dry-falcon: waiting for state, 62%", "brisk-heron: failed: disk full: free some space"]
     else:

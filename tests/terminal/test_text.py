@@ -10,7 +10,7 @@ from rich.console import Console
 from noloco_node.terminal.table import Column, fill, fitting
 from noloco_node.terminal.text import peer_line, print_peers, print_status
 from noloco_node.views.peers import GONE, PeerRow, PeersView, RunView
-from noloco_node.views.status import LastTakenBack, MemoryView, Phase, Rounds, StatusView, Today
+from noloco_node.views.status import GpuView, LastTakenBack, MemoryView, Phase, Rounds, StatusView, Today
 
 
 def printed(show, view, width):
@@ -28,6 +28,7 @@ FULL = replace(
     mfu=0.412,
     device="cuda",
     memory=MemoryView(3_210_000_000, 80_000_000_000, 812_000_000, 16_000_000_000),
+    gpu=GpuView(412.3, 0.97),
 )
 
 
@@ -39,6 +40,7 @@ def test_status_of_a_training_node():
         "  MFU 41% · busy 98.7%",
         "1.0M parameters on cuda · 2.1M tokens so far",
         "  memory 3.2 GB of 80.0 GB on the GPU, 812 MB of 16.0 GB beside it",
+        "  GPU 412 W, 97% utilised",
         "last round with fair-hippo: 3.1 s, sent 12.6 MB, received 12.6 MB",
         "  0.4% of blocks resent",
         "41 rounds: 39 together, 2 solo (no partner)",

@@ -8,7 +8,7 @@ from torch import nn
 from noloco_node.data.tokens import BYTES
 from noloco_node.errors import Diverged
 from noloco_node.run.schema import SampleSpec
-from noloco_node.training.language import Language, Window, continuation
+from noloco_node.training.language import Language, Window, continuation, held_out
 
 
 @pytest.fixture(scope="module")
@@ -71,3 +71,10 @@ def test_a_run_asks_for_a_prompt_and_a_length(module: nn.Module) -> None:
     asked = run.model_copy(update={"sample": SampleSpec(prompt="import", tokens=20)})
     assert "".join(Language(asked, small_text()).sample(module)) == written(module)
     assert list(Language(run, small_text()).sample(module)) == [], "nothing where it does not"
+
+
+@pytest.mark.parametrize(("batch_tokens", "evaluated"), [(64, 4096), (6144, 6144), (1 << 19, 8192)])
+def test_an_evaluation_is_as_long_as_a_steps_batch_within_limits(batch_tokens: int, evaluated: int) -> None:
+    run = small_run()
+    run = run.model_copy(update={"inner": run.inner.model_copy(update={"batch_tokens": batch_tokens})})
+    assert held_out(run, small_text())[:, 1:].numel() == evaluated

@@ -64,7 +64,10 @@ def on_a_full_card(shortage: Shortage) -> Replica:
         patched.setattr(language, "EVAL_TOKENS", 64)  # an evaluation is as large as a step
         replica = small_replica()
     gradients: Any = replica._gradients
-    for owner, names in ((gradients, ("gradient", "step")), (replica, ("evaluate", "snapshot", "movement", "apply"))):
+    for owner, names in (
+        (gradients, ("begin", "finish", "step")),
+        (replica, ("evaluate", "snapshot", "movement", "apply")),
+    ):
         for name in names:
             setattr(owner, name, wrapped(getattr(owner, name)))
     for name in ("losses", "losses_without", "take_back"):

@@ -18,7 +18,8 @@ from noloco_node.data import corpus
 from noloco_node.errors import Diverged, Incompatible, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
 from noloco_node.run.schema import InnerSpec, Manifest, ModelSpec, OuterSpec
 from noloco_node.training import language, model
-from noloco_node.training.replica import LOSSES, WARM_UP_STEPS, Replica, choose_device
+from noloco_node.training import replica as replica_module
+from noloco_node.training.replica import LOSSES, WARM_UP_STEPS, Replica
 from noloco_node.training.schedule import learning_rate
 from noloco_node.training.task import Batch
 
@@ -89,10 +90,17 @@ def test_micro_batches_add_up_to_the_batch(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_activations_computed_twice_change_nothing() -> None:
     run = small_run()
-    twice = small_replica(run=run.model_copy(update={"inner": InnerSpec(batch_tokens=64, checkpoint_activations=True)}))
-    once = small_replica(run=run.model_copy(update={"inner": InnerSpec(batch_tokens=64)}))
+    twice_run, once_run = (
+        run.model_copy(update={"inner": InnerSpec(batch_tokens=64, checkpoint_activations=again)})
+        for again in (True, False)
+    )
+    twice, once = small_replica(run=twice_run), small_replica(run=once_run)
     assert all(layer.gradient_checkpointing for layer in twice.module.model.layers)
-    assert train(twice, 4) == train(once, 4)
+    here = Replica.build(once_run, "a", device="cpu", threads=1, checkpoint_activations=True, corpus=small_text())
+    not_here = Replica.build(twice_run, "a", device="cpu", threads=1, checkpoint_activations=False, corpus=small_text())
+    assert all(layer.gradient_checkpointing for layer in here.module.model.layers)
+    assert not any(layer.gradient_checkpointing for layer in not_here.module.model.layers)
+    assert train(twice, 4) == train(once, 4) == train(here, 4) == train(not_here, 4)
 
 
 def test_a_volunteers_micro_batch_changes_rounding_only() -> None:
@@ -103,7 +111,7 @@ def test_a_volunteers_micro_batch_changes_rounding_only() -> None:
     assert by_three.evaluate() == pytest.approx(whole.evaluate(), rel=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler warns of its own parts
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own parts
 def test_a_compiled_model_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced, and run without the code generator, which takes a minute."""
     monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="eager"))
@@ -114,7 +122,7 @@ def test_a_compiled_model_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> No
     assert compiled.layout == plain_one.layout
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore")
 def test_a_compiler_that_does_not_work_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("no compiler found")
@@ -630,11 +638,13 @@ def test_a_model_that_cannot_be_trained_here_is_refused_before_it_hurts(monkeypa
         small_replica()
 
 
-def test_an_absent_device_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_torch_cannot_use_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert choose_device("auto").type == choose_device("cpu").type == "cpu"
-    with pytest.raises(UsageError, match="--device cpu"):
-        choose_device("cuda")
+    monkeypatch.setattr(replica_module, "has_nvidia_card", lambda _: True)
+    for device, said in (("cpu", False), ("auto", True)):
+        caplog.clear()
+        small_replica(device=device)
+        assert ("this machine has an NVIDIA GPU; torch" in caplog.text) == said, "it is asked for, or it is taken"
 
 
 def test_trying_out_changes_nothing() -> None:
@@ -649,3 +659,12 @@ def test_trying_out_changes_nothing() -> None:
         tried.try_out()
         assert [tried.step() for _ in range(3)] == plain
     assert torch.equal(tried.theta, sure.theta)
+
+
+@pytest.mark.parametrize(("examples", "judged"), [(2, 1), (16, 4), (2048, 4096 // 16)])
+def test_a_swap_is_judged_by_a_quarter_of_the_last_batch_and_no_more_than_4096_tokens(examples, judged):
+    run = small_run()
+    run = run.model_copy(update={"inner": run.inner.model_copy(update={"batch_tokens": 16 * examples})})
+    replica = small_replica(run=run)
+    replica.step()
+    assert [len(part) for part in replica._own_examples] == [judged]

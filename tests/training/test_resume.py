@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from lives import RUN, SAVE_EVERY, STEPS, Kill, Received, Resume, live, resumes
-from replicas import FRAGMENT, small_replica
+from replicas import FRAGMENT, assert_same, small_replica
 from torch import Tensor
 
 from noloco_node.core.codecs.by_name import codec
@@ -110,23 +110,6 @@ def lives(
         life.close()
     end: dict[str, Any] = torch.load(home / "end.pt", weights_only=True)
     return what_goes_on(end)
-
-
-def assert_same(one: Any, other: Any, where: str = "state") -> None:
-    """To the bit."""
-    assert type(one) is type(other), where
-    if isinstance(one, Tensor):
-        assert one.dtype == other.dtype and torch.equal(one, other), where
-    elif isinstance(one, dict):
-        assert one.keys() == other.keys(), where
-        for key in one:
-            assert_same(one[key], other[key], f"{where}/{key}")
-    elif isinstance(one, list | tuple):
-        assert len(one) == len(other), where
-        for index, (a, b) in enumerate(zip(one, other, strict=True)):
-            assert_same(a, b, f"{where}/{index}")
-    else:
-        assert one == other, where
 
 
 def test_a_partner_was_recorded_that_came_late(partner: list[Received]) -> None:

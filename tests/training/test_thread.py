@@ -7,12 +7,24 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from itertools import pairwise
 from typing import Any, TypeVar
 
 import pytest
 import torch
-from replicas import FRAGMENT, correct, exchange, live_state, small_replica, small_run, timed_run, train
+from replicas import (
+    FRAGMENT,
+    HeldUp,
+    assert_same,
+    correct,
+    exchange,
+    live_state,
+    small_replica,
+    small_run,
+    timed_run,
+    train,
+)
 
 from noloco_node.base.events import Evaluated, RolledBack, Sampled
 from noloco_node.core.codecs.by_name import codec
@@ -35,8 +47,8 @@ class Watched:
 
     def __init__(self, build: Callable[[], Replica], **options: Any) -> None:
         self.posts: queue.SimpleQueue[object] = queue.SimpleQueue()
-        options = {"rounds": 4, "fragment_elements": FRAGMENT, **options}
-        self.thread = TrainingThread(build, codec("fp32"), self.posts.put, **options)
+        options = {"rounds": 4, "fragment_elements": FRAGMENT, "codec": codec("fp32"), **options}
+        self.thread = TrainingThread(build, post=self.posts.put, **options)
 
     def next(self, kind: type[T]) -> T:
         """The next post, which must be of this kind."""
@@ -80,8 +92,10 @@ def swap(one: Offer, other: Offer) -> list[tuple[torch.Tensor, torch.Tensor]]:
     corrections, added = [], []
     for index in range(one.fragments):
         said = answer(one.open(index, bytes(16))), answer(other.open(index, bytes(16)))
-        scale = min(answer(one.receive(index, said[1])), answer(other.receive(index, said[0])))
-        corrections.append(tuple(scaled(side._corrections[index][0].correction, scale) for side in (one, other)))
+        while isinstance(said[0], bytes):
+            said = answer(one.receive(index, said[1])), answer(other.receive(index, said[0]))
+        scale = min(said)
+        corrections.append(tuple(scaled(side._corrections[index][0].correction.cpu(), scale) for side in (one, other)))
         added += [one.apply(index, scale), other.apply(index, scale)]
     for each in added:
         answer(each)
@@ -106,7 +120,7 @@ def test_from_ready_to_finished() -> None:
         assert watched.next(Evaluated) == Evaluated(1, alone.evaluate())
         last = watched.next(PhaseEnded)
         assert last.done.round == 2
-        assert {"step", "boundary", "evaluate", "other"} <= {account for account, s in last.spent_s.items() if s}
+        assert {"step", "boundary", "evaluate", "other"} <= {account for account, s in last.spent.accounts.items() if s}
         watched.next(Finished)
         assert watched.posts.empty(), "the last evaluation waits for the last swap"
         watched.thread.round_over(2)
@@ -365,7 +379,7 @@ def test_the_model_continues_the_prompt_every_few_rounds_and_at_the_end() -> Non
         train(alone, 3 * text.round - alone.steps)
         assert text.text == alone.sample_text(lambda: True) != ""
     last = [post for post in posts if isinstance(post, PhaseEnded)][-1]
-    assert last.spent_s["sample"] > 0
+    assert last.spent.accounts["sample"] > 0
 
 
 def test_a_sample_text_changes_nothing_that_is_trained() -> None:
@@ -445,7 +459,8 @@ def test_while_data_is_waited_for_everything_else_is_served_and_it_is_no_trainin
         late.asked.clear()
         assert late.asked.wait(DEADLINE_S)
         _, after = answer(watched.thread.so_far())
-        assert after["data"] > before["data"] and after["step"] == before["step"] > 0
+        assert after.accounts["data"] > before.accounts["data"]
+        assert after.trained_s == before.trained_s == before.accounts["step"] > 0, "on a CPU"
         there.set()
         assert watched.until(PhaseEnded).done.steps == 3
         watched.until(Finished)
@@ -760,6 +775,49 @@ def test_a_boundary_without_an_offer_measures_nothing_for_one() -> None:
 
 def test_a_thread_that_never_started_can_be_stopped() -> None:
     Watched(small_replica).thread.stop()
+
+
+# ---- copies of its state ---------------------------------------------------------------------------------------------
+def test_training_goes_on_while_its_state_is_copied() -> None:
+    """The copy gets no turn before the end; the step secures what it changes, and that is no time of a step."""
+    replica, alone = small_replica(), small_replica()
+    replica.copies = HeldUp()
+    with running(lambda: replica) as watched:
+        states, copy = [watched.thread.state(), watched.thread.state()], watched.thread.live_state()
+        assert answer(watched.thread.so_far())[0].steps == 0
+        assert all(asked.running() for asked in (*states, copy)), "its moment is over, and it is not whole"
+        watched.thread.begin()
+        spent = watched.until(PhaseEnded).spent.accounts
+        assert not any(asked.done() for asked in (*states, copy))
+        assert 0 < spent["checkpoint"] < spent["step"]
+    for asked in states:
+        assert_same(asdict(asked.result(0)), asdict(alone.state()))
+    assert copy.result(0) == (0, live_state(alone)), "a thread that ends completes what was asked"
+
+
+def test_a_copy_becomes_whole_whatever_the_thread_does() -> None:
+    """In a step, and in a pause."""
+    replica, stepping, go_on = small_replica(), threading.Event(), threading.Event()
+    step, read = replica.step, replica.copies._read
+
+    def slowly() -> float:
+        stepping.set()
+        assert go_on.wait(DEADLINE_S)
+        return step()
+
+    def read_in_a_step(*args: Any) -> None:
+        assert stepping.wait(DEADLINE_S)
+        read(*args)
+
+    replica.step, replica.copies._read = slowly, read_in_a_step  # type: ignore[method-assign]
+    with running(lambda: replica) as watched:
+        asked = watched.thread.state()
+        watched.thread.begin()
+        assert answer(asked).step == 0
+        watched.thread.pause()
+        go_on.set()
+        assert answer(watched.thread.live_state())[0] == 0
+        assert answer(watched.thread.state()).step == 1
 
 
 # ---- what did harm ---------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from noloco_node.training.time_accounts import ACCOUNTS
-from noloco_node.views.status import Checkpoints, Health, StatusView, Today
+from noloco_node.views.status import Checkpoints, GpuView, Health, MemoryView, StatusView, Today
 from noloco_node.web import prometheus
 
 FULL = replace(
@@ -21,6 +21,11 @@ FULL = replace(
     busy_fraction_minute=0.991,
     time_s=dict.fromkeys(ACCOUNTS, 1.5),
     stall_ms=7.0,
+    learning_rate=3e-4,
+    gradient_norm=0.82,
+    mfu=0.412,
+    memory=MemoryView(3_210_000_000, 80_000_000_000, 812_000_000, 16_000_000_000),
+    gpu=GpuView(412.3, 0.97),
     today=Today(512, 515, 20_000, 30_000),
     relative_error=0.27,
     checkpoint=Checkpoints(4_000_000, 3_100_000_000, 40, 20),
@@ -78,6 +83,12 @@ def test_what_a_node_that_trains_shows():
         ("noloco_tokens", None, None): 2_112_512,
         ("noloco_loss", None, None): 1.87,
         ("noloco_stall_seconds", None, None): 0.007,
+        ("noloco_learning_rate", None, None): 3e-4,
+        ("noloco_gradient_norm", None, None): 0.82,
+        ("noloco_mfu_ratio", None, None): 0.412,
+        ("noloco_device_memory_bytes", None, None): 3_210_000_000,
+        ("noloco_device_watts", None, None): 412.3,
+        ("noloco_device_utilization_ratio", None, None): 0.97,
         ("noloco_busy_ratio", None, None): 0.991,
         ("noloco_exchange_sent_bytes_total", None, None): 512_000_000,
         ("noloco_today_received_limit_bytes", None, None): 30_000,
@@ -113,7 +124,13 @@ def test_a_rendezvous_does_not_look_like_a_node_that_fails_to_train():
 def test_what_is_not_known_yet_is_left_out():
     found = names(StatusView(peer_id="p", name="n", version="0", state="joining", run_id="ab", run="a-ab"))
     assert "noloco_rounds_committed_total" in found
-    assert not found & {"noloco_loss", "noloco_busy_ratio", "noloco_disk_free_bytes", "noloco_reachability"}
+    assert not found & {
+        "noloco_loss",
+        "noloco_busy_ratio",
+        "noloco_disk_free_bytes",
+        "noloco_mfu_ratio",
+        "noloco_device_watts",
+    }
 
 
 def test_the_number_of_series_does_not_grow_with_the_swarm():

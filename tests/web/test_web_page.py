@@ -21,7 +21,7 @@ from served_page import served
 
 from noloco_node.views.history import HistoryView, Piece, Said
 from noloco_node.views.peers import PeersView, RunView
-from noloco_node.views.status import Health, LastTakenBack, Phase, SampleView
+from noloco_node.views.status import GpuView, Health, LastTakenBack, Phase, SampleView
 
 pytestmark = [
     pytest.mark.skipif(not CHROMIUM.exists(), reason="no Chromium here: apt-get install chromium"),
@@ -196,6 +196,7 @@ def test_it_is_filled_and_legible_on_every_screen(tab: Tab, tmp_path: Path) -> N
         node.now,
         phase=Phase(0.46, 70.0, 1.5, 9800.0),
         mfu=0.41,
+        gpu=GpuView(412.3, 0.97),
         memory=replace(node.now.memory, device=71_000_000_000, device_limit=85_000_000_000),
         health=(
             Health("warning", "disk: 3.1 GB left, a checkpoint needs 1.2 GB", "free some, or move NOLOCO_HOME"),
@@ -215,6 +216,7 @@ def test_it_is_filled_and_legible_on_every_screen(tab: Tab, tmp_path: Path) -> N
             *("Learning rate", "2.74e-3", "of the last step"),
             *("Gradient norm", "0.81", "before clipping"),
         ]
+        assert "GPU 97% utilised, 412 W" in tab.text("#figures > :nth-child(9)")
         assert "of 85.0 GB; this machine 812 MB of 16.8 GB" in tab.text("#figures > :nth-child(8)")
         assert tab.text("#sample .quiet") == "after round 300"
         assert tab.text("#sample .text").startswith("def main(self, name):\n")

@@ -44,22 +44,23 @@ def codec(name: str) -> Codec:
         raise ValueError(f"codec {name!r}: {family} {error}") from None
 
 
-def rehearse(name: str) -> None:
-    """Code a small fragment once, with a block that misses its range, so that all that must be compiled is compiled.
+def rehearse(name: str, device: torch.device) -> None:
+    """Code a small fragment once where snapshots will lie, with a block that misses its range, so that all that must be
+    compiled is compiled.
 
     Compiling takes seconds and the interpreter's lock: in the middle of training it would cost ten times as much.
     """
-    _trial(name, blocks=64)
+    _trial(name, 64, device)
 
 
 def bytes_per_element(name: str) -> float:
     """What one side sends, about: of 4,096 blocks one is sent again, as few are between partners."""
-    return _trial(name, blocks=4096) / (4096 * BLOCK)
+    return _trial(name, 4096, torch.device("cpu")) / (4096 * BLOCK)
 
 
-def _trial(name: str, blocks: int) -> int:
+def _trial(name: str, blocks: int, device: torch.device) -> int:
     """The bytes that one side sent, of a fragment with a block that misses its range."""
-    mine = torch.linspace(-1, 1, blocks * BLOCK)
+    mine = torch.linspace(-1, 1, blocks * BLOCK, device=device)
     theirs = mine + 1e-3
     theirs[:BLOCK] += 1
     moved = torch.full((blocks,), 1e-3)

@@ -111,7 +111,10 @@ class LatticeConversation:
 
     def open(self) -> bytes:
         where = lattice_ranges.places(self._size, self._seed)
-        peaks, sample = gpu.to_host(self._kernels.peaks(self._u), self._picked(self._u, where))
+        # what is asked of a peak is in its upper half: its exponent and the first bits
+        upper = (self._kernels.peaks(self._u) >> 16).to(torch.int16)
+        upper_peaks, sample = gpu.to_host(upper, self._picked(self._u, where))
+        peaks = upper_peaks.astype(np.int32) << 16
         if peaks.max(initial=0) >= lattice_ranges.LARGEST:
             raise NonFinite("a weight is NaN, infinite or beyond 2^110: the training has diverged")
         self._wish = self._memory.wish(peaks, self._moved, sample, where)

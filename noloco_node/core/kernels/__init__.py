@@ -19,6 +19,7 @@ bits) first. In a plane of width v, byte i holds the elements i, i + 32 v, i + 6
 32 · bits bytes a block, and every loop runs over neighbours in memory.
 """
 
+import logging
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
@@ -30,6 +31,8 @@ from noloco_node.core.kernels import reference
 from noloco_node.core.kernels.tables import BLOCK, PHASES
 
 __all__ = ["BLOCK", "PHASES", "Grid", "Kernels", "for_device"]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,8 @@ class Kernels(Protocol):
 
 @cache
 def for_device(kind: str) -> Kernels:
-    """The fastest that works here; its NAME says which. `kind`: a torch device's type."""
+    """The fastest that works here; its NAME says which. `kind`: a torch device's type. The first time on a GPU takes
+    seconds: Triton compiles something, to see whether it can."""
     if kind == "cpu":
         from noloco_node.core.kernels import cpu
 
@@ -91,7 +95,11 @@ def for_device(kind: str) -> Kernels:
             from noloco_node.core.kernels import cuda
 
             cuda.try_out()
-        except (ImportError, OSError, RuntimeError):  # no Triton, or no C compiler for what it makes at run time
+        except Exception as error:  # noqa: BLE001 (Triton, its compilers and its driver raise everything)
+            why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            log.warning(
+                "swaps are coded on the GPU by plain torch, which is slower: Triton does not work here (%s)", why
+            )
             return reference
         return cuda
     return reference

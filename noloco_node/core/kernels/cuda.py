@@ -1,16 +1,15 @@
 """The lattice kernels for CUDA, in Triton: one program works on a few blocks, and each reads its vector once.
 
 Bits count more than speed here, so multiplications and additions are not contracted (`enable_fp_fusion=False`), and
-rounding is the same adding and subtracting of a large number as everywhere else. Triton compiles at the first call and
-needs a C compiler then; `try_out` finds out whether it can, before anything depends on it.
+rounding is the same adding and subtracting of a large number as everywhere else. Triton compiles a kernel at its first
+call for a number of bits, and needs a C compiler then; `try_out` finds out whether it can, before anything depends on
+it. It would compile again for other sizes (divisible by 16 or not) if it were not told to leave them alone.
 """
 
 # Inside a kernel Triton reads annotations as its own: there are none but tl.constexpr.
 # ruff: noqa: ANN001, ANN202, PLR0913, PLR0917
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
-import subprocess
-from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from noloco_node.core.kernels import tables
-from noloco_node.core.kernels.reference import resolve, steps, unpack
+from noloco_node.core.kernels.reference import constants, resolve, steps, unpack
 from noloco_node.core.kernels.tables import BLOCK
 
 if TYPE_CHECKING:
@@ -40,18 +39,15 @@ _EXACT = {"enable_fp_fusion": False, "num_warps": 4}
 
 
 def try_out() -> None:
-    """Raises ImportError, OSError or RuntimeError where kernels cannot be built."""
+    """Raises whatever Triton raises where kernels cannot be built."""
     from noloco_node.core.kernels import Grid
 
     ones = torch.ones(1, device="cuda")
     grid = Grid(ones, ones / 2, 0)
     u = torch.zeros(1, BLOCK, device="cuda")
-    try:
-        peaks(u)
-        codes, _ = encode(u, grid, 4)
-        decode(codes, codes, grid.half_step, 4)
-    except subprocess.CalledProcessError as error:
-        raise OSError("the C compiler failed: Python's headers may be missing") from error
+    peaks(u)
+    codes, _ = encode(u, grid, 4)
+    decode(codes, codes, grid.half_step, 4)
 
 
 def peaks(u: Tensor) -> Tensor:
@@ -67,7 +63,7 @@ def encode(u: Tensor, grid: "Grid", bits: int) -> tuple[Tensor, Tensor]:
     codes = torch.empty(blocks, 32 * bits, dtype=torch.uint8, device=u.device)
     sums = torch.empty(blocks, dtype=torch.int32, device=u.device)
     if blocks:
-        dither, weights = _tables(u.device)
+        dither, weights = constants(u.device)
         _encode[_programs(blocks)](
             u, grid.inverse, grid.seed, dither, weights, codes, sums, blocks, BITS=bits, ROWS=ROWS, **_EXACT
         )
@@ -77,9 +73,9 @@ def encode(u: Tensor, grid: "Grid", bits: int) -> tuple[Tensor, Tensor]:
 def decode(mine: Tensor, theirs: Tensor, half_step: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
     blocks = len(mine)
     c = torch.empty(blocks, BLOCK, device=mine.device)
-    sums, energy = torch.empty(2, blocks, dtype=torch.int32, device=mine.device)
+    sums, energy = (torch.empty(blocks, dtype=torch.int32, device=mine.device) for _ in range(2))
     if blocks:
-        _, weights = _tables(mine.device)
+        _, weights = constants(mine.device)
         _decode[_programs(blocks)](
             mine, theirs, half_step, weights, c, sums, energy, blocks, BITS=bits, ROWS=ROWS, **_EXACT
         )
@@ -90,12 +86,10 @@ def _programs(blocks: int) -> tuple[int]:
     return (triton.cdiv(blocks, ROWS),)
 
 
-@cache
-def _tables(device: torch.device) -> tuple[Tensor, Tensor]:
-    return torch.from_numpy(tables.DITHER).to(device), torch.from_numpy(tables.WEIGHTS).to(device)
+_for_all_sizes = triton.jit(do_not_specialize=["blocks", "seed"])
 
 
-@triton.jit
+@_for_all_sizes
 def _peaks(u, out, blocks, ROWS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)  # (rows,)
     inside = row < blocks
@@ -137,7 +131,7 @@ def _get(codes, row, inside, BITS: tl.constexpr, WIDTH: tl.constexpr):
     return part << (BITS - BITS % (2 * WIDTH))
 
 
-@triton.jit
+@_for_all_sizes
 def _encode(u, inverse, seed, dither, weights, codes, sums, blocks, BITS: tl.constexpr, ROWS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = row < blocks
@@ -154,7 +148,7 @@ def _encode(u, inverse, seed, dither, weights, codes, sums, blocks, BITS: tl.con
         _put(codes, k, row, inside, BITS, 1, ROWS)
 
 
-@triton.jit
+@_for_all_sizes
 def _decode(mine, theirs, half_step, weights, c, sums, energy, blocks, BITS: tl.constexpr, ROWS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = row < blocks

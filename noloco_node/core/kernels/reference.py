@@ -1,5 +1,6 @@
 """The lattice kernels as plain torch operations: what is meant, on any device, and slow."""
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +12,12 @@ if TYPE_CHECKING:
     from noloco_node.core.kernels import Grid
 
 NAME = "torch"
+
+
+@cache
+def constants(device: torch.device) -> tuple[Tensor, Tensor]:
+    """The dither's table and the weights. Copied once: a copy to a GPU waits for all that it does."""
+    return torch.from_numpy(DITHER).to(device), torch.from_numpy(WEIGHTS).to(device)
 
 
 def peaks(u: Tensor) -> Tensor:
@@ -30,7 +37,7 @@ def decode(mine: Tensor, theirs: Tensor, half_step: Tensor, bits: int) -> tuple[
 def steps(u: Tensor, grid: "Grid", which: Tensor) -> Tensor:
     begin = (grid.seed + STRIDE * which) % PHASES
     place = begin[:, None] + torch.arange(BLOCK, device=u.device)
-    dither = torch.from_numpy(DITHER).to(u.device)[place]
+    dither = constants(u.device)[0][place]
     t = (u[which] * grid.inverse[which, None] + dither).clamp(-LIMIT, LIMIT)
     return ((t + ROUNDER) - ROUNDER).to(torch.int32)
 
@@ -51,7 +58,7 @@ def difference(r: Tensor, width: int) -> Tensor:
 
 def sums(k: Tensor) -> Tensor:
     """Σ k · w mod 2^32 of each block."""
-    return (k.long() * torch.from_numpy(WEIGHTS).to(k.device)).sum(1).to(torch.int32)
+    return (k.long() * constants(k.device)[1]).sum(1).to(torch.int32)
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:

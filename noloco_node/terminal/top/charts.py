@@ -9,7 +9,7 @@ from rich.text import Text
 from noloco_node.base.peer_names import short_id
 from noloco_node.base.reasons import in_words
 from noloco_node.base.units import NOTHING, count, rate, share, size, span
-from noloco_node.terminal.figures import besides_steps, memory, traffic
+from noloco_node.terminal.figures import besides_steps, gpu, memory, traffic
 from noloco_node.terminal.picture import Picture
 from noloco_node.terminal.top.glyphs import EVAL, OWN, SWAP, SWARM, Frame, PlottedCurve, bars, gauge, plot
 from noloco_node.terminal.top.layout import between, clean, joined, title
@@ -147,6 +147,8 @@ def _facts(picture: Picture) -> Iterator[tuple[str, list[str]]]:
         yield "last", [with_whom, f"sent {size(last.sent)}", f"received {size(last.received)}"]
     if used := list(memory(status)):
         yield "memory", used
+    if card := list(gpu(status)):
+        yield "GPU", card
     if status.tokens:
         yield "tokens", [f"{rate(status.tokens)} so far"]
     if kept := status.checkpoint:

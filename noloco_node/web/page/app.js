@@ -109,6 +109,7 @@ const showHealth = ({ status }) => {
 const figures = (status, peers) => {
   const { committed, solo } = status.rounds;
   const { device, device_limit, host, host_limit } = status.memory;
+  const { busy_fraction_minute: minute, gpu: { watts, utilization } } = status;
   const quarantined = status.peers_quarantined ? `${status.peers_quarantined} quarantined` : "";
   const reasons = Object.entries(status.rounds.by_reason).sort(([, one], [, other]) => other - one);
   const trained = status.loss === null && status.phase ? status.phase : status;
@@ -125,7 +126,7 @@ const figures = (status, peers) => {
     ["Learning rate", small(status.learning_rate), "of the last step"],
     ["Gradient norm", status.gradient_norm === null ? NOTHING : status.gradient_norm.toFixed(2), "before clipping"],
     ["Memory", size(device ?? host), device === null ? of(host_limit, size) : [of(device_limit, size), onHost].filter(Boolean).join("; ")],
-    ["Busy", share(status.busy_fraction, 1), status.busy_fraction_minute === null ? "" : `${share(status.busy_fraction_minute)} in the last minute`],
+    ["Busy", share(status.busy_fraction, 1), [minute !== null && `${share(minute)} in the last minute`, utilization !== null && `GPU ${share(utilization)} utilised`, watts !== null && `${watts.toFixed(0)} W`].filter(Boolean).join(", ")],
     ["With a partner", whole(committed), solo ? `${solo} solo: ${reasons.map(([reason]) => plain(reason)).join(", ")}` : committed ? "none solo" : ""],
     ["Sent", size(status.bytes.sent), `received ${size(status.bytes.received)}${status.bytes.per_param_round === null ? "" : `, ${status.bytes.per_param_round.toFixed(2)} B per parameter`}`],
     ["Peers", String(peers ? here(peers).length : status.peers_seen), [REACHABLE[status.reachable], quarantined].filter(Boolean).join(", ")],

@@ -1,0 +1,30 @@
+"""Four nodes on one GPU that exchange for real, where hivemind's wheel is installed."""
+
+from importlib.util import find_spec
+
+from checks.commands import run
+from checks.place import Place, Seen, Skip
+
+NODES = 4
+
+
+def four_nodes_on_one_gpu(place: Place) -> Seen:
+    missing = [name for name in ("hivemind", "grpc", "uvloop") if find_spec(name) is None]
+    if missing:
+        raise Skip(f"no {missing[0]}")
+    nodes, rounds = (2, 2) if place.quick else (NODES, 6)
+    said = run(place, "swarm", "--nodes", str(nodes), "--rounds", str(rounds), "--json")
+    committed = [node["rounds"]["committed"] for node in said["nodes"]]
+    devices = sorted({node["device"] for node in said["nodes"]})
+    assert len(committed) == nodes and all(committed), committed
+    assert devices == [place.device.type], devices
+    row = place.figure(
+        f"{nodes} nodes on one {devices[0]}, rounds committed by each of {rounds}",
+        ">= half",
+        ", ".join(map(str, committed)),
+        min(committed) >= rounds / 2,
+    )
+    return Seen([row], said)
+
+
+CHECKS = (four_nodes_on_one_gpu,)

@@ -1,0 +1,97 @@
+"""The presets beside a plain PyTorch loop, step by step in turn; compiled, and what share of the arithmetic is used."""
+
+from statistics import median
+from typing import Any
+
+import torch
+from checks.place import Place, Seen, Skip
+from checks.profile_steps import profiled, rows_of
+
+from noloco_node.training.replica import Replica
+
+OVERHEAD, MFU = 0.01, 0.40
+STEPS = {"125m": 30, "350m": 16}
+COMPILED_STEPS = 24
+
+
+def preset_125m(place: Place) -> Seen:
+    return _beside_the_plain_loop(place, "125m")
+
+
+def preset_350m(place: Place) -> Seen:
+    return _beside_the_plain_loop(place, "350m")
+
+
+def preset_350m_compiled(place: Place) -> Seen:
+    place.require_s(60)
+    if place.quick:
+        place.require_gpu("compiling takes half a minute of a CPU")
+    training = _bench()
+    run = training.manifest("350m", COMPILED_STEPS, **_sizes(place))
+    replica = Replica.build(run, "bench", device=str(place.device), compiled=True)
+    began = place.mark()
+    first = replica.step()
+    compiling_s = began.until(place.mark())
+    taken = []
+    for _ in range(COMPILED_STEPS):
+        began = place.mark()
+        replica.step()
+        taken.append(began.until(place.mark()))
+    step_s = median(taken[2:])
+    tokens_per_s = run.inner.batch_tokens / step_s
+    mfu = replica.mfu(tokens_per_s)
+    seen = "the card is not known" if mfu is None else f"{mfu:.3f}"
+    row = place.figure("350m compiled, MFU", f">= {MFU}", f"{seen} ({tokens_per_s:.0f} tokens/s)", (mfu or 0) >= MFU)
+    facts = {
+        "first_step_s": compiling_s,
+        "steps_s": taken,
+        "mfu": mfu,
+        "micro_batch": replica.micro_batch,
+        "first_loss": first,
+        "last_loss": replica.last_loss,
+        **_memory(place),
+    }
+    profile = profiled(place, replica.step)
+    return Seen([row, *rows_of(place, "350m compiled", profile)], {**facts, "profile": profile})
+
+
+def _beside_the_plain_loop(place: Place, name: str) -> Seen:
+    place.require_s(30)
+    training = _bench()
+    run = training.manifest("tiny" if place.quick else name, 3 if place.quick else STEPS[name], **_sizes(place))
+    inner, losses, pairs = training._both(run, str(place.device), None, lambda *_: None)
+    ratio = median(mine / other for mine, other in pairs) - 1
+    step_s, plain_s = (median(column) for column in zip(*pairs, strict=True))
+    mfu = inner.mfu(run.inner.batch_tokens / step_s)
+    stalls = [training.stall(inner) for _ in range(3)]
+    apart = max(abs(mine / other - 1) for mine, other in losses)
+    said = f"{ratio:+.2%} ({step_s * 1e3:.1f} and {plain_s * 1e3:.1f} ms"
+    said += ")" if mfu is None else f", MFU {mfu:.3f})"
+    row = place.figure(f"{name} beside a plain loop", f"<= {OVERHEAD:+.0%}", said, ratio <= OVERHEAD)
+    same = place.figure(f"{name}: losses beside a plain loop's", "<= 5% apart", f"{apart:.2%}", apart <= 0.05)
+    facts = {"pairs_s": pairs, "mfu": mfu, "stalls_s": stalls, "micro_batch": inner.micro_batch, "losses": losses}
+    return Seen([row, same], {**facts, "parameters": inner.parameters, **_memory(place)})
+
+
+def _sizes(place: Place) -> dict[str, int]:
+    return _bench().SIZES["cpu" if place.quick else "cuda"]
+
+
+def _memory(place: Place) -> dict[str, Any]:
+    if not place.on_gpu:
+        return {}
+    return {
+        "allocated_bytes": torch.cuda.max_memory_allocated(place.device),
+        "reserved_bytes": torch.cuda.max_memory_reserved(place.device),
+    }
+
+
+def _bench() -> Any:
+    try:
+        from noloco_node.bench import training
+    except ImportError as error:
+        raise Skip(f"needs {error.name}: pip install {error.name}") from error
+    return training
+
+
+CHECKS = (preset_350m, preset_350m_compiled, preset_125m)

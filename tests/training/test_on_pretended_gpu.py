@@ -1,0 +1,236 @@
+"""A replica and its threads on a pretended GPU: nothing waits that need not, and little crosses between the devices.
+
+What it counts a GPU would do; what it computes is a CPU's, so results can be compared to the bit.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from pretended_device import PretendedGpu, Seen, pretended_gpu
+from replicas import exchange, live_state, small_text, train
+from test_thread import answer, running, swap
+
+from noloco_node.core.codecs.by_name import codec, rehearse
+from noloco_node.core.kernels import BLOCK, Grid, for_device
+from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
+from noloco_node.training import language, memory_budget
+from noloco_node.training.replica import Replica
+from noloco_node.training.thread import FRAGMENT_ELEMENTS, Ready
+
+STEPS, EXAMPLES, LENGTH = 2, 4, 64
+PAGEABLE = 1 << 20
+"""Bytes of the largest copy that may wait for the system to find its pages."""
+AT_FIRST = 2
+"""Boundaries until memory that is used again and again is there."""
+
+
+TINY = ModelSpec(preset="tiny")
+"""0.4 M parameters, 1.6 MB a vector."""
+LARGER = ModelSpec(
+    architecture="LlamaConfig",
+    config={"hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 2, "tie_word_embeddings": True},
+)
+"""1.7 M parameters: two fragments as a node has them."""
+
+
+def run(precision: str, model: ModelSpec) -> Manifest:
+    return Manifest(
+        name="pretended",
+        rounds=9,
+        model=model,
+        data=DataSpec(sequence_length=LENGTH),
+        inner=InnerSpec(steps=STEPS, batch_tokens=LENGTH * EXAMPLES, precision=precision),
+    )
+
+
+@pytest.fixture(params=["beside θ", "in host memory"])
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedGpu]:
+    """With φ and δ on the GPU, and with a GPU that is too small for them. Evaluations are short."""
+    monkeypatch.setattr(language, "EVAL_TOKENS", LENGTH * EXAMPLES)
+    if request.param == "in host memory":
+        monkeypatch.setattr(memory_budget, "slow_fits", lambda *_: False)
+    with pretended_gpu() as gpu:
+        yield gpu
+        assert not gpu.races
+
+
+@pytest.fixture
+def replica(gpu: PretendedGpu) -> Iterator[Callable[..., Replica]]:
+    """Makes one, on the pretended GPU where nothing else is said."""
+    with ExitStack() as made:
+
+        def make(
+            device: str = "cuda", peer: str = "a", precision: str = "bf16", model: ModelSpec = TINY, **options: Any
+        ) -> Replica:
+            options = {"micro_batch": EXAMPLES, "corpus": small_text(), "threads": 1, **options}
+            return made.enter_context(closing(Replica.build(run(precision, model), peer, device=device, **options)))
+
+        yield make
+
+
+def lines(seen: Seen) -> str:
+    """What a failed assertion shows."""
+    return "\n".join(f"{wait.thread}: {wait.what} at {wait.where}" for wait in seen.waits)
+
+
+def test_a_replica_s_whole_life(gpu: PretendedGpu, replica: Callable[..., Replica]) -> None:
+    """No operation finds tensors of two devices."""
+    it = replica(micro_batch=None)
+    it.try_out()
+    train(it, 2 * STEPS)
+    assert it.micro_batch == EXAMPLES, "found by trying"
+    it.snapshot()
+    it.movement()
+    it.boundary()
+    c = torch.full((5000,), 1e-4, device=it.theta.device)
+    it.apply(7, c, it.round)
+    assert it.losses() != it.losses_without()
+    it.take_back()
+    saved, copied = it.state(), live_state(it)
+    assert all(tensor.device.type == "cpu" for tensor in [*saved.weights.values(), *saved.outer.values()])
+    loss = it.evaluate()
+    it.try_state(copied)
+    it.adopt(9, copied)
+    train(it, 1)
+    it.load(saved)
+    assert it.evaluate() == pytest.approx(loss, rel=1e-3) and it.theta.is_cuda and it.round == 3
+    it.restore(saved)
+    it.restart()
+    train(it, STEPS)
+    it.sample([0, 1])
+    it.theta[3] = torch.nan
+    it.discard()
+    train(it, STEPS)
+
+
+def test_in_fp32_it_computes_what_a_cpu_does(gpu: PretendedGpu, replica: Callable[..., Replica]) -> None:
+    """With partners, and after a checkpoint."""
+    pairs = []
+    for device in ("cuda", "cpu"):
+        one, other = (replica(device, peer, "fp32") for peer in "ab")
+        for _ in range(2):
+            for it in (one, other):
+                for _ in range(STEPS):
+                    it.step()
+            exchange(one, other, (codec("lattice:4"), codec("lattice:4")), 1 << 17)
+        again = replica(device, "a", "fp32")
+        again.load(one.state())
+        again.step()
+        pairs.append((again.state(), again.evaluate()))
+    (there, loss), (here, same) = pairs
+    assert loss == same
+    assert all(torch.equal(there.weights[name], here.weights[name]) for name in here.weights)
+    assert all(torch.equal(there.outer[name], here.outer[name]) for name in here.outer)
+
+
+@pytest.mark.parametrize("name", ["lattice:4", "int8", "bf16", "fp32"])
+def test_a_rehearsal_codes_there(gpu: PretendedGpu, caplog: pytest.LogCaptureFixture, name: str) -> None:
+    """What will be launched in a swap is compiled then. Without a driver Triton fails, and one line says so."""
+    rehearse(name, torch.device("cuda"))
+    rehearse(name, torch.device("cuda"))
+    assert len(caplog.messages) == (name == "lattice:4")
+
+
+def test_blocks_that_are_sent_again_wait_for_nothing(gpu: PretendedGpu) -> None:
+    """By plain torch operations on every device, on groups of a few blocks."""
+    kernels, ones, u = for_device("cuda"), torch.ones(9, device="cuda"), torch.ones(9, BLOCK, device="cuda")
+    grid, which = Grid(ones, ones / 2, 7), torch.arange(3, device="cuda")
+    codes, _ = kernels.encode(u, grid, 4)
+    kernels.steps(u, grid, which)
+    with gpu.watching() as seen:
+        k = kernels.steps(u, grid, which)
+        kernels.unpack(codes, 4)
+        kernels.resolve(u, grid, which, k & 0xFFF, 12, torch.zeros_like(u))
+    assert not seen.waits and not seen.copies, lines(seen)
+
+
+# ---- one replica: what waits, what crosses ---------------------------------------------------------------------------
+def test_a_step_waits_once(gpu: PretendedGpu, replica: Callable[..., Replica]) -> None:
+    it = replica()
+    train(it, 2)
+    with gpu.watching() as seen:
+        it.step()
+    assert len(seen.waits) == 1, lines(seen)
+    assert seen.bytes(to_gpu=False) <= 16
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 4])
+def test_micro_batches_do_not_wait(gpu: PretendedGpu, replica: Callable[..., Replica], micro_batches: int) -> None:
+    it = replica(micro_batch=EXAMPLES // micro_batches)
+    train(it, 1)
+    with gpu.watching() as seen:
+        it.step()
+    assert not [wait for wait in seen.waits if "transformers" in wait.where], lines(seen)
+    assert len(seen.waits) == 1, lines(seen)
+
+
+def test_a_boundary_waits_a_few_times(gpu: PretendedGpu, replica: Callable[..., Replica]) -> None:
+    it = replica()
+    for _ in range(AT_FIRST + 1):
+        it.step(), it.step()
+        with gpu.watching() as seen:
+            offered = it.snapshot(), it.movement()
+            it.boundary()
+        del offered
+    assert len(seen.waits) <= 4, lines(seen)
+    assert seen.pageable <= PAGEABLE
+
+
+def test_a_correction_waits_for_nothing(gpu: PretendedGpu, replica: Callable[..., Replica]) -> None:
+    it = replica()
+    it.step(), it.step(), it.snapshot(), it.boundary()
+    c = torch.full((it.parameters,), 1e-4, device=it.theta.device)
+    with gpu.watching() as seen:
+        for start in range(0, it.parameters, 1 << 17):
+            it.apply(start, c[start : start + (1 << 17)], it.round)
+    assert not seen.waits, lines(seen)
+    assert seen.pageable <= PAGEABLE
+
+
+# ---- threads that swap -----------------------------------------------------------------------------------------------
+def test_a_gpu_and_a_cpu_swap(gpu: PretendedGpu, replica: Callable[..., Replica]) -> None:
+    """Corrections are opposite to the bit. A round brings 0.6 bytes a parameter to the host, and the training thread
+    waits once a step, a few times at the boundary, and for no correction."""
+    options = {"rounds": AT_FIRST + 2, "fragment_elements": FRAGMENT_ELEMENTS, "blocking": True}
+    build = partial(replica, model=LARGER)
+    with ExitStack() as both:
+        one = both.enter_context(running(partial(build, "cuda", "a"), codec=codec("lattice:4"), **options))
+        parameters = one.next(Ready).parameters  # models are not built on two threads at once
+        other = both.enter_context(running(partial(build, "cpu", "b"), codec=codec("lattice:4"), **options))
+        one.thread.begin()
+        other.thread.begin()
+        offers = one.offer(), other.offer()
+        for _ in range(AT_FIRST + 1):
+            with gpu.watching() as seen:
+                corrections = swap(*offers)
+                for each in (one, other):
+                    each.thread.swapping(False)
+                    each.thread.round_over(offers[0].round)
+                offers = one.offer(), other.offer()
+            assert len(corrections) > 1
+            assert all(torch.equal(mine, -theirs) for mine, theirs in corrections)
+    own, codecs = seen.on("training"), seen.on("codec")  # without this test's
+    assert not own.on("", "_correct").waits, lines(own.on("", "_correct"))
+    assert len(own.on("", "_boundary").waits) <= 4, lines(own.on("", "_boundary"))
+    assert len(codecs.waits) <= 16 * len(corrections), lines(codecs)
+    assert max(own.pageable, codecs.pageable) <= PAGEABLE
+    if offers[0]._u.is_cuda:  # else φ, δ and u cross too, piece by piece, and nobody waits
+        evaluated = own.on("", "evaluate").bytes(to_gpu=False)  # does not grow with the model
+        crossed = own.bytes(to_gpu=False) + codecs.bytes(to_gpu=False) - evaluated
+        assert crossed <= 0.6 * parameters, f"{crossed / parameters:.3f} bytes a parameter"
+
+
+def test_a_checkpoint_and_a_joining_nodes_copy_are_page_locked(
+    gpu: PretendedGpu, replica: Callable[..., Replica]
+) -> None:
+    with running(replica, codec=codec("lattice:4")) as one:
+        one.thread.begin()
+        one.offer()
+        with gpu.watching() as seen:
+            state, copied = one.thread.state(), one.thread.live_state()
+            assert not answer(state).outer["phi"].is_cuda and answer(copied)
+    assert seen.pageable <= PAGEABLE
