@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 ACCOUNTS = ("step", "data", "boundary", "apply", "evaluate", "sample", "checkpoint", "waiting", "paused", "other")
 """`step`: forward, backward and AdamW; `data`: reading a batch, and waiting for it; `sample`: the sample text;
-`checkpoint`: what copies of the state hold it up, for a joining node too; `waiting`: for a partner, with blocking overlap, or for memory
+`checkpoint`: waiting for copies of the state; `waiting`: for a partner, with blocking overlap, or for memory
 of the GPU; `paused`: by the volunteer."""
 STALL = ("boundary", "apply")
 """The training time that a round takes."""
