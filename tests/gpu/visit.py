@@ -63,6 +63,8 @@ class Part:
 
 SAME = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 """With it products give the same bits each time (torch.use_deterministic_algorithms)."""
+ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+"""As the command line sets it for a node."""
 PARTS = (
     Part("kernels", 150, alone=False),
     Part("replicas", 150, alone=False, environment=(SAME,)),
@@ -306,7 +308,7 @@ class _Process:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, **dict(self._part.environment)},
+                env={**dict([ALLOCATOR]), **os.environ, **dict(self._part.environment)},
                 start_new_session=True,
             )
 
