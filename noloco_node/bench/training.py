@@ -124,7 +124,7 @@ def run(name: str, run: Manifest, device: str, threads: int | None, say: Say) ->
         plain_mfu=plain_mfu,
         peak_bytes=peak,
         plain_peak_bytes=plain_peak,
-        outer_bytes=OUTER_BYTES * parameters,
+        outer_bytes=int(OUTER_BYTES * parameters),
     )
 
 

@@ -39,6 +39,8 @@ class CodecThread:
         """The round in which the weights last became older ones again: offers up to it are void."""
         self.bounds: CorrectionBounds | None = None
         """Made when the first offer says how long the vector is."""
+        self._not_begun = -1
+        """The round of the last offer for whose beginning a GPU had no memory."""
         self._executor = ThreadPoolExecutor(1, "codec", torch.set_num_threads, (1,))  # training needs the cores
 
     def do(self, round: int, work: Callable[[], T]) -> "Future[T]":
@@ -47,6 +49,8 @@ class CodecThread:
         def checked() -> T:
             if round <= self._given_up:
                 raise NonFinite(f"the weights that were offered in round {round} have been given up")
+            if round == self._not_begun:
+                raise OutOfMemory("the GPU had no memory for this offer")
             try:
                 with gpu.on(self._stream):
                     return work()
@@ -65,17 +69,22 @@ class CodecThread:
         self._executor.submit(setattr, self, "_given_up", round)
         self._executor.submit(self.codec.forget)
 
-    def begin(self, device: torch.device, work: Callable[[], None]) -> None:
-        """For a new offer. The training thread has queued its vectors on the device, perhaps not made them yet."""
+    def begin(self, round: int, device: torch.device, work: Callable[[], None]) -> None:
+        """For the offer of a round. The training thread has queued its vectors on the device, perhaps not made them
+        yet."""
         made = gpu.record(device)
-        self._executor.submit(self._begin, device, made, work)
 
-    def _begin(self, device: torch.device, made: "torch.cuda.Event | None", work: Callable[[], None]) -> None:
-        if self._stream is None:
-            self._stream = gpu.side_stream(device)
-        with gpu.on(self._stream):
-            gpu.wait(made, device)
-            work()
+        def begin() -> None:
+            if self._stream is None:
+                self._stream = gpu.side_stream(device)
+            try:
+                with gpu.on(self._stream):
+                    gpu.wait(made, device)
+                    work()
+            except torch.OutOfMemoryError:
+                self._not_begun = round
+
+        self._executor.submit(begin)
 
     def bound(self, parameters: int, movement: Movement) -> None:
         """What one swap may move follows from what the replica itself moves; at each boundary with an offer."""
@@ -113,7 +122,7 @@ class Offer:
         """Those that are whole and not applied, and their exchanges."""
         self._exchange = b""
         self._stats = CodecStats()
-        codec_thread.begin(self._device, lambda: self._begin(*movement))
+        codec_thread.begin(round, self._device, lambda: self._begin(*movement))
 
     def open(self, index: int, exchange_id: bytes) -> "Future[bytes]":
         """The first payload about a fragment."""

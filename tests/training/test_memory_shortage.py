@@ -13,12 +13,14 @@ from replicas import correct, small_replica
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from noloco_node.base.events import Evaluated
+from noloco_node.core.bounds import Movement
 from noloco_node.core.codecs.by_name import codec
 from noloco_node.core.verdict import Losses
 from noloco_node.errors import OutOfMemory
 from noloco_node.training import language, thread
 from noloco_node.training.gradients import ShortOfMemory
 from noloco_node.training.memory_budget import CALM_STEPS
+from noloco_node.training.offer import CodecThread, Offer
 from noloco_node.training.replica import Replica
 from noloco_node.training.thread import Failed, Finished, Judged, Message, PhaseEnded, TrainingThread
 
@@ -285,3 +287,20 @@ def test_a_smaller_micro_batch_grows_back() -> None:
     for _ in range(CALM_STEPS):
         replica.step()
     assert replica.micro_batch == whole
+
+
+def test_an_offer_that_could_not_begin_makes_no_swap_and_the_next_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    coder = CodecThread(codec("fp32"), lambda _: None, 1024)
+    moved = torch.ones(4), torch.ones(4)
+
+    def full(*_: Any) -> Movement:
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Movement, "of", full)
+        first = Offer(coder, 1, torch.ones(1024), moved)
+        with pytest.raises(OutOfMemory, match="this offer"):
+            first.open(0, bytes(16)).result(DEADLINE_S)
+    later = Offer(coder, 2, torch.ones(1024), moved)
+    assert later.open(0, bytes(16)).result(DEADLINE_S)
+    coder.close()
