@@ -90,7 +90,7 @@ def test_a_good_end(swarm):
     label = Manifest(name="tiny", rounds=3).label
     assert lines[0].endswith(f"2 nodes on this machine · run {label} · Ctrl-C stops everything")
     assert (
-        len([line for line in lines if re.search(r"done +3/3 +1\.667 +1\.833 +fair-hippo +1\.2 MB +98% +9\.8k", line)])
+        len([line for line in lines if re.search(r"done +3/3 +150 +1\.667 +1\.833 +fair-hippo +1\.2 MB +98% +9\.8k", line)])
         == 2
     )
     at, *said = lines[-4:]

@@ -124,7 +124,7 @@ def test_what_is_named_twice_is_trained_once(capsys):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there():
-    with pytest.raises(UsageError, match="no CUDA"):
+    with pytest.raises(UsageError, match="--device cuda cannot be used"):
         simulated("--device", "cuda")
 
 
