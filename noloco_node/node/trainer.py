@@ -62,8 +62,6 @@ log = logging.getLogger(__name__)
 
 ANNOUNCE_S = 60.0
 """How often the run is announced: a rendezvous that was restarted has forgotten it."""
-LOOK_S, LOOK_ALONE_S = 5.0, 1.0
-"""How often the DHT is read for candidates; more often while there are none."""
 CACHE_S = 20.0
 """How often some peers of the cache (peers/cache.py) are looked up."""
 LEAVE_S, TRANSPORT_S = 10.0, 5.0
@@ -193,7 +191,7 @@ class TrainingNode(BaseNode):
             await run_registry.announce([self._transport.channel(peer) for peer in self._rendezvous()], signed)
 
         def look_again_s() -> float:
-            return LOOK_S if self._membership.seen else LOOK_ALONE_S
+            return self._membership.look_again_s(self._life.state)
 
         return [
             periodic.every(lambda: ANNOUNCE_S, announce, (NolocoError,)),

@@ -13,11 +13,14 @@ import grpc
 
 from noloco_node.base.addresses import Address
 from noloco_node.base.places import claimed, several
+from noloco_node.base.states import NodeState
 from noloco_node.peers import run_registry
 from noloco_node.peers.cache import PeerCache
 from noloco_node.peers.directory import Directory
 from noloco_node.peers.record import PeerRecord, Presence
 
+LOOK_S, LOOK_ALONE_S = 5.0, 1.0
+"""How often the DHT is read; more often while there is nobody to meet."""
 CACHED_ANSWER_S, CACHED_ASKED = 5.0, 4
 """How long peers of the cache have to answer, and how many of them are asked at a time."""
 
@@ -62,6 +65,12 @@ class Membership:
             self.seen = await self._directory.peers()
             self._transport.introduce({peer: record.addresses for peer, record in self.seen.items()})
             self._changed()
+
+    def look_again_s(self, own_state: str) -> float:
+        """A node that trains looks for others that train: to see some that pause or begin is not enough."""
+        seen = {record.state for record in self.seen.values()}
+        alone = not seen or (own_state == NodeState.TRAINING and NodeState.TRAINING not in seen)
+        return LOOK_ALONE_S if alone else LOOK_S
 
     async def refresh_cache(self) -> None:
         """Call some cached peers that were not seen, and add those seen to the cache."""

@@ -73,9 +73,13 @@ TASK = {"task": "paced", "options": {"fails": 1}}
 @pytest.mark.parametrize(
     ("tables", "code", "says"),
     [
-        ({"model": SHORT, "data": {"sequence_length": 64}}, 2, "data.sequence_length"),
+        pytest.param(
+            {"model": SHORT, "data": {"sequence_length": 64}}, 2, "data.sequence_length", marks=pytest.mark.slow
+        ),
         ({"model": TASK, "inner": {"batch_tokens": 8}}, 2, "model.options"),
-        ({"model": {"task": "nowhere"}}, 12, "nowhere, which is not installed here"),
+        pytest.param(
+            {"model": {"task": "nowhere"}}, 12, "nowhere, which is not installed here", marks=pytest.mark.slow
+        ),
         ({"model": {"preset": "7b"}}, 21, "memory"),
     ],
 )

@@ -21,9 +21,10 @@ def test_a_real_node_seen_and_steered(real_nodes: RealNodes) -> None:
     name, partner = (node.ask("status")["name"] for node in (author, other))
     until(lambda: [row["state"] for row in author.ask("peers")["peers"]] == ["training"], "the other's next record")
 
+    together = re.compile(rf"▅+ {partner}")  # on the axis of rounds
     for columns, rows in PANELS:
         with PretendTerminal("top", "--home", str(author.home), columns=columns, rows=rows) as terminal:
-            seen = terminal.until(lambda seen: "every 1 s" in seen, "a whole screen")
+            seen = terminal.until(lambda seen: "every 1 s" in seen and together.search(seen), "a whole screen")
             complete(seen, columns, rows, name, partner)
             terminal.type("q")
             assert terminal.ended() == 0
@@ -59,7 +60,6 @@ def complete(seen: str, columns: int, rows: int, name: str, partner: str) -> Non
     assert re.match(r" loss \d.*eval \d.* · step \d+ · lr \d.* · grad norm \d", lines[1])
     assert columns < 120 or re.search(r"tokens/s · busy \d+% · 1 peer · up \d", lines[1])
     assert re.search("[\u2801-\u28ff]{4}", seen), "a curve"
-    assert re.search(rf"▅+ {partner}", seen), "a round together on its axis"
     assert re.search(rf"^ {partner} +training", seen, re.MULTILINE), "the table of peers"
     assert re.search(rf"\d\d:\d\d:\d\d  round \d+ with {partner}: step \d+", seen), "the last events"
     assert "p pause   l leave   q quit   ? help" in lines[-1]

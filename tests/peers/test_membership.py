@@ -1,10 +1,11 @@
-"""A node calls some of the cached peers that it has not seen."""
+"""A node looks for others more often while nobody trains with it, and calls some cached peers that it has not seen."""
 
 import asyncio
 import random
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from memory_network.network import MemoryNetwork, MemoryTransport
 from virtual_clock import run_virtual
@@ -13,7 +14,7 @@ from noloco_node.base.addresses import Address
 from noloco_node.base.identity import Identity
 from noloco_node.peers.cache import PeerCache
 from noloco_node.peers.directory import Directory
-from noloco_node.peers.membership import CACHED_ASKED, Membership
+from noloco_node.peers.membership import CACHED_ASKED, LOOK_ALONE_S, LOOK_S, Membership
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,30 @@ class Directory(Directory):
 
     async def start(self) -> None:
         pass
+
+
+@dataclass(frozen=True)
+class Seen:
+    state: str
+
+
+@pytest.mark.parametrize(
+    ("own", "seen", "wait_s"),
+    [
+        ("training", [], LOOK_ALONE_S),
+        ("joining", [], LOOK_ALONE_S),
+        ("training", ["paused", "joining"], LOOK_ALONE_S),
+        ("training", ["paused", "training"], LOOK_S),
+        ("paused", ["paused"], LOOK_S),
+        ("joining", ["paused"], LOOK_S),
+        ("finished", ["finished"], LOOK_S),
+    ],
+)
+def test_who_trains_looks_often_until_somebody_else_trains(tmp_path: Path, own: str, seen: list[str], wait_s: float):
+    transport = MemoryNetwork(random.Random(0)).join("us")
+    us = Membership(Transport(transport), PeerCache(tmp_path / "peers.json"), lambda: None)
+    us.seen = {str(number): Seen(state) for number, state in enumerate(seen)}
+    assert us.look_again_s(own) == wait_s
 
 
 def test_cancelled_calls_to_cached_peers_leave_no_task_behind(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from noloco_node.wire import messages as wire
 from noloco_node.wire import peer_pb2 as pb
 from noloco_node.wire.peer_pb2_grpc import ExchangeStub
 
-PHASE_S = 10.0
+PHASE_S, AGAIN_S = 10.0, 0.5
 
 
 class Greedy:
@@ -40,7 +40,7 @@ class Greedy:
                 for number in count():
                     with suppress(PeerFault):
                         await self._call(self.boot[:8] + number.to_bytes(8, "big"))
-                    await asyncio.sleep(0.2)
+                    await asyncio.sleep(AGAIN_S)
         await self.transport.close()
 
     async def _call(self, exchange: bytes) -> None:

@@ -345,12 +345,12 @@ async def test_a_connection_without_calls_is_closed(net, monkeypatch):
     await swap.done_writing()
     assert await swap.read() is grpc.aio.EOF
     await until(lambda: not (inbound._carried or inbound._per_peer))
-    for attempt in range(20):  # a busy machine may need longer than an idle connection is kept here
+    for attempt in range(20):  # on a busy machine the short idle time here may end between connecting and calling
         try:
             await RunsStub(client.channel(server.peer_id)).List(peer_pb2.RunsRequest(), timeout=STEP_S)
             break
         except grpc.aio.AioRpcError as error:
-            assert "connection idle" in error.details() and attempt < 19
+            assert error.code() is grpc.StatusCode.UNAVAILABLE and attempt < 19
 
 
 def test_a_caller_closes_an_idle_connection_before_the_server_does():
