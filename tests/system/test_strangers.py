@@ -39,14 +39,14 @@ HONEST = 3
 ROUNDS, STEPS, STEP_S = 60, 10, 0.06
 WAY, EXAMPLES = 0.2, 32
 """How far AdamW can take a weight, so that the loss is still falling at the end; and examples a step, so many that it
-hardly matters whether 60% or 90% of the rounds have a partner (held-out loss 0.232 and 0.226)."""
+hardly matters whether 60% or 90% of the rounds have a partner."""
 WARM_UP = 0.15
 """Of the rounds: those in which nodes find each other, or not, move them little."""
 LOSS, WORST, TRAINING_LOSS = 1.05, 1.15, 1.15
 """Times the unattacked swarm's; the second is that of 80 examples."""
 CALM_SWARMS, SWARMS = 2, 3
-"""The means of unattacked swarms, of three nodes each, differ by 0.3% (standard deviation of eight), those of
-attacked ones by more. So an attacked swarm that is over a limit is not the last one: the mean of so many counts."""
+"""Unattacked swarms differ by chance: their means, of three nodes each, by 0.7%, and attacked ones by more. So an
+attacked swarm that is over a limit is not the last one: the mean of so many counts."""
 SHARE = 0.8
 GROWTH_MIB = 64
 OUTPUTS = 384
@@ -187,7 +187,8 @@ class Swarm:
         log = self.group.root / "hostile.jsonl"
         options = {"attack": attack, "run": public, "log": str(log), "home": str(log.with_suffix("")), "at": HOSTILE_AT}
         with log.with_suffix(".err").open("wb") as err:
-            words = [sys.executable, str(PEER), json.dumps({**options, **told})]
+            # 20 identities take more of two cores than their victims, who have machines of their own elsewhere
+            words = ["nice", sys.executable, str(PEER), json.dumps({**options, **told})]
             process = subprocess.Popen(
                 words, env=self.group.environ, stdin=subprocess.PIPE, stdout=err, stderr=err, start_new_session=True
             )
