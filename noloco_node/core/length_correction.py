@@ -114,7 +114,7 @@ class LengthCorrection:
     def take_back(self, start: int, size: int) -> None:
         """As if no correction of these elements had come for the last offer."""
         self._learn()
-        self._landed = [part for part in self._landed if part != (start, start + size)]
+        self._landed = [part for part in self._landed if part[1] <= start or start + size <= part[0]]
         for tensor, _ in self._touched(start, start + size):
             tensor.scale, tensor.corrected, tensor.elements, tensor.learned = tensor.before, 0.0, 0, False
 

@@ -1,6 +1,7 @@
 """NoLoCo among many replicas against the paper's form, and each rival against its equations in numpy."""
 
 import random
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -94,6 +95,43 @@ def test_a_late_correction_is_applied_so_many_inner_steps_later_with_the_same_ef
         apart.append(not torch.allclose(outers[0].phi, outers[1].phi, atol=1e-5))
     assert apart.index(False) == applied_at
     torch.testing.assert_close(outers[0].delta, outers[1].delta, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("text", ["noloco", "noloco:keep_norm=0"])
+def test_a_late_correction_comes_in_a_slice_after_each_inner_step(text):
+    late, prompt = noloco(text, overlap="delay=5", replicas=8), noloco(text, replicas=8)
+    outers = start(8), start(8)
+    for rule, outer in zip((late, prompt), outers, strict=True):
+        rule.boundary(outer)
+    there = []
+    for step in range(6):
+        if step:
+            late.between(outers[0], step)
+        same = torch.isclose(outers[0].phi, outers[1].phi, atol=1e-6)
+        assert torch.equal(same, torch.isclose(outers[0].theta, outers[1].theta, atol=1e-6))
+        there.append(same.sum(1).tolist())
+    came = [[after - before for before, after in zip(*two, strict=True)] for two in pairwise(there)]
+    assert there[0] == [0] * 8 and there[5] == [SIZE] * 8
+    assert all(sorted(of_one) == [1, 4, 4, 4, 4] for of_one in zip(*came, strict=True))
+    assert len({tuple(of_one) for of_one in zip(*came, strict=True)}) > 1, "each pair begins elsewhere"
+    torch.testing.assert_close(outers[0].delta, outers[1].delta, rtol=1e-5, atol=1e-5)
+
+
+def test_a_second_swap_begins_when_the_first_is_there():
+    late, first = noloco("noloco:swaps=2", overlap="delay=3"), noloco("noloco", overlap="delay=3")
+    outers = start(8), start(8)
+    for rule, outer in zip((late, first), outers, strict=True):
+        rule.boundary(outer)
+    for step in range(1, 4):
+        late.between(outers[0], step)
+        first.between(outers[1], step)
+        assert torch.equal(outers[0].phi, outers[1].phi)
+    both = noloco("noloco:swaps=2")
+    both.boundary(at_once := start(8))
+    late.between(outers[0], 5)
+    assert not torch.allclose(outers[0].phi, at_once.phi, atol=1e-4)
+    late.between(outers[0], 6)
+    torch.testing.assert_close(outers[0].phi, at_once.phi, rtol=1e-4, atol=1e-5)
 
 
 def test_bytes_are_those_of_the_payloads():
