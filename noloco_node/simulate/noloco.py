@@ -5,11 +5,12 @@ What can be tried beyond one plain swap a phase:
 
 - `delay`: a swap takes that many inner steps from its boundary on. Its correction is applied as it arrives, slice by
   slice, in an order that the exchange draws, as a node applies fragments. If some of it is still to come at the next
-  boundary, that round is solo, as in a node.
+  boundary, that round is solo and makes no outer step, as in a node: the phase goes on.
 - `swaps`: several partners in a phase, one after the other; the second gets u + c, the result of the first swap. Each
   needs the link for `delay` steps, so they are applied one after the other.
+- Who was a partner in the last ⌈log2 N⌉ swaps is not drawn again where others are left: replicas mix faster, most where
+  they read different text.
 - `keep_norm`: Δ gets the length back that averaging takes from it (core/length_correction.py).
-- `deferred`: the outer step is taken only when all corrections are there, the plain way to train on meanwhile.
 """
 
 import random
@@ -54,7 +55,7 @@ def algorithm(
             return PaperNoLoCo(choice.alpha, choice.beta, choice.gamma, width, chance)
         case "noloco":
             sizes = [size.numel() for size in layout.values()]
-            return (Deferred if settings.deferred else NoLoCo)(choice, settings, sizes, chance, evaluate)
+            return NoLoCo(choice, settings, sizes, chance, evaluate)
     return Algorithm()
 
 
@@ -77,8 +78,8 @@ class _Pending:
     partner: dict[int, int] = field(default_factory=dict)
     slices: int = 0
     """How many have been applied."""
-    late: int = 0
-    """Boundaries since then."""
+    boundaries: int = 0
+    """How many have passed since."""
 
     def arrived(self, step: int, of: int) -> int:
         """How many slices are there, so many inner steps after the boundary."""
@@ -110,13 +111,15 @@ class NoLoCo(Algorithm):
         self._movements: list[Tensor] = []  # of the last phase: a codec guesses its ranges from them
         self._lengths = [deque[float](maxlen=PHASES) for _ in range(settings.replicas)]
         self._pending: list[_Pending] = []
+        self._lately = deque[frozenset[frozenset[int]]](maxlen=max(1, (settings.replicas - 1).bit_length()))
+        """Who met in the last swaps."""
 
     def boundary(self, outer: Outer) -> None:
         for pending in self._pending:
-            pending.late += 1
-        if not self._pending:  # otherwise the link is busy: a solo round
+            pending.boundaries += 1
+        if not self._pending:
             self._swap_pairs(outer)
-        core.local_step(outer.theta, outer.phi, outer.delta, self._hyper)
+            core.local_step(outer.theta, outer.phi, outer.delta, self._hyper)
         for row, guard in self._guards.items():
             if self._evaluate:
                 guard.course.passed(self._evaluate(outer.theta.detach()[row]))
@@ -139,8 +142,9 @@ class NoLoCo(Algorithm):
         met: frozenset[frozenset[int]] = frozenset()
         u, start = u.cpu(), u.device
         for swap in range(1, self._swaps + 1):
-            pairs = self._attackers.pairs(self._chance, met, self._guards)
-            met |= {frozenset(pair) for pair in pairs}
+            pairs = self._attackers.pairs(self._chance, met.union(*self._lately), self._guards)
+            self._lately.append(frozenset(frozenset(pair) for pair in pairs))
+            met |= self._lately[-1]
             ends = (swap - 1) * self._delay, swap * self._delay
             pending = _Pending(*ends, torch.zeros_like(u), torch.zeros_like(u, device=start))
             for i, j in pairs:
@@ -207,7 +211,7 @@ class NoLoCo(Algorithm):
 
     def _apply_due(self, outer: Outer, step: int) -> None:
         for pending in list(self._pending):
-            self._apply(outer, pending, step + pending.late * self._steps)
+            self._apply(outer, pending, step + pending.boundaries * self._steps)
 
     def _apply(self, outer: Outer, pending: "_Pending", step: int) -> None:
         """What is there by now."""
@@ -226,7 +230,7 @@ class NoLoCo(Algorithm):
         c = pending.c[row, start:end]
         whole = self._norms[row].complete(start, c) if self._norms else c
         theta, phi, delta = (matrix[row, start:end] for matrix in (outer.theta.detach(), outer.phi, outer.delta))
-        core.correct(theta, phi, delta, whole, self._hyper, pending.late)
+        core.correct(theta, phi, delta, whole, self._hyper)
         pending.added[row, start:end] = whole
 
     def _judge(self, outer: Outer, row: int, partner: int, pending: "_Pending") -> None:
@@ -235,45 +239,14 @@ class NoLoCo(Algorithm):
         if evaluate is None or guard is None:
             return
         theta, c = outer.theta.detach()[row], pending.c[row]
-        shift = core.shift(self._hyper, pending.late)
         apart = 2 / max(self._hyper.beta, self._hyper.gamma) / pending.scale[row]
-        losses = evaluate(theta - shift * c), evaluate(theta)
-        if guard.judge(partner, losses, lambda: evaluate(theta + (apart - shift) * c)):
-            core.correct(theta, outer.phi[row], outer.delta[row], -pending.added[row], self._hyper, pending.late)
+        losses = evaluate(theta - c), evaluate(theta)
+        if guard.judge(partner, losses, lambda: evaluate(theta + (apart - 1) * c)):
+            core.correct(theta, outer.phi[row], outer.delta[row], -pending.added[row], self._hyper)
             if self._norms:
                 self._norms[row].take_back(0, len(c))
             self.taken_back += 1
             self.taken_back_from_honest += partner not in self._attackers
-
-
-class Deferred(NoLoCo):
-    """Training goes on from θ without an outer step. When the last correction is there, φ takes the outer step of that
-    boundary, and θ moves by what the step would have moved it then. A phase that ends meanwhile has no outer step."""
-
-    def boundary(self, outer: Outer) -> None:
-        for pending in self._pending:
-            pending.late += 1
-        if not self._pending:
-            self._left = outer.theta.detach().clone()
-            self._then = Outer(self._left.clone(), outer.phi, outer.delta)  # its θ alone is a copy
-            self._swap_pairs(self._then)
-        self._apply_due(outer, 0)
-
-    def finish(self, outer: Outer) -> None:
-        if self._pending:
-            self._step(outer)
-
-    def _apply_due(self, outer: Outer, step: int) -> None:
-        if self._pending and all(pending.due <= step + pending.late * self._steps for pending in self._pending):
-            self._step(outer)
-
-    def _step(self, outer: Outer) -> None:
-        then = self._then
-        core.local_step(then.theta, then.phi, then.delta, self._hyper)
-        for pending in list(self._pending):
-            pending.late = 0
-            self._apply(then, pending, pending.due)
-        outer.theta.detach().add_(then.theta - self._left)
 
 
 def element_bytes(name: str) -> float:
