@@ -48,8 +48,7 @@ def _training(parser: argparse.ArgumentParser) -> None:
     add(
         "--overlap",
         metavar="LIST",
-        help="eager, blocking, deferred (the whole outer step is late), delay=N, deferred=N inner steps "
-        "(default: as in run.toml)",
+        help="eager, blocking, or delay=N: inner steps that a swap takes (default: as in run.toml)",
     )
     add("--seed", metavar="LIST", default="1", help="one, or several with commas: mean and deviation (default: 1)")
     add("--sweep", action="store_true", help="try the same alphas and betas for each algorithm that has them")
@@ -93,7 +92,7 @@ def _clock(parser: argparse.ArgumentParser) -> None:
     add(
         "--links",
         metavar="LIST",
-        help="Mbit/s; the delay of each correction follows from the link (only noloco, and overlaps without a number)",
+        help="Mbit/s; how long a swap takes follows from the link (overlaps without a number; all but noloco block)",
     )
     add("--modelled-parameters", metavar="N", type=float, default=1e9, help="parameters of that model (default: 1e9)")
     add(
@@ -159,7 +158,7 @@ def _run_training(args: argparse.Namespace) -> int:
 
 
 def _run_clock(args: argparse.Namespace, choices: "Sequence[Choice]", seeds: Sequence[int]) -> int:
-    """One training for each delay that a link causes; blocking is the same on all links."""
+    """One training for each delay that a link causes; blocking is the same on all links, and all that a rival has."""
     from noloco_node.simulate import report, wallclock
     from noloco_node.simulate.noloco import element_bytes
     from noloco_node.simulate.wallclock import OVERLAPS, Large
@@ -168,15 +167,20 @@ def _run_clock(args: argparse.Namespace, choices: "Sequence[Choice]", seeds: Seq
     overlaps = _list(args.overlap, str, "--overlap") if args.overlap else list(OVERLAPS)
     if not all(0 < value < math.inf for value in (*links, args.modelled_parameters, args.modelled_step)):
         raise UsageError("--links, --modelled-parameters and --modelled-step must be above 0")
-    if set(overlaps) - set(OVERLAPS) or any(choice.name != "noloco" for choice in choices):
-        raise UsageError(
-            f"--links takes --algorithms noloco and --overlap {','.join(OVERLAPS)}: the link decides the delay"
-        )
+    if set(overlaps) - set(OVERLAPS):
+        raise UsageError(f"--links takes --overlap {','.join(OVERLAPS)}: the link decides the delay")
     settings = _settings(args, "blocking")
     large = Large(args.modelled_parameters, args.modelled_step, element_bytes(settings.codec))
-    ways = {(overlap, link): large.simulated(overlap, link) for link in links for overlap in overlaps}
-    trained = {overlap: replace(settings, overlap=overlap) for overlap in ways.values()}
-    curves = _train(trained, choices, seeds, args.threads)
+    pairs = [choice for choice in choices if choice.name == "noloco"]
+    rivals = [choice for choice in choices if choice.name != "noloco"]
+    shown = dict.fromkeys([*overlaps, "blocking"] if rivals else overlaps)
+    ways = {(overlap, link): large.simulated(overlap, link) for link in links for overlap in shown}
+    curves = []
+    for some, kinds in ((pairs, overlaps), (rivals, ["blocking"])):
+        names = [large.simulated(overlap, link) for link in links for overlap in kinds]
+        trained = {name: replace(settings, overlap=name) for name in names}
+        found = _train(trained, some, seeds, args.threads) if some else []
+        curves += found if len(trained) > 1 else [replace(c, algorithm=f"{c.algorithm} {names[0]}") for c in found]
     timed = wallclock.timed(curves, ways, large)
     if args.json:
         print_json(report.clock_document(settings, curves, large, timed))

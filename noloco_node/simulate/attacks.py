@@ -49,7 +49,7 @@ class Attackers:
         return row >= self._honest
 
     def pairs(self, chance: random.Random, met: frozenset[frozenset[int]], guards: Mapping[int, Guard]) -> Pairs:
-        """Who swaps with whom in this round; `met`: those who have already."""
+        """Who swaps with whom in this round; `met`: those who did lately."""
 
         def allowed(i: int, j: int) -> bool:
             return all(row not in guards or guards[row].allows(other) for row, other in ((i, j), (j, i)))
@@ -58,7 +58,8 @@ class Attackers:
         gone = {victim for _, victim in taken} | self._held.keys()
         attacking = range(self._honest, self._replicas if self.attack != "capture" else self._honest)
         free = [row for row in [*range(self._honest), *attacking] if row not in gone]
-        drawn: Pairs = [(free[i], free[j]) for i, j in matching(len(free), chance, met)]
+        known = frozenset(frozenset(map(free.index, pair)) for pair in met if pair <= set(free))
+        drawn: Pairs = [(free[i], free[j]) for i, j in matching(len(free), chance, known)]
         if not all(allowed(*pair) for pair in drawn):
             drawn = _first_allowed(chance.sample(free, len(free)), allowed)
         return self._unheld(drawn, guards) if self.attack == "hold" else [*taken, *drawn]

@@ -1,8 +1,8 @@
 """Train with one algorithm on one workload, from the same start to the same number of tokens. The result is a Curve.
 
 Every algorithm of a comparison gets replicas of its own from the same module, the same batches by step, the same
-learning rate by step, and is evaluated on the same held-out tokens after each of its boundaries. Progress goes to a
-callable; the caller prints it.
+learning rate by step, and is evaluated on the same held-out tokens at the same steps, whatever its own H. Progress
+goes to a callable; the caller prints it.
 """
 
 import time
@@ -73,8 +73,9 @@ def run(work: Workload, choice: Choice, progress: Progress) -> Curve:
         if since == (choice.inner_steps or settings.inner_steps) or step + 1 == settings.steps:
             rule.boundary(outer)
             since = 0
-            if step + 1 == settings.steps:
-                rule.finish(outer)
+        if step + 1 == settings.steps:
+            rule.finish(outer)
+        if (step + 1) % settings.inner_steps == 0:
             _measure(curve, step + 1, work, replicas, rule)
         progress(step + 1, float(losses.mean()))
     curve.bytes_per_param, curve.failed_swaps = rule.sent, rule.failed

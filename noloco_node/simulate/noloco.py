@@ -3,12 +3,14 @@ partners. `algorithm` makes any algorithm from a Choice.
 
 What can be tried beyond one plain swap a phase:
 
-- `delay`: a correction is applied that many inner steps after its boundary. If one is still pending at the next
-  boundary, that round is solo, as in a node.
+- `delay`: a swap takes that many inner steps from its boundary on. Its correction is applied as it arrives, slice by
+  slice, in an order that the exchange draws, as a node applies fragments. If some of it is still to come at the next
+  boundary, that round is solo and makes no outer step, as in a node: the phase goes on.
 - `swaps`: several partners in a phase, one after the other; the second gets u + c, the result of the first swap. Each
   needs the link for `delay` steps, so they are applied one after the other.
+- Who was a partner in the last ⌈log2 N⌉ swaps is not drawn again where others are left: replicas mix faster, most where
+  they read different text.
 - `keep_norm`: Δ gets the length back that averaging takes from it (core/length_correction.py).
-- `deferred`: the outer step is taken only when all corrections are there, the plain way to train on meanwhile.
 """
 
 import random
@@ -19,6 +21,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from noloco_node.core import fragments
 from noloco_node.core import outer as core
 from noloco_node.core.bounds import LONGEST, PHASES
 from noloco_node.core.codecs.by_name import codec
@@ -52,21 +55,35 @@ def algorithm(
             return PaperNoLoCo(choice.alpha, choice.beta, choice.gamma, width, chance)
         case "noloco":
             sizes = [size.numel() for size in layout.values()]
-            return (Deferred if settings.deferred else NoLoCo)(choice, settings, sizes, chance, evaluate)
+            return NoLoCo(choice, settings, sizes, chance, evaluate)
     return Algorithm()
 
 
 @dataclass(slots=True, eq=False)
 class _Pending:
+    """The swaps of all pairs that began at one moment, until their last slice is there."""
+
+    began: int
+    """Inner steps after the boundary."""
     due: int
-    """Inner steps after its boundary."""
+    """The same, of the last slice."""
     c: Tensor
-    """As it is applied, a row a replica."""
+    """A row a replica."""
+    added: Tensor
+    """What was applied of it, with the length that was owed."""
+    exchanges: dict[int, bytes] = field(default_factory=dict)
+    """By row, of those that get a correction."""
     scale: dict[int, float] = field(default_factory=dict)
     """By row: what c was multiplied by."""
     partner: dict[int, int] = field(default_factory=dict)
-    late: int = 0
-    """Boundaries since then."""
+    slices: int = 0
+    """How many have been applied."""
+    boundaries: int = 0
+    """How many have passed since."""
+
+    def arrived(self, step: int, of: int) -> int:
+        """How many slices are there, so many inner steps after the boundary."""
+        return of if step >= self.due else max(0, of * (step - self.began) // (self.due - self.began))
 
 
 class NoLoCo(Algorithm):
@@ -83,6 +100,8 @@ class NoLoCo(Algorithm):
         self._swaps = choice.swaps
         self._steps = choice.inner_steps or settings.inner_steps
         self._delay = settings.delay(self._steps)
+        self._slice = -(-sum(sizes) // max(1, self._delay))
+        """Elements that arrive in one inner step."""
         self._chance = chance
         self._evaluate = evaluate if settings.defences else None
         self._codecs = [codec(settings.codec) for _ in range(settings.replicas)]
@@ -92,13 +111,15 @@ class NoLoCo(Algorithm):
         self._movements: list[Tensor] = []  # of the last phase: a codec guesses its ranges from them
         self._lengths = [deque[float](maxlen=PHASES) for _ in range(settings.replicas)]
         self._pending: list[_Pending] = []
+        self._lately = deque[frozenset[frozenset[int]]](maxlen=max(1, (settings.replicas - 1).bit_length()))
+        """Who met in the last swaps."""
 
     def boundary(self, outer: Outer) -> None:
         for pending in self._pending:
-            pending.late += 1
-        if not self._pending:  # otherwise the link is busy: a solo round
+            pending.boundaries += 1
+        if not self._pending:
             self._swap_pairs(outer)
-        core.local_step(outer.theta, outer.phi, outer.delta, self._hyper)
+            core.local_step(outer.theta, outer.phi, outer.delta, self._hyper)
         for row, guard in self._guards.items():
             if self._evaluate:
                 guard.course.passed(self._evaluate(outer.theta.detach()[row]))
@@ -108,7 +129,8 @@ class NoLoCo(Algorithm):
         self._apply_due(outer, step)
 
     def finish(self, outer: Outer) -> None:
-        self._correct(outer, self._pending)
+        for pending in list(self._pending):
+            self._apply(outer, pending, pending.due)
 
     def _swap_pairs(self, outer: Outer) -> None:
         self.stats = CodecStats()
@@ -120,9 +142,11 @@ class NoLoCo(Algorithm):
         met: frozenset[frozenset[int]] = frozenset()
         u, start = u.cpu(), u.device
         for swap in range(1, self._swaps + 1):
-            pairs = self._attackers.pairs(self._chance, met, self._guards)
-            met |= {frozenset(pair) for pair in pairs}
-            pending = _Pending(swap * self._delay, torch.zeros_like(u))
+            pairs = self._attackers.pairs(self._chance, met.union(*self._lately), self._guards)
+            self._lately.append(frozenset(frozenset(pair) for pair in pairs))
+            met |= self._lately[-1]
+            ends = (swap - 1) * self._delay, swap * self._delay
+            pending = _Pending(*ends, torch.zeros_like(u), torch.zeros_like(u, device=start))
             for i, j in pairs:
                 self._swap(u, i, j, pending)
             u = u + pending.c
@@ -140,10 +164,10 @@ class NoLoCo(Algorithm):
     def _swap(self, u: Tensor, i: int, j: int, pending: "_Pending") -> None:
         """Into `pending`."""
         sides = ((i, j), (j, i))
+        exchange = self._chance.randbytes(16)
         for row, partner in sides:
             if row in self._attackers:
-                pending.c[row] = core.correction(u[row], u[partner])
-        exchange = self._chance.randbytes(16)
+                pending.c[row], pending.exchanges[row] = core.correction(u[row], u[partner]), exchange
         mine, theirs = (self._converse(u, *side, exchange) for side in sides)
         try:
             c_mine, c_theirs = carry(mine, theirs)
@@ -159,7 +183,8 @@ class NoLoCo(Algorithm):
             if own == 1:  # else it was not what is usual
                 conversation.learn()
             if row not in self._attackers:
-                pending.c[row], pending.scale[row], pending.partner[row] = scaled(c, both), both, partner
+                pending.c[row], pending.exchanges[row] = scaled(c, both), exchange
+                pending.scale[row], pending.partner[row] = both, partner
             if row in self._guards:
                 self._guards[row].swapped(partner)
         both_bytes = mine.stats.sent_bytes + theirs.stats.sent_bytes
@@ -185,63 +210,43 @@ class NoLoCo(Algorithm):
         return self._guards[row].scale(c, u) if row in self._guards else 1.0
 
     def _apply_due(self, outer: Outer, step: int) -> None:
-        self._correct(outer, [each for each in self._pending if each.due <= step + each.late * self._steps])
+        for pending in list(self._pending):
+            self._apply(outer, pending, step + pending.boundaries * self._steps)
 
-    def _correct(self, outer: Outer, due: Sequence["_Pending"]) -> None:
-        for pending in due:
-            for row, c in enumerate(pending.c):
-                if c.any():  # otherwise it had no partner
-                    replica = outer.theta.detach()[row], outer.phi[row], outer.delta[row]
-                    self._correct_one(row, replica, c, pending)
-        self._pending = [pending for pending in self._pending if pending not in due]
+    def _apply(self, outer: Outer, pending: "_Pending", step: int) -> None:
+        """What is there by now."""
+        count = fragments.count(outer.theta.shape[1], self._slice)
+        before, pending.slices = pending.slices, pending.arrived(step, count)
+        for row, exchange in pending.exchanges.items():
+            for index in fragments.order(count, exchange)[before : pending.slices]:
+                self._correct(outer, row, index, pending)
+        if pending.slices == count:
+            self._pending.remove(pending)
+            for row, partner in pending.partner.items():
+                self._judge(outer, row, partner, pending)
 
-    def _correct_one(self, row: int, replica: tuple[Tensor, Tensor, Tensor], c: Tensor, pending: "_Pending") -> None:
-        """As training/thread.py does it: what made the replica worse is taken back."""
+    def _correct(self, outer: Outer, row: int, index: int, pending: "_Pending") -> None:
+        start, end = fragments.bounds(index, outer.theta.shape[1], self._slice)
+        c = pending.c[row, start:end]
+        whole = self._norms[row].complete(start, c) if self._norms else c
+        theta, phi, delta = (matrix[row, start:end] for matrix in (outer.theta.detach(), outer.phi, outer.delta))
+        core.correct(theta, phi, delta, whole, self._hyper)
+        pending.added[row, start:end] = whole
+
+    def _judge(self, outer: Outer, row: int, partner: int, pending: "_Pending") -> None:
+        """As training/thread.py does it, when a swap has ended: what made the replica worse is taken back."""
         evaluate, guard = self._evaluate, self._guards.get(row)
-        without = evaluate(replica[0]) if evaluate and guard else 0.0
-        whole = self._norms[row].complete(0, c) if self._norms else c
-        core.correct(*replica, whole, self._hyper, pending.late)
         if evaluate is None or guard is None:
             return
-        shift = core.shift(self._hyper, pending.late)
+        theta, c = outer.theta.detach()[row], pending.c[row]
         apart = 2 / max(self._hyper.beta, self._hyper.gamma) / pending.scale[row]
-        losses = without, evaluate(replica[0])
-        if guard.judge(pending.partner[row], losses, lambda: evaluate(replica[0] + (apart - shift) * c)):
-            core.correct(*replica, -whole, self._hyper, pending.late)
+        losses = evaluate(theta - c), evaluate(theta)
+        if guard.judge(partner, losses, lambda: evaluate(theta + (apart - 1) * c)):
+            core.correct(theta, outer.phi[row], outer.delta[row], -pending.added[row], self._hyper)
             if self._norms:
                 self._norms[row].take_back(0, len(c))
             self.taken_back += 1
-            self.taken_back_from_honest += pending.partner[row] not in self._attackers
-
-
-class Deferred(NoLoCo):
-    """Training goes on from θ without an outer step. When the last correction is there, φ takes the outer step of that
-    boundary, and θ moves by what the step would have moved it then. A phase that ends meanwhile has no outer step."""
-
-    def boundary(self, outer: Outer) -> None:
-        for pending in self._pending:
-            pending.late += 1
-        if not self._pending:
-            self._left = outer.theta.detach().clone()
-            self._then = Outer(self._left.clone(), outer.phi, outer.delta)  # its θ alone is a copy
-            self._swap_pairs(self._then)
-        self._apply_due(outer, 0)
-
-    def finish(self, outer: Outer) -> None:
-        if self._pending:
-            self._step(outer)
-
-    def _apply_due(self, outer: Outer, step: int) -> None:
-        if self._pending and all(pending.due <= step + pending.late * self._steps for pending in self._pending):
-            self._step(outer)
-
-    def _step(self, outer: Outer) -> None:
-        then = self._then
-        core.local_step(then.theta, then.phi, then.delta, self._hyper)
-        for pending in self._pending:
-            pending.late = 0
-        self._correct(then, self._pending)
-        outer.theta.detach().add_(then.theta - self._left)
+            self.taken_back_from_honest += partner not in self._attackers
 
 
 def element_bytes(name: str) -> float:

@@ -93,7 +93,15 @@ def clock_table(large: Large, timed: Sequence[Timed]) -> Table:
     )
     for heading in ("Mbit/s", "algorithm", "overlap"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("steps late", "swap", "loss at the end", "hours", "when the first ends", f"hours to {goal:.3f}"):
+    for heading in (
+        "steps late",
+        "swap",
+        "loss at the end",
+        "hours",
+        "when the first ends",
+        f"hours to {goal:.3f}",
+        "bytes/param",
+    ):
         table.add_column(heading, justify="right")
     for way in timed:
         first_s = min(other.seconds[-1] for other in timed if other.mbit_s == way.mbit_s)
@@ -108,6 +116,7 @@ def clock_table(large: Large, timed: Sequence[Timed]) -> Table:
             f"{way.seconds[-1] / 3600:.2f}",
             f"{loss_after(way.points, first_s):.3f}",
             f"{seconds_to(way.points, goal) / 3600:.2f}",
+            f"{way.bytes_per_param:.1f}",
         )
     return table
 

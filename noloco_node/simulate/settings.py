@@ -115,8 +115,7 @@ class Settings:
     iid: bool = True
     """False: each replica has modules of the corpus that no other has."""
     overlap: str = _RUN.overlap
-    """`eager` or `delay=N`: inner steps from a boundary to its correction; `blocking`: none; `deferred` or
-    `deferred=N`: inner steps to the whole outer step, also the local one."""
+    """`eager` or `delay=N`: inner steps that a swap takes; training goes on. `blocking`: it waits."""
     codec: str = _RUN.codec
     precision: str = "auto"
     """Of matrix products: `fp32`, `bf16`, or `auto`, which is bf16 where the machine has instructions for it."""
@@ -167,23 +166,18 @@ class Settings:
         return max(1, self.inner.batch_tokens // self.data.sequence_length)
 
     def delay(self, inner_steps: int) -> int:
-        """Inner steps between a boundary and its correction."""
+        """Inner steps from a boundary to the end of a swap."""
         kind, _, steps = self.overlap.partition("=")
-        if kind in ("delay", "deferred") and steps.isdecimal():
+        if kind == "delay" and steps.isdecimal():
             return int(steps)
-        if self.overlap not in ("eager", "blocking", "deferred"):
-            raise UsageError(f"overlap must be eager, blocking, deferred, delay=N or deferred=N, not {self.overlap!r}")
+        if self.overlap not in ("eager", "blocking"):
+            raise UsageError(f"overlap must be eager, blocking or delay=N, not {self.overlap!r}")
         return 0 if self.overlap == "blocking" else -(-inner_steps // EAGER_SHARE)
-
-    @property
-    def deferred(self) -> bool:
-        """The plain way to train on: no part of the outer step is taken before the partner's vector is there."""
-        return self.overlap.startswith("deferred")
 
 
 @dataclass(slots=True)
 class Curve:
-    """The result of one algorithm: a point for each boundary, and one before any training."""
+    """The result of one algorithm: a point after each phase of the comparison, and one before any training."""
 
     algorithm: str
     seed: int
@@ -197,7 +191,7 @@ class Curve:
     replica_std: list[float] = field(default_factory=list)
     """Spread of a weight between replicas: root mean square over all weights."""
     resent_block_fraction: list[float] = field(default_factory=list)
-    """Of the swaps that this boundary began: the share of blocks that the codec sent again,"""
+    """Of the swaps that the last boundary began: the share of blocks that the codec sent again,"""
     relative_error: list[float] = field(default_factory=list)
     """and how far off it was: ‖2 c − (u_j − u_i)‖ / ‖u_j − u_i‖."""
     bytes_sent_per_param: list[float] = field(default_factory=list)

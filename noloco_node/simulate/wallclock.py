@@ -1,9 +1,9 @@
 """How long the same training would take with a large model on a link of some rate: arithmetic, no training.
 
-The losses are a small model's, the time is a large one's: a number of seconds a step, and a swap that takes as long as
-its vector needs on the link, both ways at once. Eager and deferred overlap train on meanwhile: the correction comes
-late by the steps that the swap takes. Blocking overlap waits for it in every round. Latency, finding a partner and
-stragglers are left out, which favours blocking.
+The losses are a small model's, the time is a large one's: a number of seconds a step, and as long for what is sent as
+its bytes need on the link, both ways at once. Eager overlap trains on meanwhile: a correction comes in slices until the
+steps that the swap takes are over, and no swap begins before. Blocking overlap waits for all that is sent. Latency,
+finding a partner and stragglers are left out, which favours blocking.
 """
 
 import math
@@ -14,7 +14,7 @@ from statistics import mean
 
 from noloco_node.simulate.settings import Curve
 
-OVERLAPS = ("eager", "deferred", "blocking")
+OVERLAPS = ("eager", "blocking")
 """The overlaps whose delay depends on the link."""
 Points = Sequence[tuple[float, float]]
 """Seconds and losses."""
@@ -32,16 +32,14 @@ class Large:
         return self.parameters * self.bytes_per_parameter * 8 / (mbit_s * 1e6)
 
     def simulated(self, overlap: str, mbit_s: float) -> str:
-        """The overlap to simulate: it has the same number of steps between a boundary and its correction."""
-        if overlap == "blocking":
-            return overlap
-        late = math.ceil(self.swap_s(mbit_s) / self.step_s)
-        return f"{'delay' if overlap == 'eager' else overlap}={late}"
+        """The overlap to simulate: a swap takes the same number of steps."""
+        return overlap if overlap == "blocking" else f"delay={math.ceil(self.swap_s(mbit_s) / self.step_s)}"
 
-    def clock(self, overlap: str, mbit_s: float, steps: Sequence[int]) -> list[float]:
-        """Seconds at each point of a curve; every point but the first is a boundary."""
-        waits_s = self.swap_s(mbit_s) if overlap == "blocking" else 0.0
-        return [step * self.step_s + point * waits_s for point, step in enumerate(steps)]
+    def clock(self, overlap: str, mbit_s: float, curve: Curve) -> list[float]:
+        """Seconds at each point of a curve."""
+        waits_s = self.parameters * 8 / (mbit_s * 1e6) if overlap == "blocking" else 0.0  # for a byte a parameter
+        points = zip(curve.steps, curve.bytes_sent_per_param, strict=True)
+        return [step * self.step_s + sent * waits_s for step, sent in points]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +53,7 @@ class Timed:
     seconds: list[float]
     losses: list[float]
     """Held-out, of the averaged model."""
+    bytes_per_param: float
 
     @property
     def points(self) -> Points:
@@ -62,8 +61,7 @@ class Timed:
 
 
 def timed(curves: Iterable[Curve], ways: Mapping[tuple[str, float], str], large: Large) -> list[Timed]:
-    """Each overlap on each link, with the mean curve over the seeds. If several were trained, a
-    curve's name ends with its overlap."""
+    """Each overlap on each link, with the mean curve over the seeds. A curve's name ends with what was simulated."""
     groups: dict[str, list[Curve]] = {}
     for curve in curves:
         groups.setdefault(curve.algorithm, []).append(curve)
@@ -71,10 +69,11 @@ def timed(curves: Iterable[Curve], ways: Mapping[tuple[str, float], str], large:
     for (overlap, mbit_s), simulated in ways.items():
         for name, group in groups.items():
             algorithm, _, trained = name.partition(" ")
-            if trained in ("", simulated):
+            if trained == simulated:
                 losses = [mean(point) for point in zip(*(c.averaged_model_loss for c in group), strict=True)]
-                seconds = large.clock(overlap, mbit_s, group[0].steps)
-                found.append(Timed(algorithm, overlap, mbit_s, simulated, seconds, losses))
+                seconds = large.clock(overlap, mbit_s, group[0])
+                sent = mean(curve.bytes_per_param for curve in group)
+                found.append(Timed(algorithm, overlap, mbit_s, simulated, seconds, losses, sent))
     return found
 
 

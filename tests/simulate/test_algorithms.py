@@ -1,6 +1,7 @@
 """NoLoCo among many replicas against the paper's form, and each rival against its equations in numpy."""
 
 import random
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from noloco_node.simulate.settings import Choice, Settings, choice
 
 LAYOUT = {"a": torch.Size((3, 4)), "b": torch.Size((5,))}
 SIZE = 17
+PHASES_OF_5 = Settings().inner.model_copy(update={"steps": 5})
 
 
 def start(replicas, seed=0):
@@ -45,6 +47,7 @@ def test_split_noloco_is_the_papers_with_the_same_partners(replicas):
         train(mine, seed)
         train(theirs, seed)
         split._chance, paper._chance = random.Random(seed), random.Random(seed)
+        split._lately.clear()
         split.boundary(mine)
         paper.boundary(theirs)
         for name in ("theta", "phi", "delta"):
@@ -76,24 +79,87 @@ def test_three_swaps_leave_less_spread_than_one():
 
 @pytest.mark.parametrize(("delay", "applied_at"), [(0, 0), (3, 3), (5, 5), (12, 12)])
 def test_a_late_correction_is_applied_so_many_inner_steps_later_with_the_same_effect(delay, applied_at):
-    """Phases of 5 steps; beyond them boundaries pass, at which no other correction is made."""
-    hyper = {"replicas": 4, "inner": Settings().inner.model_copy(update={"steps": 5})}
-    late, prompt = noloco(overlap=f"delay={delay}", **hyper), noloco(**hyper)
-    outers = start(4), start(4)
+    """Phases of 5 steps: boundaries that come before its end make no outer step, and no other correction."""
+    late, prompt = noloco(overlap=f"delay={delay}", inner=PHASES_OF_5), noloco()
+    outers = start(8), start(8)
     for rule, outer in zip((late, prompt), outers, strict=True):
         rule.boundary(outer)
-    prompt._swap_pairs = lambda outer: None
     apart = [not torch.equal(outers[0].phi, outers[1].phi)]
-    for step in range(1, 14):
-        for rule, outer in zip((late, prompt), outers, strict=True):
-            rule.between(outer, (step - 1) % 5 + 1)
-            if step % 5 == 0:
-                if not late._pending:
-                    late._swap_pairs = prompt._swap_pairs  # nobody meets again: what is compared is the one correction
-                rule.boundary(outer)
+    for step in range(1, applied_at + 1):
+        late.between(outers[0], (step - 1) % 5 + 1)
         apart.append(not torch.allclose(outers[0].phi, outers[1].phi, atol=1e-5))
+        if step % 5 == 0 and step < applied_at:
+            late.boundary(outers[0])
     assert apart.index(False) == applied_at
     torch.testing.assert_close(outers[0].delta, outers[1].delta, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("text", ["noloco", "noloco:keep_norm=0", "noloco:swaps=2"])
+def test_a_phase_that_a_swap_lasts_over_is_one_longer_phase(text):
+    """Of 3 phases of 5 steps, where a swap takes 7: the offer after the second one would be due, and is not made."""
+    long_phase = 15 if "swaps" in text else 10
+    inner = [PHASES_OF_5.model_copy(update={"steps": steps}) for steps in (5, long_phase)]
+    short, long = (noloco(text, overlap="delay=7", inner=of_one) for of_one in inner)
+    outers = start(8), start(8)
+    for step in range(31):
+        for rule, outer, phase in ((short, outers[0], 5), (long, outers[1], long_phase)):
+            if step:
+                train(outer, step)
+                rule.between(outer, (step - 1) % phase + 1)
+            if step % phase == 0:
+                rule.boundary(outer)
+    for name in ("theta", "phi", "delta"):
+        torch.testing.assert_close(getattr(outers[0], name), getattr(outers[1], name), rtol=1e-4, atol=1e-4)
+    assert short.sent == long.sent > 0
+
+
+@pytest.mark.parametrize("replicas", [2, 3, 4, 8])
+def test_a_partner_comes_again_when_others_had_their_turn(replicas):
+    rule, outer, met = noloco(replicas=replicas), start(replicas), []
+    rule._swap = lambda u, i, j, pending: met[-1].append({i, j})
+    for _ in range(20):
+        met.append([])
+        rule.boundary(outer)
+    window = {2: 0, 3: 2, 4: 2, 8: 3}[replicas]
+    assert all(pair not in before for at, pairs in enumerate(met) for before in met[max(0, at - window) : at]
+               for pair in pairs)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["noloco", "noloco:keep_norm=0"])
+def test_a_late_correction_comes_in_a_slice_after_each_inner_step(text):
+    late, prompt = noloco(text, overlap="delay=5", replicas=8), noloco(text, replicas=8)
+    outers = start(8), start(8)
+    for rule, outer in zip((late, prompt), outers, strict=True):
+        rule.boundary(outer)
+    there = []
+    for step in range(6):
+        if step:
+            late.between(outers[0], step)
+        same = torch.isclose(outers[0].phi, outers[1].phi, atol=1e-6)
+        assert torch.equal(same, torch.isclose(outers[0].theta, outers[1].theta, atol=1e-6))
+        there.append(same.sum(1).tolist())
+    came = [[after - before for before, after in zip(*two, strict=True)] for two in pairwise(there)]
+    assert there[0] == [0] * 8 and there[5] == [SIZE] * 8
+    assert all(sorted(of_one) == [1, 4, 4, 4, 4] for of_one in zip(*came, strict=True))
+    assert len({tuple(of_one) for of_one in zip(*came, strict=True)}) > 1, "each pair begins elsewhere"
+    torch.testing.assert_close(outers[0].delta, outers[1].delta, rtol=1e-5, atol=1e-5)
+
+
+def test_a_second_swap_begins_when_the_first_is_there():
+    late, first = noloco("noloco:swaps=2", overlap="delay=3"), noloco("noloco", overlap="delay=3")
+    outers = start(8), start(8)
+    for rule, outer in zip((late, first), outers, strict=True):
+        rule.boundary(outer)
+    for step in range(1, 4):
+        late.between(outers[0], step)
+        first.between(outers[1], step)
+        assert torch.equal(outers[0].phi, outers[1].phi)
+    both = noloco("noloco:swaps=2")
+    both.boundary(at_once := start(8))
+    late.between(outers[0], 5)
+    assert not torch.allclose(outers[0].phi, at_once.phi, atol=1e-4)
+    late.between(outers[0], 6)
+    torch.testing.assert_close(outers[0].phi, at_once.phi, rtol=1e-4, atol=1e-5)
 
 
 def test_bytes_are_those_of_the_payloads():

@@ -142,6 +142,33 @@ def test_what_makes_a_replica_worse_is_taken_back():
         torch.testing.assert_close(getattr(outer, name)[:2], getattr(before, name)[:2], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("text", ["noloco", "noloco:keep_norm=0"])
+def test_a_late_correction_is_judged_and_taken_back_as_a_whole_when_its_last_slice_is_there(text):
+    outer, asked = swarm(2), []
+    before = alone(outer)
+    losses = iter([1.0, 1.0, 1.0, 2.0, 3.0, 1.0, 1.0])
+
+    def evaluate(theta):
+        asked.append(theta.clone())
+        return next(losses)
+
+    given = settings("", 0, replicas=2, defences=True, overlap="delay=3")
+    swapping = algorithm(choice(text), given, LAYOUT, evaluate)
+    swapping._attackers.pairs = lambda *args: [(0, 1)]
+    swapping.boundary(outer)
+    for step in (1, 2):
+        swapping.between(outer, step)
+        assert len(asked) == 2, "only the boundary asked"
+    swapping.between(outer, 3)
+    assert swapping.taken_back == 1
+    without, with_it, theirs = asked[2:5]
+    torch.testing.assert_close(without, before.theta[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(theirs, 2 * with_it - without, rtol=1e-5, atol=1e-6)
+    for name in ("theta", "phi", "delta"):
+        torch.testing.assert_close(getattr(outer, name)[0], getattr(before, name)[0], rtol=1e-5, atol=1e-6)
+        assert not torch.allclose(getattr(outer, name)[1], getattr(before, name)[1], atol=1e-3)
+
+
 def met(given: Settings, rounds: int) -> list[Counter[int]]:
     """Of each honest replica: how many of its rounds went to whom, and to -1 where it swapped with nobody."""
     attackers, watching, chance = Attackers(given, [SIZE]), guards(given, SIZE), random.Random(1)

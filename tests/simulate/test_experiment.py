@@ -78,7 +78,7 @@ def test_the_same_seed_gives_the_same_curve_and_another_seed_another():
 
 def test_an_algorithm_may_meet_more_often_for_the_same_steps():
     often = curve(workload(), "noloco:inner_steps=2")
-    assert often.steps == [0, 2, 4, 6, 8, 10, 12]
+    assert often.steps == [0, 4, 8, 12], "it is evaluated like the others"
     assert often.bytes_per_param == 6 * 4
 
 

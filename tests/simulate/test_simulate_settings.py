@@ -38,7 +38,7 @@ def test_what_cannot_be_is_said(text, says):
 
 @pytest.mark.parametrize(
     ("overlap", "delay"),
-    [("eager", 2), ("blocking", 0), ("delay=7", 7), ("delay=0", 0), ("deferred=7", 7), ("deferred", 2)],
+    [("eager", 2), ("blocking", 0), ("delay=7", 7), ("delay=0", 0)],
 )
 def test_overlap(overlap, delay):
     assert Settings(overlap=overlap).delay(50) == delay
