@@ -42,8 +42,9 @@ def _training(parser: argparse.ArgumentParser) -> None:
     add(
         "--algorithms",
         metavar="LIST",
-        help="of noloco, noloco-paper, diloco, fedavg, ddp, local; each may have settings, as noloco:beta=1:swaps=2 "
-        "(alpha, beta, gamma, swaps, keep_norm, inner_steps); default: all but noloco-paper, with --links noloco",
+        help="of noloco, noloco-paper, diloco, streaming, sparta, gasloc, fedavg, ddp, local; each may have settings, "
+        "as noloco:beta=1:swaps=2 (alpha, beta, gamma, swaps, keep_norm, inner_steps, fragments, own, share); default: "
+        "noloco,diloco,fedavg,ddp,local, with --links noloco",
     )
     add(
         "--overlap",

@@ -4,20 +4,25 @@
     ddp       gradients averaged at each step, one model: the upper bound
     fedavg    after every phase all take the mean of all weights
     diloco    after every phase one Nesterov step along the mean of all Δ (arXiv 2311.08105)
+    streaming the same fragment by fragment, while training goes on (Streaming DiLoCo, arXiv 2501.18512)
+    sparta    after every inner step all take the mean of a small random share of the weights (SPARTA, EXO Labs)
+    gasloc    pairs average what DiLoCo's step has without momentum, then momentum is added (GASLoC, arXiv 2606.11081)
     noloco-paper   NoLoCo's outer step as the paper writes it (arXiv 2506.10911), with both Δ and φ of the partner
 
 Bytes are counted as if vectors were sent in the width of the codec without loss: all-reduce as a ring,
-2 (N − 1)/N elements a parameter. None of these waits for the network or loses anything to the codec.
+2 (N − 1)/N elements a parameter. Only `streaming` knows that the network takes time; the others get a mean at once.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from noloco_node.core.codecs.codec import CodecStats
+from noloco_node.simulate.settings import Choice, Settings
 
 
 @dataclass(slots=True)
@@ -71,9 +76,10 @@ class _AllReduce(Algorithm):
         super().__init__()
         self._width = width  # bytes of an element on the wire
 
-    def _mean(self, rows: Tensor) -> Tensor:
+    def _mean(self, rows: Tensor, share: float = 1.0) -> Tensor:
+        """`share`: how much of the whole vector these are."""
         replicas = len(rows)
-        self.sent += 2 * (replicas - 1) / replicas * self._width
+        self.sent += 2 * (replicas - 1) / replicas * self._width * share
         return rows.mean(dim=0)
 
 
@@ -95,10 +101,60 @@ class DiLoCo(_AllReduce):
         self._alpha, self._beta = alpha, beta
 
     def boundary(self, outer: Outer) -> None:
-        moved = self._mean(outer.theta - outer.phi)  # the negative of the outer gradient
+        self._step(outer, self._mean(outer.theta - outer.phi))
+
+    def _step(self, outer: Outer, moved: Tensor, own: float = 0.0) -> None:
+        """`moved`: the negative of the outer gradient. `own`: how much of its own weights a replica keeps."""
         outer.delta.mul_(self._alpha).add_(moved)
         outer.phi.add_(moved, alpha=self._beta).add_(outer.delta, alpha=self._alpha * self._beta)
-        outer.theta.copy_(outer.phi)
+        outer.theta.lerp_(outer.phi, 1 - own)
+
+
+class Streaming(DiLoCo):
+    """Once a phase each fragment is sent, and lands `delay` steps later, when k/K of the phase are over. The fragments
+    are neighbouring stretches of the vector. There is no boundary; the last steps of a run are merged by nobody, as a
+    comparison evaluates the mean of all replicas anyway."""
+
+    def __init__(self, choice: Choice, steps: int, delay: int, width: float) -> None:
+        super().__init__(choice.alpha, choice.beta, width)
+        self._fragments, self._own, self._steps, self._delay = choice.fragments, choice.own, steps, delay
+        self._done = 0  # inner steps
+        self._on_the_way: list[tuple[int, slice, Tensor]] = []  # when it lands, what it is, and its mean Δ
+
+    def boundary(self, outer: Outer) -> None:
+        pass
+
+    def between(self, outer: Outer, step: int) -> None:
+        self._done += 1
+        size = outer.theta.shape[1]
+        cuts = pairwise(k * size // self._fragments for k in range(self._fragments + 1))
+        for k, part in enumerate((slice(*cut) for cut in cuts), start=1):
+            if (self._done + self._delay - k * self._steps // self._fragments) % self._steps == 0:
+                moved = self._mean((outer.theta - outer.phi)[:, part], (part.stop - part.start) / size)
+                self._on_the_way.append((self._done + self._delay, part, moved))
+        self._land(outer, self._done)
+
+    def finish(self, outer: Outer) -> None:
+        self._land(outer, self._done + self._delay)
+
+    def _land(self, outer: Outer, now: int) -> None:
+        while self._on_the_way and self._on_the_way[0][0] <= now:
+            _, part, moved = self._on_the_way.pop(0)
+            fragment = Outer(outer.theta[:, part], outer.phi[:, part], outer.delta[:, part])
+            self._step(fragment, moved, self._own)
+
+
+class Sparta(_AllReduce):
+    """Which weights is drawn from a seed that all have, so their numbers are not sent."""
+
+    def __init__(self, share: float, width: float, seed: int) -> None:
+        super().__init__(width)
+        self._share, self._chance = share, torch.Generator().manual_seed(seed)
+
+    def between(self, outer: Outer, step: int) -> None:
+        size = outer.theta.shape[1]
+        drawn = (torch.rand(size, generator=self._chance) < self._share).nonzero().flatten().to(outer.theta.device)
+        outer.theta[:, drawn] = self._mean(outer.theta[:, drawn], len(drawn) / size)
 
 
 class PaperNoLoCo(Algorithm):
@@ -117,6 +173,41 @@ class PaperNoLoCo(Algorithm):
         outer.phi.add_(outer.delta)
         outer.theta.copy_(outer.phi)
         self.sent += 2 * self._width
+
+
+class Gasloc(Algorithm):
+    """With z = φ + β Δ the paper has φ ← z − γ (z − z_j)/2 + α (z − z'), z' being z a phase ago, or φ in the first one.
+    δ is what φ has beyond z, so z − z' = δ + β Δ. Where all have the same weights this is DiLoCo."""
+
+    def __init__(self, alpha: float, beta: float, gamma: float, width: float, chance: random.Random) -> None:
+        super().__init__()
+        self._alpha, self._beta, self._gamma = alpha, beta, gamma
+        self._width, self._chance = width, chance
+
+    def boundary(self, outer: Outer) -> None:
+        partner = partners(matching(len(outer.theta), self._chance), len(outer.theta))
+        moved = (outer.theta - outer.phi) * self._beta
+        z = outer.phi + moved
+        outer.delta.add_(moved).mul_(self._alpha).sub_(z - z[partner], alpha=self._gamma / 2)
+        outer.phi.copy_(z + outer.delta)
+        outer.theta.copy_(outer.phi)
+        self.sent += self._width
+
+
+def baseline(choice: Choice, settings: Settings, width: float, chance: random.Random) -> Algorithm:
+    """All but `noloco`. `width`: bytes of an element on the wire."""
+    steps = choice.inner_steps or settings.inner_steps
+    pairs = choice.alpha, choice.beta, choice.gamma, width, chance
+    made: dict[str, Callable[[], Algorithm]] = {
+        "ddp": lambda: Ddp(width),
+        "fedavg": lambda: FedAvg(width),
+        "diloco": lambda: DiLoCo(choice.alpha, choice.beta, width),
+        "streaming": lambda: Streaming(choice, steps, settings.delay(steps), width),
+        "sparta": lambda: Sparta(choice.share, width, settings.seed),
+        "noloco-paper": lambda: PaperNoLoCo(*pairs),
+        "gasloc": lambda: Gasloc(*pairs),
+    }
+    return made.get(choice.name, Algorithm)()
 
 
 Pairs = Sequence[tuple[int, int]]

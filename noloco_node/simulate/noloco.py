@@ -29,7 +29,7 @@ from noloco_node.core.codecs.codec import BLOCK, CodecStats, Conversation, carry
 from noloco_node.core.length_correction import LengthCorrection
 from noloco_node.errors import NonFinite, PeerFault
 from noloco_node.simulate.attacks import Attackers
-from noloco_node.simulate.baselines import Algorithm, Ddp, DiLoCo, FedAvg, Outer, PaperNoLoCo
+from noloco_node.simulate.baselines import Algorithm, Outer, baseline
 from noloco_node.simulate.defences import guards
 from noloco_node.simulate.settings import Choice, Settings
 
@@ -44,19 +44,10 @@ def algorithm(
     without it nothing is taken back."""
     width = element_bytes(settings.codec)
     chance = random.Random(f"partners {settings.seed}")
-    match choice.name:
-        case "ddp":
-            return Ddp(width)
-        case "fedavg":
-            return FedAvg(width)
-        case "diloco":
-            return DiLoCo(choice.alpha, choice.beta, width)
-        case "noloco-paper":
-            return PaperNoLoCo(choice.alpha, choice.beta, choice.gamma, width, chance)
-        case "noloco":
-            sizes = [size.numel() for size in layout.values()]
-            return NoLoCo(choice, settings, sizes, chance, evaluate)
-    return Algorithm()
+    if choice.name != "noloco":
+        return baseline(choice, settings, width, chance)
+    sizes = [size.numel() for size in layout.values()]
+    return NoLoCo(choice, settings, sizes, chance, evaluate)
 
 
 @dataclass(slots=True, eq=False)

@@ -35,6 +35,12 @@ class Choice:
     """1: Δ gets the length back that averaging takes from it (NoLoCo). 0: it does not."""
     inner_steps: int = 0
     """Its own H, for more boundaries with the same tokens. 0: the H of the comparison."""
+    fragments: int = 1
+    """Parts of the vector that are sent one after the other in a phase (Streaming DiLoCo)."""
+    own: float = 0.0
+    """How much of its own weights a replica keeps when a fragment lands (Streaming DiLoCo)."""
+    share: float = 1.0
+    """Of the weights, averaged after each inner step (SPARTA)."""
 
     @property
     def label(self) -> str:
@@ -54,6 +60,9 @@ DEFAULTS = {
         Choice("noloco", _RUN.alpha, _RUN.beta, _RUN.gamma, _SWAPS, int(_RUN.keep_norm)),
         Choice("noloco-paper", alpha=0.5, beta=0.7, gamma=0.7),
         Choice("diloco", alpha=0.3, beta=0.7),  # tuned for DiLoCo in the NoLoCo paper; DiLoCo's own has alpha 0.9
+        Choice("streaming", alpha=0.3, beta=1.0, fragments=5, own=0.5),  # `own` is the paper's
+        Choice("sparta", alpha=0.0, beta=1.0, share=0.005),  # SPARTA's own
+        Choice("gasloc", alpha=0.3, beta=1.0, gamma=1.0),
         Choice("fedavg", alpha=0.0, beta=1.0),
         Choice("ddp", alpha=0.0, beta=1.0),
         Choice("local", alpha=0.0, beta=1.0),
@@ -63,6 +72,9 @@ _SETTINGS = {
     "noloco": ("alpha", "beta", "gamma", "swaps", "keep_norm"),
     "noloco-paper": ("alpha", "beta", "gamma"),
     "diloco": ("alpha", "beta"),
+    "streaming": ("alpha", "beta", "fragments", "own"),
+    "sparta": ("share",),
+    "gasloc": ("alpha", "beta", "gamma"),
 }
 """The settings of each, beside `inner_steps`."""
 
@@ -87,6 +99,8 @@ def check(made: Choice) -> None:
             raise ValueError("alpha must be from 0 to below 1 and beta above 0")
         if made.swaps < 1 or made.inner_steps < 0 or made.keep_norm not in (0, 1):
             raise ValueError("swaps must be 1 or more, inner_steps 0 or more (0: everybody's) and keep_norm 0 or 1")
+        if made.fragments < 1 or not (0 <= made.own <= 1 and 0 < made.share <= 1 and 0 <= made.gamma <= 2):
+            raise ValueError("fragments must be 1 or more, own from 0 to 1, share above 0 to 1 and gamma from 0 to 2")
     except ValueError as error:
         raise UsageError(f"{made.label}: {error}") from None
 
@@ -97,7 +111,7 @@ def _setting(text: str, pair: str) -> tuple[str, float | int]:
     known = (*_SETTINGS.get(name, ()), "inner_steps")
     if key not in known:
         raise UsageError(f"{text}: {name} has no setting {key!r}, {did_you_mean(key, known)}")
-    kind = int if key in ("swaps", "keep_norm", "inner_steps") else float
+    kind = int if key in ("swaps", "keep_norm", "inner_steps", "fragments") else float
     try:
         return key, kind(value)
     except ValueError:

@@ -12,7 +12,7 @@ from statistics import mean, stdev
 from noloco_node.errors import UsageError
 from noloco_node.simulate.settings import Choice, Curve, check
 
-TUNED = ("noloco", "noloco-paper", "diloco")
+TUNED = ("noloco", "noloco-paper", "diloco", "streaming", "gasloc")
 """Those with an outer momentum and an outer learning rate."""
 
 

@@ -10,7 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from noloco_node.errors import PeerMisbehaved
-from noloco_node.simulate.baselines import Ddp, DiLoCo, FedAvg, Outer, PaperNoLoCo, matching, partners
+from noloco_node.simulate.baselines import (
+    Ddp,
+    DiLoCo,
+    FedAvg,
+    Gasloc,
+    Outer,
+    PaperNoLoCo,
+    Sparta,
+    Streaming,
+    matching,
+    partners,
+)
 from noloco_node.simulate.noloco import NoLoCo, algorithm
 from noloco_node.simulate.settings import Choice, Settings, choice
 
@@ -188,6 +199,101 @@ def test_diloco_is_nesterov_along_the_mean():
     DiLoCo(0.9, 0.7, 4).boundary(outer)
     for row in outer.theta:
         np.testing.assert_allclose(row.numpy(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_one_fragment_at_once_is_diloco():
+    whole, one = start(4), start(4)
+    one.phi[:] = whole.phi[:] = whole.phi[0]
+    one.delta[:] = whole.delta[:] = whole.delta[0]
+    rivals = DiLoCo(0.5, 0.7, 2), Streaming(Choice("streaming", 0.5, 0.7), 3, 0, 2)
+    for step in range(1, 10):
+        train(whole, step)
+        train(one, step)
+        rivals[1].between(one, (step - 1) % 3 + 1)
+        if step % 3 == 0:
+            rivals[0].boundary(whole)
+    assert torch.equal(whole.theta, one.theta)
+    assert torch.equal(whole.delta, one.delta)
+    assert rivals[0].sent == rivals[1].sent == 3 * 2 * (3 / 4) * 2
+
+
+def test_streaming_sends_one_fragment_after_the_other():
+    """Phases of 6 steps, 2 fragments, which land 2 steps after they were sent: after steps 3 and 6. Of what a replica
+    learned meanwhile a quarter stays."""
+    outer = Outer.start(torch.zeros(2, 4))
+    rival = Streaming(Choice("streaming", alpha=0.5, beta=0.7, fragments=2, own=0.25), 6, 2, width=0.5)
+    phi, velocity, theta = np.zeros(4), np.zeros(4), np.zeros((2, 4))
+    sent = {}
+    for step in range(1, 16):
+        outer.theta += torch.tensor([[1.0], [2.0]])
+        theta += [[1.0], [2.0]]
+        rival.between(outer, (step - 1) % 6 + 1)
+        part = slice(0, 2) if (step + 2) % 6 == 3 else slice(2, 4)
+        if (step + 2) % 3 == 0:
+            sent[step + 2] = part, (theta - phi).mean(axis=0)[part]
+        if step in sent:
+            part, moved = sent[step]
+            velocity[part] = 0.5 * velocity[part] + moved
+            phi[part] += 0.7 * (moved + 0.5 * velocity[part])
+            theta[:, part] = 0.75 * phi[part] + 0.25 * theta[:, part]
+        np.testing.assert_allclose(outer.theta, theta, rtol=1e-5)
+    assert rival.sent == len(sent) / 2 * 2 * (1 / 2) * 0.5
+    rival.finish(outer)  # nothing is on its way after step 15
+    np.testing.assert_allclose(outer.theta, theta, rtol=1e-5)
+
+
+def test_streaming_lands_in_the_end_what_is_on_its_way():
+    outer = Outer.start(torch.zeros(2, 4))
+    outer.theta += torch.tensor([[1.0], [3.0]])
+    rival = Streaming(Choice("streaming", alpha=0, beta=1), 6, 5, width=1)
+    rival.between(outer, 1)
+    assert outer.theta[:, 0].tolist() == [1, 3]
+    rival.finish(outer)
+    assert outer.theta.tolist() == [[2] * 4] * 2
+
+
+def test_sparta_averages_some_weights_after_each_step():
+    rival, outer = Sparta(0.25, 0.5, seed=1), Outer.start(torch.randn(4, 4000))
+    before = outer.theta.clone()
+    rival.between(outer, 1)
+    averaged = (outer.theta != before).any(dim=0)
+    assert 0.2 < averaged.double().mean() < 0.3
+    torch.testing.assert_close(outer.theta[:, averaged], before.mean(dim=0)[averaged].expand(4, -1))
+    assert rival.sent == pytest.approx(float(averaged.double().mean()) * 2 * (3 / 4) * 0.5)
+    once = averaged.clone()
+    rival.between(outer, 2)
+    assert ((outer.theta != before).any(dim=0) & ~once).any()
+
+
+def test_gasloc_is_the_papers_recursion():
+    """θ ← z − γ Λ z + α (z − z') with z = θ + β g, g what a phase learned, Λ z = (z − z_j)/2 and z' the last z."""
+    alpha, beta, gamma, outer = 0.6, 0.8, 0.9, Outer.start(torch.randn(6, SIZE))
+    rival = Gasloc(alpha, beta, gamma, 2, random.Random(0))
+    theta = last = outer.theta.double().numpy().copy()
+    for seed in range(4):
+        of = partners(matching(6, random.Random(seed)), 6)
+        rival._chance = random.Random(seed)
+        learned = outer.theta.clone()
+        train(outer, seed)
+        z = theta + beta * (outer.theta - learned).double().numpy()
+        theta, last = z - gamma * (z - z[of]) / 2 + alpha * (z - last), z
+        rival.boundary(outer)
+        np.testing.assert_allclose(outer.theta, theta, rtol=1e-4, atol=1e-5)
+    assert rival.sent == 4 * 2
+
+
+def test_gaslocs_mean_is_diloco():
+    """Pairs change no mean, and with momentum it is Nesterov's. The same gradients for both, whatever the weights."""
+    pairs, ring = start(4), start(4)
+    pairs.phi[:] = ring.phi[:] = ring.phi[0]
+    pairs.delta[:] = ring.delta[:] = 0
+    pairs.theta[:] = ring.theta[:] = ring.phi
+    rivals = Gasloc(0.5, 0.7, 1.0, 4, random.Random(0)), DiLoCo(0.5, 0.7, 4)
+    for seed in range(4):
+        for rival, outer in zip(rivals, (pairs, ring), strict=True):
+            train(outer, seed)
+            rival.boundary(outer)
+        torch.testing.assert_close(pairs.theta.mean(0), ring.theta.mean(0), rtol=1e-4, atol=1e-5)
 
 
 def test_fedavg_and_ddp_average():

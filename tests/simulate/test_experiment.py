@@ -56,7 +56,7 @@ def curve(work, text):
 
 def test_every_algorithm_starts_alike_and_sees_as_many_tokens():
     work = workload()
-    names = ("noloco", "noloco-paper", "diloco", "fedavg", "ddp", "local")
+    names = ("noloco", "noloco-paper", "diloco", "streaming", "sparta", "gasloc", "fedavg", "ddp", "local")
     curves = {name: curve(work, name) for name in names}
     assert len({c.averaged_model_loss[0] for c in curves.values()}) == 1
     assert {c.tokens[-1] for c in curves.values()} == {3 * 4 * 4 * 32}

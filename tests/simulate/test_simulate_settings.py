@@ -28,6 +28,10 @@ def test_a_choice_is_written_as_it_is_read(text):
         ("noloco:inner_steps=-2", "inner_steps 0 or more"),
         ("noloco:swaps=0", "swaps must be 1 or more"),
         ("noloco:keep_norm=2", "keep_norm 0 or 1"),
+        ("streaming:fragments=0", "fragments must be 1 or more"),
+        ("streaming:own=2", "own from 0 to 1"),
+        ("sparta:share=0", "share above 0 to 1"),
+        ("gasloc:gamma=3", "gamma from 0 to 2"),
         ("diloco:gamma=1", "diloco has no setting 'gamma', it may be alpha, beta or inner_steps"),
     ],
 )
