@@ -22,7 +22,8 @@ MAX_REMEMBERED = 4096
 
 
 class CallLimits:
-    def __init__(self) -> None:
+    def __init__(self, peer_a_minute: int = PEER_A_MINUTE, place_a_minute: int = PLACE_A_MINUTE) -> None:
+        self._a_minute = peer_a_minute, place_a_minute
         self._at_once: Counter[str] = Counter()
         """By peer and by place, and of all strangers under the empty name."""
         self._left: dict[str, tuple[float, float]] = {}
@@ -33,7 +34,8 @@ class CallLimits:
         limits = {peer: OF_PEER, f"at {place}": OF_PLACE, **({} if partner else {"": FOR_STRANGERS})}
         if any(self._at_once[name] >= most for name, most in limits.items()):
             return False
-        if not (self._take(peer, PEER_A_MINUTE, now) and self._take(f"at {place}", PLACE_A_MINUTE, now)):
+        of_peer, of_place = self._a_minute
+        if not (self._take(peer, of_peer, now) and self._take(f"at {place}", of_place, now)):
             return False
         self._at_once.update(limits.keys())
         return True
