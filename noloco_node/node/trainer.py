@@ -97,9 +97,10 @@ class TrainingNode(BaseNode):
         self._policy = Policy(config, self._home, lambda: self._stats.last_round)
         traffic = self._policy.traffic
         self._rounds = RoundService(self._transport, self._boot, random.Random(), self, self._observe, pace=traffic)
-        caller, channel = self._transport.caller, self._transport.channel
+        self._transport.is_partner = lambda peer: self._rounds.standing(peer).committed > 0
+        caller, channel, place = self._transport.caller, self._transport.channel, self._transport.place
         self._state_service = StateService(
-            caller, lambda: self._stats.round, traffic, self._refuses_state, lambda: self._stats.eval_loss
+            caller, lambda: self._stats.round, traffic, self._refuses_state, lambda: self._stats.eval_loss, place=place
         )
         for add in (
             lambda server: add_RunsServicer_to_server(self._known_runs, server),

@@ -13,8 +13,10 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+from noloco_node.errors import PeerRefused
 from noloco_node.peers.record import bucket_of, key_of, read
 from noloco_node.peers.size_estimate import MAX_DEPTH
+from noloco_node.transport.call_limits import CallLimits
 
 # A record of a real node takes 1.1 kB of memory with its overhead.
 MAX_RECORDS = 1 << 14
@@ -27,6 +29,10 @@ MAX_OF_SIGNER = 16
 MAX_OF_OTHERS = 64
 """Records that one caller stores and has not signed: hivemind gives those of a bucket or two to a node that is new,
 whose signers store them themselves within 20 s. Keys cost nothing, so who signed says little."""
+MAX_KEYS = 4
+"""That one request may look for: ours look for one, and each may be answered with a bucket."""
+PEER_A_MINUTE, PLACE_A_MINUTE = 300, 1200
+"""Requests: a node makes a few dozen."""
 
 
 class Caller(NamedTuple):
@@ -41,15 +47,17 @@ caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
 
 
 answer_size: ContextVar[list[int] | None] = ContextVar("answer_size", default=None)
-"""How many records the answer that is being read had so far: one number, which is counted up."""
+"""How many records the answer or the request that is being read had so far: one number, which is counted up."""
 
 
 class NamesCallers:
-    """hivemind's `P2P`, which notes `caller` before the DHT stores: each call has a task, and so a context."""
+    """hivemind's `P2P`, which limits callers, and notes `caller` before the DHT stores: each call has a task, and so a
+    context."""
 
     def __init__(self, p2p: Any, place_of: Callable[[str], Awaitable[str]]) -> None:
         self._p2p = p2p
         self._place_of = place_of
+        self._limits = CallLimits(PEER_A_MINUTE, PLACE_A_MINUTE)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._p2p, name)
@@ -57,11 +65,19 @@ class NamesCallers:
     async def add_protobuf_handler(self, name: str, handler: Any, *args: Any, **options: Any) -> None:
         async def handle(request: Any, context: Any) -> Any:
             peer = context.remote_id.to_base58()
-            caller.set(Caller(peer, await self._place_of(peer)))
-            return await handler(request, context)
+            by = Caller(peer, await self._place_of(peer))
+            if not self._limits.begin(*by, False, time.monotonic()):
+                raise PeerRefused("busy")
+            try:
+                caller.set(by)
+                answer_size.set([0])
+                if name.endswith("rpc_find"):
+                    del request.keys[MAX_KEYS:]
+                return await handler(request, context)
+            finally:
+                self._limits.end(*by, False)
 
-        stores = name.endswith("rpc_store")
-        await self._p2p.add_protobuf_handler(name, handle if stores else handler, *args, **options)
+        await self._p2p.add_protobuf_handler(name, handle, *args, **options)
 
 
 class RecordValidator:

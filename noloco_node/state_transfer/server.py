@@ -6,7 +6,7 @@ sent their place. What is sent is a copy (state_transfer/copies.py).
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
@@ -26,11 +26,12 @@ from noloco_node.wire import peer_pb2 as pb
 from noloco_node.wire import state_format
 from noloco_node.wire.peer_pb2_grpc import StateServicer
 
-AT_ONCE = 4
-"""More at a time would make each slower and none end earlier."""
+AT_ONCE, OF_PLACE = 4, 2
+"""More at a time would make each slower and none end earlier; and of these from one place (base/places.py), so that
+slow readers of one host leave turns for others."""
 MAX_WAITING = 32
 BUSY_S = 60.0
-"""When to try again, for callers beyond that."""
+"""When to try again, for callers beyond that: the place that has most in the queue gives one up for another place."""
 SAY_PLACE_S = 10.0
 """How often a waiting caller is sent its place: more often than its timeout for one frame (client.FRAME_S)."""
 TAKEN_S = 240.0
@@ -38,9 +39,9 @@ TAKEN_S = 240.0
 a volunteer can set, they are read in 190 s."""
 LEAST_BYTES_S = MIN_RATE_BYTES_S / 2
 """Mean rate at which a caller must read. A slower one would hold its place in the queue for days."""
-SAMPLE_EVERY_S, SAMPLES_A_MINUTE = 2.0, 60
-"""How often one caller is sent blocks of the weights, and how often all callers together: 64 KiB a second at most where
-they ask for as many as our own newcomers do."""
+SAMPLE_EVERY_S, SAMPLES_OF_PLACE, SAMPLES_A_MINUTE = 2.0, 20, 60
+"""How often one caller is sent blocks of the weights, and how often a minute those of one place and all callers: 64 KiB
+a second at most where they ask for as many as our own newcomers do."""
 
 log = logging.getLogger(__name__)
 
@@ -51,22 +52,44 @@ class DownloadQueue:
     def __init__(self) -> None:
         self._tickets: list[Ticket] = []
 
-    def join(self, peer: str) -> "Ticket | None":
-        """None where too many wait already."""
-        ticket = Ticket(self, peer)
+    def join(self, peer: str, place: str) -> "Ticket | None":
+        """None where too many wait already, and no place has more of them than this one would have."""
+        ticket = Ticket(self, peer, place)
         mine = [index for index, other in enumerate(self._tickets) if other.peer == peer]
         if mine:
             self._tickets[mine[0]].moved.set()
             self._tickets[mine[0]] = ticket
-        elif len(self._tickets) >= AT_ONCE + MAX_WAITING:
-            return None
-        else:
+        elif len(self._tickets) < AT_ONCE + MAX_WAITING or self._send_one_away(place):
             self._tickets.append(ticket)
+        else:
+            return None
         return ticket
 
     def place(self, ticket: "Ticket") -> int | None:
-        """How many downloads must end before its turn; None if it is no longer in the queue."""
-        return max(0, self._tickets.index(ticket) - AT_ONCE + 1) if ticket in self._tickets else None
+        """How many come before it, beside those whose turn it is; None if it is no longer in the queue."""
+        if ticket not in self._tickets:
+            return None
+        waiting = self._waiting()
+        return waiting.index(ticket) + 1 if ticket in waiting else 0
+
+    def _waiting(self) -> "list[Ticket]":
+        served, waiting = Counter[str](), list[Ticket]()
+        for ticket in self._tickets:
+            if served.total() < AT_ONCE and served[ticket.at] < OF_PLACE:
+                served[ticket.at] += 1
+            else:
+                waiting.append(ticket)
+        return waiting
+
+    def _send_one_away(self, place: str) -> bool:
+        """The last one of the place that has most, if it has more than this one would have."""
+        sizes = Counter(ticket.at for ticket in self._tickets)
+        last = max(reversed(self._waiting()), key=lambda ticket: sizes[ticket.at])
+        if sizes[last.at] <= sizes[place] + 1:
+            return False
+        self.leave(last)
+        last.moved.set()
+        return True
 
     def leave(self, ticket: "Ticket") -> None:
         if ticket in self._tickets:
@@ -76,8 +99,9 @@ class DownloadQueue:
 
 
 class Ticket:
-    def __init__(self, queue: DownloadQueue, peer: str) -> None:
-        self.peer = peer
+    def __init__(self, queue: DownloadQueue, peer: str, at: str) -> None:
+        """`at`: the place of the peer."""
+        self.peer, self.at = peer, at
         self.moved = asyncio.Event()
         self._queue = queue
 
@@ -161,30 +185,34 @@ class _Samples:
     """Who was sent a sample in the last minute."""
 
     def __init__(self) -> None:
-        self._sent: deque[tuple[float, str]] = deque()
+        self._sent: deque[tuple[float, str, str]] = deque()
 
-    def may_have_one(self, peer: str, now: float) -> bool:
+    def may_have_one(self, peer: str, place: str, now: float) -> bool:
         while self._sent and self._sent[0][0] <= now - 60:
             self._sent.popleft()
-        lately = any(other == peer and at > now - SAMPLE_EVERY_S for at, other in self._sent)
-        if lately or len(self._sent) >= SAMPLES_A_MINUTE:
+        lately = any(other == peer and at > now - SAMPLE_EVERY_S for at, other, _ in self._sent)
+        of_place = sum(where == place for _, _, where in self._sent)
+        if lately or of_place >= SAMPLES_OF_PLACE or len(self._sent) >= SAMPLES_A_MINUTE:
             return False
-        self._sent.append((now, peer))
+        self._sent.append((now, peer, place))
         return True
 
 
 class StateService(StateServicer):
-    """`caller`: the peer id of who calls; `round` and `eval_loss`: of this node, now; `refuses`: see `Refuses`."""
+    """`caller`: the peer id of who calls; `place`: where it is (base/places.py); `round` and `eval_loss`: of this node,
+    now; `refuses`: see `Refuses`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         caller: Callable[[Any], str],
         round: Callable[[], int],
         pace: Pace | None = None,
         refuses: Refuses = lambda _: False,
         eval_loss: Callable[[], float | None] = lambda: None,
+        *,
+        place: Callable[[Any], str] | None = None,
     ) -> None:
-        self._caller = caller
+        self._caller, self._place = caller, place or caller
         self._eval_loss = eval_loss
         self._samples = _Samples()
         self._owner: StateOwner | None = None
@@ -206,7 +234,7 @@ class StateService(StateServicer):
 
     async def Sample(self, request: pb.SampleRequest, context: Any) -> pb.StateSample:  # noqa: N802
         try:
-            sample = await self._sample(self._caller(context), request)
+            sample = await self._sample(self._caller(context), self._place(context), request)
         except PeerFault as fault:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, fault.reason)
         except NolocoError as error:
@@ -215,12 +243,13 @@ class StateService(StateServicer):
         await self._pace.sending(sample.ByteSize())
         return sample
 
-    async def _sample(self, peer: str, request: pb.SampleRequest) -> pb.StateSample:
+    async def _sample(self, peer: str, place: str, request: pb.SampleRequest) -> pb.StateSample:
         """Raises PeerFault, and NolocoError where the training has ended."""
         asked = wire.decode_sample_request(request)
         if self._owner is None or not self._fits(asked):
             raise PeerRefused(wire.Code.INCOMPATIBLE.reason)
-        if self._reserved.too_many() or not self._samples.may_have_one(peer, asyncio.get_running_loop().time()):
+        now = asyncio.get_running_loop().time()
+        if self._reserved.too_many() or not self._samples.may_have_one(peer, place, now):
             raise PeerRefused(wire.Code.BUSY.reason)
         round_, blocks = await asyncio.wrap_future(self._owner.sample(asked.blocks))
         return wire.encode_sample(wire.StateSample(round_, self._eval_loss(), blocks))
@@ -230,7 +259,7 @@ class StateService(StateServicer):
         asked = self._understood(request)
         if not isinstance(asked, wire.Refusal) and self._reserved.too_many():
             asked = wire.Refusal(wire.Code.PAUSED)
-        ticket = None if isinstance(asked, wire.Refusal) else self._queue.join(peer)
+        ticket = None if isinstance(asked, wire.Refusal) else self._queue.join(peer, self._place(context))
         if isinstance(asked, wire.Refusal):
             yield wire.encode_state(asked)
         elif ticket is None or self._copies is None:
@@ -274,6 +303,9 @@ async def _answer(
     while place := ticket.place():
         yield wire.StatePlace(place)
         await ticket.changed()
+    if place is None:
+        yield wire.Refusal(wire.Code.BUSY, retry_in_s=BUSY_S)
+        return
     making = asyncio.create_task(copies.version(asked.root, asked.coding))
     try:
         while not (await asyncio.wait({making}, timeout=SAY_PLACE_S))[0]:

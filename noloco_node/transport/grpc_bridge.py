@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,8 @@ import grpc.aio
 
 from noloco_node.base.identity import is_peer_id
 from noloco_node.base.places import behind_relay, place_of
-from noloco_node.wire.messages import MAX_MESSAGE_BYTES
+from noloco_node.transport.base import lenient
+from noloco_node.wire.messages import MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES
 
 _log = logging.getLogger(__name__)
 
@@ -32,15 +34,16 @@ BUFFER_BYTES = 1 << 18
 """What a reader buffers before its sender has to wait: large enough that Python does not run for every packet."""
 
 _LOCAL_S = 5.0  # for local work only: a connection to our own server, the flush of a closed socket
-_MAX_PER_PEER = 4  # connections; one is used, others are left from before a reconnect
+_MAX_OF_PARTNER = 4  # connections; one is used, others are left from before a reconnect
+_MAX_OF_STRANGER = 2
 _MAX_INBOUND = 128  # connections in all; each costs three file descriptors
+_FOR_PARTNERS = 32  # of these: strangers cannot take them, from however many places they come
 _MAX_BEGINNING = 32  # more streams, of which it is not known yet who sends them
 _MAX_CHANNELS = 256  # channels kept; an idle one costs a listening socket
 
-_LIMITS = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.max_send_message_length", MAX_MESSAGE_BYTES)]
-
 SERVER_OPTIONS = [
-    *_LIMITS,
+    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),  # else another process of this user could receive some of our calls
     ("grpc.max_concurrent_streams", 16),  # per connection
     ("grpc.server_handshake_timeout_ms", 10_000),  # a stream that opens and then sends nothing
@@ -49,7 +52,8 @@ SERVER_OPTIONS = [
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),  # must allow the keepalive below
 ]
 CHANNEL_OPTIONS = [
-    *_LIMITS,
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_REQUEST_BYTES),
     # A peer whose machine hangs is noticed after 20 + 40 s. If this were shorter, a slow link that is busy with a large
     # message would be taken for dead, because a ping waits behind it.
     ("grpc.keepalive_time_ms", 20_000),
@@ -125,8 +129,15 @@ class _Carrier:
 class Inbound(_Carrier):
     """libp2p streams from peers, each carried to a connection of our own gRPC server."""
 
-    def __init__(self, port: int, read_caller: Callable[[asyncio.StreamReader], Awaitable[FarEnd]]) -> None:
+    def __init__(
+        self,
+        port: int,
+        read_caller: Callable[[asyncio.StreamReader], Awaitable[FarEnd]],
+        is_partner: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """`is_partner`: whether a peer's connections may take the places that are kept for partners."""
         super().__init__()
+        self._is_partner = is_partner
         self._port = port
         self._read_caller = read_caller
         self._carried: dict[str, _Carried] = {}
@@ -170,29 +181,33 @@ class Inbound(_Carrier):
             async with asyncio.timeout(_LOCAL_S):
                 caller = await self._read_caller(stream[0])
             mine = self._per_peer[caller.peer]
-            if mine < _MAX_PER_PEER and is_peer_id(caller.peer) and self._make_room(caller):
+            most = _MAX_OF_PARTNER if self._is_partner(caller.peer) else _MAX_OF_STRANGER
+            if mine < most and is_peer_id(caller.peer) and self._make_room(caller):
                 await self._carry_for(caller, stream)
         except (OSError, TimeoutError) as error:
             _log.debug("an incoming stream ended: %r", error)
 
     def _make_room(self, caller: FarEnd) -> bool:
-        """If all are taken, close a connection of the place that has most: one without a call, which its peer opens
-        again when it wants to call, unless the caller has more; else one of who has more than the caller would have.
-        Of these the oldest of the peer that has most."""
+        """If all that the caller may take are taken, close a connection of the place that has most: one without a call,
+        which its peer opens again when it wants to call, unless the caller has more; else one of who has more than the
+        caller would have. Of these the oldest of the peer that has most."""
         there = [each for each in self._carried.values() if not each.task.cancelling()]
+        strangers = [each for each in there if not self._is_partner(each.caller.peer)]
         beginning = self._per_peer.total() - len(self._carried)
-        if len(there) + beginning < _MAX_INBOUND:
+        if not self._is_partner(caller.peer) and len(strangers) + beginning >= _MAX_INBOUND - _FOR_PARTNERS:
+            there = strangers
+        elif len(there) + beginning < _MAX_INBOUND:
             return True
         if not there:
             return False
         places = Counter(each.caller.place for each in there)
         peers = Counter(each.caller.peer for each in there)
-        most = max(there, key=lambda each: (places[each.caller.place], not each.calls, peers[each.caller.peer]))
-        more_in_place = places[most.caller.place] - places[caller.place]
-        more_of_peer = peers[most.caller.peer] - peers[caller.peer]
-        if (more_in_place, more_of_peer) < (0, 0) if not most.calls else more_in_place <= 1 and more_of_peer <= 1:
+        largest = max(there, key=lambda each: (places[each.caller.place], not each.calls, peers[each.caller.peer]))
+        more_in_place = places[largest.caller.place] - places[caller.place]
+        more_of_peer = peers[largest.caller.peer] - peers[caller.peer]
+        if (more_in_place, more_of_peer) < (0, 0) if not largest.calls else more_in_place <= 1 and more_of_peer <= 1:
             return False
-        most.task.cancel()
+        largest.task.cancel()
         return True
 
     async def _carry_for(self, caller: FarEnd, stream: Streams) -> None:
@@ -266,7 +281,7 @@ class _Outlet:
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self.listener.bind(str(path))
         self.listener.listen()
-        self.channel = grpc.aio.insecure_channel(f"unix:{path}", options=CHANNEL_OPTIONS)
+        self.channel = open_channel(f"unix:{path}")
 
     async def close(self) -> None:
         await self.channel.close(None)
@@ -274,6 +289,18 @@ class _Outlet:
             self.server.close()
         self.listener.close()
         self._path.unlink(missing_ok=True)
+
+
+def open_channel(target: str) -> grpc.aio.Channel:
+    channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+    for kind in ("unary_unary", "unary_stream", "stream_stream"):
+        setattr(channel, kind, partial(_leniently, getattr(channel, kind)))
+    return channel
+
+
+def _leniently(make: Callable[..., Any], method: str, *, response_deserializer: Any = None, **more: Any) -> Any:
+    """A channel's method for one kind of call, which reads the replies with `lenient`."""
+    return make(method, response_deserializer=lenient(response_deserializer), **more)
 
 
 async def splice(one: Streams, other: Streams, before_close: Callable[[], object] = lambda: None) -> None:

@@ -1,8 +1,11 @@
-"""Around every method of every servicer: refuses unknown callers, and keeps the text of a bug on this machine.
+"""Around every method of every servicer: refuses unknown callers, limits how long a request may take to come, and
+keeps the text of a bug on this machine.
 
-Both are done here once, so that no servicer can forget them. How a caller is proved is not known here: `admit` does it.
+This is done here once, so that no servicer can forget it. How a caller is proved is not known here: `admit` does it,
+before a byte of the request is read.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -10,6 +13,12 @@ from typing import Any
 
 import grpc
 import grpc.aio
+
+from noloco_node.transport.base import lenient
+
+REQUEST_S = 40.0
+"""For a whole request: the largest one takes 33 s at the slowest rate that a volunteer can set (host/limits.py). The
+messages of a swap have deadlines of their own."""
 
 Context = Any  # grpc.aio.ServicerContext, or that of tests/helpers/memory_network
 Handler = Any  # grpc.RpcMethodHandler, whose attributes the type stubs do not know
@@ -34,25 +43,35 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # it t
 def guarded(handler: Handler, admit: Admit) -> Handler:
     """The same method after `admit`, which aborts the calls of unknown callers."""
 
-    async def answer(request: Any, context: Context) -> Any:
+    async def answer(requests: AsyncIterator[Any], context: Context) -> Any:
         async with contained(context):
             await admit(context)
-            return await handler.unary_unary(request, context)
+            return await handler.unary_unary(await _only(requests, context), context)
 
-    async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
-        behaviour = handler.stream_stream or handler.unary_stream
+    async def stream(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
         async with contained(context):
             await admit(context)
-            async with aclosing(behaviour(request, context)) as replies:
+            if handler.stream_stream:
+                behaviour = handler.stream_stream(requests, context)
+            else:
+                behaviour = handler.unary_stream(await _only(requests, context), context)
+            async with aclosing(behaviour) as replies:
                 async for reply in replies:
                     yield reply
 
-    codecs = handler.request_deserializer, handler.response_serializer
-    if handler.stream_stream:
+    codecs = lenient(handler.request_deserializer), handler.response_serializer
+    if handler.response_streaming:
         return grpc.stream_stream_rpc_method_handler(stream, *codecs)
-    if handler.unary_stream:
-        return grpc.unary_stream_rpc_method_handler(stream, *codecs)
-    return grpc.unary_unary_rpc_method_handler(answer, *codecs)
+    return grpc.stream_unary_rpc_method_handler(answer, *codecs)
+
+
+async def _only(requests: AsyncIterator[Any], context: Context) -> Any:
+    """The one request of a call. For a method that takes one, grpc itself would read it first and wait for ever."""
+    try:
+        async with asyncio.timeout(REQUEST_S):
+            return await anext(aiter(requests))
+    except (TimeoutError, StopAsyncIteration):
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "")
 
 
 @asynccontextmanager

@@ -26,6 +26,7 @@ from noloco_node.base.addresses import Address, for_others
 from noloco_node.base.identity import Identity
 from noloco_node.base.places import claimed
 from noloco_node.errors import IdentityInUse, NolocoError, PeerLost, SwarmUnreachable, UsageError
+from noloco_node.transport.call_limits import MAX_CALLS, CallLimits
 from noloco_node.transport.grpc_bridge import SERVER_OPTIONS, FarEnd, Inbound, Outbound, Streams
 from noloco_node.transport.interceptor import Context, Interceptor
 from noloco_node.transport.observer import Observer
@@ -50,7 +51,6 @@ _DIAL_S = 15.0  # to open a stream to a peer: finding its addresses, several of 
 _RELAY_STARTS = 5  # of p2pd; the first one nearly always becomes a relay
 _MAX_KNOWN = 1024  # peers of which something is remembered, the latest
 _RECONNECT = 64  # of those that a new p2pd is connected to at once: the DHT and others' calls need a few
-_MAX_CALLS = 256  # being answered at the same time, over all peers
 _STOP_S = 2.0  # for calls that are being answered to end once they are cancelled
 
 
@@ -79,6 +79,8 @@ class Libp2pTransport:
         self._startup_timeout_s = startup_timeout_s
         self._remove_at_end = remove_at_end
         self._services: list[Callable[[grpc.aio.Server], None]] = []
+        self.is_partner: Callable[[str], bool] = lambda _: False
+        """For whom places are kept. Set before `start`."""
         self._relay = relay
         self._serves_relay = serves_relay
         helpers: dict[str, list[Address]] = {}
@@ -302,16 +304,22 @@ class Libp2pTransport:
 
     async def _start_server(self, runtime: RuntimeDirectory) -> Inbound:
         async def admit(context: Context) -> None:
-            if inbound.caller_of(context.peer()) is None:
+            far_end = inbound.caller_of(context.peer())
+            if far_end is None:
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, "calls come through libp2p only")
+                return
+            who = far_end.peer, self._relayed.place(far_end), self.is_partner(far_end.peer)
+            if not limits.begin(*who, asyncio.get_running_loop().time()):
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls")
+            context.add_done_callback(lambda _: limits.end(*who))
             ended = inbound.answering(context.peer())
             context.add_done_callback(lambda _: ended())
 
-        guard = Interceptor(admit)
-        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[guard], maximum_concurrent_rpcs=_MAX_CALLS)
+        limits, guard = CallLimits(), Interceptor(admit)
+        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[guard], maximum_concurrent_rpcs=MAX_CALLS)
         for add in self._services:
             add(server)
-        inbound = Inbound(server.add_insecure_port("127.0.0.1:0"), self._read_caller)
+        inbound = Inbound(server.add_insecure_port("127.0.0.1:0"), self._read_caller, self.is_partner)
         self._stack.push_async_callback(inbound.close)
         self._stack.push_async_callback(_stop, server)
         await server.start()

@@ -14,7 +14,11 @@ from noloco_node.wire import peer_pb2 as pb
 from noloco_node.wire import state_format
 
 MAX_MESSAGE_BYTES = 8 << 20
-"""gRPC's limit on one message, both ways: a fragment of 1 Mi parameters in fp32 is half of it."""
+"""Of a frame, and of the answer of a peer that this node has called: a fragment of 1 Mi parameters in fp32 is half of
+it, as is a list of 64 runs."""
+MAX_REQUEST_BYTES = (1 << 20) + (4 << 10)
+"""Of a message that a caller sends, which may be a stranger: the payload of a ping is the largest, a piece of a frame
+an eighth of it."""
 MAX_FRAGMENTS = 1 << 20
 """2^40 parameters at the default cut: beyond any model, small enough to count in memory."""
 MAX_ROUND = 1 << 53

@@ -134,7 +134,13 @@ class DonorNetwork:
 
     async def donor(self, name: str, owner: Owner, terms: StateTerms = TERMS, **options: Any) -> StateService:
         transport = self.transports[name] = self.network.join(name)
-        service = StateService(transport.caller, lambda: owner.round, eval_loss=lambda: owner.loss, **options)
+
+        def place(context: Any) -> str:
+            caller = transport.caller(context)
+            return self.network.places.get(caller, caller)
+
+        options = {"eval_loss": lambda: owner.loss, "place": place, **options}
+        service = StateService(transport.caller, lambda: owner.round, **options)
         service.begin(terms, owner)
         transport.serve(lambda server: add_StateServicer_to_server(service, server))
         await transport.start()

@@ -2,11 +2,25 @@
 
 import math
 import time
+from contextlib import suppress
 
 import pytest
 from records import OTHER_RUN, RUN, record
 
-from noloco_node.peers.dht_storage import MAX_IN_BUCKET, MAX_OF_OTHERS, MAX_OF_SIGNER, Caller, DhtStorage, caller
+from noloco_node.errors import PeerRefused
+from noloco_node.peers.dht_storage import (
+    MAX_IN_BUCKET,
+    MAX_KEYS,
+    MAX_OF_OTHERS,
+    MAX_OF_SIGNER,
+    PEER_A_MINUTE,
+    PLACE_A_MINUTE,
+    Caller,
+    DhtStorage,
+    NamesCallers,
+    answer_size,
+    caller,
+)
 from noloco_node.peers.record import key_of
 from noloco_node.transport.libp2p import _import_hivemind
 
@@ -142,3 +156,55 @@ def test_records_stored_before_the_start_are_taken_over_within_the_bounds(hivemi
 def test_a_value_without_a_signer_is_not_stored(share):
     assert not share.store("x", b"value", time.time() + 30)
     assert len(share) == 0 and share.get("x") is None
+
+
+class Calls:
+    """Where hivemind's `P2P` keeps the handlers of the DHT."""
+
+    def __init__(self):
+        self.handlers = {}
+
+    async def add_protobuf_handler(self, name, handler, *_, **__):
+        self.handlers[name] = handler
+
+
+class From:
+    def __init__(self, peer):
+        self.remote_id = self
+        self.to_base58 = lambda: peer
+
+
+async def place_of(peer):
+    return "here"
+
+
+async def test_a_request_names_few_keys_and_its_records_are_counted(hivemind):
+    from hivemind.proto import dht_pb2
+
+    seen = []
+
+    async def handler(request, context):
+        seen.append((len(request.keys), caller.get(), answer_size.get()))
+
+    calls = Calls()
+    limited = NamesCallers(calls, place_of)
+    for name in ("DHTProtocol.rpc_find", "DHTProtocol.rpc_store"):
+        await limited.add_protobuf_handler(name, handler)
+    keys = [bytes(20)] * 1000
+    await calls.handlers["DHTProtocol.rpc_find"](dht_pb2.FindRequest(keys=keys), From("peer"))
+    await calls.handlers["DHTProtocol.rpc_store"](dht_pb2.StoreRequest(keys=keys), From("peer"))
+    assert seen == [(MAX_KEYS, Caller("peer", "here"), [0]), (1000, Caller("peer", "here"), [0])]
+
+
+async def test_requests_a_minute_of_a_peer_and_of_its_place(hivemind):
+    calls, made = Calls(), []
+
+    async def handler(request, context):
+        made.append(caller.get())
+
+    await NamesCallers(calls, place_of).add_protobuf_handler("DHTProtocol.rpc_ping", handler)
+    for number in range(2 * PLACE_A_MINUTE):
+        with suppress(PeerRefused):
+            await calls.handlers["DHTProtocol.rpc_ping"](None, From("one" if number < PLACE_A_MINUTE else f"{number}"))
+    assert made.count(Caller("one", "here")) in range(PEER_A_MINUTE, PEER_A_MINUTE + 99)
+    assert len(made) in range(PLACE_A_MINUTE, PLACE_A_MINUTE + 99)

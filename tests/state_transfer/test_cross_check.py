@@ -445,5 +445,12 @@ def test_a_caller_that_asks_again_and_again_is_refused() -> None:
     answers = asked(Owner(state(TRUTH)), *requests, wait_s=server.SAMPLE_EVERY_S / 3)
     assert [answer == "failed_precondition" for answer in answers] == [False, True, True, False, True]
     samples = server._Samples()
-    assert sum(samples.may_have_one(f"peer{n}", n / 100) for n in range(1000)) == server.SAMPLES_A_MINUTE
-    assert samples.may_have_one("another", 70.0)
+    sent = [samples.may_have_one(f"peer{n}", f"place{n % 9}", n / 100) for n in range(1000)]
+    assert sum(sent) == server.SAMPLES_A_MINUTE
+    assert samples.may_have_one("another", "place1", 70.0)
+
+
+def test_one_place_leaves_samples_for_others() -> None:
+    samples = server._Samples()
+    assert sum(samples.may_have_one(f"peer{n}", "here", n / 100) for n in range(1000)) == server.SAMPLES_OF_PLACE
+    assert samples.may_have_one("another", "elsewhere", 10.0)

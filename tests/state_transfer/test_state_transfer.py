@@ -186,7 +186,7 @@ def test_a_peer_that_is_gone_frees_its_place_and_one_that_calls_again_keeps_it(m
         last = asyncio.create_task(fetch(third, TERMS, Download(NUMBERS), watcher))
         await asyncio.sleep(1)
         again = asyncio.create_task(fetch(second, TERMS, Download(NUMBERS), Watcher()))
-        with pytest.raises(PeerLost):
+        with pytest.raises(PeerRefused):
             await waits  # its newer call has taken its place
         leaves.cancel()
         assert of(await again) == of(await last) == (12, DATA)
@@ -194,6 +194,42 @@ def test_a_peer_that_is_gone_frees_its_place_and_one_that_calls_again_keeps_it(m
         await network.close()
 
     monkeypatch.setattr(server, "AT_ONCE", 1)
+    play(story())
+
+
+def test_one_place_leaves_turns_and_waiting_places_for_others() -> None:
+    queue = server.DownloadQueue()
+    flood = [queue.join(f"flood{n}", "here") for n in range(99)]
+    places = [ticket and ticket.place() for ticket in flood]
+    assert places[: server.AT_ONCE] == [0] * server.OF_PLACE + [1, 2]
+    assert places.index(None) == server.AT_ONCE + server.MAX_WAITING
+    newcomer = queue.join("newcomer", "elsewhere")
+    assert newcomer is not None and newcomer.place() == 0, "its turn: the place of the others has all that it may have"
+    others = [queue.join(f"other{n}", "elsewhere") for n in range(99)]
+    mine, theirs = sum(map(bool, others)), sum(t is not None and t.place() is not None for t in flood)
+    assert abs(mine - theirs) <= 2, "half of the queue for each place"
+    assert flood[0] is not None and flood[0].place() == 0, "whose turn it is stays"
+
+
+def test_a_download_that_makes_room_hears_that_the_donor_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        network = DonorNetwork(bandwidth_bytes_s=1e5)
+        network.network.places = {f"n{n}": "here" for n in range(4)}
+        await network.donor("donor", Owner(DATA))
+        crowd = []
+        for n in range(4):
+            channel = (await network.joining_node(f"n{n}")).channel("donor")
+            crowd.append(asyncio.create_task(fetch(channel, TERMS, Download(NUMBERS), Watcher())))
+            await asyncio.sleep(1)
+        channel = (await network.joining_node("elsewhere")).channel("donor")
+        assert of(await fetch(channel, TERMS, Download(NUMBERS), Watcher())) == (12, DATA)
+        results = await asyncio.gather(*crowd, return_exceptions=True)
+        assert [str(result) if isinstance(result, PeerRefused) else "" for result in results] == ["", "", "", "busy"]
+        await network.close()
+
+    monkeypatch.setattr(server, "AT_ONCE", 2)
+    monkeypatch.setattr(server, "OF_PLACE", 1)
+    monkeypatch.setattr(server, "MAX_WAITING", 2)
     play(story())
 
 

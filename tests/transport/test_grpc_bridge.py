@@ -27,10 +27,12 @@ class Bridge:
     def __init__(self, directory: Path) -> None:
         self.path = directory / "streams"
         self.open: list[Streams] = []
+        self.partners: set[str] = set()
 
     async def start(self) -> None:
         self.server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
-        self.inbound = Inbound(self.server.sockets[0].getsockname()[1], self._read_caller)
+        port = self.server.sockets[0].getsockname()[1]
+        self.inbound = Inbound(port, self._read_caller, self.partners.__contains__)
         await self.inbound.listen(self.path)
 
     async def close(self) -> None:
@@ -116,7 +118,24 @@ async def test_who_calls_nobody_makes_room(bridge: Bridge) -> None:
     assert len(bridge.inbound._carried) <= grpc_bridge._MAX_INBOUND
 
 
-async def test_a_peer_has_few_connections(bridge: Bridge) -> None:
-    peer = new_peer()
-    carried = [await bridge.is_carried(await bridge.call(peer, ELSEWHERE)) for _ in range(6)]
-    assert carried == [True] * 4 + [False] * 2
+async def test_a_peer_has_few_connections_and_a_stranger_two(bridge: Bridge) -> None:
+    stranger, partner = new_peer(), new_peer()
+    bridge.partners.add(partner)
+    for peer, most in ((stranger, 2), (partner, 4)):
+        carried = [await bridge.is_carried(await bridge.call(peer, ELSEWHERE)) for _ in range(6)]
+        assert carried == [True] * most + [False] * (6 - most)
+
+
+async def test_strangers_of_as_many_places_as_there_are_connections_leave_room_for_partners(bridge: Bridge) -> None:
+    for number in range(grpc_bridge._MAX_INBOUND):
+        await bridge.is_carried(await bridge.call(new_peer(), f"8.{number}.8.8"))
+        bridge.begin_calls()
+    partners = [new_peer() for _ in range(grpc_bridge._FOR_PARTNERS)]
+    bridge.partners.update(partners)
+    streams = [await bridge.call(partner, ELSEWHERE) for partner in partners]
+    for _ in range(2):
+        assert all([await bridge.is_carried(stream) for stream in streams])
+        bridge.begin_calls()
+        assert not await bridge.is_carried(await bridge.call(new_peer(), "9.9.9.9"))
+        for stream in streams:
+            stream[1].write(b"?")

@@ -11,20 +11,23 @@ import grpc
 import grpc.aio
 import pytest
 
-from noloco_node.transport.interceptor import Interceptor
+from noloco_node.transport import interceptor
+from noloco_node.transport.grpc_bridge import open_channel
+from noloco_node.transport.interceptor import Admit, Interceptor
+from noloco_node.wire import mirror_pb2 as pb
 
 DEADLINE_S = 20.0
 
 
+async def anybody(context: Any) -> None:
+    pass
+
+
 @asynccontextmanager
-async def served(behaviour: Any) -> AsyncIterator[str]:
-    """A server on loopback with one method, open to every caller."""
-
-    async def anybody(context: Any) -> None:
-        pass
-
-    server = grpc.aio.server(interceptors=[Interceptor(anybody)])
-    methods = {"Call": grpc.unary_unary_rpc_method_handler(behaviour)}
+async def served(behaviour: Any, admit: Admit = anybody, reads: Any = None) -> AsyncIterator[str]:
+    """A server on loopback with one method."""
+    server = grpc.aio.server(interceptors=[Interceptor(admit)])
+    methods = {"Call": grpc.unary_unary_rpc_method_handler(behaviour, reads)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", methods),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -52,6 +55,48 @@ async def test_of_a_bug_only_a_code_is_sent(kind: type[Exception], caplog: pytes
     async with served(fail) as address:
         assert await asyncio.to_thread(call, address, DEADLINE_S) == grpc.StatusCode.INTERNAL
     assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == ["a servicer failed"]
+
+
+async def test_a_request_that_does_not_come_ends_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """grpc would wait for it for ever, and each such call takes one of the places for calls."""
+    monkeypatch.setattr(interceptor, "REQUEST_S", 0.2)
+
+    async def answer(request: bytes, context: Any) -> bytes:
+        return request
+
+    async with served(answer) as address, grpc.aio.insecure_channel(address) as channel:
+        silent = channel.stream_unary("/test.Service/Call")(timeout=DEADLINE_S)
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await silent
+        assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert failed.value.details() == "", "it is the server that ended it"
+        assert await channel.unary_unary("/test.Service/Call")(b"?", timeout=DEADLINE_S) == b"?"
+
+
+async def test_a_caller_is_refused_before_its_request_is_read() -> None:
+    async def nobody(context: Any) -> None:
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "")
+
+    async def answer(request: bytes, context: Any) -> bytes:
+        return request
+
+    async with served(answer, nobody) as address, grpc.aio.insecure_channel(address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await channel.stream_unary("/test.Service/Call")(timeout=DEADLINE_S)
+        assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_bytes_that_are_no_message_are_one_without_fields(caplog: pytest.LogCaptureFixture) -> None:
+    """In a request and in an answer: no traceback, and no None for the caller."""
+
+    async def answer(request: pb.WhenceRequest, context: Any) -> bytes:
+        assert request == pb.WhenceRequest()
+        return b"\xff\xff\xff"
+
+    async with served(answer, reads=pb.WhenceRequest.FromString) as address, open_channel(address) as channel:
+        call = channel.unary_unary("/test.Service/Call", response_deserializer=pb.WhenceReply.FromString)
+        assert await call(b"\xff\xff\xff", timeout=DEADLINE_S) == pb.WhenceReply()
+    assert not caplog.records
 
 
 async def test_a_refusal_of_a_call_that_was_cancelled_is_no_bug(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ from transport_peers import STEP_S, Exchange, OverLibp2p, OverMemory, Runs, Stat
 from noloco_node.errors import PeerLost
 from noloco_node.transport.base import peer_faults
 from noloco_node.wire import peer_pb2
-from noloco_node.wire.messages import MAX_MESSAGE_BYTES
+from noloco_node.wire.messages import MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES
 from noloco_node.wire.peer_pb2_grpc import ExchangeStub, RunsStub, StateStub
 
 
@@ -194,15 +194,19 @@ async def test_an_unknown_peer_is_unavailable(net):
     assert await failure_of(call) is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_a_message_of_4_mib_passes_whole(net):
-    server, client = await net.start(Exchange(echo)), await net.start()
-    payload = bytes(range(256)) * (4 << 12)
+async def test_a_request_of_1_mib_and_a_reply_of_4_pass_whole(net):
+    async def four_times(requests, context):
+        async for request in requests:
+            yield fragment(4 * request.fragment.payload)
+
+    server, client = await net.start(Exchange(four_times)), await net.start()
+    payload = bytes(range(256)) * (1 << 12)
 
     async def one():
         yield fragment(payload)
 
     (reply,) = await drain(ExchangeStub(client.channel(server.peer_id)).Swap(one(), timeout=STEP_S))
-    assert reply.fragment.payload == payload
+    assert reply.fragment.payload == 4 * payload
 
 
 async def test_a_message_over_the_limit_is_refused_in_both_directions(net):
@@ -215,7 +219,7 @@ async def test_a_message_over_the_limit_is_refused_in_both_directions(net):
 
     server, client = await net.start(Exchange(too_large)), await net.start()
     stub = ExchangeStub(client.channel(server.peer_id))
-    for payload in (b"", bytes(MAX_MESSAGE_BYTES)):
+    for payload in (b"", bytes(MAX_REQUEST_BYTES)):
         code = await failure_of(drain(stub.Swap(one(payload), timeout=STEP_S)))
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
 

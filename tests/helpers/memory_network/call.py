@@ -16,7 +16,7 @@ from memory_network.server import MemoryContext, answer
 from memory_network.stream import Carry, Status, Stream
 
 from noloco_node.transport.interceptor import Handler
-from noloco_node.wire.messages import MAX_MESSAGE_BYTES
+from noloco_node.wire.messages import MAX_REQUEST_BYTES
 
 Serializer = Callable[[Any], bytes]
 Deserializer = Callable[[bytes], Any]
@@ -89,7 +89,7 @@ class Call:
         try:
             async for request in requests if isinstance(requests, AsyncIterable) else _once(requests):
                 message = self._codecs.serialize(request)
-                if len(message) > MAX_MESSAGE_BYTES:
+                if len(message) > MAX_REQUEST_BYTES:
                     self.fail(grpc.StatusCode.RESOURCE_EXHAUSTED)
                     return
                 await self._requests.send(message)

@@ -1,0 +1,53 @@
+"""How many calls a caller may have, at once and a minute, counted by peer and by place (base/places.py).
+
+Identities cost nothing, so the place's limits are those that hold against a flood. A partner, with whom this node has
+finished a swap, is served beyond what strangers may use together. Asked before a byte of a request is read. Pure: time
+is an argument.
+"""
+
+from collections import Counter
+
+MAX_CALLS = 256
+"""Being answered at the same time, over all peers: each may have one request of `MAX_REQUEST_BYTES` in memory."""
+FOR_STRANGERS = 192
+"""Of these: the others are kept for partners."""
+OF_PEER, OF_PLACE = 16, 48
+"""An honest peer has two swaps, a download with its look-ups, and up to eight questions to a relay. A household has a
+few peers; one place alone can hold 50 MiB of requests."""
+PEER_A_MINUTE, PLACE_A_MINUTE = 600, 2400
+"""A node whose rounds take a second makes about a hundred. A call costs about 1 ms, so one place has at most 4% of a
+core."""
+MAX_REMEMBERED = 4096
+"""Callers whose calls of the last minute are counted; the latest, so the place of a flood is one of them."""
+
+
+class CallLimits:
+    def __init__(self, peer_a_minute: int = PEER_A_MINUTE, place_a_minute: int = PLACE_A_MINUTE) -> None:
+        self._a_minute = peer_a_minute, place_a_minute
+        self._at_once: Counter[str] = Counter()
+        """By peer and by place, and of all strangers under the empty name."""
+        self._left: dict[str, tuple[float, float]] = {}
+        """How many calls a caller had left, and when; the one that called longest ago first."""
+
+    def begin(self, peer: str, place: str, partner: bool, now: float) -> bool:
+        """Whether this call may be answered; then `end` must follow."""
+        limits = {peer: OF_PEER, f"at {place}": OF_PLACE, **({} if partner else {"": FOR_STRANGERS})}
+        if any(self._at_once[name] >= most for name, most in limits.items()):
+            return False
+        of_peer, of_place = self._a_minute
+        if not (self._take(peer, of_peer, now) and self._take(f"at {place}", of_place, now)):
+            return False
+        self._at_once.update(limits.keys())
+        return True
+
+    def end(self, peer: str, place: str, partner: bool) -> None:
+        """With the same arguments."""
+        self._at_once -= Counter([peer, f"at {place}", *([] if partner else [""])])
+
+    def _take(self, name: str, a_minute: int, now: float) -> bool:
+        left, at = self._left.pop(name, (float(a_minute), now))
+        left = min(a_minute, left + (now - at) * a_minute / 60)
+        self._left[name] = left - 1 if left >= 1 else left, now
+        if len(self._left) > MAX_REMEMBERED:
+            del self._left[next(iter(self._left))]
+        return left >= 1
