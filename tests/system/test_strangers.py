@@ -112,7 +112,7 @@ class Swarm:
         return self
 
     def begin(self) -> float:
-        """When it was. Each has seen all others by then, but as paused: the first rounds, up to 5, are without a partner.
+        """When it was. Each has seen all others by then, but as paused: up to 5 rounds are without a partner at first.
 
         Their phases begin at equal distances, as those of machines that were started at any time do on average: where
         three begin at once, two meet at each boundary, and the third is alone in a third of its rounds.
