@@ -18,9 +18,11 @@ needs a `Tick`. A failure is an event like the rest. Notable choices:
   that sent bad input (core/standing.py): so a peer that holds swaps open to break them gets less and less of our time.
   While others are there, a swap that would not end within MAX_LAG at its pace is given up after two boundaries.
 - Nobody takes more than a fair share of our rounds (core/standing.py) while there is somebody else to call: a peer or a
-  place that has had its share is neither called nor accepted, nor promised the next offer. An appointment goes to a
-  later caller that had clearly less. Whom to call is drawn by place first: on one machine, which is one place, that is
-  uniform over the peers.
+  place that has had its share is neither called nor accepted, nor promised the next offer. Whom to call is drawn by
+  place first: on one machine, which is one place, that is uniform over the peers.
+- Nobody meets a partner of its last few rounds again (`no_repeat`) as long as there is somebody else to call; of those
+  alone the one met longest ago. An appointment with such a one goes to a later caller that is none. But a call is never
+  refused for that: it would cost rounds.
 - With blocking overlap no boundary comes before the round is over, so an offer ends by the clock: when the next
   boundary would have come, or at once where there is no candidate.
 - A node that pauses, has used up its quota, or leaves is *closed* for a reason: its rounds end with it, callers are
@@ -99,12 +101,12 @@ LEASH, SHORT_LEASH = 2, 1
 """Boundaries within which a swap must get on, where others are there; the second after a swap that broke."""
 BROKEN_FACTOR = 4.0
 """Times that the time of a swap that broke counts in its peer's share, and in its place's."""
-CLEARLY_LESS = 1.0
-"""Phases of our time: so much less a caller must have had than the one with the appointment, to get it instead."""
 STALL_SHARE, MIN_STALL_S = 1 / 2, 60.0
 """How long a partner may send signs of life without a fragment or an acknowledgement: longer than an inner step or an
 evaluation, behind which its corrections may wait; short enough that the offer is still open for another peer after it.
 (rounds/swap.py gives a slow link longer.)"""
+MOST_RECENT = 16
+"""Partners remembered in their order: enough for 65,536 nodes."""
 LOGGED_EVENTS = 200
 """The latest, kept for a bug report: a busy node sees about ten a round."""
 
@@ -117,6 +119,12 @@ STALLED = "stalled"
 NO_PEERS, BACKING_OFF, ALL_QUARANTINED = "no_peers", "backing_off", "all_quarantined"
 """Why nobody was called: there is no candidate; all are waited for, after refusals or broken swaps; all are in
 quarantine."""
+
+
+def no_repeat(nodes: int) -> int:
+    """For how many rounds a node does not meet a partner again, of so many nodes that train: ⌈log2 N⌉. So long it takes
+    what one of them knows to reach all; a longer window mixes worse (simulate/README.md)."""
+    return (nodes - 1).bit_length()
 
 
 class Random(Protocol):
@@ -198,7 +206,8 @@ class Round:
         self._appointment: Called | None = None
         """The next offer is kept for this caller, who waits."""
         self._appointed_at = 0.0
-        self._last_partner: str | None = None
+        self._partners: dict[str, None] = {}
+        """Those met last, the latest at the end."""
         self._backoffs: dict[str, _Backoff] = {}
         self._ledger, self._shares = Ledger(), Shares()
         """Of callers too, who need not be candidates."""
@@ -401,7 +410,9 @@ class Round:
         return [self._end(offer)]
 
     def _at_whole_swap(self, offer: _Offer, peer: str, lasted_s: float, event: SwapEnded, now: float) -> list[Action]:
-        self._last_partner, self._swap_s = peer, lasted_s
+        self._swap_s = lasted_s
+        self._partners.pop(peer, None)
+        self._partners = dict.fromkeys([*self._partners, peer][-MOST_RECENT:])
         self._backoffs.pop(peer, None)
         self._ledger.whole(peer, now)
         first = not offer.swapped_with
@@ -424,11 +435,24 @@ class Round:
         if self._offer is None or self._swap or self._outgoing or self._offer.calls >= MAX_CALLS:
             return []
         free = [p for p in self._candidates if self._wants(p, now) and self._free_at(p) <= now]
-        others = [p for p in free if p != self._last_partner]
-        if others or (free and self._alone(self._last_partner or "")):
-            fair = [p for p in others if not self._shares.over_for(p, self._candidates[p])]
-            return [self._call(self._offer, draw(self._random, self._placed(fair or others or free)), now)]
-        return []
+        last = next(reversed(self._partners), "")
+        others = [p for p in free if p != last]
+        if not others and not (free and self._alone(last)):
+            return []
+        fair = [p for p in others if not self._shares.over_for(p, self._candidates[p])]
+        return [self._call(self._offer, self._draw(fair or others or free), now)]
+
+    def _draw(self, peers: Sequence[str]) -> str:
+        """One that was not met lately, or the one that was met longest ago."""
+        recent = self._recent()
+        if fresh := [p for p in peers if p not in recent]:
+            return draw(self._random, self._placed(fresh))
+        return min(peers, key=recent.index)
+
+    def _recent(self) -> list[str]:
+        """Whom this node does not meet again as long as there are others; the latest at the end."""
+        nodes = 1 + sum(map(self._answers, self._candidates))
+        return list(self._partners)[-no_repeat(nodes) :]
 
     def _placed(self, peers: Iterable[str]) -> dict[str, str]:
         return {peer: self._candidates[peer] for peer in peers}
@@ -536,10 +560,10 @@ class Round:
         return None
 
     def _goes_before(self, call: Called, holder: Called) -> bool:
-        """Whether this caller has had clearly less of our time than the one with the appointment. Of equals the first
-        stays: to draw anew for each caller would cost honest swarms one round in a hundred."""
-        taken = self._shares.taken(holder.peer, holder.place) - self._shares.taken(call.peer, call.place)
-        return taken >= CLEARLY_LESS
+        """Whether the one with the appointment was met lately, and this caller was not. Of equals the first stays: to
+        draw anew for each caller would cost honest swarms one round in a hundred."""
+        recent = self._recent()
+        return holder.peer in recent and call.peer not in recent
 
     def _cancel_appointment(self) -> list[Action]:
         """The offer of an appointment does not open."""

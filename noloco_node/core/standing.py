@@ -241,10 +241,6 @@ class Shares:
         spare = BURST - 1
         return max(0.0, (own - spare) / self._rate(place), (of_place - spare) / self._place_rate(place))
 
-    def taken(self, peer: str, place: str) -> float:
-        """How much of our time it had lately, or all of its place."""
-        return max(self._debts(peer, place))
-
     def _debts(self, peer: str, place: str) -> tuple[float, float]:
         """Its own and its place's, which counts where there are others."""
         own = self._of_peers[peer].debt if peer in self._of_peers else 0.0

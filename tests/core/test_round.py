@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ from noloco_node.core.round import (
     TOO_SLOW,
     Round,
     _rank,
+    no_repeat,
 )
 from noloco_node.core.round_events import (
     Accept,
@@ -417,6 +419,53 @@ def test_the_same_partner_twice_only_when_there_is_no_other() -> None:
         assert alone.handle(SwapEnded(call.exchange, None), k + 0.2) == [EndRound(k, None, "b", 0, 0)]
 
 
+@pytest.mark.parametrize(("nodes", "rounds"), [(1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (8, 3), (12, 4), (64, 6)])
+def test_the_window_is_the_logarithm_of_the_nodes(nodes: int, rounds: int) -> None:
+    assert no_repeat(nodes) == rounds
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 20), st.sets(st.integers(0, 19), max_size=3)), max_size=40), st.integers(0, 99)
+)
+def test_no_partner_of_the_window_again_unless_all_were_met_and_then_the_one_met_longest_ago(
+    story: list[tuple[int, set[int]]], seed: int
+) -> None:
+    """In each round so many peers are there, and those of a set answer that they are busy."""
+    m, met = Round(random.Random(seed)), list[str]()
+    for k, (there, busy) in enumerate(story, 1):
+        now = 100.0 * k
+        peers, refused = [f"{n}" for n in range(there)], set[str]()
+        m.handle(candidates(), now)  # earlier refusals are forgotten
+        actions = [*m.handle(candidates(*peers), now), *m.handle(Boundary(k, 10.0), now)]
+        while (found := [a for a in actions if isinstance(a, Call)]) and int(found[0].peer) in busy:
+            refused.add(found[0].peer)
+            actions = m.handle(Refused(found[0].exchange, "busy", 50.0), now)
+        free = set(peers) - refused
+        if not found:
+            assert free <= set(met[-1:]) and refused, "somebody is called, unless only the last partner is free"
+            continue
+        lately = list(dict.fromkeys(reversed(met)))[: no_repeat(1 + there)]
+        if fresh := free - set(lately):
+            assert found[0].peer in fresh
+        else:
+            assert found[0].peer == max(free, key=lately.index)
+        m.handle(Accepted(found[0].exchange), now)
+        met.append(found[0].peer)
+        assert m.handle(SwapEnded(found[0].exchange, None), now)[0] == EndRound(k, None, met[-1])
+
+
+def test_an_appointment_goes_to_a_caller_that_was_not_met_lately() -> None:
+    m = machine("b", "c", "d", "e")
+    call = only(m.handle(Boundary(1, 10.0), 10.0), Call)
+    m.handle(Accepted(call.exchange), 10.0)
+    m.handle(SwapEnded(call.exchange, None), 11.0)
+    other = next(p for p in "bcde" if p != call.peer)
+    assert m.handle(Called(LOW, call.peer, 9.5), 12.0) == [Appoint(LOW, 8.0)]
+    assert m.handle(Called(HIGH, other, 9.5), 12.0) == [Refuse(LOW, "busy", 18.0), Appoint(HIGH, 8.0)]
+    assert m.handle(Called(LOW, "z", 9.5), 12.0) == [Refuse(LOW, "busy", 18.0)], "of equals the first stays"
+
+
 def test_a_silent_stranger_does_not_keep_two_partners_apart() -> None:
     m = machine("b", "gone", ids=())
     committed = 0
@@ -542,7 +591,7 @@ class Swarm:
         self.callers: dict[bytes, tuple[str, str]] = {}
         self.rounds: Counter[str] = Counter()
         self.committed: Counter[str] = Counter()
-        self.met: dict[str, Counter[str]] = {n: Counter() for n in self.names}
+        self.met: dict[str, list[str]] = {n: [] for n in self.names}
         self.calls = 0
         self.dead: set[str] = set()
         self.swaps: dict[bytes, tuple[str, str]] = {}
@@ -596,7 +645,7 @@ class Swarm:
                 self.at(self.swap_s, lambda: self.end_swap(exchange, n, peer))
             case EndRound(_, None, partner) if partner:
                 self.committed[n] += 1
-                self.met[n][partner] += 1
+                self.met[n].append(partner)
             case _:
                 pass
 
@@ -605,6 +654,12 @@ class Swarm:
         for n in (a, b):
             if self.machines[n].swapping == exchange:
                 self.handle(n, SwapEnded(exchange, None if whole and not {a, b} & self.dead else "silent", int(whole)))
+
+    def repeats(self) -> float:
+        """The share of rounds whose partner was one of the window."""
+        window = no_repeat(len(self.names))
+        again = [peer in met[max(0, k - window) : k] for met in self.met.values() for k, peer in enumerate(met)]
+        return sum(again) / len(again)
 
     def run(self, until: float) -> None:
         while self.queue and self.queue[0][0] <= until:
@@ -617,8 +672,9 @@ def test_sixty_four_equal_nodes_commit_and_meet_many() -> None:
     swarm.run(510)
     share = sum(swarm.committed.values()) / sum(swarm.rounds.values())
     assert share >= 0.9, share
-    assert min(len(met) for met in swarm.met.values()) >= 20
+    assert min(len(set(met)) for met in swarm.met.values()) >= 20
     assert swarm.calls / (sum(swarm.committed.values()) / 2) < 3
+    assert swarm.repeats() < 0.01
 
 
 def test_mixed_speeds_still_meet() -> None:
@@ -729,17 +785,6 @@ def test_a_round_without_a_call_says_why() -> None:
     m.handle(Refused(call.exchange, "busy", 90.0), 10.0)
     m.handle(Boundary(2, 10.0), 20.0)
     assert m.handle(Boundary(3, 10.0), 30.0) == [EndRound(2, BACKING_OFF)]
-
-
-def test_an_appointment_goes_to_a_caller_that_had_clearly_less() -> None:
-    m = machine("b", "c", "d")
-    call = only(m.handle(Boundary(1, 10.0), 10.0), Call)
-    m.handle(Accepted(call.exchange), 10.0)
-    m.handle(SwapEnded(call.exchange, None), 11.0)
-    other = next(p for p in "bcd" if p != call.peer)
-    assert m.handle(Called(LOW, call.peer, 9.5), 12.0) == [Appoint(LOW, 8.0)]
-    assert m.handle(Called(HIGH, other, 9.5), 12.0) == [Refuse(LOW, "busy", 18.0), Appoint(HIGH, 8.0)]
-    assert m.handle(Called(LOW, "z", 9.5), 12.0) == [Refuse(LOW, "busy", 18.0)], "of equals the first stays"
 
 
 def test_whom_to_call_is_drawn_by_place_first() -> None:
