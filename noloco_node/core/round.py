@@ -25,8 +25,8 @@ needs a `Tick`. A failure is an event like the rest. Notable choices:
   place that has had its share is neither called nor accepted, nor promised the next offer. Whom to call is drawn by
   place first: on one machine, which is one place, that is uniform over the peers.
 - Nobody calls a partner of its last few rounds again (`no_repeat`) as long as somebody else is free; of those alone the
-  one met longest ago. An appointment with such a one goes to a later caller that is none. But a call is never
-  refused for that: it would cost rounds.
+  one met longest ago, and the last partner only where nobody else is free before the boundary. An appointment with such
+  a one goes to a later caller that is none. But a call is never refused for that: it would cost rounds.
 - With blocking overlap no boundary comes before the round is over, so an offer ends by the clock: when the next
   boundary would have come, or at once where there is no candidate.
 - A node that pauses, has used up its quota, or leaves is *closed* for a reason: its rounds end with it, callers are
@@ -449,12 +449,13 @@ class Round:
         if self._offer is None or self._swap or self._outgoing or self._offer.calls >= MAX_CALLS:
             return []
         free = [p for p in self._candidates if self._wants(p, now) and self._free_at(p) <= now]
-        if not free:
-            return []
         last = next(reversed(self._partners), "")
-        others = [p for p in free if p != last] or free
+        others = [p for p in free if p != last]
+        soon = any(p != last and self._free_at(p) <= self._next_boundary() for p in self._candidates)
+        if not free or (soon and not others):
+            return []
         fair = [p for p in others if not self._shares.over_for(p, self._candidates[p])]
-        return [self._call(self._offer, self._draw(fair or others), now)]
+        return [self._call(self._offer, self._draw(fair or others or free), now)]
 
     def _draw(self, peers: Sequence[str]) -> str:
         """One that was not met lately, or the one that was met longest ago."""
