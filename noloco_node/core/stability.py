@@ -1,14 +1,20 @@
-"""Whether replicas that average with random partners stay together: the exact second moments of their spread.
+"""Whether replicas that average with random partners stay together and do not overshoot: the exact second moments.
 
-Write φ and δ of a replica as deviations from the mean over the swarm. In one outer step with random partners (groups
-of n drawn anew each time, many replicas, so partners are independent), with a = γ (1 − 1/n) and q = γ² (n − 1)/n²,
+Δ depends on φ: in a direction in which an inner phase goes the part κ of the way to a minimum, from 0 (flat) to 1 (it
+gets there), Δ is −κ φ, with φ counted from the minimum. Let b = β κ. The mean over the swarm then moves like heavy
+ball, φ_t+1 = (1 + α − b) φ_t − α φ_t−1, and stays bounded where b < 2 (1 + α).
+
+Write φ and δ of a replica as deviations from the mean over the swarm. In one outer step with random partners (groups of
+n drawn anew each time, many replicas, so partners are independent), with a = γ (1 − 1/n) + b/n and
+q = (γ − b)² (n − 1)/n²,
 
     δ ← α δ − a φ + noise of the partners' φ with variance q E[φ²] + noise of Δ          φ ← φ + δ
 
 and (E[φ²], E[φδ], E[δ²]) is multiplied by the 3×3 matrix of `moment_matrix`. The spread stays bounded exactly when
-that matrix's spectral radius, here the *variance factor* of a round, is below 1. β scales only the noise of Δ, so it
-does not decide. The NoLoCo paper (arXiv 2506.10911) bounds the mean of φ alone, α < γ < sqrt(2 + α²) for pairs;
-that is neither necessary nor sufficient: α = 0.9, γ = 1 lies inside it and diverges.
+that matrix's spectral radius, here the *variance factor* of a round, is below 1: in a flat direction that is a bound on
+γ; where b is not 0, for pairs, γ² + b² − 2αγb < 2 (1 − α²) (γ + b). A run must be stable in every direction, so β has
+to be below `largest_beta`, the bound for κ = 1. The NoLoCo paper (arXiv 2506.10911) bounds the mean of φ alone,
+α < γ < sqrt(2 + α²) for pairs; that is neither necessary nor sufficient: α = 0.9, γ = 1 lies inside it and diverges.
 
 Knows no tensors and imports neither torch nor numpy: a manifest is checked with it before anything heavy is loaded.
 """
@@ -26,7 +32,13 @@ def check(alpha: float, beta: float, gamma: float, group: int = 2) -> None:
         raise ValueError(f"beta must be a finite number above 0, not {beta:g}")
     limit = largest_gamma(alpha, group)
     if 0 < gamma < limit:
-        return
+        if beta < (most := largest_beta(alpha, gamma, group)):
+            return
+        raise ValueError(
+            f"with alpha {alpha:g}, beta {beta:g} and gamma {gamma:g} the outer step overshoots where a phase reaches "
+            f"a minimum: beta must be below {most:.3g} (exact; below 2 (1 + alpha) = {2 * (1 + alpha):g} for the mean "
+            "of the replicas, the rest for the variance between them)"
+        )
     factor = f" ({variance_factor(alpha, gamma, group):.3g} times a round)" if math.isfinite(gamma) else ""
     raise ValueError(
         f"with alpha {alpha:g} and gamma {gamma:g} the variance between replicas does not shrink{factor}: for alpha "
@@ -36,14 +48,14 @@ def check(alpha: float, beta: float, gamma: float, group: int = 2) -> None:
     )
 
 
-def variance_factor(alpha: float, gamma: float, group: int = 2) -> float:
+def variance_factor(alpha: float, gamma: float, group: int = 2, b: float = 0.0) -> float:
     """By how much a round multiplies the variance between replicas, in the long run: below 1 is stable.
 
     The map carries covariances to covariances, so its spectral radius is itself an eigenvalue and the largest real
     root of the characteristic polynomial. To the right of it that polynomial rises and is convex: Newton's method
     from above converges to it without overshooting.
     """
-    matrix = moment_matrix(alpha, gamma, group)
+    matrix = moment_matrix(alpha, gamma, group, b)
     trace, minors, determinant = _characteristic(matrix)
     root = max(sum(abs(entry) for entry in row) for row in matrix)  # no eigenvalue exceeds a norm
     for _ in range(200):  # a double root halves the error a step, others converge in about ten
@@ -64,11 +76,29 @@ def largest_gamma(alpha: float, group: int = 2) -> float:
     return 2 * group * (1 - alpha * alpha) / (group - alpha * (group - 2))
 
 
-def moment_matrix(alpha: float, gamma: float, group: int = 2) -> Matrix:
-    """What a round does to (E[φ²], E[φδ], E[δ²]), apart from the noise that Δ adds."""
+def largest_beta(alpha: float, gamma: float, group: int = 2) -> float:
+    """Below it the mean and the spread are stable for each κ from 0 to 1, if γ is below `largest_gamma`.
+
+    In b, the moment matrix has the eigenvalue 1 at the roots of square·b² − 2 half·b + rest; rest is negative there.
+    """
     _check_group(group)
-    own = gamma * (1 - 1 / group)
-    others = gamma * gamma * (group - 1) / group**2
+    others, kept = group - 1, group * (1 - alpha * alpha)
+    square = others * (1 + alpha) + 1 - alpha
+    half = 2 * alpha * gamma * others + kept
+    rest = gamma * others * (gamma * (1 + alpha + others * (1 - alpha)) - 2 * kept)
+    return min(2 * (1 + alpha), (half + math.sqrt(half * half - square * rest)) / square)
+
+
+def largest_nesterov_beta(alpha: float) -> float:
+    """The same for Nesterov's momentum on the mean of all Δ, as in DiLoCo: φ_t+1 = (1 − b) ((1 + α) φ_t − α φ_t−1)."""
+    return 2 * (1 + alpha) / (1 + 2 * alpha)
+
+
+def moment_matrix(alpha: float, gamma: float, group: int = 2, b: float = 0.0) -> Matrix:
+    """What a round does to (E[φ²], E[φδ], E[δ²]), apart from the noise of Δ. `b`: β κ, 0 in a flat direction."""
+    _check_group(group)
+    own = gamma * (1 - 1 / group) + b / group
+    others = (gamma - b) ** 2 * (group - 1) / group**2
     kept = alpha * alpha
     return (
         ((1 - own) ** 2 + others, 2 * (1 - own) * alpha, kept),

@@ -97,6 +97,10 @@ def check(made: Choice) -> None:
             stability.check(made.alpha, made.beta, made.gamma)
         elif not (0 <= made.alpha < 1 and 0 < made.beta < math.inf):
             raise ValueError("alpha must be from 0 to below 1 and beta above 0")
+        elif made.name == "diloco" and made.beta >= (most := stability.largest_nesterov_beta(made.alpha)):
+            raise ValueError(
+                f"with alpha {made.alpha:g} beta must be below {most:.3g}: beyond, the outer step overshoots"
+            )
         if made.swaps < 1 or made.inner_steps < 0 or made.keep_norm not in (0, 1):
             raise ValueError("swaps must be 1 or more, inner_steps 0 or more (0: everybody's) and keep_norm 0 or 1")
         if made.fragments < 1 or not (0 <= made.own <= 1 and 0 < made.share <= 1 and 0 <= made.gamma <= 2):

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,10 +17,11 @@ from noloco_node.core.round import (
     LOGGED_EVENTS,
     MAX_CALLS,
     MAX_LAG,
-    MIN_BLOCKED_S,
+    MIN_LIMIT_S,
     TOO_SLOW,
     Round,
     _rank,
+    no_repeat,
 )
 from noloco_node.core.round_events import (
     Accept,
@@ -39,6 +41,7 @@ from noloco_node.core.round_events import (
     Further,
     HangUp,
     Judged,
+    Misbehaved,
     Refuse,
     Refused,
     Settings,
@@ -193,6 +196,64 @@ def test_a_busy_peer_is_not_called_before_an_appointment_could_be_kept() -> None
     assert m.wake_at() == 17.0
 
 
+# ---- swaps that take longer than a phase ----
+def in_a_long_swap(*swaps_s: float) -> Round:
+    """A machine, with phases of 10 s, whose swaps took so long; now, at 100 s, it begins another one with b."""
+    m = machine("b", ids=())
+    for k, lasts_s in enumerate(swaps_s, 1):
+        call = only(m.handle(Boundary(k, 10.0), 0.0), Call)
+        m.handle(Accepted(call.exchange), 0.0)
+        m.handle(SwapEnded(call.exchange, None), lasts_s)
+    call = only(m.handle(Boundary(9, 10.0), 100.0), Call)
+    m.handle(Accepted(call.exchange), 100.0)
+    return m
+
+
+def test_an_appointment_is_for_the_first_boundary_after_the_swap_under_way() -> None:
+    m = in_a_long_swap(25.0)
+    assert m.handle(Called(LOW, "d", 20.0), 105.0) == [Refuse(LOW, "busy", 25.0)], "too late for this caller"
+    assert m.handle(Called(LOW, "d", 25.0), 105.0) == [Appoint(LOW, 25.0)]
+    for k in (1, 2):
+        boundary = Boundary(9 + k, 10.0, "swapping", 0.4 * k)
+        assert m.handle(boundary, 100.0 + 10 * k) == [EndRound(9 + k, "swapping")], "the caller waits on"
+    m.handle(SwapEnded(m.swapping or b"", None), 125.0)
+    assert m.handle(Boundary(12, 10.0), 130.0) == [Accept(LOW, "d", 12)]
+
+
+def test_who_would_wait_longer_than_it_was_told_is_refused_in_time() -> None:
+    m = in_a_long_swap(25.0)
+    m.handle(Called(LOW, "d", 25.0), 105.0)
+    assert m.handle(Boundary(10, 10.0, "swapping", 0.25), 110.0) == [
+        Refuse(LOW, "busy", 30.0),
+        EndRound(10, "swapping"),
+    ], "at its pace the swap takes 40 s"
+
+
+def test_a_partner_that_is_slow_once_does_not_change_how_long_a_swap_usually_takes() -> None:
+    m = in_a_long_swap(15.0, 15.0, 80.0)
+    assert m.handle(Called(LOW, "d", 25.0), 105.0) == [Appoint(LOW, 15.0)]
+
+
+def test_where_swaps_are_long_a_caller_waits_over_boundaries_for_its_appointment() -> None:
+    m = in_a_long_swap(40.0)
+    m.handle(SwapEnded(m.swapping or b"", None), 140.0)
+    call = only(m.handle(Boundary(13, 10.0), 141.0), Call)
+    assert call.patience_s == 20.0, "half of a swap"
+    assert m.handle(Appointed(call.exchange, 15.0), 141.0) == [Stay(call.exchange, 17.5)]
+    assert m.handle(Called(LOW, "x", 20.0), 142.0) == [Refuse(LOW, "busy", 59.0)], "after that swap"
+    assert m.handle(Boundary(14, 10.0), 151.0) == [EndRound(13, "appointment")]
+    assert m.handle(Accepted(call.exchange), 156.0) == [Begin(call.exchange, "b", 14)]
+
+
+def test_shares_and_waits_are_counted_by_how_long_swaps_take() -> None:
+    m = in_a_long_swap(80.0)
+    m.handle(candidates("b", "c", "d"), 100.0)
+    m.handle(SwapEnded(m.swapping or b"", None), 180.0)
+    assert not m._shares.over_for("b", "here"), "two swaps in a row are chance"
+    m.handle(Misbehaved("b", "bad_length"), 180.0)
+    assert m.standing("b", 180.0).quarantined_s == 160.0
+
+
 # ---- further partners of a round ----
 def in_a_swap(swaps: int | None) -> Round:
     """A machine in the first swap of its round, with b."""
@@ -285,14 +346,16 @@ def test_a_late_acceptance_is_hung_up() -> None:
     assert m.handle(Accepted(MIDDLE), 10.1) == [HangUp(MIDDLE)]
 
 
-def test_a_swap_straddles_boundaries_until_it_is_too_old() -> None:
+@pytest.mark.parametrize(("phase_s", "boundaries"), [(100.0, MAX_LAG), (10.0, MIN_LIMIT_S / 10)])
+def test_a_swap_straddles_boundaries_until_it_is_too_old(phase_s: float, boundaries: float) -> None:
     m = machine("b")
-    m.handle(Boundary(1, 10.0), 10.0)
-    m.handle(Accepted(MIDDLE), 10.1)
-    for k in range(MAX_LAG):
-        assert m.handle(Boundary(2 + k, 10.0), 20.0 + 10 * k) == [EndRound(2 + k, "swapping")]
-    assert HangUp(MIDDLE) in m.handle(Boundary(2 + MAX_LAG, 10.0), 200.0)
-    assert m.handle(SwapEnded(MIDDLE, "hung_up", applied=2), 200.0) == [EndRound(1, TOO_SLOW, "b", 2, 0)]
+    m.handle(Boundary(1, phase_s), 0.0)
+    m.handle(Accepted(MIDDLE), 0.0)
+    for k in range(1, int(boundaries) + 1):
+        assert m.handle(Boundary(1 + k, phase_s), k * phase_s) == [EndRound(1 + k, "swapping")]
+    late = (boundaries + 1) * phase_s
+    assert HangUp(MIDDLE) in m.handle(Boundary(2 + int(boundaries), phase_s), late)
+    assert m.handle(SwapEnded(MIDDLE, "hung_up", applied=2), late) == [EndRound(1, TOO_SLOW, "b", 2, 0)]
 
 
 def test_a_swap_that_breaks_leaves_the_offer_open_and_its_fragments_are_counted() -> None:
@@ -384,7 +447,7 @@ def test_a_blocking_round_waits_for_a_call_that_is_on_and_for_its_swap() -> None
     assert m.wake_at() is None and m.handle(Tick(), 20.5) == []
     m.handle(Accepted(call.exchange), 20.6)
     assert m.handle(Tick(), 500.0) == [], "nothing lands late while training waits"
-    late = 20.6 + MIN_BLOCKED_S
+    late = 20.6 + MIN_LIMIT_S
     assert m.wake_at() == late
     assert m.handle(Tick(), late) == [HangUp(call.exchange)]
     assert m.handle(Tick(), late + 1) == [] and m.wake_at() is None
@@ -415,6 +478,53 @@ def test_the_same_partner_twice_only_when_there_is_no_other() -> None:
         call = only(alone.handle(Boundary(k, 1.0), float(k)), Call)
         alone.handle(Accepted(call.exchange), k + 0.1)
         assert alone.handle(SwapEnded(call.exchange, None), k + 0.2) == [EndRound(k, None, "b", 0, 0)]
+
+
+@pytest.mark.parametrize(("nodes", "rounds"), [(1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (8, 3), (12, 4), (64, 6)])
+def test_the_window_is_the_logarithm_of_the_nodes(nodes: int, rounds: int) -> None:
+    assert no_repeat(nodes) == rounds
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 20), st.sets(st.integers(0, 19), max_size=3)), max_size=40), st.integers(0, 99)
+)
+def test_no_partner_of_the_window_again_unless_all_were_met_and_then_the_one_met_longest_ago(
+    story: list[tuple[int, set[int]]], seed: int
+) -> None:
+    """In each round so many peers are there, and those of a set answer that they are busy."""
+    m, met = Round(random.Random(seed)), list[str]()
+    for k, (there, busy) in enumerate(story, 1):
+        now = 100.0 * k
+        peers, refused = [f"{n}" for n in range(there)], set[str]()
+        m.handle(candidates(), now)  # earlier refusals are forgotten
+        actions = [*m.handle(candidates(*peers), now), *m.handle(Boundary(k, 10.0), now)]
+        while (found := [a for a in actions if isinstance(a, Call)]) and int(found[0].peer) in busy:
+            refused.add(found[0].peer)
+            actions = m.handle(Refused(found[0].exchange, "busy", 50.0), now)
+        free = set(peers) - refused
+        if not found:
+            assert not free, "as long as anybody is free, somebody is called"
+            continue
+        lately = list(dict.fromkeys(reversed(met)))[: no_repeat(1 + there)]
+        if fresh := free - set(lately):
+            assert found[0].peer in fresh
+        else:
+            assert found[0].peer == max(free, key=lately.index)
+        m.handle(Accepted(found[0].exchange), now)
+        met.append(found[0].peer)
+        assert m.handle(SwapEnded(found[0].exchange, None), now)[0] == EndRound(k, None, met[-1])
+
+
+def test_an_appointment_goes_to_a_caller_that_was_not_met_lately() -> None:
+    m = machine("b", "c", "d", "e")
+    call = only(m.handle(Boundary(1, 10.0), 10.0), Call)
+    m.handle(Accepted(call.exchange), 10.0)
+    m.handle(SwapEnded(call.exchange, None), 11.0)
+    other = next(p for p in "bcde" if p != call.peer)
+    assert m.handle(Called(LOW, call.peer, 9.5), 12.0) == [Appoint(LOW, 8.0)]
+    assert m.handle(Called(HIGH, other, 9.5), 12.0) == [Refuse(LOW, "busy", 18.0), Appoint(HIGH, 8.0)]
+    assert m.handle(Called(LOW, "z", 9.5), 12.0) == [Refuse(LOW, "busy", 18.0)], "of equals the first stays"
 
 
 def test_a_silent_stranger_does_not_keep_two_partners_apart() -> None:
@@ -542,7 +652,7 @@ class Swarm:
         self.callers: dict[bytes, tuple[str, str]] = {}
         self.rounds: Counter[str] = Counter()
         self.committed: Counter[str] = Counter()
-        self.met: dict[str, Counter[str]] = {n: Counter() for n in self.names}
+        self.met: dict[str, list[str]] = {n: [] for n in self.names}
         self.calls = 0
         self.dead: set[str] = set()
         self.swaps: dict[bytes, tuple[str, str]] = {}
@@ -596,7 +706,7 @@ class Swarm:
                 self.at(self.swap_s, lambda: self.end_swap(exchange, n, peer))
             case EndRound(_, None, partner) if partner:
                 self.committed[n] += 1
-                self.met[n][partner] += 1
+                self.met[n].append(partner)
             case _:
                 pass
 
@@ -605,6 +715,12 @@ class Swarm:
         for n in (a, b):
             if self.machines[n].swapping == exchange:
                 self.handle(n, SwapEnded(exchange, None if whole and not {a, b} & self.dead else "silent", int(whole)))
+
+    def repeats(self) -> float:
+        """The share of rounds whose partner was one of the window."""
+        window = no_repeat(len(self.names))
+        again = [peer in met[max(0, k - window) : k] for met in self.met.values() for k, peer in enumerate(met)]
+        return sum(again) / len(again)
 
     def run(self, until: float) -> None:
         while self.queue and self.queue[0][0] <= until:
@@ -617,8 +733,9 @@ def test_sixty_four_equal_nodes_commit_and_meet_many() -> None:
     swarm.run(510)
     share = sum(swarm.committed.values()) / sum(swarm.rounds.values())
     assert share >= 0.9, share
-    assert min(len(met) for met in swarm.met.values()) >= 20
+    assert min(len(set(met)) for met in swarm.met.values()) >= 20
     assert swarm.calls / (sum(swarm.committed.values()) / 2) < 3
+    assert swarm.repeats() < 0.01
 
 
 def test_mixed_speeds_still_meet() -> None:
@@ -678,18 +795,23 @@ def held(*others: str) -> Round:
     return m
 
 
-def test_a_swap_that_does_not_get_on_is_given_up_after_two_boundaries_while_others_wait() -> None:
-    for progress, reason in ((0.0, "stalled"), (0.05, TOO_SLOW)):
-        m = held("c")
-        assert HangUp(MIDDLE) not in m.handle(Boundary(2, 10.0, "swapping", 0.0), 20.0)
-        assert HangUp(MIDDLE) in m.handle(Boundary(3, 10.0, "swapping", progress), 30.0)
-        actions = m.handle(SwapEnded(MIDDLE, "hung_up"), 30.0)
+@pytest.mark.parametrize(("phase_s", "boundaries"), [(60.0, 2), (10.0, 3), (2.0, 15)])
+def test_a_swap_that_does_not_get_on_is_given_up_after_two_phases_or_30_s_while_others_wait(
+    phase_s: float, boundaries: int
+) -> None:
+    for progress, reason in ((0.0, "stalled"), (0.0005, TOO_SLOW)):
+        m = machine("b")
+        m.handle(Boundary(1, phase_s), 0.0)
+        m.handle(Accepted(MIDDLE), 0.0)
+        m.handle(candidates("b", "c"), 0.0)
+        for k in range(1, boundaries):
+            assert HangUp(MIDDLE) not in m.handle(Boundary(1 + k, phase_s, "swapping", 0.0), k * phase_s)
+        late = boundaries * phase_s
+        assert HangUp(MIDDLE) in m.handle(Boundary(1 + boundaries, phase_s, "swapping", progress), late)
+        assert m._swap is not None and m._swap.given_up == reason
+        actions = m.handle(SwapEnded(MIDDLE, "hung_up"), late)
         assert only(actions, Call).peer == "c", "its offer is open for another one"
         assert m._offer is not None and m._offer.reason == "no_answer" and m._offer.failed_with == "b"
-        m = held("c")
-        m.handle(Boundary(2, 10.0, "swapping", 0.0), 20.0)
-        m.handle(Boundary(3, 10.0, "swapping", progress), 30.0)
-        assert m._swap is not None and m._swap.given_up == reason
 
 
 def test_a_slow_but_steady_swap_is_let_on_from_the_first_one_and_any_where_nobody_else_is_there() -> None:
@@ -729,17 +851,6 @@ def test_a_round_without_a_call_says_why() -> None:
     m.handle(Refused(call.exchange, "busy", 90.0), 10.0)
     m.handle(Boundary(2, 10.0), 20.0)
     assert m.handle(Boundary(3, 10.0), 30.0) == [EndRound(2, BACKING_OFF)]
-
-
-def test_an_appointment_goes_to_a_caller_that_had_clearly_less() -> None:
-    m = machine("b", "c", "d")
-    call = only(m.handle(Boundary(1, 10.0), 10.0), Call)
-    m.handle(Accepted(call.exchange), 10.0)
-    m.handle(SwapEnded(call.exchange, None), 11.0)
-    other = next(p for p in "bcd" if p != call.peer)
-    assert m.handle(Called(LOW, call.peer, 9.5), 12.0) == [Appoint(LOW, 8.0)]
-    assert m.handle(Called(HIGH, other, 9.5), 12.0) == [Refuse(LOW, "busy", 18.0), Appoint(HIGH, 8.0)]
-    assert m.handle(Called(LOW, "z", 9.5), 12.0) == [Refuse(LOW, "busy", 18.0)], "of equals the first stays"
 
 
 def test_whom_to_call_is_drawn_by_place_first() -> None:

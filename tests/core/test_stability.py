@@ -43,8 +43,31 @@ def test_everybody_in_one_group_has_the_bound_of_heavy_ball():
     assert stability.largest_gamma(0.9, 10**9) == pytest.approx(2 * (1 + 0.9))
 
 
-@given(st.floats(0, 0.95), st.floats(0.05, 2.5), st.integers(2, 8))
-def test_the_moments_are_those_of_random_groups(alpha, gamma, group):
+@given(st.floats(0, 0.99), st.floats(0.01, 0.99), st.integers(2, 8), st.floats(0, 1))
+def test_the_largest_beta_is_where_mean_or_spread_are_stable_no_more(alpha, share, group, kappa):
+    gamma = share * stability.largest_gamma(alpha, group)
+    most = stability.largest_beta(alpha, gamma, group)
+    below, above = ((1 + alpha - b, b) for b in (0.999 * kappa * most, 1.001 * most))
+    roots = [np.abs(np.roots([1, -first, alpha])).max() for first, _ in (below, above)]
+    factors = [stability.variance_factor(alpha, gamma, group, b) for _, b in (below, above)]
+    assert factors[0] < 1 and roots[0] <= 1 + 1e-9 < max(factors[1], roots[1])
+
+
+def test_for_pairs_the_spread_may_bound_beta_more_than_heavy_ball():
+    assert stability.largest_beta(0.3, 0.7) == pytest.approx(2.548, abs=0.001), "below 2.6"
+    assert stability.largest_beta(0.1, 1.0) == pytest.approx(2 * 1.1, abs=0.02)
+    assert stability.largest_beta(0.5, 1.5, 10**9) == pytest.approx(2 * 1.5)
+
+
+@given(st.floats(0, 0.99))
+def test_nesterov_overshoots_from_its_bound_on(alpha):
+    for share, stable in ((0.999, True), (1.001, False)):
+        kept = 1 - share * stability.largest_nesterov_beta(alpha)
+        assert (np.abs(np.roots([1, -(1 + alpha) * kept, alpha * kept])).max() < 1) == stable
+
+
+@given(st.floats(0, 0.95), st.floats(0.05, 2.5), st.integers(2, 8), st.floats(0, 2.5))
+def test_the_moments_are_those_of_random_groups(alpha, gamma, group, b):
     """One round of really drawn groups, over many replicas, against the matrix."""
     rng = np.random.default_rng(5)
     count = 40_000 // group * group
@@ -54,10 +77,10 @@ def test_the_moments_are_those_of_random_groups(alpha, gamma, group):
     order = rng.permutation(count).reshape(-1, group)
     mean = np.empty(count)
     mean[order] = phi[order].mean(axis=1, keepdims=True)
-    delta = alpha * delta - gamma * (phi - mean)
+    delta = alpha * delta - b * mean - gamma * (phi - mean)
     phi = phi + delta
     after = np.array([np.mean(phi * phi), np.mean(phi * delta), np.mean(delta * delta)])
-    expected = np.array(stability.moment_matrix(alpha, gamma, group)) @ before
+    expected = np.array(stability.moment_matrix(alpha, gamma, group, b)) @ before
     np.testing.assert_allclose(after, expected, rtol=0.05, atol=0.05 * before.max())
 
 
@@ -77,6 +100,8 @@ def test_the_moments_are_those_of_random_groups(alpha, gamma, group):
         (-0.1, 0.7, 0.7, "from 0 to below 1"),
         (0.5, 0.0, 0.7, "above 0"),
         (0.5, float("inf"), 0.7, "finite"),
+        (0.3, 9.9, 0.7, r"overshoots.*beta must be below 2\.55.*2 \(1 \+ alpha\) = 2\.6 for the mean"),
+        (0.9, 1.5, 0.3, r"beta must be below 0\.945"),
     ],
 )
 def test_the_error_says_what_would_be_stable(alpha, beta, gamma, says):
@@ -159,3 +184,15 @@ def test_noisy_quadratic_stays_together_where_the_matrix_says_stable():
     spread = variance(quadratic(0.5, 0.7, 1.4, 1e-3, 400, seed=3))
     early, late = spread[100:200].mean(), spread[300:].mean()
     assert late < 1.5 * early
+
+
+@pytest.mark.parametrize(("beta", "stable"), [(2.3, True), (2.6, False)])
+def test_noisy_quadratic_whose_phases_reach_the_minimum_overshoots_from_the_largest_beta_on(beta, stable):
+    """The mean alone would be stable with both, below 3."""
+    spread = variance(quadratic(0.5, beta, 0.7, 0.5, 120, seed=6))
+    factor = stability.variance_factor(0.5, 0.7, b=beta * (1 - 0.5**10))
+    assert (beta < stability.largest_beta(0.5, 0.7)) == (factor < 1) == stable
+    if stable:
+        assert spread[-40:].mean() < 1.5 * spread[40:80].mean()
+    else:
+        assert float((spread[-1] / spread[60]) ** (1 / 59)) == pytest.approx(factor, rel=0.05)

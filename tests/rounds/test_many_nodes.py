@@ -12,6 +12,7 @@ from virtual_clock import run_virtual
 from virtual_nodes import VirtualSwarm
 
 from noloco_node.base.events import RoundCommitted
+from noloco_node.core.round import no_repeat
 
 EQUAL = [10.0] * 64
 MIXED = [1] * 22 + [2] * 21 + [4] * 21
@@ -35,9 +36,10 @@ def test_equal_nodes_commit_with_many_partners_and_few_calls() -> None:
 
 
 @pytest.mark.parametrize("nodes", [12, pytest.param(64, marks=[pytest.mark.slow, pytest.mark.timeout(300)])])
-def test_partners_are_drawn_uniformly(nodes: int) -> None:
+def test_partners_are_uniform_in_the_long_run_and_do_not_come_again_soon(nodes: int) -> None:
     """Chi-square over the pairs. Its degrees of freedom are the pairs less one for each node, whose number of rounds
-    is given; the limit is the 99.9% quantile by Wilson and Hilferty."""
+    is given; the limit is the 99.9% quantile by Wilson and Hilferty for independent draws. Where partners do not come
+    again soon, pairs meet more evenly than by such draws: the sum is below its degrees of freedom."""
     swarm = VirtualSwarm([10.0] * nodes)
     run_virtual(swarm.run(500))
     names = [n.name for n in swarm.nodes]
@@ -46,7 +48,15 @@ def test_partners_are_drawn_uniformly(nodes: int) -> None:
     expected = sum(met.values()) / len(pairs)
     chi = sum((met[pair] - expected) ** 2 / expected for pair in pairs)
     freedom = len(pairs) - len(names)
-    print(f"\npartners of {nodes} over 500 rounds: chi-square {chi:.0f} of {freedom} degrees of freedom")  # noqa: T201
+    window = no_repeat(nodes)
+    partners = [[e.partner for e in n.committed] for n in swarm.nodes]
+    again = sum(peer in met[max(0, k - window) : k] for met in partners for k, peer in enumerate(met))
+    share = again / sum(map(len, partners))
+    print(  # noqa: T201
+        f"\npartners of {nodes} over 500 rounds: chi-square {chi:.0f} of {freedom} degrees of freedom; {share:.1%} met "
+        f"again within {window} rounds"
+    )
+    assert share < 0.01
     limit = freedom * (1 - 2 / (9 * freedom) + 3.09 * (2 / (9 * freedom)) ** 0.5) ** 3
     assert chi < limit, f"{chi:.0f} for {freedom} degrees of freedom, of {expected:.0f} meetings a pair"
 

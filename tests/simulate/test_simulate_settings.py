@@ -25,6 +25,7 @@ def test_a_choice_is_written_as_it_is_read(text):
         ("noloco:alpha=0.9:gamma=1", "gamma must be above 0 and below 0.38"),
         ("diloco:alpha=5:beta=-3", "alpha must be from 0 to below 1"),
         ("diloco:beta=nan", "beta above 0"),
+        ("diloco:alpha=0.9:beta=1.4", "beta must be below 1.36"),
         ("noloco:inner_steps=-2", "inner_steps 0 or more"),
         ("noloco:swaps=0", "swaps must be 1 or more"),
         ("noloco:keep_norm=2", "keep_norm 0 or 1"),
