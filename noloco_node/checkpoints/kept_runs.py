@@ -23,6 +23,8 @@ class KeptRun:
     """Of the newest checkpoint."""
     rounds: int | None
     finished: bool
+    amended: str | None
+    """What its author changed in it later."""
     active_at: float | None
     """When a file of it was written last, in seconds since 1970."""
     bytes: int
@@ -53,16 +55,18 @@ def remove(home: Home, there: Sequence[KeptRun], wanted: Sequence[str]) -> list[
 
 def _kept(folder: Path, held: str | None) -> KeptRun:
     newest = listing.newest(folder / "checkpoints")
-    round, rounds, label = newest.round if newest else 0, None, folder.name[:12]
+    round, rounds, label, over, amended = newest.round if newest else 0, None, folder.name[:12], False, None
     with suppress(UsageError):
-        run = signed_file.read(folder).run
-        rounds, label = run.rounds, run.label
+        file = signed_file.read(folder)
+        rounds, label, over = file.run.rounds, file.run.label, file.is_over(round)
+        amended = file.amendment.words() if file.amendment else None
     return KeptRun(
         run_id=folder.name,
         label=label,
         round=round,
         rounds=rounds,
-        finished=rounds is not None and round >= rounds,
+        finished=over,
+        amended=amended,
         active_at=max(_written(folder), default=None),
         bytes=paths.size_of(folder) or 0,
         running=held in ("", folder.name),

@@ -1,25 +1,31 @@
 """The verbs for the author of a run: `init` writes a run.toml to edit, `check` says what it costs, `tokenize` writes a
-token file to share.
+token file to share; `invite`, `revoke` and `run amend` sign who may take part and what changes later.
 """
 
 import argparse
+import asyncio
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from noloco_node.cli.options import print_json
-from noloco_node.errors import UsageError
+from noloco_node.cli.options import home_of, print_json, whole_number
+from noloco_node.errors import NolocoError, UsageError
 from noloco_node.views.documents import SCHEMA, plain
 
 if TYPE_CHECKING:
+    from noloco_node.base.identity import Identity
     from noloco_node.data.files import FilesProgress, Report
     from noloco_node.data.tokens import Tokenizer
+    from noloco_node.host.home import Home
     from noloco_node.node.check_run import Checked
     from noloco_node.run.schema import Manifest
+    from noloco_node.run.signed_file import RunFile
 
 _SUFFIX = ".tokens"
 _SAY_S = 1.0
@@ -164,3 +170,111 @@ def _progress() -> "Iterator[Report]":
     finally:
         if shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+# ---- of a run that was started ----
+def invite(args: argparse.Namespace) -> int:
+    from noloco_node.base.peer_names import name_of
+    from noloco_node.run import admission, invitation
+
+    home, file, author = _own_run(args, args.run)
+    peer, expires = _peer(args.peer), int(time.time()) + _seconds(args.expires)
+    if file.run.membership != "invite":
+        raise UsageError(f'{file.run.label} is open to all: only a run with membership = "invite" takes tokens')
+    if file.amendment and peer in file.amendment.revoked:
+        _amend(home, file, author, revoked=tuple(other for other in file.amendment.revoked if other != peer))
+    token = admission.sign(file.run.run_id, peer, expires, author)
+    line = asyncio.run(_join_line(home, file.run.run_id))
+    if line is None:  # the addresses are known while the node runs
+        words = f"<invitation> --token {invitation.token_word(token)}"
+    else:
+        words = invitation.write(replace(invitation.read(line.removeprefix(invitation.COMMAND)), token=token))
+    command, until = f"{invitation.COMMAND} {words}", time.strftime("%Y-%m-%d %H:%M", time.localtime(expires))
+    if args.json:
+        found = {"peer_id": peer, "run_id": file.run.run_id, "expires": expires}
+        print_json({"schema": SCHEMA, **found, "token": invitation.token_word(token), "join": command})
+    else:
+        print(f"{name_of(peer)}, and nobody else, takes part in {file.run.label} until {until} with\n\n{command}")
+    return 0
+
+
+def revoke(args: argparse.Namespace) -> int:
+    home, file, author = _own_run(args, args.run)
+    revoked = {*(file.amendment.revoked if file.amendment else ()), _peer(args.peer)}
+    print(_amend(home, file, author, revoked=tuple(sorted(revoked))))
+    return 0
+
+
+def amend(args: argparse.Namespace) -> int:
+    home, file, author = _own_run(args, args.run)
+    changes: dict[str, object] = {"ended": True} if args.end_now else {}
+    if args.rounds:
+        changes |= {"ended": False, "rounds": whole_number(args.rounds, "--rounds", 10_000_000, file.run.rounds)}
+    if args.swaps:
+        if file.run.outer.overlap == "blocking":
+            raise UsageError('--swaps: a round has one swap where overlap = "blocking"')
+        changes["swaps_per_round"] = "auto" if args.swaps == "auto" else whole_number(args.swaps, "--swaps", 16)
+    if not changes:
+        raise UsageError("name what changes: --end-now, --rounds or --swaps")
+    print(_amend(home, file, author, **changes))
+    return 0
+
+
+def _own_run(args: argparse.Namespace, word: str | None) -> "tuple[Home, RunFile, Identity]":
+    """A run of this home that its node's key has signed: the one named, else the latest."""
+    from noloco_node.base.identity import Identity
+    from noloco_node.checkpoints import kept_runs
+    from noloco_node.run import signed_file
+
+    home = home_of(args)
+    there = kept_runs.kept(home, None)
+    if not there:
+        raise UsageError(f"no run was started in {home.root}: name the home of the run's author with --home")
+    file = signed_file.read(home.run((kept_runs.named(home, there, word) if word else there[0]).run_id))
+    author = Identity.load_or_create(home.identity)
+    if file.signed.author != author.peer_id:
+        raise UsageError(
+            f"only its author, {file.signed.author}, can do this in {file.run.label}: name that node's home with --home"
+        )
+    return home, file, author
+
+
+def _amend(home: "Home", file: "RunFile", author: "Identity", **changes: object) -> str:
+    """Writes the next version; the node here, or the next one, reads it and tells the others."""
+    from noloco_node.run import amendment
+    from noloco_node.run.amendment import Amendment
+
+    run_id, before = file.run.run_id, file.amendment.model_dump() if file.amendment else {"version": 0}
+    newer = Amendment.model_validate({**before, **changes, "run": run_id, "version": before["version"] + 1})
+    signed = amendment.sign(newer, author)
+    if len(signed.document) > amendment.MAX_BYTES:
+        raise UsageError(f"{len(newer.revoked)} peers are too many to take out: start another run")
+    amendment.write(home.run(run_id), signed)
+    spread = "the node here tells the others" if home.holder() else "`noloco-node join` here tells the others"
+    return f"{file.run.label} is {newer.words()}. {spread}"
+
+
+async def _join_line(home: "Home", run_id: str) -> str | None:
+    from noloco_node.control import socket_client
+
+    try:
+        async with socket_client.connected(home) as node:
+            view = await node.status()
+            return view.join if view.run_id == run_id else None
+    except NolocoError:
+        return None
+
+
+def _peer(text: str) -> str:
+    from noloco_node.base.identity import is_peer_id
+
+    if not is_peer_id(text):
+        raise UsageError(f"{text!r} is not a peer id: the volunteer's `noloco-node id` prints it, 12D3KooW...")
+    return text
+
+
+def _seconds(text: str) -> int:
+    found = re.fullmatch(r"([0-9]{1,5})([hd])", text)
+    if not found or not int(found[1]):
+        raise UsageError(f"--expires must be hours or days, as 12h or 30d, not {text!r}")
+    return int(found[1]) * {"h": 3600, "d": 86_400}[found[2]]

@@ -58,7 +58,8 @@ def _is_over(run: "Manifest", home: Home) -> bool:
 
     known = without_asking(run, home)
     reached = listing.newest(home.run(known.run_id) / "checkpoints") if known else None
-    if known is None or reached is None or reached.round < known.rounds:
+    file = _earlier(home, known.run_id) if known else None
+    if known is None or reached is None or not (file.is_over(reached.round) if file else reached.round >= known.rounds):
         return False
     measured = "" if reached.eval_loss is None else f", held-out loss {loss(reached.eval_loss)}"
     _report(f"{known.label} is over: {count(reached.round, 'round')}, step {reached.step}{measured}")

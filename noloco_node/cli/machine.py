@@ -122,7 +122,9 @@ def _run_line(run: "KeptRun") -> str:
     state = "running" if run.running else "finished" if run.finished else "not finished"
     ago = span(time.time() - run.active_at) + " ago" if run.active_at else NOTHING
     done = f"round {run.round} of {run.rounds or NOTHING}"
-    return f"{run.run_id[:12]}  {run.label:<24}  {done:<22}  {ago:<16}  {size(run.bytes):>8}  {state}"
+    return f"{run.run_id[:12]}  {run.label:<24}  {done:<22}  {ago:<16}  {size(run.bytes):>8}  {state}" + (
+        f", {run.amended}" if run.amended else ""
+    )
 
 
 def bugreport(args: argparse.Namespace) -> int:

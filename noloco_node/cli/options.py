@@ -91,6 +91,33 @@ def tokenize(parser: argparse.ArgumentParser) -> None:
     as_json(parser)
 
 
+def invite(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("peer", metavar="PEER_ID", help="the volunteer's, as its `noloco-node id` prints it")
+    parser.add_argument("--expires", metavar="TIME", default="30d", help="hours or days, as 12h (default: 30d)")
+    _of_author(parser)
+    as_json(parser)
+
+
+def revoke(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("peer", metavar="PEER_ID", help="who may take part no longer")
+    _of_author(parser)
+
+
+def run(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_subparsers(title="what to do", dest="what", metavar="amend", required=True)
+    amend = what.add_parser("amend", help="sign a change that every node follows")
+    amend.add_argument("run", metavar="RUN", help="its name or id, as `noloco-node runs` prints them")
+    amend.add_argument("--end-now", action="store_true", help="end it with the phase under way")
+    amend.add_argument("--rounds", metavar="N", help="give it so many rounds, more than it has")
+    amend.add_argument("--swaps", metavar="N", help="let a round have up to N swaps, or auto")
+    home(amend)
+
+
+def _of_author(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--run", metavar="ID", help="which run, by its name or id (default: the latest one here)")
+    home(parser)
+
+
 def start(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("manifest", metavar="run.toml", help="what to train; `noloco-node init` writes one")
     _trainer(parser, parser.add_argument_group("what to train"))
@@ -103,6 +130,7 @@ def join(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what to train")
     what.add_argument("--run", metavar="ID", help="join this run (default: the only one in the swarm)")
     what.add_argument("--trust", metavar="PEER_ID", help="join only runs signed by this author (default: first use)")
+    what.add_argument("--token", metavar="TOKEN", help="from the run's author, where it takes part by invitation only")
     what.add_argument("--start-over", action="store_true", help="train it from the start if nobody has its weights")
     _trainer(parser, what)
 

@@ -188,6 +188,11 @@ _VERBS = {
         "run.toml --listen /ip4/0.0.0.0/tcp/4001",
     ),
     "join": _Verb("daemon:join", "join a run and train until it is done", options.join, _INVITATION),
+    "invite": _Verb(
+        "author:invite", "make a token for one volunteer of a run that is not open", options.invite, "12D3KooW..."
+    ),
+    "revoke": _Verb("author:revoke", "take a peer out of a run", options.revoke, "12D3KooW..."),
+    "run": _Verb("author:amend", "amend a run: end it, give it more rounds", options.run, "amend my-run --rounds 200"),
     "bootstrap": _Verb(
         "daemon:bootstrap",
         "help nodes find each other, without training",
@@ -256,7 +261,7 @@ _VERBS = {
     ),
 }
 _GROUPS = {
-    "make or join a run": "init check tokenize start join bootstrap",
+    "make or join a run": "init check tokenize start join invite revoke run bootstrap",
     "the node on this machine": "status top peers ping wait logs pause resume leave",
     "this machine": "doctor config runs paths id bugreport completion",
     "the trained model": "export eval sample",

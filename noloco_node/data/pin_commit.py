@@ -8,6 +8,7 @@ run, also without the network. Imports no torch.
 from noloco_node.errors import NolocoError, UsageError
 from noloco_node.host.home import Home
 from noloco_node.run import signed_file
+from noloco_node.run.manifest import verify
 from noloco_node.run.schema import DataSpec, Manifest
 
 _TIMEOUT_S = 20.0
@@ -25,7 +26,7 @@ def without_asking(run: Manifest, home: Home) -> Manifest | None:
     folders = sorted(home.root.glob(f"runs/*/{signed_file.NAME}"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in folders:
         try:
-            earlier = signed_file.read(path.parent).run
+            earlier = verify(signed_file.read(path.parent).signed)  # as it was signed, without amendments
         except UsageError:  # a damaged one is named when that run is started
             continue
         if _with(earlier, None).canonical() == run.canonical():

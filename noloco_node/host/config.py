@@ -136,6 +136,15 @@ def _is_path(value: object) -> bool:
     return isinstance(value, str) and 0 < len(value) <= 4096 and value.isprintable()
 
 
+def _token(value: object) -> bytes:
+    from noloco_node.run import invitation  # with cryptography, which `status` can do without
+
+    try:
+        return invitation.read_token(str(value))
+    except UsageError as error:
+        raise ValueError("must be what `noloco-node invite` printed, all of it") from error
+
+
 def web_address(value: object) -> str:
     text = str(value).replace("localhost:", "127.0.0.1:", 1)
     host, _, port = text.rpartition(":")
@@ -217,6 +226,8 @@ class NodeConfig:
         default=None,
     )
     """Join only what this author signed; by its peer id, or by so many letters of it that nobody can find another."""
+    token: bytes | None = _key(_token, default=None)
+    """With which the run's author lets this node take part; an invitation may hold it."""
     web: str | None = _key(web_address, default=None)
     """Where to serve the web page and the metrics; None: nowhere. Anyone who can reach the port can read it."""
     log_level: str = _key(_text("|".join(LOG_LEVELS), listed(LOG_LEVELS)), default="info")
@@ -329,7 +340,9 @@ def _invited(place: Mapping[str, object]) -> dict[str, object]:
     found = [invitation.read(str(word)) for word in words]
     addresses: list[object] = [str(address) for each in found for address in each.addresses]
     addresses += [word for word in others if word not in words]
-    return {"run": found[0].run, "trust": found[0].author, **rest, "bootstrap": addresses}
+    tokens = [invitation.token_word(each.token) for each in found if each.token]
+    token = {"token": tokens[0]} if tokens else {}
+    return {"run": found[0].run, "trust": found[0].author, **token, **rest, "bootstrap": addresses}
 
 
 def _list(text: str) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from noloco_node.base import atomic_files
 from noloco_node.host.home import Home
 
-_OF_ONE_RUN = ("trust", "data", "encoding", "tokenizer")
+_OF_ONE_RUN = ("trust", "token", "data", "encoding", "tokenizer")
 """Not passed on to another run: its author is another one, and so may be whom these files are for."""
 _ONCE = ("rounds", "linger")
 """They are about the one time that they were given."""

@@ -64,7 +64,7 @@ def unfinished(home: Home, authors: TrustedAuthors, rendezvous: Sequence[str], r
         with suppress(UsageError):  # no valid manifest there
             file = signed_file.read(folder)
             is_meant = file.run.run_id.startswith(run_id or "") and folder.name == file.run.run_id
-            is_over = listing.last_round(folder / "checkpoints") >= file.run.rounds
+            is_over = file.is_over(listing.last_round(folder / "checkpoints"))
             if is_meant and not is_over and authors.know(rendezvous, file.run.name, file.signed.author):
                 return file.signed
     return None

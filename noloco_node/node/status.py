@@ -33,6 +33,8 @@ def status(  # noqa: PLR0913, PLR0917
     ready: Ready | None,
     gpu: GpuView,
     weights: tuple[Health, ...] = (),
+    *,
+    amended: str | None = None,
 ) -> StatusView:
     """`node`: what every node shows (node/base.py)."""
     seen_of = rounds.standings()
@@ -43,6 +45,7 @@ def status(  # noqa: PLR0913, PLR0917
         view,
         run_id=run.run_id if run else None,
         run=run.label if run else None,
+        amended=amended,
         device=ready.device if ready else None,
         parameters=parameters,
         memory=_memory(stats, ready),
@@ -95,7 +98,14 @@ def peers(
     return PeersView(tuple(stats.fill_row(row) for row in standings.fill(living, seen_of)))
 
 
-def presence(state: NodeState, stats: NodeStats, run: Manifest, addresses: Collection[Address]) -> Presence:
+def presence(  # noqa: PLR0913, PLR0917
+    state: NodeState,
+    stats: NodeStats,
+    run: Manifest,
+    addresses: Collection[Address],
+    amendment: int = 0,
+    admission: bytes = b"",
+) -> Presence:
     return Presence(
         state=state,
         round=stats.round,
@@ -108,4 +118,6 @@ def presence(state: NodeState, stats: NodeStats, run: Manifest, addresses: Colle
         eval_loss=stats.eval_loss or 0.0,
         partner=stats.last_round.partner if stats.last_round else "",
         committed=stats.committed,
+        amendment=amendment,
+        admission=admission,
     )

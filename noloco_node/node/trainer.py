@@ -12,11 +12,12 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import AsyncGenerator, Collection, Coroutine
+from collections.abc import AsyncGenerator, Collection, Coroutine, Mapping
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Any
 
-from noloco_node.base import peer_names, periodic
+from noloco_node.base import peer_names, periodic, places
 from noloco_node.base.events import Evaluated, Event, RolledBack, RoundCommitted, Sampled, WentSolo
 from noloco_node.base.states import AT_WORK, HAS_WEIGHTS, NodeState
 from noloco_node.checkpoints import listing
@@ -24,7 +25,7 @@ from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.checkpoints.schedule import CheckpointSchedule
 from noloco_node.data import sources
 from noloco_node.data.sources import Sources
-from noloco_node.errors import NolocoError
+from noloco_node.errors import NolocoError, SwarmUnreachable
 from noloco_node.host import nvml, remembered
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.policy import Policy
@@ -39,6 +40,7 @@ from noloco_node.peers.cache import PeerCache
 from noloco_node.peers.directory import Directory
 from noloco_node.peers.membership import Membership
 from noloco_node.peers.record import PeerRecord
+from noloco_node.peers.run_rules import RunRules
 from noloco_node.rounds.service import RoundService, RoundTerms
 from noloco_node.run import invitation, signed_file
 from noloco_node.run.manifest import Signed, verify
@@ -70,6 +72,10 @@ SETTLE_S = 3.0
 """How long a swap under way may take to end; what was applied stays."""
 STOP_S = 0.5
 """At least so long the training thread may take to end: after its last state it ends at once."""
+RULES_S = 1.0
+"""How often it is checked whether the run was amended, and whether this node may still take part."""
+RULES_ASKED = 8
+"""Peers that are asked for an amendment at the same time."""
 LIMITS_S = 1.0
 """How often the volunteer's hours and quota are checked."""
 TIME_S = 1.0
@@ -112,6 +118,9 @@ class TrainingNode(BaseNode):
         self._collector = Collector(self._home.root, channel, traffic, room, config.max_download)
         self._messages: asyncio.Queue[Message] = asyncio.Queue()
         self._run: Manifest | None = None
+        """As its author amended it."""
+        self._rules: RunRules | None = None
+        self._token = config.token or b""
         self._thread: TrainingThread | None = None
         self._keeper: CheckpointKeeper | None = None
         self._ready: Ready | None = None
@@ -119,7 +128,7 @@ class TrainingNode(BaseNode):
         self._phase_s = 0.0
         self._schedule: CheckpointSchedule[State] | None = None
         cache = PeerCache(self._home.root / "peers.json")
-        self._membership = Membership(self._transport, cache, self._update_candidates)
+        self._membership = Membership(self._transport, cache, self._update_candidates, self._refuses)
         self._catch_up: catch_up.CatchUp | None = None
         exporters.check(config.sinks)
 
@@ -134,7 +143,9 @@ class TrainingNode(BaseNode):
         signed = self._signed or await find_run.find(
             self._config, self._rendezvous(), self._transport.channel, self._report, self.waits_for
         )
-        run = self._run = verify(signed)
+        rules = self._rules = RunRules(self._home.run(verify(signed).run_id), signed)
+        rules.require(self._identity.peer_id, self._token)
+        run = self._run = rules.run
         if self._signed is None:
             self._remember(run, signed)  # data that it lacks can then be given to `join` alone
         sources.check(run.data, self._sources)
@@ -162,15 +173,20 @@ class TrainingNode(BaseNode):
             duties = [group.create_task(publish)]  # who joins meanwhile sees that somebody is in the run
             self.waits_for("data and model to be ready")
             ready = await self._model_ready()  # what is wrong with the run is found by now: nobody was invited to it
-            self._known_runs.add(signed)
             self._remember(run, signed)
             signed_file.keep(self._home.run(run.run_id), signed)
+            self._known_runs.add(signed, amended=rules.amended)
+            await self._learn_first(rules)
+            if rules.ended and not (ready.round or self._brings_run):
+                raise SwarmUnreachable(f"{run.label} is over: its author has ended it. Join another run")
             self._recorder.open(self._home.run(run.run_id), run.label, self._config.sinks)
             self._report(f"{peer_names.name_of(self._identity.peer_id)} ({self._identity.peer_id}) in run {run.label}")
             ways_in = [a for a in bootstrap or self._transport.addresses() if a.transport == "tcp" and not a.relay]
             self._report_join_lines(invitation.lines(ways_in, run.run_id, signed.author))
-            duties += [group.create_task(duty) for duty in self._duties(signed)]
-            await self._train(run, self._thread, ready)
+            if run.membership == "invite":
+                self._report("each of them needs a token, which the author makes: `noloco-node invite <their peer id>`")
+            duties += [group.create_task(duty) for duty in self._duties()]
+            await self._train(rules, self._thread, ready)
             for duty in duties:
                 duty.cancel()
 
@@ -187,15 +203,13 @@ class TrainingNode(BaseNode):
         keeper = self._keeper = CheckpointKeeper(self._home.run(run.run_id) / "checkpoints", run.run_id)
         return build_training.start(run, config, peer_id, self._sources, keeper, post)
 
-    def _duties(self, signed: Signed) -> list[Coroutine[Any, Any, None]]:
-        async def announce() -> None:
-            await run_registry.announce([self._transport.channel(peer) for peer in self._rendezvous()], signed)
-
+    def _duties(self) -> list[Coroutine[Any, Any, None]]:
         def look_again_s() -> float:
             return self._membership.look_again_s(self._life.state)
 
         return [
-            periodic.every(lambda: ANNOUNCE_S, announce, (NolocoError,)),
+            periodic.every(lambda: ANNOUNCE_S, self._announce, (NolocoError,)),
+            periodic.every(lambda: RULES_S, self._follow_author, ()),
             periodic.every(look_again_s, self._membership.look, (NolocoError, OSError)),
             periodic.every(lambda: CACHE_S, self._membership.refresh_cache, (NolocoError, OSError)),
             periodic.every(lambda: LIMITS_S, self._check_limits, (NolocoError, OSError)),
@@ -205,6 +219,11 @@ class TrainingNode(BaseNode):
             periodic.every(lambda: METRICS_EVERY_S, self._write_metrics, (NolocoError,)),
         ]
 
+    async def _announce(self) -> None:
+        if self._rules:
+            channels = [self._transport.channel(peer) for peer in self._rendezvous()]
+            await run_registry.announce(channels, self._rules.signed, self._rules.amended)
+
     async def _model_ready(self) -> Ready:
         ready = await self._next_message()
         if not isinstance(ready, Ready):
@@ -212,11 +231,12 @@ class TrainingNode(BaseNode):
         self._ready, self._stats.round, self._stats.tokens = ready, ready.round, ready.tokens
         return ready
 
-    async def _train(self, run: Manifest, thread: TrainingThread, ready: Ready) -> None:
+    async def _train(self, rules: RunRules, thread: TrainingThread, ready: Ready) -> None:
+        run = rules.run
         self._stats.steps_a_round = run.inner.steps
         if self._keeper:
             self._keeper.say_room(ready.parameters)
-        terms = client.StateTerms(bytes.fromhex(run.run_id), ready.layout)
+        terms = client.StateTerms(bytes.fromhex(run.run_id), ready.layout, self._token)
         self._catch_up = self._new_catch_up(run, terms, ready)
         self._obey_limits()
         self._handle(lifecycle.ModelReady(resumed=ready.round > 0))
@@ -224,13 +244,10 @@ class TrainingNode(BaseNode):
             came = await self._catch_up.fetch_first_state()
             if not (came or ready.round or self._brings_run):
                 raise find_run.nobody(run.label)
-        swaps = run.outer.swaps_per_round
-        common = RoundTerms(terms.run_id, ready.layout, ready.fragments)
-        blocking = run.outer.overlap == "blocking"
-        self._rounds.begin(common, None if swaps == "auto" else swaps, blocking=blocking)
-        self._state_service.begin(terms, thread)
+        self._begin_rounds(rules, ready)
+        self._state_service.begin(terms, thread, rules.refuses)
         self._schedule = self._new_schedule(thread, ready.layout)
-        own = self._config.rounds
+        run, own = rules.run, self._config.rounds  # it may have been amended meanwhile
         self._stats.rounds_target = run.rounds if own is None else min(run.rounds, self._stats.round + own)
         self._obey_limits()
         self._handle(lifecycle.Signal.CAUGHT_UP)
@@ -238,6 +255,13 @@ class TrainingNode(BaseNode):
         while not isinstance(message := await self._next_message(), Finished):
             self._follow(message)
         await self._finish()
+
+    def _begin_rounds(self, rules: RunRules, ready: Ready) -> None:
+        run = rules.run
+        swaps = run.outer.swaps_per_round
+        terms = RoundTerms(bytes.fromhex(run.run_id), ready.layout, ready.fragments, self._token)
+        blocking = run.outer.overlap == "blocking"
+        self._rounds.begin(terms, None if swaps == "auto" else swaps, blocking=blocking, refuses=rules.refuses)
 
     def _perform(self, action: lifecycle.Action) -> None:
         thread, catching_up = self._thread, self._catch_up
@@ -306,6 +330,8 @@ class TrainingNode(BaseNode):
 
     async def _finish(self) -> None:
         """The work is done: let the last offer find its partner, save, and stay visible for a while (--linger)."""
+        if self._rules and self._rules.ended:
+            self._stats.rounds_target = self._stats.round
         self._handle(lifecycle.Signal.WORK_DONE)
         await self._settled(min(LAST_SWAP_S, self._phase_s))
         self._handle(lifecycle.Signal.LAST_ROUND_OVER)
@@ -344,8 +370,10 @@ class TrainingNode(BaseNode):
             await asyncio.to_thread(self._thread.stop, patience_s)
         if self._ready:
             await self._policy.write_down(leaving=True)
-        for line in outcome.lines(self.status(), self._run.rounds, self._home) if self._run else ():
-            self._report(line)
+        if self._run and self._rules:
+            rounds = self._stats.round if self._rules.ended else self._run.rounds
+            for line in outcome.lines(self.status(), rounds, self._home):
+                self._report(line)
 
     async def _leave_directory(self, until: float) -> None:
         with suppress(TimeoutError):
@@ -373,6 +401,49 @@ class TrainingNode(BaseNode):
             self.waits_for("its last checkpoint")
             await self._schedule.save_now(leaving=True)
             self.waits_for(None)
+
+    # ---- what the run's author says ----
+    def _refuses(self, peer: str, token: bytes) -> str | None:
+        return self._rules.refuses(peer, token) if self._rules else None
+
+    async def _learn_first(self, rules: RunRules) -> None:
+        """What became of the run while this node was away, before it trains. Raises NotAdmitted."""
+        with suppress(NolocoError, OSError):
+            await self._membership.look()
+        stated = dict.fromkeys(self._rendezvous(), 0) | {record.peer_id: record.amendment for record in self.seen()}
+        await self._learn(rules, stated)
+        rules.require(self._identity.peer_id, self._token)
+
+    async def _follow_author(self) -> None:
+        """Raises NotAdmitted where this node may no longer take part."""
+        if rules := self._rules:
+            if rules.reread():
+                await self._follow_amendment(rules)
+            newer = {record.peer_id: record.amendment for record in self.seen() if record.amendment > rules.version}
+            await self._learn(rules, newer)
+            rules.require(self._identity.peer_id, self._token)
+
+    async def _learn(self, rules: RunRules, stated: Mapping[str, int]) -> None:
+        def some(peers: Collection[str]) -> Collection[str]:
+            return places.several(random.Random(), {p: self._transport.place_of(p) for p in peers}, RULES_ASKED)
+
+        if await rules.learn(self._transport.channel, stated, some, self._rounds.misbehaved):
+            await self._follow_amendment(rules)
+
+    async def _follow_amendment(self, rules: RunRules) -> None:
+        run = self._run = rules.run
+        self._report(f"{run.label} was {rules.words} by its author")
+        self._known_runs.add(rules.signed, amended=rules.amended)
+        if self._thread:
+            self._thread.amend(run.rounds, ended=rules.ended)
+        if self._catch_up:
+            self._catch_up.wanted = replace(self._catch_up.wanted, budget=run.rounds)
+        if self._stats.rounds_target is not None and self._ready:  # else the rounds have not begun
+            whole = self._config.rounds is None
+            self._stats.rounds_target = run.rounds if whole else min(self._stats.rounds_target, run.rounds)
+            self._begin_rounds(rules, self._ready)
+        await self._publish_now()
+        await self._announce()
 
     # ---- joining a run ----
     def _rendezvous(self) -> list[str]:
@@ -441,7 +512,7 @@ class TrainingNode(BaseNode):
             return
         with suppress(NolocoError, OSError):  # while p2pd is down, the peers seen last are asked
             await self._membership.look()
-        terms = client.StateTerms(bytes.fromhex(run.run_id), ready.layout)
+        terms = client.StateTerms(bytes.fromhex(run.run_id), ready.layout, self._token)
         own = OwnState(self._identity.peer_id, terms, ready.parameters, stats.round, stats.step, run.rounds)
         async with aclosing(self._collector.gather(own, self._thread, self.seen(), peers)) as views:
             async for view in views:
@@ -451,7 +522,9 @@ class TrainingNode(BaseNode):
     async def _publish(self) -> None:
         if self._run:
             addresses = self._transport.addresses()
-            await self._membership.publish(status.presence(self._life.state, self._stats, self._run, addresses))
+            known = self._known_runs.version(self._run.run_id)  # what others get who ask for it
+            record = status.presence(self._life.state, self._stats, self._run, addresses, known, self._token)
+            await self._membership.publish(record)
 
     async def _publish_now(self) -> None:
         """Publish the presence record. If this fails, `_check_limits` tries again in a second."""
@@ -530,6 +603,7 @@ class TrainingNode(BaseNode):
             self._ready,
             self._gpu,
             self._catch_up.health() if self._catch_up else (),
+            amended=self._rules.words if self._rules else None,
         )
 
     def peers(self) -> PeersView:

@@ -18,6 +18,7 @@ from noloco_node.peers import run_registry
 from noloco_node.peers.cache import PeerCache
 from noloco_node.peers.directory import Directory
 from noloco_node.peers.record import PeerRecord, Presence
+from noloco_node.run.admission import Refuses
 
 LOOK_S, LOOK_ALONE_S = 5.0, 1.0
 """How often the DHT is read; more often while there is nobody to meet."""
@@ -39,14 +40,21 @@ class KnowsAddresses(Protocol):
 class Membership:
     """`changed` is called after each look-up of peers."""
 
-    def __init__(self, transport: KnowsAddresses, cache: PeerCache, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        transport: KnowsAddresses,
+        cache: PeerCache,
+        changed: Callable[[], None],
+        refuses: Refuses = lambda _peer, _token: None,
+    ) -> None:
+        """`refuses`: who may not take part, and is left out."""
         self.seen: dict[str, PeerRecord] = {}
         """The other peers of this run, as of the last look-up."""
         self.published: str | None = None
         """The state in the last published record."""
         self._transport = transport
         self._cache = cache
-        self._changed = changed
+        self._changed, self._refuses = changed, refuses
         self._directory: Directory | None = None
 
     async def enter(self, directory: Directory) -> None:
@@ -62,7 +70,8 @@ class Membership:
 
     async def look(self) -> None:
         if self._directory:
-            self.seen = await self._directory.peers()
+            found = await self._directory.peers()
+            self.seen = {peer: seen for peer, seen in found.items() if not self._refuses(peer, seen.admission)}
             self._transport.introduce({peer: record.addresses for peer, record in self.seen.items()})
             self._changed()
 

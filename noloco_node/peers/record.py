@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from noloco_node.base.addresses import Address, parse
 from noloco_node.base.identity import Identity, is_peer_id, verify
 from noloco_node.errors import UsageError
+from noloco_node.run.admission import TOKEN_BYTES
 from noloco_node.version import PROTOCOL, VERSION
 from noloco_node.wire import peer_pb2 as pb
 
@@ -52,6 +53,10 @@ class Presence:
     """Peer id of the partner of the last committed round."""
     committed: int = 0
     """Rounds committed with a partner since its start."""
+    amendment: int = 0
+    """The version of the newest amendment of the run that it knows; 0: none."""
+    admission: bytes = b""
+    """Its token (run/admission.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +144,7 @@ def accept(peer_id: str, record: bytes, run_id: str, now: float, ttl_s: float) -
 
 
 def _is_sane(presence: pb.Presence) -> bool:
-    wholes = (presence.round, presence.step, presence.tokens, presence.peers, presence.committed)
+    wholes = (presence.round, presence.step, presence.tokens, presence.peers, presence.committed, presence.amendment)
     reals = (presence.loss, presence.eval_loss, presence.tokens_per_s, presence.started)
     return (
         len(presence.boot) == 16
@@ -149,6 +154,7 @@ def _is_sane(presence: pb.Presence) -> bool:
         and all(math.isfinite(real) and 0 <= real <= MAX_REAL for real in reals)
         and 0 <= presence.progress <= 1
         and (not presence.partner or is_peer_id(presence.partner))
+        and len(presence.admission) in (0, TOKEN_BYTES)
     )
 
 

@@ -3,7 +3,7 @@
 A training node knows its own run; a rendezvous node keeps those that training nodes announce to it. A manifest is
 checked by its hash and its author's signature, from any sender. Anybody may announce, so only a few runs are kept per
 peer; a run in which nobody trains makes room for others, and a joining node prefers one in which somebody does. How
-many train in a run is known from the DHT, and handed in.
+many train in a run is known from the DHT, and handed in. What a run's author changed later goes with its manifest.
 """
 
 import asyncio
@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import grpc
 
 from noloco_node.errors import Incompatible, NolocoError, NotAdmitted
-from noloco_node.run import manifest
+from noloco_node.run import amendment, manifest
+from noloco_node.run.amendment import SignedAmendment
 from noloco_node.run.manifest import Signed
 from noloco_node.transport.base import peer_faults
 from noloco_node.wire import peer_pb2 as pb
@@ -37,6 +38,8 @@ class KnownRun(NamedTuple):
     signed: Signed
     training: int
     """How many nodes the peer sees training in it; 0 also where it does not report any."""
+    amendment: SignedAmendment | None = None
+    """The newest that the peer knows. Its signature has not been checked."""
 
 
 class RunRegistry(RunsServicer):
@@ -53,15 +56,21 @@ class RunRegistry(RunsServicer):
         """In the order of their last announcement."""
         self._by: dict[str, str] = {}
         """Who announced each run first."""
+        self._amendments: dict[str, tuple[int, SignedAmendment]] = {}
+        """With their versions."""
 
-    def add(self, signed: Signed, by: str = "") -> bool:
-        """Returns False where there is no room."""
+    def add(self, signed: Signed, by: str = "", amended: SignedAmendment | None = None) -> bool:
+        """Returns False where there is no room. An amendment that is older than the known one changes nothing."""
         run_id = manifest.verify(signed).run_id
+        author = self._runs.get(run_id, signed).author
+        version = amendment.verify(amended, run_id, author).version if amended else 0
         if run_id not in self._runs:  # else the author whose signature was there first keeps it
             if not self._make_room(by):
                 return False
             self._runs[run_id], self._by[run_id] = signed, by
         self._runs.move_to_end(run_id)
+        if amended and version > self.version(run_id):
+            self._amendments[run_id] = version, amended
         return True
 
     @property
@@ -69,17 +78,24 @@ class RunRegistry(RunsServicer):
         return list(self._runs.values())
 
     async def List(self, request: pb.RunsRequest, context: Any) -> pb.RunsReply:  # noqa: N802
-        runs = [_encode(signed) for signed in self._runs.values()]
+        runs = [_encode(signed, self._amendment(run_id)) for run_id, signed in self._runs.items()]
         return pb.RunsReply(runs=runs, training=[self._training(run_id) for run_id in self._runs])
 
     async def Announce(self, request: pb.SignedManifest, context: Any) -> pb.Announced:  # noqa: N802
         if self._caller is None:
             return pb.Announced(kept=False)
         try:
-            return pb.Announced(kept=self.add(_decode(request), self._caller(context)))
+            return pb.Announced(kept=self.add(_decode(request), self._caller(context), _amendment(request)))
         except NolocoError as error:
             log.debug("an announced run was refused: %s", error)
             return pb.Announced(kept=False)
+
+    def version(self, run_id: str) -> int:
+        """Of the amendment that this node tells others; 0: none."""
+        return self._amendments[run_id][0] if run_id in self._amendments else 0
+
+    def _amendment(self, run_id: str) -> SignedAmendment | None:
+        return self._amendments[run_id][1] if run_id in self._amendments else None
 
     def _make_room(self, by: str) -> bool:
         """If there is no room, drop the run announced longest ago of those in which nobody trains."""
@@ -91,6 +107,7 @@ class RunRegistry(RunsServicer):
         if idle is None:
             return False
         del self._runs[idle], self._by[idle]
+        self._amendments.pop(idle, None)
         return True
 
 
@@ -104,15 +121,17 @@ async def ask(channel: grpc.aio.Channel) -> list[KnownRun]:
         try:
             signed = _decode(message)
             manifest.verify(signed)
-            runs.append(KnownRun(signed, there))
+            runs.append(KnownRun(signed, there, _amendment(message)))
         except NolocoError as error:
             log.debug("a run that a peer named was left out: %s", error)
     return runs
 
 
-async def announce(channels: Iterable[grpc.aio.Channel], signed: Signed) -> None:
+async def announce(
+    channels: Iterable[grpc.aio.Channel], signed: Signed, amended: SignedAmendment | None = None
+) -> None:
     """Announce a run to rendezvous nodes. The caller repeats it, so a failure is only logged."""
-    calls = [RunsStub(channel).Announce(_encode(signed), timeout=CALL_S) for channel in channels]
+    calls = [RunsStub(channel).Announce(_encode(signed, amended), timeout=CALL_S) for channel in channels]
     for result in await asyncio.gather(*calls, return_exceptions=True):
         if isinstance(result, BaseException):
             log.debug("a run could not be announced: %r", result)
@@ -145,9 +164,19 @@ def choose(known: Sequence[KnownRun], run_id: str | None, author: str | None) ->
     return next(iter(matching.values()))
 
 
-def _encode(signed: Signed) -> pb.SignedManifest:
-    return pb.SignedManifest(manifest=signed.manifest, author=signed.author, signature=signed.signature)
+def _encode(signed: Signed, amended: SignedAmendment | None) -> pb.SignedManifest:
+    return pb.SignedManifest(
+        manifest=signed.manifest,
+        author=signed.author,
+        signature=signed.signature,
+        amendment=amended.document if amended else b"",
+        amendment_signature=amended.signature if amended else b"",
+    )
 
 
 def _decode(message: pb.SignedManifest) -> Signed:
     return Signed(manifest=message.manifest, author=message.author, signature=message.signature)
+
+
+def _amendment(message: pb.SignedManifest) -> SignedAmendment | None:
+    return SignedAmendment(message.amendment, message.amendment_signature) if message.amendment else None

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import grpc
@@ -23,6 +23,7 @@ from noloco_node.errors import NonFinite, OutOfMemory, PeerFault, PeerMisbehaved
 from noloco_node.host.traffic import Pace
 from noloco_node.rounds.link import Link
 from noloco_node.rounds.swap import DIVERGED, Backlog, Swap, Vectors
+from noloco_node.run.admission import Refuses
 from noloco_node.version import PROTOCOL
 from noloco_node.wire import messages as wire
 from noloco_node.wire import peer_pb2 as pb
@@ -52,6 +53,8 @@ class RoundTerms:
     run_id: bytes
     layout: bytes
     fragments: int
+    admission: bytes = field(default=b"", compare=False)
+    """This node's token."""
 
 
 class Channels(Protocol):
@@ -118,6 +121,7 @@ class RoundService(ExchangeServicer):
         self._trainer = trainer
         self._observe = observe
         self._terms: RoundTerms | None = None
+        self._refuses: Refuses = lambda _peer, _token: None
         self._pace = pace
         self._offers: dict[int, Vectors] = {}
         self._all_closed = asyncio.Event()
@@ -137,10 +141,17 @@ class RoundService(ExchangeServicer):
         self._totals = RoundTotals()
 
     # ---- for node/trainer.py ----
-    def begin(self, terms: RoundTerms, swaps: int | None = 1, *, blocking: bool = False) -> None:
+    def begin(
+        self,
+        terms: RoundTerms,
+        swaps: int | None = 1,
+        *,
+        blocking: bool = False,
+        refuses: Refuses = lambda _peer, _token: None,
+    ) -> None:
         """From here on calls are answered; before, the node has no vector to offer and answers `busy`. `swaps`,
-        `blocking`: as in core/round_events.py."""
-        self._terms = terms
+        `blocking`: as in core/round_events.py. Again, where the run was amended."""
+        self._terms, self._refuses = terms, refuses
         self._handle(round_events.Settings(swaps, blocking))
 
     def boundary(self, round: int, phase_s: float, offer: Vectors | None, closed: str | None) -> None:
@@ -169,6 +180,11 @@ class RoundService(ExchangeServicer):
         if verdict.harmful:
             self._observe(TakenBack(round, partner, loss_with, loss_without))
         self._handle(round_events.Judged(partner, verdict))
+
+    def misbehaved(self, peer: str, reason: str) -> None:
+        """It did something else than a swap that the protocol does not allow."""
+        self._observe(PeerFaulted(peer, reason))
+        self._handle(round_events.Misbehaved(peer, reason))
 
     def stop(self) -> None:
         """Make and accept no more calls; a swap under way goes on."""
@@ -299,6 +315,9 @@ class RoundService(ExchangeServicer):
         match answer:
             case wire.Refusal(code, retry_in_s):
                 self._handle(round_events.Refused(call.exchange, code.reason, retry_in_s))
+            case wire.Accept(_, _, token) if why := self._refuses(call.peer, token):
+                self._handle(round_events.Refused(call.exchange, why, 0.0))
+                link.end_with(wire.Refusal(wire.Code[why.upper()]))
             case wire.Accept(_, theirs):
                 self._handle(round_events.Accepted(call.exchange))
                 if self._machine.swapping == call.exchange and (ours := self._machine.offered) is not None:
@@ -325,6 +344,7 @@ class RoundService(ExchangeServicer):
             call.round,
             terms.fragments,
             call.patience_s,
+            terms.admission,
         )
 
     # ---- being called ----
@@ -370,7 +390,7 @@ class RoundService(ExchangeServicer):
             verdict = await self._verdict(peer, place, offer, link)
             if isinstance(verdict, round_events.Refuse):
                 raise PeerRefused(verdict.reason, verdict.retry_in_s)
-            link.send(wire.Accept(self._boot, verdict.round))
+            link.send(wire.Accept(self._boot, verdict.round, self._terms.admission if self._terms else b""))
             await self._swap(verdict.exchange, peer, verdict.round, verdict.round - offer.round, link, leads=False)
         finally:
             if self._callers.get(peer) is caller:
@@ -389,6 +409,8 @@ class RoundService(ExchangeServicer):
             raise PeerRefused("busy")
         if offer.protocol != PROTOCOL or RoundTerms(offer.run_id, offer.layout, offer.fragments) != self._terms:
             raise PeerRefused("incompatible")
+        if why := self._refuses(peer, offer.admission):
+            raise PeerRefused(why)
         identity = (peer, offer.boot, offer.exchange_id)
         if identity in self._seen or offer.exchange_id in self._verdicts or offer.exchange_id in self._tasks:
             raise PeerRefused("stale")  # each caller draws its own: an id that is in use is a replay, from any sender

@@ -26,9 +26,10 @@ from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
 from noloco_node.core.codecs.codec import CodecStats
-from noloco_node.errors import PeerFault, PeerMisbehaved
+from noloco_node.errors import PeerFault, PeerMisbehaved, PeerRefused
 from noloco_node.host.limits import MIN_RATE_BYTES_S
 from noloco_node.rounds.link import Link
+from noloco_node.run import admission
 from noloco_node.wire import messages as wire
 
 DIVERGED = wire.Code.DIVERGED.reason
@@ -141,6 +142,8 @@ class Swap:
                     self._at_ack(index, scale)
                 case wire.Refusal(wire.Code.DIVERGED):
                     raise PeerFault(PARTNER_DIVERGED)
+                case wire.Refusal(code) if code.reason in admission.WHY:
+                    raise PeerRefused(code.reason)
                 case frame:
                     raise PeerMisbehaved("unexpected_frame", type(frame).__name__)
             await self._open_ahead()

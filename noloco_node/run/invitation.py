@@ -2,19 +2,22 @@
 
 It is `nn1` and base58 (letters and digits, none of them alike) of:
 
-    1 byte     1: the node at the first address is the run's author; else 0
+    1 byte     1: the node at the first address is the run's author; plus 2: a token follows
     16 bytes   the first half of the run's id
-    17 bytes   if the first byte is 0: of the author's peer id the 23 letters after those that all ids begin with
+    17 bytes   unless that node is: of the author's peer id the 23 letters after those that all ids begin with
+    69 bytes   if it follows: the token of one volunteer (run/admission.py)
     addresses  1 byte its kind, the host (4, 16, or 1 + length of its name), 2 the port, and 32 the key of its node
                unless it is the node before
     4 bytes    the first of a double SHA-256 of all before them
 
 Half of a hash will do: to find another run or key with the same 128 bits takes 2^128 tries. One address always fits;
-more are added while the whole command stays shorter than 160 characters. The run's manifest comes from the swarm.
+more are added while the whole command stays shorter than 160 characters (one with a token has 200). `nt1` begins a
+token alone. The run's manifest comes from the swarm.
 """
 
 import ipaddress
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import base58
@@ -23,6 +26,7 @@ from noloco_node.base import addresses
 from noloco_node.base.addresses import Address
 from noloco_node.base.identity import peer_id_of, public_key
 from noloco_node.errors import UsageError
+from noloco_node.run.admission import TOKEN_BYTES
 
 COMMAND = "noloco-node join"
 MAX_LETTERS = 159 - len(f"{COMMAND} ")
@@ -30,6 +34,8 @@ MAX_LETTERS = 159 - len(f"{COMMAND} ")
 RUN_DIGITS, AUTHOR_LETTERS = 32, 31
 """What an invitation holds of a run's id and of an author's peer id."""
 _MARK, _FAMILY = "nn1", "nn"
+_TOKEN_MARK = "nt1"
+_BY_AUTHOR, _HAS_TOKEN = 1, 2
 _KINDS = ("ip4", "ip6", "dns", "dns4", "dns6")
 _SAME_NODE = 0x80
 _RUN_BYTES, _AUTHOR_BYTES, _KEY_BYTES, _PORT_BYTES = 16, 17, 32, 2
@@ -45,6 +51,7 @@ class Invitation:
     """The run's id, or its first RUN_DIGITS digits."""
     author: str
     """The author's peer id, or its first AUTHOR_LETTERS letters."""
+    token: bytes = b""
 
 
 def lines(ways_in: Sequence[Address], run_id: str, author: str) -> list[str]:
@@ -55,10 +62,11 @@ def lines(ways_in: Sequence[Address], run_id: str, author: str) -> list[str]:
 def write(invitation: Invitation) -> str:
     """The word, with as many of the addresses as fit. They are of TCP, without a relay, with the peer id."""
     by_author = invitation.addresses[0].peer == invitation.author
-    head = bytes([by_author]) + bytes.fromhex(invitation.run[:RUN_DIGITS])
+    head = bytes([by_author + _HAS_TOKEN * bool(invitation.token)]) + bytes.fromhex(invitation.run[:RUN_DIGITS])
     if not by_author:
         letters = invitation.author[len(_ID_BEGINS) : AUTHOR_LETTERS]
         head += base58.b58decode_int(letters).to_bytes(_AUTHOR_BYTES, "big")
+    head += invitation.token
     word, there, before = "", b"", ""
     for address in invitation.addresses:
         there += _packed(address, before)
@@ -83,6 +91,20 @@ def read(text: str) -> Invitation:
         return _unpacked(_Bytes(base58.b58decode_check(word[len(_MARK) :])))
     except (ValueError, UsageError):
         raise _DAMAGED from None
+
+
+def token_word(token: bytes) -> str:
+    return f"{_TOKEN_MARK}{base58.b58encode_check(token).decode()}"
+
+
+def read_token(text: str) -> bytes:
+    """Raises UsageError."""
+    word = "".join(text.split())
+    with suppress(ValueError):
+        token: bytes = base58.b58decode_check(word.removeprefix(_TOKEN_MARK))
+        if word.startswith(_TOKEN_MARK) and len(token) == TOKEN_BYTES:
+            return token
+    raise UsageError(f"the token is damaged: copy it again, all of it, from {_TOKEN_MARK} on")
 
 
 def _packed(address: Address, before: str) -> bytes:
@@ -113,10 +135,12 @@ class _Bytes:
 
 
 def _unpacked(content: _Bytes) -> Invitation:
-    by_author, run = content.number(), content.take(_RUN_BYTES).hex()
-    if by_author > 1:
+    parts, run = content.number(), content.take(_RUN_BYTES).hex()
+    if parts > _BY_AUTHOR + _HAS_TOKEN:
         raise ValueError("it has a part that this version does not know")
+    by_author = parts & _BY_AUTHOR
     letters = "" if by_author else base58.b58encode_int(content.number(_AUTHOR_BYTES)).decode()
+    token = content.take(TOKEN_BYTES) if parts & _HAS_TOKEN else b""
     there: list[Address] = []
     while content or not there:
         kind = content.number()
@@ -126,7 +150,7 @@ def _unpacked(content: _Bytes) -> Invitation:
         peer = there[-1].peer if same else peer_id_of(content.take(_KEY_BYTES))
         there.append(addresses.parse(str(Address(name, host, port, peer))))
     author = there[0].peer if by_author else _ID_BEGINS + letters.rjust(AUTHOR_LETTERS - len(_ID_BEGINS), "1")
-    return Invitation(tuple(there), run, author)
+    return Invitation(tuple(there), run, author, token)
 
 
 def _host(kind: str, content: _Bytes) -> str:

@@ -16,7 +16,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 from noloco_node.base.validation import listed, plain_table
 from noloco_node.core import stability
@@ -54,7 +54,7 @@ def _added(allowed: str, before: Any, **rules: Any) -> Any:
     return Field(json_schema_extra={"allowed": allowed, "before": before}, **rules)
 
 
-class _Table(BaseModel):
+class Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     @field_validator("*", mode="after")
@@ -64,7 +64,7 @@ class _Table(BaseModel):
         return 0.0 if isinstance(value, float) and value == 0 else value
 
 
-class ModelSpec(_Table):
+class ModelSpec(Table):
     preset: str | None = _one_of(PRESETS, default=None)
     """A built-in model, in Llama's shape."""
     architecture: str | None = _field(
@@ -96,7 +96,7 @@ class ModelSpec(_Table):
         return self
 
 
-class DataSpec(_Table):
+class DataSpec(Table):
     """Names data, never a path: files on a volunteer's machine are read only where the volunteer names them."""
 
     source: str = _one_of(SOURCES, default=SOURCES[0])
@@ -135,7 +135,7 @@ class DataSpec(_Table):
         return self
 
 
-class InnerSpec(_Table):
+class InnerSpec(Table):
     steps: int | None = _whole(1, 100_000, default=50)
     """Steps of an inner phase (the paper's H); None with `seconds`."""
     seconds: float | None = _field("a number from 0.01 to 86400", ge=0.01, le=86_400, default=None)
@@ -186,7 +186,7 @@ class InnerSpec(_Table):
         return (abs(value[0]), abs(value[1]))
 
 
-class OuterSpec(_Table):
+class OuterSpec(Table):
     alpha: float = _field("a number from 0 to below 1", ge=0, lt=1, default=0.1)
     """Momentum of the outer step."""
     beta: float = _positive(10, default=1.0)
@@ -225,7 +225,7 @@ class OuterSpec(_Table):
         return self
 
 
-class SampleSpec(_Table):
+class SampleSpec(Table):
     """A text that every replica lets the model continue, for people to read."""
 
     prompt: str = _field("a text of 1 to 500 characters", min_length=1, max_length=500)
@@ -235,7 +235,7 @@ class SampleSpec(_Table):
     """The longest continuation."""
 
 
-class Manifest(_Table):
+class Manifest(Table):
     name: str = _field("1 to 32 of the characters a-z, 0-9 and -", pattern=r"^[a-z0-9-]{1,32}$")
     """For people; the run id tells runs apart."""
     seed: int = _whole(0, 2**32 - 1, default=1)
@@ -248,6 +248,10 @@ class Manifest(_Table):
     outer: OuterSpec = _field("a table", default_factory=OuterSpec)
     sample: SampleSpec | None = _added("a table", None, default=None)
     """None: no sample texts."""
+    membership: Literal["open", "invite"] = _added("open or invite", "open", default="open")
+    """Who may take part: anybody, or whom the author gave a token (run/admission.py)."""
+    _signed_id: str | None = PrivateAttr(None)
+    """The run's id, where this is the run as its author amended it."""
 
     @model_validator(mode="after")
     def _whole_sequences(self) -> "Manifest":
@@ -268,9 +272,17 @@ class Manifest(_Table):
         document = _without_additions(type(self), self.model_dump(mode="json"))
         return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
+    def amended(self, rounds: int | None, swaps_per_round: int | Literal["auto"] | None) -> "Manifest":
+        """The same run, by its id, with the values that its author changed later; its rounds never become fewer."""
+        swaps = swaps_per_round if swaps_per_round and self.outer.overlap == "eager" else self.outer.swaps_per_round
+        outer = self.outer.model_copy(update={"swaps_per_round": swaps})
+        changed = self.model_copy(update={"rounds": max(self.rounds, rounds or 0), "outer": outer})
+        changed._signed_id = self.run_id
+        return changed
+
     @property
     def run_id(self) -> str:
-        return hashlib.sha256(self.canonical()).hexdigest()
+        return self._signed_id or hashlib.sha256(self.canonical()).hexdigest()
 
     @property
     def label(self) -> str:

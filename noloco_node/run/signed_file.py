@@ -12,7 +12,8 @@ from typing import Any
 
 from noloco_node.base import atomic_files
 from noloco_node.errors import NolocoError, UsageError
-from noloco_node.run import manifest
+from noloco_node.run import amendment, manifest
+from noloco_node.run.amendment import Amendment
 from noloco_node.run.manifest import Signed
 from noloco_node.run.schema import Manifest
 
@@ -27,8 +28,14 @@ _REMEDY = "restore it from a copy. In a home, a node that joins the run writes a
 class RunFile:
     signed: Signed
     run: Manifest
+    """As its author amended it, where that is known beside the file."""
     trained: dict[str, Any]
     """What an export says of itself. Not signed: anybody may have written it."""
+    amendment: Amendment | None = None
+
+    def is_over(self, round: int) -> bool:
+        """After this round."""
+        return round >= self.run.rounds or (self.amendment is not None and self.amendment.ended)
 
 
 def keep(folder: Path, signed: Signed) -> None:
@@ -61,7 +68,9 @@ def read(folder: Path) -> RunFile:
         raise UsageError(f"{folder} has no {NAME}, which says what run its weights are of: name another")
     signed, trained = found
     try:
-        return RunFile(signed, manifest.verify(signed), trained)
+        run = manifest.verify(signed)
+        _, newest = amendment.read(folder, run.run_id, signed.author) or (None, None)
+        return RunFile(signed, amendment.apply(run, newest), trained, newest)
     except NolocoError as error:
         raise UsageError(f"{path} is not valid: {error}") from None
 

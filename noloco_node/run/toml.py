@@ -96,6 +96,7 @@ _TEMPLATE = """\
 name = "{m.name}"            # for people: a-z, 0-9 and -
 seed = {m.seed}                 # of all random numbers: first weights, order of the data
 rounds = {m.rounds}             # so many rounds each replica does, and the learning rate falls over them
+membership = "{m.membership}"         # or "invite": only whom you give a token with `noloco-node invite` takes part
 
 [model]
 preset = "{m.model.preset}"          # {presets}; or any transformers config class:

@@ -139,7 +139,7 @@ class CatchUp:
         self._node = node
         self._first, self._begins, self._same_data = first, begins, same_data
         self._channel = channel
-        self._wanted = wanted
+        self.wanted = wanted
         self._pace = pace
         self._place_of = place_of
         self._task: asyncio.Task[None] | None = None
@@ -220,7 +220,7 @@ class CatchUp:
     async def _take(self, *, diverged: bool = False) -> bool:
         node, own = self._node, self._node.round
         looks = 1 if own or self._first else LOOKS
-        terms, parameters = self._wanted.terms, self._wanted.numbers // 2
+        terms, parameters = self.wanted.terms, self.wanted.numbers // 2
         samples = CrossCheck(terms, parameters, self._channel, self._place_of, node.sample, self._pace)
 
         async def others() -> Others:
@@ -248,7 +248,7 @@ class CatchUp:
         if diverged and await self._has_not_diverged(samples, [r.peer_id for r in _under_way(node.seen())]):
             log.info("this node's weights are like an earlier partner's: it keeps them")
             return False
-        wanted = replace(self._wanted, own_round=own, goes_back=diverged)
+        wanted = replace(self.wanted, own_round=own, goes_back=diverged)
         checks = Checks(samples, judge, self._place_of)
         state = await choose_donor.fetch_state(self._channel, others, wanted, node.waits_for, checks, pace=self._pace)
         if state is not None:

@@ -8,7 +8,7 @@ NaN and Inf, and nothing is used before all of them are there.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ParamSpec, Protocol, TypeVar
 
 import grpc
@@ -42,6 +42,8 @@ T = TypeVar("T")
 class StateTerms:
     run_id: bytes
     layout: bytes
+    admission: bytes = field(default=b"", compare=False)
+    """The token of who asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,13 @@ async def fetch(
     """Receive what `download` still lacks from one peer. Raises PeerFault; what came stays in `download`."""
     pace = pace or Traffic()
     request = wire.StateRequest(
-        PROTOCOL, terms.run_id, terms.layout, download.coding, download.root, download.done if download.root else 0
+        PROTOCOL,
+        terms.run_id,
+        terms.layout,
+        download.coding,
+        download.root,
+        download.done if download.root else 0,
+        terms.admission,
     )
     call = StateStub(channel).Fetch(wire.encode_state_request(request))
     stream = aiter(call)
@@ -177,7 +185,8 @@ async def aside(size_bytes: int, work: Callable[P, T], *args: P.args, **options:
 
 async def progress(channel: grpc.aio.Channel, terms: StateTerms) -> int:
     """The round in which a peer is. Raises PeerFault."""
-    request = wire.encode_state_request(wire.StateRequest(PROTOCOL, terms.run_id, terms.layout))
+    asked = wire.StateRequest(PROTOCOL, terms.run_id, terms.layout, admission=terms.admission)
+    request = wire.encode_state_request(asked)
     with peer_faults():
         return wire.decode_progress(await StateStub(channel).Progress(request, timeout=PROGRESS_S))
 
@@ -186,7 +195,7 @@ async def sample(
     channel: grpc.aio.Channel, terms: StateTerms, blocks: Sequence[int], size_bytes: int, pace: Pace | None = None
 ) -> wire.StateSample:
     """Some blocks of a peer's slow weights, `size_bytes` in all. Raises PeerFault."""
-    request = wire.SampleRequest(PROTOCOL, terms.run_id, terms.layout, tuple(blocks))
+    request = wire.SampleRequest(PROTOCOL, terms.run_id, terms.layout, tuple(blocks), terms.admission)
     pace = pace or Traffic()
     with peer_faults():
         message = await StateStub(channel).Sample(wire.encode_sample_request(request), timeout=SAMPLE_S)

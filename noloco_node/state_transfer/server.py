@@ -18,6 +18,7 @@ from noloco_node.base.peer_names import name_of
 from noloco_node.errors import NolocoError, PeerFault, PeerMisbehaved, PeerRefused
 from noloco_node.host.limits import MIN_RATE_BYTES_S
 from noloco_node.host.traffic import Pace, Traffic
+from noloco_node.run.admission import Refuses as RefusesPeer
 from noloco_node.state_transfer.client import StateTerms
 from noloco_node.state_transfer.copies import StateCopies, StateOwner
 from noloco_node.version import PROTOCOL
@@ -220,14 +221,17 @@ class StateService(StateServicer):
         self._pace = pace or Traffic()
         self._reserved = ReservedBytes(refuses)
         self._terms: StateTerms | None = None
+        self._refuses_peer: RefusesPeer = lambda _peer, _token: None
         self._copies: StateCopies | None = None
         self._queue = DownloadQueue()
 
-    def begin(self, terms: StateTerms, owner: StateOwner) -> None:
-        self._terms, self._owner, self._copies = terms, owner, StateCopies(owner)
+    def begin(
+        self, terms: StateTerms, owner: StateOwner, refuses_peer: RefusesPeer = lambda _peer, _token: None
+    ) -> None:
+        self._terms, self._owner, self._copies, self._refuses_peer = terms, owner, StateCopies(owner), refuses_peer
 
     async def Progress(self, request: pb.StateRequest, context: Any) -> pb.StateProgress:  # noqa: N802
-        asked = self._understood(request)
+        asked = self._understood(self._caller(context), request)
         if isinstance(asked, wire.Refusal):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, asked.code.reason)
         return pb.StateProgress(round=self._round())
@@ -248,6 +252,8 @@ class StateService(StateServicer):
         asked = wire.decode_sample_request(request)
         if self._owner is None or not self._fits(asked):
             raise PeerRefused(wire.Code.INCOMPATIBLE.reason)
+        if why := self._refuses_peer(peer, asked.admission):
+            raise PeerRefused(why)
         now = asyncio.get_running_loop().time()
         if self._reserved.too_many() or not self._samples.may_have_one(peer, place, now):
             raise PeerRefused(wire.Code.BUSY.reason)
@@ -256,7 +262,7 @@ class StateService(StateServicer):
 
     async def Fetch(self, request: pb.StateRequest, context: Any) -> AsyncIterator[pb.StateFrame]:  # noqa: N802
         peer = self._caller(context)
-        asked = self._understood(request)
+        asked = self._understood(peer, request)
         if not isinstance(asked, wire.Refusal) and self._reserved.too_many():
             asked = wire.Refusal(wire.Code.PAUSED)
         ticket = None if isinstance(asked, wire.Refusal) else self._queue.join(peer, self._place(context))
@@ -283,7 +289,7 @@ class StateService(StateServicer):
         log.info("%s reads the state that it asked for too slowly", ticket.peer)
         self._queue.leave(ticket)
 
-    def _understood(self, request: pb.StateRequest) -> wire.StateRequest | wire.Refusal:
+    def _understood(self, peer: str, request: pb.StateRequest) -> wire.StateRequest | wire.Refusal:
         try:
             asked = wire.decode_state_request(request)
         except PeerMisbehaved as fault:
@@ -291,7 +297,10 @@ class StateService(StateServicer):
             return wire.Refusal(wire.Code.INCOMPATIBLE)
         if self._terms is None:
             return wire.Refusal(wire.Code.BUSY, retry_in_s=1.0)
-        return asked if self._fits(asked) else wire.Refusal(wire.Code.INCOMPATIBLE)
+        if not self._fits(asked):
+            return wire.Refusal(wire.Code.INCOMPATIBLE)
+        why = self._refuses_peer(peer, asked.admission)
+        return wire.Refusal(wire.Code[why.upper()]) if why else asked
 
     def _fits(self, asked: wire.StateRequest | wire.SampleRequest) -> bool:
         return asked.protocol == PROTOCOL and StateTerms(asked.run_id, asked.layout) == self._terms

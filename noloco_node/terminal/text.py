@@ -128,6 +128,8 @@ def _run(run: RunView) -> list[str]:
 def node_lines(view: StatusView) -> Iterator[list[str]]:
     """Each line as pieces, between which it may be broken."""
     yield [f"{view.name} ({short_id(view.peer_id)}) in {view.run or 'no run yet'}", *_progress(view)]
+    if view.amended:
+        yield [f"the run's author has {view.amended}"]
     if view.parameters:
         yield list(_model(view))
     if view.last_round:

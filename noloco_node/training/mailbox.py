@@ -91,6 +91,12 @@ class Begin:
 
 
 @dataclass(frozen=True)
+class Amend:
+    rounds: int
+    ended: bool
+
+
+@dataclass(frozen=True)
 class Adopt(Question[None]):
     round: int
     state: bytes | memoryview
@@ -159,7 +165,7 @@ class RoundOver:
     round: int
 
 
-Command = Signal | Begin | Question[Any] | Correct | Swapping | RoundOver
+Command = Signal | Begin | Amend | Question[Any] | Correct | Swapping | RoundOver
 
 
 # ---- the mailbox -----------------------------------------------------------------------------------------------------

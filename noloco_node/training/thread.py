@@ -192,6 +192,10 @@ class TrainingThread:
         """Train to the end of the run, or for so many rounds from here."""
         self._mailbox.post(mailbox.Begin(own_rounds))
 
+    def amend(self, rounds: int, *, ended: bool) -> None:
+        """The run has so many rounds from now on, or ends with the phase under way."""
+        self._mailbox.post(mailbox.Amend(rounds, ended))
+
     def adopt(self, round: int, state: bytes | memoryview) -> "Future[None]":
         """Take a peer's slow weights and outer momentum: before `begin`, or in a pause, with no offer open and no swap
         under way. A phase that had begun is given up."""
@@ -257,6 +261,10 @@ class TrainingThread:
                 if own_rounds is not None:
                     self._rounds = min(self._rounds, replica.round + own_rounds)
                 self._begun = True
+            case mailbox.Amend(rounds, ended):
+                own = self._rounds != self._budget  # it stops earlier than the run
+                self._rounds = min(self._rounds, replica.round if ended else rounds) if own or ended else rounds
+                self._budget = replica.budget = rounds
             case mailbox.Correct():
                 self._correct(replica, command)
             case mailbox.Adopt(round_, state):

@@ -141,6 +141,8 @@ class StatusView:
     run_id: str | None = None
     run: str | None = None
     """Its label: name and first digits of its id."""
+    amended: str | None = None
+    """The version of what its author changed in it later, and what that is, in words."""
     round: int = 0
     rounds_target: int | None = None
     """The round at which this node stops, if that is known."""

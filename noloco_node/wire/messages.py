@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from noloco_node.errors import PeerMisbehaved
+from noloco_node.run.admission import TOKEN_BYTES
 from noloco_node.wire import peer_pb2 as pb
 from noloco_node.wire import state_format
 
@@ -44,6 +45,8 @@ class Code(IntEnum):
     QUARANTINED = pb.QUARANTINED
     PAUSED = pb.PAUSED
     LEAVING = pb.LEAVING
+    EXPIRED = pb.EXPIRED
+    REVOKED = pb.REVOKED
 
     @property
     def reason(self) -> str:
@@ -60,12 +63,15 @@ class Offer:
     round: int
     fragments: int
     patience_s: float
+    admission: bytes = b""
+    """The sender's token (run/admission.py), here and below; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accept:
     boot: bytes
     round: int
+    admission: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +127,7 @@ class StateRequest:
     """Of the version that the download began with."""
     fragment: int = 0
     """The first one of it that is still missing."""
+    admission: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +163,7 @@ class SampleRequest:
     layout: bytes
     blocks: tuple[int, ...]
     """Numbered from the start of the flat vector; the last one of the vector may be shorter."""
+    admission: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +188,11 @@ def encode(frame: Frame) -> pb.SwapFrame:  # noqa: PLR0911 - one for each kind
                     round=frame.round,
                     fragments=frame.fragments,
                     patience_s=frame.patience_s,
+                    admission=frame.admission,
                 )
             )
-        case Accept(boot, round_):
-            return pb.SwapFrame(accept=pb.Accept(boot=boot, round=round_))
+        case Accept(boot, round_, admission):
+            return pb.SwapFrame(accept=pb.Accept(boot=boot, round=round_, admission=admission))
         case Refusal():
             return pb.SwapFrame(refusal=_refusal(frame))
         case Fragment(index, payload):
@@ -204,7 +213,8 @@ def decode(message: pb.SwapFrame) -> Frame:  # noqa: PLR0911 - one for each kind
             return _decode_offer(message.offer)
         case "accept":
             accept = message.accept
-            return Accept(_sized(accept.boot, 16, "boot"), _bounded(accept.round, MAX_ROUND, "round"))
+            round_ = _bounded(accept.round, MAX_ROUND, "round")
+            return Accept(_sized(accept.boot, 16, "boot"), round_, _token(accept.admission))
         case "refusal":
             return _decode_refusal(message.refusal)
         case "fragment":
@@ -269,6 +279,7 @@ def encode_state_request(request: StateRequest) -> pb.StateRequest:
         coding=request.coding.value,
         root=request.root,
         fragment=request.fragment,
+        admission=request.admission,
     )
 
 
@@ -284,6 +295,7 @@ def decode_state_request(message: pb.StateRequest) -> StateRequest:
         coding,
         _sized(message.root, 32, "root") if message.root else b"",
         _bounded(message.fragment, state_format.MAX_FRAGMENTS, "fragment"),
+        _token(message.admission),
     )
 
 
@@ -294,7 +306,11 @@ def decode_progress(message: pb.StateProgress) -> int:
 
 def encode_sample_request(request: SampleRequest) -> pb.SampleRequest:
     return pb.SampleRequest(
-        protocol=request.protocol, run_id=request.run_id, layout=request.layout, blocks=request.blocks
+        protocol=request.protocol,
+        run_id=request.run_id,
+        layout=request.layout,
+        blocks=request.blocks,
+        admission=request.admission,
     )
 
 
@@ -306,6 +322,7 @@ def decode_sample_request(message: pb.SampleRequest) -> SampleRequest:
         _sized(message.run_id, 32, "run_id"),
         _sized(message.layout, 32, "layout"),
         tuple(_bounded(block, MAX_STATE_BYTES, "blocks") for block in message.blocks),
+        _token(message.admission),
     )
 
 
@@ -344,6 +361,7 @@ def _decode_offer(offer: pb.Offer) -> Offer:
         round=_bounded(offer.round, MAX_ROUND, "round"),
         fragments=_bounded(offer.fragments, MAX_FRAGMENTS, "fragments"),
         patience_s=_seconds(offer.patience_s, "patience_s"),
+        admission=_token(offer.admission),
     )
 
 
@@ -367,6 +385,10 @@ def _sized(value: bytes, size: int, field: str) -> bytes:
     if len(value) != size:
         raise PeerMisbehaved(f"bad_{field}", f"{len(value)} bytes instead of {size}")
     return value
+
+
+def _token(value: bytes) -> bytes:
+    return _sized(value, TOKEN_BYTES, "admission") if value else b""
 
 
 def _bounded(value: int, limit: int, field: str) -> int:

@@ -19,6 +19,8 @@ class RefusalCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     QUARANTINED: _ClassVar[RefusalCode]
     PAUSED: _ClassVar[RefusalCode]
     LEAVING: _ClassVar[RefusalCode]
+    EXPIRED: _ClassVar[RefusalCode]
+    REVOKED: _ClassVar[RefusalCode]
 
 class StateCoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -34,6 +36,8 @@ NOT_ADMITTED: RefusalCode
 QUARANTINED: RefusalCode
 PAUSED: RefusalCode
 LEAVING: RefusalCode
+EXPIRED: RefusalCode
+REVOKED: RefusalCode
 FP32: StateCoding
 BF16: StateCoding
 
@@ -58,7 +62,7 @@ class SwapFrame(_message.Message):
     def __init__(self, offer: _Optional[_Union[Offer, _Mapping]] = ..., accept: _Optional[_Union[Accept, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., fragment: _Optional[_Union[Fragment, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., piece: _Optional[_Union[Piece, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ...) -> None: ...
 
 class Offer(_message.Message):
-    __slots__ = ("protocol", "run_id", "layout", "exchange_id", "boot", "round", "fragments", "patience_s")
+    __slots__ = ("protocol", "run_id", "layout", "exchange_id", "boot", "round", "fragments", "patience_s", "admission")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +71,7 @@ class Offer(_message.Message):
     ROUND_FIELD_NUMBER: _ClassVar[int]
     FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
     PATIENCE_S_FIELD_NUMBER: _ClassVar[int]
+    ADMISSION_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     run_id: bytes
     layout: bytes
@@ -75,15 +80,18 @@ class Offer(_message.Message):
     round: int
     fragments: int
     patience_s: float
-    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., layout: _Optional[bytes] = ..., exchange_id: _Optional[bytes] = ..., boot: _Optional[bytes] = ..., round: _Optional[int] = ..., fragments: _Optional[int] = ..., patience_s: _Optional[float] = ...) -> None: ...
+    admission: bytes
+    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., layout: _Optional[bytes] = ..., exchange_id: _Optional[bytes] = ..., boot: _Optional[bytes] = ..., round: _Optional[int] = ..., fragments: _Optional[int] = ..., patience_s: _Optional[float] = ..., admission: _Optional[bytes] = ...) -> None: ...
 
 class Accept(_message.Message):
-    __slots__ = ("boot", "round")
+    __slots__ = ("boot", "round", "admission")
     BOOT_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
+    ADMISSION_FIELD_NUMBER: _ClassVar[int]
     boot: bytes
     round: int
-    def __init__(self, boot: _Optional[bytes] = ..., round: _Optional[int] = ...) -> None: ...
+    admission: bytes
+    def __init__(self, boot: _Optional[bytes] = ..., round: _Optional[int] = ..., admission: _Optional[bytes] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("code", "retry_in_s")
@@ -140,14 +148,18 @@ class RunsReply(_message.Message):
     def __init__(self, runs: _Optional[_Iterable[_Union[SignedManifest, _Mapping]]] = ..., training: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SignedManifest(_message.Message):
-    __slots__ = ("manifest", "author", "signature")
+    __slots__ = ("manifest", "author", "signature", "amendment", "amendment_signature")
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     AUTHOR_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    AMENDMENT_FIELD_NUMBER: _ClassVar[int]
+    AMENDMENT_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     manifest: bytes
     author: str
     signature: bytes
-    def __init__(self, manifest: _Optional[bytes] = ..., author: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    amendment: bytes
+    amendment_signature: bytes
+    def __init__(self, manifest: _Optional[bytes] = ..., author: _Optional[str] = ..., signature: _Optional[bytes] = ..., amendment: _Optional[bytes] = ..., amendment_signature: _Optional[bytes] = ...) -> None: ...
 
 class Announced(_message.Message):
     __slots__ = ("kept",)
@@ -156,20 +168,22 @@ class Announced(_message.Message):
     def __init__(self, kept: _Optional[bool] = ...) -> None: ...
 
 class StateRequest(_message.Message):
-    __slots__ = ("protocol", "run_id", "layout", "coding", "root", "fragment")
+    __slots__ = ("protocol", "run_id", "layout", "coding", "root", "fragment", "admission")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     CODING_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    ADMISSION_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     run_id: bytes
     layout: bytes
     coding: StateCoding
     root: bytes
     fragment: int
-    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., layout: _Optional[bytes] = ..., coding: _Optional[_Union[StateCoding, str]] = ..., root: _Optional[bytes] = ..., fragment: _Optional[int] = ...) -> None: ...
+    admission: bytes
+    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., layout: _Optional[bytes] = ..., coding: _Optional[_Union[StateCoding, str]] = ..., root: _Optional[bytes] = ..., fragment: _Optional[int] = ..., admission: _Optional[bytes] = ...) -> None: ...
 
 class StateFrame(_message.Message):
     __slots__ = ("header", "chunk", "refusal", "place")
@@ -210,16 +224,18 @@ class StateProgress(_message.Message):
     def __init__(self, round: _Optional[int] = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("protocol", "run_id", "layout", "blocks")
+    __slots__ = ("protocol", "run_id", "layout", "blocks", "admission")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ADMISSION_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     run_id: bytes
     layout: bytes
     blocks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., layout: _Optional[bytes] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+    admission: bytes
+    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., layout: _Optional[bytes] = ..., blocks: _Optional[_Iterable[int]] = ..., admission: _Optional[bytes] = ...) -> None: ...
 
 class StateSample(_message.Message):
     __slots__ = ("round", "eval_loss", "blocks")
@@ -238,7 +254,7 @@ class StateChunk(_message.Message):
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
 
 class Presence(_message.Message):
-    __slots__ = ("protocol", "run_id", "boot", "state", "round", "step", "progress", "loss", "tokens_per_s", "tokens", "addresses", "started", "time", "version", "peers", "eval_loss", "partner", "committed")
+    __slots__ = ("protocol", "run_id", "boot", "state", "round", "step", "progress", "loss", "tokens_per_s", "tokens", "addresses", "started", "time", "version", "peers", "eval_loss", "partner", "committed", "amendment", "admission")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_FIELD_NUMBER: _ClassVar[int]
@@ -257,6 +273,8 @@ class Presence(_message.Message):
     EVAL_LOSS_FIELD_NUMBER: _ClassVar[int]
     PARTNER_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    AMENDMENT_FIELD_NUMBER: _ClassVar[int]
+    ADMISSION_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     run_id: bytes
     boot: bytes
@@ -275,7 +293,9 @@ class Presence(_message.Message):
     eval_loss: float
     partner: str
     committed: int
-    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., boot: _Optional[bytes] = ..., state: _Optional[str] = ..., round: _Optional[int] = ..., step: _Optional[int] = ..., progress: _Optional[float] = ..., loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., tokens: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., started: _Optional[float] = ..., time: _Optional[float] = ..., version: _Optional[str] = ..., peers: _Optional[int] = ..., eval_loss: _Optional[float] = ..., partner: _Optional[str] = ..., committed: _Optional[int] = ...) -> None: ...
+    amendment: int
+    admission: bytes
+    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., boot: _Optional[bytes] = ..., state: _Optional[str] = ..., round: _Optional[int] = ..., step: _Optional[int] = ..., progress: _Optional[float] = ..., loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., tokens: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., started: _Optional[float] = ..., time: _Optional[float] = ..., version: _Optional[str] = ..., peers: _Optional[int] = ..., eval_loss: _Optional[float] = ..., partner: _Optional[str] = ..., committed: _Optional[int] = ..., amendment: _Optional[int] = ..., admission: _Optional[bytes] = ...) -> None: ...
 
 class SignedPresence(_message.Message):
     __slots__ = ("presence", "signature")

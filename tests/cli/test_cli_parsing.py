@@ -114,7 +114,7 @@ def test_help_lists_every_verb_within_80_columns(capsys):
         assert any(line.split()[:1] == [verb] and entry.help in line for line in lines)
 
 
-DOES = {"init", "start", "join", "bootstrap", "pause", "resume", "leave", "completion"}
+DOES = {"init", "start", "join", "bootstrap", "pause", "resume", "leave", "completion", "revoke", "run"}
 """Verbs that act and print no data."""
 
 

@@ -15,7 +15,7 @@ from noloco_node.base.identity import Identity
 from noloco_node.errors import Incompatible, NotAdmitted, UsageError
 from noloco_node.peers import run_registry
 from noloco_node.peers.run_registry import KnownRun
-from noloco_node.run import manifest
+from noloco_node.run import amendment, manifest
 from noloco_node.run.manifest import Signed
 from noloco_node.run.schema import Manifest
 from noloco_node.run.trusted_authors import TrustedAuthors
@@ -194,3 +194,20 @@ def test_an_author_known_by_one_bootstrap_peer_is_known_by_all(
     assert not authors.check(["rendezvous", "peer"], "tiny", author.peer_id, None)
     with pytest.raises(NotAdmitted, match=other_author.peer_id):
         authors.check(["peer"], "tiny", other_author.peer_id, None)
+
+
+def test_a_rendezvous_keeps_the_newest_amendment_and_no_forged_one(author: Identity, other_author: Identity) -> None:
+    run, service = signed(author), run_registry.RunRegistry()
+    run_id = hashlib.sha256(run.manifest).hexdigest()
+
+    def version(number: int, by: Identity = author) -> amendment.SignedAmendment:
+        return amendment.sign(amendment.Amendment(run=run_id, version=number), by)
+
+    for number in (2, 3, 1):
+        assert service.add(run, "peer", version(number))
+    with pytest.raises(NotAdmitted):
+        service.add(run, "peer", version(9, other_author))
+    with pytest.raises(NotAdmitted):
+        service.add(signed(other_author), "peer", version(9, other_author))
+    assert service.version(run_id) == 3
+    assert service.add(run, "peer") and service.version(run_id) == 3, "an older version of a node knows none"

@@ -157,7 +157,7 @@ def _part_of(meant, read):
     return meant == read
 
 
-class _Nest(schema._Table):
+class _Nest(schema.Table):
     """A table that a later version added, and one that a still later version added to."""
 
     depth: int = 7

@@ -199,6 +199,34 @@ def test_a_node_that_has_done_all_rounds_is_finished_at_once() -> None:
 
 
 # ---- swaps -----------------------------------------------------------------------------------------------------------
+def test_a_run_that_its_author_makes_longer_goes_on_and_one_that_is_ended_stops_after_the_phase() -> None:
+    built: list[Replica] = []
+    with running(lambda: built.append(small_replica()) or built[0], rounds=2) as watched:
+        watched.next(Ready)
+        watched.thread.amend(4, ended=False)
+        watched.thread.begin()
+        for _ in range(4):
+            watched.until(PhaseEnded)
+        watched.next(Finished)
+        assert built[0].budget == 4, "the learning rate falls over all its rounds"
+    with running(rounds=2) as watched:
+        watched.thread.begin(1)
+        watched.thread.amend(4, ended=False)
+        assert watched.until(PhaseEnded).done.round == 1
+        watched.next(Finished)
+    with running(rounds=1_000_000) as watched:
+        watched.thread.begin()
+        watched.until(PhaseEnded)
+        watched.thread.amend(1_000_000, ended=True)
+        watched.until(Finished)
+    with running(rounds=3) as watched:
+        watched.next(Ready)
+        watched.thread.amend(3, ended=True)
+        watched.thread.begin()
+        assert isinstance(watched.posts.get(timeout=DEADLINE_S), Evaluated)
+        watched.next(Finished)
+
+
 def test_two_threads_do_what_two_replicas_do() -> None:
     ones, others = small_replica("a"), small_replica("b")
     for _ in range(2):

@@ -23,7 +23,7 @@ const lastState = (status) => (isOver(status) ? "finished" : status.state === "l
 
 const showHead = ({ status, answers, points }) => {
   say($("#name"), status.name);
-  say($("#run"), status.run ? `in ${status.run}` : status.state === "rendezvous" ? "helps nodes find each other" : "no run yet");
+  say($("#run"), status.run ? `in ${status.run}${status.amended ? `, ${status.amended}` : ""}` : status.state === "rendezvous" ? "helps nodes find each other" : "no run yet");
   const state = answers ? status.state : lastState(status);
   say($("#state"), state);
   $("#state").dataset.state = state;

@@ -1,0 +1,97 @@
+"""The verbs with which a run's author says who takes part, and changes the run later."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from admissions import GUEST, STRANGER
+
+from noloco_node.base.identity import Identity
+from noloco_node.cli import main
+from noloco_node.host.home import Home
+from noloco_node.run import admission, amendment, invitation, manifest, signed_file
+from noloco_node.run.schema import Manifest
+
+
+def started(home: Home, **changes: object) -> Manifest:
+    """As `start` leaves a run behind."""
+    run = Manifest(name="mine", **changes)
+    author = Identity.load_or_create(home.create().identity)
+    home.run(run.run_id).mkdir(parents=True)
+    signed_file.keep(home.run(run.run_id), manifest.sign(run, author))
+    return run
+
+
+def test_invite_makes_a_token_that_the_run_accepts(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    run = started(home, membership="invite")
+    assert main(["invite", GUEST.peer_id, "--expires", "2d", "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    token = invitation.read_token(made["token"])
+    author = Identity.load_or_create(home.identity).peer_id
+    rule = admission.rule(run, author)
+    assert rule.refusal(GUEST.peer_id, token, time.time()) is None
+    assert rule.refusal(GUEST.peer_id, token, time.time() + 2 * 86_400 + 1) == "expired"
+    assert made["join"] == f"noloco-node join <invitation> --token {made['token']}", "no node runs here"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["invite", "somebody"], "noloco-node id"),
+        (["invite", GUEST.peer_id, "--expires", "soon"], "--expires must be"),
+        (["invite", GUEST.peer_id, "--run", "other"], "names no run"),
+        (["run", "amend", "mine"], "name what changes"),
+        (["run", "amend", "mine", "--rounds", "99"], "--rounds must be a whole number from 100"),
+        (["run", "amend", "mine", "--swaps", "17"], "--swaps must be"),
+        (["run", "amend", "other", "--end-now"], "names no run"),
+    ],
+)
+def test_a_mistake_is_named(home: Home, capsys: pytest.CaptureFixture[str], words: list[str], says: str) -> None:
+    run = started(home, membership="invite")
+    assert main(words) == 2
+    assert says in capsys.readouterr().err
+    assert not (home.run(run.run_id) / amendment.NAME).exists()
+
+
+def test_an_open_run_needs_no_token_and_nobody_but_the_author_amends(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = started(home)
+    assert main(["invite", GUEST.peer_id]) == 2
+    assert "is open to all" in capsys.readouterr().err
+    home.identity.unlink()
+    assert main(["run", "amend", "mine", "--end-now"]) == 2
+    assert "only its author" in capsys.readouterr().err
+    assert not (home.run(run.run_id) / amendment.NAME).exists()
+
+
+def test_each_change_is_a_version_more_and_keeps_those_before(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    run = started(home, membership="invite")
+    folder = home.run(run.run_id)
+    for words in (
+        ["run", "amend", "mine", "--rounds", "200"],
+        ["revoke", GUEST.peer_id],
+        ["revoke", STRANGER.peer_id],
+        ["run", "amend", run.run_id[:12], "--end-now"],
+        ["run", "amend", "mine", "--rounds", "300", "--swaps", "auto"],
+        ["invite", GUEST.peer_id],
+    ):
+        assert main(words) == 0, capsys.readouterr().err
+    found = signed_file.read(folder)
+    assert found.amendment and found.amendment.version == 6
+    assert (found.run.rounds, found.run.outer.swaps_per_round, found.amendment.ended) == (300, "auto", False)
+    assert found.amendment.revoked == (STRANGER.peer_id,), "who is invited again is no longer taken out"
+    capsys.readouterr()
+    assert main(["runs"]) == 0
+    assert "amended (6): 300 rounds, swaps auto, 1 taken out" in capsys.readouterr().out
+
+
+def test_join_takes_the_token_from_the_line_or_by_itself(tmp_path: Path) -> None:
+    from noloco_node.host import config
+
+    token = b"t" * admission.TOKEN_BYTES
+    word = invitation.token_word(token)
+    assert config.resolve({"home": str(tmp_path), "token": word}, {}, {}).token == token
+    with pytest.raises(Exception, match="--token must be what"):
+        config.resolve({"home": str(tmp_path), "token": word[:-1]}, {}, {})

@@ -1,0 +1,195 @@
+"""How an amendment goes from its author's node through a swarm, over the in-memory network and in virtual time."""
+
+import asyncio
+import random
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+from admissions import AUTHOR, GUEST, STRANGER
+from memory_network.network import MemoryNetwork
+from virtual_clock import run_virtual
+
+from noloco_node.errors import Incompatible, NotAdmitted
+from noloco_node.peers.membership import LOOK_S
+from noloco_node.peers.run_registry import RunRegistry
+from noloco_node.peers.run_rules import ASK_AGAIN_S, BAD, RunRules
+from noloco_node.run import amendment, manifest
+from noloco_node.run.amendment import Amendment, SignedAmendment
+from noloco_node.run.schema import Manifest
+from noloco_node.wire.peer_pb2_grpc import add_RunsServicer_to_server
+
+RUN = Manifest(name="tiny", rounds=100)
+SIGNED = manifest.sign(RUN, AUTHOR)
+PRESENCE_S = 20.0
+"""peers/directory.py: how often a node publishes its record."""
+NODES = 8
+
+
+def version(number: int, author=AUTHOR, **changes: object) -> SignedAmendment:
+    return amendment.sign(Amendment(run=RUN.run_id, version=number, **changes), author)
+
+
+class Member:
+    """What of a node spreads an amendment: it states its version, and looks at what `others` state."""
+
+    def __init__(self, network: MemoryNetwork, home: Path, name: str) -> None:
+        self.name, self.stated, self.blamed = name, 0, list[tuple[str, str]]()
+        self.others: Collection[Member] = ()
+        self.followed_at: float | None = None
+        self.transport, self.known = network.join(name), RunRegistry()
+        (home / name).mkdir(exist_ok=True)
+        self.rules = RunRules(home / name, SIGNED)
+        self.state()
+        self.transport.serve(lambda server: add_RunsServicer_to_server(self.known, server))
+
+    def state(self) -> None:
+        self.known.add(SIGNED, amended=self.rules.amended)
+        self.stated = self.rules.version
+
+    async def look(self) -> bool:
+        newer = {m.name: m.stated for m in self.others if m.stated > self.rules.version}
+        channel, blame = self.transport.channel, lambda peer, code: self.blamed.append((peer, code))
+        if came := await self.rules.learn(channel, newer, lambda due: sorted(due)[:4], blame):
+            self.state()
+            self.followed_at = asyncio.get_running_loop().time()
+        return came
+
+
+class Liar(Member):
+    """States a version, and answers with this."""
+
+    def lie(self, stated: int, shown: SignedAmendment | None) -> None:
+        self.stated = stated
+        self.known._amendments = {RUN.run_id: (stated, shown)} if shown else {}
+
+
+@pytest.fixture
+def network() -> MemoryNetwork:
+    return MemoryNetwork(random.Random(0), delay_s=0.05)
+
+
+def play(members: Collection[Member], story) -> None:
+    async def main() -> None:
+        for member in members:
+            await member.transport.start()
+        try:
+            await story()
+        finally:
+            for member in members:
+                await member.transport.close()
+
+    run_virtual(main())
+
+
+def test_it_reaches_eight_nodes_within_two_presence_intervals(network: MemoryNetwork, tmp_path: Path) -> None:
+    """Each sees its two neighbours only; its author's command has written a file, as `run amend` does."""
+    members = [Member(network, tmp_path, f"n{k}") for k in range(NODES)]
+    for k, member in enumerate(members):
+        member.others = [members[k - 1], members[(k + 1) % NODES]]
+
+    async def story() -> None:
+        amendment.write(tmp_path / "n0", version(1, rounds=200))
+        assert members[0].rules.reread() and not members[0].rules.reread()
+        members[0].state()
+        until = asyncio.get_running_loop().time() + 2 * PRESENCE_S
+        while asyncio.get_running_loop().time() < until:
+            await asyncio.gather(*(member.look() for member in members))
+            await asyncio.sleep(LOOK_S)
+
+    play(members, story)
+    assert [member.rules.run.rounds for member in members] == [200] * NODES
+    last = max(member.followed_at or 0.0 for member in members)
+    print(f"\nthe last of {NODES} follows it after {last:.1f} s")  # noqa: T201
+    assert not any(member.blamed for member in members)
+
+
+def test_who_was_offline_learns_it_on_return_and_after_a_restart_knows_it(
+    network: MemoryNetwork, tmp_path: Path
+) -> None:
+    author, away = Member(network, tmp_path, "author"), Member(network, tmp_path, "away")
+    away.others = [author]
+
+    async def story() -> None:
+        assert author.rules.take(version(2, ended=True))
+        author.state()
+        assert await away.look() and away.rules.ended
+
+    play([author, away], story)
+    again = RunRules(tmp_path / "away", SIGNED)
+    assert again.version == 2 and again.ended
+
+
+LIES = {
+    "forged": (5, version(5, STRANGER, ended=True)),
+    "older": (5, version(1, ended=True)),
+    "changed": (5, SignedAmendment(version(5).document.replace(b"5", b"6"), version(5).signature)),
+    "another run's": (5, amendment.sign(Amendment(run="ab" * 32, version=5), STRANGER)),
+    "none": (5, None),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_forged_and_an_older_one_change_nothing_and_count_against_their_sender(
+    network: MemoryNetwork, tmp_path: Path, lie: str
+) -> None:
+    honest, liar = Member(network, tmp_path, "honest"), Liar(network, tmp_path, "liar")
+    honest.others = [liar]
+    assert honest.rules.take(version(3, rounds=150))
+    liar.lie(*LIES[lie])
+
+    async def story() -> None:
+        for _ in range(3):
+            assert not await honest.look()
+        assert honest.blamed == [("liar", BAD)], "it is not asked again at once"
+        await asyncio.sleep(ASK_AGAIN_S)
+        await honest.look()
+        assert honest.blamed == [("liar", BAD)] * 2
+
+    play([honest, liar], story)
+    assert honest.rules.version == 3 and honest.rules.run.rounds == 150 and not honest.rules.ended
+    assert RunRules(tmp_path / "honest", SIGNED).version == 3
+
+
+def test_who_has_just_been_started_again_or_is_gone_is_not_blamed(network: MemoryNetwork, tmp_path: Path) -> None:
+    honest, starting = Member(network, tmp_path, "honest"), Member(network, tmp_path, "starting")
+    honest.others = [starting]
+    starting.known, starting.stated = RunRegistry(), 2
+    starting.transport.serve(lambda server: add_RunsServicer_to_server(starting.known, server))
+
+    async def story() -> None:
+        await honest.look()
+        network.vanish("starting")
+        await asyncio.sleep(ASK_AGAIN_S)
+        await honest.look()
+
+    play([honest, starting], story)
+    assert honest.blamed == [] and honest.rules.version == 0
+
+
+def test_what_this_version_cannot_read_is_no_peers_fault(network: MemoryNetwork, tmp_path: Path) -> None:
+    document = version(4).document.replace(b"{", b'{"later":1,')
+    signed = SignedAmendment(document, AUTHOR.sign(b"noloco amendment v1\n" + document))
+    honest, peer = Member(network, tmp_path, "honest"), Liar(network, tmp_path, "peer")
+    honest.others = [peer]
+    peer.lie(4, signed)
+
+    async def story() -> None:
+        await honest.look()
+
+    play([honest, peer], story)
+    assert honest.blamed == [] and honest.rules.version == 0
+    with pytest.raises(Incompatible):
+        honest.rules.take(signed)
+
+
+def test_who_is_taken_out_is_refused_from_then_on(tmp_path: Path) -> None:
+    rules = RunRules(tmp_path, SIGNED)
+    rules.require(GUEST.peer_id, b"")
+    assert rules.refuses(GUEST.peer_id, b"") is None
+    assert rules.take(version(1, revoked=(GUEST.peer_id,)))
+    assert rules.refuses(GUEST.peer_id, b"") == "revoked"
+    with pytest.raises(NotAdmitted, match="taken this node"):
+        rules.require(GUEST.peer_id, b"")
+    assert rules.take(version(2)) and rules.refuses(GUEST.peer_id, b"") is None
+    assert not rules.take(version(1, revoked=(GUEST.peer_id,)))
