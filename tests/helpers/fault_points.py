@@ -77,7 +77,7 @@ def at(node: Node, point: Point, *, swap_bytes: int = 1, within_s: float = 90) -
         done = swap.share(status)
         match point.phase:
             case Phase.TRAINING:
-                share = (status["phase"] or {}).get("part") or 0.0
+                share = (status.get("phase") or {}).get("part") or 0.0
             case Phase.SWAPPING:
                 share = done
             case Phase.FETCHING:

@@ -8,11 +8,11 @@ It prints one JSON document: how the calls ended.
 import asyncio
 import json
 import random
+import resource
 import struct
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ LIMIT_S = 90.0
 HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 """The preface, and settings."""
 BYTES = bytes(32)
+FRAME_HEADER, HEADERS, RESET, GO_AWAY, END_OF_STREAM = 9, 1, 3, 7, 1
+"""Of HTTP/2."""
 
 
 def seeds(run_id: bytes, layout: bytes) -> dict[str, list[bytes]]:
@@ -120,25 +122,34 @@ async def flood(transport: Libp2pTransport, peer: str, told: dict[str, Any]) -> 
     return {name: dict(counter) for name, counter in ended.items()}
 
 
-async def closed_after(transport: Libp2pTransport, peer: str, first: bytes, then: Callable[[], bytes]) -> float:
-    """A raw stream: these bytes, then such a one each second. How long until the other end closed it."""
+async def ended_after(transport: Libp2pTransport, peer: str, first: bytes, then: bytes = b"") -> float:
+    """A raw stream: these bytes, then `then` each second. How long until the other end ended the call or the stream."""
     reader, writer = await transport._dial(peer)
-    began = time.monotonic()
-    with suppress(OSError, TimeoutError):
+    began, said = time.monotonic(), b""
+    with suppress(OSError):
         writer.write(first)
         await writer.drain()
-        while True:
+        while not call_ended(said) and time.monotonic() - began < LIMIT_S:
             with suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
-                    if not await reader.read(1 << 16):
+                    if not (more := await reader.read(1 << 16)):
                         break
-            if time.monotonic() - began > LIMIT_S:
-                break
-            if more := then():
-                writer.write(more)
-                await writer.drain()
+                    said += more
+                    continue
+            writer.write(then)
+            await writer.drain()
     writer.transport.abort()
     return time.monotonic() - began
+
+
+def call_ended(said: bytes) -> bool:
+    """Whether these HTTP/2 frames have the trailers of the call, its reset, or the connection's end."""
+    while len(said) >= FRAME_HEADER:
+        length, kind, flags = int.from_bytes(said[:3], "big"), said[3], said[4]
+        if kind in (RESET, GO_AWAY) or (kind == HEADERS and flags & END_OF_STREAM):
+            return True
+        said = said[FRAME_HEADER + length :]
+    return False
 
 
 def headers(method: str) -> bytes:
@@ -167,15 +178,16 @@ async def raw(transport: Libp2pTransport, peer: str, told: dict[str, Any]) -> di
         "a message of 4 GiB": call + data(b"\x00\xff\xff\xff\xff"),
         "a field of 1 TiB": call + data(b"\x00" + len(tebibyte).to_bytes(4, "big") + tebibyte),
     }
-    found = {name: await closed_after(transport, peer, said, lambda: b"") for name, said in claims.items()}
-    found["nothing"] = await closed_after(transport, peer, b"", lambda: b"")
-    found["one byte a second"] = await closed_after(transport, peer, b"P", lambda: b"R")
+    found = {name: await ended_after(transport, peer, said) for name, said in claims.items()}
+    found["nothing"] = await ended_after(transport, peer, b"")
+    found["one byte a second"] = await ended_after(transport, peer, b"P", b"R")
     return found
 
 
 async def streams(transport: Libp2pTransport, peer: str, told: dict[str, Any]) -> dict[str, Any]:
     """So many, one after another without closing any."""
     kept, refused = [], 0
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     began = time.monotonic()
     for _ in range(told["count"]):
         try:

@@ -15,7 +15,7 @@ from real_nodes import ROOT, Node, RealNodes, until
 from noloco_node.errors import Incompatible
 from noloco_node.version import PROTOCOL
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 BEFORE = "fb2d2bc"
 INSIDE_NODE = ROOT / "tests" / "helpers" / "inside_node"
@@ -52,15 +52,15 @@ def elsewhere(group: RealNodes, changes: dict[str, str], name: str, *words: str)
 def test_the_version_before_swaps_with_this_one(
     real_nodes: RealNodes, before: Path, author_is_older: bool, figure: Callable[[str], None]
 ) -> None:
-    old = {"PYTHONPATH": f"{before}:{before / 'tests' / 'tasks'}"}
+    old = {"PYTHONPATH": f"{before}:{before / 'tests' / 'tasks'}", "PYTHONSAFEPATH": "1"}  # not the one in this folder
     run = str(real_nodes.paced(step_s=0.1, steps=10, learning_rate=0.0001))
     first = elsewhere(real_nodes, old if author_is_older else {}, "n0", "start", run)
-    until(first.round, "its training", 120)
+    until(first.round, "its training", 240)
     (door,) = first.ask("status")["addresses"]
     second = elsewhere(real_nodes, {} if author_is_older else old, "n1", "join", "--bootstrap", door)
     began = time.monotonic()
     for node in (first, second):
-        until(lambda node=node: node.committed() >= 5, "five rounds together", 150)
+        until(lambda node=node: node.committed() >= 5, "five rounds together", 240)
     assert second.printed(r"received the state of \S+ at round (\d+)"), "it took the other's state"
     for node in (first, second):
         assert not node.printed("(broke the protocol)")
@@ -71,14 +71,14 @@ def test_the_version_before_swaps_with_this_one(
 
 def test_another_protocol_is_said(real_nodes: RealNodes, figure: Callable[[str], None]) -> None:
     first = real_nodes.node("n0", "start", str(real_nodes.paced(step_s=0.1, steps=10)))
-    until(first.round, "its training", 120)
+    until(first.round, "its training", 240)
     other = {
         "PYTHONPATH": f"{INSIDE_NODE}:{real_nodes.environ['PYTHONPATH']}",
         "SPEAKS_PROTOCOL": str(PROTOCOL + 1),
     }
     second = elsewhere(real_nodes, other, "n1", *first.invitation())
     began = time.monotonic()
-    code = second.process.wait(120)
+    code = second.process.wait(200)
     said = second.log.read_text().splitlines()[-1]
     figure(f"exit {code} after {time.monotonic() - began:.0f} s: {said}")
     assert code == Incompatible.exit_code, said

@@ -17,7 +17,7 @@ from real_nodes import ROOT, Node, RealNodes, until
 
 from noloco_node.errors import ClockTooFarOff, IdentityInUse
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 INSIDE_NODE = ROOT / "tests" / "helpers" / "inside_node"
 DESCRIPTORS = 256
@@ -46,7 +46,7 @@ def two(group: RealNodes) -> list[Node]:
     first = group.node("n0", "start", str(group.paced(step_s=0.1, steps=10, learning_rate=0.0001)))
     nodes = [first, group.node("n1", "join", "--bootstrap", first.address())]
     for node in nodes:
-        until(node.committed, "a round together", 120)
+        until(node.committed, "a round together", 300)
     return nodes
 
 
@@ -60,14 +60,14 @@ def test_a_clock_that_is_off(real_nodes: RealNodes, ahead_s: float, figure: Call
     node = with_clock(real_nodes, ahead_s, "off", "join", *doors(nodes))
     began = time.monotonic()
     if abs(ahead_s) < HOUR_S:
-        until(node.committed, "a round with somebody", 90)
+        until(node.committed, "a round with somebody", 240)
         took = time.monotonic() - began
         status = node.ask("status")
         assert status["skew_s"] == pytest.approx(ahead_s, abs=1.0)
         assert any(finding["text"].startswith("clock: ") for finding in status["health"])
         figure(f"{ahead_s:+.0f} s: a round after {took:.0f} s, with a health line")
     else:
-        assert node.process.wait(60) == ClockTooFarOff.exit_code, node.log.read_text()[-2000:]
+        assert node.process.wait(120) == ClockTooFarOff.exit_code, node.log.read_text()[-2000:]
         said = node.log.read_text().splitlines()[-1]
         assert "synchronise this machine's clock" in said
         figure(f"{ahead_s:+.0f} s: exit {ClockTooFarOff.exit_code} after {time.monotonic() - began:.0f} s")
@@ -83,7 +83,7 @@ def test_a_second_node_with_the_same_identity(real_nodes: RealNodes, figure: Cal
     shutil.copy(nodes[1].home / "identity.key", copy / "identity.key")
     second = real_nodes.node("copy", "join", *doors(nodes[:1]))
     began = time.monotonic()
-    assert second.process.wait(60) == IdentityInUse.exit_code, second.log.read_text()[-2000:]
+    assert second.process.wait(120) == IdentityInUse.exit_code, second.log.read_text()[-2000:]
     figure(f"exit {IdentityInUse.exit_code} after {time.monotonic() - began:.0f} s")
     assert second.printed("(is in use by a node that is running)")
     before = nodes[1].committed()
@@ -102,7 +102,7 @@ def test_few_descriptors_and_little_shared_memory(real_nodes: RealNodes, figure:
         pytest.skip("needs root, prlimit and unshare")
     nodes = two(real_nodes)
     small = real_nodes.node("small", "join", *doors(nodes), within=[*FEW_DESCRIPTORS, *LITTLE_SHM])
-    until(lambda: small.committed() >= 3 or small.process.poll() is not None, "three rounds", 120)
+    until(lambda: small.committed() >= 3 or small.process.poll() is not None, "three rounds", 240)
     assert small.process.poll() is None, small.log.read_text()[-2000:]
     limits = psutil.Process(small.process.pid).rlimit(psutil.RLIMIT_NOFILE)
     own, network = descriptors(small)
@@ -120,7 +120,7 @@ def test_few_descriptors_and_many_streams(real_nodes: RealNodes, figure: Callabl
     few = real_nodes.node("n0", "start", str(run), within=FEW_DESCRIPTORS)
     other = real_nodes.node("n1", *few.invitation())
     for node in (few, other):
-        until(node.committed, "a round together", 120)
+        until(node.committed, "a round together", 300)
     with bad_peer(real_nodes, [few], attack="connections"):
         most, before, ends = 0, few.committed(), time.monotonic() + 30
         while time.monotonic() < ends:
