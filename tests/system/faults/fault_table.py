@@ -2,6 +2,7 @@
 
 `python tests/system/faults/fault_table.py` writes the table. Its figures are those that tests measured: `pytest
 --figures tests/system/faults/figures.json`, at any time and for any part of the tests, adds them to the file.
+`fault_table.py default` and `fault_table.py slow` print the tests that run so, for pytest.
 """
 
 import ast
@@ -410,5 +411,14 @@ def written() -> str:
     return head + BEGIN + "".join(lines(figures.read(FIGURES))) + END + rest.partition(END)[2]
 
 
+def main(words: list[str]) -> None:
+    if not words:
+        README.write_text(written())
+        return
+    kind = {"default": "by default", "slow": "`--slow`"}[words[0]]
+    tests = dict.fromkeys(test for row in ROWS.values() for test in row.tests)
+    print("\n".join(f"tests/{test}" for test in tests if runs(test) == kind))  # noqa: T201
+
+
 if __name__ == "__main__":
-    README.write_text(written())
+    main(sys.argv[1:])
