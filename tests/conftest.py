@@ -7,10 +7,16 @@ Tests marked `slow` take a quarter of an hour together on two cores; without `--
 
 import os
 import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
+
+if TYPE_CHECKING:
+    from real_nodes import RealNodes
 
 WORKERS = 3
 REAL_NODES = ["tests/node/", "tests/system/"]
@@ -27,6 +33,35 @@ settings.load_profile("any machine")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests that take minutes, too")
+    parser.addoption("--figures", metavar="FILE", help="add what each test measured to this JSON file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if (file := config.getoption("--figures")) and not hasattr(config, "workerinput"):
+        from figures import FiguresFile
+
+        config.pluginmanager.register(FiguresFile(Path(file)))
+
+
+@pytest.fixture
+def figure(record_property: Callable[[str, object], None], capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
+    """Prints a measured figure past pytest's capture, and keeps it for `--figures`."""
+
+    def measured(text: str) -> None:
+        record_property("figure", text)
+        with capsys.disabled():
+            print("\n ", text)  # noqa: T201
+
+    return measured
+
+
+@pytest.fixture(scope="module")
+def real_nodes() -> "Iterator[RealNodes]":
+    """The same nodes for all tests of a module. Where each test needs its own, the module overrides this fixture."""
+    from real_nodes import RealNodes
+
+    with RealNodes() as real_nodes:
+        yield real_nodes
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

@@ -2,6 +2,7 @@
 
 import math
 import time
+import tracemalloc
 from contextlib import suppress
 
 import pytest
@@ -76,6 +77,22 @@ def test_a_flood_replaces_no_record_and_expires(hivemind, identity):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert sum(share._counts.values()) == 2 * len(share._held) <= 20
+
+
+def test_ten_thousand_keys_take_a_bounded_part_of_the_memory(hivemind, figure):
+    """From 100 callers of 100 places, 100 signers each, a kilobyte a record: as much as a flood can have stored."""
+    share = DhtStorage(ttl_s=60.0)
+    tracemalloc.start()
+    taken = 0
+    for number in range(10_000):
+        by = caller.set(Caller(f"peer {number // 100}", f"place {number // 100}"))
+        taken += share.store_subkey(f"bucket {number}", f"signer {number}", bytes(1000), time.time() + 60)
+        caller.reset(by)
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    figure(f"{taken} of 10,000 keys are stored, {grown / 1e6:.1f} MB")
+    assert taken == len(share) == 100 * MAX_OF_OTHERS
+    assert grown < 64 << 20
 
 
 def store_as(share, peer, place, key, signer):

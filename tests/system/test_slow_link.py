@@ -7,16 +7,13 @@ the same time, each on a link of its own.
 """
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
 import pytest
-from namespaces import sh, spaces, why_not
-from namespaces import space as space_of
+from namespaces import slow_link, why_not
 from real_nodes import Node, RealNodes, until
 
 PHASE_S = 5.0
@@ -26,22 +23,6 @@ PARAMETERS = 257 * 384
 """Of the paced task."""
 OVERHEAD = 1.1
 """TCP, libp2p's encryption and framing, and the other messages of the two."""
-
-
-@contextmanager
-def slow_link(name: str, rate_bits_s: float) -> Iterator[list[tuple[str, str]]]:
-    """Two namespaces, each with the address of its end of the link."""
-    names = [f"{name}-{side}" for side in (1, 2)]
-    ends = [(space_of(name), f"10.83.0.{side}") for side, name in enumerate(names, 1)]
-    with spaces(*names):
-        (one, _), (other, _) = ends
-        sh(f"ip link add link0 netns {one} type veth peer name link0 netns {other}")
-        for space, address in ends:
-            sh(f"ip -n {space} address add {address}/24 dev link0")
-            sh(f"ip -n {space} link set link0 up")
-            limit = f"rate {rate_bits_s / 1000:.0f}kbit burst 16kb latency 400ms"
-            sh(f"tc -n {space} qdisc add dev link0 root tbf {limit}")
-        yield ends
 
 
 @dataclass

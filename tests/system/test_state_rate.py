@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "helpers"))  # it also runs as a script
-from namespaces import why_not
-from test_slow_link import slow_link
+from namespaces import slow_link, why_not
 
 LINK_BITS_S = 100e6
 STATE_BYTES = 30 << 20

@@ -6,9 +6,11 @@ a download lasts long enough to measure the other nodes meanwhile.
 
 import re
 import time
+from collections.abc import Callable
 from statistics import median
 
 import pytest
+from fault_points import Phase, Point, at
 from real_nodes import Node, RealNodes, until
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
@@ -58,7 +60,7 @@ def rate(node: Node, begin: float, end: float) -> float:
 
 
 def test_a_newcomer_begins_where_its_donor_is(
-    real_nodes: RealNodes, swarm: list[Node], line: list[str], capsys: pytest.CaptureFixture[str]
+    real_nodes: RealNodes, swarm: list[Node], line: list[str], figure: Callable[[str], None]
 ) -> None:
     newcomer = begin(real_nodes, "newcomer", *line)
     until(lambda: "%" in (newcomer.ask("status").get("waiting_for") or ""), "a download with its progress", 60)
@@ -77,11 +79,10 @@ def test_a_newcomer_begins_where_its_donor_is(
     span = began - 2 * phase_s, ended + 2 * phase_s
     rates = {node.home.name: rate(node, *span) for node in swarm}
     others = median(found for who, found in rates.items() if who != donor.home.name)
-    with capsys.disabled():
-        print(  # noqa: T201
-            f"\n  a donor's steps a second while it gives {8 * 98_688 / 1e6:.2f} MB in {ended - began:.0f} s: "
-            f"{rates[donor.home.name]:.2f}, others meanwhile {others:.2f}"
-        )
+    figure(
+        f"a donor's steps a second while it gives {8 * 98_688 / 1e6:.2f} MB in {ended - began:.0f} s: "
+        f"{rates[donor.home.name]:.2f}, others meanwhile {others:.2f}"
+    )
     assert rates[donor.home.name] >= 0.9 * others
     newcomer.kill()
 
@@ -105,14 +106,15 @@ def test_a_donor_that_dies_half_way_is_replaced(
     real_nodes: RealNodes, swarm: list[Node], line: list[str], lost: list[str]
 ) -> None:
     newcomer = begin(real_nodes, "orphan", *line)
-    half = r"state from (\S+), ([4-7]\d)%"
-    seen = until(lambda: re.search(half, newcomer.ask("status").get("waiting_for") or ""), "half of a state", 60)
-    first = named(swarm, seen[1])
+    seen = at(newcomer, Point(0, Phase.FETCHING, 0.45), within_s=60)["waiting_for"]
+    donor, share = re.search(r"state from (\S+), (\d+)%", seen).groups()
+    assert int(share) < 80, "there is a part to come"
+    first = named(swarm, donor)
     first.kill()
     swarm.remove(first)
     lost.append(first.home.name)
     name, _, _ = took(newcomer)
-    assert name != seen[1]
+    assert name != donor
     until(lambda: newcomer.committed() >= 1, "a round with somebody", 60)
     assert newcomer.ask("status")["last_error"] is None
     swarm.append(newcomer)

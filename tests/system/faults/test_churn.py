@@ -14,12 +14,11 @@ import os
 import random
 import time
 import tomllib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections.abc import Callable, Iterator
 from statistics import fmean
 
 import pytest
+from changing_swarm import ChangingSwarm, longest_gap
 from real_nodes import Node, RealNodes, until
 from replicas import exchange
 
@@ -27,7 +26,6 @@ from noloco_node.core.codecs.by_name import codec
 from noloco_node.run.schema import Manifest
 from noloco_node.training.replica import Replica
 
-SWARM_UNREACHABLE = 10
 STORM_S = float(os.environ.get("CHURN_S", "600"))
 EVERY_S = 20.0
 MOST, LEAST = 6, 3
@@ -54,67 +52,19 @@ learning_rate = {WAY / (ROUNDS * STEPS):.2g}
 """
 
 
-@dataclass
-class Swarm:
-    """The nodes that run, those that were killed, and those whose address is not known yet."""
-
-    real_nodes: RealNodes
-    random: random.Random
-    living: list[Node] = field(default_factory=list)
-    dead: list[Node] = field(default_factory=list)
-    address: dict[Node, str] = field(default_factory=dict)
-    events: list[str] = field(default_factory=list)
-    began: float = 0.0
-    shut_doors: int = 0
-
-    def begin(self) -> None:
-        (self.real_nodes.root / "run.toml").write_text(RUN)
-        self._start("n0", "start", str(self.real_nodes.root / "run.toml"))
-        self.learn_addresses()
-        for number in range(1, MOST):
-            self._start(f"n{number}", *self._door())
-        until(lambda: all(node.committed() for node in self.living), "a round of each", 120)
-        self.learn_addresses()
-        self.began = time.time()
-
-    def learn_addresses(self) -> None:
-        for node in [node for node in self.living if node not in self.address]:
-            self.address[node] = until(lambda node=node: node.ask("status").get("addresses"), "an address", 60)[0]
-
-    def look_after_newcomers(self) -> None:
-        """Learn the addresses of those that have one by now. Whose doors were shut knocks at others."""
-        for node in [node for node in self.living if node not in self.address]:
-            if (status := node.process.poll()) is not None:
-                assert status == SWARM_UNREACHABLE, node.log.read_text()[-2000:]
-                self.living.remove(node)
-                self._start(node.home.name, *self._door())
-                self.shut_doors += 1
-            elif addresses := node.ask("status").get("addresses"):
-                self.address[node] = addresses[0]
-
+class Swarm(ChangingSwarm):
     def strike(self) -> None:
         """Kill a node or let one join."""
         kill = len(self.living) == MOST or (len(self.living) > LEAST and self.random.random() < 0.5)
         if kill:
             node = self.random.choice(self.living)
-            self.living.remove(node)
-            node.kill()
-            self.dead.append(node)
-        elif self.dead and self.random.random() < 0.5:
-            node = self.dead.pop(self.random.randrange(len(self.dead)))
-            node = self._start(node.home.name, *self._door())
+            self.kill(node)
         else:
-            node = self._start(f"n{len(self.real_nodes.nodes)}", *self._door())
-        self.events.append(f"{time.time() - self.began:4.0f} s: {'kill' if kill else 'join'} {node.home.name}")
+            node = self.join()
+        self.note(f"{'kill' if kill else 'join'} {node.home.name}")
 
-    def _start(self, name: str, *words: str) -> Node:
-        node = self.real_nodes.node(name, *words, "--linger", str(LINGER_S))
-        self.living.append(node)
-        return node
-
-    def _door(self) -> list[str]:
-        known = [self.address[node] for node in self.living if node in self.address]
-        return ["join", *(word for at in self.random.sample(known, min(2, len(known))) for word in ("--bootstrap", at))]
+    def launch(self, name: str, *words: str) -> Node:
+        return super().launch(name, *words, "--linger", str(LINGER_S))
 
 
 @pytest.fixture
@@ -158,11 +108,6 @@ def calm(replicas: int, rounds: int) -> float:
     return fmean(inner.evaluate() for inner in all_)
 
 
-def longest_gap(committed: Iterable[float], began: float, ended: float) -> float:
-    """A swarm that commits no more before the end has one up to there."""
-    return max(later - earlier for earlier, later in pairwise(sorted((began, *committed, ended))))
-
-
 def test_a_swarm_that_stops_for_good_has_a_gap() -> None:
     assert longest_gap([1.0, 2.0, 4.0], 0.0, 5.0) == 2.0
     assert longest_gap([1.0, 2.0, 4.0], 0.0, 600.0) == 596.0
@@ -173,13 +118,14 @@ def test_a_swarm_that_stops_for_good_has_a_gap() -> None:
 @pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.timeout(STORM_S + 600)
-def test_a_storm_of_kills_and_joins(real_nodes: RealNodes, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_storm_of_kills_and_joins(real_nodes: RealNodes, figure: Callable[[str], None]) -> None:
     swarm = Swarm(real_nodes, random.Random(SEED))
-    swarm.begin()
+    (real_nodes.root / "run.toml").write_text(RUN)
+    swarm.begin(str(real_nodes.root / "run.toml"), MOST)
     storm(swarm)
     views = [node.ask("status") for node in swarm.living]
     homes = {node.home: node for node in real_nodes.nodes if list(node.home.glob("runs/*/events.jsonl"))}.values()
-    committed = [event["at"] for node in homes for event in node.events("RoundCommitted")]
+    committed = swarm.committed_at()
     tokens = sum(event["tokens"] for node in homes for event in node.events("PhaseDone"))
     gap = longest_gap(committed, swarm.began, swarm.began + STORM_S)
     losses = [view["eval_loss"] for view in views]
@@ -192,13 +138,12 @@ def test_a_storm_of_kills_and_joins(real_nodes: RealNodes, capsys: pytest.Captur
     replicas = round(tokens / (ROUNDS * STEPS * EXAMPLES))
     rounds = round(tokens / (replicas * STEPS * EXAMPLES))
     still = calm(replicas, rounds)
-    with capsys.disabled():
-        kills = sum("kill" in event for event in swarm.events)
-        print(  # noqa: T201
-            f"\n  {kills} kills and {len(swarm.events) - kills} joins in {STORM_S:.0f} s, {swarm.shut_doors} times by "
-            f"shut doors: at most {gap:.1f} s without a committed round; held-out loss {stormy:.4f} "
-            f"({min(losses):.4f} to {max(losses):.4f}) after {tokens / 1e3:.0f} k tokens; of {replicas} calm replicas "
-            f"after {replicas * rounds * STEPS * EXAMPLES / 1e3:.0f} k {still:.4f}"
-        )
+    kills = sum("kill" in event for event in swarm.events)
+    figure(
+        f"{kills} kills and {len(swarm.events) - kills} joins in {STORM_S:.0f} s (seed {SEED}), {swarm.shut_doors} "
+        f"times by shut doors: at most {gap:.1f} s without a committed round; held-out loss {stormy:.4f} "
+        f"({min(losses):.4f} to {max(losses):.4f}) after {tokens / 1e3:.0f} k tokens; of {replicas} calm replicas "
+        f"after {replicas * rounds * STEPS * EXAMPLES / 1e3:.0f} k {still:.4f}"
+    )
     assert gap < 60
     assert stormy <= 1.05 * still

@@ -13,7 +13,7 @@ internet cannot reach. No packet leaves the namespaces.
 
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -120,7 +120,7 @@ def way(node: Node, other: Node) -> str | None:
 
 
 def test_two_behind_routers_exchange_through_the_rendezvous(
-    real_nodes: RealNodes, capsys: pytest.CaptureFixture[str]
+    real_nodes: RealNodes, figure: Callable[[str], None]
 ) -> None:
     address = rendezvous(real_nodes)
     first = real_nodes.node(
@@ -142,8 +142,7 @@ def test_two_behind_routers_exchange_through_the_rendezvous(
     assert way(first, second) == way(second, first) == "relayed"
     last = first.ask("status")["last_round"]
     megabytes, seconds = (last["sent"] + last["received"]) / 1e6, last["seconds"]
-    with capsys.disabled():
-        print(f"\n  through the relay: {megabytes:.2f} MB both ways in {seconds:.2f} s")  # noqa: T201
+    figure(f"through the relay: {megabytes:.2f} MB both ways in {seconds:.2f} s")
 
 
 def test_with_one_of_them_reachable_no_relay_is_used(real_nodes: RealNodes) -> None:
@@ -159,7 +158,7 @@ def test_with_one_of_them_reachable_no_relay_is_used(real_nodes: RealNodes) -> N
     assert way(open_, hidden) == way(hidden, open_) == "direct"
 
 
-def test_a_port_that_the_router_maps_is_a_direct_way_in(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_that_the_router_maps_is_a_direct_way_in(figure: Callable[[str], None]) -> None:
     tables = "iptables-legacy"
     if why := why_maps_none(tables):
         pytest.skip(why)
@@ -183,5 +182,4 @@ def test_a_port_that_the_router_maps_is_a_direct_way_in(capsys: pytest.CaptureFi
         assert hidden.ask("status")["reachable"] == "relayed"
         assert way(mapped, hidden) == way(hidden, mapped) == "direct"
         assert not mapped.printed("(through a relay only)"), "no advice: the start waited for the router"
-        with capsys.disabled():
-            print(f"\n  a port of the router: known {seconds:.1f} s after the node's start")  # noqa: T201
+        figure(f"a port of the router: known {seconds:.1f} s after the node's start")

@@ -1,21 +1,20 @@
 """Six real nodes are cut into two halves for a minute: each half trains on, and then they swap with each other again.
 
-A network namespace for each half, and a link between them that iptables cuts: what is sent is dropped without a word,
+A network namespace for each half, and a link between them that is cut: what is sent is dropped without a word,
 so that connections hang as they do when a cable is pulled somewhere. All six joined by the same node, on one side.
 
-    half 1: 10.85.0.1, .2, .3 ──── 10.85.0.11, .12, .13 :half 2
+    half 1: 10.85.0.1, .2, .3 ──── 10.85.0.101, .102, .103 :half 2
 
 How far the halves are apart is measured on checkpoints: the distance of their mean φ, relative to the mean of all.
 """
 
 import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from namespaces import inside, sh, space, spaces, why_not
+from namespaces import cut_link, half_address, inside, two_halves, why_not
 from real_nodes import Node, RealNodes, until
 from safetensors.torch import load_file
 
@@ -30,29 +29,9 @@ MEASURE_S = 15.0
 Half = list[Node]
 
 
-def address(half: int, number: int) -> str:
-    return f"10.85.0.{(half - 1) * 10 + number}"
-
-
-@contextmanager
-def two_halves() -> Iterator[None]:
-    with spaces("half1", "half2"):
-        sh(f"ip link add link0 netns {space('half1')} type veth peer name link0 netns {space('half2')}")
-        for half in (1, 2):
-            for number in (1, 2, 3):
-                sh(f"ip -n {space(f'half{half}')} address add {address(half, number)}/24 dev link0")
-            sh(f"ip -n {space(f'half{half}')} link set link0 up")
-        yield
-
-
-def link(*, cut: bool) -> None:
-    for half in (1, 2):
-        sh(" ".join([*inside(f"half{half}"), "iptables", "-A" if cut else "-D", "INPUT", "-i", "link0", "-j", "DROP"]))
-
-
 @pytest.fixture
 def real_nodes() -> Iterator[RealNodes]:
-    if why := why_not("iptables"):
+    if why := why_not("tc"):
         pytest.skip(why)
     with two_halves(), RealNodes() as real_nodes:
         yield real_nodes
@@ -61,10 +40,10 @@ def real_nodes() -> Iterator[RealNodes]:
 def begin(real_nodes: RealNodes) -> tuple[Half, Half]:
     # few examples a step, and a rate at which nobody arrives within these minutes: who does not average drifts apart
     run = real_nodes.paced(step_s=0.1, steps=10, batch_tokens=2, learning_rate=0.0001)
-    first = real_nodes.node("a", "start", str(run), within=inside("half1"), at=address(1, 1))
+    first = real_nodes.node("a", "start", str(run), within=inside("half1"), at=half_address(1, 1))
     line = first.invitation()
-    one = [first, *(real_nodes.node(f"a{n}", *line, within=inside("half1"), at=address(1, n)) for n in (2, 3))]
-    other = [real_nodes.node(f"b{n}", *line, within=inside("half2"), at=address(2, n)) for n in (1, 2, 3)]
+    one = [first, *(real_nodes.node(f"a{n}", *line, within=inside("half1"), at=half_address(1, n)) for n in (2, 3))]
+    other = [real_nodes.node(f"b{n}", *line, within=inside("half2"), at=half_address(2, n)) for n in (1, 2, 3)]
     for node in (*one, *other):
         until(lambda node=node: len(node.ask("status").get("partners", ())) >= 4, "partners on both sides", 120)
     return one, other
@@ -97,28 +76,27 @@ def distance(one: Half, other: Half) -> float:
     return float((here - there).norm() / ((here + there) / 2).norm())
 
 
-def test_two_halves_go_on_and_find_together_again(real_nodes: RealNodes, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_halves_go_on_and_find_together_again(real_nodes: RealNodes, figure: Callable[[str], None]) -> None:
     one, other = begin(real_nodes)
     ids = peer_ids(one), peer_ids(other)
     before = distance(one, other)
-    link(cut=True)
+    cut_link(cut=True)
     cut = time.time()
     until(lambda: time.time() > cut + CUT_S - MEASURE_S, "most of a minute", CUT_S)
     apart = distance(one, other)
     until(lambda: time.time() > cut + CUT_S, "a minute", CUT_S)
-    link(cut=False)
+    cut_link(cut=False)
     healed = time.time()
     within = [swaps(half, cut + 5, healed, own) for half, own in zip((one, other), ids, strict=True)]
     across = until(lambda: swaps(one, healed, time.time(), ids[1]), "a round of both halves", MEND_S + 10)
     until(lambda: time.time() > healed + MEND_S, "a minute", MEND_S + 5)
     after = distance(one, other)
     again = swaps(one, healed, time.time(), ids[1])
-    with capsys.disabled():
-        print(  # noqa: T201
-            f"\n  in {healed - cut:.0f} s apart the halves committed {len(within[0])} and {len(within[1])} rounds of "
-            f"a node; the first one across {across[0] - healed:.0f} s after healing, {len(again)} within a minute; "
-            f"they were {before:.4f} apart before, {apart:.4f} at the end, {after:.4f} a minute later"
-        )
+    figure(
+        f"in {healed - cut:.0f} s apart the halves committed {len(within[0])} and {len(within[1])} rounds of "
+        f"a node; the first one across {across[0] - healed:.0f} s after healing, {len(again)} within a minute; "
+        f"they were {before:.4f} apart before, {apart:.4f} at the end, {after:.4f} a minute later"
+    )
     assert not swaps(one, cut + 5, healed, ids[1]), "nothing goes across while the link is cut"
     assert min(map(len, within)) >= 3 * CUT_S / 2
     assert across[0] - healed < MEND_S

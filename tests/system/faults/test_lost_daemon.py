@@ -5,18 +5,22 @@ them told twice.
 """
 
 import os
+import random
 import re
 import signal
 import time
+from collections.abc import Callable
 from itertools import pairwise
 
-import psutil
 import pytest
+from fault_points import Phase, Point, at, daemon
 from real_nodes import Node, RealNodes, until
 
 from noloco_node.errors import EXIT_INTERRUPTED
 
 pytestmark = [pytest.mark.timeout(150), pytest.mark.slow]
+
+SEED = 3
 
 
 @pytest.fixture(scope="module")
@@ -26,12 +30,6 @@ def nodes(real_nodes: RealNodes) -> list[Node]:
     for node in nodes:
         until(lambda node=node: len(node.ask("status").get("partners", {})) == 2, "a round with both others")
     return nodes
-
-
-def daemon(node: Node) -> int:
-    """Its process id, 0 while there is none."""
-    children = psutil.Process(node.process.pid).children()
-    return next((child.pid for child in children if child.name() == "p2pd"), 0)
 
 
 def troubles(node: Node) -> list[str]:
@@ -46,30 +44,33 @@ def said(node: Node, pattern: str) -> list[str]:
     return re.findall(pattern, node.log.read_text(errors="replace"))
 
 
-def strike(node: Node, number: signal.Signals) -> None:
-    """Kill or stop its p2pd, and check how soon the node notices and swaps again."""
+def strike(node: Node, number: signal.Signals, figure: Callable[[str], None]) -> None:
+    """Kill or stop its p2pd at a point drawn from a seed, and check how soon the node notices and swaps again."""
+    at(node, Point.drawn(random.Random(SEED), node.round() + 1, Phase.TRAINING))
     identity, addresses = (node.ask("status")[key] for key in ("peer_id", "addresses"))
     lost = "the network daemon is lost"
     before = len(said(node, lost))
     struck = time.time()
     os.kill(until(lambda: daemon(node), "a daemon: 0 would be this process and its whole group"), number)
     until(lambda: len(said(node, lost)) > before, "its loss is noticed", 6)
-    assert time.time() - struck < 5.5
+    noticed = time.time() - struck
+    assert noticed < 5.5
     back = until(lambda: committed_since(node, struck + 1), "a round with somebody", 30)[0]
     assert back - struck < 30
+    figure(f"noticed after {noticed:.1f} s, a round again after {back - struck:.1f} s")
     status = node.ask("status")
     assert (status["peer_id"], status["addresses"]) == (identity, addresses), "the port too, which others know"
     phases = [event["at"] for event in node.events("PhaseDone") if struck - 5 < event["at"] < back + 1]
     assert max(later - earlier for earlier, later in pairwise(phases)) < 5, "training went on"
 
 
-def test_a_p2pd_that_is_killed_is_replaced(nodes: list[Node]) -> None:
-    strike(nodes[1], signal.SIGKILL)
+def test_a_p2pd_that_is_killed_is_replaced(nodes: list[Node], figure: Callable[[str], None]) -> None:
+    strike(nodes[1], signal.SIGKILL, figure)
 
 
-def test_a_p2pd_that_hangs_is_replaced(nodes: list[Node]) -> None:
+def test_a_p2pd_that_hangs_is_replaced(nodes: list[Node], figure: Callable[[str], None]) -> None:
     """Of the first node, which has no bootstrap node to ask."""
-    strike(nodes[0], signal.SIGSTOP)
+    strike(nodes[0], signal.SIGSTOP, figure)
 
 
 def test_a_p2pd_that_dies_before_its_node_trains_is_replaced(real_nodes: RealNodes, nodes: list[Node]) -> None:

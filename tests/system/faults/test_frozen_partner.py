@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 import pytest
+from fault_points import Phase, Point, at
 from real_nodes import Node, RealNodes, until
 
 pytestmark = pytest.mark.timeout(150)
@@ -29,12 +30,7 @@ def test_a_partner_that_freezes_costs_a_round_and_no_step(real_nodes: RealNodes)
     author = real_nodes.node("author", "start", str(run))
     slow = real_nodes.node("slow", "join", "--bootstrap", author.address(), "--max-upload", str(UPLOAD_BYTES_S))
 
-    def in_the_middle() -> bool:
-        status = author.ask("status")
-        over = status["today"]["received"] - status["rounds"]["committed"] * VECTOR_BYTES if status else 0
-        return 0.35 * VECTOR_BYTES < over < 0.55 * VECTOR_BYTES
-
-    until(in_the_middle, "a swap that is well under way")
+    at(author, Point(0, Phase.SWAPPING, 0.35), swap_bytes=VECTOR_BYTES)
     os.kill(slow.process.pid, signal.SIGSTOP)
     frozen = time.time()
     try:

@@ -1,0 +1,35 @@
+"""Python runs this first in every process that has this folder on its path: what a test changes or counts in a node.
+
+CLOCK_AHEAD_S: this process's clock is so far ahead of the machine's. SPEAKS_PROTOCOL: the version of the wire that it
+says it speaks. COUNT_OBJECTS: a folder, in which a file named by the process's id holds how many objects Python's
+garbage collector knows, each 15 s.
+"""
+
+import gc
+import os
+import threading
+import time
+from pathlib import Path
+
+COUNT_EVERY_S = 15.0
+
+if ahead := float(os.environ.get("CLOCK_AHEAD_S", "0")):
+    _time, _time_ns = time.time, time.time_ns
+    time.time = lambda: _time() + ahead
+    time.time_ns = lambda: _time_ns() + int(ahead * 1e9)
+
+if protocol := os.environ.get("SPEAKS_PROTOCOL"):
+    from noloco_node import version
+
+    version.PROTOCOL = int(protocol)
+
+if folder := os.environ.get("COUNT_OBJECTS"):
+
+    def count() -> None:
+        while True:
+            time.sleep(COUNT_EVERY_S)
+            gc.collect()
+            (Path(folder) / f"{os.getpid()}.new").write_text(str(len(gc.get_objects())))
+            (Path(folder) / f"{os.getpid()}.new").rename(Path(folder) / str(os.getpid()))
+
+    threading.Thread(target=count, daemon=True).start()
