@@ -106,9 +106,8 @@ MAX_LAG = 8
 """Phases that a swap may last. Later corrections would still add up, but the snapshot is held too long."""
 MIN_LIMIT_S = 600.0
 """A swap may always last so long: a short phase is no reason to break it."""
-LEASH, MIN_LEASH_S, SHORT_LEASH = 2, 30.0, 1
-"""Phases within which a swap must get on, where others are there, and the least time: corrections may wait behind an
-evaluation. The last after a swap that broke."""
+LEASH, SHORT_LEASH = 2, 1
+"""Phases within which a swap must get on, where others are there; the second after a swap that broke."""
 BROKEN_FACTOR = 4.0
 """Times that the time of a swap that broke counts in its peer's share, and in its place's."""
 STALL_SHARE, MIN_STALL_S = 1 / 2, 60.0
@@ -505,8 +504,7 @@ class Round:
             swap.given_up = TOO_SLOW
             return True
         broke = self._ledger.broke_lately(swap.peer, now)
-        leash_s = SHORT_LEASH * self._phase_s if broke else max(LEASH * self._phase_s, MIN_LEASH_S)
-        leash_s -= self._phase_s / 2  # boundaries do not come to the second
+        leash_s = ((SHORT_LEASH if broke else LEASH) - 1 / 2) * self._phase_s  # boundaries do not come to the second
         before = [done for at, done in swap.progress if at <= now - leash_s]
         waits = any(p != swap.peer and self._answers(p) for p in self._candidates)
         if not before or event.progress is None or not waits:

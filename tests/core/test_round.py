@@ -795,10 +795,9 @@ def held(*others: str) -> Round:
     return m
 
 
-@pytest.mark.parametrize(("phase_s", "boundaries"), [(60.0, 2), (10.0, 3), (2.0, 15)])
-def test_a_swap_that_does_not_get_on_is_given_up_after_two_phases_or_30_s_while_others_wait(
-    phase_s: float, boundaries: int
-) -> None:
+@pytest.mark.parametrize("phase_s", [60.0, 2.0])
+def test_a_swap_that_does_not_get_on_is_given_up_after_two_phases_while_others_wait(phase_s: float) -> None:
+    boundaries = 2
     for progress, reason in ((0.0, "stalled"), (0.0005, TOO_SLOW)):
         m = machine("b")
         m.handle(Boundary(1, phase_s), 0.0)
