@@ -113,7 +113,10 @@ class Documents:
         with self._path.open("rb") as raw:
             file = self._unpacked(raw)
             while True:
-                block = file.read(_BLOCK)
+                try:
+                    block = file.read(_BLOCK)
+                except _COMPRESSED_ERRORS as error:
+                    return f"cannot read {self._path}, which is damaged: {error}"
                 try:
                     decoder.decode(block, final=not block)
                 except UnicodeDecodeError as error:

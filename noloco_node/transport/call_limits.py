@@ -11,9 +11,9 @@ MAX_CALLS = 256
 """Being answered at the same time, over all peers: each may have one request of `MAX_REQUEST_BYTES` in memory."""
 FOR_STRANGERS = 192
 """Of these: the others are kept for partners."""
-OF_PEER, OF_PLACE = 16, 48
+OF_PEER, OF_PLACE = 16, 40
 """An honest peer has two swaps, a download with its look-ups, and up to eight questions to a relay. A household has a
-few peers; one place alone can hold 50 MiB of requests."""
+few peers; one place alone can hold 60 MiB of requests."""
 PEER_A_MINUTE, PLACE_A_MINUTE = 600, 2400
 """A node whose rounds take a second makes about a hundred. A call costs about 1 ms, so one place has at most 4% of a
 core."""

@@ -97,6 +97,8 @@ async def look(channel: grpc.aio.Channel, ports: Sequence[int]) -> SelfView | No
     try:
         with peer_faults():
             reply = await MirrorStub(channel).Look(pb.LookRequest(ports=ports[:MAX_PORTS]), timeout=_LOOK_S)
+        if "%" in reply.host:
+            raise ValueError("the name of a network interface, which may be any text, means nothing here")
         host = str(ipaddress.ip_address(reply.host)) if reply.host else ""
     except (PeerLost, ValueError):
         return None

@@ -90,7 +90,8 @@ class RuntimeDirectory:
         try:
             await asyncio.wait_for(self._cleaner.wait(), _EXIT_S)
         except TimeoutError:
-            self._cleaner.kill()
+            with suppress(ProcessLookupError):  # it ended at this very moment
+                self._cleaner.kill()
             await self._cleaner.wait()
         os.close(self._lock)
         shutil.rmtree(self.path, ignore_errors=True)
