@@ -10,7 +10,8 @@ swaps, tensor by tensor, offers its next Δ longer by that, and adds the rest of
     then                      s ← s + (‖M‖ / ‖mean‖ − s) / 2
 
 The difference of φ is in c too. It has little to do with what one of the two learned last, so the product does not see
-it, where the length of c would: taken from ‖c‖², s would be about twice as far above 1, whatever the truth.
+it. *(Tried: ‖mean‖² = ‖M‖² − ‖c‖², which holds where φ is the same. s ran to its limit, 1.48 on average instead of
+1.31, and the loss ended at 1.438 instead of 1.431; 1.420 instead of 1.414 where replicas read different text.)*
 
 Both partners still take the difference of two vectors that both know, so corrections stay exact opposites and nothing
 more is sent. The lengths are not opposites: a swap moves the pair's mean by (e_i + e_j)/2, along what the two have
