@@ -73,6 +73,8 @@ def _plan(args: argparse.Namespace) -> _Plan:
     rounds = None if args.rounds is None else whole_number(args.rounds, "--rounds", 10_000_000)
     path = whole_path(args.manifest) if args.manifest else None
     run = load(path) if path else Manifest(name="tiny", rounds=rounds or _DEMO_ROUNDS)
+    if run.membership == "invite":
+        raise UsageError('--run: nodes of `swarm` have no tokens: name one without membership = "invite"')
     if run.data.source == "files":
         raise UsageError('swarm cannot pass --data to its nodes: use source = "stdlib", or start the nodes one by one')
     keep = whole_path(args.keep) if args.keep else None

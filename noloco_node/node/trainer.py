@@ -209,7 +209,8 @@ class TrainingNode(BaseNode):
 
         return [
             periodic.every(lambda: ANNOUNCE_S, self._announce, (NolocoError,)),
-            periodic.every(lambda: RULES_S, self._follow_author, ()),
+            periodic.every(lambda: RULES_S, self._follow_author, (NolocoError, OSError)),
+            periodic.every(lambda: RULES_S, self._stay_admitted, ()),
             periodic.every(look_again_s, self._membership.look, (NolocoError, OSError)),
             periodic.every(lambda: CACHE_S, self._membership.refresh_cache, (NolocoError, OSError)),
             periodic.every(lambda: LIMITS_S, self._check_limits, (NolocoError, OSError)),
@@ -414,14 +415,17 @@ class TrainingNode(BaseNode):
         await self._learn(rules, stated)
         rules.require(self._identity.peer_id, self._token)
 
-    async def _follow_author(self) -> None:
+    async def _stay_admitted(self) -> None:
         """Raises NotAdmitted where this node may no longer take part."""
+        if self._rules:
+            self._rules.require(self._identity.peer_id, self._token)
+
+    async def _follow_author(self) -> None:
         if rules := self._rules:
             if rules.reread():
                 await self._follow_amendment(rules)
             newer = {record.peer_id: record.amendment for record in self.seen() if record.amendment > rules.version}
             await self._learn(rules, newer)
-            rules.require(self._identity.peer_id, self._token)
 
     async def _learn(self, rules: RunRules, stated: Mapping[str, int]) -> None:
         def some(peers: Collection[str]) -> Collection[str]:
