@@ -44,10 +44,6 @@ _MAX_CHANNELS = 256  # channels kept; an idle one costs a listening socket
 SERVER_OPTIONS = [
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # What a caller has sent of a call that is not read yet, at most. gRPC's own estimate grew to 8 MiB a call, so 48
-    # calls held 375 MiB. At a round trip of 100 ms this lets 60 Mbit/s through, instead of 190.
-    ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", 1 << 20),
     ("grpc.so_reuseport", 0),  # else another process of this user could receive some of our calls
     ("grpc.max_concurrent_streams", 16),  # per connection
     ("grpc.server_handshake_timeout_ms", 10_000),  # a stream that opens and then sends nothing
