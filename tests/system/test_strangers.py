@@ -375,12 +375,12 @@ NOT_YET = {
     "draws back to the first weights": "who undoes up to three phases at a time counts as slow, and as honest",
     "harms where nobody looks": "a swap may raise the loss of the own batch by a quarter, and so may the next",
 }
-"""What is known not to hold."""
+"""What is known not to hold; creeping costs 5% and more."""
 
 
 def each_attack() -> Iterator[Any]:
     for name in SWAPS:
-        marks = [pytest.mark.xfail(strict=True, reason=NOT_YET[name])] if name in NOT_YET else []
+        marks = [pytest.mark.xfail(strict=name != "creeps", reason=NOT_YET[name])] if name in NOT_YET else []
         for codec in ("lattice:4", *CODECS.get(name, ())):
             yield pytest.param(name, codec, marks=marks)
 
