@@ -76,6 +76,8 @@ RULES_S = 1.0
 """How often it is checked whether the run was amended, and whether this node may still take part."""
 RULES_ASKED = 8
 """Peers that are asked for an amendment at the same time."""
+TELL_SECONDS = 60
+"""How long a node stays where its author has ended the run and others do not know it: a few presence records long."""
 LIMITS_S = 1.0
 """How often the volunteer's hours and quota are checked."""
 TIME_S = 1.0
@@ -347,6 +349,7 @@ class TrainingNode(BaseNode):
             await self._schedule.save_now()
         self._handle(lifecycle.Signal.SAVED)
         await self._publish_now()
+        await self._tell_others()
         await asyncio.sleep(self._config.linger)
 
     async def _settled(self, patience_s: float) -> None:
@@ -448,6 +451,17 @@ class TrainingNode(BaseNode):
             self._begin_rounds(rules, self._ready)
         await self._publish_now()
         await self._announce()
+
+    async def _tell_others(self) -> None:
+        """Stay until the others know that the run was ended: who goes at once could be the only one that knows."""
+        rules = self._rules
+        for _ in range(TELL_SECONDS):
+            if not (rules and rules.ended and any(self._lacks(record, rules.version) for record in self.seen())):
+                return
+            await asyncio.sleep(1)
+
+    def _lacks(self, record: PeerRecord, version: int) -> bool:
+        return record.amendment < version and record.state != NodeState.LEAVING and record.expires > time.time()
 
     # ---- joining a run ----
     def _rendezvous(self) -> list[str]:
