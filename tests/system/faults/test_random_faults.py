@@ -311,7 +311,7 @@ class Grown:
 
 @pytest.mark.system
 @pytest.mark.slow
-@pytest.mark.timeout(STORM_S + 900)
+@pytest.mark.timeout(STORM_S + 1800)
 def test_random_faults(storm: Storm, figure: Callable[[str], None]) -> None:
     group = storm.real_nodes
     run = group.paced(step_s=STEP_S, steps=STEPS, outputs=OUTPUTS, learning_rate=0.0001)
