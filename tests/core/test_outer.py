@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noloco_node.core import outer
+from noloco_node.core import outer, stability
 from noloco_node.core.outer import OuterSettings
 
 SIZES = st.integers(1, 40)
@@ -17,8 +17,9 @@ DTYPES = st.sampled_from([(torch.float32, 2e-6), (torch.float64, 1e-12)])
 @st.composite
 def hypers(draw):
     alpha = draw(st.floats(0, 0.95))
-    beta = draw(st.floats(0.01, 2))
-    return OuterSettings(alpha, beta, draw(st.floats(0.01, 0.99)) * 2 * (1 - alpha**2))
+    gamma = draw(st.floats(0.01, 0.99)) * stability.largest_gamma(alpha)
+    beta = draw(st.floats(0.01, 0.99)) * stability.largest_beta(alpha, gamma)
+    return OuterSettings(alpha, beta, gamma)
 
 
 def group_correction(us):

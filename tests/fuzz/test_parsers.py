@@ -279,7 +279,7 @@ def parsers() -> Iterator[Parser]:
     yield Parser("presence, signed", presence_body, [pb.SignedPresence.FromString(whole).presence])
     yield Parser("manifest", lambda data, _: manifest.parse(data), [SIGNED.manifest])
     yield Parser("manifest, signed", signed_manifest, [SIGNED.manifest])
-    runs = pb.RunsReply(runs=[run_registry._encode(SIGNED)], training=[3]).SerializeToString()
+    runs = pb.RunsReply(runs=[run_registry._encode(SIGNED, None)], training=[3]).SerializeToString()
     yield Parser("runs", answers(runs_asked), [runs])
     look = mirror_pb2.LookReply(host="203.0.113.7", open=[4001], time=NOW)
     scoped = mirror_pb2.LookReply(host="fe80::1%eth0", open=[4001, 1], time=NOW)

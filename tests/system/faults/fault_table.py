@@ -150,7 +150,7 @@ ROWS = {
         "memory grows by less than 64 MiB; closed within 1 s and 10 s; others unaffected",
         (
             "transport/test_transport_contract.py::test_a_message_over_the_limit_is_refused_in_both_directions",
-            "transport/test_grpc_bridge.py::test_a_peer_has_few_connections",
+            "transport/test_grpc_bridge.py::test_a_peer_has_few_connections_and_a_stranger_two",
             "rounds/test_swap.py::test_signs_of_life_and_single_bytes_are_no_progress",
             FAULTS + "garbage.py::test_frames_without_end_and_streams_without_number",
         ),
@@ -300,7 +300,7 @@ ROWS = {
         "at most two phases the first time, then less and less: at most 5% of a node's rounds in all",
         (
             "rounds/test_greedy_peers.py::test_held_swaps_cost_less_and_less",
-            "core/test_round.py::test_a_swap_that_does_not_get_on_is_given_up_after_two_boundaries_while_others_wait",
+            "core/test_round.py::test_a_swap_that_does_not_get_on_is_given_up_after_two_phases_while_others_wait",
             STRANGERS + "one_hostile_peer_beside_three_honest_nodes",
         ),
     ),
