@@ -1,17 +1,15 @@
 """How far one swap may move a replica: no further than a small multiple of what the replica itself moved lately.
 
 c = (u_j − u_i)/2 of two honest replicas is about as long as R = ‖βΔ‖, the replica's own movement in a phase, for every
-stable α and γ: 0.7 to 1.5 times R by the moments of core/stability.py, at most 1.9 times in `simulate`. Where swaps
-last over boundaries, so that one comes only every k phases, replicas walk apart for so long and c is sqrt k times as
-long *(1.8 times R on average and 2.1 at most for k = 3, 3.6 and 4.6 for 11)*. What AdamW moves in a phase follows from
-the learning rate, so no partner can raise R. For each fragment, with R times sqrt k:
+stable α and γ: 0.7 to 1.5 times R by the moments of core/stability.py, at most 1.9 times in `simulate`. What AdamW
+moves in a phase follows from the learning rate, so no partner can raise R. For each fragment:
 
 - up to LONGEST times R, and HIGHEST times the largest own movement in any one element, c is applied as it is;
 - beyond, both sides multiply it by the same factor, the smaller of what the two allow (rounds/swap.py), so corrections
   stay exact opposites. Two halves of a swarm that trained apart for long come together in several such steps;
-- what is SCALED_AT_MOST times too long for k = 1, and not small beside the weights themselves, is refused as diverged:
-  −u, 2u or noise of the length of u is at least 0.5 ‖u‖ away, honest replicas were at most 0.31 ‖u‖ (12 phases apart,
-  at the beginning of a training).
+- what is SCALED_AT_MOST times too long, and not small beside the weights themselves, is refused as diverged: −u, 2u or
+  noise of the length of u is at least 0.5 ‖u‖ away, honest replicas were at most 0.31 ‖u‖ (12 phases apart, at the
+  beginning of a training).
 
 Whatever the codec: its corrections end here, also what it sent again.
 """
@@ -34,7 +32,7 @@ FAR = 0.4
 """Of ‖u‖."""
 PHASES = 8
 """The largest movement of so many counts: in the last phases of a schedule R falls faster than replicas come
-together. And the most for k: who was alone for long comes together with others in several steps."""
+together."""
 LEAST = 0.25
 """A fragment counts as moved by at least this share of what it would be if all elements moved alike: rows of an
 embedding that only the partner has trained do differ."""
@@ -70,12 +68,10 @@ class CorrectionBounds:
         """`sizes`: elements of each fragment."""
         self._sizes = sizes
         self._moved: deque[Movement] = deque(maxlen=PHASES)
-        self._apart = 1.0
 
-    def moved(self, movement: Movement, phases: int = 1) -> None:
-        """At each boundary with an offer. `phases`: since the last offer that was corrected."""
+    def moved(self, movement: Movement) -> None:
+        """At each boundary."""
         self._moved.append(movement)
-        self._apart = math.sqrt(min(max(1, phases), PHASES))
 
     def scale(self, index: int, c: Tensor, u: Tensor) -> float:
         """What this side allows a correction of fragment `index` to be multiplied by: above 0, at most 1. Raises
@@ -85,9 +81,8 @@ class CorrectionBounds:
             raise PeerMisbehaved("nonfinite")
         longest, highest = self._allowed(index)
         longest, highest = max(longest, STILL * own), max(highest, STILL * own_peak)
-        if length > max(SCALED_AT_MOST * longest, FAR * own):  # k does not count: refused swaps make it larger
+        if length > max(SCALED_AT_MOST * longest, FAR * own):
             raise PeerFault("diverged", f"fragment {index}: {length:.3g} where {longest:.3g} is usual")
-        longest, highest = longest * self._apart, highest * self._apart
         factor = min(longest / length if length else 1.0, highest / peak if peak else 1.0, 1.0)
         return float(np.float32(max(factor, SMALLEST)))  # as it is sent
 

@@ -63,15 +63,13 @@ def snapshot(theta: Tensor, phi: Tensor, hyper: OuterSettings, out: Tensor) -> N
         _write_back(u, made)
 
 
-def lengthen(  # noqa: PLR0913, PLR0917 - as in `correct`
-    theta: Tensor, phi: Tensor, rate: float, share: float, u: Tensor, offered: Tensor
-) -> None:
-    """`offered` becomes M = rate · Δ, and u grows by this share of M (core/length_correction.py). Before the local
-    step."""
-    for t, p, longer, m in _pieces(theta, phi, u, offered):
-        made = (t - _brought(p, t)).mul_(rate).to(m.dtype)
-        _write_back(m, made)
-        _write_back(longer, _brought(longer, t).add_(made.to(t.dtype), alpha=share))
+def owe(theta: Tensor, phi: Tensor, rate: float, u: Tensor, owed: Tensor) -> None:
+    """u += rate · Δ, and the same goes into `owed` (core/length_correction.py). Before the local step."""
+    for t, p, offered, due in _pieces(theta, phi, u, owed):
+        more = (t - _brought(p, t)).mul_(rate).to(due.dtype)
+        longer = _brought(offered, t).add_(more)
+        _write_back(due, more)
+        _write_back(offered, longer)
 
 
 def movement(theta: Tensor, phi: Tensor, hyper: OuterSettings, block: int) -> tuple[Tensor, Tensor]:

@@ -38,8 +38,6 @@ class CodecThread:
         self._given_up = -1
         """The round in which the weights last became older ones again: offers up to it are void."""
         self.bounds: CorrectionBounds | None = None
-        self.corrected = 0
-        """The round of the last offer that was corrected."""
         """Made when the first offer says how long the vector is."""
         self._not_begun = -1
         """The round of the last offer for whose beginning a GPU had no memory."""
@@ -88,12 +86,11 @@ class CodecThread:
 
         self._executor.submit(begin)
 
-    def bound(self, parameters: int, round: int, movement: Movement) -> None:
+    def bound(self, parameters: int, movement: Movement) -> None:
         """What one swap may move follows from what the replica itself moves; at each boundary with an offer."""
         if self.bounds is None:
             self.bounds = CorrectionBounds(fragments.sizes(parameters, self.fragment_elements))
-            self.corrected = round - 1
-        self.bounds.moved(movement, round - self.corrected)
+        self.bounds.moved(movement)
 
     def close(self) -> None:
         self._executor.shutdown(wait=True, cancel_futures=True)
@@ -150,9 +147,7 @@ class Offer:
     # ---- on the codec thread ----
     def _begin(self, peaks: Tensor, squares: Tensor) -> None:
         gpu.keep((self._u, peaks, squares))
-        self._thread.bound(
-            len(self._u), self.round, Movement.of(peaks, squares, self._thread.fragment_elements // BLOCK)
-        )
+        self._thread.bound(len(self._u), Movement.of(peaks, squares, self._thread.fragment_elements // BLOCK))
         (moved,) = gpu.to_host(peaks)  # waits: from here on, u can be read in host memory too
         self._moved = torch.from_numpy(moved)
 
@@ -197,7 +192,6 @@ class Offer:
             near = gpu.to_device(correction.numpy(), self._device)
         ready = gpu.record(self._device)
         self._thread.post(Correct(self.round, start, near, added, kept, exchange, ready))
-        self._thread.corrected = self.round
         self._u[start:end] += correction  # a further partner of the round swaps u + c
 
     def _bounds(self, index: int) -> tuple[int, int]:

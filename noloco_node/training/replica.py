@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from noloco_node.core import gpu, outer
 from noloco_node.core.codecs.codec import BLOCK, Packed
 from noloco_node.core.device import REMEDY, choose_device, why_no_gpu
-from noloco_node.core.length_correction import OFFERED, LengthCorrection
+from noloco_node.core.length_correction import OWED, LengthCorrection
 from noloco_node.core.verdict import Losses
 from noloco_node.data import corpus
 from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved
@@ -112,7 +112,7 @@ class _Added:
     def keep_length(self, lengths: LengthCorrection) -> Tensor:
         """Before the next offer."""
         if self.length is None:
-            self.length = lengths.owed(self.start, self.correction.size)
+            self.length = lengths.owed(self.start, self.correction.size).clone()
         return self.length
 
 
@@ -268,8 +268,8 @@ class Replica:
 
     def _lengths(self) -> LengthCorrection:
         sizes = [p.numel() for _, p in model.parameters(self.module)]
-        offered = gpu.pinned(sum(sizes), OFFERED) if self._apart else torch.empty_like(self.phi, dtype=OFFERED)
-        return LengthCorrection(sizes, offered)
+        owed = gpu.pinned(sum(sizes), OWED) if self._apart else torch.empty_like(self.phi, dtype=OWED)
+        return LengthCorrection(sizes, owed)
 
     def _arrive(self) -> None:
         """Before φ and δ are read or written on the CPU: what the GPU writes there has been written."""

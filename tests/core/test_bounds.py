@@ -81,14 +81,6 @@ def test_the_end_of_a_schedule_counts_what_was_moved_before() -> None:
     assert bounds(*falling, 0.01).scale(0, ALL, U) == pytest.approx(0.1), "eight phases later it is forgotten"
 
 
-@pytest.mark.parametrize(("phases", "times"), [(0, 2.0), (1, 2.0), (4, 4.0), (PHASES, 5.65), (500, 5.65)])
-def test_after_several_phases_without_a_swap_replicas_may_be_further_apart(phases: int, times: float) -> None:
-    made = bounds(1.0)
-    made.moved(Movement(tuple(map(length, SIZES)), (1.0,) * 3), phases)
-    assert made.scale(0, 0.99 * times * ALL, U) == 1
-    assert made.scale(0, 1.01 * times * ALL, U) < 1
-
-
 def test_a_fragment_that_only_the_partner_has_trained() -> None:
     made = CorrectionBounds(SIZES)
     made.moved(Movement((0.0, length(4 * BLOCK), length(2 * BLOCK)), (0.0, 1.0, 1.0)))

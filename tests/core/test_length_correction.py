@@ -22,7 +22,6 @@ class Replica:
     def boundary(self, moved: Tensor) -> Tensor:
         """Δ of a phase in, u out."""
         self.theta = self.phi + moved
-        self.before = self.norms.scales[0]
         u = torch.empty_like(self.theta)
         outer.snapshot(self.theta, self.phi, HYPER, u)
         self.norms.offer(self.theta, self.phi, HYPER.beta, u)
@@ -69,38 +68,12 @@ def test_two_equal_phases_lose_nothing_and_stay_bit_identical() -> None:
     assert torch.equal(one.phi, other.phi) and torch.equal(one.phi, plain.phi)
 
 
-def test_how_far_apart_the_slow_weights_are_teaches_nothing() -> None:
-    """Two that learned the same, and two that learned orthogonal things; both pairs apart in other directions."""
-    apart = torch.zeros(64)
-    apart[60:] = 5.0
-    same = torch.zeros(64)
-    same[:32] = 1.0
-    for moves, expected in (((same, same), 1.0), (orthogonal(64), (1 + math.sqrt(2)) / 2)):
-        one, other = Replica([64]), Replica([64])
-        moves[0][60:], moves[1][60:] = 0.0, 0.0
-        one.phi, other.phi = apart.clone(), -apart
-        met(one, other, moves)
-        assert one.norms.scales == [pytest.approx(expected, rel=1e-3)]
-
-
-def test_a_swap_moves_the_pairs_mean_by_the_mean_of_what_is_owed() -> None:
-    one, other = learned([64], orthogonal(64))
-    moves = orthogonal(64)[0], 3 * orthogonal(64)[1]
-    us = one.boundary(moves[0]), other.boundary(moves[1])
-    c, mean = outer.correction(*us), (one.phi + other.phi) / 2
-    one.complete(c, 10)
-    other.complete(-c, 10)
-    owed = [(each.before - 1) * HYPER.beta * moved for each, moved in zip((one, other), moves, strict=True)]
-    assert (one.phi + other.phi) / 2 - mean == pytest.approx((owed[0] + owed[1]) / 2, abs=1e-2)
-    assert one.norms.owed(5, 20) == pytest.approx(owed[0][5:25], abs=1e-2)
-
-
 def test_each_tensor_has_its_own() -> None:
     one, other = Replica([64, 32]), Replica([64, 32])
     a, b = orthogonal(64)
     same = torch.ones(32)
     met(one, other, (torch.cat([a, same]), torch.cat([b, same])))
-    assert one.norms.scales == [pytest.approx((1 + math.sqrt(2)) / 2, rel=1e-3), 1.0]
+    assert one.norms.scales == [pytest.approx((1 + math.sqrt(2)) / 2, rel=1e-5), 1.0]
 
 
 @given(fragment=st.integers(1, 100))

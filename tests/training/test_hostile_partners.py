@@ -82,16 +82,3 @@ def test_one_swap_moves_no_more_than_twice_what_honest_ones_do(name: str, attack
             assert error < (0.35 if name.startswith("lattice") else 1.0), "the next honest swap is as good as before"
     finally:
         node.thread.close()
-
-
-@pytest.mark.parametrize(("unswapped", "times"), [(0, LONGEST), (3, 3.0)])
-def test_after_rounds_without_a_swap_an_honest_partner_may_be_further_away(unswapped: int, times: float) -> None:
-    node, honest, u = Node("fp32"), codec("fp32"), 0.05 * noise(1)
-    try:
-        node.swap(u, honest, u + MOVED * noise(2), MOVED)
-        for _ in range(unswapped):
-            node.offer(u)
-        c = node.swap(u, honest, u + 2 * 3 * MOVED * noise(3), MOVED)
-        assert float(c.norm()) == pytest.approx(times * MOVED * SIZE**0.5, rel=0.02)
-    finally:
-        node.thread.close()
