@@ -44,7 +44,8 @@ class FiguresFile:
         before = self._seen.get(test, Entry(outcome, 0.0, datetime.datetime.now(datetime.UTC).date().isoformat()))
         before.outcome = max(before.outcome, outcome, key=OUTCOMES.index)
         before.seconds = round(before.seconds + report.duration, 2)
-        before.figures += [text for name, text in report.user_properties if name == "figure"]
+        if report.when == "call":
+            before.figures += [text for name, text in report.user_properties if name == "figure"]
         self._seen[test] = before
 
     def pytest_sessionfinish(self) -> None:
