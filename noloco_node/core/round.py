@@ -16,17 +16,13 @@ needs a `Tick`. A failure is an event like the rest. Notable choices:
 - A swap that fails leaves the offer open for another partner: what was applied stays, and the offered vector has moved
   with it, so the next partner swaps what is there now. The peer is neither called nor accepted for a while, nor one
   that sent bad input (core/standing.py): so a peer that holds swaps open to break them gets less and less of our time.
-  While others are there, a swap that would not end in time at its pace is given up after two phases. In time is within
-  MAX_LAG phases, or ten minutes.
-- Where a swap takes longer than a phase, the next offer opens at the first boundary after it, and appointments are made
-  for then. What counts in phases otherwise, of shares and of quarantines, counts in *turns*: how long a round with its
-  swap takes.
+  While others are there, a swap that would not end within MAX_LAG at its pace is given up after two boundaries.
 - Nobody takes more than a fair share of our rounds (core/standing.py) while there is somebody else to call: a peer or a
   place that has had its share is neither called nor accepted, nor promised the next offer. Whom to call is drawn by
   place first: on one machine, which is one place, that is uniform over the peers.
-- Nobody calls a partner of its last few rounds again (`no_repeat`) as long as somebody else is free; of those alone the
-  one met longest ago, and the last partner only where nobody else is free before the boundary. An appointment with such
-  a one goes to a later caller that is none. But a call is never refused for that: it would cost rounds.
+- Nobody meets a partner of its last few rounds again (`no_repeat`) as long as there is somebody else to call; of those
+  alone the one met longest ago. An appointment with such a one goes to a later caller that is none. But a call is never
+  refused for that: it would cost rounds.
 - With blocking overlap no boundary comes before the round is over, so an offer ends by the clock: when the next
   boundary would have come, or at once where there is no candidate.
 - A node that pauses, has used up its quota, or leaves is *closed* for a reason: its rounds end with it, callers are
@@ -36,11 +32,9 @@ needs a `Tick`. A failure is an event like the rest. Notable choices:
 """
 
 import hashlib
-import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
 from typing import Protocol
 
 from noloco_node.base.places import draw
@@ -87,10 +81,6 @@ FURTHER_SHARE = 1 / 4
 SLACK = 0.25
 """A caller waits for this share of a phase beyond the appointed time, which was estimated from the last phase."""
 MIN_SLACK_S = 1.0
-PATIENCE_SHARE = 1 / 2
-"""Where swaps take longer than a phase, a node waits so much of a swap's time for a partner that is in another swap."""
-USUAL_SWAPS = 5
-"""How long a swap usually takes is the median of so many."""
 ANSWER_SHARE, MIN_ANSWER_S, MAX_ANSWER_S = 1 / 4, 2.0, 10.0
 """How long a call waits for its answer: a share of a phase, between what a dial over a relay takes and what a silent
 peer may cost."""
@@ -100,14 +90,15 @@ MAX_BACKOFF_S = 60.0
 SILENT = 5
 """Refusals in a row after which a peer no longer counts as another partner to prefer. Silence counts as so many at
 once: it cost a whole deadline, so the first back-off is already two phases."""
-TAKEN_BACK_TURNS = 2.0
+TAKEN_BACK_PHASES = 2.0
 """That a correction that was taken back costs its partner of its share, beside the swap's own time."""
 MAX_LAG = 8
-"""Phases that a swap may last. Later corrections would still add up, but the snapshot is held too long."""
-MIN_LIMIT_S = 600.0
-"""A swap may always last so long: a short phase is no reason to break it."""
+"""Boundaries that a swap may last over. Later corrections would still add up, but the snapshot is held too long."""
+MIN_BLOCKED_S = 600.0
+"""With blocking overlap a swap may take MAX_LAG phases by the clock, but always so long: no correction is late there,
+and a short phase is no reason to break the swap."""
 LEASH, SHORT_LEASH = 2, 1
-"""Phases within which a swap must get on, where others are there; the second after a swap that broke."""
+"""Boundaries within which a swap must get on, where others are there; the second after a swap that broke."""
 BROKEN_FACTOR = 4.0
 """Times that the time of a swap that broke counts in its peer's share, and in its place's."""
 STALL_SHARE, MIN_STALL_S = 1 / 2, 60.0
@@ -149,12 +140,8 @@ class _Outgoing:
 
     exchange: bytes
     peer: str
-    patience_s: float
-    """How long we would wait for an appointment."""
     appointed_at: float | None = None
-    """Since when we have one, and are busy for everybody else,"""
-    due_at: float = 0.0
-    """and until when."""
+    """Since when we have an appointment, and are busy for everybody else."""
 
 
 @dataclass(slots=True)
@@ -173,10 +160,10 @@ class _Swap:
     peer: str
     place: str
     began: float
-    ends_at: float
-    """Probably."""
-    progress: list[tuple[float, float]]
-    """When, and how much: at its beginning and at each boundary since."""
+    lag: int = 0
+    """Boundaries that came since."""
+    progress: list[float] = field(default_factory=lambda: [0.0])
+    """At its beginning and at each of these."""
     given_up: str | None = None
     """Why this node hung up."""
 
@@ -187,6 +174,8 @@ class _Offer:
 
     round: int
     calls: int = 0
+    lag: int = 0
+    """Boundaries that came during its swap."""
     reason: str | None = None
     """Why the round would be solo if it ended now; None: nobody was called."""
     failed_with: str | None = None
@@ -212,12 +201,11 @@ class Round:
         self._held: Called | None = None
         """A call that waits for the answer to ours."""
         self._swap: _Swap | None = None
-        self._swaps_s: deque[float] = deque(maxlen=USUAL_SWAPS)
-        """How long the last whole swaps took."""
+        self._swap_s = 0.0
+        """How long the last whole swap took: the best estimate of the next one."""
         self._appointment: Called | None = None
         """The next offer is kept for this caller, who waits."""
-        self._appointed_at = self._due_at = 0.0
-        """Since when, and when that offer will probably open."""
+        self._appointed_at = 0.0
         self._partners: dict[str, None] = {}
         """Those met last, the latest at the end."""
         self._backoffs: dict[str, _Backoff] = {}
@@ -303,7 +291,7 @@ class Round:
                 self._held = None if self._held and self._held.exchange == exchange else self._held
                 if self._appointment and self._appointment.exchange == exchange:
                     gone, self._appointment = self._appointment, None
-                    self._charge(gone.peer, gone.place, (now - self._appointed_at) / self._turn_s)
+                    self._charge(gone.peer, gone.place, (now - self._appointed_at) / self._phase_s)
                 return self._at_swap_end(SwapEnded(exchange, "hung_up"), now)  # accepted, but gone before it knew
             case Accepted(exchange):
                 return self._at_accepted(exchange, now)
@@ -314,11 +302,11 @@ class Round:
             case SwapEnded():
                 return self._at_swap_end(event, now)
             case Misbehaved(peer, reason):
-                self._ledger.misbehaved(peer, reason, now, self._turn_s)
+                self._ledger.misbehaved(peer, reason, now, self._phase_s)
             case Judged(peer, verdict):
-                self._ledger.judged(peer, verdict, now, self._turn_s)
+                self._ledger.judged(peer, verdict, now, self._phase_s)
                 if verdict.harmful:
-                    self._charge(peer, self._candidates.get(peer, peer), TAKEN_BACK_TURNS)
+                    self._charge(peer, self._candidates.get(peer, peer), TAKEN_BACK_PHASES)
             case Stopping():
                 return self._close_for(LEAVING, now)
             case Pausing(reason):
@@ -332,17 +320,15 @@ class Round:
     def _at_boundary(self, event: Boundary, now: float) -> list[Action]:
         self._phase_s, self._boundary_at = event.phase_s, now
         self._shares.present(self._placed(self._there & self._candidates.keys()))
-        self._shares.pay_off(self._phase_s / self._turn_s)
+        self._shares.pay_off()
         if self._swap and self._offer:
-            late: list[Action] = [HangUp(self._swap.exchange)] if self._gives_up(self._swap, event, now) else []
-            return [*late, *self._postpone_appointment(now), EndRound(event.round, SWAPPING)]
+            self._offer.lag += 1
+            late: list[Action] = [HangUp(self._swap.exchange)] if self._gives_up(self._offer, event, now) else []
+            return [*late, *self._cancel_appointment(), EndRound(event.round, SWAPPING)]
         if closed := event.closed or self._closed:
             return [*self._cancel_appointment(), *self._close_offer(None, now), EndRound(event.round, closed)]
         ended: list[Action] = [self._end(self._offer)] if self._offer else []
-        waits = self._offer.reason if self._offer and self._outgoing else None
-        self._offer = _Offer(
-            event.round, reason=waits
-        )  # an unanswered call, and a caller with an appointment, may have this one
+        self._offer = _Offer(event.round)  # an unanswered call, and a caller with an appointment, may have this one
         if self._appointment is None:
             return ended
         appointed, self._appointment = self._appointment, None
@@ -375,9 +361,8 @@ class Round:
         if self._held:
             held, self._held = self._held, None
             return self._accept(self._offer, held, now)
-        in_s = min(in_s, max(self._phase_s, self._outgoing.patience_s))
-        self._outgoing.appointed_at, self._outgoing.due_at, self._offer.reason = now, now + in_s, "appointment"
-        return [Stay(exchange, in_s + max(MIN_SLACK_S, SLACK * self._phase_s))]
+        self._outgoing.appointed_at, self._offer.reason = now, "appointment"
+        return [Stay(exchange, min(in_s, self._phase_s) + max(MIN_SLACK_S, SLACK * self._phase_s))]
 
     def _at_refusal(self, event: Refused | Unanswered, now: float) -> list[Action]:
         if self._outgoing is None or self._outgoing.exchange != event.exchange or self._offer is None:
@@ -385,16 +370,16 @@ class Round:
         call, self._outgoing = self._outgoing, None
         waited_s = 0.0 if call.appointed_at is None else now - call.appointed_at
         self._offer.reason = "missed_appointment" if waited_s else event.reason
-        self._charge(call.peer, self._candidates.get(call.peer, ""), waited_s / self._turn_s)
+        self._charge(call.peer, self._candidates.get(call.peer, ""), waited_s / self._phase_s)
         if self._held:
             held, self._held = self._held, None
             return self._accept(self._offer, held, now)
         if isinstance(event, Refused):
-            self._back_off(call.peer, now, 1, event.retry_in_s - max(self._phase_s, call.patience_s))
+            self._back_off(call.peer, now, 1, event.retry_in_s - self._phase_s)
         else:
             self._back_off(call.peer, now, 1 if waited_s else SILENT)
             if waited_s:
-                self._ledger.wasted(call.peer, waited_s, now, self._turn_s)
+                self._ledger.wasted(call.peer, waited_s, now, self._phase_s)
         return []
 
     def _at_swap_end(self, event: SwapEnded, now: float) -> list[Action]:
@@ -404,17 +389,18 @@ class Round:
         self._swap = None
         held_s = now - swap.began
         if event.reason is None:
-            self._swaps_s.append(held_s)
-            self._charge(swap.peer, swap.place, max(1.0, held_s / self._turn_s))
-            return self._at_whole_swap(offer, swap.peer, event, now)
-        held = max(held_s / self._turn_s, 1 / BROKEN_FACTOR if event.faulty else 0.0)  # the next identity is free
-        self._charge(swap.peer, swap.place, BROKEN_FACTOR * held)
+            self._charge(swap.peer, swap.place, max(1.0, held_s / self._phase_s))
+            return self._at_whole_swap(offer, swap.peer, held_s, event, now)
+        held_phases = max(
+            held_s / self._phase_s, 1 / BROKEN_FACTOR if event.faulty else 0.0
+        )  # the next identity is free
+        self._charge(swap.peer, swap.place, BROKEN_FACTOR * held_phases)
         self._back_off(swap.peer, now)
         if event.faulty:
-            self._ledger.misbehaved(swap.peer, event.reason, now, self._turn_s)
+            self._ledger.misbehaved(swap.peer, event.reason, now, self._phase_s)
         else:
-            self._ledger.failed(swap.peer, held_s, now, self._turn_s)
-        too_slow = held_s > self._limit_s - self._phase_s  # the partner's boundary may have come first
+            self._ledger.failed(swap.peer, held_s, now, self._phase_s)
+        too_slow = offer.lag >= MAX_LAG
         offer.reason, offer.failed_with = TOO_SLOW if too_slow else swap.given_up or event.reason, swap.peer
         offer.applied += event.applied
         offer.one_sided += event.one_sided
@@ -423,7 +409,8 @@ class Round:
         self._offer = None
         return [self._end(offer)]
 
-    def _at_whole_swap(self, offer: _Offer, peer: str, event: SwapEnded, now: float) -> list[Action]:
+    def _at_whole_swap(self, offer: _Offer, peer: str, lasted_s: float, event: SwapEnded, now: float) -> list[Action]:
+        self._swap_s = lasted_s
         self._partners.pop(peer, None)
         self._partners = dict.fromkeys([*self._partners, peer][-MOST_RECENT:])
         self._backoffs.pop(peer, None)
@@ -437,7 +424,7 @@ class Round:
         if first:
             ended = EndRound(offer.round, None, peer, event.applied, event.one_sided, further)
         if further:
-            offer.calls = MAX_CALLS - MAX_FURTHER_CALLS
+            offer.calls, offer.lag = MAX_CALLS - MAX_FURTHER_CALLS, 0
             return [ended]
         self._offer = None
         return [ended] if first else [ended, CloseOffer(offer.round)]
@@ -450,8 +437,7 @@ class Round:
         free = [p for p in self._candidates if self._wants(p, now) and self._free_at(p) <= now]
         last = next(reversed(self._partners), "")
         others = [p for p in free if p != last]
-        soon = any(p != last and self._free_at(p) <= self._next_boundary() for p in self._candidates)
-        if not free or (soon and not others):
+        if not others and not (free and self._alone(last)):
             return []
         fair = [p for p in others if not self._shares.over_for(p, self._candidates[p])]
         return [self._call(self._offer, self._draw(fair or others or free), now)]
@@ -490,46 +476,43 @@ class Round:
         others = (p for p in self._candidates if p != peer and p not in met and self._free_at(p) <= now)
         return any(not self._shares.over_for(p, self._candidates[p]) for p in others)
 
-    def _charge(self, peer: str, place: str, turns: float) -> None:
-        if turns > 0:
-            self._shares.charge(peer, place, turns)
+    def _charge(self, peer: str, place: str, phases: float) -> None:
+        if phases > 0:
+            self._shares.charge(peer, place, phases)
 
-    def _gives_up(self, swap: _Swap, event: Boundary, now: float) -> bool:
+    def _gives_up(self, offer: _Offer, event: Boundary, now: float) -> bool:
         """Whether the swap under way is too old, or would not end in time at its pace while others wait."""
-        lasted_s, progress = now - swap.began, event.progress or 0.0
-        swap.progress.append((now, progress))
-        if progress > 0:
-            swap.ends_at = swap.began + lasted_s / progress
-        if lasted_s > self._limit_s:
-            swap.given_up = TOO_SLOW
-            return True
-        broke = self._ledger.broke_lately(swap.peer, now)
-        leash_s = ((SHORT_LEASH if broke else LEASH) - 1 / 2) * self._phase_s  # boundaries do not come to the second
-        before = [done for at, done in swap.progress if at <= now - leash_s]
-        waits = any(p != swap.peer and self._answers(p) for p in self._candidates)
-        if not before or event.progress is None or not waits:
+        swap = self._swap
+        if swap is None:
             return False
-        gets_on = progress > before[-1]
-        if gets_on and progress * (self._limit_s + self._phase_s) >= lasted_s:
+        swap.lag += 1
+        swap.progress.append(0.0 if event.progress is None else event.progress)
+        if offer.lag > MAX_LAG:
+            return True
+        leash, lasted = LEASH, (now - swap.began) / self._phase_s
+        if self._ledger.broke_lately(swap.peer, now):
+            leash = SHORT_LEASH
+        waits = any(p != swap.peer and self._answers(p) for p in self._candidates)
+        if swap.lag < leash or lasted < leash / 2 or event.progress is None or not waits:
+            return False
+        gets_on = event.progress > swap.progress[-1 - leash]
+        if gets_on and event.progress * (MAX_LAG + 1) >= lasted:
             return False
         swap.given_up = TOO_SLOW if gets_on else STALLED
         return True
 
     def _call(self, offer: _Offer, peer: str, now: float) -> Call:
         exchange = self._random.randbytes(16)
-        patience_s = self._patience_s(offer, now)
-        self._outgoing = _Outgoing(exchange, peer, patience_s)
+        self._outgoing = _Outgoing(exchange, peer)
         offer.calls += 1
         offer.reason = "no_answer"
         deadline_s = min(max(ANSWER_SHARE * self._phase_s, MIN_ANSWER_S), MAX_ANSWER_S)
-        return Call(exchange, peer, offer.round, patience_s, deadline_s)
+        return Call(exchange, peer, offer.round, self._patience_s(offer, now), deadline_s)
 
     def _patience_s(self, offer: _Offer, now: float) -> float:
         """How late a swap may begin. A short one should end before the boundary: else that round has no offer."""
         if offer.swapped_with:
             return 0.0
-        if self._swap_s > self._phase_s:
-            return max(self._phase_s, PATIENCE_SHARE * self._swap_s)
         return max(0.0, self._next_boundary() - now - min(self._swap_s, SLACK * self._phase_s))
 
     def _accept(self, offer: _Offer, call: Called, now: float) -> list[Action]:
@@ -540,21 +523,12 @@ class Round:
 
     def _begin_swap(self, exchange: bytes, peer: str, place: str, now: float) -> list[Action]:
         """A held call is declined."""
-        self._swap = _Swap(exchange, peer, place, now, now + self._swap_s, [(now, 0.0)])
+        self._swap = _Swap(exchange, peer, place, now)
         return self._decline_held(now)
 
     def _decline_held(self, now: float) -> list[Action]:
         held, self._held = self._held, None
         return self._decline(held, now) if held else []
-
-    def _next_offer(self) -> float:
-        """When the next offer will probably open: at the first boundary after the swap under way, or promised."""
-        at = ends_at = self._next_boundary()
-        if self._swap:
-            ends_at = self._swap.ends_at
-        elif self._outgoing and self._outgoing.appointed_at is not None:
-            ends_at = self._outgoing.due_at + self._swap_s
-        return at + self._phase_s * max(0, math.ceil((ends_at - at) / self._phase_s)) if math.isfinite(at) else at
 
     def _decline(self, call: Called, now: float) -> list[Action]:
         """Make an appointment where the next offer is free and opens while the caller's is still open; else refuse."""
@@ -562,7 +536,7 @@ class Round:
             return [Refuse(call.exchange, self._refusal())]
         if barred := self._barred(call, now):
             return [barred]
-        wait_s = max(0.0, self._next_offer() - now)
+        wait_s = max(0.0, self._next_boundary() - now)
         if not 0 < wait_s <= call.patience_s:
             return [Refuse(call.exchange, "busy", wait_s)]
         lost: list[Action] = []
@@ -570,7 +544,7 @@ class Round:
             if not self._goes_before(call, holder):
                 return [Refuse(call.exchange, "busy", wait_s + self._phase_s)]
             lost = [Refuse(holder.exchange, "busy", wait_s + self._phase_s)]
-        self._appointment, self._appointed_at, self._due_at = call, now, now + wait_s
+        self._appointment, self._appointed_at = call, now
         return [*lost, Appoint(call.exchange, wait_s)]
 
     def _barred(self, call: Called, now: float) -> Refuse | None:
@@ -581,8 +555,8 @@ class Round:
         if (until := self._ledger.free_at(call.peer, alone=alone)) > now:
             return Refuse(call.exchange, "busy", until - now)
         if self._yields(call.peer, call.place, now):
-            over_s = self._shares.over_for(call.peer, call.place) * self._turn_s
-            return Refuse(call.exchange, "busy", max(0.0, self._next_boundary() - now) + over_s)
+            phases = self._shares.over_for(call.peer, call.place)
+            return Refuse(call.exchange, "busy", max(0.0, self._next_boundary() - now) + phases * self._phase_s)
         return None
 
     def _goes_before(self, call: Called, holder: Called) -> bool:
@@ -590,14 +564,6 @@ class Round:
         draw anew for each caller would cost honest swarms one round in a hundred."""
         recent = self._recent()
         return holder.peer in recent and call.peer not in recent
-
-    def _postpone_appointment(self, now: float) -> list[Action]:
-        """The swap under way goes on. A caller that would have to wait longer than it was told is refused."""
-        opens_at = self._next_offer()
-        if self._appointment is None or opens_at <= self._due_at + SLACK * self._phase_s:
-            return []
-        late, self._appointment = self._appointment, None
-        return [Refuse(late.exchange, "busy", opens_at - now)]
 
     def _cancel_appointment(self) -> list[Action]:
         """The offer of an appointment does not open."""
@@ -677,9 +643,9 @@ class Round:
         if offer is None or not self._settings.blocking:
             return []
         if self._swap:
-            if now < self._expires_at() or self._swap.given_up:
+            if now < self._expires_at() or offer.lag > MAX_LAG:
                 return []
-            self._swap.given_up = TOO_SLOW
+            offer.lag = MAX_LAG + 1
             return [HangUp(self._swap.exchange)]
         if self._outgoing or (now < self._expires_at() and self._candidates):
             return []
@@ -688,26 +654,11 @@ class Round:
 
     def _expires_at(self) -> float:
         if self._swap:
-            return self._swap.began + self._limit_s
+            return self._swap.began + max(MIN_BLOCKED_S, MAX_LAG * self._phase_s)
         return self._next_boundary()
 
     def _next_boundary(self) -> float:
         return self._boundary_at + self._phase_s
-
-    @property
-    def _swap_s(self) -> float:
-        """How long a swap usually takes; a partner that is slow once does not change it."""
-        return median(self._swaps_s) if self._swaps_s else 0.0
-
-    @property
-    def _turn_s(self) -> float:
-        """How long a round with its swap takes: the unit in which peers are judged."""
-        return max(self._phase_s, self._swap_s)
-
-    @property
-    def _limit_s(self) -> float:
-        """How long a swap may last."""
-        return max(MAX_LAG * self._phase_s, MIN_LIMIT_S)
 
 
 def _rank(caller: str, callee: str) -> bytes:

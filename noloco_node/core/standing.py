@@ -1,15 +1,13 @@
 """What a node has seen of its partners itself: how they behaved, and how much of its time they took.
 
-Pure: the time is an argument. Nothing here is hearsay. Time is counted in *turns*: a phase, or as long as a swap
-usually takes where that is longer, so that a wait costs a peer the same number of swaps whatever a phase is. Two
-tables, both bounded:
+Pure: the time is an argument. Nothing here is hearsay. Two tables, both bounded:
 
 - `Ledger`: what was good and bad of each peer, and until when it is therefore neither called nor accepted. A *strike*
   (what it sent was bad; a correction was taken back) leads to a quarantine, which doubles with each strike; strikes
   fade with time and with whole swaps. A swap that *broke* proves less, for links break: it costs a wait, which grows
   with the time that the swap held, and is forgotten with the first whole swap. Both are short where no other peer is
   there.
-- `Shares`: how many turns each peer and each place took lately. What is taken adds to a debt; each turn pays off a
+- `Shares`: how many phases each peer and each place took lately. What is taken adds to a debt; each phase pays off a
   bit more than the uniform share, so in the long run nobody takes more than that. Uniform is a share of peers,
   or first of places where that is more: an identity of a crowd on one host gets no more than any other peer, and its
   host no more than another place.
@@ -24,24 +22,24 @@ from noloco_node.core.verdict import Verdict
 MAX_PEERS = 1024
 """Remembered. The least recently seen are forgotten first, and those in quarantine last."""
 BREAK_SHARE = 1 / 8
-"""The least wait after a swap that broke, as a share of a turn; it doubles with each one in a row."""
+"""The least wait after a swap that broke, as a share of a phase; it doubles with each one in a row."""
 MAX_BREAK_FACTOR = 64
 """The wait is at most so many times what the swap held: in the long run such a peer gets 1.5% of our time. After as
 long again without a swap, its broken swaps are forgotten."""
 HELD = 3
-"""A swap that broke after a turn or more counts as so many: waits of 7 and 63 times what it held."""
-ALONE_BREAK_TURNS = 2.0
+"""A swap that broke after a phase or more counts as so many: waits of 7 and 63 times what it held."""
+ALONE_BREAK_PHASES = 2.0
 """The longest wait for the only peer that is there: when its link is back, the two should find each other."""
 MILD, HEAVY = 1.0, 3.0
 """Strikes. Bad input may be the fault of a version or of our own weights; a correction taken back was harm done."""
-MAX_QUARANTINE_TURNS = 512.0
-ALONE_QUARANTINE_TURNS = 2.0
+MAX_QUARANTINE_PHASES = 512.0
+ALONE_QUARANTINE_PHASES = 2.0
 """The longest quarantine of the only peer that is there, unless it did harm."""
 ALLOWANCE = 0.12
 """Of the loss: so much harm is a strike. Two halves of a swarm that trained apart cost each other 0.1 until they are
 together."""
-FADE_TURNS, FADE_SWAPS = 32.0, 16.0
-"""So many turns, and so many whole swaps, take off one strike."""
+FADE_PHASES, FADE_SWAPS = 32.0, 16.0
+"""So many phases, and so many whole swaps, take off one strike."""
 
 FACTOR = 1.2
 """Times its uniform share that a peer, and a place, may take in the long run. Of two places neither is limited: all but
@@ -51,9 +49,9 @@ LEAST_PLACE = 1 / 5
 """Of our rounds that one place may take, however many there are: a university is one place too. With BURST it stays
 within a quarter over 60 rounds."""
 BURST = 3.0
-"""Turns that may be taken at once: chance brings the same peer twice in a row."""
+"""Phases that may be taken at once: chance brings the same peer twice in a row."""
 MAX_DEBT = 64.0
-"""Turns: what is older is forgiven."""
+"""Phases: what is older is forgiven."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,36 +115,36 @@ class Ledger:
         record.breaks, record.broken = 0, _OVER
         record.strikes = max(0.0, record.strikes - 1 / FADE_SWAPS)
 
-    def failed(self, peer: str, held_s: float, now: float, turn_s: float) -> None:
+    def failed(self, peer: str, held_s: float, now: float, phase_s: float) -> None:
         """A swap broke."""
         self._record(peer, now).failed += 1
-        self.wasted(peer, held_s, now, turn_s)
+        self.wasted(peer, held_s, now, phase_s)
 
-    def wasted(self, peer: str, held_s: float, now: float, turn_s: float) -> None:
+    def wasted(self, peer: str, held_s: float, now: float, phase_s: float) -> None:
         """So much of our time, by a swap that broke or an appointment that it did not keep."""
         record = self._record(peer, now)
         if now >= record.breaks_forgotten_at:
             record.breaks = 0
-        record.breaks += HELD if held_s >= turn_s else 1
+        record.breaks += HELD if held_s >= phase_s else 1
         times = 2 ** min(record.breaks, 16)
-        least_s = BREAK_SHARE * turn_s * min(times / 2, MAX_BREAK_FACTOR)
+        least_s = BREAK_SHARE * phase_s * min(times / 2, MAX_BREAK_FACTOR)
         wait_s = max(least_s, min(times - 1, MAX_BREAK_FACTOR) * held_s)
-        record.broken = _Wait(now + wait_s, now + min(least_s, ALONE_BREAK_TURNS * turn_s))
-        record.breaks_forgotten_at = now + wait_s + MAX_BREAK_FACTOR * max(held_s, BREAK_SHARE * turn_s)
+        record.broken = _Wait(now + wait_s, now + min(least_s, ALONE_BREAK_PHASES * phase_s))
+        record.breaks_forgotten_at = now + wait_s + MAX_BREAK_FACTOR * max(held_s, BREAK_SHARE * phase_s)
 
-    def misbehaved(self, peer: str, why: str, now: float, turn_s: float) -> None:
+    def misbehaved(self, peer: str, why: str, now: float, phase_s: float) -> None:
         """What it sent was bad."""
         self._record(peer, now).refused += 1
-        self._strike(peer, MILD, why, now, turn_s)
+        self._strike(peer, MILD, why, now, phase_s)
 
-    def judged(self, peer: str, verdict: Verdict, now: float, turn_s: float) -> None:
+    def judged(self, peer: str, verdict: Verdict, now: float, phase_s: float) -> None:
         """What a swap did to the model."""
         record = self._record(peer, now)
         record.taken_back += verdict.harmful
         record.harm = max(0.0, record.harm + verdict.excess)
         if record.harm > ALLOWANCE or (verdict.harmful and verdict.a_lie):
             record.harm = 0.0
-            self._strike(peer, HEAVY, "taken_back" if verdict.harmful else "harmful", now, turn_s)
+            self._strike(peer, HEAVY, "taken_back" if verdict.harmful else "harmful", now, phase_s)
 
     def links_failed(self) -> None:
         """Our own network did, so no peer broke a swap."""
@@ -187,15 +185,15 @@ class Ledger:
             del self._records[next(others, next(iter(self._records)))]
         return record
 
-    def _strike(self, peer: str, weight: float, why: str, now: float, turn_s: float) -> None:
+    def _strike(self, peer: str, weight: float, why: str, now: float, phase_s: float) -> None:
         record = self._record(peer, now)
-        faded = (now - record.struck_at) / (FADE_TURNS * turn_s)
+        faded = (now - record.struck_at) / (FADE_PHASES * phase_s)
         record.strikes, record.struck_at = max(0.0, record.strikes - faded) + weight, now
-        turns = min(MAX_QUARANTINE_TURNS, 2 ** min(record.strikes, 16.0))
-        alone = turns if record.taken_back else min(turns / 2, ALONE_QUARANTINE_TURNS)
+        phases = min(MAX_QUARANTINE_PHASES, 2 ** min(record.strikes, 16.0))
+        alone = phases if record.taken_back else min(phases / 2, ALONE_QUARANTINE_PHASES)
         before = record.quarantine
         record.quarantine = _Wait(
-            max(before.until, now + turns * turn_s), max(before.alone_until, now + alone * turn_s)
+            max(before.until, now + phases * phase_s), max(before.alone_until, now + alone * phase_s)
         )
         record.why = why
 
@@ -207,7 +205,7 @@ class _Taken:
 
 
 class Shares:
-    """In turns of our own time."""
+    """In phases of our own time."""
 
     def __init__(self) -> None:
         self._of_peers: dict[str, _Taken] = {}
@@ -219,26 +217,26 @@ class Shares:
         """Who is there now: the place of each peer."""
         self._sizes = Counter(places.values())
 
-    def charge(self, peer: str, place: str, turns: float) -> None:
+    def charge(self, peer: str, place: str, phases: float) -> None:
         taken = self._of_peers.setdefault(peer, _Taken(place))
-        taken.place, taken.debt = place, min(MAX_DEBT, taken.debt + turns)
-        self._of_places[place] = min(MAX_DEBT, self._of_places.get(place, 0.0) + turns)
+        taken.place, taken.debt = place, min(MAX_DEBT, taken.debt + phases)
+        self._of_places[place] = min(MAX_DEBT, self._of_places.get(place, 0.0) + phases)
         if len(self._of_peers) > MAX_PEERS:
             del self._of_peers[min(self._of_peers, key=lambda p: self._of_peers[p].debt)]
         if len(self._of_places) > MAX_PEERS:
             del self._of_places[min(self._of_places, key=lambda p: self._of_places[p])]
 
-    def pay_off(self, turns: float = 1.0) -> None:
-        """So much time has passed, or one more swap of a round was whole."""
+    def pay_off(self) -> None:
+        """A phase has passed, or one more swap of a phase was whole."""
         for peer, taken in list(self._of_peers.items()):
-            taken.debt -= turns * self._rate(taken.place)
+            taken.debt -= self._rate(taken.place)
             if taken.debt <= 0:
                 del self._of_peers[peer]
-        paid = {place: debt - turns * self._place_rate(place) for place, debt in self._of_places.items()}
+        paid = {place: debt - self._place_rate(place) for place, debt in self._of_places.items()}
         self._of_places = {place: debt for place, debt in paid.items() if debt > 0}
 
     def over_for(self, peer: str, place: str) -> float:
-        """For how many turns it has had its share; 0: it may have another one now."""
+        """For how many phases it has had its share; 0: it may have another one now."""
         own, of_place = self._debts(peer, place)
         spare = BURST - 1
         return max(0.0, (own - spare) / self._rate(place), (of_place - spare) / self._place_rate(place))

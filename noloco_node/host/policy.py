@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 
 from noloco_node.base import atomic_files
-from noloco_node.base.units import size, span
-from noloco_node.core.round import MAX_LAG, MIN_LIMIT_S
+from noloco_node.base.units import size
+from noloco_node.core.round import MAX_LAG
 from noloco_node.errors import NolocoError
 from noloco_node.host import limits
 from noloco_node.host.config import NodeConfig
@@ -86,7 +86,7 @@ class Policy:
         return f"{limits.clock(self._hours.begin)}, when its hours begin"
 
     def health(self, swaps_fit: bool) -> tuple[Health, ...]:
-        """Warnings for `status`. `swaps_fit`: whether swaps end in time."""
+        """Warnings for `status`. `swaps_fit`: whether swaps end before MAX_LAG phases have passed."""
         return (*self._of_the_quota(), *(() if swaps_fit else (self._too_slow(),)))
 
     def _too_slow(self) -> Health:
@@ -94,7 +94,7 @@ class Policy:
         remedy = f"raise {' or '.join(own)}, or ask" if own else "ask"
         return Health(
             "warning",
-            f"swaps do not fit: the last one took more than {MAX_LAG} phases and more than {span(MIN_LIMIT_S)}",
+            f"swaps do not fit: the last one was given up after {MAX_LAG} phases",
             f"{remedy} the run's author for longer phases",
         )
 

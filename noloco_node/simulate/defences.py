@@ -9,7 +9,7 @@ from torch import Tensor
 
 from noloco_node.core.bounds import CorrectionBounds, Movement
 from noloco_node.core.codecs.codec import BLOCK
-from noloco_node.core.round import BROKEN_FACTOR, LEASH, SHORT_LEASH, TAKEN_BACK_TURNS
+from noloco_node.core.round import BROKEN_FACTOR, LEASH, SHORT_LEASH, TAKEN_BACK_PHASES
 from noloco_node.core.standing import Ledger, Shares
 from noloco_node.core.verdict import Course, Losses
 from noloco_node.errors import PeerFault, PeerMisbehaved
@@ -71,7 +71,7 @@ class Guard:
         verdict = self.course.judge(without, with_it, 0, lambda: Losses(theirs(), 0.0))
         self._ledger.judged(str(partner), verdict, self._now, PHASE_S)
         if verdict.harmful:
-            self._shares.charge(str(partner), str(partner), TAKEN_BACK_TURNS)
+            self._shares.charge(str(partner), str(partner), TAKEN_BACK_PHASES)
         return verdict.harmful
 
 

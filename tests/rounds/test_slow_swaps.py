@@ -86,8 +86,8 @@ def test_swaps_of_three_phases_complete_and_keep_replicas_together(
     assert found["quick"] < found["slow"] < found["alone"] / 3
 
 
-def test_swaps_of_more_than_ten_minutes_and_eight_phases_end_as_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = swarm(monkeypatch, 12.0, 2, 14)
-    assert all(e.round > 10 for n in slow.nodes for e in n.committed), "the first one was given up"
+def test_swaps_of_more_than_eight_phases_end_as_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = swarm(monkeypatch, 12.0, 2, 10)
+    assert not any(n.committed for n in slow.nodes)
     assert [n.solo[TOO_SLOW] for n in slow.nodes] == [1, 1], "whichever end gave up, both know why"
     assert all(n.late for n in slow.nodes), "what was applied stays"

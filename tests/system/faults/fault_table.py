@@ -300,7 +300,7 @@ ROWS = {
         "at most two phases the first time, then less and less: at most 5% of a node's rounds in all",
         (
             "rounds/test_greedy_peers.py::test_held_swaps_cost_less_and_less",
-            "core/test_round.py::test_a_swap_that_does_not_get_on_is_given_up_after_two_phases_while_others_wait",
+            "core/test_round.py::test_a_swap_that_does_not_get_on_is_given_up_after_two_boundaries_while_others_wait",
             STRANGERS + "one_hostile_peer_beside_three_honest_nodes",
         ),
     ),
