@@ -189,8 +189,8 @@ class Replica:
         """Steps of a fresh AdamW that still have a lower learning rate."""
         self._restored_in = -1
         """The round in which `restore` or `adopt` was called last: offers up to it are of other weights."""
-        self._without_step: deque[int] = deque(maxlen=64)
-        """Rounds that began without an outer step: δ did not change then. No swap lasts over so many."""
+        self._thrown_away: list[int] = []
+        """Rounds whose phase was thrown away: δ did not change at their boundary."""
         self._own_examples: Batch | None = None
         """Some of the last step's."""
         self._added: list[_Added] = []
@@ -491,12 +491,6 @@ class Replica:
         outer.local_step(self.theta, self.phi, self.delta, self._hyper)
         self._next_round()
 
-    def go_on(self) -> None:
-        """The boundary while a swap is under way: the next round begins, and what was learned since the last offer
-        stays in Δ, so that the next correction is compared with all of it. Raises NonFinite, as `boundary`."""
-        self._require_finite(self.theta)
-        self.end_without_step()
-
     @property
     def skips(self) -> bool:
         """Whether the last step was skipped: the weights may be broken, and are not to be offered."""
@@ -516,7 +510,7 @@ class Replica:
     def end_without_step(self) -> None:
         """End the phase; θ, φ and δ stay as they are."""
         self._next_round()
-        self._without_step.append(self.round)
+        self._thrown_away.append(self.round)
 
     def restart(self) -> None:
         """In the middle of a phase: θ becomes φ again, with a fresh AdamW. Raises Diverged if φ is not finite."""
@@ -589,7 +583,7 @@ class Replica:
             self.theta.copy_(kept)
 
     def _late(self, offered_round: int) -> int:
-        return self.round - offered_round - sum(ended > offered_round for ended in self._without_step)
+        return self.round - offered_round - sum(ended > offered_round for ended in self._thrown_away)
 
     def _change(self, added: "_Added", c: Tensor) -> None:
         part = slice(added.start, added.start + len(c))
@@ -796,7 +790,7 @@ class Replica:
         self.delta.copy_(delta)
         self._begin_at_phi()
         self.round, self.phase_step, self.phase_s = round, 0, 0.0
-        self._without_step.clear()
+        self._thrown_away.clear()
         self._owed_for = -1
         self._added.clear()
         self._restored_in = round  # also where it was a later one before: the rounds in between come again

@@ -1,13 +1,12 @@
 """The training thread, which owns every tensor of the model and of both optimizers.
 
 Commands come in through its mailbox (training/mailbox.py), messages go out through `post`; no lock. At a boundary it
-snapshots u, takes the local step and posts the offer (training/offer.py), unless a swap is under way. With eager
-overlap the next phase begins at once, and the partner's corrections are added between two steps of AdamW, also while a
-GPU works at the next gradient; with blocking overlap the thread only reads its mailbox until the round is over. A phase
-that ends with NaN or Inf is thrown away. When step after step fails, the weights become those of the last checkpoint
-and earlier offers are void; when that does not help, the training ends. While it waits for data, or for memory of the
-GPU that another program has, it reads the mailbox too. Whatever ends the thread is posted, and every question gets an
-answer.
+snapshots u, takes the local step and posts the offer (training/offer.py). With eager overlap the next phase begins at
+once, and the partner's corrections are added between two steps of AdamW, also while a GPU works at the next gradient;
+with blocking overlap the thread only reads its mailbox until the round is over. A phase that ends with NaN or Inf is
+thrown away. When step after step fails, the weights become those of the last checkpoint and earlier offers are void;
+when that does not help, the training ends. While it waits for data, or for memory of the GPU that another program has,
+it reads the mailbox too. Whatever ends the thread is posted, and every question gets an answer.
 
 Knows nothing of partners, sockets or the event loop.
 """
@@ -542,10 +541,7 @@ class TrainingThread:
             try:
                 closed = self._why_closed(replica)
                 offered = None if closed else self._offered(replica)
-                if closed == SWAPPING and replica.round + 1 < self._rounds:
-                    replica.go_on()
-                else:
-                    replica.boundary()
+                replica.boundary()
             except NonFinite as error:
                 log.warning("this phase is thrown away: %s", error)
                 if replica.is_broken:  # raises Diverged where no checkpoint helps

@@ -417,22 +417,6 @@ def test_a_phase_that_was_thrown_away_makes_no_correction_late() -> None:
         assert torch.allclose(replica.delta[part] - before[1][part], kept * c, atol=1e-6)
 
 
-def test_what_was_learned_while_a_swap_lasted_is_in_the_next_offer() -> None:
-    """With the length that averaging takes from all of it."""
-    short, long = small_replica(), small_replica()
-    for replica in (short, long):
-        assert replica._length_correction
-        replica._length_correction.load([1.3] * len(replica.shapes))
-        for _ in range(3):
-            replica.step()
-    short.go_on()
-    for replica in (short, long):
-        for _ in range(3):
-            replica.step()
-    assert (short.round, long.round) == (1, 0) and torch.equal(short.theta, long.theta)
-    assert torch.equal(short.snapshot(), long.snapshot())
-
-
 @pytest.mark.parametrize("afresh", [Replica.restart, Replica.discard])
 def test_an_adamw_that_begins_afresh_is_warmed_up(afresh: Callable[[Replica], None]) -> None:
     replica = small_replica()

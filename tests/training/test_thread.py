@@ -300,20 +300,6 @@ def test_while_a_swap_is_under_way_no_offer_is_made() -> None:
         assert watched.until(PhaseEnded).offer is not None
 
 
-def test_phases_that_a_swap_lasts_over_make_one_outer_step() -> None:
-    """At the run's last boundary too, so that what was learned is in the weights that the run leaves."""
-    alone = small_replica()
-    for _ in range(9):
-        alone.step()
-    alone.boundary()
-    with running(rounds=3) as watched:
-        swapping(watched, True)
-        watched.thread.begin()
-        watched.until(Finished)
-        state = answer(watched.thread.state())
-    assert torch.equal(state.outer["phi"], alone.phi) and torch.equal(state.outer["delta"], alone.delta)
-
-
 def test_the_last_evaluation_waits_for_a_swap_that_is_still_under_way() -> None:
     with running(rounds=1) as watched:
         watched.thread.begin()
