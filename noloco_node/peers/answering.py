@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from noloco_node.base.addresses import Address
+from noloco_node.base.latest import remember
 from noloco_node.base.places import claimed, draw, several
 from noloco_node.peers.record import PeerRecord
 
@@ -137,7 +138,4 @@ class Answering:
         return known
 
     def _remember(self, peer: str, known: _Known) -> None:
-        self._known.pop(peer, None)
-        self._known[peer] = known
-        if len(self._known) > MAX_REMEMBERED:
-            del self._known[next(iter(self._known))]
+        remember(self._known, peer, known, MAX_REMEMBERED)

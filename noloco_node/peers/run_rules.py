@@ -10,19 +10,16 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
 
 import grpc
 
+from noloco_node.base.latest import remember
 from noloco_node.errors import Incompatible, NolocoError, NotAdmitted, PeerFault
 from noloco_node.peers import run_registry
 from noloco_node.run import admission, amendment
 from noloco_node.run.amendment import Amendment, SignedAmendment
 from noloco_node.run.manifest import Signed, verify
 from noloco_node.run.schema import Manifest
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 ASK_AGAIN_S = 10.0
 """When a peer is asked again that did not answer, or did not have what it states."""
@@ -70,7 +67,7 @@ class RunRules:
         """See run/admission.py. The first time, the log says it."""
         why = self._rule.refusal(peer, token, time.time())
         if why and (peer, why) not in self._refused:
-            _remember(self._refused, (peer, why), None)
+            remember(self._refused, (peer, why), None, MAX_REMEMBERED)
             log.info("%s may not take part in %s and is refused: %s", peer, self._rule.label, why)
         return why
 
@@ -114,7 +111,7 @@ class RunRules:
         due = [peer for peer in stated if self._asked.get(peer, now) <= now]
         asked = list(choose(due))
         for peer in asked:
-            _remember(self._asked, peer, now + ASK_AGAIN_S)
+            remember(self._asked, peer, now + ASK_AGAIN_S, MAX_REMEMBERED)
         answers = await asyncio.gather(*(run_registry.ask(channel(p)) for p in asked), return_exceptions=True)
         for peer, answer in zip(asked, answers, strict=True):
             if isinstance(answer, PeerFault):
@@ -150,10 +147,3 @@ class RunRules:
         self._rule = admission.rule(self._manifest, self.signed.author, newer.revoked)
         log.info("%s is %s", self._rule.label, newer.words())
         return True
-
-
-def _remember(known: dict[K, V], key: K, value: V) -> None:
-    known.pop(key, None)
-    known[key] = value
-    if len(known) > MAX_REMEMBERED:
-        del known[next(iter(known))]

@@ -157,41 +157,47 @@ class Sparta(_AllReduce):
         outer.theta[:, drawn] = self._mean(outer.theta[:, drawn], len(drawn) / size)
 
 
-class PaperNoLoCo(Algorithm):
-    """Partners send two vectors and wait for each other. The tests compare the split form with it."""
+class _Pairs(Algorithm):
+    """Partners wait for each other."""
+
+    vectors = 1
+    """That each of them sends."""
 
     def __init__(self, alpha: float, beta: float, gamma: float, width: float, chance: random.Random) -> None:
         super().__init__()
         self._alpha, self._beta, self._gamma = alpha, beta, gamma
         self._width, self._chance = width, chance
 
+    def _partners(self, replicas: int) -> list[int]:
+        self.sent += self.vectors * self._width
+        return partners(matching(replicas, self._chance), replicas)
+
+
+class PaperNoLoCo(_Pairs):
+    """Both Δ and φ are sent. The tests compare the split form with it."""
+
+    vectors = 2
+
     def boundary(self, outer: Outer) -> None:
-        partner = partners(matching(len(outer.theta), self._chance), len(outer.theta))
+        partner = self._partners(len(outer.theta))
         moved = outer.theta - outer.phi
         pull = (moved + moved[partner]) * (self._beta / 2) - (outer.phi - outer.phi[partner]) * (self._gamma / 2)
         outer.delta.mul_(self._alpha).add_(pull)
         outer.phi.add_(outer.delta)
         outer.theta.copy_(outer.phi)
-        self.sent += 2 * self._width
 
 
-class Gasloc(Algorithm):
+class Gasloc(_Pairs):
     """With z = φ + β Δ the paper has φ ← z − γ (z − z_j)/2 + α (z − z'), z' being z a phase ago, or φ in the first one.
     δ is what φ has beyond z, so z − z' = δ + β Δ. Where all have the same weights this is DiLoCo."""
 
-    def __init__(self, alpha: float, beta: float, gamma: float, width: float, chance: random.Random) -> None:
-        super().__init__()
-        self._alpha, self._beta, self._gamma = alpha, beta, gamma
-        self._width, self._chance = width, chance
-
     def boundary(self, outer: Outer) -> None:
-        partner = partners(matching(len(outer.theta), self._chance), len(outer.theta))
+        partner = self._partners(len(outer.theta))
         moved = (outer.theta - outer.phi) * self._beta
         z = outer.phi + moved
         outer.delta.add_(moved).mul_(self._alpha).sub_(z - z[partner], alpha=self._gamma / 2)
         outer.phi.copy_(z + outer.delta)
         outer.theta.copy_(outer.phi)
-        self.sent += self._width
 
 
 def baseline(choice: Choice, settings: Settings, width: float, chance: random.Random) -> Algorithm:

@@ -29,6 +29,7 @@ from noloco_node.core.bounds import LONGEST, PHASES
 from noloco_node.core.codecs.by_name import codec
 from noloco_node.core.codecs.codec import BLOCK, CodecStats, Conversation, carry, scaled
 from noloco_node.core.length_correction import LengthCorrection
+from noloco_node.core.round import no_repeat
 from noloco_node.errors import NonFinite, PeerFault
 from noloco_node.simulate.attacks import Attackers
 from noloco_node.simulate.baselines import Algorithm, Outer, baseline
@@ -104,7 +105,7 @@ class NoLoCo(Algorithm):
         self._movements: list[Tensor] = []  # of the last phase: a codec guesses its ranges from them
         self._lengths = [deque[float](maxlen=PHASES) for _ in range(settings.replicas)]
         self._pending: list[_Pending] = []
-        self._lately = deque[frozenset[frozenset[int]]](maxlen=max(1, (settings.replicas - 1).bit_length()))
+        self._lately = deque[frozenset[frozenset[int]]](maxlen=max(1, no_repeat(settings.replicas)))
         """Who met in the last swaps."""
 
     def boundary(self, outer: Outer) -> None:

@@ -12,7 +12,6 @@ meanwhile: node/lifecycle.py says when this starts and stops.
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
@@ -20,6 +19,7 @@ from typing import Protocol
 
 import grpc
 
+from noloco_node.base.latest import remember
 from noloco_node.base.states import AT_REST, AT_WORK, ON_THE_WAY
 from noloco_node.errors import NolocoError
 from noloco_node.host.traffic import Pace
@@ -143,11 +143,11 @@ class CatchUp:
         self._pace = pace
         self._place_of = place_of
         self._task: asyncio.Task[None] | None = None
-        self._partners: OrderedDict[str, None] = OrderedDict()
+        self._partners: dict[str, None] = {}
         """Those that it has committed rounds with; the latest last."""
-        self._diverged_from: OrderedDict[str, None] = OrderedDict()
+        self._diverged_from: dict[str, None] = {}
         """The partners of diverged swaps since a round was committed, or since divergence was acted upon."""
-        self._apart: OrderedDict[str, None] = OrderedDict()
+        self._apart: dict[str, None] = {}
         """All that it diverged from and has not committed with since: it does not take their states."""
         self._diverged_rounds = 0
         """In a row, other solo rounds left out."""
@@ -168,11 +168,11 @@ class CatchUp:
             self._diverged_rounds = 0
             if partner is not None:
                 self._apart.pop(partner, None)
-                _remember(self._partners, partner)
+                remember(self._partners, partner, None, _PARTNERS)
         elif solo == DIVERGED and partner is not None and self._task is None:
             self._diverged_rounds += 1
-            _remember(self._diverged_from, partner)
-            _remember(self._apart, partner)
+            remember(self._diverged_from, partner, None, _PARTNERS)
+            remember(self._apart, partner, None, _PARTNERS)
         others = training(self._node.seen())
         return bool(others) and has_diverged(self._diverged_from, self._partners, others, self._place_of)
 
@@ -264,10 +264,3 @@ class CatchUp:
         await samples.ask([peer for peer in there if peer in self._partners])
         await samples.ask(there)
         return samples.has_not_diverged(self._partners)
-
-
-def _remember(peers: "OrderedDict[str, None]", peer: str) -> None:
-    peers[peer] = None
-    peers.move_to_end(peer)
-    if len(peers) > _PARTNERS:
-        peers.popitem(last=False)

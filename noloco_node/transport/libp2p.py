@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import grpc
 import grpc.aio
 
 from noloco_node.base.addresses import Address, for_others
 from noloco_node.base.identity import Identity
+from noloco_node.base.latest import remember
 from noloco_node.base.places import claimed
 from noloco_node.errors import IdentityInUse, NolocoError, PeerLost, SwarmUnreachable, UsageError
 from noloco_node.transport.call_limits import MAX_CALLS, CallLimits
@@ -38,8 +39,6 @@ from noloco_node.transport.reachability import AUTO, ONLY, OUTGOING, RELAYED, Re
 from noloco_node.transport.relayed_places import RelayedPlaces
 from noloco_node.transport.self_view import ClockSkew, SelfViewService
 from noloco_node.wire.mirror_pb2_grpc import add_MirrorServicer_to_server
-
-T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -187,7 +186,7 @@ class Libp2pTransport:
         """As `place_of`, for a peer that may have a connection to p2pd, but no stream of ours."""
         if peer not in self._far_ends and peer not in self._connected:
             far_end = await self._find_connected(peer)
-            _remember(self._connected, peer, far_end.place if far_end else peer)
+            remember(self._connected, peer, far_end.place if far_end else peer, _MAX_KNOWN)
         return self.place_of(peer) if peer in self._far_ends else self._connected.get(peer, peer)
 
     async def _find_connected(self, peer: str) -> FarEnd | None:
@@ -199,7 +198,7 @@ class Libp2pTransport:
     def introduce(self, peers: Mapping[str, Sequence[Address]]) -> None:
         """Remember where peers say that they can be reached."""
         for peer, addresses in peers.items():
-            _remember(self._introduced, peer, addresses)
+            remember(self._introduced, peer, addresses, _MAX_KNOWN)
 
     async def lost(self) -> str:
         """Wait until p2pd has ended, and return how. From then on no call succeeds, until `restart`."""
@@ -335,9 +334,9 @@ class Libp2pTransport:
         return caller
 
     def _note(self, far_end: FarEnd) -> None:
-        _remember(self._far_ends, far_end.peer, far_end)
+        remember(self._far_ends, far_end.peer, far_end, _MAX_KNOWN)
         self._relayed.met(far_end)
-        _remember(self._met_at, far_end.peer, asyncio.get_running_loop().time())
+        remember(self._met_at, far_end.peer, asyncio.get_running_loop().time(), _MAX_KNOWN)
 
     async def _dial(self, peer: str) -> Streams:
         """A stream to a peer: by the addresses that it has published, or else by those that p2pd finds."""
@@ -375,13 +374,6 @@ def _import_hivemind() -> Hivemind:
     use_hivemind_log_handler("nowhere")
     logging.addLevelName(logging.WARNING, "WARNING")
     return Hivemind(P2P, Multiaddr, p2pd_pb2)
-
-
-def _remember(known: dict[str, T], peer: str, what: T) -> None:
-    known.pop(peer, None)
-    known[peer] = what
-    if len(known) > _MAX_KNOWN:
-        del known[next(iter(known))]
 
 
 def _same_port(listen: Address, found: Sequence[Address]) -> Address:
