@@ -408,11 +408,13 @@ class RoundService(ExchangeServicer):
         if self._terms is None:
             raise PeerRefused("busy")
         if offer.protocol != PROTOCOL or RoundTerms(offer.run_id, offer.layout, offer.fragments) != self._terms:
+            self._observe(PeerFaulted(peer, "incompatible"))  # counted, but no fault: it may be of another version
             raise PeerRefused("incompatible")
         if why := self._refuses(peer, offer.admission):
             raise PeerRefused(why)
         identity = (peer, offer.boot, offer.exchange_id)
         if identity in self._seen or offer.exchange_id in self._verdicts or offer.exchange_id in self._tasks:
+            self.misbehaved(peer, "stale")
             raise PeerRefused("stale")  # each caller draws its own: an id that is in use is a replay, from any sender
         self._seen[identity] = None
         if len(self._seen) > MEMORY:

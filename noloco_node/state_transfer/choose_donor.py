@@ -19,6 +19,7 @@ import grpc
 
 from noloco_node.base import peer_names, places
 from noloco_node.errors import (
+    Incompatible,
     PeerFault,
     PeerLost,
     PeerMisbehaved,
@@ -30,6 +31,8 @@ from noloco_node.state_transfer import client
 from noloco_node.state_transfer.client import Download, LiveState, StateTerms
 from noloco_node.state_transfer.cross_check import CrossCheck, middle_round
 from noloco_node.state_transfer.server import MAX_WAITING
+from noloco_node.version import PROTOCOL, VERSION
+from noloco_node.wire.messages import Code
 from noloco_node.wire.state_format import Coding
 
 TAKE_STATE_S = 300.0
@@ -43,6 +46,9 @@ RESUME_TRIES = 3
 arrived: a relay may carry a few bytes at a time."""
 WITNESSES = 4
 """With the donor itself they are an odd number: more than half of them decide."""
+INCOMPATIBLE_S = 15.0
+"""A joining node that every donor refuses as incompatible for so long is of another version than they are. One refusal
+is no proof: the donor whose record came first may be the one that differs, or lie."""
 STALE_ROUNDS = 10
 """A donor so far behind the others, or ahead of them, is refused."""
 
@@ -100,7 +106,7 @@ async def fetch_state(  # noqa: PLR0913
     pace: Pace | None = None,
 ) -> LiveState | None:
     """A donor's state that `checks` accept; None where there is no donor, or where this node has weights of its own and
-    every donor sent wrong data. Raises SwarmUnreachable."""
+    every donor sent wrong data. Raises SwarmUnreachable, Incompatible."""
     waits_for("the records of other nodes")
     choice, download = _Choice(checks), Download(wanted.numbers, wanted.coding)
     try:
@@ -123,6 +129,8 @@ async def fetch_state(  # noqa: PLR0913
                         if attempt.refuted:
                             download = Download(wanted.numbers, wanted.coding)
                         choice.failed(peer, fault, begun=bool(download.done), came=came)
+                        if not wanted.own_round and choice.incompatible_s(others.donors) > INCOMPATIBLE_S:
+                            raise Incompatible(_OTHER_VERSION) from fault
                     else:
                         log.info(
                             "received the state of %s at round %d (version %s)",
@@ -142,6 +150,12 @@ async def fetch_state(  # noqa: PLR0913
         raise SwarmUnreachable(why if choice.failure else still) from None
 
 
+_OTHER_VERSION = (
+    "every node of the run that has weights refuses this one as incompatible: they have another version than "
+    f"{VERSION} with protocol {PROTOCOL}, or other libraries. Install theirs: `noloco-node peers` there shows it"
+)
+
+
 class _Choice:
     """Which donor to ask next: the one whose download was begun, while it may resume; else one of those that were asked
     least often, and of these one whose weights most places have. Donors that sent wrong data are left out."""
@@ -153,6 +167,8 @@ class _Choice:
         self._last: str | None = None
         self._tries_left = 0
         self._turns: Counter[str] = Counter()
+        self._incompatible: dict[str, float] = {}
+        """Since when each has answered nothing else."""
 
     def next(self, candidates: Sequence[str]) -> str | None:
         honest = self._honest(candidates)
@@ -180,8 +196,16 @@ class _Choice:
         self.failure = fault
         if isinstance(fault, PeerMisbehaved):
             self.misbehaved.add(peer)
+        if fault.reason == Code.INCOMPATIBLE.reason:
+            self._incompatible.setdefault(peer, _now())
+        else:
+            self._incompatible.pop(peer, None)
         tries = RESUME_TRIES if came else self._tries_left - 1
         self._tries_left = tries if begun and isinstance(fault, PeerLost) else 0
+
+    def incompatible_s(self, candidates: Sequence[str]) -> float:
+        """How long all of them have said that this node is."""
+        return _now() - max(self._incompatible.get(peer, _now()) for peer in candidates)
 
     def _honest(self, candidates: Sequence[str]) -> list[str]:
         return [peer for peer in candidates if peer not in self.misbehaved]

@@ -29,6 +29,11 @@ def read(file: Path) -> dict[str, Entry]:
     return {test: Entry(**entry) for test, entry in json.loads(file.read_text()).items()} if file.exists() else {}
 
 
+def write(file: Path, entries: dict[str, Entry]) -> None:
+    plain = {test: asdict(entry) for test, entry in entries.items()}
+    file.write_text(json.dumps(plain, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+
+
 class FiguresFile:
     """A plugin of pytest."""
 
@@ -50,5 +55,4 @@ class FiguresFile:
 
     def pytest_sessionfinish(self) -> None:
         seen = {test: entry for test, entry in self._seen.items() if entry.outcome != "skipped"}
-        known = {test: asdict(entry) for test, entry in {**read(self._file), **seen}.items()}
-        self._file.write_text(json.dumps(known, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+        write(self._file, {**read(self._file), **seen})

@@ -207,6 +207,8 @@ def test_an_offer_that_does_not_fit_is_refused_by_its_code(offer: wire.Offer, co
         await swarm.nodes[0].transport.start()
         swarm.nodes[0].exchange.begin(TERMS)
         assert await _ask(swarm, offer) == [wire.Refusal(code)]
+        counted = [event.reason for event in swarm.nodes[0].events if isinstance(event, PeerFaulted)]
+        assert counted == ([] if code is wire.Code.BUSY else [code.reason])
         await swarm.close()
 
     run_virtual(main())
@@ -264,6 +266,8 @@ def test_a_replayed_exchange_is_refused() -> None:
         node.exchange.begin(TERMS)
         assert await _ask(swarm, OFFER) == [wire.Refusal(wire.Code.BUSY)]
         assert await _ask(swarm, OFFER) == [wire.Refusal(wire.Code.STALE)]
+        assert [event.reason for event in node.events if isinstance(event, PeerFaulted)] == ["stale"]
+        assert node.exchange.standing("caller").refused == 1
         await swarm.close()
 
     run_virtual(main())

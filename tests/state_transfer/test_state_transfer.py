@@ -29,7 +29,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from virtual_clock import run_virtual
 
-from noloco_node.errors import PeerFault, PeerLost, PeerMisbehaved, PeerRefused, SwarmUnreachable
+from noloco_node.errors import Incompatible, PeerFault, PeerLost, PeerMisbehaved, PeerRefused, SwarmUnreachable
 from noloco_node.host.limits import MIN_RATE_BYTES_S
 from noloco_node.host.traffic import Traffic
 from noloco_node.state_transfer import choose_donor, client, copies, server
@@ -626,6 +626,28 @@ def test_where_all_donors_are_faulty_a_joining_node_fails_and_one_with_weights_g
     with pytest.raises(SwarmUnreachable, match="bad_digest"):
         play(story(0))
     assert play(story(1)) is None
+
+
+@pytest.mark.parametrize("honest", [False, True], ids=["all", "all but one, which is busy"])
+def test_who_is_refused_as_incompatible_by_everybody_ends(honest: bool) -> None:
+    """With a busy one among them it waits: that one may say something else."""
+
+    async def story() -> None:
+        network = DonorNetwork()
+        for name in ("one", "two"):
+            await network.faulty_donor(name, FaultyDonor([wire.Refusal(wire.Code.INCOMPATIBLE)]))
+        if honest:
+            await network.faulty_donor("busy", FaultyDonor([wire.Refusal(wire.Code.BUSY)]))
+        began = asyncio.get_running_loop().time()
+        try:
+            await taken(network, there("one", "two", *(["busy"] if honest else [])), Wanted(TERMS, 1000, BUDGET))
+        finally:
+            took = asyncio.get_running_loop().time() - began
+            assert (took < choose_donor.INCOMPATIBLE_S + 10) is not honest
+            await network.close()
+
+    with pytest.raises(SwarmUnreachable if honest else Incompatible):
+        play(story())
 
 
 # ---- anything at all -------------------------------------------------------------------------------------------------

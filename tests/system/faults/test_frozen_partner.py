@@ -10,7 +10,7 @@ import pytest
 from fault_points import Phase, Point, at
 from real_nodes import Node, RealNodes, until
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
 
 OUTPUTS = 16_352
 VECTOR_BYTES = 2 * 257 * OUTPUTS

@@ -78,9 +78,6 @@ def test_the_version_before_swaps_with_this_one(
     assert not any(faults.values()), faults
 
 
-@pytest.mark.xfail(
-    strict=True, reason="every peer refuses it as incompatible, and it asks again for ever instead of ending"
-)
 def test_another_protocol_is_said(real_nodes: RealNodes, figure: Callable[[str], None]) -> None:
     first = real_nodes.node("n0", "start", str(real_nodes.paced(step_s=0.1, steps=10)))
     until(first.round, "its training", 240)
