@@ -207,7 +207,7 @@ class TrainingNode(BaseNode):
 
     def _duties(self) -> list[Coroutine[Any, Any, None]]:
         def look_again_s() -> float:
-            return self._membership.look_again_s(self._life.state)
+            return self._membership.look_again_s(self._life.state, self._stats.with_peer)
 
         return [
             periodic.every(lambda: ANNOUNCE_S, self._announce, (NolocoError,)),

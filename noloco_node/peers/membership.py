@@ -6,7 +6,7 @@ seen lately: the bootstrap nodes may be gone, or the swarm may be split. It does
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import grpc
@@ -75,11 +75,12 @@ class Membership:
             self._transport.introduce({peer: record.addresses for peer, record in self.seen.items()})
             self._changed()
 
-    def look_again_s(self, own_state: str) -> float:
-        """A node that trains looks for others that train: to see some that pause or begin is not enough."""
-        seen = {record.state for record in self.seen.values()}
-        alone = not seen or (own_state == NodeState.TRAINING and NodeState.TRAINING not in seen)
-        return LOOK_ALONE_S if alone else LOOK_S
+    def look_again_s(self, own_state: str, partners: Collection[str]) -> float:
+        """A node that trains looks for others until it sees one of its partners train. To see some that pause or begin
+        is not enough, nor one that says it trains: while it is the only one, it can hold this node's swap for long."""
+        trains = own_state == NodeState.TRAINING
+        met = any(peer in partners and record.state == NodeState.TRAINING for peer, record in self.seen.items())
+        return LOOK_ALONE_S if not self.seen or (trains and not met) else LOOK_S
 
     async def refresh_cache(self) -> None:
         """Call some cached peers that were not seen, and add those seen to the cache."""

@@ -65,17 +65,18 @@ class Seen:
         ("training", [], LOOK_ALONE_S),
         ("joining", [], LOOK_ALONE_S),
         ("training", ["paused", "joining"], LOOK_ALONE_S),
-        ("training", ["paused", "training"], LOOK_S),
+        ("training", ["paused", "training"], LOOK_ALONE_S),
+        ("training", ["paused", "partner"], LOOK_S),
         ("paused", ["paused"], LOOK_S),
         ("joining", ["paused"], LOOK_S),
         ("finished", ["finished"], LOOK_S),
     ],
 )
-def test_who_trains_looks_often_until_somebody_else_trains(tmp_path: Path, own: str, seen: list[str], wait_s: float):
+def test_who_trains_looks_often_until_a_partner_trains(tmp_path: Path, own: str, seen: list[str], wait_s: float):
     transport = MemoryNetwork(random.Random(0)).join("us")
     us = Membership(Transport(transport), PeerCache(tmp_path / "peers.json"), lambda: None)
-    us.seen = {str(number): Seen(state) for number, state in enumerate(seen)}
-    assert us.look_again_s(own) == wait_s
+    us.seen = {state: Seen("training" if state == "partner" else state) for state in seen}
+    assert us.look_again_s(own, {"partner", "gone"}) == wait_s
 
 
 def test_cancelled_calls_to_cached_peers_leave_no_task_behind(tmp_path: Path) -> None:
