@@ -11,6 +11,8 @@ log = logging.getLogger(__name__)
 
 MAX_BACKOFF = 8
 """The longest wait after failures, in periods."""
+LOOK_S = 1.0
+"""How soon a period that has become shorter counts."""
 
 
 async def every(
@@ -25,4 +27,7 @@ async def every(
         except survives as error:
             log.debug("%s failed, next try in %g s: %r", duty.__qualname__, period_s() * backoff, error)
             backoff = min(2 * backoff, MAX_BACKOFF)
-        await asyncio.sleep(period_s() * backoff)
+        waited_s = 0.0
+        while (left_s := period_s() * backoff - waited_s) > 0:
+            await asyncio.sleep(min(left_s, LOOK_S))
+            waited_s += LOOK_S

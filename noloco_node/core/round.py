@@ -150,6 +150,8 @@ class _Backoff:
 
     until: float
     refusals: int
+    silent: bool
+    """Whether it did not answer the last call."""
 
 
 @dataclass(slots=True)
@@ -464,6 +466,10 @@ class Round:
     def _answers(self, peer: str) -> bool:
         return peer not in self._backoffs or self._backoffs[peer].refusals < SILENT
 
+    def _is_silent(self, peer: str) -> bool:
+        """Who refuses again and again is there: its swaps may be held, too."""
+        return peer in self._backoffs and self._backoffs[peer].silent
+
     def _alone(self, peer: str) -> bool:
         """Whether no other candidate than this peer is there."""
         return len(self._there) == (peer in self._there)
@@ -492,7 +498,7 @@ class Round:
         leash, lasted = LEASH, (now - swap.began) / self._phase_s
         if self._ledger.broke_lately(swap.peer, now):
             leash = SHORT_LEASH
-        waits = any(p != swap.peer and self._answers(p) for p in self._candidates)
+        waits = any(p != swap.peer and not self._is_silent(p) for p in self._candidates)
         if swap.lag < leash or lasted < leash / 2 or event.progress is None or not waits:
             return False
         gets_on = event.progress > swap.progress[-1 - leash]
@@ -627,9 +633,10 @@ class Round:
         return self._swap_s < (FURTHER_SHARE if self._settings.swaps is None else 1) * left_s
 
     def _back_off(self, peer: str, now: float, refusals: int = 1, at_least_s: float = 0.0) -> None:
+        silent = refusals == SILENT
         refusals += self._backoffs[peer].refusals if peer in self._backoffs else 0
         wait_s = min(MAX_BACKOFF_S, BACKOFF_SHARE * self._phase_s * 2 ** min(refusals - 1, 16))
-        self._backoffs[peer] = _Backoff(now + max(wait_s, at_least_s), refusals)
+        self._backoffs[peer] = _Backoff(now + max(wait_s, at_least_s), refusals, silent)
 
     def _free_at(self, peer: str) -> float:
         """When this peer may be called again."""

@@ -41,7 +41,7 @@ _SAME_NODE = 0x80
 _RUN_BYTES, _AUTHOR_BYTES, _KEY_BYTES, _PORT_BYTES = 16, 17, 32, 2
 _ID_BEGINS = "12D3KooW"
 """Every peer id of an Ed25519 key."""
-_DAMAGED = UsageError(f"the invitation is damaged: copy it again, all of it, from the line `{COMMAND} {_MARK}...`")
+_DAMAGED = f"the invitation is damaged: copy it again, all of it, from the line `{COMMAND} {_MARK}...`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def read(text: str) -> Invitation:
     try:
         return _unpacked(_Bytes(base58.b58decode_check(word[len(_MARK) :])))
     except (ValueError, UsageError):
-        raise _DAMAGED from None
+        raise UsageError(_DAMAGED) from None  # a new one: an exception keeps the frames of each time that it is raised
 
 
 def token_word(token: bytes) -> str:

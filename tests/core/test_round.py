@@ -18,6 +18,7 @@ from noloco_node.core.round import (
     MAX_CALLS,
     MAX_LAG,
     MIN_BLOCKED_S,
+    SILENT,
     TOO_SLOW,
     Round,
     _rank,
@@ -746,6 +747,16 @@ def test_a_swap_that_does_not_get_on_is_given_up_after_two_boundaries_while_othe
         m.handle(Boundary(2, 10.0, "swapping", 0.0), 20.0)
         m.handle(Boundary(3, 10.0, "swapping", progress), 30.0)
         assert m._swap is not None and m._swap.given_up == reason
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_who_refuses_again_and_again_waits_too_and_who_is_silent_does_not(silent: bool) -> None:
+    m = held("c")
+    for _ in range(1 if silent else 10):
+        m._back_off("c", 10.0, SILENT if silent else 1)
+    assert not m._answers("c")
+    m.handle(Boundary(2, 10.0, "swapping", 0.0), 20.0)
+    assert (HangUp(MIDDLE) in m.handle(Boundary(3, 10.0, "swapping", 0.0), 30.0)) is not silent
 
 
 def test_a_slow_but_steady_swap_is_let_on_from_the_first_one_and_any_where_nobody_else_is_there() -> None:

@@ -48,16 +48,20 @@ def seeds(run_id: bytes, layout: bytes) -> dict[str, list[bytes]]:
         pb.SwapFrame(alive=pb.Alive()),
     ]
     state = pb.StateRequest(**terms)
-    package = "noloco_node.wire"
+    by_service = {
+        "Exchange/Swap": [frame.SerializeToString() for frame in frames],
+        "State/Fetch": [state.SerializeToString()],
+        "State/Progress": [state.SerializeToString()],
+        "State/Sample": [pb.SampleRequest(**terms, blocks=[0, 1]).SerializeToString()],
+        "Runs/List": [pb.RunsRequest().SerializeToString()],
+        "Runs/Announce": [pb.SignedManifest(manifest=BYTES, author="a" * 52).SerializeToString()],
+        "Mirror/Look": [mirror.LookRequest().SerializeToString()],
+        "Mirror/Whence": [mirror.WhenceRequest().SerializeToString()],
+    }
+    known = {**pb.DESCRIPTOR.services_by_name, **mirror.DESCRIPTOR.services_by_name}
     return {
-        f"/{package}.Exchange/Swap": [frame.SerializeToString() for frame in frames],
-        f"/{package}.State/Fetch": [state.SerializeToString()],
-        f"/{package}.State/Progress": [state.SerializeToString()],
-        f"/{package}.State/Sample": [pb.SampleRequest(**terms, blocks=[0, 1]).SerializeToString()],
-        f"/{package}.Runs/List": [pb.RunsRequest().SerializeToString()],
-        f"/{package}.Runs/Announce": [pb.SignedManifest(manifest=BYTES, author="a" * 52).SerializeToString()],
-        f"/{package}.Mirror/Look": [mirror.LookRequest().SerializeToString()],
-        f"/{package}.Mirror/Whence": [mirror.WhenceRequest().SerializeToString()],
+        f"/{known[name.partition('/')[0]].full_name}/{name.partition('/')[2]}": said
+        for name, said in by_service.items()
     }
 
 
@@ -108,7 +112,7 @@ async def flood(transport: Libp2pTransport, peer: str, told: dict[str, Any]) -> 
     known = seeds(bytes.fromhex(told["run_id"]), bytes.fromhex(told["layout"]))
     ended: dict[str, Counter[str]] = {}
     for method, right in known.items():
-        counter = ended[method.rpartition(".")[2]] = Counter()
+        counter = ended[method.rpartition(".")[2].lstrip("/")] = Counter()
         messages = [garbage(chance, right) for _ in range(told["count"])]
         each = 4 if len(right) > 1 else 1
         calls = [messages[at : at + each] for at in range(0, len(messages), each)]

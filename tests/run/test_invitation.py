@@ -111,3 +111,13 @@ def test_what_is_wrong_is_said() -> None:
     ):
         with pytest.raises(UsageError, match=says):
             invitation.read(text)
+
+
+def test_a_damaged_one_leaves_nothing_in_memory() -> None:
+    """One exception that was raised again and again kept the frames of each time."""
+    faults = []
+    for _ in range(2):
+        with pytest.raises(UsageError) as raised:
+            invitation.read("nn1damaged")
+        faults.append(raised.value)
+    assert faults[0] is not faults[1]

@@ -70,7 +70,7 @@ def test_garbage_on_each_service(real_nodes: RealNodes, nodes: list[Node], figur
     kinds = {method: max(counts, key=counts.get) for method, counts in ended.items()}
     figure(f"{MESSAGES} messages each (seed {SEED}), memory {grown:+.0f} MiB; most ended as: {kinds}")
     assert all(sum(counts.values()) == MESSAGES for counts in ended.values()), ended
-    assert not any("INTERNAL" in counts for counts in ended.values()), ended
+    assert not any({"INTERNAL", "UNIMPLEMENTED"} & {*counts} for counts in ended.values()), ended
     goes_on(nodes)
     assert grown < GROWTH_MIB
 
