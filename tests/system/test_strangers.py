@@ -264,17 +264,6 @@ class Calm:
         return [f"{name}: {seen} > {most}" for name, (seen, most) in limits.items() if seen > most]
 
 
-@pytest.fixture
-def report(capsys: pytest.CaptureFixture[str]) -> Report:
-    """Prints a figure past pytest's capture."""
-
-    def line(text: str) -> None:
-        with capsys.disabled():
-            print("\n ", text)  # noqa: T201
-
-    return line
-
-
 @pytest.fixture(scope="module")
 def calm() -> Callable[[str], Calm]:
     """Unattacked swarms with a codec. Each has its own loss: int8's is 13% below lattice:4's here, bf16's 5% above."""
@@ -391,9 +380,9 @@ def each_attack() -> Iterator[Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("codec", ["lattice:4", "bf16", "int8", "fp32"])
-def test_honest_nodes_take_hardly_anything_back(codec: str, calm: Callable[[str], Calm], report: Report) -> None:
+def test_honest_nodes_take_hardly_anything_back(codec: str, calm: Callable[[str], Calm], figure: Report) -> None:
     seen = calm(codec)
-    report(f"unattacked, {codec}: held-out loss {seen.loss:.4f}, rounds with a partner {seen.share:.0%}")
+    figure(f"unattacked, {codec}: held-out loss {seen.loss:.4f}, rounds with a partner {seen.share:.0%}")
     assert seen.blamed <= BLAMED
     assert seen.share >= 0.8
 
@@ -403,7 +392,7 @@ def test_honest_nodes_take_hardly_anything_back(codec: str, calm: Callable[[str]
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("name", "codec"), list(each_attack()))
 def test_one_hostile_peer_beside_three_honest_nodes(
-    name: str, codec: str, calm: Callable[[str], Calm], report: Report
+    name: str, codec: str, calm: Callable[[str], Calm], figure: Report
 ) -> None:
     unattacked, uniform, seen = calm(codec), (HONEST - 1) / HONEST, list[Seen]()
     for _ in range(SWARMS):
@@ -413,7 +402,7 @@ def test_one_hostile_peer_beside_three_honest_nodes(
             hostile.tell("go")
             attacked.finish()
             seen += attacked.seen(since)
-        report(unattacked.told(f"{name}, {codec}", seen, uniform))
+        figure(unattacked.told(f"{name}, {codec}", seen, uniform))
         if not unattacked.beyond(seen, uniform):
             break
     assert not unattacked.beyond(seen, uniform)
@@ -422,7 +411,7 @@ def test_one_hostile_peer_beside_three_honest_nodes(
 @pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_two_honest_nodes_do_not_believe_a_crowd_that_they_diverged(calm_pair: Calm, report: Report) -> None:
+def test_two_honest_nodes_do_not_believe_a_crowd_that_they_diverged(calm_pair: Calm, figure: Report) -> None:
     crowd = {"made_up": 3, "says": {"round": ROUNDS // 2}}
     with swarm(honest=2) as pair, pair.attacked("swaps", kind="tiny", most=4, options=crowd) as hostile:
         hostile.ready()
@@ -432,7 +421,7 @@ def test_two_honest_nodes_do_not_believe_a_crowd_that_they_diverged(calm_pair: C
         seen = pair.seen(since)
         fetched = [node.printed(r"(weights have diverged)") for node in pair.nodes]
     assert not any(fetched), "each keeps its own weights"
-    report(calm_pair.told("zeros with tiny ranges, and a crowd", seen, 0.5))
+    figure(calm_pair.told("zeros with tiny ranges, and a crowd", seen, 0.5))
     assert not calm_pair.beyond(seen, 0.5)
 
 
@@ -450,7 +439,7 @@ CROWDS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize("name", CROWDS)
-def test_a_newcomer_gets_an_honest_state(name: str, report: Report) -> None:
+def test_a_newcomer_gets_an_honest_state(name: str, figure: Report) -> None:
     attack, told = CROWDS[name]
     with swarm(honest=2, rounds=LONG) as attacked, attacked.attacked(attack, **told) as hostile:
         hostile.ready(200)
@@ -464,7 +453,7 @@ def test_a_newcomer_gets_an_honest_state(name: str, report: Report) -> None:
         joined_s = time.time() - began
         status, author = newcomer.ask("status"), attacked.nodes[0].ask("status")
         seen = attacked.seen(since)
-    report(
+    figure(
         f"{name}: a newcomer has swapped after {joined_s:.0f} s; it began at a held-out loss of "
         f"{status['eval_loss_first']:.3f} and is in round {status['round']}, where an honest node is at "
         f"{author['eval_loss']:.3f} in round {author['round']}; "

@@ -18,6 +18,8 @@ README, FIGURES = HERE / "README.md", HERE / "figures.json"
 sys.path.append(str(ROOT / "tests" / "helpers"))  # this is a program, too
 import figures  # noqa: E402
 
+MOST_TEXTS = 6
+"""Of a test in the table."""
 BEGIN, END = "<!-- written by fault_table.py -->\n", "<!-- end -->\n"
 
 
@@ -397,7 +399,8 @@ def said(entry: figures.Entry | None) -> str:
     if entry is None:
         return "not yet"
     found = "; ".join([entry.outcome, f"{entry.seconds:.2g} s" if entry.seconds < 1 else f"{entry.seconds:.0f} s"])
-    return f"{found}; {entry.on}" + "".join(f"<br>{text}" for text in entry.figures).replace("|", "\\|")
+    texts = entry.figures if len(entry.figures) <= MOST_TEXTS else [f"{len(entry.figures)} figures, in figures.json"]
+    return f"{found}; {entry.on}" + "".join(f"<br>{text}" for text in texts).replace("|", "\\|")
 
 
 def written() -> str:
