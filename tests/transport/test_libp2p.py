@@ -24,6 +24,7 @@ from noloco_node.errors import IdentityInUse, NolocoError, SwarmUnreachable, Usa
 from noloco_node.transport import libp2p, self_view
 from noloco_node.transport.grpc_bridge import BUFFER_BYTES, CHANNEL_OPTIONS, SERVER_OPTIONS, splice
 from noloco_node.transport.libp2p import Libp2pTransport
+from noloco_node.transport.p2pd.process import P2pdProcess
 from noloco_node.transport.reachability import ONLY
 from noloco_node.wire import peer_pb2
 from noloco_node.wire.mirror_pb2_grpc import MirrorServicer
@@ -191,6 +192,21 @@ async def test_the_end_of_p2pd_is_noticed_and_another_one_started(net, number):
     await stub.List(peer_pb2.RunsRequest(), timeout=STEP_S, wait_for_ready=True)
     await client.restart()
     await stub.List(peer_pb2.RunsRequest(), timeout=STEP_S, wait_for_ready=True)
+
+
+async def test_a_p2pd_that_is_killed_while_it_starts_is_started_again(net, monkeypatch):
+    launch, killed = P2pdProcess.launch, []
+
+    async def killed_at_first(*told):
+        process = await launch(*told)
+        if not killed:
+            os.kill(process.pid, signal.SIGKILL)
+            killed.append(process.pid)
+        return process
+
+    monkeypatch.setattr(P2pdProcess, "launch", killed_at_first)
+    node = await net.start()
+    assert killed and node._session.process.pid not in killed
 
 
 # ---- relays, and how a node looks from outside ----

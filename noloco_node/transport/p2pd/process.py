@@ -74,6 +74,10 @@ def executable() -> Path:
     return Path(found.submodule_search_locations[0]) / "hivemind_cli" / "p2pd"
 
 
+class KilledAtStart(NolocoError):
+    """p2pd was killed before it was ready. It may start if it is tried again."""
+
+
 class P2pdProcess:
     """One p2pd process. `socket` is its control socket."""
 
@@ -149,8 +153,9 @@ class P2pdProcess:
             _log.debug("p2pd: %s", self._last_lines[-1])
             if line.startswith(b"Peer ID:") and not self._ready.done():
                 self._ready.set_result(None)
+        status = await self._process.wait()
         if not self._ready.done():
-            self._ready.set_exception(_start_error(list(self._last_lines)))
+            self._ready.set_exception(_start_error(list(self._last_lines), status))
             self._ready.exception()  # retrieved: else asyncio warns where nothing awaits it any more
 
 
@@ -172,8 +177,10 @@ def _killed_with_parent() -> list[str]:
     return words if tried.returncode == 0 else []
 
 
-def _start_error(lines: Sequence[str]) -> NolocoError:
+def _start_error(lines: Sequence[str], status: int) -> NolocoError:
     output = "\n".join(lines)
+    if status < 0:
+        return KilledAtStart(f"p2pd, the network daemon, was killed by signal {-status} while it started: try again")
     if "failed to connect to bootstrap peers" in output:
         return SwarmUnreachable(
             "cannot reach the swarm: none of the bootstrap addresses answers as the peer that it names. "

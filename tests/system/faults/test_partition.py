@@ -64,9 +64,10 @@ def distance(one: Half, other: Half) -> float:
     begun = {node: node.ask("status")["round"] for node in (*one, *other)}
 
     def saved(node: Node) -> dict[str, torch.Tensor]:
-        newest = next(path for folder in node.home.glob("runs/*/checkpoints") for path in listing.kept(folder))
-        fresh = json.loads((newest / "state.json").read_text())["round"] > begun[node]
-        return load_file(newest / "outer.safetensors") if fresh else {}
+        kept = (path for folder in node.home.glob("runs/*/checkpoints") for path in listing.kept(folder))
+        newest = next(kept, None)
+        fresh = newest and json.loads((newest / "state.json").read_text())["round"] > begun[node]
+        return load_file(newest / "outer.safetensors") if newest and fresh else {}
 
     def mean(half: Half) -> torch.Tensor:
         kept = [until(lambda node=node: saved(node), "a checkpoint", 4 * MEASURE_S) for node in half]
