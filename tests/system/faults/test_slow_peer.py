@@ -70,10 +70,10 @@ def test_a_frozen_peer_and_one_behind_a_slow_link_cost_no_step(figure: Callable[
         spans = {"calm": (began, calm), "slow link": (joined, beside), "frozen": (beside, thawed)}
         rates = {name: [rate(node, *span) for node in watched] for name, span in spans.items()}
         ended = Counter(event["reason"] for event in slow.events("WentSolo") if event["partner"])
+    calm_rates, slow_rates, frozen_rates = (" and ".join(f"{r:.2f}" for r in rates[name]) for name in spans)
     figure(
-        f"steps a second: {rates['calm'][0]:.2f} and {rates['calm'][1]:.2f}, beside a peer at "
-        f"{SLOW_BITS_S / 1000:.0f} kbit/s (its swaps: {dict(ended)}, {slow.committed()} whole) "
-        f"{rates['slow link'][0]:.2f} and {rates['slow link'][1]:.2f}, beside a frozen one {rates['frozen'][0]:.2f} and {rates['frozen'][1]:.2f}"
+        f"steps a second: {calm_rates}, beside a peer at {SLOW_BITS_S / 1000:.0f} kbit/s (its swaps: {dict(ended)}, "
+        f"{slow.committed()} whole) {slow_rates}, beside a frozen one {frozen_rates}"
     )
     for name in ("slow link", "frozen"):
         assert all(now >= 0.95 * then for now, then in zip(rates[name], rates["calm"], strict=True)), name
