@@ -142,6 +142,7 @@ def bootstrap(parser: argparse.ArgumentParser) -> None:
 
 def _trainer(parser: argparse.ArgumentParser, what: Options) -> None:
     _data(what)
+    what.add_argument("--stage", metavar="N", help="hold this stage, of a run with stages (default: the thinnest)")
     what.add_argument("--rounds", metavar="N", help="stop cleanly after N rounds (default: when the run ends)")
     _how_to_train(parser)
     _network(parser)
@@ -160,6 +161,7 @@ def _how_to_train(parser: argparse.ArgumentParser) -> None:
     on = parser.add_argument_group("how to train")
     _device(on, "auto, cpu, cuda or cuda:1")
     on.add_argument("--micro-batch", metavar="N", help="examples at once (default: auto, as many as fit on a GPU)")
+    on.add_argument("--in-flight", metavar="N", help="micro-batches at other stages at once (default: auto)")
     on.add_argument("--moments", metavar="KIND", help="AdamW's: fp32, or 8bit on a small GPU (default: fp32)")
     on.add_argument("--gpu-memory-fraction", metavar="X", help="use at most this share of the GPU's memory, as 0.5")
     on.add_argument("--compile", action="store_const", const=True, help="use torch.compile: slow start, faster steps")
@@ -312,6 +314,7 @@ def _evaluation(parser: argparse.ArgumentParser) -> None:
 # ---- try and measure ----
 def swarm(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", metavar="N", default="4", help="how many nodes train (default: 4)")
+    parser.add_argument("--stages", metavar="N", help="cut the tiny model into N stages (default: the whole on each)")
     parser.add_argument("--rounds", metavar="N", help="rounds of each node (default: 8, or the manifest's)")
     parser.add_argument("--run", metavar="run.toml", dest="manifest", help="what to train (default: the tiny model)")
     parser.add_argument("--web", metavar="HOST:PORT", help="a web page for each node, on ports from this one on")

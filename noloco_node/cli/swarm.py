@@ -66,13 +66,20 @@ def swarm(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> _Plan:
-    from noloco_node.run.schema import Manifest
+    from noloco_node.run.schema import Manifest, StagesSpec
     from noloco_node.run.toml import load
 
     nodes = whole_number(args.nodes, "--nodes", _MAX_NODES, least=2)
     rounds = None if args.rounds is None else whole_number(args.rounds, "--rounds", 10_000_000)
     path = whole_path(args.manifest) if args.manifest else None
-    run = load(path) if path else Manifest(name="tiny", rounds=rounds or _DEMO_ROUNDS)
+    stages = StagesSpec(count=whole_number(args.stages, "--stages", 2, least=2)) if args.stages else None
+    if path and stages:
+        raise UsageError("--stages is for the tiny model: of another run, its run.toml says how it is cut")
+    run = load(path) if path else Manifest(name="tiny", rounds=rounds or _DEMO_ROUNDS, stages=stages)
+    if run.stages and nodes < run.stages.count:
+        raise UsageError(
+            f"--nodes must be at least {run.stages.count}, as each stage of the run needs one, not {nodes}"
+        )
     if run.membership == "invite":
         raise UsageError('--run: nodes of `swarm` have no tokens: name one without membership = "invite"')
     if run.data.source == "files":
@@ -115,12 +122,18 @@ async def _train(plan: _Plan, out: "Console") -> "Outcome":
     async with local_swarm.opened(plan.keep, local_swarm.COMMAND, os.environ) as nodes:
         path = plan.manifest or nodes.root / "run.toml"
         if plan.manifest is None:
-            path.write_text(toml.template(plan.run.name, rounds=plan.run.rounds), encoding="utf-8")
+            stages = f"\n[stages]\ncount = {plan.run.stages.count}\n" if plan.run.stages else ""
+            path.write_text(toml.template(plan.run.name, rounds=plan.run.rounds) + stages, encoding="utf-8")
         if plan.pages:
             out.print(f"web pages, one per node: http://{plan.pages[0]} to http://{plan.pages[-1]}")
         with (LiveBoard if out.is_terminal else PlainBoard)(out, progress, plan.target, began) as board:
             await nodes.run(
-                path, plan.nodes, plan.rounds, lambda nodes: board.update(nodes, time.monotonic()), plan.pages
+                path,
+                plan.nodes,
+                plan.rounds,
+                lambda nodes: board.update(nodes, time.monotonic()),
+                plan.pages,
+                plan.run.stages.count if plan.run.stages else 0,
             )
         wall_s = time.monotonic() - began
         with out.status("averaging the weights"):

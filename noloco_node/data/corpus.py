@@ -12,6 +12,7 @@ tokens. Knows nothing of models or peers.
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from noloco_node.data import sources, stdlib, tokens
@@ -20,7 +21,18 @@ from noloco_node.data.stream import TokenStream, spread
 from noloco_node.data.tokens import BYTES, Tokenizer, Tokens
 from noloco_node.run.schema import DataSpec
 
-__all__ = ["NOTHING", "Batches", "Corpus", "Readable", "Sources", "TokenStream", "Tokens", "load", "standard_library"]
+__all__ = [
+    "NOTHING",
+    "Batches",
+    "Corpus",
+    "Readable",
+    "Sources",
+    "TokenStream",
+    "TokenizerAlone",
+    "Tokens",
+    "load",
+    "standard_library",
+]
 
 NOTHING = Sources()
 """What a volunteer names for a run on the standard library."""
@@ -74,6 +86,24 @@ class Corpus:
 
     def stream(self, sequence_length: int, seed: int, peer_id: str) -> TokenStream:
         return TokenStream(self.train, sequence_length, seed, peer_id)
+
+
+@dataclass(frozen=True)
+class TokenizerAlone:
+    """For a node that holds a later stage of a model: no text comes to it, but it must know how many tokens there are,
+    and how many windows an evaluation has."""
+
+    tokenizer: Tokenizer
+
+    @property
+    def vocabulary(self) -> int:
+        return self.tokenizer.vocabulary
+
+    def windows(self, sequence_length: int, count: int) -> Tensor:
+        return torch.zeros(count, sequence_length + 1, dtype=torch.long)
+
+    def stream(self, sequence_length: int, seed: int, peer_id: str) -> TokenStream:
+        raise NotImplementedError("the first stage reads the data")
 
 
 def load(spec: DataSpec, where: Sources = NOTHING, tokenizer: Tokenizer | None = None) -> Readable:

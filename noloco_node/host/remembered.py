@@ -11,7 +11,7 @@ from pathlib import Path
 from noloco_node.base import atomic_files
 from noloco_node.host.home import Home
 
-_OF_ONE_RUN = ("trust", "token", "data", "encoding", "tokenizer")
+_OF_ONE_RUN = ("trust", "token", "data", "encoding", "tokenizer", "stage")
 """Not passed on to another run: its author is another one, and so may be whom these files are for."""
 _ONCE = ("rounds", "linger")
 """They are about the one time that they were given."""
@@ -35,6 +35,13 @@ def port(home: Home) -> int:
     """Where the node listened last, 0 where that is not known: on the same port, invitations stay valid."""
     found = (_read(home) or {}).get(_PORT)
     return found if isinstance(found, int) and 0 < found < 65536 else 0
+
+
+def stage(home: Home, run_id: str) -> int | None:
+    """The stage that this home held of this run last."""
+    found = _read(home) or {}
+    held = found.get("stage") if found.get("run") == run_id else None
+    return held if isinstance(held, int) and 0 < held <= 64 else None
 
 
 def fitting(kept: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:

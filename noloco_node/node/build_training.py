@@ -10,11 +10,15 @@ from noloco_node.checkpoints.checkpoint import Checkpoint, Use, any_values
 from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.checkpoints.saved_state import Expected
 from noloco_node.core.codecs.by_name import codec, rehearse
-from noloco_node.data import token_cache
+from noloco_node.data import token_cache, tokens
+from noloco_node.data.corpus import TokenizerAlone
 from noloco_node.data.sources import Sources
 from noloco_node.host.config import NodeConfig
 from noloco_node.run.schema import Manifest
+from noloco_node.stages.part import Position
+from noloco_node.stages.passes import alone
 from noloco_node.training.replica import MAX_SKIPPED, WARM_UP_STEPS, Replica
+from noloco_node.training.task import Task
 from noloco_node.training.thread import Message, TrainingThread
 
 _MANY = 1 << 53
@@ -29,13 +33,17 @@ def start(  # noqa: PLR0913, PLR0917
     sources: Sources,
     keeper: CheckpointKeeper,
     post: Callable[[Message], None],
+    part: Callable[[Task], Task] | None = None,
+    *,
+    reads: bool = True,
 ) -> TrainingThread:
-    """Returns at once; model, data and checkpoint are loaded on that thread."""
+    """Returns at once; model, data and checkpoint are loaded on that thread. `part`: what this node trains of the run's
+    task; `reads`: whether it needs the run's data for that."""
     replica: Replica | None = None
 
     def build_and_resume() -> Replica:
         nonlocal replica
-        inner = replica = build(run, config, peer_id, sources)
+        inner = replica = build(run, config, peer_id, sources, part, reads=reads)
         if keeper.resume(inner.layout, using(run, inner, inner.load), inner.parameters):
             log.info("going on from the checkpoint of round %d", inner.round)
         return inner
@@ -55,9 +63,19 @@ def start(  # noqa: PLR0913, PLR0917
     return thread
 
 
-def build(run: Manifest, config: NodeConfig, peer_id: str, sources: Sources) -> Replica:
+def build(  # noqa: PLR0913
+    run: Manifest,
+    config: NodeConfig,
+    peer_id: str,
+    sources: Sources,
+    part: Callable[[Task], Task] | None = None,
+    *,
+    reads: bool = True,
+) -> Replica:
     """The run's replica as this machine trains it, and tried out: whatever is wrong with the run or with this machine
     (data, tokenizer, model, sequence length, device, memory) is found here, for a node and for `check`."""
+    if part is None and run.stages is not None:
+        part = alone(run, Position((config.stage or 1) - 1, run.stages.count))
     replica = Replica.build(
         run,
         peer_id,
@@ -69,6 +87,8 @@ def build(run: Manifest, config: NodeConfig, peer_id: str, sources: Sources) -> 
         compiled=config.compile,
         checkpoint_activations=config.checkpoint_activations,
         sources=sources,
+        corpus=None if reads else TokenizerAlone(tokens.load(run.data.tokenizer, sources.tokenizer)),
+        part=part or (lambda whole: whole),
     )
     token_cache.prune(sources.cache)  # never the one of this run, which has just been used
     rehearse(run.outer.codec, replica.phi.device)

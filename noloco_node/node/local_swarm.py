@@ -91,10 +91,17 @@ class LocalSwarm:
         self._environ = nodes_environ(environ)
         self._all: list[Member] = []
 
-    async def run(
-        self, manifest: Path, nodes: int, rounds: int | None, watch: Watch, pages: Sequence[str] = ()
+    async def run(  # noqa: PLR0913, PLR0917
+        self,
+        manifest: Path,
+        nodes: int,
+        rounds: int | None,
+        watch: Watch,
+        pages: Sequence[str] = (),
+        stages: int = 0,
     ) -> None:
-        """Train until every node has finished or ended, calling `watch` every POLL_S. `pages`: addresses for --web."""
+        """Train until every node has finished or ended, calling `watch` every POLL_S. `pages`: addresses for --web;
+        `stages`: of the run, held by one node after the other."""
         watch(self.members)  # none yet: starting takes seconds
         rendezvous = await self._spawn("rendezvous", "bootstrap")
         address = await self._address(rendezvous)
@@ -103,6 +110,7 @@ class LocalSwarm:
         for index in range(nodes):
             verb = ["start", str(manifest)] if index == 0 else ["join"]
             page = ["--web", pages[index]] if pages else []
+            page += ["--stage", str(index % stages + 1)] if stages else []
             self.members.append(await self._spawn(f"node-{index + 1}", *verb, *flags, *page))
         while not all(member.finished for member in self.members):
             await self._look(watch)
@@ -114,6 +122,8 @@ class LocalSwarm:
 
     def eval_of_average(self, run: Manifest) -> float | None:
         """Held-out loss of the mean of all nodes' last weights, as `export --average` would write them."""
+        if run.stages:
+            return self._eval_of_stages(run)
         from noloco_node.checkpoints import checkpoint, listing
         from noloco_node.publish.weights import Mean, copy_into
         from noloco_node.training.replica import Replica
@@ -127,6 +137,18 @@ class LocalSwarm:
             mean.add(checkpoint.slow_weights(checkpoints, run.run_id, replica.layout).phi)
         copy_into(mean.value, replica.module)
         return replica.evaluate()
+
+    def _eval_of_stages(self, run: Manifest) -> float | None:
+        """As `eval_of_average`, of the model that the means of all stages make."""
+        from noloco_node.data import corpus
+        from noloco_node.publish import evaluate, weights
+
+        try:
+            places = [weights.find(member.home.root) for member in self.members if member.exit_code == 0]
+            trained = weights.load(places, corpus.NOTHING) if places else None
+        except NolocoError:  # nobody of one stage has ended well
+            trained = None
+        return evaluate.measure(trained, corpus.load(run.data), "cpu").loss if trained else None
 
     async def _look(self, watch: Watch) -> None:
         await asyncio.gather(*(member.look() for member in self.members if member.exit_code is None))

@@ -19,7 +19,7 @@ from noloco_node.rounds.service import RoundService
 from noloco_node.run.schema import Manifest
 from noloco_node.training.thread import Ready
 from noloco_node.views.peers import PeersView
-from noloco_node.views.status import BytesView, GpuView, Health, MemoryView, StatusView
+from noloco_node.views.status import BytesView, GpuView, Health, MemoryView, StageView, StatusView
 
 
 def status(  # noqa: PLR0913, PLR0917
@@ -35,6 +35,7 @@ def status(  # noqa: PLR0913, PLR0917
     weights: tuple[Health, ...] = (),
     *,
     amended: str | None = None,
+    stage: StageView | None = None,
 ) -> StatusView:
     """`node`: what every node shows (node/base.py)."""
     seen_of = rounds.standings()
@@ -46,6 +47,7 @@ def status(  # noqa: PLR0913, PLR0917
         run_id=run.run_id if run else None,
         run=run.label if run else None,
         amended=amended,
+        stage=stage,
         device=ready.device if ready else None,
         parameters=parameters,
         memory=_memory(stats, ready),
@@ -105,6 +107,7 @@ def presence(  # noqa: PLR0913, PLR0917
     addresses: Collection[Address],
     amendment: int = 0,
     admission: bytes = b"",
+    stage: int = 0,
 ) -> Presence:
     return Presence(
         state=state,
@@ -120,4 +123,5 @@ def presence(  # noqa: PLR0913, PLR0917
         committed=stats.committed,
         amendment=amendment,
         admission=admission,
+        stage=stage,
     )

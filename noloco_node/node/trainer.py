@@ -29,7 +29,7 @@ from noloco_node.errors import NolocoError, SwarmUnreachable
 from noloco_node.host import nvml, remembered
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.policy import Policy
-from noloco_node.node import build_training, find_run, lifecycle, outcome, status
+from noloco_node.node import build_training, find_run, lifecycle, outcome, status, which_stage
 from noloco_node.node.base import BaseNode, Report
 from noloco_node.observe import exporters
 from noloco_node.observe.jsonl import METRICS_EVERY_S
@@ -45,6 +45,9 @@ from noloco_node.rounds.service import RoundService, RoundTerms
 from noloco_node.run import invitation, signed_file
 from noloco_node.run.manifest import Signed, verify
 from noloco_node.run.schema import Manifest
+from noloco_node.stages import shown
+from noloco_node.stages.part import Position
+from noloco_node.stages.service import StageService, StageTerms
 from noloco_node.state_transfer import catch_up, choose_donor, client
 from noloco_node.state_transfer.collect import Collector, OwnState
 from noloco_node.state_transfer.server import StateService
@@ -59,6 +62,7 @@ from noloco_node.wire.peer_pb2_grpc import (
     add_RunsServicer_to_server,
     add_StateServicer_to_server,
 )
+from noloco_node.wire.stage_pb2_grpc import add_StageServicer_to_server
 
 log = logging.getLogger(__name__)
 
@@ -117,6 +121,10 @@ class TrainingNode(BaseNode):
         ):
             self._transport.serve(add)
         room = self._policy.room_to_receive
+        self._stages = StageService(self._transport, random.Random(), self._rounds.misbehaved, traffic)
+        self._transport.serve(lambda server: add_StageServicer_to_server(self._stages, server))
+        self._at: Position | None = None
+        """Which stage it holds; None: the whole model."""
         self._collector = Collector(self._home.root, channel, traffic, room, config.max_download)
         self._messages: asyncio.Queue[Message] = asyncio.Queue()
         self._run: Manifest | None = None
@@ -150,10 +158,12 @@ class TrainingNode(BaseNode):
         run = self._run = rules.run
         if self._signed is None:
             self._remember(run, signed)  # data that it lacks can then be given to `join` alone
-        sources.check(run.data, self._sources)
+        if run.stages is None:
+            sources.check(run.data, self._sources)
         if unused := sources.unused(run, self._sources):
             self._report(unused)
-        self._thread = self._start_training(run)
+        if run.stages is None:
+            self._thread = self._start_training(run)
         p2p, bootstrap = self._transport.p2p, self._config.bootstrap
         stores = self._transport.can_be_called
         place_of, answering = self._transport.place_seen, Answering(self._transport)
@@ -168,8 +178,14 @@ class TrainingNode(BaseNode):
             answering=answering,
         )
         await self._enter(lambda: self._membership.enter(directory))
+        if run.stages is not None:
+            self._at = await which_stage.choose(self._look, run, run.stages.count, self._config, self._home)
+            self._report(f"holding stage {self._at}")
+            if self._at.first:
+                sources.check(run.data, self._sources)
+            self._thread = self._start_training(run)
         if not (self._brings_run or listing.newest(self._home.run(run.run_id) / "checkpoints")):
-            await find_run.require_somebody(self.look, run.label, self.waits_for)
+            await find_run.require_somebody(self._look, run.label, self.waits_for)
         async with asyncio.TaskGroup() as group:
             publish = periodic.every(lambda: directory.refresh_s, self._publish, (NolocoError, OSError))
             duties = [group.create_task(publish)]  # who joins meanwhile sees that somebody is in the run
@@ -188,13 +204,14 @@ class TrainingNode(BaseNode):
             if run.membership == "invite":
                 self._report("each of them needs a token, which the author makes: `noloco-node invite <their peer id>`")
             duties += [group.create_task(duty) for duty in self._duties()]
-            await self._train(rules, self._thread, ready)
+            await self._train(rules, self._training, ready)
             for duty in duties:
                 duty.cancel()
 
     def _remember(self, run: Manifest, signed: Signed) -> None:
         port = next((address.port for address in self._transport.addresses() if not address.relay), 0)
-        remembered.keep(self._home, self._config.given, run.run_id, signed.author, port)
+        stage = {"stage": self._at.number} if self._at else {}
+        remembered.keep(self._home, {**self._config.given, **stage}, run.run_id, signed.author, port)
 
     def _start_training(self, run: Manifest) -> TrainingThread:
         loop, config, peer_id = asyncio.get_running_loop(), self._config, self._identity.peer_id
@@ -203,7 +220,9 @@ class TrainingNode(BaseNode):
             loop.call_soon_threadsafe(self._messages.put_nowait, message)
 
         keeper = self._keeper = CheckpointKeeper(self._home.run(run.run_id) / "checkpoints", run.run_id)
-        return build_training.start(run, config, peer_id, self._sources, keeper, post)
+        part = self._stages.part(run, self._at, config.in_flight) if self._at else None
+        reads = self._at is None or self._at.first
+        return build_training.start(run, config, peer_id, self._sources, keeper, post, part, reads=reads)
 
     def _duties(self) -> list[Coroutine[Any, Any, None]]:
         def look_again_s() -> float:
@@ -240,13 +259,14 @@ class TrainingNode(BaseNode):
         if self._keeper:
             self._keeper.say_room(ready.parameters)
         terms = client.StateTerms(bytes.fromhex(run.run_id), ready.layout, self._token)
+        self._begin_stage(rules)
         self._catch_up = self._new_catch_up(run, terms, ready)
         self._obey_limits()
         self._handle(lifecycle.ModelReady(resumed=ready.round > 0))
         if self._life.state is NodeState.JOINING:
             came = await self._catch_up.fetch_first_state()
-            if not (came or ready.round or self._brings_run):
-                raise find_run.nobody(run.label)
+            if not (came or ready.round or self._may_begin):
+                raise find_run.nobody(f"stage {self._at} of {run.label}" if self._at else run.label)
         self._begin_rounds(rules, ready)
         self._state_service.begin(terms, thread, rules.refuses)
         self._schedule = self._new_schedule(thread, ready.layout)
@@ -258,6 +278,23 @@ class TrainingNode(BaseNode):
         while not isinstance(message := await self._next_message(), Finished):
             self._follow(message)
         await self._finish()
+
+    def _begin_stage(self, rules: RunRules) -> None:
+        if stages := rules.run.stages:
+            terms = StageTerms(bytes.fromhex(rules.run.run_id), stages.activations, self._token)
+            self._stages.begin(
+                terms,
+                rules.refuses,
+                works=lambda: self._life.state in (NodeState.TRAINING, NodeState.FINISHED),
+                may_send=lambda: self._life.state in (NodeState.TRAINING, NodeState.JOINING),
+            )
+
+    @property
+    def _may_begin(self) -> bool:
+        """Whether it may begin with the first weights where nobody has later ones: those of a stage that nobody holds,
+        while the other stages have not got anywhere without it."""
+        begun = any(record.round for record in self._membership.seen.values())
+        return self._brings_run or (self._at is not None and not begun)
 
     def _begin_rounds(self, rules: RunRules, ready: Ready) -> None:
         run = rules.run
@@ -297,6 +334,7 @@ class TrainingNode(BaseNode):
             self._stats.progress(now.steps, phase, now.device_bytes)
             self._stats.short_of_memory = now.short_of_memory
             self._stats.spend(spent)
+        self._stages.note(time.monotonic())
         tally = self._rounds.tally
         self._recorder.curves.sample(tally.sent_bytes, tally.received_bytes, time.time())
 
@@ -333,8 +371,8 @@ class TrainingNode(BaseNode):
 
     async def _finish(self) -> None:
         """The work is done: let the last offer find its partner, save, and stay visible for a while (--linger)."""
-        if self._rules and self._rules.ended:
-            self._stats.rounds_target = self._stats.round
+        if self._at or (self._rules and self._rules.ended):
+            self._stats.rounds_target = self._stats.round  # it may have ended earlier than planned
         self._handle(lifecycle.Signal.WORK_DONE)
         await self._settled(min(LAST_SWAP_S, self._phase_s))
         self._handle(lifecycle.Signal.LAST_ROUND_OVER)
@@ -365,6 +403,7 @@ class TrainingNode(BaseNode):
         until = loop.time() + LEAVE_S - TRANSPORT_S
         await self._settled(SETTLE_S)
         await self._rounds.close()
+        await self._stages.close()
         async with asyncio.TaskGroup() as last:  # none waits for the others' disk or network
             last.create_task(self._save_last())
             last.create_task(self._leave_directory(until))
@@ -414,7 +453,8 @@ class TrainingNode(BaseNode):
         """What became of the run while this node was away, before it trains. Raises NotAdmitted."""
         with suppress(NolocoError, OSError):
             await self._membership.look()
-        stated = dict.fromkeys(self._rendezvous(), 0) | {record.peer_id: record.amendment for record in self.seen()}
+        seen = self._membership.seen.values()
+        stated = dict.fromkeys(self._rendezvous(), 0) | {record.peer_id: record.amendment for record in seen}
         await self._learn(rules, stated)
         rules.require(self._identity.peer_id, self._token)
 
@@ -427,7 +467,8 @@ class TrainingNode(BaseNode):
         if rules := self._rules:
             if rules.reread():
                 await self._follow_amendment(rules)
-            newer = {record.peer_id: record.amendment for record in self.seen() if record.amendment > rules.version}
+            seen = self._membership.seen.values()
+            newer = {record.peer_id: record.amendment for record in seen if record.amendment > rules.version}
             await self._learn(rules, newer)
 
     async def _learn(self, rules: RunRules, stated: Mapping[str, int]) -> None:
@@ -456,7 +497,8 @@ class TrainingNode(BaseNode):
         """Stay until the others know that the run was ended: who goes at once could be the only one that knows."""
         rules = self._rules
         for _ in range(TELL_SECONDS):
-            if not (rules and rules.ended and any(self._lacks(record, rules.version) for record in self.seen())):
+            seen = self._membership.seen.values()
+            if not (rules and rules.ended and any(self._lacks(record, rules.version) for record in seen)):
                 return
             await asyncio.sleep(1)
 
@@ -479,7 +521,7 @@ class TrainingNode(BaseNode):
             wanted,
             pace,
             first=first,
-            begins=self._brings_run,
+            begins=self._may_begin,
             same_data=same_data,
             place_of=place_of,
         )
@@ -489,12 +531,22 @@ class TrainingNode(BaseNode):
     def round(self) -> int:
         return self._stats.round
 
+    async def _look(self) -> Collection[PeerRecord]:
+        """All nodes of the run; `look` and `seen` give those that hold the same stage."""
+        await self._membership.look()
+        return self._membership.seen.values()
+
     async def look(self) -> Collection[PeerRecord]:
         await self._membership.look()
         return self.seen()
 
     def seen(self) -> Collection[PeerRecord]:
-        return self._membership.seen.values()
+        return self._at_stage(0)
+
+    def _at_stage(self, further: int) -> Collection[PeerRecord]:
+        """Those whose stage is so much further than this node's."""
+        own = self._at.number + further if self._at else 0
+        return [record for record in self._membership.seen.values() if record.stage == own]
 
     async def swap_is_over(self) -> bool:
         await self._settled(SETTLE_S)
@@ -541,7 +593,8 @@ class TrainingNode(BaseNode):
         if self._run:
             addresses = self._transport.addresses()
             known = self._known_runs.version(self._run.run_id)  # what others get who ask for it
-            record = status.presence(self._life.state, self._stats, self._run, addresses, known, self._token)
+            stage = self._at.number if self._at else 0
+            record = status.presence(self._life.state, self._stats, self._run, addresses, known, self._token, stage)
             await self._membership.publish(record)
 
     async def _publish_now(self) -> None:
@@ -559,6 +612,16 @@ class TrainingNode(BaseNode):
         training = [record for record in self.seen() if record.state == NodeState.TRAINING]
         self._rounds.candidates({record.peer_id: self._transport.place_of(record.peer_id) for record in training})
         self._recorder.curves.seen(training)
+        if self._at:
+            works = (NodeState.TRAINING, NodeState.FINISHED)
+            self._stages.candidates([record.peer_id for record in self._at_stage(1) if record.state in works])
+            if self._run and self._thread and self._stage_before_is_done(self._run.rounds):
+                self._thread.amend(self._run.rounds, ended=True)  # no micro-batch comes any more
+
+    def _stage_before_is_done(self, rounds: int) -> bool:
+        """Random routes do not give all nodes of a stage the same number of tokens: one may never reach the end."""
+        before = self._at_stage(-1)
+        return bool(before) and all(r.state == NodeState.FINISHED or r.round >= rounds for r in before)
 
     # ---- the volunteer's limits ----
     def pause(self) -> None:
@@ -610,22 +673,28 @@ class TrainingNode(BaseNode):
 
     # ---- views ----
     def status(self) -> StatusView:
+        node = super().status()
+        seen = self._membership.seen.values()
+        found = self._catch_up.health() if self._catch_up else ()
+        if self._at and self._ready:
+            found = (*found, *shown.health(self._at, seen, self._life.state))
         return status.status(
-            super().status(),
+            node,
             self._stats,
             self._rounds,
-            self.seen(),
+            seen,
             self._policy,
             self._run,
             self._keeper,
             self._ready,
             self._gpu,
-            self._catch_up.health() if self._catch_up else (),
+            found,
             amended=self._rules.words if self._rules else None,
+            stage=self._stages.view(seen, self._life.state),
         )
 
     def peers(self) -> PeersView:
-        return status.peers(self._stats, self.seen(), self._transport.via, self._rounds.standings())
+        return status.peers(self._stats, self._membership.seen.values(), self._transport.via, self._rounds.standings())
 
     def round_events(self) -> list[str]:
         return self._rounds.event_log()

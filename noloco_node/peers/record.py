@@ -28,6 +28,7 @@ MAX_ADDRESS_LETTERS = 256
 MAX_WHOLE = 1 << 53
 """Rounds, steps and tokens: whole numbers up to here survive JSON and doubles."""
 MAX_REAL = 1e15
+MAX_STAGES = 64
 
 _SIGNED = b"noloco presence v1\n"
 
@@ -57,6 +58,8 @@ class Presence:
     """The version of the newest amendment of the run that it knows; 0: none."""
     admission: bytes = b""
     """Its token (run/admission.py)."""
+    stage: int = 0
+    """That it holds, from 1 (stages/); 0: the whole model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +158,7 @@ def _is_sane(presence: pb.Presence) -> bool:
         and 0 <= presence.progress <= 1
         and (not presence.partner or is_peer_id(presence.partner))
         and len(presence.admission) in (0, TOKEN_BYTES)
+        and presence.stage <= MAX_STAGES
     )
 
 

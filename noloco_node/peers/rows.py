@@ -65,4 +65,5 @@ def row(record: PeerRecord, round: int, now: float, via: str | None) -> PeerRow:
         loss=record.loss or None,
         eval_loss=record.eval_loss or None,
         last_seen_s=max(0.0, now - record.time),
+        stage=record.stage,
     )

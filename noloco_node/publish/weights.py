@@ -7,7 +7,7 @@ spread around it, and its loss is lower than theirs. Only reads, so a node may r
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +25,7 @@ from noloco_node.run import signed_file
 from noloco_node.run.manifest import Signed
 from noloco_node.run.schema import Manifest
 from noloco_node.run.signed_file import RunFile
+from noloco_node.stages import part
 from noloco_node.training import model
 
 CHECKPOINTS = "checkpoints"
@@ -158,18 +159,55 @@ def load(places: Sequence[Weights], sources: Sources) -> Trained:
     if others := [place.file.run.label for place in places if place.file.run != first.run]:
         raise Incompatible(f"there is no mean of different runs: {first.run.label} and {others[0]}")
     tokenizer = language(first.run, sources, exported)
-    module = model.build(first.run.model, tokenizer.vocabulary, first.run.seed, first.run.data.sequence_length)
-    layout = model.layout_digest(module)
-    mean = Mean()
-    states: list[tuple[int, int]] = []
-    paths: list[Path] = []
+    if first.run.stages and exported is None:
+        module, slow = _from_stages(first.run, tokenizer.vocabulary, places)
+    else:
+        run = first.run
+        narrow = part.untie if run.stages else _as_it_is
+        module = model.build(run.model, tokenizer.vocabulary, run.seed, run.data.sequence_length, narrow)
+        slow = _mean_into(module, places)
+    states, paths = tuple((each.round, each.step) for each in slow), tuple(each.path for each in slow)
+    return Trained(first.signed, first.run, module.eval(), tokenizer, states, paths)
+
+
+def _mean_into(module: nn.Module, places: Sequence[Weights]) -> list[SlowWeights]:
+    """Raises Incompatible."""
+    layout, mean, found = model.layout_digest(module), Mean(), []
     for place in places:
         slow = place.slow(layout)
         mean.add(slow.phi)
-        states.append((slow.round, slow.step))
-        paths.append(slow.path)
+        found.append(replace(slow, phi=slow.phi[:0]))
     copy_into(mean.value, module)
-    return Trained(first.signed, first.run, module.eval(), tokenizer, tuple(states), tuple(paths))
+    return found
+
+
+def _from_stages(run: Manifest, vocabulary: int, places: Sequence[Weights]) -> tuple[nn.Module, list[SlowWeights]]:
+    """The whole model, each stage of it the mean of those places that hold it. Raises UsageError where none does."""
+    count = run.stages.count if run.stages else 0
+    parts = [part.part_model(run, vocabulary, part.Position(stage, count)) for stage in range(count)]
+    found: list[SlowWeights] = []
+    left = list(places)
+    for stage, module in enumerate(parts, 1):
+        here = [place for place in left if _fits(place, model.layout_digest(module))]
+        if not here:
+            raise UsageError(
+                f"none of these holds stage {stage} of {count} of {run.label}: name a home that does, with --average"
+            )
+        left = [place for place in left if place not in here]
+        found += _mean_into(module, here)
+    return part.whole_model(run, vocabulary, parts), found
+
+
+def _as_it_is(_config: object) -> None:
+    pass
+
+
+def _fits(place: Weights, layout: bytes) -> bool:
+    try:
+        place.slow(layout)
+    except Incompatible:
+        return False
+    return True
 
 
 def language(run: Manifest, sources: Sources, exported: Path | None = None) -> tokens.Tokenizer:

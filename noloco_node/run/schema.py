@@ -14,6 +14,7 @@ Keys of the first version are always written.
 import hashlib
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
@@ -25,6 +26,9 @@ PRESETS = ("tiny", "125m", "350m", "1b", "7b")
 SOURCES = ("stdlib", "files", "hub")
 CODECS = ("lattice:4", "bf16", "fp32", "int8", *(f"lattice:{bits}" for bits in (2, 3, 5, 6, 7, 8)))
 """What core/codecs/by_name.py offers; the first is the default."""
+
+ACTIVATIONS = ("bf16", "fp32", "int8")
+"""What core/codecs/activations.py offers; the first is the default."""
 
 _HUB_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
 
@@ -225,6 +229,22 @@ class OuterSpec(Table):
         return self
 
 
+class StagesSpec(Table):
+    """A model that is cut into stages, of which a node holds one (noloco_node/stages/)."""
+
+    count: int = _whole(2, 64)
+    cut: tuple[int, ...] = _field("a list of layer numbers that grow, one fewer than stages", default=(), strict=False)
+    """The first layer of each stage but the first; empty: as many layers in each as can be."""
+    activations: str = _one_of(ACTIVATIONS, default=ACTIVATIONS[0])
+    """How activations, and the gradients at them, are encoded between two stages."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "StagesSpec":
+        if self.cut and (len(self.cut) != self.count - 1 or any(a >= b for a, b in pairwise((0, *self.cut)))):
+            raise ValueError(f"cut must be {self.count - 1} layer numbers that grow, not {list(self.cut)}")
+        return self
+
+
 class SampleSpec(Table):
     """A text that every replica lets the model continue, for people to read."""
 
@@ -250,6 +270,8 @@ class Manifest(Table):
     """None: no sample texts."""
     membership: Literal["open", "invite"] = _added("open or invite", "open", default="open")
     """Who may take part: anybody, or whom the author gave a token (run/admission.py)."""
+    stages: StagesSpec | None = _added("a table", None, default=None)
+    """None: every node holds the whole model."""
     _signed_id: str | None = PrivateAttr(None)
     """The run's id, where this is the run as its author amended it."""
 
@@ -265,6 +287,12 @@ class Manifest(Table):
     def _sample_of_text(self) -> "Manifest":
         if self.sample is not None and self.model.task is not None:
             raise ValueError("sample: only a language model continues a text; leave this table out with model.task")
+        return self
+
+    @model_validator(mode="after")
+    def _sample_of_whole(self) -> "Manifest":
+        if self.sample is not None and self.stages is not None:
+            raise ValueError("sample: no node of a run with stages can write a text; leave one of both tables out")
         return self
 
     def canonical(self) -> bytes:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from noloco_node.base.validation import explain, listed
 from noloco_node.errors import UsageError
 from noloco_node.run.manifest import MAX_BYTES
-from noloco_node.run.schema import CODECS, PRESETS, SOURCES, Manifest
+from noloco_node.run.schema import ACTIVATIONS, CODECS, PRESETS, SOURCES, Manifest
 
 _NOT_OF_THE_MODEL = frozenset(
     {"_name_or_path", "architectures", "dtype", "id2label", "label2id", "model_type", "torch_dtype"}
@@ -40,7 +40,12 @@ def load(path: Path) -> Manifest:
 def template(name: str = "tiny", *, rounds: int = 100) -> str:
     """The run.toml that `init` writes: every key with its default."""
     return _TEMPLATE.format(
-        m=Manifest(name=name, rounds=rounds), presets=listed(PRESETS), sources=listed(SOURCES), codecs=listed(CODECS)
+        m=Manifest(name=name, rounds=rounds),
+        presets=listed(PRESETS),
+        sources=listed(SOURCES),
+        codecs=listed(CODECS),
+        activations=ACTIVATIONS[0],
+        all_activations=listed(ACTIVATIONS),
     )
 
 
@@ -146,4 +151,9 @@ swaps_per_round = {m.outer.swaps_per_round}         # most swaps of a round; "au
 # prompt = "def main("
 # every = 10                # rounds; and after the last one
 # tokens = 64               # the longest continuation
+
+# [stages]                  # a model larger than one machine: each node holds one stage of it
+# count = 2                 # stages
+# cut = [6]                 # the first layer of each stage but the first; without it as many layers in each
+# activations = "{activations}"      # how activations travel: {all_activations}
 """

@@ -14,8 +14,8 @@ def cells(peer: PeerRow, columns: Sequence[Column]) -> list[str]:
 
 
 def worth_showing(columns: Sequence[Column], peers: Sequence[PeerRow]) -> list[Column]:
-    """Without those of bad experience that would be empty: among honest peers most of them are."""
-    return [each for each in columns if each.title not in _BAD or any(_BAD[each.title](peer) for peer in peers)]
+    """Without those that would be empty: of bad experience, among honest peers, and of stages, in a run without."""
+    return [each for each in columns if each.title not in _SOME or any(_SOME[each.title](peer) for peer in peers)]
 
 
 def quarantine(peer: PeerRow) -> str:
@@ -28,7 +28,8 @@ def _last_seen(peer: PeerRow) -> str:
     return NOTHING if peer.last_seen_s is None else f"{span(peer.last_seen_s)} ago"
 
 
-_BAD: dict[str, Callable[[PeerRow], float]] = {
+_SOME: dict[str, Callable[[PeerRow], float]] = {
+    "stage": lambda peer: peer.stage,
     "failed": lambda peer: peer.failed,
     "refused": lambda peer: peer.refused,
     "taken back": lambda peer: peer.taken_back,
@@ -39,6 +40,7 @@ _CELLS: dict[str, Callable[[PeerRow], str]] = {
     "peer": lambda peer: peer.name,
     "id": lambda peer: short_id(peer.peer_id),
     "run": lambda peer: peer.run or NOTHING,
+    "stage": lambda peer: str(peer.stage or NOTHING),
     "state": lambda peer: peer.state,
     "round": lambda peer: NOTHING if peer.state == GONE else str(peer.round),
     "lag": lambda peer: NOTHING if peer.state == GONE else str(peer.lag),

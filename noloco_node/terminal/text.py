@@ -16,7 +16,7 @@ from noloco_node.terminal.peer_cells import cells, quarantine, worth_showing
 from noloco_node.terminal.table import GAP, Column, fill, fitting, table
 from noloco_node.views.peers import GONE, PeerRow, PeersView, RunView
 from noloco_node.views.round_line import figures
-from noloco_node.views.status import Checkpoints, Health, LastRound, LastTakenBack, StatusView
+from noloco_node.views.status import Checkpoints, Health, LastRound, LastTakenBack, StageView, StatusView
 
 _PIPE_WIDTH = 1000  # no line breaks in a file
 _HEALTH_STYLE = {"warning": "yellow", "error": "red"}
@@ -29,6 +29,7 @@ _REACHABLE = {
 _PEER_COLUMNS = (
     Column("peer"),
     Column("id", keep=9),
+    Column("stage", right=True),
     Column("state"),
     Column("round", right=True),
     Column("lag", right=True),
@@ -132,6 +133,8 @@ def node_lines(view: StatusView) -> Iterator[list[str]]:
         yield [f"the run's author has {view.amended}"]
     if view.parameters:
         yield list(_model(view))
+    if view.stage:
+        yield list(stage(view.stage))
     if view.last_round:
         yield list(_last_round(view.last_round))
     if view.rounds.committed + view.rounds.solo:
@@ -181,6 +184,17 @@ def _progress(view: StatusView) -> Iterator[str]:
     if view.busy_fraction is not None:
         minute = view.busy_fraction_minute
         yield f"busy {share(view.busy_fraction, 1)}" + (f" (last minute {share(minute)})" if minute is not None else "")
+
+
+def stage(view: StageView) -> Iterator[str]:
+    yield f"stage {view.number} of {view.stages} (nodes at each: {', '.join(map(str, view.nodes))})"
+    if view.micro_batches_per_s is not None:
+        yield f"{view.micro_batches_per_s:.1f} micro-batches/s"
+    if view.most_under_way:
+        yield f"{view.under_way} of {view.most_under_way} under way"
+    if view.lost:
+        yield f"{view.lost} lost"
+    yield f"activations sent {size(view.sent)}, received {size(view.received)}"
 
 
 def _model(view: StatusView) -> Iterator[str]:

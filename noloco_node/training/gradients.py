@@ -19,7 +19,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
 import torch
@@ -40,6 +40,10 @@ T = TypeVar("T")
 
 class ShortOfMemory(OutOfMemory):
     """There is no memory for this now, and there may be later: nothing has changed, and the same can be tried again."""
+
+
+class NotMeasured(NolocoError):
+    """There is nothing to measure a loss with: a stage needs other nodes for that."""
 
 
 class Gradients:
@@ -74,6 +78,8 @@ class Gradients:
         self._found: gpu.Reading
         self._compile = compile
         self._later = later
+        self.working: Callable[[], AbstractContextManager[object]] = nullcontext
+        """Around work that is done while a batch is waited for."""
         self.activations: int | None = None
         """Bytes that a micro-batch took when it was tried, beside weights and gradient; None: not known."""
 
@@ -145,7 +151,7 @@ class Gradients:
         self._optimizer.free_gradients()
 
     def evaluate(self) -> float:
-        """Loss on the task's held-out data. Raises ShortOfMemory."""
+        """Loss on the task's held-out data. Raises ShortOfMemory, NotMeasured."""
         return self._measured(lambda: self._task.evaluate(self._module, self._micro.size))
 
     def loss(self, batch: Batch) -> float:

@@ -36,12 +36,17 @@ class Language:
         self._sample = manifest.sample
         self._corpus = corpus
         self.tokens_per_example = manifest.data.sequence_length
-        self._held_out = held_out(manifest, corpus)
-        vocabulary = model.vocabulary(self._spec, corpus.vocabulary)
+        self.held_out = held_out(manifest, corpus)
+        _, vocabulary = model.sizes(self._spec, corpus.vocabulary)
         self.micro_examples = max(1, MICRO_LOGITS // (self.tokens_per_example * vocabulary))
 
     def model(self) -> nn.Module:
-        return model.build(self._spec, self._corpus.vocabulary, self._seed, self.tokens_per_example)
+        return model.build(self._spec, self.vocabulary, self._seed, self.tokens_per_example)
+
+    @property
+    def vocabulary(self) -> int:
+        """Of the data; the model's may be larger."""
+        return self._corpus.vocabulary
 
     def flops_per_token(self, module: nn.Module) -> float | None:
         return model.flops_per_token(module, self.tokens_per_example)
@@ -57,10 +62,10 @@ class Language:
         """Summed in float64, on the CPU as not every device has it: a mean in float32 is off by 1e-6, and by how many
         examples go at once."""
         total = 0.0
-        for batch in torch.split(self._held_out, examples):
+        for batch in torch.split(self.held_out, examples):
             (windows,) = device_batch((batch,), module)
             total += float(model.next_token_loss(module, windows, "none").cpu().double().sum())
-        return total / self._held_out[:, 1:].numel()
+        return total / self.held_out[:, 1:].numel()
 
     def sample(self, module: nn.Module) -> Iterator[str]:
         """With the same seed each time: the texts of two replicas, and of two rounds, can be compared."""

@@ -65,13 +65,20 @@ CAUSAL = "noloco_causal"
 _ALSO_KNOWN = frozenset({"rope_theta", "rope_scaling", "partial_rotary_factor"})  # spellings that configs still take
 
 
-def build(spec: ModelSpec, vocabulary: int, seed: int, sequence_length: int = 1) -> nn.Module:
+def build(
+    spec: ModelSpec,
+    vocabulary: int,
+    seed: int,
+    sequence_length: int = 1,
+    narrow: Callable[[Any], None] = lambda _config: None,
+) -> nn.Module:
     """A causal language model in fp32 on the CPU. Raises UsageError, OutOfMemory. Not on two threads at once: torch's
-    generator and its hooks are the process's."""
+    generator and its hooks are the process's. `narrow` changes the config for a part of the model."""
     architecture = spec.architecture or "LlamaConfig"
     with offline():
         config = _config(architecture, _values(spec, vocabulary))
         _check_sizes(architecture, config, vocabulary, sequence_length)
+        narrow(config)
         with torch.device("meta"), _bounded(memory_bytes() // 4):
             _construct(architecture, config)
         with torch.random.fork_rng(devices=[]):
@@ -81,11 +88,13 @@ def build(spec: ModelSpec, vocabulary: int, seed: int, sequence_length: int = 1)
     return module
 
 
-def vocabulary(spec: ModelSpec, at_least: int) -> int:
-    """The model's number of tokens, for a text with `at_least` so many. Raises UsageError."""
+def sizes(spec: ModelSpec, at_least: int) -> tuple[int, int]:
+    """Width of the model's layers (0 where it does not say), and its number of tokens, for a text with `at_least` so
+    many. Raises UsageError."""
     with offline():
         config = _config(spec.architecture or "LlamaConfig", _values(spec, at_least))
-    return int(config.get_text_config().vocab_size)
+    text = config.get_text_config()
+    return int(getattr(text, "hidden_size", 0)), int(text.vocab_size)
 
 
 def parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -111,8 +120,10 @@ def flatten(module: nn.Module) -> Tensor:
 
 
 def layout_digest(module: nn.Module) -> bytes:
-    """What a flat vector's elements mean, in 32 bytes: replicas swap only when it is the same."""
+    """What a flat vector's elements mean, in 32 bytes: replicas swap only when it is the same. A module that is a part
+    of a model says which by its `part`: two parts may have the same parameters."""
     lines = [f"{name} {tuple(p.shape)} {p.dtype}\n" for name, p in parameters(module)]
+    lines.append(getattr(module, "part", ""))
     return hashlib.sha256("".join(lines).encode()).digest()
 
 

@@ -40,6 +40,10 @@ class Optimizer:
         self._parameters = list(module.parameters())
         self._spec = spec
         self._small = moments == EIGHT_BIT
+        self.clip = spec.clip
+        """Largest norm of a step's gradient."""
+        self.held = 0
+        """Tokens of a step that is under way, whose gradients are to stay (stages/passes.py)."""
         self._adamw = self._fresh()
         self._norm: Tensor
 
@@ -62,8 +66,9 @@ class Optimizer:
 
     # ---- gradients ----
     def free_gradients(self) -> None:
-        """Free the gradients."""
-        self._adamw.zero_grad(set_to_none=True)
+        """Free the gradients that are not held."""
+        if not self.held:
+            self._adamw.zero_grad(set_to_none=True)
 
     def norm(self) -> Tensor:
         """Norm of the whole gradient, as torch's own clipping computes it. `step` clips by it, on its device."""
@@ -81,7 +86,7 @@ class Optimizer:
             group["lr"] = rate
             if p.grad is not None and not self._adamw.state.get(p):
                 self._make_moments(group, p, at, place)
-        nn.utils.clip_grads_with_norm_(self._parameters, self._spec.clip, self._norm)
+        nn.utils.clip_grads_with_norm_(self._parameters, self.clip, self._norm)
         if not self._small:
             self._adamw.step()
             return
@@ -96,7 +101,8 @@ class Optimizer:
         return bool(self._adamw.state)
 
     def restart(self) -> None:
-        """Restart without moments."""
+        """Restart without moments, and without what is held: it is of other weights."""
+        self.held = 0
         self._adamw = self._fresh()
 
     def _make_moments(self, group: dict[str, Any], p: nn.Parameter, at: int, place: int) -> None:

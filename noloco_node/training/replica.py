@@ -20,6 +20,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
@@ -42,10 +43,10 @@ from noloco_node.host.gpu_cards import has_nvidia_card
 from noloco_node.run.schema import InnerSpec, Manifest, SampleSpec
 from noloco_node.training import memory_budget, model, tasks
 from noloco_node.training.background_copy import Copies, Pair, host_memory
-from noloco_node.training.gradients import Gradients, ShortOfMemory
+from noloco_node.training.gradients import Gradients, NotMeasured, ShortOfMemory
 from noloco_node.training.optimizer import Optimizer
 from noloco_node.training.schedule import learning_rate
-from noloco_node.training.task import Batch, Closable, Counted, ExampleStream, Patient, Task, Writing
+from noloco_node.training.task import Batch, Closable, Counted, ExampleStream, Passing, Patient, Task, Writing
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +162,8 @@ class Replica:
         self._moments, self.program_bytes = moments, 0
         """What the process has beside the model, before it trains: libraries, mostly."""
         later = memory_budget.later_bytes(self.parameters, self.phi.is_cuda, moments)
-        self._gradients = Gradients(
+        passes = task.gradients if isinstance(task, Passing) else Gradients
+        self._gradients = passes(
             task, module, self._optimizer, self._spec, micro_batch, memory_fraction, compile, later
         )
         self._most_tokens_per_s = _most_tokens_per_s(task, module, self.theta.device, self._spec)
@@ -217,10 +219,11 @@ class Replica:
         checkpoint_activations: bool | None = None,
         sources: corpus.Sources = corpus.NOTHING,
         corpus: corpus.Readable | None = None,
+        part: Callable[[Task], Task] = lambda whole: whole,
     ) -> "Replica":
         """The replica of the node `peer_id`. To be called on the thread that will own it: torch's number of threads is
         set here, a setting of the calling thread. `micro_batch`: examples at once; None: found by trying.
-        `checkpoint_activations` None: as the manifest says."""
+        `checkpoint_activations` None: as the manifest says. `part`: what this node trains of the run's task."""
         if threads:
             torch.set_num_threads(threads)
         where = choose_device(device)
@@ -228,7 +231,7 @@ class Replica:
             log.warning("training on the CPU, and this machine has an NVIDIA GPU; %s: %s", why_no_gpu(), REMEDY)
         if memory_fraction and where.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_fraction, where.index)
-        task = tasks.load(manifest, sources, corpus)
+        task = part(tasks.load(manifest, sources, corpus))
         module = _new_model(task, manifest.seed)
         on_gpu, bf16 = where.type == "cuda", manifest.inner.precision == "bf16"
         parameters = sum(p.numel() for p in module.parameters())
@@ -259,6 +262,21 @@ class Replica:
             self.stream.close()
         if self.theta.is_cuda:  # copies may still use the host's memory, which goes with the replica
             torch.cuda.synchronize(self.theta.device)
+
+    def while_working(self, around: Callable[[], AbstractContextManager[object]]) -> None:
+        """Put `around` around work that is done while a batch is waited for."""
+        self._gradients.working = around
+
+    @property
+    def is_stage(self) -> bool:
+        """Whether it is a part of a model, so that its batches come from other nodes, or depend on them."""
+        return isinstance(self._task, Passing)
+
+    def pass_on(self, within_s: float) -> bool:
+        """Serve other nodes for so long, without training. False for a whole model, which has nobody to serve."""
+        if isinstance(self._task, Passing):
+            self._task.pass_on(within_s)
+        return self.is_stage
 
     # ---- sizes and positions ----
     @property
@@ -631,7 +649,7 @@ class Replica:
     # ---- evaluation ----
     def evaluate(self) -> float:
         """Loss at the present θ on held-out data, the same for every replica. From a boundary to the next step θ is φ:
-        the weights that are published."""
+        the weights that are published. Raises ShortOfMemory, NotMeasured."""
         self._eval_loss = self._gradients.evaluate()
         return self._eval_loss
 
@@ -758,11 +776,16 @@ class Replica:
 
     def try_state(self, live_state: bytes | memoryview) -> Trial:
         """What a peer's state is worth here; nothing is changed. Its momentum is tried too: slow weights that are good
-        could come with one that spoils them at the next boundary. Raises PeerMisbehaved, and OutOfMemory where there
+        could come with one that spoils them at the next boundary. NaN for this node's own: nothing can be measured
+        here. Raises PeerMisbehaved, and OutOfMemory where there
         is no room for a copy of θ and for a new model."""
         phi, delta = self._read(live_state)
         memory_budget.check_trial(self.parameters)
-        own = self._gradients.evaluate()
+        added = self._hyper.alpha * float(delta.norm()) / max(float(phi.norm()), 1e-30)
+        try:
+            own = self._gradients.evaluate()
+        except NotMeasured:
+            return Trial(math.nan, 0.0, 0.0, added, math.nan)
         kept = self.theta.to("cpu", copy=True)
         self.copies.secure("theta")
         try:
@@ -777,7 +800,6 @@ class Replica:
                 new = self._gradients.evaluate()
         finally:
             self.theta.copy_(kept)
-        added = self._hyper.alpha * float(delta.norm()) / max(float(phi.norm()), 1e-30)
         return Trial(own, theirs, later, added, new)
 
     def adopt(self, round: int, live_state: bytes | memoryview) -> None:

@@ -6,11 +6,14 @@ are: training/tasks.py.
 """
 
 from collections.abc import Iterator
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor, nn
 
 from noloco_node.core import gpu
+
+if TYPE_CHECKING:
+    from noloco_node.training.gradients import Gradients
 
 Batch: TypeAlias = tuple[Tensor, ...]
 """Tensors on the CPU that all have the examples as their first dimension: a micro-batch is the same slice of each."""
@@ -81,6 +84,17 @@ class Counted(Protocol):
 
     def flops_per_token(self, module: nn.Module) -> float | None:
         """Operations of the model's products for each token trained on; None where that is not known."""
+
+
+@runtime_checkable
+class Passing(Protocol):
+    """A task whose passes go through other nodes too (stages/): it brings them, in place of training/gradients.py."""
+
+    def gradients(self, *whole: Any) -> "Gradients":
+        """Takes what `Gradients` takes."""
+
+    def pass_on(self, within_s: float) -> None:
+        """Serve the other nodes for so long, without training."""
 
 
 def device_batch(batch: Batch, module: nn.Module) -> Batch:

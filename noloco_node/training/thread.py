@@ -34,7 +34,7 @@ from noloco_node.core.verdict import Course, Verdict
 from noloco_node.errors import Diverged, NonFinite, OutOfMemory
 from noloco_node.host import memory
 from noloco_node.training import mailbox, model
-from noloco_node.training.gradients import ShortOfMemory
+from noloco_node.training.gradients import NotMeasured, ShortOfMemory
 from noloco_node.training.mailbox import Mailbox, Progress
 from noloco_node.training.offer import CodecThread, Offer
 from noloco_node.training.replica import Replica, Saved, State, Trial
@@ -307,6 +307,12 @@ class TrainingThread:
                 self._do(self._mailbox.next(), replica)
                 self._judge(replica)
 
+    def _pass_on_until(self, replica: Replica, enough: Callable[[], bool]) -> None:
+        """As `_serve_until`; a stage serves other nodes meanwhile."""
+        while not enough() and replica.pass_on(LOOK_S):
+            self._serve(replica)
+        self._serve_until(replica, enough)
+
     def _add_corrections(self, replica: Replica) -> None:
         """In a step, whose gradient stays: a correction that finds no memory waits for the step's end."""
         for command in self._mailbox.corrections():
@@ -350,6 +356,9 @@ class TrainingThread:
                 replica.take_back()
         except (ShortOfMemory, torch.OutOfMemoryError):
             self._unjudged = ended
+            return
+        except NotMeasured:
+            replica.let_stay()
             return
         replica.let_stay()
         self._post(Judged(exchange, judged, with_it.held_out, without.held_out))
@@ -399,6 +408,7 @@ class TrainingThread:
         self._mailbox.open()
         replica.copies.waiting = lambda: self._times.on("checkpoint")
         replica.meanwhile = lambda: self._add_corrections(replica)
+        replica.while_working(lambda: self._times.on("step"))
         count = fragments.count(replica.parameters, self._fragment_elements)
         state = (replica.parameters, replica.layout, count, replica.round, replica.device, replica.tokens)
         self._post(Ready(*state, replica.device_limit_bytes, model.memory_bytes(), replica.gpu_uuid))
@@ -410,9 +420,9 @@ class TrainingThread:
             self._train_phase(replica)
         self._times.stop()
         self._post(Finished())
-        self._serve_until(replica, lambda: self._rounds_over >= replica.round and not self._swapping)
+        self._pass_on_until(replica, lambda: self._rounds_over >= replica.round and not self._swapping)
         self._evaluate(replica)
-        self._serve_until(replica, lambda: False)
+        self._pass_on_until(replica, lambda: False)
 
     def _train_phase(self, replica: Replica) -> None:
         phase, round_ = _Phase(time.perf_counter()), replica.round
@@ -423,7 +433,11 @@ class TrainingThread:
             phase.began += self._wait_while_paused(replica)
             if replica.round != round_:
                 return  # a peer's state was adopted
-            if not self._fetch(replica) or self._awaits_memory(replica):
+            if not self._fetch(replica):
+                if replica.is_stage and replica.round >= self._rounds:
+                    break  # nothing comes any more: the first stages are done
+                continue
+            if self._awaits_memory(replica):
                 continue
             try:
                 with self._times.on("step"):
@@ -443,7 +457,7 @@ class TrainingThread:
             return
         if self._blocking:
             with self._times.on("waiting"):
-                self._serve_until(replica, lambda: self._rounds_over >= replica.round)
+                self._pass_on_until(replica, lambda: self._rounds_over >= replica.round)
             self._clock_read_at = time.perf_counter()  # the next phase begins here
         self._evaluate(replica)
 
@@ -575,7 +589,10 @@ class TrainingThread:
         """The sample text comes first: a node that ends waits for the evaluation."""
         self._sample(replica)
         with self._times.on("evaluate"):
-            loss = self._with_memory(replica, replica.evaluate)
+            try:
+                loss = self._with_memory(replica, replica.evaluate)
+            except NotMeasured:
+                return
         self._course.passed(loss)
         self._post(Evaluated(replica.round, loss))
 

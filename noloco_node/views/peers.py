@@ -55,6 +55,8 @@ class PeerRow:
     """The quarantine's code."""
     run: str | None = None
     """Its run's name, where the peers of several may be listed."""
+    stage: int = 0
+    """That it holds, from 1; 0: the whole model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,6 +132,35 @@ class SampleView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageView:
+    """Of a run that is cut into stages: the one that this node holds."""
+
+    number: int
+    """From 1."""
+    stages: int
+    nodes: tuple[int, ...] = ()
+    """How many nodes work at each stage, this one included."""
+    micro_batches_per_s: float | None = None
+    """Lately."""
+    passed: int = 0
+    """Micro-batches whose gradient went into a step here."""
+    under_way: int = 0
+    """Those at the next stage now."""
+    most_under_way: int = 0
+    """Of the first stage: how many may be, as it was found by trying."""
+    lost: int = 0
+    """Without an answer."""
+    retried: int = 0
+    """Calls that were made again, to another peer."""
+    answered: int = 0
+    """For the stage before."""
+    refused: int = 0
+    sent: int = 0
+    """Bytes of activations and gradients since the start."""
+    received: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StatusView:
     peer_id: str
     name: str
@@ -167,6 +196,8 @@ class StatusView:
     loss_first: float | None = None
     eval_loss: float | None = None
     eval_loss_first: float | None = None
+    stage: StageView | None = None
+    """None: this node holds the whole model."""
     device: str | None = None
     parameters: int | None = None
     memory: MemoryView = MemoryView()

@@ -194,7 +194,7 @@ def encode(frame: Frame) -> pb.SwapFrame:  # noqa: PLR0911 - one for each kind
         case Accept(boot, round_, admission):
             return pb.SwapFrame(accept=pb.Accept(boot=boot, round=round_, admission=admission))
         case Refusal():
-            return pb.SwapFrame(refusal=_refusal(frame))
+            return pb.SwapFrame(refusal=encode_refusal(frame))
         case Fragment(index, payload):
             return pb.SwapFrame(fragment=pb.Fragment(index=index, payload=payload, digest=_digest(payload)))
         case Ack(index, scale):
@@ -213,20 +213,20 @@ def decode(message: pb.SwapFrame) -> Frame:  # noqa: PLR0911 - one for each kind
             return _decode_offer(message.offer)
         case "accept":
             accept = message.accept
-            round_ = _bounded(accept.round, MAX_ROUND, "round")
-            return Accept(_sized(accept.boot, 16, "boot"), round_, _token(accept.admission))
+            round_ = bounded(accept.round, MAX_ROUND, "round")
+            return Accept(sized(accept.boot, 16, "boot"), round_, token(accept.admission))
         case "refusal":
-            return _decode_refusal(message.refusal)
+            return decode_refusal(message.refusal)
         case "fragment":
             fragment = message.fragment
             if fragment.digest != _digest(fragment.payload):
                 raise PeerMisbehaved("bad_digest", f"fragment {fragment.index}")
-            return Fragment(_bounded(fragment.index, MAX_FRAGMENTS, "index"), fragment.payload)
+            return Fragment(bounded(fragment.index, MAX_FRAGMENTS, "index"), fragment.payload)
         case "ack":
             scale = message.ack.scale
             if not 0 <= scale <= 1:  # false for NaN too
                 raise PeerMisbehaved("bad_scale", f"{scale:g} is not from 0 to 1")
-            return Ack(_bounded(message.ack.index, MAX_FRAGMENTS, "index"), scale)
+            return Ack(bounded(message.ack.index, MAX_FRAGMENTS, "index"), scale)
         case "done":
             return Done()
         case "piece":
@@ -254,7 +254,7 @@ def encode_state(frame: StateFrame) -> pb.StateFrame:
         case StatePlace(place):
             return pb.StateFrame(place=pb.StatePlace(place=place))
         case Refusal():
-            return pb.StateFrame(refusal=_refusal(frame))
+            return pb.StateFrame(refusal=encode_refusal(frame))
 
 
 def decode_state(message: pb.StateFrame) -> StateFrame:
@@ -266,7 +266,7 @@ def decode_state(message: pb.StateFrame) -> StateFrame:
         case "place":
             return StatePlace(message.place.place)
         case "refusal":
-            return _decode_refusal(message.refusal)
+            return decode_refusal(message.refusal)
         case _:
             raise PeerMisbehaved("empty_frame")
 
@@ -290,18 +290,18 @@ def decode_state_request(message: pb.StateRequest) -> StateRequest:
         raise PeerMisbehaved("bad_coding", f"{message.coding} is not known") from None
     return StateRequest(
         message.protocol,
-        _sized(message.run_id, 32, "run_id"),
-        _sized(message.layout, 32, "layout"),
+        sized(message.run_id, 32, "run_id"),
+        sized(message.layout, 32, "layout"),
         coding,
-        _sized(message.root, 32, "root") if message.root else b"",
-        _bounded(message.fragment, state_format.MAX_FRAGMENTS, "fragment"),
-        _token(message.admission),
+        sized(message.root, 32, "root") if message.root else b"",
+        bounded(message.fragment, state_format.MAX_FRAGMENTS, "fragment"),
+        token(message.admission),
     )
 
 
 def decode_progress(message: pb.StateProgress) -> int:
     """The round."""
-    return _bounded(message.round, MAX_ROUND, "round")
+    return bounded(message.round, MAX_ROUND, "round")
 
 
 def encode_sample_request(request: SampleRequest) -> pb.SampleRequest:
@@ -319,10 +319,10 @@ def decode_sample_request(message: pb.SampleRequest) -> SampleRequest:
         raise PeerMisbehaved("bad_blocks", f"{len(message.blocks)} of them")
     return SampleRequest(
         message.protocol,
-        _sized(message.run_id, 32, "run_id"),
-        _sized(message.layout, 32, "layout"),
-        tuple(_bounded(block, MAX_STATE_BYTES, "blocks") for block in message.blocks),
-        _token(message.admission),
+        sized(message.run_id, 32, "run_id"),
+        sized(message.layout, 32, "layout"),
+        tuple(bounded(block, MAX_STATE_BYTES, "blocks") for block in message.blocks),
+        token(message.admission),
     )
 
 
@@ -335,18 +335,18 @@ def decode_sample(message: pb.StateSample, size_bytes: int) -> StateSample:
     loss = message.eval_loss
     if not (math.isfinite(loss) and abs(loss) <= MAX_LOSS):
         raise PeerMisbehaved("bad_eval_loss", "not a loss")
-    blocks = _sized(message.blocks, size_bytes, "blocks")
-    return StateSample(_bounded(message.round, MAX_ROUND, "round"), loss or None, blocks)
+    blocks = sized(message.blocks, size_bytes, "blocks")
+    return StateSample(bounded(message.round, MAX_ROUND, "round"), loss or None, blocks)
 
 
 def _decode_header(header: pb.StateHeader) -> StateHeader:
-    round_ = _bounded(header.round, MAX_ROUND, "round")
-    total_bytes = _bounded(header.total_bytes, MAX_STATE_BYTES, "total_bytes")
+    round_ = bounded(header.round, MAX_ROUND, "round")
+    total_bytes = bounded(header.total_bytes, MAX_STATE_BYTES, "total_bytes")
     count = state_format.fragments(total_bytes)
-    digests = _sized(header.digests, state_format.DIGEST_BYTES * count, "digests")
+    digests = sized(header.digests, state_format.DIGEST_BYTES * count, "digests")
     if header.root != state_format.root(round_, total_bytes, digests):
         raise PeerMisbehaved("bad_root", "not the one of its digests")
-    return StateHeader(round_, total_bytes, header.root, digests, _bounded(header.fragment, count, "fragment"))
+    return StateHeader(round_, total_bytes, header.root, digests, bounded(header.fragment, count, "fragment"))
 
 
 def _decode_offer(offer: pb.Offer) -> Offer:
@@ -354,22 +354,22 @@ def _decode_offer(offer: pb.Offer) -> Offer:
         raise PeerMisbehaved("bad_fragments", "an offer of no fragments")
     return Offer(
         protocol=offer.protocol,
-        run_id=_sized(offer.run_id, 32, "run_id"),
-        layout=_sized(offer.layout, 32, "layout"),
-        exchange_id=_sized(offer.exchange_id, 16, "exchange_id"),
-        boot=_sized(offer.boot, 16, "boot"),
-        round=_bounded(offer.round, MAX_ROUND, "round"),
-        fragments=_bounded(offer.fragments, MAX_FRAGMENTS, "fragments"),
+        run_id=sized(offer.run_id, 32, "run_id"),
+        layout=sized(offer.layout, 32, "layout"),
+        exchange_id=sized(offer.exchange_id, 16, "exchange_id"),
+        boot=sized(offer.boot, 16, "boot"),
+        round=bounded(offer.round, MAX_ROUND, "round"),
+        fragments=bounded(offer.fragments, MAX_FRAGMENTS, "fragments"),
         patience_s=_seconds(offer.patience_s, "patience_s"),
-        admission=_token(offer.admission),
+        admission=token(offer.admission),
     )
 
 
-def _refusal(refusal: Refusal) -> pb.Refusal:
+def encode_refusal(refusal: Refusal) -> pb.Refusal:
     return pb.Refusal(code=refusal.code.value, retry_in_s=refusal.retry_in_s)
 
 
-def _decode_refusal(refusal: pb.Refusal) -> Refusal:
+def decode_refusal(refusal: pb.Refusal) -> Refusal:
     try:
         code = Code(refusal.code)
     except ValueError:  # a newer node's code: no is no
@@ -381,17 +381,17 @@ def _digest(payload: bytes) -> bytes:
     return hashlib.blake2b(payload, digest_size=16).digest()
 
 
-def _sized(value: bytes, size: int, field: str) -> bytes:
+def sized(value: bytes, size: int, field: str) -> bytes:
     if len(value) != size:
         raise PeerMisbehaved(f"bad_{field}", f"{len(value)} bytes instead of {size}")
     return value
 
 
-def _token(value: bytes) -> bytes:
-    return _sized(value, TOKEN_BYTES, "admission") if value else b""
+def token(value: bytes) -> bytes:
+    return sized(value, TOKEN_BYTES, "admission") if value else b""
 
 
-def _bounded(value: int, limit: int, field: str) -> int:
+def bounded(value: int, limit: int, field: str) -> int:
     if value > limit:
         raise PeerMisbehaved(f"bad_{field}", f"{value} is above {limit}")
     return value

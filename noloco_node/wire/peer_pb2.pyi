@@ -254,7 +254,7 @@ class StateChunk(_message.Message):
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
 
 class Presence(_message.Message):
-    __slots__ = ("protocol", "run_id", "boot", "state", "round", "step", "progress", "loss", "tokens_per_s", "tokens", "addresses", "started", "time", "version", "peers", "eval_loss", "partner", "committed", "amendment", "admission")
+    __slots__ = ("protocol", "run_id", "boot", "state", "round", "step", "progress", "loss", "tokens_per_s", "tokens", "addresses", "started", "time", "version", "peers", "eval_loss", "partner", "committed", "amendment", "admission", "stage")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_FIELD_NUMBER: _ClassVar[int]
@@ -275,6 +275,7 @@ class Presence(_message.Message):
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     AMENDMENT_FIELD_NUMBER: _ClassVar[int]
     ADMISSION_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     run_id: bytes
     boot: bytes
@@ -295,7 +296,8 @@ class Presence(_message.Message):
     committed: int
     amendment: int
     admission: bytes
-    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., boot: _Optional[bytes] = ..., state: _Optional[str] = ..., round: _Optional[int] = ..., step: _Optional[int] = ..., progress: _Optional[float] = ..., loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., tokens: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., started: _Optional[float] = ..., time: _Optional[float] = ..., version: _Optional[str] = ..., peers: _Optional[int] = ..., eval_loss: _Optional[float] = ..., partner: _Optional[str] = ..., committed: _Optional[int] = ..., amendment: _Optional[int] = ..., admission: _Optional[bytes] = ...) -> None: ...
+    stage: int
+    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., boot: _Optional[bytes] = ..., state: _Optional[str] = ..., round: _Optional[int] = ..., step: _Optional[int] = ..., progress: _Optional[float] = ..., loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., tokens: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., started: _Optional[float] = ..., time: _Optional[float] = ..., version: _Optional[str] = ..., peers: _Optional[int] = ..., eval_loss: _Optional[float] = ..., partner: _Optional[str] = ..., committed: _Optional[int] = ..., amendment: _Optional[int] = ..., admission: _Optional[bytes] = ..., stage: _Optional[int] = ...) -> None: ...
 
 class SignedPresence(_message.Message):
     __slots__ = ("presence", "signature")

@@ -62,7 +62,7 @@ def test_the_presets_have_the_sizes_of_the_papers(name: str, millions: float) ->
 
 
 def test_a_models_vocabulary_is_the_datas_or_its_own() -> None:
-    assert model.vocabulary(TINY, 256) == 256 and model.vocabulary(small(vocab_size=500), 256) == 500
+    assert model.sizes(TINY, 256)[1] == 256 and model.sizes(small(vocab_size=500), 256)[1] == 500
 
 
 def test_the_layout_digest_sees_names_shapes_and_order() -> None:

@@ -20,6 +20,7 @@ _GAP = 2
 _STATE = "state"
 _PEERS = (
     Column("peer"),
+    Column("stage", keep=12, right=True),
     Column(_STATE, keep=12),
     Column("quarantined", keep=14),
     Column("taken back", keep=13, right=True),

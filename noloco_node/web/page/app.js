@@ -129,6 +129,7 @@ const figures = (status, peers) => {
     ["Busy", share(status.busy_fraction, 1), [minute !== null && `${share(minute)} in the last minute`, utilization !== null && `GPU ${share(utilization)} utilised`, watts !== null && `${watts.toFixed(0)} W`].filter(Boolean).join(", ")],
     ["With a partner", whole(committed), solo ? `${solo} solo: ${reasons.map(([reason]) => plain(reason)).join(", ")}` : committed ? "none solo" : ""],
     ["Sent", size(status.bytes.sent), `received ${size(status.bytes.received)}${status.bytes.per_param_round === null ? "" : `, ${status.bytes.per_param_round.toFixed(2)} B per parameter`}`],
+    ...(status.stage ? [["Stage", `${status.stage.number} of ${status.stage.stages}`, [`nodes at each: ${status.stage.nodes.join(", ")}`, status.stage.micro_batches_per_s !== null && `${status.stage.micro_batches_per_s.toFixed(1)} micro-batches/s`, status.stage.lost > 0 && `${status.stage.lost} lost`].filter(Boolean).join(", ")]] : []),
     ["Peers", String(peers ? here(peers).length : status.peers_seen), [REACHABLE[status.reachable], quarantined].filter(Boolean).join(", ")],
   ];
 };

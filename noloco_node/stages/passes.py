@@ -1,0 +1,529 @@
+"""Micro-batches through one stage, on the training thread: what it computes, and what it adds up for its own step.
+
+A micro-batch is one nested call: a stage computes its activations without a graph, sends them to the next stage, and
+gets the gradient at them back; then it computes forward again, with the weights of that moment, and backward. The last
+stage computes once. So a stage steps whenever its own tokens are together, while other micro-batches are under way:
+no drain, no weights kept, and one input in memory for each micro-batch under way.
+
+- To wait for a step's batch is to work at micro-batches: when the stream is `ready`, the gradient is there.
+- A gradient is a sum over tokens, divided by their number before the step. What a token is, each stage counts itself.
+- A stage does not know the norm of the whole gradient. It clips its own by the run's bound over the root of the number
+  of stages, as if all had the same.
+- What comes in lies in one queue: micro-batches of the stage before, answers of the next one. Whoever asks gets an
+  answer or an exception; for who is asked and does not answer, `Lost` comes at the deadline.
+- To evaluate takes the stages before: the first one sends its held-out data along, and every other keeps what came
+  last, and measures with that.
+
+Knows nothing of peers: `Link` is handed in.
+"""
+
+import logging
+import math
+import queue
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from noloco_node.errors import NolocoError, OutOfMemory, UsageError
+from noloco_node.run.schema import InnerSpec, Manifest
+from noloco_node.stages.part import Part, Position, part_of
+from noloco_node.stages.usual_size import UsualSize
+from noloco_node.stages.window import Window
+from noloco_node.training.gradients import Gradients, NotMeasured
+from noloco_node.training.optimizer import Optimizer
+from noloco_node.training.task import Batch, Closable, ExampleStream, Patient, Task
+
+DEADLINE_S = 20.0
+"""For a micro-batch, from its activations to the gradient at them."""
+EVALUATION_S = 10.0
+"""For all of an evaluation, in which nothing is trained."""
+MEASURED_AT_ONCE = 4
+"""Micro-batches of an evaluation under way: without a graph they may be as large as a step."""
+PASSED_ON = 0.9
+"""Of the time that a stage is given, what it gives the next one."""
+MOST_OF_ACTIVATIONS = 100.0
+"""Times the usual size: they grow fast in the first steps, and a layer begins with a norm of its own."""
+STRANGE = 8
+"""Micro-batches in a row without a finite loss: it may be the sender's fault, then it is this stage's own."""
+
+log = logging.getLogger(__name__)
+
+
+# ---- what comes in, and goes out -------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Answer:
+    loss: float
+    """Sum over the tokens."""
+    gradient: Tensor | None
+    """At the activations; None of an evaluation."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """A micro-batch of the stage before."""
+
+    activations: Tensor
+    targets: Tensor
+    evaluates: bool
+    until: float
+    """By time.monotonic; then nobody waits for the answer any more."""
+    answer: "Future[Answer]"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sent:
+    """A micro-batch for the next stage."""
+
+    ticket: int
+    activations: Tensor
+    targets: Tensor
+    evaluates: bool
+    until: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answered:
+    ticket: int
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Nobody answers any more."""
+
+    ticket: int
+
+
+Letter = Asked | Answered | Lost
+
+
+class Link(Protocol):
+    def send(self, micro: Sent) -> None:
+        """Returns at once. Answered or Lost follows, at `until` at the latest."""
+
+
+class LostMicroBatch(NolocoError):
+    """No gradient for a micro-batch. It is counted, and not tried again here."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """Since the start; written on the training thread, read on any."""
+
+    passed: int = 0
+    """Micro-batches whose gradient went into a step here."""
+    lost: int = 0
+    under_way: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _UnderWay:
+    """A micro-batch that is at the next stage."""
+
+    inputs: Tensor
+    targets: Tensor
+    asked: Asked | None
+    """Who waits for it; None in the first stage."""
+    until: float
+
+
+# ---- what a replica trains -------------------------------------------------------------------------------------------
+class StageTask:
+    """A part of a task as a task: its passes go through other nodes."""
+
+    def __init__(  # noqa: PLR0913, PLR0917
+        self,
+        part: Part,
+        whole: Task,
+        at: Position,
+        link: Link,
+        letters: "queue.SimpleQueue[Letter]",
+        in_flight: int | None = None,
+    ) -> None:
+        """`in_flight`: micro-batches under way at once; None: found by trying."""
+        self.part, self.at, self.link, self.letters = part, at, link, letters
+        self.window = Window(in_flight or 2 * at.stages, fixed=in_flight is not None)
+        self.counts = Counts()
+        self.tokens_per_example = whole.tokens_per_example
+        self.micro_examples = whole.micro_examples
+        self.reader: ExampleStream | None = None
+        """Of the first stage."""
+        self._passes: StagePasses | None = None
+
+    def model(self) -> nn.Module:
+        return self.part.model()
+
+    def stream(self, peer_id: str) -> ExampleStream:
+        if self.at.first:
+            self.reader = self.part.stream(peer_id)
+        return _StepStream(self)
+
+    def gradients(self, *whole: Any) -> "StagePasses":
+        self._passes = StagePasses(self, *whole)
+        return self._passes
+
+    def loss(self, module: nn.Module, batch: Batch) -> Tensor:
+        raise NotImplementedError("a stage alone has no loss")
+
+    def evaluate(self, module: nn.Module, examples: int) -> float:
+        raise NotImplementedError("a stage alone has no loss")
+
+    def advance(self, within_s: float) -> bool:
+        """Work at micro-batches, for so long at most; whether a step's are through."""
+        return self._passes is not None and self._passes.advance(within_s)
+
+    def pass_on(self, within_s: float) -> None:
+        if self._passes:
+            self._passes.pass_on(within_s)
+
+
+class _Nobody:
+    """The link of a stage that is only tried out."""
+
+    def __init__(self, letters: "queue.SimpleQueue[Letter]") -> None:
+        self._letters = letters
+
+    def send(self, micro: Sent) -> None:
+        self._letters.put(Lost(micro.ticket))
+
+
+def alone(run: Manifest, at: Position) -> Callable[[Task], Task]:
+    """One stage without the others."""
+    letters: queue.SimpleQueue[Letter] = queue.SimpleQueue()
+    return lambda whole: StageTask(part_of(whole, run, at), whole, at, _Nobody(letters), letters)
+
+
+class _StepStream:
+    """A stream whose next batch is ready when its gradient is there; the batch itself is gone by then."""
+
+    def __init__(self, task: StageTask) -> None:
+        self._task = task
+
+    @property
+    def position(self) -> Any:
+        return self._task.reader.position if self._task.reader else None
+
+    def seek(self, position: Any) -> None:
+        if self._task.reader:
+            self._task.reader.seek(position)
+
+    def next(self, examples: int) -> Batch:
+        return ()
+
+    def ready(self, examples: int, within_s: float) -> bool:
+        return self._task.advance(within_s)
+
+    def close(self) -> None:
+        reader: object = self._task.reader
+        if isinstance(reader, Closable):
+            reader.close()
+
+
+class StagePasses(Gradients):
+    def __init__(  # noqa: PLR0913, PLR0917
+        self,
+        stage: StageTask,
+        task: Task,
+        module: nn.Module,
+        optimizer: Optimizer,
+        spec: InnerSpec,
+        micro_batch: int | None,
+        *rest: Any,
+    ) -> None:
+        examples = spec.batch_tokens // stage.tokens_per_example
+        some = max(1, examples // (2 * stage.at.stages))  # else a step would be one micro-batch, and nothing overlap
+        super().__init__(task, module, optimizer, spec, micro_batch or min(some, stage.micro_examples), *rest)
+        if self._scale is not None:
+            raise UsageError("stages: a GPU without bf16 cannot train one yet: use precision fp32, or --device cpu")
+        optimizer.clip = spec.clip / math.sqrt(stage.at.stages)
+        self._stage, self._part, self._at = stage, stage.part, stage.at
+        self._wanted = spec.batch_tokens
+        self._loss_sum = 0.0
+        """Of the tokens that the optimizer holds the gradient of."""
+        self._under_way: dict[int, _UnderWay] = {}
+        self._tickets = 0
+        self._put_off: deque[Letter] = deque()
+        """Letters that came in an evaluation."""
+        self._kept: deque[tuple[Tensor, Tensor]] = deque()
+        """Held-out activations and targets that the stage before sent last."""
+        self._usual_gradient, self._usual_activations = UsualSize(), UsualSize(MOST_OF_ACTIVATIONS)
+        self._strange = 0
+        """Micro-batches in a row without a finite loss."""
+        self._training = True
+
+    # ---- for a step ----
+    def advance(self, within_s: float) -> bool:
+        until = time.monotonic() + within_s
+        while self._optimizer.held < self._wanted:
+            if self._may_send():
+                with self.working():
+                    self._send_examples()
+            elif letter := self._next_letter(until - time.monotonic()):
+                with self.working():
+                    self._open(letter)
+            elif time.monotonic() >= until:
+                return False
+            if time.monotonic() >= until:
+                break
+        return self._optimizer.held >= self._wanted
+
+    def begin(self, batch: Batch) -> None:
+        """Nothing: the passes are over."""
+
+    def finish(self) -> tuple[float, float]:
+        tokens, loss = self._optimizer.held, self._loss_sum
+        norm = float(self._optimizer.norm()) / tokens
+        self._optimizer.divide(tokens)
+        self._optimizer.held = 0  # from now on the gradient may be freed
+        return loss / tokens, norm
+
+    def pass_on(self, within_s: float) -> None:
+        """Answer the stage before, for so long, and take no gradients."""
+        until = time.monotonic() + within_s
+        self._training = False
+        try:
+            while letter := self._next_letter(until - time.monotonic()):
+                self._open(letter)
+        finally:
+            self._training = True
+
+    def _may_send(self) -> bool:
+        reader, waits = self._stage.reader, len(self._under_way) >= self._stage.window.size
+        if reader is None or waits:
+            return False
+        return not isinstance(reader, Patient) or reader.ready(self._micro.size, 0)
+
+    def _next_letter(self, within_s: float) -> Letter | None:
+        if self._put_off:
+            return self._put_off.popleft()
+        with suppress(queue.Empty):
+            return self._stage.letters.get_nowait()
+        if self._at.first and len(self._under_way) >= self._stage.window.size:
+            self._stage.window.waited()
+        with suppress(queue.Empty):
+            return self._stage.letters.get(timeout=max(0.0, within_s))
+        return None
+
+    # ---- micro-batches ----
+    def _send_examples(self) -> None:
+        """The first stage's next ones."""
+        assert self._stage.reader is not None
+        inputs, targets = self._part.split(self._stage.reader.next(self._micro.size))
+        self._forward(self._there(inputs), targets, None, time.monotonic() + DEADLINE_S)
+
+    def _open(self, letter: Letter) -> None:
+        self._forget_late()
+        try:
+            match letter:
+                case Asked():
+                    if letter.answer.set_running_or_notify_cancel():
+                        self._answer(letter)
+                case Answered(ticket, answer) if under_way := self._under_way.pop(ticket, None):
+                    self._back(under_way, answer)
+                case Lost(ticket) if under_way := self._under_way.pop(ticket, None):
+                    self._lose(under_way.asked)
+                case _:
+                    pass  # an answer that came too late
+        except torch.OutOfMemoryError:
+            asked = letter if isinstance(letter, Asked) else None
+            self._lose(asked)
+            self.make_room()
+        self._stage.counts.under_way = len(self._under_way)
+
+    def _answer(self, asked: Asked) -> None:
+        inputs = self._there(asked.activations)
+        if self._usual_activations.factor(_size(inputs)) < 1:
+            self._lose(asked)
+            return
+        if asked.evaluates:
+            self._keep(asked)
+        if not self._at.last:
+            self._forward(inputs, asked.targets, asked, time.monotonic() + PASSED_ON * (asked.until - time.monotonic()))
+        elif asked.evaluates:
+            with self.evaluating():
+                loss = self._part.loss(self._module, inputs, self._there(asked.targets))
+            asked.answer.set_result(Answer(float(loss), None))
+        else:
+            inputs.requires_grad_()
+            with self._precision():
+                loss = self._part.loss(self._module, inputs, self._there(asked.targets))
+            self._finish_backward(loss, None, inputs, asked.targets, float(loss.detach()), asked)
+
+    def _forward(self, inputs: Tensor, targets: Tensor, asked: Asked | None, until: float) -> None:
+        """To the next stage."""
+        evaluates = asked is not None and asked.evaluates
+        with torch.no_grad(), self._precision():
+            activations = self._part.forward(self._module, inputs).float()
+        if self._is_strange(float(activations.sum()), targets):
+            self._lose(asked)
+            return
+        self._send(activations, targets, evaluates, until, _UnderWay(inputs, targets, asked, until))
+
+    def _send(
+        self, activations: Tensor, targets: Tensor, evaluates: bool, until: float, under_way: _UnderWay | None
+    ) -> int:
+        self._tickets += 1
+        if under_way:
+            self._under_way[self._tickets] = under_way
+        self._stage.link.send(Sent(self._tickets, activations, targets, evaluates, until))
+        return self._tickets
+
+    def _back(self, under_way: _UnderWay, answer: Answer) -> None:
+        """The gradient at the activations has come."""
+        asked = under_way.asked
+        if answer.gradient is None:
+            if asked:
+                asked.answer.set_result(answer)
+            return
+        if self._at.first:
+            self._stage.window.passed(time.monotonic())
+            if not self._training:
+                return
+        inputs = under_way.inputs
+        if not self._at.first:
+            inputs = inputs.detach().requires_grad_()
+        with self._precision():
+            activations = self._part.forward(self._module, inputs)
+        gradient = self._there(answer.gradient)
+        gradient = (gradient * self._usual_gradient.factor(_size(gradient))).to(activations.dtype)
+        self._finish_backward(activations, gradient, inputs, under_way.targets, answer.loss, asked)
+
+    def _finish_backward(  # noqa: PLR0913, PLR0917
+        self, of: Tensor, gradient: Tensor | None, inputs: Tensor, targets: Tensor, loss: float, asked: Asked | None
+    ) -> None:
+        """`of`: what the gradient is at, or this stage's loss. It adds up for the step under way."""
+        if self._is_strange(loss, targets):
+            self._lose(asked)
+            return
+        if self._training:
+            self._begin_to_hold()
+            of.backward(gradient)  # type: ignore[no-untyped-call]
+            found = inputs.grad
+            self._optimizer.held += targets.numel()
+            self._loss_sum += loss
+            self._stage.counts.passed += 1
+        else:
+            (found,) = torch.autograd.grad(of, inputs, gradient)
+        if asked:
+            asked.answer.set_result(Answer(loss, found))
+
+    def _begin_to_hold(self) -> None:
+        if not self._optimizer.held:
+            self._optimizer.free_gradients()
+            self._loss_sum = 0.0
+
+    def _is_strange(self, value: float, targets: Tensor) -> bool:
+        """Whether it is not finite. Where micro-batch after micro-batch is, this stage's weights are broken: the step
+        fails then, as a whole model's would."""
+        if math.isfinite(value):
+            self._strange = 0
+            return False
+        self._strange += 1
+        if self._strange > STRANGE and self._training:
+            self._begin_to_hold()
+            self._optimizer.held += targets.numel()
+            self._loss_sum = math.nan
+        return True
+
+    def _lose(self, asked: Asked | None) -> None:
+        self._stage.counts.lost += 1
+        if asked is None:
+            self._stage.window.lost()
+        elif not asked.answer.done():
+            asked.answer.set_exception(LostMicroBatch("no answer of the next stage"))
+
+    def _forget_late(self) -> None:
+        """A link that never answers would keep its inputs for ever."""
+        now = time.monotonic()
+        for ticket in [ticket for ticket, each in self._under_way.items() if each.until + 1 < now]:
+            self._lose(self._under_way.pop(ticket).asked)
+
+    def _there(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._device)
+
+    # ---- held-out data ----
+    def _keep(self, asked: Asked) -> None:
+        self._kept.append((asked.activations, asked.targets))
+        most = len(self._part.held_out()[0])
+        while sum(len(targets) for _, targets in self._kept) > most:
+            self._kept.popleft()
+
+    def _held_out(self) -> Iterator[tuple[Tensor, Tensor]]:
+        if not self._at.first:
+            yield from self._kept
+            return
+        parts = (torch.split(each, self.examples) for each in self._part.held_out())
+        yield from map(self._part.split, zip(*parts, strict=True))
+
+    def evaluate(self) -> float:
+        measured = list(self._held_out())
+        tokens = sum(targets.numel() for _, targets in measured)
+        if not tokens:
+            raise NotMeasured("no held-out data has come from the stage before")
+        if self._at.last:
+            with self.evaluating():
+                losses = [float(self._part.loss(self._module, *map(self._there, each))) for each in measured]
+            return sum(losses) / tokens
+        return self._measured_elsewhere(measured) / tokens
+
+    def _measured_elsewhere(self, measured: Collection[tuple[Tensor, Tensor]]) -> float:
+        """The sum of their losses, as the next stage finds them. Raises NotMeasured."""
+        until, left = time.monotonic() + EVALUATION_S, iter(measured)
+        waiting = {self._send_to_measure(*each, until) for each in islice(left, MEASURED_AT_ONCE)}
+        total = 0.0
+        while waiting:
+            match letter := self._letter_until(until):
+                case Answered(ticket, answer) if ticket in waiting:
+                    waiting.remove(ticket)
+                    total += answer.loss
+                    waiting |= {self._send_to_measure(*each, until) for each in islice(left, 1)}
+                case None:
+                    raise NotMeasured("the next stage does not answer in time")
+                case Lost(ticket) if ticket in waiting:
+                    raise NotMeasured("the next stage does not answer")
+                case _:
+                    self._put_off.append(letter)
+        return total
+
+    def _letter_until(self, until: float) -> Letter | None:
+        with suppress(queue.Empty):
+            return self._stage.letters.get(timeout=max(0.0, until - time.monotonic()))
+        return None
+
+    def _send_to_measure(self, inputs: Tensor, targets: Tensor, until: float) -> int:
+        with self.evaluating():
+            activations = self._part.forward(self._module, self._there(inputs)).float()
+        return self._send(activations, targets, True, until, None)
+
+    # ---- before the first step ----
+    def try_out(self, batch: Batch) -> None:
+        """One micro-batch of zeros through this stage alone."""
+        count = self._micro.size
+        targets = torch.zeros(count, *self._part.targets, dtype=torch.long)
+        shape = (count, *self._part.activations)
+        inputs = torch.zeros(shape) if not self._at.first else targets
+        try:
+            inputs = self._there(inputs)
+            if not self._at.first:
+                inputs.requires_grad_()
+            with self._precision():
+                if self._at.last:
+                    self._part.loss(self._module, inputs, self._there(targets)).backward()  # type: ignore[no-untyped-call]
+                else:
+                    self._part.forward(self._module, inputs).sum().backward()  # type: ignore[no-untyped-call]
+        except torch.OutOfMemoryError:
+            raise OutOfMemory("one micro-batch does not fit into memory: use a smaller --micro-batch") from None
+        self._optimizer.free_gradients()
+
+
+def _size(values: Tensor) -> float:
+    """Root of the mean square: the same for any number of examples."""
+    return float(values.float().square().mean().sqrt())

@@ -1,0 +1,379 @@
+"""Micro-batches between peers of neighbouring stages, over gRPC: calls to the next stage, answers to the one before.
+
+It carries what stages/passes.py sends and asks for, and knows neither weights nor gradients: tensors are coded
+(core/codecs/activations.py) on threads of their own, and what crosses to the training thread is a letter.
+
+- What a peer sends is checked before it takes memory: the run says how many bytes so many examples are.
+- A micro-batch that a peer does not answer goes to another one of that stage, until its deadline; then it is lost.
+- Who has MOST_HELD of them here, or takes too much of them, is refused as busy, and asks another peer.
+"""
+
+import asyncio
+import logging
+import math
+import queue
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Protocol
+
+import grpc
+import numpy as np
+import torch
+
+from noloco_node.core.codecs.activations import ActivationCodec, activation_codec
+from noloco_node.errors import NonFinite, PeerFault, PeerLost, PeerMisbehaved, PeerRefused
+from noloco_node.host.traffic import Pace, Traffic
+from noloco_node.peers.record import PeerRecord
+from noloco_node.run.admission import Refuses
+from noloco_node.run.schema import Manifest
+from noloco_node.stages import shown
+from noloco_node.stages.part import Position, part_of
+from noloco_node.stages.passes import Answer, Answered, Asked, Letter, Lost, LostMicroBatch, Sent, StageTask
+from noloco_node.stages.routes import Random, Routes
+from noloco_node.stages.shown import LinkTotals, MicroBatchRate
+from noloco_node.training.task import Task
+from noloco_node.transport.base import peer_faults
+from noloco_node.version import PROTOCOL
+from noloco_node.views.status import StageView
+from noloco_node.wire import stage_messages as wire
+from noloco_node.wire import stage_pb2 as pb
+from noloco_node.wire.stage_pb2_grpc import StageServicer, StageStub
+
+MOST_HELD, MOST_OF_CALLER = 16, 8
+"""Micro-batches here at once: more would only wait longer, in our memory."""
+MOST_HELD_BYTES = 1 << 30
+FIRST_S = 10.0
+"""How long a caller's first frame may take."""
+LEAST_PATIENCE_S, PATIENCE = 3.0, 4
+"""An answer that takes longer than this, and so many times the usual, is not waited for where another peer may give
+one."""
+REMEMBERED = 32
+"""Answers from which the usual time is known."""
+LOOK_S = 0.2
+"""How often a peer is looked for, where none has a place."""
+CPU = torch.device("cpu")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StageTerms:
+    run_id: bytes
+    activations: str
+    """The codec's name."""
+    admission: bytes = b""
+    """This node's token."""
+
+
+class Channels(Protocol):
+    """The part of a transport that is used."""
+
+    @property
+    def peer_id(self) -> str: ...
+    def channel(self, peer: str) -> grpc.aio.Channel: ...
+    def caller(self, context: Any) -> str: ...
+
+
+@dataclass(slots=True)
+class _Held:
+    """What is here of others' micro-batches."""
+
+    callers: Counter[str] = field(default_factory=Counter)
+    bytes: int = 0
+
+    @property
+    def free(self) -> int:
+        return max(0, MOST_HELD - self.callers.total())
+
+    def has_room(self, caller: str, size_bytes: int) -> bool:
+        most = self.callers[caller] < MOST_OF_CALLER and self.bytes + size_bytes <= MOST_HELD_BYTES
+        return self.free > 0 and most
+
+    @contextmanager
+    def of(self, caller: str, size_bytes: int) -> Iterator[None]:
+        self.callers[caller] += 1
+        self.bytes += size_bytes
+        try:
+            yield
+        finally:
+            self.callers -= Counter([caller])
+            self.bytes -= size_bytes
+
+
+class StageService(StageServicer):
+    def __init__(
+        self,
+        channels: Channels,
+        random: Random,
+        misbehaved: Callable[[str, str], None],
+        pace: Pace | None = None,
+    ) -> None:
+        """`misbehaved`: called with a peer and what it did that no honest one does."""
+        self._channels, self._misbehaved, self._pace = channels, misbehaved, pace or Traffic()
+        self.letters: queue.SimpleQueue[Letter] = queue.SimpleQueue()
+        self.totals = LinkTotals()
+        self._routes = Routes(random)
+        self._rate = MicroBatchRate()
+        self._held = _Held()
+        self._terms: StageTerms | None = None
+        self._task: StageTask | None = None
+        self._codec: ActivationCodec = activation_codec("fp32")
+        self._refuses: Refuses = lambda _peer, _token: None
+        self._works: Callable[[], bool] = lambda: True
+        self._may_send: Callable[[], bool] = lambda: True
+        self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._calls: set[asyncio.Task[None]] = set()
+        self._took_s: deque[float] = deque([LEAST_PATIENCE_S / PATIENCE], maxlen=REMEMBERED)
+
+    # ---- for node/trainer.py ----
+    def part(self, run: Manifest, at: Position, in_flight: int | None = None) -> Callable[[Task], Task]:
+        """What this node trains of the run's task; to be called on the training thread."""
+        self._loop = asyncio.get_running_loop()
+
+        def cut(whole: Task) -> Task:
+            self._task = StageTask(part_of(whole, run, at), whole, at, self, self.letters, in_flight)
+            return self._task
+
+        return cut
+
+    def begin(
+        self,
+        terms: StageTerms,
+        refuses: Refuses = lambda _peer, _token: None,
+        works: Callable[[], bool] = lambda: True,
+        may_send: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Once the model is ready. `works`: whether this node computes for others now; `may_send`: whether it may call
+        others."""
+        self._codec = activation_codec(terms.activations)
+        self._terms, self._refuses, self._works, self._may_send = terms, refuses, works, may_send
+
+    def candidates(self, next_stage: Collection[str]) -> None:
+        self._routes.candidates(next_stage)
+
+    @property
+    def answered_by(self) -> dict[str, int]:
+        return dict(self._routes.answered)
+
+    def note(self, now: float) -> None:
+        """Once a second, for the rate that `view` shows."""
+        if self._task:
+            self._rate.note(now, self._task.counts.passed)
+
+    def view(self, seen: Collection[PeerRecord], state: str) -> StageView | None:
+        if self._task is None:
+            return None
+        task = self._task
+        return shown.view(task.at, seen, state, task.counts, task.window.size, self.totals, self._rate.per_s)
+
+    async def close(self) -> None:
+        self._closed, self._terms = True, None
+        for call in self._calls:
+            call.cancel()
+        await asyncio.gather(*self._calls, return_exceptions=True)
+
+    # ---- to the next stage ----
+    def send(self, micro: Sent) -> None:
+        """From the training thread."""
+        loop = self._loop
+        try:
+            if loop is not None:
+                loop.call_soon_threadsafe(self._begin, micro)
+                return
+        except RuntimeError:  # the loop is closed: the node has left
+            pass
+        self.letters.put(Lost(micro.ticket))
+
+    def _begin(self, micro: Sent) -> None:
+        if self._closed:
+            self.letters.put(Lost(micro.ticket))
+            return
+        call = asyncio.create_task(self._carry(micro))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+
+    async def _carry(self, micro: Sent) -> None:
+        answer: Answer | None = None
+        try:
+            payload = await asyncio.to_thread(self._coded, micro)
+            async with asyncio.timeout(max(0.0, micro.until - time.monotonic())):
+                answer = await self._try_peers(micro, payload)
+        except TimeoutError:
+            log.debug("a micro-batch is lost: nobody answered in time")
+        except NonFinite as error:
+            log.debug("a micro-batch is lost: %s", error)
+        finally:
+            self.totals.lost += answer is None
+            self.letters.put(Answered(micro.ticket, answer) if answer else Lost(micro.ticket))
+
+    def _coded(self, micro: Sent) -> bytes:
+        return micro.targets.cpu().numpy().astype("<i4").tobytes() + self._codec.encode(micro.activations)
+
+    async def _try_peers(self, micro: Sent, payload: bytes) -> Answer:
+        loop, tried = asyncio.get_running_loop(), set[str]()
+        while True:
+            peer = self._chosen(micro, loop.time(), tried)
+            if peer is None:
+                tried.clear()
+                await asyncio.sleep(LOOK_S)
+                continue
+            began = loop.time()
+            self._routes.sent(peer)
+            try:
+                async with asyncio.timeout(self._patience_s(peer, began)):
+                    passed, answer = await self._ask(peer, micro, payload)
+            except PeerRefused:
+                self._routes.full(peer, loop.time())
+            except (PeerFault, TimeoutError) as fault:
+                self._routes.ended(peer, None, loop.time())
+                self._blame(peer, fault)
+            else:
+                self._routes.ended(peer, passed.free, loop.time())
+                if not micro.evaluates:
+                    self._took_s.append(loop.time() - began)
+                return answer
+            self.totals.retried += 1
+            tried.add(peer)
+
+    def _chosen(self, micro: Sent, now: float, tried: Collection[str]) -> str | None:
+        if self._terms is None or not self._may_send():
+            return None
+        if micro.evaluates:
+            return self._routes.fixed(self._channels.peer_id, now, tried)
+        return self._routes.draw(now, tried)
+
+    def _patience_s(self, peer: str, now: float) -> float | None:
+        """None: to the end, as there is nobody else."""
+        if not self._routes.others(peer, now):
+            return None
+        return max(LEAST_PATIENCE_S, PATIENCE * median(self._took_s))
+
+    async def _ask(self, peer: str, micro: Sent, payload: bytes) -> tuple[wire.Passed, Answer]:
+        """Raises PeerFault."""
+        terms, task = self._terms, self._task
+        if terms is None or task is None:
+            raise PeerLost("leaving")
+        left_s = max(0.01, micro.until - time.monotonic())
+        header = wire.MicroBatch(
+            PROTOCOL, terms.run_id, task.at.stage + 1, len(micro.targets), left_s, micro.evaluates, terms.admission
+        )
+        shape = () if micro.evaluates else (len(micro.targets), *task.part.activations)
+        size = self._codec.encoded_bytes(shape) if shape else 0
+        with peer_faults():
+            call = StageStub(self._channels.channel(peer)).Pass(self._frames(header, payload), timeout=left_s)
+            try:
+                replies = aiter(call)
+                match await _next(replies):
+                    case wire.Passed() as passed:
+                        data = await self._received(replies, size)
+                    case wire.Refusal(code, retry_in_s):
+                        raise PeerRefused(code.reason, retry_in_s)
+                    case other:
+                        raise PeerMisbehaved("unexpected_frame", type(other).__name__)
+            finally:
+                call.cancel()
+        gradient = await asyncio.to_thread(self._codec.decode, data, shape, CPU) if shape else None
+        return passed, Answer(passed.loss, gradient)
+
+    async def _frames(self, header: wire.MicroBatch | wire.Passed, payload: bytes) -> AsyncIterator[pb.StageFrame]:
+        yield wire.encode(header)
+        for start in range(0, len(payload), wire.MAX_PART_BYTES):
+            part = payload[start : start + wire.MAX_PART_BYTES]
+            self.totals.sent_bytes += len(part)
+            await self._pace.sending(len(part))
+            yield wire.encode(wire.Part(part))
+
+    async def _received(self, frames: AsyncIterator[pb.StageFrame], size: int) -> bytes:
+        """So many bytes. Raises PeerMisbehaved where a peer sends more or something else."""
+        data = bytearray()
+        while len(data) < size:
+            await self._pace.receiving()
+            frame = await _next(frames)
+            if not isinstance(frame, wire.Part) or not frame.data or len(data) + len(frame.data) > size:
+                raise PeerMisbehaved("bad_part", type(frame).__name__)
+            data += frame.data
+            self.totals.received_bytes += len(frame.data)
+            self._pace.received(len(frame.data))
+        return bytes(data)
+
+    def _blame(self, peer: str, fault: BaseException) -> None:
+        log.debug("%s: %s", peer, fault)
+        if isinstance(fault, PeerMisbehaved):
+            self._misbehaved(peer, fault.reason)
+
+    # ---- for the stage before ----
+    async def Pass(  # noqa: N802 (the name is the service's)
+        self, request_iterator: AsyncIterator[pb.StageFrame], context: Any
+    ) -> AsyncIterator[pb.StageFrame]:
+        peer = self._channels.caller(context)
+        try:
+            loss, payload = await self._answer(peer, aiter(request_iterator))
+        except PeerRefused as no:
+            self.totals.refused += 1
+            yield wire.encode(wire.Refusal(wire.Code[no.reason.upper()], no.retry_in_s))
+        except (PeerFault, LostMicroBatch, TimeoutError) as fault:
+            self._blame(peer, fault)
+            yield wire.encode(wire.Refusal(wire.Code.BUSY))
+        else:
+            self.totals.answered += 1
+            async for frame in self._frames(wire.Passed(loss, self._held.free), payload):
+                yield frame
+
+    async def _answer(self, peer: str, frames: AsyncIterator[pb.StageFrame]) -> tuple[float, bytes]:
+        async with asyncio.timeout(FIRST_S):
+            asked = await _next(frames)
+        if not isinstance(asked, wire.MicroBatch):
+            raise PeerMisbehaved("unexpected_frame", type(asked).__name__)
+        task = self._agreed(peer, asked)
+        shape, targets = (asked.examples, *task.part.activations), 4 * asked.examples * math.prod(task.part.targets)
+        size = targets + self._codec.encoded_bytes(shape)
+        if not self._held.has_room(peer, size):
+            raise PeerRefused(wire.Code.BUSY.reason)
+        until = time.monotonic() + asked.deadline_s
+        with self._held.of(peer, size):
+            async with asyncio.timeout(asked.deadline_s):
+                data = await self._received(frames, size)
+                letter = await asyncio.to_thread(self._letter, task, asked, data, targets, until)
+                self.letters.put(letter)
+                answer = await asyncio.wrap_future(letter.answer)
+            if answer.gradient is None:
+                return answer.loss, b""
+            try:
+                return answer.loss, await asyncio.to_thread(self._codec.encode, answer.gradient)
+            except NonFinite as error:
+                raise LostMicroBatch(str(error)) from None
+
+    def _agreed(self, peer: str, asked: wire.MicroBatch) -> StageTask:
+        """Raises PeerRefused."""
+        terms, task = self._terms, self._task
+        if terms is None or task is None:
+            raise PeerRefused(wire.Code.BUSY.reason)
+        if asked.protocol != PROTOCOL or asked.run_id != terms.run_id or asked.stage != task.at.stage or task.at.first:
+            raise PeerRefused(wire.Code.INCOMPATIBLE.reason)
+        if why := self._refuses(peer, asked.admission):
+            raise PeerRefused(why)
+        if not self._works():
+            raise PeerRefused(wire.Code.PAUSED.reason)
+        return task
+
+    def _letter(self, task: StageTask, asked: wire.MicroBatch, data: bytes, targets: int, until: float) -> Asked:
+        """Raises PeerMisbehaved."""
+        numbers = torch.from_numpy(np.frombuffer(data, "<i4", targets // 4).astype(np.int64))
+        if not bool(((numbers >= 0) & (numbers < task.part.target_limit)).all()):
+            raise PeerMisbehaved("bad_targets")
+        shape = (asked.examples, *task.part.activations)
+        activations = self._codec.decode(data[targets:], shape, CPU)
+        answer: Future[Answer] = Future()
+        return Asked(activations, numbers.view(asked.examples, *task.part.targets), asked.evaluates, until, answer)
+
+
+async def _next(frames: AsyncIterator[pb.StageFrame]) -> wire.Frame:
+    with suppress(StopAsyncIteration):
+        return wire.decode(await anext(frames))
+    raise PeerLost("ended")

@@ -1,0 +1,90 @@
+"""What `status` shows of a stage, and what health says of the run's stages. Pure: time is an argument."""
+
+from collections import Counter, deque
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from noloco_node.base.states import ON_THE_WAY, NodeState
+from noloco_node.peers.record import PeerRecord
+from noloco_node.stages.part import Position
+from noloco_node.stages.passes import Counts
+from noloco_node.views.status import Health, StageView
+
+RATE_S = 30.0
+"""Over which micro-batches are counted for a rate."""
+_WORK = (NodeState.TRAINING, NodeState.FINISHED)
+
+
+@dataclass(slots=True)
+class LinkTotals:
+    """Since the start."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    retried: int = 0
+    """Micro-batches that went to another peer after one had not answered."""
+    lost: int = 0
+    answered: int = 0
+    """For the stage before."""
+    refused: int = 0
+
+
+class MicroBatchRate:
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def note(self, now: float, passed: int) -> None:
+        self._seen.append((now, passed))
+        while self._seen[0][0] < now - RATE_S:
+            self._seen.popleft()
+
+    @property
+    def per_s(self) -> float | None:
+        if len(self._seen) < 2:
+            return None
+        (since, before), (now, passed) = self._seen[0], self._seen[-1]
+        return (passed - before) / (now - since) if now > since else None
+
+
+def view(  # noqa: PLR0913, PLR0917
+    at: Position,
+    seen: Collection[PeerRecord],
+    state: str,
+    counts: Counts,
+    most_under_way: int,
+    totals: LinkTotals,
+    per_s: float | None,
+) -> StageView:
+    """`seen`: the other nodes of the run; `state`: of this one."""
+    holders = Counter(record.stage for record in seen if record.state in _WORK)
+    holders[at.number] += state in _WORK
+    return StageView(
+        number=at.number,
+        stages=at.stages,
+        nodes=tuple(holders[stage] for stage in range(1, at.stages + 1)),
+        micro_batches_per_s=per_s,
+        passed=counts.passed,
+        under_way=counts.under_way,
+        most_under_way=most_under_way if at.first else 0,
+        lost=counts.lost,
+        retried=totals.retried,
+        answered=totals.answered,
+        refused=totals.refused,
+        sent=totals.sent_bytes,
+        received=totals.received_bytes,
+    )
+
+
+def health(at: Position, seen: Collection[PeerRecord], state: str) -> tuple[Health, ...]:
+    """An empty stage stops the training of all others."""
+    there = Counter(record.stage for record in seen if record.state in _WORK or record.state in ON_THE_WAY)
+    there[at.number] += state in _WORK or state in ON_THE_WAY
+    empty = [stage for stage in range(1, at.stages + 1) if not there[stage]]
+    return tuple(
+        Health(
+            "error",
+            f"stage {stage} of {at.stages}: nobody holds it, so nothing is trained",
+            "start a node that held it again, with `noloco-node join` in its home: it has the stage's weights on disk",
+        )
+        for stage in empty
+    )

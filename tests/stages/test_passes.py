@@ -1,0 +1,171 @@
+"""Stages in one process: what they train is what a whole model would train."""
+
+import queue
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+from pydantic import ValidationError
+from replicas import small_text
+from stage_pairs import StageInTest, Wire, chain, staged_run, train_together
+from torch import nn
+
+from noloco_node.core.codecs.by_name import codec
+from noloco_node.data import corpus
+from noloco_node.errors import UsageError
+from noloco_node.run.schema import Manifest, ModelSpec, StagesSpec
+from noloco_node.stages.part import Position, layers_of, part_of, whole_model
+from noloco_node.stages.passes import Answer, Letter, StageTask
+from noloco_node.training import model
+from noloco_node.training.gradients import NotMeasured
+from noloco_node.training.replica import Replica
+from noloco_node.training.schedule import learning_rate
+from noloco_node.training.thread import Finished, PhaseEnded, TrainingThread
+
+
+def whole(run: Manifest, nodes: list[StageInTest]) -> nn.Module:
+    """With the first weights of the stages."""
+    return whole_model(run, 256, [node.replica.module for node in nodes])
+
+
+def plain_losses(run: Manifest, net: nn.Module, steps: int) -> list[float]:
+    """As one would write it in plain PyTorch."""
+    spec, length = run.inner, run.data.sequence_length
+    groups = [
+        {"params": [p for p in net.parameters() if p.dim() >= 2], "weight_decay": spec.weight_decay},
+        {"params": [p for p in net.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=0.0, betas=spec.betas)
+    batches, losses = corpus.TokenStream(small_text().train, length, run.seed, "a"), []
+    for step in range(1, steps + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(spec, step / (run.rounds * spec.steps))
+        windows = batches.next(spec.batch_tokens // length)
+        loss = model.next_token_loss(net, windows)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize(("stages", "steps"), [(2, 50), (4, 8)])
+def test_the_losses_are_those_of_plain_training(stages: int, steps: int) -> None:
+    run = staged_run(stages)
+    nodes = chain(run)
+    plain = whole(run, nodes)
+    train_together(nodes, steps)
+    expected = plain_losses(run, plain, steps)
+    for node in nodes:
+        assert node.losses[:steps] == pytest.approx(expected, abs=1e-5)
+    assert expected[-1] < expected[0] - 0.02 * steps, "and it learns"
+
+
+def test_a_run_without_stages_is_the_run_that_it_was_before_there_were_any() -> None:
+    run = Manifest(name="tiny")
+    assert b"stages" not in run.canonical()
+    assert run.model_copy(update={"stages": StagesSpec(count=2)}).run_id != run.run_id
+
+
+def test_layers_are_cut_where_the_run_says_else_evenly() -> None:
+    assert [layers_of(StagesSpec(count=3), stage, 7) for stage in range(3)] == [range(2), range(2, 4), range(4, 7)]
+    assert layers_of(StagesSpec(count=2, cut=(3,)), 1, 4) == range(3, 4)
+    for spec, layers in ((StagesSpec(count=3), 2), (StagesSpec(count=2, cut=(4,)), 4)):
+        with pytest.raises(UsageError, match="cannot be cut"):
+            layers_of(spec, 0, layers)
+    for cut in ((2, 1), (0,), (1, 2, 3)):
+        with pytest.raises(ValidationError, match="cut must be"):
+            StagesSpec(count=3, cut=cut)
+
+
+def test_each_stage_has_a_layout_of_its_own_and_others_of_it_the_same() -> None:
+    run = staged_run(4)
+    first = [StageInTest(run, stage).replica for stage in range(4)]
+    assert len({replica.layout for replica in first}) == 4, "also the two in the middle, whose parameters are alike"
+    assert StageInTest(run, 1, peer="b").replica.layout == first[1].layout
+    assert torch.equal(StageInTest(run, 1, peer="b").replica.theta, first[1].theta)
+
+
+def test_a_model_that_does_more_than_its_layers_is_not_cut() -> None:
+    run = staged_run(2)
+    gpt2 = ModelSpec(architecture="GPT2Config", config={"n_embd": 16, "n_layer": 2, "n_head": 2})
+    with pytest.raises(UsageError, match="cannot be cut into stages"):
+        StageInTest(run.model_copy(update={"model": gpt2}), 1)
+
+
+def test_a_lost_micro_batch_is_counted_and_not_waited_for() -> None:
+    nodes = chain(staged_run(2))
+    answers = iter(range(10_000))
+    nodes[0].wire.spoil = lambda answer: None if next(answers) % 5 == 0 else answer
+    train_together(nodes, 5)
+    counts = nodes[0].task.counts
+    assert counts.lost >= 4 and counts.passed >= 20
+    assert nodes[0].losses[-1] < nodes[0].losses[0]
+
+
+def test_a_huge_gradient_counts_as_a_long_one() -> None:
+    nodes = chain(staged_run(2, clip=1.0))
+    answers = iter(range(10_000))
+
+    def huge(answer: Answer) -> Answer:
+        assert answer.gradient is not None
+        return replace(answer, gradient=answer.gradient * 1e30) if next(answers) % 10 == 9 else answer
+
+    nodes[0].wire.spoil = huge
+    train_together(nodes, 10)
+    assert nodes[0].losses[-1] < nodes[0].losses[0] - 0.2 and nodes[0].replica.skipped == 0
+
+
+def test_who_evaluates_measures_with_what_the_first_stage_sent_last() -> None:
+    run = staged_run(2)
+    nodes = chain(run)
+    with pytest.raises(NotMeasured):
+        nodes[1].replica.evaluate()
+    stop = threading.Event()
+    serving = threading.Thread(target=nodes[1].train, args=(10**6, stop))
+    serving.start()
+    first = nodes[0].replica.evaluate()
+    stop.set()
+    serving.join()
+    plain = Replica.build(run.model_copy(update={"stages": None}), "a", device="cpu", corpus=small_text())
+    plain.module.load_state_dict(whole(run, nodes).state_dict())
+    assert first == pytest.approx(plain.evaluate(), abs=1e-5)
+    assert nodes[1].replica.evaluate() == pytest.approx(first, abs=1e-6)
+
+
+def test_a_stage_that_has_done_its_work_answers_without_learning() -> None:
+    nodes = chain(staged_run(2))
+    before = nodes[1].replica.theta.clone()
+    stop = threading.Event()
+    passing = threading.Thread(target=nodes[1].train, args=(0, stop))
+    passing.start()
+    while len(nodes[0].losses) < 3:
+        if nodes[0].replica.has_data(0.05):
+            nodes[0].losses.append(nodes[0].replica.step())
+    stop.set()
+    passing.join()
+    assert torch.equal(nodes[1].replica.theta, before) and nodes[0].replica.skipped == 0
+
+
+def test_a_stage_ends_with_the_phase_under_way_when_nothing_comes_any_more() -> None:
+    run, posts = staged_run(2), queue.SimpleQueue()
+    letters: queue.SimpleQueue[Letter] = queue.SimpleQueue()
+    at = Position(1, 2)
+
+    def build() -> Replica:
+        part = lambda whole: StageTask(part_of(whole, run, at), whole, at, Wire(letters), letters)  # noqa: E731
+        return Replica.build(run, "a", device="cpu", threads=1, corpus=small_text(), part=part)
+
+    thread = TrainingThread(build, codec("fp32"), posts.put, rounds=run.rounds)
+    thread.start()
+    thread.begin()
+    with pytest.raises(queue.Empty):
+        while not isinstance(posts.get(timeout=1), PhaseEnded):
+            pass
+    thread.amend(run.rounds, ended=True)
+    found = []
+    while not isinstance(found[-1:] and found[-1], Finished):
+        found.append(posts.get(timeout=10))
+    thread.stop()
+    assert any(isinstance(message, PhaseEnded) for message in found)

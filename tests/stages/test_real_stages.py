@@ -1,0 +1,128 @@
+"""Real nodes that hold a stage each: what they learn is what one process learns; one that is killed stops nobody.
+
+Minutes each on two cores, so they are run by --slow; tests/stages/test_passes.py has the first one without a network.
+"""
+
+import time
+from itertools import pairwise
+from statistics import fmean
+
+import pytest
+from real_nodes import Node, RealNodes, until
+from replicas import train
+
+from noloco_node.data.tokens import BYTES
+from noloco_node.run import toml
+from noloco_node.run.schema import Manifest
+from noloco_node.stages.part import Position, part_model, whole_model
+from noloco_node.training.replica import Replica
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+LLAMA = {
+    "architecture": "LlamaConfig",
+    "config": {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "tie_word_embeddings": False,
+    },
+}
+
+
+def with_stages(real_nodes: RealNodes, **run: object) -> Manifest:
+    inner = {"batch_tokens": 256, "clip": 1000.0, "warmup": 0.0, "learning_rate": 0.003, **run.pop("inner", {})}
+    tables = {"model": LLAMA, "data": {"sequence_length": 64}, "inner": inner}
+    return toml.load(real_nodes.tables(**tables, stages={"count": 2, "activations": "fp32"}, **run))
+
+
+def whole(run: Manifest, peer: str) -> Replica:
+    """One process, with the first weights that the stages have."""
+    replica = Replica.build(run.model_copy(update={"stages": None}), peer, device="cpu", threads=1)
+    parts = [part_model(run, BYTES.vocabulary, Position(stage, 2)) for stage in range(2)]
+    replica.module.load_state_dict(whole_model(run, BYTES.vocabulary, parts).state_dict())
+    replica.phi.copy_(replica.theta)
+    return replica
+
+
+def test_two_nodes_learn_what_one_process_learns(real_nodes: RealNodes, capsys: pytest.CaptureFixture[str]) -> None:
+    run = with_stages(real_nodes, rounds=10, inner={"steps": 5})
+    path = str(real_nodes.root / "run.toml")
+    first = real_nodes.node("a", "start", path, "--stage", "1", "--in-flight", "1", "--linger", "60")
+    second = real_nodes.node("b", *first.invitation(), "--stage", "2", "--linger", "60")
+    for node in (first, second):
+        until(lambda node=node: node.ask("status").get("state") == "finished", "50 steps", 400)
+    ours = [[event["loss"] for event in node.events("PhaseDone")] for node in (first, second)]
+    steps = train(whole(run, first.ask("status")["peer_id"]), 50)
+    plain = [fmean(steps[start : start + 5]) for start in range(0, 50, 5)]
+    with capsys.disabled():
+        worst = max(abs(a - b) for mine in ours for a, b in zip(mine, plain, strict=True))
+        print(f"\n  50 steps: loss {plain[0]:.4f} to {plain[-1]:.4f}, largest difference {worst:.1e}")  # noqa: T201
+    for mine in ours:
+        assert mine == pytest.approx(plain, abs=1e-5)
+    for node in (first, second):
+        node.leave()
+    until(lambda: not real_nodes.left_over(), "nothing is left", 10)
+
+
+def test_four_nodes_swap_within_their_stages_and_go_on_without_one(
+    real_nodes: RealNodes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_stages(real_nodes, rounds=100_000, inner={"steps": 20, "clip": 1.0})
+    first = real_nodes.node("one", "start", str(real_nodes.root / "run.toml"), "--stage", "1")
+    words = first.invitation()
+    nodes = [
+        first,
+        *(
+            real_nodes.node(name, *words, "--stage", stage)
+            for name, stage in (("two", "2"), ("three", "1"), ("four", "2"))
+        ),
+    ]
+    for node in nodes:
+        until(lambda node=node: node.committed() >= 2, "two rounds with the other of its stage", 400)
+    ids = {node: node.ask("status")["peer_id"] for node in nodes}
+    other = {nodes[0]: nodes[2], nodes[2]: nodes[0], nodes[1]: nodes[3], nodes[3]: nodes[1]}
+    for node in nodes:
+        status = node.ask("status")
+        assert set(status["partners"]) == {ids[other[node]]}, "only with who holds the same stage"
+        assert status["stage"]["nodes"] == [2, 2]
+    for node in nodes:
+        until(lambda node=node: falls(node), "its eval loss falls", 300)
+
+    victim = nodes[3]
+    family = victim.processes()
+    before = {node: passed(node) for node in nodes[:3]}
+    victim.kill()
+    killed = time.monotonic()
+    for node in nodes[:3]:
+        until(lambda node=node: passed(node) > before[node] + 5, "it goes on", 20)
+    went_on_s = time.monotonic() - killed
+    newcomer = real_nodes.node("five", *words)
+    until(lambda: newcomer.ask("status").get("state") == "training", "a newcomer trains", 120)
+    took_s = time.monotonic() - killed
+    assert newcomer.ask("status")["stage"]["number"] == 2, "the thin one"
+    until(lambda: newcomer.committed() >= 1, "a round with the one that was left", 300)
+    with capsys.disabled():
+        print(  # noqa: T201
+            f"\n  after kill -9: the others went on within {went_on_s:.1f} s, a newcomer trained {took_s:.0f} s later"
+        )
+    assert not family & alive()
+    for node in (*nodes[:3], newcomer):
+        node.leave()
+    until(lambda: not real_nodes.left_over(), "nothing is left", 10)
+
+
+def passed(node: Node) -> int:
+    return (node.ask("status").get("stage") or {}).get("passed", 0)
+
+
+def falls(node: Node) -> bool:
+    measured = [event["eval_loss"] for event in node.events("Evaluated")]
+    return len(measured) >= 4 and sum(b < a for a, b in pairwise(measured[-4:])) >= 2 and measured[-1] < measured[0]
+
+
+def alive() -> set[int]:
+    import psutil
+
+    return {p.pid for p in psutil.process_iter(["status"]) if p.info["status"] != psutil.STATUS_ZOMBIE}

@@ -1,0 +1,103 @@
+"""Who gets a micro-batch, how many are under way, how large what comes may be: pure."""
+
+import random
+from collections import Counter
+
+from noloco_node.stages.routes import MOST_BACK_OFF_S, Routes
+from noloco_node.stages.usual_size import LEAST, MOST, UsualSize
+from noloco_node.stages.window import MOST as MOST_UNDER_WAY
+from noloco_node.stages.window import TRIAL_S, Window
+
+
+def routes(*peers: str) -> Routes:
+    made = Routes(random.Random(1))
+    made.candidates(peers)
+    return made
+
+
+def test_all_are_drawn_alike_while_all_are_free() -> None:
+    there = routes("a", "b", "c")
+    there.ended("a", 1000, 0.0)
+    drawn = Counter(there.draw(0.0) for _ in range(3000))
+    assert set(drawn) == {"a", "b", "c"} and min(drawn.values()) > 900, "who claims more places gains nothing"
+
+
+def test_who_has_fewer_places_is_drawn_less_often_and_who_has_none_not() -> None:
+    there = routes("a", "b")
+    there.sent("b")
+    there.ended("b", 1, 0.0)
+    drawn = Counter(there.draw(0.0) for _ in range(1000))
+    assert 0.12 < drawn["b"] / 1000 < 0.28
+    there.sent("b")
+    there.full("b", 0.0)
+    assert {there.draw(0.1) for _ in range(100)} == {"a"}
+    assert "b" in {there.draw(1.0) for _ in range(100)}, "it is tried again"
+
+
+def test_who_does_not_answer_is_left_out_longer_each_time() -> None:
+    there = routes("a")
+    now, waits = 0.0, []
+    for _ in range(8):
+        there.sent("a")
+        there.ended("a", None, now)
+        began = now
+        while there.draw(now) is None:
+            now += 0.25
+        waits.append(now - began)
+    assert waits == sorted(waits) and waits[0] <= 1 and waits[-1] == MOST_BACK_OFF_S
+    there.ended("a", 2, now)
+    assert there.draw(now) == "a"
+
+
+def test_a_fixed_route_stays_and_leads_round_who_is_gone() -> None:
+    there = routes("a", "b", "c")
+    went = there.fixed("me", 0.0)
+    assert went is not None and {there.fixed("me", 0.0) for _ in range(9)} == {went}
+    assert len({there.fixed(f"node {n}", 0.0) for n in range(50)}) == 3, "nodes spread over the peers"
+    there.ended(went, None, 0.0)
+    assert there.fixed("me", 0.0) not in (went, None)
+    assert routes().draw(0.0) is None and routes().fixed("me", 0.0) is None
+
+
+def run(window: Window, rate: float, seconds: float, now: float, *, waits: bool = True) -> float:
+    """As many micro-batches a second as the link and the window let through."""
+    for _ in range(int(seconds * rate)):
+        now += 1 / rate
+        if waits:
+            window.waited()
+        window.passed(now)
+    return now
+
+
+def test_the_window_grows_while_more_comes_through() -> None:
+    window, now = Window(2), 0.0
+    for _ in range(40):
+        now = run(window, min(window.size, 6) * 5.0, TRIAL_S + 1, now)
+    assert 6 <= window.size <= 7, "more than six at once are no faster"
+
+
+def test_the_window_stays_where_the_stage_never_waits_and_where_it_is_given() -> None:
+    calm, given = Window(4), Window(3, fixed=True)
+    run(calm, 20.0, 20 * TRIAL_S, 0.0, waits=False)
+    run(given, 20.0, 20 * TRIAL_S, 0.0)
+    given.lost()
+    assert calm.size == 4 and given.size == 3
+
+
+def test_losses_make_the_window_smaller_and_it_has_an_end() -> None:
+    window, now = Window(4), 0.0
+    for _ in range(3):
+        window.lost()
+    assert window.size == 1
+    for _ in range(100):
+        now = run(window, window.size * 5.0, TRIAL_S + 1, now)
+    assert window.size == MOST_UNDER_WAY
+
+
+def test_what_is_much_larger_than_usual_counts_as_a_long_one() -> None:
+    usual = UsualSize()
+    assert all(usual.factor(1.0 + n % 3) == 1.0 for n in range(LEAST))
+    for _ in range(30):
+        assert usual.factor(1e9) * 1e9 <= MOST * MOST * 3.0
+        assert usual.factor(2.0) == 1.0
+    assert usual.factor(0.0) == 1.0

@@ -1,0 +1,281 @@
+"""Micro-batches between nodes over the in-memory network: carried, retried, lost, and what a hostile peer may send."""
+
+import asyncio
+import queue
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import torch
+from memory_network.network import MemoryNetwork
+from stage_pairs import TinyPart
+
+from noloco_node.errors import PeerLost
+from noloco_node.run.schema import Manifest, StagesSpec
+from noloco_node.stages import service as service_module
+from noloco_node.stages.part import Position
+from noloco_node.stages.passes import Answer, Answered, Asked, Letter, Lost, Sent, StageTask
+from noloco_node.stages.service import StageService, StageTerms
+from noloco_node.version import PROTOCOL
+from noloco_node.wire import stage_messages as wire
+from noloco_node.wire.stage_pb2_grpc import StageServicer, StageStub, add_StageServicer_to_server
+
+RUN = Manifest(name="staged", stages=StagesSpec(count=2, activations="fp32"))
+RUN_ID = bytes.fromhex(RUN.run_id)
+PART = TinyPart()
+
+
+class Node:
+    def __init__(self, network: MemoryNetwork, name: str, stage: int) -> None:
+        self.name, self.transport = name, network.join(name)
+        self.blamed: list[tuple[str, str]] = []
+        self.service = StageService(
+            self.transport, random.Random(1), lambda peer, reason: self.blamed.append((peer, reason))
+        )
+        self.transport.serve(lambda server: add_StageServicer_to_server(self.service, server))
+        at = Position(stage, 2)
+        self.service._loop = asyncio.get_running_loop()
+        self.service._task = StageTask(PART, PART, at, self.service, self.service.letters)
+        self.service.begin(StageTerms(RUN_ID, "fp32"))
+
+    def sends(self, within_s: float = 5.0, *, evaluates: bool = False) -> Sent:
+        micro = Sent(7, torch.ones(2, *PART.activations), PART.some_targets(2), evaluates, time.monotonic() + within_s)
+        self.service.send(micro)
+        return micro
+
+    async def letter(self, within_s: float = 5.0) -> Letter:
+        async with asyncio.timeout(within_s):
+            while True:
+                try:
+                    return self.service.letters.get_nowait()
+                except queue.Empty:
+                    await asyncio.sleep(0.005)
+
+
+async def comes(found: Callable[[], bool], within_s: float = 3.0) -> None:
+    for _ in range(int(within_s / 0.01)):
+        if found():
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("it did not come")
+
+
+class Trio:
+    """A first stage, and two nodes of the second one."""
+
+    def __init__(self, network: MemoryNetwork) -> None:
+        self.network = network
+        self.first, self.one, self.two = (
+            Node(network, name, stage) for name, stage in (("first", 0), ("one", 1), ("two", 1))
+        )
+
+    async def start(self, *candidates: str) -> None:
+        for node in (self.first, self.one, self.two):
+            await node.transport.start()
+        self.first.service.candidates(candidates or ("one", "two"))
+
+    async def close(self) -> None:
+        for node in (self.first, self.one, self.two):
+            await node.service.close()
+            await node.transport.close()
+
+
+@pytest.fixture
+async def trio() -> AsyncIterator[Trio]:
+    there = Trio(MemoryNetwork(random.Random(1)))
+    yield there
+    await there.close()
+
+
+async def test_a_micro_batch_goes_there_and_its_gradient_comes_back(trio: Trio) -> None:
+    await trio.start("one")
+    sent = trio.first.sends()
+    asked = await trio.one.letter()
+    assert isinstance(asked, Asked) and asked.answer.set_running_or_notify_cancel()
+    assert torch.equal(asked.activations, sent.activations) and torch.equal(asked.targets, sent.targets)
+    asked.answer.set_result(Answer(3.5, torch.full(sent.activations.shape, 0.25)))
+    came = await trio.first.letter()
+    assert isinstance(came, Answered) and came.ticket == 7 and came.answer.loss == 3.5
+    assert came.answer.gradient is not None and bool((came.answer.gradient == 0.25).all())
+    assert trio.first.service.answered_by == {"one": 1} and not trio.first.blamed
+
+
+async def test_of_held_out_data_only_the_loss_comes_back_and_the_route_is_the_same(trio: Trio) -> None:
+    await trio.start()
+    went = set()
+    for _ in range(6):
+        trio.first.sends(evaluates=True)
+        done, _ = await asyncio.wait(
+            [asyncio.create_task(node.letter()) for node in (trio.one, trio.two)],
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        asked = done.pop().result()
+        assert isinstance(asked, Asked) and asked.evaluates
+        went.add("one" if trio.one.service._held.callers else "two")
+        asked.answer.set_result(Answer(2.0, None))
+        came = await trio.first.letter()
+        assert isinstance(came, Answered) and came.answer == Answer(2.0, None)
+    assert len(went) == 1
+
+
+async def test_a_peer_that_dies_does_not_lose_the_micro_batch(trio: Trio) -> None:
+    await trio.start()
+    trio.first.sends()
+    waiting = {node: asyncio.create_task(node.letter()) for node in (trio.one, trio.two)}
+    done, _ = await asyncio.wait(waiting.values(), return_when=asyncio.FIRST_COMPLETED)
+    dying = next(node for node, task in waiting.items() if task in done)
+    other = trio.two if dying is trio.one else trio.one
+    trio.network.vanish(dying.name)
+    asked = await waiting[other]
+    assert isinstance(asked, Asked)
+    asked.answer.set_result(Answer(1.0, torch.zeros(asked.activations.shape)))
+    assert isinstance(await trio.first.letter(), Answered)
+    assert trio.first.service.totals.retried == 1 and trio.first.service.totals.lost == 0
+
+
+async def test_a_silent_peer_costs_a_while_where_there_is_another(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "LEAST_PATIENCE_S", 0.2)
+    trio.first.service._took_s.append(0.01)
+    trio.first.service._took_s.append(0.01)
+    await trio.start()
+    trio.first.sends()
+    both = [await node.letter() for node in (trio.one, trio.two)]  # the first one never answers
+    for asked in both:
+        assert isinstance(asked, Asked)
+        if not asked.answer.cancelled():
+            asked.answer.set_result(Answer(1.0, torch.zeros(asked.activations.shape)))
+    assert isinstance(await trio.first.letter(), Answered)
+
+
+async def test_without_an_answer_it_is_lost_at_its_deadline(trio: Trio) -> None:
+    await trio.start("one")
+    began = time.monotonic()
+    trio.first.sends(within_s=0.3)
+    assert await trio.first.letter() == Lost(7)
+    assert time.monotonic() - began < 2
+    asked = await trio.one.letter()
+    assert isinstance(asked, Asked)
+    await comes(asked.answer.cancelled)
+    assert trio.one.service._held.free == service_module.MOST_HELD, "nothing of it is kept"
+
+
+async def test_with_nobody_there_it_is_lost(trio: Trio) -> None:
+    await trio.start("nobody")
+    trio.first.sends(within_s=0.3)
+    assert await trio.first.letter() == Lost(7)
+
+
+async def test_more_than_its_share_is_refused(trio: Trio) -> None:
+    await trio.start("one")
+    for _ in range(service_module.MOST_OF_CALLER + 3):
+        trio.first.sends(within_s=1.0)
+    held = [await trio.one.letter() for _ in range(service_module.MOST_OF_CALLER)]
+    with pytest.raises(TimeoutError):
+        await trio.one.letter(0.2)
+    assert len(held) == service_module.MOST_OF_CALLER and not trio.one.blamed
+    assert trio.one.service.totals.refused
+
+
+# ---- a hostile peer --------------------------------------------------------------------------------------------------
+class Liar(StageServicer):
+    """Answers with what it is given."""
+
+    def __init__(self, frames: Callable[[], list[Any]]) -> None:
+        self.frames = frames
+
+    async def Pass(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        async for _ in request_iterator:
+            pass
+        for frame in self.frames():
+            yield frame if not isinstance(frame, wire.Frame) else wire.encode(frame)
+
+
+def parts(data: bytes) -> list[wire.Frame]:
+    return [wire.Passed(1.0, 1), wire.Part(data)]
+
+
+SIZE = 4 * 2 * PART.activations[0] * PART.activations[1]
+NAN = torch.full((SIZE // 4,), float("nan")).numpy().tobytes()
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [
+        (parts(NAN), "nonfinite"),
+        (parts(bytes(SIZE + 4)), "bad_part"),
+        ([wire.Passed(1.0, 1), wire.Part(b"")], "bad_part"),
+        ([wire.Passed(float("nan"), 1)], "bad_loss"),
+        ([wire.Passed(1e300, 1)], "bad_loss"),
+        ([wire.Part(b"early")], "unexpected_frame"),
+    ],
+)
+async def test_a_lie_for_an_answer_is_counted_and_another_peer_asked(
+    trio: Trio, frames: list[wire.Frame], reason: str
+) -> None:
+    liar = trio.network.join("liar")
+    liar.serve(lambda server: add_StageServicer_to_server(Liar(lambda: frames), server))
+    await liar.start()
+    await trio.start("liar")
+    trio.first.sends()
+    await comes(lambda: bool(trio.first.blamed))
+    assert set(trio.first.blamed) == {("liar", reason)}
+    trio.first.service.candidates(["liar", "one"])
+    asked = await trio.one.letter()
+    assert isinstance(asked, Asked)
+    asked.answer.set_result(Answer(1.0, torch.zeros(asked.activations.shape)))
+    assert isinstance(await trio.first.letter(), Answered)
+    await liar.close()
+
+
+HONEST = {"protocol": PROTOCOL, "run_id": RUN_ID, "stage": 1, "examples": 2, "deadline_s": 1.0, "evaluates": False}
+
+
+def header(**changes: Any) -> wire.MicroBatch:
+    return wire.MicroBatch(**{**HONEST, **changes})
+
+
+GOOD = PART.some_targets(2).to(torch.int32).numpy().tobytes()
+
+
+@pytest.mark.parametrize(
+    ("frames", "blamed"),
+    [
+        ([header(run_id=bytes(32))], None),
+        ([header(stage=0)], None),
+        ([header(protocol=99)], None),
+        ([header(examples=0)], "bad_examples"),
+        ([header(examples=1 << 20)], "bad_examples"),
+        ([header(examples=1 << 16)], None),
+        ([header(deadline_s=float("nan"))], "bad_deadline"),
+        ([header(deadline_s=1e9)], "bad_deadline"),
+        ([wire.Part(b"x")], "unexpected_frame"),
+        ([header(), wire.Part(GOOD), wire.Part(bytes(SIZE + 1))], "bad_part"),
+        ([header(), wire.Part(GOOD), wire.Part(NAN)], "nonfinite"),
+        ([header(), wire.Part(b"\xff" * len(GOOD)), wire.Part(bytes(SIZE))], "bad_targets"),
+        ([header()], None),
+        ([], None),
+    ],
+)
+async def test_what_no_honest_peer_sends_is_refused(trio: Trio, frames: list[wire.Frame], blamed: str | None) -> None:
+    await trio.start()
+
+    async def requests() -> AsyncIterator[Any]:
+        for frame in frames:
+            yield wire.encode(frame)
+
+    async with asyncio.timeout(5):
+        try:
+            answers = [
+                wire.decode(frame) async for frame in StageStub(trio.two.transport.channel("one")).Pass(requests())
+            ]
+        except PeerLost:
+            answers = []
+        except Exception as error:  # noqa: BLE001 (grpc's own, for a stream that ended)
+            assert "AioRpcError" in type(error).__name__ or isinstance(error, asyncio.CancelledError)
+            answers = []
+    assert all(isinstance(answer, wire.Refusal) for answer in answers)
+    assert trio.one.blamed == ([("two", blamed)] if blamed else [])
+    assert trio.one.service._held.free == service_module.MOST_HELD
+    assert trio.one.service.letters.empty()
