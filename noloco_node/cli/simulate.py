@@ -71,9 +71,22 @@ def _training(parser: argparse.ArgumentParser) -> None:
     add("--device", metavar="DEVICE", default="auto", help="auto, cpu or cuda (default: auto)")
     add("--threads", metavar="N", type=int, help="CPU threads (default: torch's choice)")
     add("--compile", action="store_true", help="use torch.compile: faster from a few hundred steps on")
+    _stages(parser)
     _attack(parser)
     _clock(parser)
     _output(parser)
+
+
+def _stages(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("a model cut into stages (with --no-defences)").add_argument
+    add(
+        "--stages",
+        metavar="LIST",
+        default="1",
+        help="so many, each with --replicas of its own; 1 is the whole model (default: 1)",
+    )
+    add("--routing", metavar="LIST", default="random", help="of micro-batches between stages: random (default), fixed")
+    add("--activations", metavar="LIST", default="fp32", help="how they are coded: fp32 (default), bf16, int8")
 
 
 def _attack(parser: argparse.ArgumentParser) -> None:
@@ -140,7 +153,9 @@ def _run_training(args: argparse.Namespace) -> int:
         return _run_clock(args, choices, seeds)
     overlaps = _list(args.overlap or OuterSpec().overlap, str, "--overlap")
     settings = _settings(args, overlaps[0])
-    ways = {overlap: replace(settings, overlap=overlap) for overlap in overlaps}
+    ways = _cut(
+        args, {overlap if len(overlaps) > 1 else "": replace(settings, overlap=overlap) for overlap in overlaps}
+    )
     curves = _train(ways, choices, seeds, args.threads)
     found = sweep.results(curves)
     if args.sweep:
@@ -242,6 +257,31 @@ def _run_network(args: argparse.Namespace) -> int:
             report.network_table(rows), "", report.straggler_table(waiting), f"(of accelerator time; {report.ASSUMED})"
         )
     return 0
+
+
+def _cut(args: argparse.Namespace, whole: "Mapping[str, Settings]") -> "dict[str, Settings]":
+    """Each way with each number of stages; where there are several, with each routing and codec of activations."""
+    from noloco_node.base.validation import did_you_mean
+    from noloco_node.core.codecs.activations import CODECS
+    from noloco_node.run.schema import ModelSpec
+    from noloco_node.training.model import PRESETS
+
+    stages = _list(args.stages, int, "--stages")
+    if stages == [1]:
+        return dict(whole)
+    apart = ModelSpec(architecture="LlamaConfig", config=PRESETS["tiny"] | {"tie_word_embeddings": False})
+    codecs = _list(args.activations, str, "--activations")
+    if unknown := [name for name in codecs if name not in CODECS]:
+        raise UsageError(f"activations have no codec {unknown[0]!r}, {did_you_mean(unknown[0], CODECS)}")
+    ways = {}
+    for (way, settings), count in product(whole.items(), stages):
+        if count == 1:
+            ways[f"{way} whole".strip()] = replace(settings, model=apart)
+            continue
+        for routing, coded in product(_list(args.routing, str, "--routing"), codecs):
+            cut = replace(settings, model=apart, stages=count, routing=routing, activations=coded)
+            ways[f"{way} {count} stages {routing} {coded}".strip()] = cut
+    return ways
 
 
 def _settings(args: argparse.Namespace, overlap: str) -> "Settings":

@@ -23,7 +23,9 @@ ASSUMED = "assuming that a pair which trains on waits for nobody"
 def comparison(found: Sequence[Result]) -> Table:
     table = Table(box=None, title="held-out loss at the end", title_justify="left")
     table.add_column("algorithm", no_wrap=True, min_width=max(len(result.algorithm) for result in found))
-    for heading in ("averaged model", "replicas' mean", "spread", "bytes/param", "seconds"):
+    staged = any(result.bytes_per_token for result in found)
+    headings = "averaged model", "replicas' mean", "spread", "bytes/param", *["bytes/token"] * staged, "seconds"
+    for heading in headings:
         table.add_column(heading, justify="right")
     for result in found:
         table.add_row(
@@ -32,6 +34,7 @@ def comparison(found: Sequence[Result]) -> Table:
             _with_error(result.replica_mean_loss, result.replica_mean_loss_sd),
             f"{result.replica_std:.2g}",
             f"{result.bytes_per_param:.1f}",
+            *[f"{result.bytes_per_token:.0f}"] * staged,
             f"{result.wall_s:.0f}",
         )
     if failed := [f"{result.algorithm} {result.failed_swaps}" for result in found if result.failed_swaps]:

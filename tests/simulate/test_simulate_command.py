@@ -62,6 +62,16 @@ def test_one_attack_prints_a_row(capsys):
     assert "without" in printed and "defended" not in printed
 
 
+def test_stages_beside_the_whole_model_in_each_routing_and_codec(capsys):
+    words = [*QUICK, "--algorithms", "noloco", "--no-defences", "--stages", "1,2"]
+    words += ["--routing", "random,fixed", "--activations", "fp32,int8"]
+    assert simulated(*words) == 0
+    printed = capsys.readouterr().out
+    for way in ("whole", "random fp32", "random int8", "fixed fp32", "fixed int8"):
+        assert way in printed
+    assert "1024" in printed and "260" in printed  # bytes of a token
+
+
 def test_network_table_json_and_picture(capsys, tmp_path):
     picture = tmp_path / "network.png"
     assert simulated("network", "--sizes", "2,8", "--json", "--plot", str(picture)) == 0
@@ -99,6 +109,9 @@ def test_network_table_json_and_picture(capsys, tmp_path):
         (["--attack", "scale", "--algorithms", "diloco"], "one noloco"),
         (["--attack", "scale", "--links", "10"], "neither --links"),
         (["--attackers", "2"], "--attackers needs --attack"),
+        (["--stages", "2"], "--no-defences"),
+        (["--stages", "2", "--no-defences", "--routing", "rnd"], "random or fixed"),
+        (["--stages", "2", "--no-defences", "--activations", "int4"], "did you mean int8|it may be"),
         (["network", "--plot", "not/there/out.png"], "folder that exists"),
         (["network", "--sizes", "1"], "2 or more"),
         (["network", "--bandwidth", "-3"], "above 0"),
