@@ -11,7 +11,7 @@ from rich.table import Table
 from noloco_node.base import plots
 from noloco_node.base.plots import Line, Panel
 from noloco_node.base.units import count
-from noloco_node.simulate.network import Network, NetworkRow, Straggling
+from noloco_node.simulate.network import Network, NetworkRow, StageRow, Straggling
 from noloco_node.simulate.settings import Curve, Settings
 from noloco_node.simulate.sweep import Result
 from noloco_node.simulate.wallclock import Large, Timed, loss_after, seconds_to
@@ -152,6 +152,28 @@ def _by_nodes(title: str, cells: Sequence[tuple[int, str, str]]) -> Table:
         at = {method: text for nodes, method, text in cells if nodes == n}
         table.add_row(f"{n:,}", *(at.get(method, "-") for method in methods))
     return table
+
+
+def stage_table(rows: Sequence[StageRow]) -> Table:
+    table = Table(box=None, title_justify="left")
+    table.title = (
+        "what a node's link needs between stages, and how busy nodes are with this one, by micro-batches in flight"
+    )
+    for heading in ("model", "TFLOP/s", "activations", "bytes/token", "needs Mb/s"):
+        table.add_column(heading, justify="left" if heading == "model" else "right", no_wrap=True)
+    for in_flight in rows[0].busy:
+        table.add_column(f"busy {in_flight}", justify="right", no_wrap=True)
+    for row in rows:
+        busy = (f"{share:.0%}" for share in row.busy.values())
+        cells = f"{row.tflops:g}", row.activations, f"{row.bytes_per_token:,.0f}", f"{row.needed_mbit_s:,.0f}"
+        table.add_row(row.model, *cells, *busy)
+    return table
+
+
+def stage_document(network: Network, stages: int, tokens: int, rows: Sequence[StageRow]) -> dict[str, Any]:
+    link = {"bandwidth_bytes_s": network.bandwidth_bytes_s, "latency_s": network.latency_s}
+    chain = {"stages": stages, "micro_batch_tokens": tokens, "link": link}
+    return {"schema": SCHEMA, **chain, "rows": [asdict(row) for row in rows]}
 
 
 def network_document(network: Network, rows: Sequence[NetworkRow], waiting: Sequence[Straggling]) -> dict[str, Any]:

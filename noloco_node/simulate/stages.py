@@ -19,8 +19,8 @@ from noloco_node.errors import UsageError
 from noloco_node.simulate.baselines import Algorithm, Outer
 from noloco_node.simulate.settings import Settings
 
-MICRO_BATCHES = 4
-"""Of one replica in one step, each on a route of its own: two in flight for each of two stages."""
+MICRO_BATCHES = 2
+"""Of one replica in one step, each on a route of its own: as few as they can be."""
 
 Route = Sequence[int]
 """Whose replica of each stage a micro-batch goes through."""

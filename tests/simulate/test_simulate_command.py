@@ -88,6 +88,18 @@ def test_network_table_json_and_picture(capsys, tmp_path):
     assert "assuming that a pair which trains on waits for nobody" in printed
 
 
+def test_links_between_stages(capsys):
+    words = ["network", "--stages", "2", "--tflops", "10", "--bandwidth", "200"]
+    assert simulated(*words, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [(row["model"], row["activations"]) for row in document["rows"]][:2] == [("125m", "bf16"), ("125m", "int8")]
+    assert document["link"] == {"bandwidth_bytes_s": 25e6, "latency_s": 0.03}
+    assert all(list(row["busy"]) == ["1", "2", "4", "8"] for row in document["rows"])
+    assert document["rows"][0]["bytes_per_token"] == 2 * 2 * 768
+    assert simulated(*words) == 0
+    assert "busy 8" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -120,6 +132,10 @@ def test_network_table_json_and_picture(capsys, tmp_path):
         (["network", "--latency", "nan"], "above 0"),
         (["network", "--jitter", "-1"], "from 0 to"),
         (["network", "--seed", "-1"], "at least 0"),
+        (["network", "--stages", "1"], "2 or more"),
+        (["network", "--stages", "2", "--tflops", "0"], "above 0"),
+        (["network", "--stages", "2", "--activations", "int7"], "did you mean int8"),
+        (["network", "--stages", "2", "--plot", "x.png"], "does not draw stages"),
     ],
 )
 def test_what_cannot_be_is_one_sentence_before_any_work(words, says, monkeypatch):
