@@ -157,9 +157,9 @@ def _by_nodes(title: str, cells: Sequence[tuple[int, str, str]]) -> Table:
 def stage_table(rows: Sequence[StageRow]) -> Table:
     table = Table(box=None, title_justify="left")
     table.title = (
-        "what a node's link needs between stages, and how busy nodes are with this one, by micro-batches in flight"
+        "Mbit/s that a node's link needs between stages, and how busy nodes are with yours,\nby micro-batches in flight"
     )
-    for heading in ("model", "TFLOP/s", "activations", "bytes/token", "needs Mb/s"):
+    for heading in ("model", "TFLOP/s", "codec", "bytes/token", "Mbit/s"):
         table.add_column(heading, justify="left" if heading == "model" else "right", no_wrap=True)
     for in_flight in rows[0].busy:
         table.add_column(f"busy {in_flight}", justify="right", no_wrap=True)
