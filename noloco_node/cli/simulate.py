@@ -12,6 +12,8 @@ from noloco_node.cli.options import as_json, print_json
 from noloco_node.errors import UsageError
 
 if TYPE_CHECKING:
+    from noloco_node.core.codecs.activations import ActivationCodec
+    from noloco_node.simulate.network import Cost
     from noloco_node.simulate.settings import Choice, Curve, Settings
 
 T = TypeVar("T")
@@ -71,9 +73,22 @@ def _training(parser: argparse.ArgumentParser) -> None:
     add("--device", metavar="DEVICE", default="auto", help="auto, cpu or cuda (default: auto)")
     add("--threads", metavar="N", type=int, help="CPU threads (default: torch's choice)")
     add("--compile", action="store_true", help="use torch.compile: faster from a few hundred steps on")
+    _stages(parser)
     _attack(parser)
     _clock(parser)
     _output(parser)
+
+
+def _stages(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("a model cut into stages (with --no-defences)").add_argument
+    add(
+        "--stages",
+        metavar="LIST",
+        default="1",
+        help="so many, each with --replicas of its own; 1 is the whole model (default: 1)",
+    )
+    add("--routing", metavar="LIST", default="random", help="of micro-batches between stages: random (default), fixed")
+    add("--activations", metavar="LIST", default="fp32", help="how they are coded: fp32 (default), bf16, int8")
 
 
 def _attack(parser: argparse.ArgumentParser) -> None:
@@ -109,13 +124,20 @@ def _network(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     sizes = ",".join(str(1 << k) for k in range(1, 13))
     add("--sizes", metavar="LIST", default=sizes, help="numbers of nodes (default: 2,4,8 to 4096)")
-    add("--latency", metavar="S", type=float, default=1.0, help="median seconds of a message (default: 1)")
+    add("--latency", metavar="S", type=float, help="median seconds of a message (default: 1; with --stages 0.03)")
     add("--sigma", metavar="X", type=float, default=0.5, help="deviation of the latency's logarithm (default: 0.5)")
-    add("--bandwidth", metavar="MBIT", type=float, help="of a link, in Mbit/s (default: the latency includes it)")
+    add(
+        "--bandwidth", metavar="MBIT", type=float, help="of a link, Mbit/s (default: in the latency; with --stages 100)"
+    )
     add("--vector", metavar="MB", type=float, default=250.0, help="what a node sends (default: 250)")
     add("--speeds", metavar="X", type=float, default=0.3, help="sigma of the machines' speeds (default: 0.3)")
     add("--jitter", metavar="X", type=float, default=0.1, help="sigma from phase to phase (default: 0.1)")
     add("--seed", metavar="N", type=int, default=1, help="default: 1")
+    add = parser.add_argument_group("instead: nodes that each hold one stage of a model").add_argument
+    add("--stages", metavar="N", type=int, help="what links between them need, and how busy they are then")
+    add("--tflops", metavar="LIST", default="10,50", help="what a node really does a second, in TFLOP (default: 10,50)")
+    add("--activations", metavar="LIST", default="bf16,int8", help="of fp32, bf16, int8 (default: bf16,int8)")
+    add("--tokens", metavar="N", type=int, default=4096, help="of a micro-batch (default: 4096)")
     _output(parser)
 
 
@@ -140,7 +162,9 @@ def _run_training(args: argparse.Namespace) -> int:
         return _run_clock(args, choices, seeds)
     overlaps = _list(args.overlap or OuterSpec().overlap, str, "--overlap")
     settings = _settings(args, overlaps[0])
-    ways = {overlap: replace(settings, overlap=overlap) for overlap in overlaps}
+    ways = _cut(
+        args, {overlap if len(overlaps) > 1 else "": replace(settings, overlap=overlap) for overlap in overlaps}
+    )
     curves = _train(ways, choices, seeds, args.threads)
     found = sweep.results(curves)
     if args.sweep:
@@ -219,15 +243,18 @@ def _run_attacks(args: argparse.Namespace, choices: "Sequence[Choice]", seeds: S
 def _run_network(args: argparse.Namespace) -> int:
     from noloco_node.simulate import network, report
 
+    if args.stages is not None:
+        return _run_stages(args)
+    latency = 1.0 if args.latency is None else args.latency
     sizes = _list(args.sizes, int, "--sizes")
     bandwidth = math.inf if args.bandwidth is None else args.bandwidth * 1e6 / 8
     if min(sizes) < 2 or args.seed < 0:
         raise UsageError("--sizes must be 2 or more and --seed at least 0")
-    if not (0 < args.latency < math.inf and 0 < args.vector < math.inf and bandwidth > 0):
+    if not (0 < latency < math.inf and 0 < args.vector < math.inf and bandwidth > 0):
         raise UsageError("--latency, --bandwidth and --vector must be above 0")
     if not all(0 <= sigma <= LARGEST_SIGMA for sigma in (args.sigma, args.speeds, args.jitter)):
         raise UsageError(f"--sigma, --speeds and --jitter must be from 0 to {LARGEST_SIGMA}")
-    given = network.Network(args.latency, args.sigma, bandwidth, args.vector * 1e6)
+    given = network.Network(latency, args.sigma, bandwidth, args.vector * 1e6)
     rows = network.costs(given, sizes, args.seed)
     waiting = network.stragglers(sizes, args.speeds, args.jitter, args.seed)
     if args.plot is not None:
@@ -242,6 +269,74 @@ def _run_network(args: argparse.Namespace) -> int:
             report.network_table(rows), "", report.straggler_table(waiting), f"(of accelerator time; {report.ASSUMED})"
         )
     return 0
+
+
+def _run_stages(args: argparse.Namespace) -> int:
+    from noloco_node.simulate import network, report
+
+    latency_s = 0.03 if args.latency is None else args.latency
+    mbit_s = 100.0 if args.bandwidth is None else args.bandwidth
+    tflops = _list(args.tflops, float, "--tflops")
+    if args.plot is not None:
+        raise UsageError("--plot does not draw stages: leave it out")
+    if not all(0 < value < math.inf for value in (mbit_s, args.tokens, *tflops)) or not 0 <= latency_s < math.inf:
+        raise UsageError("--bandwidth, --tflops and --tokens must be above 0, and --latency at least 0")
+    if args.stages < 2:
+        raise UsageError(f"--stages must be 2 or more, not {args.stages}")
+    link = network.Network(latency_s, bandwidth_bytes_s=mbit_s * 1e6 / 8)
+    codecs = {codec.name: lambda width, codec=codec: codec.encoded_bytes((1, width)) for codec in _activations(args)}
+    rows = network.stage_rows(_large_models(), link, args.stages, tflops, codecs, args.tokens)
+    if args.json:
+        print_json(report.stage_document(link, args.stages, args.tokens, rows))
+    else:
+        from rich.console import Console
+
+        text = f"({args.stages} stages, {mbit_s:g} Mbit/s, {latency_s:g} s one way, {args.tokens} tokens a micro-batch)"
+        Console().print(report.stage_table(rows), text, highlight=False)
+    return 0
+
+
+def _large_models() -> "dict[str, Cost]":
+    """The presets but the smallest, with 32,000 tokens."""
+    from noloco_node.simulate.network import Cost
+    from noloco_node.training.model import PRESETS
+
+    costs = {}
+    for name, shape in PRESETS.items():
+        if name != "tiny":
+            width, inner, layers = (shape[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers"))
+            costs[name] = Cost(width, layers * (4 * width * width + 3 * width * inner), 32_000 * width)
+    return costs
+
+
+def _activations(args: argparse.Namespace) -> "list[ActivationCodec]":
+    from noloco_node.base.validation import did_you_mean
+    from noloco_node.core.codecs.activations import CODECS
+
+    names = _list(args.activations, str, "--activations")
+    if unknown := [name for name in names if name not in CODECS]:
+        raise UsageError(f"activations have no codec {unknown[0]!r}, {did_you_mean(unknown[0], CODECS)}")
+    return [CODECS[name] for name in names]
+
+
+def _cut(args: argparse.Namespace, whole: "Mapping[str, Settings]") -> "dict[str, Settings]":
+    """Each way with each number of stages; where there are several, with each routing and codec of activations."""
+    from noloco_node.run.schema import ModelSpec
+    from noloco_node.training.model import PRESETS
+
+    stages = _list(args.stages, int, "--stages")
+    if stages == [1]:
+        return dict(whole)
+    apart = ModelSpec(architecture="LlamaConfig", config=PRESETS["tiny"] | {"tie_word_embeddings": False})
+    ways = {}
+    for (way, settings), count in product(whole.items(), stages):
+        if count == 1:
+            ways[f"{way} whole".strip()] = replace(settings, model=apart)
+            continue
+        for routing, coded in product(_list(args.routing, str, "--routing"), _activations(args)):
+            cut = replace(settings, model=apart, stages=count, routing=routing, activations=coded.name)
+            ways[f"{way} {count} stages {routing} {coded.name}".strip()] = cut
+    return ways
 
 
 def _settings(args: argparse.Namespace, overlap: str) -> "Settings":

@@ -40,6 +40,10 @@ class Outer:
     def start(cls, theta: Tensor) -> "Outer":
         return cls(theta, theta.clone(), torch.zeros_like(theta))
 
+    def columns(self, part: slice) -> "Outer":
+        """Of all replicas, as views."""
+        return Outer(self.theta[:, part], self.phi[:, part], self.delta[:, part])
+
 
 class Algorithm:
     """What happens between replicas: nothing, by itself. Everything else is the same for all algorithms."""
@@ -140,8 +144,7 @@ class Streaming(DiLoCo):
     def _land(self, outer: Outer, now: int) -> None:
         while self._on_the_way and self._on_the_way[0][0] <= now:
             _, part, moved = self._on_the_way.pop(0)
-            fragment = Outer(outer.theta[:, part], outer.phi[:, part], outer.delta[:, part])
-            self._step(fragment, moved, self._own)
+            self._step(outer.columns(part), moved, self._own)
 
 
 class Sparta(_AllReduce):

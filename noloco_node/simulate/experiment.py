@@ -20,6 +20,7 @@ from noloco_node.simulate.noloco import algorithm
 from noloco_node.simulate.readers import Readers
 from noloco_node.simulate.replicas import ReplicaBatch
 from noloco_node.simulate.settings import Choice, Curve, Settings
+from noloco_node.simulate.stages import PerStage, Routes
 from noloco_node.training.language import EVAL_TOKENS
 from noloco_node.training.model import build
 
@@ -56,16 +57,23 @@ def workload(settings: Settings) -> Workload:
 
 def run(work: Workload, choice: Choice, progress: Progress) -> Curve:
     settings, started = work.settings, time.perf_counter()
-    replicas = ReplicaBatch(work.module, settings.replicas, settings.inner, work.dtype, settings.compiled)
+    replicas = ReplicaBatch(work.module, settings, work.dtype)
     few = work.held_out[: max(1, EVAL_TOKENS // settings.data.sequence_length)]  # as many as a node evaluates on
-    rule = algorithm(choice, settings, replicas.layout, lambda theta: float(replicas.evaluate(theta[None], few)))
+
+    def evaluate(theta: Tensor) -> float:
+        return float(replicas.evaluate(theta[None], few))
+
+    stages = range(settings.stages)
+    rules = [algorithm(choice, settings, replicas.layout(stage), evaluate, stage) for stage in stages]
+    rule = PerStage([(replicas.columns(stage), rule) for stage, rule in enumerate(rules)])
     outer = Outer.start(replicas.theta)
     readers = Readers(work.corpus, settings)
+    routes = Routes(settings)
     curve = Curve(choice.label, settings.seed)
     _measure(curve, 0, work, replicas, rule)
     since = 0  # steps since the last boundary
     for step in range(settings.steps):
-        losses = replicas.backward(readers.next(settings.batch).to(work.device))
+        losses = replicas.backward(readers.next(settings.batch).to(work.device), routes.next())
         rule.gradients(replicas.gradients)
         replicas.step((step + 1) / settings.steps)
         since += 1
@@ -79,6 +87,7 @@ def run(work: Workload, choice: Choice, progress: Progress) -> Curve:
             _measure(curve, step + 1, work, replicas, rule)
         progress(step + 1, float(losses.mean()))
     curve.bytes_per_param, curve.failed_swaps = rule.sent, rule.failed
+    curve.bytes_per_token = replicas.bytes_per_token
     curve.scaled_swaps = rule.scaled
     curve.taken_back, curve.taken_back_from_honest = rule.taken_back, rule.taken_back_from_honest
     curve.wall_s = time.perf_counter() - started

@@ -15,11 +15,14 @@ begins when the later of the two has ended the one before.
 
 That a pair which trains on meanwhile loses no accelerator time is assumed here: its round would at worst be solo.
 Real nodes measure it (tests/system/test_slow_link.py).
+
+`Chain` is about another need: of stages of one model, one node each, between which micro-batches travel.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +32,7 @@ Times = NDArray[np.float64]
 _DRAWS = 8192
 """At least so many nodes are simulated for each row: small swarms are repeated until their mean is precise."""
 _STRAGGLER_ROUNDS = 50
+IN_FLIGHT = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,3 +180,89 @@ def _meet(times: Times, chance: np.random.Generator) -> Times:
     times = times.copy()
     times[first] = times[second] = np.maximum(times[first], times[second])
     return times
+
+
+# ---- stages ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a causal model needs between its stages, and from those who compute them."""
+
+    width: int
+    layers: float
+    """Parameters of all layers,"""
+    head: float
+    """and of the head, which is the last stage's. An embedding is looked up and computes nothing."""
+
+    def compute_s(self, stages: int, tokens: int, flops: float) -> tuple[float, ...]:
+        """Of each stage, for a micro-batch of so many tokens; `flops`: of a node in a second. Attention's own products
+        are left out."""
+        forward = 2 * tokens * self.layers / stages / flops
+        return (*[4 * forward] * (stages - 1), 3 * (forward + 2 * tokens * self.head / flops))
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A node for each stage. Seconds are of one micro-batch.
+
+    Forward keeps no graph and backward computes forward again, but in the last stage, which computes once. `rate` is
+    the lower of two bounds: what comes back in time, and what the busiest node or link does. Two stages reach it; where
+    there are more, micro-batches wait for each other: up to 25% with 2 or 4 in flight, 10% with 8.
+    """
+
+    compute_s: tuple[float, ...]
+    """Of each stage, forward and back."""
+    transfer_s: float
+    """Of activations over one link; of the gradients at them as long."""
+    latency_s: float
+    """One way."""
+
+    @property
+    def sent(self) -> int:
+        """What the busiest link carries of a micro-batch: a node between two others sends activations to one of them,
+        and gradients to the other."""
+        return 1 if len(self.compute_s) == 2 else 2
+
+    @property
+    def way_s(self) -> float:
+        """Of a micro-batch that is alone, through all stages and back."""
+        return sum(self.compute_s) + 2 * (len(self.compute_s) - 1) * (self.transfer_s + self.latency_s)
+
+    def rate(self, in_flight: int) -> float:
+        """Micro-batches a second, with so many in flight."""
+        return min(in_flight / self.way_s, 1 / max(*self.compute_s, self.sent * self.transfer_s))
+
+    def busy(self, in_flight: int) -> float:
+        """The share of the nodes' time in which they compute; 1 only where all take equally long."""
+        return self.rate(in_flight) * sum(self.compute_s) / len(self.compute_s)
+
+
+@dataclass(frozen=True, slots=True)
+class StageRow:
+    model: str
+    tflops: float
+    activations: str
+    bytes_per_token: float
+    """Of activations and gradients, over one boundary."""
+    needed_mbit_s: float
+    """Of a node's link, each way, so that nobody waits for its bandwidth."""
+    busy: dict[int, float]
+    """By micro-batches in flight, with the link that was given."""
+
+
+def stage_rows(  # noqa: PLR0913, PLR0917 - a table has as many sides
+    models: Mapping[str, Cost],
+    network: Network,
+    stages: int,
+    tflops: Sequence[float],
+    codecs: Mapping[str, Callable[[int], int]],
+    tokens: int,
+) -> list[StageRow]:
+    """`codecs`: by name, the bytes of a token's activations, of so many elements."""
+    rows = []
+    for (model, cost), speed, (name, encoded) in product(models.items(), tflops, codecs.items()):
+        each = encoded(cost.width)
+        seconds = tokens * each / network.bandwidth_bytes_s
+        chain = Chain(cost.compute_s(stages, tokens, speed * 1e12), seconds, network.latency_s)
+        needed = chain.sent * tokens * each / max(chain.compute_s)
+        rows.append(StageRow(model, speed, name, 2 * each, 8e-6 * needed, {n: chain.busy(n) for n in IN_FLIGHT}))
+    return rows

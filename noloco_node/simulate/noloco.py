@@ -41,12 +41,16 @@ Evaluate = Callable[[Tensor], float]
 
 
 def algorithm(
-    choice: Choice, settings: Settings, layout: Mapping[str, torch.Size], evaluate: Evaluate | None = None
+    choice: Choice,
+    settings: Settings,
+    layout: Mapping[str, torch.Size],
+    evaluate: Evaluate | None = None,
+    stage: int = 0,
 ) -> Algorithm:
     """`layout`: the shapes of a replica's tensors, in the order of its flat vector. `evaluate`: a small held-out loss;
-    without it nothing is taken back."""
+    without it nothing is taken back. `stage`: each draws partners of its own."""
     width = element_bytes(settings.codec)
-    chance = random.Random(f"partners {settings.seed}")
+    chance = random.Random(f"partners {settings.seed}" + (f" of stage {stage}" if stage else ""))
     if choice.name != "noloco":
         return baseline(choice, settings, width, chance)
     sizes = [size.numel() for size in layout.values()]

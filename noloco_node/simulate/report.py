@@ -11,7 +11,7 @@ from rich.table import Table
 from noloco_node.base import plots
 from noloco_node.base.plots import Line, Panel
 from noloco_node.base.units import count
-from noloco_node.simulate.network import Network, NetworkRow, Straggling
+from noloco_node.simulate.network import Network, NetworkRow, StageRow, Straggling
 from noloco_node.simulate.settings import Curve, Settings
 from noloco_node.simulate.sweep import Result
 from noloco_node.simulate.wallclock import Large, Timed, loss_after, seconds_to
@@ -23,7 +23,9 @@ ASSUMED = "assuming that a pair which trains on waits for nobody"
 def comparison(found: Sequence[Result]) -> Table:
     table = Table(box=None, title="held-out loss at the end", title_justify="left")
     table.add_column("algorithm", no_wrap=True, min_width=max(len(result.algorithm) for result in found))
-    for heading in ("averaged model", "replicas' mean", "spread", "bytes/param", "seconds"):
+    staged = any(result.bytes_per_token for result in found)
+    headings = "averaged model", "replicas' mean", "spread", "bytes/param", *["bytes/token"] * staged, "seconds"
+    for heading in headings:
         table.add_column(heading, justify="right")
     for result in found:
         table.add_row(
@@ -32,6 +34,7 @@ def comparison(found: Sequence[Result]) -> Table:
             _with_error(result.replica_mean_loss, result.replica_mean_loss_sd),
             f"{result.replica_std:.2g}",
             f"{result.bytes_per_param:.1f}",
+            *[f"{result.bytes_per_token:.0f}"] * staged,
             f"{result.wall_s:.0f}",
         )
     if failed := [f"{result.algorithm} {result.failed_swaps}" for result in found if result.failed_swaps]:
@@ -149,6 +152,28 @@ def _by_nodes(title: str, cells: Sequence[tuple[int, str, str]]) -> Table:
         at = {method: text for nodes, method, text in cells if nodes == n}
         table.add_row(f"{n:,}", *(at.get(method, "-") for method in methods))
     return table
+
+
+def stage_table(rows: Sequence[StageRow]) -> Table:
+    table = Table(box=None, title_justify="left")
+    table.title = (
+        "Mbit/s that a node's link needs between stages, and how busy nodes are with yours,\nby micro-batches in flight"
+    )
+    for heading in ("model", "TFLOP/s", "codec", "bytes/token", "Mbit/s"):
+        table.add_column(heading, justify="left" if heading == "model" else "right", no_wrap=True)
+    for in_flight in rows[0].busy:
+        table.add_column(f"busy {in_flight}", justify="right", no_wrap=True)
+    for row in rows:
+        busy = (f"{share:.0%}" for share in row.busy.values())
+        cells = f"{row.tflops:g}", row.activations, f"{row.bytes_per_token:,.0f}", f"{row.needed_mbit_s:,.0f}"
+        table.add_row(row.model, *cells, *busy)
+    return table
+
+
+def stage_document(network: Network, stages: int, tokens: int, rows: Sequence[StageRow]) -> dict[str, Any]:
+    link = {"bandwidth_bytes_s": network.bandwidth_bytes_s, "latency_s": network.latency_s}
+    chain = {"stages": stages, "micro_batch_tokens": tokens, "link": link}
+    return {"schema": SCHEMA, **chain, "rows": [asdict(row) for row in rows]}
 
 
 def network_document(network: Network, rows: Sequence[NetworkRow], waiting: Sequence[Straggling]) -> dict[str, Any]:

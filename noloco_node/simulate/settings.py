@@ -16,6 +16,7 @@ and 1 Gbit/s. `delay=N` is for slower links; `--links` computes N from a link.""
 
 ATTACKS = ("nan", "scale", "sign-flip", "noise", "stale", "creep", "collude", "hold", "capture")
 """What attackers may do: simulate/attacks.py."""
+ROUTINGS = ("random", "fixed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +146,12 @@ class Settings:
     attackers: int = 0
     defences: bool = True
     """Whether honest replicas bound corrections, take harmful ones back and meet fairly, as nodes do (NoLoCo)."""
+    stages: int = 1
+    """Parts that the model is cut into; `replicas` is of each."""
+    routing: str = "random"
+    """Of micro-batches between stages: `random`, a new permutation for each, or `fixed`."""
+    activations: str = "fp32"
+    """How they are coded between stages: core/codecs/activations.py."""
     held_out_sequences: int = 64
     """The same in every evaluation; 64 are enough to tell losses 0.2% apart, as all are evaluated on the same ones."""
     model: ModelSpec = field(default_factory=lambda: ModelSpec(preset="tiny"))
@@ -152,10 +159,14 @@ class Settings:
     inner: InnerSpec = field(default_factory=InnerSpec)
 
     def __post_init__(self) -> None:
-        if min(self.replicas, self.rounds, self.held_out_sequences) < 1:
-            raise UsageError("replicas, rounds and held-out sequences must be 1 or more")
+        if min(self.replicas, self.rounds, self.stages, self.held_out_sequences) < 1:
+            raise UsageError("replicas, rounds, stages and held-out sequences must be 1 or more")
         if self.precision not in ("auto", "fp32", "bf16"):
             raise UsageError(f"precision must be auto, fp32 or bf16, not {self.precision!r}")
+        if self.routing not in ROUTINGS:
+            raise UsageError(f"routing must be {' or '.join(ROUTINGS)}, not {self.routing!r}")
+        if self.stages > 1 and (self.attack or self.defences):
+            raise UsageError("stages are simulated among the honest, without defences: add --no-defences, no --attack")
         if self.attack and self.attack not in ATTACKS:
             raise UsageError(f"there is no attack {self.attack!r}, {did_you_mean(self.attack, ATTACKS)}")
         if bool(self.attack) != bool(self.attackers) or not 0 <= self.attackers <= self.replicas - 2:
@@ -216,6 +227,8 @@ class Curve:
     """By one replica so far, for each parameter of the model."""
     bytes_per_param: float = 0.0
     """In all."""
+    bytes_per_token: float = 0.0
+    """Of activations and gradients, over one boundary between stages."""
     failed_swaps: int = 0
     """Given up by both sides: their rounds were solo."""
     scaled_swaps: int = 0

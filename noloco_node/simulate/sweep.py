@@ -53,6 +53,7 @@ class Result:
     replica_mean_loss_sd: float
     replica_std: float
     bytes_per_param: float
+    bytes_per_token: float
     failed_swaps: int
     """Over all seeds, as all that is counted below."""
     wall_s: float
@@ -88,6 +89,7 @@ def _result(name: str, curves: Sequence[Curve]) -> Result:
         replica_mean_loss_sd=_sd(own),
         replica_std=mean(curve.replica_std[-1] for curve in curves),
         bytes_per_param=mean(curve.bytes_per_param for curve in curves),
+        bytes_per_token=curves[0].bytes_per_token,
         failed_swaps=sum(curve.failed_swaps for curve in curves),
         wall_s=mean(curve.wall_s for curve in curves),
         scaled_swaps=sum(curve.scaled_swaps for curve in curves),

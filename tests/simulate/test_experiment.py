@@ -90,7 +90,7 @@ def test_corrections_that_are_pending_at_the_end_are_applied():
 
 def test_each_replica_is_a_plain_torch_loop():
     work = workload()
-    replicas = ReplicaBatch(work.module, 4, INNER, torch.float32)
+    replicas = ReplicaBatch(work.module, work.settings, torch.float32)
     readers, same = (Readers(work.corpus, work.settings) for _ in range(2))
     for step in range(5):
         replicas.backward(readers.next(2))

@@ -62,6 +62,16 @@ def test_one_attack_prints_a_row(capsys):
     assert "without" in printed and "defended" not in printed
 
 
+def test_stages_beside_the_whole_model_in_each_routing_and_codec(capsys):
+    words = [*QUICK, "--algorithms", "noloco", "--no-defences", "--stages", "1,2"]
+    words += ["--routing", "random,fixed", "--activations", "fp32,int8"]
+    assert simulated(*words) == 0
+    printed = capsys.readouterr().out
+    for way in ("whole", "random fp32", "random int8", "fixed fp32", "fixed int8"):
+        assert way in printed
+    assert "1024" in printed and "260" in printed  # bytes of a token
+
+
 def test_network_table_json_and_picture(capsys, tmp_path):
     picture = tmp_path / "network.png"
     assert simulated("network", "--sizes", "2,8", "--json", "--plot", str(picture)) == 0
@@ -76,6 +86,18 @@ def test_network_table_json_and_picture(capsys, tmp_path):
     printed = capsys.readouterr().out
     assert "waiting for slower nodes" in printed
     assert "assuming that a pair which trains on waits for nobody" in printed
+
+
+def test_links_between_stages(capsys):
+    words = ["network", "--stages", "2", "--tflops", "10", "--bandwidth", "200"]
+    assert simulated(*words, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [(row["model"], row["activations"]) for row in document["rows"]][:2] == [("125m", "bf16"), ("125m", "int8")]
+    assert document["link"] == {"bandwidth_bytes_s": 25e6, "latency_s": 0.03}
+    assert all(list(row["busy"]) == ["1", "2", "4", "8"] for row in document["rows"])
+    assert document["rows"][0]["bytes_per_token"] == 2 * 2 * 768
+    assert simulated(*words) == 0
+    assert "busy 8" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -99,6 +121,9 @@ def test_network_table_json_and_picture(capsys, tmp_path):
         (["--attack", "scale", "--algorithms", "diloco"], "one noloco"),
         (["--attack", "scale", "--links", "10"], "neither --links"),
         (["--attackers", "2"], "--attackers needs --attack"),
+        (["--stages", "2"], "--no-defences"),
+        (["--stages", "2", "--no-defences", "--routing", "rnd"], "random or fixed"),
+        (["--stages", "2", "--no-defences", "--activations", "int4"], "did you mean int8|it may be"),
         (["network", "--plot", "not/there/out.png"], "folder that exists"),
         (["network", "--sizes", "1"], "2 or more"),
         (["network", "--bandwidth", "-3"], "above 0"),
@@ -107,6 +132,10 @@ def test_network_table_json_and_picture(capsys, tmp_path):
         (["network", "--latency", "nan"], "above 0"),
         (["network", "--jitter", "-1"], "from 0 to"),
         (["network", "--seed", "-1"], "at least 0"),
+        (["network", "--stages", "1"], "2 or more"),
+        (["network", "--stages", "2", "--tflops", "0"], "above 0"),
+        (["network", "--stages", "2", "--activations", "int7"], "did you mean int8"),
+        (["network", "--stages", "2", "--plot", "x.png"], "does not draw stages"),
     ],
 )
 def test_what_cannot_be_is_one_sentence_before_any_work(words, says, monkeypatch):
