@@ -611,7 +611,7 @@ class TrainingNode(BaseNode):
     # ---- views ----
     def status(self) -> StatusView:
         return status.status(
-            super().status(),
+            replace(super().status(), dht=self._membership.dht),
             self._stats,
             self._rounds,
             self.seen(),
