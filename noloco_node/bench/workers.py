@@ -43,7 +43,7 @@ class Workers:
     ) -> None:
         self._command = [sys.executable, "-m", module, *words]
         self._hosts = hosts
-        self._mark = f"NOLOCO_BENCH={os.getpid()}-{next(_numbers)}"
+        self._mark = f"BENCH_PROCESS={os.getpid()}-{next(_numbers)}"
         name, _, value = self._mark.partition("=")
         self._environ = {**os.environ, **environ, name: value}
         self._stack = ExitStack()
@@ -92,6 +92,11 @@ class Worker:
         self.pid = self._process.pid
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True).start()
+
+    def order(self, what: str, within_s: float, **fields: Any) -> Answer:
+        """This one alone. Raises NolocoError."""
+        self.tell(what, fields)
+        return self.answer(what, time.monotonic() + within_s)
 
     def tell(self, what: str, fields: Mapping[str, Any]) -> None:
         assert self._process.stdin is not None
