@@ -114,13 +114,12 @@ class Worker:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            with suppress(OSError):
-                if pipe:
-                    pipe.close()
+        with suppress(OSError):
+            if self._process.stdin:
+                self._process.stdin.close()
 
     def _read(self, out: IO[str]) -> None:
-        with suppress(ValueError):  # closed meanwhile
+        with out:  # its end comes when the last process that the worker has forked is gone
             for line in out:
                 self._answers.put(line)
         self._answers.put("")
