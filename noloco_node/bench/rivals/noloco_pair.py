@@ -25,11 +25,12 @@ from noloco_node.core.codecs.by_name import codec, rehearse
 from noloco_node.core.codecs.codec import BLOCK
 from noloco_node.errors import NolocoError
 from noloco_node.rounds.service import RoundService, RoundTerms
+from noloco_node.rounds.swap import Vectors
 from noloco_node.training.mailbox import Command, Correct
 from noloco_node.training.offer import CodecThread, Offer
 from noloco_node.training.thread import FRAGMENT_ELEMENTS
 from noloco_node.transport.libp2p import Libp2pTransport
-from noloco_node.wire.peer_pb2_grpc import add_ExchangeServicer_to_server
+from noloco_node.wire.peer_pb2_grpc import ExchangeServicer, add_ExchangeServicer_to_server
 
 PHASE_S = 60.0
 """What the nodes take for the length of a phase: a call waits for its answer up to 10 s."""
@@ -67,53 +68,40 @@ class Weights:
                         self._loop.call_soon_threadsafe(self.all_added.set)
 
 
-class Member:
-    async def start(self, host: str, params: int, worker: int, variant: str) -> Answer:
-        """`variant`: a codec."""
+class Node:
+    """The transport and the rounds of a node."""
+
+    service: ExchangeServicer | None = None
+    """In place of the rounds."""
+
+    async def open(self, host: str, count: int) -> str:
+        """`count`: fragments of its vector. Its address."""
         folder = tempfile.TemporaryDirectory(prefix="noloco-bench-")
         _FOLDERS.append(folder)
-        torch.set_num_threads(1)
-        self._worker = worker
-        rehearse(variant, torch.device("cpu"))
         identity = Identity.load_or_create(Path(folder.name, "identity.key"))
-        self._transport = Libp2pTransport(identity, Address("ip4", host, 0))
-        self._rounds = RoundService(self._transport, os.urandom(16), random.Random(), self, self._observe)
-        self._transport.serve(lambda server: add_ExchangeServicer_to_server(self._rounds, server))
-        self._transport.is_partner = lambda peer: self._rounds.standing(peer).committed > 0
-        await self._transport.start()
-        self._weights = Weights(params)
-        self._codec = CodecThread(codec(variant), self._weights.post, FRAGMENT_ELEMENTS)
-        self._u = torch.empty(params)
-        self._round = 0
-        self._rounds.begin(RoundTerms(bytes(32), bytes(32), fragments.count(params, FRAGMENT_ELEMENTS)))
-        return {"address": str(self._transport.addresses()[0])}
+        self.transport = Libp2pTransport(identity, Address("ip4", host, 0))
+        self._rounds = RoundService(self.transport, os.urandom(16), random.Random(), self, self._observe)
+        answers = self.service or self._rounds
+        self.transport.serve(lambda server: add_ExchangeServicer_to_server(answers, server))
+        self.transport.is_partner = lambda peer: self._rounds.standing(peer).committed > 0
+        await self.transport.start()
+        self._rounds.begin(RoundTerms(bytes(32), bytes(32), count))
+        self.round = 0
+        return str(self.transport.addresses()[0])
 
-    async def connect(self, addresses: Sequence[str]) -> None:
-        known = [parse(address) for address in addresses]
-        self._peers = [address.peer for address in known]
-        self._transport.introduce({address.peer: [address] for address in known})
+    def connect(self, addresses: Sequence[str]) -> None:
+        self.addresses = [parse(address) for address in addresses]
+        self.peers = [address.peer for address in self.addresses]
+        self.transport.introduce({address.peer: [address] for address in self.addresses})
 
-    def prepare(self, step: int, partners: Sequence[int]) -> Answer:
-        """The vector before a step, and with whom to swap it."""
-        _, moved = vectors.weights(len(self._u), self._worker, step, self._u)
-        self._weights.vector.copy_(self._u)
-        self._weights.begin()
-        self._movement = _movement(moved, len(self._u))
-        self._candidates = {self._peers[partner]: f"place{partner}" for partner in partners}
-        return {"probe": vectors.probe(self._weights.vector)}
-
-    async def step(self) -> None:
-        self._round += 1
-        self._over: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
-        self._rounds.candidates(self._candidates)
-        self._rounds.boundary(self._round, PHASE_S, Offer(self._codec, self._round, self._u, self._movement), None)
+    async def swap(self, partners: Sequence[int], offer: Vectors) -> RoundCommitted:
+        self._over: asyncio.Future[RoundCommitted | WentSolo] = asyncio.get_running_loop().create_future()
+        self._rounds.candidates({self.peers[partner]: f"place{partner}" for partner in partners})
+        self._rounds.boundary(self.round, PHASE_S, offer, None)
         event = await self._over
         if isinstance(event, WentSolo):
             raise NolocoError(f"the round went solo: {event.reason}")
-        await self._weights.all_added.wait()
-
-    def result(self) -> Answer:
-        return {"probe": vectors.probe(self._weights.vector)}
+        return event
 
     # ---- what rounds/service.py calls ----
     def swapping(self, under_way: bool, behind: int = 0) -> None:
@@ -123,8 +111,42 @@ class Member:
         pass
 
     def _observe(self, event: Event) -> None:
-        if isinstance(event, RoundCommitted | WentSolo) and event.round == self._round and not self._over.done():
+        if isinstance(event, RoundCommitted | WentSolo) and event.round == self.round and not self._over.done():
             self._over.set_result(event)
+
+
+class Member:
+    async def start(self, host: str, params: int, worker: int, variant: str) -> Answer:
+        """`variant`: a codec."""
+        torch.set_num_threads(1)
+        self._worker = worker
+        rehearse(variant, torch.device("cpu"))
+        self._node = Node()
+        address = await self._node.open(host, fragments.count(params, FRAGMENT_ELEMENTS))
+        self._weights = Weights(params)
+        self._codec = CodecThread(codec(variant), self._weights.post, FRAGMENT_ELEMENTS)
+        self._u = torch.empty(params)
+        return {"address": address}
+
+    async def connect(self, addresses: Sequence[str]) -> None:
+        self._node.connect(addresses)
+
+    def prepare(self, step: int, partners: Sequence[int]) -> Answer:
+        """The vector before a step, and with whom to swap it."""
+        _, moved = vectors.weights(len(self._u), self._worker, step, self._u)
+        self._weights.vector.copy_(self._u)
+        self._weights.begin()
+        self._movement = _movement(moved, len(self._u))
+        self._partners = partners
+        return {"probe": vectors.probe(self._weights.vector)}
+
+    async def step(self) -> None:
+        self._node.round += 1
+        await self._node.swap(self._partners, Offer(self._codec, self._node.round, self._u, self._movement))
+        await self._weights.all_added.wait()
+
+    def result(self) -> Answer:
+        return {"probe": vectors.probe(self._weights.vector)}
 
 
 def _movement(moved: Tensor, parameters: int) -> tuple[Tensor, Tensor]:

@@ -3,9 +3,9 @@
 import argparse
 from types import ModuleType
 
-from noloco_node.cli.bench import machine, sync
+from noloco_node.cli.bench import exchange, machine, sync
 
-_MODULES: dict[str, ModuleType] = {"training": machine, "codec": machine, "sync": sync}
+_MODULES: dict[str, ModuleType] = {"training": machine, "codec": machine, "sync": sync, "exchange": exchange}
 """What can be measured, and the module that has its options and its work."""
 
 
