@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from noloco_node.base.states import NodeState
-from noloco_node.bench import paced
 from noloco_node.bench.links import Host
-from noloco_node.bench.paced import Setting
+from noloco_node.bench.rivals import paced
+from noloco_node.bench.rivals.paced import Setting
 from noloco_node.bench.workers import START_S, Answer, Workers
 
 MODULE = "noloco_node.bench.rivals.real_node"
@@ -56,7 +56,7 @@ def running(  # noqa: PLR0913
 
 
 def _path(task: Path) -> str:
-    return f"{task}:{Path(paced.__file__).parents[2]}"
+    return f"{task}:{Path(paced.__file__).parents[3]}"
 
 
 def _toml(value: Mapping[str, Any]) -> str:

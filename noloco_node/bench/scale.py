@@ -10,7 +10,7 @@ from statistics import fmean, median
 from typing import Any
 
 from noloco_node.bench import Say, links, nodes
-from noloco_node.bench.paced import Setting
+from noloco_node.bench.rivals.paced import Setting
 from noloco_node.bench.rows import Row
 from noloco_node.bench.virtual_swarm import VirtualSwarm
 from noloco_node.bench.workers import Answer, Workers

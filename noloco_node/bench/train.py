@@ -20,9 +20,10 @@ from statistics import fmean
 from typing import Any
 
 from noloco_node.base.states import NodeState
-from noloco_node.bench import Say, links, nodes, paced
+from noloco_node.bench import Say, links, nodes
 from noloco_node.bench.links import Host
-from noloco_node.bench.paced import Setting
+from noloco_node.bench.rivals import paced
+from noloco_node.bench.rivals.paced import Setting
 from noloco_node.bench.rows import Row
 from noloco_node.bench.workers import START_S, Answer, Workers
 

@@ -119,13 +119,12 @@ class Worker:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            with suppress(OSError):
-                if pipe:
-                    pipe.close()
+        with suppress(OSError):
+            if self._process.stdin:
+                self._process.stdin.close()
 
     def _read(self, out: IO[str]) -> None:
-        with suppress(ValueError):  # closed meanwhile
+        with out:  # its end comes when the last process that the worker has forked is gone
             for line in out:
                 self._answers.put(line)
         self._answers.put("")
@@ -174,7 +173,9 @@ def serve(member: Any) -> None:
     async; they share one event loop, which runs from the first order to the last. Does not return."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints is no answer
-    asyncio.run(_serve(member, answers))
+    import uvloop  # late: the bench itself needs none
+
+    uvloop.run(_serve(member, answers))  # as a node does
     os._exit(0)  # without the shutdown of torch and of a library's threads
 
 

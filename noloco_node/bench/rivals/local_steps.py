@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from noloco_node.bench import paced
-from noloco_node.bench.paced import Setting
+from noloco_node.bench.rivals import paced
+from noloco_node.bench.rivals.paced import Setting
 from noloco_node.errors import NolocoError
 from noloco_node.run.schema import InnerSpec
 

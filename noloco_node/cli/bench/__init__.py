@@ -3,9 +3,16 @@
 import argparse
 from types import ModuleType
 
-from noloco_node.cli.bench import machine, scale, train
+from noloco_node.cli.bench import exchange, machine, scale, sync, train
 
-_MODULES: dict[str, ModuleType] = {"training": machine, "codec": machine, "train": train, "scale": scale}
+_MODULES: dict[str, ModuleType] = {
+    "training": machine,
+    "codec": machine,
+    "sync": sync,
+    "exchange": exchange,
+    "train": train,
+    "scale": scale,
+}
 """What can be measured, and the module that has its options and its work."""
 
 
