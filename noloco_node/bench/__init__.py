@@ -1,4 +1,4 @@
-"""Measure this machine: the codecs and the training loop."""
+"""Measure this machine: the codecs, the training loop, and what synchronising costs beside rivals."""
 
 from collections.abc import Callable
 

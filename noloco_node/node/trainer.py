@@ -673,7 +673,7 @@ class TrainingNode(BaseNode):
 
     # ---- views ----
     def status(self) -> StatusView:
-        node = super().status()
+        node = replace(super().status(), dht=self._membership.dht)
         seen = self._membership.seen.values()
         found = self._catch_up.health() if self._catch_up else ()
         if self._at and self._ready:

@@ -9,6 +9,7 @@ import asyncio
 import random
 import secrets
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -97,6 +98,8 @@ class Directory:
         """By peer: the nodes of the DHT that gave us its record lately."""
         self._met: dict[str, str] = {}
         """Peers that were there and where, the latest last."""
+        self.done: Counter[str] = Counter()
+        """`look_ups` and `stores` of ours, and the `calls` to other nodes that they and the upkeep of the DHT took."""
         self._node: Any = None
 
     async def start(self) -> None:
@@ -134,7 +137,9 @@ class Directory:
                 protocol = self._node.protocol
                 early, protocol.storage = protocol.storage, DhtStorage(self.ttl_s)
                 protocol.storage.take_over(early)
-                protocol.call_find = self._noting(protocol.call_find)
+                protocol.call_find = self._counted(self._noting(protocol.call_find))
+                protocol.call_store = self._counted(protocol.call_store)
+                protocol.call_ping = self._counted(protocol.call_ping)
                 protocol.cache = DhtStorage(self.ttl_s, most=0)  # nothing of ours uses it
         except (RuntimeError, TimeoutError) as error:
             raise SwarmUnreachable(
@@ -164,6 +169,7 @@ class Directory:
         async with asyncio.timeout(_DHT_S):
             keys = [key_of(self._run_id, bucket_of(identity.peer_id, depth)) for depth in self._depths(now)]
             store, expires = self._running().store, now + self.ttl_s
+            self.done["stores"] += len(keys)
             await asyncio.gather(*(store(key, record, expires, subkey=identity.peer_id) for key in keys))
 
     async def leave(self) -> None:
@@ -198,6 +204,7 @@ class Directory:
         depth = size.read_depth()
         bucket = f"{random.getrandbits(depth):0{depth}b}" if depth else ""
         key = key_of(run_id, bucket)
+        self.done["look_ups"] += 1
         async with asyncio.timeout(_DHT_S):
             found = await node.get(key, latest=True)
         entries = found.value.items() if found is not None and isinstance(found.value, dict) else ()
@@ -241,6 +248,15 @@ class Directory:
             for teller in self._told_by.get(peer, ()):
                 groups.setdefault(teller, {})[peer] = record
         return groups
+
+    def _counted(self, call: Any) -> Any:
+        """A call of hivemind's to another node."""
+
+        async def counted(*args: Any, **options: Any) -> Any:
+            self.done["calls"] += 1
+            return await call(*args, **options)
+
+        return counted
 
     def _noting(self, call_find: Any) -> Any:
         """hivemind's look-up at one node, noting which records that node gave us."""

@@ -57,6 +57,11 @@ class Membership:
         self._changed, self._refuses = changed, refuses
         self._directory: Directory | None = None
 
+    @property
+    def dht(self) -> Mapping[str, int]:
+        """What the directory has done so far."""
+        return dict(self._directory.done) if self._directory else {}
+
     async def enter(self, directory: Directory) -> None:
         """Raises SwarmUnreachable."""
         self._directory = directory

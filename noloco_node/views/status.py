@@ -229,6 +229,8 @@ class StatusView:
     """Rounds committed together, by peer id."""
     calls: int = 0
     """Calls made to find partners."""
+    dht: Mapping[str, int] = field(default_factory=dict)
+    """`look_ups` and `stores` in the directory of peers, and `calls` to other nodes for these and for its upkeep."""
     one_sided_fragments: int = 0
     """Applied by this node and perhaps not by its partner: at most one a swap."""
     faults: Mapping[str, int] = field(default_factory=dict)

@@ -1,41 +1,11 @@
 """Network namespaces of this test process: several hosts on one machine."""
 
-import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from noloco_node.bench.links import inside, sh, space, spaces, why_not
 
-def why_not(*tools: str) -> str | None:
-    """Why there can be no namespaces with these tools on this machine; None if there can."""
-    if os.geteuid() != 0:
-        return "needs root, to make network namespaces"
-    missing = [tool for tool in ("ip", *tools) if not shutil.which(tool)]
-    if missing:
-        return f"needs {' and '.join(missing)} (ip and tc: iproute2; miniupnpd: miniupnpd-iptables)"
-    tried = subprocess.run(["ip", "netns", "add", space("try")], capture_output=True, text=True, check=False)
-    if tried.returncode:
-        return f"cannot make a network namespace here: {tried.stderr.strip()}"
-    sh(f"ip netns delete {space('try')}")
-    return None
-
-
-def space(name: str) -> str:
-    return f"nn-{os.getpid()}-{name}"
-
-
-@contextmanager
-def spaces(*names: str) -> Iterator[None]:
-    """Namespaces with these names, each with its own loopback. They are removed at the end, with the links in them."""
-    try:
-        for name in names:
-            sh(f"ip netns add {space(name)}")
-            sh(f"ip -n {space(name)} link set lo up")
-        yield
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "delete", space(name)], capture_output=True, check=False, timeout=10)
+__all__ = ["cut_link", "half_address", "inside", "sh", "slow_link", "space", "spaces", "two_halves", "why_not"]
 
 
 @contextmanager
@@ -79,13 +49,3 @@ def cut_link(*, cut: bool) -> None:
     for half in (1, 2):
         limit = "add dev link0 root tbf rate 8bit burst 1 latency 1ms" if cut else "del dev link0 root"
         sh(f"tc -n {space(f'half{half}')} qdisc {limit}")
-
-
-def inside(name: str) -> list[str]:
-    """The words to put before a command so that it runs there."""
-    return ["ip", "netns", "exec", space(name)]
-
-
-def sh(line: str) -> None:
-    done = subprocess.run(line.split(), capture_output=True, text=True, check=False, timeout=10)
-    assert done.returncode == 0, (line, done.stderr)

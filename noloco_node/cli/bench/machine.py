@@ -1,4 +1,4 @@
-"""`bench`: the codecs, and the training loop beside a plain PyTorch loop, measured on this machine."""
+"""`bench codec` and `bench training`: the codecs, and the training loop beside a plain PyTorch loop."""
 
 import argparse
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from noloco_node.base.validation import listed
+from noloco_node.cli.bench.output import Verbs
 from noloco_node.cli.options import as_json, print_json
 from noloco_node.errors import UsageError
 
@@ -17,8 +18,7 @@ SCHEMA = 1
 PARAMS, QUICK_PARAMS = 100_000_000, 10_000_000
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_subparsers(title="what to measure", dest="what", metavar="codec|training", required=True)
+def options(what: Verbs) -> None:
     training = what.add_parser("training", help="the training loop beside a plain PyTorch loop")
     add = training.add_argument
     add("--model", metavar="PRESET", default="tiny", help="as in a run.toml, for example 125m (default: tiny)")

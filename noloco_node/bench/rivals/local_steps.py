@@ -1,0 +1,84 @@
+"""What every rival of `bench train` does between two synchronisations: steps of the paced task with AdamW.
+
+The same as training/replica.py does in ours: model, first weights, batches, AdamW and its settings, clipping. The steps
+run on a thread of their own, so that the process goes on answering.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from noloco_node.bench.rivals import paced
+from noloco_node.bench.rivals.paced import Setting
+from noloco_node.errors import NolocoError
+from noloco_node.run.schema import InnerSpec
+
+
+class LocalSteps:
+    def __init__(self, setting: Mapping[str, Any], number: int, weights: str | None) -> None:
+        """`number`: which of the nodes it is, for data of its own. `weights`: where it leaves its weights."""
+        torch.set_num_threads(1)
+        if weights:
+            os.environ[paced.WEIGHTS] = weights
+        self.setting = Setting(**setting)
+        self.task = paced.task(self.setting)
+        self.module = self.task.model().train()
+        self._batches = paced.batches(self.task, f"node {number}")
+        self._spec = InnerSpec(**self.setting.inner)
+        self.steps, self.step_s = 0, 0.0
+        self._began, self._fault = 0.0, ""
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return list(self.module.parameters())
+
+    def adamw(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """Matrices decay, the rest does not."""
+        groups = [
+            {"params": [p for p in parameters if (p.dim() >= 2) is matrices], "weight_decay": decay}
+            for matrices, decay in ((True, self._spec.weight_decay), (False, 0.0))
+        ]
+        return torch.optim.AdamW(groups, lr=self._spec.learning_rate, betas=self._spec.betas, fused=True)
+
+    def gradient(self, module: nn.Module) -> None:
+        """Of the next batch, clipped. `module`: the model, or what wraps it."""
+        began = time.monotonic()
+        batch = next(self._batches)
+        self.task.loss(module, batch).backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self.module.parameters(), self._spec.clip)
+        self.steps, self.step_s = self.steps + 1, self.step_s + time.monotonic() - began
+
+    def evaluate(self) -> None:
+        """As ours does at a boundary; it leaves the weights."""
+        self.module.eval()
+        with torch.no_grad():
+            self.task.evaluate(self.module, self.task.micro_examples)
+        self.module.train()
+
+    def begin(self, train: Callable[[], None]) -> dict[str, Any]:
+        """Until the process ends."""
+
+        def run() -> None:
+            torch.set_num_threads(1)
+            try:
+                train()
+            except Exception as error:
+                self._fault = f"{type(error).__name__}: {error}"
+                raise
+
+        self._began = time.monotonic()
+        threading.Thread(target=run, daemon=True).start()
+        return {"at": time.time()}
+
+    def report(self) -> dict[str, Any]:
+        if self._fault:
+            raise NolocoError(f"its training ended: {self._fault}")
+        elapsed = time.monotonic() - self._began
+        parameters = sum(p.numel() for p in self.module.parameters())
+        figures = {"steps": self.steps, "step_s": self.step_s, "late": self.task.late, "parameters": parameters}
+        return {**figures, "busy": self.step_s / elapsed}

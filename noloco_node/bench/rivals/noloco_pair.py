@@ -1,0 +1,161 @@
+"""One of our nodes, without the training: the transport, the rounds and the codec thread of a node, and weights.
+
+It swaps with whom the bench tells it: the bench draws pairs, as all of its nodes meet at the same moment.
+"""
+
+import asyncio
+import os
+import queue
+import random
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from noloco_node.base.addresses import Address, parse
+from noloco_node.base.events import Event, RoundCommitted, WentSolo
+from noloco_node.base.identity import Identity
+from noloco_node.bench.rivals import vectors
+from noloco_node.bench.workers import Answer, serve
+from noloco_node.core import fragments
+from noloco_node.core.codecs.by_name import codec, rehearse
+from noloco_node.core.codecs.codec import BLOCK
+from noloco_node.errors import NolocoError
+from noloco_node.rounds.service import RoundService, RoundTerms
+from noloco_node.rounds.swap import Vectors
+from noloco_node.training.mailbox import Command, Correct
+from noloco_node.training.offer import CodecThread, Offer
+from noloco_node.training.thread import FRAGMENT_ELEMENTS
+from noloco_node.transport.libp2p import Libp2pTransport
+from noloco_node.wire.peer_pb2_grpc import ExchangeServicer, add_ExchangeServicer_to_server
+
+PHASE_S = 60.0
+"""What the nodes take for the length of a phase: a call waits for its answer up to 10 s."""
+_FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
+
+
+class Weights:
+    """What a training thread does with corrections: adds them, one after the other."""
+
+    def __init__(self, parameters: int) -> None:
+        self.vector = torch.empty(parameters)
+        self.added = 0
+        self.all_added = asyncio.Event()
+        self._expected = fragments.count(parameters, FRAGMENT_ELEMENTS)
+        self._loop = asyncio.get_running_loop()
+        self._corrections: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        threading.Thread(target=self._add, daemon=True).start()
+
+    def post(self, command: Command) -> None:
+        self._corrections.put(command)
+
+    def begin(self) -> None:
+        self.added = 0
+        self.all_added.clear()
+
+    def _add(self) -> None:
+        torch.set_num_threads(1)
+        while True:
+            match self._corrections.get():
+                case Correct(_, start, correction, added):
+                    self.vector[start : start + len(correction)] += correction
+                    self.added += 1
+                    added.set_result(None)
+                    if self.added == self._expected:
+                        self._loop.call_soon_threadsafe(self.all_added.set)
+
+
+class Node:
+    """The transport and the rounds of a node."""
+
+    service: ExchangeServicer | None = None
+    """In place of the rounds."""
+
+    async def open(self, host: str, count: int) -> str:
+        """`count`: fragments of its vector. Its address."""
+        folder = tempfile.TemporaryDirectory(prefix="noloco-bench-")
+        _FOLDERS.append(folder)
+        identity = Identity.load_or_create(Path(folder.name, "identity.key"))
+        self.transport = Libp2pTransport(identity, Address("ip4", host, 0))
+        self._rounds = RoundService(self.transport, os.urandom(16), random.Random(), self, self._observe)
+        answers = self.service or self._rounds
+        self.transport.serve(lambda server: add_ExchangeServicer_to_server(answers, server))
+        self.transport.is_partner = lambda peer: self._rounds.standing(peer).committed > 0
+        await self.transport.start()
+        self._rounds.begin(RoundTerms(bytes(32), bytes(32), count))
+        self.round = 0
+        return str(self.transport.addresses()[0])
+
+    def connect(self, addresses: Sequence[str]) -> None:
+        self.addresses = [parse(address) for address in addresses]
+        self.peers = [address.peer for address in self.addresses]
+        self.transport.introduce({address.peer: [address] for address in self.addresses})
+
+    async def swap(self, partners: Sequence[int], offer: Vectors) -> RoundCommitted:
+        self._over: asyncio.Future[RoundCommitted | WentSolo] = asyncio.get_running_loop().create_future()
+        self._rounds.candidates({self.peers[partner]: f"place{partner}" for partner in partners})
+        self._rounds.boundary(self.round, PHASE_S, offer, None)
+        event = await self._over
+        if isinstance(event, WentSolo):
+            raise NolocoError(f"the round went solo: {event.reason}")
+        return event
+
+    # ---- what rounds/service.py calls ----
+    def swapping(self, under_way: bool, behind: int = 0) -> None:
+        pass
+
+    def round_over(self, round: int) -> None:
+        pass
+
+    def _observe(self, event: Event) -> None:
+        if isinstance(event, RoundCommitted | WentSolo) and event.round == self.round and not self._over.done():
+            self._over.set_result(event)
+
+
+class Member:
+    async def start(self, host: str, params: int, worker: int, variant: str) -> Answer:
+        """`variant`: a codec."""
+        torch.set_num_threads(1)
+        self._worker = worker
+        rehearse(variant, torch.device("cpu"))
+        self._node = Node()
+        address = await self._node.open(host, fragments.count(params, FRAGMENT_ELEMENTS))
+        self._weights = Weights(params)
+        self._codec = CodecThread(codec(variant), self._weights.post, FRAGMENT_ELEMENTS)
+        self._u = torch.empty(params)
+        return {"address": address}
+
+    async def connect(self, addresses: Sequence[str]) -> None:
+        self._node.connect(addresses)
+
+    def prepare(self, step: int, partners: Sequence[int]) -> Answer:
+        """The vector before a step, and with whom to swap it."""
+        _, moved = vectors.weights(len(self._u), self._worker, step, self._u)
+        self._weights.vector.copy_(self._u)
+        self._weights.begin()
+        self._movement = _movement(moved, len(self._u))
+        self._partners = partners
+        return {"probe": vectors.probe(self._weights.vector)}
+
+    async def step(self) -> None:
+        self._node.round += 1
+        await self._node.swap(self._partners, Offer(self._codec, self._node.round, self._u, self._movement))
+        await self._weights.all_added.wait()
+
+    def result(self) -> Answer:
+        return {"probe": vectors.probe(self._weights.vector)}
+
+
+def _movement(moved: Tensor, parameters: int) -> tuple[Tensor, Tensor]:
+    """Of each block, as `outer.movement` gives it."""
+    blocks = moved.view(-1, BLOCK)
+    count = -(-parameters // BLOCK)
+    times = -(-count // len(blocks))
+    return tuple(of.repeat(times)[:count].clone() for of in (blocks.abs().amax(1), blocks.square().sum(1)))  # type: ignore[return-value]
+
+
+if __name__ == "__main__":
+    serve(Member())

@@ -1,0 +1,30 @@
+"""The vector that a worker brings to a step: weights that all share, and a movement of its own.
+
+Noise, the same in every stretch of 1 M elements: no system that is measured gains by that, and 100 M elements are there
+within a second.
+"""
+
+import torch
+from torch import Tensor
+
+STRETCH = 1 << 20
+WEIGHT, MOVED = 0.02, 1e-3
+"""Root mean squares: those of a model's matrices, and about what AdamW moves them in a phase."""
+_PROBED = 64
+
+
+def weights(parameters: int, worker: int, step: int, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The vector of one worker before a step, and a stretch of its movement."""
+    shared = torch.empty(STRETCH).normal_(0, WEIGHT, generator=torch.Generator().manual_seed(1))
+    own = torch.Generator().manual_seed(1000 * step + worker + 2)
+    moved = torch.empty(STRETCH).normal_(0, MOVED, generator=own)
+    if out is None:
+        out = torch.empty(parameters)
+    for part in torch.split(out, STRETCH):
+        torch.add(shared[: len(part)], moved[: len(part)], out=part)
+    return out, moved
+
+
+def probe(vector: Tensor) -> list[float]:
+    """Elements from all over it, by which the bench sees that they were averaged."""
+    return [float(vector[at]) for at in torch.linspace(0, len(vector) - 1, _PROBED).long()]

@@ -1,0 +1,187 @@
+"""Time to a loss: the same model, data and tokens a step on N nodes behind links of one rate, by ours and by rivals.
+
+Each node has a pretended accelerator (paced.py): a step takes a fixed time, in which the real training of its batch
+fits into a part of a core. So N nodes train on two cores as if each had its own machine, and what a synchronisation
+costs stays what it is. That the pace was kept is measured: `step_s` beside the fixed time.
+
+The loss is the first node's, of the weights that it left every few seconds, on held-out text that is the same for all
+systems; it is computed after the run. `busy`: the share of the time that went into steps; ours say it themselves
+(training/time_accounts.py).
+"""
+
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from noloco_node.base.states import NodeState
+from noloco_node.bench import Say, links, nodes
+from noloco_node.bench.links import Host
+from noloco_node.bench.rivals import paced
+from noloco_node.bench.rivals.paced import Setting
+from noloco_node.bench.rows import Row
+from noloco_node.bench.workers import START_S, Answer, Workers
+
+OURS = {"eager": "eager", "blocking": "blocking"}
+"""Our systems, and their overlap."""
+RIVALS = {"hivemind": "diloco", "hivemind-local": "local", "ddp": ""}
+"""Systems, and which form of hivemind (rivals/train_hivemind.py)."""
+SYSTEMS = (*OURS, *RIVALS)
+NODES, MBIT, SECONDS, STEPS, GOAL = 4, 50.0, 120.0, 10, 2.6
+QUICK_SECONDS, QUICK_STEPS = 10.0, 4
+SETTING = Setting()
+QUICK = Setting(hidden=64, layers=1, length=32, tokens=32, step_s=0.25, held_out=1, every_s=1.0)
+_MODULES = {"hivemind": "train_hivemind", "hivemind-local": "train_hivemind", "ddp": "train_ddp"}
+_ANSWER_S = 30.0
+
+Curve = list[tuple[float, float]]
+"""Seconds since training began, and the loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is measured of each system."""
+
+    setting: Setting
+    nodes: int
+    mbit: float
+    seconds: float
+    """Of training."""
+    steps: int
+    """Of a phase."""
+    goal: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    began: float
+    nodes: Sequence[Answer]
+    """`parameters`, `steps`, `step_s` in all, `busy`."""
+    sent: Sequence[int]
+    cpu_s: Sequence[float]
+
+
+def run(job: Job, systems: Sequence[str], say: Say) -> Iterator[Row]:
+    """Raises NolocoError where hosts cannot be made, or a system fails."""
+    links.require()
+    for done, system in enumerate(systems):
+        say(f"{system}, {job.seconds:.0f} s", done, len(systems))
+        with tempfile.TemporaryDirectory(prefix="noloco-weights-") as name:
+            weights = Path(name)
+            with links.star(job.nodes, job.mbit) as hosts, ExitStack() as stack:
+                train = _train_ours if system in OURS else _train_rival
+                trained = train(stack, job, system, hosts, weights)
+            yield _row(job, system, trained, paced.losses(job.setting, weights))
+
+
+def _train_ours(stack: ExitStack, job: Job, system: str, hosts: Sequence[Host], weights: Path) -> _Trained:
+    inner, outer = {"steps": job.steps}, {"overlap": OURS[system]}
+    workers = stack.enter_context(nodes.running(hosts, job.setting, inner, outer, weights, paused=True))
+    patience_s = START_S + 5 * job.nodes
+    want = {"state": NodeState.PAUSED, "patience_s": patience_s, "peers": job.nodes - 1}
+    workers.ask("until", patience_s, **want)
+    before = _used(workers, hosts)
+    began = min(answer["at"] for answer in workers.ask("resume", _ANSWER_S))
+    _wait(workers, "status", began + job.seconds)
+    views, after = workers.ask("status", _ANSWER_S), _used(workers, hosts)
+    each = [
+        {
+            "parameters": view["parameters"],
+            "steps": view["step"],
+            "step_s": view["time_s"]["step"],
+            "busy": view["busy_fraction"],
+            "rounds": view["rounds"]["committed"] + view["rounds"]["solo"],
+            "alone": view["rounds"]["solo"],
+        }
+        for view in views
+    ]
+    return _trained(began, each, before, after)
+
+
+def _train_rival(stack: ExitStack, job: Job, system: str, hosts: Sequence[Host], weights: Path) -> _Trained:
+    environ = {"OMP_NUM_THREADS": "1"}
+    module = f"noloco_node.bench.rivals.{_MODULES[system]}"
+    workers = stack.enter_context(Workers(module, hosts, environ=environ))
+    each: list[Answer] = [
+        {"number": number, "address": host.address, "weights": None if number else str(weights)}
+        for number, host in enumerate(hosts)
+    ]
+    workers.ask("build", START_S, each, setting=job.setting.options, first=hosts[0].address)
+    form: dict[str, Any] = {}
+    if system.startswith("hivemind"):
+        first, *others = workers.each
+        peers = first.order("join", START_S, peers=[])["peers"]
+        for worker in others:
+            worker.order("join", START_S, peers=peers)
+        form = {"form": RIVALS[system], "steps": job.steps}
+    workers.ask("connect", START_S, count=job.nodes, **form)
+    before = _used(workers, hosts)
+    began = min(answer["at"] for answer in workers.ask("train", _ANSWER_S, **form))
+    _wait(workers, "report", began + job.seconds)
+    return _trained(began, workers.ask("report", _ANSWER_S), before, _used(workers, hosts))
+
+
+def _wait(workers: Workers, question: str, until: float) -> None:
+    """Asks each in turn now and then: one that has failed is not waited for."""
+    while (left_s := until - time.time()) > 0:
+        time.sleep(min(left_s, 20.0))
+        workers.ask(question, _ANSWER_S)
+
+
+def _used(workers: Workers, hosts: Sequence[Host]) -> tuple[list[int], list[float]]:
+    return [host.traffic()[0] for host in hosts], workers.cpu_s()
+
+
+def _trained(
+    began: float, each: Sequence[Answer], before: tuple[list[int], list[float]], after: tuple[list[int], list[float]]
+) -> _Trained:
+    sent = [late - early for early, late in zip(before[0], after[0], strict=True)]
+    cpu_s = [late - early for early, late in zip(before[1], after[1], strict=True)]
+    return _Trained(began, each, sent, cpu_s)
+
+
+def _row(job: Job, system: str, trained: _Trained, losses: Curve) -> Row:
+    curve = [(at - trained.began, loss) for at, loss in losses]
+    reached = seconds_to(curve, job.goal)
+    steps = fmean(node["steps"] for node in trained.nodes)
+    seconds = job.seconds if reached is None else reached
+    return Row(
+        bench="train",
+        system=system,
+        n=job.nodes,
+        params=trained.nodes[0]["parameters"],
+        mbit=job.mbit,
+        seconds=seconds,
+        bytes_per_node=fmean(trained.sent),
+        cpu_seconds=fmean(trained.cpu_s),
+        fastest_s=seconds,
+        slowest_s=seconds,
+        runs=1,
+        more={
+            "goal": job.goal,
+            "reached": reached is not None,
+            "trained_s": job.seconds,
+            "loss": curve[-1][1] if curve else None,
+            "steps": steps,
+            "phase_steps": job.steps,
+            "busy": fmean(node["busy"] for node in trained.nodes),
+            "step_s": sum(node["step_s"] for node in trained.nodes) / max(1.0, steps * len(trained.nodes)),
+            "pace_s": job.setting.step_s,
+            "rounds": fmean(node.get("rounds", node["steps"]) for node in trained.nodes),
+            "alone": fmean(node.get("alone", 0) for node in trained.nodes),
+            "curve": [(round(second, 2), round(loss, 4)) for second, loss in curve],
+        },
+    )
+
+
+def seconds_to(curve: Curve, goal: float) -> float | None:
+    """When the loss comes down to the goal, on a line between two points; None: not within the run."""
+    for (before, higher), (after, lower) in pairwise(curve):
+        if higher > goal >= lower:
+            return before + (after - before) * (higher - goal) / (higher - lower)
+    return curve[0][0] if curve and curve[0][1] <= goal else None

@@ -1,0 +1,55 @@
+"""`bench exchange`: how fast two nodes on this machine swap bytes, beside the layers below alone."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from noloco_node.cli.bench import output
+from noloco_node.cli.bench.output import Verbs
+
+if TYPE_CHECKING:
+    from noloco_node.bench.rows import Row
+
+ABOUT = """\
+How fast two processes on this machine swap bytes, both ways at once: by a
+node's swap without its codec, by gRPC over libp2p, by a stream of libp2p's
+alone, and by gRPC alone. Takes a minute and 1.5 GB of memory; `--quick` half of
+it.
+"""
+SIZE, QUICK_SIZE = 512, 64
+"""MiB."""
+
+
+def options(what: Verbs) -> None:
+    parser = what.add_parser("exchange", help="the exchange path beside its layers, on loopback", description=ABOUT)
+    add = parser.add_argument
+    add("--mib", metavar="N", help=f"what each end sends (default: {SIZE})")
+    add("--repeats", metavar="N", default="5", help="timed turns (default: 5)")
+    output.shared(parser, f"{QUICK_SIZE} MiB, once")
+
+
+def run(args: argparse.Namespace) -> int:
+    (size,) = output.numbers(args.mib or str(QUICK_SIZE if args.quick else SIZE), "--mib", 99_999)
+    (repeats,) = output.numbers(args.repeats, "--repeats", 100)
+    output.check_plot(args)
+    from noloco_node.bench import exchange
+    from noloco_node.terminal.progress import Progress
+
+    with Progress() as say:
+        rows = exchange.run((size << 20) // exchange.PAYLOAD_BYTES, 1 if args.quick else repeats, say)
+    settings = [f"{size} MiB each way", "loopback"]
+    return output.finish(args, rows, CELLS, title="The exchange path", settings=settings, panels=exchange.panels(rows))
+
+
+def _range(row: "Row") -> str:
+    return f"{row.fastest_s:.2f} - {row.slowest_s:.2f}"
+
+
+CELLS: output.Cells = {
+    "system": lambda row: row.system,
+    "MB/s each way": lambda row: f"{row.more['mb_s']:.0f}",
+    "of libp2p's": lambda row: f"{row.more['of_raw']:.2f}",
+    "CPU s per GB": lambda row: f"{row.more['cpu_s_per_gb']:.1f}",
+    "seconds": lambda row: f"{row.seconds:.2f}",
+    "from - to": _range,
+    "runs": lambda row: str(row.runs),
+}

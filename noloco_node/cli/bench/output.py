@@ -1,0 +1,81 @@
+"""What the benches beside rivals share: options, and the rows as a table, as JSON and as a plot."""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from noloco_node.cli.options import as_json, print_json, whole_number
+from noloco_node.errors import UsageError
+
+if TYPE_CHECKING:
+    from noloco_node.base.plots import Panel
+    from noloco_node.bench.rows import Row
+
+SCHEMA = 1
+
+Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+Cells = Mapping[str, Callable[["Row"], str]]
+"""The titles of a table's columns, and what stands in each."""
+
+
+def shared(parser: argparse.ArgumentParser, quick: str) -> None:
+    """`quick`: what `--quick` measures."""
+    add = parser.add_argument
+    add("--quick", action="store_true", help=quick)
+    add("--plot", metavar="out.png", type=Path, help="draw the results (needs matplotlib)")
+    as_json(parser)
+
+
+def check_plot(args: argparse.Namespace) -> None:
+    """Before minutes of work."""
+    if args.plot is not None:
+        from noloco_node.base import plots
+
+        plots.check(args.plot)
+
+
+def numbers(text: str, flag: str, most: int, least: int = 1) -> list[int]:
+    """`2,4,8`."""
+    return [whole_number(each, flag, most, least) for each in text.split(",")]
+
+
+def names(text: str | None, flag: str, known: Sequence[str]) -> list[str]:
+    """Some of the known ones; all where nothing is given."""
+    wanted = text.split(",") if text else list(known)
+    if unknown := [name for name in wanted if name not in known]:
+        raise UsageError(f"{flag} takes some of {', '.join(known)}, not {unknown[0]!r}")
+    return wanted
+
+
+def finish(  # noqa: PLR0913
+    args: argparse.Namespace,
+    rows: "Sequence[Row]",
+    cells: Cells,
+    *,
+    title: str,
+    settings: Sequence[str],
+    panels: "Sequence[Panel]",
+    **more: Any,
+) -> int:
+    """Print the rows as a table or as JSON, and draw them where that is wanted. `more`: further fields of the JSON."""
+    if args.plot is not None:
+        from noloco_node.base import plots
+
+        plots.draw(args.plot, title, settings, panels)
+    if args.json:
+        print_json({"schema": SCHEMA, "bench": args.what, "quick": args.quick, **more, "rows": _documents(rows)})
+        return 0
+    from rich.console import Console
+
+    from noloco_node.terminal.table import Column, fitting, table
+
+    columns = [Column(heading, 0 if at < 3 else len(cells) - at, right=at > 0) for at, heading in enumerate(cells)]
+    texts = [[cell(row) for cell in cells.values()] for row in rows]
+    console = Console()
+    console.print(table(columns, texts, fitting(columns, texts, console.width)))
+    return 0
+
+
+def _documents(rows: "Sequence[Row]") -> list[dict[str, Any]]:
+    return [row.document() for row in rows]

@@ -1,0 +1,83 @@
+"""`bench sync`: what an averaging step costs, ours and others', behind links of a known rate."""
+
+import argparse
+from itertools import product
+from typing import TYPE_CHECKING
+
+from noloco_node.cli.bench import output
+from noloco_node.cli.bench.output import Verbs
+from noloco_node.errors import UsageError
+
+if TYPE_CHECKING:
+    from noloco_node.bench.rows import Row
+
+ABOUT = """\
+One averaging step of P parameters among N processes. Each has a network
+namespace of its own behind a link that is held at a rate, so this needs root,
+`ip` and `tc`. It needs 1 GB of memory for each process with 100 M parameters
+(hivemind 2 GB), and about an hour for all settings: most of it is rivals that
+wait for their links. `--quick` takes a minute.
+"""
+
+
+def options(what: Verbs) -> None:
+    parser = what.add_parser("sync", help="an averaging step behind slow links, beside all-reduces", description=ABOUT)
+    add = parser.add_argument
+    add("--n", metavar="LIST", default="2,4,8", help="processes, even numbers (default: 2,4,8)")
+    add("--params", metavar="LIST", default="10000000,100000000", help="parameters (default: 10000000,100000000)")
+    add("--mbit", metavar="LIST", default="50,500", help="rates of the links, up and down (default: 50,500)")
+    add("--systems", metavar="LIST", help="only these, as 'noloco lattice:4,gloo fp32' (default: all)")
+    add("--repeats", metavar="N", default="5", help="timed steps; a rival's that takes 20 s is done once (default: 5)")
+    add("--seed", metavar="N", default="1", help="of the pairs (default: 1)")
+    output.shared(parser, "N 2, 1 M parameters, 50 Mbit/s, once")
+
+
+def run(args: argparse.Namespace) -> int:
+    ns, params, mbits = (
+        output.numbers(text, flag, most)
+        for text, flag, most in (
+            (args.n, "--n", 64),
+            (args.params, "--params", 999_999_999),
+            (args.mbit, "--mbit", 99_999),
+        )
+    )
+    if odd := [n for n in ns if n % 2]:
+        raise UsageError(f"--n takes even numbers, since nodes swap in pairs, not {odd[0]}")
+    (repeats,), (seed,) = output.numbers(args.repeats, "--repeats", 100), output.numbers(args.seed, "--seed", 10**9 - 1)
+    output.check_plot(args)
+    from noloco_node.bench import links, sync
+    from noloco_node.terminal.progress import Progress
+
+    wanted = output.names(args.systems, "--systems", [system.name for system in sync.SYSTEMS])
+    if args.quick:
+        ns, params, mbits, repeats = [2], [1_000_000], [50], 1
+    links.require()
+    systems = [system for system in sync.SYSTEMS if system.name in wanted]
+    settings = [sync.Setting(*setting) for setting in product(ns, params, mbits)]
+    with Progress() as say:
+        for system in systems:
+            if system.missing:
+                say.line(f"{system.name} is left out: {sync.how_to_install(system)}")
+        rows = list(sync.run(settings, [s for s in systems if not s.missing], repeats, seed, say))
+    panels = sync.panels(rows)
+    title, words = "One averaging step", [f"{repeats} steps", f"seed {seed}"]
+    return output.finish(args, rows, CELLS, title=title, settings=words, panels=panels)
+
+
+def _bytes(row: "Row") -> str:
+    return f"{row.bytes_per_node / 1e6:.1f}"
+
+
+CELLS: output.Cells = {
+    "system": lambda row: row.system,
+    "N": lambda row: str(row.n),
+    "params": lambda row: f"{row.params / 1e6:g} M",
+    "Mbit/s": lambda row: f"{row.mbit:g}",
+    "seconds": lambda row: f"{row.seconds:.2f}",
+    "from - to": lambda row: f"{row.fastest_s:.2f} - {row.slowest_s:.2f}",
+    "MB sent": _bytes,
+    "bytes/param": lambda row: f"{row.more['bytes_per_param']:.2f}",
+    "of the limit": lambda row: f"{row.more['of_limit']:.2f}",
+    "CPU s": lambda row: f"{row.cpu_seconds:.2f}",
+    "runs": lambda row: str(row.runs),
+}

@@ -1,0 +1,87 @@
+"""`bench train`: time to a loss, beside rivals."""
+
+import argparse
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from noloco_node.cli.bench import output
+from noloco_node.errors import UsageError
+
+if TYPE_CHECKING:
+    from noloco_node.bench.rows import Row
+
+
+def options(what: output.Verbs) -> None:
+    text = "time to a loss on nodes behind slow links: ours, hivemind with local updates, torch DDP"
+    needs = (
+        "Each node trains at the fixed pace of a pretended accelerator, so that four fit on two cores. Needs root on "
+        "Linux with ip and tc (iproute2), 4 GB of memory, and about 3 minutes for each system; --quick takes 3 in all."
+    )
+    train = what.add_parser("train", help=text, description=f"{text[0].upper()}{text[1:]}. {needs}")
+    add = train.add_argument
+    add("--systems", metavar="LIST", help="some of eager,blocking,hivemind,hivemind-local,ddp (default: all)")
+    add("--nodes", metavar="N", default="4", help="2 to 8 (default: 4)")
+    add("--mbit", metavar="RATE", type=float, default=50.0, help="of each link, each way (default: 50)")
+    add("--seconds", metavar="S", type=float, help="of training (default: 120; with --quick 10)")
+    add("--steps", metavar="N", help="of a phase, for all systems but ddp (default: 10; with --quick 4)")
+    add("--step-s", metavar="S", type=float, help="seconds of a step (default: 1; with --quick 0.25)")
+    add("--goal", metavar="LOSS", type=float, help="held-out loss, in nats a byte (default: 2.6)")
+    output.shared(train, "a tiny model and 10 s of training: whether all systems run here")
+
+
+def run(args: argparse.Namespace) -> int:
+    output.check_plot(args)
+    from dataclasses import replace
+
+    from noloco_node.bench import train
+    from noloco_node.cli.options import whole_number
+
+    systems = output.names(args.systems, "--systems", train.SYSTEMS)
+    setting, seconds, steps = (
+        (train.QUICK, train.QUICK_SECONDS, train.QUICK_STEPS)
+        if args.quick
+        else (train.SETTING, train.SECONDS, train.STEPS)
+    )
+    for flag, value in (("--mbit", args.mbit), ("--seconds", args.seconds), ("--step-s", args.step_s)):
+        if value is not None and not 0.01 <= value <= 10_000:
+            raise UsageError(f"{flag} must be from 0.01 to 10000, not {value:g}")
+    if args.step_s:
+        setting = replace(setting, step_s=args.step_s)
+    nodes = whole_number(args.nodes, "--nodes", 8, 2)
+    steps = steps if args.steps is None else whole_number(args.steps, "--steps", 1000, 1)
+    job = train.Job(setting, nodes, args.mbit, args.seconds or seconds, steps, args.goal or train.GOAL)
+    from noloco_node.terminal.progress import Progress
+
+    with Progress() as say:
+        rows = list(train.run(job, systems, say))
+    title = f"{nodes} nodes behind links of {args.mbit:g} Mbit/s"
+    step = f"{setting.tokens} tokens a step of {setting.step_s:g} s"
+    told = f"{rows[0].params / 1e6:.1f} M parameters, {step}, phases of {steps} steps"
+    return output.finish(
+        args, rows, _CELLS, title=title, settings=[told], panels=_panels(rows), setting=asdict(setting)
+    )
+
+
+def _panels(rows: "list[Row]") -> list[object]:
+    from noloco_node.base.plots import Line, Panel
+
+    curves = [Line(row.system, *zip(*row.more["curve"], strict=True)) for row in rows if row.more["curve"]]
+    return [Panel("Held-out loss", "seconds", "nats a byte", curves)]
+
+
+def _seconds(row: "Row") -> str:
+    return f"{row.seconds:.0f} s" if row.more["reached"] else f"> {row.seconds:.0f} s"
+
+
+_CELLS: output.Cells = {
+    "system": lambda row: row.system,
+    "to the loss": _seconds,
+    "loss at the end": lambda row: "" if row.more["loss"] is None else f"{row.more['loss']:.3f}",
+    "busy": lambda row: f"{row.more['busy']:.3f}",
+    "steps": lambda row: f"{row.more['steps']:.0f}",
+    "a step": lambda row: f"{row.more['step_s']:.2f} s",
+    "MB sent": lambda row: f"{row.bytes_per_node / 1e6:.0f}",
+    "CPU s": lambda row: f"{row.cpu_seconds:.0f}",
+    "rounds": lambda row: f"{row.more['rounds']:.0f}",
+    "alone": lambda row: f"{row.more['alone']:.0f}",
+}
