@@ -62,8 +62,11 @@ def _mean_of_peers(args: argparse.Namespace, settings: NodeConfig) -> "tuple[Tra
     if args.run or args.checkpoint:
         raise UsageError("--average with a number takes what the running node trains: leave --run and --checkpoint out")
     view = asyncio.run(_gather(home, peers))
-    file, layout = signed_file.read(home.run(view.run_id)), bytes.fromhex(view.layout)
-    fetched = [weights.Fetched(file, Path(state.path), layout, state.round, state.step) for state in view.states]
+    file = signed_file.read(home.run(view.run_id))
+    fetched = [
+        weights.Fetched(file, Path(state.path), bytes.fromhex(state.layout or view.layout), state.round, state.step)
+        for state in view.states
+    ]
     try:
         trained = weights.load(fetched, _sources(settings))
     finally:

@@ -23,7 +23,7 @@ from noloco_node.base.states import AT_WORK, HAS_WEIGHTS, NodeState
 from noloco_node.checkpoints import listing
 from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.checkpoints.schedule import CheckpointSchedule
-from noloco_node.data import sources
+from noloco_node.data import sources, tokens
 from noloco_node.data.sources import Sources
 from noloco_node.errors import NolocoError, SwarmUnreachable
 from noloco_node.host import nvml, remembered
@@ -46,10 +46,10 @@ from noloco_node.run import invitation, signed_file
 from noloco_node.run.manifest import Signed, verify
 from noloco_node.run.schema import Manifest
 from noloco_node.stages import shown
-from noloco_node.stages.part import Position
+from noloco_node.stages.part import Position, part_layout
 from noloco_node.stages.service import StageService, StageTerms
 from noloco_node.state_transfer import catch_up, choose_donor, client
-from noloco_node.state_transfer.collect import Collector, OwnState
+from noloco_node.state_transfer.collect import Collector, OtherStage, OwnState
 from noloco_node.state_transfer.server import StateService
 from noloco_node.training.replica import State, Trial
 from noloco_node.training.thread import Failed, Finished, Judged, Message, PhaseEnded, Ready, TrainingThread
@@ -584,9 +584,22 @@ class TrainingNode(BaseNode):
             await self._membership.look()
         terms = client.StateTerms(bytes.fromhex(run.run_id), ready.layout, self._token)
         own = OwnState(self._identity.peer_id, terms, ready.parameters, stats.round, stats.step, run.rounds)
-        async with aclosing(self._collector.gather(own, self._thread, self.seen(), peers)) as views:
+        stages = await self._other_stages(run)
+        async with aclosing(self._collector.gather(own, self._thread, self.seen(), peers, stages)) as views:
             async for view in views:
                 yield view
+
+    async def _other_stages(self, run: Manifest) -> list[OtherStage]:
+        if self._at is None or run.model.task is not None:
+            return []
+        vocabulary = tokens.load(run.data.tokenizer, self._config.tokenizer).vocabulary
+        others = [Position(stage, self._at.stages) for stage in range(self._at.stages) if stage != self._at.stage]
+        found = []
+        for at in others:
+            layout, parameters = await asyncio.to_thread(part_layout, run, vocabulary, at)
+            terms = client.StateTerms(bytes.fromhex(run.run_id), layout, self._token)
+            found.append(OtherStage(terms, parameters, self._at_stage(at.stage - self._at.stage)))
+        return found
 
     # ---- presence ----
     async def _publish(self) -> None:

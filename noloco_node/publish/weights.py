@@ -191,7 +191,8 @@ def _from_stages(run: Manifest, vocabulary: int, places: Sequence[Weights]) -> t
         here = [place for place in left if _fits(place, model.layout_digest(module))]
         if not here:
             raise UsageError(
-                f"none of these holds stage {stage} of {count} of {run.label}: name a home that does, with --average"
+                f"nothing here holds stage {stage} of {count} of {run.label}: `export` makes the whole model, with "
+                "--average and a home of each stage, or a number where a node runs"
             )
         left = [place for place in left if place not in here]
         found += _mean_into(module, here)

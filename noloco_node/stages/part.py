@@ -150,23 +150,28 @@ class LanguagePart:
 # ---- a language model, cut and put together --------------------------------------------------------------------------
 def part_model(run: Manifest, vocabulary: int, at: Position) -> nn.Module:
     """One stage's part, in fp32 on the CPU; `vocabulary`: of the data. Raises UsageError, OutOfMemory."""
-    assert run.stages is not None
-    spec, layers = run.stages, range(0)
-
-    def narrow(config: Any) -> None:
-        nonlocal layers
-        text = config.get_text_config()
-        layers = layers_of(spec, at.stage, text.num_hidden_layers)
-        if kinds := getattr(text, "layer_types", None):
-            text.layer_types = kinds[layers.start : layers.stop]
-        text.num_hidden_layers = len(layers)
-        untie(config)
-
     seed = int.from_bytes(hashlib.sha256(f"{run.seed}/stage {at.stage}".encode()).digest()[:4], "big")
-    module = model.build(run.model, vocabulary, seed, run.data.sequence_length, narrow)
-    _strip(module, at)
-    module.part = f"stage {at}, layers {layers.start} to {layers.stop - 1}\n"  # type: ignore[assignment]
-    return module
+    length = run.data.sequence_length
+    module = model.build(run.model, vocabulary, seed, length, lambda config: _narrow(run, at, config))
+    _check(module)
+    return _strip(module, at)
+
+
+def part_layout(run: Manifest, vocabulary: int, at: Position) -> tuple[bytes, int]:
+    """Layout digest and number of parameters of a part, without making it."""
+    outline = _strip(model.outline(run.model, vocabulary, lambda config: _narrow(run, at, config)), at)
+    return model.layout_digest(outline), sum(p.numel() for p in outline.parameters())
+
+
+def _narrow(run: Manifest, at: Position, config: Any) -> None:
+    """To the layers of this stage."""
+    assert run.stages is not None
+    text = config.get_text_config()
+    layers = layers_of(run.stages, at.stage, text.num_hidden_layers)
+    if kinds := getattr(text, "layer_types", None):
+        text.layer_types = kinds[layers.start : layers.stop]
+    text.num_hidden_layers = len(layers)
+    untie(config)
 
 
 def whole_model(run: Manifest, vocabulary: int, parts: Sequence[nn.Module]) -> nn.Module:
@@ -190,8 +195,8 @@ def untie(config: Any) -> None:
     config.get_text_config().tie_word_embeddings = config.tie_word_embeddings = False
 
 
-def _strip(module: nn.Module, at: Position) -> None:
-    """Take out what other stages hold. Raises UsageError where the model is not cut so simply."""
+def _check(module: nn.Module) -> None:
+    """Raises UsageError where the model is not cut so simply."""
     base: Any = module.base_model
     names = {name for name, _ in base.named_children()}
     if names - {"rotary_emb"} != {"embed_tokens", "layers", "norm"} or not _only_layers(base):
@@ -199,11 +204,18 @@ def _strip(module: nn.Module, at: Position) -> None:
             f"stages: {type(module).__name__} cannot be cut into stages, as it does something else outside its layers: "
             "take a model in Llama's shape (LlamaConfig, MistralConfig, Qwen3Config), or leave [stages] out"
         )
+
+
+def _strip(module: nn.Module, at: Position) -> nn.Module:
+    """Take out what other stages hold."""
+    base: Any = module.base_model
     if not at.first:
         base.embed_tokens = None
     if not at.last:
         base.norm = nn.Identity()
         module.lm_head = None  # type: ignore[assignment]
+    module.part = f"stage {at}\n"  # type: ignore[assignment]
+    return module
 
 
 def _only_layers(base: Any) -> bool:

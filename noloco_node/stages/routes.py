@@ -12,6 +12,9 @@ MOST_FREE = 4
 BACK_OFF_S, MOST_BACK_OFF_S = 1.0, 30.0
 """How long a peer that did not answer is left out; twice as long each time."""
 
+LEFT_OUT_S = 3600.0
+"""How long a peer that sent wrong gradients is left out."""
+
 
 class Random(Protocol):
     def choices(self, population: list[str], weights: list[float]) -> list[str]: ...
@@ -40,6 +43,10 @@ class Routes:
     def answered(self) -> Mapping[str, int]:
         """Micro-batches that came back from each peer."""
         return {peer: each.answered for peer, each in self._peers.items()}
+
+    @property
+    def count(self) -> int:
+        return len(self._peers)
 
     def draw(self, now: float, but: Collection[str] = ()) -> str | None:
         """`but`: those that have refused this micro-batch."""
@@ -70,7 +77,7 @@ class Routes:
             each.again_at = now + min(BACK_OFF_S * 2**each.failures, MOST_BACK_OFF_S)
             each.failures = min(each.failures + 1, 10)
         else:
-            each.free, each.failures, each.again_at = free, 0, 0.0
+            each.free, each.failures = free, 0
             each.answered += 1
 
     def full(self, peer: str, now: float) -> None:
@@ -78,6 +85,11 @@ class Routes:
         if each := self._peers.get(peer):
             each.under_way, each.free = max(0, each.under_way - 1), 0
             each.again_at = now + BACK_OFF_S / 4
+
+    def leave_out(self, peer: str, now: float) -> None:
+        """It did wrong."""
+        if each := self._peers.get(peer):
+            each.again_at = now + LEFT_OUT_S
 
     def _weight(self, each: _Peer, now: float) -> float:
         if each.again_at > now:

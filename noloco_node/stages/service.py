@@ -14,10 +14,10 @@ import math
 import queue
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Protocol
 
@@ -32,6 +32,7 @@ from noloco_node.peers.record import PeerRecord
 from noloco_node.run.admission import Refuses
 from noloco_node.run.schema import Manifest
 from noloco_node.stages import shown
+from noloco_node.stages.agreement import Agreement
 from noloco_node.stages.part import Position, part_of
 from noloco_node.stages.passes import Answer, Answered, Asked, Letter, Lost, LostMicroBatch, Sent, StageTask
 from noloco_node.stages.routes import Random, Routes
@@ -54,6 +55,9 @@ LEAST_PATIENCE_S, PATIENCE = 3.0, 4
 one."""
 REMEMBERED = 32
 """Answers from which the usual time is known."""
+COMPARED_EVERY, COMPARED_S, LEAST_COMPARED = 16, 20.0, 3
+"""How often two peers are asked for the same micro-batch, for how long the second one, and of how many peers: of two
+that differ it cannot be told which one is wrong."""
 LOOK_S = 0.2
 """How often a peer is looked for, where none has a place."""
 CPU = torch.device("cpu")
@@ -120,6 +124,7 @@ class StageService(StageServicer):
         self._routes = Routes(random)
         self._rate = MicroBatchRate()
         self._held = _Held()
+        self._agreement, self._until_compared = Agreement(), COMPARED_EVERY
         self._terms: StageTerms | None = None
         self._task: StageTask | None = None
         self._codec: ActivationCodec = activation_codec("fp32")
@@ -194,7 +199,10 @@ class StageService(StageServicer):
         if self._closed:
             self.letters.put(Lost(micro.ticket))
             return
-        call = asyncio.create_task(self._carry(micro))
+        self._own(self._carry(micro))
+
+    def _own(self, work: Coroutine[Any, Any, None]) -> None:
+        call = asyncio.create_task(work)
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
 
@@ -237,9 +245,37 @@ class StageService(StageServicer):
                 self._routes.ended(peer, passed.free, loop.time())
                 if not micro.evaluates:
                     self._took_s.append(loop.time() - began)
+                    self._compare_now_and_then(peer, micro, payload, answer)
                 return answer
             self.totals.retried += 1
             tried.add(peer)
+
+    def _compare_now_and_then(self, peer: str, micro: Sent, payload: bytes, answer: Answer) -> None:
+        """With what another peer answers to the same micro-batch."""
+        self._until_compared -= 1
+        if self._until_compared > 0 or self._routes.count < LEAST_COMPARED:
+            return
+        other = self._routes.draw(asyncio.get_running_loop().time(), [peer])
+        if other is not None:
+            self._until_compared = COMPARED_EVERY
+            self._own(self._compare(peer, other, replace(micro, until=time.monotonic() + COMPARED_S), payload, answer))
+
+    async def _compare(self, peer: str, other: str, micro: Sent, payload: bytes, answer: Answer) -> None:
+        self._routes.sent(other)
+        try:
+            async with asyncio.timeout(COMPARED_S):
+                passed, second = await self._ask(other, micro, payload)
+        except (PeerFault, TimeoutError) as fault:
+            self._routes.ended(other, None, asyncio.get_running_loop().time())
+            self._blame(other, fault)
+            return
+        self._routes.ended(other, passed.free, asyncio.get_running_loop().time())
+        self._agreement.compared(peer, other, await asyncio.to_thread(_cosine, answer, second))
+        for wrong in self._agreement.wrong():
+            log.warning("%s sends other gradients than its whole stage", wrong)
+            self._agreement.forget(wrong)
+            self._routes.leave_out(wrong, asyncio.get_running_loop().time())
+            self._misbehaved(wrong, "wrong_gradient")
 
     def _chosen(self, micro: Sent, now: float, tried: Collection[str]) -> str | None:
         if self._terms is None or not self._may_send():
@@ -377,3 +413,9 @@ async def _next(frames: AsyncIterator[pb.StageFrame]) -> wire.Frame:
     with suppress(StopAsyncIteration):
         return wire.decode(await anext(frames))
     raise PeerLost("ended")
+
+
+def _cosine(one: Answer, other: Answer) -> float:
+    if one.gradient is None or other.gradient is None:
+        return 1.0
+    return float(torch.nn.functional.cosine_similarity(one.gradient.flatten(), other.gradient.flatten(), 0))

@@ -54,6 +54,15 @@ class OwnState:
     """Rounds of the run."""
 
 
+@dataclass(frozen=True, slots=True)
+class OtherStage:
+    """Another part of the model than this node's, and who holds it."""
+
+    terms: StateTerms
+    parameters: int
+    there: Collection[PeerRecord]
+
+
 class Collector:
     """One collection at a time. `has_room`: whether the day's quota allows to receive so many bytes; `rate_bytes_s`:
     the volunteer's --max-download."""
@@ -72,16 +81,22 @@ class Collector:
         self._busy = False
 
     async def gather(
-        self, own: OwnState, owner: StateOwner, there: Collection[PeerRecord], peers: int
+        self,
+        own: OwnState,
+        owner: StateOwner,
+        there: Collection[PeerRecord],
+        peers: int,
+        stages: Sequence[OtherStage] = (),
     ) -> AsyncGenerator[GatherView, None]:
         """Progress every SAY_S; at last what came, or why nothing did. If the caller stops reading before that,
-        no files are left."""
+        no files are left. `there`: nodes with the same part of the model; of each of the other `stages` as many come as
+        of this one."""
         if self._busy:
             yield GatherView(failure="another export is fetching states through this node: wait for it")
             return
         self._busy = True
         work = _Work(own, self._channel, self._pace, self._has_room, self._slowest)
-        collecting = asyncio.create_task(self._gather(work, owner, _in_turn(there, own), peers))
+        collecting = asyncio.create_task(self._gather(work, owner, _in_turn(there, own), peers, stages))
         try:
             while not (await asyncio.wait({collecting}, timeout=SAY_S))[0]:
                 yield work.view
@@ -97,8 +112,15 @@ class Collector:
                 await asyncio.wait({collecting})
                 shutil.rmtree(self._home, ignore_errors=True)
 
-    async def _gather(self, work: "_Work", owner: StateOwner, donors: Sequence[PeerRecord], peers: int) -> None:
-        folder = self._fresh_folder(work.own, min(peers, len(donors)))
+    async def _gather(
+        self,
+        work: "_Work",
+        owner: StateOwner,
+        donors: Sequence[PeerRecord],
+        peers: int,
+        stages: Sequence[OtherStage],
+    ) -> None:
+        folder = self._fresh_folder(work.own, min(peers, len(donors)) + len(stages))
         round_, numbers = await asyncio.wrap_future(owner.live_state())
         if not await asyncio.to_thread(client.is_finite, numbers):
             raise NonFinite("this node's own weights hold NaN or Inf: average others, through another node")
@@ -108,6 +130,12 @@ class Collector:
             if len(work.view.states) > peers:
                 break
             await work.take(folder, donor)
+        for stage in stages:
+            before = len(work.view.states)
+            for donor in _in_turn(stage.there, work.own):
+                if len(work.view.states) - before >= max(1, peers):
+                    break
+                await work.take(folder, donor, stage)
         if len(work.view.states) == 1:
             raise SwarmUnreachable(
                 "no other node sent its state: see `noloco-node peers`, or leave --average out to export this one's"
@@ -144,28 +172,31 @@ class _Work:
         self.view = GatherView(run_id=own.terms.run_id.hex(), layout=own.terms.layout.hex(), doing="this node's state")
         self._channel, self._pace, self._has_room, self._slowest = channel, pace, has_room, slowest
 
-    async def take(self, folder: Path, donor: PeerRecord) -> None:
+    async def take(self, folder: Path, donor: PeerRecord, stage: OtherStage | None = None) -> None:
         """One donor's, if it sends it. Raises DiskFull, UsageError."""
-        name, download = peer_names.name_of(donor.peer_id), Download(2 * self.own.parameters)
+        terms, parameters = (stage or self.own).terms, (stage or self.own).parameters
+        name, download = peer_names.name_of(donor.peer_id), Download(2 * parameters)
         if not self._has_room(download.total_bytes):
             self._skip(name, "the day's download has no room for its state; --daily-download allows more")
             return
         attempt = _Attempt(self, name)
         try:
             async with asyncio.timeout(BEGIN_S + download.total_bytes / self._slowest):
-                state = await client.fetch(self._channel(donor.peer_id), self.own.terms, download, attempt, self._pace)
-            await self.keep(folder, donor.peer_id, donor.step, state)
+                state = await client.fetch(self._channel(donor.peer_id), terms, download, attempt, self._pace)
+            await self.keep(folder, donor.peer_id, donor.step, state, stage)
         except TimeoutError:
             self._skip(name, "too slow")
         except PeerFault as fault:
             self._skip(name, fault.reason.replace("_", " "))
 
-    async def keep(self, folder: Path, peer_id: str, step: int, state: LiveState) -> None:
+    async def keep(
+        self, folder: Path, peer_id: str, step: int, state: LiveState, stage: OtherStage | None = None
+    ) -> None:
         """Raises DiskFull, UsageError."""
         path = folder / f"{len(self.view.states)}.f32"
-        phi = state.data[: _PLACE_BYTES * self.own.parameters]
+        phi = state.data[: _PLACE_BYTES * (stage or self.own).parameters]
         await asyncio.to_thread(_write, path, phi)
-        kept = GatheredState(str(path), peer_id, state.round, step)
+        kept = GatheredState(str(path), peer_id, state.round, step, stage.terms.layout.hex() if stage else "")
         self.view = replace(self.view, states=(*self.view.states, kept))
 
     def _skip(self, name: str, why: str) -> None:

@@ -88,6 +88,16 @@ def build(
     return module
 
 
+def outline(spec: ModelSpec, vocabulary: int, narrow: Callable[[Any], None]) -> nn.Module:
+    """As `build`, without memory for the parameters: names, shapes and order are the same."""
+    architecture = spec.architecture or "LlamaConfig"
+    with offline():
+        config = _config(architecture, _values(spec, vocabulary))
+        narrow(config)
+        with torch.device("meta"):
+            return _construct(architecture, config)
+
+
 def sizes(spec: ModelSpec, at_least: int) -> tuple[int, int]:
     """Width of the model's layers (0 where it does not say), and its number of tokens, for a text with `at_least` so
     many. Raises UsageError."""

@@ -11,6 +11,8 @@ class GatheredState:
     peer_id: str
     round: int
     step: int
+    layout: str = ""
+    """Of its numbers, where that is another one than this node's: of another stage."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 Minutes each on two cores, so they are run by --slow; tests/stages/test_passes.py has the first one without a network.
 """
 
+import json
 import time
 from itertools import pairwise
 from statistics import fmean
@@ -49,8 +50,9 @@ def whole(run: Manifest, peer: str) -> Replica:
 def test_two_nodes_learn_what_one_process_learns(real_nodes: RealNodes, capsys: pytest.CaptureFixture[str]) -> None:
     run = with_stages(real_nodes, rounds=10, inner={"steps": 5})
     path = str(real_nodes.root / "run.toml")
-    first = real_nodes.node("a", "start", path, "--stage", "1", "--in-flight", "1", "--linger", "60")
-    second = real_nodes.node("b", *first.invitation(), "--stage", "2", "--linger", "60")
+    second = real_nodes.node("a", "start", path, "--stage", "2", "--linger", "60")
+    until(lambda: second.ask("status").get("state") == "training", "that it waits for micro-batches: none is lost")
+    first = real_nodes.node("b", *second.invitation(), "--stage", "1", "--in-flight", "1", "--linger", "60")
     for node in (first, second):
         until(lambda node=node: node.ask("status").get("state") == "finished", "50 steps", 400)
     ours = [[event["loss"] for event in node.events("PhaseDone")] for node in (first, second)]
@@ -108,6 +110,11 @@ def test_four_nodes_swap_within_their_stages_and_go_on_without_one(
             f"\n  after kill -9: the others went on within {went_on_s:.1f} s, a newcomer trained {took_s:.0f} s later"
         )
     assert not family & alive()
+    whole = real_nodes.root / "whole"
+    done = first.run("export", "--average", "1", "--to", str(whole), within_s=180)
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(first.run("eval", str(whole), "--json", within_s=180).stdout)["loss"]
+    assert measured < first.events("Evaluated")[0]["eval_loss"], "the parts fit together"
     for node in (*nodes[:3], newcomer):
         node.leave()
     until(lambda: not real_nodes.left_over(), "nothing is left", 10)

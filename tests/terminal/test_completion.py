@@ -47,7 +47,7 @@ def test_bash_completes_verbs(bash: Path) -> None:
     ("words", "offered"),
     [
         (["join", "--max-"], ["--max-upload", "--max-download"]),
-        (["join", "--web", "127.0.0.1:8090", "--st"], ["--start-over"]),
+        (["join", "--web", "127.0.0.1:8090", "--st"], ["--start-over", "--stage"]),
         (["logs", "--f"], ["--follow"]),
         (["runs", ""], ["-h", "--help", "--remove", "--home", "--json"]),
         (["bench", "c"], ["codec"]),
