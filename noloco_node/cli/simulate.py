@@ -154,6 +154,8 @@ def _run_training(args: argparse.Namespace) -> int:
     choices, seeds = _choices(args), _list(args.seed, int, "--seed")
     if args.threads is not None and args.threads < 1:
         raise UsageError(f"--threads must be 1 or more, not {args.threads}")
+    if args.stages != "1" and (args.attack or args.links):
+        raise UsageError("--stages takes neither --attack nor --links")
     if args.attack is not None:
         return _run_attacks(args, choices, seeds)
     if args.attackers is not None:

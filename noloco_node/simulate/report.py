@@ -155,10 +155,8 @@ def _by_nodes(title: str, cells: Sequence[tuple[int, str, str]]) -> Table:
 
 
 def stage_table(rows: Sequence[StageRow]) -> Table:
-    table = Table(box=None, title_justify="left")
-    table.title = (
-        "Mbit/s that a node's link needs between stages, and how busy nodes are with yours,\nby micro-batches in flight"
-    )
+    title = "Mbit/s that a node's link needs between stages,\nand how busy nodes are, by micro-batches in flight"
+    table = Table(box=None, title=title, title_justify="left")
     for heading in ("model", "TFLOP/s", "codec", "bytes/token", "Mbit/s"):
         table.add_column(heading, justify="left" if heading == "model" else "right", no_wrap=True)
     for in_flight in rows[0].busy:

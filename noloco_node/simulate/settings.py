@@ -167,6 +167,10 @@ class Settings:
             raise UsageError(f"routing must be {' or '.join(ROUTINGS)}, not {self.routing!r}")
         if self.stages > 1 and (self.attack or self.defences):
             raise UsageError("stages are simulated among the honest, without defences: add --no-defences, no --attack")
+        if (
+            self.compiled and self.activations != "fp32"
+        ):  # a compiled model does not see what is hooked into another one
+            raise UsageError("--compile takes activations in fp32 only: leave one of both out")
         if self.attack and self.attack not in ATTACKS:
             raise UsageError(f"there is no attack {self.attack!r}, {did_you_mean(self.attack, ATTACKS)}")
         if bool(self.attack) != bool(self.attackers) or not 0 <= self.attackers <= self.replicas - 2:

@@ -20,7 +20,7 @@ from noloco_node.simulate.baselines import Algorithm, Outer
 from noloco_node.simulate.settings import Settings
 
 MICRO_BATCHES = 2
-"""Of one replica in one step, each on a route of its own: as few as they can be."""
+"""Of one replica in one step, each on a route of its own. Few, as small ones take longer."""
 
 Route = Sequence[int]
 """Whose replica of each stage a micro-batch goes through."""

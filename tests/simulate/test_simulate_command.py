@@ -124,6 +124,8 @@ def test_links_between_stages(capsys):
         (["--stages", "2"], "--no-defences"),
         (["--stages", "2", "--no-defences", "--routing", "rnd"], "random or fixed"),
         (["--stages", "2", "--no-defences", "--activations", "int4"], "did you mean int8|it may be"),
+        (["--stages", "2", "--no-defences", "--compile", "--activations", "int8"], "fp32 only"),
+        (["--stages", "2", "--links", "10"], "neither --attack nor --links"),
         (["network", "--plot", "not/there/out.png"], "folder that exists"),
         (["network", "--sizes", "1"], "2 or more"),
         (["network", "--bandwidth", "-3"], "above 0"),
