@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from noloco_node.base.states import NodeState
 from noloco_node.bench import Say, links, nodes
@@ -29,14 +28,13 @@ from noloco_node.bench.workers import START_S, Answer, Workers
 
 OURS = {"eager": "eager", "blocking": "blocking"}
 """Our systems, and their overlap."""
-RIVALS = {"hivemind": "diloco", "hivemind-local": "local", "ddp": ""}
-"""Systems, and which form of hivemind (rivals/train_hivemind.py)."""
+RIVALS = {"hivemind": "train_hivemind", "ddp": "train_ddp"}
+"""Systems, and their modules."""
 SYSTEMS = (*OURS, *RIVALS)
-NODES, MBIT, SECONDS, STEPS, GOAL = 4, 50.0, 120.0, 10, 2.6
+SECONDS, STEPS, GOAL = 120.0, 8, 3.0
 QUICK_SECONDS, QUICK_STEPS = 10.0, 4
 SETTING = Setting()
 QUICK = Setting(hidden=64, layers=1, length=32, tokens=32, step_s=0.25, held_out=1, every_s=1.0)
-_MODULES = {"hivemind": "train_hivemind", "hivemind-local": "train_hivemind", "ddp": "train_ddp"}
 _ANSWER_S = 30.0
 
 Curve = list[tuple[float, float]]
@@ -76,15 +74,14 @@ def run(job: Job, systems: Sequence[str], say: Say) -> Iterator[Row]:
             with links.star(job.nodes, job.mbit) as hosts, ExitStack() as stack:
                 train = _train_ours if system in OURS else _train_rival
                 trained = train(stack, job, system, hosts, weights)
-            yield _row(job, system, trained, paced.losses(job.setting, weights))
+            yield _row(job, system, trained, paced.losses(job.setting, weights, trained.began))
 
 
 def _train_ours(stack: ExitStack, job: Job, system: str, hosts: Sequence[Host], weights: Path) -> _Trained:
     inner, outer = {"steps": job.steps}, {"overlap": OURS[system]}
     workers = stack.enter_context(nodes.running(hosts, job.setting, inner, outer, weights, paused=True))
     patience_s = START_S + 5 * job.nodes
-    want = {"state": NodeState.PAUSED, "patience_s": patience_s, "peers": job.nodes - 1}
-    workers.ask("until", patience_s, **want)
+    workers.ask("until", patience_s, state=NodeState.PAUSED, patience_s=patience_s, peers=job.nodes - 1)
     before = _used(workers, hosts)
     began = min(answer["at"] for answer in workers.ask("resume", _ANSWER_S))
     _wait(workers, "status", began + job.seconds)
@@ -97,6 +94,8 @@ def _train_ours(stack: ExitStack, job: Job, system: str, hosts: Sequence[Host], 
             "busy": view["busy_fraction"],
             "rounds": view["rounds"]["committed"] + view["rounds"]["solo"],
             "alone": view["rounds"]["solo"],
+            "time_s": view["time_s"],
+            "taken_back": view["taken_back"],
         }
         for view in views
     ]
@@ -105,23 +104,21 @@ def _train_ours(stack: ExitStack, job: Job, system: str, hosts: Sequence[Host], 
 
 def _train_rival(stack: ExitStack, job: Job, system: str, hosts: Sequence[Host], weights: Path) -> _Trained:
     environ = {"OMP_NUM_THREADS": "1"}
-    module = f"noloco_node.bench.rivals.{_MODULES[system]}"
+    module = f"noloco_node.bench.rivals.{RIVALS[system]}"
     workers = stack.enter_context(Workers(module, hosts, environ=environ))
     each: list[Answer] = [
         {"number": number, "address": host.address, "weights": None if number else str(weights)}
         for number, host in enumerate(hosts)
     ]
     workers.ask("build", START_S, each, setting=job.setting.options, first=hosts[0].address)
-    form: dict[str, Any] = {}
-    if system.startswith("hivemind"):
+    if system == "hivemind":
         first, *others = workers.each
         peers = first.order("join", START_S, peers=[])["peers"]
         for worker in others:
             worker.order("join", START_S, peers=peers)
-        form = {"form": RIVALS[system], "steps": job.steps}
-    workers.ask("connect", START_S, count=job.nodes, **form)
+    workers.ask("connect", START_S, count=job.nodes)
     before = _used(workers, hosts)
-    began = min(answer["at"] for answer in workers.ask("train", _ANSWER_S, **form))
+    began = min(answer["at"] for answer in workers.ask("train", _ANSWER_S, steps=job.steps))
     _wait(workers, "report", began + job.seconds)
     return _trained(began, workers.ask("report", _ANSWER_S), before, _used(workers, hosts))
 
@@ -145,8 +142,7 @@ def _trained(
     return _Trained(began, each, sent, cpu_s)
 
 
-def _row(job: Job, system: str, trained: _Trained, losses: Curve) -> Row:
-    curve = [(at - trained.began, loss) for at, loss in losses]
+def _row(job: Job, system: str, trained: _Trained, curve: Curve) -> Row:
     reached = seconds_to(curve, job.goal)
     steps = fmean(node["steps"] for node in trained.nodes)
     seconds = job.seconds if reached is None else reached
@@ -166,14 +162,16 @@ def _row(job: Job, system: str, trained: _Trained, losses: Curve) -> Row:
             "goal": job.goal,
             "reached": reached is not None,
             "trained_s": job.seconds,
-            "loss": curve[-1][1] if curve else None,
+            "loss": curve[-1][1],
             "steps": steps,
             "phase_steps": job.steps,
             "busy": fmean(node["busy"] for node in trained.nodes),
             "step_s": sum(node["step_s"] for node in trained.nodes) / max(1.0, steps * len(trained.nodes)),
             "pace_s": job.setting.step_s,
-            "rounds": fmean(node.get("rounds", node["steps"]) for node in trained.nodes),
-            "alone": fmean(node.get("alone", 0) for node in trained.nodes),
+            "rounds": fmean(node["rounds"] for node in trained.nodes),
+            "alone": fmean(node["alone"] for node in trained.nodes),
+            "time_s": trained.nodes[0].get("time_s", {}),
+            "taken_back": sum(node.get("taken_back", 0) for node in trained.nodes),
             "curve": [(round(second, 2), round(loss, 4)) for second, loss in curve],
         },
     )
@@ -184,4 +182,4 @@ def seconds_to(curve: Curve, goal: float) -> float | None:
     for (before, higher), (after, lower) in pairwise(curve):
         if higher > goal >= lower:
             return before + (after - before) * (higher - goal) / (higher - lower)
-    return curve[0][0] if curve and curve[0][1] <= goal else None
+    return None

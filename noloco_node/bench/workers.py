@@ -119,6 +119,7 @@ class Worker:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
+        _remove_shared(self.pid)
         with suppress(OSError):
             if self._process.stdin:
                 self._process.stdin.close()
@@ -140,6 +141,13 @@ def _kill_marked(mark: bytes) -> None:
         with suppress(OSError):  # of another user, or ended meanwhile
             if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
                 os.kill(int(entry.name), signal.SIGKILL)
+                _remove_shared(int(entry.name))
+
+
+def _remove_shared(pid: int) -> None:
+    """The memory that torch shared among processes, by the one that had made it: a killed one leaves it for ever."""
+    for path in Path("/dev/shm").glob(f"torch_{pid}_*"):
+        path.unlink(missing_ok=True)
 
 
 def descendants(pid: int) -> list[int]:

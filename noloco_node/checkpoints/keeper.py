@@ -33,6 +33,12 @@ class CheckpointKeeper:
         self.unsaved: NolocoError | None = None
         """Why the last try to save wrote none."""
 
+    def folder(self) -> Path:
+        """Where they are, made where it was missing. Raises UsageError."""
+        with atomic_files.writing(f"a checkpoint into {self._directory}"):
+            self._directory.mkdir(parents=True, exist_ok=True)
+        return self._directory
+
     def resume(self, layout: bytes, use: Use = any_values, parameters: int | None = None) -> Checkpoint | None:
         """The checkpoint that this node resumes from: the newest that `use` takes, unless it is far worse than an older
         one. Raises Incompatible where it is of another run or layout."""

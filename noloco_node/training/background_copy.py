@@ -1,4 +1,4 @@
-"""Copies of tensors as they were at one moment, in host memory, made while training goes on.
+"""Copies of tensors as they were at one moment, in host memory or in a file, made while training goes on.
 
 `begin` is called at the moment. From then on threads of the copy's own read it piece by piece, and who is about to
 change tensors calls `secure` first: that reads beside those threads what is missing of them, and waits until it has
@@ -17,11 +17,14 @@ On a GPU:
   when nothing reads it any more, and `record_stream` is not needed.
 
 The memory of a copy is new each time and goes back to the system with it: kept, it would be 20 bytes a parameter for
-ever. Knows nothing of what the tensors are.
+ever. Where there is none for it, a copy goes to a file without a name, which the system keeps in memory as far as there
+is room. Knows nothing of what the tensors are.
 """
 
 import mmap
+import os
 import queue
+import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,13 +34,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from math import prod
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from noloco_node.base import units
+from noloco_node.base import atomic_files, units
 from noloco_node.core import gpu
 from noloco_node.errors import OutOfMemory
 
@@ -48,6 +52,9 @@ BUFFERS = 4
 On a CPU one thread reads: training needs the cores."""
 HUGE_BYTES = 4 << 20
 """From here on, memory is asked for in pages of 2 MiB: to fill new pages of 4 kB takes more than twice as long."""
+
+_ALIGNED = 64
+"""Bytes at whose multiples a tensor in a file begins, for its type and for the processor."""
 
 T = TypeVar("T")
 
@@ -66,12 +73,59 @@ def host_memory(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Ten
     return torch.frombuffer(memory, dtype=dtype).view(tuple(shape))
 
 
+class FileMemory:
+    """A file without a name, in which tensors are written by system calls and read as memory. So a full disk is an
+    error, while what is written takes none of the process's memory. Raises DiskFull, UsageError."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        """`size`: bytes of all its tensors."""
+        self._folder = folder
+        with self._writing(), tempfile.TemporaryFile(dir=folder) as file:
+            file.truncate(size := max(1, size))
+            self._bytes = torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=torch.uint8)
+            self._file = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self._file)
+        self._end = 0
+
+    def take(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+        """The next part of it, whose whole is to be written."""
+        start, self._end = self._end, self._end + prod(shape) * dtype.itemsize
+        part = self._bytes[start : self._end].view(dtype).view(tuple(shape))
+        self._end += -self._end % _ALIGNED
+        return part
+
+    @staticmethod
+    def size(nbytes: Iterable[int]) -> int:
+        """Of a file for tensors of so many bytes each."""
+        return sum(each + -each % _ALIGNED for each in nbytes)
+
+    def put(self, into: Tensor, source: Tensor) -> None:
+        """`into`: a part of what was taken."""
+        at, data = into.data_ptr() - self._bytes.data_ptr(), memoryview(_bytes(source))
+        with self._writing():
+            while data:
+                written = os.pwrite(self._file, data, at)
+                at, data = at + written, data[written:]
+
+    def _writing(self) -> AbstractContextManager[None]:
+        return atomic_files.writing(f"a copy of the state into {self._folder}")
+
+
 @dataclass(frozen=True, slots=True)
 class Pair:
     """A tensor, and the host memory that it is copied into: contiguous, and of the same type and size."""
 
     source: Tensor
     into: Tensor
+    file: FileMemory | None = None
+    """Where `into` is a part of it."""
+
+    def put(self, into: Tensor, source: Tensor) -> None:
+        """A part of both, on the CPU. numpy copies on one core, however many torch may use."""
+        if self.file:
+            self.file.put(into, source)
+        else:
+            np.copyto(_bytes(into), _bytes(source))
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,16 +269,16 @@ class Copies:
             answer.set_result(result)
 
     def _read(self, piece: _Piece) -> None:
-        """On any thread. numpy copies on one core, however many torch may use, and lets other threads run."""
+        """On any thread; others run meanwhile."""
         source, into = (
             tensor.detach().view(-1)[piece.start : piece.end] for tensor in (piece.pair.source, piece.pair.into)
         )
         if not source.is_cuda:
-            np.copyto(_bytes(into), _bytes(source))
+            piece.pair.put(into, source)
             return
         buffer = self._buffers.get()  # another thread puts one back within a piece
         try:
-            np.copyto(_bytes(into), _bytes(buffer.read(source)))
+            piece.pair.put(into, buffer.read(source))
         finally:
             self._buffers.put(buffer)
 

@@ -3,8 +3,9 @@
 On a GPU lie θ, its gradient and AdamW's moments; in a forward pass autocast's copies of the weights in bf16, and what
 the backward pass needs of one micro-batch. φ and δ, what the length correction owes them, the snapshot of an open offer
 and the corrections of a swap lie beside them where that leaves room for activations, else in host memory, where a
-boundary and a correction reach them piece by piece. A checkpoint is in host memory until it is on the disk: a machine
-that cannot hold both is refused before it trains, instead of being killed by the system at its first checkpoint.
+boundary and a correction reach them piece by piece. A checkpoint is in host memory until it is on the disk; where there
+is no room for that, its copy goes to a file instead (background_copy.py). A machine that cannot hold the rest is
+refused before it trains, instead of being killed by the system later.
 
 What the tensors take is known from the manifest; what an example takes is found by trying one, before a state is
 downloaded. How many examples go through the model at once is found by trying on a GPU; on a CPU it is the task's own
@@ -36,12 +37,14 @@ SLOW: dict[str, float] = {
 }
 """Per parameter: what a round needs besides training (core/length_correction.py, core/verdict.py). Corrections take 4
 with codecs without units."""
-CHECKPOINT_BYTES = 20
+CHECKPOINT, CHECKPOINT_BYTES = "checkpoint being written", 20
 """Per parameter, while one is written: a copy of θ, φ, δ and AdamW's moments, while training goes on."""
 HOLES = 0.03
 """The share of a GPU's memory that stays unused: allocators leave holes, and libraries take some MB for themselves."""
 HEAP = 0.06
 """The share of the tensors in a CPU's training that the C library keeps beside them, between freed blocks."""
+SPILL_ROOM = 1.25
+"""Times its size that is to be free for a copy in memory: activations, and other programs, come and go."""
 SPARE = 0.9
 """The share of free memory that a micro-batch may take: the next ones may be a little larger."""
 CALM_STEPS = 50
@@ -71,6 +74,15 @@ class Plan:
     def host_bytes(self) -> int:
         return sum(item.bytes for item in self.host)
 
+    @property
+    def host_least(self) -> tuple[Item, ...]:
+        """Without what may go to a file."""
+        return tuple(item for item in self.host if item.what != CHECKPOINT)
+
+    @property
+    def host_least_bytes(self) -> int:
+        return sum(item.bytes for item in self.host_least)
+
 
 def plan(  # noqa: PLR0913
     parameters: int,
@@ -95,11 +107,11 @@ def plan(  # noqa: PLR0913
     train = items(fast) + ([copies] if bf16 else []) + tried
     slow = items(SLOW)
     apart = items({**SLOW, "open offer": 8})  # a boundary may make one before the last is over
-    rest = [*items({"checkpoint being written": 12 + MOMENT_BYTES[moments]}), Item("program", program)]
+    rest = [*items({CHECKPOINT: 12 + MOMENT_BYTES[moments]}), Item("program", program)]
     if not on_gpu:
-        tensors = (*train, *slow, *rest[:-1])
+        tensors = (*train, *slow)
         heap = Item("between freed blocks", round(HEAP * sum(item.bytes for item in tensors)))
-        return Plan(parameters, (), (*tensors, heap, rest[-1]))
+        return Plan(parameters, (), (*tensors, heap, *rest))
     if slow_on_gpu:
         return Plan(parameters, (*train, *slow), tuple(rest))
     return Plan(parameters, tuple(train), (*apart, *rest))
@@ -113,8 +125,8 @@ def check(planned: Callable[[str], Plan], moments: str, device: torch.device, fr
         if smaller.device_bytes < ours.device_bytes and fits(smaller, room):
             remedy = f"use --moments 8bit, with which it needs {size(smaller.device_bytes)}, or a larger card"
         raise _refused(ours.device, room, "of the GPU" + held_by_others(device, fraction), remedy)
-    if ours.host_bytes > (there := model.memory_bytes()):
-        raise _refused(ours.host, there, "beside the GPU" if ours.device else "here", "use a larger machine")
+    if ours.host_least_bytes > (there := model.memory_bytes()):
+        raise _refused(ours.host_least, there, "beside the GPU" if ours.device else "here", "use a larger machine")
 
 
 def most_parameters(gpu: int | None, host: int | None, moments: str = FULL) -> int | None:
@@ -122,7 +134,7 @@ def most_parameters(gpu: int | None, host: int | None, moments: str = FULL) -> i
     the card, None without one."""
     some = 10**6
     found = plan(some, on_gpu=gpu is not None, bf16=gpu is not None, moments=moments)
-    rooms = [some * host / found.host_bytes] if host is not None else []
+    rooms = [some * host / found.host_least_bytes] if host is not None else []
     rooms += [some * (1 - HOLES) * gpu / found.device_bytes] if gpu is not None else []
     return int(min(rooms)) if rooms else None
 
@@ -144,6 +156,12 @@ def _refused(items: tuple[Item, ...], there: int, where: str, remedy: str) -> Ou
         f"to be trained, the run's model needs {size(sum(item.bytes for item in items))} and there are {size(there)} "
         f"{where} ({parts}): {remedy}, or join another run"
     )
+
+
+def has_room(size: int) -> bool:
+    """Whether memory has room for a copy of so many bytes."""
+    free = memory.free_bytes()
+    return free is None or free >= SPILL_ROOM * size
 
 
 def check_copy(parameters: int) -> None:

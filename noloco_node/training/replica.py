@@ -23,6 +23,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
 
@@ -42,7 +43,7 @@ from noloco_node.host.config import FULL
 from noloco_node.host.gpu_cards import has_nvidia_card
 from noloco_node.run.schema import InnerSpec, Manifest, SampleSpec
 from noloco_node.training import memory_budget, model, tasks
-from noloco_node.training.background_copy import Copies, Pair, host_memory
+from noloco_node.training.background_copy import Copies, FileMemory, Pair, host_memory
 from noloco_node.training.gradients import Gradients, NotMeasured, ShortOfMemory
 from noloco_node.training.optimizer import Optimizer
 from noloco_node.training.schedule import learning_rate
@@ -201,6 +202,8 @@ class Replica:
         """Of the next step, when it has been fetched."""
         self._batch_position: Any = None
         self.copies = Copies(self.theta.device)
+        self.spill_folder: Path | None = None
+        """For a copy of the state that memory has no room for."""
         self.meanwhile: Callable[[], None] = _nothing
         """Called in each step, after its gradient was queued: a GPU works at it then. It may add corrections."""
 
@@ -672,10 +675,12 @@ class Replica:
     def copy_state(self) -> "Future[State]":
         """The state as it is now, when all of it is copied; training may go on meanwhile (background_copy.py). Raises
         OutOfMemory."""
-        theta, (phi, delta) = host_memory(self.theta.shape), host_memory((2, self.parameters))
         now = self._optimizer.state()
+        file = self._spill([self.theta, self.phi, self.delta, *(v for of_one in now.values() for v in of_one.values())])
+        new = file.take if file else host_memory
+        theta, phi, delta = (new(vector.shape) for vector in (self.theta, self.phi, self.delta))
         moments = {
-            place: {name: host_memory(value.shape, value.dtype) for name, value in of_one.items()}
+            place: {name: new(value.shape, value.dtype) for name, value in of_one.items()}
             for place, of_one in now.items()
         }
         shapes = self.shapes
@@ -701,9 +706,18 @@ class Replica:
             self._eval_loss,
             fmean(self._losses) if self._losses else None,
         )
-        pairs = [Pair(now[place][name], into) for place, of_one in moments.items() for name, into in of_one.items()]
-        slow = [Pair(self.phi, phi), Pair(self.delta, delta)]
-        return self.copies.begin({"theta": [Pair(self.theta, theta)], "moments": pairs, "slow": slow}, state)
+        flat = ((now[place][name], into) for place, of_one in moments.items() for name, into in of_one.items())
+        pairs = [Pair(source, into, file) for source, into in flat]
+        slow = [Pair(self.phi, phi, file), Pair(self.delta, delta, file)]
+        return self.copies.begin({"theta": [Pair(self.theta, theta, file)], "moments": pairs, "slow": slow}, state)
+
+    def _spill(self, tensors: Sequence[Tensor]) -> FileMemory | None:
+        """A file for copies of these, where memory has no room for them. Raises DiskFull, UsageError."""
+        size = FileMemory.size(tensor.nbytes for tensor in tensors)
+        if self.spill_folder is None or memory_budget.has_room(size):
+            return None
+        log.info("memory has no room for a checkpoint: its copy goes to the disk")
+        return FileMemory(self.spill_folder, size)
 
     def copy_slow(self) -> "Future[tuple[int, memoryview]]":
         """The round, and all of φ, then all of δ, as they are now, for a joining node: fp32, little-endian. Who asks

@@ -25,6 +25,9 @@ MEMBER = """
         async def wait(self):
             await asyncio.sleep(0)
 
+        def share(self):
+            open(f"/dev/shm/torch_{os.getpid()}_1", "w").close()
+
         def child(self):
             return {"pid": subprocess.Popen(["sleep", "60"], start_new_session=True).pid}
 
@@ -54,10 +57,14 @@ def test_workers_answer_fail_and_leave_nothing(module: str) -> None:
         assert min(workers.cpu_s()) > 0
         pids += [answer["pid"] for answer in workers.ask("child", 30)]
         assert pids[2] in descendants(pids[0])
+        workers.ask("share", 30)
+        shared = [Path("/dev/shm", f"torch_{worker.pid}_1") for worker in workers.each]
+        assert all(path.exists() for path in shared)
         with pytest.raises(NolocoError, match="a worker could not refuse: there is no such peer"):
             workers.ask("refuse", 30)
         with pytest.raises(NolocoError, match=r"a worker ended when it was to fail.*a fault of its own"):
             workers.ask("fail", 30)
+    assert not any(path.exists() for path in shared)
     until = time.monotonic() + 10
     while any(Path("/proc", str(pid), "exe").exists() for pid in pids):  # a zombie has no program
         assert time.monotonic() < until

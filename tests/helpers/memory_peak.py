@@ -1,7 +1,11 @@
-"""What a replica's process has in memory at most, beside its plan: `python memory_peak.py HIDDEN LAYERS MOMENTS`."""
+"""What a replica's process has in memory at most, beside its plan: `python memory_peak.py HIDDEN LAYERS MOMENTS`.
+
+With a folder as fourth argument there is no room for the copy of a checkpoint, which goes there.
+"""
 
 import json
 import sys
+from pathlib import Path
 
 import torch
 
@@ -12,7 +16,7 @@ from noloco_node.training.replica import Replica
 from noloco_node.training.thread import FRAGMENT_ELEMENTS
 
 
-def main(hidden: int, layers: int, moments: str) -> None:
+def main(hidden: int, layers: int, moments: str, folder: str | None = None) -> None:
     """An offer is open, its corrections are added and kept, a checkpoint is being written, and training goes on."""
     config = {"hidden_size": hidden, "intermediate_size": 3 * hidden, "num_hidden_layers": layers}
     heads = {"num_attention_heads": 4, "vocab_size": 4096}
@@ -25,6 +29,8 @@ def main(hidden: int, layers: int, moments: str) -> None:
     )
     replica = Replica.build(run, "a", device="cpu", threads=1, moments=moments)
     replica.try_out()
+    if folder:
+        replica.spill_folder, memory.free_bytes = Path(folder), lambda: 0
     replica.step()
     offer = replica.snapshot(), replica.movement()
     replica.boundary()
@@ -37,9 +43,11 @@ def main(hidden: int, layers: int, moments: str) -> None:
     replica.losses_without()
     replica.step()
     items = {item.what: item.bytes for item in replica.memory_plan().host}
-    found = {"peak": memory.peak_bytes(), "plan": replica.memory_plan().host_bytes, "items": items}
+    plan = replica.memory_plan()
+    planned = plan.host_least_bytes if folder else plan.host_bytes
+    found = {"peak": memory.peak_bytes(), "plan": planned, "items": items}
     print(json.dumps({**found, "parameters": replica.parameters, "held": len(offer) + written.round}))  # noqa: T201
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

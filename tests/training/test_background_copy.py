@@ -1,23 +1,29 @@
 """Copies made in the background: of the moment they were asked for, whatever changes meanwhile and whoever reads."""
 
+import errno
 import math
+import os
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from replicas import CPU, HeldUp, assert_same, live_state, small_replica, small_run
+from replicas import CPU, HeldUp, assert_same, live_state, small_replica, small_run, small_text
 from torch import Tensor
 
-from noloco_node.errors import OutOfMemory
+from noloco_node.errors import DiskFull, OutOfMemory
+from noloco_node.host import memory
+from noloco_node.host.config import EIGHT_BIT, FULL
 from noloco_node.training import background_copy, model
+from noloco_node.training import replica as replica_module
 from noloco_node.training.background_copy import HUGE_BYTES, Copies, Pair, host_memory
 from noloco_node.training.replica import Replica, State
 
@@ -217,6 +223,38 @@ def test_what_is_raised_reaches_the_asker_alone() -> None:
     with pytest.raises(ValueError, match="broadcast"):
         answer.result(DEADLINE_S)
     copies.complete()
+
+
+@pytest.mark.parametrize("moments", [FULL, EIGHT_BIT])
+def test_where_memory_has_no_room_a_copy_goes_to_a_file_and_is_the_same(
+    moments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if moments == EIGHT_BIT:
+        pytest.importorskip("bitsandbytes")
+    replica = Replica.build(small_run(), "a", device="cpu", threads=1, corpus=small_text(), moments=moments)
+    replica.step()
+    replica.spill_folder = tmp_path
+    in_memory = replica.state()
+    monkeypatch.setattr(memory, "free_bytes", lambda: 0)
+    monkeypatch.setattr(replica_module, "host_memory", pytest.fail)
+    asked = replica.copy_state()
+    replica.step()  # what it changes has been copied before
+    assert_same(asdict(asked.result(DEADLINE_S)), asdict(in_memory))
+    assert not list(tmp_path.iterdir()), "the file has no name"
+
+
+def test_a_full_disk_is_said_and_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "no space")
+
+    replica = small_replica()
+    replica.spill_folder = tmp_path
+    monkeypatch.setattr(memory, "free_bytes", lambda: 0)
+    monkeypatch.setattr(os, "pwrite", full)
+    asked = replica.copy_state()
+    replica.step()
+    with pytest.raises(DiskFull, match="a copy of the state into"):
+        asked.result(DEADLINE_S)
 
 
 def test_where_there_is_no_memory_it_says_how_much_is_needed() -> None:

@@ -636,7 +636,7 @@ def test_when_the_slow_weights_are_gone_too_it_has_diverged() -> None:
 # ---- memory and devices ----------------------------------------------------------------------------------------------
 def test_a_model_that_cannot_be_trained_here_is_refused_before_it_hurts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "memory_bytes", lambda: 60_000)
-    with pytest.raises(OutOfMemory, match=r"checkpoint being written 54\.2 kB"):
+    with pytest.raises(OutOfMemory, match=r"slow weights and momentum 21\.7 kB"):
         small_replica()
 
 

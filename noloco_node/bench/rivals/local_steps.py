@@ -31,6 +31,8 @@ class LocalSteps:
         self._batches = paced.batches(self.task, f"node {number}")
         self._spec = InnerSpec(**self.setting.inner)
         self.steps, self.step_s = 0, 0.0
+        self.rounds = self.alone = 0
+        """Synchronisations, and how many of them failed."""
         self._began, self._fault = 0.0, ""
 
     @property
@@ -81,4 +83,4 @@ class LocalSteps:
         elapsed = time.monotonic() - self._began
         parameters = sum(p.numel() for p in self.module.parameters())
         figures = {"steps": self.steps, "step_s": self.step_s, "late": self.task.late, "parameters": parameters}
-        return {**figures, "busy": self.step_s / elapsed}
+        return {**figures, "busy": self.step_s / elapsed, "rounds": self.rounds, "alone": self.alone}

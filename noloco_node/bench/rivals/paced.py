@@ -37,13 +37,13 @@ class Setting:
 
     hidden: int = 384
     layers: int = 6
-    length: int = 128
-    tokens: int = 256
+    length: int = 64
+    tokens: int = 128
     """Of a step."""
     step_s: float = 1.0
-    held_out: int = 2
+    held_out: int = 1
     """Windows that a node evaluates at a time: three times a round, in CPU time that no accelerator shortens here."""
-    every_s: float = 8.0
+    every_s: float = 10.0
     """How often weights are left, at most."""
 
     @property
@@ -79,7 +79,7 @@ class Paced(Language):
     def model(self) -> nn.Module:
         module = super().model()
         first = next(module.parameters())  # the embedding, whose gradient is the last to be whole
-        first.register_post_accumulate_grad_hook(lambda _: self._end_step())
+        first.register_post_accumulate_grad_hook(lambda _: self._end_step())  # type: ignore[no-untyped-call]
         return module
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
@@ -116,15 +116,17 @@ def batches(task: Paced, peer_id: str) -> Iterator[Batch]:
         yield stream.next(task.setting.tokens // task.setting.length)
 
 
-def losses(setting: Setting, folder: Path) -> list[tuple[float, float]]:
-    """Of the weights in a folder: when they were left, and their loss on held-out text."""
+def losses(setting: Setting, folder: Path, began: float) -> list[tuple[float, float]]:
+    """On held-out text, of the first weights and of those that were left in a folder since: by seconds."""
     judge = Paced({**setting.options, "held_out": HELD_OUT}, 1)
     module = judge.model().eval()
-    theta, found = model.flatten(module), []
-    for path in sorted(folder.iterdir(), key=lambda path: float(path.name)):
-        theta.copy_(torch.load(path, weights_only=True))
-        with torch.no_grad():
-            found.append((float(path.name), judge.evaluate(module, judge.micro_examples)))
+    theta = model.flatten(module)
+    with torch.no_grad():
+        found = [(0.0, judge.evaluate(module, judge.micro_examples))]
+        for second, path in sorted((float(path.name) - began, path) for path in folder.iterdir()):
+            if second > 0:
+                theta.copy_(torch.load(path, weights_only=True))
+                found.append((second, judge.evaluate(module, judge.micro_examples)))
     return found
 
 

@@ -14,7 +14,7 @@ class Member:
         self._steps = LocalSteps(setting, number, weights)
         self._rank, self._first = number, first
 
-    def connect(self, count: int, **_: Any) -> None:
+    def connect(self, count: int) -> None:
         from torch import distributed
         from torch.nn.parallel import DistributedDataParallel
 
@@ -23,7 +23,8 @@ class Member:
         distributed.init_process_group("gloo", init_method=where, rank=self._rank, world_size=count)
         self._module = DistributedDataParallel(self._steps.module, gradient_as_bucket_view=True)
 
-    def train(self, **_: Any) -> dict[str, Any]:
+    def train(self, steps: int) -> dict[str, Any]:
+        """It has no phases: `steps` means nothing."""
         return self._steps.begin(self._train)
 
     def _train(self) -> None:
@@ -32,6 +33,7 @@ class Member:
             self._steps.gradient(self._module)
             optimizer.step()
             optimizer.zero_grad()
+            self._steps.rounds += 1
             self._steps.task.leave_weights(self._steps.module)
 
     def report(self) -> dict[str, Any]:

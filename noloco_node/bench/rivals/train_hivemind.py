@@ -1,13 +1,9 @@
-"""hivemind with local updates, in two forms.
+"""hivemind with local updates, as OpenDiLoCo uses it (PrimeIntellect-ai/OpenDiloco, open_diloco/hivemind_diloco.py).
 
-`diloco`: as OpenDiLoCo uses it (PrimeIntellect-ai/OpenDiloco, open_diloco/hivemind_diloco.py): local AdamW; at the end
-of a phase the pseudo-gradients are averaged among all, for which everybody waits, and SGD with Nesterov momentum (0.7,
-0.9) takes the outer step. The search for a group begins before the phase ends. OpenDiLoCo also averages the whole state
-in the background after every phase, which is left out here, in its favour; so is its progress tracker.
-
-`local`: hivemind.Optimizer with use_local_updates and its other defaults: parameters are averaged in the background.
-
-Both send 16-bit floats.
+Local AdamW; at the end of a phase the pseudo-gradients are averaged among all by hivemind's averager in 16-bit floats,
+for which everybody waits, and SGD with Nesterov momentum (0.7, 0.9) takes the outer step. The search for a group begins
+before the phase ends. OpenDiLoCo also averages the whole state in the background after every phase, which is left out
+here, in its favour; so is hivemind's progress tracker, as all nodes have the same pace.
 """
 
 import logging
@@ -23,14 +19,12 @@ PREFIX = "bench"
 MATCHMAKING_S = 3.0
 """hivemind's own advice for small local runs is 3 to 5 s."""
 TIMEOUT_S = 60.0
-OUTER = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
 
 
 class Member:
     def build(self, setting: dict[str, Any], number: int, weights: str | None, address: str, first: str) -> None:
         self._steps = LocalSteps(setting, number, weights)
         self._address = address
-        self._rounds = self._alone = 0
 
     def join(self, peers: list[str]) -> dict[str, Any]:
         import hivemind
@@ -39,27 +33,11 @@ class Member:
         self._dht = hivemind.DHT(host_maddrs=where, initial_peers=peers, start=True, await_ready=True)
         return {"peers": [str(address) for address in self._dht.get_visible_maddrs()]}
 
-    def connect(self, count: int, form: str, steps: int) -> None:
-        """`steps`: of a phase."""
-        from hivemind import DecentralizedAverager, Optimizer
+    def connect(self, count: int) -> None:
+        from hivemind import DecentralizedAverager
         from hivemind.compression import Float16Compression
 
         parameters = self._steps.parameters
-        if form == "local":
-            self._phase = count * steps
-            self._optimizer = Optimizer(
-                dht=self._dht,
-                run_id=PREFIX,
-                target_batch_size=count * steps,
-                batch_size_per_step=1,
-                params=parameters,
-                optimizer=self._steps.adamw,
-                use_local_updates=True,
-                matchmaking_time=MATCHMAKING_S,
-                averaging_timeout=TIMEOUT_S,
-                state_averaging_compression=Float16Compression(),
-            )
-            return
         self._outer = [p.detach().clone() for p in parameters]
         self._averager = DecentralizedAverager(
             averaged_tensors=[torch.zeros_like(p) for p in self._outer],
@@ -73,20 +51,13 @@ class Member:
             start=True,
         )
 
-    def train(self, form: str, steps: int) -> dict[str, Any]:
-        return self._steps.begin(lambda: self._diloco(steps) if form == "diloco" else self._local(steps))
+    def train(self, steps: int) -> dict[str, Any]:
+        """`steps`: of a phase."""
+        return self._steps.begin(lambda: self._train(steps))
 
-    def _local(self, steps: int) -> None:
-        while True:
-            for _ in range(steps):
-                self._steps.gradient(self._steps.module)
-                self._optimizer.step()
-                self._optimizer.zero_grad()
-            self._steps.evaluate()
-
-    def _diloco(self, steps: int) -> None:
+    def _train(self, steps: int) -> None:
         inner = self._steps.adamw(self._steps.parameters)
-        outer = torch.optim.SGD(self._outer, **OUTER)
+        outer = torch.optim.SGD(self._outer, lr=0.7, momentum=0.9, nesterov=True)
         while True:
             control = None
             for step in range(steps):
@@ -115,15 +86,15 @@ class Member:
             for into, slow, p in zip(averaged, self._outer, self._steps.parameters, strict=True):
                 into.copy_(slow - p)
         control.allow_allreduce()
-        self._rounds, self._alone = self._rounds + 1, self._alone + 1
+        self._steps.rounds, self._steps.alone = self._steps.rounds + 1, self._steps.alone + 1
         with suppress(Exception):  # hivemind's many kinds of failed rounds
-            self._alone -= control.result(TIMEOUT_S) is not None
+            self._steps.alone -= control.result(TIMEOUT_S) is not None
         with self._averager.get_tensors() as averaged:
             for slow, found in zip(self._outer, averaged, strict=True):
                 slow.grad = found.clone()
 
     def report(self) -> dict[str, Any]:
-        return {**self._steps.report(), "rounds": self._rounds, "alone": self._alone}
+        return self._steps.report()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from noloco_node.cli.bench import output
 from noloco_node.errors import UsageError
 
 if TYPE_CHECKING:
+    from noloco_node.base.plots import Panel
     from noloco_node.bench.rows import Row
 
 
@@ -19,13 +20,13 @@ def options(what: output.Verbs) -> None:
     )
     train = what.add_parser("train", help=text, description=f"{text[0].upper()}{text[1:]}. {needs}")
     add = train.add_argument
-    add("--systems", metavar="LIST", help="some of eager,blocking,hivemind,hivemind-local,ddp (default: all)")
+    add("--systems", metavar="LIST", help="some of eager,blocking,hivemind,ddp (default: all)")
     add("--nodes", metavar="N", default="4", help="2 to 8 (default: 4)")
     add("--mbit", metavar="RATE", type=float, default=50.0, help="of each link, each way (default: 50)")
     add("--seconds", metavar="S", type=float, help="of training (default: 120; with --quick 10)")
-    add("--steps", metavar="N", help="of a phase, for all systems but ddp (default: 10; with --quick 4)")
+    add("--steps", metavar="N", help="of a phase, for all systems but ddp (default: 8; with --quick 4)")
     add("--step-s", metavar="S", type=float, help="seconds of a step (default: 1; with --quick 0.25)")
-    add("--goal", metavar="LOSS", type=float, help="held-out loss, in nats a byte (default: 2.6)")
+    add("--goal", metavar="LOSS", type=float, help="held-out loss, in nats a byte (default: 3.0)")
     output.shared(train, "a tiny model and 10 s of training: whether all systems run here")
 
 
@@ -62,10 +63,10 @@ def run(args: argparse.Namespace) -> int:
     )
 
 
-def _panels(rows: "list[Row]") -> list[object]:
+def _panels(rows: "list[Row]") -> "list[Panel]":
     from noloco_node.base.plots import Line, Panel
 
-    curves = [Line(row.system, *zip(*row.more["curve"], strict=True)) for row in rows if row.more["curve"]]
+    curves = [Line(row.system, *zip(*row.more["curve"], strict=True)) for row in rows]
     return [Panel("Held-out loss", "seconds", "nats a byte", curves)]
 
 
@@ -76,7 +77,7 @@ def _seconds(row: "Row") -> str:
 _CELLS: output.Cells = {
     "system": lambda row: row.system,
     "to the loss": _seconds,
-    "loss at the end": lambda row: "" if row.more["loss"] is None else f"{row.more['loss']:.3f}",
+    "loss at the end": lambda row: f"{row.more['loss']:.3f}",
     "busy": lambda row: f"{row.more['busy']:.3f}",
     "steps": lambda row: f"{row.more['steps']:.0f}",
     "a step": lambda row: f"{row.more['step_s']:.2f} s",
