@@ -26,6 +26,7 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, Protocol
 
@@ -325,9 +326,9 @@ class StagePasses(Gradients):
         match letter:
             case Asked():
                 if letter.answer.set_running_or_notify_cancel():
-                    self._or_lose(letter, lambda: self._answer(letter))
+                    self._or_lose(letter, partial(self._answer, letter))
             case Answered(ticket, answer) if under_way := self._under_way.pop(ticket, None):
-                self._or_lose(under_way.asked, lambda: self._back(under_way, answer))
+                self._or_lose(under_way.asked, partial(self._back, under_way, answer))
             case Lost(ticket) if under_way := self._under_way.pop(ticket, None):
                 self._lose(under_way.asked)
             case _:
