@@ -24,8 +24,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, Protocol
 
@@ -290,8 +291,9 @@ class StagePasses(Gradients):
         until = time.monotonic() + within_s
         self._training = False
         try:
-            while letter := self._next_letter(until - time.monotonic()):
-                self._open(letter)
+            while (left_s := until - time.monotonic()) > 0:
+                if letter := self._next_letter(left_s):
+                    self._open(letter)
         finally:
             self._training = True
 
@@ -321,22 +323,27 @@ class StagePasses(Gradients):
 
     def _open(self, letter: Letter) -> None:
         self._forget_late()
-        try:
-            match letter:
-                case Asked():
-                    if letter.answer.set_running_or_notify_cancel():
-                        self._answer(letter)
-                case Answered(ticket, answer) if under_way := self._under_way.pop(ticket, None):
-                    self._back(under_way, answer)
-                case Lost(ticket) if under_way := self._under_way.pop(ticket, None):
-                    self._lose(under_way.asked)
-                case _:
-                    pass  # an answer that came too late
-        except torch.OutOfMemoryError:
-            asked = letter if isinstance(letter, Asked) else None
-            self._lose(asked)
-            self.make_room()
+        match letter:
+            case Asked():
+                if letter.answer.set_running_or_notify_cancel():
+                    self._or_lose(letter, partial(self._answer, letter))
+            case Answered(ticket, answer) if under_way := self._under_way.pop(ticket, None):
+                self._or_lose(under_way.asked, partial(self._back, under_way, answer))
+            case Lost(ticket) if under_way := self._under_way.pop(ticket, None):
+                self._lose(under_way.asked)
+            case _:
+                pass  # an answer that came too late
         self._stage.counts.under_way = len(self._under_way)
+
+    def _or_lose(self, asked: Asked | None, work: Callable[[], None]) -> None:
+        """A micro-batch that finds no memory on the GPU is lost."""
+        try:
+            work()
+            return
+        except torch.OutOfMemoryError:
+            pass  # its memory is free only after this block
+        self._lose(asked)
+        self.make_room()
 
     def _answer(self, asked: Asked) -> None:
         inputs = self._there(asked.activations)
@@ -360,12 +367,17 @@ class StagePasses(Gradients):
     def _forward(self, inputs: Tensor, targets: Tensor, asked: Asked | None, until: float) -> None:
         """To the next stage."""
         evaluates = asked is not None and asked.evaluates
-        with torch.no_grad(), self._precision():
+        with self.evaluating() if evaluates else self._without_graph():
             activations = self._part.forward(self._module, inputs).float()
         if self._is_strange(float(activations.sum()), targets):
             self._lose(asked)
             return
         self._send(activations, targets, evaluates, until, _UnderWay(inputs, targets, asked, until))
+
+    @contextmanager
+    def _without_graph(self) -> Iterator[None]:
+        with torch.no_grad(), self._precision():
+            yield
 
     def _send(
         self, activations: Tensor, targets: Tensor, evaluates: bool, until: float, under_way: _UnderWay | None

@@ -40,7 +40,7 @@ def with_stages(real_nodes: RealNodes, **run: object) -> Manifest:
 
 def whole(run: Manifest, peer: str) -> Replica:
     """One process, with the first weights that the stages have."""
-    replica = Replica.build(run.model_copy(update={"stages": None}), peer, device="cpu", threads=1)
+    replica = Replica.build(run.model_copy(update={"stages": None}), peer, device="cpu", threads=1, micro_batch=1)
     parts = [part_model(run, BYTES.vocabulary, Position(stage, 2)) for stage in range(2)]
     replica.module.load_state_dict(whole_model(run, BYTES.vocabulary, parts).state_dict())
     replica.phi.copy_(replica.theta)
@@ -48,7 +48,7 @@ def whole(run: Manifest, peer: str) -> Replica:
 
 
 def test_two_nodes_learn_what_one_process_learns(real_nodes: RealNodes, capsys: pytest.CaptureFixture[str]) -> None:
-    run = with_stages(real_nodes, rounds=10, inner={"steps": 5})
+    run = with_stages(real_nodes, rounds=10, inner={"steps": 5, "warmup": 0.1, "learning_rate": 0.001})
     path = str(real_nodes.root / "run.toml")
     second = real_nodes.node("a", "start", path, "--stage", "2", "--linger", "60")
     until(lambda: second.ask("status").get("state") == "training", "that it waits for micro-batches: none is lost")

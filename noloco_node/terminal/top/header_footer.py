@@ -63,6 +63,8 @@ def figures(picture: Picture, width: int, _height: int) -> list[Text]:
         pieces = [f"waiting for {clean(status.waiting_for)}", *(pieces if status.loss is not None else [])]
     if status.step and not picture.is_rendezvous:
         pieces.append(f"step {of(status.step, status.steps_target)}")
+    if status.stage:
+        pieces.append(f"stage {status.stage.number} of {status.stage.stages}")
     pieces += trained(status)
     if status.busy_fraction is not None:
         pieces.append(f"busy {share(status.busy_fraction)}")
