@@ -3,8 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from noloco_node.cli.bench import output
-from noloco_node.cli.bench.output import Verbs
+from noloco_node.cli.bench.output import Cells, Verbs, check_plot, finish, numbers, shared
 
 if TYPE_CHECKING:
     from noloco_node.bench.rows import Row
@@ -24,27 +23,27 @@ def options(what: Verbs) -> None:
     add = parser.add_argument
     add("--mib", metavar="N", help=f"what each end sends (default: {SIZE})")
     add("--repeats", metavar="N", default="5", help="timed turns (default: 5)")
-    output.shared(parser, f"{QUICK_SIZE} MiB, once")
+    shared(parser, f"{QUICK_SIZE} MiB, once")
 
 
 def run(args: argparse.Namespace) -> int:
-    (size,) = output.numbers(args.mib or str(QUICK_SIZE if args.quick else SIZE), "--mib", 99_999)
-    (repeats,) = output.numbers(args.repeats, "--repeats", 100)
-    output.check_plot(args)
+    (size,) = numbers(args.mib or str(QUICK_SIZE if args.quick else SIZE), "--mib", 99_999)
+    (repeats,) = numbers(args.repeats, "--repeats", 100)
+    check_plot(args)
     from noloco_node.bench import exchange
     from noloco_node.terminal.progress import Progress
 
     with Progress() as say:
         rows = exchange.run((size << 20) // exchange.PAYLOAD_BYTES, 1 if args.quick else repeats, say)
     settings = [f"{size} MiB each way", "loopback"]
-    return output.finish(args, rows, CELLS, title="The exchange path", settings=settings, panels=exchange.panels(rows))
+    return finish(args, rows, CELLS, title="The exchange path", settings=settings, panels=exchange.panels(rows))
 
 
 def _range(row: "Row") -> str:
     return f"{row.fastest_s:.2f} - {row.slowest_s:.2f}"
 
 
-CELLS: output.Cells = {
+CELLS: Cells = {
     "system": lambda row: row.system,
     "MB/s each way": lambda row: f"{row.more['mb_s']:.0f}",
     "of libp2p's": lambda row: f"{row.more['of_raw']:.2f}",

@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from noloco_node.cli.bench import output
+from noloco_node.cli.bench.output import Cells, Verbs, check_plot, finish, numbers, shared
 
 if TYPE_CHECKING:
     from noloco_node.bench.rows import Row
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 MOST_REAL, MOST_VIRTUAL = 32, 16_384
 
 
-def options(what: output.Verbs) -> None:
+def options(what: Verbs) -> None:
     text = "bytes, calls, directory operations, CPU and memory of a node and round, by the number of nodes"
     needs = (
         "Needs root on Linux with ip and tc (iproute2) for the real nodes, half a GB of memory for each, and about 15 "
@@ -21,11 +21,11 @@ def options(what: output.Verbs) -> None:
     add = scale.add_argument
     add("--real", metavar="LIST", help="numbers of real nodes, 0 for none (default: 2,4,8,16; with --quick 2,4)")
     add("--virtual", metavar="LIST", help="of nodes in virtual time, 0 for none (default: 64,256,1024,4096)")
-    output.shared(scale, "2 and 4 real nodes for 2 short rounds; 64 and 256 in virtual time")
+    shared(scale, "2 and 4 real nodes for 2 short rounds; 64 and 256 in virtual time")
 
 
 def run(args: argparse.Namespace) -> int:
-    output.check_plot(args)
+    check_plot(args)
     from noloco_node.bench import scale
 
     some = (scale.QUICK_REAL, scale.QUICK_VIRTUAL) if args.quick else (scale.REAL, scale.VIRTUAL)
@@ -37,13 +37,13 @@ def run(args: argparse.Namespace) -> int:
         rows = [*scale.real(real, args.quick, say), *scale.virtual(virtual, say)] if real else []
         rows = rows or list(scale.virtual(virtual, say))
     title = "What a node takes for a round"
-    return output.finish(args, rows, _CELLS, title=title, settings=_settings(rows), panels=_panels(rows, args))
+    return finish(args, rows, _CELLS, title=title, settings=_settings(rows), panels=_panels(rows, args))
 
 
 def _counts(given: str | None, flag: str, most: int, usual: tuple[int, ...]) -> list[int]:
     if given is None:
         return list(usual)
-    return [] if given == "0" else output.numbers(given, flag, most, 2)
+    return [] if given == "0" else numbers(given, flag, most, 2)
 
 
 def _settings(rows: "list[Row]") -> list[str]:
@@ -81,7 +81,7 @@ def _size(name: str) -> Any:
     return lambda row: size(row.document()[name]) if row.document().get(name) else ""
 
 
-_CELLS: output.Cells = {
+_CELLS: Cells = {
     "system": lambda row: row.system,
     "nodes": lambda row: str(row.n),
     "sent": _size("bytes_per_node"),

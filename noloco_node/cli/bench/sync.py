@@ -4,8 +4,7 @@ import argparse
 from itertools import product
 from typing import TYPE_CHECKING
 
-from noloco_node.cli.bench import output
-from noloco_node.cli.bench.output import Verbs
+from noloco_node.cli.bench.output import Cells, Verbs, check_plot, finish, names, numbers, shared
 from noloco_node.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,12 +28,12 @@ def options(what: Verbs) -> None:
     add("--systems", metavar="LIST", help="only these, as 'noloco lattice:4,gloo fp32' (default: all)")
     add("--repeats", metavar="N", default="5", help="timed steps; a rival's that takes 20 s is done once (default: 5)")
     add("--seed", metavar="N", default="1", help="of the pairs (default: 1)")
-    output.shared(parser, "N 2, 1 M parameters, 50 Mbit/s, once")
+    shared(parser, "N 2, 1 M parameters, 50 Mbit/s, once")
 
 
 def run(args: argparse.Namespace) -> int:
     ns, params, mbits = (
-        output.numbers(text, flag, most)
+        numbers(text, flag, most)
         for text, flag, most in (
             (args.n, "--n", 64),
             (args.params, "--params", 999_999_999),
@@ -43,12 +42,12 @@ def run(args: argparse.Namespace) -> int:
     )
     if odd := [n for n in ns if n % 2]:
         raise UsageError(f"--n takes even numbers, since nodes swap in pairs, not {odd[0]}")
-    (repeats,), (seed,) = output.numbers(args.repeats, "--repeats", 100), output.numbers(args.seed, "--seed", 10**9 - 1)
-    output.check_plot(args)
+    (repeats,), (seed,) = numbers(args.repeats, "--repeats", 100), numbers(args.seed, "--seed", 10**9 - 1)
+    check_plot(args)
     from noloco_node.bench import links, sync
     from noloco_node.terminal.progress import Progress
 
-    wanted = output.names(args.systems, "--systems", [system.name for system in sync.SYSTEMS])
+    wanted = names(args.systems, "--systems", [system.name for system in sync.SYSTEMS])
     if args.quick:
         ns, params, mbits, repeats = [2], [1_000_000], [50], 1
     links.require()
@@ -61,14 +60,14 @@ def run(args: argparse.Namespace) -> int:
         rows = list(sync.run(settings, [s for s in systems if not s.missing], repeats, seed, say))
     panels = sync.panels(rows)
     title, words = "One averaging step", [f"{repeats} steps", f"seed {seed}"]
-    return output.finish(args, rows, CELLS, title=title, settings=words, panels=panels)
+    return finish(args, rows, CELLS, title=title, settings=words, panels=panels)
 
 
 def _bytes(row: "Row") -> str:
     return f"{row.bytes_per_node / 1e6:.1f}"
 
 
-CELLS: output.Cells = {
+CELLS: Cells = {
     "system": lambda row: row.system,
     "N": lambda row: str(row.n),
     "params": lambda row: f"{row.params / 1e6:g} M",

@@ -4,7 +4,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from noloco_node.cli.bench import output
+from noloco_node.cli.bench.output import Cells, Verbs, check_plot, finish, names, shared
 from noloco_node.errors import UsageError
 
 if TYPE_CHECKING:
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from noloco_node.bench.rows import Row
 
 
-def options(what: output.Verbs) -> None:
+def options(what: Verbs) -> None:
     text = "time to a loss on nodes behind slow links: ours, hivemind with local updates, torch DDP"
     needs = (
         "Each node trains at the fixed pace of a pretended accelerator, so that four fit on two cores. Needs root on "
@@ -27,17 +27,17 @@ def options(what: output.Verbs) -> None:
     add("--steps", metavar="N", help="of a phase, for all systems but ddp (default: 8; with --quick 4)")
     add("--step-s", metavar="S", type=float, help="seconds of a step (default: 1; with --quick 0.25)")
     add("--goal", metavar="LOSS", type=float, help="held-out loss, in nats a byte (default: 3.0)")
-    output.shared(train, "a tiny model and 10 s of training: whether all systems run here")
+    shared(train, "a tiny model and 10 s of training: whether all systems run here")
 
 
 def run(args: argparse.Namespace) -> int:
-    output.check_plot(args)
+    check_plot(args)
     from dataclasses import replace
 
     from noloco_node.bench import train
     from noloco_node.cli.options import whole_number
 
-    systems = output.names(args.systems, "--systems", train.SYSTEMS)
+    systems = names(args.systems, "--systems", train.SYSTEMS)
     setting, seconds, steps = (
         (train.QUICK, train.QUICK_SECONDS, train.QUICK_STEPS)
         if args.quick
@@ -58,9 +58,7 @@ def run(args: argparse.Namespace) -> int:
     title = f"{nodes} nodes behind links of {args.mbit:g} Mbit/s"
     step = f"{setting.tokens} tokens a step of {setting.step_s:g} s"
     told = f"{rows[0].params / 1e6:.1f} M parameters, {step}, phases of {steps} steps"
-    return output.finish(
-        args, rows, _CELLS, title=title, settings=[told], panels=_panels(rows), setting=asdict(setting)
-    )
+    return finish(args, rows, _CELLS, title=title, settings=[told], panels=_panels(rows), setting=asdict(setting))
 
 
 def _panels(rows: "list[Row]") -> "list[Panel]":
@@ -74,7 +72,7 @@ def _seconds(row: "Row") -> str:
     return f"{row.seconds:.0f} s" if row.more["reached"] else f"> {row.seconds:.0f} s"
 
 
-_CELLS: output.Cells = {
+_CELLS: Cells = {
     "system": lambda row: row.system,
     "to the loss": _seconds,
     "loss at the end": lambda row: f"{row.more['loss']:.3f}",
