@@ -101,7 +101,7 @@ class FileMemory:
 
     def put(self, into: Tensor, source: Tensor) -> None:
         """`into`: a part of what was taken."""
-        at, data = into.data_ptr() - self._bytes.data_ptr(), memoryview(_bytes(source).data)
+        at, data = into.data_ptr() - self._bytes.data_ptr(), _bytes(source).data
         with self._writing():
             while data:
                 written = os.pwrite(self._file, data, at)

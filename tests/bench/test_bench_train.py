@@ -24,8 +24,7 @@ def test_a_step_takes_its_time_and_an_evaluation_does_not() -> None:
     began = time.monotonic()
     steps.gradient(steps.module)
     assert time.monotonic() - began >= SMALL.step_s
-    assert steps.task.late == 0
-    assert steps.step_s >= SMALL.step_s
+    assert SMALL.step_s <= steps.task.step_s <= time.monotonic() - began
     began = time.monotonic()
     steps.evaluate()
     assert time.monotonic() - began < SMALL.step_s, "an evaluation of a tiny model, without the pace"
@@ -48,8 +47,7 @@ def test_weights_are_left_and_judged_afterwards(tmp_path: Path, monkeypatch: pyt
     assert not list(tmp_path.iterdir()), "nothing was trained yet"
     for _ in range(3):
         steps.gradient(steps.module)
-        optimizer.step()
-        optimizer.zero_grad()
+        steps.descend(optimizer)
     steps.evaluate()
     steps.evaluate()
     (at_first, first), (second, loss) = paced.losses(SMALL, tmp_path, time.time() - 60)

@@ -30,7 +30,7 @@ class LocalSteps:
         self.module = self.task.model().train()
         self._batches = paced.batches(self.task, f"node {number}")
         self._spec = InnerSpec(**self.setting.inner)
-        self.steps, self.step_s = 0, 0.0
+        self.steps, self._descent_s = 0, 0.0
         self.rounds = self.alone = 0
         """Synchronisations, and how many of them failed."""
         self._began, self._fault = 0.0, ""
@@ -48,12 +48,16 @@ class LocalSteps:
         return torch.optim.AdamW(groups, lr=self._spec.learning_rate, betas=self._spec.betas, fused=True)
 
     def gradient(self, module: nn.Module) -> None:
-        """Of the next batch, clipped. `module`: the model, or what wraps it."""
+        """Of the next batch. `module`: the model, or what wraps it."""
+        self.task.loss(module, next(self._batches)).backward()  # type: ignore[no-untyped-call]
+        self.steps += 1
+
+    def descend(self, optimizer: torch.optim.Optimizer) -> None:
         began = time.monotonic()
-        batch = next(self._batches)
-        self.task.loss(module, batch).backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.module.parameters(), self._spec.clip)
-        self.steps, self.step_s = self.steps + 1, self.step_s + time.monotonic() - began
+        optimizer.step()
+        optimizer.zero_grad()
+        self._descent_s += time.monotonic() - began
 
     def evaluate(self) -> None:
         """As ours does at a boundary; it leaves the weights."""
@@ -80,7 +84,7 @@ class LocalSteps:
     def report(self) -> dict[str, Any]:
         if self._fault:
             raise NolocoError(f"its training ended: {self._fault}")
-        elapsed = time.monotonic() - self._began
+        elapsed, step_s = time.monotonic() - self._began, self.task.step_s + self._descent_s
         parameters = sum(p.numel() for p in self.module.parameters())
-        figures = {"steps": self.steps, "step_s": self.step_s, "late": self.task.late, "parameters": parameters}
-        return {**figures, "busy": self.step_s / elapsed, "rounds": self.rounds, "alone": self.alone}
+        figures = {"steps": self.steps, "step_s": step_s, "parameters": parameters}
+        return {**figures, "busy": step_s / elapsed, "rounds": self.rounds, "alone": self.alone}

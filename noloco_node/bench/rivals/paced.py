@@ -73,8 +73,8 @@ class Paced(Language):
         self._began = 0.0
         self._trained = False
         self._folder, self._left_at = os.environ.get(WEIGHTS), 0.0
-        self.late = 0
-        """Steps that took longer than their time."""
+        self.step_s = 0.0
+        """In all steps: forward, backward and the pause."""
 
     def model(self) -> nn.Module:
         module = super().model()
@@ -100,9 +100,8 @@ class Paced(Language):
             torch.save(flat, Path(self._folder, f"{now:.3f}"))
 
     def _end_step(self) -> None:
-        left_s = self._began + self.setting.step_s - time.monotonic()
-        self.late += left_s < 0
-        time.sleep(max(0.0, left_s))
+        time.sleep(max(0.0, self._began + self.setting.step_s - time.monotonic()))
+        self.step_s += time.monotonic() - self._began
 
 
 def task(setting: Setting, seed: int = 1) -> Paced:

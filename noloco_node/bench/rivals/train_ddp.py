@@ -31,8 +31,7 @@ class Member:
         optimizer = self._steps.adamw(self._steps.parameters)
         while True:
             self._steps.gradient(self._module)
-            optimizer.step()
-            optimizer.zero_grad()
+            self._steps.descend(optimizer)
             self._steps.rounds += 1
             self._steps.task.leave_weights(self._steps.module)
 

@@ -65,8 +65,7 @@ class Member:
                 if control is None and left_s <= MATCHMAKING_S + self._steps.setting.step_s:
                     control = self._schedule(left_s)
                 self._steps.gradient(self._steps.module)
-                inner.step()
-                inner.zero_grad()
+                self._steps.descend(inner)
             self._average(control)
             outer.step()
             with torch.no_grad():
