@@ -627,7 +627,10 @@ class TrainingNode(BaseNode):
         self._recorder.curves.seen(training)
         if self._at:
             works = (NodeState.TRAINING, NodeState.FINISHED)
-            self._stages.candidates([record.peer_id for record in self._at_stage(1) if record.state in works])
+            after, beside = (
+                [record.peer_id for record in self._at_stage(further) if record.state in works] for further in (1, 0)
+            )
+            self._stages.candidates(after, beside)
             if self._run and self._thread and self._stage_before_is_done(self._run.rounds):
                 self._thread.amend(self._run.rounds, ended=True)  # no micro-batch comes any more
 

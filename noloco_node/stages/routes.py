@@ -2,7 +2,6 @@
 free; in an evaluation the same one each time. Pure: time and chance are arguments.
 """
 
-import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -54,10 +53,11 @@ class Routes:
         some = [peer for peer, weight in weights.items() if weight]
         return self._random.choices(some, [weights[peer] for peer in some])[0] if some else None
 
-    def fixed(self, own: str, now: float, but: Collection[str] = ()) -> str | None:
-        """The same for this node, as long as that peer answers."""
-        some = [peer for peer, each in self._peers.items() if peer not in but and each.again_at <= now]
-        return min(some, key=lambda peer: hashlib.sha256(f"{own}/{peer}".encode()).digest(), default=None)
+    def fixed(self, rank: int, now: float, but: Collection[str] = ()) -> str | None:
+        """The same each time, as long as that peer answers. `rank`: of this node among those of its stage, so that
+        their routes lead to as many peers as there are: each of these needs held-out data to measure with."""
+        some = sorted(peer for peer, each in self._peers.items() if peer not in but and each.again_at <= now)
+        return some[rank % len(some)] if some else None
 
     def others(self, peer: str, now: float) -> bool:
         """Whether another one may answer."""

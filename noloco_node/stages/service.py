@@ -123,6 +123,7 @@ class StageService(StageServicer):
         self.totals = LinkTotals()
         self._routes = Routes(random)
         self._rate = MicroBatchRate()
+        self._rank = 0
         self._held = _Held()
         self._agreement, self._until_compared = Agreement(), COMPARED_EVERY
         self._terms: StageTerms | None = None
@@ -159,8 +160,10 @@ class StageService(StageServicer):
         self._codec = activation_codec(terms.activations)
         self._terms, self._refuses, self._works, self._may_send = terms, refuses, works, may_send
 
-    def candidates(self, next_stage: Collection[str]) -> None:
+    def candidates(self, next_stage: Collection[str], own_stage: Collection[str] = ()) -> None:
+        """Who works at the next stage now, and who beside this node at its own."""
         self._routes.candidates(next_stage)
+        self._rank = sum(peer < self._channels.peer_id for peer in own_stage)
 
     @property
     def answered_by(self) -> dict[str, int]:
@@ -281,7 +284,7 @@ class StageService(StageServicer):
         if self._terms is None or not self._may_send():
             return None
         if micro.evaluates:
-            return self._routes.fixed(self._channels.peer_id, now, tried)
+            return self._routes.fixed(self._rank, now, tried)
         return self._routes.draw(now, tried)
 
     def _patience_s(self, peer: str, now: float) -> float | None:

@@ -53,12 +53,12 @@ def test_who_does_not_answer_is_left_out_longer_each_time() -> None:
 
 def test_a_fixed_route_stays_and_leads_round_who_is_gone() -> None:
     there = routes("a", "b", "c")
-    went = there.fixed("me", 0.0)
-    assert went is not None and {there.fixed("me", 0.0) for _ in range(9)} == {went}
-    assert len({there.fixed(f"node {n}", 0.0) for n in range(50)}) == 3, "nodes spread over the peers"
+    went = there.fixed(1, 0.0)
+    assert went is not None and {there.fixed(1, 0.0) for _ in range(9)} == {went}
+    assert {there.fixed(rank, 0.0) for rank in range(3)} == {"a", "b", "c"}, "as many nodes reach as many peers"
     there.ended(went, None, 0.0)
-    assert there.fixed("me", 0.0) not in (went, None)
-    assert routes().draw(0.0) is None and routes().fixed("me", 0.0) is None
+    assert there.fixed(1, 0.0) not in (went, None)
+    assert routes().draw(0.0) is None and routes().fixed(1, 0.0) is None
 
 
 def run(window: Window, rate: float, seconds: float, now: float, *, waits: bool = True) -> float:
