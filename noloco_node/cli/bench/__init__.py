@@ -3,9 +3,15 @@
 import argparse
 from types import ModuleType
 
-from noloco_node.cli.bench import exchange, machine, sync
+from noloco_node.cli.bench import averaging, exchange, machine, sync
 
-_MODULES: dict[str, ModuleType] = {"training": machine, "codec": machine, "sync": sync, "exchange": exchange}
+_MODULES: dict[str, ModuleType] = {
+    "training": machine,
+    "codec": machine,
+    "sync": sync,
+    "exchange": exchange,
+    "averaging": averaging,
+}
 """What can be measured, and the module that has its options and its work."""
 
 
