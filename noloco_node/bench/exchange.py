@@ -32,7 +32,7 @@ def run(payloads: int, repeats: int, say: Say) -> list[Row]:
                 say(system, turn, repeats + 1)
                 taken = _step(pair, payloads)
                 runs[system] += [taken] if turn else []
-    return list(_rows(runs, payloads))
+    return list(rows(runs, payloads))
 
 
 def _started(stack: ExitStack, system: str, payloads: int) -> Workers:
@@ -49,7 +49,7 @@ def _step(pair: Workers, payloads: int) -> Run:
     return Run(time.monotonic() - began, payloads * PAYLOAD_BYTES, (sum(pair.cpu_s()) - used) / 2)
 
 
-def _rows(runs: dict[str, list[Run]], payloads: int) -> Iterator[Row]:
+def rows(runs: dict[str, list[Run]], payloads: int) -> Iterator[Row]:
     for system, of in runs.items():
         row = Row.of(of, bench="exchange", system=system, n=2, params=0, mbit=None)
         share = median(raw.seconds / run.seconds for run, raw in zip(of, runs[RAW], strict=True))

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from noloco_node.bench import Say, links, nodes
+from noloco_node.bench import Say, links
+from noloco_node.bench.rivals import real_nodes
 from noloco_node.bench.rivals.paced import Setting
 from noloco_node.bench.rows import Row
 from noloco_node.bench.virtual_swarm import VirtualSwarm
@@ -37,7 +38,7 @@ def real(counts: Sequence[int], quick: bool, say: Say) -> Iterator[Row]:
     phase_s, rounds = (QUICK_PHASE_S, QUICK_ROUNDS) if quick else (PHASE_S, ROUNDS)
     for done, count in enumerate(counts):
         say(f"{count} real nodes", done, len(counts))
-        with links.star(count, MBIT) as hosts, nodes.running(hosts, SETTING, {"seconds": phase_s}, {}) as workers:
+        with links.star(count, MBIT) as hosts, real_nodes.running(hosts, SETTING, {"seconds": phase_s}, {}) as workers:
             patience_s = 60 + 20 * phase_s
             workers.ask("until", patience_s, state="training", patience_s=patience_s, committed=READY)
             before = _looked(workers, hosts)

@@ -82,15 +82,15 @@ def run(settings: Sequence[Setting], systems: Sequence[System], repeats: int, se
         say(f"{system.name}, N {setting.n}, {setting.params / 1e6:g} M, {setting.mbit:g} Mbit/s", done, len(work))
         with star(setting.n, setting.mbit) as hosts:
             runs = _runs(setting, system, hosts, repeats, random.Random(seed))
-        yield _row(setting, system, runs)
+        yield row(setting, system, runs)
 
 
-def _row(setting: Setting, system: System, runs: Sequence[Run]) -> Row:
+def row(setting: Setting, system: System, runs: Sequence[Run]) -> Row:
     sent = fmean(run.bytes_per_node for run in runs)
     limit_s = sent * 8e-6 / setting.mbit
-    row = Row.of(runs, bench="sync", system=system.name, n=setting.n, params=setting.params, mbit=setting.mbit)
-    row.more.update(limit_s=limit_s, of_limit=row.seconds / limit_s, bytes_per_param=sent / setting.params)
-    return row
+    made = Row.of(runs, bench="sync", system=system.name, n=setting.n, params=setting.params, mbit=setting.mbit)
+    made.more.update(limit_s=limit_s, of_limit=made.seconds / limit_s, bytes_per_param=sent / setting.params)
+    return made
 
 
 def _runs(setting: Setting, system: System, hosts: Sequence[Host], repeats: int, chance: random.Random) -> list[Run]:
@@ -110,7 +110,7 @@ def _runs(setting: Setting, system: System, hosts: Sequence[Host], repeats: int,
 def _step(  # noqa: PLR0913, PLR0917
     workers: Workers, hosts: Sequence[Host], step: int, in_pairs: bool, within_s: float, chance: random.Random
 ) -> Run:
-    groups = _pairs(len(hosts), chance) if in_pairs else [list(range(len(hosts)))]
+    groups = pairs(len(hosts), chance) if in_pairs else [list(range(len(hosts)))]
     partners = {worker: [each for each in group if each != worker] for group in groups for worker in group}
     each: list[Answer] = [{"partners": partners[worker]} for worker in range(len(hosts))]
     before = workers.ask("prepare", within_s, each, step=step)
@@ -125,7 +125,7 @@ def _step(  # noqa: PLR0913, PLR0917
     return Run(seconds, fmean(sent), fmean(used))
 
 
-def _pairs(n: int, chance: random.Random) -> list[list[int]]:
+def pairs(n: int, chance: random.Random) -> list[list[int]]:
     order = chance.sample(range(n), n)
     return [order[at : at + 2] for at in range(0, n, 2)]
 

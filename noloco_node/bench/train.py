@@ -19,9 +19,9 @@ from pathlib import Path
 from statistics import fmean
 
 from noloco_node.base.states import NodeState
-from noloco_node.bench import Say, links, nodes
+from noloco_node.bench import Say, links
 from noloco_node.bench.links import Host
-from noloco_node.bench.rivals import paced
+from noloco_node.bench.rivals import paced, real_nodes
 from noloco_node.bench.rivals.paced import Setting
 from noloco_node.bench.rows import Row
 from noloco_node.bench.workers import START_S, Answer, Workers
@@ -79,7 +79,7 @@ def run(job: Job, systems: Sequence[str], say: Say) -> Iterator[Row]:
 
 def _train_ours(stack: ExitStack, job: Job, system: str, hosts: Sequence[Host], weights: Path) -> _Trained:
     inner, outer = {"steps": job.steps}, {"overlap": OURS[system]}
-    workers = stack.enter_context(nodes.running(hosts, job.setting, inner, outer, weights, paused=True))
+    workers = stack.enter_context(real_nodes.running(hosts, job.setting, inner, outer, weights, paused=True))
     patience_s = START_S + 5 * job.nodes
     workers.ask("until", patience_s, state=NodeState.PAUSED, patience_s=patience_s, peers=job.nodes - 1)
     before = _used(workers, hosts)

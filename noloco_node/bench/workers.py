@@ -27,7 +27,7 @@ from noloco_node.errors import NolocoError
 
 Answer = dict[str, Any]
 
-START_S = 120.0
+START_S = 300.0
 """For the imports of a worker on a busy machine."""
 _LAST_LINES = 5
 _numbers = itertools.count()

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from noloco_node import cli
-from noloco_node.bench import links, nodes, train
-from noloco_node.bench.rivals import paced
+from noloco_node.bench import links, train
+from noloco_node.bench.rivals import paced, real_nodes
 from noloco_node.bench.rivals.local_steps import LocalSteps
 from noloco_node.bench.rivals.paced import Setting
 from noloco_node.run import toml
@@ -65,7 +65,7 @@ def test_the_task_is_installed_for_nodes(tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_run_file_is_one(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     model = {"task": paced.NAME, "options": SMALL.options}
-    path.write_text(nodes._toml({"name": "bench", "model": model, "inner": {**SMALL.inner, "seconds": 2.0}}))
+    path.write_text(real_nodes._toml({"name": "bench", "model": model, "inner": {**SMALL.inner, "seconds": 2.0}}))
     run = toml.load(path)
     assert run.model.options == SMALL.options
     assert (run.inner.seconds, run.inner.batch_tokens) == (2.0, SMALL.tokens)

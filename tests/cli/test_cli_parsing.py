@@ -116,10 +116,11 @@ def test_help_lists_every_verb_within_80_columns(capsys):
 
 DOES = {"init", "start", "join", "bootstrap", "pause", "resume", "leave", "completion", "revoke", "run"}
 """Verbs that act and print no data."""
+MEASURED = ("codec", "training", "sync", "exchange", "averaging")
 
 
 @pytest.mark.parametrize(
-    "verb", [*(verb for verb in parser._VERBS if verb not in {*DOES, "bench"}), "bench codec", "bench training"]
+    "verb", [*(verb for verb in parser._VERBS if verb not in {*DOES, "bench"}), *(f"bench {what}" for what in MEASURED)]
 )
 def test_what_shows_something_has_json(verb, capsys):
     assert main([*verb.split(), "--help"]) == 0

@@ -1,27 +1,31 @@
 """`bench`: what the parts of a node take on this machine, and what synchronising costs beside rivals."""
 
 import argparse
-from types import ModuleType
+from importlib import import_module
+from typing import Any
 
-from noloco_node.cli.bench import exchange, machine, scale, sync, train
-
-_MODULES: dict[str, ModuleType] = {
-    "training": machine,
-    "codec": machine,
-    "sync": sync,
-    "exchange": exchange,
-    "train": train,
-    "scale": scale,
+_MODULES = {
+    "training": "machine",
+    "codec": "machine",
+    "sync": "sync",
+    "exchange": "exchange",
+    "averaging": "averaging",
+    "train": "train",
+    "scale": "scale",
 }
-"""What can be measured, and the module that has its options and its work."""
+"""What can be measured, and the module here that has its options and its work."""
+
+
+def _module(name: str) -> Any:
+    return import_module(f"{__name__}.{name}")
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     names = "|".join(_MODULES)
     what = parser.add_subparsers(title="what to measure", dest="what", metavar=names, required=True)
-    for module in dict.fromkeys(_MODULES.values()):
-        module.options(what)
+    for name in dict.fromkeys(_MODULES.values()):
+        _module(name).options(what)
 
 
 def run(args: argparse.Namespace) -> int:
-    return int(_MODULES[args.what].run(args))
+    return int(_module(_MODULES[args.what]).run(args))

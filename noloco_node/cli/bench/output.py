@@ -19,11 +19,12 @@ Cells = Mapping[str, Callable[["Row"], str]]
 """The titles of a table's columns, and what stands in each."""
 
 
-def shared(parser: argparse.ArgumentParser, quick: str) -> None:
+def shared(parser: argparse.ArgumentParser, quick: str, *, plot: bool = True) -> None:
     """`quick`: what `--quick` measures."""
     add = parser.add_argument
     add("--quick", action="store_true", help=quick)
-    add("--plot", metavar="out.png", type=Path, help="draw the results (needs matplotlib)")
+    if plot:
+        add("--plot", metavar="out.png", type=Path, help="draw the results (needs matplotlib)")
     as_json(parser)
 
 
@@ -53,13 +54,13 @@ def finish(  # noqa: PLR0913
     rows: "Sequence[Row]",
     cells: Cells,
     *,
-    title: str,
-    settings: Sequence[str],
-    panels: "Sequence[Panel]",
+    title: str = "",
+    settings: Sequence[str] = (),
+    panels: "Sequence[Panel]" = (),
     **more: Any,
 ) -> int:
     """Print the rows as a table or as JSON, and draw them where that is wanted. `more`: further fields of the JSON."""
-    if args.plot is not None:
+    if panels and args.plot is not None:
         from noloco_node.base import plots
 
         plots.draw(args.plot, title, settings, panels)
