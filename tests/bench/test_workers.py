@@ -13,7 +13,7 @@ from noloco_node.bench.workers import Workers, cpu_s, descendants
 from noloco_node.errors import NolocoError
 
 MEMBER = """
-    import asyncio, os, subprocess, sys
+    import asyncio, os, subprocess, sys, tempfile
     from noloco_node.bench.workers import serve
     from noloco_node.errors import NolocoError
 
@@ -27,6 +27,9 @@ MEMBER = """
 
         def child(self):
             return {"pid": subprocess.Popen(["sleep", "60"], start_new_session=True).pid}
+
+        def folder(self):
+            return {"path": tempfile.mkdtemp()}
 
         def refuse(self):
             raise NolocoError("there is no such peer")
@@ -54,10 +57,12 @@ def test_workers_answer_fail_and_leave_nothing(module: str) -> None:
         assert min(workers.cpu_s()) > 0
         pids += [answer["pid"] for answer in workers.ask("child", 30)]
         assert pids[2] in descendants(pids[0])
+        folders = [answer["path"] for answer in workers.ask("folder", 30)]
         with pytest.raises(NolocoError, match="a worker could not refuse: there is no such peer"):
             workers.ask("refuse", 30)
         with pytest.raises(NolocoError, match=r"a worker ended when it was to fail.*a fault of its own"):
             workers.ask("fail", 30)
+    assert not any(map(os.path.exists, folders))
     until = time.monotonic() + 10
     while any(Path("/proc", str(pid), "exe").exists() for pid in pids):  # a zombie has no program
         assert time.monotonic() < until
