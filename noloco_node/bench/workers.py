@@ -52,7 +52,9 @@ class Workers:
     def __enter__(self) -> Self:
         with self._stack:
             self._stack.callback(_kill_marked, self._mark.encode())
-            folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="noloco-bench-")))
+            # Not `noloco-...`: those that no daemon uses are removed by the next node that starts.
+            folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-noloco-")))
+            self._environ["TMPDIR"] = str(folder)  # what a worker that is killed leaves there goes with it
             for number, host in enumerate(self._hosts):
                 words = [*(host.inside if host else ()), *self._command]
                 worker = Worker(words, self._environ, folder / f"{number}.log")

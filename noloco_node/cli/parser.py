@@ -255,7 +255,7 @@ _VERBS = {
     ),
     "bench": _Verb(
         "bench:run",
-        "measure the codecs and the training loop on this machine",
+        "measure what a node takes of this machine, also beside rivals",
         _bench_options,
         "codec --quick",
     ),

@@ -196,13 +196,17 @@ def encode(frame: Frame) -> pb.SwapFrame:  # noqa: PLR0911 - one for each kind
         case Refusal():
             return pb.SwapFrame(refusal=encode_refusal(frame))
         case Fragment(index, payload):
-            return pb.SwapFrame(fragment=pb.Fragment(index=index, payload=payload, digest=_digest(payload)))
+            made = pb.SwapFrame()  # built in place: a message that is handed to a constructor is copied twice
+            made.fragment.index, made.fragment.payload, made.fragment.digest = index, payload, _digest(payload)
+            return made
         case Ack(index, scale):
             return pb.SwapFrame(ack=pb.Ack(index=index, scale=scale))
         case Done():
             return pb.SwapFrame(done=pb.Done())
         case Piece(data, more):
-            return pb.SwapFrame(piece=pb.Piece(data=data, more=more))
+            made = pb.SwapFrame()
+            made.piece.data, made.piece.more = data, more
+            return made
         case Alive():
             return pb.SwapFrame(alive=pb.Alive())
 

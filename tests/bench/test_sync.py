@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from noloco_node.bench import exchange, links, sync
+from noloco_node.bench.rivals import vectors
 from noloco_node.bench.rows import Run
 from noloco_node.cli import main
 from noloco_node.errors import NolocoError
@@ -25,6 +26,11 @@ def test_who_is_averaged_with_whom_is_checked() -> None:
         sync.check(before, before, [[0, 1], [2, 3]])
     with pytest.raises(NolocoError, match="did not average"):
         sync.check(before, [[3.5, 4.0]] * 4, [[0, 1], [2, 3]])
+
+
+def test_elements_from_the_first_to_the_last_are_looked_at() -> None:
+    places = vectors.probed(100_000_000)
+    assert places == sorted(set(places)) and (places[0], places[-1]) == (0, 99_999_999)
 
 
 def test_each_worker_is_in_one_pair() -> None:

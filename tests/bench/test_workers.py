@@ -13,7 +13,7 @@ from noloco_node.bench.workers import Workers, cpu_s, descendants
 from noloco_node.errors import NolocoError
 
 MEMBER = """
-    import asyncio, os, subprocess, sys
+    import asyncio, os, subprocess, sys, tempfile
     from noloco_node.bench.workers import serve
     from noloco_node.errors import NolocoError
 
@@ -30,6 +30,9 @@ MEMBER = """
 
         def child(self):
             return {"pid": subprocess.Popen(["sleep", "60"], start_new_session=True).pid}
+
+        def folder(self):
+            return {"path": tempfile.mkdtemp()}
 
         def refuse(self):
             raise NolocoError("there is no such peer")
@@ -60,11 +63,13 @@ def test_workers_answer_fail_and_leave_nothing(module: str) -> None:
         workers.ask("share", 30)
         shared = [Path("/dev/shm", f"torch_{worker.pid}_1") for worker in workers.each]
         assert all(path.exists() for path in shared)
+        folders = [answer["path"] for answer in workers.ask("folder", 30)]
         with pytest.raises(NolocoError, match="a worker could not refuse: there is no such peer"):
             workers.ask("refuse", 30)
         with pytest.raises(NolocoError, match=r"a worker ended when it was to fail.*a fault of its own"):
             workers.ask("fail", 30)
     assert not any(path.exists() for path in shared)
+    assert not any(map(os.path.exists, folders))
     until = time.monotonic() + 10
     while any(Path("/proc", str(pid), "exe").exists() for pid in pids):  # a zombie has no program
         assert time.monotonic() < until

@@ -78,7 +78,7 @@ class Node:
 
     async def open(self, host: str, count: int) -> str:
         """`count`: fragments of its vector. Its address."""
-        folder = tempfile.TemporaryDirectory(prefix="noloco-bench-")
+        folder = tempfile.TemporaryDirectory(prefix="bench-noloco-")
         _FOLDERS.append(folder)
         identity = Identity.load_or_create(Path(folder.name, "identity.key"))
         self.transport = Libp2pTransport(identity, Address("ip4", host, 0))

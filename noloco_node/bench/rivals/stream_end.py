@@ -141,7 +141,7 @@ class Libp2p:
         self._bytes = count * PAYLOAD_BYTES
         self._node = Node()
         address = await self._node.open(LOOPBACK, count)
-        self._folder = tempfile.TemporaryDirectory(prefix="noloco-bench-")
+        self._folder = tempfile.TemporaryDirectory(prefix="bench-noloco-")
         listener = Path(self._folder.name, "streams.sock")
         self._came: asyncio.Queue[Streams] = asyncio.Queue()
         self._server = await asyncio.start_unix_server(

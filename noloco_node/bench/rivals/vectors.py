@@ -27,4 +27,8 @@ def weights(parameters: int, worker: int, step: int, out: Tensor | None = None) 
 
 def probe(vector: Tensor) -> list[float]:
     """Elements from all over it, by which the bench sees that they were averaged."""
-    return [float(vector[at]) for at in torch.linspace(0, len(vector) - 1, _PROBED).long()]
+    return [float(vector[at]) for at in probed(len(vector))]
+
+
+def probed(size: int) -> list[int]:
+    return [at * (size - 1) // (_PROBED - 1) for at in range(_PROBED)]
