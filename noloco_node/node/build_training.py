@@ -10,11 +10,9 @@ from noloco_node.checkpoints.checkpoint import Checkpoint, Use, any_values
 from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.checkpoints.saved_state import Expected
 from noloco_node.core.codecs.by_name import codec, rehearse
-from noloco_node.core.device import choose_device
 from noloco_node.data import token_cache, tokens
 from noloco_node.data.corpus import TokenizerAlone
 from noloco_node.data.sources import Sources
-from noloco_node.host import priority
 from noloco_node.host.config import NodeConfig
 from noloco_node.run.schema import Manifest
 from noloco_node.stages.part import Position
@@ -45,8 +43,6 @@ def start(  # noqa: PLR0913, PLR0917
 
     def build_and_resume() -> Replica:
         nonlocal replica
-        if choose_device(config.device).type == "cpu":  # a GPU waits for this thread
-            priority.let_others_first()  # before torch starts threads here
         inner = replica = build(run, config, peer_id, sources, part, reads=reads)
         inner.spill_folder = keeper.folder()
         if keeper.resume(inner.layout, using(run, inner, inner.load), inner.parameters):

@@ -25,30 +25,28 @@ def cut(frame: pb.SwapFrame) -> Iterator[pb.SwapFrame]:
     whole = memoryview(frame.SerializeToString())
     for start in range(0, len(whole), PIECE_BYTES):
         end = start + PIECE_BYTES
-        yield wire.encode(wire.Piece(bytes(whole[start:end]), end < len(whole)))
+        yield pb.SwapFrame(piece=pb.Piece(data=bytes(whole[start:end]), more=end < len(whole)))
 
 
 class Assembly:
     """Puts frames together; a partner cannot make it hold more than one frame may have."""
 
     def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-        self._size = 0
+        self._whole = bytearray()
 
     def add(self, message: pb.SwapFrame) -> wire.Frame | None:
         """The frame that this is or completes; None for a piece with more to come. Raises PeerMisbehaved."""
         piece = wire.decode(message)
         if not isinstance(piece, wire.Piece):
             return piece
-        self._size += len(piece.data)
-        if not piece.data or self._size > wire.MAX_MESSAGE_BYTES:
-            raise PeerMisbehaved("bad_piece", f"{len(piece.data)} bytes of {self._size}")
-        self._pieces.append(piece.data)
+        if not piece.data or len(self._whole) + len(piece.data) > wire.MAX_MESSAGE_BYTES:
+            raise PeerMisbehaved("bad_piece", f"{len(piece.data)} bytes after {len(self._whole)}")
+        self._whole += piece.data
         if piece.more:
             return None
-        whole, self._pieces, self._size = b"".join(self._pieces), [], 0
+        whole, self._whole = self._whole, bytearray()
         try:
-            frame = wire.decode(pb.SwapFrame.FromString(whole))
+            frame = wire.decode(pb.SwapFrame.FromString(bytes(whole)))
         except DecodeError:
             raise PeerMisbehaved("bad_piece", "no frame") from None
         if isinstance(frame, wire.Piece):

@@ -304,54 +304,23 @@ def _leniently(make: Callable[..., Any], method: str, *, response_deserializer: 
 
 
 async def splice(one: Streams, other: Streams, before_close: Callable[[], object] = lambda: None) -> None:
-    """Pass bytes on both ways until either end closes, then close both. A slow reader slows its sender."""
-    ended = asyncio.Event()
+    """Copy bytes both ways until either end closes, then close both. A slow reader slows its sender."""
+    pumps = [asyncio.create_task(_pump(one[0], other[1])), asyncio.create_task(_pump(other[0], one[1]))]
     try:
-        for (reader, writer), (_, to) in ((one, other), (other, one)):
-            await _Passing(to.transport, ended).take_over(reader, writer)
-        await ended.wait()
+        await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
     finally:  # without an await, so that a cancellation leaves nothing open
+        for pump in pumps:
+            pump.cancel()
         before_close()
         _close(one[1])
         _close(other[1])
 
 
-class _Passing(asyncio.Protocol):
-    """Passes on what one transport receives to another. Streams would copy each byte twice more, and wake a task for
-    each packet."""
-
-    def __init__(self, to: Any, ended: asyncio.Event) -> None:
-        self._to = to
-        self._ended = ended
-
-    async def take_over(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """In place of a stream, of which something may have been read already."""
-        writer.transport.set_write_buffer_limits(BUFFER_BYTES)
-        writer.transport.set_protocol(self)
-        if writer.transport.is_closing():
-            self._ended.set()
-        with suppress(TimeoutError, OSError):
-            async with asyncio.timeout(0):  # only what is there: from now on bytes come to this protocol
-                while data := await reader.read(BUFFER_BYTES):
-                    self._to.write(data)
-                self._ended.set()
-
-    def data_received(self, data: bytes) -> None:
-        self._to.write(data)
-
-    def pause_writing(self) -> None:
-        if not self._to.is_closing():
-            self._to.pause_reading()
-
-    def resume_writing(self) -> None:
-        if not self._to.is_closing():
-            self._to.resume_reading()
-
-    def eof_received(self) -> None:
-        self._ended.set()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._ended.set()
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):  # a reset is an end like any other: gRPC knows whether its call was complete
+        while data := await reader.read(BUFFER_BYTES):
+            writer.write(data)
+            await writer.drain()
 
 
 def _close(writer: asyncio.StreamWriter) -> None:

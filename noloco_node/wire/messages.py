@@ -196,17 +196,13 @@ def encode(frame: Frame) -> pb.SwapFrame:  # noqa: PLR0911 - one for each kind
         case Refusal():
             return pb.SwapFrame(refusal=encode_refusal(frame))
         case Fragment(index, payload):
-            made = pb.SwapFrame()  # built in place: a message that is handed to a constructor is copied twice
-            made.fragment.index, made.fragment.payload, made.fragment.digest = index, payload, _digest(payload)
-            return made
+            return pb.SwapFrame(fragment=pb.Fragment(index=index, payload=payload, digest=_digest(payload)))
         case Ack(index, scale):
             return pb.SwapFrame(ack=pb.Ack(index=index, scale=scale))
         case Done():
             return pb.SwapFrame(done=pb.Done())
         case Piece(data, more):
-            made = pb.SwapFrame()
-            made.piece.data, made.piece.more = data, more
-            return made
+            return pb.SwapFrame(piece=pb.Piece(data=data, more=more))
         case Alive():
             return pb.SwapFrame(alive=pb.Alive())
 

@@ -1,8 +1,7 @@
-"""Who is carried when more streams come in than the bridge may carry, and how a stream is passed on."""
+"""Who is carried when more streams come in than the bridge may carry."""
 
 import asyncio
 import resource
-import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from noloco_node.base.identity import Identity
 from noloco_node.transport import grpc_bridge
-from noloco_node.transport.grpc_bridge import FarEnd, Inbound, Streams, splice
+from noloco_node.transport.grpc_bridge import FarEnd, Inbound, Streams
 
 STEP_S = 30.0
 ON_ONE_HOST, ELSEWHERE = "8.8.8.8", "192.0.2.1"
@@ -140,48 +139,3 @@ async def test_strangers_of_as_many_places_as_there_are_connections_leave_room_f
         assert not await bridge.is_carried(await bridge.call(new_peer(), "9.9.9.9"))
         for stream in streams:
             stream[1].write(b"?")
-
-
-async def joined() -> tuple[Streams, Streams]:
-    one, other = socket.socketpair()
-    return await asyncio.open_connection(sock=one), await asyncio.open_connection(sock=other)
-
-
-@pytest.mark.parametrize("read_first", [0, 1])
-async def test_a_splice_passes_on_what_was_there_before_it_and_ends_with_either_end(read_first: int) -> None:
-    (far, near), (to, beyond) = await joined(), await joined()
-    sent = bytes(range(256)) * 4096
-    far[1].write(sent[: 100 + read_first])
-    assert await near[0].readexactly(read_first) == sent[:read_first]
-    if not read_first:
-        await asyncio.sleep(0)  # so that nothing is there yet
-    async with asyncio.timeout(STEP_S):
-        splicing = asyncio.create_task(splice(near, to))
-        far[1].write(sent[100 + read_first :])
-        beyond[1].write(b"back")
-        assert await far[0].readexactly(4) == b"back"
-        far[1].close()
-        assert await beyond[0].read() == sent[read_first:]
-        await splicing
-    beyond[1].close()
-
-
-async def test_a_splice_makes_a_sender_wait_for_a_slow_reader() -> None:
-    (far, near), (to, beyond) = await joined(), await joined()
-    splicing = asyncio.create_task(splice(near, to))
-    far[1].transport.set_write_buffer_limits(0)
-    beyond[0]._transport.pause_reading()
-    written = 0
-    with pytest.raises(TimeoutError):
-        while True:
-            far[1].write(bytes(1 << 16))
-            written += 1 << 16
-            assert written < 32 << 20
-            async with asyncio.timeout(0.2):
-                await far[1].drain()
-    beyond[0]._transport.resume_reading()
-    async with asyncio.timeout(STEP_S):
-        assert len(await beyond[0].readexactly(written)) == written
-        far[1].close()
-        await splicing
-    beyond[1].close()
