@@ -1,6 +1,6 @@
 """Time to a loss: the same model, data and tokens a step on N nodes behind links of one rate, by ours and by rivals.
 
-Each node has a pretended accelerator (paced.py): a step takes a fixed time, in which the real training of its batch
+Each node has a pretended accelerator (rivals/paced.py): a step takes a fixed time, in which the real training of its batch
 fits into a part of a core. So N nodes train on two cores as if each had its own machine, and what a synchronisation
 costs stays what it is. That the pace was kept is measured: `step_s` beside the fixed time.
 
