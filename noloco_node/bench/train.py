@@ -1,7 +1,7 @@
 """Time to a loss: the same model, data and tokens a step on N nodes behind links of one rate, by ours and by rivals.
 
-Each node has a pretended accelerator (bench/rivals/paced.py): a step takes a fixed time, in which the real training of
-its batch fits into a part of a core. So N nodes train on two cores as if each had its own machine, and what a
+Each node has a pretended accelerator (rivals/paced.py): a step takes a fixed time, in which the real training of its
+batch fits into a part of a core. So N nodes train on two cores as if each had its own machine, and what a
 synchronisation costs stays what it is. That the pace was kept is measured: `step_s` beside the fixed time.
 
 The loss is the first node's, of the weights that it left every few seconds, on held-out text that is the same for all

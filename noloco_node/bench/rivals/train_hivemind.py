@@ -1,4 +1,4 @@
-"""hivemind with local updates, as OpenDiLoCo uses it (PrimeIntellect-ai/OpenDiloco).
+"""hivemind with local updates, as OpenDiLoCo uses it (its hivemind_diloco).
 
 Local AdamW; at the end of a phase the pseudo-gradients are averaged among all by hivemind's averager in 16-bit floats,
 for which everybody waits, and SGD with Nesterov momentum (0.7, 0.9) takes the outer step. The search for a group begins
