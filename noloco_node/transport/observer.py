@@ -48,10 +48,9 @@ class Observer:
 
     @asynccontextmanager
     async def _running(self, bootstrap: Sequence[Address]) -> AsyncIterator[P2pdControl]:
-        process = await P2pdProcess.launch(self._runtime.path / "observer.sock", observer_arguments(bootstrap))
-        self._runtime.kill_at_end(process.pid)
+        arguments = observer_arguments(bootstrap)
+        process = await P2pdProcess.start(self._runtime, "observer.sock", arguments, self._start_s)
         try:
-            await process.wait_ready(self._start_s)
             yield P2pdControl(process.socket, self._hivemind.messages, self._hivemind.multiaddr)
         finally:
             await process.stop()

@@ -195,18 +195,21 @@ async def test_the_end_of_p2pd_is_noticed_and_another_one_started(net, number):
 
 
 async def test_a_p2pd_that_is_killed_while_it_starts_is_started_again(net, monkeypatch):
-    launch, killed = P2pdProcess.launch, []
+    """Two: the one that looks whether the identity is in use, and the node's own."""
+    await net.start()
+    launch, pids = P2pdProcess.launch, []
 
-    async def killed_at_first(*told):
-        process = await launch(*told)
-        if not killed:
+    async def killed_at_first(socket, arguments):
+        process = await launch(socket, arguments)
+        pids.append((socket.name, process.pid))
+        if [name for name, _ in pids].count(socket.name) == 1:
             os.kill(process.pid, signal.SIGKILL)
-            killed.append(process.pid)
         return process
 
     monkeypatch.setattr(P2pdProcess, "launch", killed_at_first)
     node = await net.start()
-    assert killed and node._session.process.pid not in killed
+    assert [name for name, _ in pids] == ["observer.sock"] * 2 + ["p2pd.sock"] * 2
+    assert node._session.process.pid == pids[-1][1]
 
 
 # ---- relays, and how a node looks from outside ----

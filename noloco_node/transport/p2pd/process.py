@@ -20,12 +20,14 @@ from pathlib import Path
 from noloco_node.base.addresses import Address
 from noloco_node.base.extras import pip_install
 from noloco_node.errors import NolocoError, SwarmUnreachable
+from noloco_node.transport.p2pd.cleanup import RuntimeDirectory
 
 _log = logging.getLogger(__name__)
 
 _STOP_S = 3.0  # to close its connections after SIGTERM; then it is killed
 _TRY_S = 5.0  # it takes a few milliseconds
 _KEPT_LINES = 20
+_STARTS = 3  # of one that is killed while it starts
 _RELAYS = "-relayService=1"
 
 
@@ -88,6 +90,34 @@ class P2pdProcess:
         self._last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._ready = asyncio.get_running_loop().create_future()
         self._reader = asyncio.create_task(self._read_output())
+
+    @classmethod
+    async def start(
+        cls, runtime: RuntimeDirectory, name: str, arguments: Sequence[str], timeout_s: float
+    ) -> "P2pdProcess":
+        """A process that is ready, whose control socket has this name. The caller also stops it. One that is killed
+        before, as by a system that is short of memory, is started again."""
+        for _ in range(_STARTS - 1):
+            try:
+                return await cls._ready_one(runtime, name, arguments, timeout_s)
+            except KilledAtStart as killed:
+                _log.warning("%s", killed)
+        return await cls._ready_one(runtime, name, arguments, timeout_s)
+
+    @classmethod
+    async def _ready_one(
+        cls, runtime: RuntimeDirectory, name: str, arguments: Sequence[str], timeout_s: float
+    ) -> "P2pdProcess":
+        socket = runtime.path / name
+        socket.unlink(missing_ok=True)  # of the one before: p2pd would believe that another one is running
+        process = await cls.launch(socket, arguments)
+        runtime.kill_at_end(process.pid)
+        try:
+            await process.wait_ready(timeout_s)
+        except BaseException:
+            await process.stop()
+            raise
+        return process
 
     @classmethod
     async def launch(cls, socket: Path, arguments: Sequence[str]) -> "P2pdProcess":

@@ -13,14 +13,12 @@ from typing import Any, NamedTuple
 from noloco_node.base.addresses import Address
 from noloco_node.transport.p2pd.cleanup import RuntimeDirectory
 from noloco_node.transport.p2pd.control import P2pdControl
-from noloco_node.transport.p2pd.process import KilledAtStart, P2pdProcess
+from noloco_node.transport.p2pd.process import P2pdProcess
 
 _log = logging.getLogger(__name__)
 
 CONTROL_S = 5.0
 """How long p2pd may take to answer what needs no other peer."""
-_STARTS = 3
-"""Of a p2pd that is killed while it starts, as a system that is short of memory does."""
 _POLL_EVERY_S, _ANSWER_S, _MISSES = 1.0, 1.4, 2
 """A hang is noticed after 2 · (1 + 1.4) s at most, so within 5 s."""
 
@@ -49,25 +47,10 @@ class P2pdSession:
     async def begin(
         cls, runtime: RuntimeDirectory, arguments: Sequence[str], hivemind: Hivemind, timeout_s: float
     ) -> "P2pdSession":
-        for _ in range(_STARTS - 1):
-            try:
-                return await cls._begin(runtime, arguments, hivemind, timeout_s)
-            except KilledAtStart as killed:
-                _log.warning("%s", killed)
-        return await cls._begin(runtime, arguments, hivemind, timeout_s)
-
-    @classmethod
-    async def _begin(
-        cls, runtime: RuntimeDirectory, arguments: Sequence[str], hivemind: Hivemind, timeout_s: float
-    ) -> "P2pdSession":
-        socket = runtime.path / "p2pd.sock"
-        socket.unlink(missing_ok=True)  # of the session before: p2pd would believe that another one is running
-        process = await P2pdProcess.launch(socket, arguments)
-        runtime.kill_at_end(process.pid)
-        session = cls(process, P2pdControl(socket, hivemind.messages, hivemind.multiaddr))
+        process = await P2pdProcess.start(runtime, "p2pd.sock", arguments, timeout_s)
+        session = cls(process, P2pdControl(process.socket, hivemind.messages, hivemind.multiaddr))
         session._stack.push_async_callback(process.stop)
         try:
-            await process.wait_ready(timeout_s)
             session.p2p = await session._join_hivemind(runtime, hivemind)
             async with asyncio.timeout(CONTROL_S):
                 session.addresses = await session.control.identify()
