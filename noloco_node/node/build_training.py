@@ -44,7 +44,7 @@ def start(  # noqa: PLR0913, PLR0917
     def build_and_resume() -> Replica:
         nonlocal replica
         inner = replica = build(run, config, peer_id, sources, part, reads=reads)
-        inner.spill_folder = keeper.folder()
+        inner.spill_folder = keeper.folder
         if keeper.resume(inner.layout, using(run, inner, inner.load), inner.parameters):
             log.info("going on from the checkpoint of round %d", inner.round)
         return inner

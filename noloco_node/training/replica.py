@@ -202,7 +202,7 @@ class Replica:
         """Of the next step, when it has been fetched."""
         self._batch_position: Any = None
         self.copies = Copies(self.theta.device)
-        self.spill_folder: Path | None = None
+        self.spill_folder: Callable[[], Path] | None = None
         """For a copy of the state that memory has no room for."""
         self.meanwhile: Callable[[], None] = _nothing
         """Called in each step, after its gradient was queued: a GPU works at it then. It may add corrections."""
@@ -717,7 +717,7 @@ class Replica:
         if self.spill_folder is None or memory_budget.has_room(size):
             return None
         log.info("memory has no room for a checkpoint: its copy goes to the disk")
-        return FileMemory(self.spill_folder, size)
+        return FileMemory(self.spill_folder(), size)
 
     def copy_slow(self) -> "Future[tuple[int, memoryview]]":
         """The round, and all of φ, then all of δ, as they are now, for a joining node: fp32, little-endian. Who asks

@@ -60,7 +60,6 @@ def test_a_share_of_the_raw_stream_is_of_the_same_turn() -> None:
         ("sync --n 2,3", "--n takes even numbers, since nodes swap in pairs, not 3"),
         ("sync --systems gloo", "--systems takes some of noloco lattice:4, "),
         ("exchange --mib 0", "--mib must be a whole number from 1 to 99999, not '0'"),
-        ("averaging --peers 6", "--peers takes a multiple of 4, for hivemind's groups, not 6"),
     ],
 )
 def test_a_wrong_word_is_one_sentence(words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -116,7 +116,7 @@ def test_help_lists_every_verb_within_80_columns(capsys):
 
 DOES = {"init", "start", "join", "bootstrap", "pause", "resume", "leave", "completion", "revoke", "run"}
 """Verbs that act and print no data."""
-MEASURED = ("codec", "training", "sync", "exchange", "averaging")
+MEASURED = ("codec", "training", "sync", "exchange")
 
 
 @pytest.mark.parametrize(

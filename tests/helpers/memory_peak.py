@@ -30,7 +30,7 @@ def main(hidden: int, layers: int, moments: str, folder: str | None = None) -> N
     replica = Replica.build(run, "a", device="cpu", threads=1, moments=moments)
     replica.try_out()
     if folder:
-        replica.spill_folder, memory.free_bytes = Path(folder), lambda: 0
+        replica.spill_folder, memory.free_bytes = lambda: Path(folder), lambda: 0
     replica.step()
     offer = replica.snapshot(), replica.movement()
     replica.boundary()

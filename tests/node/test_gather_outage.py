@@ -21,7 +21,7 @@ class GivenPeers:
     def __init__(self) -> None:
         self.given: Collection[PeerRecord] | None = None
 
-    async def gather(self, own: object, thread: object, seen: Collection[PeerRecord], peers: int) -> AsyncGenerator:
+    async def gather(self, own: object, thread: object, seen: Collection[PeerRecord], *_: object) -> AsyncGenerator:
         self.given = list(seen)
         yield GatherView(failure="enough")
 
@@ -30,7 +30,7 @@ async def test_an_outage_costs_an_export_only_its_fresh_look(tmp_path: Path) -> 
     author = Identity.load_or_create(tmp_path / "author.key")
     run = Manifest(name="tiny", rounds=5)
     trainer = TrainingNode(NodeConfig(home=tmp_path / "home"), lambda _: None, sign(run, author))
-    collector, record = GivenPeers(), object()
+    collector, record = GivenPeers(), SimpleNamespace(stage=0)
     directory = Directory(SimpleNamespace(peer_id=SimpleNamespace(to_base58=lambda: "us")), (), author, run.run_id)
     trainer._collector = collector
     trainer._run, trainer._ready, trainer._thread = run, SimpleNamespace(layout=bytes(32), parameters=1), object()

@@ -233,7 +233,7 @@ def test_where_memory_has_no_room_a_copy_goes_to_a_file_and_is_the_same(
         pytest.importorskip("bitsandbytes")
     replica = Replica.build(small_run(), "a", device="cpu", threads=1, corpus=small_text(), moments=moments)
     replica.step()
-    replica.spill_folder = tmp_path
+    replica.spill_folder = lambda: tmp_path
     in_memory = replica.state()
     monkeypatch.setattr(memory, "free_bytes", lambda: 0)
     monkeypatch.setattr(replica_module, "host_memory", pytest.fail)
@@ -248,7 +248,7 @@ def test_a_full_disk_is_said_and_training_goes_on(tmp_path: Path, monkeypatch: p
         raise OSError(errno.ENOSPC, "no space")
 
     replica = small_replica()
-    replica.spill_folder = tmp_path
+    replica.spill_folder = lambda: tmp_path
     monkeypatch.setattr(memory, "free_bytes", lambda: 0)
     monkeypatch.setattr(os, "pwrite", full)
     asked = replica.copy_state()

@@ -5,7 +5,6 @@ the trigger on.
 """
 
 import asyncio
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,8 +23,6 @@ from noloco_node.errors import NolocoError
 COMPRESSION = {"fp16": Float16Compression, "8bit": Uniform8BitQuantization}
 MATCHMAKING_S, REQUEST_S = 5.0, 3.0
 """hivemind's own defaults."""
-GROUP_REQUEST_S = 1.0
-"""That of its benchmark_averaging."""
 STEP_S = 600.0
 POLL_S = 0.1
 
@@ -56,35 +53,22 @@ class Member:
     def _join(self, peers: Sequence[str]) -> Any:
         return hivemind.DHT(initial_peers=list(peers), host_maddrs=[f"/ip4/{self._host}/tcp/0"], start=True)
 
-    def connect(self, addresses: Sequence[str], group: int = 0) -> None:
-        """`group`: peers in a group; 0: all, and no step without one of them."""
+    def connect(self, addresses: Sequence[str]) -> None:
+        """One group of all, and no step without one of them."""
         if self._worker:
             self._dht = self._join(addresses[:1])
-        groups = len(addresses) // group if group else 1
-        bits = (groups - 1).bit_length()
         self._averager = hivemind.DecentralizedAverager(
             [torch.zeros(self._params)],
             self._dht,
             prefix="bench",
             compression=COMPRESSION[self._variant](),
-            initial_group_bits=f"{self._worker % groups:0{bits}b}" if bits else "",
-            target_group_size=group or len(addresses),
-            min_group_size=2 if group else len(addresses),
+            initial_group_bits="",
+            target_group_size=len(addresses),
+            min_group_size=len(addresses),
             min_matchmaking_time=MATCHMAKING_S,
-            request_timeout=GROUP_REQUEST_S if group else REQUEST_S,
+            request_timeout=REQUEST_S,
             start=True,
         )
-
-    async def attempt(self, step: int, limit_s: float) -> Answer:
-        """A step with the time to find a group in it."""
-        with self._averager.get_tensors() as (vector,):
-            vectors.weights(len(vector), self._worker, step, vector)
-        began = time.monotonic()
-        try:
-            found = await asyncio.to_thread(self._averager.step, timeout=limit_s)
-        except Exception:  # noqa: BLE001 - as in hivemind's benchmark: what it raises is a failure
-            found = None
-        return {"seconds": time.monotonic() - began if found is not None else None}
 
     async def prepare(self, step: int, partners: Sequence[int]) -> Answer:
         with self._averager.get_tensors() as (vector,):

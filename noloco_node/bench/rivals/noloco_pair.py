@@ -9,9 +9,7 @@ import queue
 import random
 import tempfile
 import threading
-import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -130,18 +128,8 @@ class Member:
         self._u = torch.empty(params)
         return {"address": address}
 
-    async def connect(self, addresses: Sequence[str], group: int = 2) -> None:
+    async def connect(self, addresses: Sequence[str]) -> None:
         self._node.connect(addresses)
-
-    async def attempt(self, step: int, limit_s: float) -> Answer:
-        """A step with whom the node itself chooses, among all."""
-        self.prepare(step, [other for other in range(len(self._node.peers)) if other != self._worker])
-        began = time.monotonic()
-        with suppress(TimeoutError, NolocoError):
-            async with asyncio.timeout(limit_s):
-                await self.step()
-                return {"seconds": time.monotonic() - began}
-        return {"seconds": None}
 
     def prepare(self, step: int, partners: Sequence[int]) -> Answer:
         """The vector before a step, and with whom to swap it."""

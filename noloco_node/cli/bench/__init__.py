@@ -9,7 +9,6 @@ _MODULES = {
     "codec": "machine",
     "sync": "sync",
     "exchange": "exchange",
-    "averaging": "averaging",
     "train": "train",
     "scale": "scale",
 }
@@ -21,8 +20,7 @@ def _module(name: str) -> Any:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    names = "|".join(_MODULES)
-    what = parser.add_subparsers(title="what to measure", dest="what", metavar=names, required=True)
+    what = parser.add_subparsers(title="what to measure", dest="what", metavar="what", required=True)
     for name in dict.fromkeys(_MODULES.values()):
         _module(name).options(what)
 
