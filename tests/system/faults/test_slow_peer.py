@@ -52,6 +52,7 @@ def test_a_frozen_peer_and_one_behind_a_slow_link_cost_no_step(figure: Callable[
         calm = time.time()
 
         slow = group.node("slow", *line, within=(*words, there), at=far)
+        until(slow.round, "its training", 240)
         tried = lambda: [e for e in slow.events("WentSolo") if e["partner"]] or slow.committed()  # noqa: E731
         until(tried, "a swap over the slow link", 240)
         joined = time.time()
