@@ -23,4 +23,6 @@ AT_WORK = frozenset({NodeState.TRAINING, NodeState.SOLO})
 """The states in which a node makes inner steps."""
 AT_REST = frozenset({NodeState.PAUSED, NodeState.FINISHED})
 """Those in which it makes none, but has weights to send."""
+SERVES_STAGE = frozenset({NodeState.TRAINING, NodeState.FINISHED})
+"""Those in which a node computes its stage for the others."""
 HAS_WEIGHTS = AT_WORK | AT_REST

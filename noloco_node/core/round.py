@@ -37,6 +37,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from noloco_node.base.latest import remember
 from noloco_node.base.places import draw
 from noloco_node.core.round_events import (
     SWAPPING,
@@ -377,9 +378,9 @@ class Round:
             held, self._held = self._held, None
             return self._accept(self._offer, held, now)
         if isinstance(event, Refused):
-            self._back_off(call.peer, now, 1, event.retry_in_s - self._phase_s)
+            self._back_off(call.peer, now, at_least_s=event.retry_in_s - self._phase_s)
         else:
-            self._back_off(call.peer, now, 1 if waited_s else SILENT)
+            self._back_off(call.peer, now, silent=not waited_s)
             if waited_s:
                 self._ledger.wasted(call.peer, waited_s, now, self._phase_s)
         return []
@@ -413,8 +414,7 @@ class Round:
 
     def _at_whole_swap(self, offer: _Offer, peer: str, lasted_s: float, event: SwapEnded, now: float) -> list[Action]:
         self._swap_s = lasted_s
-        self._partners.pop(peer, None)
-        self._partners = dict.fromkeys([*self._partners, peer][-MOST_RECENT:])
+        remember(self._partners, peer, None, MOST_RECENT)
         self._backoffs.pop(peer, None)
         self._ledger.whole(peer, now)
         first = not offer.swapped_with
@@ -632,9 +632,9 @@ class Round:
         left_s = self._next_boundary() - now
         return self._swap_s < (FURTHER_SHARE if self._settings.swaps is None else 1) * left_s
 
-    def _back_off(self, peer: str, now: float, refusals: int = 1, at_least_s: float = 0.0) -> None:
-        silent = refusals == SILENT
-        refusals += self._backoffs[peer].refusals if peer in self._backoffs else 0
+    def _back_off(self, peer: str, now: float, *, silent: bool = False, at_least_s: float = 0.0) -> None:
+        before = self._backoffs[peer].refusals if peer in self._backoffs else 0
+        refusals = before + (SILENT if silent else 1)
         wait_s = min(MAX_BACKOFF_S, BACKOFF_SHARE * self._phase_s * 2 ** min(refusals - 1, 16))
         self._backoffs[peer] = _Backoff(now + max(wait_s, at_least_s), refusals, silent)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from noloco_node.base import peer_names, periodic, places
 from noloco_node.base.events import Evaluated, Event, RolledBack, RoundCommitted, Sampled, WentSolo
-from noloco_node.base.states import AT_WORK, HAS_WEIGHTS, NodeState
+from noloco_node.base.states import AT_WORK, HAS_WEIGHTS, SERVES_STAGE, NodeState
 from noloco_node.checkpoints import listing
 from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.checkpoints.schedule import CheckpointSchedule
@@ -285,7 +285,7 @@ class TrainingNode(BaseNode):
             self._stages.begin(
                 terms,
                 rules.refuses,
-                works=lambda: self._life.state in (NodeState.TRAINING, NodeState.FINISHED),
+                works=lambda: self._life.state in SERVES_STAGE,
                 may_send=lambda: self._life.state in (NodeState.TRAINING, NodeState.JOINING),
             )
 
@@ -626,9 +626,9 @@ class TrainingNode(BaseNode):
         self._rounds.candidates({record.peer_id: self._transport.place_of(record.peer_id) for record in training})
         self._recorder.curves.seen(training)
         if self._at:
-            works = (NodeState.TRAINING, NodeState.FINISHED)
             after, beside = (
-                [record.peer_id for record in self._at_stage(further) if record.state in works] for further in (1, 0)
+                [record.peer_id for record in self._at_stage(further) if record.state in SERVES_STAGE]
+                for further in (1, 0)
             )
             self._stages.candidates(after, beside)
             if self._run and self._thread and self._stage_before_is_done(self._run.rounds):

@@ -19,6 +19,7 @@ from noloco_node.base.addresses import Address, parse
 from noloco_node.base.identity import Identity, is_peer_id, verify
 from noloco_node.errors import UsageError
 from noloco_node.run.admission import TOKEN_BYTES
+from noloco_node.run.schema import MAX_STAGES
 from noloco_node.version import PROTOCOL, VERSION
 from noloco_node.wire import peer_pb2 as pb
 
@@ -28,7 +29,6 @@ MAX_ADDRESS_LETTERS = 256
 MAX_WHOLE = 1 << 53
 """Rounds, steps and tokens: whole numbers up to here survive JSON and doubles."""
 MAX_REAL = 1e15
-MAX_STAGES = 64
 
 _SIGNED = b"noloco presence v1\n"
 

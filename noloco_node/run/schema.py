@@ -27,6 +27,7 @@ SOURCES = ("stdlib", "files", "hub")
 CODECS = ("lattice:4", "bf16", "fp32", "int8", *(f"lattice:{bits}" for bits in (2, 3, 5, 6, 7, 8)))
 """What core/codecs/by_name.py offers; the first is the default."""
 
+MAX_STAGES = 64
 ACTIVATIONS = ("bf16", "fp32", "int8")
 """What core/codecs/activations.py offers; the first is the default."""
 
@@ -232,7 +233,7 @@ class OuterSpec(Table):
 class StagesSpec(Table):
     """A model that is cut into stages, of which a node holds one (noloco_node/stages/)."""
 
-    count: int = _whole(2, 64)
+    count: int = _whole(2, MAX_STAGES)
     cut: tuple[int, ...] = _field("a list of layer numbers that grow, one fewer than stages", default=(), strict=False)
     """The first layer of each stage but the first; empty: as many layers in each as can be."""
     activations: str = _one_of(ACTIVATIONS, default=ACTIVATIONS[0])

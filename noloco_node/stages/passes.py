@@ -310,6 +310,9 @@ class StagePasses(Gradients):
             return self._stage.letters.get_nowait()
         if self._at.first and len(self._under_way) >= self._stage.window.size:
             self._stage.window.waited()
+        return self._wait_for_letter(within_s)
+
+    def _wait_for_letter(self, within_s: float) -> Letter | None:
         with suppress(queue.Empty):
             return self._stage.letters.get(timeout=max(0.0, within_s))
         return None
@@ -492,7 +495,7 @@ class StagePasses(Gradients):
         waiting = {self._send_to_measure(*each, until) for each in islice(left, MEASURED_AT_ONCE)}
         total = 0.0
         while waiting:
-            match letter := self._letter_until(until):
+            match letter := self._wait_for_letter(until - time.monotonic()):
                 case Answered(ticket, answer) if ticket in waiting:
                     waiting.remove(ticket)
                     total += answer.loss
@@ -504,11 +507,6 @@ class StagePasses(Gradients):
                 case _:
                     self._put_off.append(letter)
         return total
-
-    def _letter_until(self, until: float) -> Letter | None:
-        with suppress(queue.Empty):
-            return self._stage.letters.get(timeout=max(0.0, until - time.monotonic()))
-        return None
 
     def _send_to_measure(self, inputs: Tensor, targets: Tensor, until: float) -> int:
         with self.evaluating():

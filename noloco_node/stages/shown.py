@@ -4,7 +4,7 @@ from collections import Counter, deque
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from noloco_node.base.states import ON_THE_WAY, NodeState
+from noloco_node.base.states import ON_THE_WAY, SERVES_STAGE
 from noloco_node.peers.record import PeerRecord
 from noloco_node.stages.part import Position
 from noloco_node.stages.passes import Counts
@@ -12,7 +12,6 @@ from noloco_node.views.status import Health, StageView
 
 RATE_S = 30.0
 """Over which micro-batches are counted for a rate."""
-_WORK = (NodeState.TRAINING, NodeState.FINISHED)
 
 
 @dataclass(slots=True)
@@ -56,8 +55,8 @@ def view(  # noqa: PLR0913, PLR0917
     per_s: float | None,
 ) -> StageView:
     """`seen`: the other nodes of the run; `state`: of this one."""
-    holders = Counter(record.stage for record in seen if record.state in _WORK)
-    holders[at.number] += state in _WORK
+    holders = Counter(record.stage for record in seen if record.state in SERVES_STAGE)
+    holders[at.number] += state in SERVES_STAGE
     return StageView(
         number=at.number,
         stages=at.stages,
@@ -77,8 +76,8 @@ def view(  # noqa: PLR0913, PLR0917
 
 def health(at: Position, seen: Collection[PeerRecord], state: str) -> tuple[Health, ...]:
     """An empty stage stops the training of all others."""
-    there = Counter(record.stage for record in seen if record.state in _WORK or record.state in ON_THE_WAY)
-    there[at.number] += state in _WORK or state in ON_THE_WAY
+    there = Counter(record.stage for record in seen if record.state in SERVES_STAGE or record.state in ON_THE_WAY)
+    there[at.number] += state in SERVES_STAGE or state in ON_THE_WAY
     empty = [stage for stage in range(1, at.stages + 1) if not there[stage]]
     return tuple(
         Health(

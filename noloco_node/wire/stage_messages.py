@@ -7,12 +7,12 @@ import math
 from dataclasses import dataclass
 
 from noloco_node.errors import PeerMisbehaved
+from noloco_node.run.schema import MAX_STAGES
 from noloco_node.wire import messages
 from noloco_node.wire import stage_pb2 as pb
 from noloco_node.wire.messages import Code, Refusal
 
 MAX_PART_BYTES = 1 << 17
-MAX_STAGES = 64
 MAX_EXAMPLES = 1 << 16
 MAX_DEADLINE_S = 120.0
 MAX_FREE = 1 << 10

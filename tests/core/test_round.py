@@ -18,7 +18,6 @@ from noloco_node.core.round import (
     MAX_CALLS,
     MAX_LAG,
     MIN_BLOCKED_S,
-    SILENT,
     TOO_SLOW,
     Round,
     _rank,
@@ -753,7 +752,7 @@ def test_a_swap_that_does_not_get_on_is_given_up_after_two_boundaries_while_othe
 def test_who_refuses_again_and_again_waits_too_and_who_is_silent_does_not(silent: bool) -> None:
     m = held("c")
     for _ in range(1 if silent else 10):
-        m._back_off("c", 10.0, SILENT if silent else 1)
+        m._back_off("c", 10.0, silent=silent)
     assert not m._answers("c")
     m.handle(Boundary(2, 10.0, "swapping", 0.0), 20.0)
     assert (HangUp(MIDDLE) in m.handle(Boundary(3, 10.0, "swapping", 0.0), 30.0)) is not silent

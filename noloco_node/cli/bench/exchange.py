@@ -1,12 +1,8 @@
 """`bench exchange`: how fast two nodes on this machine swap bytes, beside the layers below alone."""
 
 import argparse
-from typing import TYPE_CHECKING
 
 from noloco_node.cli.bench.output import Cells, Verbs, check_plot, finish, numbers, shared
-
-if TYPE_CHECKING:
-    from noloco_node.bench.rows import Row
 
 ABOUT = """\
 How fast two processes on this machine swap bytes, both ways at once: by a
@@ -39,16 +35,12 @@ def run(args: argparse.Namespace) -> int:
     return finish(args, rows, CELLS, title="The exchange path", settings=settings, panels=exchange.panels(rows))
 
 
-def _range(row: "Row") -> str:
-    return f"{row.fastest_s:.2f} - {row.slowest_s:.2f}"
-
-
 CELLS: Cells = {
     "system": lambda row: row.system,
     "MB/s each way": lambda row: f"{row.more['mb_s']:.0f}",
     "of libp2p's": lambda row: f"{row.more['of_raw']:.2f}",
     "CPU s per GB": lambda row: f"{row.more['cpu_s_per_gb']:.1f}",
     "seconds": lambda row: f"{row.seconds:.2f}",
-    "from - to": _range,
+    "from - to": lambda row: f"{row.fastest_s:.2f} - {row.slowest_s:.2f}",
     "runs": lambda row: str(row.runs),
 }

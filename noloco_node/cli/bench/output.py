@@ -19,12 +19,11 @@ Cells = Mapping[str, Callable[["Row"], str]]
 """The titles of a table's columns, and what stands in each."""
 
 
-def shared(parser: argparse.ArgumentParser, quick: str, *, plot: bool = True) -> None:
+def shared(parser: argparse.ArgumentParser, quick: str) -> None:
     """`quick`: what `--quick` measures."""
     add = parser.add_argument
     add("--quick", action="store_true", help=quick)
-    if plot:
-        add("--plot", metavar="out.png", type=Path, help="draw the results (needs matplotlib)")
+    add("--plot", metavar="out.png", type=Path, help="draw the results (needs matplotlib)")
     as_json(parser)
 
 

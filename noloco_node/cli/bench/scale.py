@@ -34,8 +34,8 @@ def run(args: argparse.Namespace) -> int:
     from noloco_node.terminal.progress import Progress
 
     with Progress() as say:
-        rows = [*scale.real(real, args.quick, say), *scale.virtual(virtual, say)] if real else []
-        rows = rows or list(scale.virtual(virtual, say))
+        rows = list(scale.real(real, args.quick, say)) if real else []  # these need root
+        rows += scale.virtual(virtual, say)
     title = "What a node takes for a round"
     return finish(args, rows, _CELLS, title=title, settings=_settings(rows), panels=_panels(rows, args))
 

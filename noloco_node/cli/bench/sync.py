@@ -2,13 +2,9 @@
 
 import argparse
 from itertools import product
-from typing import TYPE_CHECKING
 
 from noloco_node.cli.bench.output import Cells, Verbs, check_plot, finish, names, numbers, shared
 from noloco_node.errors import UsageError
-
-if TYPE_CHECKING:
-    from noloco_node.bench.rows import Row
 
 ABOUT = """\
 One averaging step of P parameters among N processes. Each has a network
@@ -63,10 +59,6 @@ def run(args: argparse.Namespace) -> int:
     return finish(args, rows, CELLS, title=title, settings=words, panels=panels)
 
 
-def _bytes(row: "Row") -> str:
-    return f"{row.bytes_per_node / 1e6:.1f}"
-
-
 CELLS: Cells = {
     "system": lambda row: row.system,
     "N": lambda row: str(row.n),
@@ -74,7 +66,7 @@ CELLS: Cells = {
     "Mbit/s": lambda row: f"{row.mbit:g}",
     "seconds": lambda row: f"{row.seconds:.2f}",
     "from - to": lambda row: f"{row.fastest_s:.2f} - {row.slowest_s:.2f}",
-    "MB sent": _bytes,
+    "MB sent": lambda row: f"{row.bytes_per_node / 1e6:.1f}",
     "bytes/param": lambda row: f"{row.more['bytes_per_param']:.2f}",
     "of the limit": lambda row: f"{row.more['of_limit']:.2f}",
     "CPU s": lambda row: f"{row.cpu_seconds:.2f}",
