@@ -57,11 +57,7 @@ from noloco_node.views.gather import GatherView
 from noloco_node.views.history import HistoryView
 from noloco_node.views.peers import PeersView
 from noloco_node.views.status import GpuView, Phase, StatusView
-from noloco_node.wire.peer_pb2_grpc import (
-    add_ExchangeServicer_to_server,
-    add_RunsServicer_to_server,
-    add_StateServicer_to_server,
-)
+from noloco_node.wire.peer_pb2_grpc import add_RunsServicer_to_server, add_StateServicer_to_server
 from noloco_node.wire.stage_pb2_grpc import add_StageServicer_to_server
 
 log = logging.getLogger(__name__)
@@ -116,7 +112,7 @@ class TrainingNode(BaseNode):
         )
         for add in (
             lambda server: add_RunsServicer_to_server(self._known_runs, server),
-            lambda server: add_ExchangeServicer_to_server(self._rounds, server),
+            self._rounds.add_to,
             lambda server: add_StateServicer_to_server(self._state_service, server),
         ):
             self._transport.serve(add)

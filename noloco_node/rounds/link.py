@@ -15,7 +15,6 @@ from noloco_node.host.traffic import Pace, Traffic
 from noloco_node.rounds.pieces import Assembly, cut
 from noloco_node.transport.base import peer_faults
 from noloco_node.wire import messages as wire
-from noloco_node.wire import peer_pb2 as pb
 
 ALIVE_S = 5.0
 """A link that has sent nothing for so long sends Alive: three of these may be late before a partner gives up."""
@@ -24,9 +23,9 @@ ALIVE_S = 5.0
 class Link:
     def __init__(self, pace: Pace | None = None) -> None:
         self._pace = pace or Traffic()
-        self._outbox: asyncio.PriorityQueue[tuple[int, int, pb.SwapFrame | None]] = asyncio.PriorityQueue()
+        self._outbox: asyncio.PriorityQueue[tuple[int, int, bytes | None]] = asyncio.PriorityQueue()
         self._put = itertools.count()
-        self._incoming: AsyncIterator[pb.SwapFrame] | None = None
+        self._incoming: AsyncIterator[bytes] | None = None
         self._assembly = Assembly()
         self._idle_s: float | None = None
         self._dropped = 0
@@ -36,17 +35,17 @@ class Link:
         self.sent_bytes = 0
         self.received_bytes = 0
 
-    def listen(self, incoming: AsyncIterator[pb.SwapFrame]) -> None:
+    def listen(self, incoming: AsyncIterator[bytes]) -> None:
         self._incoming = incoming
 
     # ---- sending ----
     def send(self, frame: wire.Frame) -> None:
         """Never blocks: the swap's window bounds what can lie in the outbox. An Ack is sent before what waits there: it
         opens the partner's window, and on a limited link the fragments before it may take minutes."""
-        for piece in cut(wire.encode(frame)):
+        for piece in cut(wire.to_bytes(frame)):
             self._post(piece, first=isinstance(frame, wire.Ack))
 
-    def _post(self, piece: pb.SwapFrame | None, *, first: bool = False) -> None:
+    def _post(self, piece: bytes | None, *, first: bool = False) -> None:
         self._outbox.put_nowait((int(not first), next(self._put), piece))
 
     def keep_alive(self) -> None:
@@ -70,28 +69,28 @@ class Link:
         """Send nothing after what waits."""
         self._post(None)
 
-    async def outgoing(self) -> AsyncIterator[pb.SwapFrame]:
+    async def outgoing(self) -> AsyncIterator[bytes]:
         while True:
             put, piece = await self._next_out()
             if piece is None:
                 return
-            size = piece.ByteSize()
+            size = len(piece)
             await self._pace.sending(size)
             if put >= self._dropped:
                 self.sent_bytes += size
                 yield piece
 
-    async def _next_out(self) -> tuple[int, pb.SwapFrame | None]:
+    async def _next_out(self) -> tuple[int, bytes | None]:
         try:
             async with asyncio.timeout(self._idle_s):
                 return (await self._outbox.get())[1:]
         except TimeoutError:
-            return next(self._put), wire.encode(wire.Alive())
+            return next(self._put), wire.to_bytes(wire.Alive())
 
     # ---- receiving ----
     async def receive(self, deadline_s: float) -> wire.Frame:
         """The next frame, before a swap: a large one, in pieces, is none of those that may come then."""
-        return wire.decode(await self._next_in(deadline_s))
+        return wire.from_bytes(await self._next_in(deadline_s))
 
     async def receive_whole(self, silence_s: float, stall_s: float) -> wire.Frame:
         """The next frame of a swap. `silence_s`: without a message; `stall_s`: with signs of life or pieces only."""
@@ -113,7 +112,7 @@ class Link:
                 while True:
                     await self.receive(deadline_s)
 
-    async def _next_in(self, deadline_s: float) -> pb.SwapFrame:
+    async def _next_in(self, deadline_s: float) -> bytes:
         if self._incoming is None:
             raise PeerLost("not_connected")
         await self._pace.receiving()
@@ -125,7 +124,7 @@ class Link:
             raise PeerLost("silent", f"no frame for {deadline_s:g} s") from None
         except StopAsyncIteration:
             raise PeerLost("hung_up") from None
-        size = message.ByteSize()
+        size = len(message)
         self._pace.received(size)
         self.received_bytes += size
         return message

@@ -7,25 +7,21 @@ links and deadlines: `rounds/link.py` paces and times the pieces.
 
 from collections.abc import Iterator
 
-from google.protobuf.message import DecodeError
-
 from noloco_node.errors import PeerMisbehaved
 from noloco_node.wire import messages as wire
-from noloco_node.wire import peer_pb2 as pb
 
 PIECE_BYTES = 128 << 10
 """4 s at the slowest rate that can be set (host/limits.py); large enough that cutting costs next to nothing."""
 
 
-def cut(frame: pb.SwapFrame) -> Iterator[pb.SwapFrame]:
+def cut(frame: bytes) -> Iterator[bytes]:
     """The frame itself where it is small."""
-    if frame.ByteSize() <= PIECE_BYTES:
+    if len(frame) <= PIECE_BYTES:
         yield frame
         return
-    whole = memoryview(frame.SerializeToString())
-    for start in range(0, len(whole), PIECE_BYTES):
+    for start in range(0, len(frame), PIECE_BYTES):
         end = start + PIECE_BYTES
-        yield pb.SwapFrame(piece=pb.Piece(data=bytes(whole[start:end]), more=end < len(whole)))
+        yield wire.to_bytes(wire.Piece(frame[start:end], end < len(frame)))
 
 
 class Assembly:
@@ -34,9 +30,9 @@ class Assembly:
     def __init__(self) -> None:
         self._whole = bytearray()
 
-    def add(self, message: pb.SwapFrame) -> wire.Frame | None:
+    def add(self, message: bytes) -> wire.Frame | None:
         """The frame that this is or completes; None for a piece with more to come. Raises PeerMisbehaved."""
-        piece = wire.decode(message)
+        piece = wire.from_bytes(message)
         if not isinstance(piece, wire.Piece):
             return piece
         if not piece.data or len(self._whole) + len(piece.data) > wire.MAX_MESSAGE_BYTES:
@@ -45,10 +41,7 @@ class Assembly:
         if piece.more:
             return None
         whole, self._whole = self._whole, bytearray()
-        try:
-            frame = wire.decode(pb.SwapFrame.FromString(bytes(whole)))
-        except DecodeError:
-            raise PeerMisbehaved("bad_piece", "no frame") from None
+        frame = wire.from_bytes(whole)
         if isinstance(frame, wire.Piece):
             raise PeerMisbehaved("bad_piece", "a piece in pieces")
         return frame

@@ -27,7 +27,6 @@ from noloco_node.run.admission import Refuses
 from noloco_node.version import PROTOCOL
 from noloco_node.wire import messages as wire
 from noloco_node.wire import peer_pb2 as pb
-from noloco_node.wire.peer_pb2_grpc import ExchangeServicer, ExchangeStub
 
 OFFER_S = 10.0
 """How long a caller's first frame may take."""
@@ -42,6 +41,8 @@ PARTNERS = 512
 """Exchanges whose partner is remembered: a verdict on their corrections comes a few rounds later."""
 MEMORY = 4096
 """Exchange ids remembered against replay: hours of rounds, 200 KiB."""
+
+EXCHANGE, SWAP = pb.DESCRIPTOR.services_by_name["Exchange"].full_name, "Swap"
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +105,12 @@ class _SwapUnderWay:
     started: float
 
 
-class RoundService(ExchangeServicer):
+def swap_over(channel: grpc.aio.Channel, outgoing: AsyncIterator[bytes]) -> Any:
+    """The call, whose messages are bytes in both directions."""
+    return channel.stream_stream(f"/{EXCHANGE}/{SWAP}")(outgoing)  # type: ignore[call-arg]  # its stubs want codecs
+
+
+class RoundService:
     def __init__(  # noqa: PLR0913
         self,
         channels: Channels,
@@ -292,7 +298,7 @@ class RoundService(ExchangeServicer):
         link = self._link()
         stream = None
         try:
-            stream = ExchangeStub(self._channels.channel(call.peer)).Swap(link.outgoing())
+            stream = swap_over(self._channels.channel(call.peer), link.outgoing())
             link.listen(aiter(stream))
             link.send(self._offer(call))
             await self._wait_for_answer(call, link)
@@ -348,12 +354,15 @@ class RoundService(ExchangeServicer):
         )
 
     # ---- being called ----
-    async def Swap(  # noqa: N802 (the name is the service's)
-        self, request_iterator: AsyncIterator[pb.SwapFrame], context: Any
-    ) -> AsyncIterator[pb.SwapFrame]:
+    def add_to(self, server: Any) -> None:
+        """As the generated function does, without its codec: a Link reads and writes the messages' bytes itself."""
+        method = grpc.stream_stream_rpc_method_handler(self._answer_stream)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(EXCHANGE, {SWAP: method}),))
+
+    async def _answer_stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         peer, place = self._channels.caller(context), self._channels.place(context)
         link = self._link()
-        link.listen(aiter(request_iterator))
+        link.listen(aiter(requests))
         answering = asyncio.create_task(self._answer(peer, place, link))
         try:
             async for message in link.outgoing():

@@ -4,10 +4,11 @@
 raise PeerMisbehaved, whose code says which. Nothing here knows who sent a message or what it will be used for.
 """
 
-import hashlib
 import math
 from dataclasses import dataclass
 from enum import IntEnum
+
+from google.protobuf.message import DecodeError
 
 from noloco_node.errors import PeerMisbehaved
 from noloco_node.run.admission import TOKEN_BYTES
@@ -196,7 +197,7 @@ def encode(frame: Frame) -> pb.SwapFrame:  # noqa: PLR0911 - one for each kind
         case Refusal():
             return pb.SwapFrame(refusal=encode_refusal(frame))
         case Fragment(index, payload):
-            return pb.SwapFrame(fragment=pb.Fragment(index=index, payload=payload, digest=_digest(payload)))
+            return pb.SwapFrame(fragment=pb.Fragment(index=index, payload=payload))
         case Ack(index, scale):
             return pb.SwapFrame(ack=pb.Ack(index=index, scale=scale))
         case Done():
@@ -205,6 +206,18 @@ def encode(frame: Frame) -> pb.SwapFrame:  # noqa: PLR0911 - one for each kind
             return pb.SwapFrame(piece=pb.Piece(data=data, more=more))
         case Alive():
             return pb.SwapFrame(alive=pb.Alive())
+
+
+def to_bytes(frame: Frame) -> bytes:
+    return encode(frame).SerializeToString()
+
+
+def from_bytes(data: bytes | bytearray) -> Frame:
+    """Bytes that are no message are read as one without fields."""
+    try:
+        return decode(pb.SwapFrame.FromString(data))  # type: ignore[arg-type]  # its stubs know bytes only
+    except DecodeError:
+        raise PeerMisbehaved("empty_frame") from None
 
 
 def decode(message: pb.SwapFrame) -> Frame:  # noqa: PLR0911 - one for each kind
@@ -219,8 +232,6 @@ def decode(message: pb.SwapFrame) -> Frame:  # noqa: PLR0911 - one for each kind
             return decode_refusal(message.refusal)
         case "fragment":
             fragment = message.fragment
-            if fragment.digest != _digest(fragment.payload):
-                raise PeerMisbehaved("bad_digest", f"fragment {fragment.index}")
             return Fragment(bounded(fragment.index, MAX_FRAGMENTS, "index"), fragment.payload)
         case "ack":
             scale = message.ack.scale
@@ -375,10 +386,6 @@ def decode_refusal(refusal: pb.Refusal) -> Refusal:
     except ValueError:  # a newer node's code: no is no
         code = Code.BUSY
     return Refusal(code, _seconds(refusal.retry_in_s, "retry_in_s"))
-
-
-def _digest(payload: bytes) -> bytes:
-    return hashlib.blake2b(payload, digest_size=16).digest()
 
 
 def sized(value: bytes, size: int, field: str) -> bytes:

@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bnoloco_node/wire/peer.proto\x12\tnoloco.v1\"\xb2\x02\n\tSwapFrame\x12!\n\x05offer\x18\x01 \x01(\x0b\x32\x10.noloco.v1.OfferH\x00\x12#\n\x06\x61\x63\x63\x65pt\x18\x02 \x01(\x0b\x32\x11.noloco.v1.AcceptH\x00\x12%\n\x07refusal\x18\x03 \x01(\x0b\x32\x12.noloco.v1.RefusalH\x00\x12\'\n\x08\x66ragment\x18\x04 \x01(\x0b\x32\x13.noloco.v1.FragmentH\x00\x12\x1d\n\x03\x61\x63k\x18\x05 \x01(\x0b\x32\x0e.noloco.v1.AckH\x00\x12\x1f\n\x04\x64one\x18\x06 \x01(\x0b\x32\x0f.noloco.v1.DoneH\x00\x12!\n\x05piece\x18\x07 \x01(\x0b\x32\x10.noloco.v1.PieceH\x00\x12!\n\x05\x61live\x18\x08 \x01(\x0b\x32\x10.noloco.v1.AliveH\x00\x42\x07\n\x05\x66rame\"\xa5\x01\n\x05Offer\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\x0c\x12\x0e\n\x06layout\x18\x03 \x01(\x0c\x12\x13\n\x0b\x65xchange_id\x18\x04 \x01(\x0c\x12\x0c\n\x04\x62oot\x18\x05 \x01(\x0c\x12\r\n\x05round\x18\x06 \x01(\x04\x12\x11\n\tfragments\x18\x07 \x01(\r\x12\x12\n\npatience_s\x18\x08 \x01(\x02\x12\x11\n\tadmission\x18\t \x01(\x0c\"8\n\x06\x41\x63\x63\x65pt\x12\x0c\n\x04\x62oot\x18\x01 \x01(\x0c\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x11\n\tadmission\x18\x03 \x01(\x0c\"C\n\x07Refusal\x12$\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x16.noloco.v1.RefusalCode\x12\x12\n\nretry_in_s\x18\x02 \x01(\x02\":\n\x08\x46ragment\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\"#\n\x03\x41\x63k\x12\r\n\x05index\x18\x01 \x01(\r\x12\r\n\x05scale\x18\x02 \x01(\x02\"\x06\n\x04\x44one\"#\n\x05Piece\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0c\n\x04more\x18\x02 \x01(\x08\"\x07\n\x05\x41live\"\r\n\x0bRunsRequest\"F\n\tRunsReply\x12\'\n\x04runs\x18\x01 \x03(\x0b\x32\x19.noloco.v1.SignedManifest\x12\x10\n\x08training\x18\x02 \x03(\r\"u\n\x0eSignedManifest\x12\x10\n\x08manifest\x18\x01 \x01(\x0c\x12\x0e\n\x06\x61uthor\x18\x02 \x01(\t\x12\x11\n\tsignature\x18\x03 \x01(\x0c\x12\x11\n\tamendment\x18\x04 \x01(\x0c\x12\x1b\n\x13\x61mendment_signature\x18\x05 \x01(\x0c\"\x19\n\tAnnounced\x12\x0c\n\x04kept\x18\x01 \x01(\x08\"\x9b\x01\n\x0cStateRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\x0c\x12\x0e\n\x06layout\x18\x03 \x01(\x0c\x12&\n\x06\x63oding\x18\x04 \x01(\x0e\x32\x16.noloco.v1.StateCoding\x12\x0c\n\x04root\x18\x05 \x01(\x0c\x12\x10\n\x08\x66ragment\x18\x06 \x01(\r\x12\x11\n\tadmission\x18\x07 \x01(\x0c\"\xb6\x01\n\nStateFrame\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x16.noloco.v1.StateHeaderH\x00\x12&\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x15.noloco.v1.StateChunkH\x00\x12%\n\x07refusal\x18\x03 \x01(\x0b\x32\x12.noloco.v1.RefusalH\x00\x12&\n\x05place\x18\x04 \x01(\x0b\x32\x15.noloco.v1.StatePlaceH\x00\x42\x07\n\x05\x66rame\"h\n\x0bStateHeader\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x0c\n\x04root\x18\x04 \x01(\x0c\x12\x0f\n\x07\x64igests\x18\x05 \x01(\x0c\x12\x10\n\x08\x66ragment\x18\x06 \x01(\rJ\x04\x08\x03\x10\x04\"\x1b\n\nStatePlace\x12\r\n\x05place\x18\x01 \x01(\r\"\x1e\n\rStateProgress\x12\r\n\x05round\x18\x01 \x01(\x04\"d\n\rSampleRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\x0c\x12\x0e\n\x06layout\x18\x03 \x01(\x0c\x12\x0e\n\x06\x62locks\x18\x04 \x03(\x04\x12\x11\n\tadmission\x18\x05 \x01(\x0c\"?\n\x0bStateSample\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x11\n\teval_loss\x18\x02 \x01(\x01\x12\x0e\n\x06\x62locks\x18\x03 \x01(\x0c\"\x1a\n\nStateChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\xea\x02\n\x08Presence\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\x0c\x12\x0c\n\x04\x62oot\x18\x03 \x01(\x0c\x12\r\n\x05state\x18\x04 \x01(\t\x12\r\n\x05round\x18\x05 \x01(\x04\x12\x0c\n\x04step\x18\x06 \x01(\x04\x12\x10\n\x08progress\x18\x07 \x01(\x01\x12\x0c\n\x04loss\x18\x08 \x01(\x01\x12\x14\n\x0ctokens_per_s\x18\t \x01(\x01\x12\x0e\n\x06tokens\x18\n \x01(\x04\x12\x11\n\taddresses\x18\x0b \x03(\t\x12\x0f\n\x07started\x18\x0c \x01(\x01\x12\x0c\n\x04time\x18\r \x01(\x01\x12\x0f\n\x07version\x18\x0e \x01(\t\x12\r\n\x05peers\x18\x0f \x01(\r\x12\x11\n\teval_loss\x18\x10 \x01(\x01\x12\x0f\n\x07partner\x18\x11 \x01(\t\x12\x11\n\tcommitted\x18\x12 \x01(\x04\x12\x11\n\tamendment\x18\x13 \x01(\x04\x12\x11\n\tadmission\x18\x14 \x01(\x0c\x12\r\n\x05stage\x18\x15 \x01(\r\"5\n\x0eSignedPresence\x12\x10\n\x08presence\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c*\xc2\x01\n\x0bRefusalCode\x12\x17\n\x13REFUSAL_UNSPECIFIED\x10\x00\x12\x08\n\x04\x42USY\x10\x01\x12\x0f\n\x0b\x41PPOINTMENT\x10\x02\x12\t\n\x05STALE\x10\x03\x12\x10\n\x0cINCOMPATIBLE\x10\x04\x12\x0c\n\x08\x44IVERGED\x10\x05\x12\x10\n\x0cNOT_ADMITTED\x10\x06\x12\x0f\n\x0bQUARANTINED\x10\x07\x12\n\n\x06PAUSED\x10\x08\x12\x0b\n\x07LEAVING\x10\t\x12\x0b\n\x07\x45XPIRED\x10\n\x12\x0b\n\x07REVOKED\x10\x0b*!\n\x0bStateCoding\x12\x08\n\x04\x46P32\x10\x00\x12\x08\n\x04\x42\x46\x31\x36\x10\x01\x32\x42\n\x08\x45xchange\x12\x36\n\x04Swap\x12\x14.noloco.v1.SwapFrame\x1a\x14.noloco.v1.SwapFrame(\x01\x30\x01\x32y\n\x04Runs\x12\x34\n\x04List\x12\x16.noloco.v1.RunsRequest\x1a\x14.noloco.v1.RunsReply\x12;\n\x08\x41nnounce\x12\x19.noloco.v1.SignedManifest\x1a\x14.noloco.v1.Announced2\xbd\x01\n\x05State\x12\x39\n\x05\x46\x65tch\x12\x17.noloco.v1.StateRequest\x1a\x15.noloco.v1.StateFrame0\x01\x12=\n\x08Progress\x12\x17.noloco.v1.StateRequest\x1a\x18.noloco.v1.StateProgress\x12:\n\x06Sample\x12\x18.noloco.v1.SampleRequest\x1a\x16.noloco.v1.StateSampleb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bnoloco_node/wire/peer.proto\x12\tnoloco.v1\"\xb2\x02\n\tSwapFrame\x12!\n\x05offer\x18\x01 \x01(\x0b\x32\x10.noloco.v1.OfferH\x00\x12#\n\x06\x61\x63\x63\x65pt\x18\x02 \x01(\x0b\x32\x11.noloco.v1.AcceptH\x00\x12%\n\x07refusal\x18\x03 \x01(\x0b\x32\x12.noloco.v1.RefusalH\x00\x12\'\n\x08\x66ragment\x18\x04 \x01(\x0b\x32\x13.noloco.v1.FragmentH\x00\x12\x1d\n\x03\x61\x63k\x18\x05 \x01(\x0b\x32\x0e.noloco.v1.AckH\x00\x12\x1f\n\x04\x64one\x18\x06 \x01(\x0b\x32\x0f.noloco.v1.DoneH\x00\x12!\n\x05piece\x18\x07 \x01(\x0b\x32\x10.noloco.v1.PieceH\x00\x12!\n\x05\x61live\x18\x08 \x01(\x0b\x32\x10.noloco.v1.AliveH\x00\x42\x07\n\x05\x66rame\"\xa5\x01\n\x05Offer\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\x0c\x12\x0e\n\x06layout\x18\x03 \x01(\x0c\x12\x13\n\x0b\x65xchange_id\x18\x04 \x01(\x0c\x12\x0c\n\x04\x62oot\x18\x05 \x01(\x0c\x12\r\n\x05round\x18\x06 \x01(\x04\x12\x11\n\tfragments\x18\x07 \x01(\r\x12\x12\n\npatience_s\x18\x08 \x01(\x02\x12\x11\n\tadmission\x18\t \x01(\x0c\"8\n\x06\x41\x63\x63\x65pt\x12\x0c\n\x04\x62oot\x18\x01 \x01(\x0c\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x11\n\tadmission\x18\x03 \x01(\x0c\"C\n\x07Refusal\x12$\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x16.noloco.v1.RefusalCode\x12\x12\n\nretry_in_s\x18\x02 \x01(\x02\"0\n\x08\x46ragment\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0f\n\x07payload\x18\x02 \x01(\x0cJ\x04\x08\x03\x10\x04\"#\n\x03\x41\x63k\x12\r\n\x05index\x18\x01 \x01(\r\x12\r\n\x05scale\x18\x02 \x01(\x02\"\x06\n\x04\x44one\"#\n\x05Piece\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0c\n\x04more\x18\x02 \x01(\x08\"\x07\n\x05\x41live\"\r\n\x0bRunsRequest\"F\n\tRunsReply\x12\'\n\x04runs\x18\x01 \x03(\x0b\x32\x19.noloco.v1.SignedManifest\x12\x10\n\x08training\x18\x02 \x03(\r\"u\n\x0eSignedManifest\x12\x10\n\x08manifest\x18\x01 \x01(\x0c\x12\x0e\n\x06\x61uthor\x18\x02 \x01(\t\x12\x11\n\tsignature\x18\x03 \x01(\x0c\x12\x11\n\tamendment\x18\x04 \x01(\x0c\x12\x1b\n\x13\x61mendment_signature\x18\x05 \x01(\x0c\"\x19\n\tAnnounced\x12\x0c\n\x04kept\x18\x01 \x01(\x08\"\x9b\x01\n\x0cStateRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\x0c\x12\x0e\n\x06layout\x18\x03 \x01(\x0c\x12&\n\x06\x63oding\x18\x04 \x01(\x0e\x32\x16.noloco.v1.StateCoding\x12\x0c\n\x04root\x18\x05 \x01(\x0c\x12\x10\n\x08\x66ragment\x18\x06 \x01(\r\x12\x11\n\tadmission\x18\x07 \x01(\x0c\"\xb6\x01\n\nStateFrame\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x16.noloco.v1.StateHeaderH\x00\x12&\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x15.noloco.v1.StateChunkH\x00\x12%\n\x07refusal\x18\x03 \x01(\x0b\x32\x12.noloco.v1.RefusalH\x00\x12&\n\x05place\x18\x04 \x01(\x0b\x32\x15.noloco.v1.StatePlaceH\x00\x42\x07\n\x05\x66rame\"h\n\x0bStateHeader\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x0c\n\x04root\x18\x04 \x01(\x0c\x12\x0f\n\x07\x64igests\x18\x05 \x01(\x0c\x12\x10\n\x08\x66ragment\x18\x06 \x01(\rJ\x04\x08\x03\x10\x04\"\x1b\n\nStatePlace\x12\r\n\x05place\x18\x01 \x01(\r\"\x1e\n\rStateProgress\x12\r\n\x05round\x18\x01 \x01(\x04\"d\n\rSampleRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\x0c\x12\x0e\n\x06layout\x18\x03 \x01(\x0c\x12\x0e\n\x06\x62locks\x18\x04 \x03(\x04\x12\x11\n\tadmission\x18\x05 \x01(\x0c\"?\n\x0bStateSample\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x11\n\teval_loss\x18\x02 \x01(\x01\x12\x0e\n\x06\x62locks\x18\x03 \x01(\x0c\"\x1a\n\nStateChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\xea\x02\n\x08Presence\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\x0c\x12\x0c\n\x04\x62oot\x18\x03 \x01(\x0c\x12\r\n\x05state\x18\x04 \x01(\t\x12\r\n\x05round\x18\x05 \x01(\x04\x12\x0c\n\x04step\x18\x06 \x01(\x04\x12\x10\n\x08progress\x18\x07 \x01(\x01\x12\x0c\n\x04loss\x18\x08 \x01(\x01\x12\x14\n\x0ctokens_per_s\x18\t \x01(\x01\x12\x0e\n\x06tokens\x18\n \x01(\x04\x12\x11\n\taddresses\x18\x0b \x03(\t\x12\x0f\n\x07started\x18\x0c \x01(\x01\x12\x0c\n\x04time\x18\r \x01(\x01\x12\x0f\n\x07version\x18\x0e \x01(\t\x12\r\n\x05peers\x18\x0f \x01(\r\x12\x11\n\teval_loss\x18\x10 \x01(\x01\x12\x0f\n\x07partner\x18\x11 \x01(\t\x12\x11\n\tcommitted\x18\x12 \x01(\x04\x12\x11\n\tamendment\x18\x13 \x01(\x04\x12\x11\n\tadmission\x18\x14 \x01(\x0c\x12\r\n\x05stage\x18\x15 \x01(\r\"5\n\x0eSignedPresence\x12\x10\n\x08presence\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c*\xc2\x01\n\x0bRefusalCode\x12\x17\n\x13REFUSAL_UNSPECIFIED\x10\x00\x12\x08\n\x04\x42USY\x10\x01\x12\x0f\n\x0b\x41PPOINTMENT\x10\x02\x12\t\n\x05STALE\x10\x03\x12\x10\n\x0cINCOMPATIBLE\x10\x04\x12\x0c\n\x08\x44IVERGED\x10\x05\x12\x10\n\x0cNOT_ADMITTED\x10\x06\x12\x0f\n\x0bQUARANTINED\x10\x07\x12\n\n\x06PAUSED\x10\x08\x12\x0b\n\x07LEAVING\x10\t\x12\x0b\n\x07\x45XPIRED\x10\n\x12\x0b\n\x07REVOKED\x10\x0b*!\n\x0bStateCoding\x12\x08\n\x04\x46P32\x10\x00\x12\x08\n\x04\x42\x46\x31\x36\x10\x01\x32\x42\n\x08\x45xchange\x12\x36\n\x04Swap\x12\x14.noloco.v1.SwapFrame\x1a\x14.noloco.v1.SwapFrame(\x01\x30\x01\x32y\n\x04Runs\x12\x34\n\x04List\x12\x16.noloco.v1.RunsRequest\x1a\x14.noloco.v1.RunsReply\x12;\n\x08\x41nnounce\x12\x19.noloco.v1.SignedManifest\x1a\x14.noloco.v1.Announced2\xbd\x01\n\x05State\x12\x39\n\x05\x46\x65tch\x12\x17.noloco.v1.StateRequest\x1a\x15.noloco.v1.StateFrame0\x01\x12=\n\x08Progress\x12\x17.noloco.v1.StateRequest\x1a\x18.noloco.v1.StateProgress\x12:\n\x06Sample\x12\x18.noloco.v1.SampleRequest\x1a\x16.noloco.v1.StateSampleb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'noloco_node.wire.peer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REFUSALCODE']._serialized_start=2156
-  _globals['_REFUSALCODE']._serialized_end=2350
-  _globals['_STATECODING']._serialized_start=2352
-  _globals['_STATECODING']._serialized_end=2385
+  _globals['_REFUSALCODE']._serialized_start=2146
+  _globals['_REFUSALCODE']._serialized_end=2340
+  _globals['_STATECODING']._serialized_start=2342
+  _globals['_STATECODING']._serialized_end=2375
   _globals['_SWAPFRAME']._serialized_start=43
   _globals['_SWAPFRAME']._serialized_end=349
   _globals['_OFFER']._serialized_start=352
@@ -44,47 +44,47 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REFUSAL']._serialized_start=577
   _globals['_REFUSAL']._serialized_end=644
   _globals['_FRAGMENT']._serialized_start=646
-  _globals['_FRAGMENT']._serialized_end=704
-  _globals['_ACK']._serialized_start=706
-  _globals['_ACK']._serialized_end=741
-  _globals['_DONE']._serialized_start=743
-  _globals['_DONE']._serialized_end=749
-  _globals['_PIECE']._serialized_start=751
-  _globals['_PIECE']._serialized_end=786
-  _globals['_ALIVE']._serialized_start=788
-  _globals['_ALIVE']._serialized_end=795
-  _globals['_RUNSREQUEST']._serialized_start=797
-  _globals['_RUNSREQUEST']._serialized_end=810
-  _globals['_RUNSREPLY']._serialized_start=812
-  _globals['_RUNSREPLY']._serialized_end=882
-  _globals['_SIGNEDMANIFEST']._serialized_start=884
-  _globals['_SIGNEDMANIFEST']._serialized_end=1001
-  _globals['_ANNOUNCED']._serialized_start=1003
-  _globals['_ANNOUNCED']._serialized_end=1028
-  _globals['_STATEREQUEST']._serialized_start=1031
-  _globals['_STATEREQUEST']._serialized_end=1186
-  _globals['_STATEFRAME']._serialized_start=1189
-  _globals['_STATEFRAME']._serialized_end=1371
-  _globals['_STATEHEADER']._serialized_start=1373
-  _globals['_STATEHEADER']._serialized_end=1477
-  _globals['_STATEPLACE']._serialized_start=1479
-  _globals['_STATEPLACE']._serialized_end=1506
-  _globals['_STATEPROGRESS']._serialized_start=1508
-  _globals['_STATEPROGRESS']._serialized_end=1538
-  _globals['_SAMPLEREQUEST']._serialized_start=1540
-  _globals['_SAMPLEREQUEST']._serialized_end=1640
-  _globals['_STATESAMPLE']._serialized_start=1642
-  _globals['_STATESAMPLE']._serialized_end=1705
-  _globals['_STATECHUNK']._serialized_start=1707
-  _globals['_STATECHUNK']._serialized_end=1733
-  _globals['_PRESENCE']._serialized_start=1736
-  _globals['_PRESENCE']._serialized_end=2098
-  _globals['_SIGNEDPRESENCE']._serialized_start=2100
-  _globals['_SIGNEDPRESENCE']._serialized_end=2153
-  _globals['_EXCHANGE']._serialized_start=2387
-  _globals['_EXCHANGE']._serialized_end=2453
-  _globals['_RUNS']._serialized_start=2455
-  _globals['_RUNS']._serialized_end=2576
-  _globals['_STATE']._serialized_start=2579
-  _globals['_STATE']._serialized_end=2768
+  _globals['_FRAGMENT']._serialized_end=694
+  _globals['_ACK']._serialized_start=696
+  _globals['_ACK']._serialized_end=731
+  _globals['_DONE']._serialized_start=733
+  _globals['_DONE']._serialized_end=739
+  _globals['_PIECE']._serialized_start=741
+  _globals['_PIECE']._serialized_end=776
+  _globals['_ALIVE']._serialized_start=778
+  _globals['_ALIVE']._serialized_end=785
+  _globals['_RUNSREQUEST']._serialized_start=787
+  _globals['_RUNSREQUEST']._serialized_end=800
+  _globals['_RUNSREPLY']._serialized_start=802
+  _globals['_RUNSREPLY']._serialized_end=872
+  _globals['_SIGNEDMANIFEST']._serialized_start=874
+  _globals['_SIGNEDMANIFEST']._serialized_end=991
+  _globals['_ANNOUNCED']._serialized_start=993
+  _globals['_ANNOUNCED']._serialized_end=1018
+  _globals['_STATEREQUEST']._serialized_start=1021
+  _globals['_STATEREQUEST']._serialized_end=1176
+  _globals['_STATEFRAME']._serialized_start=1179
+  _globals['_STATEFRAME']._serialized_end=1361
+  _globals['_STATEHEADER']._serialized_start=1363
+  _globals['_STATEHEADER']._serialized_end=1467
+  _globals['_STATEPLACE']._serialized_start=1469
+  _globals['_STATEPLACE']._serialized_end=1496
+  _globals['_STATEPROGRESS']._serialized_start=1498
+  _globals['_STATEPROGRESS']._serialized_end=1528
+  _globals['_SAMPLEREQUEST']._serialized_start=1530
+  _globals['_SAMPLEREQUEST']._serialized_end=1630
+  _globals['_STATESAMPLE']._serialized_start=1632
+  _globals['_STATESAMPLE']._serialized_end=1695
+  _globals['_STATECHUNK']._serialized_start=1697
+  _globals['_STATECHUNK']._serialized_end=1723
+  _globals['_PRESENCE']._serialized_start=1726
+  _globals['_PRESENCE']._serialized_end=2088
+  _globals['_SIGNEDPRESENCE']._serialized_start=2090
+  _globals['_SIGNEDPRESENCE']._serialized_end=2143
+  _globals['_EXCHANGE']._serialized_start=2377
+  _globals['_EXCHANGE']._serialized_end=2443
+  _globals['_RUNS']._serialized_start=2445
+  _globals['_RUNS']._serialized_end=2566
+  _globals['_STATE']._serialized_start=2569
+  _globals['_STATE']._serialized_end=2758
 # @@protoc_insertion_point(module_scope)

@@ -102,14 +102,12 @@ class Refusal(_message.Message):
     def __init__(self, code: _Optional[_Union[RefusalCode, str]] = ..., retry_in_s: _Optional[float] = ...) -> None: ...
 
 class Fragment(_message.Message):
-    __slots__ = ("index", "payload", "digest")
+    __slots__ = ("index", "payload")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
     index: int
     payload: bytes
-    digest: bytes
-    def __init__(self, index: _Optional[int] = ..., payload: _Optional[bytes] = ..., digest: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, index: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("index", "scale")

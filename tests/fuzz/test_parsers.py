@@ -114,8 +114,8 @@ def in_pieces(data: bytes, _: Path) -> None:
     """A frame of these bytes in two pieces, and the bytes themselves as a message after it."""
     assembly, cut = Assembly(), len(data) // 2
     for part, more in ((data[:cut], True), (data[cut:], False)):
-        assembly.add(wire.encode(wire.Piece(part, more)))
-    assembly.add(lenient(pb.SwapFrame.FromString)(data))
+        assembly.add(wire.to_bytes(wire.Piece(part, more)))
+    assembly.add(data)
 
 
 def presence_body(data: bytes, _: Path) -> None:

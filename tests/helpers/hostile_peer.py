@@ -326,8 +326,7 @@ class Talk:
             await self._send(pb.SwapFrame(piece=pb.Piece(data=whole[at:end], more=end < len(whole))))
 
     async def fragment(self, index: int, payload: bytes) -> None:
-        digest = hashlib.blake2b(payload, digest_size=16).digest()
-        await self.send(fragment=pb.Fragment(index=index, payload=payload, digest=digest))
+        await self.send(fragment=pb.Fragment(index=index, payload=payload))
 
     async def next(self) -> pb.SwapFrame:
         """The next frame but Alive."""

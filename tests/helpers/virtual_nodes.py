@@ -17,7 +17,6 @@ from noloco_node.core.codecs.codec import CodecStats
 from noloco_node.errors import PeerMisbehaved
 from noloco_node.host.traffic import Pace
 from noloco_node.rounds.service import RoundService, RoundTerms
-from noloco_node.wire.peer_pb2_grpc import add_ExchangeServicer_to_server
 
 FRAGMENTS = 3
 TERMS = RoundTerms(b"r" * 32, b"l" * 32, FRAGMENTS)
@@ -80,7 +79,7 @@ class Node:
         self.steps = 0
         boot = self.rng.randbytes(16)
         self.exchange = RoundService(self.transport, boot, self.rng, self, self.events.append, pace=pace)
-        self.transport.serve(lambda server: add_ExchangeServicer_to_server(self.exchange, server))
+        self.transport.serve(self.exchange.add_to)
 
     def swapping(self, under_way: bool, behind: int = 0) -> None:
         self.under_way = under_way

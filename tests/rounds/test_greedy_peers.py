@@ -14,11 +14,10 @@ from virtual_nodes import FRAGMENTS, TERMS, Node, Offer, VirtualSwarm
 from noloco_node.core import fragments
 from noloco_node.errors import PeerFault
 from noloco_node.rounds.link import Link
+from noloco_node.rounds.service import swap_over
 from noloco_node.rounds.swap import Backlog, Swap
 from noloco_node.version import PROTOCOL
 from noloco_node.wire import messages as wire
-from noloco_node.wire import peer_pb2 as pb
-from noloco_node.wire.peer_pb2_grpc import ExchangeStub
 
 PHASE_S, AGAIN_S = 10.0, 0.5
 
@@ -45,7 +44,7 @@ class Greedy:
 
     async def _call(self, exchange: bytes) -> None:
         link = Link()
-        stream = ExchangeStub(self.transport.channel(self.victim.name)).Swap(link.outgoing())
+        stream = swap_over(self.transport.channel(self.victim.name), link.outgoing())
         try:
             link.listen(aiter(stream))
             link.send(wire.Offer(PROTOCOL, TERMS.run_id, TERMS.layout, exchange, self.boot, 1, FRAGMENTS, 99.0))
@@ -74,7 +73,7 @@ class Greedy:
             if self.hold == "alive":
                 link.send(wire.Alive())
             elif self.hold == "one byte at a time":
-                link._post(pb.SwapFrame(piece=pb.Piece(data=b"x", more=True)))
+                link._post(wire.to_bytes(wire.Piece(b"x", True)))
             with suppress(PeerFault):
                 await link.receive(5.0)
             await asyncio.sleep(1.0)

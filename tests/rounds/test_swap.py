@@ -19,7 +19,6 @@ from noloco_node.errors import PeerFault, PeerLost, PeerMisbehaved
 from noloco_node.rounds.link import Link
 from noloco_node.rounds.swap import DONE_S, SLOW_STREAMS, WINDOW, Backlog, Swap
 from noloco_node.wire import messages as wire
-from noloco_node.wire import peer_pb2 as pb
 
 EXCHANGE = b"\x05" * 16
 STALL_S = 60.0
@@ -94,7 +93,7 @@ class Cut:
     def __init__(self, frames: int | None) -> None:
         self.left = frames
 
-    async def through(self, frames: AsyncIterator[pb.SwapFrame]) -> AsyncIterator[pb.SwapFrame]:
+    async def through(self, frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         async for frame in frames:
             if self.left is not None:
                 if self.left == 0:
@@ -194,9 +193,9 @@ async def against(frames: list[wire.Frame], *, leads: bool) -> tuple[Words, Base
     """A swap with a partner that sends only this, and then nothing."""
     link, vectors = Link(), Words("a", 8)
 
-    async def say() -> AsyncIterator[pb.SwapFrame]:
+    async def say() -> AsyncIterator[bytes]:
         for frame in frames:
-            yield wire.encode(frame)
+            yield wire.to_bytes(frame)
 
     link.listen(say())
     with pytest.raises(PeerFault) as fault:
@@ -249,10 +248,10 @@ async def test_with_a_partner_of_an_older_version_our_own_half_is_bounded(leads:
     vectors.allowed = 0.5
     link = Link()
 
-    async def say() -> AsyncIterator[pb.SwapFrame]:
-        yield wire.encode(wire.Fragment(0, b"b 0 0"))
-        yield wire.encode(wire.Ack(0))
-        yield wire.encode(wire.Done())
+    async def say() -> AsyncIterator[bytes]:
+        yield wire.to_bytes(wire.Fragment(0, b"b 0 0"))
+        yield wire.to_bytes(wire.Ack(0))
+        yield wire.to_bytes(wire.Done())
 
     link.listen(say())
     await swap(link, vectors, leads=leads).run()
@@ -265,9 +264,9 @@ async def test_a_leader_that_wants_more_than_we_allow_misbehaves() -> None:
     link, vectors = Link(), Words("a", 8)
     vectors.allowed = 0.5
 
-    async def say() -> AsyncIterator[pb.SwapFrame]:
+    async def say() -> AsyncIterator[bytes]:
         for frame in (wire.Fragment(0, b"b 0 0"), wire.Ack(0, 0.75)):
-            yield wire.encode(frame)
+            yield wire.to_bytes(frame)
 
     link.listen(say())
     with pytest.raises(PeerMisbehaved, match="bad_scale"):
@@ -279,9 +278,9 @@ async def test_silence_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("noloco_node.rounds.swap.FRAME_S", 0.05)
     link = Link()
 
-    async def nothing() -> AsyncIterator[pb.SwapFrame]:
+    async def nothing() -> AsyncIterator[bytes]:
         await asyncio.Event().wait()
-        yield pb.SwapFrame()
+        yield b""
 
     link.listen(nothing())
     with pytest.raises(PeerLost, match="silent"):
@@ -291,12 +290,12 @@ async def test_silence_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> 
 def alive(frames: list[wire.Frame], then: wire.Frame, every_s: float, *, leads: bool) -> tuple[Swap, float]:
     """A swap with a partner that sends these frames, and then the same one for ever; and how long that lasted."""
 
-    async def say() -> AsyncIterator[pb.SwapFrame]:
+    async def say() -> AsyncIterator[bytes]:
         for frame in frames:
-            yield wire.encode(frame)
+            yield wire.to_bytes(frame)
         while True:
             await asyncio.sleep(every_s)
-            yield wire.encode(then)
+            yield wire.to_bytes(then)
 
     async def main() -> tuple[Swap, float]:
         link = Link()
@@ -330,10 +329,10 @@ def test_a_large_fragment_has_the_time_that_a_slow_link_needs() -> None:
     async def main() -> float:
         link = Link()
 
-        async def say() -> AsyncIterator[pb.SwapFrame]:
+        async def say() -> AsyncIterator[bytes]:
             while True:
                 await asyncio.sleep(5)
-                yield wire.encode(wire.Alive())
+                yield wire.to_bytes(wire.Alive())
 
         link.listen(say())
         with pytest.raises(PeerLost, match="stalled"):

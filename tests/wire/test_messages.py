@@ -31,7 +31,7 @@ GOLDEN: list[tuple[wire.Frame, str]] = [
     ),
     (wire.Accept(b"b" * 16, 9), "12140a10" + "62" * 16 + "1009"),
     (wire.Refusal(wire.Code.APPOINTMENT, 1.5), "1a070802150000c03f"),
-    (wire.Fragment(5, b"abc"), "22190805" + "1203616263" + "1a10" + "cf4ab791c62b8d2b2109c90275287816"),
+    (wire.Fragment(5, b"abc"), "220708051203616263"),
     (wire.Ack(5), "2a020805"),
     (wire.Done(), "3200"),
 ]
@@ -111,13 +111,6 @@ def test_a_bad_field_is_named(field: str, value: object, reason: str) -> None:
     with pytest.raises(PeerMisbehaved) as fault:
         wire.decode(message)
     assert fault.value.reason == reason
-
-
-def test_a_flipped_byte_misses_the_digest() -> None:
-    message = wire.encode(wire.Fragment(0, b"payload"))
-    message.fragment.payload = b"paylobd"
-    with pytest.raises(PeerMisbehaved, match="bad_digest"):
-        wire.decode(message)
 
 
 def test_an_unknown_refusal_is_still_a_no() -> None:

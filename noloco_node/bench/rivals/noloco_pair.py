@@ -9,9 +9,10 @@ import queue
 import random
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import grpc.aio
 import torch
 from torch import Tensor
 
@@ -30,7 +31,6 @@ from noloco_node.training.mailbox import Command, Correct
 from noloco_node.training.offer import CodecThread, Offer
 from noloco_node.training.thread import FRAGMENT_ELEMENTS
 from noloco_node.transport.libp2p import Libp2pTransport
-from noloco_node.wire.peer_pb2_grpc import ExchangeServicer, add_ExchangeServicer_to_server
 
 PHASE_S = 60.0
 """What the nodes take for the length of a phase: a call waits for its answer up to 10 s."""
@@ -71,7 +71,7 @@ class Weights:
 class Node:
     """The transport and the rounds of a node."""
 
-    service: ExchangeServicer | None = None
+    add_services: Callable[[grpc.aio.Server], None] | None = None
     """In place of the rounds."""
 
     async def open(self, host: str, count: int) -> str:
@@ -81,8 +81,7 @@ class Node:
         identity = Identity.load_or_create(Path(folder.name, "identity.key"))
         self.transport = Libp2pTransport(identity, Address("ip4", host, 0))
         self._rounds = RoundService(self.transport, os.urandom(16), random.Random(), self, self._observe)
-        answers = self.service or self._rounds
-        self.transport.serve(lambda server: add_ExchangeServicer_to_server(answers, server))
+        self.transport.serve(self.add_services or self._rounds.add_to)
         self.transport.is_partner = lambda peer: self._rounds.standing(peer).committed > 0
         await self.transport.start()
         self._rounds.begin(RoundTerms(bytes(32), bytes(32), count))

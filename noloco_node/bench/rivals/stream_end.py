@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import grpc.aio
 
 from noloco_node.bench.exchange import PAYLOAD_BYTES
@@ -17,9 +18,8 @@ from noloco_node.bench.rivals.noloco_pair import Node
 from noloco_node.bench.workers import Answer, serve
 from noloco_node.core.codecs.codec import CodecStats
 from noloco_node.rounds.pieces import PIECE_BYTES
+from noloco_node.rounds.service import EXCHANGE, SWAP, swap_over
 from noloco_node.transport.grpc_bridge import BUFFER_BYTES, SERVER_OPTIONS, Streams, open_channel
-from noloco_node.wire import peer_pb2 as pb
-from noloco_node.wire.peer_pb2_grpc import ExchangeServicer, ExchangeStub, add_ExchangeServicer_to_server
 
 PROTOCOL = "noloco/bench/1"
 LOOPBACK = "127.0.0.1"
@@ -65,28 +65,32 @@ class Exchange:
         await self._node.swap([self._partner], Opaque(self._count))
 
 
-class Echo(ExchangeServicer):
+class Echo:
     """Sends as many pieces as it is sent."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self.received = asyncio.Event()
 
-    async def Swap(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.SwapFrame]:  # noqa: N802
-        reading = asyncio.create_task(_read(request_iterator))
+    def add_to(self, server: grpc.aio.Server) -> None:
+        method = grpc.stream_stream_rpc_method_handler(self._swap)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(EXCHANGE, {SWAP: method}),))
+
+    async def _swap(self, requests: Any, context: Any) -> AsyncIterator[bytes]:
+        reading = asyncio.create_task(_read(requests))
         async for piece in pieces(self.count):
             yield piece
         await reading
         self.received.set()
 
 
-async def pieces(count: int) -> AsyncIterator[pb.SwapFrame]:
+async def pieces(count: int) -> AsyncIterator[bytes]:
     data = bytes(PIECE_BYTES)
     for _ in range(count * PAYLOAD_BYTES // PIECE_BYTES):
-        yield pb.SwapFrame(piece=pb.Piece(data=data, more=True))
+        yield data
 
 
-async def _read(stream: AsyncIterator[pb.SwapFrame]) -> None:
+async def _read(stream: AsyncIterator[bytes]) -> None:
     async for _ in stream:
         pass
 
@@ -97,7 +101,7 @@ class Grpc:
     async def start(self, count: int) -> str:
         self._echo = Echo(count)
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        add_ExchangeServicer_to_server(self._echo, self._server)
+        self._echo.add_to(self._server)
         port = self._server.add_insecure_port(f"{LOOPBACK}:0")
         await self._server.start()
         return f"{LOOPBACK}:{port}"
@@ -111,7 +115,7 @@ class Grpc:
 
     async def step(self) -> None:
         if self._calls:
-            await _read(ExchangeStub(self.channel()).Swap(pieces(self._echo.count)))
+            await _read(swap_over(self.channel(), pieces(self._echo.count)))
         else:
             await self._echo.received.wait()
             self._echo.received.clear()
@@ -123,7 +127,7 @@ class GrpcOverLibp2p(Grpc):
     async def start(self, count: int) -> str:
         self._echo = Echo(count)
         self._node = Node()
-        self._node.service = self._echo
+        self._node.add_services = self._echo.add_to
         return await self._node.open(LOOPBACK, count)
 
     async def connect(self, addresses: Sequence[str], worker: int) -> None:
