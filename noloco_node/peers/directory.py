@@ -37,6 +37,7 @@ from noloco_node.peers.size_estimate import SizeEstimate
 _DHT_S = 10.0  # for one look-up or store: a few rounds of calls, each cancelled after 3 s
 _LEAVE_S = 2.0  # leaving is quick even if no peer answers any more
 _CALL_S = 3.0
+_NEAREST = 8  # nodes that a look-up or store asks; five of them hold a record. hivemind's 20 answered with 20 copies
 _FIRST_READS = 2  # before a record is written: what the first says of the run's size, the second checks
 _PINGED = 64  # peers that a node pings when its routing table is empty
 _MET = 256  # that it remembers for this
@@ -128,6 +129,7 @@ class Directory:
                     initial_peers=list(map(str, peers)),
                     client_mode=not self._stores,
                     record_validator=RecordValidator(self.ttl_s),
+                    bucket_size=_NEAREST,
                     strict=False,  # a clock that is 3 s off is no reason to refuse a node
                     backoff_rate=1.0,  # a peer that was away for an hour is called again as soon as any other
                     cache_locally=False,  # old presence is of no use
