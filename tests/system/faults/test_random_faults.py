@@ -347,7 +347,7 @@ def test_random_faults(storm: Storm, figure: Callable[[str], None]) -> None:
         f"{grown.descriptors[0]:.0f} to {grown.descriptors[1]:.0f}, of its p2pd {grown.daemon_descriptors[0]:.0f} to "
         f"{grown.daemon_descriptors[1]:.0f}, objects {grown.objects[0]:.0f} to {grown.objects[1]:.0f}"
     )
-    logged = [path for node in group.nodes if (path := node.home / "node.log").exists()]  # who was killed early has none
+    logged = [path for node in group.nodes if (path := node.home / "node.log").exists()]  # not of who was killed early
     assert gap < PROGRESS_S
     assert set(codes.values()) == {0}, codes
     assert not [path for path in logged if "Traceback" in path.read_text()]
