@@ -30,35 +30,42 @@ async def train(
     `again`: the settings for another start, with a port that is free and bootstrap nodes that answer. Returns the exit
     code, as `rendezvous` does; both raise NolocoError for what a user should read."""
     node = TrainingNode(config, report, signed)
-    await _until_signal(node, report)
-    while move := node.move:
-        node = TrainingNode(await again(config), report, move.signed, move.to)
-        gc.collect()  # what it held of the other stage
-        try:
-            await _until_signal(node, report)
-        except NolocoError as error:
-            if node.has_trained:
-                raise
-            report(f"stage {move.to} cannot be taken ({error}): back to stage {move.stage}")
-            config = replace(config, stage=move.stage)  # and stays there
-            node = TrainingNode(await again(config), report, move.signed, move.stage)
-            await _until_signal(node, report)
+    with _told_to_leave(lambda: node, report):
+        await node.run()
+        while move := node.moves():
+            afresh = await again(config)
+            if not node.moves():  # told to leave meanwhile
+                break
+            node = TrainingNode(afresh, report, move.signed, move.to)
+            gc.collect()  # what it held of the other stage
+            try:
+                await node.run()
+            except NolocoError as error:
+                if node.has_trained:
+                    raise
+                report(f"stage {move.to} cannot be taken ({error}): back to stage {move.stage}")
+                config = replace(config, stage=move.stage)  # and stays there
+                node = TrainingNode(await again(config), report, move.signed, move.stage)
+                await node.run()
     return 0
 
 
 async def rendezvous(config: NodeConfig, report: Report) -> int:
     """Train nothing: others find each other through this node."""
-    return await _until_signal(RendezvousNode(config, report), report)
-
-
-async def _until_signal(node: BaseNode, report: Report) -> int:
-    def leave() -> None:
-        report("leaving: Ctrl-C again ends it at once, without saving")
-        node.leave()
-
-    with _signals(leave):
+    node = RendezvousNode(config, report)
+    with _told_to_leave(lambda: node, report):
         await node.run()
     return 0
+
+
+@contextmanager
+def _told_to_leave(node: Callable[[], BaseNode], report: Report) -> Iterator[None]:
+    def leave() -> None:
+        report("leaving: Ctrl-C again ends it at once, without saving")
+        node().leave()
+
+    with _signals(leave):
+        yield
 
 
 @contextmanager

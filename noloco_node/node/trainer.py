@@ -138,8 +138,7 @@ class TrainingNode(BaseNode):
         self._at: Position | None = None
         """Which stage it holds; None: the whole model."""
         self._takes, self._balance = moves_to, Balance(self._identity.peer_id)
-        self.move: Move | None = None
-        """Why it leaves: to come again at another stage (node/main.py)."""
+        self._move: Move | None = None
         self._collector = Collector(self._home.root, channel, traffic, room, config.max_download)
         self._messages: asyncio.Queue[Message] = asyncio.Queue()
         self._run: Manifest | None = None
@@ -409,12 +408,16 @@ class TrainingNode(BaseNode):
         await self._tell_others()
         await asyncio.sleep(self._config.linger)
 
+    def moves(self) -> Move | None:
+        """Why it leaves: to come again at another stage (node/main.py). None: for good."""
+        return self._move
+
     def leave(self) -> None:
-        self.move = None
+        self._move = None
         super().leave()
 
     def _move_where_thin(self, run: Manifest, at: Position, rules: RunRules) -> None:
-        if self.move or not self._may_move:
+        if self._move or not self._may_move:
             return
         to = self._balance.moves_to(
             time.monotonic(),
@@ -426,7 +429,7 @@ class TrainingNode(BaseNode):
         if to is not None:
             self._report(f"moving from stage {at.number} to stage {to}, which fewer hold")
             self.leave()
-            self.move = Move(at.number, to, rules.signed)
+            self._move = Move(at.number, to, rules.signed)
 
     @property
     def _may_move(self) -> bool:
@@ -473,7 +476,7 @@ class TrainingNode(BaseNode):
             await asyncio.to_thread(self._thread.stop, patience_s)
         if self._ready:
             await self._policy.write_down(leaving=True)
-        if self._run and self._rules and not self.move:
+        if self._run and self._rules and not self._move:
             rounds = self._stats.round if self._rules.ended else self._run.rounds
             for line in outcome.lines(self.status(), rounds, self._home):
                 self._report(line)
