@@ -160,6 +160,31 @@ def test_three_and_one_become_two_and_two(real_nodes: RealNodes, capsys: pytest.
     until(lambda: not real_nodes.left_over(), "nothing is left", 10)
 
 
+def test_an_empty_stage_is_held_again_by_the_node_that_held_it(real_nodes: RealNodes) -> None:
+    with_stages(real_nodes, rounds=100_000, inner={"steps": 5, "clip": 1.0})
+    first = real_nodes.node("one", "start", str(real_nodes.root / "run.toml"))
+    words = first.invitation()
+    second = real_nodes.node("two", *words)
+    until(lambda: saved(second) > 0, "a checkpoint", 300)
+    assert second.ask("status")["stage"]["number"] == 2
+    second.kill()
+    nobody = "stage 2 of 2: nobody holds it, so nothing is trained"
+    until(lambda: nobody in [each["text"] for each in first.ask("status").get("health", ())], "it says so", 120)
+    stood = passed(first)
+    second = real_nodes.node("two", *words)
+    until(lambda: second.ask("status").get("state") == "training", "it is back", 120)
+    status = second.ask("status")
+    assert (status["stage"]["number"], status["checkpoint"]["resumed_round"] > 0) == (2, True)
+    until(lambda: passed(first) > stood + 10, "training goes on", 120)
+    for node in (first, second):
+        node.leave()
+    until(lambda: not real_nodes.left_over(), "nothing is left", 10)
+
+
+def saved(node: Node) -> int:
+    return (node.ask("status").get("checkpoint") or {}).get("saved_round") or 0
+
+
 def nodes_at_stages(node: Node) -> list[int]:
     return (node.ask("status").get("stage") or {}).get("nodes", [])
 
