@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from noloco_node.host.config import resolve
+from noloco_node.run import toml
 
 ROOT = Path(__file__).parents[1]
 PEER = "12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
@@ -29,6 +30,12 @@ SETTINGS = sorted(set(settings()))
 def test_a_setting_is_known_and_takes_its_value(where, name, value):
     found = resolve({}, {"HOME": "/h", name: value}, {})
     assert hasattr(found, name.removeprefix("NOLOCO_").lower()) or (name == "NOLOCO_INVITATION" and found.bootstrap)
+
+
+@pytest.mark.parametrize("path", [*ROOT.glob("d*/**/run.toml"), *ROOT.glob("docker/*.toml")], ids=str)
+def test_a_run_is_valid(path):
+    run = toml.load(path)
+    assert (run.stages.count if run.stages else 1) == (2 if path.name == "stages.toml" else 1)
 
 
 def test_all_kinds_of_files_are_read():

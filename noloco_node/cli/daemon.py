@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,7 @@ def start(args: argparse.Namespace) -> int:
         from noloco_node.data.pin_commit import pinned
 
         signed = manifest.sign(pinned(run, home), Identity.load_or_create(home.identity))
-        return _run(lambda main: main.train(settings, signed, _report))
+        return _run(lambda main: main.train(settings, signed, _report, partial(_afresh, home)))
 
 
 def _is_over(run: "Manifest", home: Home) -> bool:
@@ -95,10 +96,10 @@ def join(args: argparse.Namespace) -> int:
             "join needs an invitation: `noloco-node join <invitation>`, as the run's author hands it out. Without one "
             f"it goes on with the run of last time, and {home.root} knows no {'way to it' if earlier else 'run'}"
         )
-    with _prepared(settings) as (_, settings):
+    with _prepared(settings) as (home, settings):
         if say:
             _report(say)
-        return _run(lambda main: main.train(settings, signed, _report))
+        return _run(lambda main: main.train(settings, signed, _report, partial(_afresh, home)))
 
 
 def _check_device(settings: NodeConfig) -> None:
@@ -148,10 +149,12 @@ def _prepared(settings: NodeConfig) -> Iterator[tuple[Home, NodeConfig]]:
     home = Home(settings.home).create()
     with home.lock(), log_setup.written(home, settings.log_level, settings.log_format):
         check_port(settings.listen)
-        settings = replace(settings, listen=_last_port(settings.listen, home))
-        if settings.bootstrap:
-            settings = replace(settings, bootstrap=asyncio.run(_reachable(settings.bootstrap, home)))
-        yield home, settings
+        yield home, asyncio.run(_afresh(home, settings))
+
+
+async def _afresh(home: Home, settings: NodeConfig) -> NodeConfig:
+    bootstrap = await _reachable(settings.bootstrap, home) if settings.bootstrap else ()
+    return replace(settings, listen=_last_port(settings.listen, home), bootstrap=bootstrap)
 
 
 def _last_port(listen: Address, home: Home) -> Address:

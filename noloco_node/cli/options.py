@@ -142,7 +142,9 @@ def bootstrap(parser: argparse.ArgumentParser) -> None:
 
 def _trainer(parser: argparse.ArgumentParser, what: Options) -> None:
     _data(what)
-    what.add_argument("--stage", metavar="N", help="hold this stage, of a run with stages (default: the thinnest)")
+    what.add_argument(
+        "--stage", metavar="N", help="hold this stage and stay there (default: the one of last time, else the thinnest)"
+    )
     what.add_argument("--rounds", metavar="N", help="stop cleanly after N rounds (default: when the run ends)")
     _how_to_train(parser)
     _network(parser)

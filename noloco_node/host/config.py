@@ -214,7 +214,8 @@ class NodeConfig:
     rounds: int | None = _key(_whole(1, 10_000_000), default=None)
     """Stop after so many rounds of this node; None: at the end of the run."""
     stage: int | None = _key(_whole(1, 64), default=None)
-    """The stage to hold of a run that is cut into stages; None: the one of last time, else the thinnest."""
+    """The stage to hold of a run that is cut into stages; None: the one of last time, else the thinnest, also
+    where another one gets thin later."""
     in_flight: int | None = _key(_micro_batch, default=None)
     """Micro-batches that the first stage has under way at once; None (`auto`): found by trying."""
     linger: float = _key(_linger, default=0.0)

@@ -37,13 +37,6 @@ def port(home: Home) -> int:
     return found if isinstance(found, int) and 0 < found < 65536 else 0
 
 
-def stage(home: Home, run_id: str) -> int | None:
-    """The stage that this home held of this run last."""
-    found = _read(home) or {}
-    held = found.get("stage") if found.get("run") == run_id else None
-    return held if isinstance(held, int) and 0 < held <= 64 else None
-
-
 def fitting(kept: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
     """What of it counts beside the settings from everywhere else: nothing where an address is given."""
     if given.get("bootstrap"):

@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Collection, Coroutine, Mapping
 from contextlib import aclosing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from noloco_node.base import peer_names, periodic, places
@@ -25,7 +25,7 @@ from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.checkpoints.schedule import CheckpointSchedule
 from noloco_node.data import sources, tokens
 from noloco_node.data.sources import Sources
-from noloco_node.errors import NolocoError, SwarmUnreachable
+from noloco_node.errors import NolocoError, SwarmUnreachable, UsageError
 from noloco_node.host import nvml, remembered
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.policy import Policy
@@ -46,6 +46,7 @@ from noloco_node.run import invitation, signed_file
 from noloco_node.run.manifest import Signed, verify
 from noloco_node.run.schema import Manifest
 from noloco_node.stages import shown
+from noloco_node.stages.balance import Balance
 from noloco_node.stages.part import Position, part_layout
 from noloco_node.stages.service import StageService, StageTerms
 from noloco_node.state_transfer import catch_up, choose_donor, client
@@ -89,13 +90,24 @@ LAST_SWAP_S = 30.0
 """How long the last round's offer may wait for a partner when the work is done."""
 
 
+@dataclass(frozen=True, slots=True)
+class Move:
+    """From a stage to a thinner one."""
+
+    stage: int
+    """From 1, as is the other."""
+    to: int
+    signed: Signed
+
+
 class TrainingNode(BaseNode):
     """Trains, and swaps corrections with one peer a round."""
 
-    def __init__(self, config: NodeConfig, report: Report, signed: Signed | None) -> None:
+    def __init__(self, config: NodeConfig, report: Report, signed: Signed | None, moves_to: int | None = None) -> None:
+        """`moves_to`: the stage that it takes now, and held another one of this run a moment ago."""
         super().__init__(config, report)
         self._signed = signed
-        self._brings_run = signed is not None or config.start_over
+        self._brings_run = (signed is not None or config.start_over) and moves_to is None
         """Whether it may begin with the run's first weights where nobody has later ones."""
         self._boot = secrets.token_bytes(16)
         self._sources = Sources(config.data, config.tokenizer, self._home.data, config.encoding)
@@ -121,6 +133,8 @@ class TrainingNode(BaseNode):
         self._transport.serve(lambda server: add_StageServicer_to_server(self._stages, server))
         self._at: Position | None = None
         """Which stage it holds; None: the whole model."""
+        self._takes, self._balance = moves_to, Balance(self._identity.peer_id)
+        self._move: Move | None = None
         self._collector = Collector(self._home.root, channel, traffic, room, config.max_download)
         self._messages: asyncio.Queue[Message] = asyncio.Queue()
         self._run: Manifest | None = None
@@ -175,10 +189,13 @@ class TrainingNode(BaseNode):
         )
         await self._enter(lambda: self._membership.enter(directory))
         if run.stages is not None:
-            self._at = await which_stage.choose(self._look, run, run.stages.count, self._config, self._home)
+            config, folder = replace(self._config, stage=self._takes or self._config.stage), self._home.run(run.run_id)
+            self._at = await which_stage.choose(self._look, run, run.stages.count, config, folder)
             self._report(f"holding stage {self._at}")
             if self._at.first:
                 sources.check(run.data, self._sources)
+            if which_stage.held(folder):
+                which_stage.take(folder, self._at.number)
             self._thread = self._start_training(run)
         if not (self._brings_run or listing.newest(self._home.run(run.run_id) / "checkpoints")):
             await find_run.require_somebody(self._look, run.label, self.waits_for)
@@ -189,6 +206,8 @@ class TrainingNode(BaseNode):
             ready = await self._model_ready()  # what is wrong with the run is found by now: nobody was invited to it
             self._remember(run, signed)
             signed_file.keep(self._home.run(run.run_id), signed)
+            if self._at:
+                which_stage.take(self._home.run(run.run_id), self._at.number)
             self._known_runs.add(signed, amended=rules.amended)
             await self._learn_first(rules)
             if rules.ended and not (ready.round or self._brings_run):
@@ -206,8 +225,7 @@ class TrainingNode(BaseNode):
 
     def _remember(self, run: Manifest, signed: Signed) -> None:
         port = next((address.port for address in self._transport.addresses() if not address.relay), 0)
-        stage = {"stage": self._at.number} if self._at else {}
-        remembered.keep(self._home, {**self._config.given, **stage}, run.run_id, signed.author, port)
+        remembered.keep(self._home, self._config.given, run.run_id, signed.author, port)
 
     def _start_training(self, run: Manifest) -> TrainingThread:
         loop, config, peer_id = asyncio.get_running_loop(), self._config, self._identity.peer_id
@@ -386,6 +404,51 @@ class TrainingNode(BaseNode):
         await self._tell_others()
         await asyncio.sleep(self._config.linger)
 
+    def moves(self) -> Move | None:
+        """Why it leaves: to come again at another stage (node/main.py). None: for good."""
+        return self._move
+
+    def leave(self) -> None:
+        self._move = None
+        super().leave()
+
+    def _move_where_thin(self, run: Manifest, at: Position, rules: RunRules) -> None:
+        if self._move or not self._may_move:
+            return
+        to = self._balance.moves_to(
+            time.monotonic(),
+            at,
+            which_stage.holding(self._membership.seen.values()),
+            lambda peer: self._rounds.standing(peer).committed > 0,
+            self._may_take,
+        )
+        if to is not None:
+            self._report(f"moving from stage {at.number} to stage {to}, which fewer hold")
+            self.leave()
+            self._move = Move(at.number, to, rules.signed)
+
+    @property
+    def _may_move(self) -> bool:
+        """Not who was told where to stay or for how long, nor the first node, by which others come."""
+        free = self._config.stage is None and self._config.rounds is None and self._config.bootstrap
+        saves = self._keeper is not None and self._keeper.unsaved is None
+        done = self._stats.rounds_target is not None and self._stats.round >= self._stats.rounds_target
+        return bool(free and saves and not done) and self._life.state is NodeState.TRAINING
+
+    def _may_take(self, stage: int, nodes: int) -> bool:
+        """Where somebody has its state, or this home has, and the data for it."""
+        if self._run is None or not (nodes or which_stage.is_kept(self._home.run(self._run.run_id), stage)):
+            return False
+        with suppress(UsageError):
+            if stage == 1:
+                sources.check(self._run.data, self._sources)
+            return True
+        return False
+
+    @property
+    def has_trained(self) -> bool:
+        return self._stats.rounds_target is not None
+
     async def _settled(self, patience_s: float) -> None:
         """Waits until no offer is open and no swap under way, but no longer than this."""
         with suppress(TimeoutError):
@@ -409,7 +472,7 @@ class TrainingNode(BaseNode):
             await asyncio.to_thread(self._thread.stop, patience_s)
         if self._ready:
             await self._policy.write_down(leaving=True)
-        if self._run and self._rules:
+        if self._run and self._rules and not self._move:
             rounds = self._stats.round if self._rules.ended else self._run.rounds
             for line in outcome.lines(self.status(), rounds, self._home):
                 self._report(line)
@@ -629,6 +692,8 @@ class TrainingNode(BaseNode):
             self._stages.candidates(after, beside)
             if self._run and self._thread and self._stage_before_is_done(self._run.rounds):
                 self._thread.amend(self._run.rounds, ended=True)  # no micro-batch comes any more
+            if self._run and self._rules:
+                self._move_where_thin(self._run, self._at, self._rules)
 
     def _stage_before_is_done(self, rounds: int) -> bool:
         """Random routes do not give all nodes of a stage the same number of tokens: one may never reach the end."""

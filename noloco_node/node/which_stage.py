@@ -1,5 +1,8 @@
 """Which stage of a run a node holds: the one that its volunteer names, the one that its home held last, else the one
 that fewest others hold.
+
+A run's folder has the checkpoints of that stage where every run has its checkpoints; those of a stage that it held
+before lie beside them, and are used again where the node comes back to it.
 """
 
 import asyncio
@@ -7,41 +10,83 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
+from pathlib import Path
 
+from noloco_node.base import atomic_files
 from noloco_node.base.states import NodeState
 from noloco_node.errors import NolocoError, UsageError
-from noloco_node.host import remembered
 from noloco_node.host.config import NodeConfig
-from noloco_node.host.home import Home
 from noloco_node.peers.record import PeerRecord
-from noloco_node.run.schema import Manifest
+from noloco_node.run.schema import MAX_STAGES, Manifest
 from noloco_node.stages.part import Position
 
+_FILE = "stage.json"
+_MAX_BYTES = 64
 LOOKS, LOOK_S = 3, 1.0
 """How often others are looked for before this node counts as the first."""
 
 
 async def choose(
-    look: Callable[[], Awaitable[Collection[PeerRecord]]], run: Manifest, stages: int, config: NodeConfig, home: Home
+    look: Callable[[], Awaitable[Collection[PeerRecord]]], run: Manifest, stages: int, config: NodeConfig, folder: Path
 ) -> Position:
-    """`look` gives the other nodes of the run. Raises UsageError."""
-    held = remembered.stage(home, run.run_id)
+    """`look` gives the other nodes of the run; `folder`: of the run in this home. Raises UsageError."""
     if config.stage is not None and config.stage > stages:
         raise UsageError(
             f"--stage must be a whole number from 1 to {stages}, as the run has so many, not {config.stage}"
         )
-    if None not in (held, config.stage) and held != config.stage:
-        raise UsageError(f"this home holds stage {held} of {run.label}: use another --home for stage {config.stage}")
-    stage = config.stage or held
+    stage = config.stage or held(folder)
     if stage is None:
         stage = thinnest(await _others(look), stages, random.Random())
     return Position(stage - 1, stages)
 
 
+# ---- in the run's folder ----
+def held(folder: Path) -> int | None:
+    """The stage that its checkpoints are of."""
+    return atomic_files.read_json_or_set_aside(
+        folder / _FILE, _checked, _MAX_BYTES, "which stage this node held is forgotten"
+    )
+
+
+def is_kept(folder: Path, stage: int) -> bool:
+    """Whether it has checkpoints of a stage that it does not hold now."""
+    return _kept(folder, stage).exists()
+
+
+def take(folder: Path, stage: int) -> None:
+    """From now on its checkpoints are those of this stage. What was there of another one is kept; a crash between any
+    two lines leaves a folder in which no checkpoint counts as another stage's. Raises DiskFull, UsageError."""
+    before, checkpoints = held(folder), folder / "checkpoints"
+    with atomic_files.writing(folder):
+        if before not in (None, stage) and checkpoints.exists():
+            checkpoints.replace(_kept(folder, before))
+        if before != stage:
+            folder.mkdir(parents=True, exist_ok=True)
+            atomic_files.write(folder / _FILE, f"{stage}\n")
+        if is_kept(folder, stage) and not checkpoints.exists():
+            _kept(folder, stage).replace(checkpoints)
+
+
+def _kept(folder: Path, stage: int) -> Path:
+    return folder / f"checkpoints-of-stage-{stage}"
+
+
+def _checked(found: object) -> int:
+    if type(found) is not int or not 0 < found <= MAX_STAGES:
+        raise ValueError("it is not the number of a stage")
+    return found
+
+
+# ---- among the others ----
+def holding(others: Collection[PeerRecord]) -> dict[str, int]:
+    """The stage of each that has not left or finished."""
+    gone = (NodeState.LEAVING, NodeState.FINISHED)
+    return {record.peer_id: record.stage for record in others if record.state not in gone}
+
+
 def thinnest(others: Collection[PeerRecord], stages: int, rng: random.Random) -> int:
     """From 1. Of several the first one that nobody holds, as nothing is trained without it; else any."""
-    gone = (NodeState.LEAVING, NodeState.FINISHED)
-    holders = Counter(record.stage for record in others if record.state not in gone)
+    holders = Counter(holding(others).values())
     least = min(holders[stage] for stage in range(1, stages + 1))
     thin = [stage for stage in range(1, stages + 1) if holders[stage] == least]
     return rng.choice(thin) if least else thin[0]

@@ -177,8 +177,8 @@ class StageService(StageServicer):
     def view(self, seen: Collection[PeerRecord], state: str) -> StageView | None:
         if self._task is None:
             return None
-        task = self._task
-        return shown.view(task.at, seen, state, task.counts, task.window.size, self.totals, self._rate.per_s)
+        task, queued = self._task, self._held.callers.total()
+        return shown.view(task.at, seen, state, task.counts, task.window.size, self.totals, queued, self._rate.per_s)
 
     async def close(self) -> None:
         self._closed, self._terms = True, None

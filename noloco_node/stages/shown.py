@@ -52,9 +52,10 @@ def view(  # noqa: PLR0913, PLR0917
     counts: Counts,
     most_under_way: int,
     totals: LinkTotals,
+    queued: int,
     per_s: float | None,
 ) -> StageView:
-    """`seen`: the other nodes of the run; `state`: of this one."""
+    """`seen`: the other nodes of the run; `state`: of this one; `queued`: micro-batches of others here now."""
     holders = Counter(record.stage for record in seen if record.state in SERVES_STAGE)
     holders[at.number] += state in SERVES_STAGE
     return StageView(
@@ -65,6 +66,7 @@ def view(  # noqa: PLR0913, PLR0917
         passed=counts.passed,
         under_way=counts.under_way,
         most_under_way=most_under_way if at.first else 0,
+        queued=queued,
         lost=counts.lost,
         retried=totals.retried,
         answered=totals.answered,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from noloco_node.base.units import share, size, span
-from noloco_node.views.status import Phase, StatusView
+from noloco_node.views.status import Phase, StageView, StatusView
 
 _SHORTEST_SHOWN_S = 10.0
 _SMALLEST_SHOWN = 0.0005  # rounds to a tenth of a per cent
@@ -53,3 +53,13 @@ def besides_steps(view: StatusView) -> Iterator[str]:
 
 def _of(used: int, limit: int | None) -> str:
     return size(used) + (f" of {size(limit)}" if limit is not None else "")
+
+
+def micro_batches(view: StageView) -> Iterator[str]:
+    """How many a second, and those that wait: at the next stage, and here for the stage before."""
+    if view.micro_batches_per_s is not None:
+        yield f"{view.micro_batches_per_s:.1f} micro-batches/s"
+    if view.most_under_way:
+        yield f"{view.under_way} of {view.most_under_way} under way"
+    if view.number > 1:
+        yield f"{view.queued} queued"

@@ -11,7 +11,7 @@ from noloco_node.base.peer_names import name_of, short_id
 from noloco_node.base.reasons import in_words
 from noloco_node.base.states import NodeState
 from noloco_node.base.units import count, loss, of, rate, share, size, span
-from noloco_node.terminal.figures import besides_steps, gpu, left, memory, traffic
+from noloco_node.terminal.figures import besides_steps, gpu, left, memory, micro_batches, traffic
 from noloco_node.terminal.peer_cells import cells, quarantine, worth_showing
 from noloco_node.terminal.table import GAP, Column, fill, fitting, table
 from noloco_node.views.peers import GONE, PeerRow, PeersView, RunView
@@ -188,10 +188,7 @@ def _progress(view: StatusView) -> Iterator[str]:
 
 def stage(view: StageView) -> Iterator[str]:
     yield f"stage {view.number} of {view.stages} (nodes at each: {', '.join(map(str, view.nodes))})"
-    if view.micro_batches_per_s is not None:
-        yield f"{view.micro_batches_per_s:.1f} micro-batches/s"
-    if view.most_under_way:
-        yield f"{view.under_way} of {view.most_under_way} under way"
+    yield from micro_batches(view)
     if view.lost:
         yield f"{view.lost} lost"
     yield f"activations sent {size(view.sent)}, received {size(view.received)}"

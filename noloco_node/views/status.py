@@ -148,6 +148,8 @@ class StageView:
     """Those at the next stage now."""
     most_under_way: int = 0
     """Of the first stage: how many may be, as it was found by trying."""
+    queued: int = 0
+    """Those of the stage before that are here now."""
     lost: int = 0
     """Without an answer."""
     retried: int = 0

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from noloco_node.base.states import NodeState
-from noloco_node.views.status import StatusView
+from noloco_node.views.status import StageView, StatusView
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -95,6 +95,10 @@ def _peers(status: StatusView) -> ByLabel:
 
 def _present(value: str | None) -> ByLabel:
     return {value: 1} if value else {}
+
+
+def _of_stage(read: Callable[[StageView], Value | ByLabel]) -> Callable[[StatusView], Value | ByLabel]:
+    return lambda status: read(status.stage) if status.stage else None
 
 
 EVERY_NODE = (
@@ -210,6 +214,31 @@ WHO_TRAINS = (
         lambda s: s.peers_quarantined,
     ),
     Family("noloco_peer_faults_total", "Protocol errors of peers, by kind.", lambda s: s.faults, "reason"),
+    # ---- of a run with stages ----
+    Family("noloco_stage_info", "The stage that the node holds.", _of_stage(lambda s: {str(s.number): 1}), "stage"),
+    Family(
+        "noloco_stage_nodes",
+        "Nodes that work at each stage, as this one sees it.",
+        _of_stage(lambda s: {str(stage): nodes for stage, nodes in enumerate(s.nodes, 1)}),
+        "stage",
+    ),
+    Family(
+        "noloco_micro_batches_passed_total",
+        "Micro-batches whose gradient went into a step here.",
+        _of_stage(lambda s: s.passed),
+    ),
+    Family("noloco_micro_batches_lost_total", "Those without an answer.", _of_stage(lambda s: s.lost)),
+    Family(
+        "noloco_micro_batches_retried_total",
+        "Calls that were made again, to another peer of the next stage.",
+        _of_stage(lambda s: s.retried),
+    ),
+    Family("noloco_micro_batches_under_way", "Those at the next stage now.", _of_stage(lambda s: s.under_way)),
+    Family(
+        "noloco_micro_batches_queued", "Those of the stage before that are here now.", _of_stage(lambda s: s.queued)
+    ),
+    Family("noloco_stage_sent_bytes_total", "Activations and gradients sent.", _of_stage(lambda s: s.sent)),
+    Family("noloco_stage_received_bytes_total", "Activations and gradients received.", _of_stage(lambda s: s.received)),
     # ---- traffic of the day, disk ----
     Family("noloco_today_sent_bytes", "Bytes sent since midnight.", lambda s: s.today.sent if s.today else None),
     Family(

@@ -148,7 +148,7 @@ def node(monkeypatch):
             raise module.result
         return module.result
 
-    module.train = lambda config, signed, report: run(config, "trains", signed, report)
+    module.train = lambda config, signed, report, again: run(config, "trains", signed, report)
     module.rendezvous = lambda config, report: run(config, "rendezvous", None, report)
     monkeypatch.setitem(sys.modules, "noloco_node.node.main", module)
     monkeypatch.setattr("noloco_node.node.main", module, raising=False)

@@ -1,14 +1,13 @@
 """Which stage a node takes: the one that is named, the one it held, the thinnest."""
 
 import random
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from noloco_node.errors import UsageError
-from noloco_node.host import remembered
 from noloco_node.host.config import NodeConfig
-from noloco_node.host.home import Home
 from noloco_node.node import which_stage
 from noloco_node.peers.record import PeerRecord
 from noloco_node.run.schema import Manifest, StagesSpec
@@ -23,11 +22,11 @@ def holders(*stages: int, state: str = "training") -> list[PeerRecord]:
     return [PeerRecord(peer_id=f"{at}", state=state, stage=stage, **of_all, **now) for at, stage in enumerate(stages)]
 
 
-async def chosen(home: Path, others: list[PeerRecord], stage: int | None = None) -> Position:
+async def chosen(folder: Path, others: list[PeerRecord], stage: int | None = None) -> Position:
     async def look() -> list[PeerRecord]:
         return others
 
-    return await which_stage.choose(look, RUN, 3, NodeConfig(home=home, stage=stage), Home(home).create())
+    return await which_stage.choose(look, RUN, 3, NodeConfig(home=folder, stage=stage), folder)
 
 
 def test_the_thinnest_is_the_one_that_fewest_hold() -> None:
@@ -41,9 +40,69 @@ def test_the_thinnest_is_the_one_that_fewest_hold() -> None:
 async def test_the_named_one_comes_first_then_the_one_it_held(tmp_path: Path) -> None:
     assert await chosen(tmp_path, holders(1, 2), stage=1) == Position(0, 3)
     assert await chosen(tmp_path, holders(1, 2)) == Position(2, 3)
-    remembered.keep(Home(tmp_path), {"stage": 2}, RUN.run_id, "author")
-    assert await chosen(tmp_path, holders(1, 2, 2)) == Position(1, 3)
-    with pytest.raises(UsageError, match="this home holds stage 2"):
-        await chosen(tmp_path, [], stage=3)
+    which_stage.take(tmp_path, 2)
+    assert await chosen(tmp_path, holders(1, 2, 2)) == Position(1, 3), "though another one is thinner"
+    assert await chosen(tmp_path, [], stage=3) == Position(2, 3)
     with pytest.raises(UsageError, match="from 1 to 3"):
         await chosen(tmp_path, [], stage=4)
+
+
+def checkpoint(folder: Path, of: str) -> None:
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "checkpoints" / "of").write_text(of)
+
+
+def of_checkpoints(folder: Path) -> str | None:
+    path = folder / "checkpoints" / "of"
+    return path.read_text() if path.exists() else None
+
+
+def test_the_checkpoints_of_another_stage_are_kept_and_used_again(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert which_stage.held(folder) is None
+    which_stage.take(folder, 1)
+    checkpoint(folder, "one")
+    which_stage.take(folder, 1)
+    assert (which_stage.held(folder), of_checkpoints(folder)) == (1, "one")
+    which_stage.take(folder, 3)
+    assert (which_stage.held(folder), of_checkpoints(folder)) == (3, None)
+    assert which_stage.is_kept(folder, 1) and not which_stage.is_kept(folder, 3)
+    checkpoint(folder, "three")
+    which_stage.take(folder, 1)
+    assert (which_stage.held(folder), of_checkpoints(folder)) == (1, "one")
+    assert which_stage.is_kept(folder, 3) and not which_stage.is_kept(folder, 1)
+
+
+@pytest.mark.parametrize("next_stage", [1, 2, 3])
+@pytest.mark.parametrize("fails_at", range(4))
+def test_a_crash_while_it_moves_mixes_no_stages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int, next_stage: int
+) -> None:
+    """Killed before its n-th rename, from stage 1 back to stage 2; then it takes any of the three."""
+    folder = tmp_path / "run"
+    which_stage.take(folder, 2)
+    checkpoint(folder, "2")
+    which_stage.take(folder, 1)
+    checkpoint(folder, "1")
+    rename, left = Path.replace, fails_at
+
+    def killed(path: Path, to: Path) -> Path:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        return rename(path, to)
+
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(Path, "replace", killed)
+        which_stage.take(folder, 2)
+    which_stage.take(folder, next_stage)
+    assert which_stage.held(folder) == next_stage
+    assert of_checkpoints(folder) == {1: "1", 2: "2", 3: None}[next_stage], "nothing is lost, nothing mixed up"
+    for stage in {1, 2} - {next_stage}:
+        assert which_stage.is_kept(folder, stage)
+
+
+def test_who_has_left_or_finished_holds_nothing() -> None:
+    gone = holders(1, state="leaving") + holders(1, state="finished")
+    assert which_stage.holding([*gone, *holders(2, 1)]) == {"0": 2, "1": 1}

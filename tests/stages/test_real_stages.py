@@ -119,6 +119,76 @@ def test_four_nodes_swap_within_their_stages_and_go_on_without_one(
     until(lambda: not real_nodes.left_over(), "nothing is left", 10)
 
 
+def test_three_and_one_become_two_and_two(real_nodes: RealNodes, capsys: pytest.CaptureFixture[str]) -> None:
+    with_stages(real_nodes, rounds=100_000, inner={"steps": 20, "clip": 1.0})
+    first = real_nodes.node("one", "start", str(real_nodes.root / "run.toml"))
+    words = first.invitation()
+    second = real_nodes.node("two", *words, "--stage", "2")
+    others = [real_nodes.node(name, *words, "--stage", "1") for name in ("three", "four")]
+    for node in (first, *others):
+        until(lambda node=node: node.committed() >= 1, "a round with another one of its stage", 200)
+    until(lambda: falls(first), "its eval loss falls", 300)
+    for node in others:
+        node.leave()
+    others = [real_nodes.node(node.home.name, *words) for node in others]  # not told any more where to stay
+    for node in others:
+        until(lambda node=node: node.ask("status").get("state") == "training", "it is back", 120)
+    began = time.monotonic()
+    for node in others:
+        status = node.ask("status")
+        assert status["stage"]["number"] == 1, "the stage of its checkpoint, though the other one is thinner"
+        assert status["checkpoint"]["resumed_round"] > 0
+    before, best = passed(first), min(event["eval_loss"] for event in first.events("Evaluated"))
+
+    nodes = [first, second, *others]
+    until(lambda: all(nodes_at_stages(node) == [2, 2] for node in nodes), "two and two", 200)
+    took_s = time.monotonic() - began
+    (moved,) = (node for node in others if node.ask("status")["stage"]["number"] == 2)
+    assert moved.process.poll() is None, "in the same process"
+    (run_folder,) = (moved.home / "runs").iterdir()
+    assert list(run_folder.glob("checkpoints-of-stage-1/*/state.json")), "nothing that it trained is lost"
+    state_of = moved.received_state()
+    until(lambda: moved.committed() >= 1, "a round in its new stage", 120)
+    assert set(moved.ask("status")["partners"]) == {second.ask("status")["peer_id"]}
+    assert passed(first) > before + 10, "training went on"
+    until(lambda: first.events("Evaluated")[-1]["eval_loss"] < best, "and the loss goes on falling", 200)
+    assert [node for node in nodes if node.printed(r"moving from (stage 1 to stage 2)")] == [moved], "one is enough"
+    with capsys.disabled():
+        print(f"\n  3 + 1 became 2 + 2 within {took_s:.0f} s, with a state of round {state_of}")  # noqa: T201
+    for node in nodes:
+        node.leave()
+    until(lambda: not real_nodes.left_over(), "nothing is left", 10)
+
+
+def test_an_empty_stage_is_held_again_by_the_node_that_held_it(real_nodes: RealNodes) -> None:
+    with_stages(real_nodes, rounds=100_000, inner={"steps": 5, "clip": 1.0})
+    first = real_nodes.node("one", "start", str(real_nodes.root / "run.toml"))
+    words = first.invitation()
+    second = real_nodes.node("two", *words)
+    until(lambda: saved(second) > 0, "a checkpoint", 300)
+    assert second.ask("status")["stage"]["number"] == 2
+    second.kill()
+    nobody = "stage 2 of 2: nobody holds it, so nothing is trained"
+    until(lambda: nobody in [each["text"] for each in first.ask("status").get("health", ())], "it says so", 120)
+    stood = passed(first)
+    second = real_nodes.node("two", *words)
+    until(lambda: second.ask("status").get("state") == "training", "it is back", 120)
+    status = second.ask("status")
+    assert (status["stage"]["number"], status["checkpoint"]["resumed_round"] > 0) == (2, True)
+    until(lambda: passed(first) > stood + 10, "training goes on", 120)
+    for node in (first, second):
+        node.leave()
+    until(lambda: not real_nodes.left_over(), "nothing is left", 10)
+
+
+def saved(node: Node) -> int:
+    return (node.ask("status").get("checkpoint") or {}).get("saved_round") or 0
+
+
+def nodes_at_stages(node: Node) -> list[int]:
+    return (node.ask("status").get("stage") or {}).get("nodes", [])
+
+
 def passed(node: Node) -> int:
     return (node.ask("status").get("stage") or {}).get("passed", 0)
 

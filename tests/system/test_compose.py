@@ -20,6 +20,7 @@ START_S = 400  # each compiles its kernels first, and the cores may be few and b
 FROZEN_S = 30
 LOST_ROUNDS = 10  # a checkpoint is written so often
 PROJECT = f"noloco-test-{os.getpid()}"
+Environ = dict[str, str] | None
 LABEL = f"label=com.docker.compose.project={PROJECT}"
 
 
@@ -44,22 +45,23 @@ def compose_command() -> list[str] | None:
     return next((form for form in forms if shutil.which(form[0]) and run(*form, "version").returncode == 0), None)
 
 
-def run(*words: str, within_s: float = 120) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words, capture_output=True, text=True, timeout=within_s, check=False)
+def run(*words: str, within_s: float = 120, environ: Environ = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, capture_output=True, text=True, timeout=within_s, check=False, env=environ)
 
 
-def out(*words: str, within_s: float = 120) -> str:
-    done = run(*words, within_s=within_s)
+def out(*words: str, within_s: float = 120, environ: Environ = None) -> str:
+    done = run(*words, within_s=within_s, environ=environ)
     assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
     return done.stdout
 
 
 class Swarm:
-    def __init__(self) -> None:
+    def __init__(self, run_toml: str = "run.toml") -> None:
         self._compose = [*(compose_command() or []), "-p", PROJECT, "-f", str(ROOT / "docker/compose.yml")]
+        self._environ = {**os.environ, "RUN": run_toml}
 
     def compose(self, *words: str) -> str:
-        return out(*self._compose, *words, within_s=START_S)
+        return out(*self._compose, *words, within_s=START_S, environ=self._environ)
 
     def containers(self, service: str) -> list[str]:
         return out("docker", "ps", "-aq", "--filter", LABEL, "--filter", service_label(service)).split()
@@ -94,10 +96,11 @@ def met_all_others(containers: list[str]) -> bool:
 
 
 @pytest.fixture
-def swarm() -> Iterator[Swarm]:
+def swarm(request: pytest.FixtureRequest) -> Iterator[Swarm]:
+    """Of run.toml, or of the file that the test names."""
     if why := why_not():
         pytest.skip(why)
-    swarm = Swarm()
+    swarm = Swarm(getattr(request, "param", "run.toml"))
     try:
         swarm.compose("up", "--detach", "--scale", f"node={NODES - 1}")
         yield swarm
@@ -144,3 +147,18 @@ def test_four_containers_meet_and_survive_a_kill_and_a_freeze(swarm: Swarm) -> N
     swarm.compose("stop", "--timeout", "30")
     codes = out("docker", "inspect", "-f", "{{.State.ExitCode}}", *nodes, *swarm.containers("bootstrap"))
     assert codes.split() == ["0"] * (NODES + 1), "each took its leave"
+
+
+@pytest.mark.system
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("swarm", ["stages.toml"], indirect=True)
+def test_four_containers_hold_two_stages(swarm: Swarm) -> None:
+    nodes = swarm.trainers
+    until(lambda: all(committed(node) > 0 for node in nodes), "a round with the other of its stage", START_S)
+    held = {view["peer_id"]: view["stage"]["number"] for view in map(status, nodes)}
+    assert sorted(held.values()) == [1, 1, 2, 2]
+    for node in nodes:
+        view = status(node)
+        assert {held[partner] for partner in view["partners"]} == {view["stage"]["number"]}
+        assert view["stage"]["passed"] > 0

@@ -10,7 +10,7 @@ from rich.console import Console
 from noloco_node.terminal.table import Column, fill, fitting
 from noloco_node.terminal.text import peer_line, print_peers, print_status
 from noloco_node.views.peers import GONE, PeerRow, PeersView, RunView
-from noloco_node.views.status import GpuView, LastTakenBack, MemoryView, Phase, Rounds, StatusView, Today
+from noloco_node.views.status import GpuView, LastTakenBack, MemoryView, Phase, Rounds, StageView, StatusView, Today
 
 
 def printed(show, view, width):
@@ -82,6 +82,15 @@ def test_where_the_time_went():
         "\nbesides steps: waiting 8.0%, evaluate 1.9%, apply 0.1% · the last round cost 12 ms of training · "
         "paused for 1 min\n"
     ) in shown
+
+
+def test_a_stage_and_its_micro_batches():
+    first = StageView(number=1, stages=2, nodes=(3, 1), micro_batches_per_s=2.04, under_way=3, most_under_way=4, lost=2)
+    text = printed(print_status, replace(STATUS, stage=first), 200)
+    assert "stage 1 of 2 (nodes at each: 3, 1)" in text
+    assert "2.0 micro-batches/s" in text and "3 of 4 under way" in text and "2 lost" in text and "queued" not in text
+    text = printed(print_status, replace(STATUS, stage=replace(first, number=2, most_under_way=0, queued=5)), 200)
+    assert "5 queued" in text and "under way" not in text
 
 
 def test_a_limited_day_is_shown_with_its_limit():

@@ -27,6 +27,7 @@ from noloco_node.views.status import (
     Phase,
     Rounds,
     SampleView,
+    StageView,
     StatusView,
     Today,
 )
@@ -180,6 +181,17 @@ def test_limits_of_a_day_and_idle_time():
     text = "\n".join(drawn(replace(a_picture(), status=status), 200, 50))
     assert "sent 512 MB of 2.0 GB · received 1.0 kB" in text
     assert "evaluate 10.0%" in text
+
+
+def test_a_stage_and_its_micro_batches():
+    stage = StageView(number=2, stages=3, micro_batches_per_s=3.46, queued=4)
+    picture = a_picture()
+    peers = PeersView((row(OTTER, stage=1), row(FALCON, stage=3)))
+    lines = drawn(replace(picture, status=replace(picture.status, stage=stage), peers=peers), 120, 40)
+    assert any("stage 2 of 3 · 3.5 micro-batches/s · 4 queued" in line for line in lines)
+    head = next(number for number, line in enumerate(lines) if line.startswith(" peers ─")) + 1
+    assert lines[head].split()[:2] == ["peer", "stage"]
+    assert "stage" not in "\n".join(drawn(picture, 120, 40))
 
 
 def test_what_this_node_has_seen_of_its_peers():

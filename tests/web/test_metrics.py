@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from noloco_node.training.time_accounts import ACCOUNTS
-from noloco_node.views.status import Checkpoints, GpuView, Health, MemoryView, StatusView, Today
+from noloco_node.views.status import Checkpoints, GpuView, Health, MemoryView, StageView, StatusView, Today
 from noloco_node.web import prometheus
 
 FULL = replace(
@@ -37,6 +37,19 @@ FULL = replace(
     peers_by_state={"training": 15, "solo": 2},
     skew_s=-0.25,
     network_restarts=3,
+    stage=StageView(
+        number=2,
+        stages=3,
+        nodes=(4, 2, 1),
+        micro_batches_per_s=3.5,
+        passed=700,
+        under_way=3,
+        queued=2,
+        lost=5,
+        retried=6,
+        sent=8_000_000,
+        received=9_000_000,
+    ),
 )
 RENDEZVOUS = StatusView(peer_id="p", name="n", version="0.1.0", state="rendezvous", reachable="directly", uptime_s=9.0)
 NAME = "[a-zA-Z_:][a-zA-Z0-9_:]*"
@@ -102,6 +115,16 @@ def test_what_a_node_that_trains_shows():
         ("noloco_peer_faults_total", "reason", "bad_digest"): 2,
         ("noloco_taken_back_total", None, None): 2,
         ("noloco_quarantined_peers", None, None): 3,
+        ("noloco_stage_info", "stage", "2"): 1,
+        ("noloco_stage_nodes", "stage", "1"): 4,
+        ("noloco_stage_nodes", "stage", "3"): 1,
+        ("noloco_micro_batches_passed_total", None, None): 700,
+        ("noloco_micro_batches_lost_total", None, None): 5,
+        ("noloco_micro_batches_retried_total", None, None): 6,
+        ("noloco_micro_batches_under_way", None, None): 3,
+        ("noloco_micro_batches_queued", None, None): 2,
+        ("noloco_stage_sent_bytes_total", None, None): 8_000_000,
+        ("noloco_stage_received_bytes_total", None, None): 9_000_000,
     }
     assert {series: found.get(series) for series in expected} == expected
     assert {account for name, _, account in found if name == "noloco_training_seconds_total"} == set(ACCOUNTS)
@@ -119,6 +142,10 @@ def test_a_rendezvous_does_not_look_like_a_node_that_fails_to_train():
     found = names(RENDEZVOUS)
     assert found == names(replace(RENDEZVOUS, state="starting")) | {"noloco_known_runs"}
     assert not any(re.search("round|loss|busy|tokens|disk", name) for name in found)
+
+
+def test_a_run_without_stages_shows_none():
+    assert not [name for name in names(replace(FULL, stage=None)) if "stage" in name or "micro_batch" in name]
 
 
 def test_what_is_not_known_yet_is_left_out():

@@ -21,7 +21,7 @@ from served_page import served
 
 from noloco_node.views.history import HistoryView, Piece, Said
 from noloco_node.views.peers import PeersView, RunView
-from noloco_node.views.status import GpuView, Health, LastTakenBack, Phase, SampleView
+from noloco_node.views.status import GpuView, Health, LastTakenBack, Phase, SampleView, StageView
 
 pytestmark = [
     pytest.mark.skipif(not CHROMIUM.exists(), reason="no Chromium here: apt-get install chromium"),
@@ -273,6 +273,35 @@ def test_what_this_node_has_seen_of_its_peers(tab: Tab, tmp_path: Path) -> None:
         assert f"2 corrections, the last that of {first.name} in round 40" in tab.text("#about")
         assert "held-out loss 2.314 with it, 1.918 without" in tab.text("#about")
         assert tab.value("document.querySelectorAll('#timeline path.back').length") == 1
+        look(tab, tmp_path)
+    assert [line for line in tab.complaints if not line.startswith("network: ")] == []
+
+
+def test_a_run_with_stages(tab: Tab, tmp_path: Path) -> None:
+    node = busy()
+    stage = StageView(
+        number=2, stages=3, nodes=(3, 2, 1), micro_batches_per_s=3.46, under_way=4, queued=5, lost=6, sent=8_000_000
+    )
+    with served(node, tmp_path) as page:
+        tab.go(page.url)
+        tab.until(f"({FILLED}).rows === 8")
+        assert "stage" not in tab.value(HEADS) and "Stage" not in tab.text("#figures"), "in a run without"
+        first, *others = node.others.peers
+        node.others = PeersView((replace(first, stage=3), *(replace(other, stage=1) for other in others)))
+        node.now = replace(node.now, stage=stage, time_s={"step": 60.0, "data": 40.0})
+        tab.until("document.querySelector('#figures').innerText.includes('nodes at each: 3, 2, 1')")
+        figures = tab.text("#figures").split("\n")
+        at = figures.index("Stage")
+        assert figures[at : at + 9] == [
+            *("Stage", "2 of 3", "nodes at each: 3, 2, 1"),
+            *("Micro-batches a second", "3.5", "4 under way, 5 queued, 6 lost"),
+            *("Activations sent", "8.0 MB", "received 0 B"),
+        ]
+        assert "waiting for other stages" in tab.text("#time")
+        tab.until(f"({HEADS}).includes('stage')")
+        column = tab.value(HEADS).index("stage")
+        held = tab.value(f"{ROWS}.map((row) => row.children[{column}].innerText)")
+        assert sorted(held) == ["1"] * (len(others)) + ["2", "3"], "this node's row too"
         look(tab, tmp_path)
     assert [line for line in tab.complaints if not line.startswith("network: ")] == []
 

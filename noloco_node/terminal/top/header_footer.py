@@ -7,12 +7,13 @@ from rich.text import Text
 from noloco_node.base.peer_names import short_id
 from noloco_node.base.states import NodeState
 from noloco_node.base.units import count, loss, of, share, span
-from noloco_node.terminal.figures import left
+from noloco_node.terminal.figures import left, micro_batches
 from noloco_node.terminal.picture import Picture
 from noloco_node.terminal.top.glyphs import EVAL, LEVELS, OWN, SOLO, STATES, SWAP, SWARM, TAKEN_BACK, gauge
 from noloco_node.terminal.top.keys import KEYS
 from noloco_node.terminal.top.layout import Paint, between, clean, fit, joined, title, wrapped
 from noloco_node.views.round_line import figures as trained
+from noloco_node.views.status import StageView
 
 REACHABLE = {"directly": "reachable", "mapped": "reachable", "relayed": "relayed", "outgoing": "not reachable"}
 
@@ -64,7 +65,7 @@ def figures(picture: Picture, width: int, _height: int) -> list[Text]:
     if status.step and not picture.is_rendezvous:
         pieces.append(f"step {of(status.step, status.steps_target)}")
     if status.stage:
-        pieces.append(f"stage {status.stage.number} of {status.stage.stages}")
+        pieces += stage(status.stage)
     pieces += trained(status)
     if status.busy_fraction is not None:
         pieces.append(f"busy {share(status.busy_fraction)}")
@@ -72,6 +73,11 @@ def figures(picture: Picture, width: int, _height: int) -> list[Text]:
     if status.reachable:
         pieces.append(clean(REACHABLE.get(status.reachable, status.reachable)))
     return [joined(pieces, width)]
+
+
+def stage(view: StageView) -> Iterator[str]:
+    yield f"stage {view.number} of {view.stages}"
+    yield from micro_batches(view)
 
 
 def findings(picture: Picture, now: float, width: int) -> list[Text]:

@@ -129,8 +129,19 @@ const figures = (status, peers) => {
     ["Busy", share(status.busy_fraction, 1), [minute !== null && `${share(minute)} in the last minute`, utilization !== null && `GPU ${share(utilization)} utilised`, watts !== null && `${watts.toFixed(0)} W`].filter(Boolean).join(", ")],
     ["With a partner", whole(committed), solo ? `${solo} solo: ${reasons.map(([reason]) => plain(reason)).join(", ")}` : committed ? "none solo" : ""],
     ["Sent", size(status.bytes.sent), `received ${size(status.bytes.received)}${status.bytes.per_param_round === null ? "" : `, ${status.bytes.per_param_round.toFixed(2)} B per parameter`}`],
-    ...(status.stage ? [["Stage", `${status.stage.number} of ${status.stage.stages}`, [`nodes at each: ${status.stage.nodes.join(", ")}`, status.stage.micro_batches_per_s !== null && `${status.stage.micro_batches_per_s.toFixed(1)} micro-batches/s`, status.stage.lost > 0 && `${status.stage.lost} lost`].filter(Boolean).join(", ")]] : []),
+    ...(status.stage ? stageFigures(status.stage) : []),
     ["Peers", String(peers ? here(peers).length : status.peers_seen), [REACHABLE[status.reachable], quarantined].filter(Boolean).join(", ")],
+  ];
+};
+
+// The first stage has micro-batches under way, the last one has some queued, one between them both.
+const stageFigures = (stage) => {
+  const under_way = stage.most_under_way ? `${stage.under_way} of ${stage.most_under_way} under way` : stage.number < stage.stages && `${stage.under_way} under way`;
+  const bits = [under_way, stage.number > 1 && `${stage.queued} queued`, stage.lost > 0 && `${whole(stage.lost)} lost`];
+  return [
+    ["Stage", `${stage.number} of ${stage.stages}`, `nodes at each: ${stage.nodes.join(", ")}`],
+    ["Micro-batches a second", stage.micro_batches_per_s === null ? NOTHING : stage.micro_batches_per_s.toFixed(1), bits.filter(Boolean).join(", ")],
+    ["Activations sent", size(stage.sent), `received ${size(stage.received)}`],
   ];
 };
 
@@ -152,13 +163,14 @@ const ACCOUNTS = { step: "training steps", data: "reading data", boundary: "boun
 const WORTH_SHOWING = 0.0005; // a tenth of a per cent, rounded
 
 const showTime = ({ status }) => {
+  const called = (account) => (status.stage && account === "data" ? "waiting for other stages" : (ACCOUNTS[account] ?? account));
   const spent = Object.entries(status.time_s).filter(([account]) => account !== "paused");
   const total = spent.reduce((sum, [, seconds]) => sum + seconds, 0);
   const all = spent.map(([account, seconds]) => [account, seconds / (total || 1)]);
   const parts = all.filter(([, part]) => part >= WORTH_SHOWING).sort(([, one], [, other]) => other - one);
-  const words = parts.map(([account, part]) => [`part ${account}`, element("span", {}, ACCOUNTS[account] ?? account), element("b", {}, share(part, 1))]);
+  const words = parts.map(([account, part]) => [`part ${account}`, element("span", {}, called(account)), element("b", {}, share(part, 1))]);
   const stack = $("#time .stack");
-  stack.setAttribute("aria-label", parts.map(([account, part]) => `${ACCOUNTS[account] ?? account} ${share(part, 1)}`).join(", ") || "nothing yet");
+  stack.setAttribute("aria-label", parts.map(([account, part]) => `${called(account)} ${share(part, 1)}`).join(", ") || "nothing yet");
   stack.replaceChildren(...parts.map(([account, part]) => {
     const made = element("div", { class: `part ${account}` });
     made.style.flexGrow = part;
@@ -202,7 +214,7 @@ const of = (used, limit) => size(used) + (limit === null ? "" : ` of ${size(limi
 
 const showPeers = ({ status, peers }) => {
   const trains = status.state !== "rendezvous";
-  const self = { ...status, self: true, lag: null, last_seen_s: null, via: null, exchanges: status.rounds.committed, sent: status.bytes.sent, received: status.bytes.received, run: null };
+  const self = { ...status, self: true, lag: null, last_seen_s: null, via: null, exchanges: status.rounds.committed, sent: status.bytes.sent, received: status.bytes.received, run: null, stage: status.stage?.number ?? 0 };
   say($("#peers .quiet"), count(here(peers).length, "other", "others"));
   tables.peers.show([...(trains ? [self] : []), ...peers.peers], (row) => row.self === true);
   const runs = status.runs.length ? status.runs : peers.runs;

@@ -49,6 +49,7 @@ const state = (row) => element("span", { class: "dotted", "data-state": row.stat
 export const peersTable = (at, now, heard) => new Table(at, [
   { title: "name", words: true, of: (row) => row.name, show: (row) => element("span", { title: row.peer_id }, row.name) },
   { title: "run", words: true, of: (row) => row.run, show: (row) => row.run ?? NOTHING, when: (rows) => rows.some((row) => row.run) },
+  { title: "stage", of: (row) => row.stage, show: (row) => (row.stage ? String(row.stage) : NOTHING), when: (rows) => rows.some((row) => row.stage) },
   { title: "state", words: true, of: (row) => row.state, show: state },
   { title: "quarantined", words: true, of: (row) => row.quarantined_s ?? 0, show: (row) => quarantine(row, now, heard), when: some("quarantined_s") },
   { title: "taken back", of: (row) => row.taken_back, show: counted("taken_back"), when: some("taken_back") },

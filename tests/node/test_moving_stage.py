@@ -1,0 +1,93 @@
+"""A node that moves to another stage runs again in the same process: it takes that stage, or goes back to its own."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from noloco_node.errors import SwarmUnreachable
+from noloco_node.host.config import NodeConfig
+from noloco_node.node import main
+from noloco_node.node.trainer import Move
+from noloco_node.run.manifest import Signed
+
+SIGNED = Signed(b"run", "author", b"signature")
+MOVE = Move(1, 2, SIGNED)
+
+
+class Sessions:
+    """Stands for TrainingNode, whose real one tests/stages/test_real_stages.py moves."""
+
+    def __init__(self, *runs: Callable[["Sessions"], None]) -> None:
+        self.runs = list(runs)
+        self.begun: list[tuple[int | None, int | None]] = []
+        """Of each session the stage that is set, and the one that it moves to."""
+        self.move: Move | None = None
+        self.has_trained = False
+
+    def __call__(self, config: NodeConfig, _report: object, _signed: object, takes: int | None = None) -> "Sessions":
+        self.begun.append((config.stage, takes))
+        self.move = None
+        return self
+
+    def moves(self) -> Move | None:
+        return self.move
+
+    async def run(self) -> None:
+        self.runs.pop(0)(self)
+
+    def leaves_to_move(self) -> None:
+        self.move = MOVE
+
+    def trains(self) -> None:
+        self.has_trained = True
+
+    def finds_nobody(self) -> None:
+        raise SwarmUnreachable("nobody is there")
+
+
+async def trained(
+    monkeypatch: pytest.MonkeyPatch, sessions: Sessions, between: Callable[[], None] = lambda: None
+) -> list[str]:
+    said: list[str] = []
+
+    async def again(config: NodeConfig) -> NodeConfig:
+        between()
+        return config
+
+    monkeypatch.setattr(main, "TrainingNode", sessions)
+    assert await main.train(NodeConfig(home=Path("/nowhere")), None, said.append, again) == 0
+    assert not sessions.runs
+    return said
+
+
+async def test_it_takes_the_other_stage_and_may_move_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = Sessions(Sessions.leaves_to_move, Sessions.leaves_to_move, Sessions.trains)
+    await trained(monkeypatch, sessions)
+    assert sessions.begun == [(None, None), (None, 2), (None, 2)]
+
+
+async def test_it_goes_back_where_the_stage_cannot_be_taken_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = Sessions(Sessions.leaves_to_move, Sessions.finds_nobody, Sessions.trains)
+    said = await trained(monkeypatch, sessions)
+    assert sessions.begun == [(None, None), (None, 2), (1, 1)]
+    assert said == ["stage 2 cannot be taken (nobody is there): back to stage 1"]
+
+
+async def test_what_fails_once_it_trains_is_no_reason_to_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails_later(sessions: Sessions) -> None:
+        sessions.has_trained = True
+        sessions.finds_nobody()
+
+    with pytest.raises(SwarmUnreachable):
+        await trained(monkeypatch, Sessions(Sessions.leaves_to_move, fails_later))
+
+
+async def test_told_to_leave_between_the_two_it_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = Sessions(Sessions.leaves_to_move)
+
+    def leave() -> None:
+        sessions.move = None
+
+    await trained(monkeypatch, sessions, leave)
+    assert sessions.begun == [(None, None)]
