@@ -194,6 +194,8 @@ def stage(view: StageView) -> Iterator[str]:
         yield f"{view.under_way} of {view.most_under_way} under way"
     if view.lost:
         yield f"{view.lost} lost"
+    if view.not_believed:
+        yield f"not believed: {', '.join(map(name_of, view.not_believed))}"
     yield f"activations sent {size(view.sent)}, received {size(view.received)}"
 
 

@@ -283,8 +283,8 @@ async def test_what_no_honest_peer_sends_is_refused(trio: Trio, frames: list[wir
 async def test_who_sends_other_gradients_than_its_stage_is_left_out(
     trio: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three nodes of the second stage, of which one turns the sign."""
-    monkeypatch.setattr(service_module, "COMPARED_EVERY", 1)
+    """Three nodes of the second stage, of which one turns the sign of its gradients."""
+    monkeypatch.setattr(service_module, "COMPARED", 1.0)
     three = Node(trio.network, "three", 1)
     await three.transport.start()
     await trio.start("one", "two", "three")
