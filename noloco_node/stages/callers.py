@@ -10,23 +10,45 @@ argument.
 
 from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
+from math import sqrt
 from statistics import fmean, median, median_high
+from typing import Generic, TypeVar
 
-WORSE = 1.5
-"""Times the others' loss, over a caller's last REMEMBERED micro-batches: text of another kind than the others' may cost
-a quarter more."""
-SINGLE = 2.0
-"""... and in any single micro-batch. *(Honest ones of 64 tokens: at most 1.25.)*"""
+WORSE = 1.25
+"""Times the others' loss, over a caller's last REMEMBERED micro-batches. *(Replicas whose data no other has: 1.19.)*"""
+SINGLE = 1.75
+"""... and in any single micro-batch. *(Honest ones of 64 tokens: 1.25.)*"""
 REMEMBERED, LEAST = 32, 4
 """Losses of a caller, and from how many on they say something."""
-SHARE = 1.5
-"""Times its uniform share that a caller gets while others call: machines differ."""
-COUNTED, SHARED_S = 96, 30.0
+SHARE = 1.2
+"""Times what the others get that a caller gets while they call, as of swaps (core/standing.py)."""
+COUNTED, SHARED_S = 384, 60.0
 """Micro-batches over which shares are taken, and for how long: who is alone then may have all."""
 HEARD_S = 120.0
 """Who has not called for so long is no measure for the others."""
 MOST_CALLERS = 256
 """Remembered. The least recently heard are forgotten first."""
+
+T = TypeVar("T")
+
+
+class Turns(Generic[T]):
+    """What waits, one of each caller in turn: who sends more waits longer, and nobody else does."""
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[str, deque[T]] = OrderedDict()
+
+    def put(self, caller: str, item: T) -> None:
+        self._waiting.setdefault(caller, deque()).append(item)
+
+    def next(self) -> T | None:
+        if not self._waiting:
+            return None
+        caller, items = self._waiting.popitem(last=False)
+        item = items.popleft()
+        if items:
+            self._waiting[caller] = items
+        return item
 
 
 @dataclass(slots=True)
@@ -82,9 +104,9 @@ class Callers:
     def _within_share(self, caller: str, tokens: int, now: float) -> bool:
         while self._counted and self._counted[0][0] < now - SHARED_S:
             self._counted.popleft()
-        taken = Counter[str]()
+        taken = Counter[str]({caller: tokens})
         for _, each, size in self._counted:
             taken[each] += size
-        taken[caller] += tokens
-        spare = REMEMBERED / 4 * tokens  # chance brings the same caller several times in a row
-        return len(taken) < 2 or taken[caller] <= SHARE / len(taken) * taken.total() + spare
+        spare = tokens * max(LEAST, sqrt(len(self._counted)) / 2)  # chance brings one more often than another
+        others = [size for each, size in taken.items() if each != caller]
+        return not others or taken[caller] <= SHARE * median_high(others) + spare

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from noloco_node.errors import NolocoError, OutOfMemory, UsageError
 from noloco_node.run.schema import InnerSpec, Manifest
-from noloco_node.stages.callers import Callers
+from noloco_node.stages.callers import Callers, Turns
 from noloco_node.stages.kept import Kept
 from noloco_node.stages.part import Part, Position, part_of
 from noloco_node.stages.usual_size import UsualSize
@@ -260,7 +260,8 @@ class StagePasses(Gradients):
         self._under_way: dict[int, _UnderWay] = {}
         self._tickets = 0
         self._put_off: deque[Letter] = deque()
-        """Letters that came in an evaluation."""
+        """Answers of the next stage that have come."""
+        self._turns = Turns[Asked]()
         self._kept = Kept[tuple[Tensor, Tensor]]()
         """Held-out activations and targets that each caller of the stage before sent last."""
         self._callers = Callers()
@@ -313,13 +314,22 @@ class StagePasses(Gradients):
         return not isinstance(reader, Patient) or reader.ready(self._micro.size, 0)
 
     def _next_letter(self, within_s: float) -> Letter | None:
+        with suppress(queue.Empty):
+            while True:
+                self._put_away(self._stage.letters.get_nowait())
         if self._put_off:
             return self._put_off.popleft()
-        with suppress(queue.Empty):
-            return self._stage.letters.get_nowait()
+        if asked := self._turns.next():
+            return asked
         if self._at.first and len(self._under_way) >= self._stage.window.size:
             self._stage.window.waited()
         return self._wait_for_letter(within_s)
+
+    def _put_away(self, letter: Letter) -> None:
+        if isinstance(letter, Asked):
+            self._turns.put(letter.caller, letter)
+        else:
+            self._put_off.append(letter)
 
     def _wait_for_letter(self, within_s: float) -> Letter | None:
         with suppress(queue.Empty):
@@ -526,7 +536,7 @@ class StagePasses(Gradients):
                 case Lost(ticket) if ticket in waiting:
                     raise NotMeasured("the next stage does not answer")
                 case _:
-                    self._put_off.append(letter)
+                    self._put_away(letter)
         return total
 
     def _send_to_measure(self, inputs: Tensor, targets: Tensor, until: float) -> int:

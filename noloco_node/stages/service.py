@@ -293,7 +293,8 @@ class StageService(StageServicer):
                 while len(found) < LEAST_COMPARED:
                     other, second = await self._try_peers(micro, payload, found)
                     self.totals.compared += 1
-                    same = [each for each, one in found.items() if await asyncio.to_thread(_alike, one, second)]
+                    pairs = {each: await asyncio.to_thread(_likeness, one, second) for each, one in found.items()}
+                    same = [each for each, likeness in pairs.items() if self._agreement.are_alike(likeness)]
                     found[other] = second
                     if same:
                         return found[self._settled(found, other, same)]
@@ -434,7 +435,8 @@ class StageService(StageServicer):
         task = self._agreed(peer, asked)
         shape, targets = (asked.examples, *task.part.activations), 4 * asked.examples * math.prod(task.part.targets)
         size = targets + self._codec.encoded_bytes(shape)
-        if not self._held.has_room(peer, size):
+        unwanted = peer in task.counts.not_believed and self._held.callers.total() > 0
+        if unwanted or not self._held.has_room(peer, size):
             raise PeerRefused(wire.Code.BUSY.reason)
         until = time.monotonic() + asked.deadline_s
         with self._held.of(peer, size):
@@ -483,12 +485,13 @@ async def _next(frames: AsyncIterator[pb.StageFrame]) -> wire.Frame:
     raise PeerLost("ended")
 
 
-def _alike(one: Answer, other: Answer) -> bool:
+def _likeness(one: Answer, other: Answer) -> Likeness:
+    losses = (one.loss, other.loss)
     if one.gradient is None or other.gradient is None:
-        return False
+        return Likeness(0.0, 1.0, losses)
     a, b = one.gradient.flatten(), other.gradient.flatten()
     lengths = float(torch.linalg.vector_norm(a)), float(torch.linalg.vector_norm(b))
     if not all(lengths):
-        return lengths == (0.0, 0.0)
+        return Likeness(0.0, float(lengths[0] == lengths[1]), losses)
     cosine = float(torch.nn.functional.cosine_similarity(a, b, 0))
-    return Likeness(cosine, lengths[0] / lengths[1], (one.loss, other.loss)).alike
+    return Likeness(1 - cosine, lengths[0] / lengths[1], losses)

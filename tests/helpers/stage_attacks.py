@@ -52,21 +52,30 @@ ANSWERS: dict[str, Callable[[Values, Values], Values]] = {
     "bent": bent,
 }
 """In place of a gradient; `before`: the one of the micro-batch before."""
+AT_ONCE = 24
 CALLS = ("wrong targets", "shuffled targets", "noise", "the same", "turned", "large")
 """In place of activations and targets."""
 
 
 class HostileService(StageService):
-    """Says what an honest one says, but for one attack: `NAME` or `NAME:SHARE`, of ANSWERS, CALLS, or `evaluations`."""
+    """Says what an honest one says, but for one attack: `NAME` or `NAME:SHARE`, of ANSWERS, CALLS, or `evaluations`;
+    with `flood ` before it, of as many micro-batches as it can send."""
 
-    attack, share, flood = "", 1.0, 0
+    attack, share, floods = "", 1.0, False
     _before: Values | None = None
     _first: bytes | None = None
     _last_sent: Sent | None = None
 
-    def attacks(self, attack: str) -> None:
-        name, _, rest = attack.partition(":")
-        self.attack, self.share = name, float(rest or 1)
+    @classmethod
+    def with_attack(cls, attack: str) -> "type[HostileService]":
+        name, _, share = attack.removeprefix("flood ").partition(":")
+        told = {"attack": name, "share": float(share or 1), "floods": attack.startswith("flood ")}
+        return type("HostileService", (cls,), told)
+
+    def begin(self, *terms: Any, **named: Any) -> None:
+        super().begin(*terms, **named)
+        if self.floods:
+            self._own(self._call_without_end())
 
     def _now(self) -> bool:
         return bool(CHANCE.random() < self.share)
@@ -110,22 +119,19 @@ class HostileService(StageService):
                 return self._first
         return targets.numpy().astype("<i4").tobytes() + self._codec.encode(activations)
 
-    async def call_without_end(self, at_once: int, stop: Callable[[], bool]) -> None:
-        """Beside the micro-batches that this node trains with, as many as it can."""
+    async def _call_without_end(self) -> None:
+        """Beside the micro-batches that this node trains with."""
         busy: set[asyncio.Task[None]] = set()
-        while not stop():
+        while True:
             last = self._last_sent
-            if last is None or len(busy) >= at_once:
+            if last is None or len(busy) >= AT_ONCE:
                 await asyncio.sleep(0.002)
                 continue
             # nobody waits for the answer
             micro = Sent(-1, last.activations, last.targets, False, time.monotonic() + 5.0)
-            work = asyncio.create_task(self._carry(micro))
+            work = self._own(self._carry(micro))
             busy.add(work)
             work.add_done_callback(busy.discard)
-        for work in busy:
-            work.cancel()
-        await asyncio.gather(*busy, return_exceptions=True)
 
     def _begin(self, micro: Sent) -> None:
         if not micro.evaluates:

@@ -76,15 +76,12 @@ class StageSwarm:
     def _member(self, name: str, attack: str, seed: int) -> Member:
         transport, blamed = self.transports[name], list[tuple[str, str]]()
         rng = random.Random(f"{seed}/{name}")
-        kind = HostileService if attack else StageService
+        kind = HostileService.with_attack(attack) if attack else StageService
         service = kind(transport, rng, lambda peer, why: blamed.append((peer, why)))
         transport.serve(lambda server: add_StageServicer_to_server(service, server))
         at = Position(int(name[0]), 2)
         part = service.part(self.run, at, 3)
         replica = Replica.build(self.run, f"{name}/{seed}", device="cpu", threads=1, part=part)
-        if isinstance(service, HostileService):
-            service.attacks(attack.removeprefix("flood "))
-            service.flood = 24 if attack.startswith("flood ") else 0
         member = Member(name, at.stage, service, replica, bool(attack))
         member.blamed = blamed
         return member
@@ -102,11 +99,6 @@ class StageSwarm:
             beside = [each.name for each in self.of(member.stage, honest=False) if each is not member]
             member.service.candidates(nexts, beside)
         works = [asyncio.create_task(self._drive(member)) for member in self.members]
-        for member in self.members:
-            if isinstance(member.service, HostileService) and member.service.flood:
-                works.append(
-                    asyncio.create_task(member.service.call_without_end(member.service.flood, lambda: self.stop))
-                )
         try:
             while any(len(member.losses) < steps for member in self.of(0)):
                 for work in works:

@@ -8,22 +8,33 @@ from noloco_node.stages.agreement import FADES, LEFT_OUT_S, MOST_PEERS, PROVEN, 
 
 
 @pytest.mark.parametrize(
-    ("cosine", "ratio", "losses", "alike"),
+    ("apart", "ratio", "losses", "alike"),
     [
-        (0.94, 1.2, (1.0, 1.09), True),
-        (0.0, 1.0, (1.0, 1.0), False),
-        (-1.0, 1.0, (1.0, 1.0), False),
-        (0.99, 12.0, (1.0, 1.0), False),
-        (0.99, 1 / 12, (1.0, 1.0), False),
-        (0.99, 1.0, (1.0, 3.0), False),
-        (0.99, 0.0, (1.0, 1.0), False),
-        (0.99, 1.0, (0.0, 0.0), True),
+        (0.06, 1.2, (1.0, 1.09), True),
+        (1.0, 1.0, (1.0, 1.0), False),
+        (2.0, 1.0, (1.0, 1.0), False),
+        (0.01, 12.0, (1.0, 1.0), False),
+        (0.01, 1 / 12, (1.0, 1.0), False),
+        (0.01, 1.0, (1.0, 3.0), False),
+        (0.01, 0.0, (1.0, 1.0), False),
+        (0.01, 1.0, (0.0, 0.0), True),
     ],
 )
 def test_answers_are_alike_in_direction_length_and_loss(
-    cosine: float, ratio: float, losses: tuple[float, float], *, alike: bool
+    apart: float, ratio: float, losses: tuple[float, float], *, alike: bool
 ) -> None:
-    assert Likeness(cosine, ratio, losses).alike is alike
+    assert Agreement().are_alike(Likeness(apart, ratio, losses)) is alike
+
+
+def test_what_is_alike_follows_from_what_honest_pairs_are() -> None:
+    there = Agreement()
+    for n in range(30):
+        apart = 0.02 + 0.002 * (n % 10)
+        assert there.are_alike(Likeness(apart, 1.0, (1.0, 1.0)))
+        there.are_alike(Likeness(0.36, 1.0, (1.0, 1.0)))  # two of three pairs are with the hostile one
+        there.are_alike(Likeness(0.36, 1.0, (1.0, 1.0)))
+    assert not there.are_alike(Likeness(0.36, 1.0, (1.0, 1.0)))
+    assert there.are_alike(Likeness(0.06, 1.0, (1.0, 1.0)))
 
 
 def proven(*peers: str) -> Agreement:
