@@ -10,21 +10,16 @@ Losses of held-out data are told apart in the same way, but for each of them: wh
 Pure: time is an argument.
 """
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import fmean, median, quantiles
+from statistics import fmean, median
 
-APART, NEAR = 0.5, 0.02
-"""Two gradients are never alike that are further apart than the first one, by 1 - cosine, and always if not further
-than the second. *(Honest replicas that average after 10 steps: at most 0.064, and less later; random gradients, and
-those of other micro-batches, are near 1, turned ones at 2.)*"""
-SPREAD = 8.0
-"""In between, so many times the distance that a quarter of all pairs do not reach. *(Honest ones: 4.)* Where one of
-three is hostile, a third of all pairs are honest."""
-PAIRS, LEAST = 64, 8
-"""From how many pairs that distance is known."""
+APART = 0.5
+"""Of two gradients that are alike, 1 - cosine at most. *(Honest replicas that average after 10 steps: 0.064, and less
+later; random gradients, and those of other micro-batches, are near 1, turned ones at 2. Tried with 8 times what honest
+pairs usually are: an honest replica that had fallen behind was left out.)*"""
 LONGER = 2.0
 """Times as long. *(Honest ones: 1.2.)*"""
 FURTHER = 0.5
@@ -53,6 +48,12 @@ class Likeness:
     """Of their lengths."""
     losses: tuple[float, float]
 
+    @property
+    def alike(self) -> bool:
+        one, other = sorted(map(abs, self.losses))
+        long = max(self.ratio, 1 / self.ratio) if self.ratio > 0 else float("inf")
+        return self.apart <= APART and long <= LONGER and other - one <= FURTHER * one
+
 
 @dataclass(slots=True)
 class _Record:
@@ -64,19 +65,6 @@ class _Record:
 class Agreement:
     def __init__(self) -> None:
         self._records: OrderedDict[str, _Record] = OrderedDict()
-        self._apart: deque[float] = deque(maxlen=PAIRS)
-
-    def are_alike(self, found: Likeness) -> bool:
-        """It counts for what is usual from then on."""
-        self._apart.append(found.apart)
-        one, other = sorted(map(abs, found.losses))
-        long = max(found.ratio, 1 / found.ratio) if found.ratio > 0 else float("inf")
-        return found.apart <= self._furthest and long <= LONGER and other - one <= FURTHER * one
-
-    @property
-    def _furthest(self) -> float:
-        usual = quantiles(self._apart, n=4)[0] if len(self._apart) >= LEAST else APART
-        return min(APART, max(NEAR, SPREAD * usual))
 
     def is_proven(self, peer: str) -> bool:
         found = self._records.get(peer)

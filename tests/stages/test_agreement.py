@@ -23,18 +23,7 @@ from noloco_node.stages.agreement import FADES, LEFT_OUT_S, MOST_PEERS, PROVEN, 
 def test_answers_are_alike_in_direction_length_and_loss(
     apart: float, ratio: float, losses: tuple[float, float], *, alike: bool
 ) -> None:
-    assert Agreement().are_alike(Likeness(apart, ratio, losses)) is alike
-
-
-def test_what_is_alike_follows_from_what_honest_pairs_are() -> None:
-    there = Agreement()
-    for n in range(30):
-        apart = 0.02 + 0.002 * (n % 10)
-        assert there.are_alike(Likeness(apart, 1.0, (1.0, 1.0)))
-        there.are_alike(Likeness(0.36, 1.0, (1.0, 1.0)))  # two of three pairs are with the hostile one
-        there.are_alike(Likeness(0.36, 1.0, (1.0, 1.0)))
-    assert not there.are_alike(Likeness(0.36, 1.0, (1.0, 1.0)))
-    assert there.are_alike(Likeness(0.06, 1.0, (1.0, 1.0)))
+    assert Likeness(apart, ratio, losses).alike is alike
 
 
 def proven(*peers: str) -> Agreement:

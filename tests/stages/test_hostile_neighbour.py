@@ -16,7 +16,7 @@ from stage_swarm import StageSwarm, trained
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-STEPS = 200
+STEPS = 150
 LOSS = 1.05
 """Times an unattacked run's."""
 ATTACKS = {
