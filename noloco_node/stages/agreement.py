@@ -80,6 +80,8 @@ class Agreement:
     def alone(self, peer: str, now: float) -> bool:
         """It answered what two others did not. Whether it is left out from now on."""
         record = self._record(peer)
+        if record.left_out_until > now:
+            return False  # an answer that was under way
         record.alike, record.wrong = 0, record.wrong + 1
         if record.wrong <= WRONG - 1:
             return False

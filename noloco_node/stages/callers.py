@@ -80,7 +80,8 @@ class Callers:
 
     def not_believed(self, now: float) -> list[str]:
         """Whose micro-batches are much worse than the others'."""
-        return sorted(caller for caller, each in self._callers.items() if each.mean > WORSE * self._others(caller, now))
+        here = {caller: each for caller, each in self._callers.items() if each.heard_at >= now - HEARD_S}
+        return sorted(caller for caller, each in here.items() if each.mean > WORSE * self._others(caller, now))
 
     def _is_worse(self, caller: str, loss: float, now: float) -> bool:
         others = self._others(caller, now)

@@ -317,7 +317,7 @@ class StageService(StageServicer):
     async def _measured(self, micro: Sent, payload: bytes) -> Answer | None:
         """The loss of held-out data, by three peers that are the same each time; None: they do not say the same."""
         peers = self._routes.fixed(self._rank, asyncio.get_running_loop().time(), LEAST_COMPARED)
-        if len(peers) < LEAST_COMPARED:
+        if len(peers) < LEAST_COMPARED or not self._may_send():
             return (await self._try_peers(micro, payload))[1]
         losses = dict[str, float]()
         for each in asyncio.as_completed([self._own(self._measure(peer, micro, payload, losses)) for peer in peers]):
