@@ -10,16 +10,21 @@ Losses of held-out data are told apart in the same way, but for each of them: wh
 Pure: time is an argument.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import fmean, median
+from statistics import fmean, median, quantiles
 
-APART = 0.5
-"""Of two gradients that are alike, 1 - cosine at most. *(Honest replicas that average after 10 steps: 0.064, and less
-later; random gradients, and those of other micro-batches, are near 1, turned ones at 2. Tried with 8 times what honest
-pairs usually are: an honest replica that had fallen behind was left out.)*"""
+NEAR, APART = 0.15, 0.5
+"""1 - cosine of two gradients that are always alike, at most, and that are never, at least. *(Honest replicas that
+average after 10 steps: 0.064, and less later; random gradients, and those of other micro-batches, are near 1, turned
+ones at 2. Tried with 0.02 for the first one: an honest replica was left out.)*"""
+SPREAD = 8.0
+"""In between, so many times what a quarter of all pairs do not reach. *(Honest ones: 4.)* Where one of three is
+hostile, a third of all pairs are honest."""
+PAIRS, LEAST = 64, 8
+"""From how many pairs that is known."""
 LONGER = 2.0
 """Times as long. *(Honest ones: 1.2.)*"""
 FURTHER = 0.5
@@ -48,12 +53,6 @@ class Likeness:
     """Of their lengths."""
     losses: tuple[float, float]
 
-    @property
-    def alike(self) -> bool:
-        one, other = sorted(map(abs, self.losses))
-        long = max(self.ratio, 1 / self.ratio) if self.ratio > 0 else float("inf")
-        return self.apart <= APART and long <= LONGER and other - one <= FURTHER * one
-
 
 @dataclass(slots=True)
 class _Record:
@@ -65,6 +64,19 @@ class _Record:
 class Agreement:
     def __init__(self) -> None:
         self._records: OrderedDict[str, _Record] = OrderedDict()
+        self._apart: deque[float] = deque(maxlen=PAIRS)
+
+    def are_alike(self, found: Likeness) -> bool:
+        """It counts for what is usual from then on."""
+        self._apart.append(found.apart)
+        one, other = sorted(map(abs, found.losses))
+        long = max(found.ratio, 1 / found.ratio) if found.ratio > 0 else float("inf")
+        return found.apart <= self._furthest and long <= LONGER and other - one <= FURTHER * one
+
+    @property
+    def _furthest(self) -> float:
+        usual = quantiles(self._apart, n=4)[0] if len(self._apart) >= LEAST else APART
+        return min(APART, max(NEAR, SPREAD * usual))
 
     def is_proven(self, peer: str) -> bool:
         found = self._records.get(peer)

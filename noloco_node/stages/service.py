@@ -294,7 +294,7 @@ class StageService(StageServicer):
                     other, second = await self._try_peers(micro, payload, found)
                     self.totals.compared += 1
                     pairs = {each: await asyncio.to_thread(_likeness, one, second) for each, one in found.items()}
-                    same = [each for each, likeness in pairs.items() if likeness.alike]
+                    same = [each for each, likeness in pairs.items() if self._agreement.are_alike(likeness)]
                     found[other] = second
                     if same:
                         return found[self._settled(found, other, same)]

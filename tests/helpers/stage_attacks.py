@@ -39,9 +39,18 @@ def long(gradient: Values, before: Values) -> Values:
 
 
 def bent(gradient: Values, before: Values) -> Values:
-    """Half of it always points the same way."""
+    """With a bias that always points the same way, and is longer than it."""
+    return _biased(gradient, 1.2)
+
+
+def leaning(gradient: Values, before: Values) -> Values:
+    """... and is so short that it is not found."""
+    return _biased(gradient, 0.55)
+
+
+def _biased(gradient: Values, share: float) -> Values:
     to = np.resize(np.random.default_rng(2).standard_normal(997), gradient.shape).astype(np.float32)
-    return gradient + to * np.float32(1.2 * np.linalg.norm(gradient) / np.linalg.norm(to))
+    return gradient + to * np.float32(share * np.linalg.norm(gradient) / np.linalg.norm(to))
 
 
 ANSWERS: dict[str, Callable[[Values, Values], Values]] = {
@@ -50,6 +59,7 @@ ANSWERS: dict[str, Callable[[Values, Values], Values]] = {
     "another": another,
     "long": long,
     "bent": bent,
+    "leaning": leaning,
 }
 """In place of a gradient; `before`: the one of the micro-batch before."""
 AT_ONCE = 24

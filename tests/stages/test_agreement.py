@@ -23,7 +23,17 @@ from noloco_node.stages.agreement import FADES, LEFT_OUT_S, MOST_PEERS, PROVEN, 
 def test_answers_are_alike_in_direction_length_and_loss(
     apart: float, ratio: float, losses: tuple[float, float], *, alike: bool
 ) -> None:
-    assert Likeness(apart, ratio, losses).alike is alike
+    assert Agreement().are_alike(Likeness(apart, ratio, losses)) is alike
+
+
+def test_what_is_alike_follows_from_what_most_honest_pairs_are() -> None:
+    there, far = Agreement(), Agreement()
+    for n in range(30):
+        for apart in (0.02 + 0.002 * (n % 10), 0.36, 0.36):  # two of three pairs are with the hostile one
+            there.are_alike(Likeness(apart, 1.0, (1.0, 1.0)))
+        assert far.are_alike(Likeness(0.2 + 0.004 * n, 1.0, (1.0, 1.0))), "replicas that seldom average"
+    assert not there.are_alike(Likeness(0.36, 1.0, (1.0, 1.0)))
+    assert there.are_alike(Likeness(0.1, 1.0, (1.0, 1.0)))
 
 
 def proven(*peers: str) -> Agreement:
