@@ -28,6 +28,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from statistics import median
 from typing import Any, Protocol
 
 import torch
@@ -35,6 +36,8 @@ from torch import Tensor, nn
 
 from noloco_node.errors import NolocoError, OutOfMemory, UsageError
 from noloco_node.run.schema import InnerSpec, Manifest
+from noloco_node.stages.callers import Callers, Turns
+from noloco_node.stages.kept import Kept
 from noloco_node.stages.part import Part, Position, part_of
 from noloco_node.stages.usual_size import UsualSize
 from noloco_node.stages.window import Window
@@ -77,6 +80,7 @@ class Asked:
     until: float
     """By time.monotonic; then nobody waits for the answer any more."""
     answer: "Future[Answer]"
+    caller: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,6 +127,10 @@ class Counts:
     """Micro-batches whose gradient went into a step here."""
     lost: int = 0
     under_way: int = 0
+    not_counted: int = 0
+    """Answered for the stage before, and not learned from (stages/callers.py)."""
+    not_believed: tuple[str, ...] = ()
+    """Callers whose micro-batches are much worse than the others'."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -252,9 +260,11 @@ class StagePasses(Gradients):
         self._under_way: dict[int, _UnderWay] = {}
         self._tickets = 0
         self._put_off: deque[Letter] = deque()
-        """Letters that came in an evaluation."""
-        self._kept: deque[tuple[Tensor, Tensor]] = deque()
-        """Held-out activations and targets that the stage before sent last."""
+        """Answers of the next stage that have come."""
+        self._turns = Turns[Asked]()
+        self._kept = Kept[tuple[Tensor, Tensor]]()
+        """Held-out activations and targets that each caller of the stage before sent last."""
+        self._callers = Callers()
         self._usual_gradient, self._usual_activations = UsualSize(), UsualSize(MOST_OF_ACTIVATIONS)
         self._strange = 0
         """Micro-batches in a row without a finite loss."""
@@ -304,13 +314,22 @@ class StagePasses(Gradients):
         return not isinstance(reader, Patient) or reader.ready(self._micro.size, 0)
 
     def _next_letter(self, within_s: float) -> Letter | None:
+        with suppress(queue.Empty):
+            while True:
+                self._put_away(self._stage.letters.get_nowait())
         if self._put_off:
             return self._put_off.popleft()
-        with suppress(queue.Empty):
-            return self._stage.letters.get_nowait()
+        if asked := self._turns.next():
+            return asked
         if self._at.first and len(self._under_way) >= self._stage.window.size:
             self._stage.window.waited()
         return self._wait_for_letter(within_s)
+
+    def _put_away(self, letter: Letter) -> None:
+        if isinstance(letter, Asked):
+            self._turns.put(letter.caller, letter)
+        else:
+            self._put_off.append(letter)
 
     def _wait_for_letter(self, within_s: float) -> Letter | None:
         with suppress(queue.Empty):
@@ -418,7 +437,7 @@ class StagePasses(Gradients):
         if self._is_strange(loss, targets):
             self._lose(asked)
             return
-        if self._training:
+        if self._training and self._counts(asked, loss, targets):
             self._begin_to_hold()
             of.backward(gradient)  # type: ignore[no-untyped-call]
             found = inputs.grad
@@ -429,6 +448,17 @@ class StagePasses(Gradients):
             (found,) = torch.autograd.grad(of, inputs, gradient)
         if asked:
             asked.answer.set_result(Answer(loss, found))
+
+    def _counts(self, asked: Asked | None, loss: float, targets: Tensor) -> bool:
+        """Whether to learn from what a caller sent."""
+        if asked is None:
+            return True
+        now, found = time.monotonic(), self._stage.counts
+        counts = self._callers.counts(asked.caller, loss / targets.numel(), targets.numel(), now)
+        found.not_counted += not counts
+        if self._callers.not_believed(now) != [*found.not_believed]:
+            found.not_believed = tuple(self._callers.not_believed(now))
+        return counts
 
     def _begin_to_hold(self) -> None:
         if not self._optimizer.held:
@@ -466,23 +496,24 @@ class StagePasses(Gradients):
 
     # ---- held-out data ----
     def _keep(self, asked: Asked) -> None:
-        self._kept.append((asked.activations, asked.targets))
         most = len(self._part.held_out()[0])
-        while sum(len(targets) for _, targets in self._kept) > most:
-            self._kept.popleft()
+        self._kept.keep(asked.caller, (asked.activations, asked.targets), len(asked.targets), most)
 
     def _held_out(self) -> Iterator[tuple[Tensor, Tensor]]:
-        if not self._at.first:
-            yield from self._kept
-            return
         parts = (torch.split(each, self.examples) for each in self._part.held_out())
         yield from map(self._part.split, zip(*parts, strict=True))
 
     def evaluate(self) -> float:
-        measured = list(self._held_out())
-        tokens = sum(targets.numel() for _, targets in measured)
-        if not tokens:
+        """Of what came from the stage before, the middle of what each caller's held-out data say."""
+        if self._at.first:
+            return self._measure(list(self._held_out()))
+        found = [self._measure(each) for each in self._kept.of_each()]
+        if not found:
             raise NotMeasured("no held-out data has come from the stage before")
+        return median(found)
+
+    def _measure(self, measured: Collection[tuple[Tensor, Tensor]]) -> float:
+        tokens = sum(targets.numel() for _, targets in measured)
         if self._at.last:
             with self.evaluating():
                 losses = [float(self._part.loss(self._module, *map(self._there, each))) for each in measured]
@@ -505,7 +536,7 @@ class StagePasses(Gradients):
                 case Lost(ticket) if ticket in waiting:
                     raise NotMeasured("the next stage does not answer")
                 case _:
-                    self._put_off.append(letter)
+                    self._put_away(letter)
         return total
 
     def _send_to_measure(self, inputs: Tensor, targets: Tensor, until: float) -> int:

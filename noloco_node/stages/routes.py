@@ -11,11 +11,9 @@ MOST_FREE = 4
 BACK_OFF_S, MOST_BACK_OFF_S = 1.0, 30.0
 """How long a peer that did not answer is left out; twice as long each time."""
 
-LEFT_OUT_S = 3600.0
-"""How long a peer that sent wrong gradients is left out."""
-
 
 class Random(Protocol):
+    def random(self) -> float: ...
     def choices(self, population: list[str], weights: list[float]) -> list[str]: ...
 
 
@@ -39,13 +37,13 @@ class Routes:
         self._peers = {peer: self._peers.get(peer, _Peer()) for peer in peers}
 
     @property
+    def count(self) -> int:
+        return len(self._peers)
+
+    @property
     def answered(self) -> Mapping[str, int]:
         """Micro-batches that came back from each peer."""
         return {peer: each.answered for peer, each in self._peers.items()}
-
-    @property
-    def count(self) -> int:
-        return len(self._peers)
 
     def draw(self, now: float, but: Collection[str] = ()) -> str | None:
         """`but`: those that have refused this micro-batch."""
@@ -53,11 +51,12 @@ class Routes:
         some = [peer for peer, weight in weights.items() if weight]
         return self._random.choices(some, [weights[peer] for peer in some])[0] if some else None
 
-    def fixed(self, rank: int, now: float, but: Collection[str] = ()) -> str | None:
-        """The same each time, as long as that peer answers. `rank`: of this node among those of its stage, so that
+    def fixed(self, rank: int, now: float, count: int = 1) -> list[str]:
+        """The same each time, as long as these peers answer. `rank`: of this node among those of its stage, so that
         their routes lead to as many peers as there are: each of these needs held-out data to measure with."""
-        some = sorted(peer for peer, each in self._peers.items() if peer not in but and each.again_at <= now)
-        return some[rank % len(some)] if some else None
+        some = sorted(peer for peer, each in self._peers.items() if each.again_at <= now)
+        start = rank % max(1, len(some))
+        return (some[start:] + some[:start])[:count]
 
     def others(self, peer: str, now: float) -> bool:
         """Whether another one may answer."""
@@ -85,11 +84,6 @@ class Routes:
         if each := self._peers.get(peer):
             each.under_way, each.free = max(0, each.under_way - 1), 0
             each.again_at = now + BACK_OFF_S / 4
-
-    def leave_out(self, peer: str, now: float) -> None:
-        """It did wrong."""
-        if each := self._peers.get(peer):
-            each.again_at = now + LEFT_OUT_S
 
     def _weight(self, each: _Peer, now: float) -> float:
         if each.again_at > now:

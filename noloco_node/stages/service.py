@@ -32,9 +32,9 @@ from noloco_node.peers.record import PeerRecord
 from noloco_node.run.admission import Refuses
 from noloco_node.run.schema import Manifest
 from noloco_node.stages import shown
-from noloco_node.stages.agreement import Agreement
+from noloco_node.stages.agreement import Agreement, Likeness, believed, lying
 from noloco_node.stages.part import Position, part_of
-from noloco_node.stages.passes import Answer, Answered, Asked, Letter, Lost, LostMicroBatch, Sent, StageTask
+from noloco_node.stages.passes import DEADLINE_S, Answer, Answered, Asked, Letter, Lost, LostMicroBatch, Sent, StageTask
 from noloco_node.stages.routes import Random, Routes
 from noloco_node.stages.shown import LinkTotals, MicroBatchRate
 from noloco_node.training.task import Task
@@ -55,9 +55,11 @@ LEAST_PATIENCE_S, PATIENCE = 3.0, 4
 one."""
 REMEMBERED = 32
 """Answers from which the usual time is known."""
-COMPARED_EVERY, COMPARED_S, LEAST_COMPARED = 16, 20.0, 3
-"""How often two peers are asked for the same micro-batch, for how long the second one, and of how many peers: of two
-that differ it cannot be told which one is wrong."""
+COMPARED, LEAST_COMPARED = 1 / 16, 3
+"""Share of the micro-batches that a second peer is asked for, and of how many peers: of two that differ it cannot be
+told which one is wrong. Each costs the next stage the work of one more."""
+NEARLY = 0.1
+"""Of two held-out losses that are so close the mean counts where no third one comes."""
 LOOK_S = 0.2
 """How often a peer is looked for, where none has a place."""
 CPU = torch.device("cpu")
@@ -125,7 +127,8 @@ class StageService(StageServicer):
         self._rate = MicroBatchRate()
         self._rank = 0
         self._held = _Held()
-        self._agreement, self._until_compared = Agreement(), COMPARED_EVERY
+        self._random, self._agreement = random, Agreement()
+        self._next_stage: Collection[str] = ()
         self._terms: StageTerms | None = None
         self._task: StageTask | None = None
         self._codec: ActivationCodec = activation_codec("fp32")
@@ -162,8 +165,14 @@ class StageService(StageServicer):
 
     def candidates(self, next_stage: Collection[str], own_stage: Collection[str] = ()) -> None:
         """Who works at the next stage now, and who beside this node at its own."""
-        self._routes.candidates(next_stage)
+        self._next_stage = next_stage
+        self._choose_candidates()
         self._rank = sum(peer < self._channels.peer_id for peer in own_stage)
+
+    def _choose_candidates(self) -> None:
+        """Of those who are there, whom to ask."""
+        wrong = self._agreement.left_out(time.monotonic())
+        self._routes.candidates([peer for peer in self._next_stage if peer not in wrong])
 
     @property
     def answered_by(self) -> dict[str, int]:
@@ -178,7 +187,10 @@ class StageService(StageServicer):
         if self._task is None:
             return None
         task, queued = self._task, self._held.callers.total()
-        return shown.view(task.at, seen, state, task.counts, task.window.size, self.totals, queued, self._rate.per_s)
+        left_out = self._agreement.left_out(time.monotonic())
+        return shown.view(
+            task.at, seen, state, task.counts, task.window.size, self.totals, queued, self._rate.per_s, left_out
+        )
 
     async def close(self) -> None:
         self._closed, self._terms = True, None
@@ -204,17 +216,18 @@ class StageService(StageServicer):
             return
         self._own(self._carry(micro))
 
-    def _own(self, work: Coroutine[Any, Any, None]) -> None:
+    def _own(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         call = asyncio.create_task(work)
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
+        return call
 
     async def _carry(self, micro: Sent) -> None:
         answer: Answer | None = None
         try:
             payload = await asyncio.to_thread(self._coded, micro)
             async with asyncio.timeout(max(0.0, micro.until - time.monotonic())):
-                answer = await self._try_peers(micro, payload)
+                answer = await (self._measured(micro, payload) if micro.evaluates else self._learned(micro, payload))
         except TimeoutError:
             log.debug("a micro-batch is lost: nobody answered in time")
         except NonFinite as error:
@@ -226,65 +239,118 @@ class StageService(StageServicer):
     def _coded(self, micro: Sent) -> bytes:
         return micro.targets.cpu().numpy().astype("<i4").tobytes() + self._codec.encode(micro.activations)
 
-    async def _try_peers(self, micro: Sent, payload: bytes) -> Answer:
-        loop, tried = asyncio.get_running_loop(), set[str]()
+    async def _try_peers(self, micro: Sent, payload: bytes, but: Collection[str] = ()) -> tuple[str, Answer]:
+        tried = {*but}
         while True:
-            peer = self._chosen(micro, loop.time(), tried)
+            peer = self._chosen(micro, tried)
             if peer is None:
-                tried.clear()
+                tried = {*but}
                 await asyncio.sleep(LOOK_S)
                 continue
-            began = loop.time()
-            self._routes.sent(peer)
-            try:
-                async with asyncio.timeout(self._patience_s(peer, began)):
-                    passed, answer = await self._ask(peer, micro, payload)
-            except PeerRefused:
-                self._routes.full(peer, loop.time())
-            except (PeerFault, TimeoutError) as fault:
-                self._routes.ended(peer, None, loop.time())
-                self._blame(peer, fault)
-            else:
-                self._routes.ended(peer, passed.free, loop.time())
-                if not micro.evaluates:
-                    self._took_s.append(loop.time() - began)
-                    self._compare_now_and_then(peer, micro, payload, answer)
-                return answer
+            with suppress(PeerFault, TimeoutError):
+                return peer, await self._try_peer(peer, micro, payload)
             self.totals.retried += 1
             tried.add(peer)
 
-    def _compare_now_and_then(self, peer: str, micro: Sent, payload: bytes, answer: Answer) -> None:
-        """With what another peer answers to the same micro-batch."""
-        self._until_compared -= 1
-        if self._until_compared > 0 or self._routes.count < LEAST_COMPARED:
-            return
-        other = self._routes.draw(asyncio.get_running_loop().time(), [peer])
-        if other is not None:
-            self._until_compared = COMPARED_EVERY
-            self._own(self._compare(peer, other, replace(micro, until=time.monotonic() + COMPARED_S), payload, answer))
-
-    async def _compare(self, peer: str, other: str, micro: Sent, payload: bytes, answer: Answer) -> None:
-        self._routes.sent(other)
+    async def _try_peer(self, peer: str, micro: Sent, payload: bytes) -> Answer:
+        """Raises PeerFault, TimeoutError."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        self._routes.sent(peer)
         try:
-            async with asyncio.timeout(COMPARED_S):
-                passed, second = await self._ask(other, micro, payload)
+            async with asyncio.timeout(self._patience_s(peer, began)):
+                passed, answer = await self._ask(peer, micro, payload)
+        except PeerRefused:
+            self._routes.full(peer, loop.time())
+            raise
         except (PeerFault, TimeoutError) as fault:
-            self._routes.ended(other, None, asyncio.get_running_loop().time())
-            self._blame(other, fault)
-            return
-        self._routes.ended(other, passed.free, asyncio.get_running_loop().time())
-        self._agreement.compared(peer, other, await asyncio.to_thread(_cosine, answer, second))
-        for wrong in self._agreement.wrong():
-            log.warning("%s sends other gradients than its whole stage", wrong)
-            self._agreement.forget(wrong)
-            self._routes.leave_out(wrong, asyncio.get_running_loop().time())
-            self._misbehaved(wrong, "wrong_gradient")
+            self._routes.ended(peer, None, loop.time())
+            self._blame(peer, fault)
+            raise
+        self._routes.ended(peer, passed.free, loop.time())
+        if not micro.evaluates:
+            self._took_s.append(loop.time() - began)
+        return answer
 
-    def _chosen(self, micro: Sent, now: float, tried: Collection[str]) -> str | None:
+    # ---- whom to believe ----
+    async def _learned(self, micro: Sent, payload: bytes) -> Answer | None:
+        """The answer of a peer; of one that is not proven yet, once another peer has answered the same."""
+        peer, answer = await self._try_peers(micro, payload)
+        if self._routes.count < LEAST_COMPARED:
+            return answer
+        if not self._agreement.is_proven(peer):
+            return await self._compared(peer, answer, micro, payload, (micro.until - time.monotonic()) / 2)
+        if self._random.random() < COMPARED:
+            again = replace(micro, until=time.monotonic() + DEADLINE_S)
+            self._own(self._compare(peer, answer, again, payload))
+        return answer
+
+    async def _compare(self, peer: str, answer: Answer, micro: Sent, payload: bytes) -> None:
+        await self._compared(peer, answer, micro, payload, DEADLINE_S)
+
+    async def _compared(self, peer: str, answer: Answer, micro: Sent, payload: bytes, within_s: float) -> Answer | None:
+        """What two peers answer alike. None: those who answered are not alike."""
+        found = {peer: answer}
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, within_s)):
+                while len(found) < LEAST_COMPARED:
+                    other, second = await self._try_peers(micro, payload, found)
+                    self.totals.compared += 1
+                    pairs = {each: await asyncio.to_thread(_likeness, one, second) for each, one in found.items()}
+                    same = [each for each, likeness in pairs.items() if self._agreement.are_alike(likeness)]
+                    found[other] = second
+                    if same:
+                        return found[self._settled(found, other, same)]
+        return answer if len(found) == 1 else None
+
+    def _settled(self, found: Collection[str], last: str, same: list[str]) -> str:
+        """`same`: with whom the last one agrees. Returns whom to believe."""
+        self._agreement.alike(last, *same)
+        if len(same) == 1:
+            for wrong in {*found} - {last, *same}:
+                self._is_alone(wrong)
+        return same[0]
+
+    def _is_alone(self, peer: str) -> None:
+        if self._agreement.alone(peer, time.monotonic()):
+            log.warning("%s answers otherwise than its whole stage: it is not asked any more", peer)
+            self._choose_candidates()
+            self._misbehaved(peer, "wrong_gradient")
+
+    async def _measured(self, micro: Sent, payload: bytes) -> Answer | None:
+        """The loss of held-out data, by three peers that are the same each time; None: they do not say the same."""
+        peers = self._routes.fixed(self._rank, asyncio.get_running_loop().time(), LEAST_COMPARED)
+        if len(peers) < LEAST_COMPARED or not self._may_send():
+            return (await self._try_peers(micro, payload))[1]
+        losses = dict[str, float]()
+        for each in asyncio.as_completed([self._own(self._measure(peer, micro, payload, losses)) for peer in peers]):
+            await each
+            if (loss := believed(losses.values())) is not None:
+                for wrong in lying(losses, loss):
+                    self._is_alone(wrong)
+                return Answer(loss, None)
+        loss = believed(losses.values(), NEARLY)
+        return None if loss is None else Answer(loss, None)
+
+    async def _measure(self, peer: str, micro: Sent, payload: bytes, losses: dict[str, float]) -> None:
+        """Put what this peer says into `losses`, if it answers in time."""
+        while time.monotonic() < micro.until:
+            try:
+                losses[peer] = (await self._try_peer(peer, micro, payload)).loss
+            except PeerRefused:
+                await asyncio.sleep(LOOK_S)
+            except (PeerFault, TimeoutError):
+                return
+            else:
+                return
+
+    def _chosen(self, micro: Sent, tried: Collection[str]) -> str | None:
         if self._terms is None or not self._may_send():
             return None
+        now = asyncio.get_running_loop().time()
         if micro.evaluates:
-            return self._routes.fixed(self._rank, now, tried)
+            some = [peer for peer in self._routes.fixed(self._rank, now, self._routes.count) if peer not in tried]
+            return some[0] if some else None
         return self._routes.draw(now, tried)
 
     def _patience_s(self, peer: str, now: float) -> float | None:
@@ -372,13 +438,14 @@ class StageService(StageServicer):
         task = self._agreed(peer, asked)
         shape, targets = (asked.examples, *task.part.activations), 4 * asked.examples * math.prod(task.part.targets)
         size = targets + self._codec.encoded_bytes(shape)
-        if not self._held.has_room(peer, size):
+        unwanted = peer in task.counts.not_believed and self._held.callers.total() > 0
+        if unwanted or not self._held.has_room(peer, size):
             raise PeerRefused(wire.Code.BUSY.reason)
         until = time.monotonic() + asked.deadline_s
         with self._held.of(peer, size):
             async with asyncio.timeout(asked.deadline_s):
                 data = await self._received(frames, size)
-                letter = await asyncio.to_thread(self._letter, task, asked, data, targets, until)
+                letter = await asyncio.to_thread(self._letter, task, asked, data, targets, until, peer)
                 self.letters.put(letter)
                 answer = await asyncio.wrap_future(letter.answer)
             if answer.gradient is None:
@@ -401,7 +468,9 @@ class StageService(StageServicer):
             raise PeerRefused(wire.Code.PAUSED.reason)
         return task
 
-    def _letter(self, task: StageTask, asked: wire.MicroBatch, data: bytes, targets: int, until: float) -> Asked:
+    def _letter(  # noqa: PLR0913, PLR0917
+        self, task: StageTask, asked: wire.MicroBatch, data: bytes, targets: int, until: float, caller: str
+    ) -> Asked:
         """Raises PeerMisbehaved."""
         numbers = torch.from_numpy(np.frombuffer(data, "<i4", targets // 4).astype(np.int64))
         if not bool(((numbers >= 0) & (numbers < task.part.target_limit)).all()):
@@ -409,7 +478,8 @@ class StageService(StageServicer):
         shape = (asked.examples, *task.part.activations)
         activations = self._codec.decode(data[targets:], shape, CPU)
         answer: Future[Answer] = Future()
-        return Asked(activations, numbers.view(asked.examples, *task.part.targets), asked.evaluates, until, answer)
+        shaped = numbers.view(asked.examples, *task.part.targets)
+        return Asked(activations, shaped, asked.evaluates, until, answer, caller)
 
 
 async def _next(frames: AsyncIterator[pb.StageFrame]) -> wire.Frame:
@@ -418,7 +488,13 @@ async def _next(frames: AsyncIterator[pb.StageFrame]) -> wire.Frame:
     raise PeerLost("ended")
 
 
-def _cosine(one: Answer, other: Answer) -> float:
+def _likeness(one: Answer, other: Answer) -> Likeness:
+    losses = (one.loss, other.loss)
     if one.gradient is None or other.gradient is None:
-        return 1.0
-    return float(torch.nn.functional.cosine_similarity(one.gradient.flatten(), other.gradient.flatten(), 0))
+        return Likeness(0.0, 1.0, losses)
+    a, b = one.gradient.flatten(), other.gradient.flatten()
+    lengths = float(torch.linalg.vector_norm(a)), float(torch.linalg.vector_norm(b))
+    if not all(lengths):
+        return Likeness(0.0, float(lengths[0] == lengths[1]), losses)
+    cosine = float(torch.nn.functional.cosine_similarity(a, b, 0))
+    return Likeness(1 - cosine, lengths[0] / lengths[1], losses)

@@ -23,6 +23,8 @@ class LinkTotals:
     retried: int = 0
     """Micro-batches that went to another peer after one had not answered."""
     lost: int = 0
+    compared: int = 0
+    """Calls for a micro-batch that another peer had answered."""
     answered: int = 0
     """For the stage before."""
     refused: int = 0
@@ -54,8 +56,10 @@ def view(  # noqa: PLR0913, PLR0917
     totals: LinkTotals,
     queued: int,
     per_s: float | None,
+    left_out: Collection[str] = (),
 ) -> StageView:
-    """`seen`: the other nodes of the run; `state`: of this one; `queued`: micro-batches of others here now."""
+    """`seen`: the other nodes of the run; `state`: of this one; `queued`: micro-batches of others here now; `left_out`:
+    peers of the next stage."""
     holders = Counter(record.stage for record in seen if record.state in SERVES_STAGE)
     holders[at.number] += state in SERVES_STAGE
     return StageView(
@@ -69,7 +73,10 @@ def view(  # noqa: PLR0913, PLR0917
         queued=queued,
         lost=counts.lost,
         retried=totals.retried,
+        compared=totals.compared,
         answered=totals.answered,
+        not_counted=counts.not_counted,
+        not_believed=(*left_out, *counts.not_believed),
         refused=totals.refused,
         sent=totals.sent_bytes,
         received=totals.received_bytes,

@@ -191,6 +191,8 @@ def stage(view: StageView) -> Iterator[str]:
     yield from micro_batches(view)
     if view.lost:
         yield f"{view.lost} lost"
+    if view.not_believed:
+        yield f"not believed: {', '.join(map(name_of, view.not_believed))}"
     yield f"activations sent {size(view.sent)}, received {size(view.received)}"
 
 

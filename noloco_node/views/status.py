@@ -154,8 +154,15 @@ class StageView:
     """Without an answer."""
     retried: int = 0
     """Calls that were made again, to another peer."""
+    compared: int = 0
+    """Calls to a second or third peer for the same micro-batch, to compare what they answer."""
     answered: int = 0
     """For the stage before."""
+    not_counted: int = 0
+    """Of these, micro-batches that this node did not learn from."""
+    not_believed: tuple[str, ...] = ()
+    """Peers of the next stage that are not asked any more because they answered otherwise than the others, and peers
+    of the stage before whose micro-batches are much worse than the others'."""
     refused: int = 0
     sent: int = 0
     """Bytes of activations and gradients since the start."""

@@ -2,6 +2,8 @@
 
 import queue
 import threading
+import time
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
@@ -16,7 +18,7 @@ from noloco_node.data import corpus
 from noloco_node.errors import UsageError
 from noloco_node.run.schema import Manifest, ModelSpec, StagesSpec
 from noloco_node.stages.part import Position, layers_of, part_of, whole_model
-from noloco_node.stages.passes import Answer, Letter, StageTask
+from noloco_node.stages.passes import Answer, Asked, Letter, StageTask
 from noloco_node.training import model
 from noloco_node.training.gradients import NotMeasured
 from noloco_node.training.replica import Replica
@@ -169,3 +171,22 @@ def test_a_stage_ends_with_the_phase_under_way_when_nothing_comes_any_more() -> 
         found.append(posts.get(timeout=10))
     thread.stop()
     assert any(isinstance(message, PhaseEnded) for message in found)
+
+
+def test_one_callers_held_out_data_do_not_decide_what_a_stage_measures() -> None:
+    """Three callers, of which one sends targets that are wrong."""
+    run = staged_run(2)
+    nodes = chain(run)
+    last, examples = nodes[1], []
+    windows = nodes[0].task.part.held_out()[0]
+    inputs, targets = nodes[0].task.part.split((windows,))
+    with torch.no_grad():
+        activations = nodes[0].task.part.forward(nodes[0].replica.module, inputs).float()
+    for caller in ("a", "b", "liar") * 3:
+        wrong = (targets + 1) % 256 if caller == "liar" else targets
+        asked = Asked(activations, wrong, True, time.monotonic() + 10, Future(), caller)
+        last.letters.put(asked)
+        last.replica.pass_on(0.01)
+        examples.append(asked.answer.result(5).loss)
+    honest, lie = examples[0] / targets.numel(), examples[2] / targets.numel()
+    assert last.replica.evaluate() == pytest.approx(honest, abs=1e-6) and abs(lie - honest) > 1e-4

@@ -283,8 +283,8 @@ async def test_what_no_honest_peer_sends_is_refused(trio: Trio, frames: list[wir
 async def test_who_sends_other_gradients_than_its_stage_is_left_out(
     trio: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three nodes of the second stage, of which one turns the sign."""
-    monkeypatch.setattr(service_module, "COMPARED_EVERY", 1)
+    """Three nodes of the second stage, of which one turns the sign of its gradients."""
+    monkeypatch.setattr(service_module, "COMPARED", 1.0)
     three = Node(trio.network, "three", 1)
     await three.transport.start()
     await trio.start("one", "two", "three")
@@ -323,3 +323,71 @@ async def test_who_sends_other_gradients_than_its_stage_is_left_out(
             thread.join()
         await three.service.close()
         await three.transport.close()
+
+
+class Quartet(Trio):
+    """A first stage, and three nodes of the second one."""
+
+    def __init__(self, network: MemoryNetwork) -> None:
+        super().__init__(network)
+        self.three = Node(network, "three", 1)
+
+    async def start(self, *candidates: str) -> None:
+        await self.three.transport.start()
+        await super().start("one", "two", "three")
+
+    async def close(self) -> None:
+        await self.three.service.close()
+        await self.three.transport.close()
+        await super().close()
+
+
+@pytest.fixture
+async def quartet() -> AsyncIterator[Quartet]:
+    there = Quartet(MemoryNetwork(random.Random(1)))
+    yield there
+    await there.close()
+
+
+async def answer_held_out(node: Node, loss: float) -> None:
+    while True:
+        asked = await node.letter(60)
+        assert isinstance(asked, Asked) and asked.evaluates
+        asked.answer.set_result(Answer(loss, None))
+
+
+@pytest.mark.parametrize("lie", [0.5, 1.95, 2.5, 1e9])
+async def test_a_held_out_loss_is_the_middle_of_three_whatever_one_says(quartet: Quartet, lie: float) -> None:
+    await quartet.start()
+    says = {quartet.one: 2.0, quartet.two: 2.06, quartet.three: lie}
+    answering = [asyncio.create_task(answer_held_out(node, loss)) for node, loss in says.items()]
+    try:
+        for _ in range(4):
+            quartet.first.sends(evaluates=True)
+            came = await quartet.first.letter()
+            assert isinstance(came, Answered) and 1.9 <= came.answer.loss <= 2.1
+        wrong = [("three", "wrong_gradient")] if abs(lie - 2) > 1 else []
+        assert quartet.first.blamed == wrong, "and who lies by far is not asked any more"
+    finally:
+        for task in answering:
+            task.cancel()
+        await asyncio.gather(*answering, return_exceptions=True)
+
+
+async def test_one_that_is_silent_does_not_stop_an_evaluation(
+    quartet: Quartet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "LEAST_PATIENCE_S", 0.2)
+    await quartet.start()
+    quartet.first.service._took_s.extend([0.01] * 32)
+    answering = [
+        asyncio.create_task(answer_held_out(node, loss)) for node, loss in ((quartet.one, 2.0), (quartet.two, 2.06))
+    ]
+    try:
+        quartet.first.sends(evaluates=True)
+        came = await quartet.first.letter()
+        assert isinstance(came, Answered) and came.answer.loss == pytest.approx(2.03)
+    finally:
+        for task in answering:
+            task.cancel()
+        await asyncio.gather(*answering, return_exceptions=True)

@@ -1,9 +1,10 @@
 """Python runs this first in every process that has this folder on its path: what a test changes or counts in a node.
 
 CLOCK_AHEAD_S: this process's clock is so far ahead of the machine's. SPEAKS_PROTOCOL: the version of the wire that it
-says it speaks. COUNT_OBJECTS: a folder, in which a file named by the process's id holds how many blocks of memory
-Python's objects take, each 15 s. gc.get_objects() would be exact, but another thread that is just filling a tuple then
-fails with a SystemError, because somebody else holds the tuple.
+says it speaks. STAGE_ATTACK: what its service of stages does (tests/helpers/stage_attacks.py). COUNT_OBJECTS: a folder,
+in which a file named by the process's id holds how many blocks of memory Python's objects take, each 15 s.
+gc.get_objects() would be exact, but another thread that is just filling a tuple then fails with a SystemError, because
+somebody else holds the tuple.
 """
 
 import gc
@@ -29,6 +30,13 @@ if protocol := os.environ.get("SPEAKS_PROTOCOL"):
     from noloco_node import version
 
     version.PROTOCOL = int(protocol)
+
+if attack := os.environ.get("STAGE_ATTACK"):
+    from stage_attacks import HostileService
+
+    from noloco_node.stages import service
+
+    service.StageService = HostileService.with_attack(attack)
 
 if folder := os.environ.get("COUNT_OBJECTS"):
 

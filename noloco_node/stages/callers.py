@@ -1,0 +1,113 @@
+"""Which micro-batches of the stage before this stage learns from: of each caller only so many, and none that are much
+worse than the others' are.
+
+A caller sends activations and targets of its own choice. Honest ones have different data, but their losses fall
+together; wrong targets, or activations that say nothing, cost twice as much as soon as anything was learned. And nobody
+needs more of a stage's tokens than the others: what a caller sends beyond its share is answered, so that it loses
+nothing, but not learned from. With fewer than three callers it cannot be told who is the odd one. Pure: time is an
+argument.
+"""
+
+from collections import Counter, OrderedDict, deque
+from dataclasses import dataclass, field
+from math import sqrt
+from statistics import fmean, median, median_high
+from typing import Generic, TypeVar
+
+WORSE = 1.25
+"""Times the others' loss, over a caller's last REMEMBERED micro-batches. *(Replicas whose data no other has: 1.19.)*"""
+SINGLE = 1.75
+"""... and in any single micro-batch. *(Honest ones of 64 tokens: 1.25.)*"""
+REMEMBERED, LEAST = 32, 4
+"""Losses of a caller, and from how many on they say something."""
+SHARE = 1.2
+"""Times what the others get that a caller gets while they call, as of swaps (core/standing.py)."""
+COUNTED, SHARED_S = 384, 60.0
+"""Micro-batches over which shares are taken, and for how long: who is alone then may have all."""
+HEARD_S = 120.0
+"""Who has not called for so long is no measure for the others."""
+MOST_CALLERS = 256
+"""Remembered. The least recently heard are forgotten first."""
+
+T = TypeVar("T")
+
+
+class Turns(Generic[T]):
+    """What waits, one of each caller in turn: who sends more waits longer, and nobody else does."""
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[str, deque[T]] = OrderedDict()
+
+    def put(self, caller: str, item: T) -> None:
+        self._waiting.setdefault(caller, deque()).append(item)
+
+    def next(self) -> T | None:
+        if not self._waiting:
+            return None
+        caller, items = self._waiting.popitem(last=False)
+        item = items.popleft()
+        if items:
+            self._waiting[caller] = items
+        return item
+
+
+@dataclass(slots=True)
+class _Caller:
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    heard_at: float = 0.0
+
+    @property
+    def is_known(self) -> bool:
+        return len(self.losses) >= LEAST
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.losses) if self.is_known else 0.0
+
+
+class Callers:
+    def __init__(self) -> None:
+        self._callers: OrderedDict[str, _Caller] = OrderedDict()
+        self._counted: deque[tuple[float, str, int]] = deque(maxlen=COUNTED)
+        """Of what was learned from: when, from whom, how many tokens."""
+
+    def counts(self, caller: str, loss: float, tokens: int, now: float) -> bool:
+        """Whether to learn from a micro-batch. `loss`: of a token."""
+        if self._is_worse(caller, loss, now) or not self._within_share(caller, tokens, now):
+            return False
+        self._counted.append((now, caller, tokens))
+        return True
+
+    def not_believed(self, now: float) -> list[str]:
+        """Whose micro-batches are much worse than the others'."""
+        here = {caller: each for caller, each in self._callers.items() if each.heard_at >= now - HEARD_S}
+        return sorted(caller for caller, each in here.items() if each.mean > WORSE * self._others(caller, now))
+
+    def _is_worse(self, caller: str, loss: float, now: float) -> bool:
+        others = self._others(caller, now)
+        found = self._callers.setdefault(caller, _Caller())
+        self._callers.move_to_end(caller)
+        if len(self._callers) > MOST_CALLERS:
+            self._callers.popitem(last=False)
+        found.losses.append(min(loss, SINGLE * others))
+        found.heard_at = now
+        return loss > SINGLE * others or found.mean > WORSE * others
+
+    def _others(self, caller: str, now: float) -> float:
+        """What a token costs with the others: a few that are far lower or higher do not change it."""
+        known = [
+            median(each.losses)
+            for other, each in self._callers.items()
+            if other != caller and each.is_known and each.heard_at >= now - HEARD_S
+        ]
+        return median_high(known) if len(known) > 1 else float("inf")
+
+    def _within_share(self, caller: str, tokens: int, now: float) -> bool:
+        while self._counted and self._counted[0][0] < now - SHARED_S:
+            self._counted.popleft()
+        taken = Counter[str]({caller: tokens})
+        for _, each, size in self._counted:
+            taken[each] += size
+        spare = tokens * max(LEAST, sqrt(len(self._counted)) / 2)  # chance brings one more often than another
+        others = [size for each, size in taken.items() if each != caller]
+        return not others or taken[caller] <= SHARE * median_high(others) + spare

@@ -1,0 +1,101 @@
+"""From whose micro-batches a stage learns, and whose held-out data it keeps: pure."""
+
+from collections import Counter
+
+from noloco_node.stages.callers import COUNTED, HEARD_S, MOST_CALLERS, SHARE, SHARED_S, Callers, Turns
+from noloco_node.stages.kept import MOST_CALLERS as MOST_KEPT
+from noloco_node.stages.kept import Kept
+
+TOKENS = 64
+
+
+def turns(there: Callers, times: int, now: float = 0.0, **losses: float) -> Counter[str]:
+    """Micro-batches of these callers that count, one of each in turn."""
+    counted = Counter[str]()
+    for _ in range(times):
+        for caller, loss in losses.items():
+            counted[caller] += there.counts(caller, loss, TOKENS, now)
+    return counted
+
+
+def test_honest_callers_all_count_also_with_data_of_another_kind() -> None:
+    there = Callers()
+    assert turns(there, 50, a=1.6, b=1.5, c=1.9) == {"a": 50, "b": 50, "c": 50}
+    assert there.not_believed(0.0) == []
+
+
+def test_wrong_targets_do_not_count_as_soon_as_the_others_are_better() -> None:
+    there = Callers()
+    assert turns(there, 5, a=3.4, b=3.4, liar=3.4)["liar"] == 5, "nobody knows anything yet"
+    counted = turns(there, 60, a=1.6, b=1.6, liar=3.5)
+    assert counted["a"] == counted["b"] == 60 and counted["liar"] < 20
+    assert there.not_believed(0.0) == ["liar"]
+    assert turns(there, 20, a=1.6, b=1.6, liar=3.5)["liar"] == 0
+    assert turns(there, 60, a=1.6, b=1.6, liar=1.6)["liar"] > 20, "it counts again when it is as good"
+
+
+def test_lies_in_a_share_do_not_count_each() -> None:
+    there = Callers()
+    turns(there, 20, a=1.6, b=1.6, liar=1.6)
+    assert not there.counts("liar", 3.5, TOKENS, 0.0)
+    assert there.counts("liar", 1.6, TOKENS, 0.0), "the others of it do"
+
+
+def test_a_liar_with_small_losses_does_not_shut_out_the_others() -> None:
+    there = Callers()
+    assert turns(there, 60, a=1.6, b=1.6, liar=0.0)["a"] == 60
+
+
+def test_of_two_callers_nobody_is_the_odd_one() -> None:
+    assert turns(Callers(), 40, a=1.6, b=3.5) == {"a": 40, "b": 40}
+
+
+def test_who_has_gone_is_no_measure() -> None:
+    there = Callers()
+    turns(there, 20, a=1.6, b=1.6, c=1.6)
+    assert turns(there, 20, HEARD_S + 1, c=5.0)["c"] == 20
+
+
+def test_a_caller_gets_no_more_than_its_share_while_others_call() -> None:
+    there, counted = Callers(), Counter[str]()
+    for n in range(600):
+        caller = "ab"[n // 10 % 2] if n % 10 == 0 else "flood"
+        counted[caller] += there.counts(caller, 1.6, TOKENS, n / 600)
+    assert counted["a"] + counted["b"] == 60
+    assert counted["flood"] <= SHARE * counted["a"] + COUNTED**0.5, counted
+
+
+def test_who_is_alone_has_all() -> None:
+    there = Callers()
+    turns(there, 100, a=1.6, b=1.6)
+    assert turns(there, 100, SHARED_S + 1, a=1.6)["a"] == 100
+
+
+def test_callers_are_forgotten() -> None:
+    there = Callers()
+    for n in range(2 * MOST_CALLERS):
+        there.counts(str(n), 1.0, TOKENS, 0.0)
+    assert len(there._callers) == MOST_CALLERS
+
+
+def test_held_out_data_of_each_caller_are_kept_and_nobody_fills_the_store() -> None:
+    kept = Kept[str]()
+    for n in range(8):
+        kept.keep("a", f"a{n}", 4, 24)
+    assert [len(each) for each in kept.of_each()] == [6], "who is alone has all"
+    kept.keep("b", "b0", 4, 24)
+    for n in range(30):
+        kept.keep("liar", f"x{n}", 4, 24)
+    kept.keep("liar", "far too much", 1000, 24)
+    assert sorted(map(len, kept.of_each())) == [1, 2, 2]
+    kept.keep("c", "c0", 4, 24)
+    assert len(list(kept.of_each())) == MOST_KEPT
+
+
+def test_who_sends_many_lets_the_others_have_their_turn() -> None:
+    there = Turns[str]()
+    for n in range(6):
+        there.put("flood", f"f{n}")
+    there.put("a", "a0")
+    there.put("b", "b0")
+    assert [there.next() for _ in range(9)] == ["f0", "a0", "b0", "f1", "f2", "f3", "f4", "f5", None]
