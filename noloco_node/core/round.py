@@ -141,6 +141,7 @@ class _Outgoing:
 
     exchange: bytes
     peer: str
+    began: float
     appointed_at: float | None = None
     """Since when we have an appointment, and are busy for everybody else."""
 
@@ -373,7 +374,8 @@ class Round:
         call, self._outgoing = self._outgoing, None
         waited_s = 0.0 if call.appointed_at is None else now - call.appointed_at
         self._offer.reason = "missed_appointment" if waited_s else event.reason
-        self._charge(call.peer, self._candidates.get(call.peer, ""), waited_s / self._phase_s)
+        lost_s = now - call.began if isinstance(event, Unanswered) else waited_s
+        self._charge(call.peer, self._candidates.get(call.peer, ""), lost_s / self._phase_s)
         if self._held:
             held, self._held = self._held, None
             return self._accept(self._offer, held, now)
@@ -509,7 +511,7 @@ class Round:
 
     def _call(self, offer: _Offer, peer: str, now: float) -> Call:
         exchange = self._random.randbytes(16)
-        self._outgoing = _Outgoing(exchange, peer)
+        self._outgoing = _Outgoing(exchange, peer, now)
         offer.calls += 1
         offer.reason = "no_answer"
         deadline_s = min(max(ANSWER_SHARE * self._phase_s, MIN_ANSWER_S), MAX_ANSWER_S)

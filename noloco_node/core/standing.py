@@ -41,7 +41,7 @@ together."""
 FADE_PHASES, FADE_SWAPS = 32.0, 16.0
 """So many phases, and so many whole swaps, take off one strike."""
 
-FACTOR = 1.2
+FACTOR = 1.1
 """Times its uniform share that a peer, and a place, may take in the long run. Of two places neither is limited: all but
 one of the nodes may be in one. With BURST a peer stays below twice over 60 rounds of 12 nodes; honest peers, who meet
 by chance, are seldom above it."""

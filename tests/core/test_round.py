@@ -50,7 +50,7 @@ from noloco_node.core.round_events import (
     Tick,
     Unanswered,
 )
-from noloco_node.core.standing import Standing
+from noloco_node.core.standing import BURST, FACTOR, Standing
 from noloco_node.core.verdict import Verdict
 
 LOW, MIDDLE, HIGH = bytes(16), b"\x80" + bytes(15), b"\xff" * 16
@@ -820,6 +820,26 @@ def test_an_appointment_that_a_peer_does_not_keep_costs_less_and_less() -> None:
         m.handle(Accepted(call.exchange), now + 7.6)
         m.handle(SwapEnded(call.exchange, None), now + 7.7)
     assert 2 <= waited <= 10
+
+
+def test_calls_that_nobody_answers_are_charged_to_their_place() -> None:
+    """20 identities of one host answer no call; b and c swap."""
+    crowd = {f"crowd {k}": "a host" for k in range(20)}
+    m, silent, calls = Round(random.Random(3)), 0, list[Call]()
+    m.handle(Candidates({"b": "there", "c": "elsewhere"} | crowd), 0.0)
+    for k in range(1, 200):
+        now = 10.0 * k
+        calls += (action for action in m.handle(Boundary(k, 10.0), now) if isinstance(action, Call))
+        while calls and (call := calls.pop()).peer in crowd:
+            silent, now = silent + 1, now + call.deadline_s
+            missed = m.handle(Unanswered(call.exchange, "silent"), now)
+            calls += (action for action in missed if isinstance(action, Call))
+            now = max(now, m.wake_at() or now)
+            calls += (action for action in m.handle(Tick(), now) if isinstance(action, Call))
+        if call.peer not in crowd:
+            m.handle(Accepted(call.exchange), now + 0.1)
+            m.handle(SwapEnded(call.exchange, None), now + 0.2)
+    assert 5 <= silent / 4 <= BURST + 200 * FACTOR / 3
 
 
 @settings(max_examples=40, deadline=None)
