@@ -30,6 +30,8 @@ from fault_points import Phase, Point, at, daemon
 from namespaces import HOSTS_OF_A_HALF, cut_link, half_address, inside, two_halves, why_not
 from real_nodes import ROOT, Node, RealNodes, until
 
+from noloco_node.errors import EXIT_INTERRUPTED
+
 STORM_S = float(os.environ.get("RANDOM_FAULTS_S", "180"))
 SEED = int(os.environ.get("RANDOM_FAULTS_SEED", "1"))
 CALM_S = 40.0
@@ -226,7 +228,8 @@ class Storm(ChangingSwarm):
             due[2]()
             self.note(due[1])
         for node in [node for node in self.leaving if node.process.poll() is not None]:
-            assert node.process.returncode == 0, (node.home.name, node.log.read_text()[-2000:])
+            early = node.process.returncode == EXIT_INTERRUPTED and not node.log.read_text()  # it had not begun yet
+            assert early or node.process.returncode == 0, (node.home.name, node.log.read_text()[-2000:])
             self.leaving.remove(node)
             self.off.append(node)
         self.look_after_newcomers()
