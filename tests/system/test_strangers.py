@@ -315,6 +315,7 @@ def test_what_is_sent_again_has_room_for_more_than_any_model_holds() -> None:
     assert told("lattice:4", Aim("largest", known=U)) > 1000
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_the_largest_numbers_do_no_harm() -> None:
     # 9 s: nodes that were paused may see each other only after five
