@@ -15,7 +15,7 @@ DOCUMENTED = [
 
 
 def test_a_swarm_of_two_trains_and_reports(real_nodes: RealNodes) -> None:
-    path = real_nodes.manifest(steps=25, rounds=8, learning_rate="3e-3")  # longer than one needs to join the other
+    path = real_nodes.manifest(steps=16, rounds=8, learning_rate="3e-3")  # longer than one needs to join the other
     kept = real_nodes.root / "kept"
     done = real_nodes.run("swarm", "--nodes", "2", "--run", str(path), "--keep", str(kept), "--json", within_s=200)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -107,6 +107,7 @@ def test_twenty_identities_of_one_place_get_at_most_a_quarter() -> None:
     assert len(victim.committed) >= 55, victim.solo
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hold", ["silence", "alive", "one byte at a time", "hang up"])
 def test_held_swaps_cost_less_and_less(hold: str) -> None:
     """Six nodes; without the holder 97% of 200 rounds are committed."""

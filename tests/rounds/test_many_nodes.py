@@ -95,6 +95,7 @@ def test_calls_stay_few_in_larger_swarms_and_with_further_partners(nodes: int, s
     assert swarm.calls_per_pair() < 3
 
 
+@pytest.mark.slow
 def test_lost_messages_and_a_tenth_that_vanishes() -> None:
     """A lost message silences its stream: 30 s until it is given up, which a phase must leave time for."""
     swarm = VirtualSwarm([600.0] * 64, loss=0.05)
