@@ -110,6 +110,12 @@ def swap_over(channel: grpc.aio.Channel, outgoing: AsyncIterator[bytes]) -> Any:
     return channel.stream_stream(f"/{EXCHANGE}/{SWAP}")(outgoing)  # type: ignore[call-arg]  # its stubs want codecs
 
 
+def answer_swaps(server: Any, answer: Callable[[AsyncIterator[bytes], Any], AsyncIterator[bytes]]) -> None:
+    """As the generated function adds a servicer, without its codec."""
+    method = grpc.stream_stream_rpc_method_handler(answer)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(EXCHANGE, {SWAP: method}),))
+
+
 class RoundService:
     def __init__(  # noqa: PLR0913
         self,
@@ -355,9 +361,8 @@ class RoundService:
 
     # ---- being called ----
     def add_to(self, server: Any) -> None:
-        """As the generated function does, without its codec: a Link reads and writes the messages' bytes itself."""
-        method = grpc.stream_stream_rpc_method_handler(self._answer_stream)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(EXCHANGE, {SWAP: method}),))
+        """A Link reads and writes the messages' bytes itself."""
+        answer_swaps(server, self._answer_stream)
 
     async def _answer_stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         peer, place = self._channels.caller(context), self._channels.place(context)

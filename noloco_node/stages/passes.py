@@ -456,8 +456,7 @@ class StagePasses(Gradients):
         now, found = time.monotonic(), self._stage.counts
         counts = self._callers.counts(asked.caller, loss / targets.numel(), targets.numel(), now)
         found.not_counted += not counts
-        if self._callers.not_believed(now) != [*found.not_believed]:
-            found.not_believed = tuple(self._callers.not_believed(now))
+        found.not_believed = tuple(self._callers.not_believed(now))
         return counts
 
     def _begin_to_hold(self) -> None:

@@ -10,7 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import grpc
 import grpc.aio
 
 from noloco_node.bench.exchange import PAYLOAD_BYTES
@@ -18,7 +17,7 @@ from noloco_node.bench.rivals.noloco_pair import Node
 from noloco_node.bench.workers import Answer, serve
 from noloco_node.core.codecs.codec import CodecStats
 from noloco_node.rounds.pieces import PIECE_BYTES
-from noloco_node.rounds.service import EXCHANGE, SWAP, swap_over
+from noloco_node.rounds.service import answer_swaps, swap_over
 from noloco_node.transport.grpc_bridge import BUFFER_BYTES, SERVER_OPTIONS, Streams, open_channel
 
 PROTOCOL = "noloco/bench/1"
@@ -73,8 +72,7 @@ class Echo:
         self.received = asyncio.Event()
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        method = grpc.stream_stream_rpc_method_handler(self._swap)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(EXCHANGE, {SWAP: method}),))
+        answer_swaps(server, self._swap)
 
     async def _swap(self, requests: Any, context: Any) -> AsyncIterator[bytes]:
         reading = asyncio.create_task(_read(requests))
