@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from noloco_node.errors import PeerFault, PeerLost
 from noloco_node.host.traffic import Pace, Traffic
-from noloco_node.rounds.pieces import Assembly, cut
+from noloco_node.rounds import pieces
 from noloco_node.transport.base import peer_faults
 from noloco_node.wire import messages as wire
 
@@ -26,7 +26,8 @@ class Link:
         self._outbox: asyncio.PriorityQueue[tuple[int, int, bytes | None]] = asyncio.PriorityQueue()
         self._put = itertools.count()
         self._incoming: AsyncIterator[bytes] | None = None
-        self._assembly = Assembly()
+        self._assembly = pieces.Assembly()
+        self._most = pieces.PIECE_BYTES
         self._idle_s: float | None = None
         self._dropped = 0
         """Frames queued before this are not sent any more."""
@@ -42,11 +43,15 @@ class Link:
     def send(self, frame: wire.Frame) -> None:
         """Never blocks: the swap's window bounds what can lie in the outbox. An Ack is sent before what waits there: it
         opens the partner's window, and on a limited link the fragments before it may take minutes."""
-        for piece in cut(wire.to_bytes(frame)):
+        for piece in pieces.cut(wire.to_bytes(frame), self._most):
             self._post(piece, first=isinstance(frame, wire.Ack))
 
     def _post(self, piece: bytes | None, *, first: bool = False) -> None:
         self._outbox.put_nowait((int(not first), next(self._put), piece))
+
+    def has_carried(self, size_bytes: int, seconds: float) -> None:
+        """So much of a swap has arrived at both ends, in this time."""
+        self._most = pieces.most(size_bytes, seconds)
 
     def keep_alive(self) -> None:
         """From the next frame on, never be silent for longer than ALIVE_S."""

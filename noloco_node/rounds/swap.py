@@ -118,6 +118,7 @@ class Swap:
         self._leads = leads
         self._stall_s = stall_s
         self._backlog = backlog
+        self._began = 0.0
         self._opened = 0
         self._whole: dict[int, float] = {}
         """The factors that we allow, by places in the order, of corrections that are whole; at most WINDOW of them."""
@@ -132,6 +133,7 @@ class Swap:
     async def run(self) -> None:
         """Swap everything. Raises what broke it: PeerFault, or NonFinite where our own vector is at fault."""
         self._link.keep_alive()
+        self._began = asyncio.get_running_loop().time()
         await self._open_ahead()
         while self.applied < len(self._order):
             await self._backlog.room(self._vectors.correction_bytes)  # a frame has one more added at most
@@ -211,6 +213,8 @@ class Swap:
         self._backlog.add(self._vectors.correction_bytes, added)
         self.applied += 1
         self._acked = None
+        took_s = asyncio.get_running_loop().time() - self._began
+        self._link.has_carried(self.applied * self._fragment_bytes, took_s)
 
     async def _finish(self) -> None:
         if not self._leads:

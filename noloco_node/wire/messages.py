@@ -19,8 +19,8 @@ MAX_MESSAGE_BYTES = 8 << 20
 """Of a frame, and of the answer of a peer that this node has called: a fragment of 1 Mi parameters in fp32 is half of
 it, as is a list of 64 runs."""
 MAX_REQUEST_BYTES = (1 << 20) + (4 << 10)
-"""Of a message that a caller sends, which may be a stranger: the payload of a ping is the largest, a piece of a frame
-an eighth of it."""
+"""Of a message that a caller sends, which may be a stranger: the payload of a ping is the largest; a piece of a frame
+is smaller."""
 MAX_FRAGMENTS = 1 << 20
 """2^40 parameters at the default cut: beyond any model, small enough to count in memory."""
 MAX_ROUND = 1 << 53
@@ -197,13 +197,17 @@ def encode(frame: Frame) -> pb.SwapFrame:  # noqa: PLR0911 - one for each kind
         case Refusal():
             return pb.SwapFrame(refusal=encode_refusal(frame))
         case Fragment(index, payload):
-            return pb.SwapFrame(fragment=pb.Fragment(index=index, payload=payload))
+            message = pb.SwapFrame()  # large bytes: a message that is given to another one would be copied
+            message.fragment.index, message.fragment.payload = index, payload
+            return message
         case Ack(index, scale):
             return pb.SwapFrame(ack=pb.Ack(index=index, scale=scale))
         case Done():
             return pb.SwapFrame(done=pb.Done())
         case Piece(data, more):
-            return pb.SwapFrame(piece=pb.Piece(data=data, more=more))
+            message = pb.SwapFrame()
+            message.piece.data, message.piece.more = data, more
+            return message
         case Alive():
             return pb.SwapFrame(alive=pb.Alive())
 

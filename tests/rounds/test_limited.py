@@ -14,7 +14,7 @@ from noloco_node.core import round_events
 from noloco_node.host.limits import PAUSED, QUOTA
 from noloco_node.host.traffic import SMALL_BYTES, Traffic
 from noloco_node.rounds.link import ALIVE_S
-from noloco_node.rounds.pieces import PIECE_BYTES
+from noloco_node.rounds.pieces import LARGE_PIECE_BYTES, PIECE_BYTES
 from noloco_node.rounds.swap import FRAME_S
 
 RATE = 32_000.0
@@ -71,6 +71,7 @@ def test_streams_share_one_rate() -> None:
 
 def test_signs_of_life_come_often_enough() -> None:
     assert 2 * PIECE_BYTES / RATE + ALIVE_S < FRAME_S, "two streams on the slowest link there may be"
+    assert LARGE_PIECE_BYTES / RATE < FRAME_S, "a quick link may become one in the middle of a swap"
 
 
 def test_a_paused_node_refuses_and_comes_back() -> None:

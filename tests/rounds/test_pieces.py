@@ -5,18 +5,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from noloco_node.errors import PeerMisbehaved
-from noloco_node.rounds.pieces import PIECE_BYTES, Assembly, cut
+from noloco_node.rounds.link import Link
+from noloco_node.rounds.pieces import LARGE_PIECE_BYTES, PIECE_BYTES, PIECE_S, Assembly, cut
 from noloco_node.wire import messages as wire
 
 
-@given(st.integers(0, 5 * PIECE_BYTES))
-def test_a_frame_cut_into_pieces_is_restored(size: int) -> None:
+@given(st.integers(0, 5 * LARGE_PIECE_BYTES), st.sampled_from([PIECE_BYTES, LARGE_PIECE_BYTES]))
+def test_a_frame_cut_into_pieces_is_restored(size: int, most: int) -> None:
     frame = wire.Fragment(3, b"\x07" * size)
-    assembly, pieces = Assembly(), list(cut(wire.to_bytes(frame)))
+    assembly, pieces = Assembly(), list(cut(wire.to_bytes(frame), most))
     *early, last = [assembly.add(piece) for piece in pieces]
     assert last == frame
     assert set(early) <= {None}
-    assert max(len(piece) for piece in pieces) <= PIECE_BYTES + 64
+    assert max(len(piece) for piece in pieces) <= most + 64
+
+
+@pytest.mark.parametrize(("seconds", "largest"), [(9.9, LARGE_PIECE_BYTES), (10.1, PIECE_BYTES)])
+async def test_a_link_that_is_quick_on_average_sends_whole_fragments(seconds: float, largest: int) -> None:
+    link = Link()
+    link.has_carried(int(10 * LARGE_PIECE_BYTES / PIECE_S), seconds)
+    link.send(wire.Fragment(3, bytes(largest)))
+    link.close()
+    sizes = [len(piece) async for piece in link.outgoing()]
+    assert len(sizes) == 2 and largest < max(sizes) < largest + 64
 
 
 @pytest.mark.parametrize(
