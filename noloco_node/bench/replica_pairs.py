@@ -94,7 +94,7 @@ def _meetings(say: Say, plan: Sequence[int], steps: int) -> list[PairMeeting]:
 def _train_apart(replica: Replica, rounds: int, round_done: Callable[[], None]) -> Side:
     """Solo rounds; the last one's snapshot is what the partner gets."""
     for _ in range(rounds):
-        while not replica.phase_over:
+        while not replica.position.phase_over:
             replica.step()
         side = Side(replica.snapshot(), replica.movement()[0].cpu())
         replica.boundary()

@@ -3,11 +3,9 @@
 Notable choices:
 - The model's parameters are views of ONE flat fp32 vector θ, so the outer step and a fragment's correction are each a
   few operations on slices. φ and δ are flat too, beside θ where they fit. AdamW (optimizer.py) sees the parameters.
-- A phase lasts so many steps, or so many seconds, counted by `spend`. Time beyond the end of a phase by time counts for
-  the next one, so that machines with short and with long steps do not drift apart.
 - A step whose loss or gradient is not finite is skipped and counted; the position in data and schedule moves on. After
   MAX_SKIPPED of them in a row the caller must restore weights that were good.
-- `round` counts past boundaries: before the first one the replica is in round 0.
+- Where it is in the run, and when a phase ends, is the business of its `position` (schedule.py).
 
 The maths of a boundary is core/outer.py (arXiv 2506.10911). A Task says what is trained (task.py), and gradients.py
 computes loss and gradient of a batch. Knows nothing of peers, threads or files; used by one thread only.
@@ -46,7 +44,7 @@ from noloco_node.training import memory_budget, model, tasks
 from noloco_node.training.background_copy import Copies, FileMemory, Pair, host_memory
 from noloco_node.training.gradients import Gradients, NotMeasured, ShortOfMemory
 from noloco_node.training.optimizer import Optimizer
-from noloco_node.training.schedule import learning_rate
+from noloco_node.training.schedule import Position
 from noloco_node.training.task import Batch, Closable, Counted, ExampleStream, Passing, Patient, Task, Writing
 
 log = logging.getLogger(__name__)
@@ -168,13 +166,7 @@ class Replica:
             task, module, self._optimizer, self._spec, micro_batch, memory_fraction, compile, later
         )
         self._most_tokens_per_s = _most_tokens_per_s(task, module, self.theta.device, self._spec)
-        self.budget = manifest.rounds
-        self.round = 0
-        self.phase_step = 0
-        """Steps since the last boundary."""
-        self.phase_s = 0.0
-        """Seconds since the last boundary, of a phase by time."""
-        self._taken = 0
+        self.position = Position(self._spec, manifest.rounds)
         self.skipped = 0
         """Skipped steps, without a finite loss and gradient."""
         self._skipped_in_row = 0
@@ -200,7 +192,7 @@ class Replica:
         """The corrections of the last swap."""
         self._batch: Batch | None = None
         """Of the next step, when it has been fetched."""
-        self._batch_position: Any = None
+        self._batch_at: Any = None
         self.copies = Copies(self.theta.device)
         self.spill_folder: Callable[[], Path] | None = None
         """For a copy of the state that memory has no room for."""
@@ -307,21 +299,12 @@ class Replica:
         return {name: p.shape for name, p in model.parameters(self.module)}
 
     @property
-    def phase_over(self) -> bool:
-        """Whether the boundary is due: after H steps, or after the time of a phase and at least one step."""
-        if self._spec.seconds is None:
-            return self.phase_step >= self._phase_steps
-        return self.phase_step > 0 and self.phase_s >= self._spec.seconds
+    def round(self) -> int:
+        return self.position.round
 
     @property
-    def phase_part(self) -> float:
-        """The share of the phase that is over, 0 to 1."""
-        done = self.phase_step / self._phase_steps if self._spec.seconds is None else self.phase_s / self._spec.seconds
-        return min(1.0, done)
-
-    @property
-    def _phase_steps(self) -> int:
-        return self._spec.steps or 1
+    def steps(self) -> int:
+        return self.position.steps
 
     @property
     def tokens_per_step(self) -> int:
@@ -330,7 +313,7 @@ class Replica:
     @property
     def tokens(self) -> int:
         """That this replica has trained on; its checkpoints count them."""
-        return self._taken * self.tokens_per_step
+        return self.position.taken * self.tokens_per_step
 
     def mfu(self, tokens_per_s: float | None) -> float | None:
         """The share of the device's arithmetic that the model's products take at this rate; None where it is not
@@ -382,29 +365,10 @@ class Replica:
         found = torch.cuda.get_device_properties(self.theta.device) if self.theta.is_cuda else None
         return str(uuid) if (uuid := getattr(found, "uuid", None)) else None
 
-    def steps_left(self, step_s: float) -> int:
-        """Steps until the boundary; with a phase by time, if each takes `step_s`."""
-        if self._spec.seconds is None:
-            return max(1, self._phase_steps - self.phase_step)
-        return max(1, int((self._spec.seconds - self.phase_s) / max(step_s, 1e-6)))
-
     @property
     def warming_up(self) -> bool:
         """Whether AdamW is too fresh for this replica to be offered."""
         return self._warm_up_left > 0
-
-    @property
-    def steps(self) -> int:
-        """With phases by steps: the replica's position in the run's schedule, so the steps before it joined count too.
-        With phases by time: its own steps."""
-        return self.round * self._phase_steps + self.phase_step if self._spec.seconds is None else self._taken
-
-    @property
-    def _progress(self) -> float:
-        """The share of the run that is over, 0 to 1, with the step under way."""
-        if self._spec.seconds is None:
-            return (self.steps + 1) / (self.budget * self._phase_steps)
-        return (self.round + self.phase_part) / self.budget
 
     # ---- inner steps ----
     def try_out(self) -> None:
@@ -426,11 +390,6 @@ class Replica:
         """On a GPU: what the last step left."""
         self._gradients.make_room()
 
-    def spend(self, seconds: float) -> None:
-        """So much time of the phase has passed: it ends phases by time, and their schedule follows it."""
-        if self._spec.seconds is not None:
-            self.phase_s += seconds
-
     def has_data(self, within_s: float) -> bool:
         """Whether the next batch is there; waits for a Patient stream no longer than this."""
         return not isinstance(self.stream, Patient) or self.stream.ready(self._gradients.examples, within_s)
@@ -439,13 +398,13 @@ class Replica:
         """Read the next step's batch now, so that reading and training can be timed apart. It stays the next one until
         a step is done with it."""
         if self._batch is None:
-            self._batch_position = self.stream.position
+            self._batch_at = self.stream.position
             self._batch = self.stream.next(self._gradients.examples)
 
     @property
-    def _position(self) -> Any:
+    def _data_position(self) -> Any:
         """In the stream, of the next step's batch."""
-        return self.stream.position if self._batch is None else self._batch_position
+        return self.stream.position if self._batch is None else self._batch_at
 
     def step(self) -> float:
         """One step of AdamW. Returns its loss, which is not finite where the step was skipped. Raises NonFinite after
@@ -467,15 +426,14 @@ class Replica:
             self.skipped += 1
             self._skipped_in_row += 1
         self._batch = None
-        self.phase_step += 1
-        self._taken += 1
+        self.position.step()
         if self._skipped_in_row == MAX_SKIPPED:
             self._skipped_in_row = 0
             raise NonFinite(f"{MAX_SKIPPED} steps in a row had no finite loss and gradient")
         return loss
 
     def _descend(self) -> None:
-        rate = learning_rate(self._spec, self._progress) * (1 - self._warm_up_left / (WARM_UP_STEPS + 1))
+        rate = self.position.learning_rate * (1 - self._warm_up_left / (WARM_UP_STEPS + 1))
         self.copies.secure("theta")
         self.copies.secure("moments")
         self._gradients.step(rate)
@@ -510,7 +468,7 @@ class Replica:
         self._require_finite(self.theta)
         self._secure_weights()
         outer.local_step(self.theta, self.phi, self.delta, self._hyper)
-        self._next_round()
+        self.position.next_round()
 
     @property
     def skips(self) -> bool:
@@ -530,7 +488,7 @@ class Replica:
 
     def end_without_step(self) -> None:
         """End the phase; θ, φ and δ stay as they are."""
-        self._next_round()
+        self.position.next_round()
         self._thrown_away.append(self.round)
 
     def restart(self) -> None:
@@ -617,12 +575,6 @@ class Replica:
         self.copies.secure("theta", start, end)
         self.copies.secure("slow", start, end)
 
-    def _next_round(self) -> None:
-        self.round += 1
-        self.phase_step = 0
-        if self._spec.seconds is not None:
-            self.phase_s %= self._spec.seconds
-
     def _require_finite(self, vector: Tensor) -> None:
         if (at := self._first_nonfinite(vector)) is not None:
             raise NonFinite(f"{self._name_at(at)} holds NaN or Inf")
@@ -691,10 +643,10 @@ class Replica:
             {"phi": phi, "delta": delta},
             {
                 "optimizer": moments,
-                "position": self._position,
-                "phase_step": self.phase_step,
-                "phase_s": self.phase_s,
-                "taken": self._taken,
+                "position": self._data_position,
+                "phase_step": self.position.phase_step,
+                "phase_s": self.position.phase_s,
+                "taken": self.position.taken,
                 "skipped": self.skipped,
                 "skipped_in_row": self._skipped_in_row,
                 "last_loss": self.last_loss,
@@ -741,8 +693,8 @@ class Replica:
             ) from None
         self._batch = None
         self._take_weights(saved)
-        self.round, self.phase_step = saved.round, saved.inner["phase_step"]
-        self.phase_s, self._taken = saved.inner["phase_s"], saved.inner["taken"]
+        self.position.round, self.position.phase_step = saved.round, saved.inner["phase_step"]
+        self.position.phase_s, self.position.taken = saved.inner["phase_s"], saved.inner["taken"]
         self.skipped, self._skipped_in_row = saved.inner["skipped"], saved.inner["skipped_in_row"]
         if self._length_correction:
             self._length_correction.load(saved.inner["norms"])
@@ -825,7 +777,7 @@ class Replica:
         self.phi.copy_(phi)
         self.delta.copy_(delta)
         self._begin_at_phi()
-        self.round, self.phase_step, self.phase_s = round, 0, 0.0
+        self.position.move_to(round)
         self._thrown_away.clear()
         self._owed_for = -1
         self._added.clear()

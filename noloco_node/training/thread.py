@@ -263,7 +263,7 @@ class TrainingThread:
             case mailbox.Amend(rounds, ended):
                 own = self._rounds != self._budget  # it stops earlier than the run
                 self._rounds = min(self._rounds, replica.round if ended else rounds) if own or ended else rounds
-                self._budget = replica.budget = rounds
+                self._budget = replica.position.budget = rounds
             case mailbox.Correct():
                 self._correct(replica, command)
             case mailbox.Adopt(round_, state):
@@ -383,10 +383,10 @@ class TrainingThread:
         phase, left_s, tokens_per_s = self._phase, None, None
         if phase.steps and not self._paused:
             step_s = (time.perf_counter() - phase.began) / phase.steps
-            left_s = step_s * replica.steps_left(step_s)
+            left_s = step_s * replica.position.steps_left(step_s)
             tokens_per_s = rate(replica.tokens_per_step, step_s)
         so_far = (phase.loss(), replica.device_bytes, self._shortage.why if self._shortage else None)
-        return Progress(replica.steps, replica.phase_part, left_s, tokens_per_s, *so_far)
+        return Progress(replica.steps, replica.position.phase_part, left_s, tokens_per_s, *so_far)
 
     # ---- on the training thread: the run ----
     def _run(self) -> None:
@@ -428,7 +428,7 @@ class TrainingThread:
         phase, round_ = _Phase(time.perf_counter()), replica.round
         self._phase = phase
         # a resumed phase has some steps behind it, perhaps all
-        while not replica.phase_over or (phase.steps and not phase.losses):
+        while not replica.position.phase_over or (phase.steps and not phase.losses):
             self._serve(replica)
             phase.began += self._wait_while_paused(replica)
             if replica.round != round_:
@@ -630,5 +630,5 @@ class TrainingThread:
     def _read_clock(self, replica: Replica) -> None:
         """A phase's time includes all that this thread does, but no pauses and no waiting for a partner."""
         now = time.perf_counter()
-        replica.spend(now - self._clock_read_at)
+        replica.position.spend(now - self._clock_read_at)
         self._clock_read_at = now

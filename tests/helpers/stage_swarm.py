@@ -122,7 +122,7 @@ class StageSwarm:
         while not self.stop:
             if member.replica.has_data(0):
                 member.losses.append(member.replica.step())
-                if member.replica.phase_over:
+                if member.replica.position.phase_over:
                     self._boundary(member)
             await asyncio.sleep(0 if not member.service.letters.empty() else 0.0005)
 

@@ -226,7 +226,7 @@ def test_a_replica_whose_slow_weights_are_elsewhere_does_the_same(monkeypatch: p
     for replica in (beside, apart):
         for _ in range(7):
             replica.step()
-            if replica.phase_over:
+            if replica.position.phase_over:
                 replica.boundary()
         replica.apply(5, torch.ones(10), replica.round)
     assert torch.allclose(beside.phi.cpu(), apart.phi, atol=1e-5)

@@ -195,9 +195,9 @@ def test_a_checkpoint_of_that_time_loses_no_batch(watched: Watched) -> None:
     state = watched.thread.state().result(DEADLINE_S)
     resumed, straight = small_replica(), small_replica()
     resumed.load(state)
-    for _ in range(resumed._taken):
+    for _ in range(resumed.position.taken):
         straight.step()
-        if straight.phase_over:
+        if straight.position.phase_over:
             straight.boundary()
     assert resumed.stream.position == straight.stream.position
     watched.shortage.lasts = False

@@ -185,25 +185,25 @@ def test_a_phase_by_time_ends_with_the_first_step_beyond_it_and_the_overrun_coun
     replica = small_replica(run=timed_run(1.0))
     lengths = []
     for _ in range(6):
-        while not replica.phase_over:
+        while not replica.position.phase_over:
             replica.step()
-            replica.spend(0.4)
-        lengths.append(replica.phase_step)
+            replica.position.spend(0.4)
+        lengths.append(replica.position.phase_step)
         replica.boundary()
     assert lengths == [3, 2, 3, 2, 3, 2], "six phases of a second are fifteen steps of 0.4 s"
     assert (replica.round, replica.steps) == (6, 15)
-    replica.spend(50.0)
-    assert not replica.phase_over, "at least one step"
+    replica.position.spend(50.0)
+    assert not replica.position.phase_over, "at least one step"
 
 
 def test_the_schedule_of_phases_by_time_follows_rounds() -> None:
     run = timed_run(1.0, rounds=4)
     replica, rates = small_replica(run=run), []
     for _ in range(4):
-        while not replica.phase_over:
+        while not replica.position.phase_over:
             replica.step()
             rates.append(replica._optimizer._adamw.param_groups[0]["lr"])
-            replica.spend(0.25)
+            replica.position.spend(0.25)
         replica.boundary()
     assert rates == [learning_rate(run.inner, step / 16) for step in range(16)]
 
@@ -216,8 +216,8 @@ def test_a_phase_by_time_is_resumed_where_it_was() -> None:
         losses = []
         for _ in range(steps):
             losses.append(replica.step())
-            replica.spend(0.375)
-            if replica.phase_over:
+            replica.position.spend(0.375)
+            if replica.position.phase_over:
                 replica.boundary()
         return losses
 
@@ -321,7 +321,7 @@ def test_two_replicas_meet_and_their_mean_is_kept(name: str) -> None:
 
 
 def train_phase(replica: Replica) -> None:
-    while not replica.phase_over:
+    while not replica.position.phase_over:
         replica.step()
 
 
@@ -458,7 +458,7 @@ def test_after_a_peers_state_adamw_is_warmed_up_before_anything_is_offered() -> 
     donor, joining, plain = small_replica("a"), small_replica("b"), small_replica("b")
     train(donor, 7)
     joining.adopt(donor.round, live_state(donor))
-    plain.round = donor.round
+    plain.position.round = donor.round
     shares = []
     for step in range(WARM_UP_STEPS + 1):
         assert joining.warming_up is (step < WARM_UP_STEPS)
@@ -542,7 +542,7 @@ def test_a_step_without_a_finite_loss_is_skipped_and_counted(monkeypatch: pytest
     loss = replica._gradients._loss
     monkeypatch.setattr(replica._gradients, "_loss", lambda micro: loss(micro) * math.inf)
     assert not math.isfinite(replica.step())
-    assert torch.equal(replica.theta, before) and (replica.skipped, replica.phase_step) == (1, 1)
+    assert torch.equal(replica.theta, before) and (replica.skipped, replica.position.phase_step) == (1, 1)
     assert replica.stream.position == (0, 4), "the batch that did it is behind us"
     monkeypatch.undo()
     assert math.isfinite(replica.step()) and not torch.equal(replica.theta, before)
@@ -585,12 +585,13 @@ def test_weights_go_back_and_the_run_goes_on() -> None:
     train(replica, 4)
     saved = replica.state()
     train(replica, 4)
-    position, rate = replica.stream.position, replica._progress
+    position, rate = replica.stream.position, replica.position.progress
     replica.theta[0] = replica.phi[0] = math.nan
     replica.restore(saved)
     assert torch.equal(replica.phi, saved.outer["phi"]) and replica.theta.isfinite().all()
     assert plain(replica.state().inner["optimizer"]) == plain(saved.inner["optimizer"])
-    assert (replica.round, replica.steps, replica.stream.position) == (2, 8, position) and replica._progress == rate
+    assert (replica.round, replica.steps, replica.stream.position) == (2, 8, position)
+    assert replica.position.progress == rate
     before = replica.phi.clone()
     replica.apply(0, torch.ones(10), offered_round=2)
     assert torch.equal(replica.phi, before), "that was for other weights"
@@ -615,7 +616,7 @@ def test_a_vector_that_is_not_finite_is_not_offered(at: int, name: str) -> None:
         replica.boundary()
     assert torch.equal(replica.phi, phi) and torch.equal(replica.delta, delta) and replica.round == 1
     replica.discard()
-    assert torch.equal(replica.theta, phi) and (replica.round, replica.phase_step) == (2, 0)
+    assert torch.equal(replica.theta, phi) and (replica.round, replica.position.phase_step) == (2, 0)
     assert all(map(math.isfinite, train(replica, 3)))
 
 

@@ -60,7 +60,7 @@ def record(rng: random.Random) -> Iterator[Received]:
             other.apply(each.start, -each.correction, each.offered_round)
             yield each
         one.step(), other.step()
-        if one.phase_over:
+        if one.position.phase_over:
             us = boundary(one), boundary(other)
             for start, correction in corrections(us) if not waiting else ():
                 waiting.append(Received(step + 1 + rng.randrange(8), one.round, start, correction))
@@ -88,7 +88,7 @@ def uninterrupted(received: Sequence[Received], broken: Sequence[Resume] = ()) -
             if each.before_step == step and not any(point.misses(each) for point in broken):
                 inner.apply(each.start, each.correction, each.offered_round)
         inner.step()
-        if inner.phase_over:
+        if inner.position.phase_over:
             boundary(inner)
     return what_goes_on(asdict(inner.state()))
 

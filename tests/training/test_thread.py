@@ -208,7 +208,7 @@ def test_a_run_that_its_author_makes_longer_goes_on_and_one_that_is_ended_stops_
         for _ in range(4):
             watched.until(PhaseEnded)
         watched.next(Finished)
-        assert built[0].budget == 4, "the learning rate falls over all its rounds"
+        assert built[0].position.budget == 4, "the learning rate falls over all its rounds"
     with running(rounds=2) as watched:
         watched.thread.begin(1)
         watched.thread.amend(4, ended=False)
@@ -231,7 +231,7 @@ def test_two_threads_do_what_two_replicas_do() -> None:
     ones, others = small_replica("a"), small_replica("b")
     for _ in range(2):
         for replica in (ones, others):
-            while not replica.phase_over:
+            while not replica.position.phase_over:
                 replica.step()
         exchange(ones, others, (codec("fp32"), codec("fp32")))
     fresh = small_replica("a"), small_replica("b")
@@ -691,7 +691,7 @@ def test_weights_that_are_broken_are_those_of_the_last_checkpoint_again() -> Non
 def test_a_checkpoint_at_the_very_end_of_a_phase_goes_on_with_its_boundary() -> None:
     replica = small_replica()
     losses = [replica.step() for _ in range(3)]
-    assert replica.phase_over
+    assert replica.position.phase_over
 
     def build() -> Replica:
         resumed = small_replica()
@@ -896,7 +896,7 @@ def test_weights_whose_steps_are_skipped_are_not_offered() -> None:
 
     def skip() -> float:
         steps()
-        replica._skipped_in_row = int(replica.phase_step == 4)
+        replica._skipped_in_row = int(replica.position.phase_step == 4)
         return 1.0
 
     replica.step = skip  # type: ignore[method-assign]
@@ -914,7 +914,7 @@ def test_slow_weights_that_are_not_finite_at_a_boundary(saved: bool) -> None:
 
     def spoil() -> float:
         loss = steps()
-        if replica.round == 1 and replica.phase_over:
+        if replica.round == 1 and replica.position.phase_over:
             replica.phi[5] = float("inf")
             replica.theta[5] = float("inf")
         return loss

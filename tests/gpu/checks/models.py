@@ -58,7 +58,7 @@ def train(inner: Replica, steps: int) -> list[float]:
     losses = []
     for _ in range(steps):
         losses.append(inner.step())
-        if inner.phase_over:
+        if inner.position.phase_over:
             inner.boundary()
     return losses
 

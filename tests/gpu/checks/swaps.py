@@ -174,7 +174,7 @@ class _Side(Posts):
 
             def held_back() -> float:
                 loss = step()
-                if self.held and inner.round and inner.phase_step == ADDED_BEHIND:
+                if self.held and inner.round and inner.position.phase_step == ADDED_BEHIND:
                     place.sleep_on_stream(SLEEP_S)  # the corrections are ready before it is
                     self.waits.set()
                     assert self.goes_on.wait(DEADLINE_S), "no corrections came"

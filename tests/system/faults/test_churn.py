@@ -98,7 +98,7 @@ def calm(replicas: int, rounds: int) -> float:
     rng = random.Random(SEED)
     for _ in range(rounds):
         for inner in all_:
-            while not inner.phase_over:
+            while not inner.position.phase_over:
                 inner.step()
         order = rng.sample(range(replicas), replicas)
         for one, other in zip(order[::2], order[1::2], strict=False):
