@@ -12,12 +12,12 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import AsyncGenerator, Collection, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Collection, Coroutine
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from noloco_node.base import peer_names, periodic, places
+from noloco_node.base import peer_names, periodic
 from noloco_node.base.events import Evaluated, Event, RolledBack, RoundCommitted, Sampled, WentSolo
 from noloco_node.base.states import AT_WORK, HAS_WEIGHTS, SERVES_STAGE, NodeState
 from noloco_node.checkpoints import listing
@@ -31,6 +31,7 @@ from noloco_node.host.config import NodeConfig
 from noloco_node.host.policy import Policy
 from noloco_node.node import build_training, find_run, lifecycle, outcome, status, which_stage
 from noloco_node.node.base import BaseNode, Report
+from noloco_node.node.follow_author import FollowAuthor
 from noloco_node.observe import exporters
 from noloco_node.observe.jsonl import METRICS_EVERY_S
 from noloco_node.observe.recorder import Recorder, rollback_sentence
@@ -63,8 +64,6 @@ from noloco_node.wire.stage_pb2_grpc import add_StageServicer_to_server
 
 log = logging.getLogger(__name__)
 
-ANNOUNCE_S = 60.0
-"""How often the run is announced: a rendezvous that was restarted has forgotten it."""
 CACHE_S = 20.0
 """How often some peers of the cache (peers/cache.py) are looked up."""
 LEAVE_S, TRANSPORT_S = 10.0, 5.0
@@ -73,12 +72,6 @@ SETTLE_S = 3.0
 """How long a swap under way may take to end; what was applied stays."""
 STOP_S = 0.5
 """At least so long the training thread may take to end: after its last state it ends at once."""
-RULES_S = 1.0
-"""How often it is checked whether the run was amended, and whether this node may still take part."""
-RULES_ASKED = 8
-"""Peers that are asked for an amendment at the same time."""
-TELL_SECONDS = 60
-"""How long a node stays where its author has ended the run and others do not know it: a few presence records long."""
 LIMITS_S = 1.0
 """How often the volunteer's hours and quota are checked."""
 TIME_S = 1.0
@@ -139,7 +132,7 @@ class TrainingNode(BaseNode):
         self._messages: asyncio.Queue[Message] = asyncio.Queue()
         self._run: Manifest | None = None
         """As its author amended it."""
-        self._rules: RunRules | None = None
+        self._author: FollowAuthor | None = None
         self._token = config.token or b""
         self._thread: TrainingThread | None = None
         self._keeper: CheckpointKeeper | None = None
@@ -163,8 +156,17 @@ class TrainingNode(BaseNode):
         signed = self._signed or await find_run.find(
             self._config, self._rendezvous(), self._transport.channel, self._report, self.waits_for
         )
-        rules = self._rules = RunRules(self._home.run(verify(signed).run_id), signed)
-        rules.require(self._identity.peer_id, self._token)
+        rules = RunRules(self._home.run(verify(signed).run_id), signed)
+        author = self._author = FollowAuthor(
+            rules,
+            self._token,
+            self._transport,
+            self._membership,
+            self._rendezvous(),
+            self._rounds.misbehaved,
+            self._run_amended,
+        )
+        author.require()
         run = self._run = rules.run
         if self._signed is None:
             self._remember(run, signed)  # data that it lacks can then be given to `join` alone
@@ -189,13 +191,7 @@ class TrainingNode(BaseNode):
         )
         await self._enter(lambda: self._membership.enter(directory))
         if run.stages is not None:
-            config, folder = replace(self._config, stage=self._takes or self._config.stage), self._home.run(run.run_id)
-            self._at = await which_stage.choose(self._look, run, run.stages.count, config, folder)
-            self._report(f"holding stage {self._at}")
-            if self._at.first:
-                sources.check(run.data, self._sources)
-            if which_stage.held(folder):
-                which_stage.take(folder, self._at.number)
+            self._at = await self._choose_stage(run, run.stages.count)
             self._thread = self._start_training(run)
         if not (self._brings_run or listing.newest(self._home.run(run.run_id) / "checkpoints")):
             await find_run.require_somebody(self._look, run.label, self.waits_for)
@@ -209,7 +205,7 @@ class TrainingNode(BaseNode):
             if self._at:
                 which_stage.take(self._home.run(run.run_id), self._at.number)
             self._known_runs.add(signed, amended=rules.amended)
-            await self._learn_first(rules)
+            await author.learn_first()
             if rules.ended and not (ready.round or self._brings_run):
                 raise SwarmUnreachable(f"{run.label} is over: its author has ended it. Join another run")
             self._recorder.open(self._home.run(run.run_id), run.label, self._config.sinks)
@@ -218,10 +214,20 @@ class TrainingNode(BaseNode):
             self._report_join_lines(invitation.lines(ways_in, run.run_id, signed.author))
             if run.membership == "invite":
                 self._report("each of them needs a token, which the author makes: `noloco-node invite <their peer id>`")
-            duties += [group.create_task(duty) for duty in self._duties()]
+            duties += [group.create_task(duty) for duty in (*author.duties(), *self._duties())]
             await self._train(rules, self._training, ready)
             for duty in duties:
                 duty.cancel()
+
+    async def _choose_stage(self, run: Manifest, stages: int) -> Position:
+        config, folder = replace(self._config, stage=self._takes or self._config.stage), self._home.run(run.run_id)
+        at = await which_stage.choose(self._look, run, stages, config, folder)
+        self._report(f"holding stage {at}")
+        if at.first:
+            sources.check(run.data, self._sources)
+        if which_stage.held(folder):
+            which_stage.take(folder, at.number)
+        return at
 
     def _remember(self, run: Manifest, signed: Signed) -> None:
         port = next((address.port for address in self._transport.addresses() if not address.relay), 0)
@@ -243,9 +249,6 @@ class TrainingNode(BaseNode):
             return self._membership.look_again_s(self._life.state, self._stats.with_peer)
 
         return [
-            periodic.every(lambda: ANNOUNCE_S, self._announce, (NolocoError,)),
-            periodic.every(lambda: RULES_S, self._follow_author, (NolocoError, OSError)),
-            periodic.every(lambda: RULES_S, self._stay_admitted, ()),
             periodic.every(look_again_s, self._membership.look, (NolocoError, OSError)),
             periodic.every(lambda: CACHE_S, self._membership.refresh_cache, (NolocoError, OSError)),
             periodic.every(lambda: LIMITS_S, self._check_limits, (NolocoError, OSError)),
@@ -254,11 +257,6 @@ class TrainingNode(BaseNode):
             periodic.every(lambda: TIME_S, self._save_when_due, ()),
             periodic.every(lambda: METRICS_EVERY_S, self._write_metrics, (NolocoError,)),
         ]
-
-    async def _announce(self) -> None:
-        if self._rules:
-            channels = [self._transport.channel(peer) for peer in self._rendezvous()]
-            await run_registry.announce(channels, self._rules.signed, self._rules.amended)
 
     async def _model_ready(self) -> Ready:
         ready = await self._next_message()
@@ -385,7 +383,7 @@ class TrainingNode(BaseNode):
 
     async def _finish(self) -> None:
         """The work is done: let the last offer find its partner, save, and stay visible for a while (--linger)."""
-        if self._at or (self._rules and self._rules.ended):
+        if self._at or (self._author and self._author.rules.ended):
             self._stats.rounds_target = self._stats.round  # it may have ended earlier than planned
         self._handle(lifecycle.Signal.WORK_DONE)
         await self._settled(min(LAST_SWAP_S, self._phase_s))
@@ -401,7 +399,8 @@ class TrainingNode(BaseNode):
             await self._schedule.save_now()
         self._handle(lifecycle.Signal.SAVED)
         await self._publish_now()
-        await self._tell_others()
+        if self._author:
+            await self._author.tell_others()
         await asyncio.sleep(self._config.linger)
 
     def moves(self) -> Move | None:
@@ -412,7 +411,7 @@ class TrainingNode(BaseNode):
         self._move = None
         super().leave()
 
-    def _move_where_thin(self, run: Manifest, at: Position, rules: RunRules) -> None:
+    def _move_where_thin(self, at: Position, rules: RunRules) -> None:
         if self._move or not self._may_move:
             return
         to = self._balance.moves_to(
@@ -472,8 +471,8 @@ class TrainingNode(BaseNode):
             await asyncio.to_thread(self._thread.stop, patience_s)
         if self._ready:
             await self._policy.write_down(leaving=True)
-        if self._run and self._rules and not self._move:
-            rounds = self._stats.round if self._rules.ended else self._run.rounds
+        if self._run and self._author and not self._move:
+            rounds = self._stats.round if self._author.rules.ended else self._run.rounds
             for line in outcome.lines(self.status(), rounds, self._home):
                 self._report(line)
 
@@ -506,38 +505,9 @@ class TrainingNode(BaseNode):
 
     # ---- what the run's author says ----
     def _refuses(self, peer: str, token: bytes) -> str | None:
-        return self._rules.refuses(peer, token) if self._rules else None
+        return self._author.rules.refuses(peer, token) if self._author else None
 
-    async def _learn_first(self, rules: RunRules) -> None:
-        """What became of the run while this node was away, before it trains. Raises NotAdmitted."""
-        with suppress(NolocoError, OSError):
-            await self._membership.look()
-        seen = self._membership.seen.values()
-        stated = dict.fromkeys(self._rendezvous(), 0) | {record.peer_id: record.amendment for record in seen}
-        await self._learn(rules, stated)
-        rules.require(self._identity.peer_id, self._token)
-
-    async def _stay_admitted(self) -> None:
-        """Raises NotAdmitted where this node may no longer take part."""
-        if self._rules:
-            self._rules.require(self._identity.peer_id, self._token)
-
-    async def _follow_author(self) -> None:
-        if rules := self._rules:
-            if rules.reread():
-                await self._follow_amendment(rules)
-            seen = self._membership.seen.values()
-            newer = {record.peer_id: record.amendment for record in seen if record.amendment > rules.version}
-            await self._learn(rules, newer)
-
-    async def _learn(self, rules: RunRules, stated: Mapping[str, int]) -> None:
-        def some(peers: Collection[str]) -> Collection[str]:
-            return places.several(random.Random(), {p: self._transport.place_of(p) for p in peers}, RULES_ASKED)
-
-        if await rules.learn(self._transport.channel, stated, some, self._rounds.misbehaved):
-            await self._follow_amendment(rules)
-
-    async def _follow_amendment(self, rules: RunRules) -> None:
+    async def _run_amended(self, rules: RunRules) -> None:
         run = self._run = rules.run
         self._report(f"{run.label} was {rules.words} by its author")
         self._known_runs.add(rules.signed, amended=rules.amended)
@@ -550,19 +520,6 @@ class TrainingNode(BaseNode):
             self._stats.rounds_target = run.rounds if whole else min(self._stats.rounds_target, run.rounds)
             self._begin_rounds(rules, self._ready)
         await self._publish_now()
-        await self._announce()
-
-    async def _tell_others(self) -> None:
-        """Stay until the others know that the run was ended: who goes at once could be the only one that knows."""
-        rules = self._rules
-        for _ in range(TELL_SECONDS):
-            seen = self._membership.seen.values()
-            if not (rules and rules.ended and any(self._lacks(record, rules.version) for record in seen)):
-                return
-            await asyncio.sleep(1)
-
-    def _lacks(self, record: PeerRecord, version: int) -> bool:
-        return record.amendment < version and record.state != NodeState.LEAVING and record.expires > time.time()
 
     # ---- joining a run ----
     def _rendezvous(self) -> list[str]:
@@ -692,8 +649,8 @@ class TrainingNode(BaseNode):
             self._stages.candidates(after, beside)
             if self._run and self._thread and self._stage_before_is_done(self._run.rounds):
                 self._thread.amend(self._run.rounds, ended=True)  # no micro-batch comes any more
-            if self._run and self._rules:
-                self._move_where_thin(self._run, self._at, self._rules)
+            if self._run and self._author:
+                self._move_where_thin(self._at, self._author.rules)
 
     def _stage_before_is_done(self, rounds: int) -> bool:
         """Random routes do not give all nodes of a stage the same number of tokens: one may never reach the end."""
@@ -766,7 +723,7 @@ class TrainingNode(BaseNode):
             self._ready,
             self._gpu,
             found,
-            amended=self._rules.words if self._rules else None,
+            amended=self._author.rules.words if self._author else None,
             stage=self._stages.view(seen, self._life.state),
         )
 

@@ -1,0 +1,103 @@
+"""What a run's author changed later, as a running node follows it: learned from its home and from peers, and told on.
+
+peers/run_rules.py checks and keeps it; `amended` does what it changes in this node.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from noloco_node.base import periodic, places
+from noloco_node.base.states import NodeState
+from noloco_node.errors import NolocoError
+from noloco_node.peers import run_registry
+from noloco_node.peers.membership import Membership
+from noloco_node.peers.record import PeerRecord
+from noloco_node.peers.run_rules import RunRules
+from noloco_node.transport.libp2p import Libp2pTransport
+
+ANNOUNCE_S = 60.0
+"""How often the run is announced: a rendezvous that was restarted has forgotten it."""
+LOOK_S = 1.0
+"""How often it is checked whether the run was amended, and whether this node may still take part."""
+ASKED = 8
+"""Peers that are asked for an amendment at the same time."""
+TELL_SECONDS = 60
+"""How long a node stays where its author has ended the run and others do not know it: a few presence records long."""
+
+
+class FollowAuthor:
+    def __init__(  # noqa: PLR0913, PLR0917
+        self,
+        rules: RunRules,
+        token: bytes,
+        transport: Libp2pTransport,
+        membership: Membership,
+        rendezvous: Sequence[str],
+        misbehaved: Callable[[str, str], None],
+        amended: Callable[[RunRules], Awaitable[None]],
+    ) -> None:
+        """`token`: this node's; `rendezvous`: the peers by which it joined."""
+        self.rules = rules
+        self._own = transport.peer_id, token
+        self._transport, self._membership = transport, membership
+        self._rendezvous, self._misbehaved, self._amended = rendezvous, misbehaved, amended
+
+    def duties(self) -> list[Coroutine[Any, Any, None]]:
+        return [
+            periodic.every(lambda: ANNOUNCE_S, self.announce, (NolocoError,)),
+            periodic.every(lambda: LOOK_S, self._look, (NolocoError, OSError)),
+            periodic.every(lambda: LOOK_S, self._stay_admitted, ()),
+        ]
+
+    async def announce(self) -> None:
+        channels = [self._transport.channel(peer) for peer in self._rendezvous]
+        await run_registry.announce(channels, self.rules.signed, self.rules.amended)
+
+    def require(self) -> None:
+        """Raises NotAdmitted where this node may not take part."""
+        self.rules.require(*self._own)
+
+    async def learn_first(self) -> None:
+        """What became of the run while this node was away, before it trains. Raises NotAdmitted."""
+        with suppress(NolocoError, OSError):
+            await self._membership.look()
+        stated = {record.peer_id: record.amendment for record in self._seen()}
+        await self._learn(dict.fromkeys(self._rendezvous, 0) | stated)
+        self.require()
+
+    async def tell_others(self) -> None:
+        """Stay until the others know that the run was ended: who goes at once could be the only one that knows."""
+        for _ in range(TELL_SECONDS):
+            if not (self.rules.ended and any(self._lacks(record) for record in self._seen())):
+                return
+            await asyncio.sleep(1)
+
+    async def _stay_admitted(self) -> None:
+        self.require()
+
+    async def _look(self) -> None:
+        if self.rules.reread():
+            await self._obey()
+        await self._learn({r.peer_id: r.amendment for r in self._seen() if r.amendment > self.rules.version})
+
+    async def _learn(self, stated: Mapping[str, int]) -> None:
+        def some(peers: Collection[str]) -> Collection[str]:
+            return places.several(random.Random(), {p: self._transport.place_of(p) for p in peers}, ASKED)
+
+        if await self.rules.learn(self._transport.channel, stated, some, self._misbehaved):
+            await self._obey()
+
+    async def _obey(self) -> None:
+        await self._amended(self.rules)
+        await self.announce()
+
+    def _seen(self) -> Collection[PeerRecord]:
+        return self._membership.seen.values()
+
+    def _lacks(self, record: PeerRecord) -> bool:
+        known = record.amendment >= self.rules.version
+        return not known and record.state != NodeState.LEAVING and record.expires > time.time()
