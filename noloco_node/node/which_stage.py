@@ -1,5 +1,5 @@
 """Which stage of a run a node holds: the one that its volunteer names, the one that its home held last, else the one
-that fewest others hold.
+that fewest others hold. One that nobody holds any more is left to those who have its checkpoints.
 
 A run's folder has the checkpoints of that stage where every run has its checkpoints; those of a stage that it held
 before lie beside them, and are used again where the node comes back to it.
@@ -8,7 +8,7 @@ before lie beside them, and are used again where the node comes back to it.
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -36,7 +36,11 @@ async def choose(
         )
     stage = config.stage or held(folder)
     if stage is None:
-        stage = thinnest(await _others(look), stages, random.Random())
+        others, every = await _others(look), range(1, stages + 1)
+        known = set(holding(others).values())
+        begun = any(record.round for record in others)  # from then on only who holds or held a stage has its state
+        can = [stage for stage in every if stage in known or not begun or is_kept(folder, stage)]
+        stage = thinnest(others, can or every, random.Random())
     return Position(stage - 1, stages)
 
 
@@ -84,11 +88,11 @@ def holding(others: Collection[PeerRecord]) -> dict[str, int]:
     return {record.peer_id: record.stage for record in others if record.state not in gone}
 
 
-def thinnest(others: Collection[PeerRecord], stages: int, rng: random.Random) -> int:
-    """From 1. Of several the first one that nobody holds, as nothing is trained without it; else any."""
+def thinnest(others: Collection[PeerRecord], stages: Sequence[int], rng: random.Random) -> int:
+    """Of several the first one that nobody holds, as nothing is trained without it; else any."""
     holders = Counter(holding(others).values())
-    least = min(holders[stage] for stage in range(1, stages + 1))
-    thin = [stage for stage in range(1, stages + 1) if holders[stage] == least]
+    least = min(holders[stage] for stage in stages)
+    thin = [stage for stage in stages if holders[stage] == least]
     return rng.choice(thin) if least else thin[0]
 
 

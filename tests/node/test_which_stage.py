@@ -16,9 +16,9 @@ from noloco_node.stages.part import Position
 RUN = Manifest(name="staged", stages=StagesSpec(count=3))
 
 
-def holders(*stages: int, state: str = "training") -> list[PeerRecord]:
-    of_all = {"round": 3, "step": 9, "progress": 0.1, "loss": 2.0, "tokens_per_s": 9.0, "tokens": 99, "addresses": ()}
-    now = {"boot": b"b" * 16, "started": 1.0, "time": 2.0, "version": "1", "peers": 0, "expires": 60.0}
+def holders(*stages: int, state: str = "training", round: int = 0) -> list[PeerRecord]:
+    of_all = {"step": 9, "progress": 0.1, "loss": 2.0, "tokens_per_s": 9.0, "tokens": 99, "addresses": ()}
+    now = {"round": round, "boot": b"b" * 16, "started": 1.0, "time": 2.0, "version": "1", "peers": 0, "expires": 60.0}
     return [PeerRecord(peer_id=f"{at}", state=state, stage=stage, **of_all, **now) for at, stage in enumerate(stages)]
 
 
@@ -31,10 +31,11 @@ async def chosen(folder: Path, others: list[PeerRecord], stage: int | None = Non
 
 def test_the_thinnest_is_the_one_that_fewest_hold() -> None:
     rng = random.Random(1)
-    assert which_stage.thinnest(holders(1, 1, 2, 3, 3), 3, rng) == 2
-    assert which_stage.thinnest(holders(1, 3), 3, rng) == 2
-    assert which_stage.thinnest(holders(2) + holders(1, 3, state="leaving"), 3, rng) == 1, "the first empty one"
-    assert {which_stage.thinnest(holders(1, 2, 2, 3), 3, rng) for _ in range(40)} == {1, 3}
+    assert which_stage.thinnest(holders(1, 1, 2, 3, 3), [1, 2, 3], rng) == 2
+    assert which_stage.thinnest(holders(1, 3), [1, 2, 3], rng) == 2
+    leaving = holders(2) + holders(1, 3, state="leaving")
+    assert which_stage.thinnest(leaving, [1, 2, 3], rng) == 1, "the first empty one"
+    assert {which_stage.thinnest(holders(1, 2, 2, 3), [1, 2, 3], rng) for _ in range(40)} == {1, 3}
 
 
 async def test_the_named_one_comes_first_then_the_one_it_held(tmp_path: Path) -> None:
@@ -45,6 +46,18 @@ async def test_the_named_one_comes_first_then_the_one_it_held(tmp_path: Path) ->
     assert await chosen(tmp_path, [], stage=3) == Position(2, 3)
     with pytest.raises(UsageError, match="from 1 to 3"):
         await chosen(tmp_path, [], stage=4)
+
+
+async def test_a_stage_that_everybody_lost_is_taken_only_by_who_has_its_checkpoint(tmp_path: Path) -> None:
+    """Nobody could give its state to anybody else: who takes another stage waits for it with the others."""
+    lost = holders(1, 1, 3, round=7)
+    assert await chosen(tmp_path, lost) == Position(2, 3)
+    which_stage.take(tmp_path, 2)
+    assert await chosen(tmp_path, lost) == Position(1, 3)
+    other = tmp_path / "other"
+    which_stage._kept(other, 2).mkdir(parents=True)
+    assert await chosen(other, lost) == Position(1, 3)
+    assert await chosen(tmp_path / "third", holders(1, 1, 3)) == Position(1, 3), "before the first round it is begun"
 
 
 def checkpoint(folder: Path, of: str) -> None:
