@@ -25,7 +25,7 @@ from typing import Any
 import psutil
 import pytest
 from bad_peer import BadPeer
-from changing_swarm import ChangingSwarm, longest_gap
+from changing_swarm import SWARM_UNREACHABLE, ChangingSwarm, longest_gap
 from fault_points import Phase, Point, at, daemon
 from namespaces import HOSTS_OF_A_HALF, cut_link, half_address, inside, two_halves, why_not
 from real_nodes import ROOT, Node, RealNodes, until
@@ -228,8 +228,9 @@ class Storm(ChangingSwarm):
             due[2]()
             self.note(due[1])
         for node in [node for node in self.leaving if node.process.poll() is not None]:
-            early = node.process.returncode == EXIT_INTERRUPTED and not node.log.read_text()  # it had not begun yet
-            assert early or node.process.returncode == 0, (node.home.name, node.log.read_text()[-2000:])
+            code, log = node.process.returncode, node.log.read_text()
+            not_begun = code == SWARM_UNREACHABLE or (code == EXIT_INTERRUPTED and not log)
+            assert not_begun or code == 0, (node.home.name, code, log[-2000:])
             self.leaving.remove(node)
             self.off.append(node)
         self.look_after_newcomers()
@@ -312,13 +313,8 @@ class Grown:
         )
 
 
-@pytest.mark.system
-@pytest.mark.slow
-@pytest.mark.timeout(STORM_S + 1800)
-def test_random_faults(storm: Storm, figure: Callable[[str], None]) -> None:
-    group = storm.real_nodes
-    run = group.paced(step_s=STEP_S, steps=STEPS, outputs=OUTPUTS, learning_rate=0.0001)
-    storm.begin(str(run), MOST - 1)
+def endure(storm: Storm) -> None:
+    """All faults, and a calm time after them, in which each living node commits a round."""
     strikes_at = storm.began
     for fault in plan(SEED, STORM_S):
         strikes_at = max(strikes_at + fault.after_s, time.time())
@@ -333,23 +329,39 @@ def test_random_faults(storm: Storm, figure: Callable[[str], None]) -> None:
     for node in storm.living:
         fresh = lambda node=node: any(e["at"] > calm for e in node.events("RoundCommitted"))  # noqa: E731
         until(fresh, f"a round of {node.home.name} after it all", 120)
-    ended = time.time()
-    storm.sample()
-    gap, grown = longest_gap(storm.committed_at(), storm.began, ended), Grown.of(storm.samples)
-    rounds = sum(at > storm.began for at in storm.committed_at())
-    for node in storm.living:
-        node.process.terminate()
-    codes = {node.home.name: node.process.wait(30) for node in storm.living}
-    (group.root / "faults").write_text("\n".join(storm.events))
-    print("\n".join(storm.events))  # noqa: T201 - pytest shows it where the test fails
+
+
+def figures(storm: Storm, ended: float, gap: float, grown: Grown) -> str:
     what = ", ".join(f"{count} {kind}" for kind, count in sorted(storm.counts.items()))
-    figure(
-        f"{STORM_S:.0f} s, seed {SEED}, {'two halves' if storm.halves else 'no link to cut'}: {what}; "
+    rounds = sum(at > storm.began for at in storm.committed_at())
+    return (
+        f"{ended - storm.began:.0f} s, seed {SEED}, {'two halves' if storm.halves else 'no link to cut'}: {what}; "
         f"at most {gap:.1f} s without a committed round, {rounds / 2:.0f} swaps; n0's memory "
         f"{grown.slope_mib_h:+.1f} MiB an hour after the warm-up ({grown.mib:+.1f} MiB), descriptors "
         f"{grown.descriptors[0]:.0f} to {grown.descriptors[1]:.0f}, of its p2pd {grown.daemon_descriptors[0]:.0f} to "
         f"{grown.daemon_descriptors[1]:.0f}, objects {grown.objects[0]:.0f} to {grown.objects[1]:.0f}"
     )
+
+
+@pytest.mark.system
+@pytest.mark.slow
+@pytest.mark.timeout(STORM_S + 1800)
+def test_random_faults(storm: Storm, figure: Callable[[str], None]) -> None:
+    group = storm.real_nodes
+    run = group.paced(step_s=STEP_S, steps=STEPS, outputs=OUTPUTS, learning_rate=0.0001)
+    storm.begin(str(run), MOST - 1)
+    try:
+        endure(storm)
+    finally:  # of one that fails, too
+        ended = time.time()
+        storm.sample()
+        gap, grown = longest_gap(storm.committed_at(), storm.began, ended), Grown.of(storm.samples)
+        figure(figures(storm, ended, gap, grown))
+    for node in storm.living:
+        node.process.terminate()
+    codes = {node.home.name: node.process.wait(30) for node in storm.living}
+    (group.root / "faults").write_text("\n".join(storm.events))
+    print("\n".join(storm.events))  # noqa: T201 - pytest shows it where the test fails
     logged = [path for node in group.nodes if (path := node.home / "node.log").exists()]  # not of who was killed early
     assert gap < PROGRESS_S
     assert set(codes.values()) == {0}, codes
