@@ -89,8 +89,8 @@ BACKOFF_SHARE = 1 / 8
 """First back-off after a refusal, as a share of a phase; it doubles with each refusal in a row."""
 MAX_BACKOFF_S = 60.0
 SILENT = 5
-"""Refusals in a row after which a peer no longer counts as another partner to prefer. Silence counts as so many at
-once: it cost a whole deadline, so the first back-off is already two phases."""
+"""Refusals in a row after which a peer that was no partner yet does not count as another one to prefer. Silence counts
+as so many at once, of anybody: it cost a whole deadline, so the first back-off is already two phases."""
 TAKEN_BACK_PHASES = 2.0
 """That a correction that was taken back costs its partner of its share, beside the swap's own time."""
 MAX_LAG = 8
@@ -466,7 +466,10 @@ class Round:
         return self._answers(peer) and self._ledger.free_at(peer, alone=False) <= now
 
     def _answers(self, peer: str) -> bool:
-        return peer not in self._backoffs or self._backoffs[peer].refusals < SILENT
+        """A partner that is always busy answers: else who keeps it busy would get its share of our rounds."""
+        if (backoff := self._backoffs.get(peer)) is None or backoff.refusals < SILENT:
+            return True
+        return not backoff.silent and self._ledger.standing(peer, self._now, alone=True).committed > 0
 
     def _is_silent(self, peer: str) -> bool:
         """Who refuses again and again is there: its swaps may be held, too."""

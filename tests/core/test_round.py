@@ -18,6 +18,7 @@ from noloco_node.core.round import (
     MAX_CALLS,
     MAX_LAG,
     MIN_BLOCKED_S,
+    SILENT,
     TOO_SLOW,
     Round,
     _rank,
@@ -840,6 +841,26 @@ def test_calls_that_nobody_answers_are_charged_to_their_place() -> None:
             m.handle(Accepted(call.exchange), now + 0.1)
             m.handle(SwapEnded(call.exchange, None), now + 0.2)
     assert 5 <= silent / 4 <= BURST + 200 * FACTOR / 3
+
+
+@pytest.mark.parametrize("was_partner", [False, True])
+def test_a_partner_that_is_always_busy_is_still_there(was_partner: bool) -> None:
+    """Nodes that a crowd keeps busy refuse each other. If that made them absent, the crowd would have no share to keep
+    to (tests/rounds/test_greedy_peers.py)."""
+    m = machine("b", ids=())
+    if was_partner:
+        call = only(m.handle(Boundary(1, 10.0), 10.0), Call)
+        m.handle(Accepted(call.exchange), 10.0)
+        m.handle(SwapEnded(call.exchange, None), 11.0)
+    refused, now = 0, 20.0
+    calls = m.handle(Boundary(2, 10.0), now)
+    while refused < SILENT:
+        while not (calls := [action for action in calls if isinstance(action, Call)]):
+            now += 10.0
+            calls = m.handle(Boundary(int(now), 10.0), now)
+        calls = m.handle(Refused(calls[0].exchange, "busy"), now)
+        refused += 1
+    assert m._there == ({"b"} if was_partner else set())
 
 
 @settings(max_examples=40, deadline=None)
