@@ -109,10 +109,9 @@ def test_twenty_identities_of_one_place_get_at_most_a_quarter() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("seed", [2, 4])
-def test_three_nodes_that_twenty_identities_keep_busy_still_meet(seed: int) -> None:
-    """60 callers of one place, 20 for each node. With these seeds 16 and 13% were rounds with each other, of 67%."""
-    swarm, rounds = VirtualSwarm([PHASE_S] * 3, seed=seed), 60
+def test_three_nodes_that_sixty_identities_keep_busy_still_meet() -> None:
+    """All of one place, 20 for each node. It was 22% of the rounds with this seed, and as many as now with others."""
+    swarm, rounds = VirtualSwarm([PHASE_S] * 3, seed=4), 60
     crowd = [Greedy(swarm, f"greedy {k}", victim=k % 3) for k in range(60)]
     swarm.network.places = {n.name: f"203.0.{k}.0/24" for k, n in enumerate(swarm.nodes)}
     swarm.network.places |= {one.name: "198.51.100.0/24" for one in crowd}
