@@ -545,11 +545,13 @@ class StagePasses(Gradients):
 
     # ---- before the first step ----
     def try_out(self, batch: Batch) -> None:
-        """One micro-batch of zeros through this stage alone."""
+        """One micro-batch through this stage alone: of held-out examples in the first stage, else of zeros."""
         count = self._micro.size
         targets = torch.zeros(count, *self._part.targets, dtype=torch.long)
-        shape = (count, *self._part.activations)
-        inputs = torch.zeros(shape) if not self._at.first else targets
+        inputs = torch.zeros(count, *self._part.activations)
+        if self._at.first:
+            held_out, _ = self._part.split(self._part.held_out())
+            inputs = held_out[torch.arange(count) % len(held_out)]
         try:
             inputs = self._there(inputs)
             if not self._at.first:

@@ -11,6 +11,8 @@ import torch
 from pydantic import ValidationError
 from replicas import small_text
 from stage_pairs import StageInTest, Wire, chain, staged_run, train_together
+from stage_swarm import StageSwarm
+from stage_swarm import staged_run as run_of_symbols
 from torch import nn
 
 from noloco_node.core.codecs.by_name import codec
@@ -190,3 +192,9 @@ def test_one_callers_held_out_data_do_not_decide_what_a_stage_measures() -> None
         examples.append(asked.answer.result(5).loss)
     honest, lie = examples[0] / targets.numel(), examples[2] / targets.numel()
     assert last.replica.evaluate() == pytest.approx(honest, abs=1e-6) and abs(lie - honest) > 1e-4
+
+
+async def test_each_stage_of_an_installed_task_can_be_tried_out() -> None:
+    """Its inputs are two symbols and its target is one."""
+    for member in StageSwarm(run_of_symbols(1), ["0a", "1a"], {}, 1).members:
+        member.replica.try_out()
