@@ -647,15 +647,11 @@ class TrainingNode(BaseNode):
                 for further in (1, 0)
             )
             self._stages.candidates(after, beside)
-            if self._run and self._thread and self._stage_before_is_done(self._run.rounds):
+            before = [r for r in self._at_stage(-1) if r.peer_id not in self._stages.not_learned_from]
+            if self._run and self._thread and which_stage.are_done(before, self._run.rounds):
                 self._thread.amend(self._run.rounds, ended=True)  # no micro-batch comes any more
             if self._run and self._author:
                 self._move_where_thin(self._at, self._author.rules)
-
-    def _stage_before_is_done(self, rounds: int) -> bool:
-        """Random routes do not give all nodes of a stage the same number of tokens: one may never reach the end."""
-        before = self._at_stage(-1)
-        return bool(before) and all(r.state == NodeState.FINISHED or r.round >= rounds for r in before)
 
     # ---- the volunteer's limits ----
     def pause(self) -> None:

@@ -96,6 +96,12 @@ def thinnest(others: Collection[PeerRecord], stages: Sequence[int], rng: random.
     return rng.choice(thin) if least else thin[0]
 
 
+def are_done(before: Collection[PeerRecord], rounds: int) -> bool:
+    """Whether the stage before has come to the end of the run: then nothing more is sent to this one, which may have
+    had fewer micro-batches than its own rounds need, as routes are random."""
+    return bool(before) and all(r.state == NodeState.FINISHED or r.round >= rounds for r in before)
+
+
 async def _others(look: Callable[[], Awaitable[Collection[PeerRecord]]]) -> Collection[PeerRecord]:
     for _ in range(LOOKS):
         with suppress(NolocoError, OSError):

@@ -163,6 +163,11 @@ class StageService(StageServicer):
         self._codec = activation_codec(terms.activations)
         self._terms, self._refuses, self._works, self._may_send = terms, refuses, works, may_send
 
+    @property
+    def not_learned_from(self) -> Collection[str]:
+        """Of the stage before: whose micro-batches are not counted."""
+        return self._task.counts.not_believed if self._task else ()
+
     def candidates(self, next_stage: Collection[str], own_stage: Collection[str] = ()) -> None:
         """Who works at the next stage now, and who beside this node at its own."""
         self._next_stage = next_stage

@@ -119,3 +119,9 @@ def test_a_crash_while_it_moves_mixes_no_stages(
 def test_who_has_left_or_finished_holds_nothing() -> None:
     gone = holders(1, state="leaving") + holders(1, state="finished")
     assert which_stage.holding([*gone, *holders(2, 1)]) == {"0": 2, "1": 1}
+
+
+def test_a_stage_has_no_more_to_do_when_all_before_it_are_done() -> None:
+    before = [*holders(1, state="finished"), *holders(1, round=7)]
+    assert not which_stage.are_done([], 10)
+    assert not which_stage.are_done(before, 10) and which_stage.are_done(before, 7)
