@@ -40,6 +40,7 @@ _MAX_INBOUND = 128  # connections in all; each costs three file descriptors
 _FOR_PARTNERS = 32  # of these: strangers cannot take them, from however many places they come
 _MAX_BEGINNING = 32  # more streams, of which it is not known yet who sends them
 _MAX_CHANNELS = 256  # channels kept; an idle one costs a listening socket
+_KEPT_S = 120.0  # an idle channel: peers come and go, and most of them do not come back
 
 SERVER_OPTIONS = [
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
@@ -237,18 +238,23 @@ class Outbound(_Carrier):
         self._outlets: dict[str, _Outlet] = {}
 
     def channel(self, peer: str) -> grpc.aio.Channel:
+        now = asyncio.get_running_loop().time()
         if peer not in self._outlets:
-            self._make_room()
+            self._make_room(now)
             self._outlets[peer] = _Outlet(self._directory / f"{peer}.sock")
             self._own(self._listen(peer, self._outlets[peer]))
+        self._outlets[peer].used_at = now
         return self._outlets[peer].channel
 
-    def _make_room(self) -> None:
-        """Drop the oldest channels without a connection: grpc closes a connection without calls after a while."""
+    def _make_room(self, now: float) -> None:
+        """Drop channels without a connection, which grpc closes some time after the last call: those that nobody has
+        wanted for long, and the oldest where there are too many."""
         idle = [peer for peer, outlet in self._outlets.items() if not outlet.connections]
-        for peer in idle[: max(0, len(self._outlets) + 1 - _MAX_CHANNELS)]:
-            outlet = self._outlets.pop(peer)
-            self._own(outlet.close())
+        over = max(0, len(self._outlets) + 1 - _MAX_CHANNELS)
+        for at, peer in enumerate(idle):
+            if at < over or now - self._outlets[peer].used_at > _KEPT_S:
+                outlet = self._outlets.pop(peer)
+                self._own(outlet.close())
 
     async def _listen(self, peer: str, outlet: "_Outlet") -> None:
         def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -264,6 +270,7 @@ class Outbound(_Carrier):
             _log.debug("no stream to %s: %r", peer, error)  # grpc sees the connection close: UNAVAILABLE
         finally:
             outlet.connections -= 1
+            outlet.used_at = asyncio.get_running_loop().time()
 
     async def close(self) -> None:
         await asyncio.gather(*(outlet.close() for outlet in self._outlets.values()))
@@ -277,6 +284,7 @@ class _Outlet:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.connections = 0
+        self.used_at = 0.0
         self.server: asyncio.Server | None = None
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self.listener.bind(str(path))

@@ -139,3 +139,26 @@ async def test_strangers_of_as_many_places_as_there_are_connections_leave_room_f
         assert not await bridge.is_carried(await bridge.call(new_peer(), "9.9.9.9"))
         for stream in streams:
             stream[1].write(b"?")
+
+
+def sockets(folder: Path) -> int:
+    return len(list(folder.iterdir()))
+
+
+async def test_channels_that_nobody_has_wanted_for_long_are_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an hour of joins and hostile identities a node had kept one for each peer that it had ever called."""
+
+    async def dial(peer: str) -> grpc_bridge.Streams:
+        raise OSError(f"no way to {peer}")
+
+    outbound = grpc_bridge.Outbound(tmp_path, dial)
+    for number in range(20):
+        outbound.channel(f"peer {number}")
+    assert sockets(tmp_path) == len(outbound._outlets) == 20
+    monkeypatch.setattr(grpc_bridge, "_KEPT_S", -1.0)
+    outbound.channel("another")
+    assert list(outbound._outlets) == ["another"]
+    await outbound.close()
+    assert sockets(tmp_path) == 0
