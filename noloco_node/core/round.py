@@ -88,12 +88,9 @@ peer may cost."""
 BACKOFF_SHARE = 1 / 8
 """First back-off after a refusal, as a share of a phase; it doubles with each refusal in a row."""
 MAX_BACKOFF_S = 60.0
-BUSY_BACKOFF_SHARE = 1 / 2
-"""The longest back-off after refusals, as a share of a phase: else nodes that a crowd keeps busy would not call each
-other for long, and the crowd would go on having them."""
 SILENT = 5
-"""Refusals in a row that silence counts as: it cost a whole deadline, so the first back-off is already two phases. A
-silent peer does not count as another partner to prefer."""
+"""Refusals in a row after which a peer no longer counts as another partner to prefer. Silence counts as so many at
+once: it cost a whole deadline, so the first back-off is already two phases."""
 TAKEN_BACK_PHASES = 2.0
 """That a correction that was taken back costs its partner of its share, beside the swap's own time."""
 MAX_LAG = 8
@@ -469,19 +466,22 @@ class Round:
         return self._answers(peer) and self._ledger.free_at(peer, alone=False) <= now
 
     def _answers(self, peer: str) -> bool:
-        """Who refuses again and again does: its swaps may be held, and else who keeps it busy would get its share."""
-        return peer not in self._backoffs or not self._backoffs[peer].silent
+        return peer not in self._backoffs or self._backoffs[peer].refusals < SILENT
+
+    def _is_silent(self, peer: str) -> bool:
+        """Who refuses again and again is there: its swaps may be held, too."""
+        return peer in self._backoffs and self._backoffs[peer].silent
 
     def _alone(self, peer: str) -> bool:
         """Whether no other candidate than this peer is there."""
         return len(self._there) == (peer in self._there)
 
     def _yields(self, peer: str, place: str, now: float) -> bool:
-        """Whether this peer has had its share, and there is somebody else to call in this phase."""
+        """Whether this peer has had its share, and there is somebody else to call."""
         if not self._shares.over_for(peer, place):
             return False
-        met, until = self._offer.swapped_with if self._offer else (), max(now, self._next_boundary())
-        others = (p for p in self._candidates if p != peer and p not in met and self._free_at(p) <= until)
+        met = self._offer.swapped_with if self._offer else ()
+        others = (p for p in self._candidates if p != peer and p not in met and self._free_at(p) <= now)
         return any(not self._shares.over_for(p, self._candidates[p]) for p in others)
 
     def _charge(self, peer: str, place: str, phases: float) -> None:
@@ -500,7 +500,7 @@ class Round:
         leash, lasted = LEASH, (now - swap.began) / self._phase_s
         if self._ledger.broke_lately(swap.peer, now):
             leash = SHORT_LEASH
-        waits = any(p != swap.peer and self._answers(p) for p in self._candidates)
+        waits = any(p != swap.peer and not self._is_silent(p) for p in self._candidates)
         if swap.lag < leash or lasted < leash / 2 or event.progress is None or not waits:
             return False
         gets_on = event.progress > swap.progress[-1 - leash]
@@ -637,8 +637,7 @@ class Round:
     def _back_off(self, peer: str, now: float, *, silent: bool = False, at_least_s: float = 0.0) -> None:
         before = self._backoffs[peer].refusals if peer in self._backoffs else 0
         refusals = before + (SILENT if silent else 1)
-        most_s = MAX_BACKOFF_S if silent else BUSY_BACKOFF_SHARE * self._phase_s
-        wait_s = min(MAX_BACKOFF_S, most_s, BACKOFF_SHARE * self._phase_s * 2 ** min(refusals - 1, 16))
+        wait_s = min(MAX_BACKOFF_S, BACKOFF_SHARE * self._phase_s * 2 ** min(refusals - 1, 16))
         self._backoffs[peer] = _Backoff(now + max(wait_s, at_least_s), refusals, silent)
 
     def _free_at(self, peer: str) -> float:

@@ -753,7 +753,7 @@ def test_who_refuses_again_and_again_waits_too_and_who_is_silent_does_not(silent
     m = held("c")
     for _ in range(1 if silent else 10):
         m._back_off("c", 10.0, silent=silent)
-    assert m._answers("c") is not silent
+    assert not m._answers("c")
     m.handle(Boundary(2, 10.0, "swapping", 0.0), 20.0)
     assert (HangUp(MIDDLE) in m.handle(Boundary(3, 10.0, "swapping", 0.0), 30.0)) is not silent
 
@@ -840,19 +840,6 @@ def test_calls_that_nobody_answers_are_charged_to_their_place() -> None:
             m.handle(Accepted(call.exchange), now + 0.1)
             m.handle(SwapEnded(call.exchange, None), now + 0.2)
     assert 5 <= silent / 4 <= BURST + 200 * FACTOR / 3
-
-
-def test_who_is_always_busy_is_still_there_and_called_in_each_phase() -> None:
-    """Nodes that a crowd keeps busy refuse each other. If that made them absent, the crowd would have no share to keep
-    to."""
-    m, calls = machine("b", ids=()), 0
-    for k in range(1, 40):
-        actions = m.handle(Boundary(k, 0.6), 0.6 * k)
-        calls += len(found := [action for action in actions if isinstance(action, Call)])
-        for call in found:
-            m.handle(Refused(call.exchange, "busy"), 0.6 * k + 0.01)
-        assert m._there == {"b"}
-    assert calls == 39
 
 
 @settings(max_examples=40, deadline=None)
