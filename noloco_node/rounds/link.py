@@ -51,7 +51,7 @@ class Link:
 
     def has_carried(self, size_bytes: int, seconds: float) -> None:
         """So much of a swap has arrived at both ends, in this time."""
-        self._most = pieces.most(size_bytes, seconds)
+        self._most = pieces.largest(size_bytes, seconds)
 
     def keep_alive(self) -> None:
         """From the next frame on, never be silent for longer than ALIVE_S."""

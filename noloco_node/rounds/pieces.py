@@ -19,7 +19,7 @@ PIECE_S = 0.25
 """A link that carries a large piece in this time, on average, sends large ones."""
 
 
-def most(carried_bytes: int, seconds: float) -> int:
+def largest(carried_bytes: int, seconds: float) -> int:
     """How large pieces may be, on a link that has carried so much."""
     return LARGE_PIECE_BYTES if carried_bytes * PIECE_S >= LARGE_PIECE_BYTES * seconds else PIECE_BYTES
 

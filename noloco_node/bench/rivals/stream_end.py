@@ -94,7 +94,7 @@ async def _read(stream: AsyncIterator[bytes]) -> None:
 
 
 class Grpc:
-    """Messages as large as a swap's over plain gRPC."""
+    """Messages as large as those with which a swap begins, over plain gRPC."""
 
     async def start(self, count: int) -> str:
         self._echo = Echo(count)
