@@ -90,7 +90,9 @@ BACKOFF_SHARE = 1 / 8
 MAX_BACKOFF_S = 60.0
 SILENT = 5
 """Refusals in a row after which a peer no longer counts as another partner to prefer. Silence counts as so many at
-once: it cost a whole deadline, so the first back-off is already two phases."""
+once: it cost a whole deadline, so the first back-off is already two phases. Who calls has time for us, so its refusals
+are forgotten: nodes that a crowd keeps busy refuse each other, and if that made them absent, the crowd would have no
+share to keep to."""
 TAKEN_BACK_PHASES = 2.0
 """That a correction that was taken back costs its partner of its share, beside the swap's own time."""
 MAX_LAG = 8
@@ -340,6 +342,8 @@ class Round:
 
     def _at_call(self, call: Called, now: float) -> list[Action]:
         call = replace(call, place=call.place or self._candidates.get(call.peer, ""))
+        if (backoff := self._backoffs.get(call.peer)) and not backoff.silent:
+            backoff.refusals = 0
         ours = self._outgoing
         appointed = ours is not None and ours.appointed_at is not None and ours.peer != call.peer
         wanted = self._wants(call.peer, now) and not self._yields(call.peer, call.place, now)

@@ -4,7 +4,7 @@ import heapq
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TypeVar
 
 import pytest
@@ -840,6 +840,43 @@ def test_calls_that_nobody_answers_are_charged_to_their_place() -> None:
             m.handle(Accepted(call.exchange), now + 0.1)
             m.handle(SwapEnded(call.exchange, None), now + 0.2)
     assert 5 <= silent / 4 <= BURST + 200 * FACTOR / 3
+
+
+def play(m: Round, phase: int, busy: Collection[str], caller: str, at: float) -> list[str]:
+    """One phase of 10 s, in which one peer calls; those that are busy refuse, the others swap at once. Who swapped."""
+    now, met, actions = 10.0 * phase, list[str](), m.handle(Boundary(phase, 10.0), 10.0 * phase)
+    while now < 10 * phase + 9.9:
+        if call := next((action for action in actions if isinstance(action, Call)), None):
+            answer = Refused(call.exchange, "busy") if call.peer in busy else Accepted(call.exchange)
+            actions = m.handle(answer, now)
+        elif m._swap:
+            met.append(m._swap.peer)
+            actions = m.handle(SwapEnded(m._swap.exchange, None), now)
+        else:
+            now = min(t for t in (m.wake_at(), now < at and at, 10 * phase + 9.9) if t)
+            called = Called(phase.to_bytes(16, "big"), caller, 0.0, f"at {caller}")
+            actions = m.handle(called if now == at else Tick(), now)
+    return met
+
+
+@pytest.mark.parametrize("calls", [False, True])
+def test_who_is_always_busy_is_there_as_long_as_it_calls(calls: bool) -> None:
+    """Who pauses does not call, and who only says that it is busy would have to swap when it does."""
+    m, met = machine("b", "c", "d", ids=()), list[str]()
+    for k in range(1, 40):
+        met += play(m, k, "b", "b" if calls else "c", 10 * k + 9.0)
+    assert met == ["c", "d"] * 19 + ["c"] or met == ["d", "c"] * 19 + ["d"]
+    assert m._there == ({"b", "c", "d"} if calls else {"c", "d"})
+
+
+@pytest.mark.parametrize("crowd", [1, 4, 20])
+def test_strangers_that_are_always_busy_take_no_partner_away(crowd: int) -> None:
+    """Each at a place of its own, and a partner once; b answers each call, and calls once in each phase."""
+    m, chance, met = Round(random.Random(3)), random.Random(5), list[str]()
+    m.handle(Candidates({peer: f"at {peer}" for peer in ["b", *map(str, range(crowd))]}), 0.0)
+    for k in range(1, 400):
+        met += play(m, k, {*met} - {"b"}, "b", 10 * k + chance.uniform(0.1, 9))
+    assert met.count("b") >= 340
 
 
 @settings(max_examples=40, deadline=None)
