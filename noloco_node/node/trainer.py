@@ -648,7 +648,7 @@ class TrainingNode(BaseNode):
             )
             self._stages.candidates(after, beside)
             before = [r for r in self._at_stage(-1) if r.peer_id not in self._stages.not_learned_from]
-            if self._run and self._thread and which_stage.are_done(before, self._run.rounds):
+            if self._run and self._thread and which_stage.are_done(before, self._run.rounds, self._stages.idle_s):
                 self._thread.amend(self._run.rounds, ended=True)  # no micro-batch comes any more
             if self._run and self._author:
                 self._move_where_thin(self._at, self._author.rules)

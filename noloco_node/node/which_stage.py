@@ -22,6 +22,9 @@ from noloco_node.stages.part import Position
 
 _FILE = "stage.json"
 _MAX_BYTES = 64
+IDLE_S = 600.0
+"""Where half of the stage before has come to the end of the run and nothing has come from the rest for so long, nothing
+is waited for any more: one that says that it trains could hold this node for ever."""
 LOOKS, LOOK_S = 3, 1.0
 """How often others are looked for before this node counts as the first."""
 
@@ -96,10 +99,11 @@ def thinnest(others: Collection[PeerRecord], stages: Sequence[int], rng: random.
     return rng.choice(thin) if least else thin[0]
 
 
-def are_done(before: Collection[PeerRecord], rounds: int) -> bool:
+def are_done(before: Collection[PeerRecord], rounds: int, idle_s: float = 0.0) -> bool:
     """Whether the stage before has come to the end of the run: then nothing more is sent to this one, which may have
-    had fewer micro-batches than its own rounds need, as routes are random."""
-    return bool(before) and all(r.state == NodeState.FINISHED or r.round >= rounds for r in before)
+    had fewer micro-batches than its own rounds need, as routes are random. `idle_s`: for how long none has come."""
+    done = [record.state == NodeState.FINISHED or record.round >= rounds for record in before]
+    return bool(done) and (all(done) or (idle_s > IDLE_S and 2 * sum(done) >= len(done)))
 
 
 async def _others(look: Callable[[], Awaitable[Collection[PeerRecord]]]) -> Collection[PeerRecord]:

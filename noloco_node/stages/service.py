@@ -168,6 +168,11 @@ class StageService(StageServicer):
         """Of the stage before: whose micro-batches are not counted."""
         return self._task.counts.not_believed if self._task else ()
 
+    @property
+    def idle_s(self) -> float:
+        """For how long this node has worked and no micro-batch has passed."""
+        return self._rate.idle_s
+
     def candidates(self, next_stage: Collection[str], own_stage: Collection[str] = ()) -> None:
         """Who works at the next stage now, and who beside this node at its own."""
         self._next_stage = next_stage
@@ -186,7 +191,7 @@ class StageService(StageServicer):
     def note(self, now: float) -> None:
         """Once a second, for the rate that `view` shows."""
         if self._task:
-            self._rate.note(now, self._task.counts.passed)
+            self._rate.note(now, self._task.counts.passed, works=self._works())
 
     def view(self, seen: Collection[PeerRecord], state: str) -> StageView | None:
         if self._task is None:

@@ -33,11 +33,19 @@ class LinkTotals:
 class MicroBatchRate:
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
+        self._passed_at: float | None = None
 
-    def note(self, now: float, passed: int) -> None:
+    def note(self, now: float, passed: int, *, works: bool = True) -> None:
+        if not works or self._passed_at is None or passed != self._seen[-1][1]:
+            self._passed_at = now
         self._seen.append((now, passed))
         while self._seen[0][0] < now - RATE_S:
             self._seen.popleft()
+
+    @property
+    def idle_s(self) -> float:
+        """For how long this node has worked and none has passed."""
+        return 0.0 if self._passed_at is None else self._seen[-1][0] - self._passed_at
 
     @property
     def per_s(self) -> float | None:

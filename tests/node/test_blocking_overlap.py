@@ -1,8 +1,10 @@
 """A run with blocking overlap: a node alone trains on, and two nodes that wait for their swap commit rounds."""
 
+import pytest
 from real_nodes import RealNodes, until
 
 
+@pytest.mark.slow
 def test_a_lone_blocking_node_trains_on_and_meets_who_comes(real_nodes: RealNodes) -> None:
     author = real_nodes.node("author", "start", str(real_nodes.paced(seconds=1.0, outer={"overlap": "blocking"})))
     there = author.address()

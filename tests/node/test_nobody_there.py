@@ -67,6 +67,7 @@ def test_of_several_runs_that_nobody_is_in_one_must_be_named(
     assert undecided.printed(r"(several runs are known there, name one: \S+ \(--run [0-9a-f]{64}\), \S+ \(--run)")
 
 
+@pytest.mark.slow
 def test_a_run_whose_only_node_still_reads_its_data_has_somebody(real_nodes: RealNodes, rendezvous: Node) -> None:
     """After all were restarted: the rendezvous knows the run, and its first node starts for longer than others look."""
     start = ("start", str(real_nodes.paced(step_s=0.05, steps=10)), "--bootstrap", rendezvous.address())

@@ -125,3 +125,6 @@ def test_a_stage_has_no_more_to_do_when_all_before_it_are_done() -> None:
     before = [*holders(1, state="finished"), *holders(1, round=7)]
     assert not which_stage.are_done([], 10)
     assert not which_stage.are_done(before, 10) and which_stage.are_done(before, 7)
+    long = which_stage.IDLE_S + 1
+    assert which_stage.are_done(before, 10, long)
+    assert not which_stage.are_done([*before, *holders(1, round=7)], 10, long)

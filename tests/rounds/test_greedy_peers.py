@@ -100,6 +100,7 @@ def test_who_always_calls_again_gets_at_most_twice_its_share() -> None:
     assert len(victim.committed) >= 55, victim.solo
 
 
+@pytest.mark.slow
 def test_twenty_identities_of_one_place_get_at_most_a_quarter() -> None:
     victim, accepted = attacked(11, 60, 20, places=True)
     print(f"\n{accepted} of 60 rounds for twenty identities of one place; {victim.solo}")  # noqa: T201

@@ -18,6 +18,7 @@ from real_nodes import ROOT, Node, RealNodes, free_port, until
 
 pytestmark = [
     pytest.mark.system,
+    pytest.mark.slow,
     pytest.mark.timeout(240),
     pytest.mark.skipif(not shutil.which("prometheus"), reason="needs prometheus: Debian's package of that name"),
 ]

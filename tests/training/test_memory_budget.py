@@ -189,7 +189,7 @@ def test_the_search_leaves_no_trace_in_what_is_trained(monkeypatch: pytest.Monke
     assert torch.equal(searching.theta, sure.theta)
 
 
-@pytest.mark.parametrize("to_the_disk", [False, True])
+@pytest.mark.parametrize("to_the_disk", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_plan_is_what_a_process_has_at_most_on_a_cpu(to_the_disk: bool, tmp_path: Path) -> None:
     """Measured in a process of its own; with 104 M parameters it is as close."""
     script = Path(__file__).parent.parent / "helpers" / "memory_peak.py"

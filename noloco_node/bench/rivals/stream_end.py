@@ -16,7 +16,6 @@ from noloco_node.bench.exchange import PAYLOAD_BYTES
 from noloco_node.bench.rivals.noloco_pair import Node
 from noloco_node.bench.workers import Answer, serve
 from noloco_node.core.codecs.codec import CodecStats
-from noloco_node.rounds.pieces import PIECE_BYTES
 from noloco_node.rounds.service import answer_swaps, swap_over
 from noloco_node.transport.grpc_bridge import BUFFER_BYTES, SERVER_OPTIONS, Streams, open_channel
 
@@ -65,7 +64,7 @@ class Exchange:
 
 
 class Echo:
-    """Sends as many pieces as it is sent."""
+    """Sends as many payloads as it is sent."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -76,16 +75,16 @@ class Echo:
 
     async def _swap(self, requests: Any, context: Any) -> AsyncIterator[bytes]:
         reading = asyncio.create_task(_read(requests))
-        async for piece in pieces(self.count):
-            yield piece
+        async for payload in payloads(self.count):
+            yield payload
         await reading
         self.received.set()
 
 
-async def pieces(count: int) -> AsyncIterator[bytes]:
-    data = bytes(PIECE_BYTES)
-    for _ in range(count * PAYLOAD_BYTES // PIECE_BYTES):
-        yield data
+async def payloads(count: int) -> AsyncIterator[bytes]:
+    payload = bytes(PAYLOAD_BYTES)
+    for _ in range(count):
+        yield payload
 
 
 async def _read(stream: AsyncIterator[bytes]) -> None:
@@ -94,7 +93,7 @@ async def _read(stream: AsyncIterator[bytes]) -> None:
 
 
 class Grpc:
-    """Messages as large as those with which a swap begins, over plain gRPC."""
+    """Messages as large as a swap's on a fast link, over plain gRPC."""
 
     async def start(self, count: int) -> str:
         self._echo = Echo(count)
@@ -113,7 +112,7 @@ class Grpc:
 
     async def step(self) -> None:
         if self._calls:
-            await _read(swap_over(self.channel(), pieces(self._echo.count)))
+            await _read(swap_over(self.channel(), payloads(self._echo.count)))
         else:
             await self._echo.received.wait()
             self._echo.received.clear()

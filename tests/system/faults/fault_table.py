@@ -291,6 +291,7 @@ ROWS = {
         (
             "rounds/test_greedy_peers.py::test_who_always_calls_again_gets_at_most_twice_its_share",
             "rounds/test_greedy_peers.py::test_twenty_identities_of_one_place_get_at_most_a_quarter",
+            "rounds/test_greedy_peers.py::test_three_nodes_that_sixty_identities_keep_busy_still_meet",
             STRANGERS + "one_hostile_peer_beside_three_honest_nodes",
         ),
     ),
