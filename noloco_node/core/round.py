@@ -75,6 +75,9 @@ from noloco_node.core.standing import Ledger, Shares, Standing
 MAX_CALLS = 4
 """Calls made for one offer, whatever became of them; then it only waits to be called. Bounds the traffic of a swarm in
 which everybody is busy, and of one in which every swap fails."""
+SEARCH_CALLS = 2
+"""After so many calls in vain an offer's next ones go to partners that refused least: who refuses always would otherwise
+get all of them, and the partner of the last round none."""
 MAX_FURTHER_CALLS = 1
 """Calls made for each further swap of a committed round: it is optional, so no search is made."""
 FURTHER_SHARE = 1 / 4
@@ -87,12 +90,14 @@ ANSWER_SHARE, MIN_ANSWER_S, MAX_ANSWER_S = 1 / 4, 2.0, 10.0
 peer may cost."""
 BACKOFF_SHARE = 1 / 8
 """First back-off after a refusal, as a share of a phase; it doubles with each refusal in a row."""
-MAX_BACKOFF_S = 60.0
+MAX_BACKOFF_S, MAX_BACKOFF_PHASES = 60.0, 8.0
+"""The longer of the two. 60 s are no back-off where a phase takes ten minutes: 20 identities that refused each call were
+called in each phase."""
 SILENT = 5
 """Refusals in a row after which a peer no longer counts as another partner to prefer. Silence counts as so many at
-once: it cost a whole deadline, so the first back-off is already two phases. Who calls has time for us, so its refusals
-are forgotten: nodes that a crowd keeps busy refuse each other, and if that made them absent, the crowd would have no
-share to keep to."""
+once: it cost a whole deadline, so the first back-off is already two phases. A peer that calls, and waits until it hears
+that we are busy, has time for us, so its refusals are forgotten: nodes that a crowd keeps busy refuse each other, and
+if that made them absent, the crowd would have no share to keep to."""
 TAKEN_BACK_PHASES = 2.0
 """That a correction that was taken back costs its partner of its share, beside the swap's own time."""
 MAX_LAG = 8
@@ -154,8 +159,11 @@ class _Backoff:
 
     until: float
     refusals: int
+    """In a row, since it was a partner or called last."""
     silent: bool
     """Whether it did not answer the last call."""
+    since_swap: int
+    """Refusals since its last whole swap."""
 
 
 @dataclass(slots=True)
@@ -342,8 +350,6 @@ class Round:
 
     def _at_call(self, call: Called, now: float) -> list[Action]:
         call = replace(call, place=call.place or self._candidates.get(call.peer, ""))
-        if (backoff := self._backoffs.get(call.peer)) and not backoff.silent:
-            backoff.refusals = 0
         ours = self._outgoing
         appointed = ours is not None and ours.appointed_at is not None and ours.peer != call.peer
         wanted = self._wants(call.peer, now) and not self._yields(call.peer, call.place, now)
@@ -443,12 +449,19 @@ class Round:
         if self._offer is None or self._swap or self._outgoing or self._offer.calls >= MAX_CALLS:
             return []
         free = [p for p in self._candidates if self._wants(p, now) and self._free_at(p) <= now]
+        if free and self._offer.calls >= SEARCH_CALLS and not self._offer.swapped_with:
+            best = min(map(self._refuses, free))
+            return [self._call(self._offer, self._draw([p for p in free if self._refuses(p) == best]), now)]
         last = next(reversed(self._partners), "")
         others = [p for p in free if p != last]
         if not others and not (free and self._alone(last)):
             return []
         fair = [p for p in others if not self._shares.over_for(p, self._candidates[p])]
         return [self._call(self._offer, self._draw(fair or others or free), now)]
+
+    def _refuses(self, peer: str) -> tuple[bool, int]:
+        """The less, the sooner it is called again for an offer that found nobody: strangers come last."""
+        return peer not in self._partners, self._backoffs[peer].since_swap if peer in self._backoffs else 0
 
     def _draw(self, peers: Sequence[str]) -> str:
         """One that was not met lately, or the one that was met longest ago."""
@@ -548,6 +561,8 @@ class Round:
             return [Refuse(call.exchange, self._refusal())]
         if barred := self._barred(call, now):
             return [barred]
+        if (backoff := self._backoffs.get(call.peer)) and not backoff.silent:
+            backoff.refusals = 0
         wait_s = max(0.0, self._next_boundary() - now)
         if not 0 < wait_s <= call.patience_s:
             return [Refuse(call.exchange, "busy", wait_s)]
@@ -639,10 +654,11 @@ class Round:
         return self._swap_s < (FURTHER_SHARE if self._settings.swaps is None else 1) * left_s
 
     def _back_off(self, peer: str, now: float, *, silent: bool = False, at_least_s: float = 0.0) -> None:
-        before = self._backoffs[peer].refusals if peer in self._backoffs else 0
-        refusals = before + (SILENT if silent else 1)
-        wait_s = min(MAX_BACKOFF_S, BACKOFF_SHARE * self._phase_s * 2 ** min(refusals - 1, 16))
-        self._backoffs[peer] = _Backoff(now + max(wait_s, at_least_s), refusals, silent)
+        before, more = self._backoffs.get(peer), SILENT if silent else 1
+        refusals, since_swap = (before.refusals + more, before.since_swap + more) if before else (more, more)
+        most_s = max(MAX_BACKOFF_S, MAX_BACKOFF_PHASES * self._phase_s)
+        wait_s = min(most_s, BACKOFF_SHARE * self._phase_s * 2 ** min(refusals - 1, 16))
+        self._backoffs[peer] = _Backoff(now + max(wait_s, at_least_s), refusals, silent, since_swap)
 
     def _free_at(self, peer: str) -> float:
         """When this peer may be called again."""
