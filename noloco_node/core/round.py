@@ -76,7 +76,7 @@ MAX_CALLS = 4
 """Calls made for one offer, whatever became of them; then it only waits to be called. Bounds the traffic of a swarm in
 which everybody is busy, and of one in which every swap fails."""
 SEARCH_CALLS = 2
-"""After so many calls in vain an offer's next ones go to partners that refused least: who refuses always would otherwise
+"""After so many calls in vain an offer's next ones go to partners that refused least. Who refuses always would else
 get all of them, and the partner of the last round none."""
 MAX_FURTHER_CALLS = 1
 """Calls made for each further swap of a committed round: it is optional, so no search is made."""
@@ -91,8 +91,8 @@ peer may cost."""
 BACKOFF_SHARE = 1 / 8
 """First back-off after a refusal, as a share of a phase; it doubles with each refusal in a row."""
 MAX_BACKOFF_S, MAX_BACKOFF_PHASES = 60.0, 8.0
-"""The longer of the two. 60 s are no back-off where a phase takes ten minutes: 20 identities that refused each call were
-called in each phase."""
+"""The longer of the two. 60 s are no back-off where a phase takes ten minutes: 20 identities that refused each call
+were called in each phase."""
 SILENT = 5
 """Refusals in a row after which a peer no longer counts as another partner to prefer. Silence counts as so many at
 once: it cost a whole deadline, so the first back-off is already two phases. A peer that calls, and waits until it hears

@@ -305,7 +305,7 @@ class TrainingNode(BaseNode):
     def _may_begin(self) -> bool:
         """Whether it may begin with the first weights where nobody has later ones: those of a stage that nobody holds,
         while the other stages have not got anywhere without it."""
-        begun = any(record.round for record in self._membership.seen.values())
+        begun = which_stage.has_begun(self._membership.seen.values())
         return self._brings_run or (self._at is not None and not begun)
 
     def _begin_rounds(self, rules: RunRules, ready: Ready) -> None:
@@ -647,8 +647,9 @@ class TrainingNode(BaseNode):
                 for further in (1, 0)
             )
             self._stages.candidates(after, beside)
-            before = [r for r in self._at_stage(-1) if r.peer_id not in self._stages.not_learned_from]
-            if self._run and self._thread and which_stage.are_done(before, self._run.rounds, self._stages.idle_s):
+            before, stages = which_stage.stage_before(self._at, self._membership.seen.values()), self._stages
+            ended = self._run and which_stage.are_done(before, self._run.rounds, stages.heard(), stages.idle_s)
+            if self._run and self._thread and ended:
                 self._thread.amend(self._run.rounds, ended=True)  # no micro-batch comes any more
             if self._run and self._author:
                 self._move_where_thin(self._at, self._author.rules)

@@ -8,7 +8,7 @@ before lie beside them, and are used again where the node comes back to it.
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,9 +22,10 @@ from noloco_node.stages.part import Position
 
 _FILE = "stage.json"
 _MAX_BYTES = 64
-IDLE_S = 600.0
-"""Where half of the stage before has come to the end of the run and nothing has come from the rest for so long, nothing
-is waited for any more: one that says that it trains could hold this node for ever."""
+HEARD_S, IDLE_S = 120.0, 600.0
+"""Who sent something so lately must be seen to have come to the end. And where half of them have, and nothing has come
+from the rest for so long, nothing is waited for any more: one that says that it trains could hold this node for
+ever."""
 LOOKS, LOOK_S = 3, 1.0
 """How often others are looked for before this node counts as the first."""
 
@@ -41,8 +42,7 @@ async def choose(
     if stage is None:
         others, every = await _others(look), range(1, stages + 1)
         known = set(holding(others).values())
-        begun = any(record.round for record in others)  # from then on only who holds or held a stage has its state
-        can = [stage for stage in every if stage in known or not begun or is_kept(folder, stage)]
+        can = [stage for stage in every if stage in known or not has_begun(others) or is_kept(folder, stage)]
         stage = thinnest(others, can or every, random.Random())
     return Position(stage - 1, stages)
 
@@ -99,11 +99,25 @@ def thinnest(others: Collection[PeerRecord], stages: Sequence[int], rng: random.
     return rng.choice(thin) if least else thin[0]
 
 
-def are_done(before: Collection[PeerRecord], rounds: int, idle_s: float = 0.0) -> bool:
+def has_begun(others: Collection[PeerRecord]) -> bool:
+    """Whether the run has: from then on only who holds or held a stage has its state. By most, as one may lie."""
+    return 2 * sum(record.round > 0 for record in others) > len(others)
+
+
+def stage_before(at: Position, others: Collection[PeerRecord]) -> list[PeerRecord]:
+    """Nobody, for the first one, whatever a record says."""
+    return [] if at.first else [record for record in others if record.stage == at.number - 1]
+
+
+def are_done(before: Collection[PeerRecord], rounds: int, heard: Mapping[str, float], idle_s: float) -> bool:
     """Whether the stage before has come to the end of the run: then nothing more is sent to this one, which may have
-    had fewer micro-batches than its own rounds need, as routes are random. `idle_s`: for how long none has come."""
-    done = [record.state == NodeState.FINISHED or record.round >= rounds for record in before]
-    return bool(done) and (all(done) or (idle_s > IDLE_S and 2 * sum(done) >= len(done)))
+    had fewer micro-batches than its own rounds need, as routes are random. `heard`: for how many seconds each that
+    sends to this node has not; `idle_s`: for how long none has."""
+    asked = [record for record in before if record.peer_id in heard] or before
+    done = {r.peer_id for r in asked if r.state == NodeState.FINISHED or r.round >= rounds}
+    if heard and len(done) == len(asked) and all(peer in done for peer, ago in heard.items() if ago < HEARD_S):
+        return True
+    return idle_s > IDLE_S and bool(asked) and 2 * len(done) >= len(asked)
 
 
 async def _others(look: Callable[[], Awaitable[Collection[PeerRecord]]]) -> Collection[PeerRecord]:

@@ -78,6 +78,10 @@ class Callers:
         self._counted.append((now, caller, tokens))
         return True
 
+    def heard(self) -> dict[str, float]:
+        """When each called last."""
+        return {caller: each.heard_at for caller, each in self._callers.items()}
+
     def not_believed(self, now: float) -> list[str]:
         """Whose micro-batches are much worse than the others'."""
         here = {caller: each for caller, each in self._callers.items() if each.heard_at >= now - HEARD_S}
@@ -108,6 +112,7 @@ class Callers:
         taken = Counter[str]({caller: tokens})
         for _, each, size in self._counted:
             taken[each] += size
-        spare = tokens * max(LEAST, sqrt(len(self._counted)) / 2)  # chance brings one more often than another
+        usual = min(tokens, median_high([size for _, _, size in self._counted] or [tokens]))
+        spare = usual * max(LEAST, sqrt(len(self._counted)) / 2)  # chance brings one more often than another
         others = [size for each, size in taken.items() if each != caller]
         return not others or taken[caller] <= SHARE * median_high(others) + spare

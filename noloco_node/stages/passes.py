@@ -22,10 +22,10 @@ import math
 import queue
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from statistics import median
@@ -41,6 +41,7 @@ from noloco_node.stages.kept import Kept
 from noloco_node.stages.part import Part, Position, part_of
 from noloco_node.stages.usual_size import UsualSize
 from noloco_node.stages.window import Window
+from noloco_node.training import memory_budget
 from noloco_node.training.gradients import Gradients, NotMeasured
 from noloco_node.training.optimizer import Optimizer
 from noloco_node.training.task import Batch, Closable, ExampleStream, Patient, Task
@@ -131,6 +132,8 @@ class Counts:
     """Answered for the stage before, and not learned from (stages/callers.py)."""
     not_believed: tuple[str, ...] = ()
     """Callers whose micro-batches are much worse than the others'."""
+    heard: Mapping[str, float] = field(default_factory=dict)
+    """Callers, and when each sent its last micro-batch."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -163,6 +166,8 @@ class StageTask:
         self.counts = Counts()
         self.tokens_per_example = whole.tokens_per_example
         self.micro_examples = whole.micro_examples
+        self.most_examples: int | None = None
+        """Of a micro-batch: a step's, once its size is known."""
         self.reader: ExampleStream | None = None
         """Of the first stage."""
         self._passes: StagePasses | None = None
@@ -248,6 +253,7 @@ class StagePasses(Gradients):
         *rest: Any,
     ) -> None:
         examples = spec.batch_tokens // stage.tokens_per_example
+        stage.most_examples = max(1, examples)
         some = max(1, examples // (2 * stage.at.stages))  # else a step would be one micro-batch, and nothing overlap
         super().__init__(task, module, optimizer, spec, micro_batch or min(some, stage.micro_examples), *rest)
         if self._scale is not None:
@@ -358,12 +364,14 @@ class StagePasses(Gradients):
         self._stage.counts.under_way = len(self._under_way)
 
     def _or_lose(self, asked: Asked | None, work: Callable[[], None]) -> None:
-        """A micro-batch that finds no memory on the GPU is lost."""
+        """A micro-batch that finds no memory is lost."""
         try:
             work()
             return
-        except torch.OutOfMemoryError:
-            pass  # its memory is free only after this block
+        except (RuntimeError, MemoryError) as error:
+            if not memory_budget.is_out_of_memory(error):
+                raise
+        # its memory is free only after that block
         self._lose(asked)
         self.make_room()
 
@@ -456,7 +464,7 @@ class StagePasses(Gradients):
         now, found = time.monotonic(), self._stage.counts
         counts = self._callers.counts(asked.caller, loss / targets.numel(), targets.numel(), now)
         found.not_counted += not counts
-        found.not_believed = tuple(self._callers.not_believed(now))
+        found.not_believed, found.heard = tuple(self._callers.not_believed(now)), self._callers.heard()
         return counts
 
     def _begin_to_hold(self) -> None:

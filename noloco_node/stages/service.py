@@ -5,7 +5,8 @@ It carries what stages/passes.py sends and asks for, and knows neither weights n
 
 - What a peer sends is checked before it takes memory: the run says how many bytes so many examples are.
 - A micro-batch that a peer does not answer goes to another one of that stage, until its deadline; then it is lost.
-- Who has MOST_HELD of them here, or takes too much of them, is refused as busy, and asks another peer.
+- A micro-batch has a place here once its data are whole, and takes memory as they come: who only announces some keeps
+  nobody out. Who has MOST_OF_CALLER of them here, or finds no place, is refused as busy, and asks another peer.
 """
 
 import asyncio
@@ -47,9 +48,9 @@ from noloco_node.wire.stage_pb2_grpc import StageServicer, StageStub
 
 MOST_HELD, MOST_OF_CALLER = 16, 8
 """Micro-batches here at once: more would only wait longer, in our memory."""
-MOST_HELD_BYTES = 1 << 30
-FIRST_S = 10.0
-"""How long a caller's first frame may take."""
+MOST_HELD_BYTES, MOST_BYTES_OF_CALLER = 1 << 30, 1 << 29
+FIRST_S, LEAST_BYTES_S = 10.0, 32_000
+"""How long a caller's first frame may take, and its data beyond that: the least rate that a volunteer may set."""
 LEAST_PATIENCE_S, PATIENCE = 3.0, 4
 """An answer that takes longer than this, and so many times the usual, is not waited for where another peer may give
 one."""
@@ -90,25 +91,50 @@ class _Held:
     """What is here of others' micro-batches."""
 
     callers: Counter[str] = field(default_factory=Counter)
-    bytes: int = 0
+    """Of those that are whole."""
+    calls: Counter[str] = field(default_factory=Counter)
+    bytes: Counter[str] = field(default_factory=Counter)
 
     @property
     def free(self) -> int:
         return max(0, MOST_HELD - self.callers.total())
 
-    def has_room(self, caller: str, size_bytes: int) -> bool:
-        most = self.callers[caller] < MOST_OF_CALLER and self.bytes + size_bytes <= MOST_HELD_BYTES
-        return self.free > 0 and most
-
     @contextmanager
-    def of(self, caller: str, size_bytes: int) -> Iterator[None]:
-        self.callers[caller] += 1
-        self.bytes += size_bytes
+    def call(self, caller: str) -> Iterator["_HeldCall"]:
+        """Raises PeerRefused."""
+        if self.calls[caller] >= MOST_OF_CALLER or not self.free:
+            raise PeerRefused(wire.Code.BUSY.reason)
+        call = _HeldCall(self, caller)
+        self.calls[caller] += 1
         try:
-            yield
+            yield call
         finally:
-            self.callers -= Counter([caller])
-            self.bytes -= size_bytes
+            self.calls -= Counter([caller])
+            self.callers -= Counter([caller] * call.whole)
+            self.bytes -= Counter({caller: call.bytes})
+
+
+@dataclass(slots=True)
+class _HeldCall:
+    held: _Held
+    caller: str
+    bytes: int = 0
+    whole: bool = False
+
+    def take(self, size_bytes: int) -> None:
+        """So many more. Raises PeerRefused."""
+        of_caller, of_all = self.held.bytes[self.caller] + size_bytes, self.held.bytes.total() + size_bytes
+        if of_caller > MOST_BYTES_OF_CALLER or of_all > MOST_HELD_BYTES:
+            raise PeerRefused(wire.Code.BUSY.reason)
+        self.held.bytes[self.caller] += size_bytes
+        self.bytes += size_bytes
+
+    def is_whole(self) -> None:
+        """Raises PeerRefused."""
+        if not self.held.free:
+            raise PeerRefused(wire.Code.BUSY.reason)
+        self.whole = True
+        self.held.callers[self.caller] += 1
 
 
 class StageService(StageServicer):
@@ -163,10 +189,12 @@ class StageService(StageServicer):
         self._codec = activation_codec(terms.activations)
         self._terms, self._refuses, self._works, self._may_send = terms, refuses, works, may_send
 
-    @property
-    def not_learned_from(self) -> Collection[str]:
-        """Of the stage before: whose micro-batches are not counted."""
-        return self._task.counts.not_believed if self._task else ()
+    def heard(self) -> dict[str, float]:
+        """For how many seconds each of the stage before has sent nothing, of those that this one learns from."""
+        if self._task is None:
+            return {}
+        counts, now = self._task.counts, time.monotonic()
+        return {peer: now - at for peer, at in counts.heard.items() if peer not in counts.not_believed}
 
     @property
     def idle_s(self) -> float:
@@ -404,14 +432,17 @@ class StageService(StageServicer):
             await self._pace.sending(len(part))
             yield wire.encode(wire.Part(part))
 
-    async def _received(self, frames: AsyncIterator[pb.StageFrame], size: int) -> bytes:
-        """So many bytes. Raises PeerMisbehaved where a peer sends more or something else."""
+    async def _received(
+        self, frames: AsyncIterator[pb.StageFrame], size: int, take: Callable[[int], None] = lambda size: None
+    ) -> bytes:
+        """So many bytes; `take` is told of each part. Raises PeerMisbehaved where it is more, or something else."""
         data = bytearray()
         while len(data) < size:
             await self._pace.receiving()
             frame = await _next(frames)
             if not isinstance(frame, wire.Part) or not frame.data or len(data) + len(frame.data) > size:
                 raise PeerMisbehaved("bad_part", type(frame).__name__)
+            take(len(frame.data))
             data += frame.data
             self.totals.received_bytes += len(frame.data)
             self._pace.received(len(frame.data))
@@ -448,16 +479,18 @@ class StageService(StageServicer):
         task = self._agreed(peer, asked)
         shape, targets = (asked.examples, *task.part.activations), 4 * asked.examples * math.prod(task.part.targets)
         size = targets + self._codec.encoded_bytes(shape)
-        unwanted = peer in task.counts.not_believed and self._held.callers.total() > 0
-        if unwanted or not self._held.has_room(peer, size):
+        if peer in task.counts.not_believed and self._held.callers.total() > 0:
             raise PeerRefused(wire.Code.BUSY.reason)
         until = time.monotonic() + asked.deadline_s
-        with self._held.of(peer, size):
+        with self._held.call(peer) as call:
             async with asyncio.timeout(asked.deadline_s):
-                data = await self._received(frames, size)
+                async with asyncio.timeout(FIRST_S + size / LEAST_BYTES_S):
+                    data = await self._received(frames, size, call.take)
+                call.is_whole()
+                call.take(4 * math.prod(shape) + targets)  # as numbers: 4 bytes each, targets 8
                 letter = await asyncio.to_thread(self._letter, task, asked, data, targets, until, peer)
-                self.letters.put(letter)
-                answer = await asyncio.wrap_future(letter.answer)
+                del data
+                answer = await self._computed(letter)
             if answer.gradient is None:
                 return answer.loss, b""
             try:
@@ -465,8 +498,17 @@ class StageService(StageServicer):
             except NonFinite as error:
                 raise LostMicroBatch(str(error)) from None
 
+    async def _computed(self, letter: Asked) -> Answer:
+        self.letters.put(letter)
+        try:
+            return await asyncio.wrap_future(letter.answer)
+        finally:
+            if letter.answer.cancel():  # the training thread has not begun it, and may be long in coming to it
+                for tensor in (letter.activations, letter.targets):
+                    tensor.data = tensor.new_empty(0)
+
     def _agreed(self, peer: str, asked: wire.MicroBatch) -> StageTask:
-        """Raises PeerRefused."""
+        """Raises PeerFault."""
         terms, task = self._terms, self._task
         if terms is None or task is None:
             raise PeerRefused(wire.Code.BUSY.reason)
@@ -476,6 +518,8 @@ class StageService(StageServicer):
             raise PeerRefused(why)
         if not self._works():
             raise PeerRefused(wire.Code.PAUSED.reason)
+        if task.most_examples is not None and asked.examples > task.most_examples:
+            raise PeerMisbehaved("too_many_examples")
         return task
 
     def _letter(  # noqa: PLR0913, PLR0917

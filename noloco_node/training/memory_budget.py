@@ -158,6 +158,11 @@ def _refused(items: tuple[Item, ...], there: int, where: str, remedy: str) -> Ou
     )
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of a device, or of the host: torch says the latter in words only."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+
+
 def has_room(size: int) -> bool:
     """Whether memory has room for a copy of so many bytes."""
     free = memory.free_bytes()

@@ -2,6 +2,7 @@
 
 import random
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -121,10 +122,32 @@ def test_who_has_left_or_finished_holds_nothing() -> None:
     assert which_stage.holding([*gone, *holders(2, 1)]) == {"0": 2, "1": 1}
 
 
-def test_a_stage_has_no_more_to_do_when_all_before_it_are_done() -> None:
-    before = [*holders(1, state="finished"), *holders(1, round=7)]
-    assert not which_stage.are_done([], 10)
-    assert not which_stage.are_done(before, 10) and which_stage.are_done(before, 7)
-    long = which_stage.IDLE_S + 1
-    assert which_stage.are_done(before, 10, long)
-    assert not which_stage.are_done([*before, *holders(1, round=7)], 10, long)
+def seen(**rounds: int) -> list[PeerRecord]:
+    """Of the first stage, by name; -1: finished."""
+    each = {name: {"state": "finished"} if at < 0 else {"round": at} for name, at in rounds.items()}
+    return [replace(holders(1, **says)[0], peer_id=name) for name, says in each.items()]
+
+
+def test_a_stage_has_no_more_to_do_when_all_that_send_to_it_are_done() -> None:
+    heard, long = {"a": 5.0, "b": 5.0}, which_stage.IDLE_S + 1
+    assert not which_stage.are_done([], 10, heard, 0.0)
+    assert not which_stage.are_done(seen(a=-1, b=7), 10, heard, 0.0)
+    assert which_stage.are_done(seen(a=-1, b=7), 7, heard, 0.0)
+    assert which_stage.are_done(seen(a=-1, b=-1, liar=3), 10, heard, 0.0), "it has never sent anything"
+    assert not which_stage.are_done(seen(liar=-1), 10, heard, 0.0), "the others may be back at any moment"
+    assert not which_stage.are_done(seen(a=-1), 10, heard, 0.0)
+    assert which_stage.are_done(seen(a=-1), 10, heard | {"b": which_stage.HEARD_S + 1}, 0.0), "it is gone"
+    assert which_stage.are_done(seen(a=-1, b=7), 10, heard, long), "it says that it trains, and sends nothing"
+    assert not which_stage.are_done(seen(a=-1, b=7, c=7), 10, heard | {"c": long}, long)
+    assert not which_stage.are_done(seen(a=-1), 10, {}, 0.0) and which_stage.are_done(seen(a=-1), 10, {}, long)
+
+
+def test_before_the_first_stage_is_nobody_whatever_a_record_says() -> None:
+    others = [*seen(a=3), *holders(0, state="finished")]
+    assert which_stage.stage_before(Position(0, 2), others) == []
+    assert [record.peer_id for record in which_stage.stage_before(Position(1, 2), others)] == ["a"]
+
+
+def test_a_run_has_begun_when_most_say_so() -> None:
+    assert not which_stage.has_begun([]) and which_stage.has_begun(seen(a=1))
+    assert not which_stage.has_begun(seen(a=0, b=0, liar=9)) and which_stage.has_begun(seen(a=1, b=1, new=0))

@@ -56,6 +56,15 @@ def test_who_has_gone_is_no_measure() -> None:
     assert turns(there, 20, HEARD_S + 1, c=5.0)["c"] == 20
 
 
+def test_a_few_large_micro_batches_are_no_larger_share() -> None:
+    there, counted = Callers(), Counter[str]()
+    for step in range(400):
+        large = [("large", 1000 * TOKENS)] if step % 20 == 0 else []
+        for caller, tokens in [("a", TOKENS), ("b", TOKENS), *large]:
+            counted[caller] += tokens * there.counts(caller, 3.0, tokens, step * 0.1)
+    assert counted["a"] == counted["b"] == 400 * TOKENS and counted["large"] <= 2 * counted["a"]
+
+
 def test_a_caller_gets_no_more_than_its_share_while_others_call() -> None:
     there, counted = Callers(), Counter[str]()
     for n in range(600):

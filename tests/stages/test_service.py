@@ -157,6 +157,7 @@ async def test_without_an_answer_it_is_lost_at_its_deadline(trio: Trio) -> None:
     assert await trio.first.letter() == Lost(7)
     assert time.monotonic() >= micro.until and isinstance(asked, Asked)
     await comes(asked.answer.cancelled)
+    await comes(lambda: asked.activations.numel() == asked.targets.numel() == 0)
     assert trio.one.service._held.free == service_module.MOST_HELD, "nothing of it is kept"
 
 
@@ -246,7 +247,7 @@ GOOD = PART.some_targets(2).to(torch.int32).numpy().tobytes()
         ([header(protocol=99)], None),
         ([header(examples=0)], "bad_examples"),
         ([header(examples=1 << 20)], "bad_examples"),
-        ([header(examples=1 << 16)], None),
+        ([header(examples=1 << 16)], "too_many_examples"),
         ([header(deadline_s=float("nan"))], "bad_deadline"),
         ([header(deadline_s=1e9)], "bad_deadline"),
         ([wire.Part(b"x")], "unexpected_frame"),
@@ -259,6 +260,8 @@ GOOD = PART.some_targets(2).to(torch.int32).numpy().tobytes()
 )
 async def test_what_no_honest_peer_sends_is_refused(trio: Trio, frames: list[wire.Frame], blamed: str | None) -> None:
     await trio.start()
+    assert trio.one.service._task is not None
+    trio.one.service._task.most_examples = 4
 
     async def requests() -> AsyncIterator[Any]:
         for frame in frames:
@@ -278,6 +281,37 @@ async def test_what_no_honest_peer_sends_is_refused(trio: Trio, frames: list[wir
     assert trio.one.blamed == ([("two", blamed)] if blamed else [])
     assert trio.one.service._held.free == service_module.MOST_HELD
     assert trio.one.service.letters.empty()
+
+
+async def test_who_only_announces_micro_batches_keeps_nobody_out(trio: Trio) -> None:
+    await trio.start("one")
+    liars = [trio.network.join(f"liar {k}") for k in range(3)]
+
+    async def announces(liar: Any) -> None:
+        async def requests() -> AsyncIterator[Any]:
+            yield wire.encode(header(deadline_s=60.0))
+            await asyncio.sleep(60)
+
+        async for _ in StageStub(liar.channel("one")).Pass(requests()):
+            pass
+
+    for liar in liars:
+        await liar.start()
+    calls = [asyncio.create_task(announces(liar)) for liar in liars for _ in range(service_module.MOST_OF_CALLER)]
+    held = trio.one.service._held
+    await comes(lambda: held.calls.total() == len(calls))
+    trio.first.sends()
+    asked = await trio.one.letter()
+    assert isinstance(asked, Asked) and asked.caller == "first" and held.callers == {"first": 1}
+    assert held.bytes.total() == held.bytes["first"] > 0
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    for liar in liars:
+        await liar.close()
+    asked.answer.set_result(Answer(1.0, torch.zeros(asked.activations.shape)))
+    assert isinstance(await trio.first.letter(), Answered)
+    await comes(lambda: not held.calls and not held.callers and not held.bytes)
 
 
 async def test_who_sends_other_gradients_than_its_stage_is_left_out(

@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import linear_regression, median
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from bad_peer import BadPeer
@@ -45,6 +46,8 @@ UPLOAD = "200kB"
 WARM_UP = 0.25
 """Of the time, in which memory may grow as it likes."""
 PROGRESS_S = 300.0
+QUIET = 0.25
+"""The share of moments, with as many nodes, that count as quiet."""
 SLOPE_MIB_H = 16.0
 SAMPLE_EVERY_S = 5.0
 REACHED_S = 10.0
@@ -120,6 +123,7 @@ def test_a_plan_is_its_seed_s() -> None:
 @dataclass
 class Sample:
     at: float
+    nodes: int
     rss_mib: float
     descriptors: int
     daemon_descriptors: int
@@ -247,7 +251,7 @@ class Storm(ChangingSwarm):
             network = psutil.Process(daemon(spared)).num_fds() if daemon(spared) else 0
         objects = int(counted.read_text()) if counted.exists() else None
         rss = process.memory_info().rss / (1 << 20)
-        self.samples.append(Sample(time.time(), rss, process.num_fds(), network, objects))
+        self.samples.append(Sample(time.time(), len(self.living), rss, process.num_fds(), network, objects))
 
     def wait(self, until_: float) -> None:
         while time.time() < until_:
@@ -288,7 +292,9 @@ class Grown:
     slope_mib_h: float
     mib: float
     descriptors: tuple[float, float]
-    """Medians of the first and of the last third."""
+    """What is open at quiet moments, in the first and in the last third, both with as many nodes: each node that is
+    there takes some, and 100 presences at once take 80 for a moment."""
+    nodes: int
     daemon_descriptors: tuple[float, float]
     objects: tuple[float, float]
 
@@ -299,15 +305,23 @@ class Grown:
         slope = linear_regression([s.at / 3600 for s in warm], [s.rss_mib for s in warm]).slope
         third = len(warm) // 3
 
+        thirds = warm[:third], warm[-third:]
+
         def medians(of: Callable[[Sample], float | None]) -> tuple[float, float]:
-            first, last = ([v for s in part if (v := of(s))] for part in (warm[:third], warm[-third:]))
+            first, last = ([v for s in part if (v := of(s))] for part in thirds)
             return median(first), median(last)
 
+        def quiet(part: list[Sample], nodes: int) -> float:
+            return float(np.quantile([s.descriptors for s in part if s.nodes == nodes], QUIET))
+
+        counts = [Counter(s.nodes for s in part) for part in thirds]
+        nodes = max(counts[0], key=lambda nodes: min(count[nodes] for count in counts))
         hours = (warm[-1].at - warm[0].at) / 3600
         return cls(
             slope,
             slope * hours,
-            medians(lambda s: s.descriptors),
+            (quiet(thirds[0], nodes), quiet(thirds[1], nodes)),
+            nodes,
             medians(lambda s: s.daemon_descriptors),
             medians(lambda s: s.objects),
         )
@@ -338,9 +352,15 @@ def figures(storm: Storm, ended: float, gap: float, grown: Grown) -> str:
         f"{ended - storm.began:.0f} s, seed {SEED}, {'two halves' if storm.halves else 'no link to cut'}: {what}; "
         f"at most {gap:.1f} s without a committed round, {rounds / 2:.0f} swaps; n0's memory "
         f"{grown.slope_mib_h:+.1f} MiB an hour after the warm-up ({grown.mib:+.1f} MiB), descriptors "
-        f"{grown.descriptors[0]:.0f} to {grown.descriptors[1]:.0f}, of its p2pd {grown.daemon_descriptors[0]:.0f} to "
-        f"{grown.daemon_descriptors[1]:.0f}, objects {grown.objects[0]:.0f} to {grown.objects[1]:.0f}"
+        f"with {grown.nodes} nodes {grown.descriptors[0]:.0f} to {grown.descriptors[1]:.0f}, of its p2pd "
+        f"{grown.daemon_descriptors[0]:.0f} to {grown.daemon_descriptors[1]:.0f}, objects {grown.objects[0]:.0f} to "
+        f"{grown.objects[1]:.0f}"
     )
+
+
+def _fault(log: str) -> int:
+    """Where a traceback is in it; 0: nowhere."""
+    return max(0, log.find("Traceback"))
 
 
 @pytest.mark.system
@@ -362,10 +382,15 @@ def test_random_faults(storm: Storm, figure: Callable[[str], None]) -> None:
     codes = {node.home.name: node.process.wait(30) for node in storm.living}
     (group.root / "faults").write_text("\n".join(storm.events))
     print("\n".join(storm.events))  # noqa: T201 - pytest shows it where the test fails
-    logged = [path for node in group.nodes if (path := node.home / "node.log").exists()]  # not of who was killed early
+    logs = {path for node in group.nodes if (path := node.home / "node.log").exists()}  # not of who was killed early
+    faults = {
+        path.parent.name: text[max(0, at - 500) : at + 4000]
+        for path in logs
+        if (at := _fault(text := path.read_text()))
+    }
     assert gap < PROGRESS_S
     assert set(codes.values()) == {0}, codes
-    assert not [path for path in logged if "Traceback" in path.read_text()]
+    assert not faults, "\n".join(f"{name}: {text}" for name, text in faults.items())
     until(lambda: not group.left_over(), f"nothing left: {group.left_over()}", 10)
     if STORM_S >= 3600:
         assert grown.slope_mib_h < SLOPE_MIB_H
