@@ -672,6 +672,48 @@ class Swarm:
             do()
 
 
+class BesideRefusing(Swarm):
+    """Beside identities of one host that refuse each call. Those that `call` do so while they are called, and hang up
+    before they are answered; their names are such that their call has to wait for the answer to the other one."""
+
+    def __init__(self, honest: int, hostile: int, phase_s: float, *, call: bool) -> None:
+        super().__init__([phase_s] * honest, 1)
+        crosses = (f"x{k}" for k in itertools.count())
+        waits = (x for x in crosses if all(_rank(x, n) > _rank(n, x) for n in self.names))
+        self.hostile, self.call = set(itertools.islice(waits, hostile)), call
+        places = {n: n for n in self.names} | dict.fromkeys(sorted(self.hostile), "one host")
+        for n in self.names:
+            self.handle(n, Candidates({peer: place for peer, place in places.items() if peer != n}))
+
+    def later(self, n: str, event: Event) -> None:
+        if n not in self.hostile:
+            super().later(n, event)
+
+    def perform(self, n: str, action: Action) -> None:
+        if isinstance(action, Accept) and self.callers[action.exchange][0] in self.hostile:
+            self.at(0.3, lambda: self.handle(n, SwapEnded(action.exchange, "silent")))
+        if not isinstance(action, Call) or action.peer not in self.hostile:
+            super().perform(n, action)
+            return
+        crossing, refused = self.rng.randbytes(16), Refused(action.exchange, "busy")
+        self.callers[crossing] = (action.peer, n)
+        if self.call:
+            self.at(0.05, lambda: self.handle(n, Called(crossing, action.peer, 0.0, "one host")))
+            self.at(0.10, lambda: self.handle(n, CallerGone(crossing)))
+        self.at(0.15, lambda: self.handle(n, refused))
+
+
+@pytest.mark.parametrize("call", [False, True])
+@pytest.mark.parametrize(("honest", "hostile", "share"), [(2, 1, 0.95), (3, 1, 0.95), (3, 20, 0.7), (8, 20, 0.9)])
+@pytest.mark.parametrize("phase_s", [10.0, 600.0])
+def test_who_refuses_each_call_takes_few_rounds(
+    honest: int, hostile: int, share: float, phase_s: float, call: bool
+) -> None:
+    swarm = BesideRefusing(honest, hostile, phase_s, call=call)
+    swarm.run(80 * phase_s)
+    assert sum(swarm.committed.values()) >= share * sum(swarm.rounds.values())
+
+
 def test_sixty_four_equal_nodes_commit_and_meet_many() -> None:
     swarm = Swarm([10.0] * 64, seed=1)
     swarm.run(510)
