@@ -49,6 +49,7 @@ from noloco_node.wire.stage_pb2_grpc import StageServicer, StageStub
 MOST_HELD, MOST_OF_CALLER = 16, 8
 """Micro-batches here at once: more would only wait longer, in our memory."""
 MOST_HELD_BYTES, MOST_BYTES_OF_CALLER = 1 << 30, 1 << 29
+"""As they were sent, in all and of a caller that sends more than one."""
 FIRST_S, LEAST_BYTES_S = 10.0, 32_000
 """How long a caller's first frame may take, and its data beyond that: the least rate that a volunteer may set."""
 LEAST_PATIENCE_S, PATIENCE = 3.0, 4
@@ -123,8 +124,9 @@ class _HeldCall:
 
     def take(self, size_bytes: int) -> None:
         """So many more. Raises PeerRefused."""
-        of_caller, of_all = self.held.bytes[self.caller] + size_bytes, self.held.bytes.total() + size_bytes
-        if of_caller > MOST_BYTES_OF_CALLER or of_all > MOST_HELD_BYTES:
+        others = self.held.bytes[self.caller] - self.bytes
+        too_much = others and others + self.bytes + size_bytes > MOST_BYTES_OF_CALLER
+        if too_much or self.held.bytes.total() + size_bytes > MOST_HELD_BYTES:
             raise PeerRefused(wire.Code.BUSY.reason)
         self.held.bytes[self.caller] += size_bytes
         self.bytes += size_bytes
@@ -487,9 +489,7 @@ class StageService(StageServicer):
                 async with asyncio.timeout(FIRST_S + size / LEAST_BYTES_S):
                     data = await self._received(frames, size, call.take)
                 call.is_whole()
-                call.take(4 * math.prod(shape) + targets)  # as numbers: 4 bytes each, targets 8
                 letter = await asyncio.to_thread(self._letter, task, asked, data, targets, until, peer)
-                del data
                 answer = await self._computed(letter)
             if answer.gradient is None:
                 return answer.loss, b""

@@ -13,7 +13,7 @@ import torch
 from memory_network.network import MemoryNetwork
 from stage_pairs import TinyPart
 
-from noloco_node.errors import PeerLost
+from noloco_node.errors import PeerLost, PeerRefused
 from noloco_node.run.schema import Manifest, StagesSpec
 from noloco_node.stages import service as service_module
 from noloco_node.stages.part import Position
@@ -281,6 +281,23 @@ async def test_what_no_honest_peer_sends_is_refused(trio: Trio, frames: list[wir
     assert trio.one.blamed == ([("two", blamed)] if blamed else [])
     assert trio.one.service._held.free == service_module.MOST_HELD
     assert trio.one.service.letters.empty()
+
+
+def test_what_a_caller_may_take_and_what_it_gives_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "MOST_HELD_BYTES", 100)
+    monkeypatch.setattr(service_module, "MOST_BYTES_OF_CALLER", 50)
+    held = service_module._Held()
+    with held.call("a") as first:
+        first.take(80)  # a single one may be as large as all together
+        with pytest.raises(PeerRefused), held.call("a") as second:
+            second.take(1)
+        with held.call("b") as other:
+            other.take(20)
+            other.is_whole()
+            with pytest.raises(PeerRefused):
+                first.take(1)
+            assert held.callers == {"b": 1} and held.free == service_module.MOST_HELD - 1
+    assert not held.calls and not held.callers and not held.bytes
 
 
 async def test_who_only_announces_micro_batches_keeps_nobody_out(trio: Trio) -> None:
