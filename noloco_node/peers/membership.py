@@ -7,6 +7,7 @@ seen lately: the bootstrap nodes may be gone, or the swarm may be split. It does
 import asyncio
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import grpc
@@ -14,6 +15,7 @@ import grpc
 from noloco_node.base.addresses import Address
 from noloco_node.base.places import claimed, several
 from noloco_node.base.states import NodeState
+from noloco_node.errors import NolocoError
 from noloco_node.peers import run_registry
 from noloco_node.peers.cache import PeerCache
 from noloco_node.peers.directory import Directory
@@ -106,19 +108,19 @@ class Membership:
         if self._directory:
             await self._directory.close()
 
+    async def _answers(self, peer: str) -> bool:
+        with suppress(NolocoError, TimeoutError):
+            async with asyncio.timeout(CACHED_ANSWER_S):
+                await run_registry.ask(self._transport.channel(peer))
+                return True
+        return False
+
     async def _call_cached(self, directory: Directory) -> None:
         known = self._cache.peers()
         absent = [peer for peer in known if peer not in self.seen and peer != self._transport.peer_id]
         places = {peer: claimed(peer, known[peer]) for peer in absent}
         chosen = several(random.Random(), places, CACHED_ASKED)
         self._transport.introduce({peer: known[peer] for peer in chosen})
-        calls = {peer: asyncio.create_task(run_registry.ask(self._transport.channel(peer))) for peer in chosen}
-        try:
-            if calls:
-                await asyncio.wait(calls.values(), timeout=CACHED_ANSWER_S)
-            there = [peer for peer, call in calls.items() if call.done() and call.exception() is None]
-        finally:
-            for call in calls.values():
-                call.cancel()
-        if there:
+        answers = await asyncio.gather(*map(self._answers, chosen))
+        if there := [peer for peer, answered in zip(chosen, answers, strict=True) if answered]:
             await directory.connect(there)

@@ -1,6 +1,7 @@
 """A node looks for others more often while nobody trains with it, and calls some cached peers that it has not seen."""
 
 import asyncio
+import gc
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from virtual_clock import run_virtual
 
 from noloco_node.base.addresses import Address
 from noloco_node.base.identity import Identity
+from noloco_node.errors import PeerLost
+from noloco_node.peers import run_registry
 from noloco_node.peers.cache import PeerCache
 from noloco_node.peers.directory import Directory
 from noloco_node.peers.membership import CACHED_ASKED, LOOK_ALONE_S, LOOK_S, Membership
@@ -105,3 +108,31 @@ def test_cancelled_calls_to_cached_peers_leave_no_task_behind(tmp_path: Path) ->
     calling, left = run_virtual(main())
     assert calling >= CACHED_ASKED
     assert left == 0
+
+
+def test_a_call_to_a_cached_peer_that_fails_as_it_is_cancelled_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As gRPC's do when a network daemon dies at that moment. asyncio logs what nobody asks such a task for."""
+    cache, errors = PeerCache(tmp_path / "peers.json"), list[object]()
+    cache.keep([cached(1)])
+
+    async def fails(_channel: object) -> None:
+        try:
+            await asyncio.sleep(9.0)
+        except asyncio.CancelledError:
+            raise PeerLost("unavailable") from None
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: errors.append(context))
+        us = MemoryNetwork(random.Random(0)).join("us")
+        entering = asyncio.create_task(Membership(Transport(us), cache, lambda: None).enter(Directory()))
+        await asyncio.sleep(1.0)
+        entering.cancel()
+        await asyncio.wait([entering])
+        assert entering.cancelled()
+
+    monkeypatch.setattr(run_registry, "ask", fails)
+    run_virtual(main())
+    gc.collect()
+    assert errors == []
