@@ -142,4 +142,5 @@ async def _known(
     finally:
         for task in asked:
             task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)  # a call may fail as it is cancelled
     return found
