@@ -41,6 +41,7 @@ _FOR_PARTNERS = 32  # of these: strangers cannot take them, from however many pl
 _MAX_BEGINNING = 32  # more streams, of which it is not known yet who sends them
 _MAX_CHANNELS = 256  # channels kept; an idle one costs a listening socket
 _KEPT_S = 120.0  # an idle channel: peers come and go, and most of them do not come back
+_KEPT_UNREACHED_S = 10.0  # one to a peer that was not there: those of the cache are called again and again
 
 SERVER_OPTIONS = [
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
@@ -252,7 +253,8 @@ class Outbound(_Carrier):
         idle = [peer for peer, outlet in self._outlets.items() if not outlet.connections]
         over = max(0, len(self._outlets) + 1 - _MAX_CHANNELS)
         for at, peer in enumerate(idle):
-            if at < over or now - self._outlets[peer].used_at > _KEPT_S:
+            kept_s = _KEPT_S if self._outlets[peer].reached else _KEPT_UNREACHED_S
+            if at < over or now - self._outlets[peer].used_at > kept_s:
                 outlet = self._outlets.pop(peer)
                 self._own(outlet.close())
 
@@ -264,8 +266,11 @@ class Outbound(_Carrier):
 
     async def _carry(self, peer: str, outlet: "_Outlet", local: Streams) -> None:
         outlet.connections += 1
+        outlet.reached = False
         try:
-            await splice(local, await self._dial(peer))
+            stream = await self._dial(peer)
+            outlet.reached = True
+            await splice(local, stream)
         except (OSError, TimeoutError) as error:
             _log.debug("no stream to %s: %r", peer, error)  # grpc sees the connection close: UNAVAILABLE
         finally:
@@ -285,6 +290,8 @@ class _Outlet:
         self._path = path
         self.connections = 0
         self.used_at = 0.0
+        self.reached = True
+        """Whether the peer was there when it was called last."""
         self.server: asyncio.Server | None = None
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self.listener.bind(str(path))

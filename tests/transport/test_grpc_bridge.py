@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -160,5 +161,24 @@ async def test_channels_that_nobody_has_wanted_for_long_are_closed(
     monkeypatch.setattr(grpc_bridge, "_KEPT_S", -1.0)
     outbound.channel("another")
     assert list(outbound._outlets) == ["another"]
+    await outbound.close()
+    assert sockets(tmp_path) == 0
+
+
+async def test_a_channel_to_a_peer_that_is_not_there_is_closed_sooner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node calls some absent peers of its cache three times a minute, which kept a socket for each of them open."""
+
+    async def dial(peer: str) -> grpc_bridge.Streams:
+        raise OSError(f"no way to {peer}")
+
+    outbound = grpc_bridge.Outbound(tmp_path, dial)
+    absent, unused = outbound.channel("absent"), outbound.channel("unused")
+    with pytest.raises(grpc.aio.AioRpcError):
+        await absent.unary_unary("/a/call")(b"")
+    monkeypatch.setattr(grpc_bridge, "_KEPT_UNREACHED_S", -1.0)
+    outbound.channel("another")
+    assert list(outbound._outlets) == ["unused", "another"] and unused is outbound.channel("unused")
     await outbound.close()
     assert sockets(tmp_path) == 0
