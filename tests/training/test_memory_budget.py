@@ -112,6 +112,13 @@ def test_who_holds_the_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         memory_budget.check(one_b(0), EIGHT_BIT, torch.device("cuda"), 1.0)
 
 
+def test_the_hosts_memory_can_be_out_too() -> None:
+    with pytest.raises(RuntimeError) as found:
+        torch.empty(1 << 55, dtype=torch.uint8)
+    assert memory_budget.is_out_of_memory(found.value) and memory_budget.is_out_of_memory(MemoryError())
+    assert not memory_budget.is_out_of_memory(RuntimeError("shapes do not fit"))
+
+
 def test_a_copy_for_a_joining_node_is_made_only_where_there_is_memory_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for free in (28 * 10**6, None):
         monkeypatch.setattr(memory, "free_bytes", lambda free=free: free)
