@@ -166,11 +166,14 @@ class StageTask:
         self.counts = Counts()
         self.tokens_per_example = whole.tokens_per_example
         self.micro_examples = whole.micro_examples
-        self.most_examples: int | None = None
-        """Of a micro-batch: a step's, once its size is known."""
         self.reader: ExampleStream | None = None
         """Of the first stage."""
         self._passes: StagePasses | None = None
+
+    @property
+    def most_examples(self) -> int | None:
+        """Of a micro-batch: a step's, once its size is known."""
+        return self._passes.examples if self._passes else None
 
     def model(self) -> nn.Module:
         return self.part.model()
@@ -253,7 +256,6 @@ class StagePasses(Gradients):
         *rest: Any,
     ) -> None:
         examples = spec.batch_tokens // stage.tokens_per_example
-        stage.most_examples = max(1, examples)
         some = max(1, examples // (2 * stage.at.stages))  # else a step would be one micro-batch, and nothing overlap
         super().__init__(task, module, optimizer, spec, micro_batch or min(some, stage.micro_examples), *rest)
         if self._scale is not None:

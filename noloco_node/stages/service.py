@@ -131,7 +131,7 @@ class _HeldCall:
         self.held.bytes[self.caller] += size_bytes
         self.bytes += size_bytes
 
-    def is_whole(self) -> None:
+    def arrive(self) -> None:
         """Raises PeerRefused."""
         if not self.held.free:
             raise PeerRefused(wire.Code.BUSY.reason)
@@ -488,7 +488,7 @@ class StageService(StageServicer):
             async with asyncio.timeout(asked.deadline_s):
                 async with asyncio.timeout(FIRST_S + size / LEAST_BYTES_S):
                     data = await self._received(frames, size, call.take)
-                call.is_whole()
+                call.arrive()
                 letter = await asyncio.to_thread(self._letter, task, asked, data, targets, until, peer)
                 answer = await self._computed(letter)
             if answer.gradient is None:

@@ -448,9 +448,10 @@ def test_no_partner_of_the_window_again_unless_all_were_met_and_then_the_one_met
         if not found:
             assert free <= set(met[-1:]) and refused, "somebody is called, unless only the last partner is free"
             continue
-        lately = list(dict.fromkeys(reversed(met)))[: no_repeat(1 + there)]
+        partners = list(dict.fromkeys(reversed(met)))
+        lately = partners[: no_repeat(1 + there)]
         if len(refused) >= SEARCH_CALLS:
-            free = (free & set(list(dict.fromkeys(reversed(met)))[:MOST_RECENT])) or free
+            free = (free & set(partners[:MOST_RECENT])) or free
         if fresh := free - set(lately):
             assert found[0].peer in fresh
         else:

@@ -258,10 +258,11 @@ GOOD = PART.some_targets(2).to(torch.int32).numpy().tobytes()
         ([], None),
     ],
 )
-async def test_what_no_honest_peer_sends_is_refused(trio: Trio, frames: list[wire.Frame], blamed: str | None) -> None:
+async def test_what_no_honest_peer_sends_is_refused(
+    trio: Trio, frames: list[wire.Frame], blamed: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StageTask, "most_examples", 4)
     await trio.start()
-    assert trio.one.service._task is not None
-    trio.one.service._task.most_examples = 4
 
     async def requests() -> AsyncIterator[Any]:
         for frame in frames:
@@ -293,7 +294,7 @@ def test_what_a_caller_may_take_and_what_it_gives_back(monkeypatch: pytest.Monke
             second.take(1)
         with held.call("b") as other:
             other.take(20)
-            other.is_whole()
+            other.arrive()
             with pytest.raises(PeerRefused):
                 first.take(1)
             assert held.callers == {"b": 1} and held.free == service_module.MOST_HELD - 1

@@ -142,6 +142,10 @@ async def test_strangers_of_as_many_places_as_there_are_connections_leave_room_f
             stream[1].write(b"?")
 
 
+async def no_way(peer: str) -> grpc_bridge.Streams:
+    raise OSError(f"no way to {peer}")
+
+
 def sockets(folder: Path) -> int:
     return len(list(folder.iterdir()))
 
@@ -151,10 +155,7 @@ async def test_channels_that_nobody_has_wanted_for_long_are_closed(
 ) -> None:
     """In an hour of joins and hostile identities a node had kept one for each peer that it had ever called."""
 
-    async def dial(peer: str) -> grpc_bridge.Streams:
-        raise OSError(f"no way to {peer}")
-
-    outbound = grpc_bridge.Outbound(tmp_path, dial)
+    outbound = grpc_bridge.Outbound(tmp_path, no_way)
     for number in range(20):
         outbound.channel(f"peer {number}")
     assert sockets(tmp_path) == len(outbound._outlets) == 20
@@ -170,10 +171,7 @@ async def test_a_channel_to_a_peer_that_is_not_there_is_closed_sooner(
 ) -> None:
     """A node calls some absent peers of its cache three times a minute, which kept a socket for each of them open."""
 
-    async def dial(peer: str) -> grpc_bridge.Streams:
-        raise OSError(f"no way to {peer}")
-
-    outbound = grpc_bridge.Outbound(tmp_path, dial)
+    outbound = grpc_bridge.Outbound(tmp_path, no_way)
     absent, unused = outbound.channel("absent"), outbound.channel("unused")
     with pytest.raises(grpc.aio.AioRpcError):
         await absent.unary_unary("/a/call")(b"")

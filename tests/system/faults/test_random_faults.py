@@ -303,9 +303,7 @@ class Grown:
         began, ended = samples[0].at, samples[-1].at
         warm = [sample for sample in samples if sample.at > began + WARM_UP * (ended - began)]
         slope = linear_regression([s.at / 3600 for s in warm], [s.rss_mib for s in warm]).slope
-        third = len(warm) // 3
-
-        thirds = warm[:third], warm[-third:]
+        thirds = warm[: len(warm) // 3], warm[-(len(warm) // 3) :]
 
         def medians(of: Callable[[Sample], float | None]) -> tuple[float, float]:
             first, last = ([v for s in part if (v := of(s))] for part in thirds)
@@ -358,11 +356,6 @@ def figures(storm: Storm, ended: float, gap: float, grown: Grown) -> str:
     )
 
 
-def _fault(log: str) -> int:
-    """Where a traceback is in it; 0: nowhere."""
-    return max(0, log.find("Traceback"))
-
-
 @pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.timeout(STORM_S + 1800)
@@ -383,11 +376,9 @@ def test_random_faults(storm: Storm, figure: Callable[[str], None]) -> None:
     (group.root / "faults").write_text("\n".join(storm.events))
     print("\n".join(storm.events))  # noqa: T201 - pytest shows it where the test fails
     logs = {path for node in group.nodes if (path := node.home / "node.log").exists()}  # not of who was killed early
-    faults = {
-        path.parent.name: text[max(0, at - 500) : at + 4000]
-        for path in logs
-        if (at := _fault(text := path.read_text()))
-    }
+    texts = {path.parent.name: path.read_text() for path in logs}
+    found = {name: text.index("Traceback") for name, text in texts.items() if "Traceback" in text}
+    faults = {name: texts[name][max(0, at - 500) : at + 4000] for name, at in found.items()}
     assert gap < PROGRESS_S
     assert set(codes.values()) == {0}, codes
     assert not faults, "\n".join(f"{name}: {text}" for name, text in faults.items())
