@@ -1,7 +1,7 @@
 """Three real nodes: an author starts a run, and two volunteers join it by its address.
 
 The tests below build on each other, because each process takes seconds to start: the nodes swap, one is killed and the
-others go on, it restarts from its checkpoint, and all leave.
+others go on, it restarts from its checkpoint, and all leave. Each may also run alone.
 """
 
 import signal
@@ -29,6 +29,15 @@ def line(author: Node) -> list[str]:
 @pytest.fixture(scope="module")
 def volunteers(real_nodes: RealNodes, author: Node, line: list[str]) -> list[Node]:
     return [real_nodes.node("one", "join", "--bootstrap", author.address()), real_nodes.node("two", *line)]
+
+
+@pytest.fixture(scope="module")
+def again(real_nodes: RealNodes, author: Node, volunteers: list[Node]) -> Node:
+    """The first volunteer, killed and started again."""
+    if volunteers[0].process.poll() is None:
+        until(lambda: volunteers[0].committed() >= 1, "a round with somebody")
+        volunteers[0].kill()
+    return real_nodes.node("one", "join", "--bootstrap", author.address())
 
 
 def test_the_line_names_run_and_author(author: Node, line: list[str]) -> None:
@@ -97,8 +106,7 @@ def test_a_killed_node_leaves_nothing_and_the_others_go_on(author: Node, volunte
     until(lambda: gone(author) and gone(survivor), "it disappears within its time to live", 75)
 
 
-def test_it_comes_back_from_its_checkpoint(real_nodes: RealNodes, author: Node, volunteers: list[Node]) -> None:
-    again = real_nodes.node("one", "join", "--bootstrap", author.ask("status")["addresses"][0])
+def test_it_comes_back_from_its_checkpoint(again: Node) -> None:
     until(
         lambda: again.printed("(going on from the checkpoint|received the state)"), "its checkpoint, or a peer's state"
     )
@@ -106,8 +114,11 @@ def test_it_comes_back_from_its_checkpoint(real_nodes: RealNodes, author: Node, 
     assert again.ask("status")["last_error"] is None
 
 
-def test_all_leave_cleanly_and_nothing_is_left(real_nodes: RealNodes, author: Node, volunteers: list[Node]) -> None:
-    again = real_nodes.nodes[-1]
+def test_all_leave_cleanly_and_nothing_is_left(
+    real_nodes: RealNodes, author: Node, volunteers: list[Node], again: Node
+) -> None:
+    for node in (author, volunteers[1], again):
+        until(lambda node=node: node.committed() >= 1, "a round of each")
     began = time.monotonic()
     volunteers[1].process.send_signal(signal.SIGTERM)
     again.process.send_signal(signal.SIGINT)

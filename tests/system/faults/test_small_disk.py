@@ -1,6 +1,7 @@
 """A real node with a full disk trains on and reports it; with damaged checkpoints it resumes from a whole one.
 
-The tests below build on each other, because a node takes seconds to start. The disk is a small tmpfs.
+The tests below build on each other, because a node takes seconds to start; each may also run alone. The disk is a small
+tmpfs.
 """
 
 import json
@@ -9,6 +10,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from real_nodes import Node, RealNodes, until
@@ -41,6 +43,17 @@ def node(real_nodes: RealNodes, disk: Path) -> Node:
     return real_nodes.node("lone", "start", str(real_nodes.manifest(steps=1, warmup="0.0")))
 
 
+@pytest.fixture(scope="module")
+def saved(node: Node, disk: Path) -> dict[str, Any]:
+    """The first status after the disk got room and the node saved. It saved again, and left."""
+    assert mounted("-o", f"remount,size={ROOMY_BYTES}", str(disk))
+    saved = lambda: (view := node.ask("status")) and (view["checkpoint"] or {}).get("saved_round") and view  # noqa: E731
+    view = until(saved, "a checkpoint")
+    until(lambda: saved()["checkpoint"]["saved_round"] > view["checkpoint"]["saved_round"], "another one")
+    node.leave()
+    return view
+
+
 def test_what_will_not_fit_is_said_beforehand(node: Node) -> None:
     view = until(lambda: (view := node.ask("status")) and view["checkpoint"] and view, "the first status")
     assert view["checkpoint"]["bytes"] == 20 * view["parameters"] == pytest.approx(8.2e6, rel=0.01)
@@ -70,15 +83,11 @@ def test_who_saved_nothing_at_the_end_says_so(real_nodes: RealNodes, disk: Path,
     assert said.splitlines()[-1].startswith("round 1 is not saved, and no earlier one is: the disk is full: ")
 
 
-def test_with_room_again_it_saves(node: Node, disk: Path) -> None:
-    assert mounted("-o", f"remount,size={ROOMY_BYTES}", str(disk))
-    view = until(lambda: (view := node.ask("status")) and view["checkpoint"]["saved_round"] and view, "a checkpoint")
-    assert view["health"] == []
-    until(lambda: node.ask("status")["checkpoint"]["saved_round"] > view["checkpoint"]["saved_round"], "another one")
-    node.leave()
+def test_with_room_again_it_saves(saved: dict[str, Any]) -> None:
+    assert saved["health"] == []
 
 
-def test_it_resumes_from_the_newest_that_is_whole(real_nodes: RealNodes, node: Node) -> None:
+def test_it_resumes_from_the_newest_that_is_whole(real_nodes: RealNodes, node: Node, saved: dict[str, Any]) -> None:
     (folder,) = node.home.glob("runs/*/checkpoints")
     newest, before = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns, reverse=True)[:2]
     round = json.loads((before / "state.json").read_text())["round"]
@@ -96,7 +105,7 @@ def test_it_resumes_from_the_newest_that_is_whole(real_nodes: RealNodes, node: N
     again.leave()
 
 
-def test_what_it_left_is_exported(real_nodes: RealNodes, node: Node) -> None:
+def test_what_it_left_is_exported(real_nodes: RealNodes, node: Node, saved: dict[str, Any]) -> None:
     to = real_nodes.root / "model"
     done = node.run("export", "--to", str(to), "--threads", "1", within_s=60)
     assert f"held-out loss {node.events('Evaluated')[-1]['eval_loss']:.4f}\n" in done.stdout, done.stderr
