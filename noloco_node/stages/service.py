@@ -5,8 +5,7 @@ It carries what stages/passes.py sends and asks for, and knows neither weights n
 
 - What a peer sends is checked before it takes memory: the run says how many bytes so many examples are.
 - A micro-batch that a peer does not answer goes to another one of that stage, until its deadline; then it is lost.
-- A micro-batch has a place here once its data are whole, and takes memory as they come: who only announces some keeps
-  nobody out. Who has MOST_OF_CALLER of them here, or finds no place, is refused as busy, and asks another peer.
+- Who finds no room here (stages/held.py) is refused as busy, and asks another peer.
 """
 
 import asyncio
@@ -14,11 +13,11 @@ import logging
 import math
 import queue
 import time
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Protocol
 
@@ -34,6 +33,7 @@ from noloco_node.run.admission import Refuses
 from noloco_node.run.schema import Manifest
 from noloco_node.stages import shown
 from noloco_node.stages.agreement import Agreement, Likeness, believed, lying
+from noloco_node.stages.held import Held
 from noloco_node.stages.part import Position, part_of
 from noloco_node.stages.passes import DEADLINE_S, Answer, Answered, Asked, Letter, Lost, LostMicroBatch, Sent, StageTask
 from noloco_node.stages.routes import Random, Routes
@@ -46,10 +46,6 @@ from noloco_node.wire import stage_messages as wire
 from noloco_node.wire import stage_pb2 as pb
 from noloco_node.wire.stage_pb2_grpc import StageServicer, StageStub
 
-MOST_HELD, MOST_OF_CALLER = 16, 8
-"""Micro-batches here at once: more would only wait longer, in our memory."""
-MOST_HELD_BYTES, MOST_BYTES_OF_CALLER = 1 << 30, 1 << 29
-"""As they were sent, in all and of a caller that sends more than one."""
 FIRST_S, LEAST_BYTES_S = 10.0, 32_000
 """How long a caller's first frame may take, and its data beyond that: the least rate that a volunteer may set."""
 LEAST_PATIENCE_S, PATIENCE = 3.0, 4
@@ -87,58 +83,6 @@ class Channels(Protocol):
     def caller(self, context: Any) -> str: ...
 
 
-@dataclass(slots=True)
-class _Held:
-    """What is here of others' micro-batches."""
-
-    callers: Counter[str] = field(default_factory=Counter)
-    """Of those that are whole."""
-    calls: Counter[str] = field(default_factory=Counter)
-    bytes: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def free(self) -> int:
-        return max(0, MOST_HELD - self.callers.total())
-
-    @contextmanager
-    def call(self, caller: str) -> Iterator["_HeldCall"]:
-        """Raises PeerRefused."""
-        if self.calls[caller] >= MOST_OF_CALLER or not self.free:
-            raise PeerRefused(wire.Code.BUSY.reason)
-        call = _HeldCall(self, caller)
-        self.calls[caller] += 1
-        try:
-            yield call
-        finally:
-            self.calls -= Counter([caller])
-            self.callers -= Counter([caller] * call.whole)
-            self.bytes -= Counter({caller: call.bytes})
-
-
-@dataclass(slots=True)
-class _HeldCall:
-    held: _Held
-    caller: str
-    bytes: int = 0
-    whole: bool = False
-
-    def take(self, size_bytes: int) -> None:
-        """So many more. Raises PeerRefused."""
-        others = self.held.bytes[self.caller] - self.bytes
-        too_much = others and others + self.bytes + size_bytes > MOST_BYTES_OF_CALLER
-        if too_much or self.held.bytes.total() + size_bytes > MOST_HELD_BYTES:
-            raise PeerRefused(wire.Code.BUSY.reason)
-        self.held.bytes[self.caller] += size_bytes
-        self.bytes += size_bytes
-
-    def arrive(self) -> None:
-        """Raises PeerRefused."""
-        if not self.held.free:
-            raise PeerRefused(wire.Code.BUSY.reason)
-        self.whole = True
-        self.held.callers[self.caller] += 1
-
-
 class StageService(StageServicer):
     def __init__(
         self,
@@ -154,7 +98,7 @@ class StageService(StageServicer):
         self._routes = Routes(random)
         self._rate = MicroBatchRate()
         self._rank = 0
-        self._held = _Held()
+        self._held = Held()
         self._random, self._agreement = random, Agreement()
         self._next_stage: Collection[str] = ()
         self._terms: StageTerms | None = None

@@ -122,7 +122,8 @@ class Download:
         if header.fragment != (self.done if resumes else 0):
             raise PeerMisbehaved("bad_state", f"resumes at fragment {header.fragment}")
         if not resumes:
-            self._numbers = self._numbers or memoryview(bytearray(self._size))
+            # not zeros: to write a large state's would hold up the event loop for seconds
+            self._numbers = self._numbers or np.empty(self._size, np.uint8).data
             self.root, self.round, self._digests, self.done = header.root, header.round, header.digests, 0
 
     def add(self, fragment: bytearray) -> None:

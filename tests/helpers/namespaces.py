@@ -11,6 +11,7 @@ __all__ = ["cut_link", "half_address", "inside", "sh", "slow_link", "space", "sp
 @contextmanager
 def slow_link(name: str, rate_bits_s: float) -> Iterator[list[tuple[str, str]]]:
     """Two namespaces, each with the address of its end of the link."""
+    burst = max(16_000, rate_bits_s / 8000)  # a millisecond: with less, the kernel would be woken for every packet
     names = [f"{name}-{side}" for side in (1, 2)]
     ends = [(space(name), f"10.83.0.{side}") for side, name in enumerate(names, 1)]
     with spaces(*names):
@@ -19,7 +20,7 @@ def slow_link(name: str, rate_bits_s: float) -> Iterator[list[tuple[str, str]]]:
         for there, address in ends:
             sh(f"ip -n {there} address add {address}/24 dev link0")
             sh(f"ip -n {there} link set link0 up")
-            limit = f"rate {rate_bits_s / 1000:.0f}kbit burst 16kb latency 400ms"
+            limit = f"rate {rate_bits_s / 1000:.0f}kbit burst {burst:.0f} latency 400ms"
             sh(f"tc -n {there} qdisc add dev link0 root tbf {limit}")
         yield ends
 

@@ -13,8 +13,9 @@ import torch
 from memory_network.network import MemoryNetwork
 from stage_pairs import TinyPart
 
-from noloco_node.errors import PeerLost, PeerRefused
+from noloco_node.errors import PeerLost
 from noloco_node.run.schema import Manifest, StagesSpec
+from noloco_node.stages import held as held_module
 from noloco_node.stages import service as service_module
 from noloco_node.stages.part import Position
 from noloco_node.stages.passes import Answer, Answered, Asked, Letter, Lost, Sent, StageTask
@@ -158,7 +159,7 @@ async def test_without_an_answer_it_is_lost_at_its_deadline(trio: Trio) -> None:
     assert time.monotonic() >= micro.until and isinstance(asked, Asked)
     await comes(asked.answer.cancelled)
     await comes(lambda: asked.activations.numel() == asked.targets.numel() == 0)
-    assert trio.one.service._held.free == service_module.MOST_HELD, "nothing of it is kept"
+    assert trio.one.service._held.free == held_module.MOST_HELD, "nothing of it is kept"
 
 
 async def test_with_nobody_there_it_is_lost(trio: Trio) -> None:
@@ -169,12 +170,12 @@ async def test_with_nobody_there_it_is_lost(trio: Trio) -> None:
 
 async def test_more_than_its_share_is_refused(trio: Trio) -> None:
     await trio.start("one")
-    for _ in range(service_module.MOST_OF_CALLER + 3):
+    for _ in range(held_module.MOST_OF_CALLER + 3):
         trio.first.sends(within_s=1.0)
-    held = [await trio.one.letter() for _ in range(service_module.MOST_OF_CALLER)]
+    held = [await trio.one.letter() for _ in range(held_module.MOST_OF_CALLER)]
     with pytest.raises(TimeoutError):
         await trio.one.letter(0.2)
-    assert len(held) == service_module.MOST_OF_CALLER and not trio.one.blamed
+    assert len(held) == held_module.MOST_OF_CALLER and not trio.one.blamed
     assert trio.one.service.totals.refused
 
 
@@ -280,25 +281,8 @@ async def test_what_no_honest_peer_sends_is_refused(
             answers = []
     assert all(isinstance(answer, wire.Refusal) for answer in answers)
     assert trio.one.blamed == ([("two", blamed)] if blamed else [])
-    assert trio.one.service._held.free == service_module.MOST_HELD
+    assert trio.one.service._held.free == held_module.MOST_HELD
     assert trio.one.service.letters.empty()
-
-
-def test_what_a_caller_may_take_and_what_it_gives_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_module, "MOST_HELD_BYTES", 100)
-    monkeypatch.setattr(service_module, "MOST_BYTES_OF_CALLER", 50)
-    held = service_module._Held()
-    with held.call("a") as first:
-        first.take(80)  # a single one may be as large as all together
-        with pytest.raises(PeerRefused), held.call("a") as second:
-            second.take(1)
-        with held.call("b") as other:
-            other.take(20)
-            other.arrive()
-            with pytest.raises(PeerRefused):
-                first.take(1)
-            assert held.callers == {"b": 1} and held.free == service_module.MOST_HELD - 1
-    assert not held.calls and not held.callers and not held.bytes
 
 
 async def test_who_only_announces_micro_batches_keeps_nobody_out(trio: Trio) -> None:
@@ -315,7 +299,7 @@ async def test_who_only_announces_micro_batches_keeps_nobody_out(trio: Trio) -> 
 
     for liar in liars:
         await liar.start()
-    calls = [asyncio.create_task(announces(liar)) for liar in liars for _ in range(service_module.MOST_OF_CALLER)]
+    calls = [asyncio.create_task(announces(liar)) for liar in liars for _ in range(held_module.MOST_OF_CALLER)]
     held = trio.one.service._held
     await comes(lambda: held.calls.total() == len(calls))
     trio.first.sends()
