@@ -77,13 +77,13 @@ def public_key(peer_id: str) -> bytes | None:
     except ValueError:
         return None
     # b58decode strips white space, so only the canonical spelling counts: two spellings would be two peers to a dict.
-    if (
-        not raw.startswith(_ID_HEADER)
-        or len(raw) != len(_ID_HEADER) + _KEY_BYTES
-        or base58.b58encode(raw) != peer_id.encode()
-    ):
+    if not is_raw_peer_id(raw) or base58.b58encode(raw) != peer_id.encode():
         return None
     return raw[len(_ID_HEADER) :]
+
+
+def is_raw_peer_id(raw: bytes) -> bool:
+    return raw.startswith(_ID_HEADER) and len(raw) == len(_ID_HEADER) + _KEY_BYTES
 
 
 def _create(path: Path) -> None:

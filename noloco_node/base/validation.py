@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
+from itertools import islice
 from typing import TYPE_CHECKING, Any, get_args
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def _table_in(annotation: Any) -> Any:
 
 def plain_table(config: dict[str, Any]) -> dict[str, Any]:
     """Only JSON values, few and small, and nothing that makes transformers load code, files or kernels."""
-    leaves = list(_leaves("", config, 0))
+    leaves = list(islice(_leaves("", config, 0), _VALUES + 1))
     if len(leaves) > _VALUES:
         raise ValueError(f"must not hold more than {_VALUES} values")
     for where, value in leaves:

@@ -179,10 +179,14 @@ def invite(args: argparse.Namespace) -> int:
 
     home, file, author = _own_run(args, args.run)
     peer, expires = _peer(args.peer), int(time.time()) + _seconds(args.expires)
+    back = file.amendment is not None and peer in file.amendment.revoked
+    if file.amendment and back:
+        told = _amend(home, file, author, revoked=tuple(other for other in file.amendment.revoked if other != peer))
     if file.run.membership != "invite":
-        raise UsageError(f'{file.run.label} is open to all: only a run with membership = "invite" takes tokens')
-    if file.amendment and peer in file.amendment.revoked:
-        _amend(home, file, author, revoked=tuple(other for other in file.amendment.revoked if other != peer))
+        if not back:
+            raise UsageError(f'{file.run.label} is open to all: only a run with membership = "invite" takes tokens')
+        print(told)
+        return 0
     token = admission.sign(file.run.run_id, peer, expires, author)
     line = asyncio.run(_join_line(home, file.run.run_id))
     if line is None:  # the addresses are known while the node runs

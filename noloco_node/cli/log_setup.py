@@ -32,6 +32,7 @@ def written(home: Home, level: str, form: str) -> Iterator[None]:
     before = root.level
     root.setLevel(level.upper())
     logging.getLogger("grpc").setLevel(logging.WARNING)  # its debug records refer to objects that are being freed
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_lost_caller)
     root.addHandler(file)
     ours.addHandler(terminal)
     logging.captureWarnings(True)
@@ -49,6 +50,12 @@ def written(home: Home, level: str, form: str) -> Iterator[None]:
         root.setLevel(before)
         ours.setLevel(logging.NOTSET)  # `logs --level` may have set it
         file.close()
+
+
+def _is_no_lost_caller(record: logging.LogRecord) -> bool:
+    """grpc logs an error with its traceback where a caller has gone just before its call's status is sent: each caller
+    that is killed may do that."""
+    return "ExecuteBatchError" not in record.getMessage()
 
 
 def note_crash(error: BaseException, args: Sequence[str]) -> str:

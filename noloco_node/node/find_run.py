@@ -52,7 +52,7 @@ async def find(config: NodeConfig, rendezvous: Sequence[str], channel: Channel, 
             report(f"trusting {signed.author} as the author of {name} from now on: met here for the first time")
         return signed
 
-    signed = await ask(channel, rendezvous, choose, waits_for, left, run_id=config.run)
+    signed = await ask(channel, rendezvous, choose, waits_for, left, run_id=config.run, author=config.trust)
     if signed is left:
         report(f"nobody has announced a run there: going on with {verify(signed).label}, as before")
     return signed
@@ -98,9 +98,10 @@ async def ask(  # noqa: PLR0913
     left: Signed | None = None,
     *,
     run_id: str | None = None,
+    author: str | None = None,
 ) -> Signed:
     """Ask the rendezvous nodes which run there is. `choose` gets what they know, and the peer id of one that knows it;
-    `left` is returned where they know none; `run_id`: of the run that is meant."""
+    `left` is returned where they know none; `run_id`, `author`: of the run that is meant."""
     waits_for("a run to be announced")
     loop = asyncio.get_running_loop()
     goes_on_at = loop.time() + UNANNOUNCED_S
@@ -108,7 +109,7 @@ async def ask(  # noqa: PLR0913
     try:
         async with asyncio.timeout(FIND_RUN_S):
             while True:
-                known = await _known(channel, rendezvous, run_id)
+                known = await _known(channel, rendezvous, run_id, author or "")
                 if runs := [run for peer in rendezvous for run in known.get(peer, ())]:
                     return choose(runs, next(peer for peer in known if known[peer]))
                 if known:
@@ -121,12 +122,13 @@ async def ask(  # noqa: PLR0913
 
 
 async def _known(
-    channel: Channel, rendezvous: Sequence[str], run_id: str | None
+    channel: Channel, rendezvous: Sequence[str], run_id: str | None, author: str
 ) -> dict[str, list[run_registry.KnownRun]]:
     """What each says; not waiting for the others once one knows the run that is meant, or one that somebody trains."""
 
     def enough(run: run_registry.KnownRun) -> bool:
-        return verify(run.signed).run_id.startswith(run_id) if run_id else bool(run.training)
+        meant = verify(run.signed).run_id.startswith(run_id) if run_id else bool(run.training)
+        return meant and run.signed.author.startswith(author)
 
     found: dict[str, list[run_registry.KnownRun]] = {}
     asked = {asyncio.create_task(run_registry.ask(channel(peer))): peer for peer in rendezvous}

@@ -30,7 +30,7 @@ class RendezvousNode(BaseNode):
 
     def __init__(self, config: NodeConfig, report: Report) -> None:
         super().__init__(config, report)
-        self._runs = run_registry.RunRegistry(self._transport.caller, self._training)
+        self._runs = run_registry.RunRegistry(self._transport.caller, self._training, self._transport.place)
         self._transport.serve(lambda server: add_RunsServicer_to_server(self._runs, server))
         self._swarm: Directory | None = None
         self._seen: dict[str, dict[str, PeerRecord]] = {}
@@ -47,7 +47,7 @@ class RendezvousNode(BaseNode):
         await periodic.every(lambda: LOOK_S, lambda: self._look(swarm), (NolocoError, OSError))
 
     async def _look(self, swarm: Directory) -> None:
-        known = [rows.verified(signed).run_id for signed in self._runs.known]
+        known = dict.fromkeys(rows.verified(signed).run_id for signed in self._runs.known)
         self._seen = {run: seen for run, seen in self._seen.items() if run in known}
         unseen = [run for run in known if run not in self._seen]
         for run in [*unseen, *self._seen][:LOOKS]:

@@ -1,10 +1,10 @@
 """What this node stores for others as a node of the DHT: which records it accepts, and how many.
 
 hivemind keeps every record that comes, and of two the one that expires later: without these checks, anybody could
-overwrite anybody's record for a billion seconds, and fill our memory. `RecordValidator` accepts a record only if
-its own peer signed it, at a key it belongs to, with the expiry that follows from the signed time; `DhtStorage` bounds
-how many are stored. Both take hivemind's place for its `DHTNode`, and import it late: that takes seconds. Who calls
-is not told to them by hivemind: `NamesCallers` notes it.
+overwrite anybody's record for a billion seconds, and fill our memory. `CheckedCalls` lets through what
+peers/dht_messages.py allows; `RecordValidator` accepts a record only if its own peer signed it, at a key it belongs to,
+with the expiry that follows from the signed time; `DhtStorage` bounds how many are stored; `RoutingUpdates` bounds how
+many nodes are known. All take hivemind's place for its `DHTNode`, and import it late: that takes seconds.
 """
 
 import time
@@ -14,6 +14,8 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from noloco_node.errors import PeerRefused
+from noloco_node.peers import dht_messages
+from noloco_node.peers.dht_messages import MAX_IN_BUCKET
 from noloco_node.peers.record import bucket_of, key_of, read
 from noloco_node.peers.size_estimate import MAX_DEPTH
 from noloco_node.transport.call_limits import CallLimits
@@ -22,41 +24,26 @@ from noloco_node.transport.call_limits import CallLimits
 MAX_RECORDS = 1 << 14
 """8,000 peers at two depths, even where one rendezvous node is the whole DHT: 18 MB; 80 MB if every record were as
 large as allowed."""
-MAX_IN_BUCKET = 512
-"""20 times as many as peers/size_estimate.py puts into one: an answer of 200 kB, of 2 MB at the worst."""
 MAX_OF_SIGNER = 16
 """At two depths and at depth 0, and those of the last two minutes, in which a run may grow a hundredfold."""
-MAX_OF_OTHERS = 64
-"""Records that one caller stores and has not signed: hivemind gives those of a bucket or two to a node that is new,
-whose signers store them themselves within 20 s. Keys cost nothing, so who signed says little."""
-MAX_KEYS = 4
-"""That one request may look for: ours look for one, and each may be answered with a bucket."""
 PEER_A_MINUTE, PLACE_A_MINUTE = 300, 1200
 """Requests: a node makes a few dozen."""
+MARGIN_S = 60.0
+"""An answer's records may live so much longer than this node would store them: two clocks are up to 30 s wrong each."""
 
 
-class Caller(NamedTuple):
-    """Who asks this node to store, which libp2p has proved, and where it is (base/places.py)."""
-
-    peer: str
-    place: str
+place_of_caller: ContextVar[str] = ContextVar("place_of_caller", default="")
+"""Where who asks this node to store is (base/places.py); empty: this node itself asks."""
 
 
-caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
-"""None: this node itself."""
+class CheckedCalls:
+    """hivemind's `P2P`, which limits callers, checks what comes from other nodes, and notes where a caller is before
+    the DHT stores: each call has a task, and so a context."""
 
-
-answer_size: ContextVar[list[int] | None] = ContextVar("answer_size", default=None)
-"""How many records the answer or the request that is being read had so far: one number, which is counted up."""
-
-
-class NamesCallers:
-    """hivemind's `P2P`, which limits callers, and notes `caller` before the DHT stores: each call has a task, and so a
-    context."""
-
-    def __init__(self, p2p: Any, place_of: Callable[[str], Awaitable[str]]) -> None:
+    def __init__(self, p2p: Any, place_of: Callable[[str], Awaitable[str]], ttl_s: float) -> None:
         self._p2p = p2p
         self._place_of = place_of
+        self._longest_s = 2 * ttl_s + MARGIN_S
         self._limits = CallLimits(PEER_A_MINUTE, PLACE_A_MINUTE)
 
     def __getattr__(self, name: str) -> Any:
@@ -65,19 +52,22 @@ class NamesCallers:
     async def add_protobuf_handler(self, name: str, handler: Any, *args: Any, **options: Any) -> None:
         async def handle(request: Any, context: Any) -> Any:
             peer = context.remote_id.to_base58()
-            by = Caller(peer, await self._place_of(peer))
-            if not self._limits.begin(*by, False, time.monotonic()):
+            place = await self._place_of(peer)
+            if not self._limits.begin(peer, place, False, time.monotonic()):
                 raise PeerRefused("busy")
             try:
-                caller.set(by)
-                answer_size.set([0])
-                if name.endswith("rpc_find"):
-                    del request.keys[MAX_KEYS:]
+                dht_messages.check_request(request, context.remote_id)
+                place_of_caller.set(place)
                 return await handler(request, context)
             finally:
-                self._limits.end(*by, False)
+                self._limits.end(peer, place, False)
 
         await self._p2p.add_protobuf_handler(name, handle, *args, **options)
+
+    async def call_protobuf_handler(self, peer: Any, *args: Any, **options: Any) -> Any:
+        reply = await self._p2p.call_protobuf_handler(peer, *args, **options)
+        dht_messages.check_reply(reply, peer, self._longest_s)
+        return reply
 
 
 class RecordValidator:
@@ -85,7 +75,6 @@ class RecordValidator:
 
     Called for every record that others store here, and for every record in an answer: one bad record discards the whole
     answer of a node, so nothing here depends on two clocks agreeing. `DhtStorage` decides how long a record is stored.
-    An answer with more records than a node stores in a bucket is made up: to check a signature takes 0.1 ms.
     """
 
     def __init__(self, ttl_s: float) -> None:
@@ -93,17 +82,13 @@ class RecordValidator:
 
     def validate(self, record: Any) -> bool:
         from hivemind.dht.routing import DHTID
-        from hivemind.utils import MSGPackSerializer
 
-        if (size := answer_size.get()) is not None:
-            size[0] += 1
-            if size[0] > MAX_IN_BUCKET:
-                return False
-        # msgpack's headers are cut off and put back instead of read: garbage never reaches a deserialiser.
-        peer_id = record.subkey[2:].decode("ascii", errors="replace")  # str 8
-        body = record.value[2 if record.value[:1] == b"\xc4" else 3 :]  # bin 8 or bin 16
+        peer_id = record.subkey[2:].decode("ascii", errors="replace")
+        body = dht_messages.packed_body(record.value)
+        if body is None or record.subkey != dht_messages.packed_text(peer_id):
+            return False
         presence = read(peer_id, body)
-        if presence is None or (record.subkey, record.value) != tuple(map(MSGPackSerializer.dumps, (peer_id, body))):
+        if presence is None:
             return False
         run_id = presence.run_id.hex()
         keys = (key_of(run_id, bucket_of(peer_id, depth)) for depth in range(MAX_DEPTH + 1))
@@ -135,24 +120,22 @@ class DhtStorage:
         self._held: OrderedDict[tuple[Any, str], _Held] = OrderedDict()
         """The record of each bucket and signer, in the order in which they were stored."""
         self._counts: Counter[Any] = Counter()
-        """Records of each bucket, of each signer, and of each caller that did not sign them."""
+        """Records of each bucket, and of each signer."""
         self._places: Counter[str] = Counter()
         """Records of each place."""
 
     def store_subkey(self, key: Any, subkey: str, value: bytes, expiration_time: float) -> bool:
-        now, by = time.time(), caller.get()
+        now = time.time()
         self._drop_expired(now)
         held = self._held.get((key, subkey))
-        new = _Held(expiration_time, by.peer if by and by.peer != subkey else "", by.place if by else "")
+        new = _Held(expiration_time, place_of_caller.get())
         if not now < expiration_time <= now + self._longest_s or not (held or self._make_room(key, subkey, new)):
             return False
         if not self._storage.store_subkey(key, subkey, value, expiration_time):
             return False
-        if held and new.lent_by:  # who only passes a newer one on changes nothing else
-            new = new._replace(lent_by=held.lent_by, place=held.place)
         self._forget(key, subkey)
         self._held[key, subkey] = new
-        self._counts.update((key, subkey, *new.charged))
+        self._counts.update((key, subkey))
         self._places[new.place] += 1
         _compact(self._storage)
         _compact(self._storage.get(key).value)
@@ -163,16 +146,28 @@ class DhtStorage:
         return subkey is not None and self.store_subkey(key, subkey, value, expiration_time)
 
     def take_over(self, early: Any) -> None:
-        """Store what others sent while this node was joining them, when hivemind had its own storage: as one caller's,
+        """Store what others sent while this node was joining them, when hivemind had its own storage: as of one place,
         because nobody noted whose."""
-        before = caller.set(Caller("before the start", "before the start"))
+        before = place_of_caller.set("before the start")
         for key, (bucket, _) in early.items():
             for signer, (value, expires) in bucket.items():
                 self.store_subkey(key, signer, value, expires)
-        caller.reset(before)
+        place_of_caller.reset(before)
 
     def get(self, key: Any) -> Any:
-        return self._storage.get(key)
+        """A copy: hivemind's look-ups add to it what others answer."""
+        from hivemind.dht.storage import DictionaryDHTValue
+
+        found = self._storage.get(key)
+        if found is None:
+            return None
+        bucket = found.value
+        bucket._remove_outdated()
+        copy = DictionaryDHTValue()
+        copy.data, copy.key_to_heap = dict(bucket.data), dict(bucket.key_to_heap)
+        copy.expiration_heap = list(bucket.expiration_heap)
+        copy.latest_expiration_time = bucket.latest_expiration_time
+        return type(found)(copy, found.expiration_time)
 
     def items(self) -> Any:
         return self._storage.items()
@@ -185,10 +180,9 @@ class DhtStorage:
 
     def _make_room(self, key: Any, signer: str, new: "_Held") -> bool:
         """For a record that is not stored yet; False where there is none."""
-        counts = self._counts
-        if counts[signer] >= MAX_OF_SIGNER or any(counts[each] >= MAX_OF_OTHERS for each in new.charged):
+        if self._counts[signer] >= MAX_OF_SIGNER:
             return False
-        if counts[key] >= MAX_IN_BUCKET:
+        if self._counts[key] >= MAX_IN_BUCKET:
             there = {each: held.place for each in self._in_bucket(key) if (held := self._held.get(each))}
             largest = _gives_up(Counter(there.values()), new.place)
             place = next((each for each, where in there.items() if where == largest), None)
@@ -201,6 +195,8 @@ class DhtStorage:
             self._forget(*place)
             if (bucket := self._storage.get(place[0])) is not None:
                 del bucket.value[place[1]]
+                if not bucket.value.data:
+                    del self._storage[place[0]]
         return place is not None
 
     def _in_bucket(self, key: Any) -> list[tuple[Any, str]]:
@@ -215,7 +211,7 @@ class DhtStorage:
     def _forget(self, key: Any, signer: str) -> None:
         held = self._held.pop((key, signer), None)
         if held is not None:
-            _take_off(self._counts, key, signer, *held.charged)
+            _take_off(self._counts, key, signer)
             _take_off(self._places, held.place)
 
 
@@ -223,13 +219,38 @@ class _Held(NamedTuple):
     """What is known of a stored record."""
 
     expires: float
-    lent_by: str
-    """The caller that stored it; empty where that is its signer, or this node."""
     place: str
+    """Where its caller was."""
 
-    @property
-    def charged(self) -> tuple[tuple[str, str], ...]:
-        return (("caller", self.lent_by),) if self.lent_by else ()
+
+class RoutingUpdates:
+    """How hivemind's `DHTProtocol` learns of nodes, in its own method's place. That one also gives a node that is new
+    copies of our records, which their signers store there themselves within 20 s; and it remembers any number of nodes
+    that found their bucket full."""
+
+    def __init__(self, protocol: Any) -> None:
+        self._protocol = protocol
+
+    async def __call__(self, node_id: Any, peer_id: Any, responded: bool = True) -> None:
+        table = self._protocol.routing_table
+        node_id = table.get(peer_id=peer_id) if node_id is None else node_id
+        if node_id is None:
+            return
+        if not responded:
+            if node_id in table:
+                del table[node_id]
+            return
+        longest_silent = table.add_or_update_node(node_id, peer_id)
+        _few_replacements(table, node_id)
+        if longest_silent is not None:  # its bucket is full
+            await self._protocol.call_ping(longest_silent[1])
+
+
+def _few_replacements(table: Any, node_id: Any) -> None:
+    bucket = table.buckets[table.get_bucket_index(node_id)]
+    for oldest in list(bucket.replacement_nodes)[: -bucket.size]:
+        del bucket.replacement_nodes[oldest]
+        table.peer_id_to_uid.pop(table.uid_to_peer_id.pop(oldest, None), None)
 
 
 def _take_off(counts: Counter[Any], *parts: Any) -> None:

@@ -21,7 +21,8 @@ from noloco_node.base.places import claimed, several
 from noloco_node.base.states import NodeState
 from noloco_node.errors import SwarmUnreachable
 from noloco_node.peers.answering import Answering
-from noloco_node.peers.dht_storage import DhtStorage, NamesCallers, RecordValidator, answer_size
+from noloco_node.peers.dht_messages import node_id
+from noloco_node.peers.dht_storage import CheckedCalls, DhtStorage, RecordValidator, RoutingUpdates
 from noloco_node.peers.record import (
     MAX_ADDRESSES,
     PeerRecord,
@@ -78,7 +79,7 @@ class Directory:
         self.refresh_s = refresh_s
         """How often to `publish`: three times in a record's lifetime."""
         self._place_of = place_of
-        self._p2p = NamesCallers(p2p, place_of)
+        self._p2p = CheckedCalls(p2p, place_of, ttl_s)
         own = p2p.peer_id.to_base58()
         self._bootstrap = [address for address in bootstrap if address.peer != own]
         self._identity = identity
@@ -108,24 +109,24 @@ class Directory:
 
     async def rejoin(self, p2p: Any) -> None:
         """Go on over another p2pd, after the former one ended. Succeeds even where no peer answers."""
-        before, self._node, self._p2p = self._node, None, NamesCallers(p2p, self._place_of)
+        before, self._node, self._p2p = self._node, None, CheckedCalls(p2p, self._place_of, self.ttl_s)
         if before is not None and before.cache_refresh_task is not None:
             before.cache_refresh_task.cancel()  # nothing else to end: the handlers ended with their p2pd
-        await self._join((), before.node_id if before else None)
+        await self._join(())
         if before is not None:
             known = [peer.to_base58() for peer in before.protocol.routing_table.peer_id_to_uid]
             self._meet({peer: self._met.get(peer, peer) for peer in known})
         await self._ping_known()
 
-    async def _join(self, peers: Sequence[Address], own_id: Any = None) -> None:
-        """`own_id`: its id in the DHT before; with a new one, it would find its old one there as another node's."""
+    async def _join(self, peers: Sequence[Address]) -> None:
         from hivemind.dht.node import DHTNode
+        from hivemind.dht.routing import DHTID
 
         try:
             async with asyncio.timeout(_DHT_S):
                 self._node = await DHTNode.create(
                     p2p=self._p2p,
-                    node_id=own_id,
+                    node_id=DHTID.from_bytes(node_id(self._p2p.peer_id.to_bytes())),
                     initial_peers=list(map(str, peers)),
                     client_mode=not self._stores,
                     record_validator=RecordValidator(self.ttl_s),
@@ -139,6 +140,7 @@ class Directory:
                 protocol = self._node.protocol
                 early, protocol.storage = protocol.storage, DhtStorage(self.ttl_s)
                 protocol.storage.take_over(early)
+                protocol.update_routing_table = RoutingUpdates(protocol)
                 protocol.call_find = self._counted(self._noting(protocol.call_find))
                 protocol.call_store = self._counted(protocol.call_store)
                 protocol.call_ping = self._counted(protocol.call_ping)
@@ -264,7 +266,6 @@ class Directory:
         """hivemind's look-up at one node, noting which records that node gave us."""
 
         async def find(teller: Any, keys: Any) -> Any:
-            answer_size.set([0])
             found = await call_find(teller, keys)
             for value, _ in (found or {}).values():
                 for peer in value.value.data if value is not None and hasattr(value.value, "data") else ():

@@ -2,15 +2,18 @@
 
 A training node knows its own run; a rendezvous node keeps those that training nodes announce to it. A manifest is
 checked by its hash and its author's signature, from any sender. Anybody may announce, so only a few runs are kept per
-peer; a run in which nobody trains makes room for others, and a joining node prefers one in which somebody does. How
-many train in a run is known from the DHT, and handed in. What a run's author changed later goes with its manifest.
+peer, and where there is no room the place that has most gives one up in which nobody trains; a joining node prefers one
+in which somebody does. How many train in a run is known from the DHT, and handed in. A manifest is public, so anybody
+can sign it, too: each author's copy is kept, and who names no author gets the one that was announced first. What a
+run's author changed later goes with its manifest.
 """
 
 import asyncio
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from itertools import repeat
+from dataclasses import dataclass
+from itertools import count, repeat
 from typing import Any, NamedTuple
 
 import grpc
@@ -46,73 +49,90 @@ class RunRegistry(RunsServicer):
     """The run of this node, if it trains, and those that were announced to it, if it is a rendezvous."""
 
     def __init__(
-        self, caller: Callable[[Any], str] | None = None, training: Callable[[str], int] = lambda _run_id: 0
+        self,
+        caller: Callable[[Any], str] | None = None,
+        training: Callable[[str], int] = lambda _run_id: 0,
+        place: Callable[[Any], str] | None = None,
     ) -> None:
         """`caller`: the peer id behind a call's context; without it, announced runs are refused. `training`: how many
-        nodes are seen training in a run."""
-        self._caller = caller
+        nodes are seen training in a run. `place`: where the caller is (base/places.py)."""
+        self._caller, self._place = caller, place or caller
         self._training = training
-        self._runs: OrderedDict[str, Signed] = OrderedDict()
-        """In the order of their last announcement."""
-        self._by: dict[str, str] = {}
-        """Who announced each run first."""
-        self._amendments: dict[str, tuple[int, SignedAmendment]] = {}
-        """With their versions."""
+        self._runs: dict[tuple[str, str], _Kept] = {}
+        """By run id and author, in the order of their first announcement."""
+        self._announced = count()
 
-    def add(self, signed: Signed, by: str = "", amended: SignedAmendment | None = None) -> bool:
+    def add(self, signed: Signed, by: str = "", amended: SignedAmendment | None = None, place: str = "") -> bool:
         """Returns False where there is no room. An amendment that is older than the known one changes nothing."""
         run_id = manifest.verify(signed).run_id
-        author = self._runs.get(run_id, signed).author
-        version = amendment.verify(amended, run_id, author).version if amended else 0
-        if run_id not in self._runs:  # else the author whose signature was there first keeps it
-            if not self._make_room(by):
+        key = run_id, signed.author
+        version = amendment.verify(amended, *key).version if amended else 0
+        if key not in self._runs:
+            if not self._make_room(by, place):
                 return False
-            self._runs[run_id], self._by[run_id] = signed, by
-        self._runs.move_to_end(run_id)
-        if amended and version > self.version(run_id):
-            self._amendments[run_id] = version, amended
+            self._runs[key] = _Kept(signed, by, place)
+        kept = self._runs[key]
+        kept.last = next(self._announced)
+        if amended and version > kept.version:
+            kept.version, kept.amended = version, amended
         return True
 
     @property
     def known(self) -> list[Signed]:
-        return list(self._runs.values())
+        return [kept.signed for kept in self._runs.values()]
 
     async def List(self, request: pb.RunsRequest, context: Any) -> pb.RunsReply:  # noqa: N802
-        runs = [_encode(signed, self._amendment(run_id)) for run_id, signed in self._runs.items()]
-        return pb.RunsReply(runs=runs, training=[self._training(run_id) for run_id in self._runs])
+        runs = [_encode(kept.signed, kept.amended) for kept in self._runs.values()]
+        return pb.RunsReply(runs=runs, training=[self._training(run_id) for run_id, _ in self._runs])
 
     async def Announce(self, request: pb.SignedManifest, context: Any) -> pb.Announced:  # noqa: N802
-        if self._caller is None:
+        if self._caller is None or self._place is None:
             return pb.Announced(kept=False)
+        by, place = self._caller(context), self._place(context)
         try:
-            return pb.Announced(kept=self.add(_decode(request), self._caller(context), _amendment(request)))
+            return pb.Announced(kept=self.add(_decode(request), by, _amendment(request), place))
         except NolocoError as error:
             log.debug("an announced run was refused: %s", error)
             return pb.Announced(kept=False)
 
     def version(self, run_id: str) -> int:
-        """Of the amendment that this node tells others; 0: none."""
-        return self._amendments[run_id][0] if run_id in self._amendments else 0
+        """Of the newest amendment that this node tells others; 0: none."""
+        return max((kept.version for (run, _), kept in self._runs.items() if run == run_id), default=0)
 
-    def _amendment(self, run_id: str) -> SignedAmendment | None:
-        return self._amendments[run_id][1] if run_id in self._amendments else None
-
-    def _make_room(self, by: str) -> bool:
-        """If there is no room, drop the run announced longest ago of those in which nobody trains."""
-        theirs = [run_id for run_id in self._runs if self._by[run_id] == by]
-        full = theirs if len(theirs) >= MAX_OF_PEER else list(self._runs)
-        if full is not theirs and len(full) < MAX_RUNS:
+    def _make_room(self, by: str, place: str) -> bool:
+        """If there is no room, drop a run in which nobody trains, the one announced longest ago: of this peer's, else
+        of the place that has most. Of a run that several have signed, only the first one's copy counts as trained."""
+        theirs = [key for key, kept in self._runs.items() if kept.by == by]
+        if len(theirs) < MAX_OF_PEER and len(self._runs) < MAX_RUNS:
             return True
-        idle = next((run_id for run_id in full if not self._training(run_id)), None)
-        if idle is None:
+        first = {run_id: (run_id, author) for run_id, author in reversed(self._runs)}
+        places = Counter({place: 1})
+        places.update(kept.place for kept in self._runs.values())
+        droppable = [
+            (-places[self._runs[key].place], self._runs[key].last, key)
+            for key in (theirs if len(theirs) >= MAX_OF_PEER else self._runs)
+            if first[key[0]] != key or not self._training(key[0])
+        ]
+        if not droppable:
             return False
-        del self._runs[idle], self._by[idle]
-        self._amendments.pop(idle, None)
+        del self._runs[min(droppable)[2]]
         return True
 
 
-async def ask(channel: grpc.aio.Channel) -> list[KnownRun]:
-    """The runs that a peer knows; those whose signature does not verify are left out."""
+@dataclass(slots=True)
+class _Kept:
+    signed: Signed
+    by: str
+    """Who announced it first, and where that peer was."""
+    place: str
+    last: int = 0
+    """The number of its last announcement."""
+    version: int = 0
+    amended: SignedAmendment | None = None
+
+
+async def ask(channel: grpc.aio.Channel, only: Signed | None = None) -> list[KnownRun]:
+    """The runs that a peer knows, or this one alone; those whose signature does not verify are left out."""
     with peer_faults():
         reply = await RunsStub(channel).List(pb.RunsRequest(), timeout=CALL_S)
     runs = []
@@ -120,6 +140,8 @@ async def ask(channel: grpc.aio.Channel) -> list[KnownRun]:
     for message, there in zip(reply.runs[:MAX_RUNS], training, strict=False):
         try:
             signed = _decode(message)
+            if only and (signed.manifest, signed.author) != (only.manifest, only.author):
+                continue  # to verify costs a millisecond
             manifest.verify(signed)
             runs.append(KnownRun(signed, there, _amendment(message)))
         except NolocoError as error:
@@ -143,18 +165,19 @@ def choose(known: Sequence[KnownRun], run_id: str | None, author: str | None) ->
     training = Counter[str]()
     for run in known:
         training[manifest.verify(run.signed).run_id] += run.training
-    matching = {manifest.verify(run.signed).run_id: run.signed for run in known}
+    there = [(manifest.verify(run.signed).run_id, run.signed) for run in known]
     if run_id is not None:
-        matching = {k: s for k, s in matching.items() if k.startswith(run_id)}
-        if not matching:
+        there = [(k, s) for k, s in there if k.startswith(run_id)]
+        if not there:
             raise Incompatible(
                 f"no run {run_id[:12]}… is known there: check --run, or ask the run's author for its line"
             )
-    if author is not None:
-        trusted = {k: s for k, s in matching.items() if s.author.startswith(author)}
-        if matching and not trusted:
-            raise NotAdmitted(f"the run there is not signed by {author}: check --trust, or leave it out to trust anew")
-        matching = trusted
+    trusted = [(k, s) for k, s in there if author is None or s.author.startswith(author)]
+    if there and not trusted:
+        raise NotAdmitted(f"the run there is not signed by {author}: check --trust, or leave it out to trust anew")
+    matching: dict[str, Signed] = {}
+    for k, s in trusted:
+        matching.setdefault(k, s)  # of several that signed one run, the first
     if not matching:
         raise Incompatible("no run is known there yet: start one with `noloco-node start run.toml --bootstrap <addr>`")
     matching = {k: s for k, s in matching.items() if training[k]} or matching

@@ -112,7 +112,9 @@ class RunRules:
         asked = list(choose(due))
         for peer in asked:
             remember(self._asked, peer, now + ASK_AGAIN_S, MAX_REMEMBERED)
-        answers = await asyncio.gather(*(run_registry.ask(channel(p)) for p in asked), return_exceptions=True)
+        answers = await asyncio.gather(
+            *(run_registry.ask(channel(p), self.signed) for p in asked), return_exceptions=True
+        )
         for peer, answer in zip(asked, answers, strict=True):
             if isinstance(answer, PeerFault):
                 log.debug("%s does not say how the run was amended: %s", peer, answer)
@@ -125,8 +127,7 @@ class RunRules:
     def _take_from(
         self, peer: str, known: Iterable[run_registry.KnownRun], stated: int, blame: Callable[[str, str], None]
     ) -> None:
-        ours = self.signed.manifest, self.signed.author
-        found = [run.amendment for run in known if (run.signed.manifest, run.signed.author) == ours]
+        found = [run.amendment for run in known]
         try:
             for each in filter(None, found):
                 self.take(each)
@@ -135,7 +136,9 @@ class RunRules:
         except Incompatible as error:
             log.warning("%s", error)
         else:
-            if found and stated > self.version:  # without the run, it has just been started again
+            if not found:  # it has just been started again, and does not know the run yet
+                return
+            if stated > self.version:
                 blame(peer, BAD)
             else:
                 self._asked.pop(peer, None)

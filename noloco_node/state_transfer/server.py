@@ -326,6 +326,9 @@ async def _answer(
         yield wire.Refusal(wire.Code.PAUSED)
         return
     first = asked.fragment if asked.root == version.root else 0
+    if first > state_format.fragments(version.total_bytes):
+        yield wire.Refusal(wire.Code.INCOMPATIBLE)
+        return
     name, digest = name_of(ticket.peer), version.root.hex()[:12]
     log.info("sending %s the state of round %d (version %s)", name, version.round, digest)
     start = first * state_format.fragment_bytes(version.total_bytes)

@@ -66,6 +66,14 @@ def test_an_open_run_needs_no_token_and_nobody_but_the_author_amends(
     assert not (home.run(run.run_id) / amendment.NAME).exists()
 
 
+def test_who_was_taken_out_of_an_open_run_may_come_back(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = home.run(started(home).run_id)
+    for words, revoked in (["revoke", GUEST.peer_id], (GUEST.peer_id,)), (["invite", GUEST.peer_id], ()):
+        assert main(words) == 0, capsys.readouterr().err
+        found = signed_file.read(folder)
+        assert found.amendment and found.amendment.revoked == revoked
+
+
 def test_each_change_is_a_version_more_and_keeps_those_before(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     run = started(home, membership="invite")
     folder = home.run(run.run_id)

@@ -96,8 +96,31 @@ def test_a_peer_that_announces_many_runs_replaces_only_its_own(author: Identity,
 
 
 def test_a_run_is_not_taken_over_by_signing_it_anew(author: Identity, other_author: Identity) -> None:
-    announced = [("trainer", signed(author)), ("thief", signed(other_author)), ("trainer", signed(author))]
-    assert run_virtual(_ask(*announced[:2])) == run_virtual(_ask(*announced)) == known(signed(author))
+    real, copy = signed(author), signed(other_author)
+    run_id = manifest.verify(real).run_id
+    assert run_virtual(_ask(("trainer", real), ("thief", copy), ("trainer", real))) == known(real, copy)
+    found = run_virtual(_ask(("thief", copy), ("trainer", real)))  # the rendezvous was just started again
+    assert found == known(copy, real)
+    assert run_registry.choose(found, run_id, author.peer_id) is found[1].signed
+    assert run_registry.choose(known(real, copy), run_id, None) is real, "the first, where no author is named"
+
+
+def test_copies_of_a_run_in_which_people_train_make_room(author: Identity, tmp_path: Path) -> None:
+    real, service = signed(author), run_registry.RunRegistry(training=lambda _run_id: 3)
+    assert service.add(real, "trainer", place="home")
+    thieves = [Identity.load_or_create(tmp_path / f"{number}") for number in range(run_registry.MAX_RUNS + 3)]
+    copies = [signed(thief) for thief in thieves]
+    for number, copy in enumerate(copies):
+        assert service.add(copy, f"thief {number}", place="rented")
+    assert service.known == [real, *copies[4:]]
+
+
+def test_where_there_is_no_room_the_place_that_has_most_gives_one_up(author: Identity) -> None:
+    service, idle = run_registry.RunRegistry(), signed(author, "idle")
+    assert service.add(idle, "trainer", place="home")
+    for number in range(2 * run_registry.MAX_RUNS):
+        assert service.add(signed(author, "spam", number), f"peer {number}", place="rented")
+    assert idle in service.known and len(service.known) == run_registry.MAX_RUNS
 
 
 def test_a_run_in_which_somebody_trains_is_never_dropped(author: Identity, other_author: Identity) -> None:
@@ -208,6 +231,6 @@ def test_a_rendezvous_keeps_the_newest_amendment_and_no_forged_one(author: Ident
     with pytest.raises(NotAdmitted):
         service.add(run, "peer", version(9, other_author))
     with pytest.raises(NotAdmitted):
-        service.add(signed(other_author), "peer", version(9, other_author))
+        service.add(signed(other_author), "peer", version(9))
     assert service.version(run_id) == 3
     assert service.add(run, "peer") and service.version(run_id) == 3, "an older version of a node knows none"

@@ -61,7 +61,8 @@ class Liar(Member):
 
     def lie(self, stated: int, shown: SignedAmendment | None) -> None:
         self.stated = stated
-        self.known._amendments = {RUN.run_id: (stated, shown)} if shown else {}
+        (kept,) = self.known._runs.values()
+        kept.version, kept.amended = (stated, shown) if shown else (0, None)
 
 
 @pytest.fixture

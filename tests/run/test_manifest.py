@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from noloco_node.base.identity import Identity
+from noloco_node.base.validation import plain_table
 from noloco_node.errors import Incompatible, NolocoError, NotAdmitted
 from noloco_node.run import manifest, schema
 from noloco_node.run.manifest import Signed
@@ -241,6 +242,13 @@ def test_minus_zero_is_zero():
 def test_a_config_loads_nothing_and_stays_small(config):
     with pytest.raises(ValueError, match="config"):
         ModelSpec(architecture="LlamaConfig", config=config)
+
+
+def test_a_long_config_is_not_gone_through_to_its_end():
+    began = time.process_time()
+    with pytest.raises(ValueError, match="must not hold more than"):
+        plain_table({"a": [0] * 10_000_000})
+    assert time.process_time() - began < 0.1
 
 
 def test_a_strangers_manifest_of_endless_layers_is_refused_at_once():

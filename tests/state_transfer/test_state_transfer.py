@@ -339,6 +339,21 @@ def test_the_days_upload_quota_holds_for_downloads_at_once(monkeypatch: pytest.M
     play(story())
 
 
+def test_who_asks_for_a_fragment_that_does_not_exist_frees_no_quota() -> None:
+    async def story() -> None:
+        network = DonorNetwork()
+        service = await network.donor("donor", Owner(DATA))
+        channel, whole = (await network.joining_node()).channel("donor"), Download(NUMBERS)
+        await fetch(channel, TERMS, whole, Watcher())
+        request = wire.StateRequest(PROTOCOL, TERMS.run_id, TERMS.layout, whole.coding, whole.root, whole.fragments + 1)
+        stream = aiter(StateStub(channel).Fetch(wire.encode_state_request(request)))
+        assert wire.decode_state(await anext(stream)) == wire.Refusal(wire.Code.INCOMPATIBLE)
+        assert service._reserved._bytes == 0
+        await network.close()
+
+    play(story())
+
+
 def test_an_upload_obeys_its_limit() -> None:
     async def story() -> None:
         network = DonorNetwork()
