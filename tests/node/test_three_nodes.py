@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from real_nodes import Node, RealNodes, until
 
+from noloco_node.base.identity import Identity
 from noloco_node.run import invitation
 
 pytestmark = pytest.mark.timeout(240)
@@ -93,7 +94,6 @@ def test_a_second_node_in_the_same_home_is_refused(real_nodes: RealNodes, author
 def test_a_killed_node_leaves_nothing_and_the_others_go_on(author: Node, volunteers: list[Node]) -> None:
     victim, survivor = volunteers
     until(lambda: victim.ask("status").get("round", 0) >= 12, "a checkpoint, which comes every ten rounds")
-    peer_id = victim.ask("status")["peer_id"]
     family = victim.processes()
     victim.kill()
     until(lambda: not (family & alive()), "its children are gone", 5)
@@ -102,8 +102,17 @@ def test_a_killed_node_leaves_nothing_and_the_others_go_on(author: Node, volunte
     before = {node: node.committed() for node in (author, survivor)}
     for node in (author, survivor):
         until(lambda node=node: node.committed() >= before[node] + 3, "the others go on committing rounds", 60)
+
+
+@pytest.mark.slow
+def test_a_killed_node_disappears_within_its_time_to_live(author: Node, volunteers: list[Node]) -> None:
+    victim, survivor = volunteers
+    peer_id = Identity.load_or_create(victim.home / "identity.key").peer_id
+    if victim.process.poll() is None:
+        until(lambda: victim.committed() >= 1, "a round with somebody")
+        victim.kill()
     gone = lambda node: peer_id not in {row["peer_id"] for row in node.ask("peers")["peers"]}  # noqa: E731
-    until(lambda: gone(author) and gone(survivor), "it disappears within its time to live", 75)
+    until(lambda: gone(author) and gone(survivor), "it disappears", 75)
 
 
 def test_it_comes_back_from_its_checkpoint(again: Node) -> None:
