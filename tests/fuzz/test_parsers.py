@@ -39,11 +39,12 @@ from noloco_node.errors import NolocoError
 from noloco_node.host import config, remembered, traffic
 from noloco_node.host.home import Home
 from noloco_node.observe import jsonl
+from noloco_node.peers import dht_messages, run_registry
 from noloco_node.peers import record as presence
-from noloco_node.peers import run_registry
 from noloco_node.peers.cache import PeerCache
 from noloco_node.rounds.pieces import Assembly
-from noloco_node.run import invitation, manifest, signed_file, toml
+from noloco_node.run import amendment, invitation, manifest, signed_file, toml
+from noloco_node.run.amendment import Amendment, SignedAmendment
 from noloco_node.run.manifest import Signed
 from noloco_node.run.schema import Manifest
 from noloco_node.run.trusted_authors import TrustedAuthors
@@ -57,7 +58,7 @@ from noloco_node.views.peers import PingView
 from noloco_node.web.access import token_in
 from noloco_node.web.http import RefusedRequest, request_of
 from noloco_node.web.routes import Site
-from noloco_node.wire import circuit_pb2, control_pb2, mirror_pb2, state_format
+from noloco_node.wire import circuit_pb2, control_pb2, mirror_pb2, stage_messages, stage_pb2, state_format
 from noloco_node.wire import messages as wire
 from noloco_node.wire import peer_pb2 as pb
 
@@ -72,6 +73,9 @@ KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 ME = Identity(KEY, Path("nowhere"))
 ADDRESS = f"/ip4/203.0.113.7/tcp/4001/p2p/{ME.peer_id}"
 SIGNED = manifest.sign(Manifest(name="tiny"), ME)
+
+AMENDS = Amendment(run=manifest.verify(SIGNED).run_id, version=2, rounds=200, revoked=(ME.peer_id,))
+AMENDED = amendment.sign(AMENDS, ME)
 
 Reads = Callable[[bytes, Path], object]
 
@@ -106,6 +110,20 @@ FRAMES = frames(
     wire.Alive(),
 )
 HEADER = wire.StateHeader(4, 800, state_format.root(4, 800, b"d" * 32), b"d" * 32, 1)
+STAGE_FRAMES = [
+    stage_messages.encode(frame).SerializeToString()
+    for frame in (
+        stage_messages.MicroBatch(1, b"r" * 32, 2, 4, 2.5, False, b""),
+        stage_messages.Passed(1.5, 3),
+        stage_messages.Part(b"abc"),
+        wire.Refusal(wire.Code.BUSY, 1.5),
+    )
+]
+BUCKETS = [
+    dht_messages.written_bucket(
+        [(ME.peer_id, b"\xc4\x03abc", NOW), (ME.peer_id, b"\xc5\x01\x00" + bytes(256), NOW + 1)]
+    ),
+]
 STATE_REQUEST = wire.StateRequest(1, b"r" * 32, b"l" * 32, state_format.Coding.BF16, b"x" * 32, 7)
 SAMPLE_REQUEST = wire.SampleRequest(1, b"r" * 32, b"l" * 32, (3, 0, 1 << 40))
 
@@ -126,6 +144,11 @@ def presence_body(data: bytes, _: Path) -> None:
 
 def signed_manifest(data: bytes, _: Path) -> None:
     manifest.verify(Signed(data, ME.peer_id, ME.sign(manifest._SIGNING_CONTEXT + data)))
+
+
+def signed_amendment(data: bytes, _: Path) -> None:
+    signed = SignedAmendment(data, ME.sign(amendment._SIGNING_CONTEXT + data))
+    amendment.verify(signed, AMENDS.run, ME.peer_id)
 
 
 class Says:
@@ -275,9 +298,12 @@ def parsers() -> Iterator[Parser]:
     yield Parser("sample", message(pb.StateSample, lambda m: wire.decode_sample(m, 4)), [blocks])
     yield Parser("progress", message(pb.StateProgress, wire.decode_progress), [b"\x08\x05"])
     whole = record(ME)
+    yield Parser("stage frame", message(stage_pb2.StageFrame, stage_messages.decode), STAGE_FRAMES)
+    yield Parser("bucket", lambda data, _: dht_messages.read_bucket(data), BUCKETS)
     yield Parser("presence", lambda data, _: presence.accept(ME.peer_id, data, RUN, NOW, 60.0), [whole])
     yield Parser("presence, signed", presence_body, [pb.SignedPresence.FromString(whole).presence])
     yield Parser("manifest", lambda data, _: manifest.parse(data), [SIGNED.manifest])
+    yield Parser("amendment, signed", signed_amendment, [AMENDED.document])
     yield Parser("manifest, signed", signed_manifest, [SIGNED.manifest])
     runs = pb.RunsReply(runs=[run_registry._encode(SIGNED, None)], training=[3]).SerializeToString()
     yield Parser("runs", answers(runs_asked), [runs])
