@@ -240,12 +240,13 @@ class Outbound(_Carrier):
 
     def channel(self, peer: str) -> grpc.aio.Channel:
         now = asyncio.get_running_loop().time()
-        if peer not in self._outlets:
-            self._make_room(now)
-            self._outlets[peer] = _Outlet(self._directory / f"{peer}.sock")
-            self._own(self._listen(peer, self._outlets[peer]))
-        self._outlets[peer].used_at = now
-        return self._outlets[peer].channel
+        wanted = self._outlets.pop(peer, None)
+        self._make_room(now)
+        if wanted is None:
+            wanted = _Outlet(self._directory / f"{peer}.sock")
+            self._own(self._listen(peer, wanted))
+        self._outlets[peer], wanted.used_at = wanted, now
+        return wanted.channel
 
     def _make_room(self, now: float) -> None:
         """Drop channels without a connection, which grpc closes some time after the last call: those that nobody has
@@ -275,7 +276,8 @@ class Outbound(_Carrier):
             _log.debug("no stream to %s: %r", peer, error)  # grpc sees the connection close: UNAVAILABLE
         finally:
             outlet.connections -= 1
-            outlet.used_at = asyncio.get_running_loop().time()
+            if outlet.reached:  # grpc goes on trying to connect to a peer that is not there, without a call
+                outlet.used_at = asyncio.get_running_loop().time()
 
     async def close(self) -> None:
         await asyncio.gather(*(outlet.close() for outlet in self._outlets.values()))

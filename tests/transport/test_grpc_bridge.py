@@ -179,4 +179,29 @@ async def test_a_channel_to_a_peer_that_is_not_there_is_closed_sooner(
     outbound.channel("another")
     assert list(outbound._outlets) == ["unused", "another"] and unused is outbound.channel("unused")
     await outbound.close()
+
+
+async def test_that_grpc_goes_on_trying_keeps_no_channel_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does so without a call, every few seconds: with as many absent peers in its cache as it had channels, a node
+    closed none of them."""
+    tried = 0
+
+    async def dial(peer: str) -> grpc_bridge.Streams:
+        nonlocal tried
+        tried += 1
+        raise ConnectionError
+
+    outbound = grpc_bridge.Outbound(tmp_path, dial)
+    known = outbound.channel("known")
+    with pytest.raises(grpc.aio.AioRpcError):
+        await outbound.channel("absent").unary_unary("/a/call")(b"")
+    called_at = outbound._outlets["absent"].used_at
+    async with asyncio.timeout(20):
+        while tried < 3 or outbound._outlets["absent"].connections:  # noqa: ASYNC110 - grpc does not say when it tries
+            await asyncio.sleep(0.05)
+    assert outbound._outlets["absent"].used_at == called_at
+    monkeypatch.setattr(grpc_bridge, "_KEPT_UNREACHED_S", 0.0)
+    assert outbound.channel("known") is known
+    assert list(outbound._outlets) == ["known"], "also where no new channel is made"
+    await outbound.close()
     assert sockets(tmp_path) == 0
