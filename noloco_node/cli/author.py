@@ -179,11 +179,10 @@ def invite(args: argparse.Namespace) -> int:
 
     home, file, author = _own_run(args, args.run)
     peer, expires = _peer(args.peer), int(time.time()) + _seconds(args.expires)
-    back = file.amendment is not None and peer in file.amendment.revoked
-    if file.amendment and back:
-        told = _amend(home, file, author, revoked=tuple(other for other in file.amendment.revoked if other != peer))
+    revoked = file.amendment.revoked if file.amendment else ()
+    told = peer in revoked and _amend(home, file, author, revoked=tuple(other for other in revoked if other != peer))
     if file.run.membership != "invite":
-        if not back:
+        if not told:
             raise UsageError(f'{file.run.label} is open to all: only a run with membership = "invite" takes tokens')
         print(told)
         return 0

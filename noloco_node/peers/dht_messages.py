@@ -107,7 +107,7 @@ def _check_bucket(result: Any, latest: float) -> None:
     records = read_bucket(result.value) if result.type == _BUCKET else []
     records = [record for record in records if record[2] <= latest]
     if records:
-        result.value, result.expiration_time = written_bucket(records), max(expires for _, _, expires in records)
+        result.value, result.expiration_time = written_bucket(records), _latest(records)
     else:
         result.type, result.value, result.expiration_time = _NOT_FOUND, b"", 0.0
 
@@ -145,9 +145,13 @@ def _record(signer: object, value: object, expires: object) -> Record:
 
 def written_bucket(records: list[Record]) -> bytes:
     """As hivemind writes it: the most that it may hold, the latest expiry, the records."""
-    body = [math.inf, max(expires for _, _, expires in records), list(map(list, records))]
+    body = [math.inf, _latest(records), list(map(list, records))]
     written: bytes = msgpack.packb(msgpack.ExtType(_DICTIONARY, msgpack.packb(body)))
     return written
+
+
+def _latest(records: list[Record]) -> float:
+    return max(expires for _, _, expires in records)
 
 
 def packed_body(value: bytes) -> bytes | None:

@@ -300,12 +300,14 @@ class _Outlet:
         self.listener.listen()
         self.channel = open_channel(f"unix:{path}")
 
-    async def close(self) -> None:
-        await self.channel.close(None)
+    def close(self) -> Coroutine[Any, Any, None]:
+        """The peer may have another one at once; to be awaited until calls have ended."""
         if self.server is not None:
             self.server.close()
         self.listener.close()
         self._path.unlink(missing_ok=True)
+        ended: Coroutine[Any, Any, None] = self.channel.close(None)
+        return ended
 
 
 def open_channel(target: str) -> grpc.aio.Channel:

@@ -3,7 +3,7 @@
 import asyncio
 import resource
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import grpc
@@ -179,6 +179,30 @@ async def test_a_channel_to_a_peer_that_is_not_there_is_closed_sooner(
     outbound.channel("another")
     assert list(outbound._outlets) == ["unused", "another"] and unused is outbound.channel("unused")
     await outbound.close()
+
+
+async def comes(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - nothing says it
+            await asyncio.sleep(0.01)
+
+
+async def test_a_channel_that_was_just_closed_may_be_wanted_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As several absent peers of the cache are called at the same time."""
+    outbound = grpc_bridge.Outbound(tmp_path, no_way)
+    for peer in ("one", "other"):
+        outbound.channel(peer)
+    await comes(lambda: all(outlet.server for outlet in outbound._outlets.values()))
+    monkeypatch.setattr(grpc_bridge, "_KEPT_S", -1.0)
+    outbound.channel("one")  # closes the other one, whose channel takes a moment to end
+    monkeypatch.setattr(grpc_bridge, "_KEPT_S", 120.0)
+    outbound.channel("other")
+    await comes(lambda: all(outlet.server for outlet in outbound._outlets.values()))
+    assert sockets(tmp_path) == len(outbound._outlets) == 2
+    await outbound.close()
+    assert sockets(tmp_path) == 0
 
 
 async def test_that_grpc_goes_on_trying_keeps_no_channel_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
