@@ -17,8 +17,8 @@ from noloco_node.bench.replica_pairs import PairMeeting, Side, Watched
 from noloco_node.core.codecs.by_name import codec
 from noloco_node.core.codecs.codec import Codec, CodecStats, carry
 
-CODECS = ("fp32", "bf16", "int8", *(f"lattice:{bits}" for bits in range(2, 9)))
 BITS = {"fp32": 32, "bf16": 16, "int8": 8, **{f"lattice:{bits}": bits for bits in range(2, 9)}}
+CODECS = tuple(BITS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ import ctypes
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -23,6 +22,7 @@ from noloco_node.core.codecs.by_name import codec
 from noloco_node.core.codecs.codec import BLOCK, Conversation, carry
 from noloco_node.core.codecs.lattice import Lattice
 from noloco_node.core.kernels import Grid, for_device
+from noloco_node.host import memory
 from noloco_node.training.thread import FRAGMENT_ELEMENTS
 
 LEARNED = 4
@@ -58,11 +58,11 @@ def peak_extra_bytes(name: str, device: str, one: Side, other: Side) -> int | No
     partner = Watched(_converse(name, theirs))
     carry(partner, _converse(name, mine))
     on_cuda = device == "cuda"
-    before = _fresh_cuda_mark() if on_cuda else _fresh_mark()
+    before = _fresh_mark(on_cuda)
     conversation = _converse(name, mine)
     conversation.open()
     received = [conversation.receive(reply) for reply in partner.sent]  # kept, as a node does until it is sent
-    after = torch.cuda.max_memory_allocated() if on_cuda else _status("VmHWM")
+    after = torch.cuda.max_memory_allocated() if on_cuda else memory.peak_bytes()
     del received
     return None if before is None or after is None else max(0, after - before)
 
@@ -138,25 +138,11 @@ def _cuda_s(work: Callable[[], object]) -> float:
 
 
 # ---- memory ----
-def _fresh_cuda_mark() -> int:
-    torch.cuda.reset_peak_memory_stats()
-    return torch.cuda.memory_allocated()
-
-
-def _fresh_mark() -> int | None:
-    """Give free memory back to the system and reset the peak: what this process holds now, in bytes."""
+def _fresh_mark(on_cuda: bool) -> int | None:
+    """What is held now, from where the peak counts again; on the CPU, free memory goes back to the system first."""
+    if on_cuda:
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)  # glibc
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return None
-    return _status("VmRSS")
-
-
-def _status(key: str) -> int | None:
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{key}:")), None)
+    return memory.forget_peak()

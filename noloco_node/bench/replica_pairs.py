@@ -41,10 +41,6 @@ class Side:
             for u, moved in zip(us, torch.split(self.moved, FRAGMENT_ELEMENTS // BLOCK), strict=True)
         ]
 
-    def part(self, start: int, end: int) -> "Side":
-        """From a whole block to a whole block, or the end."""
-        return Side(self.u[start:end], self.moved[start // BLOCK : -(-end // BLOCK)])
-
     def repeated(self, parameters: int) -> "Side":
         """A longer vector, its length rounded up to whole blocks: fragments that are all alike, each made of the whole
         blocks of this vector over and over."""

@@ -60,9 +60,6 @@ def _row(phase_s: float, before: Sequence[Answer], after: Sequence[Answer]) -> R
         return float(taken / sum(late["round"] - early["round"] for early, late in zip(before, after, strict=True)))
 
     lasted = [late["at"] - early["at"] for early, late in zip(before, after, strict=True)]
-    operations = {
-        what: each(lambda view, what=what: view["dht"].get(what, 0)) for what in ("look_ups", "stores", "calls")
-    }
     return Row(
         bench="scale",
         system="real nodes",
@@ -79,9 +76,9 @@ def _row(phase_s: float, before: Sequence[Answer], after: Sequence[Answer]) -> R
             "committed_share": each(lambda view: view["rounds"]["committed"]),
             "swap_bytes": each(lambda view: view["bytes"]["sent"]),
             "calls": each(lambda view: view["calls"]),
-            "look_ups": operations["look_ups"],
-            "stores": operations["stores"],
-            "dht_calls": operations["calls"],
+            "look_ups": each(lambda view: view["dht"].get("look_ups", 0)),
+            "stores": each(lambda view: view["dht"].get("stores", 0)),
+            "dht_calls": each(lambda view: view["dht"].get("calls", 0)),
             "memory_bytes": median(sum(view["rss"]) for view in after),
             "busy_fraction": fmean(view["busy_fraction_minute"] or 0.0 for view in after),
         },

@@ -15,7 +15,6 @@ from statistics import fmean
 from typing import TypeAlias
 
 import noloco_node.bench.rivals as workers_of
-from noloco_node.base.extras import pip_install
 from noloco_node.base.plots import Panel
 from noloco_node.bench import Say
 from noloco_node.bench.links import Host, star
@@ -62,10 +61,6 @@ SYSTEMS = [
     System("gloo fp32", "gloo", "fp32", False, 4.0),
     System("torchft fp32", "torchft_gloo", "fp32", False, 4.0, needs="torchft"),
 ]
-
-
-def how_to_install(system: System) -> str:
-    return pip_install(system.needs)
 
 
 @dataclass(frozen=True, slots=True)

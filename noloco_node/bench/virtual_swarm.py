@@ -1,8 +1,9 @@
 """Many nodes in one process and in virtual time: who calls whom, and what each reads and writes in the directory.
 
 Real are the decisions: each node's rounds are core/round.py, its part in the directory is peers/size_estimate.py, with
-the times of peers/membership.py and peers/directory.py. A call takes DELAY_S each way, a swap the bytes of its vector
-over the link. The DHT itself is a table: how many calls one of its operations takes is counted with real nodes only.
+the times of peers/membership.py and peers/directory.py. Each node is at a place of its own. A call takes DELAY_S each
+way, a swap the bytes of its vector over the link. The DHT itself is a table: how many calls one of its operations takes
+is counted with real nodes only.
 The same seed gives the same run.
 """
 
@@ -151,7 +152,7 @@ class VirtualSwarm:
             case moves.Call(exchange, peer, _, patience_s, deadline_s):
                 self.done["calls"] += 1
                 call = self._calls[exchange] = _Call(node, self._nodes[peer])
-                self._tell(call.callee, moves.Called(exchange, node.name, patience_s))
+                self._tell(call.callee, moves.Called(exchange, node.name, patience_s, node.name))
                 self._wait(exchange, deadline_s)
             case moves.Stay(exchange, deadline_s):
                 self._wait(exchange, deadline_s)

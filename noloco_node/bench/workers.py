@@ -38,10 +38,8 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 class Workers:
     """`with Workers(module, hosts) as workers: workers.ask("step", 60.0)`."""
 
-    def __init__(
-        self, module: str, hosts: Sequence[Host | None], words: Sequence[str] = (), environ: Mapping[str, str] = {}
-    ) -> None:
-        self._command = [sys.executable, "-m", module, *words]
+    def __init__(self, module: str, hosts: Sequence[Host | None], environ: Mapping[str, str] = {}) -> None:
+        self._command = [sys.executable, "-m", module]
         self._hosts = hosts
         self._mark = f"BENCH_PROCESS={os.getpid()}-{next(_numbers)}"
         name, _, value = self._mark.partition("=")

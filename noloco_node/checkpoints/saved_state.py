@@ -20,6 +20,8 @@ _OTHER_ADAMW = "the checkpoint's AdamW is not of this model, or of another versi
 _FULL = "exp_avg", "exp_avg_sq"
 _SMALL, _SCALES = ("state1", "state2"), ("absmax1", "absmax2")
 """Moments of 8 bits, and the scale of each block of them; small tensors' have 32 bits and no scales."""
+_CODED = 4096
+"""Elements of a tensor from which bitsandbytes codes its moments (training/optimizer.py, SMALL)."""
 _BLOCK = 256
 _POSITION_VALUES = 10_000
 """A hub stream's position has some dozen values for each file that it reads. Values may be named many times in a few
@@ -77,7 +79,7 @@ def _check_moments(moments: object, shapes: Sequence[Size]) -> None:
         if not (type(place) is int and 0 <= place < len(shapes) and isinstance(of_one, dict)):
             raise Incompatible(_OTHER_ADAMW)
         both = _SMALL if _SMALL[0] in of_one else _FULL
-        scales = _SCALES if both is _SMALL and _SCALES[0] in of_one else ()
+        scales = _SCALES if both is _SMALL and shapes[place].numel() >= _CODED else ()
         wanted = {**dict.fromkeys(both, shapes[place]), **dict.fromkeys(scales, Size([_blocks(shapes[place])]))}
         if of_one.keys() != {"step", *wanted} or not all(isinstance(tensor, Tensor) for tensor in of_one.values()):
             raise Incompatible(_OTHER_ADAMW)

@@ -155,16 +155,9 @@ def _in_usage(action: argparse.Action) -> str:
     return words.format(action.metavar)
 
 
-def _simulate_options(parser: argparse.ArgumentParser) -> None:
-    from noloco_node.cli import simulate
-
-    simulate.options(parser)
-
-
-def _bench_options(parser: argparse.ArgumentParser) -> None:
-    from noloco_node.cli import bench
-
-    bench.options(parser)
+def _late(module: str) -> Callable[[argparse.ArgumentParser], None]:
+    """Options that stand beside their verb, in a module that is imported when they are wanted."""
+    return lambda parser: import_module(f"noloco_node.cli.{module}").options(parser)
 
 
 _VERBS = {
@@ -250,13 +243,13 @@ _VERBS = {
     "simulate": _Verb(
         "simulate:run",
         "compare NoLoCo with other methods, many replicas in one process",
-        _simulate_options,
+        _late("simulate"),
         "--replicas 8 --rounds 12 --json",
     ),
     "bench": _Verb(
         "bench:run",
         "measure what a node takes of this machine, also beside rivals",
-        _bench_options,
+        _late("bench"),
         "codec --quick",
     ),
 }

@@ -63,9 +63,12 @@ def _training(parser: argparse.ArgumentParser) -> None:
     add("--inner-steps", metavar="H", type=int, help="steps of a phase (default: 50)")
     add("--rounds", metavar="N", type=int, default=12, help="phases of H steps (default: 12)")
     add("--codec", metavar="NAME", help="the encoding of what is sent (default: as in run.toml)")
-    data = group.add_mutually_exclusive_group()
-    data.add_argument("--iid", dest="iid", action="store_true", default=True, help="all read all modules (default)")
-    data.add_argument("--non-iid", dest="iid", action="store_false", help="each replica has modules of its own")
+    add(
+        "--non-iid",
+        dest="iid",
+        action="store_false",
+        help="each replica has its own modules (default: all read all)",
+    )
     add("--learning-rate", metavar="X", type=float, help="peak of the inner learning rate (default: 0.003)")
     add("--batch-tokens", metavar="N", type=int, help="tokens of one step of one replica (default: 1024)")
     add("--held-out", metavar="N", type=int, default=64, help="sequences of each evaluation (default: 64)")

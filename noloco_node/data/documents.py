@@ -167,10 +167,6 @@ class Documents:
             raise UsageError(f"cannot read {self._path}: {str(error).partition(chr(10))[0]}") from None
 
 
-def _as_file(text: str) -> TextIO:
-    return StringIO(text, newline="\n")
-
-
 def _record(line: str, field: str, where: str) -> str:
     if len(line) > LINE:
         raise UsageError(f"{where} is longer than {size(LINE)}: is the file really jsonl?")

@@ -63,10 +63,13 @@ def _device(settings: NodeConfig) -> Finding:
     try:
         return verdicts.device(probes.torch(settings.device, settings.threads))
     except NolocoError as error:
-        return verdicts.no_device(*verdicts.halves(str(error)))
+        return Finding("torch", verdicts.ERROR, *verdicts.halves(str(error)))
     except (ImportError, OSError, RuntimeError) as error:
-        return verdicts.no_device(
-            f"torch cannot be used ({error})", "install this package again in a fresh environment"
+        return Finding(
+            "torch",
+            verdicts.ERROR,
+            f"torch cannot be used ({error})",
+            "install this package again in a fresh environment",
         )
 
 

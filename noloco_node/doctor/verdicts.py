@@ -13,7 +13,7 @@ from noloco_node.host.home import MAX_SOCKET_PATH_BYTES
 from noloco_node.observe import health
 from noloco_node.transport.reachability import DIRECTLY, MAPPED, OUTGOING, RELAYED
 from noloco_node.transport.self_view import ClockSkew
-from noloco_node.views.status import Health, StatusView
+from noloco_node.views.status import StatusView
 
 OK, WARNING, ERROR, UNKNOWN = "ok", "warning", "error", "unknown"
 """UNKNOWN: not checked, or there was no node to ask."""
@@ -73,10 +73,6 @@ def device(found: Torch) -> Finding:
     if found.kernels == "torch" and found.name is None:  # of a GPU, gpu_verdicts.py says it
         return Finding("torch", WARNING, text, "that is slow: install numba")
     return Finding("torch", OK, text)
-
-
-def no_device(reason: str, remedy: str) -> Finding:
-    return Finding("torch", ERROR, reason, remedy)
 
 
 def disk(free_bytes: int | None, where: str) -> Finding:
@@ -180,11 +176,8 @@ def node(view: StatusView | None, trouble: str | None) -> list[Finding]:
         return [Finding("node", OK, "none is running here")]
     in_run = f" in {view.run}, round {view.round}" if view.run else ""
     waiting = f", waiting for {view.waiting_for}" if view.waiting_for else ""
-    return [Finding("node", OK, f"{view.name} is {view.state}{in_run}{waiting}"), *map(_of_node, view.health)]
-
-
-def _of_node(finding: Health) -> Finding:
-    return Finding("node", finding.level, finding.text, finding.remedy)
+    health = (Finding("node", found.level, found.text, found.remedy) for found in view.health)
+    return [Finding("node", OK, f"{view.name} is {view.state}{in_run}{waiting}"), *health]
 
 
 def exit_code(findings: Iterable[Finding]) -> int:

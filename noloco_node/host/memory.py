@@ -21,10 +21,10 @@ def free_bytes() -> int | None:
     return free
 
 
-def process_bytes() -> int | None:
-    """What this process has in memory; None where the system does not say."""
+def process_bytes(pid: int | str = "self") -> int | None:
+    """What a process has in memory; None where the system does not say, or it has ended."""
     try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return None
 

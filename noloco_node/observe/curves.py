@@ -58,8 +58,6 @@ class Curves:
                 self._pieces.append(Piece("solo", event.round, now, now, event.partner, event.reason))
             case TakenBack(round, partner):
                 self._pieces.append(Piece("taken_back", round, now, now, partner, "taken_back"))
-            case _:
-                pass
 
     def seen(self, others: Collection[PeerRecord]) -> None:
         """The presence records of the others that train."""

@@ -88,7 +88,7 @@ class NetworkOutages:
 
     def health(self, now: float) -> tuple[Health, ...]:
         deaths = len(self._lately(now))
-        often = f", for the {deaths}{'rd' if deaths == MANY else 'th'} time in 10 minutes" if deaths >= MANY else ""
+        often = f", {deaths} times in 10 minutes" if deaths >= MANY else ""
         if self._how:
             text = f"network: degraded, {self._how}{often}"
             return (Health("error", text, "it is being restarted; training goes on without rounds meanwhile"),)

@@ -47,7 +47,7 @@ class Recorder:
             case RoundCommitted() | WentSolo():
                 piece, phase = self.curves.ended()
                 partner = name_of(piece.partner) if piece.partner else ""
-                log.info("%s", round_line(piece, phase, partner, self.stats))
+                log.info("%s", round_line(piece, phase, partner, self.stats.steps_target, self.stats.left_s))
             case RolledBack():
                 log.warning("%s", rollback_sentence(event))
             case TakenBack(round, partner, loss_with, loss_without):
@@ -60,8 +60,6 @@ class Recorder:
                 )
             case PeerFaulted(peer, reason):
                 log.warning("%s broke the protocol: %s", name_of(peer), reason)
-            case _:
-                pass
 
     def note(self, status: StatusView) -> None:
         if self._metrics:

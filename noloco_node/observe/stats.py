@@ -50,8 +50,6 @@ class NodeStats:
     """With those of earlier processes."""
     last: PhaseDone | None = None
     """The last complete phase."""
-    tokens_per_s: float | None = None
-    loss: float | None = None
     loss_first: float | None = None
     eval_loss: float | None = None
     eval_loss_first: float | None = None
@@ -67,7 +65,6 @@ class NodeStats:
     with_peer: dict[str, PeerStats] = field(default_factory=dict)
     """In the order of their last committed round."""
     last_round: LastRound | None = None
-    stall_ms: float | None = None
     spent: Spent = field(default_factory=lambda: Spent({}))
     """The training thread's seconds."""
     device_bytes: int | None = None
@@ -81,16 +78,14 @@ class NodeStats:
     def observe(self, event: Event) -> None:
         match event:
             case PhaseDone():
-                self.round, self.step, self.loss = event.round, event.steps, event.loss
+                self.round, self.step = event.round, event.steps
                 self.progress(event.steps, None, event.device_bytes)
                 self.last = event
                 if self._ends and self._ends[-1][0] != event.round - 1:  # a peer's state was adopted
                     self._ends.clear()
                 self._ends.append((event.round, self.spent.clock_s))
-                self.stall_ms = event.stall_ms
                 self.loss_first = event.loss if self.loss_first is None else self.loss_first
                 self.tokens = event.tokens_total
-                self.tokens_per_s = event.tokens_per_s
             case Evaluated(_, eval_loss):
                 self.eval_loss = eval_loss
                 self.eval_loss_first = eval_loss if self.eval_loss_first is None else self.eval_loss_first
@@ -162,7 +157,7 @@ class NodeStats:
 
     def fill(self, view: StatusView) -> StatusView:
         """With the figures that events decide."""
-        last = self.last_round
+        last, phase = self.last_round, self.last
         return replace(
             view,
             round=self.round,
@@ -172,12 +167,12 @@ class NodeStats:
             left_s=self.left_s,
             phase=self.phase,
             tokens=self.tokens,
-            tokens_per_s=self.tokens_per_s,
-            loss=self.loss,
+            tokens_per_s=phase.tokens_per_s if phase else None,
+            loss=phase.loss if phase else None,
             loss_first=self.loss_first,
-            learning_rate=self.last.learning_rate if self.last else None,
-            gradient_norm=self.last.gradient_norm if self.last else None,
-            mfu=self.last.mfu if self.last else None,
+            learning_rate=phase.learning_rate if phase else None,
+            gradient_norm=phase.gradient_norm if phase else None,
+            mfu=phase.mfu if phase else None,
             eval_loss=self.eval_loss,
             eval_loss_first=self.eval_loss_first,
             sample=self.sample,
@@ -190,7 +185,7 @@ class NodeStats:
             busy_fraction=_busy(Spent({}, 0.0), self.spent),
             busy_fraction_minute=_busy(self._minute[0], self.spent) if self._minute else None,
             time_s=self.spent.accounts,
-            stall_ms=self.stall_ms,
+            stall_ms=phase.stall_ms if phase else None,
             faults=dict(self.faults),
             rolled_back=self.rolled_back,
             taken_back=self.taken_back,

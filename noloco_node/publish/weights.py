@@ -5,11 +5,10 @@ weights differ from them more by noise than by progress. Of several replicas the
 spread around it, and its loss is lower than theirs. Only reads, so a node may run in the same home meanwhile.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -29,14 +28,6 @@ from noloco_node.stages import part
 from noloco_node.training import model
 
 CHECKPOINTS = "checkpoints"
-
-
-class Weights(Protocol):
-    """Where a run's weights are."""
-
-    @property
-    def file(self) -> RunFile: ...
-    def slow(self, layout: bytes) -> SlowWeights: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +79,10 @@ class Fetched:
         except OSError as error:
             raise UsageError(f"what was fetched is gone ({error.strerror}): export one at a time") from error
         return SlowWeights(self.path, self.round, self.step, phi)
+
+
+Weights = Kept | Exported | Fetched
+"""Where a run's weights are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +158,7 @@ def load(places: Sequence[Weights], sources: Sources) -> Trained:
         module, slow = _from_stages(first.run, tokenizer.vocabulary, places)
     else:
         run = first.run
-        narrow = part.untie if run.stages else _as_it_is
+        narrow = part.untie if run.stages else lambda _config: None
         module = model.build(run.model, tokenizer.vocabulary, run.seed, run.data.sequence_length, narrow)
         slow = _mean_into(module, places)
     states, paths = tuple((each.round, each.step) for each in slow), tuple(each.path for each in slow)
@@ -172,13 +167,31 @@ def load(places: Sequence[Weights], sources: Sources) -> Trained:
 
 def _mean_into(module: nn.Module, places: Sequence[Weights]) -> list[SlowWeights]:
     """Raises Incompatible."""
-    layout, mean, found = model.layout_digest(module), Mean(), []
-    for place in places:
-        slow = place.slow(layout)
-        mean.add(slow.phi)
-        found.append(replace(slow, phi=slow.phi[:0]))
-    copy_into(mean.value, module)
+    layout, found = model.layout_digest(module), []
+
+    def vectors() -> Iterator[Tensor]:
+        for place in places:
+            slow = place.slow(layout)
+            found.append(replace(slow, phi=torch.empty(0)))  # a slice would keep all of it in memory
+            yield slow.phi
+
+    mean_into(module, vectors())
     return found
+
+
+def mean_into(module: nn.Module, vectors: Iterable[Tensor]) -> None:
+    """The parameters become the mean of flat vectors that come one after the other: only their sum is in memory.
+    Raises Incompatible."""
+    parameters = [parameter for _, parameter in model.parameters(module)]
+    sizes = [parameter.numel() for parameter in parameters]
+    total, count = torch.zeros(sum(sizes)), 0
+    for vector in vectors:
+        if vector.shape != total.shape:
+            raise Incompatible(f"the model has {len(total)} parameters and its weights {len(vector)}")
+        total += vector
+        count += 1
+    for parameter, part_of_it in zip(parameters, torch.split(total.div_(count), sizes), strict=True):
+        parameter.data.copy_(part_of_it.view(parameter.shape))
 
 
 def _from_stages(run: Manifest, vocabulary: int, places: Sequence[Weights]) -> tuple[nn.Module, list[SlowWeights]]:
@@ -199,10 +212,6 @@ def _from_stages(run: Manifest, vocabulary: int, places: Sequence[Weights]) -> t
     return part.whole_model(run, vocabulary, parts), found
 
 
-def _as_it_is(_config: object) -> None:
-    pass
-
-
 def _fits(place: Weights, layout: bytes) -> bool:
     try:
         place.slow(layout)
@@ -221,39 +230,6 @@ def language(run: Manifest, sources: Sources, exported: Path | None = None) -> t
     if run.data.tokenizer.startswith("hub:"):
         return tokens.FileTokenizer(read_tokenizer(brought))
     return tokens.load(run.data.tokenizer, sources.tokenizer or brought)
-
-
-class Mean:
-    """Of flat vectors that come one after the other: only their sum is in memory."""
-
-    def __init__(self) -> None:
-        self._sum: Tensor | None = None
-        self._count = 0
-
-    def add(self, vector: Tensor) -> None:
-        self._count += 1
-        if self._sum is None:
-            self._sum = vector.clone()
-        elif self._sum.shape != vector.shape:
-            raise Incompatible(f"there is no mean of vectors of {len(self._sum)} and {len(vector)} elements")
-        else:
-            self._sum += vector
-
-    @property
-    def value(self) -> Tensor:
-        if self._sum is None:
-            raise ValueError("the mean of nothing")
-        return self._sum if self._count == 1 else self._sum / self._count
-
-
-def copy_into(flat: Tensor, module: nn.Module) -> None:
-    """Copy a flat vector into the parameters of a module."""
-    start = 0
-    for _, parameter in model.parameters(module):
-        parameter.data.copy_(flat[start : start + parameter.numel()].view(parameter.shape))
-        start += parameter.numel()
-    if start != len(flat):
-        raise Incompatible(f"the model has {start} parameters and its weights {len(flat)}")
 
 
 def _from_pretrained(folder: Path) -> nn.Module:

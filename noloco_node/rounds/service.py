@@ -7,7 +7,7 @@ result of a round goes out as an event. It does not know the DHT: node/trainer.p
 
 import asyncio
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -15,12 +15,13 @@ from typing import Any, Protocol
 import grpc
 
 from noloco_node.base.events import Event, PeerFaulted, RoundCommitted, TakenBack, WentSolo
+from noloco_node.base.latest import remember
 from noloco_node.core import fragments, round_events
 from noloco_node.core import round as core
 from noloco_node.core.standing import Standing
 from noloco_node.core.verdict import Verdict
 from noloco_node.errors import NonFinite, OutOfMemory, PeerFault, PeerMisbehaved, PeerRefused
-from noloco_node.host.traffic import Pace
+from noloco_node.host.traffic import Traffic
 from noloco_node.rounds.link import Link
 from noloco_node.rounds.swap import DIVERGED, Backlog, Swap, Vectors
 from noloco_node.run.admission import Refuses
@@ -125,7 +126,7 @@ class RoundService:
         trainer: RoundListener,
         observe: Callable[[Event], None],
         *,
-        pace: Pace | None = None,
+        pace: Traffic | None = None,
     ) -> None:
         self._channels = channels
         self._boot = boot
@@ -146,8 +147,8 @@ class RoundService:
         self._under_way: _SwapUnderWay | None = None
         self._backlog = Backlog()
         self._links: set[Link] = set()
-        self._seen: OrderedDict[tuple[str, bytes, bytes], None] = OrderedDict()
-        self._partners: OrderedDict[bytes, tuple[int, str]] = OrderedDict()
+        self._seen: dict[tuple[str, bytes, bytes], None] = {}
+        self._partners: dict[bytes, tuple[int, str]] = {}
         """Round and partner of the latest exchanges."""
         self._timer: asyncio.TimerHandle | None = None
         self._totals = RoundTotals()
@@ -430,9 +431,7 @@ class RoundService:
         if identity in self._seen or offer.exchange_id in self._verdicts or offer.exchange_id in self._tasks:
             self.misbehaved(peer, "stale")
             raise PeerRefused("stale")  # each caller draws its own: an id that is in use is a replay, from any sender
-        self._seen[identity] = None
-        if len(self._seen) > MEMORY:
-            self._seen.popitem(last=False)
+        remember(self._seen, identity, None, MEMORY)
 
     async def _verdict(
         self, peer: str, place: str, offer: wire.Offer, link: Link
@@ -457,9 +456,7 @@ class RoundService:
         """`behind`: the rounds by which the partner says that it is."""
         vectors = self._offers[round]
         order, stall_s = fragments.order(vectors.fragments, exchange), self._machine.stall_s
-        self._partners[exchange] = round, peer
-        if len(self._partners) > PARTNERS:
-            self._partners.popitem(last=False)
+        remember(self._partners, exchange, (round, peer), PARTNERS)
         swap = Swap(link, vectors, exchange, order, leads=leads, stall_s=stall_s, backlog=self._backlog)
         self._under_way = _SwapUnderWay(peer, link, swap, asyncio.get_running_loop().time())
         if task := asyncio.current_task():

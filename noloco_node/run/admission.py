@@ -19,7 +19,6 @@ from noloco_node.run.schema import Manifest
 NOT_ADMITTED, EXPIRED, REVOKED = WHY = ("not_admitted", "expired", "revoked")
 """Why a peer is refused; the codes travel."""
 TIME_BYTES, TOKEN_BYTES = 5, 69
-MAX_EXPIRES = (1 << 8 * TIME_BYTES) - 1
 
 Refuses = Callable[[str, bytes], str | None]
 """Why a peer with this token is refused, one of WHY; None where it is not."""

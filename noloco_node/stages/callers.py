@@ -14,6 +14,8 @@ from math import sqrt
 from statistics import fmean, median, median_high
 from typing import Generic, TypeVar
 
+from noloco_node.base.latest import remember
+
 WORSE = 1.25
 """Times the others' loss, over a caller's last REMEMBERED micro-batches. *(Replicas whose data no other has: 1.19.)*"""
 SINGLE = 1.75
@@ -67,7 +69,7 @@ class _Caller:
 
 class Callers:
     def __init__(self) -> None:
-        self._callers: OrderedDict[str, _Caller] = OrderedDict()
+        self._callers: dict[str, _Caller] = {}
         self._counted: deque[tuple[float, str, int]] = deque(maxlen=COUNTED)
         """Of what was learned from: when, from whom, how many tokens."""
 
@@ -89,10 +91,8 @@ class Callers:
 
     def _is_worse(self, caller: str, loss: float, now: float) -> bool:
         others = self._others(caller, now)
-        found = self._callers.setdefault(caller, _Caller())
-        self._callers.move_to_end(caller)
-        if len(self._callers) > MOST_CALLERS:
-            self._callers.popitem(last=False)
+        found = self._callers.get(caller) or _Caller()
+        remember(self._callers, caller, found, MOST_CALLERS)
         found.losses.append(min(loss, SINGLE * others))
         found.heard_at = now
         return loss > SINGLE * others or found.mean > WORSE * others

@@ -2,7 +2,7 @@
 free; in an evaluation the same one each time. Pure: time and chance are arguments.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,7 +24,6 @@ class _Peer:
     failures: int = 0
     """In a row."""
     again_at: float = 0.0
-    answered: int = 0
 
 
 class Routes:
@@ -39,11 +38,6 @@ class Routes:
     @property
     def count(self) -> int:
         return len(self._peers)
-
-    @property
-    def answered(self) -> Mapping[str, int]:
-        """Micro-batches that came back from each peer."""
-        return {peer: each.answered for peer, each in self._peers.items()}
 
     def draw(self, now: float, but: Collection[str] = ()) -> str | None:
         """`but`: those that have refused this micro-batch."""
@@ -77,7 +71,6 @@ class Routes:
             each.failures = min(each.failures + 1, 10)
         else:
             each.free, each.failures = free, 0
-            each.answered += 1
 
     def full(self, peer: str, now: float) -> None:
         """It has no place now."""

@@ -27,7 +27,7 @@ import torch
 
 from noloco_node.core.codecs.activations import ActivationCodec, activation_codec
 from noloco_node.errors import NonFinite, PeerFault, PeerLost, PeerMisbehaved, PeerRefused
-from noloco_node.host.traffic import Pace, Traffic
+from noloco_node.host.traffic import Traffic
 from noloco_node.peers.record import PeerRecord
 from noloco_node.run.admission import Refuses
 from noloco_node.run.schema import Manifest
@@ -89,7 +89,7 @@ class StageService(StageServicer):
         channels: Channels,
         random: Random,
         misbehaved: Callable[[str, str], None],
-        pace: Pace | None = None,
+        pace: Traffic | None = None,
     ) -> None:
         """`misbehaved`: called with a peer and what it did that no honest one does."""
         self._channels, self._misbehaved, self._pace = channels, misbehaved, pace or Traffic()
@@ -109,7 +109,7 @@ class StageService(StageServicer):
         self._may_send: Callable[[], bool] = lambda: True
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._calls: set[asyncio.Task[None]] = set()
+        self._calls: set[asyncio.Task[Any]] = set()
         self._took_s: deque[float] = deque([LEAST_PATIENCE_S / PATIENCE], maxlen=REMEMBERED)
 
     # ---- for node/trainer.py ----
@@ -158,10 +158,6 @@ class StageService(StageServicer):
         wrong = self._agreement.left_out(time.monotonic())
         self._routes.candidates([peer for peer in self._next_stage if peer not in wrong])
 
-    @property
-    def answered_by(self) -> dict[str, int]:
-        return dict(self._routes.answered)
-
     def note(self, now: float) -> None:
         """Once a second, for the rate that `view` shows."""
         if self._task:
@@ -200,7 +196,7 @@ class StageService(StageServicer):
             return
         self._own(self._carry(micro))
 
-    def _own(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    def _own(self, work: Coroutine[Any, Any, object]) -> "asyncio.Task[Any]":
         call = asyncio.create_task(work)
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
@@ -266,11 +262,8 @@ class StageService(StageServicer):
             return await self._compared(peer, answer, micro, payload, (micro.until - time.monotonic()) / 2)
         if self._random.random() < COMPARED:
             again = replace(micro, until=time.monotonic() + DEADLINE_S)
-            self._own(self._compare(peer, answer, again, payload))
+            self._own(self._compared(peer, answer, again, payload, DEADLINE_S))
         return answer
-
-    async def _compare(self, peer: str, answer: Answer, micro: Sent, payload: bytes) -> None:
-        await self._compared(peer, answer, micro, payload, DEADLINE_S)
 
     async def _compared(self, peer: str, answer: Answer, micro: Sent, payload: bytes, within_s: float) -> Answer | None:
         """What two peers answer alike. None: those who answered are not alike."""

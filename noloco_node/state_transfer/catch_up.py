@@ -22,7 +22,7 @@ import grpc
 from noloco_node.base.latest import remember
 from noloco_node.base.states import AT_REST, AT_WORK, ON_THE_WAY
 from noloco_node.errors import NolocoError
-from noloco_node.host.traffic import Pace
+from noloco_node.host.traffic import Traffic
 from noloco_node.peers.record import PeerRecord
 from noloco_node.state_transfer import choose_donor, cross_check
 from noloco_node.state_transfer.choose_donor import Checks, Others
@@ -129,7 +129,7 @@ class CatchUp:
         node: CatchUpNode,
         channel: Callable[[str], grpc.aio.Channel],
         wanted: choose_donor.Wanted,
-        pace: Pace | None = None,
+        pace: Traffic | None = None,
         *,
         first: bool = False,
         begins: bool = True,

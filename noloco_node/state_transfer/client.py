@@ -16,7 +16,7 @@ import numpy as np
 
 from noloco_node.base.units import share, size, span
 from noloco_node.errors import PeerLost, PeerMisbehaved, PeerRefused
-from noloco_node.host.traffic import Pace, Traffic
+from noloco_node.host.traffic import Traffic
 from noloco_node.transport.base import peer_faults
 from noloco_node.version import PROTOCOL
 from noloco_node.wire import messages as wire
@@ -143,7 +143,11 @@ class Download:
 
 
 async def fetch(
-    channel: grpc.aio.Channel, terms: StateTerms, download: Download, watcher: DownloadWatcher, pace: Pace | None = None
+    channel: grpc.aio.Channel,
+    terms: StateTerms,
+    download: Download,
+    watcher: DownloadWatcher,
+    pace: Traffic | None = None,
 ) -> LiveState:
     """Receive what `download` still lacks from one peer. Raises PeerFault; what came stays in `download`."""
     pace = pace or Traffic()
@@ -193,7 +197,7 @@ async def progress(channel: grpc.aio.Channel, terms: StateTerms) -> int:
 
 
 async def sample(
-    channel: grpc.aio.Channel, terms: StateTerms, blocks: Sequence[int], size_bytes: int, pace: Pace | None = None
+    channel: grpc.aio.Channel, terms: StateTerms, blocks: Sequence[int], size_bytes: int, pace: Traffic | None = None
 ) -> wire.StateSample:
     """Some blocks of a peer's slow weights, `size_bytes` in all. Raises PeerFault."""
     request = wire.SampleRequest(PROTOCOL, terms.run_id, terms.layout, tuple(blocks), terms.admission)
@@ -204,7 +208,7 @@ async def sample(
     return wire.decode_sample(message, size_bytes)
 
 
-async def _header(stream: AsyncIterator[pb.StateFrame], pace: Pace, watcher: DownloadWatcher) -> wire.StateHeader:
+async def _header(stream: AsyncIterator[pb.StateFrame], pace: Traffic, watcher: DownloadWatcher) -> wire.StateHeader:
     while True:
         match await _receive(stream, pace):
             case wire.StateHeader() as header:
@@ -217,7 +221,7 @@ async def _header(stream: AsyncIterator[pb.StateFrame], pace: Pace, watcher: Dow
                 raise PeerMisbehaved("bad_state", "bytes before a header")
 
 
-async def _receive(stream: AsyncIterator[pb.StateFrame], pace: Pace) -> wire.StateFrame:
+async def _receive(stream: AsyncIterator[pb.StateFrame], pace: Traffic) -> wire.StateFrame:
     await pace.receiving()
     try:
         async with asyncio.timeout(FRAME_S):

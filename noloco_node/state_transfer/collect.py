@@ -22,7 +22,7 @@ from noloco_node.base.atomic_files import cannot_write
 from noloco_node.base.states import HAS_WEIGHTS, NodeState
 from noloco_node.base.units import size
 from noloco_node.errors import DiskFull, NolocoError, NonFinite, PeerFault, PeerMisbehaved, SwarmUnreachable
-from noloco_node.host.traffic import Pace
+from noloco_node.host.traffic import Traffic
 from noloco_node.peers.record import PeerRecord
 from noloco_node.state_transfer import client
 from noloco_node.state_transfer.choose_donor import STALE_ROUNDS
@@ -71,7 +71,7 @@ class Collector:
         self,
         home: Path,
         channel: Callable[[str], grpc.aio.Channel],
-        pace: Pace,
+        pace: Traffic,
         has_room: Callable[[int], bool],
         rate_bytes_s: float | None = None,
     ) -> None:
@@ -164,7 +164,7 @@ class _Work:
         self,
         own: OwnState,
         channel: Callable[[str], grpc.aio.Channel],
-        pace: Pace,
+        pace: Traffic,
         has_room: Callable[[int], bool],
         slowest: float,
     ) -> None:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from noloco_node.base import peer_names, places
 from noloco_node.errors import PeerFault, PeerMisbehaved
-from noloco_node.host.traffic import Pace
+from noloco_node.host.traffic import Traffic
 from noloco_node.state_transfer import client
 from noloco_node.state_transfer.client import LiveState, StateTerms
 from noloco_node.wire import messages as wire
@@ -115,7 +115,7 @@ class CrossCheck:
         channel: Callable[[str], grpc.aio.Channel],
         place_of: Callable[[str], str],
         own: Callable[[Collection[int]], Awaitable[bytes]],
-        pace: Pace | None = None,
+        pace: Traffic | None = None,
     ) -> None:
         """`own`: those blocks of this node's weights."""
         count = -(-parameters // wire.BLOCK)

@@ -17,7 +17,7 @@ import grpc
 from noloco_node.base.peer_names import name_of
 from noloco_node.errors import NolocoError, PeerFault, PeerMisbehaved, PeerRefused
 from noloco_node.host.limits import MIN_RATE_BYTES_S
-from noloco_node.host.traffic import Pace, Traffic
+from noloco_node.host.traffic import Traffic
 from noloco_node.run.admission import Refuses as RefusesPeer
 from noloco_node.state_transfer.client import StateTerms
 from noloco_node.state_transfer.copies import StateCopies, StateOwner
@@ -207,7 +207,7 @@ class StateService(StateServicer):
         self,
         caller: Callable[[Any], str],
         round: Callable[[], int],
-        pace: Pace | None = None,
+        pace: Traffic | None = None,
         refuses: Refuses = lambda _: False,
         eval_loss: Callable[[], float | None] = lambda: None,
         *,

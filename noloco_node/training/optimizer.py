@@ -95,11 +95,6 @@ class Optimizer:
                 self._adamw.update_step(group, p, at, place)
 
     # ---- moments ----
-    @property
-    def has_moments(self) -> bool:
-        """As AdamW has after its first step."""
-        return bool(self._adamw.state)
-
     def restart(self) -> None:
         """Restart without moments, and without what is held: it is of other weights."""
         self.held = 0
@@ -129,18 +124,6 @@ class Optimizer:
     def is_kin(self, state: Mapping[int, Mapping[str, Any]]) -> bool:
         """Whether these moments have as many bits as ours, or are none at all."""
         return all(("state1" in moments) == self._small for moments in state.values())
-
-    def fits(self, state: Mapping[int, Mapping[str, Any]]) -> bool:
-        """Whether these are moments of such parameters, of either kind."""
-        places = [p for _, p, _, _ in self._places()]
-
-        def fit(p: Tensor, moments: Mapping[str, Any]) -> bool:
-            if "exp_avg" in moments:
-                return bool(moments["exp_avg"].shape == moments["exp_avg_sq"].shape == p.shape)
-            coded = ("absmax1" in moments) == (p.numel() >= SMALL)
-            return bool(coded and moments["state1"].shape == moments["state2"].shape == p.shape)
-
-        return all(place in range(len(places)) and fit(places[place], moments) for place, moments in state.items())
 
     def load(self, state: Mapping[int, Mapping[str, Any]]) -> None:
         """Those of `state`, where `is_kin`."""

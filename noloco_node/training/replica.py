@@ -60,8 +60,6 @@ WARM_UP_STEPS = 5
 """Of an AdamW that begins in the middle of a run: its first steps, each as long as the learning rate in every parameter
 whatever the gradient, would spoil the weights. Until they are over, nothing is offered."""
 
-log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, slots=True)
 class State:
@@ -83,7 +81,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Losses on held-out data, the same data for all three."""
+    """Losses on held-out data, the same data for all."""
 
     own: float
     """Of the weights that the replica has."""
@@ -196,7 +194,7 @@ class Replica:
         self.copies = Copies(self.theta.device)
         self.spill_folder: Callable[[], Path] | None = None
         """For a copy of the state that memory has no room for."""
-        self.meanwhile: Callable[[], None] = _nothing
+        self.meanwhile: Callable[[], None] = lambda: None
         """Called in each step, after its gradient was queued: a GPU works at it then. It may add corrections."""
 
     @classmethod
@@ -683,8 +681,7 @@ class Replica:
         return self.copies.begin({"slow": slow}, (self.round, data.cast("B")))
 
     def load(self, saved: Saved) -> None:
-        """Go on where `state` was taken. Raises Incompatible for another model or other data."""
-        self._require_same_model(saved)
+        """Go on where `state` was taken. Raises Incompatible for other data; checkpoints/ checks the rest."""
         try:
             self.stream.seek(saved.inner["position"])
         except ValueError:
@@ -703,16 +700,6 @@ class Replica:
         torch.set_rng_state(saved.inner["rng"])
         if self.theta.is_cuda and saved.inner["device_rng"] is not None:
             torch.cuda.set_rng_state(saved.inner["device_rng"], self.theta.device)
-
-    def _require_same_model(self, saved: Saved) -> None:
-        shapes = self.shapes
-        flat = (saved.outer["phi"], saved.outer["delta"])
-        if shapes != {name: w.shape for name, w in saved.weights.items()} or any(
-            v.shape != self.phi.shape for v in flat
-        ):
-            raise Incompatible("the checkpoint is of another model: use another --home for another run")
-        if not self._optimizer.fits(saved.inner["optimizer"]):
-            raise Incompatible("the checkpoint's AdamW is not of this model, or of another version: use another --home")
 
     def _take_weights(self, saved: Saved) -> None:
         """Of both optimizers too."""
@@ -743,8 +730,7 @@ class Replica:
     def try_state(self, live_state: bytes | memoryview) -> Trial:
         """What a peer's state is worth here; nothing is changed. Its momentum is tried too: slow weights that are good
         could come with one that spoils them at the next boundary. NaN for this node's own: nothing can be measured
-        here. Raises PeerMisbehaved, and OutOfMemory where there
-        is no room for a copy of θ and for a new model."""
+        here. Raises PeerMisbehaved, and OutOfMemory where there is no room for a copy of θ and for a new model."""
         phi, delta = self._read(live_state)
         memory_budget.check_trial(self.parameters)
         added = self._hyper.alpha * float(delta.norm()) / max(float(phi.norm()), 1e-30)
@@ -826,7 +812,3 @@ def _pieces(vector: Tensor) -> Iterator[tuple[int, Tensor]]:
     """A long vector is checked piece by piece: no copy of its length is made."""
     for start in range(0, len(vector), outer.PIECE):
         yield start, vector[start : start + outer.PIECE]
-
-
-def _nothing() -> None:
-    pass

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 
 import grpc.aio
 
+from noloco_node.base.latest import remember
 from noloco_node.base.places import place_of
 from noloco_node.errors import PeerLost
 from noloco_node.transport.base import peer_faults
@@ -59,12 +60,8 @@ class RelayedPlaces:
             place = await whence(self._channel(far_end.relay), far_end.peer)
             others = {said for (relay, peer), said in self._places.items() if relay == far_end.relay and said}
             believed = far_end.relay in self._trusted or place in others or len(others) < MAX_PLACES
-            self._places.pop(way, None)
-            self._places[way] = place if believed else ""
-            self._ask_again[way] = asyncio.get_running_loop().time() + _AGAIN_S
-            for table in (self._places, self._ask_again):
-                if len(table) > MAX_KNOWN:
-                    del table[next(iter(table))]
+            remember(self._places, way, place if believed else "", MAX_KNOWN)
+            remember(self._ask_again, way, asyncio.get_running_loop().time() + _AGAIN_S, MAX_KNOWN)
         finally:
             del self._asking[way]
 

@@ -1,50 +1,24 @@
 """A round as a line of text: the same figures in the log, in `top` and on the board of `swarm`."""
 
 from collections.abc import Iterator
-from typing import Protocol
 
 from noloco_node.base.reasons import in_words
 from noloco_node.base.units import loss, of, rate, share, size, small, span
 from noloco_node.views.history import Piece, Point
+from noloco_node.views.status import StatusView
 
 
-class Towards(Protocol):
-    """How far the node has to go: a StatusView, or what fills one."""
-
-    @property
-    def steps_target(self) -> int | None: ...
-
-    @property
-    def left_s(self) -> float | None: ...
-
-
-class Trained(Protocol):
-    """Figures of a complete inner phase: a Point, or a StatusView."""
-
-    @property
-    def learning_rate(self) -> float | None: ...
-
-    @property
-    def gradient_norm(self) -> float | None: ...
-
-    @property
-    def tokens_per_s(self) -> float | None: ...
-
-    @property
-    def mfu(self) -> float | None: ...
-
-
-def round_line(ended: Piece, phase: Point | None, partner: str, towards: Towards) -> str:
+def round_line(ended: Piece, phase: Point | None, partner: str, steps_target: int | None, left_s: float | None) -> str:
     """`round 41 with calm-otter: step 2050 of 5000, loss 1.873, …, 1 h 4 min left; swap 3.1 s, sent 12.6 MB, …`.
 
     `phase`: the inner phase of that round, as a swap may end when later ones have ended too."""
     whom = f"with {partner}" if ended.kind == "swap" else f"solo ({partner_or_reason(ended, partner)})"
-    trained = [f"step {of(phase.step, towards.steps_target)}"] if phase else []
+    trained = [f"step {of(phase.step, steps_target)}"] if phase else []
     trained.append(f"loss {loss(phase.loss if phase else None)}")
     if phase:
         trained += [*figures(phase), *([f"memory {size(phase.memory)}"] if phase.memory is not None else [])]
-    if towards.left_s:
-        trained.append(f"{span(towards.left_s)} left")
+    if left_s:
+        trained.append(f"{span(left_s)} left")
     swap = f"; swap {span(ended.ended - ended.began)}, sent {size(ended.sent)}, received {size(ended.received)}"
     return f"round {ended.round} {whom}: {', '.join(trained)}{swap if ended.kind == 'swap' else ''}"
 
@@ -57,8 +31,8 @@ def partner_or_reason(piece: Piece, partner: str) -> str:
     return f"{reason}, {partner}" if partner else reason
 
 
-def figures(phase: Trained) -> Iterator[str]:
-    """Those that are known."""
+def figures(phase: Point | StatusView) -> Iterator[str]:
+    """Those of a complete inner phase that are known."""
     if phase.learning_rate is not None:
         yield f"lr {small(phase.learning_rate)}"
     if phase.gradient_norm is not None:

@@ -3,13 +3,12 @@
 A request in, a response out, without IO; server.py sends the events of `/api/live`.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from importlib import resources
 from typing import Protocol
 
-from noloco_node.views.documents import View, document
+from noloco_node.views.documents import View, to_json
 from noloco_node.web import prometheus
 from noloco_node.web.access import check_host, check_write
 from noloco_node.web.http import RefusedRequest, Request, Response
@@ -90,4 +89,4 @@ def _files() -> dict[str, Response]:
 
 
 def _json(view: View) -> Response:
-    return Response(json.dumps(document(view), allow_nan=False).encode(), "application/json")
+    return Response(to_json(view).encode(), "application/json")

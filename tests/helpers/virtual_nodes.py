@@ -15,7 +15,7 @@ from memory_network.network import MemoryNetwork
 from noloco_node.base.events import Event, RoundCommitted, WentSolo
 from noloco_node.core.codecs.codec import CodecStats
 from noloco_node.errors import PeerMisbehaved
-from noloco_node.host.traffic import Pace
+from noloco_node.host.traffic import Traffic
 from noloco_node.rounds.service import RoundService, RoundTerms
 
 FRAGMENTS = 3
@@ -67,7 +67,7 @@ class Node:
         seed: int,
         step_s: float | None,
         *,
-        pace: Pace | None = None,
+        pace: Traffic | None = None,
     ) -> None:
         self.name, self.phase_s, self.step_s = name, phase_s, step_s
         self.gone = False
@@ -132,7 +132,7 @@ class VirtualSwarm:
         steps_s: list[float] | None = None,
         swaps: int | None = 1,
         *,
-        paces: dict[int, Pace] | None = None,
+        paces: dict[int, Traffic] | None = None,
         kind: type[Node] = Node,
         **links: Any,
     ) -> None:

@@ -26,7 +26,7 @@ def test_status_shows_an_outage_while_it_lasts_and_many_for_longer() -> None:
     assert outages.health(2) == ()
     for now in (3, 4):
         outages.died("p2pd was killed by signal 9", now)
-    assert "for the 3rd time in 10 minutes" in outages.health(5)[0].text
+    assert "3 times in 10 minutes" in outages.health(5)[0].text
     outages.over()
     (finding,) = outages.health(6)
     assert finding.level == "warning" and "p2pd died 3 times in 10 minutes" in finding.text

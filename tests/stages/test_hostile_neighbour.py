@@ -55,7 +55,7 @@ def test_honest_replicas_learn_beside_one_that_is_hostile(name: str, figure: Cal
 def test_what_comparing_costs_among_honest_replicas(figure: Callable[[str], None]) -> None:
     calm = unattacked()
     compared = sum(member.service.totals.compared for member in calm.of(0))
-    passed = sum(member.service.answered_by[peer] for member in calm.of(0) for peer in member.service.answered_by)
+    passed = sum(member.service.totals.answered for member in calm.of(1))
     counts = [member.service._task.counts for member in calm.of(1) if member.service._task]
     left = sum(each.not_counted for each in counts)
     figure(f"{compared} of {passed} micro-batches were compared, {compared / passed:.1%}; {left} were not learned from")

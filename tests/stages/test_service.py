@@ -101,7 +101,7 @@ async def test_a_micro_batch_goes_there_and_its_gradient_comes_back(trio: Trio) 
     came = await trio.first.letter()
     assert isinstance(came, Answered) and came.ticket == 7 and came.answer.loss == 3.5
     assert came.answer.gradient is not None and bool((came.answer.gradient == 0.25).all())
-    assert trio.first.service.answered_by == {"one": 1} and not trio.first.blamed
+    assert trio.one.service.totals.answered == 1 and not trio.first.blamed
 
 
 async def test_of_held_out_data_only_the_loss_comes_back_and_the_route_is_the_same(trio: Trio) -> None:

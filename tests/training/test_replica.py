@@ -286,11 +286,8 @@ def test_weights_are_saved_under_the_models_own_names() -> None:
     assert torch.equal(module.lm_head.weight, replica.module.lm_head.weight)
 
 
-def test_a_checkpoint_of_another_model_or_text_is_refused() -> None:
+def test_a_checkpoint_of_other_text_is_refused() -> None:
     replica = small_replica()
-    wide = small_run().model.model_copy(update={"config": {**small_run().model.config, "intermediate_size": 24}})
-    with pytest.raises(Incompatible, match="another model"):
-        small_replica("a", small_run().model_copy(update={"model": wide})).load(replica.state())
     state = replica.state()
     state.inner["position"] = (0, 10**6)
     with pytest.raises(Incompatible, match="other data"):

@@ -26,7 +26,7 @@ class LocalSteps:
         if weights:
             os.environ[paced.WEIGHTS] = weights
         self.setting = Setting(**setting)
-        self.task = paced.task(self.setting)
+        self.task = paced.Paced(self.setting.options, seed=1)
         self.module = self.task.model().train()
         self._batches = paced.batches(self.task, f"node {number}")
         self._spec = InnerSpec(**self.setting.inner)

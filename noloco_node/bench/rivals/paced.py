@@ -104,11 +104,6 @@ class Paced(Language):
         self.step_s += time.monotonic() - self._began
 
 
-def task(setting: Setting, seed: int = 1) -> Paced:
-    """What every process trains."""
-    return Paced(setting.options, seed)
-
-
 def batches(task: Paced, peer_id: str) -> Iterator[Batch]:
     stream: Windows = task.stream(peer_id)
     while True:

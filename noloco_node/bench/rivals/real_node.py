@@ -1,7 +1,6 @@
 """A real node, started by its command line as a user would, and asked over its control socket."""
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from noloco_node.control import socket_client
 from noloco_node.errors import NolocoError
 from noloco_node.host.config import PREFIX
 from noloco_node.host.home import Home
+from noloco_node.host.memory import process_bytes
 
 _POLL_S = 0.2
 
@@ -60,18 +60,16 @@ class Member:
 
     def _said(self, view: Any) -> dict[str, Any]:
         """`rss`: bytes in memory, of the node and of its network daemon."""
-        return {**asdict(view), "at": time.time(), "rss": [_rss(pid) for pid in descendants(self._process.pid)]}
+        return {
+            **asdict(view),
+            "at": time.time(),
+            "rss": [process_bytes(pid) or 0 for pid in descendants(self._process.pid)],
+        }
 
     async def resume(self) -> dict[str, Any]:
         async with socket_client.connected(self._home) as node:
             await node.resume()
         return {"at": time.time()}
-
-    def events(self, kinds: Sequence[str]) -> dict[str, Any]:
-        """Those of these kinds, as its log of events has them."""
-        (path,) = self._home.root.glob("runs/*/events.jsonl")
-        events = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        return {"events": [event for event in events if event["event"] in kinds]}
 
     async def leave(self) -> None:
         with suppress(NolocoError):
@@ -81,14 +79,6 @@ class Member:
     def _last_words(self) -> str:
         lines = self._log.read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
-
-
-def _rss(pid: int) -> int:
-    """Zero for a process that has just ended."""
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError):
-        return 0
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 import argparse
 
-from noloco_node.cli.bench.output import Cells, Verbs, check_plot, finish, numbers, shared
+from noloco_node.cli.bench.output import Cells, Verbs, check_plot, finish, shared
+from noloco_node.cli.options import whole_number
 
 ABOUT = """\
 How fast two processes on this machine swap bytes, both ways at once: by a
@@ -23,8 +24,8 @@ def options(what: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    (size,) = numbers(args.mib or str(QUICK_SIZE if args.quick else SIZE), "--mib", 99_999)
-    (repeats,) = numbers(args.repeats, "--repeats", 100)
+    size = whole_number(args.mib or str(QUICK_SIZE if args.quick else SIZE), "--mib", 99_999)
+    repeats = whole_number(args.repeats, "--repeats", 100)
     check_plot(args)
     from noloco_node.bench import exchange
     from noloco_node.terminal.progress import Progress

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from noloco_node.base.validation import listed
-from noloco_node.cli.bench.output import Verbs
+from noloco_node.cli.bench.output import SCHEMA, Verbs, names
 from noloco_node.cli.options import as_json, print_json
 from noloco_node.errors import UsageError
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from noloco_node.bench.codec import Row
     from noloco_node.bench.training import Report
 
-SCHEMA = 1
 PARAMS, QUICK_PARAMS = 100_000_000, 10_000_000
 
 
@@ -49,11 +48,9 @@ def _codec(args: argparse.Namespace) -> int:
     from noloco_node.terminal.progress import Progress
 
     devices = _devices(args.device)
-    names = args.codecs.split(",") if args.codecs else codec.CODECS
-    if unknown := [name for name in names if name not in codec.CODECS]:
-        raise UsageError(f"--codecs takes some of {', '.join(codec.CODECS)}, not {unknown[0]!r}")
+    wanted = names(args.codecs, "--codecs", codec.CODECS)
     with Progress() as say:
-        rows = list(codec.run(params, devices, names, args.quick, say))
+        rows = list(codec.run(params, devices, wanted, args.quick, say))
     if args.json:
         print_json({"schema": SCHEMA, "params": params, "quick": args.quick, "rows": [asdict(row) for row in rows]})
     else:

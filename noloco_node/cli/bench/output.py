@@ -64,7 +64,8 @@ def finish(  # noqa: PLR0913
 
         plots.draw(args.plot, title, settings, panels)
     if args.json:
-        print_json({"schema": SCHEMA, "bench": args.what, "quick": args.quick, **more, "rows": _documents(rows)})
+        documents = [row.document() for row in rows]
+        print_json({"schema": SCHEMA, "bench": args.what, "quick": args.quick, **more, "rows": documents})
         return 0
     from rich.console import Console
 
@@ -75,7 +76,3 @@ def finish(  # noqa: PLR0913
     console = Console()
     console.print(table(columns, texts, fitting(columns, texts, console.width)))
     return 0
-
-
-def _documents(rows: "Sequence[Row]") -> list[dict[str, Any]]:
-    return [row.document() for row in rows]

@@ -3,7 +3,9 @@
 import argparse
 from itertools import product
 
+from noloco_node.base.extras import pip_install
 from noloco_node.cli.bench.output import Cells, Verbs, check_plot, finish, names, numbers, shared
+from noloco_node.cli.options import whole_number
 from noloco_node.errors import UsageError
 
 ABOUT = """\
@@ -38,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if odd := [n for n in ns if n % 2]:
         raise UsageError(f"--n takes even numbers, since nodes swap in pairs, not {odd[0]}")
-    (repeats,), (seed,) = numbers(args.repeats, "--repeats", 100), numbers(args.seed, "--seed", 10**9 - 1)
+    repeats, seed = whole_number(args.repeats, "--repeats", 100), whole_number(args.seed, "--seed", 10**9 - 1)
     check_plot(args)
     from noloco_node.bench import links, sync
     from noloco_node.terminal.progress import Progress
@@ -52,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     with Progress() as say:
         for system in systems:
             if system.missing:
-                say.line(f"{system.name} is left out: {sync.how_to_install(system)}")
+                say.line(f"{system.name} is left out: {pip_install(system.needs)}")
         rows = list(sync.run(settings, [s for s in systems if not s.missing], repeats, seed, say))
     panels = sync.panels(rows)
     title, words = "One averaging step", [f"{repeats} steps", f"seed {seed}"]

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from noloco_node.core import gpu
+from noloco_node.core.codecs.codec import check_length
 from noloco_node.errors import NonFinite, PeerMisbehaved
 
 GROUP = 128
@@ -65,7 +66,7 @@ class CastActivations:
         return host.tobytes()
 
     def decode(self, payload: bytes, shape: Sequence[int], device: torch.device) -> Tensor:
-        _check_length(payload, self.encoded_bytes(shape))
+        check_length(payload, self.encoded_bytes(shape))
         values = _received(payload, 0, len(payload), device).view(self._dtype).view(*shape).float()
         if not values.isfinite().all():
             raise PeerMisbehaved("nonfinite", "activations")
@@ -93,7 +94,7 @@ class Int8Activations:
         return b"".join(host.tobytes() for host in gpu.to_host(scales.view(torch.int16), codes))
 
     def decode(self, payload: bytes, shape: Sequence[int], device: torch.device) -> Tensor:
-        _check_length(payload, self.encoded_bytes(shape))
+        check_length(payload, self.encoded_bytes(shape))
         head = self._scales(shape) * 2
         scales = _received(payload, 0, head, device).view(torch.bfloat16).float()
         if not (scales.abs() < LARGEST / 64).all():  # false for NaN too; 128 of the largest are still finite
@@ -133,11 +134,6 @@ def _received(payload: bytes, start: int, size: int, device: torch.device) -> Te
     if not size:
         return torch.empty(0, dtype=torch.uint8, device=device)
     return gpu.to_device(np.frombuffer(payload, np.uint8, size, start).copy(), device)
-
-
-def _check_length(payload: bytes, wanted: int) -> None:
-    if len(payload) != wanted:
-        raise PeerMisbehaved("bad_length", f"{len(payload)} bytes of activations instead of {wanted}")
 
 
 def _not_finite() -> NonFinite:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from noloco_node.core import gpu, outer
-from noloco_node.core.codecs.codec import CodecStats, Received
+from noloco_node.core.codecs.codec import CodecStats, Received, check_length
 from noloco_node.errors import NonFinite, PeerMisbehaved
 
 
@@ -47,8 +47,7 @@ class CastConversation:
 
 
 def _decode(payload: bytes, like: Tensor) -> Tensor:
-    if len(payload) != like.nbytes:
-        raise PeerMisbehaved("bad_length", f"{len(payload)} bytes instead of {like.nbytes}")
+    check_length(payload, like.nbytes)
     if not payload:
         return like
     return gpu.to_device(np.frombuffer(payload, np.uint8).copy(), like.device).view(like.dtype)

@@ -15,6 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from noloco_node.errors import PeerMisbehaved
+
 BLOCK = 256
 """Elements that share a range, where a codec has ranges. Fragments are cut at multiples of it."""
 
@@ -121,7 +123,7 @@ class Packed:
         self._unit = unit
         self._numbers = correction
         if unit is not None:
-            steps = nn.functional.pad(correction, (0, -self.size % BLOCK)).view(-1, BLOCK) / unit[:, None]
+            steps = blocks_of(correction) / unit[:, None]
             largest = float(steps.abs().max()) if self.size else 0.0
             kind = next((kind for kind in (torch.int8, torch.int16) if largest <= torch.iinfo(kind).max), None)
             self._unit, self._numbers = (unit, steps.to(kind)) if kind else (None, correction)
@@ -138,6 +140,17 @@ class Packed:
 
     def applied(self, device: torch.device) -> Tensor:
         return scaled(self.unscaled(device), self.scale)
+
+
+def blocks_of(u: Tensor) -> Tensor:
+    """(blocks, 256), zeros after the end; a copy only where the last block is short."""
+    short = -u.numel() % BLOCK
+    return (nn.functional.pad(u, (0, short)) if short else u).view(-1, BLOCK)
+
+
+def check_length(payload: bytes, wanted: int) -> None:
+    if len(payload) != wanted:
+        raise PeerMisbehaved("bad_length", f"{len(payload)} bytes instead of {wanted}")
 
 
 def scaled(correction: Tensor, factor: float) -> Tensor:

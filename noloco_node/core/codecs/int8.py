@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from noloco_node.core import gpu, outer
-from noloco_node.core.codecs.codec import BLOCK, CodecStats, Received
+from noloco_node.core.codecs.codec import BLOCK, CodecStats, Received, blocks_of, check_length
 from noloco_node.errors import NonFinite, PeerMisbehaved
 
 LIMIT = 127
@@ -35,7 +35,7 @@ class Int8Conversation:
         self._u = u
 
     def open(self) -> bytes:
-        blocks = _blocks(self._u)
+        blocks = blocks_of(self._u)
         peaks = blocks.abs().amax(1)
         if not (peaks < 2.0**126).all():  # false for NaN too
             raise NonFinite("a weight is NaN, infinite or beyond 2^126: the training has diverged")
@@ -51,8 +51,7 @@ class Int8Conversation:
     def receive(self, payload: bytes) -> Received:
         self.stats.received_bytes += len(payload)
         count, size = len(self._exponents), len(self._u)
-        if len(payload) != count + size:
-            raise PeerMisbehaved("bad_length", f"{len(payload)} bytes instead of {count + size}")
+        check_length(payload, count + size)
         exponents = np.frombuffer(payload, np.int8, count).astype(np.int32)
         if count and not LOWEST <= exponents.min() <= exponents.max() <= HIGHEST:
             raise PeerMisbehaved("bad_range")
@@ -64,11 +63,6 @@ class Int8Conversation:
 
     def learn(self) -> None:
         pass
-
-
-def _blocks(u: Tensor) -> Tensor:
-    """(blocks, 256), zeros after the end."""
-    return torch.nn.functional.pad(u, (0, -u.numel() % BLOCK)).view(-1, BLOCK)
 
 
 def _coded(codes: Tensor, exponents: Tensor) -> Tensor:

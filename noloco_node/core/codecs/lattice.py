@@ -43,7 +43,7 @@ from torch import Tensor
 
 from noloco_node.core import gpu
 from noloco_node.core.codecs import lattice_ranges
-from noloco_node.core.codecs.codec import CodecStats, Received
+from noloco_node.core.codecs.codec import CodecStats, Received, blocks_of, check_length
 from noloco_node.core.kernels import BLOCK, PHASES, Grid, for_device
 from noloco_node.core.kernels.tables import SPOTS, WEIGHTS
 from noloco_node.errors import NonFinite, PeerFault, PeerMisbehaved
@@ -104,7 +104,7 @@ class LatticeConversation:
         self._memory = memory
         self._kernels = for_device(u.device.type)
         self._size = u.numel()
-        self._u = _blocks(u)  # (blocks, 256); a copy only where the last block is short
+        self._u = blocks_of(u)
         self._seed = seed
         self._moved = None if moved is None else moved.numpy()
         self._turn: Callable[[bytes], Received] = self._receive_ranges
@@ -140,7 +140,7 @@ class LatticeConversation:
     def _receive_codes(self, payload: bytes) -> Received:
         blocks = self.stats.blocks
         cut = 32 * self._bits * blocks
-        _check_length(payload, cut + 2 * blocks + DIGEST_BYTES)
+        check_length(payload, cut + 2 * blocks + DIGEST_BYTES)
         codes = np.frombuffer(payload, np.uint8, cut).reshape(blocks, 32 * self._bits)
         self._their_digest = payload[-DIGEST_BYTES:]
         theirs = self._on_device(codes.copy())  # a tensor over a bytes object's own memory could be written to
@@ -176,7 +176,7 @@ class LatticeConversation:
     def _receive_missed(self, payload: bytes) -> Received:
         blocks, width = self._sent_again, self._bits + MORE
         cut = BLOCK * len(blocks)
-        _check_length(payload, cut + 2 * len(blocks))
+        check_length(payload, cut + 2 * len(blocks))
         more = np.frombuffer(payload, np.uint8, cut).reshape(-1, BLOCK)
         for some in _groups(len(blocks)):
             low = self._kernels.unpack(self._on_device(self._their_codes[some]), self._bits)
@@ -187,7 +187,7 @@ class LatticeConversation:
 
     def _receive_whole(self, payload: bytes) -> Received:
         blocks = self._sent_again
-        _check_length(payload, WHOLE // 8 * BLOCK * len(blocks))
+        check_length(payload, WHOLE // 8 * BLOCK * len(blocks))
         planes = np.frombuffer(payload, np.uint8).reshape(-1, WHOLE // 8, BLOCK)
         for some in _groups(len(blocks)):
             low, middle, high = planes[some].astype(np.int32).swapaxes(0, 1)
@@ -250,12 +250,6 @@ def _seed(exchange_id: bytes, index: int) -> int:
     return int.from_bytes(drawn, "little") >> 1
 
 
-def _blocks(u: Tensor) -> Tensor:
-    """(blocks, 256), zeros after the end."""
-    short = -u.numel() % BLOCK
-    return (torch.nn.functional.pad(u, (0, short)) if short else u).view(-1, BLOCK)
-
-
 def _groups(count: int) -> list[slice]:
     return [slice(start, start + AT_ONCE) for start in range(0, count, AT_ONCE)]
 
@@ -281,9 +275,3 @@ def _digest(sums: Array) -> bytes:
     """Of all k of a fragment."""
     odd = np.arange(1, 2 * len(sums), 2, dtype=np.uint32)
     return int((sums.view(np.uint32) * odd).sum(dtype=np.uint32)).to_bytes(DIGEST_BYTES, "little")
-
-
-# ---- bytes ----
-def _check_length(payload: bytes, wanted: int) -> None:
-    if len(payload) != wanted:
-        raise PeerMisbehaved("bad_length", f"{len(payload)} bytes instead of {wanted}")

@@ -78,4 +78,5 @@ def _rounds(before: HistoryView, now: Picture) -> Iterator[str]:
         if piece.kind == "taken_back":
             yield f"round {piece.round} {clean(partner_or_reason(piece, partner))}"
         else:
-            yield clean(round_line(piece, phases.get(piece.round), partner, now.status))
+            phase, status = phases.get(piece.round), now.status
+            yield clean(round_line(piece, phase, partner, status.steps_target, status.left_s))
