@@ -15,6 +15,7 @@ import re
 import socket
 import zipfile
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -184,8 +185,9 @@ def write(to: Path, contents: Mapping[str, str], masked: Mask) -> None:
     except FileExistsError:
         raise UsageError(f"{to} exists already: name another file with --to") from None
     except OSError as error:
-        to.unlink(missing_ok=True)
-        raise cannot_write(to, error) from None
+        with suppress(OSError):
+            to.unlink()
+        raise cannot_write(to, error, "name another file with --to") from None
 
 
 def _tail(path: Path) -> str:

@@ -115,12 +115,9 @@ class TrainingNode(BaseNode):
         self._state_service = StateService(
             caller, lambda: self._stats.round, traffic, self._refuses_state, lambda: self._stats.eval_loss, place=place
         )
-        for add in (
-            lambda server: add_RunsServicer_to_server(self._known_runs, server),
-            self._rounds.add_to,
-            lambda server: add_StateServicer_to_server(self._state_service, server),
-        ):
-            self._transport.serve(add)
+        self._transport.serve(lambda server: add_RunsServicer_to_server(self._known_runs, server))
+        self._transport.serve(self._rounds.add_to)
+        self._transport.serve(lambda server: add_StateServicer_to_server(self._state_service, server))
         room = self._policy.room_to_receive
         self._stages = StageService(self._transport, random.Random(), self._rounds.misbehaved, traffic)
         self._transport.serve(lambda server: add_StageServicer_to_server(self._stages, server))
@@ -695,12 +692,11 @@ class TrainingNode(BaseNode):
                 self._round_ended(reason, partner)
             case RolledBack():
                 self._last_error = rollback_sentence(event)
-            case _:
-                pass
 
     def _round_ended(self, solo: str | None, partner: str | None) -> None:
         if self._catch_up and self._catch_up.round_over(solo, partner):
-            self._handle(lifecycle.Signal.DIVERGED)
+            # Not at once: the round machine's other actions, of which this is the first, come before.
+            asyncio.get_running_loop().call_soon(self._handle, lifecycle.Signal.DIVERGED)
 
     # ---- views ----
     def status(self) -> StatusView:

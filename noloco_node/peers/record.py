@@ -6,7 +6,6 @@ reads records, and peers/cache.py keeps the addresses of some.
 """
 
 import hashlib
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -154,7 +153,7 @@ def _is_sane(presence: pb.Presence) -> bool:
         and re.fullmatch("[a-z]{1,16}", presence.state) is not None
         and re.fullmatch("[0-9A-Za-z.+-]{1,32}", presence.version) is not None
         and all(whole <= MAX_WHOLE for whole in wholes)
-        and all(math.isfinite(real) and 0 <= real <= MAX_REAL for real in reals)
+        and all(abs(real) <= MAX_REAL for real in reals)
         and 0 <= presence.progress <= 1
         and (not presence.partner or is_peer_id(presence.partner))
         and len(presence.admission) in (0, TOKEN_BYTES)

@@ -26,7 +26,7 @@ from noloco_node.errors import (
     PeerRefused,
     SwarmUnreachable,
 )
-from noloco_node.host.traffic import Pace
+from noloco_node.host.traffic import Traffic
 from noloco_node.state_transfer import client
 from noloco_node.state_transfer.client import Download, LiveState, StateTerms
 from noloco_node.state_transfer.cross_check import CrossCheck, middle_round
@@ -103,7 +103,7 @@ async def fetch_state(  # noqa: PLR0913
     waits_for: Say,
     checks: Checks,
     *,
-    pace: Pace | None = None,
+    pace: Traffic | None = None,
 ) -> LiveState | None:
     """A donor's state that `checks` accept; None where there is no donor, or where this node has weights of its own and
     every donor sent wrong data. Raises SwarmUnreachable, Incompatible."""
@@ -127,6 +127,7 @@ async def fetch_state(  # noqa: PLR0913
                         log.info("%s does not send its state (%s)", attempt.name, fault)
                         came = (download.root, download.done) != before
                         if attempt.refuted:
+                            del state  # two do not fit into memory
                             download = Download(wanted.numbers, wanted.coding)
                         choice.failed(peer, fault, begun=bool(download.done), came=came)
                         if not wanted.own_round and choice.incompatible_s(others.donors) > INCOMPATIBLE_S:
@@ -193,7 +194,7 @@ class _Choice:
 
     def failed(self, peer: str, fault: PeerFault, *, begun: bool, came: bool) -> None:
         """`begun`: a part of its version is here; `came`: something came in this attempt."""
-        self.failure = fault
+        self.failure = fault.with_traceback(None)  # which holds the frames that hold the state
         if isinstance(fault, PeerMisbehaved):
             self.misbehaved.add(peer)
         if fault.reason == Code.INCOMPATIBLE.reason:
@@ -259,11 +260,13 @@ class _Attempt:
     async def judge(self, state: LiveState) -> None:
         """Raises PeerMisbehaved where the state is not to be kept."""
         self._waits_for(f"a test of the state from {self.name}")
-        if why := await self._checks.judge(self._donor, state):
+        self._patience.reschedule(None)  # the test is this node's own work: no donor is late meanwhile
+        why = await self._checks.judge(self._donor, state)
+        self._renew()
+        if why:
             self.refuted = True
             self._checks.samples.refute(state)
             raise PeerMisbehaved(why, f"of round {state.round}")
-        self._renew()
 
     async def _witnessed(self) -> dict[str, int]:
         """The rounds that some other peers answer."""

@@ -80,10 +80,9 @@ class StateCopies:
                 self._taking = asyncio.create_task(self._take())
                 self._taking.add_done_callback(self._taken)
             copy = await asyncio.shield(self._taking)
-        async with self._hashing:
-            version = await aside(copy.size, copy.version, coding)
-        copy.left_at = asyncio.get_running_loop().time()  # about to be used: not to be dropped before
-        return copy, version
+        with self.using(copy):  # and for a while after that, in which its use begins
+            async with self._hashing:
+                return copy, await aside(copy.size, copy.version, coding)
 
     @contextmanager
     def using(self, copy: StateCopy) -> Iterator[None]:
@@ -109,8 +108,10 @@ class StateCopies:
         if idle and len(self._held) >= MAX_COPIES:
             self._held.remove(idle[0])
         round_, numbers = await asyncio.wrap_future(self._owner.live_state())
-        copy = StateCopy(round_, numbers, asyncio.get_running_loop().time())
+        loop = asyncio.get_running_loop()
+        copy = StateCopy(round_, numbers, loop.time())
         self._held.append(copy)
+        loop.call_later(KEPT_S, self._tidy)  # who asked for it may be gone
         return copy
 
     def _taken(self, _: asyncio.Task[StateCopy]) -> None:

@@ -145,7 +145,7 @@ class Gradients:
             raise
         except Exception as error:  # of any library's model, or a volunteer's own task
             why = " ".join(str(error).split())[:200] or type(error).__name__
-            if "allocate memory" in why:  # as torch says it on a CPU
+            if memory_budget.is_out_of_memory(error):
                 raise OutOfMemory(f"one micro-batch does not fit into this machine's memory: {why}") from error
             raise UsageError(f"the run's model cannot be trained on its data: {why}") from error
         self._optimizer.free_gradients()

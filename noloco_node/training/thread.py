@@ -33,7 +33,7 @@ from noloco_node.core.round_events import SWAPPING
 from noloco_node.core.verdict import Course, Verdict
 from noloco_node.errors import Diverged, NonFinite, OutOfMemory
 from noloco_node.host import memory
-from noloco_node.training import mailbox, model
+from noloco_node.training import mailbox, memory_budget, model
 from noloco_node.training.gradients import NotMeasured, ShortOfMemory
 from noloco_node.training.mailbox import Mailbox, Progress
 from noloco_node.training.offer import CodecThread, Offer
@@ -395,12 +395,10 @@ class TrainingThread:
                 self._train(replica)
         except _Stop:
             pass
-        except (MemoryError, torch.OutOfMemoryError) as error:
-            log.debug("training ended", exc_info=error)
-            self._post(Failed(OutOfMemory("the model does not fit into memory: join another run, or free some")))
         except Exception as error:
             log.debug("training ended", exc_info=error)
-            self._post(Failed(error))
+            full = OutOfMemory("the model does not fit into memory: join another run, or free some")
+            self._post(Failed(full if memory_budget.is_out_of_memory(error) else error))
         finally:
             self._mailbox.close()
 

@@ -188,7 +188,7 @@ def encode(frame: Frame) -> pb.SwapFrame:  # noqa: PLR0911 - one for each kind
                     boot=frame.boot,
                     round=frame.round,
                     fragments=frame.fragments,
-                    patience_s=frame.patience_s,
+                    patience_s=min(frame.patience_s, MAX_WAIT_S),
                     admission=frame.admission,
                 )
             )
@@ -381,7 +381,7 @@ def _decode_offer(offer: pb.Offer) -> Offer:
 
 
 def encode_refusal(refusal: Refusal) -> pb.Refusal:
-    return pb.Refusal(code=refusal.code.value, retry_in_s=refusal.retry_in_s)
+    return pb.Refusal(code=refusal.code.value, retry_in_s=min(refusal.retry_in_s, MAX_WAIT_S))
 
 
 def decode_refusal(refusal: pb.Refusal) -> Refusal:

@@ -228,5 +228,6 @@ def test_a_file_that_is_there_is_not_replaced(home, tmp_path):
     with pytest.raises(UsageError, match="--to"):
         bug_report.write(tmp_path / "x.zip", {}, Mask([], {}))
     assert (tmp_path / "x.zip").read_text() == "precious"
-    with pytest.raises(UsageError, match="cannot write"):
-        bug_report.write(tmp_path / "none" / "x.zip", {}, Mask([], {}))
+    for wrong in (tmp_path / "none" / "x.zip", tmp_path / "x.zip" / "y.zip", tmp_path / ("x" * 300)):
+        with pytest.raises(UsageError, match=r"cannot write .*another file with --to"):
+            bug_report.write(wrong, {}, Mask([], {}))

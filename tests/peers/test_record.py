@@ -40,7 +40,7 @@ def test_a_correct_record_is_read_as_it_was_written(identity):
         {"progress": 1.01},
         {"progress": math.nan},
         {"loss": math.inf},
-        {"loss": -1.0},
+        {"loss": -1e300},
         {"tokens_per_s": 1e300},
         {"tokens": 1 << 60},
         {"round": 1 << 60},
@@ -52,6 +52,11 @@ def test_a_correct_record_is_read_as_it_was_written(identity):
 )
 def test_a_record_that_is_not_sane_is_ignored(identity, changes):
     assert accept(identity.peer_id, record(identity, **changes), RUN, NOW, ttl_s=60) is None
+
+
+def test_the_loss_of_a_task_may_be_below_zero(identity):
+    found = accept(identity.peer_id, record(identity, loss=-3.5), RUN, NOW, ttl_s=60)
+    assert found and found.loss == -3.5
 
 
 def test_addresses_are_bounded_in_number_and_length_and_must_parse(identity):

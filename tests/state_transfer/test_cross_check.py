@@ -1,7 +1,9 @@
 """Liars among the donors, and fake divergence: over the in-memory network, with a made-up landscape of losses."""
 
 import asyncio
+import gc
 import math
+import weakref
 from collections.abc import Collection, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -217,6 +219,51 @@ def test_where_each_has_data_of_its_own_a_claim_says_nothing(same_data: bool, mo
         else:
             await catching.fetch_first_state()
             assert node.adopted == [data]
+        await network.close()
+
+    play(story())
+
+
+def test_the_test_of_a_state_may_take_longer_than_a_donor_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose_donor, "TAKE_STATE_S", 50.0)
+
+    class Slow(Node):
+        async def try_state(self, state: LiveState) -> Trial:
+            await asyncio.sleep(400)
+            return await super().try_state(state)
+
+    async def story() -> None:
+        network, data = DonorNetwork(), honest(0)
+        await network.donor("donor", Owner(data, 50))
+        node, me = Slow([record("donor", 50)]), await network.joining_node("me")
+        await CatchUp(node, me.channel, Wanted(TERMS, 2 * PARAMETERS, BUDGET)).fetch_first_state()
+        assert node.adopted == [data]
+        await network.close()
+
+    play(story())
+
+
+def test_a_state_that_was_refuted_is_gone_before_the_next_one_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of them may not fit into memory."""
+    monkeypatch.setattr(choose_donor, "TAKE_STATE_S", 50.0)
+    refuted: list[weakref.ref[memoryview]] = []
+    left: list[int] = []
+
+    class Watching(Node):
+        async def try_state(self, state: LiveState) -> Trial:
+            gc.collect()
+            left.append(sum(one() is not None for one in refuted))
+            refuted.append(weakref.ref(state.data))
+            return await super().try_state(state)
+
+    async def story() -> None:
+        network = DonorNetwork()
+        for name, data in zip(("one", "two"), RANDOM, strict=False):
+            await network.donor(name, Owner(data, 50, loss=0.1))
+        node, me = Watching([record("one", 50), record("two", 50)]), await network.joining_node("me")
+        with pytest.raises(SwarmUnreachable):
+            await CatchUp(node, me.channel, Wanted(TERMS, 2 * PARAMETERS, BUDGET)).fetch_first_state()
+        assert left == [0, 0]
         await network.close()
 
     play(story())

@@ -256,6 +256,34 @@ def test_copies_are_few_and_are_dropped_after_use(monkeypatch: pytest.MonkeyPatc
     play(story())
 
 
+@pytest.mark.parametrize("hangs_up", ["while it is made", "before it is sent"])
+def test_a_copy_that_nobody_came_for_is_dropped(hangs_up: str) -> None:
+    async def story() -> None:
+        network, owner = DonorNetwork(), Owner(DATA, at_once=False)
+        service = await network.donor("donor", owner)
+        channel = (await network.joining_node()).channel("donor")
+        download = asyncio.create_task(fetch(channel, TERMS, Download(NUMBERS), Watcher()))
+        await asyncio.sleep(1)
+        assert service._copies is not None
+        if hangs_up == "while it is made":
+            download.cancel()
+            await asyncio.sleep(1)
+            owner.asked[0].set_result((12, memoryview(DATA)))
+        else:
+            async with service._copies._hashing:
+                owner.asked[0].set_result((12, memoryview(DATA)))
+                await asyncio.sleep(1)
+                download.cancel()
+                await asyncio.sleep(1)
+        await asyncio.sleep(1)
+        assert len(service._copies._held) == 1
+        await asyncio.sleep(copies.KEPT_S + 1)
+        assert not service._copies._held
+        await network.close()
+
+    play(story())
+
+
 def test_a_joining_node_sees_that_its_donor_is_still_copying() -> None:
     async def story() -> None:
         network, owner, watcher = DonorNetwork(), Owner(DATA, at_once=False), Watcher()

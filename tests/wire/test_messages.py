@@ -1,6 +1,7 @@
 """What travels: golden bytes for each message, and everything a peer could send instead."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -111,6 +112,14 @@ def test_a_bad_field_is_named(field: str, value: object, reason: str) -> None:
     with pytest.raises(PeerMisbehaved) as fault:
         wire.decode(message)
     assert fault.value.reason == reason
+
+
+def test_a_wait_of_days_arrives_as_a_day() -> None:
+    """A quarantine of 512 phases, or a debt of many phases, is no fault of who says so."""
+    long = wire.Refusal(wire.Code.BUSY, 1e6)
+    assert wire.decode(wire.encode(long)) == wire.Refusal(wire.Code.BUSY, wire.MAX_WAIT_S)
+    offer = wire.decode(wire.encode(replace(OFFER, patience_s=1e6)))
+    assert isinstance(offer, wire.Offer) and offer.patience_s == wire.MAX_WAIT_S
 
 
 def test_an_unknown_refusal_is_still_a_no() -> None:
