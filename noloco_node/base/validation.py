@@ -148,3 +148,8 @@ def _plain_value(where: str, value: object) -> None:
             raise ValueError(f"has a number in {where} that is not between -2^31 and 2^31")
     elif not isinstance(value, bool | None):
         raise ValueError(f"may hold texts, numbers, true and false, lists and tables: {where} is none of them")
+
+
+def printable(text: str) -> str:
+    """Text of others without control characters, which a terminal obeys. Lines and tabs stay."""
+    return "".join(mark if mark.isprintable() or mark in "\n\t" else "\N{REPLACEMENT CHARACTER}" for mark in text)

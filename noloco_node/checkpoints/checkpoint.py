@@ -16,6 +16,8 @@ import hashlib
 import json
 import math
 import os
+import pickletools
+import re
 import shutil
 import tempfile
 import zipfile
@@ -363,11 +365,21 @@ def _read(path: Path, about: About) -> Checkpoint:
     return Checkpoint(path, about.round, about.step, weights, outer, inner)
 
 
+_NAMED = re.compile(r"torch \w+Storage|torch\._utils _rebuild_tensor_v2|collections OrderedDict")
+"""What the pickle of a state names. torch would also take `bytearray`, which makes gigabytes out of a number."""
+
+
 def _require_stored(path: Path) -> None:
-    """As torch writes it: a zip file whose parts are not compressed and take no more than it has, so that reading it
-    takes no more memory than its size. Raises ValueError, BadZipFile."""
+    """As torch writes it: a zip file whose parts are not compressed and take no more than it has, with a pickle that
+    makes tensors only, so that reading it takes no more memory than its size. Raises ValueError, BadZipFile."""
     with zipfile.ZipFile(path) as pack:
         parts = pack.infolist()
+        for part in parts:
+            if part.filename.endswith("data.pkl") and part.compress_type == zipfile.ZIP_STORED:
+                with pack.open(part) as pickled:
+                    named = [str(what) for code, what, _ in pickletools.genops(pickled) if code.name == "GLOBAL"]
+                if odd := [what for what in named if not _NAMED.fullmatch(what)]:
+                    raise ValueError(f"it names {odd[0]!r}")
     if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
         raise ValueError("its parts are compressed")
     if sum(part.file_size for part in parts) > path.stat().st_size:

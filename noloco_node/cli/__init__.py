@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
+from noloco_node.base.validation import printable
 from noloco_node.errors import EXIT_INTERRUPTED, NolocoError, known
 
 _ENVIRONMENT = {
@@ -74,5 +75,5 @@ def _say(sentence: str, code: int, args: list[str]) -> int:
 
         with suppress(BrokenPipeError):  # on one line, since it may end a list of documents that has one a line
             print(json.dumps({"schema": SCHEMA, "error": as_error(sentence, code)}), flush=True)
-    print(sentence, file=sys.stderr)
+    print(printable(sentence), file=sys.stderr)
     return code

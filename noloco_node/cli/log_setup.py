@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from logging.handlers import RotatingFileHandler
 
+from noloco_node.base.validation import printable
 from noloco_node.errors import NolocoError, known
 from noloco_node.host.config import home_dir
 from noloco_node.host.home import Home
@@ -60,7 +61,8 @@ def _is_no_lost_caller(record: logging.LogRecord) -> bool:
 
 def note_crash(error: BaseException, args: Sequence[str]) -> str:
     """Write the traceback to the log of the home that `args` name. Returns where it is, for the user."""
-    named = next((after for word, after in pairwise(args) if word == "--home"), None)
+    words = [part for word in args for part in (word.split("=", 1) if word.startswith("--home=") else [word])]
+    named = next((after for word, after in pairwise(words) if word == "--home"), None)
     try:
         home = Home(home_dir(named, os.environ))
         home.create()
@@ -87,4 +89,4 @@ class _TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         level = f"{record.levelname.lower()}: " if record.levelno > logging.INFO else ""
-        return f"{self.formatTime(record, self.datefmt)} {level}{record.getMessage()}"
+        return f"{self.formatTime(record, self.datefmt)} {level}{printable(record.getMessage())}"

@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
-from noloco_node.base.validation import listed
+from noloco_node.base.validation import listed, printable
 from noloco_node.cli.log_setup import LOG_FILES
 from noloco_node.cli.options import home_of, print_json, whole_number
 from noloco_node.control import socket_client
@@ -42,7 +42,7 @@ def logs(args: argparse.Namespace) -> int:
             print_json({"schema": SCHEMA, "file": str(home.log), "lines": found})
             return 0
         for line in chain(found, _added(file, home.log) if args.follow else ()):
-            print(line, flush=True)
+            print(printable(line), flush=True)
     return 0
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from noloco_node.base.units import count
+from noloco_node.base.validation import printable
 from noloco_node.cli.options import print_json
 from noloco_node.control import socket_client
 from noloco_node.errors import UsageError
@@ -147,7 +148,7 @@ def sample(args: argparse.Namespace) -> int:
         return 0
     sys.stdout.write(args.text)
     for piece in pieces:
-        sys.stdout.write(piece)
+        sys.stdout.write(printable(piece))
         sys.stdout.flush()
     sys.stdout.write("\n")
     return 0

@@ -10,7 +10,6 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from noloco_node.base import atomic_files
 from noloco_node.host.limits import TokenBucket, Used
@@ -21,18 +20,6 @@ _MAX_FILE_BYTES = 1024
 _MOST_BYTES = 1 << 60
 """Of a day: no network of today carries more."""
 _LOST = "today's traffic count restarts at 0"
-
-
-class Pace(Protocol):
-    """The part of Traffic that a stream uses."""
-
-    async def sending(self, size_bytes: int) -> None:
-        """Returns when a message of this size may be sent."""
-
-    async def receiving(self) -> None:
-        """Returns when a message may be received."""
-
-    def received(self, size_bytes: int) -> None: ...
 
 
 def today() -> str:

@@ -10,18 +10,20 @@ import itertools
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
-from noloco_node.errors import PeerFault, PeerLost
-from noloco_node.host.traffic import Pace, Traffic
+from noloco_node.errors import PeerFault, PeerLost, PeerMisbehaved
+from noloco_node.host.traffic import Traffic
 from noloco_node.rounds import pieces
 from noloco_node.transport.base import peer_faults
 from noloco_node.wire import messages as wire
 
 ALIVE_S = 5.0
 """A link that has sent nothing for so long sends Alive: three of these may be late before a partner gives up."""
+MOST_ALIVE = 100
+"""Beyond one each second: what was late may come at once."""
 
 
 class Link:
-    def __init__(self, pace: Pace | None = None) -> None:
+    def __init__(self, pace: Traffic | None = None) -> None:
         self._pace = pace or Traffic()
         self._outbox: asyncio.PriorityQueue[tuple[int, int, bytes | None]] = asyncio.PriorityQueue()
         self._put = itertools.count()
@@ -29,6 +31,9 @@ class Link:
         self._assembly = pieces.Assembly()
         self._most = pieces.PIECE_BYTES
         self._idle_s: float | None = None
+        self._began = 0.0
+        self._alive = 0
+        """Received."""
         self._dropped = 0
         """Frames queued before this are not sent any more."""
         self.ending = False
@@ -37,7 +42,7 @@ class Link:
         self.received_bytes = 0
 
     def listen(self, incoming: AsyncIterator[bytes]) -> None:
-        self._incoming = incoming
+        self._incoming, self._began = incoming, asyncio.get_running_loop().time()
 
     # ---- sending ----
     def send(self, frame: wire.Frame) -> None:
@@ -99,12 +104,17 @@ class Link:
 
     async def receive_whole(self, silence_s: float, stall_s: float) -> wire.Frame:
         """The next frame of a swap. `silence_s`: without a message; `stall_s`: with signs of life or pieces only."""
+        now = asyncio.get_running_loop().time
         try:
             async with asyncio.timeout(stall_s):
                 while True:
                     match self._assembly.add(await self._next_in(silence_s)):
-                        case None | wire.Alive():
+                        case None:
                             pass
+                        case wire.Alive():
+                            self._alive += 1
+                            if self._alive > MOST_ALIVE + now() - self._began:
+                                raise PeerMisbehaved("too_many_frames", "signs of life")
                         case frame:
                             return frame
         except TimeoutError:

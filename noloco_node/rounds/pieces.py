@@ -37,7 +37,9 @@ def cut(frame: bytes, most: int = PIECE_BYTES) -> Iterator[bytes]:
 class Assembly:
     """Puts frames together; a partner cannot make it hold more than one frame may have."""
 
-    def __init__(self) -> None:
+    def __init__(self, least: int = PIECE_BYTES) -> None:
+        """`least`: bytes in a piece that is not the last."""
+        self._least = least
         self._whole = bytearray()
 
     def add(self, message: bytes) -> wire.Frame | None:
@@ -45,6 +47,8 @@ class Assembly:
         piece = wire.from_bytes(message)
         if not isinstance(piece, wire.Piece):
             return piece
+        if piece.more and len(piece.data) < self._least:  # each message costs 0.1 ms, however small it is
+            raise PeerMisbehaved("bad_piece", f"{len(piece.data)} bytes, and more to come")
         if not piece.data or len(self._whole) + len(piece.data) > wire.MAX_MESSAGE_BYTES:
             raise PeerMisbehaved("bad_piece", f"{len(piece.data)} bytes after {len(self._whole)}")
         self._whole += piece.data

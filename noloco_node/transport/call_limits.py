@@ -7,6 +7,8 @@ is an argument.
 
 from collections import Counter
 
+from noloco_node.base.latest import remember
+
 MAX_CALLS = 256
 """Being answered at the same time, over all peers: each may have one request of `MAX_REQUEST_BYTES` in memory."""
 FOR_STRANGERS = 192
@@ -17,6 +19,10 @@ few peers; one place alone can hold 60 MiB of requests."""
 PEER_A_MINUTE, PLACE_A_MINUTE = 600, 2400
 """A node whose rounds take a second makes about a hundred. A call costs about 1 ms, so one place has at most 4% of a
 core."""
+FLOOD = 100
+"""A peer that goes on for so many calls after it was refused has no streams for SHUT_S: a refused call costs as much as
+one that is answered."""
+SHUT_S = 60.0
 MAX_REMEMBERED = 4096
 """Callers whose calls of the last minute are counted; the latest, so the place of a flood is one of them."""
 
@@ -32,10 +38,11 @@ class CallLimits:
     def begin(self, peer: str, place: str, partner: bool, now: float) -> bool:
         """Whether this call may be answered; then `end` must follow."""
         limits = {peer: OF_PEER, f"at {place}": OF_PLACE, **({} if partner else {"": FOR_STRANGERS})}
-        if any(self._at_once[name] >= most for name, most in limits.items()):
-            return False
         of_peer, of_place = self._a_minute
-        if not (self._take(peer, of_peer, now) and self._take(f"at {place}", of_place, now)):
+        may = self._take(peer, of_peer, now, owes=FLOOD)
+        if not may or any(self._at_once[name] >= most for name, most in limits.items()):
+            return False
+        if not self._take(f"at {place}", of_place, now):
             return False
         self._at_once.update(limits.keys())
         return True
@@ -44,10 +51,13 @@ class CallLimits:
         """With the same arguments."""
         self._at_once -= Counter([peer, f"at {place}", *([] if partner else [""])])
 
-    def _take(self, name: str, a_minute: int, now: float) -> bool:
-        left, at = self._left.pop(name, (float(a_minute), now))
+    def is_flood(self, peer: str) -> bool:
+        """Whether this peer goes on calling though it is refused."""
+        return peer in self._left and self._left[peer][0] <= -FLOOD
+
+    def _take(self, name: str, a_minute: int, now: float, owes: int = 0) -> bool:
+        """`owes`: how many calls too many are counted."""
+        left, at = self._left.get(name, (float(a_minute), now))
         left = min(a_minute, left + (now - at) * a_minute / 60)
-        self._left[name] = left - 1 if left >= 1 else left, now
-        if len(self._left) > MAX_REMEMBERED:
-            del self._left[next(iter(self._left))]
+        remember(self._left, name, (left - 1 if left >= 1 - owes else left, now), MAX_REMEMBERED)
         return left >= 1

@@ -21,8 +21,10 @@ from typing import Any, NamedTuple
 import grpc.aio
 
 from noloco_node.base.identity import is_peer_id
+from noloco_node.base.latest import remember
 from noloco_node.base.places import behind_relay, place_of
 from noloco_node.transport.base import lenient
+from noloco_node.transport.call_limits import MAX_REMEMBERED, SHUT_S
 from noloco_node.wire.messages import MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES
 
 _log = logging.getLogger(__name__)
@@ -145,6 +147,8 @@ class Inbound(_Carrier):
         self._carried: dict[str, _Carried] = {}
         """By the server's name for the connection (`context.peer()`), the oldest first."""
         self._per_peer: Counter[str] = Counter()
+        self._shut_out: dict[str, float] = {}
+        """Peers that have no streams until then."""
         self._server: asyncio.Server | None = None
 
     def caller_of(self, connection: str) -> FarEnd | None:
@@ -162,6 +166,13 @@ class Inbound(_Carrier):
         if carried is not None:
             carried.calls += 1
         return ended
+
+    def shut_out(self, peer: str) -> None:
+        """Close what this peer has, and take nothing of it for SHUT_S."""
+        remember(self._shut_out, peer, asyncio.get_running_loop().time() + SHUT_S, MAX_REMEMBERED)
+        for each in self._carried.values():
+            if each.caller.peer == peer:
+                each.task.cancel()
 
     async def listen(self, path: Path) -> None:
         """Accept streams at this unix socket, which outlives p2pd: each of its sessions hands its streams over here."""
@@ -182,6 +193,8 @@ class Inbound(_Carrier):
         try:
             async with asyncio.timeout(_LOCAL_S):
                 caller = await self._read_caller(stream[0])
+            if self._shut_out.get(caller.peer, 0.0) > asyncio.get_running_loop().time():
+                return
             mine = self._per_peer[caller.peer]
             most = _MAX_OF_PARTNER if self._is_partner(caller.peer) else _MAX_OF_STRANGER
             if mine < most and is_peer_id(caller.peer) and self._make_room(caller):

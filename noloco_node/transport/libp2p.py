@@ -46,6 +46,7 @@ PROTOCOL = "noloco/grpc/1"
 """The libp2p protocol id. What runs inside such a stream is HTTP/2."""
 
 _STREAMS = "streams.sock"  # in our private directory: p2pd connects to it for each stream from a peer
+_START_S = 60.0  # for p2pd to answer
 _DIAL_S = 15.0  # to open a stream to a peer: finding its addresses, several of which may lead nowhere
 _RELAY_STARTS = 5  # of p2pd; the first one nearly always becomes a relay
 _MAX_KNOWN = 1024  # peers of which something is remembered, the latest
@@ -62,7 +63,6 @@ class Libp2pTransport:
         listen: Address,
         announce: Sequence[Address] = (),
         bootstrap: Sequence[Address] = (),
-        startup_timeout_s: float = 60.0,
         remove_at_end: Sequence[Path] = (),
         relay: str = AUTO,
         serves_relay: bool = False,
@@ -75,7 +75,6 @@ class Libp2pTransport:
         self._listen = listen
         self._announce = [self._named(address) for address in announce]
         self._bootstrap = tuple(dict.fromkeys(bootstrap))
-        self._startup_timeout_s = startup_timeout_s
         self._remove_at_end = remove_at_end
         self._services: list[Callable[[grpc.aio.Server], None]] = []
         self.is_partner: Callable[[str], bool] = lambda _: False
@@ -237,7 +236,7 @@ class Libp2pTransport:
         check_port(self._listen)
         runtime = await RuntimeDirectory.open(*self._remove_at_end)
         self._stack.push_async_callback(runtime.close)
-        observer = Observer(runtime, self._hivemind, self._startup_timeout_s)
+        observer = Observer(runtime, self._hivemind, _START_S)
         await self._check_identity(observer)
         self._stack.push_async_callback(self._end_session)
         inbound = await self._start_server(runtime)
@@ -258,7 +257,7 @@ class Libp2pTransport:
         for start in range(_RELAY_STARTS):
             if start:
                 await self._session.end()
-            self._latest = await P2pdSession.begin(runtime, arguments, self._hivemind, self._startup_timeout_s)
+            self._latest = await P2pdSession.begin(runtime, arguments, self._hivemind, _START_S)
             if not self._serves_relay or await observer.has_relay(self.peer_id, self._from_here()):
                 break
         else:
@@ -309,6 +308,8 @@ class Libp2pTransport:
                 return
             who = far_end.peer, self._relayed.place(far_end), self.is_partner(far_end.peer)
             if not limits.begin(*who, asyncio.get_running_loop().time()):
+                if limits.is_flood(far_end.peer):
+                    inbound.shut_out(far_end.peer)
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls")
             context.add_done_callback(lambda _: limits.end(*who))
             ended = inbound.answering(context.peer())
@@ -387,7 +388,7 @@ def _same_port(listen: Address, found: Sequence[Address]) -> Address:
 def _foreign_errors() -> Iterator[None]:
     try:
         yield
-    except (OSError, TimeoutError) as error:
+    except (OSError, EOFError) as error:  # the second is hivemind's, where p2pd ends in the middle of an answer
         raise NolocoError(f"p2pd, the network daemon, broke off while starting ({error!r}). Try again.") from error
 
 

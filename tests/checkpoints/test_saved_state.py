@@ -135,6 +135,7 @@ CRAFTED: dict[str, Callable[[State], State]] = {
     **{f"norms {value!r}": inner(norms=value) for value in ([], ["1"], [NAN] * 12, 3, None, {1: 2}, [1.0] * 999)},
     **{f"position {value!r}": inner(position=value) for value in ([], [1], [-1, 0], ["a", 0], {}, None, (0, 10**9))},
     "position of 10^18 values": inner(position=some_large()),
+    "a bytearray": inner(more=bytearray(5)),
     "a short rng": inner(rng=torch.zeros(3, dtype=torch.uint8)),
     "an rng of zeros": inner(rng=torch.zeros(5056, dtype=torch.uint8) + 255),
     "an rng of floats": inner(rng=torch.zeros(5056)),

@@ -3,6 +3,8 @@
 import logging
 from pathlib import Path
 
+import pytest
+
 from noloco_node.cli import log_setup
 from noloco_node.host.home import Home
 
@@ -15,3 +17,10 @@ def test_a_caller_that_was_killed_leaves_no_traceback_of_grpc_in_the_log(tmp_pat
             logging.getLogger("grpc._cython.cygrpc").error(text)
     assert "something else" in home.log.read_text()
     assert "ExecuteBatchError" not in home.log.read_text()
+
+
+@pytest.mark.parametrize("words", [["--home", "{}"], ["--home={}"]])
+def test_a_crash_is_noted_in_the_home_that_was_named(words: list[str], tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    said = log_setup.note_crash(ValueError("odd"), ["status", *(word.format(home) for word in words)])
+    assert str(home) in said and "ValueError: odd" in Home(home).log.read_text()

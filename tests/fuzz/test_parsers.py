@@ -130,7 +130,7 @@ SAMPLE_REQUEST = wire.SampleRequest(1, b"r" * 32, b"l" * 32, (3, 0, 1 << 40))
 
 def in_pieces(data: bytes, _: Path) -> None:
     """A frame of these bytes in two pieces, and the bytes themselves as a message after it."""
-    assembly, cut = Assembly(), len(data) // 2
+    assembly, cut = Assembly(least=0), len(data) // 2
     for part, more in ((data[:cut], True), (data[cut:], False)):
         assembly.add(wire.to_bytes(wire.Piece(part, more)))
     assembly.add(data)

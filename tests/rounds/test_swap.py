@@ -16,6 +16,7 @@ from virtual_clock import run_virtual
 from noloco_node.core import fragments
 from noloco_node.core.codecs.codec import CodecStats
 from noloco_node.errors import PeerFault, PeerLost, PeerMisbehaved
+from noloco_node.rounds import pieces
 from noloco_node.rounds.link import Link
 from noloco_node.rounds.swap import DONE_S, SLOW_STREAMS, WINDOW, Backlog, Swap
 from noloco_node.wire import messages as wire
@@ -309,10 +310,17 @@ def alive(frames: list[wire.Frame], then: wire.Frame, every_s: float, *, leads: 
 
 
 @pytest.mark.parametrize("leads", [True, False])
-@pytest.mark.parametrize("then", [wire.Alive(), wire.Piece(b"x", more=True)])
-def test_signs_of_life_and_single_bytes_are_no_progress(then: wire.Frame, leads: bool) -> None:
+@pytest.mark.parametrize("then", [wire.Alive(), wire.Piece(bytes(pieces.PIECE_BYTES), more=True)])
+def test_signs_of_life_and_pieces_are_no_progress(then: wire.Frame, leads: bool) -> None:
     made, lasted_s = alive([wire.Fragment(0, b"b 0 0")], then, 4.0, leads=leads)
     assert lasted_s == pytest.approx(STALL_S) and made.applied == 0
+
+
+@pytest.mark.parametrize(("then", "reason"), [(wire.Alive(), "too_many_frames"), (wire.Piece(b"x", True), "bad_piece")])
+def test_a_flood_of_small_messages_is_a_fault(then: wire.Frame, reason: str) -> None:
+    with pytest.raises(PeerMisbehaved) as fault:
+        alive([wire.Fragment(0, b"b 0 0")], then, 0.01, leads=True)
+    assert fault.value.reason == reason
 
 
 def test_the_leader_waits_for_done_and_no_longer() -> None:

@@ -1,6 +1,7 @@
 """How many calls a caller, its place and all strangers may have."""
 
 from noloco_node.transport.call_limits import (
+    FLOOD,
     FOR_STRANGERS,
     MAX_CALLS,
     MAX_REMEMBERED,
@@ -35,18 +36,33 @@ def test_strangers_from_everywhere_leave_calls_for_partners() -> None:
     assert begun(limits, 1, "one more", "there") == 1
 
 
+def test_who_goes_on_after_it_was_refused_is_a_flood() -> None:
+    limits = CallLimits()
+    assert begun(limits, PEER_A_MINUTE + FLOOD - 1, "a", "here") == OF_PEER and not limits.is_flood("a")
+    begun(limits, 1, "a", "here")
+    assert limits.is_flood("a") and not limits.is_flood("b")
+    assert begun(limits, 1, "b", "here") == 1, "its place is not charged with what was refused"
+    begun(limits, 1, "a", "here", now=60.0)
+    assert not limits.is_flood("a")
+
+
 def test_calls_a_minute() -> None:
-    limits, made, place_made = CallLimits(), 0, 0
-    for tenth in range(1200):  # two minutes, 100 calls a second from one peer, 1000 from its place
-        now = tenth / 10
-        for peer in range(10):
-            for _ in range(10):
-                if limits.begin(f"p{peer}", "here", False, now):
-                    limits.end(f"p{peer}", "here", False)
-                    made += peer == 0
-                    place_made += 1
-    assert PEER_A_MINUTE / 2 < made <= 3 * PEER_A_MINUTE
-    assert 2.9 * PLACE_A_MINUTE < place_made <= 3 * PLACE_A_MINUTE, "what it had saved, and two minutes"
+    limits, made = CallLimits(), 0
+    for tenth in range(1200):  # two minutes, 5 calls a second from each of 20 peers of one place
+        for peer in range(tenth % 2, 20, 2):
+            if limits.begin(f"p{peer}", "here", False, tenth / 10):
+                limits.end(f"p{peer}", "here", False)
+                made += 1
+    assert 2.9 * PLACE_A_MINUTE < made <= 3 * PLACE_A_MINUTE, "what it had saved, and two minutes"
+
+
+def test_a_peer_that_never_stops_calling_has_what_it_had_saved() -> None:
+    limits, made = CallLimits(), 0
+    for hundredth in range(6000):
+        if limits.begin("a", "here", False, hundredth / 100):
+            limits.end("a", "here", False)
+            made += 1
+    assert PEER_A_MINUTE <= made < 1.2 * PEER_A_MINUTE
 
 
 def test_a_flood_of_identities_does_not_make_its_place_forgotten() -> None:

@@ -127,6 +127,18 @@ async def test_a_peer_has_few_connections_and_a_stranger_two(bridge: Bridge) -> 
         assert carried == [True] * most + [False] * (6 - most)
 
 
+async def test_who_is_shut_out_has_no_stream_for_a_minute(bridge: Bridge) -> None:
+    flooding, other = new_peer(), new_peer()
+    there = [await bridge.call(peer, ELSEWHERE) for peer in (flooding, other)]
+    assert [await bridge.is_carried(stream) for stream in there] == [True, True]
+    bridge.inbound.shut_out(flooding)
+    there[1][1].write(b"?")
+    assert [await bridge.is_carried(stream) for stream in there] == [False, True]
+    assert not await bridge.is_carried(await bridge.call(flooding, ELSEWHERE))
+    bridge.inbound._shut_out[flooding] = asyncio.get_running_loop().time()
+    assert await bridge.is_carried(await bridge.call(flooding, ELSEWHERE))
+
+
 async def test_strangers_of_as_many_places_as_there_are_connections_leave_room_for_partners(bridge: Bridge) -> None:
     for number in range(grpc_bridge._MAX_INBOUND):
         await bridge.is_carried(await bridge.call(new_peer(), f"8.{number}.8.8"))

@@ -9,9 +9,11 @@ import signal
 import socket
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import base58
 import grpc
 import psutil
 import pytest
@@ -21,9 +23,11 @@ import noloco_node
 from noloco_node.base.addresses import ANY_LOCAL_PORT, ANY_PORT, Address, parse
 from noloco_node.base.identity import Identity
 from noloco_node.errors import IdentityInUse, NolocoError, SwarmUnreachable, UsageError
+from noloco_node.host.memory import process_bytes
 from noloco_node.transport import libp2p, self_view
 from noloco_node.transport.grpc_bridge import BUFFER_BYTES, CHANNEL_OPTIONS, SERVER_OPTIONS, splice
 from noloco_node.transport.libp2p import Libp2pTransport
+from noloco_node.transport.p2pd import session
 from noloco_node.transport.p2pd.process import P2pdProcess
 from noloco_node.transport.reachability import ONLY
 from noloco_node.wire import peer_pb2
@@ -210,6 +214,47 @@ async def test_a_p2pd_that_is_killed_while_it_starts_is_started_again(net, monke
     node = await net.start()
     assert [name for name, _ in pids] == ["observer.sock"] * 2 + ["p2pd.sock"] * 2
     assert node._session.process.pid == pids[-1][1]
+
+
+async def test_a_p2pd_into_which_strangers_write_too_much_is_replaced(net, monkeypatch):
+    """libp2p's Kademlia table in p2pd keeps each provider record that it is sent."""
+    server, stranger = await net.start(), await net.start()
+    monkeypatch.setattr(session, "MOST_BYTES", (process_bytes(server._session.process.pid) or 0) + (24 << 20))
+    lost = asyncio.create_task(server.lost())
+    control = stranger._session.control
+    await control.connect(server.peer_id, server.addresses())
+    (_, writer), _ = await control.open_stream(server.peer_id, "/ipfs/kad/1.0.0", 5)
+    async with asyncio.timeout(60):
+        number = 0
+        with suppress(OSError):
+            while not lost.done():
+                writer.write(b"".join(provider_record(number + i, stranger.peer_id) for i in range(1000)))
+                number += 1000
+                await asyncio.wait({asyncio.ensure_future(writer.drain()), lost}, return_when=asyncio.FIRST_COMPLETED)
+        assert "of memory" in await lost
+    writer.transport.abort()
+    await server.restart()
+
+
+def provider_record(number, peer):
+    """ADD_PROVIDER of a made-up key, after its length."""
+    key = b"\x12\x20" + number.to_bytes(32, "big")
+    me, address = base58.b58decode(peer), bytes([4, 127, 0, 0, 1, 6, 15, 161])
+    provider = bytes([10, len(me)]) + me + bytes([18, len(address)]) + address
+    body = bytes([8, 2, 18, len(key)]) + key + bytes([74, len(provider)]) + provider
+    return bytes([len(body)]) + body
+
+
+async def test_a_p2pd_that_ends_while_hivemind_joins_it_is_an_error_of_ours(net, monkeypatch):
+    """hivemind reads its answer then, and finds the end of the stream."""
+    node = await net.start()
+
+    async def ended(*_args, **_options):
+        raise asyncio.IncompleteReadError(b"", 1)
+
+    monkeypatch.setattr(node._hivemind.p2p, "replicate", ended)
+    with pytest.raises(NolocoError, match="broke off while starting"):
+        await node.restart()
 
 
 # ---- relays, and how a node looks from outside ----

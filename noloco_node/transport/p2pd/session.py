@@ -1,7 +1,9 @@
 """One running p2pd: the process, its control socket, hivemind's `P2P` over it, and how its end is noticed.
 
 A p2pd that is killed is noticed at once. To notice one that hangs, IDENTIFY is polled; after two misses it is killed: a
-single one may be a busy machine. Then `transport/libp2p.py` starts a new session.
+single one may be a busy machine. One that takes too much memory is killed, too: libp2p's own Kademlia table, in which
+p2pd finds the addresses of peers, keeps whatever strangers write into it. Then `transport/libp2p.py` starts a new
+session.
 """
 
 import asyncio
@@ -11,6 +13,8 @@ from contextlib import AsyncExitStack
 from typing import Any, NamedTuple
 
 from noloco_node.base.addresses import Address
+from noloco_node.base.units import size
+from noloco_node.host.memory import process_bytes
 from noloco_node.transport.p2pd.cleanup import RuntimeDirectory
 from noloco_node.transport.p2pd.control import P2pdControl
 from noloco_node.transport.p2pd.process import P2pdProcess
@@ -21,6 +25,8 @@ CONTROL_S = 5.0
 """How long p2pd may take to answer what needs no other peer."""
 _POLL_EVERY_S, _ANSWER_S, _MISSES = 1.0, 1.4, 2
 """A hang is noticed after 2 · (1 + 1.4) s at most, so within 5 s."""
+MOST_BYTES = 1 << 30
+"""Of memory. It begins with 50 MB; a stranger has to send some 100 MB to make it this large."""
 
 
 class Hivemind(NamedTuple):
@@ -40,7 +46,7 @@ class P2pdSession:
         self.p2p: Any = None
         self.addresses: list[Address] = []
         """Where p2pd believes that it can be reached."""
-        self._hung = False
+        self._killed_because: str | None = None
         self._stack = AsyncExitStack()
 
     @classmethod
@@ -64,8 +70,8 @@ class P2pdSession:
     async def ended(self) -> str:
         """Wait until p2pd has ended, and return how."""
         status = await self.process.exited()
-        if self._hung:
-            return "p2pd no longer answered"
+        if self._killed_because:
+            return self._killed_because
         return f"p2pd was killed by signal {-status}" if status < 0 else f"p2pd ended with status {status}"
 
     async def end(self) -> None:
@@ -81,9 +87,9 @@ class P2pdSession:
         return p2p
 
     async def _poll(self) -> None:
-        """Keep the addresses up to date (a port is mapped, a cable is plugged in) and notice a p2pd that hangs."""
+        """Keep the addresses up to date (a port is mapped, a cable is plugged in) until p2pd hangs or is too large."""
         misses = 0
-        while misses < _MISSES:
+        while misses < _MISSES and (process_bytes(self.process.pid) or 0) <= MOST_BYTES:
             await asyncio.sleep(_POLL_EVERY_S)
             try:
                 async with asyncio.timeout(_ANSWER_S):
@@ -91,7 +97,8 @@ class P2pdSession:
                 misses = 0
             except OSError:  # a TimeoutError is one
                 misses += 1
-        self._hung = True
+        large = f"p2pd took more than {size(MOST_BYTES)} of memory"
+        self._killed_because = "p2pd no longer answered" if misses == _MISSES else large
         self.process.kill()
 
 
