@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -37,8 +38,8 @@ class Kept:
     file: RunFile
     checkpoints: tuple[Path, ...]
 
-    def slow(self, layout: bytes) -> SlowWeights:
-        return checkpoint.slow_weights(self.checkpoints, self.file.run.run_id, layout)
+    def slow(self, module: nn.Module) -> SlowWeights:
+        return checkpoint.slow_weights(self.checkpoints, self.file.run.run_id, model.layout_digest(module))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +49,9 @@ class Exported:
     file: RunFile
     folder: Path
 
-    def slow(self, layout: bytes) -> SlowWeights:
-        module = _from_pretrained(self.folder)
-        if model.layout_digest(module) != layout:
-            raise Incompatible(f"the model in {self.folder} is not of the run that its {signed_file.NAME} names")
-        phi = torch.cat([p.detach().flatten() for _, p in model.parameters(module)])
+    def slow(self, module: nn.Module) -> SlowWeights:
+        found = _from_pretrained(self.folder, module)
+        phi = torch.cat([p.detach().flatten() for _, p in model.parameters(found)])
         return SlowWeights(self.folder, self._number("round"), self._number("step"), phi)
 
     def _number(self, key: str) -> int:
@@ -71,8 +70,8 @@ class Fetched:
     round: int
     step: int
 
-    def slow(self, layout: bytes) -> SlowWeights:
-        if layout != self.layout:
+    def slow(self, module: nn.Module) -> SlowWeights:
+        if model.layout_digest(module) != self.layout:
             raise Incompatible("this command builds another model than the running node: restart the node")
         try:
             phi = torch.from_numpy(np.fromfile(self.path, "<f4"))
@@ -167,11 +166,11 @@ def load(places: Sequence[Weights], sources: Sources) -> Trained:
 
 def _mean_into(module: nn.Module, places: Sequence[Weights]) -> list[SlowWeights]:
     """Raises Incompatible."""
-    layout, found = model.layout_digest(module), []
+    found = []
 
     def vectors() -> Iterator[Tensor]:
         for place in places:
-            slow = place.slow(layout)
+            slow = place.slow(module)
             found.append(replace(slow, phi=torch.empty(0)))  # a slice would keep all of it in memory
             yield slow.phi
 
@@ -201,7 +200,7 @@ def _from_stages(run: Manifest, vocabulary: int, places: Sequence[Weights]) -> t
     found: list[SlowWeights] = []
     left = list(places)
     for stage, module in enumerate(parts, 1):
-        here = [place for place in left if _fits(place, model.layout_digest(module))]
+        here = [place for place in left if _fits(place, module)]
         if not here:
             raise UsageError(
                 f"nothing here holds stage {stage} of {count} of {run.label}: `export` makes the whole model, with "
@@ -212,9 +211,9 @@ def _from_stages(run: Manifest, vocabulary: int, places: Sequence[Weights]) -> t
     return part.whole_model(run, vocabulary, parts), found
 
 
-def _fits(place: Weights, layout: bytes) -> bool:
+def _fits(place: Weights, module: nn.Module) -> bool:
     try:
-        place.slow(layout)
+        place.slow(module)
     except Incompatible:
         return False
     return True
@@ -232,20 +231,26 @@ def language(run: Manifest, sources: Sources, exported: Path | None = None) -> t
     return tokens.load(run.data.tokenizer, sources.tokenizer or brought)
 
 
-def _from_pretrained(folder: Path) -> nn.Module:
-    """Calls transformers, whose exceptions about a folder are undocumented: each becomes UsageError. Loads safetensors
+def _from_pretrained(folder: Path, like: nn.Module) -> nn.Module:
+    """The folder's weights in another module of the same class and config: those of its config.json nobody has signed.
+    Calls transformers, whose exceptions about a folder are undocumented: each becomes UsageError. Loads safetensors
     only, and no code."""
-    from transformers import AutoModelForCausalLM
-
     try:
         with without_bars():
-            module: nn.Module = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
+            module, said = type(like).from_pretrained(  # type: ignore[attr-defined]
+                folder,
+                config=like.config,
+                dtype=torch.float32,
+                local_files_only=True,
+                use_safetensors=True,
+                output_loading_info=True,
             )
+        if missing := sorted(said["missing_keys"]):
+            raise ValueError(f"{missing[0]} is missing")
     except Exception as error:
         why = " ".join(str(error).split())[:200] or type(error).__name__
         raise UsageError(f"{folder} holds no model that can be loaded: {why}") from error
-    return module
+    return cast("nn.Module", module)
 
 
 @contextmanager
