@@ -431,13 +431,17 @@ class StagePasses(Gradients):
             self._stage.window.passed(time.monotonic())
             if not self._training:
                 return
+        gradient = self._there(answer.gradient)
+        factor = self._usual_gradient.factor(_size(gradient))
+        if not factor:
+            self._lose(asked)
+            return
         inputs = under_way.inputs
         if not self._at.first:
             inputs = inputs.detach().requires_grad_()
         with self._precision():
             activations = self._part.forward(self._module, inputs)
-        gradient = self._there(answer.gradient)
-        gradient = (gradient * self._usual_gradient.factor(_size(gradient))).to(activations.dtype)
+        gradient = (gradient * factor).to(activations.dtype)
         self._finish_backward(activations, gradient, inputs, under_way.targets, answer.loss, asked)
 
     def _finish_backward(  # noqa: PLR0913, PLR0917

@@ -2,9 +2,10 @@
 
 A gradient of a million times the usual length would be this stage's whole step, whatever the clip; one of the usual
 length is one of many. The middle of the last ones decides, and what is remembered of a longer one is only what counted:
-a liar that sends less than half of them does not move it. Pure.
+a liar that sends less than half of them does not move it. One whose square overflows counts for nothing. Pure.
 """
 
+import math
 from collections import deque
 from statistics import median
 
@@ -20,7 +21,10 @@ class UsualSize:
         self._sizes: deque[float] = deque(maxlen=REMEMBERED)
 
     def factor(self, size: float) -> float:
-        """What to multiply by, above 0 and at most 1. It counts from then on."""
+        """What to multiply by, at most 1. It counts from then on. 0: not finite, so lose it; it is not remembered, else
+        half of the first ones could leave the check without a measure."""
+        if not math.isfinite(size):
+            return 0.0
         most = self._most * median(self._sizes) if len(self._sizes) >= LEAST else float("inf")
         counted = min(size, most)
         self._sizes.append(counted)

@@ -121,6 +121,32 @@ def test_a_huge_gradient_counts_as_a_long_one() -> None:
     assert nodes[0].losses[-1] < nodes[0].losses[0] - 0.2 and nodes[0].replica.skipped == 0
 
 
+def test_what_overflows_is_lost_for_its_sender_and_costs_no_step() -> None:
+    """Finite, but its square is not: the first activations and the first gradient that a stage gets."""
+    run = staged_run(2)
+    last = StageInTest(run, 1)
+    ended = []
+    for value in (3e38, 0.1, 0.2, 0.3, 0.4):
+        activations = torch.full((1, *last.task.part.activations), value)
+        targets = torch.zeros(1, *last.task.part.targets, dtype=torch.long)
+        ended.append(Future[Answer]())
+        last.letters.put(Asked(activations, targets, False, time.monotonic() + 60, ended[-1], "a"))
+    assert last.replica.has_data(20)
+    last.replica.step()
+    assert last.replica.skipped == 0 and [bool(each.exception(0)) for each in ended] == [True] + 4 * [False]
+
+    nodes = chain(run)
+    answers = iter(range(10_000))
+
+    def overflows(answer: Answer) -> Answer:
+        assert answer.gradient is not None
+        return replace(answer, gradient=torch.full_like(answer.gradient, 3e38)) if not next(answers) else answer
+
+    nodes[0].wire.spoil = overflows
+    train_together(nodes, 1)
+    assert nodes[0].replica.skipped == 0 and nodes[0].task.counts.lost == 1
+
+
 def test_who_evaluates_measures_with_what_the_first_stage_sent_last() -> None:
     run = staged_run(2)
     nodes = chain(run)

@@ -102,3 +102,11 @@ def test_what_is_much_larger_than_usual_counts_as_a_long_one() -> None:
         assert usual.factor(1e9) * 1e9 <= MOST * MOST * 3.0
         assert usual.factor(2.0) == 1.0
     assert usual.factor(0.0) == 1.0
+
+
+def test_what_overflows_counts_for_nothing_from_the_first_on() -> None:
+    usual = UsualSize()
+    for size in (float("inf"), float("nan")):
+        assert [usual.factor(size) for _ in range(LEAST)] == [0.0] * LEAST
+    assert all(usual.factor(1.0) == 1.0 for _ in range(LEAST))
+    assert usual.factor(1e9) * 1e9 <= MOST, "and it has not moved what is usual"
