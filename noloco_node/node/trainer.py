@@ -645,7 +645,8 @@ class TrainingNode(BaseNode):
             )
             self._stages.candidates(after, beside)
             before, stages = which_stage.stage_before(self._at, self._membership.seen.values()), self._stages
-            ended = self._run and which_stage.are_done(before, self._run.rounds, stages.heard(), stages.idle_s)
+            now, heard, idle_s = self._stats.round, stages.heard(), stages.idle_s
+            ended = self._run and which_stage.are_done(before, now, self._run.rounds, heard, idle_s)
             if self._run and self._thread and ended:
                 self._thread.amend(self._run.rounds, ended=True)  # no micro-batch comes any more
             if self._run and self._author:

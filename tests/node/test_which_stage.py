@@ -128,18 +128,36 @@ def seen(**rounds: int) -> list[PeerRecord]:
     return [replace(holders(1, **says)[0], peer_id=name) for name, says in each.items()]
 
 
+def done(before: list[PeerRecord], rounds: int, heard: dict[str, float], idle_s: float = 0.0, *, own: int = 0) -> bool:
+    return which_stage.are_done(before, own, rounds, heard, idle_s)
+
+
+HEARD, GONE_S, LONG = {"a": 5.0, "b": 5.0}, which_stage.HEARD_S + 1, which_stage.IDLE_S + 1
+
+
 def test_a_stage_has_no_more_to_do_when_all_that_send_to_it_are_done() -> None:
-    heard, long = {"a": 5.0, "b": 5.0}, which_stage.IDLE_S + 1
-    assert not which_stage.are_done([], 10, heard, 0.0)
-    assert not which_stage.are_done(seen(a=-1, b=7), 10, heard, 0.0)
-    assert which_stage.are_done(seen(a=-1, b=7), 7, heard, 0.0)
-    assert which_stage.are_done(seen(a=-1, b=-1, liar=3), 10, heard, 0.0), "it has never sent anything"
-    assert not which_stage.are_done(seen(liar=-1), 10, heard, 0.0), "the others may be back at any moment"
-    assert not which_stage.are_done(seen(a=-1), 10, heard, 0.0)
-    assert which_stage.are_done(seen(a=-1), 10, heard | {"b": which_stage.HEARD_S + 1}, 0.0), "it is gone"
-    assert which_stage.are_done(seen(a=-1, b=7), 10, heard, long), "it says that it trains, and sends nothing"
-    assert not which_stage.are_done(seen(a=-1, b=7, c=7), 10, heard | {"c": long}, long)
-    assert not which_stage.are_done(seen(a=-1), 10, {}, 0.0) and which_stage.are_done(seen(a=-1), 10, {}, long)
+    assert not done([], 100, HEARD)
+    assert not done(seen(a=-1, b=7), 100, HEARD)
+    assert done(seen(a=-1, b=7), 7, HEARD)
+    assert done(seen(a=-1, b=-1, liar=3), 100, HEARD), "it has never sent anything"
+    assert not done(seen(liar=-1), 100, HEARD), "the others may be back at any moment"
+    assert not done(seen(a=-1), 100, HEARD)
+    assert done(seen(a=-1), 100, {"a": 5.0}), "nobody else was ever there"
+    assert done(seen(a=-1), 100, HEARD | {"b": GONE_S}, own=95), "it is gone"
+    assert done(seen(a=-1, b=7), 100, HEARD, LONG), "it says that it trains, and sends nothing"
+    assert not done(seen(a=-1, b=7, c=7), 100, HEARD | {"c": LONG}, LONG)
+    assert not done(seen(a=-1), 100, {}) and done(seen(a=-1), 100, {}, LONG)
+
+
+def test_one_peer_alone_does_not_end_the_run_of_a_node_that_is_in_the_middle_of_it() -> None:
+    assert not done(seen(a=5, b=5, liar=-1), 100, {"liar": 1.0}), "the node has just started, and heard it first"
+    assert not done(seen(a=5, liar=-1), 100, {"liar": 1.0})
+    for honest in ("a", "ab", "abc"):
+        heard = dict.fromkeys(honest, GONE_S) | {"liar": 1.0}
+        assert not done(seen(liar=-1), 100, heard, own=50), "they are away for a while"
+        assert not done(seen(liar=100), 100, heard, own=50)
+        assert not done(seen(liar=-1, **dict.fromkeys(honest, 50)), 100, heard, own=50)
+        assert done(seen(**dict.fromkeys(honest, -1)), 100, dict.fromkeys(honest, 5.0), own=50)
 
 
 def test_before_the_first_stage_is_nobody_whatever_a_record_says() -> None:
