@@ -1,7 +1,8 @@
 """How many micro-batches of others may be here at once, and how much memory they may take.
 
 A micro-batch has a place once its data are whole, and takes memory as they come: who only announces some keeps nobody
-out. Who has MOST_OF_CALLER of them here, or finds no place, is refused as busy.
+out. Who has MOST_OF_CALLER of them here, or finds no place, is refused as busy. One that its caller gave up counts
+until nothing is done for it any more.
 """
 
 from collections import Counter

@@ -93,6 +93,8 @@ class Sent:
     targets: Tensor
     evaluates: bool
     until: float
+    asked: Asked | None = None
+    """Whose it is; None: this stage's own."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -417,7 +419,8 @@ class StagePasses(Gradients):
         self._tickets += 1
         if under_way:
             self._under_way[self._tickets] = under_way
-        self._stage.link.send(Sent(self._tickets, activations, targets, evaluates, until))
+        asked = under_way.asked if under_way else None
+        self._stage.link.send(Sent(self._tickets, activations, targets, evaluates, until, asked))
         return self._tickets
 
     def _back(self, under_way: _UnderWay, answer: Answer) -> None:

@@ -72,6 +72,11 @@ class Routes:
         else:
             each.free, each.failures = free, 0
 
+    def given_up(self, peer: str) -> None:
+        """Its answer is not waited for; that says nothing of it."""
+        if each := self._peers.get(peer):
+            each.under_way = max(0, each.under_way - 1)
+
     def full(self, peer: str, now: float) -> None:
         """It has no place now."""
         if each := self._peers.get(peer):

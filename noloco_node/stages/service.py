@@ -6,6 +6,7 @@ It carries what stages/passes.py sends and asks for, and knows neither weights n
 - What a peer sends is checked before it takes memory: the run says how many bytes so many examples are.
 - A micro-batch that a peer does not answer goes to another one of that stage, until its deadline; then it is lost.
 - Who finds no room here (stages/held.py) is refused as busy, and asks another peer.
+- What a caller gives up is not carried on to the next stage, and keeps its place until it has ended here.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Protocol
@@ -110,6 +111,10 @@ class StageService(StageServicer):
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calls: set[asyncio.Task[Any]] = set()
+        self._given_up: set[Asked] = set()
+        """Begun on the training thread; nobody waits for them any more."""
+        self._carrying: dict[Asked, asyncio.Task[Any] | None] = {}
+        """Of the stage before: who carries each to the next one."""
         self._took_s: deque[float] = deque([LEAST_PATIENCE_S / PATIENCE], maxlen=REMEMBERED)
 
     # ---- for node/trainer.py ----
@@ -205,6 +210,10 @@ class StageService(StageServicer):
     async def _carry(self, micro: Sent) -> None:
         answer: Answer | None = None
         try:
+            if micro.asked:
+                self._carrying[micro.asked] = asyncio.current_task()
+            if micro.asked in self._given_up:
+                return
             payload = await asyncio.to_thread(self._coded, micro)
             async with asyncio.timeout(max(0.0, micro.until - time.monotonic())):
                 answer = await (self._measured(micro, payload) if micro.evaluates else self._learned(micro, payload))
@@ -213,6 +222,8 @@ class StageService(StageServicer):
         except NonFinite as error:
             log.debug("a micro-batch is lost: %s", error)
         finally:
+            if micro.asked:
+                del self._carrying[micro.asked]
             self.totals.lost += answer is None
             self.letters.put(Answered(micro.ticket, answer) if answer else Lost(micro.ticket))
 
@@ -243,6 +254,9 @@ class StageService(StageServicer):
         except PeerRefused:
             self._routes.full(peer, loop.time())
             raise
+        except asyncio.CancelledError:
+            self._routes.given_up(peer)
+            raise
         except (PeerFault, TimeoutError) as fault:
             self._routes.ended(peer, None, loop.time())
             self._blame(peer, fault)
@@ -261,7 +275,7 @@ class StageService(StageServicer):
         if not self._agreement.is_proven(peer):
             return await self._compared(peer, answer, micro, payload, (micro.until - time.monotonic()) / 2)
         if self._random.random() < COMPARED:
-            again = replace(micro, until=time.monotonic() + DEADLINE_S)
+            again = replace(micro, until=time.monotonic() + DEADLINE_S, asked=None)
             self._own(self._compared(peer, answer, again, payload, DEADLINE_S))
         return answer
 
@@ -300,12 +314,18 @@ class StageService(StageServicer):
         if len(peers) < LEAST_COMPARED or not self._may_send():
             return (await self._try_peers(micro, payload))[1]
         losses = dict[str, float]()
-        for each in asyncio.as_completed([self._own(self._measure(peer, micro, payload, losses)) for peer in peers]):
-            await each
-            if (loss := believed(losses.values())) is not None:
-                for wrong in lying(losses, loss):
-                    self._is_alone(wrong)
-                return Answer(loss, None)
+        calls = [self._own(self._measure(peer, micro, payload, losses)) for peer in peers]
+        try:
+            for each in asyncio.as_completed(calls):
+                await each
+                if (loss := believed(losses.values())) is not None:
+                    for wrong in lying(losses, loss):
+                        self._is_alone(wrong)
+                    return Answer(loss, None)
+        except asyncio.CancelledError:
+            for call in calls:
+                call.cancel()
+            raise
         loss = believed(losses.values(), NEARLY)
         return None if loss is None else Answer(loss, None)
 
@@ -421,13 +441,14 @@ class StageService(StageServicer):
         if peer in task.counts.not_believed and self._held.callers.total() > 0:
             raise PeerRefused(wire.Code.BUSY.reason)
         until = time.monotonic() + asked.deadline_s
-        with self._held.call(peer) as call:
+        with ExitStack() as place:
+            call = place.enter_context(self._held.call(peer))
             async with asyncio.timeout(asked.deadline_s):
                 async with asyncio.timeout(FIRST_S + size / LEAST_BYTES_S):
                     data = await self._received(frames, size, call.take)
                 call.arrive()
                 letter = await asyncio.to_thread(self._letter, task, asked, data, targets, until, peer)
-                answer = await self._computed(letter)
+                answer = await self._computed(letter, place)
             if answer.gradient is None:
                 return answer.loss, b""
             try:
@@ -435,7 +456,7 @@ class StageService(StageServicer):
             except NonFinite as error:
                 raise LostMicroBatch(str(error)) from None
 
-    async def _computed(self, letter: Asked) -> Answer:
+    async def _computed(self, letter: Asked, place: ExitStack) -> Answer:
         self.letters.put(letter)
         try:
             return await asyncio.wrap_future(letter.answer)
@@ -443,6 +464,20 @@ class StageService(StageServicer):
             if letter.answer.cancel():  # the training thread has not begun it, and may be long in coming to it
                 for tensor in (letter.activations, letter.targets):
                     tensor.data = tensor.new_empty(0)
+            elif not letter.answer.done() and not self._closed:
+                self._own(self._give_up(letter, place.pop_all()))
+
+    async def _give_up(self, letter: Asked, place: ExitStack) -> None:
+        """The training thread is at it, or has sent it on: it keeps its place until that has ended, else who hangs up
+        each time could have any number of them here."""
+        with place, suppress(LostMicroBatch):
+            self._given_up.add(letter)
+            try:
+                if carrying := self._carrying.get(letter):
+                    carrying.cancel()  # the training thread gets its Lost, and forgets it
+                await asyncio.wrap_future(letter.answer)
+            finally:
+                self._given_up.discard(letter)
 
     def _agreed(self, peer: str, asked: wire.MicroBatch) -> StageTask:
         """Raises PeerFault."""

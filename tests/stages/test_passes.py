@@ -20,7 +20,7 @@ from noloco_node.data import corpus
 from noloco_node.errors import UsageError
 from noloco_node.run.schema import Manifest, ModelSpec, StagesSpec
 from noloco_node.stages.part import Position, layers_of, part_of, whole_model
-from noloco_node.stages.passes import Answer, Asked, Letter, StageTask
+from noloco_node.stages.passes import Answer, Asked, Letter, Lost, LostMicroBatch, Sent, StageTask
 from noloco_node.training import model
 from noloco_node.training.gradients import NotMeasured
 from noloco_node.training.replica import Replica
@@ -119,6 +119,20 @@ def test_a_huge_gradient_counts_as_a_long_one() -> None:
     nodes[0].wire.spoil = huge
     train_together(nodes, 10)
     assert nodes[0].losses[-1] < nodes[0].losses[0] - 0.2 and nodes[0].replica.skipped == 0
+
+
+def test_a_middle_stage_says_whose_micro_batch_it_passes_on_and_forgets_it_when_it_is_lost() -> None:
+    middle, sent = StageInTest(staged_run(3), 1), list[Sent]()
+    middle.wire.send = sent.append  # type: ignore[method-assign]
+    part = middle.task.part
+    targets = torch.zeros(1, *part.targets, dtype=torch.long)
+    asked = Asked(torch.randn(1, *part.activations), targets, False, time.monotonic() + 60, Future(), "a")
+    middle.letters.put(asked)
+    middle.replica.has_data(0.01)
+    assert [each.asked for each in sent] == [asked]
+    middle.letters.put(Lost(sent[0].ticket))
+    middle.replica.has_data(0.01)
+    assert isinstance(asked.answer.exception(0), LostMicroBatch) and middle.task.counts.under_way == 0
 
 
 def test_what_overflows_is_lost_for_its_sender_and_costs_no_step() -> None:

@@ -18,7 +18,7 @@ from noloco_node.run.schema import Manifest, StagesSpec
 from noloco_node.stages import held as held_module
 from noloco_node.stages import service as service_module
 from noloco_node.stages.part import Position
-from noloco_node.stages.passes import Answer, Answered, Asked, Letter, Lost, Sent, StageTask
+from noloco_node.stages.passes import Answer, Answered, Asked, Letter, Lost, LostMicroBatch, Sent, StageTask
 from noloco_node.stages.service import StageService, StageTerms
 from noloco_node.version import PROTOCOL
 from noloco_node.wire import stage_messages as wire
@@ -314,6 +314,94 @@ async def test_who_only_announces_micro_batches_keeps_nobody_out(trio: Trio) -> 
     asked.answer.set_result(Answer(1.0, torch.zeros(asked.activations.shape)))
     assert isinstance(await trio.first.letter(), Answered)
     await comes(lambda: not held.calls and not held.callers and not held.bytes)
+
+
+class Middle:
+    """A node of the middle stage with a next one; `first` is its caller, the test its training thread."""
+
+    def __init__(self, trio: Trio) -> None:
+        self.trio, self.node, self.last = trio, trio.one, Node(trio.network, "last", 2)
+        self.held = self.node.service._held
+
+    async def start(self) -> None:
+        await self.last.transport.start()
+        await self.trio.start("one")
+        self.node.service.candidates(["last"])
+
+    async def called(self) -> tuple[Asked, asyncio.Task[Any]]:
+        """A micro-batch whose work has begun; to cancel the task is to hang up."""
+
+        async def requests() -> AsyncIterator[Any]:
+            yield wire.encode(header(deadline_s=60.0))
+            yield wire.encode(wire.Part(GOOD + bytes(SIZE)))
+
+        async def reads() -> None:
+            async for _ in StageStub(self.trio.first.transport.channel("one")).Pass(requests()):
+                pass
+
+        call = asyncio.create_task(reads())
+        asked = await self.node.letter()
+        assert isinstance(asked, Asked) and asked.answer.set_running_or_notify_cancel()
+        return asked, call
+
+    def passes_on(self, asked: Asked, *, evaluates: bool = False) -> None:
+        until = time.monotonic() + 60
+        self.node.service.send(Sent(7, asked.activations, asked.targets, evaluates, until, asked))
+
+
+@pytest.fixture
+async def middle(trio: Trio) -> AsyncIterator[Middle]:
+    there = Middle(trio)
+    await there.start()
+    yield there
+    await there.last.service.close()
+    await there.last.transport.close()
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+async def test_what_a_caller_gave_up_keeps_its_place_until_its_call_to_the_next_stage_is_over(
+    middle: Middle, evaluates: bool
+) -> None:
+    held, last = middle.held, middle.last.service._held
+    asked, call = await middle.called()
+    middle.passes_on(asked, evaluates=evaluates)
+    there = await middle.last.letter()
+    assert isinstance(there, Asked) and last.callers == {"one": 1}
+    call.cancel()
+    await comes(there.answer.cancelled)
+    assert await middle.node.letter() == Lost(7), "the training thread forgets it"
+    assert held.callers == held.calls == {"first": 1} and held.bytes["first"], "until then it is here"
+    asked.answer.set_exception(LostMicroBatch(""))
+    await comes(lambda: not held.callers and not held.calls and not held.bytes)
+    await comes(lambda: not last.callers)
+    service = middle.node.service
+    assert not service._given_up and not service._carrying and service._routes._peers["last"].under_way == 0
+
+
+async def test_what_a_caller_gave_up_before_it_was_passed_on_is_not_passed_on(middle: Middle) -> None:
+    asked, call = await middle.called()
+    call.cancel()
+    await comes(lambda: asked in middle.node.service._given_up)
+    middle.passes_on(asked)
+    assert await middle.node.letter() == Lost(7)
+    assert not middle.last.service._held.calls and middle.held.callers == {"first": 1}
+    asked.answer.set_exception(LostMicroBatch(""))
+    await comes(lambda: not middle.held.callers)
+
+
+async def test_hanging_up_brings_no_more_micro_batches_into_a_node(middle: Middle) -> None:
+    begun = []
+    for _ in range(held_module.MOST_OF_CALLER):
+        asked, call = await middle.called()
+        call.cancel()
+        begun.append(asked)
+    refused = middle.node.service.totals.refused
+    middle.trio.first.sends(within_s=1.0)
+    await comes(lambda: middle.node.service.totals.refused > refused)
+    assert middle.node.service.letters.empty()
+    for asked in begun:
+        asked.answer.set_exception(LostMicroBatch(""))
+    assert isinstance(await middle.node.letter(), Asked), "there is a place again"
 
 
 async def test_who_sends_other_gradients_than_its_stage_is_left_out(
