@@ -4,7 +4,12 @@ worse than the others' are.
 A caller sends activations and targets of its own choice. Honest ones have different data, but their losses fall
 together; wrong targets, or activations that say nothing, cost twice as much as soon as anything was learned. And nobody
 needs more of a stage's tokens than the others: what a caller sends beyond its share is answered, so that it loses
-nothing, but not learned from. With fewer than three callers it cannot be told who is the odd one. Pure: time is an
+nothing, but not learned from. With fewer than three callers it cannot be told who is the odd one.
+
+A stage in the middle sends on in its own name, and the next one counts the losses against it. One micro-batch counts
+there as SINGLE times the others' at most, so this stage is WORSE than they are where a third of what it sends on is
+wrong. So it sends on nothing of a caller that it does not believe, and of one that it does not know yet only TRIED of
+what the others get, beside the first few: who hangs up before its loss is known stays unknown. Pure: time is an
 argument.
 """
 
@@ -27,7 +32,9 @@ SHARE = 1.2
 COUNTED, SHARED_S = 384, 60.0
 """Micro-batches over which shares are taken, and for how long: who is alone then may have all."""
 HEARD_S = 120.0
-"""Who has not called for so long is no measure for the others."""
+"""Who has not called for so long is no measure for the others; and a stage in the middle tries it again."""
+TRIED = 0.5
+"""Of what the others get, for a caller that a stage in the middle does not know yet: a fifth, beside two others."""
 MOST_CALLERS = 256
 """Remembered. The least recently heard are forgotten first."""
 
@@ -72,6 +79,8 @@ class Callers:
         self._callers: dict[str, _Caller] = {}
         self._counted: deque[tuple[float, str, int]] = deque(maxlen=COUNTED)
         """Of what was learned from: when, from whom, how many tokens."""
+        self._passed_on: deque[tuple[float, str, int]] = deque(maxlen=COUNTED)
+        """Of a stage in the middle: when, from whom, 1."""
 
     def counts(self, caller: str, loss: float, tokens: int, now: float) -> bool:
         """Whether to learn from a micro-batch. `loss`: of a token."""
@@ -89,6 +98,23 @@ class Callers:
         here = {caller: each for caller, each in self._callers.items() if each.heard_at >= now - HEARD_S}
         return sorted(caller for caller, each in here.items() if each.mean > WORSE * self._others(caller, now))
 
+    def passes_on(self, caller: str, evaluates: bool, now: float) -> bool:
+        """Whether a stage in the middle sends a micro-batch to the next one."""
+        found = self._callers.get(caller)
+        if found and found.heard_at < now - HEARD_S:
+            found.losses.clear()
+        if found and found.mean > WORSE * self._others(caller, now):
+            return False
+        if evaluates:
+            return True
+        known = self._known_others(caller, now)
+        if not (found and found.is_known) and len(known) > 1:
+            taken = _taken(self._passed_on, now)
+            if taken[caller] >= LEAST + TRIED * median(taken[other] for other in known):
+                return False
+        self._passed_on.append((now, caller, 1))
+        return True
+
     def _is_worse(self, caller: str, loss: float, now: float) -> bool:
         others = self._others(caller, now)
         found = self._callers.get(caller) or _Caller()
@@ -99,20 +125,30 @@ class Callers:
 
     def _others(self, caller: str, now: float) -> float:
         """What a token costs with the others: a few that are far lower or higher do not change it."""
-        known = [
-            median(each.losses)
-            for other, each in self._callers.items()
-            if other != caller and each.is_known and each.heard_at >= now - HEARD_S
-        ]
+        known = [median(each.losses) for each in self._known_others(caller, now).values()]
         return median_high(known) if len(known) > 1 else float("inf")
 
+    def _known_others(self, caller: str, now: float) -> dict[str, _Caller]:
+        return {
+            other: each
+            for other, each in self._callers.items()
+            if other != caller and each.is_known and each.heard_at >= now - HEARD_S
+        }
+
     def _within_share(self, caller: str, tokens: int, now: float) -> bool:
-        while self._counted and self._counted[0][0] < now - SHARED_S:
-            self._counted.popleft()
-        taken = Counter[str]({caller: tokens})
-        for _, each, size in self._counted:
-            taken[each] += size
+        taken = _taken(self._counted, now)
+        taken[caller] += tokens
         usual = min(tokens, median_high([size for _, _, size in self._counted] or [tokens]))
         spare = usual * max(LEAST, sqrt(len(self._counted)) / 2)  # chance brings one more often than another
         others = [size for each, size in taken.items() if each != caller]
         return not others or taken[caller] <= SHARE * median_high(others) + spare
+
+
+def _taken(latest: deque[tuple[float, str, int]], now: float) -> Counter[str]:
+    """What each got in the last SHARED_S; older entries are dropped."""
+    while latest and latest[0][0] < now - SHARED_S:
+        latest.popleft()
+    taken = Counter[str]()
+    for _, each, size in latest:
+        taken[each] += size
+    return taken

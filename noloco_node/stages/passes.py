@@ -384,6 +384,9 @@ class StagePasses(Gradients):
         if self._usual_activations.factor(_size(inputs)) < 1:
             self._lose(asked)
             return
+        if not self._at.last and not self._callers.passes_on(asked.caller, asked.evaluates, time.monotonic()):
+            self._lose(asked)
+            return
         if asked.evaluates:
             self._keep(asked)
         if not self._at.last:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from noloco_node.stages.callers import COUNTED, HEARD_S, MOST_CALLERS, SHARE, SHARED_S, Callers, Turns
+from noloco_node.stages.callers import COUNTED, HEARD_S, LEAST, MOST_CALLERS, SHARE, SHARED_S, Callers, Turns
 from noloco_node.stages.kept import MOST_CALLERS as MOST_KEPT
 from noloco_node.stages.kept import Kept
 
@@ -78,6 +78,53 @@ def test_who_is_alone_has_all() -> None:
     there = Callers()
     turns(there, 100, a=1.6, b=1.6)
     assert turns(there, 100, SHARED_S + 1, a=1.6)["a"] == 100
+
+
+def passes_on(there: Callers, times: int, now: float, *callers: str) -> Counter[str]:
+    passed = Counter[str]()
+    for _ in range(times):
+        for caller in callers:
+            passed[caller] += there.passes_on(caller, False, now)
+    return passed
+
+
+def test_a_stage_in_the_middle_sends_nothing_on_of_whom_it_does_not_believe() -> None:
+    there = Callers()
+    assert passes_on(there, 50, 0.0, "a", "liar") == {"a": 50, "liar": 50}, "of two, nobody is the odd one"
+    turns(there, 20, a=1.6, b=1.6, c=2.0, liar=3.5)
+    assert passes_on(there, 50, 0.0, *"abc", "liar") == {"a": 50, "b": 50, "c": 50, "liar": 0}
+    assert there.passes_on("c", True, 0.0) and not there.passes_on("liar", True, 0.0)
+    later = HEARD_S + 1
+    turns(there, 20, later, a=1.6, b=1.6)
+    assert 0 < passes_on(there, 50, later, "a", "b", "liar")["liar"] < 50, "it is tried again"
+    turns(there, LEAST, later, liar=1.6)
+    assert passes_on(there, 50, later, "liar")["liar"] == 50
+    assert passes_on(there, 50, 3 * later, "liar")["liar"] == 50, "who is alone is passed on, whatever it was"
+
+
+def test_who_stays_unknown_as_it_hangs_up_each_time_is_a_small_part_of_what_is_sent_on() -> None:
+    there = Callers()
+    turns(there, LEAST, a=1.6, b=1.6)
+    passed = passes_on(there, 100, 0.0, "a", "b", "liar", "liar")
+    assert passed["a"] == passed["b"] == 100
+    assert passed["liar"] <= passed.total() / 4, "where it takes a third, this stage is not believed any more"
+
+
+def test_a_stage_in_the_middle_is_believed_whatever_one_of_its_callers_sends() -> None:
+    """One caller floods one of three nodes with wrong targets; losses come back ten micro-batches later."""
+    middle, last, under_way = Callers(), Callers(), list[tuple[str, float]]()
+    turns(last, 2 * LEAST, mid2=2.0, mid3=2.0)
+    for n in range(400):
+        now = n * 0.1
+        for caller, loss in (("a", 2.0), ("b", 2.0), *2 * [("liar", 4.0)]):
+            if middle.passes_on(caller, False, now):
+                last.counts("mid1", loss, TOKENS, now)
+                under_way.append((caller, loss))
+        turns(last, 1, now, mid2=2.0, mid3=2.0)
+        while len(under_way) > 10:
+            caller, loss = under_way.pop(0)
+            middle.counts(caller, loss, TOKENS, now)
+    assert middle.not_believed(40.0) == ["liar"] and last.not_believed(40.0) == []
 
 
 def test_callers_are_forgotten() -> None:

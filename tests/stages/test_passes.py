@@ -121,7 +121,7 @@ def test_a_huge_gradient_counts_as_a_long_one() -> None:
     assert nodes[0].losses[-1] < nodes[0].losses[0] - 0.2 and nodes[0].replica.skipped == 0
 
 
-def test_a_middle_stage_says_whose_micro_batch_it_passes_on_and_forgets_it_when_it_is_lost() -> None:
+def test_a_middle_stage_says_whose_micro_batch_it_passes_on_and_passes_on_none_of_whom_it_does_not_believe() -> None:
     middle, sent = StageInTest(staged_run(3), 1), list[Sent]()
     middle.wire.send = sent.append  # type: ignore[method-assign]
     part = middle.task.part
@@ -133,6 +133,12 @@ def test_a_middle_stage_says_whose_micro_batch_it_passes_on_and_forgets_it_when_
     middle.letters.put(Lost(sent[0].ticket))
     middle.replica.has_data(0.01)
     assert isinstance(asked.answer.exception(0), LostMicroBatch) and middle.task.counts.under_way == 0
+    for caller, loss in 4 * [("a", 4.0), ("b", 2.0), ("c", 2.0)]:
+        middle.task._passes._callers.counts(caller, loss, 16, time.monotonic())
+    asked = replace(asked, answer=Future())
+    middle.letters.put(asked)
+    middle.replica.has_data(0.01)
+    assert isinstance(asked.answer.exception(0), LostMicroBatch) and len(sent) == 1, "a is not believed"
 
 
 def test_what_overflows_is_lost_for_its_sender_and_costs_no_step() -> None:
