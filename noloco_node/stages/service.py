@@ -26,6 +26,7 @@ import grpc
 import numpy as np
 import torch
 
+from noloco_node.base.latest import remember
 from noloco_node.core.codecs.activations import ActivationCodec, activation_codec
 from noloco_node.errors import NonFinite, PeerFault, PeerLost, PeerMisbehaved, PeerRefused
 from noloco_node.host.traffic import Traffic
@@ -49,6 +50,9 @@ from noloco_node.wire.stage_pb2_grpc import StageServicer, StageStub
 
 FIRST_S, LEAST_BYTES_S = 10.0, 32_000
 """How long a caller's first frame may take, and its data beyond that: the least rate that a volunteer may set."""
+LATE_S, MOST_LATE = 30.0, 256
+"""Whose data did not come in that time is refused for so long, and how many such callers are remembered. It is no proof
+of a lie: its link may be broken."""
 LEAST_PATIENCE_S, PATIENCE = 3.0, 4
 """An answer that takes longer than this, and so many times the usual, is not waited for where another peer may give
 one."""
@@ -115,6 +119,8 @@ class StageService(StageServicer):
         """Begun on the training thread; nobody waits for them any more."""
         self._carrying: dict[Asked, asyncio.Task[Any] | None] = {}
         """Of the stage before: who carries each to the next one."""
+        self._late: dict[str, float] = {}
+        """Callers that are refused, and until when."""
         self._took_s: deque[float] = deque([LEAST_PATIENCE_S / PATIENCE], maxlen=REMEMBERED)
 
     # ---- for node/trainer.py ----
@@ -394,12 +400,13 @@ class StageService(StageServicer):
     async def _received(
         self, frames: AsyncIterator[pb.StageFrame], size: int, take: Callable[[int], None] = lambda size: None
     ) -> bytes:
-        """So many bytes; `take` is told of each part. Raises PeerMisbehaved where it is more, or something else."""
+        """So many bytes; `take` is told of each part. Each but the last one is full, as any message costs this
+        process up to 0.1 ms, also one of a byte. Raises PeerMisbehaved."""
         data = bytearray()
         while len(data) < size:
             await self._pace.receiving()
             frame = await _next(frames)
-            if not isinstance(frame, wire.Part) or not frame.data or len(data) + len(frame.data) > size:
+            if not isinstance(frame, wire.Part) or len(frame.data) != min(wire.MAX_PART_BYTES, size - len(data)):
                 raise PeerMisbehaved("bad_part", type(frame).__name__)
             take(len(frame.data))
             data += frame.data
@@ -440,12 +447,19 @@ class StageService(StageServicer):
         size = targets + self._codec.encoded_bytes(shape)
         if peer in task.counts.not_believed and self._held.callers.total() > 0:
             raise PeerRefused(wire.Code.BUSY.reason)
-        until = time.monotonic() + asked.deadline_s
+        now = time.monotonic()
+        if self._late.get(peer, now) > now:
+            raise PeerRefused(wire.Code.BUSY.reason)
+        until = now + asked.deadline_s
         with ExitStack() as place:
             call = place.enter_context(self._held.call(peer))
             async with asyncio.timeout(asked.deadline_s):
-                async with asyncio.timeout(FIRST_S + size / LEAST_BYTES_S):
-                    data = await self._received(frames, size, call.take)
+                try:
+                    async with asyncio.timeout(FIRST_S + size / LEAST_BYTES_S):
+                        data = await self._received(frames, size, call.take)
+                except TimeoutError:
+                    remember(self._late, peer, time.monotonic() + LATE_S, MOST_LATE)
+                    raise
                 call.arrive()
                 letter = await asyncio.to_thread(self._letter, task, asked, data, targets, until, peer)
                 answer = await self._computed(letter, place)

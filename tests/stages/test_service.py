@@ -206,6 +206,7 @@ NAN = torch.full((SIZE // 4,), float("nan")).numpy().tobytes()
     [
         (parts(NAN), "nonfinite"),
         (parts(bytes(SIZE + 4)), "bad_part"),
+        (parts(bytes(SIZE - 4)), "bad_part"),
         ([wire.Passed(1.0, 1), wire.Part(b"")], "bad_part"),
         ([wire.Passed(float("nan"), 1)], "bad_loss"),
         ([wire.Passed(1e300, 1)], "bad_loss"),
@@ -252,9 +253,10 @@ GOOD = PART.some_targets(2).to(torch.int32).numpy().tobytes()
         ([header(deadline_s=float("nan"))], "bad_deadline"),
         ([header(deadline_s=1e9)], "bad_deadline"),
         ([wire.Part(b"x")], "unexpected_frame"),
-        ([header(), wire.Part(GOOD), wire.Part(bytes(SIZE + 1))], "bad_part"),
-        ([header(), wire.Part(GOOD), wire.Part(NAN)], "nonfinite"),
-        ([header(), wire.Part(b"\xff" * len(GOOD)), wire.Part(bytes(SIZE))], "bad_targets"),
+        ([header(), wire.Part(GOOD + bytes(SIZE + 1))], "bad_part"),
+        ([header(), wire.Part(GOOD), wire.Part(bytes(SIZE))], "bad_part"),
+        ([header(), wire.Part(GOOD + NAN)], "nonfinite"),
+        ([header(), wire.Part(b"\xff" * len(GOOD) + bytes(SIZE))], "bad_targets"),
         ([header()], None),
         ([], None),
     ],
@@ -314,6 +316,29 @@ async def test_who_only_announces_micro_batches_keeps_nobody_out(trio: Trio) -> 
     asked.answer.set_result(Answer(1.0, torch.zeros(asked.activations.shape)))
     assert isinstance(await trio.first.letter(), Answered)
     await comes(lambda: not held.calls and not held.callers and not held.bytes)
+
+
+async def test_whose_data_do_not_come_is_refused_for_a_while(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "FIRST_S", 0.1)
+    await trio.start("one")
+
+    async def requests() -> AsyncIterator[Any]:
+        yield wire.encode(header(deadline_s=60.0))
+        await asyncio.Event().wait()
+
+    async def answers(caller: Node) -> list[wire.Frame]:
+        stub = StageStub(caller.transport.channel("one"))
+        return [wire.decode(frame) async for frame in stub.Pass(requests(), timeout=5)]
+
+    service = trio.one.service
+    assert await answers(trio.two) == [wire.Refusal(wire.Code.BUSY)] and service.totals.refused == 0
+    assert await answers(trio.two) == [wire.Refusal(wire.Code.BUSY)] and service.totals.refused == 1, "before its data"
+    assert not trio.one.blamed, "its link may be broken"
+    await answers(trio.first)
+    assert service.totals.refused == 1, "only that caller is"
+    service._late["two"] = time.monotonic()
+    await answers(trio.two)
+    assert service.totals.refused == 1, "and only for a while"
 
 
 class Middle:
