@@ -432,7 +432,7 @@ class Ahead:
 
     def __init__(self, blocks: Callable[[threading.Event], Iterator[Block]]) -> None:
         self._stop = threading.Event()
-        self._queue: queue.Queue[Block | Exception] = queue.Queue(BLOCKS_READY)
+        self._queue: queue.Queue[Block | BaseException] = queue.Queue(BLOCKS_READY)
         self._thread = threading.Thread(target=self._work, args=(blocks(self._stop),), name="data", daemon=True)
         self._thread.start()
 
@@ -442,7 +442,7 @@ class Ahead:
             found = self._queue.get(timeout=within_s)
         except queue.Empty:
             return None
-        if isinstance(found, Exception):
+        if isinstance(found, BaseException):
             self._queue.put(found)  # for the next call
             raise found
         return found
@@ -456,12 +456,12 @@ class Ahead:
             for block in blocks:
                 if not self._put(block):
                     break
-        except Exception as error:  # noqa: BLE001 (it is raised by `get`)
+        except BaseException as error:  # noqa: BLE001 (it is raised by `get`, which else would wait for ever)
             self._put(error)
         finally:
             blocks.close()  # type: ignore[attr-defined]
 
-    def _put(self, item: Block | Exception) -> bool:
+    def _put(self, item: Block | BaseException) -> bool:
         """False after `close`."""
         while not self._stop.is_set():
             try:

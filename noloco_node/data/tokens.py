@@ -5,7 +5,8 @@ text that look like a special token are encoded as words, so no document can end
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -70,11 +71,8 @@ class FileTokenizer:
         from tokenizers import Tokenizer as Library
 
         self._content = content
-        try:
+        with _errors("is not a tokenizer.json that can be read"):
             self._library = Library.from_str(content.decode())
-        except Exception as error:  # noqa: BLE001 (the library raises nothing narrower)
-            said = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise UsageError(f"the tokenizer is not a tokenizer.json that can be read: {said}") from None
         self._library.encode_special_tokens = True
         self._library.no_truncation()
         self._library.no_padding()
@@ -87,14 +85,30 @@ class FileTokenizer:
 
     def encode(self, texts: Sequence[Text]) -> list[Tokens]:
         words = [t if isinstance(t, str) else t.decode(errors="replace") for t in texts]
-        found = self._library.encode_batch_fast(words, add_special_tokens=False)
+        with _errors("fails on a text"):
+            found = self._library.encode_batch_fast(words, add_special_tokens=False)
         return [np.array(each.ids, width(self.vocabulary)) for each in found]
 
     def decode(self, tokens: Iterable[int]) -> str:
-        return self._library.decode(list(tokens))
+        with _errors("fails on tokens"):
+            text: str = self._library.decode(list(tokens))
+        return text
 
     def file(self) -> bytes:
         return self._content
+
+
+@contextmanager
+def _errors(what: str) -> Iterator[None]:
+    """Of the library, as one sentence: it raises nothing narrower than Exception, and a BaseException where it panics,
+    as for a regex that takes too many tries."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
+        raise
+    except BaseException as error:  # noqa: BLE001
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UsageError(f"the tokenizer {what}: {said}") from None
 
 
 def width(vocabulary: int) -> "np.dtype[np.unsignedinteger[Any]]":

@@ -31,7 +31,7 @@ from noloco_node.core import fragments, gpu
 from noloco_node.core.codecs.codec import Codec
 from noloco_node.core.round_events import SWAPPING
 from noloco_node.core.verdict import Course, Verdict
-from noloco_node.errors import Diverged, NonFinite, OutOfMemory
+from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory
 from noloco_node.host import memory
 from noloco_node.training import mailbox, memory_budget, model
 from noloco_node.training.gradients import NotMeasured, ShortOfMemory
@@ -395,10 +395,13 @@ class TrainingThread:
                 self._train(replica)
         except _Stop:
             pass
-        except Exception as error:
+        except BaseException as error:
             log.debug("training ended", exc_info=error)
-            full = OutOfMemory("the model does not fit into memory: join another run, or free some")
-            self._post(Failed(full if memory_budget.is_out_of_memory(error) else error))
+            if memory_budget.is_out_of_memory(error):
+                error = OutOfMemory("the model does not fit into memory: join another run, or free some")
+            elif not isinstance(error, Exception):  # it would end the event loop, too
+                error = NolocoError(f"training ended with {type(error).__name__}: {error}")
+            self._post(Failed(error))
         finally:
             self._mailbox.close()
 

@@ -184,7 +184,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 # ---- what can go wrong ----
-def failing(errors: list[Exception], at: int) -> Any:
+def failing(errors: list[BaseException], at: int) -> Any:
     """A data set of two shards whose reading fails at one record, once with each of `errors`."""
 
     def records(shard: list[int]) -> Iterator[dict[str, str]]:
@@ -199,7 +199,7 @@ def failing(errors: list[Exception], at: int) -> Any:
 def test_a_network_that_fails_is_waited_for(
     streams: Callable[..., HubStream], caplog: pytest.LogCaptureFixture
 ) -> None:
-    errors: list[Exception] = [ConnectionError("no route"), TimeoutError("the hub is slow"), EOFError("cut off")]
+    errors: list[BaseException] = [ConnectionError("no route"), TimeoutError("the hub is slow"), EOFError("cut off")]
     wanted = streams(opened(failing([], at=50))).next(600)
     with caplog.at_level(logging.WARNING):
         assert torch.equal(streams(opened(failing(errors, at=50))).next(600), wanted)
@@ -208,8 +208,14 @@ def test_a_network_that_fails_is_waited_for(
     assert len(said) == 3 and said[0].startswith("waiting for the data set a set (cut off): again in")
 
 
-@pytest.mark.parametrize("error", [UsageError("mend it"), FileNotFoundError("gone"), ValueError("no parquet")])
-def test_what_does_not_pass_ends_the_reading_for_good(error: Exception, streams: Callable[..., HubStream]) -> None:
+class Panic(BaseException):
+    """As a library in Rust raises it."""
+
+
+@pytest.mark.parametrize(
+    "error", [UsageError("mend it"), FileNotFoundError("gone"), ValueError("no parquet"), Panic("at its limit")]
+)
+def test_what_does_not_pass_ends_the_reading_for_good(error: BaseException, streams: Callable[..., HubStream]) -> None:
     stream = streams(opened(failing([error], at=50)))
     for _ in range(2):
         with pytest.raises(type(error), match=str(error)):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from texts import texts, tokenizer_json
+from texts import ENDLESS, PANICS, texts, tokenizer_json, words_json
 
 from noloco_node.data import tokens
 from noloco_node.data.tokens import BYTES, FileTokenizer
@@ -74,3 +74,16 @@ def test_what_is_no_tokenizer_is_one_sentence(damaged: bytes) -> None:
 def test_a_tokenizer_without_an_end_is_refused(content: bytes) -> None:
     with pytest.raises(UsageError, match="no token for the end of a text"):
         FileTokenizer(content.replace(b"<|endoftext|>", b"<|something|>"))
+
+
+def test_a_tokenizer_that_panics_is_one_sentence() -> None:
+    """Its library raises a BaseException then, which `except Exception` lets pass."""
+    tokenizer = FileTokenizer(words_json(pre_tokenizer=ENDLESS))
+    assert len(tokenizer.encode(["an honest text"])) == 1
+    with pytest.raises(UsageError, match=r"the tokenizer fails on a text: .*retry-limit"):
+        tokenizer.encode([PANICS])
+    replace = {"type": "Replace", "pattern": ENDLESS["pattern"], "content": ""}
+    with pytest.raises(UsageError, match=r"the tokenizer fails on tokens: .*retry-limit"):
+        FileTokenizer(words_json(decoder={"type": "Sequence", "decoders": [{"type": "Fuse"}, replace]})).decode(
+            [1] * 40 + [0]
+        )

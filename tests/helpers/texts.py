@@ -4,6 +4,7 @@ import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -29,6 +30,17 @@ def tokenizer_json(vocabulary: int = 300) -> bytes:
     )
     tokenizer.train_from_iterator(texts(200), trainer)
     return tokenizer.to_str().encode()
+
+
+def words_json(**changes: Any) -> bytes:
+    """A tokenizer of two tokens, changed."""
+    found = json.loads(Tokenizer(models.WordLevel({"</s>": 0, "a": 1}, unk_token="</s>")).to_str())
+    return json.dumps({**found, **changes}).encode()
+
+
+ENDLESS = {"type": "Split", "pattern": {"Regex": "(a|aa)+$|(a*)*b"}, "behavior": "Isolated", "invert": False}
+PANICS = "a" * 40 + "c"
+"""A text for which the regex ENDLESS takes more tries than its library allows, which panics then."""
 
 
 def jsonl(path: Path, written: Sequence[str | None]) -> Path:

@@ -712,9 +712,10 @@ def test_a_checkpoint_at_the_very_end_of_a_phase_goes_on_with_its_boundary() -> 
         (MemoryError(), OutOfMemory),
         (torch.OutOfMemoryError(), OutOfMemory),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), OutOfMemory),
+        (SystemExit(), NolocoError),
     ],
 )
-def test_what_ends_the_thread_is_posted(raised: Exception, posted: type[Exception]) -> None:
+def test_what_ends_the_thread_is_posted(raised: BaseException, posted: type[Exception]) -> None:
     def fail() -> Any:
         raise raised
 
