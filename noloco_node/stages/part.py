@@ -134,6 +134,9 @@ class LanguagePart:
     def model(self) -> nn.Module:
         return part_model(self._run, self._task.vocabulary, self._position)
 
+    def parameters(self) -> int:
+        return part_layout(self._run, self._task.vocabulary, self._position)[1]
+
     def forward(self, module: nn.Module, inputs: Tensor) -> Tensor:
         """(examples, length) of tokens or (examples, length, hidden) of activations -> activations"""
         out: Tensor = module.base_model(**self._named(inputs), use_cache=False).last_hidden_state  # type: ignore[operator]

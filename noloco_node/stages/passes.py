@@ -44,7 +44,7 @@ from noloco_node.stages.window import Window
 from noloco_node.training import memory_budget
 from noloco_node.training.gradients import Gradients, NotMeasured
 from noloco_node.training.optimizer import Optimizer
-from noloco_node.training.task import Batch, Closable, ExampleStream, Patient, Task
+from noloco_node.training.task import Batch, Closable, ExampleStream, Patient, Sized, Task
 
 DEADLINE_S = 20.0
 """For a micro-batch, from its activations to the gradient at them."""
@@ -179,6 +179,9 @@ class StageTask:
 
     def model(self) -> nn.Module:
         return self.part.model()
+
+    def parameters(self) -> int | None:
+        return self.part.parameters() if isinstance(self.part, Sized) else None
 
     def stream(self, peer_id: str) -> ExampleStream:
         if self.at.first:

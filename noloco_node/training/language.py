@@ -43,6 +43,9 @@ class Language:
     def model(self) -> nn.Module:
         return model.build(self._spec, self.vocabulary, self._seed, self.tokens_per_example)
 
+    def parameters(self) -> int:
+        return sum(p.numel() for p in model.outline(self._spec, self.vocabulary).parameters())
+
     @property
     def vocabulary(self) -> int:
         """Of the data; the model's may be larger."""

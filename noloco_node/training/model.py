@@ -65,12 +65,16 @@ CAUSAL = "noloco_causal"
 _ALSO_KNOWN = frozenset({"rope_theta", "rope_scaling", "partial_rotary_factor"})  # spellings that configs still take
 
 
+def _as_it_is(_config: Any) -> None:
+    """The whole model."""
+
+
 def build(
     spec: ModelSpec,
     vocabulary: int,
     seed: int,
     sequence_length: int = 1,
-    narrow: Callable[[Any], None] = lambda _config: None,
+    narrow: Callable[[Any], None] = _as_it_is,
 ) -> nn.Module:
     """A causal language model in fp32 on the CPU. Raises UsageError, OutOfMemory. Not on two threads at once: torch's
     generator and its hooks are the process's. `narrow` changes the config for a part of the model."""
@@ -79,8 +83,7 @@ def build(
         config = _config(architecture, _values(spec, vocabulary))
         _check_sizes(architecture, config, vocabulary, sequence_length)
         narrow(config)
-        with torch.device("meta"), _bounded(memory_bytes() // 4):
-            _construct(architecture, config)
+        _outline(architecture, config)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module: nn.Module = _construct(architecture, config)
@@ -88,14 +91,19 @@ def build(
     return module
 
 
-def outline(spec: ModelSpec, vocabulary: int, narrow: Callable[[Any], None]) -> nn.Module:
+def outline(spec: ModelSpec, vocabulary: int, narrow: Callable[[Any], None] = _as_it_is) -> nn.Module:
     """As `build`, without memory for the parameters: names, shapes and order are the same."""
     architecture = spec.architecture or "LlamaConfig"
     with offline():
         config = _config(architecture, _values(spec, vocabulary))
         narrow(config)
-        with torch.device("meta"):
-            return _construct(architecture, config)
+        return _outline(architecture, config)
+
+
+def _outline(architecture: str, config: Any) -> nn.Module:
+    # whatever a model is made for, each parameter takes 8 bytes: it, and its gradient or its sum in a mean
+    with torch.device("meta"), _bounded(memory_bytes() // 8):
+        return _construct(architecture, config)
 
 
 def sizes(spec: ModelSpec, at_least: int) -> tuple[int, int]:
@@ -298,8 +306,8 @@ def _bounded(max_parameters: int) -> Iterator[None]:
         elements += 0 if parameter is None else parameter.numel()
         if elements > max_parameters:
             raise OutOfMemory(
-                f"the run's model has more than {rate(max_parameters)} parameters: their weights alone do not fit "
-                "into this machine's memory. Join another run, or use a larger machine"
+                f"the run's model has more than {rate(max_parameters)} parameters: the weights and their gradient do "
+                "not fit into this machine's memory. Join another run, or use a larger machine"
             )
 
     def on_module(_module: nn.Module, _name: str, _submodule: nn.Module | None) -> None:

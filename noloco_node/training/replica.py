@@ -45,7 +45,7 @@ from noloco_node.training.background_copy import Copies, FileMemory, Pair, host_
 from noloco_node.training.gradients import Gradients, NotMeasured, ShortOfMemory
 from noloco_node.training.optimizer import Optimizer
 from noloco_node.training.schedule import Position
-from noloco_node.training.task import Batch, Closable, Counted, ExampleStream, Passing, Patient, Task, Writing
+from noloco_node.training.task import Batch, Closable, Counted, ExampleStream, Passing, Patient, Sized, Task, Writing
 
 log = logging.getLogger(__name__)
 
@@ -224,19 +224,20 @@ class Replica:
             log.warning("training on the CPU, and this machine has an NVIDIA GPU; %s: %s", why_no_gpu(), REMEDY)
         if memory_fraction and where.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_fraction, where.index)
-        task = part(tasks.load(manifest, sources, corpus))
-        module = _new_model(task, manifest.seed)
         on_gpu, bf16 = where.type == "cuda", manifest.inner.precision == "bf16"
+
+        def check(parameters: int, made_bytes: int = 0) -> int:
+            program = max(0, (memory.process_bytes() or 0) - made_bytes)
+            planned = partial(memory_budget.plan, parameters, on_gpu=on_gpu, bf16=on_gpu and bf16, program=program)
+            memory_budget.check(lambda kind: planned(moments=kind), moments, where, memory_fraction or 1.0)
+            return program
+
+        task = part(tasks.load(manifest, sources, corpus))
+        if isinstance(task, Sized) and (expected := task.parameters()) is not None:
+            check(expected)  # a run's author chooses the size, and to make it may take all the memory that there is
+        module = _new_model(task, manifest.seed)
         parameters = sum(p.numel() for p in module.parameters())
-        program = max(0, (memory.process_bytes() or 0) - 4 * parameters)
-        memory_budget.check(
-            lambda kind: memory_budget.plan(
-                parameters, on_gpu=on_gpu, bf16=on_gpu and bf16, moments=kind, program=program
-            ),
-            moments,
-            where,
-            memory_fraction or 1.0,
-        )
+        program = check(parameters, 4 * parameters)
         if manifest.inner.checkpoint_activations if checkpoint_activations is None else checkpoint_activations:
             model.checkpoint_activations(module)
         stream = task.stream(peer_id)

@@ -79,6 +79,14 @@ class Task(Protocol):
 
 
 @runtime_checkable
+class Sized(Protocol):
+    """A task that knows how large its model is before it is made. Others need no `parameters`: theirs is made first."""
+
+    def parameters(self) -> int | None:
+        """None where it is not known."""
+
+
+@runtime_checkable
 class Counted(Protocol):
     """A task that knows how much arithmetic it takes. Others need no `flops_per_token`."""
 

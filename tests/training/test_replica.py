@@ -638,6 +638,14 @@ def test_a_model_that_cannot_be_trained_here_is_refused_before_it_hurts(monkeypa
         small_replica()
 
 
+def test_it_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights alone, of random numbers, may be all the memory that there is."""
+    monkeypatch.setattr(model, "memory_bytes", lambda: 60_000)
+    monkeypatch.setattr(model, "build", lambda *_: pytest.fail("it was made"))
+    with pytest.raises(OutOfMemory, match=r"slow weights and momentum 21\.7 kB"):
+        small_replica()
+
+
 def test_a_gpu_that_torch_cannot_use_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(replica_module, "has_nvidia_card", lambda _: True)
