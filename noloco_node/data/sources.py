@@ -107,9 +107,13 @@ def read_tokenizer(path: Path) -> bytes:
             content = file.read(MAX_TOKENIZER_BYTES + 1)
     except (OSError, RuntimeError) as error:
         raise UsageError(f"cannot read the tokenizer {path}: {getattr(error, 'strerror', error)}") from error
-    if len(content) > MAX_TOKENIZER_BYTES:
-        raise UsageError(f"{path} is larger than {size(MAX_TOKENIZER_BYTES)}: that is no tokenizer.json")
+    check_size(len(content), str(path))
     return content
+
+
+def check_size(tokenizer_bytes: int, what: str) -> None:
+    if tokenizer_bytes > MAX_TOKENIZER_BYTES:
+        raise UsageError(f"{what} is larger than {size(MAX_TOKENIZER_BYTES)}: that is no tokenizer.json")
 
 
 def _matching(name: str) -> Iterator[Path]:

@@ -129,7 +129,7 @@ def load(name: str, path: Path | None) -> Tokenizer:
     if name == "bytes":
         return BYTES
     if name.startswith("hub:"):
-        return FileTokenizer(_from_hub(*name.removeprefix("hub:").split("@")))
+        return _from_hub(*name.removeprefix("hub:").split("@"))
     content = sources.tokenizer_bytes(name, path)
     if content is None:
         raise UsageError(f"data.tokenizer: there is no {name!r} here. Update noloco-node")
@@ -143,14 +143,28 @@ def _end(known: dict[str, int]) -> int:
     raise UsageError(f"the tokenizer has no token for the end of a text: add one of {', '.join(END_TOKENS)} to it")
 
 
-def _from_hub(repository: str, commit: str) -> bytes:
-    from huggingface_hub import hf_hub_download
+def _from_hub(repository: str, commit: str) -> FileTokenizer:
+    """Its size is looked at before it is downloaded, and what is refused does not stay on the disk."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
 
+    name = "tokenizer.json"
+    kept = try_to_load_from_cache(repository, name, revision=commit)
+    if isinstance(kept, str):  # else it is not known, or known to be absent
+        return FileTokenizer(sources.read_tokenizer(Path(kept)))
     try:
-        found = hf_hub_download(repository, "tokenizer.json", revision=commit)
+        there = get_hf_file_metadata(hf_hub_url(repository, name, revision=commit))
+        sources.check_size(there.size or 0, f"the tokenizer of {repository}")  # without a size it is not downloaded
+        found = Path(hf_hub_download(repository, name, revision=commit))
+    except UsageError:
+        raise
     except Exception as error:
         raise NolocoError(
             f"cannot fetch the tokenizer of {repository} at {commit[:12]} ({type(error).__name__}): is this machine "
             "online, and may it read that repository?"
         ) from error
-    return sources.read_tokenizer(Path(found))
+    try:
+        return FileTokenizer(sources.read_tokenizer(found))
+    except UsageError:
+        for path in (found.resolve(), found):  # what the cache's link points to, and the link
+            path.unlink(missing_ok=True)
+        raise

@@ -14,9 +14,10 @@ from pretend_hub import COMMIT, DATASET, TOKENIZER, serving
 from texts import parquet, texts, tokenizer_json
 
 from noloco_node.base.identity import Identity
+from noloco_node.data import sources, tokens
 from noloco_node.data.pin_commit import pinned
 from noloco_node.data.tokens import FileTokenizer
-from noloco_node.errors import NolocoError
+from noloco_node.errors import NolocoError, UsageError
 from noloco_node.host.home import Home
 from noloco_node.run import manifest, signed_file
 from noloco_node.run.schema import DataSpec, Manifest
@@ -139,6 +140,32 @@ def test_a_run_is_pinned_to_a_commit_when_it_is_made(tmp_path: Path, monkeypatch
     assert pinned(run, home) == made, "a restart is the same run, without the network"
     with pytest.raises(NolocoError, match=r"commit of the data set owner/texts: .* write its commit into run.toml"):
         pinned(run.model_copy(update={"rounds": 7}), home)
+
+
+def test_a_tokenizer_that_is_refused_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    name, cache = f"hub:{TOKENIZER}@{COMMIT}", tmp_path / "hf"
+    monkeypatch.setattr(sources, "MAX_TOKENIZER_BYTES", len(tokenizer_json()))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    with serving({"tokenizer.json": tokenizer_json() + b" "}) as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        with pytest.raises(
+            UsageError, match=r"the tokenizer of owner/words is larger than .*: that is no tokenizer\.json"
+        ):
+            tokens.load(name, None)
+        assert len([path for path in hub.asked if "/resolve/" in path]) == 1, "only its size"
+        hub.files["tokenizer.json"] = b"{}"
+        with pytest.raises(UsageError, match=r"is not a tokenizer\.json"):
+            tokens.load(name, None)
+        assert not [path for path in cache.rglob("*") if path.is_symlink() or path.name == "1"], "its ETag is 1"
+        hub.files["tokenizer.json"] = tokenizer_json()
+        assert tokens.load(name, None).vocabulary == 300
+        asked = len(hub.asked)
+        assert tokens.load(name, None).vocabulary == 300 and len(hub.asked) == asked, "what is kept needs no network"
 
 
 def split(tokens: list[int], end: int) -> list[list[int]]:
