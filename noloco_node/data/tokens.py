@@ -1,10 +1,16 @@
 """Tokenizers: bytes, a tokenizer.json, or one of a hub. The only module that turns text into tokens.
 
 A tokenizer.json is data: rules and a table, read by the `tokenizers` library, which executes none of it. Words of a
-text that look like a special token are encoded as words, so no document can end itself. Knows nothing of text files.
+text that look like a special token are encoded as words, so no document can end itself. Its author is unknown: what its
+rules may make of a character is counted, and the library gets no more text at once than memory has room for.
+
+Knows nothing of text files.
 """
 
+import base64
 import hashlib
+import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +29,13 @@ Tokens: TypeAlias = NDArray[np.unsignedinteger[Any]]
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|im_end|>", "[SEP]")
 """Names of the token between two documents, as models use them; a tokenizer.json does not say which it is."""
 MAX_VOCABULARY = 1 << 24
+MOST_GROWTH = 1 << 16
+"""Characters that the rules may make of one. ALBERT's, which has the most among those in use, may make 4,000, by the
+longest that each of its rules can do."""
+MOST_MADE = 64 << 20
+"""Characters that the rules may make at once, with some 20 bytes each: of bytes as GPT-2 has them, 16 Mi of text."""
+MOST_TOKENS = 16
+"""For each character of a text. Bytes take 4."""
 
 
 class Tokenizer(Protocol):
@@ -80,14 +93,23 @@ class FileTokenizer:
         self.vocabulary = max(known.values(), default=-1) + 1
         self.end = _end(known)
         self.digest = hashlib.sha256(content).digest()
+        self._growth = _growth(self._library.normalizer) * _growth(self._library.pre_tokenizer)
+        if max(self._growth, _growth(self._library.decoder)) > MOST_GROWTH:
+            raise UsageError(f"the tokenizer's rules may make more than {MOST_GROWTH} characters of one: take another")
         if self.vocabulary > MAX_VOCABULARY:
             raise UsageError(f"the tokenizer has {self.vocabulary} tokens, and {MAX_VOCABULARY} are possible")
 
     def encode(self, texts: Sequence[Text]) -> list[Tokens]:
         words = [t if isinstance(t, str) else t.decode(errors="replace") for t in texts]
-        with _errors("fails on a text"):
-            found = self._library.encode_batch_fast(words, add_special_tokens=False)
-        return [np.array(each.ids, width(self.vocabulary)) for each in found]
+        parts: list[list[Tokens]] = [[] for _ in words]
+        for batch in _batches(words, max(1, MOST_MADE // self._growth)):
+            with _errors("fails on a text"):
+                found = self._library.encode_batch_fast([piece for _, piece in batch], add_special_tokens=False)
+            for (index, piece), each in zip(batch, found, strict=True):
+                if len(each) > MOST_TOKENS * (len(piece) + MOST_TOKENS):
+                    raise UsageError(f"the tokenizer makes {len(each)} tokens of {len(piece)} characters: take another")
+                parts[index].append(np.array(each.ids, width(self.vocabulary)))
+        return [np.concatenate(each) if len(each) > 1 else each[0] for each in parts]
 
     def decode(self, tokens: Iterable[int]) -> str:
         with _errors("fails on tokens"):
@@ -109,6 +131,59 @@ def _errors(what: str) -> Iterator[None]:
     except BaseException as error:  # noqa: BLE001
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UsageError(f"the tokenizer {what}: {said}") from None
+
+
+def _batches(texts: Sequence[str], most: int) -> Iterator[list[tuple[int, str]]]:
+    """The texts' indices and pieces, at most so many characters at once."""
+    batch: list[tuple[int, str]] = []
+    size = 0
+    for index, text in enumerate(texts):
+        for start in range(0, len(text) or 1, most):
+            piece = text[start : start + most]
+            if size + len(piece) > most:
+                yield batch
+                batch, size = [], 0
+            batch.append((index, piece))
+            size += len(piece)
+    if batch:
+        yield batch
+
+
+_GROWTH = {
+    "BertNormalizer": 12,  # spaces around it, lower case, its accents apart
+    "ByteLevel": 4,
+    "Lowercase": 3,
+    "Metaspace": 2,
+    "NFC": 3,
+    "NFD": 4,
+    "NFKC": 18,
+    "NFKD": 18,
+}
+"""Characters that a rule makes of one, at most, where its settings do not say it; rules that are not here make one."""
+
+
+def _growth(rules: Any) -> int:
+    """Characters that a tokenizer's normalizer, pre-tokenizer or decoder makes of one, at most."""
+    return _growth_of(json.loads(rules.__getstate__())) if rules is not None else 1
+
+
+def _growth_of(rule: dict[str, Any]) -> int:
+    match rule["type"]:
+        case "Sequence":
+            parts = next((value for value in rule.values() if isinstance(value, list)), [])
+            return math.prod(map(_growth_of, parts))
+        case "Prepend":
+            return 1 + len(rule["prepend"])
+        case "Replace":
+            plain = rule["pattern"].get("String")  # an expression may match between two characters
+            return -(-len(rule["content"]) // len(plain)) or 1 if plain else 1 + len(rule["content"])
+        case "Precompiled":  # a table of strings behind a trie
+            table = base64.b64decode(rule["precompiled_charsmap"])
+            strings = table[4 + int.from_bytes(table[:4], "little") :]
+            return max((len(each.decode(errors="replace")) for each in strings.split(b"\0")), default=0) or 1
+        case "ByteLevel" if rule.get("add_prefix_space"):
+            return 2 * _GROWTH["ByteLevel"]
+    return _GROWTH.get(rule["type"], 1)
 
 
 def width(vocabulary: int) -> "np.dtype[np.unsignedinteger[Any]]":

@@ -1,7 +1,10 @@
 """Text into tokens and back."""
 
 import hashlib
+from base64 import b64encode
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -87,3 +90,50 @@ def test_a_tokenizer_that_panics_is_one_sentence() -> None:
         FileTokenizer(words_json(decoder={"type": "Sequence", "decoders": [{"type": "Fuse"}, replace]})).decode(
             [1] * 40 + [0]
         )
+
+
+def replace(pattern: dict[str, str], content: str, times: int = 1) -> dict[str, Any]:
+    one = {"type": "Replace", "pattern": pattern, "content": content}
+    return {"type": "Sequence", "normalizers": [one] * times}
+
+
+A = {"String": "a"}
+TABLE = (4).to_bytes(4, "little") + bytes(4) + b"\0" + b"a" * 70_000 + b"\0"
+METASPACE = {"type": "Metaspace", "replacement": "_", "prepend_scheme": "always", "split": False}
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"normalizer": replace(A, "a" * 10, 7)},
+        {"normalizer": replace({"Regex": ""}, "a", 20)},
+        {"normalizer": {"type": "Prepend", "prepend": "a" * 100_000}},
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [METASPACE] * 20}},
+        {"decoder": {"type": "Sequence", "decoders": replace(A, "a" * 10, 7)["normalizers"]}},
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": b64encode(TABLE).decode()}},
+    ],
+)
+def test_a_tokenizer_that_multiplies_text_is_refused(parts: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="may make more than 65536 characters of one"):
+        FileTokenizer(words_json(**parts))
+
+
+def test_many_tokens_of_few_characters_are_refused() -> None:
+    tokenizer = FileTokenizer(words_json(normalizer=replace(A, "a " * 20), pre_tokenizer={"type": "Whitespace"}))
+    assert len(tokenizer.encode(["a b"])[0]) == 21
+    with pytest.raises(UsageError, match="makes 2000 tokens of 100 characters"):
+        tokenizer.encode(["a" * 100])
+
+
+def test_a_long_text_is_encoded_in_pieces(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    tokenizer, given = FileTokenizer(content), ["", *texts(5), "word " * 200, "", "end"]
+    whole, most = tokenizer.encode(given), []
+    monkeypatch.setattr(tokens, "MOST_MADE", 4 * 50)
+    real = tokenizer._library.encode_batch_fast
+    tokenizer._library = SimpleNamespace(  # type: ignore[assignment]
+        encode_batch_fast=lambda texts, **how: most.append(sum(map(len, texts))) or real(texts, **how)
+    )
+    pieces = tokenizer.encode(given)
+    assert max(most) <= 50
+    again = FileTokenizer(content)
+    assert [again.decode(each) for each in pieces] == [again.decode(each) for each in whole] == given
