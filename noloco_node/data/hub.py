@@ -45,7 +45,9 @@ Records: TypeAlias = Any
 """A datasets.IterableDataset, which has no types."""
 
 BLOCK_RECORDS, BLOCK_TEXT = 1024, 8 << 20
-"""Records and characters of a block, whichever is reached first."""
+"""Records and characters of a block, whichever is reached first. What a record alone has beyond them is left out."""
+BATCH_RECORDS = 64
+"""Of a Parquet file in memory at once; else a row group, whose records may all be the same long text."""
 BLOCKS_READY = 2
 HELD_OUT_RECORDS, HELD_OUT_TEXT = 1024, 2 << 20
 """Records and characters held out, whichever is reached first; of a smaller shard one record in 16."""
@@ -114,6 +116,7 @@ def _opened(name: str, spec: DataSpec, tokenizer: Tokenizer) -> HubCorpus:
 
     builder = load_dataset_builder(f"hf://datasets/{name}", spec.subset, revision=spec.revision)
     splits = check_files(name, type(builder).__module__, builder.config.data_files)
+    read_little_at_once(builder.config)
     if spec.split not in splits:
         raise UsageError(f"{name} has no split {spec.split!r}; there are: {', '.join(sorted(splits))}")
     apart = next((other for other in ("validation", "test") if other in splits and other != spec.split), None)
@@ -133,7 +136,7 @@ def corpus(name: str, records: Records, apart: Records | None, tokenizer: Tokeni
     counts: list[int] = []
     size = 0
     for record in _counted(pieces, counts):
-        texts.append(text_of(record, field, name))
+        texts.append(text_of(record, field, name)[:HELD_OUT_TEXT])
         size += len(texts[-1])
         if len(texts) >= HELD_OUT_RECORDS or size >= HELD_OUT_TEXT:
             break
@@ -174,6 +177,13 @@ def check_files(name: str, module: str, files: Mapping[str, list[str]] | None) -
         if not path.rpartition("::")[2].startswith(f"hf://datasets/{name}@"):
             raise UsageError(f"{name} names files that are not its own ({path[:80]}): it is not read")
     return files
+
+
+def read_little_at_once(config: Any) -> None:
+    """Of a format whose reader can be told how many records it gives at once, which does not change their order or a
+    position among them."""
+    if hasattr(config, "batch_size"):
+        config.batch_size = BATCH_RECORDS
 
 
 def text_of(record: Mapping[str, Any], field: str, name: str) -> str:
@@ -274,7 +284,7 @@ class Reader:
         texts: list[str] = []
         size = 0
         for record in ahead:
-            texts.append(text_of(record, self._of.field, self._of.name))
+            texts.append(text_of(record, self._of.field, self._of.name)[:BLOCK_TEXT])
             size += len(texts[-1])
             if size >= BLOCK_TEXT or len(texts) >= BLOCK_RECORDS:
                 yield texts, records.state_dict()

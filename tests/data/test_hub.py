@@ -157,6 +157,27 @@ def test_seed_and_peer_decide_what_is_read(shards: Any, streams: Callable[..., H
     assert not torch.equal(streams(corpus).next(20), streams(corpus, "b").next(20))
 
 
+def test_of_an_endless_record_only_its_beginning_is_taken(
+    monkeypatch: pytest.MonkeyPatch, streams: Callable[..., HubStream]
+) -> None:
+    monkeypatch.setattr(hub, "HELD_OUT_TEXT", 1000)
+    monkeypatch.setattr(hub, "BLOCK_TEXT", 2000)
+    given = ["b" * 900, *["a" * 50_000] * 40]
+    found = opened(datasets.IterableDataset.from_generator(lambda: iter([{"text": text} for text in given])))
+    assert documents(torch.from_numpy(found.held_out.astype(np.int64))[None]) == ["b" * 900, "a" * 1000]
+    blocks = hub.Reader(found, "1/a").blocks(hub.Mark(offset=0), threading.Event())
+    assert {len(next(blocks).tokens) for _ in range(10)} == {2001}
+
+
+def test_a_large_part_of_a_parquet_file_is_read_in_small_ones(tmp_path: Path) -> None:
+    """A text that is written once and meant by a million records takes a few bytes in the file."""
+    path = parquet(tmp_path / "a.parquet", ["a long text"] * 1000, row_group=1000)
+    builder = datasets.load_dataset_builder("parquet", data_files=str(path))
+    hub.read_little_at_once(builder.config)
+    tables = [table for _, table in builder.as_streaming_dataset("train")._ex_iterable.iter_arrow()]
+    assert sum(map(len, tables)) == 1000 and max(map(len, tables)) == hub.BATCH_RECORDS
+
+
 # ---- the thread ----
 def test_a_few_blocks_are_kept_ready_and_no_more(shards: Any, streams: Callable[..., HubStream]) -> None:
     stream = streams(opened(shards))
