@@ -5,6 +5,8 @@ Notable choices:
   wanted, the caller may do something else while a GPU works.
 - How many examples fit on a GPU is found by trying before the first step (memory_budget.py), with the model as it is;
   only then it is compiled, for that size.
+- A CPU's memory is given by the system before it is there, and the process that takes too much is killed. So short
+  examples go through first: what they keep for the backward pass says what whole ones will.
 - If they do not fit later, because another program takes memory of the GPU, the work begins again: at once, then with
   parts of half the size, which grow back after calm steps. Where not even one example fits, nothing has changed, and
   the caller tries again later.
@@ -18,24 +20,31 @@ Loss and evaluation come from a Task. Knows nothing of steps, schedules, rounds 
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from noloco_node.base.units import size
 from noloco_node.core import gpu
 from noloco_node.errors import NolocoError, OutOfMemory, UsageError
 from noloco_node.host import memory
 from noloco_node.run.schema import InnerSpec
 from noloco_node.training import memory_budget
 from noloco_node.training.optimizer import Optimizer
-from noloco_node.training.task import Batch, Task, device_batch
+from noloco_node.training.task import Batch, Sequential, Task, device_batch
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+SHORT = (2, 64)
+"""Tokens, and twice and four times as many, from which what a whole example takes is concluded. The first ones are so
+short that they do no harm, whatever the model."""
+BACKWARD = 1.2
+"""What a pass takes, in what it keeps for the backward pass: the least that was measured, of 1.2 to 1.5."""
 
 
 class ShortOfMemory(OutOfMemory):
@@ -135,6 +144,7 @@ class Gradients:
             self._backward(next(_split(batch, self._micro.size)), 1.0)
 
         try:
+            self._foresee(batch)
             self._settle(batch)
             before = memory.forget_peak()
             self._fitting(backward)
@@ -149,6 +159,44 @@ class Gradients:
                 raise OutOfMemory(f"one micro-batch does not fit into this machine's memory: {why}") from error
             raise UsageError(f"the run's model cannot be trained on its data: {why}") from error
         self._optimizer.free_gradients()
+
+    def _foresee(self, batch: Batch) -> None:
+        """Raises OutOfMemory where a micro-batch cannot fit on a CPU."""
+        free, whole = memory.free_bytes(), self._task.tokens_per_example
+        if self._device.type != "cpu" or free is None or not isinstance(self._task, Sequential):
+            return
+        one = next(_split(batch, 1))
+        for short in SHORT:
+            lengths = [short, 2 * short, 4 * short] if 4 * short < whole else [whole]
+            try:
+                kept = [self._kept_bytes(self._task.prefix(one, length)) for length in lengths]
+            except Exception as error:
+                if memory_budget.is_out_of_memory(error):
+                    raise
+                log.debug("the model takes no short examples", exc_info=error)
+                continue
+            needed = BACKWARD * self._micro.size * through(lengths, kept, whole)
+            if needed > free:
+                raise OutOfMemory(
+                    f"an example of {whole} tokens, {self._micro.size} at once, needs {size(int(needed))} and "
+                    f"{size(free)} are free: join another run, or use a larger machine"
+                )
+            if lengths == [whole]:
+                return
+
+    def _kept_bytes(self, batch: Batch) -> int:
+        """Bytes that a forward pass keeps for the backward pass, beside the weights."""
+        weights = {p.untyped_storage().data_ptr() for p in self._module.parameters()}
+        kept: dict[int, torch.UntypedStorage] = {}
+
+        def note(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            kept[storage.data_ptr()] = storage
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            self._loss(batch)
+        return sum(storage.nbytes() for at, storage in kept.items() if at not in weights)
 
     def evaluate(self) -> float:
         """Loss on the task's held-out data. Raises ShortOfMemory, NotMeasured."""
@@ -286,6 +334,15 @@ class LossScale:
         self._calm += 1
         if self._calm >= self.CALM:
             self._calm, self.value = 0, min(2 * self.value, self.LARGEST)
+
+
+def through(at: Sequence[int], values: Sequence[int], there: int) -> float:
+    """The value `there` of the polynomial through these points (Lagrange's form), and no less than the last one."""
+    terms = (
+        value * math.prod((there - other) / (here - other) for other in at if other != here)
+        for here, value in zip(at, values, strict=True)
+    )
+    return max(sum(terms), values[-1])
 
 
 def _examples(task: Task, spec: InnerSpec) -> int:

@@ -61,6 +61,10 @@ class Language:
         (windows,) = batch
         return model.next_token_loss(module, windows)
 
+    def prefix(self, batch: Batch, tokens: int) -> Batch:
+        (windows,) = batch
+        return (windows[:, : tokens + 1],)
+
     def evaluate(self, module: nn.Module, examples: int) -> float:
         """Summed in float64, on the CPU as not every device has it: a mean in float32 is off by 1e-6, and by how many
         examples go at once."""

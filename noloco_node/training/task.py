@@ -87,6 +87,14 @@ class Sized(Protocol):
 
 
 @runtime_checkable
+class Sequential(Protocol):
+    """A task whose examples are sequences of tokens. Others need no `prefix`."""
+
+    def prefix(self, batch: Batch, tokens: int) -> Batch:
+        """The same examples, each with so many tokens only."""
+
+
+@runtime_checkable
 class Counted(Protocol):
     """A task that knows how much arithmetic it takes. Others need no `flops_per_token`."""
 

@@ -6,18 +6,21 @@ from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from replicas import exchange, live_state, small_replica, small_run, small_text, timed_run, train
+from replicas import SMALL, exchange, live_state, small_replica, small_run, small_text, timed_run, train
 from torch import nn
 
 from noloco_node.checkpoints import checkpoint
 from noloco_node.core import outer
 from noloco_node.core.codecs.by_name import codec
 from noloco_node.data import corpus
+from noloco_node.data.corpus import Corpus
 from noloco_node.errors import Diverged, Incompatible, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
-from noloco_node.run.schema import InnerSpec, Manifest, ModelSpec, OuterSpec
-from noloco_node.training import language, model
+from noloco_node.host import memory
+from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec, OuterSpec
+from noloco_node.training import gradients, language, model
 from noloco_node.training import replica as replica_module
 from noloco_node.training.replica import LOSSES, WARM_UP_STEPS, Replica
 from noloco_node.training.schedule import learning_rate
@@ -644,6 +647,30 @@ def test_it_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(model, "build", lambda *_: pytest.fail("it was made"))
     with pytest.raises(OutOfMemory, match=r"slow weights and momentum 21\.7 kB"):
         small_replica()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config"), [("LlamaConfig", SMALL), ("GPT2Config", {"n_embd": 8, "n_layer": 1, "n_head": 2})]
+)
+def test_examples_that_do_not_fit_on_a_cpu_are_refused_before_one_is_tried(
+    architecture: str, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GPT-2's attention keeps the square of the length here, as it has a dropout."""
+    length, spec = 1024, ModelSpec(architecture=architecture, config=config)
+    run = small_run().model_copy(update={"model": spec, "data": DataSpec(sequence_length=length)})
+    run = run.model_copy(update={"inner": InnerSpec(batch_tokens=2 * length)})
+    text = Corpus(np.arange(9000, dtype=np.uint8), np.arange(9000, dtype=np.uint8))
+    replica = Replica.build(run, "a", device="cpu", threads=1, corpus=text)
+    loss, lengths = replica._task.loss, []
+    needed = gradients.BACKWARD * 2 * replica._gradients._kept_bytes(tuple(part[:1] for part in replica.stream.next(1)))
+    monkeypatch.setattr(replica._task, "loss", lambda *batch: lengths.append(batch[1][0].shape[1] - 1) or loss(*batch))
+    monkeypatch.setattr(memory, "free_bytes", lambda: int(0.95 * needed))
+    with pytest.raises(OutOfMemory, match="an example of 1024 tokens"):
+        replica.try_out()
+    assert max(lengths) <= 256
+    monkeypatch.setattr(memory, "free_bytes", lambda: int(1.05 * needed))
+    replica.try_out()
+    assert max(lengths) == 1024
 
 
 def test_a_gpu_that_torch_cannot_use_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
