@@ -60,6 +60,11 @@ MAX_MODULES = 20_000
 """Modules in a model: GPT-3 has 2,000. They cost memory and time before the first parameter is made, a second for some
 thousands."""
 
+TABLES_IN_PYTHON = frozenset({"MarianConfig", "PegasusConfig", "RoFormerConfig", "XLMConfig"})
+"""Models that compute a table of positions as lists of numbers, on the meta device too."""
+MAX_TABLE = 1 << 21
+"""Elements of such a table: 115 bytes each and some seconds. The largest in use has half of them."""
+
 CAUSAL = "noloco_causal"
 """torch's attention in transformers' list, without a mask from there."""
 _ALSO_KNOWN = frozenset({"rope_theta", "rope_scaling", "partial_rotary_factor"})  # spellings that configs still take
@@ -102,6 +107,8 @@ def outline(spec: ModelSpec, vocabulary: int, narrow: Callable[[Any], None] = _a
 
 def _outline(architecture: str, config: Any) -> nn.Module:
     # whatever a model is made for, each parameter takes 8 bytes: it, and its gradient or its sum in a mean
+    if architecture in TABLES_IN_PYTHON:
+        _sound(architecture, lambda: _check_table(architecture, config.get_text_config()))
     with torch.device("meta"), _bounded(memory_bytes() // 8):
         return _construct(architecture, config)
 
@@ -233,6 +240,11 @@ def _check_sizes(architecture: str, config: Any, vocabulary: int, sequence_lengt
     longest = getattr(text, "max_position_embeddings", None)
     if isinstance(longest, int) and longest < sequence_length:
         raise UsageError(f"data.sequence_length: {architecture} with this config takes at most {longest} tokens")
+
+
+def _check_table(architecture: str, text: Any) -> None:
+    if text.max_position_embeddings * text.hidden_size > MAX_TABLE:
+        raise UsageError(f"model.config: {architecture} has more than {MAX_TABLE} positions times hidden_size")
 
 
 def _construct(architecture: str, config: Any) -> nn.Module:

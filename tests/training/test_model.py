@@ -1,5 +1,7 @@
 """Models: the same from the same seed, laid out alike, and a stranger's manifest builds nothing that harms."""
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -165,6 +167,30 @@ def test_a_table_beyond_this_machine_is_given_up_too() -> None:
     """GPT-J's table of positions is no parameter."""
     with pytest.raises(OutOfMemory, match="do not fit"):
         model.build(ModelSpec(architecture="GPTNeoConfig", config={"max_position_embeddings": 1 << 24}), 256, 1)
+
+
+@pytest.mark.parametrize("architecture", sorted(model.TABLES_IN_PYTHON))
+def test_a_table_that_is_computed_in_python_is_given_up_first(
+    architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = ModelSpec(architecture=architecture, config={"max_position_embeddings": 1 << 20})
+    monkeypatch.setattr(model, "_construct", lambda *_: pytest.fail("it was made"))
+    with pytest.raises(UsageError, match=f"{architecture} has more than 2097152 positions times hidden_size"):
+        model.build(spec, 256, 1)
+    with pytest.raises(UsageError, match="times hidden_size"):
+        model.outline(spec, 256)
+
+
+def test_all_models_that_compute_a_table_in_python_are_known() -> None:
+    """As transformers writes it; another version may have more of them."""
+    import transformers
+
+    found = set()
+    for config in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        folder = Path(sys.modules[config.__module__].__file__ or "").parent
+        if any("np.power(10000" in path.read_text() for path in folder.glob("modeling_*.py")):
+            found.add(config.__name__)
+    assert found <= model.TABLES_IN_PYTHON and found
 
 
 def test_nothing_asks_a_hub_while_a_model_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
