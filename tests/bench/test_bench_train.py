@@ -30,6 +30,7 @@ def test_a_step_takes_its_time_and_an_evaluation_does_not() -> None:
     began = time.monotonic()
     steps.evaluate()
     assert time.monotonic() - began < pace.step_s, "an evaluation of a tiny model, without the pace"
+    assert len(steps.task.held_out) == pace.held_out, "a node's own would take as long as some thirty steps"
 
 
 def test_everybody_trains_the_same_model_on_data_of_its_own() -> None:

@@ -69,7 +69,7 @@ class Paced(Language):
         run = Manifest(name=NAME, seed=seed, model=setting.model, data=data, inner=inner)
         text = corpus.load(data)
         super().__init__(run, text)
-        self._held_out = text.windows(setting.length, setting.held_out)
+        self.held_out = text.windows(setting.length, setting.held_out)
         self._began = 0.0
         self._trained = False
         self._folder, self._left_at = os.environ.get(WEIGHTS), 0.0
