@@ -374,13 +374,13 @@ def _require_stored(path: Path) -> None:
     makes tensors only, so that reading it takes no more memory than its size. Raises ValueError, BadZipFile."""
     with zipfile.ZipFile(path) as pack:
         parts = pack.infolist()
+        if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
+            raise ValueError("its parts are compressed")
+        if sum(part.file_size for part in parts) > path.stat().st_size:
+            raise ValueError("its parts are larger than the file")
         for part in parts:
-            if part.filename.endswith("data.pkl") and part.compress_type == zipfile.ZIP_STORED:
+            if part.filename.endswith("data.pkl"):
                 with pack.open(part) as pickled:
                     named = [str(what) for code, what, _ in pickletools.genops(pickled) if code.name == "GLOBAL"]
                 if odd := [what for what in named if not _NAMED.fullmatch(what)]:
                     raise ValueError(f"it names {odd[0]!r}")
-    if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
-        raise ValueError("its parts are compressed")
-    if sum(part.file_size for part in parts) > path.stat().st_size:
-        raise ValueError("its parts are larger than the file")

@@ -157,7 +157,7 @@ def load(places: Sequence[Weights], sources: Sources) -> Trained:
         module, slow = _from_stages(first.run, tokenizer.vocabulary, places)
     else:
         run = first.run
-        narrow = part.untie if run.stages else lambda _config: None
+        narrow = part.untie if run.stages else model.as_it_is
         module = model.build(run.model, tokenizer.vocabulary, run.seed, run.data.sequence_length, narrow)
         slow = _mean_into(module, places)
     states, paths = tuple((each.round, each.step) for each in slow), tuple(each.path for each in slow)
@@ -200,7 +200,7 @@ def _from_stages(run: Manifest, vocabulary: int, places: Sequence[Weights]) -> t
     found: list[SlowWeights] = []
     left = list(places)
     for stage, module in enumerate(parts, 1):
-        here = [place for place in left if _fits(place, module)]
+        here = [place for place in left if not isinstance(place, Exported) and _fits(place, module)]
         if not here:
             raise UsageError(
                 f"nothing here holds stage {stage} of {count} of {run.label}: `export` makes the whole model, with "

@@ -70,7 +70,7 @@ CAUSAL = "noloco_causal"
 _ALSO_KNOWN = frozenset({"rope_theta", "rope_scaling", "partial_rotary_factor"})  # spellings that configs still take
 
 
-def _as_it_is(_config: Any) -> None:
+def as_it_is(_config: Any) -> None:
     """The whole model."""
 
 
@@ -79,7 +79,7 @@ def build(
     vocabulary: int,
     seed: int,
     sequence_length: int = 1,
-    narrow: Callable[[Any], None] = _as_it_is,
+    narrow: Callable[[Any], None] = as_it_is,
 ) -> nn.Module:
     """A causal language model in fp32 on the CPU. Raises UsageError, OutOfMemory. Not on two threads at once: torch's
     generator and its hooks are the process's. `narrow` changes the config for a part of the model."""
@@ -96,7 +96,7 @@ def build(
     return module
 
 
-def outline(spec: ModelSpec, vocabulary: int, narrow: Callable[[Any], None] = _as_it_is) -> nn.Module:
+def outline(spec: ModelSpec, vocabulary: int, narrow: Callable[[Any], None] = as_it_is) -> nn.Module:
     """As `build`, without memory for the parameters: names, shapes and order are the same."""
     architecture = spec.architecture or "LlamaConfig"
     with offline():
