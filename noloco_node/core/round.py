@@ -17,9 +17,10 @@ needs a `Tick`. A failure is an event like the rest. Notable choices:
   with it, so the next partner swaps what is there now. The peer is neither called nor accepted for a while, nor one
   that sent bad input (core/standing.py): so a peer that holds swaps open to break them gets less and less of our time.
   While others are there, a swap that would not end within MAX_LAG at its pace is given up after two boundaries.
-- Nobody takes more than a fair share of our rounds (core/standing.py) while there is somebody else to call: a peer or a
-  place that has had its share is neither called nor accepted, nor promised the next offer. Whom to call is drawn by
-  place first: on one machine, which is one place, that is uniform over the peers.
+- Nobody takes more than a fair share of our rounds (core/standing.py) while there is somebody else to call in the same
+  phase, be it the partner of the last round: a peer or a place that has had its share is neither called nor accepted,
+  nor promised the next offer. Whom to call is drawn by place first: on one machine, which is one place, that is uniform
+  over the peers.
 - Nobody meets a partner of its last few rounds again (`no_repeat`) as long as there is somebody else to call; of those
   alone the one met longest ago. An appointment with such a one goes to a later caller that is none. But a call is never
   refused for that: it would cost rounds.
@@ -453,11 +454,10 @@ class Round:
             best = min(map(self._refuses, free))
             return [self._call(self._offer, self._draw([p for p in free if self._refuses(p) == best]), now)]
         last = next(reversed(self._partners), "")
-        others = [p for p in free if p != last]
-        if not others and not (free and self._alone(last)):
+        fair = [p for p in free if not self._shares.over_for(p, self._candidates[p])] or free
+        if not free or (free == [last] and not self._alone(last)):
             return []
-        fair = [p for p in others if not self._shares.over_for(p, self._candidates[p])]
-        return [self._call(self._offer, self._draw(fair or others or free), now)]
+        return [self._call(self._offer, self._draw([p for p in fair if p != last] or fair), now)]
 
     def _refuses(self, peer: str) -> tuple[bool, int]:
         """The less, the sooner it is called again for an offer that found nobody: strangers come last."""
@@ -494,12 +494,19 @@ class Round:
         return len(self._there) == (peer in self._there)
 
     def _yields(self, peer: str, place: str, now: float) -> bool:
-        """Whether this peer has had its share, and there is somebody else to call."""
+        """Whether this peer has had its share, and there is somebody else to call in this phase."""
         if not self._shares.over_for(peer, place):
             return False
         met = self._offer.swapped_with if self._offer else ()
-        others = (p for p in self._candidates if p != peer and p not in met and self._free_at(p) <= now)
+        others = (p for p in self._candidates if p != peer and p not in met and self._is_soon_free(p, now))
         return any(not self._shares.over_for(p, self._candidates[p]) for p in others)
+
+    def _is_soon_free(self, peer: str, now: float) -> bool:
+        """Whether it may be called now, or before the boundary: two that refuse as an offer opens are busy for moments,
+        and who calls all the time would come first. But nobody waits for one that refuses always."""
+        free_at = self._free_at(peer)
+        seldom = peer not in self._backoffs or self._backoffs[peer].since_swap < SILENT
+        return free_at <= now or (seldom and free_at <= self._next_boundary())
 
     def _charge(self, peer: str, place: str, phases: float) -> None:
         if phases > 0:
@@ -587,9 +594,11 @@ class Round:
         return None
 
     def _goes_before(self, call: Called, holder: Called) -> bool:
-        """Whether the one with the appointment was met lately, and this caller was not. Of equals the first stays: to
-        draw anew for each caller would cost honest swarms one round in a hundred."""
-        recent = self._recent()
+        """Whether the one with the appointment has had its share, or was met lately, and this caller was not. Of equals
+        the first stays: to draw anew for each caller would cost honest swarms one round in a hundred."""
+        recent, over = self._recent(), self._shares.over_for
+        if bool(over(holder.peer, holder.place)) != bool(over(call.peer, call.place)):
+            return over(holder.peer, holder.place) > 0
         return holder.peer in recent and call.peer not in recent
 
     def _cancel_appointment(self) -> list[Action]:

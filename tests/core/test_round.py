@@ -20,6 +20,7 @@ from noloco_node.core.round import (
     MIN_BLOCKED_S,
     MOST_RECENT,
     SEARCH_CALLS,
+    SILENT,
     TOO_SLOW,
     Round,
     _rank,
@@ -888,6 +889,49 @@ def test_calls_that_nobody_answers_are_charged_to_their_place() -> None:
             m.handle(Accepted(call.exchange), now + 0.1)
             m.handle(SwapEnded(call.exchange, None), now + 0.2)
     assert 5 <= silent / 4 <= BURST + 200 * FACTOR / 3
+
+
+def beside_a_crowd() -> Round:
+    """Two peers, b and c, beside a host that has had its share; the last partner was b, and the next offer opens at
+    20."""
+    m = Round(random.Random(0))
+    m.handle(Candidates({"b": "there"}), 0.0)
+    m.handle(Accepted(only(m.handle(Boundary(1, 10.0), 10.0), Call).exchange), 10.0)
+    m.handle(SwapEnded(m.swapping or b"", None), 10.1)
+    m.handle(Candidates({"b": "there", "c": "elsewhere", "one": "a host", "another": "a host"}), 10.2)
+    m._shares.charge("one", "a host", 6.0)
+    return m
+
+
+def test_two_that_refuse_as_the_offer_opens_leave_it_to_no_crowd_that_had_its_share() -> None:
+    m = beside_a_crowd()
+    call = only(m.handle(Boundary(2, 10.0), 20.0), Call)
+    assert call.peer == "c"
+    call = only(m.handle(Refused(call.exchange, "busy"), 20.1), Call)
+    assert call.peer == "b", "the last partner comes before who had its share"
+    assert isinstance(m.handle(Called(LOW, "another", 60.0), 20.2)[0], Refuse)
+    m._back_off("b", 20.2)
+    assert isinstance(m.handle(Called(HIGH, "another", 60.0), 20.3)[0], Refuse), "both can be called in this phase"
+
+
+def test_who_refused_all_the_time_is_no_reason_to_refuse_others() -> None:
+    m = beside_a_crowd()
+    m.handle(Boundary(2, 10.0), 20.0)
+    for peer in ("b", "c"):
+        for _ in range(SILENT):
+            m._back_off(peer, 11.0)
+        m._backoffs[peer].until = 25.0
+    assert only(m.handle(Called(LOW, "another", 60.0), 20.3), Accept).peer == "another"
+
+
+def test_an_appointment_of_who_had_its_share_goes_to_who_had_not() -> None:
+    m = beside_a_crowd()
+    for peer in ("b", "c"):
+        m._back_off(peer, 12.0, at_least_s=20.0)
+    assert isinstance(m.handle(Called(LOW, "another", 60.0), 13.0)[0], Appoint), "nobody else can be called"
+    lost, appointed = m.handle(Called(HIGH, "c", 60.0), 14.0)
+    assert isinstance(lost, Refuse) and lost.exchange == LOW
+    assert isinstance(appointed, Appoint) and appointed.exchange == HIGH
 
 
 def play(m: Round, phase: int, busy: Collection[str], caller: str, at: float) -> list[str]:
