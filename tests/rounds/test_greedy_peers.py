@@ -132,7 +132,8 @@ def test_held_swaps_cost_less_and_less(hold: str) -> None:
     print(f"\n{hold}: {accepted} swaps held, {lost} of 200 rounds lost: {victim.solo}")  # noqa: T201
     assert victim.solo["swapping"] <= 10
     assert lost <= 20
-    assert victim.exchange._machine.standing("greedy 0", 0.0).failed == accepted
+    standing = victim.exchange._machine.standing("greedy 0", 0.0)
+    assert standing.failed + standing.refused == accepted, "small pieces break the protocol"
 
 
 def test_two_nodes_alone_swap_every_round_beside_a_node_that_holds() -> None:
