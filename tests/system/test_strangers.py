@@ -217,6 +217,16 @@ def swarm(*, honest: int = HONEST, **run: Any) -> Iterator[Swarm]:
         yield Swarm(group, paced(group, **run)).start(honest)
 
 
+def seen_beside_swaps(told: dict[str, Any], **run: Any) -> list[Seen]:
+    """What honest nodes go through in a whole run beside a hostile peer that swaps as it is told."""
+    with swarm(**run) as attacked, attacked.attacked("swaps", **told) as hostile:
+        hostile.ready()
+        since = attacked.begin()
+        hostile.tell("go")
+        attacked.finish()
+        return attacked.seen(since)
+
+
 @dataclass
 class Calm:
     """What unattacked swarms came to, on average."""
@@ -400,12 +410,7 @@ def test_one_hostile_peer_beside_three_honest_nodes(
 ) -> None:
     unattacked, uniform, seen = calm(codec), (HONEST - 1) / HONEST, list[Seen]()
     for _ in range(SWARMS):
-        with swarm(codec=codec) as attacked, attacked.attacked("swaps", **SWAPS[name]) as hostile:
-            hostile.ready()
-            since = attacked.begin()
-            hostile.tell("go")
-            attacked.finish()
-            seen += attacked.seen(since)
+        seen += seen_beside_swaps(SWAPS[name], codec=codec)
         figure(unattacked.told(f"{name}, {codec}", seen, uniform))
         if not unattacked.beyond(seen, uniform):
             break

@@ -15,7 +15,7 @@ import pytest
 from records import NOW, RUN, record
 
 sys.path.append(str(Path(__file__).parents[1]))
-from test_strangers import HONEST, LOSS, SWARMS, Calm, Seen, Swarm, swarm
+from test_strangers import HONEST, LOSS, SWARMS, Calm, Seen, Swarm, seen_beside_swaps, swarm
 
 from noloco_node.base.identity import Identity
 from noloco_node.host.config import NodeConfig
@@ -39,22 +39,13 @@ MORE = 0.15
 def test_one_of_six_flips_signs(figure: Callable[[str], None]) -> None:
     """The mean of as many swarms as those of test_strangers: one swarm of five differs from the next by a tenth."""
     calm = Calm.of(honest=6)
-    losses = [fmean(each.loss for each in five_beside_a_flipper()) for _ in range(SWARMS)]
+    losses = [fmean(each.loss for each in seen_beside_swaps({"kind": "flip"}, honest=5)) for _ in range(SWARMS)]
     loss = fmean(losses)
     figure(
         f"held-out loss {loss:.4f} of five, the mean of {', '.join(f'{each:.4f}' for each in losses)}; "
         f"{calm.loss:.4f} of six without it ({loss / calm.loss - 1:+.1%})"
     )
     assert loss <= LOSS * calm.loss
-
-
-def five_beside_a_flipper() -> list[Seen]:
-    with swarm(honest=5) as attacked, attacked.attacked("swaps", kind="flip") as hostile:
-        hostile.ready()
-        since = attacked.begin()
-        hostile.tell("go")
-        attacked.finish()
-        return attacked.seen(since)
 
 
 def test_whom_a_node_may_call_does_not_depend_on_what_they_say_of_themselves(tmp_path: Path) -> None:
