@@ -334,7 +334,7 @@ class Round:
 
     def _at_boundary(self, event: Boundary, now: float) -> list[Action]:
         self._phase_s, self._boundary_at = event.phase_s, now
-        self._shares.present(self._placed(self._there & self._candidates.keys()))
+        self._shares.present(self._placed(p for p in self._candidates if self._has_a_share(p, now)))
         self._shares.pay_off()
         if self._swap and self._offer:
             self._offer.lag += 1
@@ -481,6 +481,13 @@ class Round:
     def _is_there(self, peer: str, now: float) -> bool:
         """Whether waiting for this candidate makes sense."""
         return self._answers(peer) and self._ledger.free_at(peer, alone=False) <= now
+
+    def _has_a_share(self, peer: str, now: float) -> bool:
+        """Who was a partner has one though it is silent. Where calls between honest nodes failed for some seconds, a
+        crowd that goes on calling would else be alone with each of them, without a limit, and take each offer before
+        they call again."""
+        known = self._answers(peer) or self.standing(peer, now).committed > 0
+        return known and self._ledger.free_at(peer, alone=False) <= now
 
     def _answers(self, peer: str) -> bool:
         return peer not in self._backoffs or self._backoffs[peer].refusals < SILENT
