@@ -40,6 +40,7 @@ from typing import Protocol
 
 from noloco_node.base.latest import remember
 from noloco_node.base.places import draw
+from noloco_node.core.backoff import Backoffs
 from noloco_node.core.round_events import (
     SWAPPING,
     Accept,
@@ -89,16 +90,6 @@ MIN_SLACK_S = 1.0
 ANSWER_SHARE, MIN_ANSWER_S, MAX_ANSWER_S = 1 / 4, 2.0, 10.0
 """How long a call waits for its answer: a share of a phase, between what a dial over a relay takes and what a silent
 peer may cost."""
-BACKOFF_SHARE = 1 / 8
-"""First back-off after a refusal, as a share of a phase; it doubles with each refusal in a row."""
-MAX_BACKOFF_S, MAX_BACKOFF_PHASES = 60.0, 8.0
-"""The longer of the two. 60 s are no back-off where a phase takes ten minutes: 20 identities that refused each call
-were called in each phase."""
-SILENT = 5
-"""Refusals in a row after which a peer no longer counts as another partner to prefer. Silence counts as so many at
-once: it cost a whole deadline, so the first back-off is already two phases. A peer that calls, and waits until it hears
-that we are busy, has time for us, so its refusals are forgotten: nodes that a crowd keeps busy refuse each other, and
-if that made them absent, the crowd would have no share to keep to."""
 TAKEN_BACK_PHASES = 2.0
 """That a correction that was taken back costs its partner of its share, beside the swap's own time."""
 MAX_LAG = 8
@@ -152,19 +143,6 @@ class _Outgoing:
     began: float
     appointed_at: float | None = None
     """Since when we have an appointment, and are busy for everybody else."""
-
-
-@dataclass(slots=True)
-class _Backoff:
-    """After refusals and silence: the peer is not called until then."""
-
-    until: float
-    refusals: int
-    """In a row, since it was a partner or called last."""
-    silent: bool
-    """Whether it did not answer the last call."""
-    since_swap: int
-    """Refusals since its last whole swap."""
 
 
 @dataclass(slots=True)
@@ -223,8 +201,7 @@ class Round:
         self._appointed_at = 0.0
         self._partners: dict[str, None] = {}
         """Those met last, the latest at the end."""
-        self._backoffs: dict[str, _Backoff] = {}
-        self._ledger, self._shares = Ledger(), Shares()
+        self._backoffs, self._ledger, self._shares = Backoffs(), Ledger(), Shares()
         """Of callers too, who need not be candidates."""
         self._there: frozenset[str] = frozenset()
         """Candidates that answer and may be called sooner or later, as of the last event."""
@@ -297,7 +274,7 @@ class Round:
                 return self._at_boundary(event, now)
             case Candidates(places):
                 self._candidates = places
-                self._backoffs = {p: b for p, b in self._backoffs.items() if p in places}
+                self._backoffs.keep(places)
                 if not places:  # all gone at once
                     self._ledger.links_failed()
             case Called():
@@ -391,9 +368,9 @@ class Round:
             held, self._held = self._held, None
             return self._accept(self._offer, held, now)
         if isinstance(event, Refused):
-            self._back_off(call.peer, now, at_least_s=event.retry_in_s - self._phase_s)
+            self._backoffs.failed(call.peer, now, self._phase_s, at_least_s=event.retry_in_s - self._phase_s)
         else:
-            self._back_off(call.peer, now, silent=not waited_s)
+            self._backoffs.failed(call.peer, now, self._phase_s, silent=not waited_s)
             if waited_s:
                 self._ledger.wasted(call.peer, waited_s, now, self._phase_s)
         return []
@@ -411,7 +388,7 @@ class Round:
             held_s / self._phase_s, 1 / BROKEN_FACTOR if event.faulty else 0.0
         )  # the next identity is free
         self._charge(swap.peer, swap.place, BROKEN_FACTOR * held_phases)
-        self._back_off(swap.peer, now)
+        self._backoffs.failed(swap.peer, now, self._phase_s)
         if event.faulty:
             self._ledger.misbehaved(swap.peer, event.reason, now, self._phase_s)
         else:
@@ -428,7 +405,7 @@ class Round:
     def _at_whole_swap(self, offer: _Offer, peer: str, lasted_s: float, event: SwapEnded, now: float) -> list[Action]:
         self._swap_s = lasted_s
         remember(self._partners, peer, None, MOST_RECENT)
-        self._backoffs.pop(peer, None)
+        self._backoffs.swapped(peer)
         self._ledger.whole(peer, now)
         first = not offer.swapped_with
         if not first:
@@ -461,7 +438,7 @@ class Round:
 
     def _refuses(self, peer: str) -> tuple[bool, int]:
         """The less, the sooner it is called again for an offer that found nobody: strangers come last."""
-        return peer not in self._partners, self._backoffs[peer].since_swap if peer in self._backoffs else 0
+        return peer not in self._partners, self._backoffs.since_swap(peer)
 
     def _draw(self, peers: Sequence[str]) -> str:
         """One that was not met lately, or the one that was met longest ago."""
@@ -472,7 +449,7 @@ class Round:
 
     def _recent(self) -> list[str]:
         """Whom this node does not meet again as long as there are others; the latest at the end."""
-        nodes = 1 + sum(map(self._answers, self._candidates))
+        nodes = 1 + sum(map(self._backoffs.answers, self._candidates))
         return list(self._partners)[-no_repeat(nodes) :]
 
     def _placed(self, peers: Iterable[str]) -> dict[str, str]:
@@ -480,21 +457,14 @@ class Round:
 
     def _is_there(self, peer: str, now: float) -> bool:
         """Whether waiting for this candidate makes sense."""
-        return self._answers(peer) and self._ledger.free_at(peer, alone=False) <= now
+        return self._backoffs.answers(peer) and self._ledger.free_at(peer, alone=False) <= now
 
     def _has_a_share(self, peer: str, now: float) -> bool:
         """Who was a partner has one though it is silent. Where calls between honest nodes failed for some seconds, a
         crowd that goes on calling would else be alone with each of them, without a limit, and take each offer before
         they call again."""
-        known = self._answers(peer) or self.standing(peer, now).committed > 0
+        known = self._backoffs.answers(peer) or self.standing(peer, now).committed > 0
         return known and self._ledger.free_at(peer, alone=False) <= now
-
-    def _answers(self, peer: str) -> bool:
-        return peer not in self._backoffs or self._backoffs[peer].refusals < SILENT
-
-    def _is_silent(self, peer: str) -> bool:
-        """Who refuses again and again is there: its swaps may be held, too."""
-        return peer in self._backoffs and self._backoffs[peer].silent
 
     def _alone(self, peer: str) -> bool:
         """Whether no other candidate than this peer is there."""
@@ -512,8 +482,7 @@ class Round:
         """Whether it may be called now, or before the boundary: two that refuse as an offer opens are busy for moments,
         and who calls all the time would come first. But nobody waits for one that refuses always."""
         free_at = self._free_at(peer)
-        seldom = peer not in self._backoffs or self._backoffs[peer].since_swap < SILENT
-        return free_at <= now or (seldom and free_at <= self._next_boundary())
+        return free_at <= now or (free_at <= self._next_boundary() and not self._backoffs.refuses_always(peer))
 
     def _charge(self, peer: str, place: str, phases: float) -> None:
         if phases > 0:
@@ -531,7 +500,7 @@ class Round:
         leash, lasted = LEASH, (now - swap.began) / self._phase_s
         if self._ledger.broke_lately(swap.peer, now):
             leash = SHORT_LEASH
-        waits = any(p != swap.peer and not self._is_silent(p) for p in self._candidates)
+        waits = any(p != swap.peer and not self._backoffs.is_silent(p) for p in self._candidates)
         if swap.lag < leash or lasted < leash / 2 or event.progress is None or not waits:
             return False
         gets_on = event.progress > swap.progress[-1 - leash]
@@ -575,8 +544,7 @@ class Round:
             return [Refuse(call.exchange, self._refusal())]
         if barred := self._barred(call, now):
             return [barred]
-        if (backoff := self._backoffs.get(call.peer)) and not backoff.silent:
-            backoff.refusals = 0
+        self._backoffs.called(call.peer)
         wait_s = max(0.0, self._next_boundary() - now)
         if not 0 < wait_s <= call.patience_s:
             return [Refuse(call.exchange, "busy", wait_s)]
@@ -669,18 +637,9 @@ class Round:
         left_s = self._next_boundary() - now
         return self._swap_s < (FURTHER_SHARE if self._settings.swaps is None else 1) * left_s
 
-    def _back_off(self, peer: str, now: float, *, silent: bool = False, at_least_s: float = 0.0) -> None:
-        before, more = self._backoffs.get(peer), SILENT if silent else 1
-        refusals, since_swap = (before.refusals + more, before.since_swap + more) if before else (more, more)
-        most_s = max(MAX_BACKOFF_S, MAX_BACKOFF_PHASES * self._phase_s)
-        wait_s = min(most_s, BACKOFF_SHARE * self._phase_s * 2 ** min(refusals - 1, 16))
-        self._backoffs[peer] = _Backoff(now + max(wait_s, at_least_s), refusals, silent, since_swap)
-
     def _free_at(self, peer: str) -> float:
         """When this peer may be called again."""
-        backoff = self._backoffs.get(peer)
-        until = self._ledger.free_at(peer, alone=self._alone(peer))
-        return max(backoff.until, until) if backoff else until
+        return max(self._backoffs.until(peer), self._ledger.free_at(peer, alone=self._alone(peer)))
 
     def _expire(self, now: float) -> list[Action]:
         """End by the clock what else a boundary ends, where training blocks. A call has a deadline of its own."""

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from noloco_node.core.backoff import SILENT
 from noloco_node.core.round import (
     ALL_QUARANTINED,
     BACKING_OFF,
@@ -20,7 +21,6 @@ from noloco_node.core.round import (
     MIN_BLOCKED_S,
     MOST_RECENT,
     SEARCH_CALLS,
-    SILENT,
     TOO_SLOW,
     Round,
     _rank,
@@ -801,8 +801,8 @@ def test_a_swap_that_does_not_get_on_is_given_up_after_two_boundaries_while_othe
 def test_who_refuses_again_and_again_waits_too_and_who_is_silent_does_not(silent: bool) -> None:
     m = held("c")
     for _ in range(1 if silent else 10):
-        m._back_off("c", 10.0, silent=silent)
-    assert not m._answers("c")
+        m._backoffs.failed("c", 10.0, 10.0, silent=silent)
+    assert not m._backoffs.answers("c")
     m.handle(Boundary(2, 10.0, "swapping", 0.0), 20.0)
     assert (HangUp(MIDDLE) in m.handle(Boundary(3, 10.0, "swapping", 0.0), 30.0)) is not silent
 
@@ -935,7 +935,7 @@ def test_two_that_refuse_as_the_offer_opens_leave_it_to_no_crowd_that_had_its_sh
     call = only(m.handle(Refused(call.exchange, "busy"), 20.1), Call)
     assert call.peer == "b", "the last partner comes before who had its share"
     assert isinstance(m.handle(Called(LOW, "another", 60.0), 20.2)[0], Refuse)
-    m._back_off("b", 20.2)
+    m._backoffs.failed("b", 20.2, 10.0)
     assert isinstance(m.handle(Called(HIGH, "another", 60.0), 20.3)[0], Refuse), "both can be called in this phase"
 
 
@@ -944,15 +944,14 @@ def test_who_refused_all_the_time_is_no_reason_to_refuse_others() -> None:
     m.handle(Boundary(2, 10.0), 20.0)
     for peer in ("b", "c"):
         for _ in range(SILENT):
-            m._back_off(peer, 11.0)
-        m._backoffs[peer].until = 25.0
+            m._backoffs.failed(peer, 9.0, 10.0)
     assert only(m.handle(Called(LOW, "another", 60.0), 20.3), Accept).peer == "another"
 
 
 def test_an_appointment_of_who_had_its_share_goes_to_who_had_not() -> None:
     m = beside_a_crowd()
     for peer in ("b", "c"):
-        m._back_off(peer, 12.0, at_least_s=20.0)
+        m._backoffs.failed(peer, 12.0, 10.0, at_least_s=20.0)
     assert isinstance(m.handle(Called(LOW, "another", 60.0), 13.0)[0], Appoint), "nobody else can be called"
     lost, appointed = m.handle(Called(HIGH, "c", 60.0), 14.0)
     assert isinstance(lost, Refuse) and lost.exchange == LOW
