@@ -311,7 +311,7 @@ class Round:
 
     def _at_boundary(self, event: Boundary, now: float) -> list[Action]:
         self._phase_s, self._boundary_at = event.phase_s, now
-        self._shares.present(self._placed(p for p in self._candidates if self._has_a_share(p, now)))
+        self._shares.present(self._sharing(now))
         self._shares.pay_off()
         if self._swap and self._offer:
             self._offer.lag += 1
@@ -459,12 +459,17 @@ class Round:
         """Whether waiting for this candidate makes sense."""
         return self._backoffs.answers(peer) and self._ledger.free_at(peer, alone=False) <= now
 
-    def _has_a_share(self, peer: str, now: float) -> bool:
-        """Who was a partner has one though it is silent. Where calls between honest nodes failed for some seconds, a
-        crowd that goes on calling would else be alone with each of them, without a limit, and take each offer before
-        they call again."""
-        known = self._backoffs.answers(peer) or self.standing(peer, now).committed > 0
-        return known and self._ledger.free_at(peer, alone=False) <= now
+    def _sharing(self, now: float) -> dict[str, str]:
+        """Among whom our rounds are shared: who is there. Where these are one place or two, which have no limit, also
+        who was a partner at another place and is silent: when calls between honest nodes had failed for some seconds,
+        a crowd took each offer before they called again. Anywhere else the dead would only lower the share of all."""
+        sharing = self._placed(self._there & self._candidates.keys())
+        places = set(sharing.values())
+        if len(places) > 2:
+            return sharing
+        silent = (p for p, place in self._candidates.items() if place not in places)
+        partners = (p for p in silent if self.standing(p, now).committed > 0)
+        return sharing | self._placed(p for p in partners if self._ledger.free_at(p, alone=False) <= now)
 
     def _alone(self, peer: str) -> bool:
         """Whether no other candidate than this peer is there."""
