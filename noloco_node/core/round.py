@@ -467,8 +467,8 @@ class Round:
         places = set(sharing.values())
         if len(places) > 2:
             return sharing
-        silent = (p for p, place in self._candidates.items() if place not in places)
-        partners = (p for p in silent if self.standing(p, now).committed > 0)
+        elsewhere = (p for p, place in self._candidates.items() if place not in places)
+        partners = (p for p in elsewhere if self.standing(p, now).committed > 0)
         return sharing | self._placed(p for p in partners if self._ledger.free_at(p, alone=False) <= now)
 
     def _alone(self, peer: str) -> bool:

@@ -894,7 +894,7 @@ def test_calls_that_nobody_answers_are_charged_to_their_place() -> None:
 def test_partners_that_were_silent_get_their_share_again_beside_a_crowd_that_always_calls() -> None:
     """20 identities of one host call all the time; b and c answer no call in some phases, and never call."""
     crowd = {f"crowd {k}": "a host" for k in range(20)}
-    m, callers, met = Round(random.Random(3)), itertools.cycle(crowd), list[str]()
+    m, chance, callers, met = Round(random.Random(3)), random.Random(5), itertools.cycle(crowd), list[str]()
     m.handle(Candidates({"b": "there", "c": "elsewhere"} | crowd), 0.0)
     for k in range(1, 201):
         now, actions = 10.0 * k, m.handle(Boundary(k, 10.0), 10.0 * k)
@@ -910,7 +910,7 @@ def test_partners_that_were_silent_get_their_share_again_beside_a_crowd_that_alw
                 actions = m.handle(SwapEnded(action.exchange, None), now + 0.1)
             else:
                 now += 0.5
-                actions = m.handle(Called(random.randbytes(16), next(callers), 20.0, "a host"), now)
+                actions = m.handle(Called(chance.randbytes(16), next(callers), 20.0, "a host"), now)
     honest = [peer not in crowd for peer in met]
     assert len(honest) == 200
     assert min(sum(honest[k : k + 20]) for k in range(40, 200, 20)) >= 12, "0 where only those that answer count"
