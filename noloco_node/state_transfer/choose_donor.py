@@ -1,11 +1,11 @@
 """Fetches the state of one of several donors: which to ask, how long to queue, whether to believe its round.
 
 What is fetched is checked by state_transfer/client.py, and what it is worth by state_transfer/cross_check.py. No single
-peer's answer decides how far the run is. A donor counts as stale, or as too far ahead, by the lower median of its own
-round and the rounds that up to WITNESSES other peers answer, drawn by place first. So two others must agree before a
-donor is refused. Where one other peer answers and the two contradict each other, the lower round is believed, whichever
-is wrong: that may cost rounds, while a false high round would end the run for this node. Where none answers, the donor
-is believed.
+peer's answer decides how far the run is. A state counts as stale, or as too far ahead, by the lower median of the
+rounds that its donor and up to WITNESSES other peers answer that they are in, drawn by place first: an honest donor may
+send a copy that is old. So two others must agree before an honest donor is refused. Where one other peer answers and
+the two contradict each other, the lower round is believed, whichever is wrong: that may cost rounds, while a false high
+round would end the run for this node. Where none answers, the donor is believed.
 """
 
 import asyncio
@@ -269,8 +269,9 @@ class _Attempt:
             raise PeerMisbehaved(why, f"of round {state.round}")
 
     async def _witnessed(self) -> dict[str, int]:
-        """The rounds that some other peers answer."""
-        some = places.several(random, {peer: self._checks.place_of(peer) for peer in self._witnesses}, WITNESSES)
+        """The rounds that the donor and some other peers answer."""
+        others = {peer: self._checks.place_of(peer) for peer in self._witnesses}
+        some = [self._donor, *places.several(random, others, WITNESSES)]
         asked = (client.progress(self._channel(peer), self._wanted.terms) for peer in some)
         answers = await asyncio.gather(*asked, return_exceptions=True)
         return {

@@ -1,11 +1,11 @@
 """Copies of this node's live state in memory, from which state_transfer/server.py sends.
 
-One copy serves all downloads that begin within SHARED_S, in each coding that is asked for. What making one costs the
-training thread is in training/background_copy.py. The numbers are opaque here.
+One copy serves all downloads that begin within SHARED_S and SHARED_ROUNDS, in each coding that is asked for. What
+making one costs the training thread is in training/background_copy.py. The numbers are opaque here.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Protocol
@@ -15,8 +15,9 @@ from noloco_node.wire import messages as wire
 from noloco_node.wire import state_format
 from noloco_node.wire.state_format import Coding
 
-SHARED_S = 20.0
-"""A download that begins may use a copy that is at most so old."""
+SHARED_S, SHARED_ROUNDS = 20.0, 5
+"""A download that begins may use a copy that is at most so old. Where rounds are short, one of 20 s before would put
+who takes it far behind."""
 KEPT_S = 60.0
 """A copy is kept for so long after its last download, so that one that broke off can resume."""
 MAX_COPIES = 2
@@ -37,7 +38,7 @@ class StateCopy:
         self.taken_at = self.left_at = taken_at
         self.size = len(numbers)
         self.users = 0
-        self._round, self._numbers = round, numbers
+        self.round, self._numbers = round, numbers
         self._versions: dict[Coding, wire.StateHeader] = {}
 
     def version(self, coding: Coding) -> wire.StateHeader:
@@ -49,8 +50,8 @@ class StateCopy:
                 state_format.digest(coding.encode(self._numbers, start, min(start + size, total)))
                 for start in range(0, total, size)
             )
-            root = state_format.root(self._round, total, digests)
-            self._versions[coding] = wire.StateHeader(self._round, total, root, digests)
+            root = state_format.root(self.round, total, digests)
+            self._versions[coding] = wire.StateHeader(self.round, total, root, digests)
         return self._versions[coding]
 
     def has(self, root: bytes) -> bool:
@@ -66,8 +67,9 @@ class StateCopy:
 class StateCopies:
     """The copies in memory: usually one, MAX_COPIES at most."""
 
-    def __init__(self, owner: StateOwner) -> None:
-        self._owner = owner
+    def __init__(self, owner: StateOwner, round: Callable[[], int]) -> None:
+        """`round`: the one that this node is in now."""
+        self._owner, self._round = owner, round
         self._held: list[StateCopy] = []
         self._taking: asyncio.Task[StateCopy] | None = None
         self._hashing = asyncio.Lock()
@@ -98,7 +100,8 @@ class StateCopies:
     def _fitting(self, root: bytes) -> StateCopy | None:
         now = asyncio.get_running_loop().time()
         same = [copy for copy in self._held if root and copy.has(root)]
-        fresh = [copy for copy in self._held if now - copy.taken_at <= SHARED_S]
+        first = self._round() - SHARED_ROUNDS
+        fresh = [copy for copy in self._held if now - copy.taken_at <= SHARED_S and copy.round >= first]
         full = len(self._held) == MAX_COPIES and all(copy.users for copy in self._held)
         return next(iter([*same, *fresh[-1:], *(self._held[-1:] if full else [])]), None)
 

@@ -228,7 +228,8 @@ class StateService(StateServicer):
     def begin(
         self, terms: StateTerms, owner: StateOwner, refuses_peer: RefusesPeer = lambda _peer, _token: None
     ) -> None:
-        self._terms, self._owner, self._copies, self._refuses_peer = terms, owner, StateCopies(owner), refuses_peer
+        self._terms, self._owner, self._refuses_peer = terms, owner, refuses_peer
+        self._copies = StateCopies(owner, self._round)
 
     async def Progress(self, request: pb.StateRequest, context: Any) -> pb.StateProgress:  # noqa: N802
         asked = self._understood(self._caller(context), request)

@@ -256,6 +256,21 @@ def test_copies_are_few_and_are_dropped_after_use(monkeypatch: pytest.MonkeyPatc
     play(story())
 
 
+def test_a_copy_of_many_rounds_ago_is_sent_to_nobody_new() -> None:
+    async def story() -> None:
+        network, owner = DonorNetwork(), Owner(DATA)
+        await network.donor("donor", owner)
+        came = []
+        for number, rounds in enumerate((0, copies.SHARED_ROUNDS, 1)):
+            owner.round += rounds
+            channel = (await network.joining_node(f"n{number}")).channel("donor")
+            came.append((await fetch(channel, TERMS, Download(NUMBERS), Watcher())).round - 12)
+        assert came == [0, 0, copies.SHARED_ROUNDS + 1]
+        await network.close()
+
+    play(story())
+
+
 @pytest.mark.parametrize("hangs_up", ["while it is made", "before it is sent"])
 def test_a_copy_that_nobody_came_for_is_dropped(hangs_up: str) -> None:
     async def story() -> None:
@@ -656,10 +671,31 @@ def test_two_witnesses_must_agree_and_the_lower_of_two_rounds_is_believed(
     play(story())
 
 
+def test_an_honest_donors_old_copy_is_stale_by_the_round_that_it_is_in_itself() -> None:
+    """One place of three says that the run is where the copy is."""
+
+    async def story() -> None:
+        network = DonorNetwork()
+        await network.faulty_donor("donor", FaultyDonor([header(SMALL, round=0), *chunks(SMALL)], 30))
+        await network.faulty_donor("honest", FaultyDonor([], 30))
+        await network.faulty_donor("liar", FaultyDonor([], 0))
+
+        async def others() -> Others:
+            return Others(["donor"], ["donor", "honest", "liar"])
+
+        try:
+            with pytest.raises(SwarmUnreachable, match="stale_state"):
+                await taken(network, others, Wanted(TERMS, 1000, BUDGET))
+        finally:
+            await network.close()
+
+    play(story())
+
+
 def test_where_all_donors_are_faulty_a_joining_node_fails_and_one_with_weights_goes_on() -> None:
     async def story(own_round: int) -> LiveState | None:
         network = DonorNetwork()
-        await network.faulty_donor("faulty", FaultyDonor([GOOD, *chunks(FLIPPED)]))
+        await network.faulty_donor("faulty", FaultyDonor([GOOD, *chunks(FLIPPED)], 12))
         wanted = Wanted(TERMS, 1000, BUDGET, own_round)
         try:
             return await taken(network, there("faulty"), wanted)
