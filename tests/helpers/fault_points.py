@@ -1,8 +1,9 @@
 """Fault points: in which round and in which phase of it something happens to a real node.
 
 A test names a point or draws it from a seed, waits until the node is there, and then kills, stops or freezes something.
-What a node does is read from its status ten times a second. So a phase must last for a good part of a second, or it may
-be missed: then the next one like it counts, and what `at` returns says which round it was.
+What a node does is read from its status ten times a second, and how much of a phase is done changes there once a
+second. So a phase must last for about a second, or it may be missed: then the next one like it counts, and what `at`
+returns says which round it was. Phases of a third of a second were missed for up to 24 s.
 """
 
 import os

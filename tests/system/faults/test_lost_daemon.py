@@ -25,7 +25,8 @@ SEED = 3
 
 @pytest.fixture(scope="module")
 def nodes(real_nodes: RealNodes) -> list[Node]:
-    author = real_nodes.node("author", "start", str(real_nodes.manifest(warmup="0.0")))
+    """Phases of a second or two: a strike comes at a share of one."""
+    author = real_nodes.node("author", "start", str(real_nodes.manifest(steps=16, warmup="0.0")))
     nodes = [author, *(real_nodes.node(name, *author.invitation()) for name in ("one", "two"))]
     for node in nodes:
         until(lambda node=node: len(node.ask("status").get("partners", {})) == 2, "a round with both others")
