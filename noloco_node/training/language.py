@@ -22,6 +22,8 @@ EVAL_TOKENS, MOST_EVAL_TOKENS = 4096, 8192
 and twice when its swap is judged, and what is to be told apart there is told with 4096 (core/verdict.py)."""
 MICRO_LOGITS = 1 << 25
 """Elements of the largest logits that a CPU makes at once, 128 MiB: more of them are no faster."""
+CACHES = ("cache", "past_key_values")
+"""Names of what a model keeps of earlier tokens: since transformers 5.24, and before."""
 
 
 def held_out(run: Manifest, corpus: corpus.Readable) -> Tensor:
@@ -147,7 +149,8 @@ class Window:
         self._tokens: list[int] = []
         self._fresh: list[int] = []
         """Tokens that the model has not processed yet."""
-        self._past: Any = None
+        self._cache: dict[str, Any] = {}
+        """What the model keeps of the tokens before, by the name that it has among its inputs and outputs."""
         self._begin(tokens[-longest:])
 
     def add(self, token: int) -> None:
@@ -155,20 +158,20 @@ class Window:
             self._begin([*self._tokens, token][-(self._longest // 2 or 1) :])
         else:
             self._tokens.append(token)
-            self._fresh = [token] if self._past is not None else self._tokens
+            self._fresh = [token] if self._cache else self._tokens
 
     def logits(self) -> Tensor:
         """Of the next token."""
         given = torch.tensor([self._fresh], device=self._device)
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):  # else it would be compiled for each length
-            out = self._module(input_ids=given, past_key_values=self._past, use_cache=True)
-        self._past = getattr(out, "past_key_values", None)
+            out = self._module(input_ids=given, use_cache=True, **self._cache)
+        self._cache = {name: kept for name in CACHES if (kept := vars(out).get(name)) is not None}
         last: Tensor = out.logits[0, -1].float().cpu()
         return last
 
     def _begin(self, tokens: list[int]) -> None:
         self._tokens = self._fresh = tokens
-        self._past = None
+        self._cache = {}
 
 
 def _pick(logits: Tensor, temperature: float, generator: torch.Generator) -> int:
