@@ -5,10 +5,10 @@ compared: on held-out data, which an attacker knows too, and on the replica's ow
 know; that one counts beyond OWN_TOLERANCE, as replicas with different data fit their own. *(Tried, four replicas from
 scratch, 2 of 20 steps late: of 80 honest corrections each changed the held-out loss by -3.5 to +1%; random directions
 just inside the bounds raised it by 1.2 to 13%, -u by 20% and more.)* What is usual follows from the replica's own
-course, `Course`: averaging with an honest partner of the same round may cost half a phase's gain, and half a phase more
-for each round that the partner says it is behind. *(Three honest nodes of a task that gains 4% a phase, some 60 swaps:
-at most 0.7 of a gain. There 2u, as long as the bounds let it be, cost 1.4 to 1.6 gains; while 3 gains were allowed for
-everybody, those of the first rounds stayed, and the run ended 17% higher.)*
+course, `Course`: a swap may cost what a phase gains, whatever the partner says of its round. *(Three honest nodes of a
+task that gains 4% a phase, 60 swaps each: half of them cost less than 0.25 of a gain, the most 1.0. There 2u, as long
+as the bounds let it be, cost 0.7 to 1.6 gains. While partners that said they were many rounds behind were allowed three
+gains, the attacker said so; the run ended 11% higher.)*
 
 - A correction that raises a loss beyond that is taken back, unless what the partner sent is as good as we are: two
   halves of a swarm that trained apart for 12 phases first became 4 to 6% worse together, since only the way between was
@@ -36,11 +36,8 @@ OWN_USUAL = 0.1
 """A rise of it that may come swap after swap."""
 LEAST_GAIN = 0.002
 """Of a phase, where a run gains nothing any more: what is usual is not exactly 0."""
-USUAL, BEHIND, MOST = 1.0, 0.5, 3.0
-"""Gains of a phase that a swap may cost: with a partner of the same round; more for each round that it is behind; at
-most."""
-COUNTED = 0.5
-"""What a swap costs beyond so many gains is counted against the partner."""
+USUAL, COUNTED = 1.0, 0.5
+"""Gains of a phase that a swap may cost; and beyond how many it is counted against the partner."""
 REMEMBERED = 8
 """Phases from which the usual gain is known."""
 WORST = 256
@@ -90,13 +87,11 @@ class Course:
     def worst(self) -> float:
         return max(self._losses, default=math.inf)
 
-    def judge(self, without: Losses, with_it: Losses, behind: int, partner: Callable[[], Losses]) -> Verdict:
-        """`behind`: rounds by which the partner says that it is; `partner`: the losses of what it sent, asked for only
-        where they decide."""
+    def judge(self, without: Losses, with_it: Losses, partner: Callable[[], Losses]) -> Verdict:
+        """`partner`: the losses of what it sent, asked for only where they decide."""
         held_out, own = _relative(without.held_out, with_it.held_out), _relative(without.own, with_it.own)
         excess = max(held_out - max(LEAST_GAIN, COUNTED * self.gain), own - OWN_USUAL)
-        gains = min(USUAL + BEHIND * max(0, behind), MOST)
-        if held_out <= max(TOLERANCE, gains * self.gain) and own <= OWN_TOLERANCE:
+        if held_out <= max(TOLERANCE, USUAL * self.gain) and own <= OWN_TOLERANCE:
             return Verdict(excess)
         theirs = partner()
         as_good = math.isfinite(excess) and _worse(without, theirs) < _worse(without, with_it)

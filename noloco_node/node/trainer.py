@@ -676,9 +676,9 @@ class TrainingNode(BaseNode):
         return not self._policy.room_to_send(reserved_bytes + (8 * self._ready.parameters if self._ready else 0))
 
     # ---- events of the rounds ----
-    def swapping(self, under_way: bool, behind: int = 0) -> None:
+    def swapping(self, under_way: bool) -> None:
         if self._thread:
-            self._thread.swapping(under_way, behind)
+            self._thread.swapping(under_way)
 
     def round_over(self, round: int) -> None:
         if self._thread:

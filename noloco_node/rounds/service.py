@@ -73,7 +73,7 @@ class Channels(Protocol):
 class RoundListener(Protocol):
     """What the training thread must know of a round."""
 
-    def swapping(self, under_way: bool, behind: int = 0) -> None: ...
+    def swapping(self, under_way: bool) -> None: ...
     def round_over(self, round: int) -> None: ...
 
 
@@ -331,10 +331,10 @@ class RoundService:
             case wire.Accept(_, _, token) if why := self._refuses(call.peer, token):
                 self._handle(round_events.Refused(call.exchange, why, 0.0))
                 link.end_with(wire.Refusal(wire.Code[why.upper()]))
-            case wire.Accept(_, theirs):
+            case wire.Accept():
                 self._handle(round_events.Accepted(call.exchange))
                 if self._machine.swapping == call.exchange and (ours := self._machine.offered) is not None:
-                    await self._swap(call.exchange, call.peer, ours, ours - theirs, link, leads=True)
+                    await self._swap(call.exchange, call.peer, ours, link, leads=True)
             case _:
                 raise PeerMisbehaved("unexpected_frame", type(answer).__name__)
 
@@ -406,7 +406,7 @@ class RoundService:
             if isinstance(verdict, round_events.Refuse):
                 raise PeerRefused(verdict.reason, verdict.retry_in_s)
             link.send(wire.Accept(self._boot, verdict.round, self._terms.admission if self._terms else b""))
-            await self._swap(verdict.exchange, peer, verdict.round, verdict.round - offer.round, link, leads=False)
+            await self._swap(verdict.exchange, peer, verdict.round, link, leads=False)
         finally:
             if self._callers.get(peer) is caller:
                 del self._callers[peer]
@@ -450,10 +450,7 @@ class RoundService:
             del self._verdicts[exchange]
 
     # ---- swapping ----
-    async def _swap(  # noqa: PLR0913
-        self, exchange: bytes, peer: str, round: int, behind: int, link: Link, *, leads: bool
-    ) -> None:
-        """`behind`: the rounds by which the partner says that it is."""
+    async def _swap(self, exchange: bytes, peer: str, round: int, link: Link, *, leads: bool) -> None:
         vectors = self._offers[round]
         order, stall_s = fragments.order(vectors.fragments, exchange), self._machine.stall_s
         remember(self._partners, exchange, (round, peer), PARTNERS)
@@ -476,7 +473,7 @@ class RoundService:
         except OutOfMemory:
             reason = "no_memory"
         finally:
-            self._trainer.swapping(False, behind)
+            self._trainer.swapping(False)
             if reason == DIVERGED:  # the other end may not have found it yet, and must count it too
                 link.end_with(wire.Refusal(wire.Code.DIVERGED))
             elif reason is not None:

@@ -156,8 +156,6 @@ class Correct:
 @dataclass(frozen=True)
 class Swapping:
     under_way: bool
-    behind: int = 0
-    """Rounds by which the partner says that it is behind."""
 
 
 @dataclass(frozen=True)

@@ -169,8 +169,8 @@ class TrainingThread:
         self._paused = False
         self._swapping = False
         self._exchange = b""
-        self._ended_swap: tuple[bytes, int] | None = None
-        """The exchange of a swap that is to be judged, and how many rounds the partner says it is behind."""
+        self._ended_swap: bytes | None = None
+        """The exchange of a swap that is to be judged."""
         self._course = Course()
         self._failed_before = False
         """Whether the weights were rolled back and no loss has been finite since."""
@@ -180,7 +180,7 @@ class TrainingThread:
         self._stalled_s = 0.0  # up to the last boundary
         self._clock_read_at = 0.0
         self._shortage: Shortage | None = None
-        self._unjudged: tuple[bytes, int] | None = None
+        self._unjudged: bytes | None = None
         """As `_ended_swap`, of a swap that there was no memory to judge; after the next step there may be."""
 
     # ---- from any thread ----
@@ -222,10 +222,10 @@ class TrainingThread:
         """Progress, and where the time went."""
         return self._ask(mailbox.GetProgress())
 
-    def swapping(self, under_way: bool, behind: int = 0) -> None:
+    def swapping(self, under_way: bool) -> None:
         """While a swap is under way, a boundary takes no snapshot. Like `round_over`, it is read after the corrections
-        of the offers so far. `behind`: the rounds by which the partner says that it is."""
-        self._codec_thread.post_behind(mailbox.Swapping(under_way, behind))
+        of the offers so far."""
+        self._codec_thread.post_behind(mailbox.Swapping(under_way))
 
     def round_over(self, round: int) -> None:
         self._codec_thread.post_behind(mailbox.RoundOver(round))
@@ -280,10 +280,10 @@ class TrainingThread:
                     command.settle_later(replica.copy_slow)
             case mailbox.GetProgress():
                 command.settle(lambda: (self._progress(replica), self._times.so_far()))
-            case mailbox.Swapping(under_way, behind):
+            case mailbox.Swapping(under_way):
                 self._swapping = under_way
                 self._unjudged = None
-                self._ended_swap = None if under_way else (self._exchange, behind)
+                self._ended_swap = None if under_way else self._exchange
             case mailbox.RoundOver(round_):
                 self._rounds_over = max(round_, self._rounds_over)
             case mailbox.Signal.PAUSE:
@@ -344,18 +344,17 @@ class TrainingThread:
 
     def _judge(self, replica: Replica) -> None:
         """Take the corrections of a swap that has just ended back where they did harm (core/verdict.py)."""
-        ended, self._ended_swap = self._ended_swap, None
-        if ended is None or not replica.has_swapped:
+        exchange, self._ended_swap = self._ended_swap, None
+        if exchange is None or not replica.has_swapped:
             return
-        exchange, behind = ended
         try:
             with self._times.on("evaluate"):
                 with_it, without = replica.losses(), replica.losses_without()
-                judged = self._course.judge(without, with_it, behind, lambda: replica.losses_without(partner=1))
+                judged = self._course.judge(without, with_it, lambda: replica.losses_without(partner=1))
             if judged.harmful:
                 replica.take_back()
         except (ShortOfMemory, torch.OutOfMemoryError):
-            self._unjudged = ended
+            self._unjudged = exchange
             return
         except NotMeasured:
             replica.let_stay()
@@ -485,7 +484,8 @@ class TrainingThread:
         if self._shortage:
             log.info("the GPU has memory again, after %s", span(time.perf_counter() - self._shortage.since))
             self._shortage = None
-        self._ended_swap, self._unjudged = self._unjudged or self._ended_swap, None
+        if self._unjudged is not None:
+            self._ended_swap, self._unjudged = self._unjudged, None
 
     def _awaits_memory(self, replica: Replica) -> bool:
         """Whether it is too early to try again; waits until the mailbox is to be read."""

@@ -19,9 +19,8 @@ def judge(
     partner: float,
     own: float = 2.0,
     losses: tuple[float, ...] = (3.0, 2.0, 2.0, 2.0),
-    behind: int = 0,
 ) -> Verdict:
-    return course(*losses).judge(Losses(2.0, 2.0), Losses(with_it, own), behind, lambda: Losses(partner, own))
+    return course(*losses).judge(Losses(2.0, 2.0), Losses(with_it, own), lambda: Losses(partner, own))
 
 
 @pytest.mark.parametrize(
@@ -44,20 +43,14 @@ def test_verdicts(with_it: float, partner: float, harmful: bool, a_lie: bool) ->
 FALLING = (3.0, 2.7, 2.43, 2.2, 2.0)
 
 
-def test_a_partner_that_is_behind_may_cost_half_a_phase_for_each_round() -> None:
+def test_a_swap_may_cost_what_a_phase_gains() -> None:
     assert not judge(2.15, 2.4, losses=FALLING).harmful
-    assert judge(2.3, 2.6, losses=FALLING).harmful, "who is as far as we are has no reason to be so much worse"
-    assert not judge(2.3, 2.6, losses=FALLING, behind=2).harmful
-    assert judge(2.3, 2.6, losses=(2.0, 2.0, 2.0), behind=2).harmful
-
-
-def test_whoever_says_that_it_is_far_behind_may_not_do_anything() -> None:
-    assert judge(2.7, 3.5, losses=FALLING, behind=1_000_000).harmful
-    assert judge(2.3, 2.6, losses=FALLING, behind=-9).harmful
+    assert judge(2.3, 2.6, losses=FALLING).harmful
+    assert judge(2.15, 2.4, losses=(2.0, 2.0, 2.0)).harmful
 
 
 def test_what_half_a_phase_does_not_gain_is_counted() -> None:
-    assert judge(2.2, 2.5, losses=FALLING, behind=9).excess == pytest.approx(0.05, abs=0.003)
+    assert judge(2.15, 2.5, losses=FALLING).excess == pytest.approx(0.025, abs=0.003)
 
 
 def test_what_no_held_out_example_shows_the_own_batch_does() -> None:
@@ -75,11 +68,11 @@ def test_small_harms_are_counted() -> None:
 
 def test_a_replica_that_is_broken_already_blames_nobody() -> None:
     broken = Losses(math.nan, math.nan)
-    assert not course().judge(broken, broken, 0, lambda: broken).harmful
+    assert not course().judge(broken, broken, lambda: broken).harmful
 
 
 def test_without_a_course_nobody_is_blamed() -> None:
-    judged = course().judge(Losses(2.0, 2.0), Losses(3.0, 2.0), 0, lambda: Losses(9.0, 9.0))
+    judged = course().judge(Losses(2.0, 2.0), Losses(3.0, 2.0), lambda: Losses(9.0, 9.0))
     assert judged.harmful and not judged.a_lie
 
 
@@ -87,4 +80,4 @@ def test_the_partner_is_evaluated_only_where_it_decides() -> None:
     def never() -> Losses:
         raise AssertionError
 
-    assert not course(2.0).judge(Losses(2.0, 2.0), Losses(1.9, 2.0), 0, never).harmful
+    assert not course(2.0).judge(Losses(2.0, 2.0), Losses(1.9, 2.0), never).harmful

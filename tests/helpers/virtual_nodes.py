@@ -81,7 +81,7 @@ class Node:
         self.exchange = RoundService(self.transport, boot, self.rng, self, self.events.append, pace=pace)
         self.transport.serve(self.exchange.add_to)
 
-    def swapping(self, under_way: bool, behind: int = 0) -> None:
+    def swapping(self, under_way: bool) -> None:
         self.under_way = under_way
 
     def round_over(self, round: int) -> None: ...

@@ -103,7 +103,7 @@ class Node:
         return event
 
     # ---- what rounds/service.py calls ----
-    def swapping(self, under_way: bool, behind: int = 0) -> None:
+    def swapping(self, under_way: bool) -> None:
         pass
 
     def round_over(self, round: int) -> None:
