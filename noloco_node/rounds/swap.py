@@ -23,6 +23,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Protocol, TypeVar
 
 from noloco_node.core.codecs.codec import CodecStats
@@ -42,6 +43,8 @@ FRAME_S = 20.0
 """A partner that sends nothing for so long, not even a piece, is given up: that needs 52 kbit/s of a link."""
 DONE_S = 5.0
 """How long to wait for the follower's Done; without it the last fragment counts as one-sided."""
+SETTLING_SHARE = 1 / 2
+"""Of `stall_s`: so long at most a swap waits for the verdict on the one before it, of the same round."""
 SLOW_STREAMS = 4
 """A fragment may take as long as on a link of MIN_RATE_BYTES_S that this swap shares with three other streams."""
 BACKLOG_BYTES = 256 << 20
@@ -63,6 +66,9 @@ class Vectors(Protocol):
     @property
     def correction_bytes(self) -> int:
         """What the correction of one fragment holds in memory, at most."""
+
+    def settled(self) -> "Future[None]":
+        """Done when it is known whether what earlier partners of the round did stays."""
 
     def open(self, index: int, exchange_id: bytes) -> "Future[bytes]": ...
     def receive(self, index: int, payload: bytes) -> "Future[bytes | float]":
@@ -133,6 +139,8 @@ class Swap:
     async def run(self) -> None:
         """Swap everything. Raises what broke it: PeerFault, or NonFinite where our own vector is at fault."""
         self._link.keep_alive()
+        with suppress(TimeoutError):  # what an earlier partner did wrong is not passed on
+            await asyncio.wait_for(_done(self._vectors.settled()), SETTLING_SHARE * self._stall_s)
         self._began = asyncio.get_running_loop().time()
         await self._open_ahead()
         while self.applied < len(self._order):

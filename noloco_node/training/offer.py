@@ -120,9 +120,22 @@ class Offer:
         self._conversations: dict[int, Conversation] = {}
         self._corrections: dict[int, tuple[Received, bytes]] = {}
         """Those that are whole and not applied, and their exchanges."""
+        self._applied: dict[bytes, dict[int, Packed]] = {}
+        """By exchange, until it is judged."""
+        self._taken_back: list[tuple[int, Packed]] = []
+        """What u still holds, until its fragment is coded again."""
+        self._waiting: list[Future[None]] = []
+        """For verdicts."""
         self._exchange = b""
         self._stats = CodecStats()
         codec_thread.begin(round, self._device, lambda: self._begin(*movement))
+
+    def settled(self) -> "Future[None]":
+        """Done when it is known what the partners before did to the model."""
+        settled: Future[None] = Future()
+        asked = self._thread.do(self.round, lambda: self._when_settled(settled))
+        asked.add_done_callback(lambda asked: _settle(asked, settled))
+        return settled
 
     def open(self, index: int, exchange_id: bytes) -> "Future[bytes]":
         """The first payload about a fragment."""
@@ -140,6 +153,11 @@ class Offer:
         sent.add_done_callback(lambda sent: _settle(sent, added))
         return added
 
+    def judged(self, exchange: bytes, *, taken_back: bool) -> None:
+        """What a partner's corrections did to the model is known: what was taken back is offered to nobody else."""
+        with suppress(RuntimeError):  # closed
+            self._thread.do(self.round, lambda: self._judged(exchange, taken_back))
+
     def stats(self) -> "Future[CodecStats]":
         """Of the swaps so far, when every correction is on its way."""
         return self._thread.do(self.round, lambda: replace(self._stats))
@@ -155,6 +173,7 @@ class Offer:
         start, end = self._bounds(index)
         moved = self._moved[start // BLOCK : -(-end // BLOCK)]
         self._corrections.pop(index, None)  # of a swap that failed
+        self._restore(index)
         self._conversations[index] = self._thread.codec.converse(self._u[start:end], index, exchange_id, moved)
         self._exchange = exchange_id
         return self._conversations[index].open()
@@ -193,15 +212,41 @@ class Offer:
         ready = gpu.record(self._device)
         self._thread.post(Correct(self.round, start, near, added, kept, exchange, ready))
         self._u[start:end] += correction  # a further partner of the round swaps u + c
+        self._applied.setdefault(exchange, {})[index] = kept
+
+    def _when_settled(self, settled: "Future[None]") -> None:
+        self._waiting.append(settled)
+        self._answer_waiting()
+
+    def _judged(self, exchange: bytes, taken_back: bool) -> None:
+        applied = self._applied.pop(exchange, {})
+        self._taken_back += applied.items() if taken_back else ()
+        self._answer_waiting()
+
+    def _answer_waiting(self) -> None:
+        while self._waiting and not self._applied:
+            _answer(self._waiting.pop())
+
+    def _restore(self, index: int) -> None:
+        """Before a fragment is coded. Not as soon as it is known: a conversation under way needs u as it was."""
+        start, end = self._bounds(index)
+        for _, kept in [each for each in self._taken_back if each[0] == index]:
+            self._u[start:end] -= kept.applied(self._u.device)
+        self._taken_back = [each for each in self._taken_back if each[0] != index]
 
     def _bounds(self, index: int) -> tuple[int, int]:
         return fragments.bounds(index, len(self._u), self._thread.fragment_elements)
+
+
+def _answer(settled: "Future[None]") -> None:
+    if settled.set_running_or_notify_cancel():
+        settled.set_result(None)
 
 
 def _settle(sent: "Future[None]", added: "Future[None]") -> None:
     """A correction that did not get to the training thread will not be added."""
     error = None if sent.cancelled() else sent.exception()
     if error or sent.cancelled():
-        added.set_result(None)
+        _answer(added)
     if error and not isinstance(error, NonFinite):
         log.error("a correction was lost by a fault of this node", exc_info=error)

@@ -168,6 +168,8 @@ class TrainingThread:
         self._begun = False
         self._paused = False
         self._swapping = False
+        self._offer: Offer | None = None
+        """The latest."""
         self._exchange = b""
         self._ended_swap: bytes | None = None
         """The exchange of a swap that is to be judged."""
@@ -282,7 +284,9 @@ class TrainingThread:
                 command.settle(lambda: (self._progress(replica), self._times.so_far()))
             case mailbox.Swapping(under_way):
                 self._swapping = under_way
-                self._unjudged = None
+                if self._unjudged is not None:  # there was no memory: the next partner is not blamed for it
+                    self._unjudged = None
+                    replica.let_stay()
                 self._ended_swap = None if under_way else self._exchange
             case mailbox.RoundOver(round_):
                 self._rounds_over = max(round_, self._rounds_over)
@@ -298,6 +302,7 @@ class TrainingThread:
         with self._mailbox.looking():
             for command in self._mailbox.waiting():
                 self._do(command, replica)
+                self._judge(replica)  # before the next swap's corrections
         self._judge(replica)
 
     def _serve_until(self, replica: Replica, enough: Callable[[], bool]) -> None:
@@ -347,20 +352,24 @@ class TrainingThread:
         exchange, self._ended_swap = self._ended_swap, None
         if exchange is None or not replica.has_swapped:
             return
+        judged: Judged | None = None
         try:
             with self._times.on("evaluate"):
                 with_it, without = replica.losses(), replica.losses_without()
-                judged = self._course.judge(without, with_it, lambda: replica.losses_without(partner=1))
-            if judged.harmful:
+                verdict = self._course.judge(without, with_it, lambda: replica.losses_without(partner=1))
+            if verdict.harmful:
                 replica.take_back()
+            judged = Judged(exchange, verdict, with_it.held_out, without.held_out)
         except (ShortOfMemory, torch.OutOfMemoryError):
             self._unjudged = exchange
             return
         except NotMeasured:
-            replica.let_stay()
-            return
+            pass
         replica.let_stay()
-        self._post(Judged(exchange, judged, with_it.held_out, without.held_out))
+        if self._offer:
+            self._offer.judged(exchange, taken_back=judged is not None and judged.verdict.harmful)
+        if judged:
+            self._post(judged)
 
     def _adopt(self, replica: Replica, round: int, state: bytes | memoryview) -> None:
         ahead = max(0, round - replica.round)
@@ -567,7 +576,8 @@ class TrainingThread:
                 return None, "nonfinite"
         if offered is None:
             return None, closed or "no_memory"
-        return Offer(self._codec_thread, replica.round, *offered, replica.theta.device), None
+        self._offer = Offer(self._codec_thread, replica.round, *offered, replica.theta.device)
+        return self._offer, None
 
     def _offered(self, replica: Replica) -> tuple[Tensor, tuple[Tensor, Tensor]] | None:
         """None where the GPU has no memory for it."""

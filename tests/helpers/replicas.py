@@ -59,9 +59,9 @@ def train(inner: Replica, steps: int) -> list[float]:
     return losses
 
 
-def correct(thread: TrainingThread, offered_round: int, start: int, c: Tensor) -> "Future[None]":
+def correct(thread: TrainingThread, offered_round: int, start: int, c: Tensor, exchange: bytes = b"") -> "Future[None]":
     """As an offer sends a correction. Done when it was added, or never will be."""
-    command = Correct(offered_round, start, c, Future())
+    command = Correct(offered_round, start, c, Future(), exchange=exchange)
     thread._mailbox.post(command)
     return command.added
 

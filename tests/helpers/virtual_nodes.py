@@ -39,6 +39,9 @@ class Offer:
         self.node, self.round, self.u = node, round_, node.vector()
         self.corrections: dict[int, float] = {}
 
+    def settled(self) -> "Future[None]":
+        return done(None)
+
     def open(self, index: int, exchange_id: bytes) -> "Future[bytes]":
         return done(struct.pack("<d", self.u[index]) + PAYLOAD)
 

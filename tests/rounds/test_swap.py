@@ -45,6 +45,9 @@ class Words:
         self.scales: list[float] = []
         self.under_way = self.most_under_way = 0
 
+    def settled(self) -> "Future[None]":
+        return done(None)
+
     def open(self, index: int, exchange_id: bytes) -> "Future[bytes]":
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
@@ -103,8 +106,13 @@ class Cut:
             yield frame
 
 
-async def meet(
-    a: Words, b: Words, cut_a: int | None = None, cut_b: int | None = None, backlog_bytes: int = 10**6
+async def meet(  # noqa: PLR0917
+    a: Words,
+    b: Words,
+    cut_a: int | None = None,
+    cut_b: int | None = None,
+    backlog_bytes: int = 10**6,
+    within_s: float = 10,
 ) -> list[Any]:
     links = Link(), Link()
     links[0].listen(Cut(cut_b).through(links[1].outgoing()))
@@ -124,7 +132,7 @@ async def meet(
             link.close()
         return None
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(within_s):
         faults = await asyncio.gather(*(run(s, link) for s, link in zip(swaps, links, strict=True)))
     return [*swaps, *faults]
 
@@ -150,6 +158,33 @@ def test_wherever_it_breaks_at_most_one_fragment_is_one_sided(count: int, turns:
     assert follower.one_sided == 0
     assert leader.one_sided >= len(a.applied) - len(b.applied), "what may be one-sided is counted"
     assert leader.one_sided <= 1
+
+
+class Unsettled(Words):
+    """A partner before did something of which nobody knows yet whether it stays."""
+
+    def __init__(self, name: str, count: int) -> None:
+        super().__init__(name, count)
+        self.verdict: Future[None] = Future()
+
+    def settled(self) -> "Future[None]":
+        return self.verdict
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_nothing_is_coded_before_it_is_known_what_the_partner_before_did(known: bool) -> None:
+    async def main() -> list[Any]:
+        a, b = Unsettled("a", 3), Words("b", 3)
+        meeting = asyncio.create_task(meet(a, b, within_s=2 * STALL_S))
+        await asyncio.sleep(STALL_S / 4)
+        assert a.most_under_way == 0 and not meeting.done()
+        if known:
+            a.verdict.set_result(None)
+            await asyncio.sleep(0.1)
+            assert meeting.done()
+        return await meeting  # else the swap begins when half of the partner's patience is over
+
+    assert run_virtual(main())[2:] == [None, None]
 
 
 @pytest.mark.parametrize("fits", [1, 2, 7])

@@ -875,6 +875,57 @@ def test_a_swap_that_made_the_model_worse_is_taken_back(blocking: bool) -> None:
             assert torch.allclose(after.outer[name], before.outer[name], atol=1e-5), name
 
 
+def test_a_swap_that_breaks_is_judged_alone_though_the_next_one_ends_within_the_same_step() -> None:
+    """Else the next partner is blamed, and what it sent is taken back, too."""
+    size = small_replica().parameters
+    harm, good = 3 * torch.randn(size), 1e-4 * torch.randn(size)
+    replica = small_replica(run=small_run(steps=300))
+    at, go_on = threading.Event(), threading.Event()
+    fetch = replica.fetch
+
+    def held() -> None:
+        at.set()
+        assert go_on.wait(DEADLINE_S)
+        fetch()
+
+    replica.fetch = held  # type: ignore[method-assign]
+    with running(lambda: replica) as watched:
+        watched.thread.begin()
+        assert at.wait(DEADLINE_S)
+        for exchange_id, c in ((b"hostile", harm), (b"honest", good)):
+            swapping(watched, True)
+            correct(watched.thread, 0, 0, c, exchange_id)
+            swapping(watched, False)
+        go_on.set()
+        first, second = watched.until(Judged), watched.until(Judged)
+    assert (first.exchange, first.verdict.harmful) == (b"hostile", True)
+    assert (second.exchange, second.verdict.harmful) == (b"honest", False)
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["after the verdict", "before the verdict"])
+def test_the_next_partner_of_an_offer_gets_nothing_of_what_was_taken_back(begun: bool) -> None:
+    replica = small_replica(run=small_run(steps=300))
+    replica.losses_without = lambda partner=0.0: Losses(9.0 if partner else 0.1, 0.1)  # type: ignore[method-assign, misc]
+    with running(lambda: replica) as one, running(lambda: small_replica("b", small_run(steps=300))) as other:
+        for watched in (one, other):
+            watched.thread.begin()
+        ours, theirs = one.offer(), other.offer()
+        before = ours._u.clone()
+        swapping(one, True)
+        swap(ours, theirs)
+        assert not torch.allclose(ours._u, before, atol=1e-6)
+        settled = ours.settled()
+        if begun:  # by a partner that did not wait for it: what is being coded stays as it is
+            answer(ours.open(0, b"the next partner"))
+        assert not settled.done()
+        swapping(one, False)
+        assert one.until(Judged).verdict.harmful
+        answer(settled)
+        for index in range(ours.fragments):
+            answer(ours.open(index, b"one later"))
+        assert torch.allclose(ours._u, before, atol=1e-6)
+
+
 def test_a_swap_that_made_it_a_little_better_or_worse_stays() -> None:
     c = 1e-4 * torch.randn(small_replica().parameters)
     with running(lambda: small_replica(run=small_run(steps=300))) as watched:

@@ -34,6 +34,9 @@ class Opaque:
         self._payload = bytes(PAYLOAD_BYTES)
         self._thread = ThreadPoolExecutor(1)
 
+    def settled(self) -> "Future[None]":
+        return self._thread.submit(lambda: None)
+
     def open(self, index: int, exchange_id: bytes) -> "Future[bytes]":
         return self._thread.submit(lambda: self._payload)
 
