@@ -140,6 +140,7 @@ class _Outgoing:
 
     exchange: bytes
     peer: str
+    place: str
     began: float
     appointed_at: float | None = None
     """Since when we have an appointment, and are busy for everybody else."""
@@ -201,6 +202,8 @@ class Round:
         self._appointed_at = 0.0
         self._partners: dict[str, None] = {}
         """Those met last, the latest at the end."""
+        self._swapped_from: dict[str, str] = {}
+        """The places of those that swapped last, whole or not: a caller need be no candidate."""
         self._backoffs, self._ledger, self._shares = Backoffs(), Ledger(), Shares()
         """Of callers too, who need not be candidates."""
         self._there: frozenset[str] = frozenset()
@@ -298,7 +301,8 @@ class Round:
             case Judged(peer, verdict):
                 self._ledger.judged(peer, verdict, now, self._phase_s)
                 if verdict.harmful:
-                    self._charge(peer, self._candidates.get(peer, peer), TAKEN_BACK_PHASES)
+                    place = self._swapped_from.get(peer, "") or self._candidates.get(peer, peer)
+                    self._charge(peer, place, TAKEN_BACK_PHASES)
             case Stopping():
                 return self._close_for(LEAVING, now)
             case Pausing(reason):
@@ -343,9 +347,8 @@ class Round:
     def _at_accepted(self, exchange: bytes, now: float) -> list[Action]:
         if self._outgoing is None or self._outgoing.exchange != exchange or self._offer is None:
             return [HangUp(exchange)]  # another swap has begun meanwhile
-        peer, self._outgoing = self._outgoing.peer, None
-        place = self._candidates.get(peer, "")
-        return [*self._begin_swap(exchange, peer, place, now), Begin(exchange, peer, self._offer.round)]
+        call, self._outgoing = self._outgoing, None
+        return [*self._begin_swap(exchange, call.peer, call.place, now), Begin(exchange, call.peer, self._offer.round)]
 
     def _at_appointed(self, exchange: bytes, in_s: float, now: float) -> list[Action]:
         if self._outgoing is None or self._outgoing.exchange != exchange or self._offer is None:
@@ -363,7 +366,7 @@ class Round:
         waited_s = 0.0 if call.appointed_at is None else now - call.appointed_at
         self._offer.reason = "missed_appointment" if waited_s else event.reason
         lost_s = now - call.began if isinstance(event, Unanswered) else waited_s
-        self._charge(call.peer, self._candidates.get(call.peer, ""), lost_s / self._phase_s)
+        self._charge(call.peer, call.place, lost_s / self._phase_s)
         if self._held:
             held, self._held = self._held, None
             return self._accept(self._offer, held, now)
@@ -516,7 +519,7 @@ class Round:
 
     def _call(self, offer: _Offer, peer: str, now: float) -> Call:
         exchange = self._random.randbytes(16)
-        self._outgoing = _Outgoing(exchange, peer, now)
+        self._outgoing = _Outgoing(exchange, peer, self._candidates[peer], now)
         offer.calls += 1
         offer.reason = "no_answer"
         deadline_s = min(max(ANSWER_SHARE * self._phase_s, MIN_ANSWER_S), MAX_ANSWER_S)
@@ -537,6 +540,7 @@ class Round:
     def _begin_swap(self, exchange: bytes, peer: str, place: str, now: float) -> list[Action]:
         """A held call is declined."""
         self._swap = _Swap(exchange, peer, place, now)
+        remember(self._swapped_from, peer, place, MOST_RECENT)
         return self._decline_held(now)
 
     def _decline_held(self, now: float) -> list[Action]:

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from noloco_node.core.verdict import Verdict
 
 MAX_PEERS = 1024
-"""Remembered. The least recently seen are forgotten first, and those in quarantine last."""
+"""Remembered. The least recently seen are forgotten first: of those that never swapped and are not in quarantine, then
+of those that never swapped. A crowd may be struck as often as it likes; it replaces no partner."""
 BREAK_SHARE = 1 / 8
 """The least wait after a swap that broke, as a share of a phase; it doubles with each one in a row."""
 MAX_BREAK_FACTOR = 64
@@ -102,6 +103,10 @@ class _Record:
     broken: _Wait = _OVER
     breaks_forgotten_at: float = float("inf")
 
+    def worth(self, now: float) -> tuple[bool, bool]:
+        """What is remembered the longer, the larger it is."""
+        return self.committed > 0 or self.taken_back > 0, self.quarantine.until > now
+
 
 class Ledger:
     def __init__(self) -> None:
@@ -178,11 +183,10 @@ class Ledger:
 
     # ---- parts ----
     def _record(self, peer: str, now: float) -> _Record:
+        if peer not in self._records and len(self._records) >= MAX_PEERS:
+            del self._records[min(self._records, key=lambda p: self._records[p].worth(now))]
         record = self._records.setdefault(peer, _Record())
         self._records.move_to_end(peer)
-        if len(self._records) > MAX_PEERS:
-            others = (p for p, r in self._records.items() if r.quarantine.until <= now)
-            del self._records[next(others, next(iter(self._records)))]
         return record
 
     def _strike(self, peer: str, weight: float, why: str, now: float, phase_s: float) -> None:

@@ -493,6 +493,26 @@ def test_a_silent_stranger_does_not_keep_two_partners_apart() -> None:
     assert committed >= 9
 
 
+def test_harm_is_charged_to_the_place_of_the_caller_though_it_never_was_a_candidate() -> None:
+    """Ids are free: without its place, a host would do harm with another one each time."""
+    m = machine("b")
+    m.handle(Boundary(1, 10.0), 10.0)
+    m.handle(Called(LOW, "stranger", 10.0, "its host"), 10.1)
+    m.handle(SwapEnded(LOW, "silent"), 10.2)
+    m.handle(Judged("stranger", Verdict(0.5, True, True)), 10.3)
+    assert m._shares._of_places.keys() == {"its host"} and m._shares._of_places["its host"] > 2
+
+
+@pytest.mark.parametrize("answer", [Accepted(MIDDLE), Unanswered(MIDDLE, "no_answer")])
+def test_who_takes_its_record_back_during_a_call_is_charged_where_it_was(answer: Event) -> None:
+    m = machine("b")
+    m.handle(Boundary(1, 10.0), 10.0)
+    m.handle(candidates("c"), 10.1)
+    m.handle(answer, 12.0)
+    m.handle(SwapEnded(MIDDLE, "silent"), 13.0)
+    assert m._shares._of_places.keys() == {"here"}
+
+
 def test_leaving_refuses_and_ends_the_open_round() -> None:
     m = machine("b")
     m.handle(Boundary(1, 10.0), 10.0)

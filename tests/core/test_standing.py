@@ -70,6 +70,21 @@ def test_the_tables_are_bounded_and_a_quarantine_is_kept() -> None:
     assert len(shares._of_peers) <= MAX_PEERS and len(shares._of_places) <= MAX_PEERS
 
 
+def test_a_crowd_in_quarantine_hides_no_partner_and_no_liar() -> None:
+    """1024 identities that are struck again and again leave room for those that are met."""
+    ledger = Ledger()
+    for k in range(2 * MAX_PEERS):
+        for _ in range(9):
+            ledger.misbehaved(f"crowd {k}", "unexpected_frame", 0.0, PHASE_S)
+    ledger.whole("partner", 1.0)
+    ledger.judged("liar", LIE, 2.0, PHASE_S)
+    for k in range(2 * MAX_PEERS):
+        ledger.misbehaved(f"later {k}", "unexpected_frame", 3.0, PHASE_S)
+    assert ledger.standing("partner", 3.0, alone=False).committed == 1
+    assert ledger.free_at("liar", alone=False) > 8 * PHASE_S
+    assert len(ledger.peers) == MAX_PEERS
+
+
 @pytest.mark.parametrize("peers", [2, 3, 4, 12, 500])
 def test_a_greedy_peer_takes_at_most_its_share_on_one_host_and_on_many(peers: int) -> None:
     for places in ({f"{k}": "here" for k in range(peers)}, {f"{k}": f"{k}" for k in range(peers)}):
