@@ -335,7 +335,8 @@ class Libp2pTransport:
         return caller
 
     def _note(self, far_end: FarEnd) -> None:
-        remember(self._far_ends, far_end.peer, far_end, _MAX_KNOWN)
+        # a crowd of callers does not make us believe what our own peers say of where they are
+        remember(self._far_ends, far_end.peer, far_end, _MAX_KNOWN, keep=self._introduced)
         self._relayed.met(far_end)
         remember(self._met_at, far_end.peer, asyncio.get_running_loop().time(), _MAX_KNOWN)
 

@@ -35,6 +35,8 @@ class RelayedPlaces:
         self._trusted = trusted
         self._places: dict[tuple[str, str], str] = {}
         """By relay and peer; empty where the relay did not say."""
+        self._relays: dict[str, str] = {}
+        """Where each relay is that is no bootstrap node."""
         self._ask_again: dict[tuple[str, str], float] = {}
         self._asking: dict[tuple[str, str], asyncio.Task[None]] = {}
 
@@ -58,12 +60,18 @@ class RelayedPlaces:
         way = far_end.relay, far_end.peer
         try:
             place = await whence(self._channel(far_end.relay), far_end.peer)
-            others = {said for (relay, peer), said in self._places.items() if relay == far_end.relay and said}
-            believed = far_end.relay in self._trusted or place in others or len(others) < MAX_PLACES
-            remember(self._places, way, place if believed else "", MAX_KNOWN)
+            remember(self._places, way, place if self._is_believed(far_end, place) else "", MAX_KNOWN)
             remember(self._ask_again, way, asyncio.get_running_loop().time() + _AGAIN_S, MAX_KNOWN)
         finally:
             del self._asking[way]
+
+    def _is_believed(self, far_end: FarEnd, place: str) -> bool:
+        if far_end.relay in self._trusted:
+            return True
+        remember(self._relays, far_end.relay, far_end.place, MAX_KNOWN)
+        there = {relay for relay, its_place in self._relays.items() if its_place == far_end.place}  # its ids are free
+        others = {said for (relay, _), said in self._places.items() if relay in there and said}
+        return place in others or len(others) < MAX_PLACES
 
 
 async def whence(relay: grpc.aio.Channel, peer: str) -> str:

@@ -23,23 +23,26 @@ class Relay(MirrorServicer):
         return pb.WhenceReply(place=next(self.says))
 
 
-async def places(says: Sequence[str], peers: int, trusted: Sequence[str] = ()) -> list[str]:
-    """Of so many peers that come over one relay."""
-    network = MemoryNetwork(Random(1), delay_s=0.1)
-    us, relay = network.join("us"), network.join("relay")
-    relay.serve(lambda server: add_MirrorServicer_to_server(Relay(cycle(says)), server))
-    for member in (us, relay):
+async def places(
+    says: Sequence[str], peers: int, trusted: Sequence[str] = (), relays: Sequence[str] = ("relay",)
+) -> list[str]:
+    """Of so many peers that come over relays of one place, in turn."""
+    network, said = MemoryNetwork(Random(1), delay_s=0.1), cycle(says)
+    us, *others = (network.join(name) for name in ("us", *relays))
+    for relay in others:
+        relay.serve(lambda server: add_MirrorServicer_to_server(Relay(said), server))
+    for member in (us, *others):
         await member.start()
     known = RelayedPlaces(us.channel, trusted)
     found = []
     for number in range(peers):
-        far_end = FarEnd(f"peer {number}", "8.8.8.8", "relay")
+        far_end = FarEnd(f"peer {number}", "8.8.8.8", relays[number % len(relays)])
         known.met(far_end)
         assert known.place(far_end) == "relay 8.8.8.0/24", "as long as the relay has not answered"
         await asyncio.sleep(5.0)
         found.append(known.place(far_end))
     known.close()
-    for member in (us, relay):
+    for member in (us, *others):
         await member.close()
     return found
 
@@ -57,6 +60,12 @@ def test_a_relay_that_makes_up_places_is_believed_for_few() -> None:
     made_up = [f"9.9.{n}.0/24" for n in range(20)]
     assert len(set(run_virtual(places(made_up, 20)))) == MAX_PLACES + 1
     assert run_virtual(places(made_up, 20, trusted=["relay"])) == made_up
+
+
+def test_many_relays_of_one_place_are_believed_for_no_more_than_one() -> None:
+    made_up = [f"9.9.{n}.0/24" for n in range(20)]
+    relays = [f"relay {n}" for n in range(5)]
+    assert len(set(run_virtual(places(made_up, 20, relays=relays)))) == MAX_PLACES + 1
 
 
 def test_a_direct_peer_is_where_it_is() -> None:
