@@ -384,7 +384,7 @@ class StagePasses(Gradients):
 
     def _answer(self, asked: Asked) -> None:
         inputs = self._there(asked.activations)
-        if self._usual_activations.factor(_size(inputs)) < 1:
+        if self._usual_activations.factor(_size(inputs), asked.caller) < 1:
             self._lose(asked)
             return
         if not self._at.last and not self._callers.passes_on(asked.caller, asked.evaluates, time.monotonic()):

@@ -3,8 +3,10 @@
 import random
 from collections import Counter
 
+import pytest
+
 from noloco_node.stages.routes import MOST_BACK_OFF_S, Routes
-from noloco_node.stages.usual_size import LEAST, MOST, UsualSize
+from noloco_node.stages.usual_size import LEAST, MOST, REMEMBERED, UsualSize
 from noloco_node.stages.window import MOST as MOST_UNDER_WAY
 from noloco_node.stages.window import TRIAL_S, Window
 
@@ -110,3 +112,12 @@ def test_what_overflows_counts_for_nothing_from_the_first_on() -> None:
         assert [usual.factor(size) for _ in range(LEAST)] == [0.0] * LEAST
     assert all(usual.factor(1.0) == 1.0 for _ in range(LEAST))
     assert usual.factor(1e9) * 1e9 <= MOST, "and it has not moved what is usual"
+
+
+@pytest.mark.parametrize("small", [0.0, 1e-20])
+def test_one_that_sends_next_to_nothing_does_not_keep_the_others_out(small: float) -> None:
+    usual = UsualSize()
+    for _ in range(REMEMBERED):
+        usual.factor(small, "small")
+    honest = [usual.factor(1.0, "honest") for _ in range(2 * LEAST)]
+    assert honest[LEAST:] == [1.0] * LEAST
