@@ -101,7 +101,8 @@ class RunRegistry(RunsServicer):
 
     def _make_room(self, by: str, place: str) -> bool:
         """If there is no room, drop a run in which nobody trains, the one announced longest ago: of this peer's, else
-        of the place that has most. Of a run that several have signed, only the first one's copy counts as trained."""
+        of the place that has most. Of a run that several have signed, only the first one's copy counts as trained.
+        Where somebody trains in each, as a crowd may say, a place that has more than this one loses its latest."""
         theirs = [key for key, kept in self._runs.items() if kept.by == by]
         if len(theirs) < MAX_OF_PEER and len(self._runs) < MAX_RUNS:
             return True
@@ -113,9 +114,13 @@ class RunRegistry(RunsServicer):
             for key in (theirs if len(theirs) >= MAX_OF_PEER else self._runs)
             if first[key[0]] != key or not self._training(key[0])
         ]
-        if not droppable:
+        if droppable:
+            del self._runs[min(droppable)[2]]
+            return True
+        crowded, most = places.most_common(1)[0]
+        if len(theirs) >= MAX_OF_PEER or most <= places[place]:
             return False
-        del self._runs[min(droppable)[2]]
+        del self._runs[next(key for key in reversed(self._runs) if self._runs[key].place == crowded)]
         return True
 
 

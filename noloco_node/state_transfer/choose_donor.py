@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import grpc
 
 from noloco_node.base import peer_names, places
+from noloco_node.base.units import span
 from noloco_node.errors import (
     Incompatible,
     PeerFault,
@@ -40,6 +41,10 @@ TAKE_STATE_S = 300.0
 QUEUE_S = 60.0
 """Wait in one donor's queue without moving up, or for its copy, while there are other donors. Doubles each time
 that this donor is asked: when all donors are busy, only a long wait reaches the head of a queue."""
+REST_QUEUES = 30.0
+"""While there are other donors, one whose rest would take so many times QUEUE_S at its rate is left after QUEUE_S: half
+an hour the first time, twice as long each time that it is asked, so that a link that is slow itself gets there. A chunk
+each half minute would else be progress for days."""
 RETRY_S = 1.0
 RESUME_TRIES = 3
 """Tries to resume a broken stream before another donor is asked for its version. The count restarts whenever something
@@ -232,7 +237,7 @@ class _Attempt:
         self._channel, self._wanted, self._witnesses = channel, wanted, witnesses
         self._patience, self._queue_s, self._waits_for = patience, queue_s, waits_for
         self._place, self._since = MAX_WAITING + 1, _now()
-        self._words = client.DownloadProgress()
+        self._download = client.DownloadProgress()
         waits_for(f"state from {self.name}")
 
     def queued(self, place: int) -> None:
@@ -255,7 +260,10 @@ class _Attempt:
 
     def progress(self, done_bytes: int, total_bytes: int) -> None:
         self._renew()
-        self._waits_for(f"state from {self.name}, {self._words(done_bytes, total_bytes)}")
+        self._waits_for(f"state from {self.name}, {self._download(done_bytes, total_bytes)}")
+        rest_s = self._download.rest_s(after_s=QUEUE_S)
+        if self._queue_s is not None and rest_s > REST_QUEUES * self._queue_s:
+            raise PeerFault("too_slow", f"the rest would take {span(rest_s)}")
 
     async def judge(self, state: LiveState) -> None:
         """Raises PeerMisbehaved where the state is not to be kept."""

@@ -65,18 +65,20 @@ class Owner:
 
 
 class FaultyDonor(StateServicer):
-    """Sends these frames to every caller; `silent`: and hangs then. `shows`: the state that its samples are of, and the
-    loss that it claims; without, it is of a version that knows no samples."""
+    """Sends these frames to every caller, one each `gap_s`; `silent`: and hangs then. `shows`: the state that its
+    samples are of, and the loss that it claims; without, it is of a version that knows no samples."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
         frames: list[wire.StateFrame],
         round: int = 0,
         silent: bool = False,
         shows: bytes | None = None,
         loss: float | None = None,
+        gap_s: float = 0.0,
     ) -> None:
         self.frames, self.round, self.silent, self.shows, self.loss = frames, round, silent, shows, loss
+        self.gap_s = gap_s
         self.asked = 0
 
     async def Sample(self, request: pb.SampleRequest, context: Any) -> pb.StateSample:  # noqa: N802
@@ -89,6 +91,8 @@ class FaultyDonor(StateServicer):
     ) -> AsyncIterator[pb.StateFrame]:
         self.asked += 1
         for frame in self.frames:
+            if self.gap_s:
+                await asyncio.sleep(self.gap_s)
             yield wire.encode_state(frame)
         if self.silent:
             await asyncio.Event().wait()

@@ -133,6 +133,18 @@ def test_a_run_in_which_somebody_trains_is_never_dropped(author: Identity, other
     assert real not in [run.signed for run in full], "where people train in each of them, there is no room"
 
 
+def test_a_crowd_that_says_it_trains_in_many_runs_leaves_room_for_those_of_others(
+    author: Identity, other_author: Identity
+) -> None:
+    service = run_registry.RunRegistry(training=lambda _: 1)
+    for number in range(2 * run_registry.MAX_RUNS):
+        service.add(signed(other_author, "crowd", number), f"crowd {number}", place="a host")
+    honest = [signed(author, "honest", number) for number in range(3)]
+    assert all(service.add(one, f"author {n}", place=f"place {n}") for n, one in enumerate(honest))
+    assert not service.add(signed(other_author, "crowd", 1000), "one more of the crowd", place="a host")
+    assert all(one in service.known for one in honest) and len(service.known) == run_registry.MAX_RUNS
+
+
 def test_an_older_rendezvous_does_not_report_how_many_train(author: Identity) -> None:
     class Older(RunsServicer):
         async def List(self, request: pb.RunsRequest, context: object) -> pb.RunsReply:  # noqa: N802

@@ -625,6 +625,33 @@ def test_the_next_donor_is_asked_instead(monkeypatch: pytest.MonkeyPatch, frames
     assert faulty.asked == 1
 
 
+@pytest.mark.parametrize("others", [True, False])
+def test_a_donor_that_would_take_hours_is_left_while_there_are_others(
+    monkeypatch: pytest.MonkeyPatch, others: bool
+) -> None:
+    data, lasted = DATA * 32, list[float]()
+
+    async def story() -> LiveState | None:
+        network = DonorNetwork()
+        frames = [header(data), *chunks(data)]
+        await network.faulty_donor("first", FaultyDonor(frames, 12, shows=data, gap_s=client.FRAME_S - 1))
+        if others:
+            await network.donor("second", Owner(data))
+        began = asyncio.get_running_loop().time()
+        wanted = Wanted(TERMS, 32 * NUMBERS, BUDGET)
+        try:
+            return await taken(network, there("first", *(["second"] if others else [])), wanted)
+        finally:
+            lasted.append(asyncio.get_running_loop().time() - began)
+            await network.close()
+
+    monkeypatch.setattr(client, "ASIDE_BYTES", 1 << 30)
+    monkeypatch.setattr(choose_donor.random, "choice", lambda found: found[0])
+    state = play(story())
+    assert state is not None and state.data == data
+    assert (lasted[0] < 3 * choose_donor.QUEUE_S) == others
+
+
 def test_one_witness_with_a_false_round_discredits_nobody() -> None:
     faulty = [FaultyDonor([wire.Refusal(wire.Code.BUSY)], round) for round in (BUDGET + 5, 1 << 60)]
     state = play(beside_an_honest_one(faulty[0], witness=faulty[1]))
