@@ -14,8 +14,8 @@ gains, the attacker said so; the run ended 11% higher.)*
   halves of a swarm that trained apart for 12 phases first became 4 to 6% worse together, since only the way between was
   worse. A liar may send such a vector too; each partner has an allowance for it (core/standing.py).
 - Only a vector that is worse than this replica ever was in its course is a lie: who trains more slowly is honest. But a
-  partner whose swaps, one after the other, cost more than a phase gains is left out for a while, liar or not: the sum
-  of their `excess` is counted (core/standing.py).
+  partner whose swaps, one after the other, cost more than half of what a phase gains is left out for a while, liar or
+  not: the sum of their `excess` is counted (core/standing.py).
 
 Measured at once, before the training has adapted to the correction *(tried: after one phase of training on top of -u,
 to take it back made the loss worse, 2.97 to 3.72)*.
