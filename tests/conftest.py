@@ -2,7 +2,7 @@
 
 The whole suite runs in three processes (pytest-xdist), of which two mostly wait for real nodes. Tests that are named on
 the command line run in pytest's own process, which shows what they print; so do all of them with `--slow`.
-Tests marked `slow` take a quarter of an hour together on two cores; without `--slow` each says that it was skipped.
+Tests marked `slow` take more than two hours together on two cores; without `--slow` each says that it was skipped.
 """
 
 import os
