@@ -45,6 +45,8 @@ DONE_S = 5.0
 """How long to wait for the follower's Done; without it the last fragment counts as one-sided."""
 SETTLING_SHARE = 1 / 2
 """Of `stall_s`: so long at most a swap waits for the verdict on the one before it, of the same round."""
+AT_ONCE_S = 1.0
+"""Nearly always there is none, and the codec thread says so at once."""
 SLOW_STREAMS = 4
 """A fragment may take as long as on a link of MIN_RATE_BYTES_S that this swap shares with three other streams."""
 BACKLOG_BYTES = 256 << 20
@@ -139,8 +141,7 @@ class Swap:
     async def run(self) -> None:
         """Swap everything. Raises what broke it: PeerFault, or NonFinite where our own vector is at fault."""
         self._link.keep_alive()
-        with suppress(TimeoutError):  # what an earlier partner did wrong is not passed on
-            await asyncio.wait_for(_done(self._vectors.settled()), SETTLING_SHARE * self._stall_s)
+        await self._settled()
         self._began = asyncio.get_running_loop().time()
         await self._open_ahead()
         while self.applied < len(self._order):
@@ -166,6 +167,14 @@ class Swap:
         slow link it may take phases."""
         moved = min(self._link.sent_bytes, self._link.received_bytes) / max(1, self._fragment_bytes)
         return min(max(moved, self.applied), self.applied + 1) / len(self._order)
+
+    async def _settled(self) -> None:
+        """Wait until what an earlier partner of the round did wrong is not passed on."""
+        settled = asyncio.wrap_future(self._vectors.settled())
+        if not (await asyncio.wait({settled}, timeout=AT_ONCE_S))[0]:
+            self._link.send(wire.Alive())  # the link keeps alive from the next frame on
+        with suppress(TimeoutError):
+            await asyncio.wait_for(settled, SETTLING_SHARE * self._stall_s)
 
     async def _open_ahead(self) -> None:
         while self._opened < min(self.applied + WINDOW, len(self._order)):

@@ -142,6 +142,8 @@ class Correct:
     """The same, to be kept until it is judged."""
     exchange: bytes = b""
     """The swap that it belongs to."""
+    judged: Callable[[bool], None] = lambda taken_back: None
+    """To be called once it is known whether the swap's corrections were taken back; from any thread."""
     ready: "torch.cuda.Event | None" = None
     """Behind what makes these tensors, on a GPU."""
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -41,6 +42,8 @@ class CodecThread:
         """Made when the first offer says how long the vector is."""
         self._not_begun = -1
         """The round of the last offer for whose beginning a GPU had no memory."""
+        self.waiting: dict[int, list[Future[None]]] = {}
+        """For verdicts, by the round of their offer."""
         self._executor = ThreadPoolExecutor(1, "codec", torch.set_num_threads, (1,))  # training needs the cores
 
     def do(self, round: int, work: Callable[[], T]) -> "Future[T]":
@@ -66,8 +69,18 @@ class CodecThread:
 
     def give_up(self, round: int) -> None:
         """Offers up to this round are void from now on, and so is what the codec learned from them."""
-        self._executor.submit(setattr, self, "_given_up", round)
-        self._executor.submit(self.codec.forget)
+
+        def void() -> None:
+            self._given_up = round
+            self.codec.forget()
+            for offered in [each for each in self.waiting if each <= round]:
+                self.answer_waiting(offered)
+
+        self._executor.submit(void)
+
+    def answer_waiting(self, round: int) -> None:
+        for settled in self.waiting.pop(round, []):
+            _answer(settled)
 
     def begin(self, round: int, device: torch.device, work: Callable[[], None]) -> None:
         """For the offer of a round. The training thread has queued its vectors on the device, perhaps not made them
@@ -124,8 +137,6 @@ class Offer:
         """By exchange, until it is judged."""
         self._taken_back: list[tuple[int, Packed]] = []
         """What u still holds, until its fragment is coded again."""
-        self._waiting: list[Future[None]] = []
-        """For verdicts."""
         self._exchange = b""
         self._stats = CodecStats()
         codec_thread.begin(round, self._device, lambda: self._begin(*movement))
@@ -153,14 +164,14 @@ class Offer:
         sent.add_done_callback(lambda sent: _settle(sent, added))
         return added
 
-    def judged(self, exchange: bytes, *, taken_back: bool) -> None:
-        """What a partner's corrections did to the model is known: what was taken back is offered to nobody else."""
-        with suppress(RuntimeError):  # closed
-            self._thread.do(self.round, lambda: self._judged(exchange, taken_back))
-
     def stats(self) -> "Future[CodecStats]":
         """Of the swaps so far, when every correction is on its way."""
         return self._thread.do(self.round, lambda: replace(self._stats))
+
+    # ---- on the training thread ----
+    def _when_judged(self, exchange: bytes, taken_back: bool) -> None:
+        with suppress(RuntimeError):  # closed
+            self._thread.do(self.round, lambda: self._judged(exchange, taken_back))
 
     # ---- on the codec thread ----
     def _begin(self, peaks: Tensor, squares: Tensor) -> None:
@@ -210,22 +221,22 @@ class Offer:
         if correction.device != self._device:
             near = gpu.to_device(correction.numpy(), self._device)
         ready = gpu.record(self._device)
-        self._thread.post(Correct(self.round, start, near, added, kept, exchange, ready))
+        judged = partial(self._when_judged, exchange)
+        self._thread.post(Correct(self.round, start, near, added, kept, exchange, judged, ready))
         self._u[start:end] += correction  # a further partner of the round swaps u + c
         self._applied.setdefault(exchange, {})[index] = kept
 
     def _when_settled(self, settled: "Future[None]") -> None:
-        self._waiting.append(settled)
-        self._answer_waiting()
+        self._thread.waiting.setdefault(self.round, []).append(settled)
+        if not self._applied:
+            self._thread.answer_waiting(self.round)
 
     def _judged(self, exchange: bytes, taken_back: bool) -> None:
+        """What was taken back is offered to nobody else."""
         applied = self._applied.pop(exchange, {})
         self._taken_back += applied.items() if taken_back else ()
-        self._answer_waiting()
-
-    def _answer_waiting(self) -> None:
-        while self._waiting and not self._applied:
-            _answer(self._waiting.pop())
+        if not self._applied:
+            self._thread.answer_waiting(self.round)
 
     def _restore(self, index: int) -> None:
         """Before a fragment is coded. Not as soon as it is known: a conversation under way needs u as it was."""

@@ -142,6 +142,13 @@ class Shortage:
     again_at: float
 
 
+@dataclass(frozen=True)
+class _Swap:
+    exchange: bytes
+    judged: Callable[[bool], None]
+    """Tells its offer whether the corrections were taken back."""
+
+
 class TrainingThread:
     def __init__(  # noqa: PLR0913
         self,
@@ -168,11 +175,10 @@ class TrainingThread:
         self._begun = False
         self._paused = False
         self._swapping = False
-        self._offer: Offer | None = None
-        """The latest."""
-        self._exchange = b""
-        self._ended_swap: bytes | None = None
-        """The exchange of a swap that is to be judged."""
+        self._swap: _Swap | None = None
+        """The one that the last correction belongs to."""
+        self._ended_swap: _Swap | None = None
+        """To be judged."""
         self._course = Course()
         self._failed_before = False
         """Whether the weights were rolled back and no loss has been finite since."""
@@ -182,7 +188,7 @@ class TrainingThread:
         self._stalled_s = 0.0  # up to the last boundary
         self._clock_read_at = 0.0
         self._shortage: Shortage | None = None
-        self._unjudged: bytes | None = None
+        self._unjudged: _Swap | None = None
         """As `_ended_swap`, of a swap that there was no memory to judge; after the next step there may be."""
 
     # ---- from any thread ----
@@ -285,9 +291,10 @@ class TrainingThread:
             case mailbox.Swapping(under_way):
                 self._swapping = under_way
                 if self._unjudged is not None:  # there was no memory: the next partner is not blamed for it
-                    self._unjudged = None
                     replica.let_stay()
-                self._ended_swap = None if under_way else self._exchange
+                    self._unjudged.judged(False)
+                    self._unjudged = None
+                self._ended_swap, self._swap = None if under_way else self._swap, None
             case mailbox.RoundOver(round_):
                 self._rounds_over = max(round_, self._rounds_over)
             case mailbox.Signal.PAUSE:
@@ -341,7 +348,7 @@ class TrainingThread:
             command.added.set_result(None)
 
     def _apply(self, replica: Replica, command: mailbox.Correct) -> None:
-        self._exchange = command.exchange
+        self._swap = _Swap(command.exchange, command.judged)
         with self._times.on("apply"):
             gpu.wait(command.ready, command.correction.device)
             gpu.keep(command.tensors)
@@ -349,25 +356,25 @@ class TrainingThread:
 
     def _judge(self, replica: Replica) -> None:
         """Take the corrections of a swap that has just ended back where they did harm (core/verdict.py)."""
-        exchange, self._ended_swap = self._ended_swap, None
-        if exchange is None or not replica.has_swapped:
+        swap, self._ended_swap = self._ended_swap, None
+        if swap is None:
             return
         judged: Judged | None = None
-        try:
-            with self._times.on("evaluate"):
-                with_it, without = replica.losses(), replica.losses_without()
-                verdict = self._course.judge(without, with_it, lambda: replica.losses_without(partner=1))
-            if verdict.harmful:
-                replica.take_back()
-            judged = Judged(exchange, verdict, with_it.held_out, without.held_out)
-        except (ShortOfMemory, torch.OutOfMemoryError):
-            self._unjudged = exchange
-            return
-        except NotMeasured:
-            pass
-        replica.let_stay()
-        if self._offer:
-            self._offer.judged(exchange, taken_back=judged is not None and judged.verdict.harmful)
+        if replica.has_swapped:
+            try:
+                with self._times.on("evaluate"):
+                    with_it, without = replica.losses(), replica.losses_without()
+                    verdict = self._course.judge(without, with_it, lambda: replica.losses_without(partner=1))
+                if verdict.harmful:
+                    replica.take_back()
+                judged = Judged(swap.exchange, verdict, with_it.held_out, without.held_out)
+            except (ShortOfMemory, torch.OutOfMemoryError):
+                self._unjudged = swap
+                return
+            except NotMeasured:
+                pass
+            replica.let_stay()
+        swap.judged(judged is not None and judged.verdict.harmful)
         if judged:
             self._post(judged)
 
@@ -576,8 +583,7 @@ class TrainingThread:
                 return None, "nonfinite"
         if offered is None:
             return None, closed or "no_memory"
-        self._offer = Offer(self._codec_thread, replica.round, *offered, replica.theta.device)
-        return self._offer, None
+        return Offer(self._codec_thread, replica.round, *offered, replica.theta.device), None
 
     def _offered(self, replica: Replica) -> tuple[Tensor, tuple[Tensor, Tensor]] | None:
         """None where the GPU has no memory for it."""

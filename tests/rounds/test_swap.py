@@ -187,6 +187,38 @@ def test_nothing_is_coded_before_it_is_known_what_the_partner_before_did(known: 
     assert run_virtual(main())[2:] == [None, None]
 
 
+def test_a_leader_that_waits_for_a_verdict_says_that_it_is_there() -> None:
+    """gRPC waits for the next frame already when the wait begins."""
+
+    async def main() -> list[Any]:
+        a, b = Unsettled("a", 3), Words("b", 3)
+        links, queues = (Link(), Link()), (asyncio.Queue[bytes](), asyncio.Queue[bytes]())
+
+        async def pump(link: Link, queue: "asyncio.Queue[bytes]") -> None:
+            async for frame in link.outgoing():
+                queue.put_nowait(frame)
+
+        async def read(queue: "asyncio.Queue[bytes]") -> AsyncIterator[bytes]:
+            while True:
+                yield await queue.get()
+
+        pumps = [asyncio.create_task(pump(link, queue)) for link, queue in zip(links, queues, strict=True)]
+        for link, queue in zip(links, reversed(queues), strict=True):
+            link.listen(read(queue))
+        await asyncio.sleep(1)  # both wait for what is to be sent
+        order = fragments.order(3, EXCHANGE)
+        swaps = [
+            Swap(link, v, EXCHANGE, order, leads=v is a, stall_s=STALL_S, backlog=Backlog())
+            for link, v in zip(links, (a, b), strict=True)
+        ]
+        ended = await asyncio.gather(*(swap.run() for swap in swaps), return_exceptions=True)
+        for task in pumps:
+            task.cancel()
+        return ended
+
+    assert run_virtual(main()) == [None, None]
+
+
 @pytest.mark.parametrize("fits", [1, 2, 7])
 @pytest.mark.parametrize("leads", [True, False])
 async def test_behind_a_long_step_corrections_wait_within_their_bound(fits: int, leads: bool) -> None:

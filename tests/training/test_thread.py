@@ -926,6 +926,36 @@ def test_the_next_partner_of_an_offer_gets_nothing_of_what_was_taken_back(begun:
         assert torch.allclose(ours._u, before, atol=1e-6)
 
 
+def test_the_verdict_goes_to_the_offer_that_was_swapped_though_a_later_one_is_open() -> None:
+    replica = small_replica(run=small_run(steps=3))
+    replica.losses_without = lambda partner=0.0: Losses(9.0 if partner else 0.1, 0.1)  # type: ignore[method-assign, misc]
+    with running(lambda: replica) as one, running(lambda: small_replica("b", small_run(steps=3))) as other:
+        for watched in (one, other):
+            watched.thread.begin()
+        ours, theirs = one.offer(), other.offer()
+        one.offer()
+        swapping(one, True)
+        swap(ours, theirs)
+        settled = ours.settled()
+        swapping(one, False)
+        assert one.until(Judged).verdict.harmful
+        answer(settled)
+
+
+def test_who_waits_for_a_verdict_is_told_when_the_weights_are_given_up() -> None:
+    with running() as one, running(lambda: small_replica("b")) as other:
+        for watched in (one, other):
+            watched.thread.begin()
+        ours, theirs = one.offer(), other.offer()
+        swapping(one, True)
+        swap(ours, theirs)
+        settled = ours.settled()
+        one.thread._codec_thread.give_up(ours.round)
+        answer(settled)
+        with pytest.raises(NonFinite):
+            answer(ours.open(0, b"later"))
+
+
 def test_a_swap_that_made_it_a_little_better_or_worse_stays() -> None:
     c = 1e-4 * torch.randn(small_replica().parameters)
     with running(lambda: small_replica(run=small_run(steps=300))) as watched:
