@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -25,6 +26,7 @@ from noloco_node.host.traffic import Traffic
 from noloco_node.rounds.link import Link
 from noloco_node.rounds.swap import DIVERGED, Backlog, Swap, Vectors
 from noloco_node.run.admission import Refuses
+from noloco_node.transport.base import taken
 from noloco_node.version import PROTOCOL
 from noloco_node.wire import messages as wire
 from noloco_node.wire import peer_pb2 as pb
@@ -369,7 +371,12 @@ class RoundService:
         peer, place = self._channels.caller(context), self._channels.place(context)
         link = self._link()
         link.listen(aiter(requests))
-        answering = asyncio.create_task(self._answer(peer, place, link))
+        answering, call, rest = (
+            asyncio.create_task(self._answer(peer, place, link)),
+            asyncio.current_task(),
+            ExitStack(),
+        )
+        answering.add_done_callback(lambda _: rest.enter_context(taken(call)))  # the swap itself has its own deadlines
         try:
             async for message in link.outgoing():
                 yield message
@@ -377,6 +384,7 @@ class RoundService:
             answering.cancel()
             self._count(link)
             await asyncio.gather(answering, return_exceptions=True)
+            rest.close()
 
     async def _answer(self, peer: str, place: str, link: Link) -> None:
         try:
@@ -427,10 +435,10 @@ class RoundService:
             raise PeerRefused("incompatible")
         if why := self._refuses(peer, offer.admission):
             raise PeerRefused(why)
-        identity = (peer, offer.boot, offer.exchange_id)
-        if identity in self._seen or offer.exchange_id in self._verdicts or offer.exchange_id in self._tasks:
+        identity, used = (peer, offer.boot, offer.exchange_id), (self._verdicts, self._tasks, self._partners)
+        if identity in self._seen or any(offer.exchange_id in exchanges for exchanges in used):
             self.misbehaved(peer, "stale")
-            raise PeerRefused("stale")  # each caller draws its own: an id that is in use is a replay, from any sender
+            raise PeerRefused("stale")  # each caller draws its own: an id that was used is a replay, from any sender
         remember(self._seen, identity, None, MEMORY)
 
     async def _verdict(

@@ -41,7 +41,7 @@ from noloco_node.stages.passes import DEADLINE_S, Answer, Answered, Asked, Lette
 from noloco_node.stages.routes import Random, Routes
 from noloco_node.stages.shown import LinkTotals, MicroBatchRate
 from noloco_node.training.task import Task
-from noloco_node.transport.base import peer_faults
+from noloco_node.transport.base import peer_faults, taken
 from noloco_node.version import PROTOCOL
 from noloco_node.views.status import StageView
 from noloco_node.wire import stage_messages as wire
@@ -428,14 +428,17 @@ class StageService(StageServicer):
             loss, payload = await self._answer(peer, aiter(request_iterator))
         except PeerRefused as no:
             self.totals.refused += 1
-            yield wire.encode(wire.Refusal(wire.Code[no.reason.upper()], no.retry_in_s))
+            with taken():
+                yield wire.encode(wire.Refusal(wire.Code[no.reason.upper()], no.retry_in_s))
         except (PeerFault, LostMicroBatch, TimeoutError) as fault:
             self._blame(peer, fault)
-            yield wire.encode(wire.Refusal(wire.Code.BUSY))
+            with taken():
+                yield wire.encode(wire.Refusal(wire.Code.BUSY))
         else:
             self.totals.answered += 1
             async for frame in self._frames(wire.Passed(loss, self._held.free), payload):
-                yield frame
+                with taken():
+                    yield frame
 
     async def _answer(self, peer: str, frames: AsyncIterator[pb.StageFrame]) -> tuple[float, bytes]:
         async with asyncio.timeout(FIRST_S):

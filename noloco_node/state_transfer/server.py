@@ -21,6 +21,7 @@ from noloco_node.host.traffic import Traffic
 from noloco_node.run.admission import Refuses as RefusesPeer
 from noloco_node.state_transfer.client import StateTerms
 from noloco_node.state_transfer.copies import StateCopies, StateOwner
+from noloco_node.transport.base import TAKEN_S
 from noloco_node.version import PROTOCOL
 from noloco_node.wire import messages as wire
 from noloco_node.wire import peer_pb2 as pb
@@ -35,9 +36,6 @@ BUSY_S = 60.0
 """When to try again, for callers beyond that: the place that has most in the queue gives one up for another place."""
 SAY_PLACE_S = 10.0
 """How often a waiting caller is sent its place: more often than its timeout for one frame (client.FRAME_S)."""
-TAKEN_S = 240.0
-"""How long a caller may take to read one frame. As much as 6 MB may lie in buffers before it: at the slowest rate that
-a volunteer can set, they are read in 190 s."""
 LEAST_BYTES_S = MIN_RATE_BYTES_S / 2
 """Mean rate at which a caller must read. A slower one would hold its place in the queue for days."""
 SAMPLE_EVERY_S, SAMPLES_OF_PLACE, SAMPLES_A_MINUTE = 2.0, 20, 60

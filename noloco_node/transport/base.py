@@ -21,6 +21,10 @@ from google.protobuf.message import DecodeError
 
 from noloco_node.errors import PeerLost
 
+TAKEN_S = 240.0
+"""How long a caller may take to read one message. As much as 6 MB may lie in buffers before it: at the slowest rate
+that a volunteer can set (host/limits.py), they are read in 190 s."""
+
 
 @contextmanager
 def peer_faults() -> Iterator[None]:
@@ -40,6 +44,19 @@ def peer_faults() -> Iterator[None]:
         if task is None or task.cancelling():
             raise
         raise PeerLost("cancelled") from None
+
+
+@contextmanager
+def taken(call: "asyncio.Task[Any] | None" = None) -> Iterator[None]:
+    """While a message waits for the other end to read it. One that never reads would hold the call, and its answer in
+    memory, for ever: after TAKEN_S the call, by default the present task, is cancelled."""
+    call = call or asyncio.current_task()
+    timer = asyncio.get_running_loop().call_later(TAKEN_S, call.cancel) if call else None
+    try:
+        yield
+    finally:
+        if timer:
+            timer.cancel()
 
 
 def lenient(from_string: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:

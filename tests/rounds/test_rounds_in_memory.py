@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import pairwise
@@ -20,6 +21,7 @@ from noloco_node.errors import PeerFault
 from noloco_node.host.traffic import Traffic
 from noloco_node.rounds.link import Link
 from noloco_node.rounds.service import MAX_CALLERS, _Caller
+from noloco_node.transport.base import TAKEN_S
 from noloco_node.wire import messages as wire
 from noloco_node.wire.peer_pb2_grpc import ExchangeStub
 
@@ -290,6 +292,53 @@ def test_an_exchange_id_that_is_in_use_is_refused_and_its_caller_goes_on_waiting
         assert isinstance(appointed, wire.Refusal) and appointed.code is wire.Code.APPOINTMENT
         assert isinstance(accepted, wire.Accept)
         await swarm.close()
+
+    run_virtual(main())
+
+
+def test_an_exchange_id_of_an_earlier_swap_is_refused_from_anybody() -> None:
+    """Else the verdict on that swap would go to the second caller."""
+
+    async def main() -> None:
+        swarm = VirtualSwarm([10.0])
+        node = swarm.nodes[0]
+        await node.transport.start()
+        node.exchange.begin(TERMS)
+        node.exchange.boundary(1, 10.0, Offer(node, 1), None)
+        (accepted,) = await _ask(swarm, OFFER)
+        assert isinstance(accepted, wire.Accept)
+        await asyncio.sleep(100)  # it says nothing more
+        assert await _ask(swarm, OFFER, name="another") == [wire.Refusal(wire.Code.STALE)]
+        node.exchange.judged(OFFER.exchange_id, Verdict(0.5, True, True), 2.0, 1.0)
+        assert node.exchange.standing("caller").taken_back == 1
+        await swarm.close()
+
+    run_virtual(main())
+
+
+def test_a_caller_that_reads_nothing_after_its_swap_does_not_keep_its_call() -> None:
+    async def main() -> None:
+        swarm = VirtualSwarm([10.0])
+        node = swarm.nodes[0]
+        await node.transport.start()
+        node.exchange.begin(TERMS)
+
+        async def requests() -> AsyncIterator[bytes]:
+            yield wire.to_bytes(OFFER)
+            await asyncio.sleep(1e6)
+
+        async def holds() -> None:
+            async for _ in node.exchange._answer_stream(requests(), Context()):
+                await asyncio.sleep(1e6)
+
+        call = asyncio.create_task(holds())
+        await asyncio.sleep(1.2 * TAKEN_S)
+        assert call.cancelled()
+        await swarm.close()
+
+    class Context:
+        def peer(self) -> str:
+            return "caller"
 
     run_virtual(main())
 

@@ -73,6 +73,23 @@ async def test_a_request_that_does_not_come_ends_its_call(monkeypatch: pytest.Mo
         assert await channel.unary_unary("/test.Service/Call")(b"?", timeout=DEADLINE_S) == b"?"
 
 
+async def test_a_reply_that_nobody_reads_ends_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is larger than what may be under way, so it would stay in memory, and the call would keep its place."""
+    monkeypatch.setattr(interceptor, "TAKEN_S", 0.5)
+    calls: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue()
+
+    async def answer(request: bytes, context: Any) -> bytes:
+        calls.put_nowait(asyncio.current_task())
+        return bytes(32 << 20)
+
+    async with served(answer) as address, grpc.aio.insecure_channel(address) as channel:
+        silent = channel.unary_stream("/test.Service/Call")(b"?", timeout=DEADLINE_S)
+        await silent.wait_for_connection()
+        assert (call := await calls.get()) is not None
+        assert (await asyncio.wait({call}, timeout=DEADLINE_S / 2))[0]
+        silent.cancel()
+
+
 async def test_a_caller_is_refused_before_its_request_is_read() -> None:
     async def nobody(context: Any) -> None:
         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "")
