@@ -384,7 +384,7 @@ class StagePasses(Gradients):
 
     def _answer(self, asked: Asked) -> None:
         inputs = self._there(asked.activations)
-        if self._usual_activations.factor(_size(inputs), asked.caller) < 1:
+        if self._usual_activations.factor(_size(inputs), asked.caller, time.monotonic()) < 1:
             self._lose(asked)
             return
         if not self._at.last and not self._callers.passes_on(asked.caller, asked.evaluates, time.monotonic()):
@@ -445,6 +445,7 @@ class StagePasses(Gradients):
         if not factor:
             self._lose(asked)
             return
+        self._usual_gradient.counts()
         inputs = under_way.inputs
         if not self._at.first:
             inputs = inputs.detach().requires_grad_()
@@ -479,6 +480,8 @@ class StagePasses(Gradients):
         now, found = time.monotonic(), self._stage.counts
         counts = self._callers.counts(asked.caller, loss / targets.numel(), targets.numel(), now)
         found.not_counted += not counts
+        if counts:
+            self._usual_activations.counts(asked.caller, now)
         found.not_believed, found.heard = tuple(self._callers.not_believed(now)), self._callers.heard()
         return counts
 

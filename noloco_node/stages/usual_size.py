@@ -1,14 +1,15 @@
 """How large what a neighbouring stage sends usually is: what is much larger is made shorter, or refused.
 
 A gradient of a million times the usual length would be this stage's whole step, whatever the clip; one of the usual
-length is one of many. The middle of the last ones of each sender decides, and the middle of all senders: neither a
-sender of very small ones nor one of very large ones moves it while others send, however much it sends. Of a longer one
-only what counted is remembered: one that is long now and then does not move its own either. One whose square overflows
-counts for nothing, and so does one of zeros, beside which everything would be long. Pure.
+length is one of many. The middle of the last ones of each sender decides, and the middle of all senders that were heard
+lately: neither one that sends very small ones nor one that sends very large ones moves it while others send, however
+much it sends. Only what this stage learned from is remembered, and of a longer one what counted. One whose square
+overflows counts for nothing, and so does one of zeros, beside which everything would be long. Pure.
 """
 
 import math
 from collections import deque
+from dataclasses import dataclass, field
 from statistics import median, median_high
 
 from noloco_node.base.latest import remember
@@ -18,23 +19,43 @@ MOST = 16.0
 REMEMBERED, LEAST = 64, 8
 """From so many of a sender its usual size is known; before, everything counts as usual."""
 SENDERS = 64
+HEARD_S = 120.0
+"""What a sender sent does not count for longer after its last one."""
+
+
+@dataclass(slots=True)
+class _Sender:
+    sizes: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    latest: float = 0.0
+    heard_at: float = 0.0
+
+    @property
+    def usual(self) -> float:
+        return median(self.sizes) if len(self.sizes) >= LEAST else math.inf
 
 
 class UsualSize:
     def __init__(self, most: float = MOST) -> None:
         self._most = most
-        self._senders: dict[str, deque[float]] = {}
+        self._senders: dict[str, _Sender] = {}
 
-    def factor(self, size: float, sender: str = "") -> float:
-        """What to multiply by, at most 1. It counts from then on. 0: not finite, so lose it; it is not remembered, else
-        half of the first ones could leave the check without a measure."""
+    def factor(self, size: float, sender: str = "", now: float = 0.0) -> float:
+        """What to multiply by, at most 1. 0: not finite, so lose it."""
         if not math.isfinite(size):
             return 0.0
         if size <= 0:
             return 1.0
-        sizes = self._senders.get(sender) or deque(maxlen=REMEMBERED)
-        known = [median(each) for each in self._senders.values() if len(each) >= LEAST]
-        most = self._most * median_high(known) if known else math.inf
-        sizes.append(min(size, self._most * median(sizes) if len(sizes) >= LEAST else math.inf))
-        remember(self._senders, sender, sizes, SENDERS)
-        return min(1.0, most / size)
+        found = self._senders.get(sender)
+        if found is None or found.heard_at < now - HEARD_S:
+            found = _Sender()
+        found.latest = size
+        remember(self._senders, sender, found, SENDERS)
+        usual = [each.usual for each in self._senders.values() if each.heard_at >= now - HEARD_S]
+        known = [size for size in usual if size < math.inf]
+        return min(1.0, self._most * median_high(known) / size) if known else 1.0
+
+    def counts(self, sender: str = "", now: float = 0.0) -> None:
+        """The sender's latest one was learned from."""
+        if found := self._senders.get(sender):
+            found.sizes.append(min(found.latest, self._most * found.usual))
+            found.heard_at = now

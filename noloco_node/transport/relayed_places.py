@@ -35,8 +35,8 @@ class RelayedPlaces:
         self._trusted = trusted
         self._places: dict[tuple[str, str], str] = {}
         """By relay and peer; empty where the relay did not say."""
-        self._relays: dict[str, str] = {}
-        """Where each relay is that is no bootstrap node."""
+        self._relays: dict[tuple[str, str], None] = {}
+        """Each relay that is no bootstrap node, with every place in which it was seen."""
         self._ask_again: dict[tuple[str, str], float] = {}
         self._asking: dict[tuple[str, str], asyncio.Task[None]] = {}
 
@@ -68,8 +68,8 @@ class RelayedPlaces:
     def _is_believed(self, far_end: FarEnd, place: str) -> bool:
         if far_end.relay in self._trusted:
             return True
-        remember(self._relays, far_end.relay, far_end.place, MAX_KNOWN)
-        there = {relay for relay, its_place in self._relays.items() if its_place == far_end.place}  # its ids are free
+        remember(self._relays, (far_end.relay, far_end.place), None, MAX_KNOWN)
+        there = {relay for relay, seen_in in self._relays if seen_in == far_end.place}  # its ids are free
         others = {said for (relay, _), said in self._places.items() if relay in there and said}
         return place in others or len(others) < MAX_PLACES
 

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from noloco_node.stages.routes import MOST_BACK_OFF_S, Routes
-from noloco_node.stages.usual_size import LEAST, MOST, REMEMBERED, UsualSize
+from noloco_node.stages.usual_size import HEARD_S, LEAST, MOST, REMEMBERED, UsualSize
 from noloco_node.stages.window import MOST as MOST_UNDER_WAY
 from noloco_node.stages.window import TRIAL_S, Window
 
@@ -97,27 +97,50 @@ def test_losses_make_the_window_smaller_and_it_has_an_end() -> None:
     assert window.size == MOST_UNDER_WAY
 
 
+def sent(usual: UsualSize, size: float, sender: str = "", now: float = 0.0) -> float:
+    """And learned from."""
+    factor = usual.factor(size, sender, now)
+    if factor:
+        usual.counts(sender, now)
+    return factor
+
+
 def test_what_is_much_larger_than_usual_counts_as_a_long_one() -> None:
     usual = UsualSize()
-    assert all(usual.factor(1.0 + n % 3) == 1.0 for n in range(LEAST))
+    assert all(sent(usual, 1.0 + n % 3) == 1.0 for n in range(LEAST))
     for _ in range(30):
-        assert usual.factor(1e9) * 1e9 <= MOST * MOST * 3.0
-        assert usual.factor(2.0) == 1.0
-    assert usual.factor(0.0) == 1.0
+        assert sent(usual, 1e9) * 1e9 <= MOST * MOST * 3.0
+        assert sent(usual, 2.0) == 1.0
+    assert sent(usual, 0.0) == 1.0
 
 
 def test_what_overflows_counts_for_nothing_from_the_first_on() -> None:
     usual = UsualSize()
     for size in (float("inf"), float("nan")):
-        assert [usual.factor(size) for _ in range(LEAST)] == [0.0] * LEAST
-    assert all(usual.factor(1.0) == 1.0 for _ in range(LEAST))
-    assert usual.factor(1e9) * 1e9 <= MOST, "and it has not moved what is usual"
+        assert [sent(usual, size) for _ in range(LEAST)] == [0.0] * LEAST
+    assert all(sent(usual, 1.0) == 1.0 for _ in range(LEAST))
+    assert sent(usual, 1e9) * 1e9 <= MOST, "and it has not moved what is usual"
 
 
 @pytest.mark.parametrize("small", [0.0, 1e-20])
 def test_one_that_sends_next_to_nothing_does_not_keep_the_others_out(small: float) -> None:
     usual = UsualSize()
     for _ in range(REMEMBERED):
-        usual.factor(small, "small")
-    honest = [usual.factor(1.0, "honest") for _ in range(2 * LEAST)]
+        sent(usual, small, "small")
+    honest = [sent(usual, 1.0, "honest") for _ in range(2 * LEAST)]
     assert honest[LEAST:] == [1.0] * LEAST
+
+
+def test_a_crowd_that_is_not_learned_from_moves_nothing_and_one_that_left_counts_no_more() -> None:
+    usual = UsualSize()
+    for n in range(20):
+        for sender in "abc":
+            assert sent(usual, 1.0, sender, now=n) == 1.0
+        for k in range(40):
+            usual.factor(1e-6, f"evaluates {k}", n)
+    assert usual.factor(1.0, "a", 20.0) == 1.0
+    for k in range(4):
+        for _ in range(LEAST):
+            sent(usual, 1e-6, f"small {k}", 20.0)
+    assert usual.factor(1.0, "a", 20.0) < 1, "more senders than honest ones, all believed"
+    assert usual.factor(1.0, "a", 21.0 + HEARD_S) == 1.0

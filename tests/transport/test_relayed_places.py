@@ -68,6 +68,34 @@ def test_many_relays_of_one_place_are_believed_for_no_more_than_one() -> None:
     assert len(set(run_virtual(places(made_up, 20, relays=relays)))) == MAX_PLACES + 1
 
 
+def test_a_relay_with_two_addresses_leaves_its_place_to_no_other() -> None:
+    """20 ids of one host, each seen at a second address once it has named four places."""
+
+    async def main() -> int:
+        network, said = MemoryNetwork(Random(1), delay_s=0.1), (f"9.{n // 250}.{n % 250}.0/24" for n in range(1000))
+        us = network.join("us")
+        await us.start()
+        known, found = RelayedPlaces(us.channel, ()), set[str]()
+        members = [us]
+        for number in range(20):
+            relay = network.join(f"relay {number}")
+            relay.serve(lambda server: add_MirrorServicer_to_server(Relay(said), server))
+            await relay.start()
+            members.append(relay)
+            for peer in range(MAX_PLACES + 1):
+                host = "8.8.4.4" if peer == MAX_PLACES else "8.8.8.8"
+                far_end = FarEnd(f"peer {number} {peer}", host, f"relay {number}")
+                known.met(far_end)
+                await asyncio.sleep(5.0)
+                found.add(known.place(far_end))
+        known.close()
+        for member in members:
+            await member.close()
+        return len({place for place in found if not place.startswith("relay")})
+
+    assert run_virtual(main()) <= 2 * MAX_PLACES
+
+
 def test_a_direct_peer_is_where_it_is() -> None:
     async def main() -> str:
         known = RelayedPlaces(lambda _: None, ())  # type: ignore[arg-type, return-value]
