@@ -125,7 +125,8 @@ class TrainingNode(BaseNode):
         """Which stage it holds; None: the whole model."""
         self._takes, self._balance = moves_to, Balance(self._identity.peer_id)
         self._move: Move | None = None
-        self._collector = Collector(self._home.root, channel, traffic, room, config.max_download)
+        home, most, place_of = self._home.root, config.max_download, self._transport.place_of
+        self._collector = Collector(home, channel, traffic, room, most, place_of)
         self._messages: asyncio.Queue[Message] = asyncio.Queue()
         self._run: Manifest | None = None
         """As its author amended it."""

@@ -14,6 +14,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import grpc
 
@@ -27,6 +28,7 @@ from noloco_node.errors import (
     PeerRefused,
     SwarmUnreachable,
 )
+from noloco_node.host.limits import MIN_RATE_BYTES_S
 from noloco_node.host.traffic import Traffic
 from noloco_node.state_transfer import client
 from noloco_node.state_transfer.client import Download, LiveState, StateTerms
@@ -41,10 +43,13 @@ TAKE_STATE_S = 300.0
 QUEUE_S = 60.0
 """Wait in one donor's queue without moving up, or for its copy, while there are other donors. Doubles each time
 that this donor is asked: when all donors are busy, only a long wait reaches the head of a queue."""
-REST_QUEUES = 30.0
-"""While there are other donors, one whose rest would take so many times QUEUE_S at its rate is left after QUEUE_S: half
-an hour the first time, twice as long each time that it is asked, so that a link that is slow itself gets there. A chunk
-each half minute would else be progress for days."""
+PACE_S, LONG_S, TRIALS = 60.0, 1800.0, 3
+"""While there are other donors, one whose rest would take longer than LONG_S at its rate of the last PACE_S is left:
+for one that was twice as fast or, as long as fewer than TRIALS were tried, for one that is not known. Then the fastest
+goes on: where this node's own link is slow, all are. A chunk each half minute would else be progress for days."""
+TOO_SLOW = "too_slow"
+LEAST_BYTES_S = MIN_RATE_BYTES_S / 4
+"""A slower donor is left in any case: a volunteer can set no rate so low, though other streams may share it."""
 RETRY_S = 1.0
 RESUME_TRIES = 3
 """Tries to resume a broken stream before another donor is asked for its version. The count restarts whenever something
@@ -121,8 +126,17 @@ async def fetch_state(  # noqa: PLR0913
                 peer = choice.next(others.donors)
                 if peer is not None:
                     witnesses = [w for w in others.witnesses if w != peer and w not in choice.misbehaved]
+                    is_slow = partial(choice.is_slow, others.donors)
                     attempt = _Attempt(
-                        peer, channel, wanted, witnesses, patience, choice.queue_s(others.donors), waits_for, checks
+                        peer,
+                        channel,
+                        wanted,
+                        witnesses,
+                        patience,
+                        choice.queue_s(others.donors),
+                        is_slow,
+                        waits_for,
+                        checks,
                     )
                     before = download.root, download.done
                     try:
@@ -175,13 +189,19 @@ class _Choice:
         self._turns: Counter[str] = Counter()
         self._incompatible: dict[str, float] = {}
         """Since when each has answered nothing else."""
+        self._rates: dict[str, float] = {}
+        """Bytes a second of those whose state takes long, as of the last PACE_S."""
 
     def next(self, candidates: Sequence[str]) -> str | None:
         honest = self._honest(candidates)
         if not (self._tries_left and self._last in honest):
             ranks = {peer: self._rank(peer) for peer in honest}
             first = {peer: self._place_of(peer) for peer in honest if ranks[peer] == min(ranks.values())}
-            self._last = places.draw(random, first) if first else None
+            slow = [peer for peer in honest if peer in self._rates]
+            if len(slow) >= min(TRIALS, len(honest)) > 0:
+                self._last = max(slow, key=self._rates.__getitem__)
+            else:
+                self._last = places.draw(random, first) if first else None
             self._tries_left = RESUME_TRIES
             if self._last:
                 self._turns[self._last] += 1
@@ -197,9 +217,22 @@ class _Choice:
         turns = min(self._turns[self._last], 10) if self._last else 0
         return QUEUE_S * 2 ** (turns - 1) if len(self._honest(candidates)) > 1 else None
 
+    def is_slow(self, candidates: Sequence[str], peer: str, rate: float, rest_s: float) -> bool:
+        """Whether to leave this donor for another one."""
+        if rest_s <= LONG_S:
+            return False
+        self._rates[peer] = rate
+        others = [other for other in self._honest(candidates) if other != peer]
+        known = [self._rates[other] for other in others if other in self._rates]
+        if len(known) < min(TRIALS - 1, len(others)) or max(known, default=0.0) > 2 * rate:
+            return True
+        return bool(others) and rate < LEAST_BYTES_S
+
     def failed(self, peer: str, fault: PeerFault, *, begun: bool, came: bool) -> None:
         """`begun`: a part of its version is here; `came`: something came in this attempt."""
         self.failure = fault.with_traceback(None)  # which holds the frames that hold the state
+        if fault.reason != TOO_SLOW:
+            self._rates.pop(peer, None)
         if isinstance(fault, PeerMisbehaved):
             self.misbehaved.add(peer)
         if fault.reason == Code.INCOMPATIBLE.reason:
@@ -228,6 +261,7 @@ class _Attempt:
         witnesses: Sequence[str],
         patience: asyncio.Timeout,
         queue_s: float | None,
+        is_slow: Callable[[str, float, float], bool],
         waits_for: Say,
         checks: Checks,
     ) -> None:
@@ -235,9 +269,11 @@ class _Attempt:
         self.refuted = False
         self._donor, self._checks = donor, checks
         self._channel, self._wanted, self._witnesses = channel, wanted, witnesses
-        self._patience, self._queue_s, self._waits_for = patience, queue_s, waits_for
+        self._patience, self._queue_s, self._is_slow, self._waits_for = patience, queue_s, is_slow, waits_for
         self._place, self._since = MAX_WAITING + 1, _now()
-        self._download = client.DownloadProgress()
+        self._words = client.DownloadProgress()
+        self._paced: tuple[float, int] | None = None
+        """When its rate was last looked at, and how much there was."""
         waits_for(f"state from {self.name}")
 
     def queued(self, place: int) -> None:
@@ -260,10 +296,14 @@ class _Attempt:
 
     def progress(self, done_bytes: int, total_bytes: int) -> None:
         self._renew()
-        self._waits_for(f"state from {self.name}, {self._download(done_bytes, total_bytes)}")
-        rest_s = self._download.rest_s(after_s=QUEUE_S)
-        if self._queue_s is not None and rest_s > REST_QUEUES * self._queue_s:
-            raise PeerFault("too_slow", f"the rest would take {span(rest_s)}")
+        self._waits_for(f"state from {self.name}, {self._words(done_bytes, total_bytes)}")
+        since, before = self._paced = self._paced or (_now(), done_bytes)
+        if _now() - since >= PACE_S:
+            self._paced = _now(), done_bytes
+            rate = (done_bytes - before) / (_now() - since)
+            rest_s = (total_bytes - done_bytes) / max(rate, 1e-9)
+            if self._is_slow(self._donor, rate, rest_s):
+                raise PeerFault(TOO_SLOW, f"the rest would take {span(rest_s)}")
 
     async def judge(self, state: LiveState) -> None:
         """Raises PeerMisbehaved where the state is not to be kept."""

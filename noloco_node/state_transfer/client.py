@@ -64,22 +64,15 @@ class DownloadProgress:
 
     def __init__(self) -> None:
         self._began: tuple[float, int] | None = None
-        self._lasted_s = self._rest_s = 0.0
 
     def __call__(self, done_bytes: int, total_bytes: int) -> str:
         now = asyncio.get_running_loop().time()
         if self._began is None:
             self._began = (now, done_bytes)
         began, before = self._began
-        self._lasted_s = now - began
-        rate = (done_bytes - before) / max(self._lasted_s, 1e-6)
-        self._rest_s = (total_bytes - done_bytes) / rate if rate else 0.0
-        left = f", {span(self._rest_s)} left" if rate else ""
+        rate = (done_bytes - before) / max(now - began, 1e-6)
+        left = f", {span((total_bytes - done_bytes) / rate)} left" if rate else ""
         return f"{share(done_bytes / total_bytes)} of {size(total_bytes)}{left}"
-
-    def rest_s(self, after_s: float) -> float:
-        """How long the rest takes at its rate; 0 before that is known, from so long on."""
-        return self._rest_s if self._lasted_s >= after_s else 0.0
 
 
 class DownloadWatcher(Protocol):

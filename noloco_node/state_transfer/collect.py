@@ -17,7 +17,7 @@ from pathlib import Path
 
 import grpc
 
-from noloco_node.base import atomic_files, peer_names
+from noloco_node.base import atomic_files, peer_names, places
 from noloco_node.base.atomic_files import cannot_write
 from noloco_node.base.states import HAS_WEIGHTS, NodeState
 from noloco_node.base.units import size
@@ -35,6 +35,8 @@ BEGIN_S = 60.0
 """How long a donor may take to make its copy; others may come first."""
 SLOWEST_BYTES_S = 256 << 10
 """A donor that is slower is skipped."""
+MOST_ASKED = 32
+"""Donors of a stage. Each may take BEGIN_S and more."""
 SAY_S = 0.5
 _PLACE_BYTES = 4  # of a parameter's φ
 
@@ -67,17 +69,19 @@ class Collector:
     """One collection at a time. `has_room`: whether the day's quota allows to receive so many bytes; `rate_bytes_s`:
     the volunteer's --max-download."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917
         self,
         home: Path,
         channel: Callable[[str], grpc.aio.Channel],
         pace: Traffic,
         has_room: Callable[[int], bool],
         rate_bytes_s: float | None = None,
+        place_of: Callable[[str], str] = str,
     ) -> None:
         self._home = home / FOLDER
         self._channel, self._pace, self._has_room = channel, pace, has_room
         self._slowest = min(SLOWEST_BYTES_S, rate_bytes_s / 2 if rate_bytes_s else SLOWEST_BYTES_S)
+        self._place_of = place_of
         self._busy = False
 
     async def gather(
@@ -96,7 +100,7 @@ class Collector:
             return
         self._busy = True
         work = _Work(own, self._channel, self._pace, self._has_room, self._slowest)
-        collecting = asyncio.create_task(self._gather(work, owner, _in_turn(there, own), peers, stages))
+        collecting = asyncio.create_task(self._gather(work, owner, self._in_turn(there, own), peers, stages))
         try:
             while not (await asyncio.wait({collecting}, timeout=SAY_S))[0]:
                 yield work.view
@@ -132,7 +136,7 @@ class Collector:
             await work.take(folder, donor)
         for stage in stages:
             before = len(work.view.states)
-            for donor in _in_turn(stage.there, work.own):
+            for donor in self._in_turn(stage.there, work.own):
                 if len(work.view.states) - before >= max(1, peers):
                     break
                 await work.take(folder, donor, stage)
@@ -140,6 +144,17 @@ class Collector:
             raise SwarmUnreachable(
                 "no other node sent its state: see `noloco-node peers`, or leave --average out to export this one's"
             )
+
+    def _in_turn(self, there: Collection[PeerRecord], own: OwnState) -> list[PeerRecord]:
+        """The donors that are asked: drawn by place first, so that a crowd on one host keeps nobody waiting; of these
+        those that train first, without those known to be far behind."""
+        fit = {
+            r.peer_id: r
+            for r in there
+            if r.state in HAS_WEIGHTS and r.peer_id != own.peer_id and r.round >= own.round - STALE_ROUNDS
+        }
+        drawn = places.several(random.Random(), {peer: self._place_of(peer) for peer in fit}, MOST_ASKED)
+        return sorted((fit[peer] for peer in drawn), key=lambda record: record.state != NodeState.TRAINING)
 
     def _fresh_folder(self, own: OwnState, peers: int) -> Path:
         """Raises DiskFull, UsageError."""
@@ -227,15 +242,6 @@ class _Attempt:
 
     def _say(self, how_far: str) -> None:
         self._work.view = replace(self._work.view, doing=f"state from {self._name}{how_far}")
-
-
-def _in_turn(there: Collection[PeerRecord], own: OwnState) -> list[PeerRecord]:
-    """The donors in random order, those that train first, without those known to be far behind."""
-    fit = [
-        r for r in there if r.state in HAS_WEIGHTS and r.peer_id != own.peer_id and r.round >= own.round - STALE_ROUNDS
-    ]
-    random.shuffle(fit)
-    return sorted(fit, key=lambda record: record.state != NodeState.TRAINING)
 
 
 def _write(path: Path, phi: memoryview) -> None:

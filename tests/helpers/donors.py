@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Collection, Sequence
 from concurrent.futures import Future
+from itertools import chain, repeat
 from typing import Any
 
 import grpc
@@ -65,7 +66,7 @@ class Owner:
 
 
 class FaultyDonor(StateServicer):
-    """Sends these frames to every caller, one each `gap_s`; `silent`: and hangs then. `shows`: the state that its
+    """Sends these frames to every caller, after these `gaps`; `silent`: and hangs then. `shows`: the state that its
     samples are of, and the loss that it claims; without, it is of a version that knows no samples."""
 
     def __init__(  # noqa: PLR0917
@@ -75,10 +76,10 @@ class FaultyDonor(StateServicer):
         silent: bool = False,
         shows: bytes | None = None,
         loss: float | None = None,
-        gap_s: float = 0.0,
+        gaps: Sequence[float] = (),
     ) -> None:
         self.frames, self.round, self.silent, self.shows, self.loss = frames, round, silent, shows, loss
-        self.gap_s = gap_s
+        self.gaps = gaps
         self.asked = 0
 
     async def Sample(self, request: pb.SampleRequest, context: Any) -> pb.StateSample:  # noqa: N802
@@ -90,9 +91,9 @@ class FaultyDonor(StateServicer):
         self, request: pb.StateRequest, context: Any
     ) -> AsyncIterator[pb.StateFrame]:
         self.asked += 1
-        for frame in self.frames:
-            if self.gap_s:
-                await asyncio.sleep(self.gap_s)
+        for frame, gap_s in zip(self.frames, chain(self.gaps, repeat(0.0)), strict=False):
+            if gap_s:
+                await asyncio.sleep(gap_s)
             yield wire.encode_state(frame)
         if self.silent:
             await asyncio.Event().wait()

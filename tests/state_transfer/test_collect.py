@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from donors import BUDGET, NUMBERS, TERMS, DonorNetwork, FaultyDonor, Owner, chunks, header, numbers
+from virtual_clock import run_virtual
 
 from noloco_node.base.peer_names import name_of
 from noloco_node.host.traffic import Traffic
@@ -50,6 +51,25 @@ async def gather(network: DonorNetwork, home: Path, there: list[PeerRecord], pee
         return (await views(collector, there, peers))[-1]
     finally:
         await network.close()
+
+
+def test_a_crowd_on_one_host_keeps_no_average_waiting(tmp_path: Path) -> None:
+    """Each of its donors begins and then says nothing."""
+
+    async def story() -> tuple[GatherView, float]:
+        network = DonorNetwork()
+        await network.donor("honest", Owner(numbers(1)))
+        crowd = [f"crowd {n}" for n in range(100)]
+        for name in crowd:
+            await network.faulty_donor(name, FaultyDonor([header(numbers(2))], silent=True))
+        there = [record(name) for name in ("honest", *crowd)]
+        began = asyncio.get_running_loop().time()
+        place_of = lambda peer: peer.partition(" ")[0]  # noqa: E731
+        return await gather(network, tmp_path, there, 1, place_of=place_of), asyncio.get_running_loop().time() - began
+
+    done, lasted_s = run_virtual(story())
+    assert [state.peer_id for state in done.states] == ["joining", "honest"]
+    assert lasted_s < 3 * collect.BEGIN_S
 
 
 def test_each_donors_weights_are_in_a_file_and_others_are_skipped_by_name(tmp_path: Path) -> None:

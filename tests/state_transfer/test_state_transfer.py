@@ -625,31 +625,49 @@ def test_the_next_donor_is_asked_instead(monkeypatch: pytest.MonkeyPatch, frames
     assert faulty.asked == 1
 
 
-@pytest.mark.parametrize("others", [True, False])
+async def slowly(donors: dict[str, FaultyDonor | None], data: bytes) -> tuple[LiveState | None, float]:
+    """And how long it took. None: an honest donor."""
+    network = DonorNetwork()
+    for name, faulty in donors.items():
+        await (network.faulty_donor(name, faulty) if faulty else network.donor(name, Owner(data)))
+    began = asyncio.get_running_loop().time()
+    try:
+        state = await taken(network, there(*donors), Wanted(TERMS, len(data) // 4, BUDGET))
+        return state, asyncio.get_running_loop().time() - began
+    finally:
+        await network.close()
+
+
+@pytest.mark.parametrize("at_once", [0.0, 0.8], ids=["from the beginning", "when most of it is here"])
 def test_a_donor_that_would_take_hours_is_left_while_there_are_others(
-    monkeypatch: pytest.MonkeyPatch, others: bool
+    monkeypatch: pytest.MonkeyPatch, at_once: float
 ) -> None:
-    data, lasted = DATA * 32, list[float]()
-
-    async def story() -> LiveState | None:
-        network = DonorNetwork()
-        frames = [header(data), *chunks(data)]
-        await network.faulty_donor("first", FaultyDonor(frames, 12, shows=data, gap_s=client.FRAME_S - 1))
-        if others:
-            await network.donor("second", Owner(data))
-        began = asyncio.get_running_loop().time()
-        wanted = Wanted(TERMS, 32 * NUMBERS, BUDGET)
-        try:
-            return await taken(network, there("first", *(["second"] if others else [])), wanted)
-        finally:
-            lasted.append(asyncio.get_running_loop().time() - began)
-            await network.close()
-
     monkeypatch.setattr(client, "ASIDE_BYTES", 1 << 30)
     monkeypatch.setattr(choose_donor.random, "choice", lambda found: found[0])
-    state = play(story())
+    data = DATA * (32 if at_once == 0 else 160)
+    frames = [header(data), *chunks(data)]
+    gaps = [0.0 if n < at_once * len(frames) else client.FRAME_S - 1 for n in range(len(frames))]
+    slow = FaultyDonor(frames, 12, shows=data, gaps=gaps)
+    state, lasted_s = play(slowly({"first": slow, "second": None}, data))
     assert state is not None and state.data == data
-    assert (lasted[0] < 3 * choose_donor.QUEUE_S) == others
+    assert lasted_s < 3 * choose_donor.PACE_S
+    if at_once == 0:
+        state, lasted_s = play(slowly({"first": slow}, data))
+        assert state is not None and lasted_s > choose_donor.LONG_S, "nobody else has it"
+
+
+def test_where_all_are_slow_three_are_tried_and_the_fastest_of_them_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A joining node's own link may be slow. A crowd that comes first costs it no more than that."""
+    monkeypatch.setattr(client, "ASIDE_BYTES", 1 << 30)
+    data, donors = DATA * 16, dict[str, FaultyDonor | None]()
+    for n in range(30):  # each has a version of its own
+        own = data[:-4] + struct.pack("<f", n)
+        frames = [header(own), *chunks(own)]
+        donors[f"{n}"] = FaultyDonor(frames, 12, shows=data, gaps=[8.0 + n % 3] * len(frames))
+    state, lasted_s = play(slowly(donors, data))
+    assert state is not None and state.data[:-4] == data[:-4]
+    assert sum(donor.asked for donor in donors.values() if donor) <= choose_donor.TRIALS + 1
+    assert lasted_s < 10.0 * len(frames) + (choose_donor.TRIALS + 1) * (choose_donor.PACE_S + 20)
 
 
 def test_one_witness_with_a_false_round_discredits_nobody() -> None:
