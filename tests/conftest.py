@@ -27,6 +27,7 @@ LONG = [*REAL_NODES, "tests/web/test_web_page.py", "tests/transport/test_libp2p.
 
 os.environ.update({"GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "NONE", "OMP_NUM_THREADS": "1"})
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so do its children
+signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends the tests ends their nodes
 settings.register_profile("any machine", deadline=None)  # a busy one is not a failure
 settings.load_profile("any machine")
 
