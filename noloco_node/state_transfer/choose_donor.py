@@ -14,12 +14,10 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import grpc
 
 from noloco_node.base import peer_names, places
-from noloco_node.base.units import span
 from noloco_node.errors import (
     Incompatible,
     PeerFault,
@@ -28,12 +26,12 @@ from noloco_node.errors import (
     PeerRefused,
     SwarmUnreachable,
 )
-from noloco_node.host.limits import MIN_RATE_BYTES_S
 from noloco_node.host.traffic import Traffic
 from noloco_node.state_transfer import client
 from noloco_node.state_transfer.client import Download, LiveState, StateTerms
 from noloco_node.state_transfer.cross_check import CrossCheck, middle_round
 from noloco_node.state_transfer.server import MAX_WAITING
+from noloco_node.state_transfer.slow_donors import SlowDonors
 from noloco_node.version import PROTOCOL, VERSION
 from noloco_node.wire.messages import Code
 from noloco_node.wire.state_format import Coding
@@ -43,13 +41,7 @@ TAKE_STATE_S = 300.0
 QUEUE_S = 60.0
 """Wait in one donor's queue without moving up, or for its copy, while there are other donors. Doubles each time
 that this donor is asked: when all donors are busy, only a long wait reaches the head of a queue."""
-PACE_S, LONG_S, TRIALS = 60.0, 1800.0, 3
-"""While there are other donors, one whose rest would take longer than LONG_S at its rate of the last PACE_S is left:
-for one that was twice as fast or, as long as fewer than TRIALS were tried, for one that is not known. Then the fastest
-goes on: where this node's own link is slow, all are. A chunk each half minute would else be progress for days."""
 TOO_SLOW = "too_slow"
-LEAST_BYTES_S = MIN_RATE_BYTES_S / 4
-"""A slower donor is left in any case: a volunteer can set no rate so low, though other streams may share it."""
 RETRY_S = 1.0
 RESUME_TRIES = 3
 """Tries to resume a broken stream before another donor is asked for its version. The count restarts whenever something
@@ -126,7 +118,7 @@ async def fetch_state(  # noqa: PLR0913
                 peer = choice.next(others.donors)
                 if peer is not None:
                     witnesses = [w for w in others.witnesses if w != peer and w not in choice.misbehaved]
-                    is_slow = partial(choice.is_slow, others.donors)
+                    slow = choice.begins(others.donors, peer)
                     attempt = _Attempt(
                         peer,
                         channel,
@@ -134,7 +126,7 @@ async def fetch_state(  # noqa: PLR0913
                         witnesses,
                         patience,
                         choice.queue_s(others.donors),
-                        is_slow,
+                        slow,
                         waits_for,
                         checks,
                     )
@@ -189,17 +181,15 @@ class _Choice:
         self._turns: Counter[str] = Counter()
         self._incompatible: dict[str, float] = {}
         """Since when each has answered nothing else."""
-        self._rates: dict[str, float] = {}
-        """Bytes a second of those whose state takes long, as of the last PACE_S."""
+        self._slow = SlowDonors()
 
     def next(self, candidates: Sequence[str]) -> str | None:
         honest = self._honest(candidates)
         if not (self._tries_left and self._last in honest):
             ranks = {peer: self._rank(peer) for peer in honest}
             first = {peer: self._place_of(peer) for peer in honest if ranks[peer] == min(ranks.values())}
-            slow = [peer for peer in honest if peer in self._rates]
-            if len(slow) >= min(TRIALS, len(honest)) > 0:
-                self._last = max(slow, key=self._rates.__getitem__)
+            if self._slow.better in honest:
+                self._last = self._slow.better
             else:
                 self._last = places.draw(random, first) if first else None
             self._tries_left = RESUME_TRIES
@@ -217,22 +207,16 @@ class _Choice:
         turns = min(self._turns[self._last], 10) if self._last else 0
         return QUEUE_S * 2 ** (turns - 1) if len(self._honest(candidates)) > 1 else None
 
-    def is_slow(self, candidates: Sequence[str], peer: str, rate: float, rest_s: float) -> bool:
-        """Whether to leave this donor for another one."""
-        if rest_s <= LONG_S:
-            return False
-        self._rates[peer] = rate
-        others = [other for other in self._honest(candidates) if other != peer]
-        known = [self._rates[other] for other in others if other in self._rates]
-        if len(known) < min(TRIALS - 1, len(others)) or max(known, default=0.0) > 2 * rate:
-            return True
-        return bool(others) and rate < LEAST_BYTES_S
+    def begins(self, candidates: Sequence[str], peer: str) -> SlowDonors:
+        """To take the state of this donor."""
+        self._slow.begin(peer, [other for other in self._honest(candidates) if other != peer])
+        return self._slow
 
     def failed(self, peer: str, fault: PeerFault, *, begun: bool, came: bool) -> None:
         """`begun`: a part of its version is here; `came`: something came in this attempt."""
         self.failure = fault.with_traceback(None)  # which holds the frames that hold the state
         if fault.reason != TOO_SLOW:
-            self._rates.pop(peer, None)
+            self._slow.failed(peer)
         if isinstance(fault, PeerMisbehaved):
             self.misbehaved.add(peer)
         if fault.reason == Code.INCOMPATIBLE.reason:
@@ -261,7 +245,7 @@ class _Attempt:
         witnesses: Sequence[str],
         patience: asyncio.Timeout,
         queue_s: float | None,
-        is_slow: Callable[[str, float, float], bool],
+        slow: SlowDonors,
         waits_for: Say,
         checks: Checks,
     ) -> None:
@@ -269,11 +253,9 @@ class _Attempt:
         self.refuted = False
         self._donor, self._checks = donor, checks
         self._channel, self._wanted, self._witnesses = channel, wanted, witnesses
-        self._patience, self._queue_s, self._is_slow, self._waits_for = patience, queue_s, is_slow, waits_for
+        self._patience, self._queue_s, self._slow, self._waits_for = patience, queue_s, slow, waits_for
         self._place, self._since = MAX_WAITING + 1, _now()
         self._words = client.DownloadProgress()
-        self._paced: tuple[float, int] | None = None
-        """When its rate was last looked at, and how much there was."""
         waits_for(f"state from {self.name}")
 
     def queued(self, place: int) -> None:
@@ -297,13 +279,8 @@ class _Attempt:
     def progress(self, done_bytes: int, total_bytes: int) -> None:
         self._renew()
         self._waits_for(f"state from {self.name}, {self._words(done_bytes, total_bytes)}")
-        since, before = self._paced = self._paced or (_now(), done_bytes)
-        if _now() - since >= PACE_S:
-            self._paced = _now(), done_bytes
-            rate = (done_bytes - before) / (_now() - since)
-            rest_s = (total_bytes - done_bytes) / max(rate, 1e-9)
-            if self._is_slow(self._donor, rate, rest_s):
-                raise PeerFault(TOO_SLOW, f"the rest would take {span(rest_s)}")
+        if self._slow.leaves(done_bytes, total_bytes, _now()):
+            raise PeerFault(TOO_SLOW)
 
     async def judge(self, state: LiveState) -> None:
         """Raises PeerMisbehaved where the state is not to be kept."""

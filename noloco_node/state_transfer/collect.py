@@ -35,8 +35,8 @@ BEGIN_S = 60.0
 """How long a donor may take to make its copy; others may come first."""
 SLOWEST_BYTES_S = 256 << 10
 """A donor that is slower is skipped."""
-MOST_ASKED = 32
-"""Donors of a stage. Each may take BEGIN_S and more."""
+MOST_SKIPPED = 32
+"""So many more donors of a stage are asked than are wanted. Each may take BEGIN_S and more."""
 SAY_S = 0.5
 _PLACE_BYTES = 4  # of a parameter's φ
 
@@ -100,7 +100,7 @@ class Collector:
             return
         self._busy = True
         work = _Work(own, self._channel, self._pace, self._has_room, self._slowest)
-        collecting = asyncio.create_task(self._gather(work, owner, self._in_turn(there, own), peers, stages))
+        collecting = asyncio.create_task(self._gather(work, owner, self._in_turn(there, own, peers), peers, stages))
         try:
             while not (await asyncio.wait({collecting}, timeout=SAY_S))[0]:
                 yield work.view
@@ -136,7 +136,7 @@ class Collector:
             await work.take(folder, donor)
         for stage in stages:
             before = len(work.view.states)
-            for donor in self._in_turn(stage.there, work.own):
+            for donor in self._in_turn(stage.there, work.own, peers):
                 if len(work.view.states) - before >= max(1, peers):
                     break
                 await work.take(folder, donor, stage)
@@ -145,7 +145,7 @@ class Collector:
                 "no other node sent its state: see `noloco-node peers`, or leave --average out to export this one's"
             )
 
-    def _in_turn(self, there: Collection[PeerRecord], own: OwnState) -> list[PeerRecord]:
+    def _in_turn(self, there: Collection[PeerRecord], own: OwnState, peers: int) -> list[PeerRecord]:
         """The donors that are asked: drawn by place first, so that a crowd on one host keeps nobody waiting; of these
         those that train first, without those known to be far behind."""
         fit = {
@@ -153,7 +153,7 @@ class Collector:
             for r in there
             if r.state in HAS_WEIGHTS and r.peer_id != own.peer_id and r.round >= own.round - STALE_ROUNDS
         }
-        drawn = places.several(random.Random(), {peer: self._place_of(peer) for peer in fit}, MOST_ASKED)
+        drawn = places.several(random, {peer: self._place_of(peer) for peer in fit}, peers + MOST_SKIPPED)
         return sorted((fit[peer] for peer in drawn), key=lambda record: record.state != NodeState.TRAINING)
 
     def _fresh_folder(self, own: OwnState, peers: int) -> Path:

@@ -21,7 +21,7 @@ from noloco_node.host.traffic import Traffic
 from noloco_node.run.admission import Refuses as RefusesPeer
 from noloco_node.state_transfer.client import StateTerms
 from noloco_node.state_transfer.copies import StateCopies, StateOwner
-from noloco_node.transport.base import TAKEN_S
+from noloco_node.transport.base import TAKEN_S, taken
 from noloco_node.version import PROTOCOL
 from noloco_node.wire import messages as wire
 from noloco_node.wire import peer_pb2 as pb
@@ -265,10 +265,10 @@ class StateService(StateServicer):
         if not isinstance(asked, wire.Refusal) and self._reserved.too_many():
             asked = wire.Refusal(wire.Code.PAUSED)
         ticket = None if isinstance(asked, wire.Refusal) else self._queue.join(peer, self._place(context))
-        if isinstance(asked, wire.Refusal):
-            yield wire.encode_state(asked)
-        elif ticket is None or self._copies is None:
-            yield wire.encode_state(wire.Refusal(wire.Code.BUSY, retry_in_s=BUSY_S))
+        if ticket is None or self._copies is None or isinstance(asked, wire.Refusal):
+            with taken():
+                no = asked if isinstance(asked, wire.Refusal) else wire.Refusal(wire.Code.BUSY, retry_in_s=BUSY_S)
+                yield wire.encode_state(no)
         else:
             reader = _Reader(asyncio.current_task(), lambda: self._too_slow(ticket))
             try:
@@ -280,7 +280,8 @@ class StateService(StateServicer):
                             yield message
             except NolocoError as error:
                 log.info("no state for %s: %s", peer, error)
-                yield wire.encode_state(wire.Refusal(wire.Code.LEAVING))
+                with taken():
+                    yield wire.encode_state(wire.Refusal(wire.Code.LEAVING))
             finally:
                 self._queue.leave(ticket)
 
