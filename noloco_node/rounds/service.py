@@ -371,11 +371,8 @@ class RoundService:
         peer, place = self._channels.caller(context), self._channels.place(context)
         link = self._link()
         link.listen(aiter(requests))
-        answering, call, rest = (
-            asyncio.create_task(self._answer(peer, place, link)),
-            asyncio.current_task(),
-            ExitStack(),
-        )
+        call, rest = asyncio.current_task(), ExitStack()
+        answering = asyncio.create_task(self._answer(peer, place, link))
         answering.add_done_callback(lambda _: rest.enter_context(taken(call)))  # the swap itself has its own deadlines
         try:
             async for message in link.outgoing():

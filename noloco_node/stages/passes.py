@@ -384,10 +384,14 @@ class StagePasses(Gradients):
 
     def _answer(self, asked: Asked) -> None:
         inputs = self._there(asked.activations)
-        if self._usual_activations.factor(_size(inputs), asked.caller, time.monotonic()) < 1:
+        size, now = _size(inputs), time.monotonic()
+        factor = self._usual_activations.factor(size, now)
+        if not asked.evaluates:  # evaluations are not limited, so they move nothing
+            self._usual_activations.counts(size, asked.caller, now)
+        if factor < 1:
             self._lose(asked)
             return
-        if not self._at.last and not self._callers.passes_on(asked.caller, asked.evaluates, time.monotonic()):
+        if not self._at.last and not self._callers.passes_on(asked.caller, asked.evaluates, now):
             self._lose(asked)
             return
         if asked.evaluates:
@@ -441,11 +445,12 @@ class StagePasses(Gradients):
             if not self._training:
                 return
         gradient = self._there(answer.gradient)
-        factor = self._usual_gradient.factor(_size(gradient))
+        size = _size(gradient)
+        factor = self._usual_gradient.factor(size)
         if not factor:
             self._lose(asked)
             return
-        self._usual_gradient.counts()
+        self._usual_gradient.counts(size)
         inputs = under_way.inputs
         if not self._at.first:
             inputs = inputs.detach().requires_grad_()
@@ -480,8 +485,6 @@ class StagePasses(Gradients):
         now, found = time.monotonic(), self._stage.counts
         counts = self._callers.counts(asked.caller, loss / targets.numel(), targets.numel(), now)
         found.not_counted += not counts
-        if counts:
-            self._usual_activations.counts(asked.caller, now)
         found.not_believed, found.heard = tuple(self._callers.not_believed(now)), self._callers.heard()
         return counts
 

@@ -436,8 +436,8 @@ class StageService(StageServicer):
                 yield wire.encode(wire.Refusal(wire.Code.BUSY))
         else:
             self.totals.answered += 1
-            async for frame in self._frames(wire.Passed(loss, self._held.free), payload):
-                with taken():
+            with taken():  # all of it: the caller's own deadline is sooner
+                async for frame in self._frames(wire.Passed(loss, self._held.free), payload):
                     yield frame
 
     async def _answer(self, peer: str, frames: AsyncIterator[pb.StageFrame]) -> tuple[float, bytes]:

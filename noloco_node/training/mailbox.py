@@ -143,7 +143,7 @@ class Correct:
     exchange: bytes = b""
     """The swap that it belongs to."""
     judged: Callable[[bool], None] = lambda taken_back: None
-    """To be called once it is known whether the swap's corrections were taken back; from any thread."""
+    """To be called once it is known whether the swap's corrections were taken back."""
     ready: "torch.cuda.Event | None" = None
     """Behind what makes these tensors, on a GPU."""
 

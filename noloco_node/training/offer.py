@@ -260,4 +260,4 @@ def _settle(sent: "Future[None]", added: "Future[None]") -> None:
     if error or sent.cancelled():
         _answer(added)
     if error and not isinstance(error, NonFinite):
-        log.error("a correction was lost by a fault of this node", exc_info=error)
+        log.error("an offer is worked on no further, by a fault of this node", exc_info=error)

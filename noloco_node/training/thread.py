@@ -307,14 +307,15 @@ class TrainingThread:
     def _serve(self, replica: Replica) -> None:
         """Carry out the commands in the mailbox."""
         with self._mailbox.looking():
+            self._judge(replica)  # what there was no memory for
             for command in self._mailbox.waiting():
                 self._do(command, replica)
                 self._judge(replica)  # before the next swap's corrections
-        self._judge(replica)
 
     def _serve_until(self, replica: Replica, enough: Callable[[], bool]) -> None:
         """Wait for commands in the mailbox, and carry them out."""
         with self._mailbox.looking():
+            self._judge(replica)
             while not enough():
                 self._do(self._mailbox.next(), replica)
                 self._judge(replica)

@@ -98,10 +98,9 @@ def test_losses_make_the_window_smaller_and_it_has_an_end() -> None:
 
 
 def sent(usual: UsualSize, size: float, sender: str = "", now: float = 0.0) -> float:
-    """And learned from."""
-    factor = usual.factor(size, sender, now)
-    if factor:
-        usual.counts(sender, now)
+    """For training."""
+    factor = usual.factor(size, now)
+    usual.counts(size, sender, now)
     return factor
 
 
@@ -131,16 +130,29 @@ def test_one_that_sends_next_to_nothing_does_not_keep_the_others_out(small: floa
     assert honest[LEAST:] == [1.0] * LEAST
 
 
-def test_a_crowd_that_is_not_learned_from_moves_nothing_and_one_that_left_counts_no_more() -> None:
+def test_zeros_move_nothing() -> None:
     usual = UsualSize()
-    for n in range(20):
-        for sender in "abc":
-            assert sent(usual, 1.0, sender, now=n) == 1.0
-        for k in range(40):
-            usual.factor(1e-6, f"evaluates {k}", n)
-    assert usual.factor(1.0, "a", 20.0) == 1.0
+    for size in [1.0] * LEAST + [MOST] + [0.0] * REMEMBERED:
+        sent(usual, size)
+    assert usual.factor(2 * MOST) == 0.5
+
+
+def test_a_sender_that_came_first_and_stays_keeps_nobody_out() -> None:
+    usual, answered = UsualSize(), 0
+    for second in range(3600):
+        if second < LEAST or second % 100 == 0:
+            sent(usual, 1e-6, "small", second)
+        if second >= LEAST:
+            answered += sum(sent(usual, 1.0, each, second) == 1.0 for each in "abc")
+    assert answered >= 3 * (3600 - LEAST) - 3 * LEAST
+
+
+def test_more_small_senders_than_others_count_until_they_are_gone() -> None:
+    usual = UsualSize()
+    for now in range(20):
+        assert all(sent(usual, 1.0, sender, now) == 1.0 for sender in "abc")
     for k in range(4):
         for _ in range(LEAST):
             sent(usual, 1e-6, f"small {k}", 20.0)
-    assert usual.factor(1.0, "a", 20.0) < 1, "more senders than honest ones, all believed"
-    assert usual.factor(1.0, "a", 21.0 + HEARD_S) == 1.0
+    assert sent(usual, 1.0, "a", 20.0) < 1
+    assert usual.factor(1.0, 21.0 + HEARD_S) == 1.0

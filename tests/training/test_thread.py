@@ -33,6 +33,7 @@ from noloco_node.core.verdict import Losses
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
 from noloco_node.host import memory
 from noloco_node.run.schema import SampleSpec
+from noloco_node.training.gradients import ShortOfMemory
 from noloco_node.training.offer import Offer
 from noloco_node.training.replica import Replica, State
 from noloco_node.training.thread import Failed, Finished, Judged, PhaseEnded, Ready, TrainingThread
@@ -940,6 +941,44 @@ def test_the_verdict_goes_to_the_offer_that_was_swapped_though_a_later_one_is_op
         swapping(one, False)
         assert one.until(Judged).verdict.harmful
         answer(settled)
+
+
+def test_a_swap_that_there_was_no_memory_to_judge_is_judged_before_the_next_one() -> None:
+    replica = small_replica(run=small_run(steps=300))
+    losses, at, go_on, fetch = replica.losses, threading.Event(), threading.Event(), replica.fetch
+    short = [True]
+
+    def measured() -> Losses:
+        if short.pop() if short else False:
+            raise ShortOfMemory("for a moment")
+        return losses()
+
+    def held() -> None:
+        at.set()
+        assert go_on.wait(DEADLINE_S)
+        fetch()
+
+    replica.losses, replica.fetch = measured, held  # type: ignore[method-assign]
+    with running(lambda: replica) as watched:
+        watched.thread.begin()
+        assert at.wait(DEADLINE_S)
+        swapping(watched, True)
+        correct(watched.thread, 0, 0, 3 * torch.randn(replica.parameters), b"first")
+        swapping(watched, False)
+        at.clear()
+        replica.fetch = fetch  # type: ignore[method-assign]
+        stepped = replica.step
+
+        def step() -> float:
+            loss = stepped()
+            if not short and not at.is_set():
+                at.set()
+                swapping(watched, True)  # comes while the step that has memory again is under way
+            return loss
+
+        replica.step = step  # type: ignore[method-assign]
+        go_on.set()
+        assert watched.until(Judged).exchange == b"first"
 
 
 def test_who_waits_for_a_verdict_is_told_when_the_weights_are_given_up() -> None:

@@ -38,6 +38,8 @@ class Terminal:
         self._keyboard: int | None = sys.stdin.fileno() if sys.stdin.isatty() else None
         self._mode: list[Any] | None = None
         self._shown: list[Text] = []
+        self._handlers: dict[signal.Signals, Any] = {}
+        """Those before."""
 
     def __enter__(self) -> "Terminal":
         try:
@@ -50,8 +52,9 @@ class Terminal:
 
     def __exit__(self, *_: object) -> None:
         loop = asyncio.get_running_loop()
-        for number in (*_ENDS, signal.SIGWINCH, signal.SIGTSTP):
+        for number, handler in self._handlers.items():
             loop.remove_signal_handler(number)
+            signal.signal(number, handler)
         if self._keyboard is not None:
             loop.remove_reader(self._keyboard)
         self._restore()
@@ -97,6 +100,7 @@ class Terminal:
 
     def _listen(self) -> None:
         loop = asyncio.get_running_loop()
+        self._handlers = {number: signal.getsignal(number) for number in (*_ENDS, signal.SIGWINCH, signal.SIGTSTP)}
         for number in _ENDS:
             loop.add_signal_handler(number, self._ended, number)
         loop.add_signal_handler(signal.SIGWINCH, self._redraw)
