@@ -15,6 +15,7 @@ from virtual_clock import run_virtual
 from noloco_node.base.peer_names import name_of
 from noloco_node.host.traffic import Traffic
 from noloco_node.peers.record import PeerRecord
+from noloco_node.state_transfer import collect
 from noloco_node.state_transfer.collect import Collector, OwnState
 from noloco_node.views.gather import GatherView
 
