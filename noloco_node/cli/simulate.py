@@ -179,9 +179,9 @@ def _run_training(args: argparse.Namespace) -> int:
     if args.json:
         print_json(report.comparison_document(settings, curves, found))
     else:
-        from rich.console import Console
+        from noloco_node.terminal.text import console
 
-        Console().print(report.comparison(found))
+        console().print(report.comparison(found))
         if args.sweep:
             print("best:", ", ".join(f"{b.algorithm} {b.averaged_model_loss:.3f}" for b in sweep.best(found)))
     return 0
@@ -215,9 +215,9 @@ def _run_clock(args: argparse.Namespace, choices: "Sequence[Choice]", seeds: Seq
     if args.json:
         print_json(report.clock_document(settings, curves, large, timed))
     else:
-        from rich.console import Console
+        from noloco_node.terminal.text import console
 
-        Console().print(report.clock_table(large, timed))
+        console().print(report.clock_table(large, timed))
     return 0
 
 
@@ -239,9 +239,9 @@ def _run_attacks(args: argparse.Namespace, choices: "Sequence[Choice]", seeds: S
     if args.json:
         print_json(report.comparison_document(plain, curves, found))
     else:
-        from rich.console import Console
+        from noloco_node.terminal.text import console
 
-        Console().print(report.attack_table(list(zip(ways.values(), found, strict=True))))
+        console().print(report.attack_table(list(zip(ways.values(), found, strict=True))))
     return 0
 
 
@@ -268,9 +268,9 @@ def _run_network(args: argparse.Namespace) -> int:
     if args.json:
         print_json(report.network_document(given, rows, waiting))
     else:
-        from rich.console import Console
+        from noloco_node.terminal.text import console
 
-        Console().print(
+        console().print(
             report.network_table(rows), "", report.straggler_table(waiting), f"(of accelerator time; {report.ASSUMED})"
         )
     return 0
@@ -294,10 +294,10 @@ def _run_stages(args: argparse.Namespace) -> int:
     if args.json:
         print_json(report.stage_document(link, args.stages, args.tokens, rows))
     else:
-        from rich.console import Console
+        from noloco_node.terminal.text import console
 
         text = f"({args.stages} stages, {mbit_s:g} Mbit/s, {latency_s:g} s one way, {args.tokens} tokens a micro-batch)"
-        Console().print(report.stage_table(rows), text, highlight=False)
+        console().print(report.stage_table(rows), text)
     return 0
 
 

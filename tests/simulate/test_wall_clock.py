@@ -62,6 +62,13 @@ def test_a_table_of_links(capsys: pytest.CaptureFixture[str]) -> None:
     assert ways[1]["losses"] == ways[3]["losses"] and ways[1]["seconds"][-1] > 3200
 
 
+def test_a_table_in_a_file_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--codec", "bf16", "--links", "10", "--no-defences", "--algorithms", "noloco:alpha=0.2:beta=0.9"
+    assert simulated(*QUICK, *words) == 0
+    table = capsys.readouterr().out
+    assert "bytes/param" in table and "…" not in table
+
+
 def test_rivals_wait_on_every_link(capsys: pytest.CaptureFixture[str]) -> None:
     words = "--codec", "bf16", "--links", "10,1000", "--overlap", "eager", "--algorithms", "noloco,diloco", "--json"
     assert simulated(*QUICK, *words) == 0

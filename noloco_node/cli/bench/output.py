@@ -67,12 +67,11 @@ def finish(  # noqa: PLR0913
         documents = [row.document() for row in rows]
         print_json({"schema": SCHEMA, "bench": args.what, "quick": args.quick, **more, "rows": documents})
         return 0
-    from rich.console import Console
-
     from noloco_node.terminal.table import Column, fitting, table
+    from noloco_node.terminal.text import console
 
     columns = [Column(heading, 0 if at < 3 else len(cells) - at, right=at > 0) for at, heading in enumerate(cells)]
     texts = [[cell(row) for cell in cells.values()] for row in rows]
-    console = Console()
-    console.print(table(columns, texts, fitting(columns, texts, console.width)))
+    out = console()
+    out.print(table(columns, texts, fitting(columns, texts, out.width)))
     return 0
