@@ -27,11 +27,11 @@ from hostile_peer import Aim, Lattice, Plain
 from real_nodes import ROOT, Node, RealNodes, until
 
 sys.path.append(str(ROOT / "tests" / "tasks"))
-from paced_task import Paced
 
 from noloco_node.base.identity import Identity
 from noloco_node.core.codecs import by_name
 from noloco_node.run import toml
+from noloco_node.training import tasks
 from noloco_node.training.model import layout_digest
 
 PEER = ROOT / "tests" / "helpers" / "hostile_peer.py"
@@ -180,7 +180,7 @@ class Swarm:
     @contextmanager
     def attacked(self, attack: str, **told: Any) -> Iterator[Hostile]:
         manifest = toml.load(self.run)
-        module = Paced(dict(manifest.model.options), manifest.seed).model()
+        module = tasks.load(manifest).model()
         public = {
             "run_id": manifest.run_id,
             "layout": layout_digest(module).hex(),
@@ -212,18 +212,19 @@ def paced(group: RealNodes, *, rounds: int = ROUNDS, codec: str = "lattice:4", s
 
 
 @contextmanager
-def swarm(*, honest: int = HONEST, **run: Any) -> Iterator[Swarm]:
+def swarm(*, honest: int = HONEST, make: Callable[..., Path] = paced, **run: Any) -> Iterator[Swarm]:
+    """`make`: writes the run.toml, of `run`."""
     with RealNodes() as group:
-        yield Swarm(group, paced(group, **run)).start(honest)
+        yield Swarm(group, make(group, **run)).start(honest)
 
 
-def seen_beside_swaps(told: dict[str, Any], **run: Any) -> list[Seen]:
+def seen_beside_swaps(told: dict[str, Any], within_s: float = 300, **run: Any) -> list[Seen]:
     """What honest nodes go through in a whole run beside a hostile peer that swaps as it is told."""
     with swarm(**run) as attacked, attacked.attacked("swaps", **told) as hostile:
         hostile.ready()
         since = attacked.begin()
         hostile.tell("go")
-        attacked.finish()
+        attacked.finish(within_s)
         return attacked.seen(since)
 
 

@@ -15,7 +15,8 @@ import pytest
 from records import NOW, RUN, record
 
 sys.path.append(str(Path(__file__).parents[1]))
-from test_strangers import HONEST, LOSS, SWARMS, Calm, Seen, Swarm, seen_beside_swaps, swarm
+from real_nodes import RealNodes
+from test_strangers import HONEST, LOSS, Calm, Seen, Swarm, seen_beside_swaps, swarm
 
 from noloco_node.base.identity import Identity
 from noloco_node.host.config import NodeConfig
@@ -33,19 +34,28 @@ MORE = 0.15
 """By how much the liar's share of the rounds may be above that of a peer that says the truth: of some 60 rounds."""
 
 
+def language(group: RealNodes) -> Path:
+    """A language model, so that the loss says what was learned. The paced task's falls to nothing, by how far outer
+    steps carry: there five honest nodes alone end 10% above six, and one swarm a tenth above the next."""
+    return group.tables(rounds=40, inner={"steps": 40, "batch_tokens": 512})
+
+
 @pytest.mark.system
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1800)
 def test_one_of_six_flips_signs(figure: Callable[[str], None]) -> None:
-    """The mean of as many swarms as those of test_strangers: one swarm of five differs from the next by a tenth."""
-    calm = Calm.of(honest=6)
-    losses = [fmean(each.loss for each in seen_beside_swaps({"kind": "flip"}, honest=5)) for _ in range(SWARMS)]
-    loss = fmean(losses)
+    patient_s = 900.0
+    with swarm(honest=6, make=language) as calm:
+        since = calm.begin()
+        calm.finish(patient_s)
+        clean = fmean(each.loss for each in calm.seen(since))
+    seen = seen_beside_swaps({"kind": "flip"}, patient_s, honest=5, make=language)
+    loss = fmean(each.loss for each in seen)
     figure(
-        f"held-out loss {loss:.4f} of five, the mean of {', '.join(f'{each:.4f}' for each in losses)}; "
-        f"{calm.loss:.4f} of six without it ({loss / calm.loss - 1:+.1%})"
+        f"held-out loss {loss:.4f} of five; {clean:.4f} of six without it ({loss / clean - 1:+.1%}); it had "
+        f"{fmean(each.hostile / max(1, each.rounds) for each in seen):.0%} of their rounds"
     )
-    assert loss <= LOSS * calm.loss
+    assert loss <= LOSS * clean
 
 
 def test_whom_a_node_may_call_does_not_depend_on_what_they_say_of_themselves(tmp_path: Path) -> None:
