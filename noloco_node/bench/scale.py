@@ -24,8 +24,8 @@ ROUNDS, QUICK_ROUNDS = 4, 2
 SETTING = Setting(hidden=256, layers=2, length=16, tokens=16, held_out=1)
 """A swap worth counting, and steps of a few milliseconds of CPU time."""
 VIRTUAL_ROUNDS, VIRTUAL_PHASE_S, SWAP_SHARE = 3, 60.0, 0.1
-VIRTUAL_PARAMS, BYTES_PER_PARAM = 10_000_000, 0.53
-"""What lattice:4 sends (README.md)."""
+VIRTUAL_PARAMS, BYTES_PER_PARAM = 10_000_000, 0.4
+"""What lattice:3 sends (README.md)."""
 RECORD_BYTES = 500
 """Of a presence record in a look-up's answer."""
 READY = 2

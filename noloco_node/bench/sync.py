@@ -51,6 +51,7 @@ class System:
 
 
 SYSTEMS = [
+    System("noloco lattice:3", "noloco_pair", "lattice:3", True, 0.4, ours=True),
     System("noloco lattice:4", "noloco_pair", "lattice:4", True, 0.53, ours=True),
     System("noloco int8", "noloco_pair", "int8", True, 1.0, ours=True),
     System("noloco fp32", "noloco_pair", "fp32", True, 4.0, ours=True),

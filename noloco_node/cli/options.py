@@ -317,7 +317,7 @@ def _evaluation(parser: argparse.ArgumentParser) -> None:
 def swarm(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", metavar="N", default="4", help="how many nodes train (default: 4)")
     parser.add_argument("--stages", metavar="N", help="cut the tiny model into N stages (default: the whole on each)")
-    parser.add_argument("--rounds", metavar="N", help="rounds of each node (default: 8, or the manifest's)")
+    parser.add_argument("--rounds", metavar="N", help="rounds of each node (default: 16, or the manifest's)")
     parser.add_argument("--run", metavar="run.toml", dest="manifest", help="what to train (default: the tiny model)")
     parser.add_argument("--web", metavar="HOST:PORT", help="a web page for each node, on ports from this one on")
     parser.add_argument("--keep", metavar="DIR", help="keep the nodes' homes here (default: they are deleted)")

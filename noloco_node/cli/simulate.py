@@ -59,9 +59,10 @@ def _training(parser: argparse.ArgumentParser) -> None:
     add("--sweep-betas", metavar="LIST", default="0.7,1,1.3", help="default: 0.7,1,1.3")
     group = parser.add_argument_group("how to train")
     add = group.add_argument
+    add("--run", metavar="FILE", help="a run.toml: its model, phases and codec, on Python's library (default: tiny)")
     add("--replicas", metavar="N", type=int, default=8, help="default: 8")
-    add("--inner-steps", metavar="H", type=int, help="steps of a phase (default: 50)")
-    add("--rounds", metavar="N", type=int, default=12, help="phases of H steps (default: 12)")
+    add("--inner-steps", metavar="H", type=int, help="steps of a phase (default: as in run.toml)")
+    add("--rounds", metavar="N", type=int, default=25, help="phases of H steps (default: 25)")
     add("--codec", metavar="NAME", help="the encoding of what is sent (default: as in run.toml)")
     add(
         "--non-iid",
@@ -348,19 +349,25 @@ def _settings(args: argparse.Namespace, overlap: str) -> "Settings":
     from pydantic import ValidationError
 
     from noloco_node.base.validation import did_you_mean, explain
-    from noloco_node.run.schema import CODECS, InnerSpec
+    from noloco_node.run import toml
+    from noloco_node.run.schema import CODECS, DataSpec, InnerSpec, Manifest
     from noloco_node.simulate.settings import Settings
 
+    base = toml.load(Path(args.run)) if args.run else Manifest(name="tiny")
+    if base.model.task or base.stages or (args.run and args.stages != "1"):
+        raise UsageError("--run takes a whole language model: in stages only the tiny one is simulated")
     given = {"steps": args.inner_steps, "learning_rate": args.learning_rate, "batch_tokens": args.batch_tokens}
+    changed = {key: value for key, value in given.items() if value is not None}
     try:
-        inner = InnerSpec(**{key: value for key, value in given.items() if value is not None})
+        inner = InnerSpec(**dict(base.inner) | ({"seconds": None} if "steps" in changed else {}) | changed)
     except ValidationError as error:
         raise UsageError(explain(error, InnerSpec)) from None
     if args.codec not in (None, *CODECS):
         raise UsageError(f"there is no codec {args.codec!r}, {did_you_mean(args.codec, CODECS)}")
-    codec = {"codec": args.codec} if args.codec is not None else {}
     return Settings(
-        **codec,
+        model=base.model,
+        data=DataSpec(sequence_length=base.data.sequence_length),
+        codec=args.codec or base.outer.codec,
         overlap=overlap,
         seed=_list(args.seed, int, "--seed")[0],
         replicas=args.replicas,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from noloco_node.terminal.swarm_report import Outcome
 
 _MAX_NODES = 64  # each is a process with torch in it
-_DEMO_ROUNDS = 8
+_DEMO_ROUNDS = 16
 
 
 @dataclass(frozen=True, slots=True)

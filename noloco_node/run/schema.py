@@ -24,7 +24,7 @@ from noloco_node.core import stability
 
 PRESETS = ("tiny", "125m", "350m", "1b", "7b")
 SOURCES = ("stdlib", "files", "hub")
-CODECS = ("lattice:4", "bf16", "fp32", "int8", *(f"lattice:{bits}" for bits in (2, 3, 5, 6, 7, 8)))
+CODECS = ("lattice:3", "bf16", "fp32", "int8", *(f"lattice:{bits}" for bits in (2, 4, 5, 6, 7, 8)))
 """What core/codecs/by_name.py offers; the first is the default."""
 
 MAX_STAGES = 64
@@ -141,7 +141,7 @@ class DataSpec(Table):
 
 
 class InnerSpec(Table):
-    steps: int | None = _whole(1, 100_000, default=50)
+    steps: int | None = _whole(1, 100_000, default=24)
     """Steps of an inner phase (the paper's H); None with `seconds`."""
     seconds: float | None = _field("a number from 0.01 to 86400", ge=0.01, le=86_400, default=None)
     """How long an inner phase lasts on every machine, instead of `steps`: fast and slow machines end it together."""
@@ -192,9 +192,9 @@ class InnerSpec(Table):
 
 
 class OuterSpec(Table):
-    alpha: float = _field("a number from 0 to below 1", ge=0, lt=1, default=0.1)
+    alpha: float = _field("a number from 0 to below 1", ge=0, lt=1, default=0.3)
     """Momentum of the outer step."""
-    beta: float = _positive(10, default=1.0)
+    beta: float = _positive(10, default=0.7)
     """Outer learning rate."""
     gamma: float = _positive(10, default=1.0)
     """How strongly two partners are drawn to their mean."""
@@ -261,7 +261,7 @@ class Manifest(Table):
     """For people; the run id tells runs apart."""
     seed: int = _whole(0, 2**32 - 1, default=1)
     """Of all random numbers: first weights, order of the data."""
-    rounds: int = _whole(1, 10_000_000, default=100)
+    rounds: int = _whole(1, 10_000_000, default=200)
     """Every replica does so many rounds, and the learning rate falls over them."""
     model: ModelSpec = _field("a table", default_factory=lambda: ModelSpec(preset=PRESETS[0]))
     data: DataSpec = _field("a table", default_factory=DataSpec)

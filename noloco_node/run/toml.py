@@ -37,7 +37,7 @@ def load(path: Path) -> Manifest:
         raise UsageError(f"{path.name} is not valid TOML: {str(error).splitlines()[0]}") from None
 
 
-def template(name: str = "tiny", *, rounds: int = 100) -> str:
+def template(name: str = "tiny", *, rounds: int = 200) -> str:
     """The run.toml that `init` writes: every key with its default."""
     return _TEMPLATE.format(
         m=Manifest(name=name, rounds=rounds),

@@ -239,7 +239,7 @@ def _settings(settings: Settings, curves: Sequence[Curve]) -> list[str]:
     seeds = list(dict.fromkeys(curve.seed for curve in curves))
     return [
         count(settings.replicas, "replica"),
-        f"{settings.model.preset} model",
+        f"{settings.model.preset or settings.model.architecture} model",
         f"{count(settings.rounds, 'phase')} of {count(settings.inner_steps, 'step')}",
         f"{settings.inner.batch_tokens} tokens a step and replica",
         "all read the same text" if settings.iid else "each reads text of its own",

@@ -58,7 +58,7 @@ def test_a_share_of_the_raw_stream_is_of_the_same_turn() -> None:
     ("words", "sentence"),
     [
         ("sync --n 2,3", "--n takes even numbers, since nodes swap in pairs, not 3"),
-        ("sync --systems gloo", "--systems takes some of noloco lattice:4, "),
+        ("sync --systems gloo", "--systems takes some of noloco lattice:3, "),
         ("exchange --mib 0", "--mib must be a whole number from 1 to 99999, not '0'"),
         ("exchange --mib 1,2", "--mib must be a whole number from 1 to 99999, not '1,2'"),
         ("exchange --repeats 3,4", "--repeats must be a whole number"),

@@ -42,7 +42,7 @@ def test_invite_makes_a_token_that_the_run_accepts(home: Home, capsys: pytest.Ca
         (["invite", GUEST.peer_id, "--expires", "soon"], "--expires must be"),
         (["invite", GUEST.peer_id, "--run", "other"], "names no run"),
         (["run", "amend", "mine"], "name what changes"),
-        (["run", "amend", "mine", "--rounds", "99"], "--rounds must be a whole number from 100"),
+        (["run", "amend", "mine", "--rounds", "99"], "--rounds must be a whole number from 200"),
         (["run", "amend", "mine", "--swaps", "17"], "--swaps must be"),
         (["run", "amend", "other", "--end-now"], "names no run"),
     ],

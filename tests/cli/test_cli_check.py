@@ -51,7 +51,7 @@ def test_what_it_costs_and_needs(home, tmp_path, capsys):
     assert (items["weights"], items["moments"], items["checkpoint being written"]) == (4 * each, 8 * each, 20 * each)
     assert found["memory"]["host_taken"] > 10**8, "torch alone takes more"
     assert (found["memory"]["device"], found["memory"]["device_taken"]) == (None, None)
-    assert 0.5 < found["swap"] / found["parameters"] < 0.55
+    assert 0.38 < found["swap"] / found["parameters"] < 0.43
     trial = found["trial"]
     assert trial["steps"] == 3
     assert trial["tokens_per_s"] == pytest.approx(256 / trial["step_s"])

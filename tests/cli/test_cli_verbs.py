@@ -184,11 +184,11 @@ def test_start_signs_the_manifest(node, home, capsys):
 def test_a_finished_run_started_again_says_so_at_once(node, home, capsys):
     assert main(["init"]) == 0
     run = toml.load(Path("run.toml"))
-    reached(home.run(run.run_id) / "checkpoints", 99)
+    reached(home.run(run.run_id) / "checkpoints", 199)
     assert main(["start", "run.toml"]) == 0
     assert len(node.calls) == 1, "one round is left"
     capsys.readouterr()
-    reached(home.run(run.run_id) / "checkpoints", 100)
+    reached(home.run(run.run_id) / "checkpoints", 200)
     done = subprocess.run(
         [
             *(sys.executable, "-X", "importtime", "-m", "noloco_node"),
@@ -199,7 +199,7 @@ def test_a_finished_run_started_again_says_so_at_once(node, home, capsys):
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         check=True,
     )
-    assert f"{run.label} is over: 100 rounds, step 5000, held-out loss 1.500\n" in done.stdout
+    assert f"{run.label} is over: 200 rounds, step 10000, held-out loss 1.500\n" in done.stdout
     assert "noloco-node export" in done.stdout
     assert str(home.run(run.run_id)) in done.stdout
     assert not {"torch", "grpc", "hivemind"} & {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
@@ -366,7 +366,7 @@ def test_a_node_runs_here_already(running, node, capsys):
 
 
 def test_a_wrong_manifest_is_found_first(running, node, tmp_path, capsys):
-    (tmp_path / "run.toml").write_text(toml.template().replace("steps = 50", "steps = 'many'"))
+    (tmp_path / "run.toml").write_text(toml.template().replace("steps = 24", "steps = 'many'"))
     assert main(["start", "run.toml"]) == 2
     assert capsys.readouterr().err == "run.toml: inner.steps must be a whole number from 1 to 100000, not 'many'\n"
 

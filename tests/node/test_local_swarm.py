@@ -27,7 +27,7 @@ def test_a_swarm_of_two_trains_and_reports(real_nodes: RealNodes) -> None:
         assert node["round"] == 8
         assert node["rounds"]["committed"] >= 1
         assert node["rounds"]["committed"] + node["rounds"]["solo"] <= 8  # who joins late begins at the others' round
-        assert node["bytes"]["per_param_round"] == pytest.approx(0.6, abs=0.1)
+        assert node["bytes"]["per_param_round"] == pytest.approx(0.45, abs=0.08)
         assert node["exit_code"] == 0
         assert 0 < node["busy_fraction"] <= 1
     for wanted in DOCUMENTED:

@@ -124,7 +124,8 @@ def test_only_the_canonical_form_is_taken():
 
 def test_canonical_form_is_fixed():
     """These bytes are every run's identity: if this fails, all runs out there have become other runs."""
-    fixed = Manifest(name="tiny", seed=1, rounds=100)
+    outer = {"alpha": 0.1, "beta": 1.0, "codec": "lattice:4"}
+    fixed = Manifest(name="tiny", seed=1, rounds=100, inner={"steps": 50}, outer=outer)
     assert fixed.canonical() == (
         b'{"data":{"dataset":null,"field":"text","sequence_length":128,"source":"stdlib","split":"train",'
         b'"subset":null,"tokenizer":"bytes"},'

@@ -72,6 +72,27 @@ def test_stages_beside_the_whole_model_in_each_routing_and_codec(capsys):
     assert "1024" in printed and "260" in printed  # bytes of a token
 
 
+def test_the_model_and_phases_of_a_run(capsys, tmp_path):
+    config = "{ hidden_size = 16, intermediate_size = 32, num_hidden_layers = 1, num_attention_heads = 2 }"
+    text = f"""
+        name = "mine"
+        model = {{ architecture = "LlamaConfig", config = {config} }}
+        data = {{ sequence_length = 32 }}
+        inner = {{ seconds = 60.0, batch_tokens = 64 }}
+        outer = {{ codec = "fp32" }}
+    """
+    (path := tmp_path / "run.toml").write_text(text)
+    words = "--run", str(path), "--replicas", "2", "--rounds", "1", "--held-out", "2", "--threads", "1", "--no-defences"
+    assert simulated(*words, "--inner-steps", "2", "--algorithms", "noloco", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    settings = document["settings"]
+    assert settings["model"]["config"]["hidden_size"] == 16 and settings["data"]["sequence_length"] == 32
+    assert settings["inner"]["steps"] == 2 and settings["inner"]["batch_tokens"] == 64
+    assert document["curves"][0]["bytes_per_param"] == 4
+    with pytest.raises(UsageError, match="add --inner-steps"):
+        simulated(*words, "--algorithms", "noloco")
+
+
 def test_network_table_json_and_picture(capsys, tmp_path):
     picture = tmp_path / "network.png"
     assert simulated("network", "--sizes", "2,8", "--json", "--plot", str(picture)) == 0
@@ -126,6 +147,7 @@ def test_links_between_stages(capsys):
         (["--stages", "2", "--no-defences", "--activations", "int4"], "did you mean int8|it may be"),
         (["--stages", "2", "--no-defences", "--compile", "--activations", "int8"], "fp32 only"),
         (["--stages", "2", "--links", "10"], "neither --attack nor --links"),
+        (["--run", "nowhere.toml"], "nowhere.toml does not exist"),
         (["network", "--plot", "not/there/out.png"], "folder that exists"),
         (["network", "--sizes", "1"], "2 or more"),
         (["network", "--bandwidth", "-3"], "above 0"),

@@ -98,10 +98,9 @@ def _devices(wanted: str) -> list[str]:
 
 
 def _print(rows: "list[Row]") -> None:
-    from rich.console import Console
-
     from noloco_node.base.units import NOTHING, share, size
     from noloco_node.terminal.table import Column, fitting, table
+    from noloco_node.terminal.text import console
 
     memory = Column("memory", 3, right=True)
     cells: dict[Column, Callable[[Row], str]] = {
@@ -120,9 +119,9 @@ def _print(rows: "list[Row]") -> None:
         memory: lambda row: size(row.peak_extra_bytes),
     }
     columns, texts = list(cells), [[cell(row) for cell in cells.values()] for row in rows]
-    console = Console()
-    shown = fitting(columns, texts, console.width)
-    console.print(table(columns, texts, shown))
+    out = console()
+    shown = fitting(columns, texts, out.width)
+    out.print(table(columns, texts, shown))
     notes = "encode, decode: GB of fp32 a second, and its share of a memory copy's"
     if columns.index(memory) in shown:
         notes += "; memory: peak for one fragment, without the vector"
@@ -135,6 +134,7 @@ def _speed(gb_s: float, copy_gb_s: float) -> str:
 
 def _print_training(report: "Report") -> None:
     from noloco_node.base.units import count, share, size
+    from noloco_node.run.schema import InnerSpec
 
     head = f"{report.model}, {report.parameters / 1e6:.1f} M parameters, {report.device}, {report.precision}"
     print(f"{head}: {report.batch_tokens} tokens a step, {report.micro_batch} x {report.sequence_length} at once")
@@ -142,11 +142,12 @@ def _print_training(report: "Report") -> None:
         f"a step      {report.step_s * 1e3:.1f} ms, a plain loop's {report.plain_step_s * 1e3:.1f} ms: "
         f"{report.overhead:+.1%} (median of {count(report.steps, 'pair')})"
     )
-    lost = report.stall_s + report.evaluate_s
+    lost, steps = report.stall_s + report.evaluate_s, InnerSpec().steps or 0
     print(
         f"a round     {report.stall_s * 1e3:.1f} ms of the training, "
         f"{report.stall_s * 1e11 / report.parameters:.0f} ms for 100 M parameters; "
-        f"evaluating {report.evaluate_s * 1e3:.1f} ms: {share(lost / (lost + 50 * report.step_s), 2)} of 50 steps' time"
+        f"evaluating {report.evaluate_s * 1e3:.1f} ms: {share(lost / (lost + steps * report.step_s), 2)} of {steps} "
+        "steps' time"
     )
     print(f"tokens/s    {report.tokens_per_s:.0f}, a plain loop's {report.plain_tokens_per_s:.0f}")
     if report.mfu is not None:

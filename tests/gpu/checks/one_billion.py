@@ -67,10 +67,10 @@ class _Node(Posts):
         self.steps: list[tuple[Mark, Mark]] = []
         self.replica: Replica | None = None
         fragment = 1024 if place.quick else FRAGMENT_ELEMENTS
-        self._partner = CodecThread(codec("lattice:4"), _drop, fragment)
+        self._partner = CodecThread(codec("lattice:3"), _drop, fragment)
         self.thread = TrainingThread(
             self._build,
-            codec("lattice:4"),
+            codec("lattice:3"),
             self.put,
             rounds=self.run.rounds,
             blocking=place.quick,  # tiny phases would be over before a swap is

@@ -92,7 +92,7 @@ def _works(place: Place, inner: Replica) -> Iterator[tuple[str, Callable[[], obj
     yield "movement", lambda: made.append(inner.movement())
     yield "boundary", inner.boundary
     posted: list[Command] = []
-    threads = [CodecThread(codec("lattice:4"), posted.append, FRAGMENT_ELEMENTS) for _ in range(2)]
+    threads = [CodecThread(codec("lattice:3"), posted.append, FRAGMENT_ELEMENTS) for _ in range(2)]
     u, moved = made
     offers = [Offer(thread, inner.round, u.clone(), moved, place.device) for thread in threads]
 

@@ -35,7 +35,7 @@ def a_shortage_is_survived(place: Place) -> Seen:
         built.append(inner)
         return inner
 
-    thread = TrainingThread(build, codec("lattice:4"), posts.put, rounds=run.rounds)
+    thread = TrainingThread(build, codec("lattice:3"), posts.put, rounds=run.rounds)
     thread.start()
     phases, micro = [], []
     held: list[Tensor] = []

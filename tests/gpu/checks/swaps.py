@@ -29,7 +29,7 @@ from noloco_node.training.thread import Finished, Judged, PhaseEnded, Ready, Tra
 STEPS, ROUNDS = 6, 4
 ADDED_BEHIND = 3
 """The last phase's corrections are added behind so many steps of a phase."""
-CODEC = "lattice:4"
+CODEC = "lattice:3"
 SLEEP_S = 0.004
 
 Vectors = dict[str, Tensor]
