@@ -122,6 +122,11 @@ def shift(hyper: OuterSettings, late: int) -> float:
     return sum(hyper.alpha**k for k in range(late + 1))
 
 
+def carried_on(hyper: OuterSettings, late: int = 0) -> float:
+    """Times a correction that is `late`, as it is in φ and θ now, that momentum makes of it in the end."""
+    return 1 / ((1 - hyper.alpha) * shift(hyper, late))
+
+
 def correction(mine: Tensor, theirs: Tensor) -> Tensor:
     """c = (u_j − u_i)/2. The partner's is its exact opposite: fp subtraction and halving commute with the sign."""
     return torch.sub(theirs, mine).mul_(0.5)

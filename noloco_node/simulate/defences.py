@@ -65,10 +65,10 @@ class Guard:
         else:
             self._ledger.failed(str(partner), 0.0, self._now, PHASE_S)
 
-    def judge(self, partner: int, losses: tuple[float, float], theirs: Callable[[], float]) -> bool:
+    def judge(self, partner: int, losses: tuple[float, float], theirs: Callable[[], float], grows: float = 1.0) -> bool:
         """Whether a correction is to be taken back; `losses`: without and with it. Held-out ones alone."""
         without, with_it = (Losses(loss, 0.0) for loss in losses)
-        verdict = self.course.judge(without, with_it, lambda: Losses(theirs(), 0.0))
+        verdict = self.course.judge(without, with_it, lambda: Losses(theirs(), 0.0), grows)
         self._ledger.judged(str(partner), verdict, self._now, PHASE_S)
         if verdict.harmful:
             self._shares.charge(str(partner), str(partner), TAKEN_BACK_PHASES)

@@ -538,6 +538,12 @@ class Replica:
             self._change(added, change)
             self._added.pop(0)
 
+    @property
+    def swap_grows(self) -> float:
+        """Times what was added since `let_stay` that it comes to in the end."""
+        lates = [self._late(added.offered_round) for added in self._added]
+        return outer.carried_on(self._hyper, min(lates, default=0))
+
     def losses(self) -> Losses:
         """At the present θ."""
         own = self._gradients.loss(self._own_examples) if self._own_examples else 0.0

@@ -134,6 +134,18 @@ def test_a_late_correction_comes_to_the_same_as_one_in_time(seed, size, hyper, l
         torch.testing.assert_close(getattr(tardy, name), getattr(prompt, name), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("late", [0, 1, 3])
+def test_momentum_carries_a_correction_on(late):
+    """Replicas that learn nothing more: what a correction comes to after many boundaries."""
+    hyper = OuterSettings(0.3, 0.7, 1.0)
+    theta, phi, delta, c = (torch.tensor([x], dtype=torch.float64) for x in (2.0, 2.0, 0.0, 0.5))
+    outer.correct(theta, phi, delta, c, hyper, late)
+    landed = phi.item() - 2
+    for _ in range(60):
+        outer.local_step(theta, phi, delta, hyper)
+    assert phi.item() - 2 == pytest.approx(landed * outer.carried_on(hyper, late))
+
+
 def test_a_correction_in_the_middle_of_a_phase_keeps_what_was_learned():
     hyper = OuterSettings(0.5, 0.7, 0.7)
     replica = Replica([1.0, 2.0], [0.0, 0.0])

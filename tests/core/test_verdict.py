@@ -50,14 +50,24 @@ def test_a_swap_may_cost_what_a_phase_gains() -> None:
 
 
 def test_what_half_a_phase_does_not_gain_is_counted() -> None:
-    assert judge(2.15, 2.5, losses=FALLING).excess == pytest.approx(0.025, abs=0.003)
+    assert judge(2.15, 2.5, losses=FALLING).excess == pytest.approx(0.020, abs=0.003)
+
+
+def test_what_momentum_will_make_of_it_counts() -> None:
+    def judged(grows: float) -> Verdict:
+        lost = Losses(2.12, 2.0)
+        return course(*FALLING).judge(Losses(2.0, 2.0), lost, lambda: Losses(2.6, 2.0), grows)
+
+    assert not judged(1.0).harmful
+    assert judged(2.0).harmful
+    assert judged(2.0).excess - judged(1.0).excess == pytest.approx(0.06)
 
 
 def test_what_no_held_out_example_shows_the_own_batch_does() -> None:
     usual = judge(2.0, 9.0, own=2.18)
     assert not usual.harmful and usual.excess < 0, "with data of its own a replica fits its own"
     often = judge(2.0, 9.0, own=2.3)
-    assert not often.harmful and often.excess == pytest.approx(0.05), "it is counted"
+    assert not often.harmful and often.excess == pytest.approx(0.04), "it is counted"
     assert judge(2.0, 9.0, own=2.8).harmful
 
 
