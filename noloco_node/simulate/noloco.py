@@ -228,7 +228,7 @@ class NoLoCo(Algorithm):
         c = pending.c[row, start:end]
         whole = self._norms[row].complete(start, c) if self._norms else c
         theta, phi, delta = (matrix[row, start:end] for matrix in (outer.theta.detach(), outer.phi, outer.delta))
-        core.correct(theta, phi, delta, whole, self._hyper, pending.boundaries)
+        core.correct(theta, phi, delta, whole, self._hyper)
         pending.added[row, start:end] = whole
 
     def _judge(self, outer: Outer, row: int, partner: int, pending: "_Pending") -> None:
@@ -238,11 +238,9 @@ class NoLoCo(Algorithm):
             return
         theta, c = outer.theta.detach()[row], pending.c[row]
         apart = 2 / max(self._hyper.beta, self._hyper.gamma) / pending.scale[row]
-        late = pending.boundaries
-        there, grows = core.shift(self._hyper, late), core.carried_on(self._hyper, late)
-        losses = evaluate(theta - there * c), evaluate(theta)
-        if guard.judge(partner, losses, lambda: evaluate(theta + (apart - there) * c), grows):
-            core.correct(theta, outer.phi[row], outer.delta[row], -pending.added[row], self._hyper, late)
+        losses, grows = (evaluate(theta - c), evaluate(theta)), core.carried_on(self._hyper)
+        if guard.judge(partner, losses, lambda: evaluate(theta + (apart - 1) * c), grows):
+            core.correct(theta, outer.phi[row], outer.delta[row], -pending.added[row], self._hyper)
             if self._norms:
                 self._norms[row].take_back(0, len(c))
             self.taken_back += 1
