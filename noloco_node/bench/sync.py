@@ -130,11 +130,12 @@ Probes: TypeAlias = Sequence[Sequence[float]]
 
 
 def check(before: Probes, after: Probes, groups: Sequence[Sequence[int]]) -> None:
-    """Raises NolocoError where a group's vectors are not nearer to their mean now: half as far, by any codec."""
+    """Raises NolocoError where a group's vectors are not nearer to their mean now: 0.7 times as far, by any codec that
+    is offered. Three bits leave 0.55 of the way, in the first step, whose ranges are guessed."""
     for group in groups:
         mean = [fmean(column) for column in zip(*(before[worker] for worker in group), strict=True)]
         was, now = (sum(_square(vectors[worker], mean) for worker in group) for vectors in (before, after))
-        if not now < was / 4:
+        if not now < was / 2:
             raise NolocoError(
                 f"the step did not average: {now:.3g} from the mean, {was:.3g} before. Report this defect."
             )
