@@ -36,8 +36,9 @@ MORE = 0.15
 
 def language(group: RealNodes) -> Path:
     """A language model, so that the loss says what was learned. The paced task's falls to nothing, by how far outer
-    steps carry: there five honest nodes alone end 10% above six, and one swarm a tenth above the next."""
-    return group.tables(rounds=40, inner={"steps": 40, "batch_tokens": 512})
+    steps carry: there five honest nodes alone end 10% above six, and one swarm a tenth above the next. In the codec that
+    the hostile peer speaks."""
+    return group.tables(rounds=40, inner={"steps": 40, "batch_tokens": 512}, outer={"codec": "lattice:4"})
 
 
 @pytest.mark.system
@@ -55,6 +56,7 @@ def test_one_of_six_flips_signs(figure: Callable[[str], None]) -> None:
         f"held-out loss {loss:.4f} of five; {clean:.4f} of six without it ({loss / clean - 1:+.1%}); it had "
         f"{fmean(each.hostile / max(1, each.rounds) for each in seen):.0%} of their rounds"
     )
+    assert any(each.hostile for each in seen), "its first swaps are believed"
     assert loss <= LOSS * clean
 
 
