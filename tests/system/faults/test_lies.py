@@ -35,9 +35,9 @@ MORE = 0.15
 
 
 def language(group: RealNodes) -> Path:
-    """A language model, so that the loss says what was learned. The paced task's falls to nothing, by how far outer
-    steps carry: there five honest nodes alone end 10% above six, and one swarm a tenth above the next. In the codec that
-    the hostile peer speaks."""
+    """A language model, so that the loss says what was learned, in the codec that the hostile peer speaks. The paced
+    task's loss falls to nothing, by how far outer steps carry: there five honest nodes alone end 10% above six, and one
+    swarm a tenth above the next."""
     return group.tables(rounds=40, inner={"steps": 40, "batch_tokens": 512}, outer={"codec": "lattice:4"})
 
 
