@@ -65,7 +65,7 @@ class Guard:
         else:
             self._ledger.failed(str(partner), 0.0, self._now, PHASE_S)
 
-    def judge(self, partner: int, losses: tuple[float, float], theirs: Callable[[], float], grows: float = 1.0) -> bool:
+    def judge(self, partner: int, losses: tuple[float, float], theirs: Callable[[], float], grows: float) -> bool:
         """Whether a correction is to be taken back; `losses`: without and with it. Held-out ones alone."""
         without, with_it = (Losses(loss, 0.0) for loss in losses)
         verdict = self.course.judge(without, with_it, lambda: Losses(theirs(), 0.0), grows)

@@ -364,9 +364,8 @@ class TrainingThread:
         if replica.has_swapped:
             try:
                 with self._times.on("evaluate"):
-                    with_it, without = replica.losses(), replica.losses_without()
-                    theirs = lambda: replica.losses_without(partner=1)  # noqa: E731
-                    verdict = self._course.judge(without, with_it, theirs, replica.swap_grows)
+                    with_it, without, grows = replica.losses(), replica.losses_without(), replica.swap_grows
+                    verdict = self._course.judge(without, with_it, lambda: replica.losses_without(partner=1), grows)
                 if verdict.harmful:
                     replica.take_back()
                 judged = Judged(swap.exchange, verdict, with_it.held_out, without.held_out)
