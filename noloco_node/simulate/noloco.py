@@ -113,15 +113,20 @@ class NoLoCo(Algorithm):
         """Who met in the last swaps."""
 
     def boundary(self, outer: Outer) -> None:
+        if not self._movements:
+            self._evaluate_each(outer.phi, untrained=True)
         for pending in self._pending:
             pending.boundaries += 1
         if not self._pending:
             self._swap_pairs(outer)
             core.local_step(outer.theta, outer.phi, outer.delta, self._hyper)
+        self._evaluate_each(outer.theta)
+        self._apply_due(outer, 0)
+
+    def _evaluate_each(self, weights: Tensor, *, untrained: bool = False) -> None:
         for row, guard in self._guards.items():
             if self._evaluate:
-                guard.course.passed(self._evaluate(outer.theta.detach()[row]))
-        self._apply_due(outer, 0)
+                guard.course.passed(self._evaluate(weights.detach()[row]), untrained=untrained)
 
     def between(self, outer: Outer, step: int) -> None:
         self._apply_due(outer, step)

@@ -611,7 +611,7 @@ class TrainingThread:
                 loss = self._with_memory(replica, replica.evaluate)
             except NotMeasured:
                 return
-        self._course.passed(loss)
+        self._course.passed(loss, untrained=replica.round == 0)
         self._post(Evaluated(replica.round, loss))
 
     def _sample(self, replica: Replica) -> None:

@@ -49,6 +49,19 @@ def test_a_swap_may_cost_what_a_phase_gains() -> None:
     assert judge(2.15, 2.4, losses=(2.0, 2.0, 2.0)).harmful
 
 
+@pytest.mark.parametrize(("partner", "harmful"), [(5.5, False), (5.8, True), (math.nan, True)])
+def test_what_is_worse_than_untrained_weights_is_no_slow_replicas(partner: float, harmful: bool) -> None:
+    def judged(course: Course) -> Verdict:
+        return course.judge(Losses(2.9, 2.0), Losses(3.1, 2.0), lambda: Losses(partner, 2.0))
+
+    began = Course()
+    began.passed(5.6, untrained=True)
+    began.passed(2.9)
+    assert (judged(began).harmful, judged(began).harmful and judged(began).a_lie) == (harmful, harmful)
+    came_later = course(5.6, 2.9)
+    assert judged(came_later).harmful is math.isnan(partner), "it does not know what the run began with"
+
+
 def test_what_half_a_phase_does_not_gain_is_counted() -> None:
     assert judge(2.15, 2.5, losses=FALLING).excess == pytest.approx(0.020, abs=0.003)
 

@@ -133,7 +133,8 @@ def test_what_stays_inside_the_bounds_moves_a_replica_no_further_than_they_say(a
 def test_what_makes_a_replica_worse_is_taken_back():
     outer = swarm(3)
     before = alone(outer)
-    loss = iter([1.0, 1.0, 1.0, 2.0, 3.0])  # at the boundary, without it, with it, of what the attacker sent
+    # before the training, at the boundary, without it, with it, of what the attacker sent
+    loss = iter([1.0, 1.0, 1.0, 1.0, 1.0, 2.0, 3.0])
     swapping = rule(settings("creep", replicas=3, defences=True), lambda theta: next(loss))
     swapping._attackers.pairs = lambda *args: [(2, 0)]  # type: ignore[method-assign]
     swapping.boundary(outer)
@@ -146,7 +147,7 @@ def test_what_makes_a_replica_worse_is_taken_back():
 def test_a_late_correction_is_judged_and_taken_back_as_a_whole_when_its_last_slice_is_there(text):
     outer, asked = swarm(2), []
     before = alone(outer)
-    losses = iter([1.0, 1.0, 1.0, 2.0, 3.0, 1.0, 1.0])
+    losses = iter([1.0, 1.0, 1.0, 1.0, 1.0, 2.0, 3.0, 1.0, 1.0])
 
     def evaluate(theta):
         asked.append(theta.clone())
@@ -158,10 +159,10 @@ def test_a_late_correction_is_judged_and_taken_back_as_a_whole_when_its_last_sli
     swapping.boundary(outer)
     for step in (1, 2):
         swapping.between(outer, step)
-        assert len(asked) == 2, "only the boundary asked"
+        assert len(asked) == 4, "only the beginning and the boundary asked"
     swapping.between(outer, 3)
     assert swapping.taken_back == 1
-    without, with_it, theirs = asked[2:5]
+    without, with_it, theirs = asked[4:7]
     torch.testing.assert_close(without, before.theta[0], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(theirs, 2 * with_it - without, rtol=1e-5, atol=1e-6)
     for name in ("theta", "phi", "delta"):
