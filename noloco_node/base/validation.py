@@ -153,3 +153,8 @@ def _plain_value(where: str, value: object) -> None:
 def printable(text: str) -> str:
     """Text of others without control characters, which a terminal obeys. Lines and tabs stay."""
     return "".join(mark if mark.isprintable() or mark in "\n\t" else "\N{REPLACEMENT CHARACTER}" for mark in text)
+
+
+def in_one_line(error: BaseException) -> str:
+    """What a library says, within a sentence of ours; its kind where it says nothing."""
+    return " ".join(str(error).split())[:200] or type(error).__name__

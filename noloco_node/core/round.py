@@ -354,8 +354,7 @@ class Round:
         if self._outgoing is None or self._outgoing.exchange != exchange or self._offer is None:
             return []
         if self._held:
-            held, self._held = self._held, None
-            return self._accept(self._offer, held, now)
+            return self._accept(self._offer, self._held, now)
         self._outgoing.appointed_at, self._offer.reason = now, "appointment"
         return [Stay(exchange, min(in_s, self._phase_s) + max(MIN_SLACK_S, SLACK * self._phase_s))]
 
@@ -368,8 +367,7 @@ class Round:
         lost_s = now - call.began if isinstance(event, Unanswered) else waited_s
         self._charge(call.peer, call.place, lost_s / self._phase_s)
         if self._held:
-            held, self._held = self._held, None
-            return self._accept(self._offer, held, now)
+            return self._accept(self._offer, self._held, now)
         if isinstance(event, Refused):
             self._backoffs.failed(call.peer, now, self._phase_s, at_least_s=event.retry_in_s - self._phase_s)
         else:
@@ -534,6 +532,7 @@ class Round:
     def _accept(self, offer: _Offer, call: Called, now: float) -> list[Action]:
         ours: list[Action] = [HangUp(self._outgoing.exchange)] if self._outgoing else []
         self._outgoing = None
+        self._held = None if call is self._held else self._held
         begun = self._begin_swap(call.exchange, call.peer, call.place, now)
         return [*ours, *begun, Accept(call.exchange, call.peer, offer.round)]
 

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from noloco_node.base.extras import pip_install
+from noloco_node.base.validation import in_one_line
 from noloco_node.data.parts import HELD_OUT
 from noloco_node.data.stream import generator, spread
 from noloco_node.data.tokens import Tokenizer, Tokens, packed
@@ -104,7 +105,7 @@ def load(spec: DataSpec, tokenizer: Tokenizer, waits_s: Sequence[float] = (1.0, 
         # before a ConnectionError the library itself has tried for half a minute
         if not waits_s or isinstance(error, ConnectionError) or not _is_temporary(error):
             raise NolocoError(
-                f"cannot open the data set {name}: {_first_line(error)}. Is this machine online?"
+                f"cannot open the data set {name}: {in_one_line(error)}. Is this machine online?"
             ) from error
         _log_waiting(name, error, waits_s[0])
     time.sleep(waits_s[0])
@@ -348,11 +349,7 @@ def _is_temporary(error: BaseException | None) -> bool:
 
 
 def _log_waiting(name: str, error: Exception, wait_s: float) -> None:
-    log.warning("waiting for the data set %s (%s): again in %.0f s", name, _first_line(error), wait_s)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    log.warning("waiting for the data set %s (%s): again in %.0f s", name, in_one_line(error), wait_s)
 
 
 # ---- the stream ----

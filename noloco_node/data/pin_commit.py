@@ -5,6 +5,7 @@ when it changes. A run that was started from the same run.toml before keeps its 
 run, also without the network. Imports no torch.
 """
 
+from noloco_node.base.validation import in_one_line
 from noloco_node.errors import NolocoError, UsageError
 from noloco_node.host.home import Home
 from noloco_node.run import signed_file
@@ -46,7 +47,7 @@ def _present_commit(name: str) -> str:
         commit = HfApi().dataset_info(name, timeout=_TIMEOUT_S).sha
         return str(DataSpec(source="hub", dataset=name, revision=commit).revision)
     except Exception as error:
-        why = " ".join(str(error).split())[:200] or type(error).__name__
+        why = in_one_line(error)
         raise NolocoError(
             f"cannot look up the present commit of the data set {name}: {why}. Is this machine online? Else write its "
             'commit into run.toml, under [data]: revision = "<40 hexadecimal digits>"'

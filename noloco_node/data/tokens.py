@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from noloco_node.base.validation import in_one_line
 from noloco_node.data import sources
 from noloco_node.errors import NolocoError, UsageError
 
@@ -129,8 +130,7 @@ def _errors(what: str) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
         raise
     except BaseException as error:  # noqa: BLE001
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UsageError(f"the tokenizer {what}: {said}") from None
+        raise UsageError(f"the tokenizer {what}: {in_one_line(error)}") from None
 
 
 def _batches(texts: Sequence[str], most: int) -> Iterator[list[tuple[int, str]]]:

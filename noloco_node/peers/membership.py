@@ -20,7 +20,7 @@ from noloco_node.peers import run_registry
 from noloco_node.peers.cache import PeerCache
 from noloco_node.peers.directory import Directory
 from noloco_node.peers.record import PeerRecord, Presence
-from noloco_node.run.admission import Refuses
+from noloco_node.run.admission import Refuses, refuses_nobody
 
 LOOK_S, LOOK_ALONE_S = 5.0, 1.0
 """How often the DHT is read; more often while there is nobody to meet."""
@@ -47,7 +47,7 @@ class Membership:
         transport: KnowsAddresses,
         cache: PeerCache,
         changed: Callable[[], None],
-        refuses: Refuses = lambda _peer, _token: None,
+        refuses: Refuses = refuses_nobody,
     ) -> None:
         """`refuses`: who may not take part, and is left out."""
         self.seen: dict[str, PeerRecord] = {}

@@ -68,9 +68,8 @@ class PeerRecord(Presence):
     peer_id: str
     boot: bytes
     """Drawn again at each start of that node."""
-    started: float
-    """By its wall clock, as are `time` and `expires`, which ours caps."""
     time: float
+    """By its wall clock, as is `expires`, which ours caps."""
     version: str
     peers: int
     """How many peers it estimates; 0: none given."""
@@ -136,7 +135,6 @@ def accept(peer_id: str, record: bytes, run_id: str, now: float, ttl_s: float) -
         peer_id=peer_id,
         boot=presence.boot,
         addresses=addresses,
-        started=presence.started,
         time=presence.time,
         version=presence.version,
         peers=presence.peers,

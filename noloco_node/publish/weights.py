@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from noloco_node.base.validation import in_one_line
 from noloco_node.checkpoints import checkpoint, kept_runs, listing
 from noloco_node.checkpoints.checkpoint import SlowWeights
 from noloco_node.data import tokens
@@ -248,7 +249,7 @@ def _from_pretrained(folder: Path, like: nn.Module) -> nn.Module:
         if missing := sorted(said["missing_keys"]):
             raise ValueError(f"{missing[0]} is missing")
     except Exception as error:
-        why = " ".join(str(error).split())[:200] or type(error).__name__
+        why = in_one_line(error)
         raise UsageError(f"{folder} holds no model that can be loaded: {why}") from error
     return cast("nn.Module", module)
 

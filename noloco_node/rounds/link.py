@@ -13,7 +13,7 @@ from contextlib import suppress
 from noloco_node.errors import PeerFault, PeerLost, PeerMisbehaved
 from noloco_node.host.traffic import Traffic
 from noloco_node.rounds import pieces
-from noloco_node.transport.base import peer_faults
+from noloco_node.transport.base import next_message
 from noloco_node.wire import messages as wire
 
 ALIVE_S = 5.0
@@ -131,14 +131,7 @@ class Link:
         if self._incoming is None:
             raise PeerLost("not_connected")
         await self._pace.receiving()
-        try:
-            async with asyncio.timeout(deadline_s):
-                with peer_faults():
-                    message = await anext(self._incoming)
-        except TimeoutError:
-            raise PeerLost("silent", f"no frame for {deadline_s:g} s") from None
-        except StopAsyncIteration:
-            raise PeerLost("hung_up") from None
+        message = await next_message(self._incoming, deadline_s)
         size = len(message)
         self._pace.received(size)
         self.received_bytes += size

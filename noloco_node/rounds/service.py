@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -25,8 +24,8 @@ from noloco_node.errors import NonFinite, OutOfMemory, PeerFault, PeerMisbehaved
 from noloco_node.host.traffic import Traffic
 from noloco_node.rounds.link import Link
 from noloco_node.rounds.swap import DIVERGED, Backlog, Swap, Vectors
-from noloco_node.run.admission import Refuses
-from noloco_node.transport.base import taken
+from noloco_node.run.admission import Refuses, refuses_nobody
+from noloco_node.transport.base import taken_to_the_end
 from noloco_node.version import PROTOCOL
 from noloco_node.wire import messages as wire
 from noloco_node.wire import peer_pb2 as pb
@@ -136,7 +135,7 @@ class RoundService:
         self._trainer = trainer
         self._observe = observe
         self._terms: RoundTerms | None = None
-        self._refuses: Refuses = lambda _peer, _token: None
+        self._refuses: Refuses = refuses_nobody
         self._pace = pace
         self._offers: dict[int, Vectors] = {}
         self._all_closed = asyncio.Event()
@@ -162,7 +161,7 @@ class RoundService:
         swaps: int | None = 1,
         *,
         blocking: bool = False,
-        refuses: Refuses = lambda _peer, _token: None,
+        refuses: Refuses = refuses_nobody,
     ) -> None:
         """From here on calls are answered; before, the node has no vector to offer and answers `busy`. `swaps`,
         `blocking`: as in core/round_events.py. Again, where the run was amended."""
@@ -371,9 +370,9 @@ class RoundService:
         peer, place = self._channels.caller(context), self._channels.place(context)
         link = self._link()
         link.listen(aiter(requests))
-        call, rest = asyncio.current_task(), ExitStack()
+        call = asyncio.current_task()
         answering = asyncio.create_task(self._answer(peer, place, link))
-        answering.add_done_callback(lambda _: rest.enter_context(taken(call)))  # the swap itself has its own deadlines
+        answering.add_done_callback(lambda _: taken_to_the_end(call))  # the swap itself has its own deadlines
         try:
             async for message in link.outgoing():
                 yield message
@@ -381,7 +380,6 @@ class RoundService:
             answering.cancel()
             self._count(link)
             await asyncio.gather(answering, return_exceptions=True)
-            rest.close()
 
     async def _answer(self, peer: str, place: str, link: Link) -> None:
         try:

@@ -23,6 +23,11 @@ TIME_BYTES, TOKEN_BYTES = 5, 69
 Refuses = Callable[[str, bytes], str | None]
 """Why a peer with this token is refused, one of WHY; None where it is not."""
 
+
+def refuses_nobody(peer: str, token: bytes) -> None:
+    """As in a run that is open to everybody."""
+
+
 _SIGNING_CONTEXT = b"noloco admission v1\n"
 
 

@@ -16,8 +16,11 @@ from torch import Tensor, nn
 from noloco_node.core.codecs.activations import ActivationCodec
 from noloco_node.core.codecs.codec import CodecStats
 from noloco_node.errors import UsageError
+from noloco_node.run.schema import StagesSpec
 from noloco_node.simulate.baselines import Algorithm, Outer
 from noloco_node.simulate.settings import Settings
+from noloco_node.stages.part import layers_of
+from noloco_node.training import model
 
 MICRO_BATCHES = 2
 """Of one replica in one step, each on a route of its own. Few, as small ones take longer."""
@@ -29,12 +32,11 @@ Route = Sequence[int]
 class Cut:
     def __init__(self, module: nn.Module, stages: int) -> None:
         """Layers in equal parts; what is before them is the first stage's, what comes after them the last one's."""
-        lists = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.ModuleList)]
-        name, layers = max(lists, key=lambda named: sum(p.numel() for p in named[1].parameters()))
+        name, layers = model.layers(module)
         if not 1 <= stages <= len(layers):
             raise UsageError(f"a model of {len(layers)} layers makes 1 to {len(layers)} stages, not {stages}")
-        of_layer = [k * stages // len(layers) for k in range(len(layers))]
-        self.stages = stages
+        cut = StagesSpec(count=stages) if stages > 1 else None
+        of_layer = [at for at in range(stages) for _ in (layers_of(cut, at, len(layers)) if cut else layers)]
         self.ends = [f"{name}.{k}" for k in range(len(layers) - 1) if of_layer[k] != of_layer[k + 1]]
         """The layers whose outputs cross a boundary."""
         self.stage_of: dict[str, int] = {}

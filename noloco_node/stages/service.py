@@ -31,7 +31,7 @@ from noloco_node.core.codecs.activations import ActivationCodec, activation_code
 from noloco_node.errors import NonFinite, PeerFault, PeerLost, PeerMisbehaved, PeerRefused
 from noloco_node.host.traffic import Traffic
 from noloco_node.peers.record import PeerRecord
-from noloco_node.run.admission import Refuses
+from noloco_node.run.admission import Refuses, refuses_nobody
 from noloco_node.run.schema import Manifest
 from noloco_node.stages import shown
 from noloco_node.stages.agreement import Agreement, Likeness, believed, lying
@@ -109,7 +109,7 @@ class StageService(StageServicer):
         self._terms: StageTerms | None = None
         self._task: StageTask | None = None
         self._codec: ActivationCodec = activation_codec("fp32")
-        self._refuses: Refuses = lambda _peer, _token: None
+        self._refuses: Refuses = refuses_nobody
         self._works: Callable[[], bool] = lambda: True
         self._may_send: Callable[[], bool] = lambda: True
         self._closed = False
@@ -137,7 +137,7 @@ class StageService(StageServicer):
     def begin(
         self,
         terms: StageTerms,
-        refuses: Refuses = lambda _peer, _token: None,
+        refuses: Refuses = refuses_nobody,
         works: Callable[[], bool] = lambda: True,
         may_send: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -528,7 +528,7 @@ class StageService(StageServicer):
 async def _next(frames: AsyncIterator[pb.StageFrame]) -> wire.Frame:
     with suppress(StopAsyncIteration):
         return wire.decode(await anext(frames))
-    raise PeerLost("ended")
+    raise PeerLost("hung_up")
 
 
 def _likeness(one: Answer, other: Answer) -> Likeness:

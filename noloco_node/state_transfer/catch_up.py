@@ -234,7 +234,9 @@ class CatchUp:
                     waits = not (own or self._begins) and any(record.state in ON_THE_WAY for record in records)
                     looks -= not waits  # the run's first node may read data for minutes before it has weights
                     if donors or looks <= 0:
-                        return Others(donors, [record.peer_id for record in _under_way(records)])
+                        witnesses = [record.peer_id for record in _under_way(records)]
+                        versions = frozenset(record.version for record in records if record.peer_id in donors)
+                        return Others(donors, witnesses, versions)
                 await asyncio.sleep(choose_donor.RETRY_S)
 
         async def judge(donor: str, state: LiveState) -> str | None:

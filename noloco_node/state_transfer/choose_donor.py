@@ -87,6 +87,8 @@ class Others:
     """Peers whose state is worth asking for."""
     witnesses: Sequence[str]
     """Peers that can say how far the run is."""
+    versions: frozenset[str] = frozenset()
+    """That the donors say they have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ async def fetch_state(  # noqa: PLR0913
                             download = Download(wanted.numbers, wanted.coding)
                         choice.failed(peer, fault, begun=bool(download.done), came=came)
                         if not wanted.own_round and choice.incompatible_s(others.donors) > INCOMPATIBLE_S:
-                            raise Incompatible(_OTHER_VERSION) from fault
+                            raise Incompatible(_other_version(others.versions)) from fault
                     else:
                         log.info(
                             "received the state of %s at round %d (version %s)",
@@ -162,10 +164,12 @@ async def fetch_state(  # noqa: PLR0913
         raise SwarmUnreachable(why if choice.failure else still) from None
 
 
-_OTHER_VERSION = (
-    "every node of the run that has weights refuses this one as incompatible: they have another version than "
-    f"{VERSION} with protocol {PROTOCOL}, or other libraries. Install theirs: `noloco-node peers` there shows it"
-)
+def _other_version(versions: frozenset[str]) -> str:
+    return (
+        "every node of the run that has weights refuses this one as incompatible: this is version "
+        f"{VERSION} with protocol {PROTOCOL}, they say {', '.join(sorted(versions))}. Install "
+        "their version, with the libraries that its pyproject.toml names"
+    )
 
 
 class _Choice:

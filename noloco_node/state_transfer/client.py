@@ -15,9 +15,9 @@ import grpc
 import numpy as np
 
 from noloco_node.base.units import share, size, span
-from noloco_node.errors import PeerLost, PeerMisbehaved, PeerRefused
+from noloco_node.errors import PeerMisbehaved, PeerRefused
 from noloco_node.host.traffic import Traffic
-from noloco_node.transport.base import peer_faults
+from noloco_node.transport.base import next_message, peer_faults
 from noloco_node.version import PROTOCOL
 from noloco_node.wire import messages as wire
 from noloco_node.wire import peer_pb2 as pb
@@ -223,13 +223,6 @@ async def _header(stream: AsyncIterator[pb.StateFrame], pace: Traffic, watcher: 
 
 async def _receive(stream: AsyncIterator[pb.StateFrame], pace: Traffic) -> wire.StateFrame:
     await pace.receiving()
-    try:
-        async with asyncio.timeout(FRAME_S):
-            with peer_faults():
-                message = await anext(stream)
-    except TimeoutError:
-        raise PeerLost("silent", f"no frame for {FRAME_S:g} s") from None
-    except StopAsyncIteration:
-        raise PeerLost("hung_up") from None
+    message = await next_message(stream, FRAME_S)
     pace.received(message.ByteSize())
     return wire.decode_state(message)

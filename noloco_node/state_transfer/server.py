@@ -18,10 +18,11 @@ from noloco_node.base.peer_names import name_of
 from noloco_node.errors import NolocoError, PeerFault, PeerMisbehaved, PeerRefused
 from noloco_node.host.limits import MIN_RATE_BYTES_S
 from noloco_node.host.traffic import Traffic
-from noloco_node.run.admission import Refuses as RefusesPeer
+from noloco_node.run.admission import Refuses, refuses_nobody
 from noloco_node.state_transfer.client import StateTerms
 from noloco_node.state_transfer.copies import StateCopies, StateOwner
-from noloco_node.transport.base import TAKEN_S, taken
+from noloco_node.transport import base
+from noloco_node.transport.base import taken
 from noloco_node.version import PROTOCOL
 from noloco_node.wire import messages as wire
 from noloco_node.wire import peer_pb2 as pb
@@ -120,10 +121,9 @@ class _Reader:
     """Ends the call of a peer that reads too slowly. Only the time counts that frames wait for the peer, not the time
     that they wait for this node's own uplink."""
 
-    def __init__(self, call: "asyncio.Task[Any] | None", ended: Callable[[], None]) -> None:
-        """`call`: the task in which it is answered."""
-        self._call = call
-        self._ended = ended
+    def __init__(self, gives_up: Callable[[], None]) -> None:
+        """`gives_up`: its place in the queue is free at once; the peer still gets what is in the buffers."""
+        self._gives_up = gives_up
         self._sent_bytes = 0
         self._waited_s = 0.0
 
@@ -132,30 +132,23 @@ class _Reader:
         """While a frame of this size waits to be read."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        in_the_long_run = TAKEN_S + self._sent_bytes / LEAST_BYTES_S - self._waited_s
-        timer = loop.call_later(min(TAKEN_S, in_the_long_run), self._give_up)
+        in_the_long_run = base.TAKEN_S + self._sent_bytes / LEAST_BYTES_S - self._waited_s
         try:
-            yield
+            with taken(in_the_long_run, self._gives_up):
+                yield
         finally:
-            timer.cancel()
             self._sent_bytes += size_bytes
             self._waited_s += loop.time() - began
 
-    def _give_up(self) -> None:
-        """Its place in the queue is free at once; the peer still gets what is in the buffers."""
-        self._ended()
-        if self._call:
-            self._call.cancel()
 
-
-Refuses = Callable[[int], bool]
+HasNoRoom = Callable[[int], bool]
 """Whether the volunteer's limits have no room for another state beside so many bytes that are reserved already."""
 
 
 class ReservedBytes:
     """Upload bytes reserved for downloads under way, counted against the day's quota."""
 
-    def __init__(self, refuses: Refuses) -> None:
+    def __init__(self, refuses: HasNoRoom) -> None:
         self._refuses = refuses
         self._bytes = 0
 
@@ -199,14 +192,14 @@ class _Samples:
 
 class StateService(StateServicer):
     """`caller`: the peer id of who calls; `place`: where it is (base/places.py); `round` and `eval_loss`: of this node,
-    now; `refuses`: see `Refuses`."""
+    now; `refuses`: see `HasNoRoom`."""
 
     def __init__(  # noqa: PLR0913
         self,
         caller: Callable[[Any], str],
         round: Callable[[], int],
         pace: Traffic | None = None,
-        refuses: Refuses = lambda _: False,
+        refuses: HasNoRoom = lambda _: False,
         eval_loss: Callable[[], float | None] = lambda: None,
         *,
         place: Callable[[Any], str] | None = None,
@@ -219,13 +212,11 @@ class StateService(StateServicer):
         self._pace = pace or Traffic()
         self._reserved = ReservedBytes(refuses)
         self._terms: StateTerms | None = None
-        self._refuses_peer: RefusesPeer = lambda _peer, _token: None
+        self._refuses_peer: Refuses = refuses_nobody
         self._copies: StateCopies | None = None
         self._queue = DownloadQueue()
 
-    def begin(
-        self, terms: StateTerms, owner: StateOwner, refuses_peer: RefusesPeer = lambda _peer, _token: None
-    ) -> None:
+    def begin(self, terms: StateTerms, owner: StateOwner, refuses_peer: Refuses = refuses_nobody) -> None:
         self._terms, self._owner, self._refuses_peer = terms, owner, refuses_peer
         self._copies = StateCopies(owner, self._round)
 
@@ -270,7 +261,7 @@ class StateService(StateServicer):
                 no = asked if isinstance(asked, wire.Refusal) else wire.Refusal(wire.Code.BUSY, retry_in_s=BUSY_S)
                 yield wire.encode_state(no)
         else:
-            reader = _Reader(asyncio.current_task(), lambda: self._too_slow(ticket))
+            reader = _Reader(lambda: self._too_slow(ticket))
             try:
                 async with aclosing(_answer(asked, self._copies, ticket, self._reserved)) as frames:
                     async for frame in frames:

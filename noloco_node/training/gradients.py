@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from noloco_node.base.units import size
+from noloco_node.base.validation import in_one_line
 from noloco_node.core import gpu
 from noloco_node.errors import NolocoError, OutOfMemory, UsageError
 from noloco_node.host import memory
@@ -154,7 +155,7 @@ class Gradients:
         except (NolocoError, MemoryError):
             raise
         except Exception as error:  # of any library's model, or a volunteer's own task
-            why = " ".join(str(error).split())[:200] or type(error).__name__
+            why = in_one_line(error)
             if memory_budget.is_out_of_memory(error):
                 raise OutOfMemory(f"one micro-batch does not fit into this machine's memory: {why}") from error
             raise UsageError(f"the run's model cannot be trained on its data: {why}") from error
@@ -364,7 +365,7 @@ def _compiler_faults() -> Iterator[None]:
     except Exception as error:
         if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
             raise
-        why = " ".join(str(error).split())[:200] or type(error).__name__
+        why = in_one_line(error)
         raise UsageError(f"torch cannot compile the model here: {why}. Start without --compile") from error
 
 

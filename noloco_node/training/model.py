@@ -21,6 +21,7 @@ from torch.nn.modules.module import (
 )
 
 from noloco_node.base.units import rate
+from noloco_node.base.validation import in_one_line
 from noloco_node.core.cross_entropy import cross_entropy
 from noloco_node.errors import OutOfMemory, UsageError
 from noloco_node.run.schema import ModelSpec
@@ -190,11 +191,16 @@ def checkpoint_activations(module: nn.Module) -> None:
 def compile_layers(module: nn.Module) -> None:
     """Let torch compile one decoder layer, for all of them that are alike. What a model does before its layers, such as
     asking for a mask, stays out. Of 12 layers it takes half of the whole model's time to compile (23 of 46 s of a CPU).
-    The layers are the list with the most parameters: one of experts lies inside it. A model without one is
-    compiled whole."""
-    lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
-    for layer in max(lists, key=lambda part: sum(p.numel() for p in part.parameters()), default=[module]):
+    A model without layers is compiled whole."""
+    for layer in layers(module)[1] or [module]:
         layer.compile()
+
+
+def layers(module: nn.Module) -> tuple[str, nn.ModuleList]:
+    """The name and the decoder layers of a model, none where it has no such list: that with the most parameters, as one
+    of experts lies inside it."""
+    lists = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.ModuleList)]
+    return max(lists, key=lambda named: sum(p.numel() for p in named[1].parameters()), default=("", nn.ModuleList()))
 
 
 def memory_bytes() -> int:
@@ -264,7 +270,7 @@ def _sound(architecture: str, make: Callable[[], T]) -> T:
     except (OutOfMemory, UsageError):
         raise
     except Exception as error:  # its models raise everything from KeyError to AssertionError
-        why = " ".join(str(error).split())[:200] or type(error).__name__
+        why = in_one_line(error)
         raise UsageError(f"model.config: {architecture} cannot be built from it: {why}") from error
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from noloco_node.base.validation import in_one_line
 from noloco_node.data.corpus import NOTHING, Readable, Sources
 from noloco_node.data.corpus import load as load_corpus
 from noloco_node.errors import Incompatible, NolocoError, UsageError
@@ -34,7 +35,7 @@ def _made(name: str, options: Mapping[str, Any], seed: int) -> Task:
     except NolocoError:
         raise
     except Exception as error:
-        why = " ".join(str(error).split())[:200] or type(error).__name__
+        why = in_one_line(error)
         raise UsageError(f"model.options: the task {name} cannot be made from them: {why}") from error
     if not isinstance(task, Task):
         raise Incompatible(f"what is installed here as the task {name} does not fit this noloco-node: update them both")

@@ -13,13 +13,16 @@ network of the tests:
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
 from noloco_node.errors import PeerLost
+
+T = TypeVar("T")
 
 TAKEN_S = 240.0
 """How long a caller may take to read one message. As much as 6 MB may lie in buffers before it: at the slowest rate
@@ -46,17 +49,45 @@ def peer_faults() -> Iterator[None]:
         raise PeerLost("cancelled") from None
 
 
+async def next_message(stream: AsyncIterator[T], within_s: float) -> T:
+    """The peer's next one. Raises PeerLost."""
+    try:
+        async with asyncio.timeout(within_s):
+            with peer_faults():
+                return await anext(stream)
+    except TimeoutError:
+        raise PeerLost("silent", f"no message for {within_s:g} s") from None
+    except StopAsyncIteration:
+        raise PeerLost("hung_up") from None
+
+
 @contextmanager
-def taken(call: "asyncio.Task[Any] | None" = None) -> Iterator[None]:
+def taken(within_s: float = math.inf, gives_up: Callable[[], None] = lambda: None) -> Iterator[None]:
     """While a message waits for the other end to read it. One that never reads would hold the call, and its answer in
-    memory, for ever: after TAKEN_S the call, by default the present task, is cancelled."""
-    call = call or asyncio.current_task()
-    timer = asyncio.get_running_loop().call_later(TAKEN_S, call.cancel) if call else None
+    memory, for ever: after TAKEN_S, or sooner, the present task is cancelled, and `gives_up` called before."""
+    timer = _cancel_later(asyncio.current_task(), within_s, gives_up)
     try:
         yield
     finally:
-        if timer:
-            timer.cancel()
+        timer.cancel()
+
+
+def taken_to_the_end(call: "asyncio.Task[Any] | None") -> None:
+    """The same from now on until that task is over."""
+    timer = _cancel_later(call)
+    if call:
+        call.add_done_callback(lambda _: timer.cancel())
+
+
+def _cancel_later(
+    call: "asyncio.Task[Any] | None", within_s: float = math.inf, gives_up: Callable[[], None] = lambda: None
+) -> asyncio.TimerHandle:
+    def end() -> None:
+        gives_up()
+        if call:
+            call.cancel()
+
+    return asyncio.get_running_loop().call_later(min(TAKEN_S, within_s), end)
 
 
 def lenient(from_string: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:

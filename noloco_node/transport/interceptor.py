@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from noloco_node.transport.base import TAKEN_S, lenient
+from noloco_node.transport.base import lenient, taken_to_the_end
 
 REQUEST_S = 40.0
 """For a whole request: the largest one takes 33 s at the slowest rate that a volunteer can set (host/limits.py). The
@@ -47,9 +47,7 @@ def guarded(handler: Handler, admit: Admit) -> Handler:
         async with contained(context):
             await admit(context)
             reply = await handler.unary_unary(await _only(requests, context), context)
-        if call := asyncio.current_task():  # it goes on until the caller has read the reply
-            timer = asyncio.get_running_loop().call_later(TAKEN_S, call.cancel)
-            call.add_done_callback(lambda _: timer.cancel())
+        taken_to_the_end(asyncio.current_task())  # it goes on until the caller has read the reply
         return reply
 
     async def stream(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:

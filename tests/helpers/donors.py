@@ -121,7 +121,6 @@ def record(peer: str, round: int, state: str = "training") -> PeerRecord:
         "committed": 0,
         "boot": b"",
         "addresses": (),
-        "started": 0.0,
         "time": 0.0,
         "version": "0",
         "peers": 0,

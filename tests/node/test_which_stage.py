@@ -19,7 +19,7 @@ RUN = Manifest(name="staged", stages=StagesSpec(count=3))
 
 def holders(*stages: int, state: str = "training", round: int = 0) -> list[PeerRecord]:
     of_all = {"step": 9, "progress": 0.1, "loss": 2.0, "tokens_per_s": 9.0, "tokens": 99, "addresses": ()}
-    now = {"round": round, "boot": b"b" * 16, "started": 1.0, "time": 2.0, "version": "1", "peers": 0, "expires": 60.0}
+    now = {"round": round, "boot": b"b" * 16, "time": 2.0, "version": "1", "peers": 0, "expires": 60.0}
     return [PeerRecord(peer_id=f"{at}", state=state, stage=stage, **of_all, **now) for at, stage in enumerate(stages)]
 
 

@@ -51,7 +51,6 @@ def at(peer: str, host: str = "192.0.2.1") -> PeerRecord:
         addresses=(Address("ip4", host, 4001, peer),),
         peer_id=peer,
         boot=bytes(16),
-        started=0.0,
         time=0.0,
         version="1",
         peers=1,

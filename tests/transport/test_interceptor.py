@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from noloco_node.transport import interceptor
+from noloco_node.transport import base, interceptor
 from noloco_node.transport.grpc_bridge import open_channel
 from noloco_node.transport.interceptor import Admit, Interceptor
 from noloco_node.wire import mirror_pb2 as pb
@@ -75,7 +75,7 @@ async def test_a_request_that_does_not_come_ends_its_call(monkeypatch: pytest.Mo
 
 async def test_a_reply_that_nobody_reads_ends_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is larger than what may be under way, so it would stay in memory, and the call would keep its place."""
-    monkeypatch.setattr(interceptor, "TAKEN_S", 0.5)
+    monkeypatch.setattr(base, "TAKEN_S", 0.5)
     calls: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue()
 
     async def answer(request: bytes, context: Any) -> bytes:
