@@ -236,7 +236,7 @@ class Storm(ChangingSwarm):
             self.off.append(node)
         self.look_after_newcomers()
         for node in self.living:
-            assert node.process.poll() is None, (node.home.name, node.log.read_text()[-2000:])
+            self.assert_runs(node)
         if not self.samples or time.time() > self.samples[-1].at + SAMPLE_EVERY_S:
             self.sample()
 
