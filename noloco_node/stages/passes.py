@@ -9,8 +9,7 @@ no drain, no weights kept, and one input in memory for each micro-batch under wa
 - A gradient is a sum over tokens, divided by their number before the step. What a token is, each stage counts itself.
 - A stage does not know the norm of the whole gradient. It clips its own by the run's bound over the root of the number
   of stages, as if all had the same.
-- What comes in lies in one queue: micro-batches of the stage before, answers of the next one. Whoever asks gets an
-  answer or an exception; for who is asked and does not answer, `Lost` comes at the deadline.
+- What comes in lies in one queue of letters (stages/letters.py).
 - To evaluate takes the stages before: the first one sends its held-out data along, and every other keeps what came
   last, and measures with that.
 
@@ -23,21 +22,21 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from noloco_node.errors import NolocoError, OutOfMemory, UsageError
+from noloco_node.errors import OutOfMemory, UsageError
 from noloco_node.run.schema import InnerSpec, Manifest
 from noloco_node.stages.callers import Callers, Turns
 from noloco_node.stages.kept import Kept
+from noloco_node.stages.letters import Answer, Answered, Asked, Letter, Link, Lost, LostMicroBatch, Sent
 from noloco_node.stages.part import Part, Position, part_of
 from noloco_node.stages.usual_size import UsualSize
 from noloco_node.stages.window import Window
@@ -60,66 +59,6 @@ STRANGE = 8
 """Micro-batches in a row without a finite loss: it may be the sender's fault, then it is this stage's own."""
 
 log = logging.getLogger(__name__)
-
-
-# ---- what comes in, and goes out -------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Answer:
-    loss: float
-    """Sum over the tokens."""
-    gradient: Tensor | None
-    """At the activations; None of an evaluation."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Asked:
-    """A micro-batch of the stage before."""
-
-    activations: Tensor
-    targets: Tensor
-    evaluates: bool
-    until: float
-    """By time.monotonic; then nobody waits for the answer any more."""
-    answer: "Future[Answer]"
-    caller: str = ""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Sent:
-    """A micro-batch for the next stage."""
-
-    ticket: int
-    activations: Tensor
-    targets: Tensor
-    evaluates: bool
-    until: float
-    asked: Asked | None = None
-    """Whose it is; None: this stage's own."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Answered:
-    ticket: int
-    answer: Answer
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """Nobody answers any more."""
-
-    ticket: int
-
-
-Letter = Asked | Answered | Lost
-
-
-class Link(Protocol):
-    def send(self, micro: Sent) -> None:
-        """Returns at once. Answered or Lost follows, at `until` at the latest."""
-
-
-class LostMicroBatch(NolocoError):
-    """No gradient for a micro-batch. It is counted, and not tried again here."""
 
 
 @dataclass(slots=True)

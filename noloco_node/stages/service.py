@@ -36,8 +36,9 @@ from noloco_node.run.schema import Manifest
 from noloco_node.stages import shown
 from noloco_node.stages.agreement import Agreement, Likeness, believed, lying
 from noloco_node.stages.held import Held
+from noloco_node.stages.letters import Answer, Answered, Asked, Letter, Lost, LostMicroBatch, Sent
 from noloco_node.stages.part import Position, part_of
-from noloco_node.stages.passes import DEADLINE_S, Answer, Answered, Asked, Letter, Lost, LostMicroBatch, Sent, StageTask
+from noloco_node.stages.passes import DEADLINE_S, StageTask
 from noloco_node.stages.routes import Random, Routes
 from noloco_node.stages.shown import LinkTotals, MicroBatchRate
 from noloco_node.training.task import Task

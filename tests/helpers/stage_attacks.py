@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from noloco_node.stages.passes import Sent
+from noloco_node.stages.letters import Sent
 from noloco_node.stages.service import StageService
 
 Values = np.ndarray[Any, np.dtype[np.float32]]

@@ -10,8 +10,9 @@ import torch
 from replicas import small_text
 
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec, StagesSpec
+from noloco_node.stages.letters import Answer, Answered, Asked, Letter, Lost, Sent
 from noloco_node.stages.part import Position, part_of
-from noloco_node.stages.passes import Answer, Answered, Asked, Letter, Lost, Sent, StageTask
+from noloco_node.stages.passes import StageTask
 from noloco_node.training.replica import Replica
 from noloco_node.training.task import Task
 

@@ -19,8 +19,9 @@ from noloco_node.core.codecs.by_name import codec
 from noloco_node.data import corpus
 from noloco_node.errors import UsageError
 from noloco_node.run.schema import Manifest, ModelSpec, StagesSpec
+from noloco_node.stages.letters import Answer, Asked, Letter, Lost, LostMicroBatch, Sent
 from noloco_node.stages.part import Position, layers_of, part_of, whole_model
-from noloco_node.stages.passes import Answer, Asked, Letter, Lost, LostMicroBatch, Sent, StageTask
+from noloco_node.stages.passes import StageTask
 from noloco_node.training import model
 from noloco_node.training.gradients import NotMeasured
 from noloco_node.training.replica import Replica

@@ -17,8 +17,9 @@ from noloco_node.errors import PeerLost
 from noloco_node.run.schema import Manifest, StagesSpec
 from noloco_node.stages import held as held_module
 from noloco_node.stages import service as service_module
+from noloco_node.stages.letters import Answer, Answered, Asked, Letter, Lost, LostMicroBatch, Sent
 from noloco_node.stages.part import Position
-from noloco_node.stages.passes import Answer, Answered, Asked, Letter, Lost, LostMicroBatch, Sent, StageTask
+from noloco_node.stages.passes import StageTask
 from noloco_node.stages.service import StageService, StageTerms
 from noloco_node.version import PROTOCOL
 from noloco_node.wire import stage_messages as wire
