@@ -34,13 +34,9 @@ needs a `Tick`. A failure is an event like the rest. Notable choices:
 
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
-from noloco_node.base.latest import remember
-from noloco_node.base.places import draw
-from noloco_node.core.backoff import Backoffs
+from noloco_node.core.partners import Partners, Random
 from noloco_node.core.round_events import (
     SWAPPING,
     Accept,
@@ -72,7 +68,6 @@ from noloco_node.core.round_events import (
     Tick,
     Unanswered,
 )
-from noloco_node.core.standing import Ledger, Shares, Standing
 
 MAX_CALLS = 4
 """Calls made for one offer, whatever became of them; then it only waits to be called. Bounds the traffic of a swarm in
@@ -105,8 +100,6 @@ STALL_SHARE, MIN_STALL_S = 1 / 2, 60.0
 """How long a partner may send signs of life without a fragment or an acknowledgement: longer than an inner step or an
 evaluation, behind which its corrections may wait; short enough that the offer is still open for another peer after it.
 (rounds/swap.py gives a slow link longer.)"""
-MOST_RECENT = 16
-"""Partners remembered in their order: enough for 65,536 nodes."""
 LOGGED_EVENTS = 200
 """The latest, kept for a bug report: a busy node sees about ten a round."""
 
@@ -116,22 +109,6 @@ TOO_SLOW = "too_slow"
 too slow for the run's phases."""
 STALLED = "stalled"
 """As rounds/swap.py says of a partner that makes no progress."""
-NO_PEERS, BACKING_OFF, ALL_QUARANTINED = "no_peers", "backing_off", "all_quarantined"
-"""Why nobody was called: there is no candidate; all are waited for, after refusals or broken swaps; all are in
-quarantine."""
-
-
-def no_repeat(nodes: int) -> int:
-    """For how many rounds a node does not meet a partner again, of so many nodes that train: ⌈log2 N⌉. So long it takes
-    what one of them knows to reach all; a longer window mixes worse (simulate/README.md)."""
-    return (nodes - 1).bit_length()
-
-
-class Random(Protocol):
-    """The part of `random.Random` that is used here."""
-
-    def choice(self, options: Sequence[str], /) -> str: ...
-    def randbytes(self, n: int, /) -> bytes: ...
 
 
 @dataclass(slots=True)
@@ -185,11 +162,11 @@ class Round:
 
     def __init__(self, random: Random, me: str = "") -> None:
         """`me`: our own peer id."""
+        self.partners = Partners(random)
+        """Whom it may call, and why not."""
         self._random = random
         self._me = me
         self._settings = Settings()
-        self._candidates: Mapping[str, str] = {}
-        """Place by peer."""
         self._offer: _Offer | None = None
         self._outgoing: _Outgoing | None = None
         self._held: Called | None = None
@@ -200,14 +177,6 @@ class Round:
         self._appointment: Called | None = None
         """The next offer is kept for this caller, who waits."""
         self._appointed_at = 0.0
-        self._partners: dict[str, None] = {}
-        """Those met last, the latest at the end."""
-        self._swapped_from: dict[str, str] = {}
-        """The places of those that swapped last, whole or not: a caller need be no candidate."""
-        self._backoffs, self._ledger, self._shares = Backoffs(), Ledger(), Shares()
-        """Of callers too, who need not be candidates."""
-        self._there: frozenset[str] = frozenset()
-        """Candidates that answer and may be called sooner or later, as of the last event."""
         self._phase_s = 1.0
         self._boundary_at = float("-inf")
         """Before the first boundary there is no next offer to promise."""
@@ -221,7 +190,7 @@ class Round:
         self._log.append((now, event))
         offered = self._offer
         actions = self._react(event, now)
-        self._there = frozenset(p for p in self._candidates if self._is_there(p, now))
+        self.partners.look(now)
         actions += [*self._expire(now), *self._seek(now)]
         if self._settings.blocking and offered and not self._offer:
             self._boundary_at = now  # the next phase begins here
@@ -242,18 +211,6 @@ class Round:
         """How long a partner may make no progress in a swap."""
         return max(MIN_STALL_S, STALL_SHARE * self._phase_s)
 
-    def standing(self, peer: str, now: float) -> Standing:
-        return self._ledger.standing(peer, now, alone=self._alone(peer))
-
-    def knows(self, peer: str) -> bool:
-        """Whether it is a candidate, or was a partner."""
-        return peer in self._candidates or self.standing(peer, self._now).committed > 0
-
-    @property
-    def known(self) -> tuple[str, ...]:
-        """Peers that have a standing."""
-        return self._ledger.peers
-
     @property
     def log(self) -> tuple[tuple[float, Event], ...]:
         """The latest events, each with its time."""
@@ -265,7 +222,7 @@ class Round:
             return None
         waits = [self._expires_at()] if self._settings.blocking else []
         if not self._swap and self._offer.calls < MAX_CALLS:
-            waits += map(self._free_at, self._candidates)
+            waits += map(self.partners.free_at, self.partners.candidates)
         return min((at for at in waits if at > self._now), default=None)
 
     # ---- events ----
@@ -276,17 +233,14 @@ class Round:
             case Boundary():
                 return self._at_boundary(event, now)
             case Candidates(places):
-                self._candidates = places
-                self._backoffs.keep(places)
-                if not places:  # all gone at once
-                    self._ledger.links_failed()
+                self.partners.may_be(places)
             case Called():
                 return self._at_call(event, now)
             case CallerGone(exchange):
                 self._held = None if self._held and self._held.exchange == exchange else self._held
                 if self._appointment and self._appointment.exchange == exchange:
                     gone, self._appointment = self._appointment, None
-                    self._charge(gone.peer, gone.place, (now - self._appointed_at) / self._phase_s)
+                    self.partners.charge(gone.peer, gone.place, (now - self._appointed_at) / self._phase_s)
                 return self._at_swap_end(SwapEnded(exchange, "hung_up"), now)  # accepted, but gone before it knew
             case Accepted(exchange):
                 return self._at_accepted(exchange, now)
@@ -297,12 +251,11 @@ class Round:
             case SwapEnded():
                 return self._at_swap_end(event, now)
             case Misbehaved(peer, reason):
-                self._ledger.misbehaved(peer, reason, now, self._phase_s)
+                self.partners.ledger.misbehaved(peer, reason, now, self._phase_s)
             case Judged(peer, verdict):
-                self._ledger.judged(peer, verdict, now, self._phase_s)
+                self.partners.ledger.judged(peer, verdict, now, self._phase_s)
                 if verdict.harmful:
-                    place = self._swapped_from.get(peer, "") or self._candidates.get(peer, peer)
-                    self._charge(peer, place, TAKEN_BACK_PHASES)
+                    self.partners.charge(peer, self.partners.place(peer), TAKEN_BACK_PHASES)
             case Stopping():
                 return self._close_for(LEAVING, now)
             case Pausing(reason):
@@ -315,8 +268,7 @@ class Round:
 
     def _at_boundary(self, event: Boundary, now: float) -> list[Action]:
         self._phase_s, self._boundary_at = event.phase_s, now
-        self._shares.present(self._sharing(now))
-        self._shares.pay_off()
+        self.partners.share(now)
         if self._swap and self._offer:
             self._offer.lag += 1
             late: list[Action] = [HangUp(self._swap.exchange)] if self._gives_up(self._offer, event, now) else []
@@ -331,10 +283,10 @@ class Round:
         return [*ended, *self._accept(self._offer, appointed, now)]
 
     def _at_call(self, call: Called, now: float) -> list[Action]:
-        call = replace(call, place=call.place or self._candidates.get(call.peer, ""))
+        call = replace(call, place=call.place or self.partners.candidates.get(call.peer, ""))
         ours = self._outgoing
         appointed = ours is not None and ours.appointed_at is not None and ours.peer != call.peer
-        wanted = self._wants(call.peer, now) and not self._yields(call.peer, call.place, now)
+        wanted = self._wants(call.peer, now) and not self._yields(call, now)
         if self._offer is None or self._swap or self._closed or appointed or not wanted:
             return self._decline(call, now)
         if ours and ours.appointed_at is None and _rank(call.peer, self._me) > _rank(self._me, ours.peer):
@@ -365,15 +317,15 @@ class Round:
         waited_s = 0.0 if call.appointed_at is None else now - call.appointed_at
         self._offer.reason = "missed_appointment" if waited_s else event.reason
         lost_s = now - call.began if isinstance(event, Unanswered) else waited_s
-        self._charge(call.peer, call.place, lost_s / self._phase_s)
+        self.partners.charge(call.peer, call.place, lost_s / self._phase_s)
         if self._held:
             return self._accept(self._offer, self._held, now)
         if isinstance(event, Refused):
-            self._backoffs.failed(call.peer, now, self._phase_s, at_least_s=event.retry_in_s - self._phase_s)
+            self.partners.backoffs.failed(call.peer, now, self._phase_s, at_least_s=event.retry_in_s - self._phase_s)
         else:
-            self._backoffs.failed(call.peer, now, self._phase_s, silent=not waited_s)
+            self.partners.backoffs.failed(call.peer, now, self._phase_s, silent=not waited_s)
             if waited_s:
-                self._ledger.wasted(call.peer, waited_s, now, self._phase_s)
+                self.partners.ledger.wasted(call.peer, waited_s, now, self._phase_s)
         return []
 
     def _at_swap_end(self, event: SwapEnded, now: float) -> list[Action]:
@@ -383,17 +335,17 @@ class Round:
         self._swap = None
         held_s = now - swap.began
         if event.reason is None:
-            self._charge(swap.peer, swap.place, max(1.0, held_s / self._phase_s))
+            self.partners.charge(swap.peer, swap.place, max(1.0, held_s / self._phase_s))
             return self._at_whole_swap(offer, swap.peer, held_s, event, now)
         held_phases = max(
             held_s / self._phase_s, 1 / BROKEN_FACTOR if event.faulty else 0.0
         )  # the next identity is free
-        self._charge(swap.peer, swap.place, BROKEN_FACTOR * held_phases)
-        self._backoffs.failed(swap.peer, now, self._phase_s)
+        self.partners.charge(swap.peer, swap.place, BROKEN_FACTOR * held_phases)
+        self.partners.backoffs.failed(swap.peer, now, self._phase_s)
         if event.faulty:
-            self._ledger.misbehaved(swap.peer, event.reason, now, self._phase_s)
+            self.partners.ledger.misbehaved(swap.peer, event.reason, now, self._phase_s)
         else:
-            self._ledger.failed(swap.peer, held_s, now, self._phase_s)
+            self.partners.ledger.failed(swap.peer, held_s, now, self._phase_s)
         too_slow = offer.lag >= MAX_LAG
         offer.reason, offer.failed_with = TOO_SLOW if too_slow else swap.given_up or event.reason, swap.peer
         offer.applied += event.applied
@@ -405,12 +357,10 @@ class Round:
 
     def _at_whole_swap(self, offer: _Offer, peer: str, lasted_s: float, event: SwapEnded, now: float) -> list[Action]:
         self._swap_s = lasted_s
-        remember(self._partners, peer, None, MOST_RECENT)
-        self._backoffs.swapped(peer)
-        self._ledger.whole(peer, now)
+        self.partners.swapped(peer, now)
         first = not offer.swapped_with
         if not first:
-            self._shares.pay_off()  # this round has more to share
+            self.partners.shares.pay_off()  # this round has more to share
         offer.swapped_with.add(peer)
         further = self._may_have_another(offer, now)
         ended: Action = Further(offer.round, peer, len(offer.swapped_with))
@@ -427,72 +377,20 @@ class Round:
         """Draw a partner and call it, if the offer is open and waits for nobody."""
         if self._offer is None or self._swap or self._outgoing or self._offer.calls >= MAX_CALLS:
             return []
-        free = [p for p in self._candidates if self._wants(p, now) and self._free_at(p) <= now]
+        whom = self.partners
+        free = [p for p in whom.candidates if self._wants(p, now) and whom.free_at(p) <= now]
         if free and self._offer.calls >= SEARCH_CALLS and not self._offer.swapped_with:
-            best = min(map(self._refuses, free))
-            return [self._call(self._offer, self._draw([p for p in free if self._refuses(p) == best]), now)]
-        last = next(reversed(self._partners), "")
-        fair = [p for p in free if not self._shares.over_for(p, self._candidates[p])] or free
-        if not free or (free == [last] and not self._alone(last)):
+            best = min(map(whom.refusals, free))
+            return [self._call(self._offer, whom.draw([p for p in free if whom.refusals(p) == best]), now)]
+        last = whom.last
+        fair = [p for p in free if not whom.shares.over_for(p, whom.candidates[p])] or free
+        if not free or (free == [last] and not whom.alone(last)):
             return []
-        return [self._call(self._offer, self._draw([p for p in fair if p != last] or fair), now)]
+        return [self._call(self._offer, whom.draw([p for p in fair if p != last] or fair), now)]
 
-    def _refuses(self, peer: str) -> tuple[bool, int]:
-        """The less, the sooner it is called again for an offer that found nobody: strangers come last."""
-        return peer not in self._partners, self._backoffs.since_swap(peer)
-
-    def _draw(self, peers: Sequence[str]) -> str:
-        """One that was not met lately, or the one that was met longest ago."""
-        recent = self._recent()
-        if fresh := [p for p in peers if p not in recent]:
-            return draw(self._random, self._placed(fresh))
-        return min(peers, key=recent.index)
-
-    def _recent(self) -> list[str]:
-        """Whom this node does not meet again as long as there are others; the latest at the end."""
-        nodes = 1 + sum(map(self._backoffs.answers, self._candidates))
-        return list(self._partners)[-no_repeat(nodes) :]
-
-    def _placed(self, peers: Iterable[str]) -> dict[str, str]:
-        return {peer: self._candidates[peer] for peer in peers}
-
-    def _is_there(self, peer: str, now: float) -> bool:
-        """Whether waiting for this candidate makes sense."""
-        return self._backoffs.answers(peer) and self._ledger.free_at(peer, alone=False) <= now
-
-    def _sharing(self, now: float) -> dict[str, str]:
-        """Among whom our rounds are shared: who is there. Where these are one place or two, which have no limit, also
-        who was a partner at another place and is silent: when calls between honest nodes had failed for some seconds,
-        a crowd took each offer before they called again. Anywhere else the dead would only lower the share of all."""
-        sharing = self._placed(self._there & self._candidates.keys())
-        places = set(sharing.values())
-        if len(places) > 2:
-            return sharing
-        elsewhere = (p for p, place in self._candidates.items() if place not in places)
-        partners = (p for p in elsewhere if self.standing(p, now).committed > 0)
-        return sharing | self._placed(p for p in partners if self._ledger.free_at(p, alone=False) <= now)
-
-    def _alone(self, peer: str) -> bool:
-        """Whether no other candidate than this peer is there."""
-        return len(self._there) == (peer in self._there)
-
-    def _yields(self, peer: str, place: str, now: float) -> bool:
-        """Whether this peer has had its share, and there is somebody else to call in this phase."""
-        if not self._shares.over_for(peer, place):
-            return False
+    def _yields(self, call: Called, now: float) -> bool:
         met = self._offer.swapped_with if self._offer else ()
-        others = (p for p in self._candidates if p != peer and p not in met and self._is_soon_free(p, now))
-        return any(not self._shares.over_for(p, self._candidates[p]) for p in others)
-
-    def _is_soon_free(self, peer: str, now: float) -> bool:
-        """Whether it may be called now, or before the boundary: two that refuse as an offer opens are busy for moments,
-        and who calls all the time would come first. But nobody waits for one that refuses always."""
-        free_at = self._free_at(peer)
-        return free_at <= now or (free_at <= self._next_boundary() and not self._backoffs.refuses_always(peer))
-
-    def _charge(self, peer: str, place: str, phases: float) -> None:
-        if phases > 0:
-            self._shares.charge(peer, place, phases)
+        return self.partners.yields(call.peer, call.place, now, self._next_boundary(), met)
 
     def _gives_up(self, offer: _Offer, event: Boundary, now: float) -> bool:
         """Whether the swap under way is too old, or would not end in time at its pace while others wait."""
@@ -504,9 +402,9 @@ class Round:
         if offer.lag > MAX_LAG:
             return True
         leash, lasted = LEASH, (now - swap.began) / self._phase_s
-        if self._ledger.broke_lately(swap.peer, now):
+        if self.partners.ledger.broke_lately(swap.peer, now):
             leash = SHORT_LEASH
-        waits = any(p != swap.peer and not self._backoffs.is_silent(p) for p in self._candidates)
+        waits = any(p != swap.peer and not self.partners.backoffs.is_silent(p) for p in self.partners.candidates)
         if swap.lag < leash or lasted < leash / 2 or event.progress is None or not waits:
             return False
         gets_on = event.progress > swap.progress[-1 - leash]
@@ -517,7 +415,7 @@ class Round:
 
     def _call(self, offer: _Offer, peer: str, now: float) -> Call:
         exchange = self._random.randbytes(16)
-        self._outgoing = _Outgoing(exchange, peer, self._candidates[peer], now)
+        self._outgoing = _Outgoing(exchange, peer, self.partners.candidates[peer], now)
         offer.calls += 1
         offer.reason = "no_answer"
         deadline_s = min(max(ANSWER_SHARE * self._phase_s, MIN_ANSWER_S), MAX_ANSWER_S)
@@ -539,7 +437,7 @@ class Round:
     def _begin_swap(self, exchange: bytes, peer: str, place: str, now: float) -> list[Action]:
         """A held call is declined."""
         self._swap = _Swap(exchange, peer, place, now)
-        remember(self._swapped_from, peer, place, MOST_RECENT)
+        self.partners.begins(peer, place)
         return self._decline_held(now)
 
     def _decline_held(self, now: float) -> list[Action]:
@@ -552,7 +450,7 @@ class Round:
             return [Refuse(call.exchange, self._refusal())]
         if barred := self._barred(call, now):
             return [barred]
-        self._backoffs.called(call.peer)
+        self.partners.backoffs.called(call.peer)
         wait_s = max(0.0, self._next_boundary() - now)
         if not 0 < wait_s <= call.patience_s:
             return [Refuse(call.exchange, "busy", wait_s)]
@@ -566,20 +464,20 @@ class Round:
 
     def _barred(self, call: Called, now: float) -> Refuse | None:
         """Why this caller may not have the next offer either."""
-        alone = self._alone(call.peer)
-        if (until := self._ledger.quarantined_until(call.peer, alone=alone)) > now:
+        alone = self.partners.alone(call.peer)
+        if (until := self.partners.ledger.quarantined_until(call.peer, alone=alone)) > now:
             return Refuse(call.exchange, "quarantined", until - now)
-        if (until := self._ledger.free_at(call.peer, alone=alone)) > now:
+        if (until := self.partners.ledger.free_at(call.peer, alone=alone)) > now:
             return Refuse(call.exchange, "busy", until - now)
-        if self._yields(call.peer, call.place, now):
-            phases = self._shares.over_for(call.peer, call.place)
+        if self._yields(call, now):
+            phases = self.partners.shares.over_for(call.peer, call.place)
             return Refuse(call.exchange, "busy", max(0.0, self._next_boundary() - now) + phases * self._phase_s)
         return None
 
     def _goes_before(self, call: Called, holder: Called) -> bool:
         """Whether the one with the appointment has had its share, or was met lately, and this caller was not. Of equals
         the first stays: to draw anew for each caller would cost honest swarms one round in a hundred."""
-        recent, over = self._recent(), self._shares.over_for
+        recent, over = self.partners.recent(), self.partners.shares.over_for
         if bool(over(holder.peer, holder.place)) != bool(over(call.peer, call.place)):
             return over(holder.peer, holder.place) > 0
         return holder.peer in recent and call.peer not in recent
@@ -618,21 +516,15 @@ class Round:
         """The offer closes; no further partner comes."""
         if offer.swapped_with:
             return CloseOffer(offer.round)
-        reason = reason or offer.reason or self._why_alone()
+        reason = reason or offer.reason or self.partners.why_none(self._now)
         return EndRound(offer.round, reason, offer.failed_with, offer.applied, offer.one_sided)
-
-    def _why_alone(self) -> str:
-        if not self._candidates:
-            return NO_PEERS
-        ends = (self._ledger.quarantined_until(p, alone=self._alone(p)) for p in self._candidates)
-        return ALL_QUARANTINED if min(ends) > self._now else BACKING_OFF
 
     def _wants(self, peer: str, now: float) -> bool:
         """Whether this peer may be the open offer's partner, or its next one."""
         offer = self._offer
         if offer is None or peer in offer.swapped_with:
             return False
-        return self._ledger.free_at(peer, alone=self._alone(peer)) <= now and self._in_time(offer, now)
+        return self.partners.ledger.free_at(peer, alone=self.partners.alone(peer)) <= now and self._in_time(offer, now)
 
     def _may_have_another(self, offer: _Offer, now: float) -> bool:
         more = self._settings.swaps is None or len(offer.swapped_with) < self._settings.swaps
@@ -645,10 +537,6 @@ class Round:
         left_s = self._next_boundary() - now
         return self._swap_s < (FURTHER_SHARE if self._settings.swaps is None else 1) * left_s
 
-    def _free_at(self, peer: str) -> float:
-        """When this peer may be called again."""
-        return max(self._backoffs.until(peer), self._ledger.free_at(peer, alone=self._alone(peer)))
-
     def _expire(self, now: float) -> list[Action]:
         """End by the clock what else a boundary ends, where training blocks. A call has a deadline of its own."""
         offer = self._offer
@@ -659,7 +547,7 @@ class Round:
                 return []
             offer.lag = MAX_LAG + 1
             return [HangUp(self._swap.exchange)]
-        if self._outgoing or (now < self._expires_at() and self._candidates):
+        if self._outgoing or (now < self._expires_at() and self.partners.candidates):
             return []
         self._offer = None
         return [self._end(offer)]

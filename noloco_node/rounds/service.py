@@ -18,6 +18,7 @@ from noloco_node.base.events import Event, PeerFaulted, RoundCommitted, TakenBac
 from noloco_node.base.latest import remember
 from noloco_node.core import fragments, round_events
 from noloco_node.core import round as core
+from noloco_node.core.partners import Random
 from noloco_node.core.standing import Standing
 from noloco_node.core.verdict import Verdict
 from noloco_node.errors import NonFinite, OutOfMemory, PeerFault, PeerMisbehaved, PeerRefused
@@ -123,7 +124,7 @@ class RoundService:
         self,
         channels: Channels,
         boot: bytes,
-        random: core.Random,
+        random: Random,
         trainer: RoundListener,
         observe: Callable[[Event], None],
         *,
@@ -180,11 +181,11 @@ class RoundService:
         self._handle(round_events.Candidates(places))
 
     def standing(self, peer: str) -> Standing:
-        return self._machine.standing(peer, asyncio.get_running_loop().time())
+        return self._machine.partners.standing(peer, asyncio.get_running_loop().time())
 
     def standings(self) -> Mapping[str, Standing]:
         """Of all peers of which this node has seen something itself."""
-        return {peer: self.standing(peer) for peer in self._machine.known}
+        return {peer: self.standing(peer) for peer in self._machine.partners.known}
 
     def judged(self, exchange: bytes, verdict: Verdict, loss_with: float, loss_without: float) -> None:
         """What the corrections of this exchange did to the model."""
@@ -394,7 +395,9 @@ class RoundService:
     async def _answer_call(self, peer: str, place: str, link: Link) -> None:
         if peer in self._callers:
             raise PeerRefused("busy")
-        caller = self._callers[peer] = _Caller(place, self._machine.knows(peer), link)
+        caller = self._callers[peer] = _Caller(
+            place, self._machine.partners.knows(peer, asyncio.get_running_loop().time()), link
+        )
         if len(self._callers) > MAX_CALLERS:
             self._send_one_away()
         try:

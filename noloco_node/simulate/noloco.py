@@ -29,7 +29,7 @@ from noloco_node.core.bounds import LONGEST, PHASES
 from noloco_node.core.codecs.by_name import codec
 from noloco_node.core.codecs.codec import BLOCK, CodecStats, Conversation, carry, scaled
 from noloco_node.core.length_correction import LengthCorrection
-from noloco_node.core.round import no_repeat
+from noloco_node.core.partners import no_repeat
 from noloco_node.errors import NonFinite, PeerFault
 from noloco_node.simulate.attacks import Attackers
 from noloco_node.simulate.baselines import Algorithm, Outer, baseline

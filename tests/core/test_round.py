@@ -12,19 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from noloco_node.core.backoff import SILENT
+from noloco_node.core.partners import ALL_QUARANTINED, BACKING_OFF, MOST_RECENT, no_repeat
 from noloco_node.core.round import (
-    ALL_QUARANTINED,
-    BACKING_OFF,
     LOGGED_EVENTS,
     MAX_CALLS,
     MAX_LAG,
     MIN_BLOCKED_S,
-    MOST_RECENT,
     SEARCH_CALLS,
     TOO_SLOW,
     Round,
     _rank,
-    no_repeat,
 )
 from noloco_node.core.round_events import (
     Accept,
@@ -500,7 +497,7 @@ def test_harm_is_charged_to_the_place_of_the_caller_though_it_never_was_a_candid
     m.handle(Called(LOW, "stranger", 10.0, "its host"), 10.1)
     m.handle(SwapEnded(LOW, "silent"), 10.2)
     m.handle(Judged("stranger", Verdict(0.5, True, True)), 10.3)
-    assert m._shares._of_places.keys() == {"its host"} and m._shares._of_places["its host"] > 2
+    assert m.partners.shares._of_places.keys() == {"its host"} and m.partners.shares._of_places["its host"] > 2
 
 
 @pytest.mark.parametrize("answer", [Accepted(MIDDLE), Unanswered(MIDDLE, "no_answer")])
@@ -510,7 +507,7 @@ def test_who_takes_its_record_back_during_a_call_is_charged_where_it_was(answer:
     m.handle(candidates("c"), 10.1)
     m.handle(answer, 12.0)
     m.handle(SwapEnded(MIDDLE, "silent"), 13.0)
-    assert m._shares._of_places.keys() == {"here"}
+    assert m.partners.shares._of_places.keys() == {"here"}
 
 
 def test_leaving_refuses_and_ends_the_open_round() -> None:
@@ -821,8 +818,8 @@ def test_a_swap_that_does_not_get_on_is_given_up_after_two_boundaries_while_othe
 def test_who_refuses_again_and_again_waits_too_and_who_is_silent_does_not(silent: bool) -> None:
     m = held("c")
     for _ in range(1 if silent else 10):
-        m._backoffs.failed("c", 10.0, 10.0, silent=silent)
-    assert not m._backoffs.answers("c")
+        m.partners.backoffs.failed("c", 10.0, 10.0, silent=silent)
+    assert not m.partners.backoffs.answers("c")
     m.handle(Boundary(2, 10.0, "swapping", 0.0), 20.0)
     assert (HangUp(MIDDLE) in m.handle(Boundary(3, 10.0, "swapping", 0.0), 30.0)) is not silent
 
@@ -847,7 +844,7 @@ def test_who_sent_bad_input_is_in_quarantine() -> None:
     assert call.peer == "c"
     m.handle(Refused(call.exchange, "busy", 10.0), 11.0)
     assert m.handle(Called(LOW, "b", 9.0), 12.0) == [Refuse(LOW, "quarantined", 19.0)]
-    assert m.standing("b", 12.0) == Standing(refused=1, quarantined_s=19.0, why="bad_length")
+    assert m.partners.standing("b", 12.0) == Standing(refused=1, quarantined_s=19.0, why="bad_length")
     m.handle(candidates("b"), 12.0)
     assert m.handle(Called(LOW, "b", 9.0), 21.1) == [Accept(LOW, "b", 1)], "nobody else is there"
 
@@ -944,7 +941,7 @@ def beside_a_crowd() -> Round:
     m.handle(Accepted(only(m.handle(Boundary(1, 10.0), 10.0), Call).exchange), 10.0)
     m.handle(SwapEnded(m.swapping or b"", None), 10.1)
     m.handle(Candidates({"b": "there", "c": "elsewhere", "one": "a host", "another": "a host"}), 10.2)
-    m._shares.charge("one", "a host", 6.0)
+    m.partners.shares.charge("one", "a host", 6.0)
     return m
 
 
@@ -955,7 +952,7 @@ def test_two_that_refuse_as_the_offer_opens_leave_it_to_no_crowd_that_had_its_sh
     call = only(m.handle(Refused(call.exchange, "busy"), 20.1), Call)
     assert call.peer == "b", "the last partner comes before who had its share"
     assert isinstance(m.handle(Called(LOW, "another", 60.0), 20.2)[0], Refuse)
-    m._backoffs.failed("b", 20.2, 10.0)
+    m.partners.backoffs.failed("b", 20.2, 10.0)
     assert isinstance(m.handle(Called(HIGH, "another", 60.0), 20.3)[0], Refuse), "both can be called in this phase"
 
 
@@ -964,14 +961,14 @@ def test_who_refused_all_the_time_is_no_reason_to_refuse_others() -> None:
     m.handle(Boundary(2, 10.0), 20.0)
     for peer in ("b", "c"):
         for _ in range(SILENT):
-            m._backoffs.failed(peer, 9.0, 10.0)
+            m.partners.backoffs.failed(peer, 9.0, 10.0)
     assert only(m.handle(Called(LOW, "another", 60.0), 20.3), Accept).peer == "another"
 
 
 def test_an_appointment_of_who_had_its_share_goes_to_who_had_not() -> None:
     m = beside_a_crowd()
     for peer in ("b", "c"):
-        m._backoffs.failed(peer, 12.0, 10.0, at_least_s=20.0)
+        m.partners.backoffs.failed(peer, 12.0, 10.0, at_least_s=20.0)
     assert isinstance(m.handle(Called(LOW, "another", 60.0), 13.0)[0], Appoint), "nobody else can be called"
     lost, appointed = m.handle(Called(HIGH, "c", 60.0), 14.0)
     assert isinstance(lost, Refuse) and lost.exchange == LOW
@@ -1002,7 +999,7 @@ def test_who_is_always_busy_is_there_as_long_as_it_calls(calls: bool) -> None:
     for k in range(1, 40):
         met += play(m, k, "b", "b" if calls else "c", 10 * k + 9.0)
     assert met == ["c", "d"] * 19 + ["c"] or met == ["d", "c"] * 19 + ["d"]
-    assert m._there == ({"b", "c", "d"} if calls else {"c", "d"})
+    assert m.partners._there == ({"b", "c", "d"} if calls else {"c", "d"})
 
 
 @pytest.mark.parametrize("crowd", [1, 4, 20])

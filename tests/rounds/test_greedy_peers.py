@@ -132,7 +132,7 @@ def test_held_swaps_cost_less_and_less(hold: str) -> None:
     print(f"\n{hold}: {accepted} swaps held, {lost} of 200 rounds lost: {victim.solo}")  # noqa: T201
     assert victim.solo["swapping"] <= 10
     assert lost <= 20
-    standing = victim.exchange._machine.standing("greedy 0", 0.0)
+    standing = victim.exchange._machine.partners.standing("greedy 0", 0.0)
     breaks = hold == "one byte at a time"  # small pieces are against the protocol
     assert (standing.failed, standing.refused) == ((0, accepted) if breaks else (accepted, 0))
 

@@ -12,7 +12,7 @@ from virtual_clock import run_virtual
 from virtual_nodes import VirtualSwarm
 
 from noloco_node.base.events import RoundCommitted
-from noloco_node.core.round import no_repeat
+from noloco_node.core.partners import no_repeat
 
 EQUAL = [10.0] * 64
 MIXED = [1] * 22 + [2] * 21 + [4] * 21

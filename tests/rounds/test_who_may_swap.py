@@ -78,4 +78,4 @@ def test_refused_before_any_payload_with_the_reason_on_both_sides(case: str, cal
         assert theirs.opened == 0
     else:  # it had accepted the call
         assert why in [event.reason for event in other.events if isinstance(event, WentSolo)]
-    assert own.exchange._machine.standing(peer, 0.0).refused == 0, "it is no breach of the protocol"
+    assert own.exchange._machine.partners.standing(peer, 0.0).refused == 0, "it is no breach of the protocol"
