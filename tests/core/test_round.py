@@ -438,7 +438,7 @@ def test_no_partner_of_the_window_again_unless_all_were_met_and_then_the_one_met
         now = 100.0 * k
         peers, refused = [f"{n}" for n in range(there)], set[str]()
         m.handle(candidates(), now)  # earlier refusals are forgotten
-        actions = [*m.handle(candidates(*peers), now), *m.handle(Boundary(k, 10.0), now)]
+        actions = [*m.handle(Boundary(k, 10.0), now), *m.handle(candidates(*peers), now)]
         while (found := [a for a in actions if isinstance(a, Call)]) and int(found[0].peer) in busy:
             refused.add(found[0].peer)
             actions = m.handle(Refused(found[0].exchange, "busy", 50.0), now)
