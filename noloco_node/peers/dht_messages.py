@@ -27,8 +27,9 @@ from noloco_node.peers.record import MAX_RECORD_BYTES
 MAX_REQUEST_BYTES, MAX_REPLY_BYTES = 1 << 16, 1 << 22
 MAX_IN_BUCKET = 512
 """20 times as many as peers/size_estimate.py puts into one: an answer of 200 kB, of 2 MB at the worst."""
-MAX_KEYS = 4
-"""That one request may look for: ours look for one, and each may be answered with a bucket."""
+MAX_KEYS = 1
+"""That one request may look for, as ours do: each may be answered with a bucket, and hivemind breaks at answers of more
+than 4 MiB."""
 MAX_NEIGHBOURS = 20
 """In an answer: hivemind's usual number. Ours name eight."""
 KEY_BYTES = 20

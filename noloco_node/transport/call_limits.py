@@ -31,13 +31,13 @@ class CallLimits:
     def __init__(self, peer_a_minute: int = PEER_A_MINUTE, place_a_minute: int = PLACE_A_MINUTE) -> None:
         self._a_minute = peer_a_minute, place_a_minute
         self._at_once: Counter[str] = Counter()
-        """By peer and by place, and of all strangers under the empty name."""
+        """By `_names`."""
         self._left: dict[str, tuple[float, float]] = {}
         """How many calls a caller had left, and when; the one that called longest ago first."""
 
     def begin(self, peer: str, place: str, partner: bool, now: float) -> bool:
         """Whether this call may be answered; then `end` must follow."""
-        limits = {peer: OF_PEER, f"at {place}": OF_PLACE, **({} if partner else {"": FOR_STRANGERS})}
+        limits = dict(zip(_names(peer, place, partner), (OF_PEER, OF_PLACE, MAX_CALLS, FOR_STRANGERS), strict=False))
         of_peer, of_place = self._a_minute
         may = self._take(peer, of_peer, now, owes=FLOOD)
         if not may or any(self._at_once[name] >= most for name, most in limits.items()):
@@ -49,7 +49,7 @@ class CallLimits:
 
     def end(self, peer: str, place: str, partner: bool) -> None:
         """With the same arguments."""
-        self._at_once -= Counter([peer, f"at {place}", *([] if partner else [""])])
+        self._at_once -= Counter(_names(peer, place, partner))
 
     def is_flood(self, peer: str) -> bool:
         """Whether this peer goes on calling though it is refused."""
@@ -61,3 +61,8 @@ class CallLimits:
         left = min(a_minute, left + (now - at) * a_minute / 60)
         remember(self._left, name, (left - 1 if left >= 1 - owes else left, now), MAX_REMEMBERED)
         return left >= 1
+
+
+def _names(peer: str, place: str, partner: bool) -> list[str]:
+    """Under which a call is counted: its peer, its place, all, and all strangers."""
+    return [peer, f"at {place}", "all", *([] if partner else ["strangers"])]

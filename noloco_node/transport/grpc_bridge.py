@@ -45,11 +45,16 @@ _MAX_CHANNELS = 256  # channels kept; an idle one costs a listening socket
 _KEPT_S = 120.0  # an idle channel: peers come and go, and most of them do not come back
 _KEPT_UNREACHED_S = 10.0  # one to a peer that was not there: those of the cache are called again and again
 
+_STREAMS = 16  # per connection
+MAX_RPCS = _MAX_INBOUND * _STREAMS
+"""Above what connections can hold, as grpc counts refused calls too, until their callers have read it: who may call is
+decided by transport/call_limits.py."""
+
 SERVER_OPTIONS = [
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),  # else another process of this user could receive some of our calls
-    ("grpc.max_concurrent_streams", 16),  # per connection
+    ("grpc.max_concurrent_streams", _STREAMS),
     ("grpc.server_handshake_timeout_ms", 10_000),  # a stream that opens and then sends nothing
     # One without calls, else 32 identities could hold all connections. It is closed after one to two of these times.
     ("grpc.max_connection_idle_ms", 60_000),

@@ -14,11 +14,14 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from noloco_node.transport.base import lenient, taken_to_the_end
+from noloco_node.transport.base import lenient, taken, taken_to_the_end
 
 REQUEST_S = 40.0
 """For a whole request: the largest one takes 33 s at the slowest rate that a volunteer can set (host/limits.py). The
 messages of a swap have deadlines of their own."""
+
+REFUSED_S = 10.0
+"""How long a caller may take to read that its call is refused."""
 
 Context = Any  # grpc.aio.ServicerContext, or that of tests/helpers/memory_network
 Handler = Any  # grpc.RpcMethodHandler, whose attributes the type stubs do not know
@@ -36,21 +39,22 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # it t
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]], details: grpc.HandlerCallDetails
     ) -> Handler:
-        handler = await continuation(details)
-        return None if handler is None else guarded(handler, self._admit)
+        return guarded(await continuation(details) or _UNKNOWN, self._admit)
 
 
 def guarded(handler: Handler, admit: Admit) -> Handler:
     """The same method after `admit`, which aborts the calls of unknown callers."""
 
-    async def answer(requests: AsyncIterator[Any], context: Context) -> Any:
+    async def answer(requests: AsyncIterator[Any], given: Context) -> Any:
+        context = _Context(given)
         async with contained(context):
             await admit(context)
             reply = await handler.unary_unary(await _only(requests, context), context)
         taken_to_the_end(asyncio.current_task())  # it goes on until the caller has read the reply
         return reply
 
-    async def stream(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
+    async def stream(requests: AsyncIterator[Any], given: Context) -> AsyncIterator[Any]:
+        context = _Context(given)
         async with contained(context):
             await admit(context)
             if handler.stream_stream:
@@ -65,6 +69,29 @@ def guarded(handler: Handler, admit: Admit) -> Handler:
     if handler.response_streaming:
         return grpc.stream_stream_rpc_method_handler(stream, *codecs)
     return grpc.stream_unary_rpc_method_handler(answer, *codecs)
+
+
+class _Context:
+    """grpc's own, but that an abort waits for nobody: one that cannot be sent, as the caller reads nothing, held the
+    call's place for ever."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def abort(self, *status: Any) -> None:
+        with taken(REFUSED_S):
+            await self._context.abort(*status)
+
+
+async def _unknown(request: bytes, context: Context) -> None:
+    raise NotImplementedError
+
+
+_UNKNOWN: Handler = grpc.unary_unary_rpc_method_handler(_unknown)
+"""A method that no servicer has: its calls are counted and refused as all others, which grpc itself would not do."""
 
 
 async def _only(requests: AsyncIterator[Any], context: Context) -> Any:

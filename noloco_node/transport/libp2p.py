@@ -27,8 +27,8 @@ from noloco_node.base.identity import Identity
 from noloco_node.base.latest import remember
 from noloco_node.base.places import claimed
 from noloco_node.errors import IdentityInUse, NolocoError, PeerLost, SwarmUnreachable, UsageError
-from noloco_node.transport.call_limits import MAX_CALLS, CallLimits
-from noloco_node.transport.grpc_bridge import SERVER_OPTIONS, FarEnd, Inbound, Outbound, Streams
+from noloco_node.transport.call_limits import CallLimits
+from noloco_node.transport.grpc_bridge import MAX_RPCS, SERVER_OPTIONS, FarEnd, Inbound, Outbound, Streams
 from noloco_node.transport.interceptor import Context, Interceptor
 from noloco_node.transport.observer import Observer
 from noloco_node.transport.p2pd.cleanup import RuntimeDirectory
@@ -316,7 +316,7 @@ class Libp2pTransport:
             context.add_done_callback(lambda _: ended())
 
         limits, guard = CallLimits(), Interceptor(admit)
-        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[guard], maximum_concurrent_rpcs=MAX_CALLS)
+        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[guard], maximum_concurrent_rpcs=MAX_RPCS)
         for add in self._services:
             add(server)
         inbound = Inbound(server.add_insecure_port("127.0.0.1:0"), self._read_caller, self.is_partner)

@@ -210,3 +210,25 @@ async def test_one_peer_is_one_node_of_the_dht_whatever_it_says(swarm):
 
     await until(is_known)
     assert len(table.uid_to_peer_id) == len(table.peer_id_to_uid) == before + 1
+
+
+async def test_calls_that_end_early_leave_nothing_behind(swarm):
+    """hivemind forgets a call only where its handler comes to its end: not one that the caller gave up."""
+    from hivemind.proto import dht_pb2
+
+    under_way = swarm.open[0][1].p2p._client.control._handler_tasks
+    made = 0
+    while made < 300:
+        calls = [
+            asyncio.create_task(swarm.call("rpc_ping", dht_pb2.PingRequest(), dht_pb2.PingResponse)) for _ in range(30)
+        ]
+        await asyncio.sleep(0.002)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        made += len(calls)
+
+    async def nothing():
+        return not under_way
+
+    await until(nothing)

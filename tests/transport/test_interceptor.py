@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,6 +18,29 @@ from noloco_node.transport.interceptor import Admit, Interceptor
 from noloco_node.wire import mirror_pb2 as pb
 
 DEADLINE_S = 20.0
+REFUSALS = 5
+
+
+def frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
+    """Of HTTP/2."""
+    return len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body
+
+
+def raw_call(stream: int, **more: str) -> bytes:
+    fields = {":method": "POST", ":scheme": "http", ":path": "/test.Service/Call", ":authority": "x", "te": "trailers"}
+    fields |= {"content-type": "application/grpc", **more}
+    parts = [b"\x00" + bytes([len(k)]) + k.encode() + bytes([len(v)]) + v.encode() for k, v in fields.items()]
+    return frame(1, 4, stream, b"".join(parts)) + frame(0, 1, stream, bytes(5))
+
+
+UNREAD = (
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    + frame(4, 0, 0, (4).to_bytes(2, "big") + (2**31 - 1).to_bytes(4, "big"))
+    + frame(8, 0, 0, (2**31 - 1 - 65535).to_bytes(4, "big"))
+    + raw_call(1)
+    + b"".join(raw_call(3 + 2 * number, kind="refuse") for number in range(REFUSALS))
+)
+"""One call, whose answer fills all that lies between, and some more; nothing is read."""
 
 
 async def anybody(context: Any) -> None:
@@ -101,6 +125,47 @@ async def test_a_caller_is_refused_before_its_request_is_read() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             await channel.stream_unary("/test.Service/Call")(timeout=DEADLINE_S)
         assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_an_unknown_method_is_counted_and_refused_like_a_known_one() -> None:
+    admitted = 0
+
+    async def admit(context: Any) -> None:
+        nonlocal admitted
+        admitted += 1
+        if admitted > 1:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "")
+
+    async def answer(request: bytes, context: Any) -> bytes:
+        return request
+
+    async with served(answer, admit) as address, grpc.aio.insecure_channel(address) as channel:
+        for code in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.RESOURCE_EXHAUSTED):
+            with pytest.raises(grpc.aio.AioRpcError) as failed:
+                await channel.unary_unary("/no.Such/Method")(b"?", timeout=DEADLINE_S)
+            assert failed.value.code() is code
+    assert admitted == 2
+
+
+async def test_a_refusal_that_nobody_reads_ends_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One answer fills the connection of a caller that reads nothing; what refuses its other calls stays behind it."""
+    monkeypatch.setattr(interceptor, "REFUSED_S", 0.3)
+    refused: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue()
+
+    async def admit(context: Any) -> None:
+        if "kind" in dict(context.invocation_metadata()):
+            refused.put_nowait(asyncio.current_task())
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "x" * (1 << 20))
+
+    async def answer(request: bytes, context: Any) -> bytes:
+        return bytes(32 << 20)
+
+    async with served(answer, admit) as address:
+        host, port = address.rsplit(":", 1)
+        with socket.create_connection((host, int(port))) as line:
+            line.sendall(UNREAD)
+            calls = [await asyncio.wait_for(refused.get(), DEADLINE_S) for _ in range(REFUSALS)]
+            assert (await asyncio.wait([call for call in calls if call], timeout=DEADLINE_S))[1] == set()
 
 
 async def test_bytes_that_are_no_message_are_one_without_fields(caplog: pytest.LogCaptureFixture) -> None:
