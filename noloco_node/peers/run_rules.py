@@ -41,6 +41,8 @@ class RunRules:
         self._newest: Amendment | None = None
         self._read_at = -1
         self._asked: dict[str, float] = {}
+        self._misses: dict[str, int] = {}
+        """How often, in a row, a peer that states a version did not know the run."""
         self._refused: dict[tuple[str, str], None] = {}
         self._rule = admission.rule(self._manifest, signed.author)
         self.reread()
@@ -137,7 +139,12 @@ class RunRules:
             log.warning("%s", error)
         else:
             if not found:  # it has just been started again, and does not know the run yet
+                misses = self._misses.get(peer, 0) + 1
+                remember(self._misses, peer, misses, MAX_REMEMBERED)
+                wait_s = ASK_AGAIN_S * 2 ** min(misses - 1, 10)
+                remember(self._asked, peer, asyncio.get_running_loop().time() + wait_s, MAX_REMEMBERED)
                 return
+            self._misses.pop(peer, None)
             if stated > self.version:
                 blame(peer, BAD)
             else:

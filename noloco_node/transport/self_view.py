@@ -10,6 +10,7 @@ import asyncio
 import ipaddress
 import math
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -27,7 +28,8 @@ _GREETING = b"\x13/multistream/1.0.0\n"
 _PROBE_S = 3.0  # a router that drops unexpected packets does not answer at all
 _LOOK_S = 2 * _PROBE_S
 _ROUND_TRIP_S = 20.0  # to find a way to the peer, which may take several addresses and a relay, and for the answer
-_MAX_PROBES = 16  # at a time, over all callers
+_MAX_PROBES, _MAX_OF_PLACE = 64, 8  # at a time, over all callers, and of one place: one whose router drops them all
+# could else keep a rendezvous from telling anybody else how it is seen
 _MAX_SEARCHES = 4  # at a time, in p2pd's list of connections
 _LATEST = float(1 << 34)  # seconds since 1970 that a clock may show: five centuries, and sums of them stay exact
 
@@ -40,7 +42,8 @@ class SelfViewService(MirrorServicer):
     ) -> None:
         self._far_end = far_end
         self._find_connected = find_connected
-        self._probes = 0
+        self._probes: Counter[str] = Counter()
+        """Under way, by place."""
         self._searches = 0
 
     async def Look(self, request: pb.LookRequest, context: Any) -> pb.LookReply:  # noqa: N802 (the proto's name)
@@ -48,13 +51,15 @@ class SelfViewService(MirrorServicer):
         if caller.relayed:
             return pb.LookReply(time=time.time())
         ports = {port for port in request.ports[:MAX_PORTS] if 0 < port < 1 << 16}
-        if self._probes + len(ports) > _MAX_PROBES:
+        of_place, of_all = self._probes[caller.place] + len(ports), self._probes.total() + len(ports)
+        if of_place > _MAX_OF_PLACE or of_all > _MAX_PROBES:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "")
-        self._probes += len(ports)
+        own = Counter({caller.place: len(ports)})
+        self._probes += own
         try:
             answers = await asyncio.gather(*(_libp2p_answers(caller.host, port) for port in ports))
         finally:
-            self._probes -= len(ports)
+            self._probes -= own
         open_ports = [port for port, answer in zip(ports, answers, strict=True) if answer]
         return pb.LookReply(host=caller.host, open=open_ports, time=time.time())
 

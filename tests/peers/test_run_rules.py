@@ -160,8 +160,12 @@ def test_who_has_just_been_started_again_or_is_gone_is_not_blamed(network: Memor
 
     async def story() -> None:
         await honest.look()
-        network.vanish("starting")
         await asyncio.sleep(ASK_AGAIN_S)
+        await honest.look()
+        asked = honest.rules._asked["starting"]
+        assert asked - asyncio.get_running_loop().time() > 1.5 * ASK_AGAIN_S, "less and less often"
+        network.vanish("starting")
+        await asyncio.sleep(2 * ASK_AGAIN_S)
         await honest.look()
 
     play([honest, starting], story)

@@ -11,11 +11,14 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from noloco_node.transport import base, interceptor
 from noloco_node.transport.grpc_bridge import open_channel
 from noloco_node.transport.interceptor import Admit, Interceptor
 from noloco_node.wire import mirror_pb2 as pb
+from noloco_node.wire import peer_pb2
 
 DEADLINE_S = 20.0
 REFUSALS = 5
@@ -151,6 +154,7 @@ async def test_a_refusal_that_nobody_reads_ends_its_call(monkeypatch: pytest.Mon
     """One answer fills the connection of a caller that reads nothing; what refuses its other calls stays behind it."""
     monkeypatch.setattr(interceptor, "REFUSED_S", 0.3)
     refused: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue()
+    answering: list[asyncio.Task[Any] | None] = []
 
     async def admit(context: Any) -> None:
         if "kind" in dict(context.invocation_metadata()):
@@ -158,6 +162,7 @@ async def test_a_refusal_that_nobody_reads_ends_its_call(monkeypatch: pytest.Mon
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "x" * (1 << 20))
 
     async def answer(request: bytes, context: Any) -> bytes:
+        answering.append(asyncio.current_task())
         return bytes(32 << 20)
 
     async with served(answer, admit) as address:
@@ -166,6 +171,7 @@ async def test_a_refusal_that_nobody_reads_ends_its_call(monkeypatch: pytest.Mon
             line.sendall(UNREAD)
             calls = [await asyncio.wait_for(refused.get(), DEADLINE_S) for _ in range(REFUSALS)]
             assert (await asyncio.wait([call for call in calls if call], timeout=DEADLINE_S))[1] == set()
+        await asyncio.wait([call for call in answering if call], timeout=DEADLINE_S)
 
 
 async def test_bytes_that_are_no_message_are_one_without_fields(caplog: pytest.LogCaptureFixture) -> None:
@@ -197,3 +203,18 @@ async def test_a_refusal_of_a_call_that_was_cancelled_is_no_bug(caplog: pytest.L
         async with asyncio.timeout(DEADLINE_S):
             await over.wait()
     assert not [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@given(st.binary(max_size=200))
+def test_fields_are_counted_in_any_bytes(data: bytes) -> None:
+    base.has_few_fields(data)
+
+
+def test_a_message_of_very_many_fields_is_read_as_one_without_any() -> None:
+    """An answer of 8 MB with four million empty runs took 400 MB; compressed it is 8 kB to send."""
+    read = base.lenient(peer_pb2.RunsReply.FromString)
+    assert read is not None
+    runs = [peer_pb2.SignedManifest(manifest=b"{}" * 2000)] * 64
+    honest = peer_pb2.RunsReply(runs=runs, training=range(64))
+    assert read(honest.SerializeToString()) == honest
+    assert read(b"\x0a\x00" * 100_000) == peer_pb2.RunsReply()

@@ -1,14 +1,18 @@
-"""How far our clock is off, from what peers report of theirs."""
+"""How far our clock is off, from what peers report of theirs; and how many ports a peer looks at for one place."""
 
+import asyncio
 import math
 import random
 import time
+from typing import Any
 
+import grpc.aio
 import pytest
 from memory_network.network import MemoryNetwork
 from virtual_clock import run_virtual
 
 from noloco_node.transport import self_view
+from noloco_node.transport.grpc_bridge import FarEnd
 from noloco_node.transport.self_view import ClockSkew
 from noloco_node.wire import mirror_pb2 as pb
 from noloco_node.wire.mirror_pb2_grpc import MirrorServicer, add_MirrorServicer_to_server
@@ -65,3 +69,34 @@ def test_a_time_that_no_clock_shows_is_no_answer(nonsense: float) -> None:
     assert run_virtual(_skew(nonsense)) is None
     found = run_virtual(_skew(nonsense, 0.0))
     assert found is not None and found.ahead_s == pytest.approx(0, abs=1)
+
+
+async def test_one_place_cannot_take_all_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A router that drops all packets lets each of them last for seconds."""
+    hangs = asyncio.Event()
+
+    async def dropped(host: str, port: int) -> bool:
+        await hangs.wait()
+        return True
+
+    monkeypatch.setattr(self_view, "_libp2p_answers", dropped)
+    ends = {"greedy": FarEnd("greedy", "8.8.8.8"), "honest": FarEnd("honest", "9.9.9.9")}
+
+    async def nobody(peer: str) -> None:
+        return None
+
+    service = self_view.SelfViewService(ends.__getitem__, nobody)
+
+    class Call(str):
+        async def abort(self, code: Any, text: str) -> None:
+            raise grpc.aio.AbortError
+
+    ask = pb.LookRequest(ports=[1, 2, 3, 4])
+    greedy = [asyncio.create_task(service.Look(ask, Call("greedy"))) for _ in range(30)]
+    await asyncio.wait(greedy, return_when=asyncio.FIRST_EXCEPTION)
+    honest = asyncio.create_task(service.Look(ask, Call("honest")))
+    await asyncio.wait([honest], timeout=0.1)
+    hangs.set()
+    assert list((await honest).open) == [1, 2, 3, 4]
+    answers = await asyncio.gather(*greedy, return_exceptions=True)
+    assert sum(isinstance(answer, pb.LookReply) for answer in answers) == 2
