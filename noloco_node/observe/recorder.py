@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Collection
 from pathlib import Path
 
@@ -16,6 +17,10 @@ from noloco_node.observe.stats import NodeStats
 from noloco_node.views.round_line import round_line
 from noloco_node.views.status import StatusView
 
+FAULTS_A_MINUTE = 20
+"""Of peers that are written down; `stats` counts all. At the calls that a stranger may make, its faults would replace
+the run's whole history in an hour, and the log with it."""
+
 log = logging.getLogger(__name__)
 
 
@@ -27,6 +32,8 @@ class Recorder:
         self._events: JsonLines | None = None
         self._metrics: JsonLines | None = None
         self._exporters: exporters.Exporters | None = None
+        self._faults: deque[float] = deque(maxlen=FAULTS_A_MINUTE)
+        """When the last ones were written."""
 
     def open(self, folder: Path, run: str, into: Collection[str]) -> None:
         """`folder`: the run's; `run`: its label; `into`: the exporters (--sinks) by name."""
@@ -38,6 +45,8 @@ class Recorder:
 
     def observe(self, event: Event) -> None:
         self.stats.observe(event)
+        if isinstance(event, PeerFaulted) and not self._is_written(event):
+            return
         self.curves.observe(event, time.time())
         if self._events:
             self._events.write(as_json(event, time.time()))
@@ -60,6 +69,14 @@ class Recorder:
                 )
             case PeerFaulted(peer, reason):
                 log.warning("%s broke the protocol: %s", name_of(peer), reason)
+
+    def _is_written(self, fault: PeerFaulted) -> bool:
+        now = time.monotonic()
+        if len(self._faults) == FAULTS_A_MINUTE and now - self._faults[0] < 60:
+            log.debug("%s broke the protocol: %s", name_of(fault.peer), fault.reason)
+            return False
+        self._faults.append(now)
+        return True
 
     def note(self, status: StatusView) -> None:
         if self._metrics:

@@ -1,13 +1,15 @@
 """What the log says of events."""
 
+import asyncio
 import logging
 import math
+from pathlib import Path
 
 import pytest
 
-from noloco_node.base.events import Event, PhaseDone, RoundCommitted, TakenBack, WentSolo
+from noloco_node.base.events import Event, PeerFaulted, PhaseDone, RoundCommitted, TakenBack, WentSolo
 from noloco_node.base.peer_names import name_of
-from noloco_node.observe.recorder import Recorder
+from noloco_node.observe.recorder import FAULTS_A_MINUTE, Recorder
 
 PEER = "12D3KooWL3XJ9EMCyZvmmGXL2LMiVBtrVa2BuESsJiXkSj7333Jw"
 
@@ -39,6 +41,21 @@ def test_lines(event: Event, level: int, line: str, caplog: pytest.LogCaptureFix
     caplog.set_level(logging.INFO)
     Recorder(PEER).observe(event)
     assert [(record.levelno, record.getMessage()) for record in caplog.records] == [(level, line)]
+
+
+def test_faults_of_strangers_fill_no_files_and_are_all_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    recorder = Recorder(PEER)
+    recorder.open(tmp_path, "run", [])
+    for _ in range(50 * FAULTS_A_MINUTE):
+        recorder.observe(PeerFaulted(PEER, "incompatible"))
+    recorder.observe(WentSolo(3, "quarantined"))
+    asyncio.run(recorder.close())
+    lines = (tmp_path / "events.jsonl").read_text().splitlines()
+    assert len(lines) == FAULTS_A_MINUTE + 1 == len(caplog.records) and "WentSolo" in lines[-1]
+    assert sum(recorder.stats.faults.values()) == 50 * FAULTS_A_MINUTE
 
 
 def phase(round: int, loss: float) -> PhaseDone:
