@@ -109,7 +109,6 @@ def test_pairs_of_replicas_with_other_classes_beside_diloco(
 ) -> None:
     pairs, diloco = best(PAIRS, concentration), best(DILOCO, concentration)
     for text, losses, sent in (pairs, diloco):
-        figure(
-            f"Dirichlet {concentration}: {text} {' '.join(f'{x:.3f}' for x in losses)}, {sent:.1f} bytes a parameter"
-        )
-    assert fmean(pairs[1]) < fmean(diloco[1])
+        each = " ".join(f"{loss:.4f}" for loss in losses)
+        figure(f"Dirichlet {concentration}: {text} {each}, {sent:.1f} bytes a parameter")
+    assert fmean(pairs[1]) < AT_MOST[concentration] * fmean(diloco[1])
