@@ -113,7 +113,8 @@ class RunRules:
         due = [peer for peer in stated if self._asked.get(peer, now) <= now]
         asked = list(choose(due))
         for peer in asked:
-            remember(self._asked, peer, now + ASK_AGAIN_S, MAX_REMEMBERED)
+            wait_s = ASK_AGAIN_S * 2 ** min(self._misses.get(peer, 0), 10)
+            remember(self._asked, peer, now + wait_s, MAX_REMEMBERED)
         answers = await asyncio.gather(
             *(run_registry.ask(channel(p), self.signed) for p in asked), return_exceptions=True
         )
@@ -139,10 +140,7 @@ class RunRules:
             log.warning("%s", error)
         else:
             if not found:  # it has just been started again, and does not know the run yet
-                misses = self._misses.get(peer, 0) + 1
-                remember(self._misses, peer, misses, MAX_REMEMBERED)
-                wait_s = ASK_AGAIN_S * 2 ** min(misses - 1, 10)
-                remember(self._asked, peer, asyncio.get_running_loop().time() + wait_s, MAX_REMEMBERED)
+                remember(self._misses, peer, self._misses.get(peer, 0) + 1, MAX_REMEMBERED)
                 return
             self._misses.pop(peer, None)
             if stated > self.version:
