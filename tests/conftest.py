@@ -7,7 +7,7 @@ Tests marked `slow` take more than two hours together on two cores; without `--s
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,6 +63,15 @@ def real_nodes() -> "Iterator[RealNodes]":
 
     with RealNodes() as real_nodes:
         yield real_nodes
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """With a failure comes what the real nodes printed last: their files are gone afterwards."""
+    report = yield
+    if report.failed and (nodes := getattr(item, "funcargs", {}).get("real_nodes")):
+        report.sections.append(("the nodes", nodes.last_lines()))
+    return report
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

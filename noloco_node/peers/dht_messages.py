@@ -7,6 +7,8 @@ through here first. What no node of ours would send is refused, or taken out whe
 - A node's id in the DHT follows from its peer id, which libp2p has proved: nobody has two, nor another one's. Who names
   another one is answered, and is no part of the DHT. The neighbours in an answer are checked in the same way.
 - A peer stores its own records only, one at a time; signers renew them, so nobody hands over those of others.
+- Who pings is not called back meanwhile, which would hold the call's place for as long as the caller is silent. Whether
+  a node can be called, transport/reachability.py finds out.
 - A bucket is read here, strictly, and written anew: at most MAX_IN_BUCKET records, none of which lives longer than a
   node would store it.
 
@@ -51,6 +53,8 @@ def check_request(request: Any, peer: Any) -> None:
     _check_size(request, MAX_REQUEST_BYTES)
     _check_sender(request, peer)
     match request.DESCRIPTOR.name:
+        case "PingRequest":
+            request.validate = False
         case "FindRequest":
             del request.keys[MAX_KEYS:]
             _check_keys(request.keys)
@@ -61,6 +65,13 @@ def check_request(request: Any, peer: Any) -> None:
             _check_keys(request.keys)
             if not (_is_own(request.subkeys[0], peer) and math.isfinite(request.expiration_time[0])):
                 raise PeerMisbehaved("bad_store", "not a record of its own")
+
+
+def corrected(reply: Any) -> Any:
+    """Our own reply, as callers expect it: hivemind's nodes warn where a ping does not find them available."""
+    if reply.DESCRIPTOR.name == "PingResponse":
+        reply.available = True
+    return reply
 
 
 def check_reply(reply: Any, peer: Any, longest_s: float) -> None:

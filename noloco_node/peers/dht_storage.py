@@ -58,7 +58,7 @@ class CheckedCalls:
             try:
                 dht_messages.check_request(request, context.remote_id)
                 place_of_caller.set(place)
-                return await handler(request, context)
+                return dht_messages.corrected(await handler(request, context))
             finally:
                 self._limits.end(peer, place, False)
 

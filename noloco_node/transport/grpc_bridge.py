@@ -23,7 +23,7 @@ import grpc.aio
 from noloco_node.base.identity import is_peer_id
 from noloco_node.base.latest import remember
 from noloco_node.base.places import behind_relay, place_of
-from noloco_node.transport.base import lenient
+from noloco_node.transport.base import TAKEN_S, lenient
 from noloco_node.transport.call_limits import MAX_REMEMBERED, SHUT_S
 from noloco_node.wire.messages import MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES
 
@@ -357,7 +357,8 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     with suppress(OSError):  # a reset is an end like any other: gRPC knows whether its call was complete
         while data := await reader.read(BUFFER_BYTES):
             writer.write(data)
-            await writer.drain()
+            async with asyncio.timeout(TAKEN_S):  # its calls end then, too
+                await writer.drain()
 
 
 def _close(writer: asyncio.StreamWriter) -> None:

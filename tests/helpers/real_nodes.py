@@ -203,6 +203,14 @@ class RealNodes:
         self.nodes.append(Node(self, name, *words, "--threads", "1", within=within, at=at))
         return self.nodes[-1]
 
+    def last_lines(self, count: int = 30) -> str:
+        """What each node printed last, and how it ended."""
+        return "\n\n".join(
+            f"{node.log.name}, exit code {node.process.poll()}:\n"
+            + "\n".join(node.log.read_text(errors="replace").splitlines()[-count:])
+            for node in self.nodes
+        )
+
     def left_over(self) -> list[str]:
         """Processes and sockets of these nodes that are still there."""
         found = [words for p in psutil.process_iter() if (words := self._ours(p))]

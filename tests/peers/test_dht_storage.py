@@ -187,6 +187,7 @@ async def test_requests_a_minute_of_a_peer_and_of_its_place(hivemind):
     async def handler(request, context):
         made[context.to_base58()] += 1
         assert place_of_caller.get() == "here"
+        return dht_pb2.PingResponse()
 
     await CheckedCalls(calls, place_of, 60.0).add_protobuf_handler("DHTProtocol.rpc_ping", handler)
     for number in range(2 * PLACE_A_MINUTE):

@@ -212,6 +212,24 @@ async def test_one_peer_is_one_node_of_the_dht_whatever_it_says(swarm):
     assert len(table.uid_to_peer_id) == len(table.peer_id_to_uid) == before + 1
 
 
+async def test_nobody_is_called_back_while_a_ping_is_answered(swarm):
+    """By who asks for that and does not answer, twelve identities held all places of the DHT's calls."""
+    from hivemind.proto import dht_pb2
+
+    called = asyncio.Event()
+
+    async def ping(request, context):
+        called.set()
+        await asyncio.sleep(STEP_S)
+
+    await swarm.evil.p2p.add_protobuf_handler("DHTProtocol.rpc_ping", ping, dht_pb2.PingRequest)
+    own = dht_pb2.NodeInfo(node_id=dht_messages.node_id(swarm.evil.p2p.peer_id.to_bytes()))
+    for _ in range(20):
+        reply = await swarm.call("rpc_ping", dht_pb2.PingRequest(peer=own, validate=True), dht_pb2.PingResponse)
+        assert reply.available, "hivemind's own nodes warn of it otherwise"
+    assert not called.is_set()
+
+
 async def test_calls_that_end_early_leave_nothing_behind(swarm):
     """hivemind forgets a call only where its handler comes to its end: not one that the caller gave up."""
     from hivemind.proto import dht_pb2

@@ -1,9 +1,9 @@
 """One running p2pd: the process, its control socket, hivemind's `P2P` over it, and how its end is noticed.
 
 A p2pd that is killed is noticed at once. To notice one that hangs, IDENTIFY is polled; after two misses it is killed: a
-single one may be a busy machine. One that takes too much memory is killed, too: libp2p's own Kademlia table, in which
-p2pd finds the addresses of peers, keeps whatever strangers write into it. Then `transport/libp2p.py` starts a new
-session.
+single one may be a busy machine. So is one whose answers hivemind no longer reads, and one that takes too much memory:
+libp2p's own Kademlia table, in which p2pd finds the addresses of peers, keeps whatever strangers write into it. Then
+`transport/libp2p.py` starts a new session.
 """
 
 import asyncio
@@ -82,15 +82,17 @@ class P2pdSession:
         async with asyncio.timeout(CONTROL_S):
             p2p = await ours.replicate(hivemind.multiaddr(f"/unix{self.process.socket}"))  # type: ignore[attr-defined]
         self._stack.push_async_callback(p2p.shutdown)
-        p2p._client.control._handler_tasks = CallsUnderWay()
-        for task in (p2p._client.control._read_task, p2p._client.control._write_task):
+        control = p2p._client.control
+        control._handler_tasks, control._pending_calls = CallsUnderWay(), CallsMade(control._pending_calls)
+        for task in (control._read_task, control._write_task):
             task.add_done_callback(_retrieve)  # hivemind does not, and asyncio would print a traceback when p2pd ends
         return p2p
 
     async def _poll(self) -> None:
-        """Keep the addresses up to date (a port is mapped, a cable is plugged in) until p2pd hangs or is too large."""
-        misses = 0
-        while misses < _MISSES and (process_bytes(self.process.pid) or 0) <= MOST_BYTES:
+        """Keep the addresses up to date (a port is mapped, a cable is plugged in) until p2pd hangs or is too large, or
+        hivemind reads no more of its answers: then no call of the DHT would ever end."""
+        misses, reading = 0, self.p2p._client.control._read_task
+        while misses < _MISSES and not reading.done() and (process_bytes(self.process.pid) or 0) <= MOST_BYTES:
             await asyncio.sleep(_POLL_EVERY_S)
             try:
                 async with asyncio.timeout(_ANSWER_S):
@@ -98,8 +100,12 @@ class P2pdSession:
                 misses = 0
             except OSError:  # a TimeoutError is one
                 misses += 1
-        large = f"p2pd took more than {size(MOST_BYTES)} of memory"
-        self._killed_because = "p2pd no longer answered" if misses == _MISSES else large
+        if misses == _MISSES:
+            self._killed_because = "p2pd no longer answered"
+        elif reading.done():
+            self._killed_because = "hivemind's connection to p2pd broke"
+        else:
+            self._killed_because = f"p2pd took more than {size(MOST_BYTES)} of memory"
         self.process.kill()
 
 
@@ -112,6 +118,14 @@ class CallsUnderWay(dict[Any, "asyncio.Task[None]"]):
         super().__setitem__(call, task)
         task.add_done_callback(lambda _: self.pop(call, None))
         task.add_done_callback(_retrieve)
+
+
+class CallsMade(dict[Any, "asyncio.Future[Any]"]):
+    """The calls that hivemind makes. One that was just given up waits for no answer: hivemind would give it one, and its
+    reader would break."""
+
+    def __contains__(self, call: object) -> bool:
+        return super().__contains__(call) and not self[call].done()
 
 
 def _retrieve(task: "asyncio.Task[None]") -> None:
