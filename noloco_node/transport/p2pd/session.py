@@ -121,8 +121,8 @@ class CallsUnderWay(dict[Any, "asyncio.Task[None]"]):
 
 
 class CallsMade(dict[Any, "asyncio.Future[Any]"]):
-    """The calls that hivemind makes. One that was just given up waits for no answer: hivemind would give it one, and its
-    reader would break."""
+    """The calls that hivemind makes. Who has just given one up waits for no answer. hivemind would give it one, and its
+    reader would break: wherever a machine wakes from sleep, and a call's time is up and its answer there at once."""
 
     def __contains__(self, call: object) -> bool:
         return super().__contains__(call) and not self[call].done()
