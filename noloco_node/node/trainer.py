@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Collection, Coroutine
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from noloco_node.base import peer_names, periodic
@@ -25,13 +25,14 @@ from noloco_node.checkpoints.keeper import CheckpointKeeper
 from noloco_node.checkpoints.schedule import CheckpointSchedule
 from noloco_node.data import sources, tokens
 from noloco_node.data.sources import Sources
-from noloco_node.errors import NolocoError, SwarmUnreachable, UsageError
+from noloco_node.errors import NolocoError, SwarmUnreachable
 from noloco_node.host import nvml, remembered
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.policy import Policy
 from noloco_node.node import build_training, find_run, lifecycle, outcome, status, which_stage
 from noloco_node.node.base import BaseNode, Report
 from noloco_node.node.follow_author import FollowAuthor
+from noloco_node.node.stage_moves import Move, StageMoves
 from noloco_node.observe import exporters
 from noloco_node.observe.jsonl import METRICS_EVERY_S
 from noloco_node.observe.recorder import Recorder, rollback_sentence
@@ -47,7 +48,6 @@ from noloco_node.run import invitation, signed_file
 from noloco_node.run.manifest import Signed, verify
 from noloco_node.run.schema import Manifest
 from noloco_node.stages import shown
-from noloco_node.stages.balance import Balance
 from noloco_node.stages.part import Position, part_layout
 from noloco_node.stages.service import StageService, StageTerms
 from noloco_node.state_transfer import catch_up, choose_donor, client
@@ -83,16 +83,6 @@ LAST_SWAP_S = 30.0
 """How long the last round's offer may wait for a partner when the work is done."""
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
-    """From a stage to a thinner one."""
-
-    stage: int
-    """From 1, as is the other."""
-    to: int
-    signed: Signed
-
-
 class TrainingNode(BaseNode):
     """Trains, and swaps corrections with one peer a round."""
 
@@ -110,7 +100,7 @@ class TrainingNode(BaseNode):
         self._policy = Policy(config, self._home, lambda: self._stats.last_round)
         traffic = self._policy.traffic
         self._rounds = RoundService(self._transport, self._boot, random.Random(), self, self._observe, pace=traffic)
-        self._transport.is_partner = lambda peer: self._rounds.standing(peer).committed > 0
+        is_partner = self._transport.is_partner = lambda peer: self._rounds.standing(peer).committed > 0
         caller, channel, place = self._transport.caller, self._transport.channel, self._transport.place
         self._state_service = StateService(
             caller, lambda: self._stats.round, traffic, self._refuses_state, lambda: self._stats.eval_loss, place=place
@@ -123,7 +113,8 @@ class TrainingNode(BaseNode):
         self._transport.serve(lambda server: add_StageServicer_to_server(self._stages, server))
         self._at: Position | None = None
         """Which stage it holds; None: the whole model."""
-        self._takes, self._balance = moves_to, Balance(self._identity.peer_id)
+        self._takes = moves_to
+        self._stage_moves = StageMoves(config, self._home, self._identity.peer_id, self._sources, is_partner)
         self._move: Move | None = None
         home, most, place_of = self._home.root, config.max_download, self._transport.place_of
         self._collector = Collector(home, channel, traffic, room, most, place_of)
@@ -410,37 +401,14 @@ class TrainingNode(BaseNode):
         super().leave()
 
     def _move_where_thin(self, at: Position, rules: RunRules) -> None:
-        if self._move or not self._may_move:
-            return
-        to = self._balance.moves_to(
-            time.monotonic(),
-            at,
-            which_stage.holding(self._membership.seen.values()),
-            lambda peer: self._rounds.standing(peer).committed > 0,
-            self._may_take,
-        )
-        if to is not None:
-            self._report(f"moving from stage {at.number} to stage {to}, which fewer hold")
-            self.leave()
-            self._move = Move(at.number, to, rules.signed)
-
-    @property
-    def _may_move(self) -> bool:
-        """Not who was told where to stay or for how long, nor the first node, by which others come."""
-        free = self._config.stage is None and self._config.rounds is None and self._config.bootstrap
         saves = self._keeper is not None and self._keeper.unsaved is None
         done = self._stats.rounds_target is not None and self._stats.round >= self._stats.rounds_target
-        return bool(free and saves and not done) and self._life.state is NodeState.TRAINING
-
-    def _may_take(self, stage: int, nodes: int) -> bool:
-        """Where somebody has its state, or this home has, and the data for it."""
-        if self._run is None or not (nodes or which_stage.is_kept(self._home.run(self._run.run_id), stage)):
-            return False
-        with suppress(UsageError):
-            if stage == 1:
-                sources.check(self._run.data, self._sources)
-            return True
-        return False
+        if self._move or not saves or done or self._life.state is not NodeState.TRAINING:
+            return
+        if move := self._stage_moves.due(time.monotonic(), at, rules, self._membership.seen.values()):
+            self._report(f"moving from stage {at.number} to stage {move.to}, which fewer hold")
+            self.leave()
+            self._move = move
 
     @property
     def has_trained(self) -> bool:
