@@ -157,7 +157,7 @@ def _give_back(device: torch.device) -> None:
 def _plain_loop(run: Manifest, device: torch.device, micro_batch: int) -> Iterator[float]:
     corpus, length = load_corpus(run.data), run.data.sequence_length
     stream = corpus.stream(length, run.seed, PEER)
-    module = model.build(run.model, corpus.vocabulary, run.seed, length).to(device).train()
+    module = model.build(run.model, corpus.tokenizer.vocabulary, run.seed, length).to(device).train()
     examples = run.inner.batch_tokens // length
     return plain_loop.train(module, lambda: stream.next(examples), run.inner, run.inner.steps or 0, micro_batch)
 

@@ -60,8 +60,6 @@ class Batches(Protocol):
 class Readable(Protocol):
     @property
     def tokenizer(self) -> Tokenizer: ...
-    @property
-    def vocabulary(self) -> int: ...
     def windows(self, sequence_length: int, count: int) -> Tensor:
         """The fixed evaluation: (count, sequence_length + 1)."""
 
@@ -75,10 +73,6 @@ class Corpus:
     train: Tokens
     held_out: Tokens
     tokenizer: Tokenizer = BYTES
-
-    @property
-    def vocabulary(self) -> int:
-        return self.tokenizer.vocabulary
 
     def windows(self, sequence_length: int, count: int) -> Tensor:
         """Spread evenly over the held-out part."""
@@ -94,10 +88,6 @@ class TokenizerAlone:
     and how many windows an evaluation has."""
 
     tokenizer: Tokenizer
-
-    @property
-    def vocabulary(self) -> int:
-        return self.tokenizer.vocabulary
 
     def windows(self, sequence_length: int, count: int) -> Tensor:
         return torch.zeros(count, sequence_length + 1, dtype=torch.long)

@@ -80,10 +80,6 @@ class HubCorpus:
     field: str
     tokenizer: Tokenizer
 
-    @property
-    def vocabulary(self) -> int:
-        return self.tokenizer.vocabulary
-
     def windows(self, sequence_length: int, count: int) -> Tensor:
         """Spread evenly over the held-out part."""
         return spread(self.held_out, sequence_length, count)

@@ -49,7 +49,7 @@ def workload(settings: Settings) -> Workload:
     windows = corpus.windows(settings.data.sequence_length, settings.held_out_sequences)
     device = choose_device(settings.device)
     dtype = _dtype(settings.precision, device)
-    module: Any = build(settings.model, corpus.vocabulary, settings.seed, settings.data.sequence_length)
+    module: Any = build(settings.model, corpus.tokenizer.vocabulary, settings.seed, settings.data.sequence_length)
     if device.type == "cpu" and dtype == torch.bfloat16:
         module.set_attn_implementation("eager")  # torch's own attention takes far longer backward with bf16 on a CPU
     return Workload(settings, module.to(device), corpus, windows.to(device), device, dtype)

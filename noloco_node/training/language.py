@@ -39,7 +39,7 @@ class Language:
         self._corpus = corpus
         self.tokens_per_example = manifest.data.sequence_length
         self.held_out = held_out(manifest, corpus)
-        _, vocabulary = model.sizes(self._spec, corpus.vocabulary)
+        _, vocabulary = model.sizes(self._spec, corpus.tokenizer.vocabulary)
         self.micro_examples = max(1, MICRO_LOGITS // (self.tokens_per_example * vocabulary))
 
     def model(self) -> nn.Module:
@@ -51,7 +51,7 @@ class Language:
     @property
     def vocabulary(self) -> int:
         """Of the data; the model's may be larger."""
-        return self._corpus.vocabulary
+        return self._corpus.tokenizer.vocabulary
 
     def flops_per_token(self, module: nn.Module) -> float | None:
         return model.flops_per_token(module, self.tokens_per_example)

@@ -63,7 +63,7 @@ def test_no_sources_is_said_with_the_remedy(tmp_path: Path) -> None:
 
 def test_the_standard_library_is_there() -> None:
     whole = corpus.load(DataSpec())
-    assert isinstance(whole, corpus.Corpus) and whole.vocabulary == 256
+    assert isinstance(whole, corpus.Corpus) and whole.tokenizer.vocabulary == 256
     assert len(whole.train) > 10 * len(whole.held_out) > 1 << 20
     assert b"import " in bytes(whole.train[:100_000])
 

@@ -110,7 +110,7 @@ def test_a_tokenizer_of_ones_own(tmp_path: Path) -> None:
     tokenizer = FileTokenizer(path.read_bytes())
     spec = DataSpec(source="files", tokenizer=f"sha256:{tokenizer.digest.hex()}")
     corpus = load(given(tmp_path, parquet(tmp_path / "set.parquet", content), tokenizer=path), spec)
-    assert corpus.vocabulary == 300 and corpus.train.dtype == np.uint16
+    assert corpus.tokenizer.vocabulary == 300 and corpus.train.dtype == np.uint16
     assert sorted(written(corpus.train, tokenizer) + written(corpus.held_out, tokenizer)) == sorted(content)
     assert corpus.windows(16, 4).shape == (4, 17)
 

@@ -38,7 +38,8 @@ def read(position, batches):
         stream.seek(position)
     rows = [row for _ in range(batches) for row in stream.next(8).tolist()]
     stream.close()
-    print(json.dumps({{"rows": rows, "position": stream.position, "vocabulary": text.vocabulary}}), flush=True)
+    vocabulary = text.tokenizer.vocabulary
+    print(json.dumps({{"rows": rows, "position": stream.position, "vocabulary": vocabulary}}), flush=True)
 
 read(None, 20)
 read(json.loads(input()), 120)
@@ -88,7 +89,7 @@ from noloco_node.data import corpus, hub
 
 hub.BLOCK_RECORDS = 100
 text = corpus.load(DataSpec(source="hub", dataset="{DATASET}", revision="{COMMIT}"))
-assert text.vocabulary == 256
+assert text.tokenizer.vocabulary == 256
 for peer in range(8):
     stream = text.stream(16, 1, f"peer {{peer}}")
     row, read = [], []
