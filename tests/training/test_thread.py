@@ -79,6 +79,35 @@ def running(build: Callable[[], Replica] = small_replica, **options: Any) -> Ite
         assert not watched.thread._thread.is_alive()
 
 
+@contextmanager
+def begun(build: Callable[[], Replica] = small_replica, **options: Any) -> Iterator[Watched]:
+    with running(build, **options) as watched:
+        watched.thread.begin()
+        yield watched
+
+
+def around_steps(
+    replica: Replica, before: Callable[[], object] = lambda: None, after: Callable[[], object] = lambda: None
+) -> Replica:
+    """Something else happens around each of its steps."""
+    step = replica.step
+
+    def stepping() -> float:
+        before()
+        loss = step()
+        after()
+        return loss
+
+    replica.step = stepping  # type: ignore[method-assign]
+    return replica
+
+
+def resumed(before: Replica) -> Replica:
+    replica = small_replica()
+    replica.load(before.state())
+    return replica
+
+
 def answer(future: "Future[T]") -> T:
     return future.result(timeout=DEADLINE_S)
 
@@ -133,13 +162,7 @@ def test_from_ready_to_finished() -> None:
 def test_a_resumed_phase_goes_on_in_its_middle() -> None:
     replica = small_replica()
     train(replica, 4)
-
-    def build() -> Replica:
-        resumed = small_replica()
-        resumed.load(replica.state())
-        return resumed
-
-    with running(build) as watched:
+    with running(lambda: resumed(replica)) as watched:
         assert watched.next(Ready).round == 1
         watched.thread.begin()
         ended = watched.until(PhaseEnded).done
@@ -169,9 +192,7 @@ def test_what_a_phase_says_of_its_steps() -> None:
 def test_tokens_count_on_after_a_restart() -> None:
     before = small_replica()
     train(before, 4)
-    resumed = small_replica()
-    resumed.load(before.state())
-    with running(lambda: resumed) as watched:
+    with running(lambda: resumed(before)) as watched:
         assert watched.next(Ready).tokens == 4 * 64
         watched.thread.begin()
         done = watched.until(PhaseEnded).done
@@ -179,23 +200,15 @@ def test_tokens_count_on_after_a_restart() -> None:
 
 
 def test_a_step_without_a_finite_gradient_does_not_spoil_the_norm() -> None:
-    replica = small_replica()
-    step, norms = replica.step, iter([math.inf, 2.0, 4.0])
-
-    def with_norm() -> float:
-        loss = step()
-        replica.last_norm = next(norms)
-        return loss
-
-    replica.step = with_norm  # type: ignore[method-assign]
+    replica, norms = small_replica(), iter([math.inf, 2.0, 4.0])
+    around_steps(replica, after=lambda: setattr(replica, "last_norm", next(norms)))
     with running(lambda: replica) as watched:
         watched.thread.begin(1)
         assert watched.until(PhaseEnded).done.gradient_norm == 3.0
 
 
 def test_a_node_that_has_done_all_rounds_is_finished_at_once() -> None:
-    with running(rounds=0) as watched:
-        watched.thread.begin()
+    with begun(rounds=0) as watched:
         watched.until(Finished)
 
 
@@ -215,8 +228,7 @@ def test_a_run_that_its_author_makes_longer_goes_on_and_one_that_is_ended_stops_
         watched.thread.amend(4, ended=False)
         assert watched.until(PhaseEnded).done.round == 1
         watched.next(Finished)
-    with running(rounds=1_000_000) as watched:
-        watched.thread.begin()
+    with begun(rounds=1_000_000) as watched:
         watched.until(PhaseEnded)
         watched.thread.amend(1_000_000, ended=True)
         watched.until(Finished)
@@ -236,9 +248,7 @@ def test_two_threads_do_what_two_replicas_do() -> None:
                 replica.step()
         exchange(ones, others, (codec("fp32"), codec("fp32")))
     fresh = small_replica("a"), small_replica("b")
-    with running(lambda: fresh[0], blocking=True) as one, running(lambda: fresh[1], blocking=True) as other:
-        for watched in (one, other):
-            watched.thread.begin()
+    with begun(lambda: fresh[0], blocking=True) as one, begun(lambda: fresh[1], blocking=True) as other:
         for round_ in (1, 2):
             corrections = swap(one.offer(), other.offer())
             assert all(torch.equal(mine, -theirs) and mine.any() for mine, theirs in corrections)
@@ -250,11 +260,9 @@ def test_two_threads_do_what_two_replicas_do() -> None:
 
 
 def test_eager_goes_on_at_once_and_blocking_when_the_round_is_over() -> None:
-    with running(blocking=False) as eager:
-        eager.thread.begin()
+    with begun(blocking=False) as eager:
         assert [eager.until(PhaseEnded).done.round for _ in range(4)] == [1, 2, 3, 4]
-    with running(blocking=True) as blocking:
-        blocking.thread.begin()
+    with begun(blocking=True) as blocking:
         for round_ in (1, 2, 3):
             assert blocking.until(PhaseEnded).done.round == round_
             for _ in range(5):
@@ -276,8 +284,7 @@ def test_a_late_correction_lands_in_the_replica_that_went_on() -> None:
     alone = small_replica()
     train(alone, 9)
     c = torch.full((FRAGMENT,), 1e-3)
-    with running(rounds=3) as watched:
-        watched.thread.begin()
+    with begun(rounds=3) as watched:
         offer = watched.offer()
         assert offer.round == 1
         watched.until(Finished)
@@ -302,8 +309,7 @@ def test_while_a_swap_is_under_way_no_offer_is_made() -> None:
 
 
 def test_the_last_evaluation_waits_for_a_swap_that_is_still_under_way() -> None:
-    with running(rounds=1) as watched:
-        watched.thread.begin()
+    with begun(rounds=1) as watched:
         watched.until(Finished)
         swapping(watched, True)
         watched.thread.round_over(1)
@@ -318,8 +324,7 @@ def test_an_offer_keeps_its_vector_while_training_goes_on() -> None:
     for _ in range(3):
         alone.step()
     u = alone.snapshot()
-    with running() as watched:
-        watched.thread.begin()
+    with begun() as watched:
         offer = watched.offer()
         watched.until(Finished)
         said = b"".join(answer(offer.open(index, bytes(16))) for index in range(offer.fragments))
@@ -327,8 +332,7 @@ def test_an_offer_keeps_its_vector_while_training_goes_on() -> None:
 
 
 def test_a_payload_out_of_turn_is_misbehaviour() -> None:
-    with running() as watched:
-        watched.thread.begin()
+    with begun() as watched:
         offer = watched.offer()
         with pytest.raises(PeerMisbehaved, match="out_of_turn"):
             answer(offer.receive(0, b""))
@@ -344,9 +348,7 @@ def test_a_further_partner_swaps_what_the_first_one_made() -> None:
     """Two pairs, then across: all four offered vectors are their mean, and every correction has its opposite."""
     replicas = [small_replica(peer) for peer in "abcd"]
     with ExitStack() as stack:
-        four = [stack.enter_context(running(lambda it=it: it, rounds=1)) for it in replicas]
-        for watched in four:
-            watched.thread.begin()
+        four = [stack.enter_context(begun(lambda it=it: it, rounds=1)) for it in replicas]
         offers = [watched.offer() for watched in four]
         us = [offer._u.clone() for offer in offers]
         for one, other in ((0, 1), (2, 3), (0, 2), (1, 3)):
@@ -365,8 +367,7 @@ def test_a_further_partner_swaps_what_the_first_one_made() -> None:
 
 def test_phases_by_time() -> None:
     run = timed_run(0.05, rounds=5)
-    with running(lambda: small_replica(run=run), rounds=5) as watched:
-        watched.thread.begin()
+    with begun(lambda: small_replica(run=run), rounds=5) as watched:
         done = [watched.until(PhaseEnded).done for _ in range(5)]
         steps = answer(watched.thread.state()).step
     assert [d.round for d in done] == [1, 2, 3, 4, 5]
@@ -375,8 +376,7 @@ def test_phases_by_time() -> None:
 
 
 def test_an_offer_may_be_opened_again_for_somebody_else() -> None:
-    with running() as watched:
-        watched.thread.begin()
+    with begun() as watched:
         offer = watched.offer()
         assert answer(offer.open(0, bytes(16))) == answer(offer.open(0, bytes([1] * 16)))
 
@@ -472,8 +472,7 @@ class Late:
 def test_while_data_is_waited_for_everything_else_is_served_and_it_is_no_training() -> None:
     there, replica = threading.Event(), small_replica()
     late = replica.stream = Late(replica, there, batches=1)
-    with running(lambda: replica, rounds=2) as watched:
-        watched.thread.begin()
+    with begun(lambda: replica, rounds=2) as watched:
         assert late.asked.wait(DEADLINE_S)
         assert answer(watched.thread.state()).step == 1
         answer(correct(watched.thread, 0, 0, torch.ones(10)))
@@ -498,16 +497,14 @@ def test_while_data_is_waited_for_everything_else_is_served_and_it_is_no_trainin
 def test_a_thread_that_waits_for_data_stops_at_once() -> None:
     replica = small_replica()
     late = replica.stream = Late(replica, threading.Event())
-    with running(lambda: replica) as watched:
-        watched.thread.begin()
+    with begun(lambda: replica):
         assert late.asked.wait(DEADLINE_S)
 
 
 def test_a_phase_by_time_ends_while_data_is_waited_for() -> None:
     replica = small_replica(run=timed_run(0.2))
     replica.stream = Late(replica, threading.Event(), batches=1)
-    with running(lambda: replica) as watched:
-        watched.thread.begin()
+    with begun(lambda: replica) as watched:
         ended = watched.until(PhaseEnded)
         assert (ended.done.round, ended.done.steps) == (1, 1) and ended.offer is not None
 
@@ -551,22 +548,16 @@ def test_where_memory_is_short_no_state_is_tried(monkeypatch: pytest.MonkeyPatch
 def test_after_a_roll_back_offers_of_an_earlier_round_that_was_adopted_count() -> None:
     donor = small_replica("a")
     train(donor, 4)
-    saved = donor.state()
-
-    def breaks_in_round_four(replica: Replica) -> None:
-        step = replica.step
-
-        def breaking() -> float:
-            if replica.steps == 12 and not broken:
-                broken.append(replica.round)
-                replica.theta.fill_(torch.nan)
-            return step()
-
-        replica.step = breaking  # type: ignore[method-assign]
-
+    saved, replica = donor.state(), small_replica()
     broken: list[int] = []
-    with running(spoiled(breaks_in_round_four), rounds=8, last_good=lambda: saved, blocking=True) as watched:
-        watched.thread.begin()
+
+    def break_in_round_four() -> None:
+        if replica.steps == 12 and not broken:
+            broken.append(replica.round)
+            replica.theta.fill_(torch.nan)
+
+    around_steps(replica, before=break_in_round_four)
+    with begun(lambda: replica, rounds=8, last_good=lambda: saved, blocking=True) as watched:
         for round_ in (1, 2, 3, 4):
             assert watched.until(PhaseEnded).done.round == round_
             watched.thread.round_over(round_)
@@ -605,29 +596,15 @@ def test_a_pause_stops_steps_and_nothing_else() -> None:
 
 
 # ---- faults ----------------------------------------------------------------------------------------------------------
-def spoiled(spoil: Callable[[Replica], None]) -> Callable[[], Replica]:
-    def build() -> Replica:
-        replica = small_replica()
-        spoil(replica)
-        return replica
-
-    return build
-
-
 def test_a_phase_that_ends_in_nan_is_thrown_away_and_the_next_one_is_whole() -> None:
-    def poison_third_step(replica: Replica) -> None:
-        step = replica.step
+    replica = small_replica()
 
-        def poisoned() -> float:
-            loss = step()
-            if replica.steps == 3:
-                replica.theta[0] = torch.nan
-            return loss
+    def poison_third_step() -> None:
+        if replica.steps == 3:
+            replica.theta[0] = torch.nan
 
-        replica.step = poisoned  # type: ignore[method-assign]
-
-    with running(spoiled(poison_third_step), rounds=3) as watched:
-        watched.thread.begin()
+    around_steps(replica, after=poison_third_step)
+    with begun(lambda: replica, rounds=3) as watched:
         first = watched.until(PhaseEnded)
         assert (first.offer, first.closed, first.done.round) == (None, "nonfinite", 1)
         assert watched.until(PhaseEnded).closed == "warming_up", "AdamW began afresh"
@@ -635,21 +612,18 @@ def test_a_phase_that_ends_in_nan_is_thrown_away_and_the_next_one_is_whole() -> 
         assert third.offer is not None and third.closed is None
 
 
-def no_loss(replica: Replica) -> None:
+def test_where_older_weights_do_not_help_it_has_diverged() -> None:
+    replica = small_replica()
     loss = replica._gradients._loss
     replica._gradients._loss = lambda micro: loss(micro) * torch.nan  # type: ignore[method-assign]
-
-
-def test_where_older_weights_do_not_help_it_has_diverged() -> None:
-    with running(spoiled(no_loss)) as watched:
-        watched.thread.begin()
+    with begun(lambda: replica) as watched:
         rolled = watched.until(RolledBack)
         assert (rolled.round, rolled.weights_of) == (0, None) and "10 steps in a row" in rolled.reason
         assert isinstance(watched.until(Failed).error, Diverged)
 
 
 def test_weights_that_are_broken_are_those_of_the_last_checkpoint_again() -> None:
-    good = small_replica()
+    good, replica = small_replica(), small_replica()
     train(good, 4)
     saved = good.state()
     seen = []
@@ -658,18 +632,12 @@ def test_weights_that_are_broken_are_those_of_the_last_checkpoint_again() -> Non
         seen.append(1)
         return saved
 
-    def breaks_after_two_phases(replica: Replica) -> None:
-        step = replica.step
+    def break_after_two_phases() -> None:
+        if replica.steps == 6 and not seen:
+            replica.theta.fill_(torch.nan)
 
-        def breaking() -> float:
-            if replica.steps == 6 and not seen:
-                replica.theta.fill_(torch.nan)
-            return step()
-
-        replica.step = breaking  # type: ignore[method-assign]
-
-    with running(spoiled(breaks_after_two_phases), rounds=5, last_good=last_good) as watched:
-        watched.thread.begin()
+    around_steps(replica, before=break_after_two_phases)
+    with begun(lambda: replica, rounds=5, last_good=last_good) as watched:
         watched.until(PhaseEnded)
         offer = watched.offer()
         rolled = watched.until(RolledBack)
@@ -693,14 +661,7 @@ def test_a_checkpoint_at_the_very_end_of_a_phase_goes_on_with_its_boundary() -> 
     replica = small_replica()
     losses = [replica.step() for _ in range(3)]
     assert replica.position.phase_over
-
-    def build() -> Replica:
-        resumed = small_replica()
-        resumed.load(replica.state())
-        return resumed
-
-    with running(build) as watched:
-        watched.thread.begin()
+    with begun(lambda: resumed(replica)) as watched:
         ended = watched.until(PhaseEnded).done
         assert (ended.round, ended.steps, ended.tokens, ended.loss) == (1, 3, 0, losses[-1])
 
@@ -722,8 +683,7 @@ def test_what_ends_the_thread_is_posted(raised: BaseException, posted: type[Exce
 
     with running(fail) as watched:
         assert type(watched.next(Failed).error) is posted
-    with running(spoiled(lambda replica: setattr(replica, "step", fail))) as watched:
-        watched.thread.begin()
+    with begun(lambda: around_steps(small_replica(), before=fail)) as watched:
         assert type(watched.until(Failed).error) is posted
 
 
@@ -767,25 +727,18 @@ def test_stopping_at_any_time_is_prompt(blocking: bool) -> None:
     for wait_for in (Ready, Evaluated, PhaseEnded, Finished):
         if blocking and wait_for is Finished:
             continue
-        with running(blocking=blocking) as watched:
-            watched.thread.begin()
+        with begun(blocking=blocking) as watched:
             watched.until(wait_for)
 
 
 def test_its_patience_follows_the_longest_step() -> None:
     going = threading.Event()
 
-    def slow(replica: Replica) -> None:
-        step = replica.step
+    def slowly() -> None:
+        going.set()
+        time.sleep(0.3)
 
-        def slowly() -> float:
-            going.set()
-            time.sleep(0.3)
-            return step()
-
-        replica.step = slowly  # type: ignore[method-assign]
-
-    with running(spoiled(slow), rounds=1) as watched:
+    with running(lambda: around_steps(small_replica(), before=slowly), rounds=1) as watched:
         watched.until(Ready)
         before = watched.thread.patience_s
         watched.thread.begin()
@@ -795,10 +748,9 @@ def test_its_patience_follows_the_longest_step() -> None:
 
 
 def test_a_boundary_without_an_offer_measures_nothing_for_one() -> None:
-    def forbid(replica: Replica) -> None:
-        replica.movement = replica.snapshot = None  # type: ignore[assignment, method-assign]
-
-    with running(spoiled(forbid), rounds=1) as watched:
+    replica = small_replica()
+    replica.movement = replica.snapshot = None  # type: ignore[assignment, method-assign]
+    with running(lambda: replica, rounds=1) as watched:
         swapping(watched, True)
         watched.thread.begin()
         assert watched.until(PhaseEnded).closed == "swapping"
@@ -836,19 +788,18 @@ def test_training_goes_on_while_its_state_is_copied() -> None:
 def test_a_copy_becomes_whole_whatever_the_thread_does() -> None:
     """In a step, and in a pause."""
     replica, stepping, go_on = small_replica(), threading.Event(), threading.Event()
-    step, read = replica.step, replica.copies._read
+    read = replica.copies._read
 
-    def slowly() -> float:
+    def slowly() -> None:
         stepping.set()
         assert go_on.wait(DEADLINE_S)
-        return step()
 
     def read_in_a_step(*args: Any) -> None:
         assert stepping.wait(DEADLINE_S)
         read(*args)
 
-    replica.step, replica.copies._read = slowly, read_in_a_step  # type: ignore[method-assign]
-    with running(lambda: replica) as watched:
+    replica.copies._read = read_in_a_step  # type: ignore[method-assign]
+    with running(lambda: around_steps(replica, before=slowly)) as watched:
         asked = watched.thread.state()
         watched.thread.begin()
         assert answer(asked).step == 0
@@ -897,8 +848,7 @@ def test_a_swap_that_breaks_is_judged_alone_though_the_next_one_ends_within_the_
         fetch()
 
     replica.fetch = held  # type: ignore[method-assign]
-    with running(lambda: replica) as watched:
-        watched.thread.begin()
+    with begun(lambda: replica) as watched:
         assert at.wait(DEADLINE_S)
         for exchange_id, c in ((b"hostile", harm), (b"honest", good)):
             swapping(watched, True)
@@ -910,20 +860,25 @@ def test_a_swap_that_breaks_is_judged_alone_though_the_next_one_ends_within_the_
     assert (second.exchange, second.verdict.harmful) == (b"honest", False)
 
 
-@pytest.mark.parametrize("begun", [False, True], ids=["after the verdict", "before the verdict"])
-def test_the_next_partner_of_an_offer_gets_nothing_of_what_was_taken_back(begun: bool) -> None:
-    replica = small_replica(run=small_run(steps=300))
+@contextmanager
+def harmed(steps: int) -> Iterator[tuple[Watched, Offer, Offer]]:
+    """A thread that finds harm in what it swapped, and an offer of it and of another one."""
+    run = small_run(steps=steps)
+    replica = small_replica(run=run)
     replica.losses_without = lambda partner=0.0: Losses(9.0 if partner else 0.1, 0.1)  # type: ignore[method-assign, misc]
-    with running(lambda: replica) as one, running(lambda: small_replica("b", small_run(steps=300))) as other:
-        for watched in (one, other):
-            watched.thread.begin()
-        ours, theirs = one.offer(), other.offer()
+    with begun(lambda: replica) as one, begun(lambda: small_replica("b", run)) as other:
+        yield one, one.offer(), other.offer()
+
+
+@pytest.mark.parametrize("opened", [False, True], ids=["after the verdict", "before the verdict"])
+def test_the_next_partner_of_an_offer_gets_nothing_of_what_was_taken_back(opened: bool) -> None:
+    with harmed(steps=300) as (one, ours, theirs):
         before = ours._u.clone()
         swapping(one, True)
         swap(ours, theirs)
         assert not torch.allclose(ours._u, before, atol=1e-6)
         settled = ours.settled()
-        if begun:  # by a partner that did not wait for it: what is being coded stays as it is
+        if opened:  # by a partner that did not wait for it: what is being coded stays as it is
             answer(ours.open(0, b"the next partner"))
         assert not settled.done()
         swapping(one, False)
@@ -935,12 +890,7 @@ def test_the_next_partner_of_an_offer_gets_nothing_of_what_was_taken_back(begun:
 
 
 def test_the_verdict_goes_to_the_offer_that_was_swapped_though_a_later_one_is_open() -> None:
-    replica = small_replica(run=small_run(steps=3))
-    replica.losses_without = lambda partner=0.0: Losses(9.0 if partner else 0.1, 0.1)  # type: ignore[method-assign, misc]
-    with running(lambda: replica) as one, running(lambda: small_replica("b", small_run(steps=3))) as other:
-        for watched in (one, other):
-            watched.thread.begin()
-        ours, theirs = one.offer(), other.offer()
+    with harmed(steps=3) as (one, ours, theirs):
         one.offer()
         swapping(one, True)
         swap(ours, theirs)
@@ -966,32 +916,26 @@ def test_a_swap_that_there_was_no_memory_to_judge_is_judged_before_the_next_one(
         fetch()
 
     replica.losses, replica.fetch = measured, held  # type: ignore[method-assign]
-    with running(lambda: replica) as watched:
-        watched.thread.begin()
+    with begun(lambda: replica) as watched:
         assert at.wait(DEADLINE_S)
         swapping(watched, True)
         correct(watched.thread, 0, 0, 3 * torch.randn(replica.parameters), b"first")
         swapping(watched, False)
         at.clear()
         replica.fetch = fetch  # type: ignore[method-assign]
-        stepped = replica.step
 
-        def step() -> float:
-            loss = stepped()
+        def begin_the_next() -> None:
             if not short and not at.is_set():
                 at.set()
                 swapping(watched, True)  # comes while the step that has memory again is under way
-            return loss
 
-        replica.step = step  # type: ignore[method-assign]
+        around_steps(replica, after=begin_the_next)
         go_on.set()
         assert watched.until(Judged).exchange == b"first"
 
 
 def test_who_waits_for_a_verdict_is_told_when_the_weights_are_given_up() -> None:
-    with running() as one, running(lambda: small_replica("b")) as other:
-        for watched in (one, other):
-            watched.thread.begin()
+    with begun() as one, begun(lambda: small_replica("b")) as other:
         ours, theirs = one.offer(), other.offer()
         swapping(one, True)
         swap(ours, theirs)
@@ -1021,16 +965,11 @@ def test_where_the_partner_is_as_good_the_way_between_may_be_worse() -> None:
 
 def test_weights_whose_steps_are_skipped_are_not_offered() -> None:
     replica = small_replica(run=small_run(steps=4))
-    steps = replica.step
 
-    def skip() -> float:
-        steps()
+    def skip() -> None:
         replica._skipped_in_row = int(replica.position.phase_step == 4)
-        return 1.0
 
-    replica.step = skip  # type: ignore[method-assign]
-    with running(lambda: replica) as watched:
-        watched.thread.begin()
+    with begun(lambda: around_steps(replica, after=skip)) as watched:
         ended = watched.until(PhaseEnded)
         assert (ended.offer, ended.closed) == (None, "nonfinite")
 
@@ -1039,18 +978,14 @@ def test_weights_whose_steps_are_skipped_are_not_offered() -> None:
 def test_slow_weights_that_are_not_finite_at_a_boundary(saved: bool) -> None:
     """They become those of the last checkpoint; without one the training ends."""
     replica, good = small_replica(), small_replica().state()
-    steps = replica.step
 
-    def spoil() -> float:
-        loss = steps()
+    def spoil() -> None:
         if replica.round == 1 and replica.position.phase_over:
             replica.phi[5] = float("inf")
             replica.theta[5] = float("inf")
-        return loss
 
-    replica.step = spoil  # type: ignore[method-assign]
-    with running(lambda: replica, last_good=lambda: good if saved else None) as watched:
-        watched.thread.begin()
+    around_steps(replica, after=spoil)
+    with begun(lambda: replica, last_good=lambda: good if saved else None) as watched:
         if not saved:
             assert isinstance(watched.until(Failed).error, Diverged)
             return
