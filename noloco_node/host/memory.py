@@ -1,4 +1,5 @@
-"""How much memory is free, of the machine and of this container, and how much this process has and had at most."""
+"""How much memory there is and is free, of the machine and of this container, and how much this process has and had at
+most."""
 
 import os
 import re
@@ -6,6 +7,16 @@ from contextlib import suppress
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
+
+
+def total_bytes() -> int:
+    """All memory of this machine, or what this container may use."""
+    installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        allowed = (_CGROUP / "memory.max").read_text()
+    except OSError:
+        return installed
+    return min(installed, int(allowed)) if allowed.strip().isdigit() else installed
 
 
 def free_bytes() -> int | None:

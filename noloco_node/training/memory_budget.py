@@ -23,7 +23,6 @@ from noloco_node.core import gpu
 from noloco_node.errors import OutOfMemory
 from noloco_node.host import memory
 from noloco_node.host.config import EIGHT_BIT, FULL
-from noloco_node.training import model
 
 MOMENT_BYTES = {FULL: 8.0, EIGHT_BIT: 2 + 8 / 256}
 """Per parameter, of both moments; those of 8 bits have a scale for each block of 256."""
@@ -125,7 +124,7 @@ def check(planned: Callable[[str], Plan], moments: str, device: torch.device, fr
         if smaller.device_bytes < ours.device_bytes and fits(smaller, room):
             remedy = f"use --moments 8bit, with which it needs {size(smaller.device_bytes)}, or a larger card"
         raise _refused(ours.device, room, "of the GPU" + held_by_others(device, fraction), remedy)
-    if ours.host_least_bytes > (there := model.memory_bytes()):
+    if ours.host_least_bytes > (there := memory.total_bytes()):
         raise _refused(ours.host_least, there, "beside the GPU" if ours.device else "here", "use a larger machine")
 
 

@@ -6,10 +6,8 @@ gives the same first weights everywhere. Knows nothing of data, optimizers or pe
 """
 
 import hashlib
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -24,6 +22,7 @@ from noloco_node.base.units import rate
 from noloco_node.base.validation import in_one_line
 from noloco_node.core.cross_entropy import cross_entropy
 from noloco_node.errors import OutOfMemory, UsageError
+from noloco_node.host import memory
 from noloco_node.run.schema import ModelSpec
 
 T = TypeVar("T")
@@ -110,7 +109,7 @@ def _outline(architecture: str, config: Any) -> nn.Module:
     # whatever a model is made for, each parameter takes 8 bytes: it, and its gradient or its sum in a mean
     if architecture in TABLES_IN_PYTHON:
         _sound(architecture, lambda: _check_table(architecture, config.get_text_config()))
-    with torch.device("meta"), _bounded(memory_bytes() // 8):
+    with torch.device("meta"), _bounded(memory.total_bytes() // 8):
         return _construct(architecture, config)
 
 
@@ -201,16 +200,6 @@ def layers(module: nn.Module) -> tuple[str, nn.ModuleList]:
     of experts lies inside it."""
     lists = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.ModuleList)]
     return max(lists, key=lambda named: sum(p.numel() for p in named[1].parameters()), default=("", nn.ModuleList()))
-
-
-def memory_bytes() -> int:
-    """All memory of this machine, or what this container may use."""
-    installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        allowed = Path("/sys/fs/cgroup/memory.max").read_text()
-    except OSError:
-        return installed
-    return min(installed, int(allowed)) if allowed.strip().isdigit() else installed
 
 
 def _values(spec: ModelSpec, vocabulary: int) -> dict[str, Any]:

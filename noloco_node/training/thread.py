@@ -33,7 +33,7 @@ from noloco_node.core.round_events import SWAPPING
 from noloco_node.core.verdict import Course, Verdict
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory
 from noloco_node.host import memory
-from noloco_node.training import mailbox, memory_budget, model
+from noloco_node.training import mailbox, memory_budget
 from noloco_node.training.gradients import NotMeasured, ShortOfMemory
 from noloco_node.training.mailbox import Mailbox, Progress
 from noloco_node.training.offer import CodecThread, Offer
@@ -428,7 +428,7 @@ class TrainingThread:
         replica.while_working(lambda: self._times.on("step"))
         count = fragments.count(replica.parameters, self._fragment_elements)
         state = (replica.parameters, replica.layout, count, replica.round, replica.device, replica.tokens)
-        self._post(Ready(*state, replica.device_limit_bytes, model.memory_bytes(), replica.gpu_uuid))
+        self._post(Ready(*state, replica.device_limit_bytes, memory.total_bytes(), replica.gpu_uuid))
         self._serve_until(replica, lambda: self._begun)
         self._times.start(replica.theta.device)
         self._evaluate(replica)

@@ -7,9 +7,9 @@ import pytest
 
 from noloco_node.cli import main
 from noloco_node.errors import OutOfMemory
+from noloco_node.host import memory
 from noloco_node.node import check_run
 from noloco_node.run import toml
-from noloco_node.training import model
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -122,7 +122,7 @@ def test_a_device_that_is_not_there(tmp_path, capsys, monkeypatch):
 
 
 def test_a_model_that_does_not_fit(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(model, "memory_bytes", lambda: 100_000)
+    monkeypatch.setattr(memory, "total_bytes", lambda: 100_000)
     assert main(["check", llama(tmp_path)]) == OutOfMemory.exit_code
     said = capsys.readouterr().err
     assert "there are 100 kB here (weights 43.2 kB, gradient" in said

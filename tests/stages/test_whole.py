@@ -10,6 +10,7 @@ from noloco_node.base.identity import Identity
 from noloco_node.data.corpus import NOTHING
 from noloco_node.data.tokens import BYTES
 from noloco_node.errors import OutOfMemory, UsageError
+from noloco_node.host import memory
 from noloco_node.publish import weights
 from noloco_node.publish.weights import Fetched
 from noloco_node.run import manifest
@@ -64,7 +65,7 @@ def test_a_layout_is_known_without_making_the_part() -> None:
 
 
 def test_a_part_that_does_not_fit_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model, "memory_bytes", lambda: 400_000)
+    monkeypatch.setattr(memory, "total_bytes", lambda: 400_000)
     monkeypatch.setattr(model, "build", lambda *_: pytest.fail("it was made"))
     with pytest.raises(OutOfMemory, match="slow weights and momentum"):
         StageInTest(staged_run(2), 1)

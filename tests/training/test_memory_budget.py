@@ -15,7 +15,7 @@ from noloco_node.errors import OutOfMemory
 from noloco_node.host import memory
 from noloco_node.host.config import EIGHT_BIT, FULL
 from noloco_node.host.gpu_peaks import bf16_flops
-from noloco_node.training import memory_budget, model
+from noloco_node.training import memory_budget
 from noloco_node.training.memory_budget import CALM_STEPS, MicroBatch
 
 GB = 10**9
@@ -66,7 +66,7 @@ def test_activations_are_counted_without_the_weights_in_bf16_that_were_measured_
 
 
 def test_what_does_not_fit_is_said_item_by_item(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model, "memory_bytes", lambda: 32_860_000)
+    monkeypatch.setattr(memory, "total_bytes", lambda: 32_860_000)
     memory_budget.check(lambda _: memory_budget.plan(10**6), FULL, torch.device("cpu"), 1.0)
     with pytest.raises(
         OutOfMemory, match=r"needs 32.9 MB and there are 32.9 MB here \(weights 4.0 MB, gradient"
@@ -82,7 +82,7 @@ def _card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (total - GB, total))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 0)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 0)
-    monkeypatch.setattr(model, "memory_bytes", lambda: 64 * GB)
+    monkeypatch.setattr(memory, "total_bytes", lambda: 64 * GB)
 
 
 def one_b(activations: int) -> Callable[[str], memory_budget.Plan]:
