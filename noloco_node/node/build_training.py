@@ -17,9 +17,10 @@ from noloco_node.host.config import NodeConfig
 from noloco_node.run.schema import Manifest
 from noloco_node.stages.part import Position
 from noloco_node.stages.passes import alone
+from noloco_node.training.mailbox import Message
 from noloco_node.training.replica import MAX_SKIPPED, WARM_UP_STEPS, Replica
 from noloco_node.training.task import Task
-from noloco_node.training.thread import Message, TrainingThread
+from noloco_node.training.thread import TrainingThread
 
 _MANY = 1 << 53
 

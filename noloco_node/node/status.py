@@ -17,7 +17,7 @@ from noloco_node.peers import rows
 from noloco_node.peers.record import MAX_ADDRESSES, PeerRecord, Presence
 from noloco_node.rounds.service import RoundService
 from noloco_node.run.schema import Manifest
-from noloco_node.training.thread import Ready
+from noloco_node.training.mailbox import Ready
 from noloco_node.views.peers import PeersView
 from noloco_node.views.status import BytesView, GpuView, Health, MemoryView, StageView, StatusView
 

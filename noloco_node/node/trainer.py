@@ -53,8 +53,9 @@ from noloco_node.stages.service import StageService, StageTerms
 from noloco_node.state_transfer import catch_up, choose_donor, client
 from noloco_node.state_transfer.collect import Collector, OtherStage, OwnState
 from noloco_node.state_transfer.server import StateService
+from noloco_node.training.mailbox import Failed, Finished, Judged, Message, PhaseEnded, Ready
 from noloco_node.training.replica import State, Trial
-from noloco_node.training.thread import Failed, Finished, Judged, Message, PhaseEnded, Ready, TrainingThread
+from noloco_node.training.thread import TrainingThread
 from noloco_node.views.gather import GatherView
 from noloco_node.views.history import HistoryView
 from noloco_node.views.peers import PeersView

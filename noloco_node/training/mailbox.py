@@ -1,4 +1,4 @@
-"""What is sent to the training thread: commands, and the mailbox that they lie in.
+"""What is sent to the training thread and what it sends: commands, the mailbox that they lie in, and messages.
 
 The mailbox is the one object that this thread and others both touch. A command with an `answer` always gets one, even
 when the thread ends before it reads the command.
@@ -12,15 +12,20 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
+from noloco_node.base.events import Evaluated, PhaseDone, RolledBack, Sampled
 from noloco_node.core.codecs.codec import Packed
+from noloco_node.core.verdict import Verdict
 from noloco_node.errors import NolocoError
 from noloco_node.training.replica import State, Trial
 from noloco_node.training.time_accounts import Spent
+
+if TYPE_CHECKING:
+    from noloco_node.training.offer import Offer
 
 T = TypeVar("T")
 
@@ -166,6 +171,62 @@ class RoundOver:
 
 
 Command = Signal | Begin | Amend | Question[Any] | Correct | Swapping | RoundOver
+
+
+# ---- messages --------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The model is built; training waits for `begin`."""
+
+    parameters: int
+    layout: bytes
+    fragments: int
+    round: int
+    """Above 0 after a checkpoint."""
+    device: str
+    tokens: int = 0
+    """That this replica trained on before, by its checkpoint."""
+    device_limit_bytes: int | None = None
+    """What training may take of the accelerator."""
+    host_limit_bytes: int | None = None
+    """What this machine has."""
+    gpu_uuid: str | None = None
+    """By which its driver knows the GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseEnded:
+    done: PhaseDone
+    offer: "Offer | None"
+    closed: str | None
+    """Why there is no offer."""
+    seconds: float
+    """Seconds of training, without pauses and waiting: the best estimate of the next phase's length."""
+    spent: Spent
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A swap has ended: whether its corrections stay."""
+
+    exchange: bytes
+    verdict: Verdict
+    loss_with: float
+    loss_without: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last phase is over; the thread goes on reading its mailbox. One more evaluation follows when the last round
+    is over too, of the weights that the run leaves behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    error: Exception
+
+
+Message = Ready | PhaseEnded | Evaluated | Sampled | RolledBack | Judged | Finished | Failed
 
 
 # ---- the mailbox -----------------------------------------------------------------------------------------------------

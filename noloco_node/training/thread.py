@@ -1,6 +1,6 @@
 """The training thread, which owns every tensor of the model and of both optimizers.
 
-Commands come in through its mailbox (training/mailbox.py), messages go out through `post`; no lock. At a boundary it
+Commands come in through its mailbox, messages go out through `post` (training/mailbox.py); no lock. At a boundary it
 snapshots u, takes the local step and posts the offer (training/offer.py). With eager overlap the next phase begins at
 once, and the partner's corrections are added between two steps of AdamW, also while a GPU works at the next gradient;
 with blocking overlap the thread only reads its mailbox until the round is over. A phase that ends with NaN or Inf is
@@ -30,12 +30,12 @@ from noloco_node.base.units import span
 from noloco_node.core import fragments, gpu
 from noloco_node.core.codecs.codec import Codec
 from noloco_node.core.round_events import SWAPPING
-from noloco_node.core.verdict import Course, Verdict
+from noloco_node.core.verdict import Course
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory
 from noloco_node.host import memory
 from noloco_node.training import mailbox, memory_budget
 from noloco_node.training.gradients import NotMeasured, ShortOfMemory
-from noloco_node.training.mailbox import Mailbox, Progress
+from noloco_node.training.mailbox import Failed, Finished, Judged, Mailbox, Message, PhaseEnded, Progress, Ready
 from noloco_node.training.offer import CodecThread, Offer
 from noloco_node.training.replica import Replica, Saved, State, Trial
 from noloco_node.training.time_accounts import Spent, TimeAccounts
@@ -57,62 +57,6 @@ SAMPLE_S = 5.0
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-# ---- what it posts ---------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """The model is built; training waits for `begin`."""
-
-    parameters: int
-    layout: bytes
-    fragments: int
-    round: int
-    """Above 0 after a checkpoint."""
-    device: str
-    tokens: int = 0
-    """That this replica trained on before, by its checkpoint."""
-    device_limit_bytes: int | None = None
-    """What training may take of the accelerator."""
-    host_limit_bytes: int | None = None
-    """What this machine has."""
-    gpu_uuid: str | None = None
-    """By which its driver knows the GPU."""
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseEnded:
-    done: PhaseDone
-    offer: Offer | None
-    closed: str | None
-    """Why there is no offer."""
-    seconds: float
-    """Seconds of training, without pauses and waiting: the best estimate of the next phase's length."""
-    spent: Spent
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A swap has ended: whether its corrections stay."""
-
-    exchange: bytes
-    verdict: Verdict
-    loss_with: float
-    loss_without: float
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The last phase is over; the thread goes on reading its mailbox. One more evaluation follows when the last round
-    is over too, of the weights that the run leaves behind."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    error: Exception
-
-
-Message = Ready | PhaseEnded | Evaluated | Sampled | RolledBack | Judged | Finished | Failed
 
 
 class _Stop(Exception):

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from noloco_node.checkpoints import checkpoint
 from noloco_node.core.codecs.by_name import codec
+from noloco_node.training.mailbox import Failed, Finished, PhaseEnded
 from noloco_node.training.replica import Replica
-from noloco_node.training.thread import Failed, Finished, PhaseEnded, TrainingThread
+from noloco_node.training.thread import TrainingThread
 
 RUN = small_run(steps=5, rounds=6)
 STEPS = 30

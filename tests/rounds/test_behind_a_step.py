@@ -13,9 +13,10 @@ from replicas import correct, small_replica, small_run
 from noloco_node.core.codecs.by_name import codec
 from noloco_node.rounds.link import Link
 from noloco_node.rounds.swap import Backlog, Swap
+from noloco_node.training.mailbox import PhaseEnded
 from noloco_node.training.offer import Offer
 from noloco_node.training.replica import Replica
-from noloco_node.training.thread import PhaseEnded, TrainingThread
+from noloco_node.training.thread import TrainingThread
 
 FRAGMENT = 256
 DEADLINE_S = 20.0

@@ -20,10 +20,11 @@ from noloco_node.core.verdict import Losses
 from noloco_node.errors import OutOfMemory
 from noloco_node.training import language, thread
 from noloco_node.training.gradients import ShortOfMemory
+from noloco_node.training.mailbox import Failed, Finished, Judged, Message, PhaseEnded
 from noloco_node.training.memory_budget import CALM_STEPS
 from noloco_node.training.offer import CodecThread, Offer
 from noloco_node.training.replica import Replica
-from noloco_node.training.thread import Failed, Finished, Judged, Message, PhaseEnded, TrainingThread
+from noloco_node.training.thread import TrainingThread
 
 DEADLINE_S = 60.0
 

@@ -19,8 +19,9 @@ from noloco_node.core.codecs.by_name import codec, rehearse
 from noloco_node.core.kernels import BLOCK, Grid, for_device
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.training import background_copy, language, memory_budget
+from noloco_node.training.mailbox import Ready
 from noloco_node.training.replica import Replica
-from noloco_node.training.thread import FRAGMENT_ELEMENTS, Ready
+from noloco_node.training.thread import FRAGMENT_ELEMENTS
 
 STEPS, EXAMPLES, LENGTH = 2, 4, 64
 PAGEABLE = 1 << 20

@@ -34,9 +34,10 @@ from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory, Pe
 from noloco_node.host import memory
 from noloco_node.run.schema import SampleSpec
 from noloco_node.training.gradients import ShortOfMemory
+from noloco_node.training.mailbox import Failed, Finished, Judged, PhaseEnded, Ready
 from noloco_node.training.offer import Offer
 from noloco_node.training.replica import Replica, State
-from noloco_node.training.thread import Failed, Finished, Judged, PhaseEnded, Ready, TrainingThread
+from noloco_node.training.thread import TrainingThread
 
 DEADLINE_S = 20.0
 

@@ -24,10 +24,10 @@ from noloco_node.core.codecs.by_name import codec
 from noloco_node.core.codecs.codec import BLOCK
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.training import model
-from noloco_node.training.mailbox import Command, Correct
+from noloco_node.training.mailbox import Command, Correct, Finished, Judged, PhaseEnded, Ready
 from noloco_node.training.offer import CodecThread, Offer
 from noloco_node.training.replica import Replica
-from noloco_node.training.thread import FRAGMENT_ELEMENTS, Finished, Judged, PhaseEnded, Ready, TrainingThread
+from noloco_node.training.thread import FRAGMENT_ELEMENTS, TrainingThread
 
 BUSY, ROUND_S, CHECKPOINT_S, PLAN = 0.99, 0.3, 1.5, 0.10
 PHASES, STEPS, BATCH, LENGTH = 3, 50, 65_536, 1024

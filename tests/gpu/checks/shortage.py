@@ -12,8 +12,9 @@ from torch import Tensor
 from noloco_node.core.codecs.by_name import codec
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.training import model
+from noloco_node.training.mailbox import PhaseEnded, Ready
 from noloco_node.training.replica import Replica
-from noloco_node.training.thread import PhaseEnded, Ready, TrainingThread
+from noloco_node.training.thread import TrainingThread
 
 LEFT_BYTES = 64 << 20
 HELD_S = 8.0

@@ -21,10 +21,10 @@ from torch import Tensor
 from noloco_node.core import gpu
 from noloco_node.core.codecs.by_name import codec
 from noloco_node.run.schema import Manifest
-from noloco_node.training.mailbox import Command, Correct
+from noloco_node.training.mailbox import Command, Correct, Finished, Judged, PhaseEnded, Ready
 from noloco_node.training.offer import CodecThread, Offer
 from noloco_node.training.replica import Replica
-from noloco_node.training.thread import Finished, Judged, PhaseEnded, Ready, TrainingThread
+from noloco_node.training.thread import TrainingThread
 
 STEPS, ROUNDS = 6, 4
 ADDED_BEHIND = 3

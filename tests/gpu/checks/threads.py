@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from noloco_node.training.mailbox import Failed, PhaseEnded
 from noloco_node.training.offer import Offer
-from noloco_node.training.thread import Failed, PhaseEnded
 
 DEADLINE_S = 60.0
 
