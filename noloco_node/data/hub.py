@@ -13,27 +13,24 @@ several read is that of stream.py, the best there is without knowing of each oth
 records eight replicas that read 5,000 each read 26,206 ± 1,792 distinct ones in pieces of 1,000, 26,184 ± 3,339 in a
 file without pieces. If they all began within the first 1,024 records of one file they would read 5,802 ± 127.
 
-A thread keeps the next blocks ready. When the network fails it waits, logs that, and tries again. The manifest and what
-it names come from unknown authors: only formats that hold data are read, and only files of that data set.
+hub_stream.py reads the next blocks in a thread. When the network fails, that waits, logs it, and tries again. The
+manifest and what it names come from unknown authors: only formats that hold data are read, and only files of that data
+set.
 """
 
 import logging
-import queue
 import threading
 import time
-import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, islice, pairwise
 from typing import Any, TypeAlias
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from noloco_node.base.extras import pip_install
 from noloco_node.base.validation import in_one_line
+from noloco_node.data.hub_stream import Block, HubStream, Mark
 from noloco_node.data.parts import HELD_OUT
 from noloco_node.data.stream import generator, spread
 from noloco_node.data.tokens import Tokenizer, Tokens, packed
@@ -49,15 +46,12 @@ BLOCK_RECORDS, BLOCK_TEXT = 1024, 8 << 20
 """Records and characters of a block, whichever is reached first. What a record alone has beyond them is left out."""
 BATCH_RECORDS = 64
 """Of a Parquet file in memory at once; else a row group, whose records may all be the same long text."""
-BLOCKS_READY = 2
 HELD_OUT_RECORDS, HELD_OUT_TEXT = 1024, 2 << 20
 """Records and characters held out, whichever is reached first; of a smaller shard one record in 16."""
 MAX_SKIP = 100_000
 """An epoch begins within so many records of its first piece, which is streamed up to there; of a set in many pieces
 within its share of them, as few replicas begin in the same one."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
-STOP_S = 2.0
-"""For the thread to end; one that waits for the network ends with the process."""
 
 _FORMATS = ("parquet", "json", "text", "csv", "arrow")
 _NETWORK = ("httpx", "httpcore", "aiohttp", "requests", "urllib3", "fsspec", "huggingface_hub")
@@ -84,7 +78,7 @@ class HubCorpus:
         """Spread evenly over the held-out part."""
         return spread(self.held_out, sequence_length, count)
 
-    def stream(self, sequence_length: int, seed: int, peer_id: str) -> "HubStream":
+    def stream(self, sequence_length: int, seed: int, peer_id: str) -> HubStream:
         return HubStream(Reader(self, f"{seed}/{peer_id}"), sequence_length)
 
 
@@ -194,30 +188,6 @@ def text_of(record: Mapping[str, Any], field: str, name: str) -> str:
 
 
 # ---- the order of blocks ----
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """The start of a block."""
-
-    epoch: int = 0
-    part: int = 0
-    """Index in the epoch. A part is a shard; the last part is the beginning of the first shard's first piece, before
-    the offset."""
-    piece: int = 0
-    """Index in the part."""
-    block: int = 0
-    """Index in the piece."""
-    state: dict[str, Any] | None = None
-    """The `datasets` library's state in the piece; None at its beginning."""
-    offset: int | None = None
-    """Records of the epoch's first piece that are read at its end; None before their number is known."""
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    mark: Mark
-    tokens: Tokens
-
-
 class Reader:
     """The blocks that one replica reads, in order. Belongs to the thread that reads."""
 
@@ -346,130 +316,3 @@ def _is_temporary(error: BaseException | None) -> bool:
 
 def _log_waiting(name: str, error: Exception, wait_s: float) -> None:
     log.warning("waiting for the data set %s (%s): again in %.0f s", name, in_one_line(error), wait_s)
-
-
-# ---- the stream ----
-class HubStream:
-    """A replica's endless batches. The same seed and peer id read the same, from any position."""
-
-    def __init__(self, reader: Reader, sequence_length: int) -> None:
-        self._reader, self._length = reader, sequence_length
-        self._start, self._taken = Mark(), 0
-        self._ready: deque[Block] = deque()
-        self._ahead: Ahead | None = None
-
-    @property
-    def position(self) -> dict[str, Any]:
-        return {**asdict(self._mark), "taken": self._taken}
-
-    @property
-    def _mark(self) -> Mark:
-        return self._ready[0].mark if self._ready else self._start
-
-    def seek(self, position: Any) -> None:
-        """ValueError where no stream of this data set can be at that position."""
-        try:
-            rest = dict(position)
-            taken = rest.pop("taken")
-            if "piece" not in rest:  # of a version with another order: the epoch begins again
-                rest, taken = {"epoch": rest["epoch"]}, 0
-            mark = Mark(**rest)
-            numbers = (taken, mark.epoch, mark.part, mark.piece, mark.block, mark.offset or 0)
-            if not all(isinstance(n, int) for n in numbers) or taken < 0:
-                raise TypeError("whole numbers are wanted")
-        except (TypeError, ValueError, KeyError) as error:
-            raise ValueError(f"no position in a data set: {error}") from None
-        self._reader.check(mark)
-        self.close()
-        self._start, self._taken = mark, taken
-
-    def ready(self, sequences: int, within_s: float) -> bool:
-        """Whether `next` can return so many at once; waits for them up to `within_s`."""
-        until = time.monotonic() + within_s
-        while sum(len(block.tokens) for block in self._ready) <= self._taken + sequences * self._length:
-            block = self._next_block(max(0.0, until - time.monotonic()))
-            if block is None:
-                return False
-            self._ready.append(block)
-        return True
-
-    def next(self, sequences: int) -> Tensor:
-        """(sequences, sequence_length + 1). Waits where the network is slower than training."""
-        while not self.ready(sequences, LONGEST_WAIT_S):
-            pass
-        return torch.from_numpy(np.stack([self._row() for _ in range(sequences)]))
-
-    def close(self) -> None:
-        """Stop reading ahead. The position stays, and `next` continues from it."""
-        if self._ahead is not None:
-            self._start = self._mark
-            self._ahead.close()
-            self._ahead = None
-            self._ready.clear()
-
-    def _row(self) -> Any:
-        """The next length + 1 tokens, which are ready; the next row begins with the last one."""
-        parts: list[Tokens] = []
-        wanted, at = self._length + 1, self._taken
-        for block in self._ready:
-            parts.append(block.tokens[at : at + wanted])
-            wanted -= len(parts[-1])
-            at = max(0, at - len(block.tokens))
-            if not wanted:
-                break
-        self._taken += self._length
-        while self._taken >= len(self._ready[0].tokens):
-            self._taken -= len(self._ready.popleft().tokens)
-        return np.concatenate(parts).astype(np.int64)
-
-    def _next_block(self, within_s: float) -> Block | None:
-        if self._ahead is None:
-            start, reader = self._start, self._reader
-            self._ahead = Ahead(lambda stop: reader.blocks(start, stop))
-            weakref.finalize(self, self._ahead.close)
-        return self._ahead.get(within_s)
-
-
-class Ahead:
-    """A thread that keeps the next few blocks ready."""
-
-    def __init__(self, blocks: Callable[[threading.Event], Iterator[Block]]) -> None:
-        self._stop = threading.Event()
-        self._queue: queue.Queue[Block | BaseException] = queue.Queue(BLOCKS_READY)
-        self._thread = threading.Thread(target=self._work, args=(blocks(self._stop),), name="data", daemon=True)
-        self._thread.start()
-
-    def get(self, within_s: float) -> Block | None:
-        """The next block, None if it is not ready in time. Raises the error that the thread ended with."""
-        try:
-            found = self._queue.get(timeout=within_s)
-        except queue.Empty:
-            return None
-        if isinstance(found, BaseException):
-            self._queue.put(found)  # for the next call
-            raise found
-        return found
-
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join(STOP_S)
-
-    def _work(self, blocks: Iterator[Block]) -> None:
-        try:
-            for block in blocks:
-                if not self._put(block):
-                    break
-        except BaseException as error:  # noqa: BLE001 (it is raised by `get`, which else would wait for ever)
-            self._put(error)
-        finally:
-            blocks.close()  # type: ignore[attr-defined]
-
-    def _put(self, item: Block | BaseException) -> bool:
-        """False after `close`."""
-        while not self._stop.is_set():
-            try:
-                self._queue.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-            return True
-        return False

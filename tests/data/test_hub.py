@@ -17,7 +17,8 @@ import torch
 from texts import jsonl, parquet, texts, tokenizer_json
 
 from noloco_node.data import corpus, hub
-from noloco_node.data.hub import HubCorpus, HubStream
+from noloco_node.data.hub import HubCorpus
+from noloco_node.data.hub_stream import BLOCKS_READY, Ahead, HubStream, Mark
 from noloco_node.data.tokens import BYTES, FileTokenizer, Tokenizer
 from noloco_node.errors import Incompatible, NolocoError, UsageError
 from noloco_node.run.schema import DataSpec
@@ -165,7 +166,7 @@ def test_of_an_endless_record_only_its_beginning_is_taken(
     given = ["b" * 900, *["a" * 50_000] * 40]
     found = opened(datasets.IterableDataset.from_generator(lambda: iter([{"text": text} for text in given])))
     assert documents(torch.from_numpy(found.held_out.astype(np.int64))[None]) == ["b" * 900, "a" * 1000]
-    blocks = hub.Reader(found, "1/a").blocks(hub.Mark(offset=0), threading.Event())
+    blocks = hub.Reader(found, "1/a").blocks(Mark(offset=0), threading.Event())
     assert {len(next(blocks).tokens) for _ in range(10)} == {2001}
 
 
@@ -185,7 +186,7 @@ def test_a_few_blocks_are_kept_ready_and_no_more(shards: Any, streams: Callable[
     assert stream._ahead is not None
     waiting = stream._ahead._queue
     until(waiting.full)
-    assert waiting.qsize() == hub.BLOCKS_READY
+    assert waiting.qsize() == BLOCKS_READY
 
 
 def test_the_thread_ends_with_the_stream(shards: Any) -> None:
@@ -262,7 +263,7 @@ def test_who_only_asks_does_not_wait_for_the_network(
 def test_closing_while_the_network_is_waited_for_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "FIRST_WAIT_S", 600.0)
     corpus = opened(failing([ConnectionError("no route")], at=0))
-    ahead = hub.Ahead(lambda stopped: hub.Reader(corpus, "1/b").blocks(hub.Mark(), stopped))
+    ahead = Ahead(lambda stopped: hub.Reader(corpus, "1/b").blocks(Mark(), stopped))
     ahead.close()
     assert not ahead._thread.is_alive()
 
