@@ -62,7 +62,7 @@ def _training(parser: argparse.ArgumentParser) -> None:
     add("--run", metavar="FILE", help="a run.toml: its model, phases and codec, on Python's library (default: tiny)")
     add("--replicas", metavar="N", type=int, default=8, help="default: 8")
     add("--inner-steps", metavar="H", type=int, help="steps of a phase (default: as in run.toml)")
-    add("--rounds", metavar="N", type=int, default=25, help="phases of H steps (default: 25)")
+    add("--rounds", metavar="N", type=int, default=24, help="phases of H steps (default: 24)")
     add("--codec", metavar="NAME", help="the encoding of what is sent (default: as in run.toml)")
     add(
         "--non-iid",

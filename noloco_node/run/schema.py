@@ -141,7 +141,7 @@ class DataSpec(Table):
 
 
 class InnerSpec(Table):
-    steps: int | None = _whole(1, 100_000, default=24)
+    steps: int | None = _whole(1, 100_000, default=25)
     """Steps of an inner phase (the paper's H); None with `seconds`."""
     seconds: float | None = _field("a number from 0.01 to 86400", ge=0.01, le=86_400, default=None)
     """How long an inner phase lasts on every machine, instead of `steps`: fast and slow machines end it together."""

@@ -10,7 +10,7 @@ from noloco_node.errors import UsageError
 from noloco_node.run.schema import DataSpec, InnerSpec, ModelSpec, OuterSpec
 
 EAGER_SHARE = 25
-"""`eager` applies a correction 1/25 of a phase after its boundary: 1 of 24 steps, as with 1 B parameters, 3 s a step
+"""`eager` applies a correction 1/25 of a phase after its boundary: 1 of 25 steps, as with 1 B parameters, 3 s a step
 and 1 Gbit/s. `delay=N` is for slower links; `--links` computes N from a link."""
 
 
@@ -128,7 +128,7 @@ class Settings:
     """What all algorithms of a comparison share: the same start, data, order and number of tokens."""
 
     replicas: int = 8
-    rounds: int = 25
+    rounds: int = 24
     """Phases of `inner.steps` steps; an algorithm with its own H has more or fewer of them for the same steps."""
     seed: int = 1
     iid: bool = True

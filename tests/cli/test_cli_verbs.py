@@ -366,7 +366,7 @@ def test_a_node_runs_here_already(running, node, capsys):
 
 
 def test_a_wrong_manifest_is_found_first(running, node, tmp_path, capsys):
-    (tmp_path / "run.toml").write_text(toml.template().replace("steps = 24", "steps = 'many'"))
+    (tmp_path / "run.toml").write_text(toml.template().replace("steps = 25", "steps = 'many'"))
     assert main(["start", "run.toml"]) == 2
     assert capsys.readouterr().err == "run.toml: inner.steps must be a whole number from 1 to 100000, not 'many'\n"
 

@@ -108,7 +108,7 @@ def test_a_task_without_text_has_no_sample(run_toml):
 
 
 def test_a_phase_by_time(run_toml):
-    run = toml.load(run_toml("steps = 24", "seconds = 30"))
+    run = toml.load(run_toml("steps = 25", "seconds = 30"))
     assert (run.inner.steps, run.inner.seconds) == (None, 30.0)
     assert manifest.parse(run.canonical()) == run
     assert b'"seconds":30.0,"steps":null' in run.canonical()
@@ -117,12 +117,12 @@ def test_a_phase_by_time(run_toml):
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ("steps = 24", "steps = 'many'", "inner.steps must be a whole number from 1 to 100000, not 'many'"),
-        ("steps = 24", "steps = 0", "inner.steps must be a whole number from 1 to 100000, not 0"),
-        ("steps = 24", "steps = true", "inner.steps must be a whole number from 1 to 100000, not true"),
-        ("steps = 24", "step = 24", "inner.step is not known, did you mean steps?"),
-        ("steps = 24", "steps = 24\nseconds = 30", "inner needs either steps or seconds"),
-        ("steps = 24", "seconds = 0", "inner.seconds must be a number from 0.01 to 86400, not 0"),
+        ("steps = 25", "steps = 'many'", "inner.steps must be a whole number from 1 to 100000, not 'many'"),
+        ("steps = 25", "steps = 0", "inner.steps must be a whole number from 1 to 100000, not 0"),
+        ("steps = 25", "steps = true", "inner.steps must be a whole number from 1 to 100000, not true"),
+        ("steps = 25", "step = 24", "inner.step is not known, did you mean steps?"),
+        ("steps = 25", "steps = 25\nseconds = 30", "inner needs either steps or seconds"),
+        ("steps = 25", "seconds = 0", "inner.seconds must be a number from 0.01 to 86400, not 0"),
         ("round = 1", "round = 0", "outer.swaps_per_round must be a whole number from 1 to 16, or auto, not 0"),
         ("round = 1", "round = 'all'", "outer.swaps_per_round must be a whole number from 1 to 16, or auto, not 'all'"),
         ("seed", "sed", "sed is not known, did you mean seed?"),
