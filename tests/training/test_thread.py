@@ -935,6 +935,29 @@ def test_a_swap_that_there_was_no_memory_to_judge_is_judged_before_the_next_one(
         assert watched.until(Judged).exchange == b"first"
 
 
+def test_a_swap_that_there_is_no_memory_to_judge_stays_once_the_next_one_begins() -> None:
+    asked = threading.Event()
+
+    def measured() -> Losses:
+        asked.set()
+        raise ShortOfMemory("for long")
+
+    run = small_run(steps=300)
+    replica = small_replica(run=run)
+    with begun(lambda: replica) as one, begun(lambda: small_replica("b", run)) as other:
+        ours, theirs = one.offer(), other.offer()
+        replica.losses = measured  # type: ignore[method-assign]
+        swapping(one, True)
+        swap(ours, theirs)
+        swapping(one, False)
+        settled = ours.settled()
+        assert asked.wait(DEADLINE_S)
+        assert not settled.done()
+        swapping(one, True)
+        answer(settled)
+        assert not replica.has_swapped, "nothing of it is left to be taken back with the next partner's"
+
+
 def test_who_waits_for_a_verdict_is_told_when_the_weights_are_given_up() -> None:
     with begun() as one, begun(lambda: small_replica("b")) as other:
         ours, theirs = one.offer(), other.offer()
