@@ -6,7 +6,7 @@ be is compared with what was ordered last, and the differences are the actions. 
 
     STARTING -> JOINING -> TRAINING -> FINISHED      JOINING takes a peer's state, or finds that nobody has one
     TRAINING <-> PAUSED, SOLO                        the volunteer's limits
-    TRAINING, PAUSED -> JOINING -> TRAINING          catching up: after a divergence, or a pause that lasted too long
+    TRAINING, PAUSED -> JOINING -> TRAINING          catching up: after a divergence, or a pause or sleep too long
     STARTING -> RENDEZVOUS                           a node that trains nothing
     any -> LEAVING                                   the end
 """
@@ -36,6 +36,8 @@ class Signal(Enum):
     """No peer's state is needed, or none could be had: training can begin, or go on."""
     DIVERGED = auto()
     """This node's weights are assumed to have diverged from everybody else's."""
+    LEFT_BEHIND = auto()
+    """This node stood still, as in a machine's sleep, and is so far behind the others that it has to catch up."""
     ROLLED_BACK = auto()
     """The weights that open offers are made of were replaced by a checkpoint's."""
     BOUNDARY = auto()
@@ -135,7 +137,7 @@ class Lifecycle:
         self._waits_for: str | None = NETWORK
         self._limits = Limits(None)
         self._catch_up: str | None = None
-        """Why a node that has trained is JOINING again: DIVERGED or PAUSED."""
+        """Why a node that has trained is JOINING again: DIVERGED, or PAUSED, be it by a standstill."""
         self._rolled_back = False
         self._work_done = False
         self._rounds_over = False
@@ -185,6 +187,8 @@ class Lifecycle:
                     self._obey(event)
             case Signal.DIVERGED if self.state is NodeState.TRAINING and not self._work_done:
                 self._join_again(DIVERGED)
+            case Signal.LEFT_BEHIND if self.state is NodeState.TRAINING and not self._work_done:
+                self._join_again(PAUSED)
             case Signal.ROLLED_BACK:
                 self._rolled_back = True
             case Signal.BOUNDARY if self.state in AT_WORK:

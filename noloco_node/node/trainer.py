@@ -29,6 +29,7 @@ from noloco_node.errors import NolocoError, SwarmUnreachable
 from noloco_node.host import nvml, remembered
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.policy import Policy
+from noloco_node.host.standstill import LOOK_S, Standstill
 from noloco_node.node import build_training, find_run, lifecycle, outcome, status, which_stage
 from noloco_node.node.base import BaseNode, Report
 from noloco_node.node.follow_author import FollowAuthor
@@ -133,6 +134,8 @@ class TrainingNode(BaseNode):
         cache = PeerCache(self._home.root / "peers.json")
         self._membership = Membership(self._transport, cache, self._update_candidates, self._refuses)
         self._catch_up: catch_up.CatchUp | None = None
+        self._stood_still = False
+        """And how far the others are has not been seen since."""
         exporters.check(config.sinks)
 
     # ---- from start to end ----
@@ -238,7 +241,15 @@ class TrainingNode(BaseNode):
         def look_again_s() -> float:
             return self._membership.look_again_s(self._life.state, self._stats.with_peer)
 
+        standstill = Standstill()
+
+        async def notice() -> None:
+            if standstill.is_over():
+                log.info("this node stood still for a while")
+                self._stood_still = True
+
         return [
+            periodic.every(lambda: LOOK_S, notice, ()),
             periodic.every(look_again_s, self._membership.look, (NolocoError, OSError)),
             periodic.every(lambda: CACHE_S, self._membership.refresh_cache, (NolocoError, OSError)),
             periodic.every(lambda: LIMITS_S, self._check_limits, (NolocoError, OSError)),
@@ -608,6 +619,10 @@ class TrainingNode(BaseNode):
         training = [record for record in self.seen() if record.state == NodeState.TRAINING]
         self._rounds.candidates({record.peer_id: self._transport.place_of(record.peer_id) for record in training})
         self._recorder.curves.seen(training)
+        if self._stood_still and training and self._rounds.partner is None:
+            self._stood_still = False
+            if self._catch_up and self._catch_up.is_behind():
+                self._handle(lifecycle.Signal.LEFT_BEHIND)
         if self._at:
             after, beside = (
                 [record.peer_id for record in self._at_stage(further) if record.state in SERVES_STAGE]

@@ -1,9 +1,9 @@
 """Catching up: when a node replaces its weights by a peer's state, and which peer's.
 
-A node does so when it is new, after a long absence or pause, and when its weights have diverged from everybody else's.
-That they have is no hearsay: only what its own codec found counts, with several partners that it has committed rounds
-with before. It then never takes the state of one it diverged from: two nodes alone that diverged keep what they have,
-and `health` says what to do.
+A node does so when it is new, after a long absence, pause or standstill, and when its weights have diverged from
+everybody else's. That they have is no hearsay: only what its own codec found counts, with several partners that it has
+committed rounds with before. It then never takes the state of one it diverged from: two nodes alone that diverged keep
+what they have, and `health` says what to do.
 
 Which peers' state is worth having is decided here, from presence records; state_transfer/choose_donor.py picks one of
 them and downloads, state_transfer/cross_check.py says whether to keep what came. Training and rounds are paused

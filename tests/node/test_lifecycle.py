@@ -107,6 +107,19 @@ def test_a_long_pause_ends_in_catching_up() -> None:
     assert told(trains(SPENT), Limits(None, behind=True)) == [Order.RESUME_ROUNDS], "it went on training"
 
 
+def test_a_node_that_stood_still_and_was_left_behind_catches_up() -> None:
+    life = trains()
+    assert told(life, BEHIND) == [], "a slow machine, which trains on"
+    assert told(life, Signal.LEFT_BEHIND, Signal.LEFT_BEHIND) == [
+        PauseRounds(PAUSED),
+        Order.PAUSE_TRAINING,
+        StartCatchUp(diverged=False),
+    ]
+    assert told(life, Signal.CAUGHT_UP) == [Order.STOP_CATCH_UP, Order.RESUME_ROUNDS, Order.RESUME_TRAINING]
+    assert told(trains(PAUSE), Signal.LEFT_BEHIND) == [], "the end of the pause will show it"
+    assert told(trains(Signal.WORK_DONE), Signal.LEFT_BEHIND) == []
+
+
 def test_weights_that_diverged_are_replaced() -> None:
     life = trains()
     assert told(life, Signal.DIVERGED, Signal.DIVERGED) == [
