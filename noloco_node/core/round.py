@@ -92,6 +92,9 @@ MAX_LAG = 8
 MIN_BLOCKED_S = 600.0
 """With blocking overlap a swap may take MAX_LAG phases by the clock, but always so long: no correction is late there,
 and a short phase is no reason to break the swap."""
+MOST_LONGER, LONG_S = 8.0, 600.0
+"""A phase counts as so many times the one before it, or as LONG_S, at most. As the process stands still, no clock does:
+the phase of a night's standstill made back-offs of hours and quarantines of days out of those of minutes."""
 LEASH, SHORT_LEASH = 2, 1
 """Boundaries within which a swap must get on, where others are there; the second after a swap that broke."""
 BROKEN_FACTOR = 4.0
@@ -240,7 +243,7 @@ class Round:
                 self._held = None if self._held and self._held.exchange == exchange else self._held
                 if self._appointment and self._appointment.exchange == exchange:
                     gone, self._appointment = self._appointment, None
-                    self.partners.charge(gone.peer, gone.place, (now - self._appointed_at) / self._phase_s)
+                    self.partners.charge(gone.peer, gone.place, self._passed_s(self._appointed_at) / self._phase_s)
                 return self._at_swap_end(SwapEnded(exchange, "hung_up"), now)  # accepted, but gone before it knew
             case Accepted(exchange):
                 return self._at_accepted(exchange, now)
@@ -267,7 +270,8 @@ class Round:
         return []
 
     def _at_boundary(self, event: Boundary, now: float) -> list[Action]:
-        self._phase_s, self._boundary_at = event.phase_s, now
+        most_s = max(MOST_LONGER * self._phase_s, LONG_S) if self._boundary_at > float("-inf") else float("inf")
+        self._phase_s, self._boundary_at = min(event.phase_s, most_s), now
         self.partners.share(now)
         if self._swap and self._offer:
             self._offer.lag += 1
@@ -314,9 +318,9 @@ class Round:
         if self._outgoing is None or self._outgoing.exchange != event.exchange or self._offer is None:
             return []
         call, self._outgoing = self._outgoing, None
-        waited_s = 0.0 if call.appointed_at is None else now - call.appointed_at
+        waited_s = 0.0 if call.appointed_at is None else self._passed_s(call.appointed_at)
         self._offer.reason = "missed_appointment" if waited_s else event.reason
-        lost_s = now - call.began if isinstance(event, Unanswered) else waited_s
+        lost_s = self._passed_s(call.began) if isinstance(event, Unanswered) else waited_s
         self.partners.charge(call.peer, call.place, lost_s / self._phase_s)
         if self._held:
             return self._accept(self._offer, self._held, now)
@@ -333,7 +337,7 @@ class Round:
             return []
         swap, offer = self._swap, self._offer
         self._swap = None
-        held_s = now - swap.began
+        held_s = self._passed_s(swap.began)
         if event.reason is None:
             self.partners.charge(swap.peer, swap.place, max(1.0, held_s / self._phase_s))
             return self._at_whole_swap(offer, swap.peer, held_s, event, now)
@@ -551,6 +555,10 @@ class Round:
             return []
         self._offer = None
         return [self._end(offer)]
+
+    def _passed_s(self, since: float) -> float:
+        """How long a peer held this node: no longer than a swap may last, whatever the clock says of a standstill."""
+        return min(self._now - since, max(MIN_BLOCKED_S, (MAX_LAG + 1) * self._phase_s))
 
     def _expires_at(self) -> float:
         if self._swap:

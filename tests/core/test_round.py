@@ -15,6 +15,7 @@ from noloco_node.core.backoff import SILENT
 from noloco_node.core.partners import ALL_QUARANTINED, BACKING_OFF, MOST_RECENT, no_repeat
 from noloco_node.core.round import (
     LOGGED_EVENTS,
+    LONG_S,
     MAX_CALLS,
     MAX_LAG,
     MIN_BLOCKED_S,
@@ -836,6 +837,26 @@ def test_after_a_swap_that_broke_the_leash_is_shorter() -> None:
     m.handle(Refused(call.exchange, "busy", 10.0), 11.0)
     assert m.handle(Called(LOW, "b", 9.0), 13.0) == [Accept(LOW, "b", 1)]
     assert HangUp(LOW) in m.handle(Boundary(2, 10.0, "swapping", 0.0), 20.0)
+
+
+def test_a_night_that_the_process_stood_still_is_no_reason_to_leave_peers_alone_for_days() -> None:
+    night_s, phase_s = 8 * 3600.0, 30.0
+    m = machine("b", "c", "d", "e")
+    m.handle(Boundary(1, phase_s), 0.0)
+    peer, exchange = m._outgoing.peer, m._outgoing.exchange
+    m.handle(Accepted(exchange), 1.0)
+    now = night_s + 1
+    m.handle(SwapEnded(exchange, "silent"), now)
+    assert m.partners.free_at(peer) - now <= 7 * MIN_BLOCKED_S
+    m.handle(Boundary(2, night_s + phase_s), now + 20)
+    called = m._outgoing
+    assert called.peer != peer
+    m.handle(Refused(called.exchange, "busy", 0.0), now + 21)
+    assert m.partners.free_at(called.peer) - now <= LONG_S
+    m.handle(Stopping(), now + 21)
+    assert m._next_boundary() - now <= LONG_S + 20, "who calls is told when this node will be free"
+    m.handle(Boundary(3, phase_s), now + 50)
+    assert m._phase_s == phase_s
 
 
 def test_who_sent_bad_input_is_in_quarantine() -> None:
