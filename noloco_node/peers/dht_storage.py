@@ -4,7 +4,8 @@ hivemind keeps every record that comes, and of two the one that expires later: w
 overwrite anybody's record for a billion seconds, and fill our memory. `CheckedCalls` lets through what
 peers/dht_messages.py allows; `RecordValidator` accepts a record only if its own peer signed it, at a key it belongs to,
 with the expiry that follows from the signed time; `DhtStorage` bounds how many are stored; `RoutingUpdates` bounds how
-many nodes are known. All take hivemind's place for its `DHTNode`, and import it late: that takes seconds.
+many nodes are known; `SilentPeers` are left out for a moment. All take hivemind's place for its `DHTNode`, and import
+it late: that takes seconds.
 """
 
 import time
@@ -13,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+from noloco_node.base.latest import remember
 from noloco_node.errors import PeerRefused
 from noloco_node.peers import dht_messages
 from noloco_node.peers.dht_messages import MAX_IN_BUCKET
@@ -28,6 +30,7 @@ MAX_OF_SIGNER = 16
 """At two depths and at depth 0, and those of the last two minutes, in which a run may grow a hundredfold."""
 PEER_A_MINUTE, PLACE_A_MINUTE = 300, 1200
 """Requests: a node makes a few dozen."""
+MAX_SILENT = 1024
 MARGIN_S = 60.0
 """An answer's records may live so much longer than this node would store them: two clocks are up to 30 s wrong each."""
 
@@ -221,6 +224,26 @@ class _Held(NamedTuple):
     expires: float
     place: str
     """Where its caller was."""
+
+
+class SilentPeers:
+    """Whom hivemind asks nothing for a moment, as they did not answer: in its `Blacklist`'s place, which goes by the
+    wall clock. Where that was set back by two hours, it asked them nothing for as long."""
+
+    def __init__(self, silent_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._silent_s = silent_s
+        self._clock = clock
+        self._until: dict[Any, float] = {}
+
+    def register_failure(self, peer: Any) -> None:
+        if peer not in self:
+            remember(self._until, peer, self._clock() + self._silent_s, MAX_SILENT)
+
+    def register_success(self, peer: Any) -> None:
+        self._until.pop(peer, None)
+
+    def __contains__(self, peer: object) -> bool:
+        return self._until.get(peer, 0.0) > self._clock()
 
 
 class RoutingUpdates:

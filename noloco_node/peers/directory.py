@@ -22,7 +22,7 @@ from noloco_node.base.states import NodeState
 from noloco_node.errors import SwarmUnreachable
 from noloco_node.peers.answering import Answering
 from noloco_node.peers.dht_messages import node_id
-from noloco_node.peers.dht_storage import CheckedCalls, DhtStorage, RecordValidator, RoutingUpdates
+from noloco_node.peers.dht_storage import CheckedCalls, DhtStorage, RecordValidator, RoutingUpdates, SilentPeers
 from noloco_node.peers.record import (
     MAX_ADDRESSES,
     PeerRecord,
@@ -38,6 +38,7 @@ from noloco_node.peers.size_estimate import SizeEstimate
 _DHT_S = 10.0  # for one look-up or store: a few rounds of calls, each cancelled after 3 s
 _LEAVE_S = 2.0  # leaving is quick even if no peer answers any more
 _CALL_S = 3.0
+_SILENT_S = 5.0  # that a peer without an answer is not asked: one that was away for an hour as long as any other
 _NEAREST = 8  # nodes that a look-up or store asks; five of them hold a record. hivemind's 20 answered with 20 copies
 _FIRST_READS = 2  # before a record is written: what the first says of the run's size, the second checks
 _PINGED = 64  # peers that a node pings when its routing table is empty
@@ -132,11 +133,11 @@ class Directory:
                     record_validator=RecordValidator(self.ttl_s),
                     bucket_size=_NEAREST,
                     strict=False,  # a clock that is 3 s off is no reason to refuse a node
-                    backoff_rate=1.0,  # a peer that was away for an hour is called again as soon as any other
                     cache_locally=False,  # old presence is of no use
                     cache_nearest=0,
                     cache_on_store=False,
                 )
+                self._node.blacklist = SilentPeers(_SILENT_S)
                 protocol = self._node.protocol
                 early, protocol.storage = protocol.storage, DhtStorage(self.ttl_s)
                 protocol.storage.take_over(early)

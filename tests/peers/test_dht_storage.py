@@ -19,6 +19,7 @@ from noloco_node.peers.dht_storage import (
     CheckedCalls,
     DhtStorage,
     RoutingUpdates,
+    SilentPeers,
     place_of_caller,
 )
 from noloco_node.peers.record import key_of
@@ -51,6 +52,30 @@ def test_a_signer_may_store_only_a_few(share, identity):
     assert len(share) == MAX_OF_SIGNER
     assert stored(share, identity, run_id=runs[0], lifetime_s=61.0), "a stored record keeps its place"
     assert not stored(share, identity, run_id=runs[0], lifetime_s=30.0), "the later expiry wins"
+
+
+def test_who_did_not_answer_is_asked_again_soon_though_the_wall_clock_was_set_back(hivemind, monkeypatch):
+    """hivemind's own blacklist waits until that clock is there again."""
+    from hivemind.dht import node
+    from hivemind.utils import timed_storage
+
+    wall, passed = 1_800_000_000.0, 0.0
+    for module in (node, timed_storage):
+        monkeypatch.setattr(module, "get_dht_time", lambda: wall)
+    theirs, ours = node.Blacklist(5.0, 1.0), SilentPeers(5.0, lambda: passed)
+    for each in (theirs, ours):
+        each.register_failure("peer")
+        assert "peer" in each and "other" not in each
+    wall, passed = wall - 7200 + 6, 6.0
+    assert "peer" in theirs and "peer" not in ours
+    ours.register_failure("peer")
+    passed = 8.0
+    ours.register_failure("peer")
+    passed = 11.5
+    assert "peer" not in ours, "from the first failure on, as with hivemind"
+    ours.register_failure("peer")
+    ours.register_success("peer")
+    assert "peer" not in ours
 
 
 def test_nothing_is_stored_for_longer_than_twice_the_lifetime(share, identity):
