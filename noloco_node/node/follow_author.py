@@ -48,7 +48,7 @@ class FollowAuthor:
 
     def duties(self) -> list[Coroutine[Any, Any, None]]:
         return [
-            periodic.every(lambda: ANNOUNCE_S, self.announce, (NolocoError,)),
+            periodic.every(lambda: ANNOUNCE_S, self.announce, (NolocoError, OSError)),
             periodic.every(lambda: LOOK_S, self._look, (NolocoError, OSError)),
             periodic.every(lambda: LOOK_S, self._stay_admitted, ()),
         ]
