@@ -341,11 +341,12 @@ class Libp2pTransport:
         remember(self._met_at, far_end.peer, asyncio.get_running_loop().time(), _MAX_KNOWN)
 
     async def _dial(self, peer: str) -> Streams:
-        """A stream to a peer: by the addresses that it has published, or else by those that p2pd finds."""
+        """A stream to a peer: by the addresses that it has published, or that were given for a bootstrap peer, which a
+        p2pd that was started again is not told; or else by those that p2pd finds."""
         control = self._session.control
         async with asyncio.timeout(_DIAL_S):
-            if peer in self._introduced:
-                await control.try_connect(peer, self._introduced[peer])
+            if known := self._introduced.get(peer) or self._reach.helpers.get(peer):
+                await control.try_connect(peer, known)
             stream, far_end = await control.open_stream(peer, PROTOCOL)
         self._note(far_end)
         return stream

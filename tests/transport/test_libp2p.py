@@ -29,6 +29,7 @@ from noloco_node.transport import grpc_bridge, libp2p, self_view
 from noloco_node.transport.grpc_bridge import BUFFER_BYTES, CHANNEL_OPTIONS, SERVER_OPTIONS, splice
 from noloco_node.transport.libp2p import Libp2pTransport
 from noloco_node.transport.p2pd import session
+from noloco_node.transport.p2pd.control import P2pdControl
 from noloco_node.transport.p2pd.process import P2pdProcess
 from noloco_node.transport.reachability import ONLY
 from noloco_node.wire import peer_pb2
@@ -196,6 +197,24 @@ async def test_the_end_of_p2pd_is_noticed_and_another_one_started(net, number):
     assert server.addresses() == addresses
     await stub.List(peer_pb2.RunsRequest(), timeout=STEP_S, wait_for_ready=True)
     await client.restart()
+    await stub.List(peer_pb2.RunsRequest(), timeout=STEP_S, wait_for_ready=True)
+
+
+async def test_a_bootstrap_peer_that_was_away_as_p2pd_was_started_again_is_found_later(net, monkeypatch):
+    """The network was not back yet, and p2pd keeps an address that leads nowhere for two minutes after each try."""
+    server = await net.start(Runs(list_no_runs))
+    client = await net.start()
+    net.kill(client)
+    await client.lost()
+    with monkeypatch.context() as away:
+
+        async def nobody_there(*_):
+            await asyncio.sleep(0)
+
+        away.setattr(P2pdControl, "try_connect", nobody_there)
+        await client.restart()
+    assert await client._find_connected(server.peer_id) is None
+    stub = RunsStub(client.channel(server.peer_id))
     await stub.List(peer_pb2.RunsRequest(), timeout=STEP_S, wait_for_ready=True)
 
 
