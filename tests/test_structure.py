@@ -50,3 +50,8 @@ def test_every_file_that_a_text_names_is_there(text: Path) -> None:
     assert not [name for name in named if not any((place / name).exists() for place in places)]
     links = re.findall(r"\]\((?!http)([^)]+)\)", words) if text in READMES else []
     assert not [link for link in links if not (text.parent / link).exists()]
+
+
+def test_no_cancellation_is_lost() -> None:
+    """Python 3.11's asyncio.wait_for loses one that comes as its result does; asyncio.timeout does not."""
+    assert not [name for name, path in MODULES.items() if "asyncio.wait_for(" in path.read_text()]

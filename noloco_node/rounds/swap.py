@@ -174,7 +174,8 @@ class Swap:
         if not (await asyncio.wait({settled}, timeout=AT_ONCE_S))[0]:
             self._link.send(wire.Alive())  # the link keeps alive from the next frame on
         with suppress(TimeoutError):
-            await asyncio.wait_for(settled, SETTLING_SHARE * self._stall_s)
+            async with asyncio.timeout(SETTLING_SHARE * self._stall_s):
+                await settled
 
     async def _open_ahead(self) -> None:
         while self._opened < min(self.applied + WINDOW, len(self._order)):

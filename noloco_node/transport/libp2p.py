@@ -396,6 +396,7 @@ def _foreign_errors() -> Iterator[None]:
 
 async def _stop(server: grpc.aio.Server) -> None:
     try:
-        await asyncio.wait_for(server.stop(None), _STOP_S)
+        async with asyncio.timeout(_STOP_S):
+            await server.stop(None)
     except TimeoutError:
         _log.warning("a call that was being answered did not end when the transport closed")

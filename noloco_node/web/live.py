@@ -70,7 +70,8 @@ class Live:
                     yield b"data: {}\n\n"
                 if not is_last:
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(self._ending.wait(), PERIOD_S)
+                        async with asyncio.timeout(PERIOD_S):
+                            await self._ending.wait()
         finally:
             self.listeners -= 1
             if not self.listeners:
@@ -81,7 +82,8 @@ class Live:
         self._state_at = -PERIOD_S
         self._ending.set()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._unheard.wait(), LAST_S)
+            async with asyncio.timeout(LAST_S):
+                await self._unheard.wait()
 
     def _current(self) -> PageState:
         """The state of now, built once for all listeners."""

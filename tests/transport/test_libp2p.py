@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import base58
 import grpc
@@ -216,6 +217,29 @@ async def test_a_bootstrap_peer_that_was_away_as_p2pd_was_started_again_is_found
     assert await client._find_connected(server.peer_id) is None
     stub = RunsStub(client.channel(server.peer_id))
     await stub.List(peer_pb2.RunsRequest(), timeout=STEP_S, wait_for_ready=True)
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_node_that_is_told_to_leave_as_its_p2pd_ends_does_not_forget_it(turns):
+    """asyncio.wait_for of Python 3.11 loses a cancellation that comes with the result: who waits for it waits for
+    ever."""
+    over = asyncio.get_running_loop().create_future()
+
+    async def wait():
+        return await asyncio.shield(over)
+
+    process = P2pdProcess(
+        SimpleNamespace(pid=0, stdout=None, terminate=lambda: None, kill=lambda: None, wait=wait), Path()
+    )
+    stopping = asyncio.create_task(process.stop())
+    await asyncio.sleep(0.01)
+    over.set_result(0)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    if not stopping.done():
+        stopping.cancel()
+        await asyncio.wait([stopping])
+        assert stopping.cancelled()
 
 
 async def test_a_p2pd_that_is_killed_while_it_starts_is_started_again(net, monkeypatch):

@@ -71,7 +71,8 @@ class Session:
                     self._code = 0
                 terminal.show(screen(picture, self._display(*terminal.size())))
             try:
-                await asyncio.wait_for(self._changed.wait(), _TICK_S)
+                async with asyncio.timeout(_TICK_S):
+                    await self._changed.wait()
             except TimeoutError:
                 continue
 

@@ -88,7 +88,8 @@ class RuntimeDirectory:
             return
         _close(self._pipe)
         try:
-            await asyncio.wait_for(self._cleaner.wait(), _EXIT_S)
+            async with asyncio.timeout(_EXIT_S):
+                await self._cleaner.wait()
         except TimeoutError:
             with suppress(ProcessLookupError):  # it ended at this very moment
                 self._cleaner.kill()

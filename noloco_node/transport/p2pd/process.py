@@ -143,7 +143,8 @@ class P2pdProcess:
 
     async def wait_ready(self, timeout_s: float) -> None:
         try:
-            await asyncio.wait_for(asyncio.shield(self._ready), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await asyncio.shield(self._ready)
         except TimeoutError as error:
             raise NolocoError(
                 f"p2pd, the network daemon, was not ready within {timeout_s:g} s. Is this machine very busy? Try again."
@@ -163,7 +164,8 @@ class P2pdProcess:
             with suppress(ProcessLookupError):
                 end()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), _STOP_S)
+                async with asyncio.timeout(_STOP_S):
+                    await self._process.wait()
                 break
         self._reader.cancel()
         await asyncio.wait([self._reader])
