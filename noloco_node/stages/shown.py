@@ -36,7 +36,8 @@ class MicroBatchRate:
         self._passed_at: float | None = None
 
     def note(self, now: float, passed: int, *, works: bool = True) -> None:
-        if not works or self._passed_at is None or passed != self._seen[-1][1]:
+        stood_still = bool(self._seen) and now - self._seen[-1][0] > RATE_S  # nobody could send anything
+        if not works or self._passed_at is None or passed != self._seen[-1][1] or stood_still:
             self._passed_at = now
         self._seen.append((now, passed))
         while self._seen[0][0] < now - RATE_S:

@@ -13,3 +13,15 @@ def test_the_time_without_a_micro_batch_is_that_in_which_the_node_worked() -> No
     rate.note(100, 50, works=False)
     rate.note(101, 50)
     assert rate.idle_s == 1.0
+
+
+def test_a_node_that_stood_still_was_not_idle() -> None:
+    """Half of the stage before may have come to the end meanwhile: it would take the rest for gone."""
+    rate = MicroBatchRate()
+    for second in range(60):
+        rate.note(float(second), 5)
+    assert rate.idle_s == 59
+    rate.note(8 * 3600.0, 5)
+    assert rate.idle_s == 0
+    rate.note(8 * 3600.0 + 2, 5)
+    assert rate.idle_s == 2
