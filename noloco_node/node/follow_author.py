@@ -17,12 +17,16 @@ from noloco_node.peers import run_registry
 from noloco_node.peers.membership import Membership
 from noloco_node.peers.record import PeerRecord
 from noloco_node.peers.run_rules import RunRules
+from noloco_node.run.admission import EXPIRED
 from noloco_node.transport.libp2p import Libp2pTransport
 
 ANNOUNCE_S = 60.0
 """How often the run is announced: a rendezvous that was restarted has forgotten it."""
 LOOK_S = 1.0
 """How often it is checked whether the run was amended, and whether this node may still take part."""
+EXPIRED_LOOKS = 60
+"""So many in a row end a node whose token has expired: a wall clock may be hours ahead until it is set right, as where
+a machine has just woken."""
 ASKED = 8
 """Peers that are asked for an amendment at the same time."""
 TELL_SECONDS = 60
@@ -45,6 +49,8 @@ class FollowAuthor:
         self._own = transport.peer_id, token
         self._transport, self._membership = transport, membership
         self._rendezvous, self._misbehaved, self._amended = rendezvous, misbehaved, amended
+        self._expired_looks = 0
+        """In a row, that this node's token had expired."""
 
     def duties(self) -> list[Coroutine[Any, Any, None]]:
         return [
@@ -77,7 +83,10 @@ class FollowAuthor:
             await asyncio.sleep(1)
 
     async def _stay_admitted(self) -> None:
-        self.require()
+        why = self.rules.refuses(*self._own)
+        self._expired_looks = self._expired_looks + 1 if why == EXPIRED else 0
+        if why != EXPIRED or self._expired_looks > EXPIRED_LOOKS:
+            self.require()
 
     async def _look(self) -> None:
         if self.rules.reread():

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 import pytest
 from virtual_clock import run_virtual
 
-from noloco_node.node.follow_author import ANNOUNCE_S, FollowAuthor
+from noloco_node.errors import NotAdmitted
+from noloco_node.node.follow_author import ANNOUNCE_S, EXPIRED_LOOKS, LOOK_S, FollowAuthor
 from noloco_node.peers import run_registry
+from noloco_node.run.admission import EXPIRED, REVOKED
 
 
 def test_a_machine_out_of_descriptors_announces_the_run_when_it_has_some(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,3 +37,35 @@ def test_a_machine_out_of_descriptors_announces_the_run_when_it_has_some(monkeyp
     monkeypatch.setattr(run_registry, "announce", announce)
     run_virtual(main())
     assert announced == [["to first"]]
+
+
+@pytest.mark.parametrize(
+    ("why", "wrong_s", "ends_s"),
+    [(EXPIRED, EXPIRED_LOOKS / 2, None), (EXPIRED, 1e9, EXPIRED_LOOKS * LOOK_S), (REVOKED, 1e9, 0.0)],
+)
+def test_a_clock_that_is_wrong_for_a_moment_does_not_end_a_node_that_is_invited(
+    why: str, wrong_s: float, ends_s: float | None
+) -> None:
+    async def main() -> float | None:
+        clock = asyncio.get_running_loop().time
+
+        def refuses(*_: object) -> str | None:
+            return why if clock() < wrong_s else None
+
+        def require(*_: object) -> None:
+            if refuses():
+                raise NotAdmitted(why)
+
+        rules, transport = SimpleNamespace(refuses=refuses, require=require), SimpleNamespace(peer_id="us")
+        *others, stays = FollowAuthor(rules, b"", transport, None, [], None, None).duties()
+        for other in others:
+            other.close()
+        try:
+            async with asyncio.timeout(3 * EXPIRED_LOOKS * LOOK_S):
+                await stays
+        except NotAdmitted:
+            return clock()
+        except TimeoutError:
+            return None
+
+    assert run_virtual(main()) == ends_s
