@@ -36,8 +36,12 @@ class Signal(Enum):
     """No peer's state is needed, or none could be had: training can begin, or go on."""
     DIVERGED = auto()
     """This node's weights are assumed to have diverged from everybody else's."""
+    STOOD_STILL = auto()
+    """This node did, as in a machine's sleep: no swaps until it is seen how far the others are, which would diverge."""
+    KEPT_UP = auto()
+    """They are not far ahead."""
     LEFT_BEHIND = auto()
-    """This node stood still, as in a machine's sleep, and is so far behind the others that it has to catch up."""
+    """They are so far ahead that this node has to catch up."""
     ROLLED_BACK = auto()
     """The weights that open offers are made of were replaced by a checkpoint's."""
     BOUNDARY = auto()
@@ -134,6 +138,8 @@ class Lifecycle:
         self.state = NodeState.STARTING
         self.at_work = False
         """From the beginning of training until its last checkpoint: what the training thread has is worth saving."""
+        self.stood_still = False
+        """And it has not been seen since how far the others are."""
         self._waits_for: str | None = NETWORK
         self._limits = Limits(None)
         self._catch_up: str | None = None
@@ -187,8 +193,14 @@ class Lifecycle:
                     self._obey(event)
             case Signal.DIVERGED if self.state is NodeState.TRAINING and not self._work_done:
                 self._join_again(DIVERGED)
-            case Signal.LEFT_BEHIND if self.state is NodeState.TRAINING and not self._work_done:
-                self._join_again(PAUSED)
+            case Signal.STOOD_STILL:
+                self.stood_still = True
+            case Signal.KEPT_UP:
+                self.stood_still = False
+            case Signal.LEFT_BEHIND:
+                self.stood_still = False
+                if self.state is NodeState.TRAINING and not self._work_done:
+                    self._join_again(PAUSED)
             case Signal.ROLLED_BACK:
                 self._rolled_back = True
             case Signal.BOUNDARY if self.state in AT_WORK:
@@ -224,7 +236,7 @@ class Lifecycle:
     def _rounds_held(self) -> str | None:
         if self._rounds_over or self.state is NodeState.LEAVING:
             return _STOPPED
-        if self.state is NodeState.PAUSED:
+        if self.state is NodeState.PAUSED or (self.stood_still and self.state in AT_WORK):
             return PAUSED
         if self._catch_up:
             return self._catch_up

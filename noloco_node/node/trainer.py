@@ -134,8 +134,6 @@ class TrainingNode(BaseNode):
         cache = PeerCache(self._home.root / "peers.json")
         self._membership = Membership(self._transport, cache, self._update_candidates, self._refuses)
         self._catch_up: catch_up.CatchUp | None = None
-        self._stood_still = False
-        """And how far the others are has not been seen since."""
         exporters.check(config.sinks)
 
     # ---- from start to end ----
@@ -246,7 +244,7 @@ class TrainingNode(BaseNode):
         async def notice() -> None:
             if standstill.is_over():
                 log.info("this node stood still for a while")
-                self._stood_still = True
+                self._handle(lifecycle.Signal.STOOD_STILL)
 
         return [
             periodic.every(lambda: LOOK_S, notice, ()),
@@ -619,10 +617,9 @@ class TrainingNode(BaseNode):
         training = [record for record in self.seen() if record.state == NodeState.TRAINING]
         self._rounds.candidates({record.peer_id: self._transport.place_of(record.peer_id) for record in training})
         self._recorder.curves.seen(training)
-        if self._stood_still and training and self._rounds.partner is None:
-            self._stood_still = False
-            if self._catch_up and self._catch_up.is_behind():
-                self._handle(lifecycle.Signal.LEFT_BEHIND)
+        if self._life.stood_still and training and self._rounds.partner is None:
+            behind = self._catch_up is not None and self._catch_up.is_behind()
+            self._handle(lifecycle.Signal.LEFT_BEHIND if behind else lifecycle.Signal.KEPT_UP)
         if self._at:
             after, beside = (
                 [record.peer_id for record in self._at_stage(further) if record.state in SERVES_STAGE]

@@ -110,14 +110,16 @@ def test_a_long_pause_ends_in_catching_up() -> None:
 def test_a_node_that_stood_still_and_was_left_behind_catches_up() -> None:
     life = trains()
     assert told(life, BEHIND) == [], "a slow machine, which trains on"
-    assert told(life, Signal.LEFT_BEHIND, Signal.LEFT_BEHIND) == [
-        PauseRounds(PAUSED),
-        Order.PAUSE_TRAINING,
-        StartCatchUp(diverged=False),
-    ]
+    assert told(life, Signal.STOOD_STILL) == [PauseRounds(PAUSED)], "a swap would diverge"
+    assert told(life, NONE, Signal.BOUNDARY) == []
+    assert told(life, Signal.KEPT_UP) == [Order.RESUME_ROUNDS]
+    assert told(life, Signal.STOOD_STILL) == [PauseRounds(PAUSED)]
+    assert told(life, Signal.LEFT_BEHIND, Signal.LEFT_BEHIND) == [Order.PAUSE_TRAINING, StartCatchUp(diverged=False)]
     assert told(life, Signal.CAUGHT_UP) == [Order.STOP_CATCH_UP, Order.RESUME_ROUNDS, Order.RESUME_TRAINING]
-    assert told(trains(PAUSE), Signal.LEFT_BEHIND) == [], "the end of the pause will show it"
-    assert told(trains(Signal.WORK_DONE), Signal.LEFT_BEHIND) == []
+    paused = trains(PAUSE)
+    assert told(paused, Signal.STOOD_STILL, Signal.LEFT_BEHIND) == [], "the end of the pause will show it"
+    assert told(paused, BEHIND) == [StartCatchUp(diverged=False)]
+    assert told(trains(Signal.STOOD_STILL, Signal.WORK_DONE), Signal.LEFT_BEHIND) == [Order.RESUME_ROUNDS]
 
 
 def test_weights_that_diverged_are_replaced() -> None:

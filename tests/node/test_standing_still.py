@@ -8,7 +8,8 @@ from donors import record
 
 from noloco_node.base.identity import Identity
 from noloco_node.host.config import NodeConfig
-from noloco_node.node.lifecycle import ModelReady, Signal, StartCatchUp
+from noloco_node.host.limits import PAUSED
+from noloco_node.node.lifecycle import ModelReady, Order, PauseRounds, Signal, StartCatchUp
 from noloco_node.node.trainer import TrainingNode
 from noloco_node.run.manifest import sign
 from noloco_node.run.schema import Manifest
@@ -38,17 +39,17 @@ async def test_it_catches_up_once_others_are_seen(tmp_path: Path, behind: bool, 
     trainer, ordered = trainer_at_work(tmp_path, behind)
     trainer._update_candidates()
     assert not ordered
-    trainer._stood_still = True
+    trainer._handle(Signal.STOOD_STILL)
     trainer._update_candidates()
-    assert not ordered, "nobody is seen yet"
+    assert ordered == [PauseRounds(PAUSED)], "nobody is seen yet"
     trainer._membership.seen = {"b": record("b", CATCH_UP_ROUNDS + 1)}
     if swaps:
         trainer._rounds._under_way = SimpleNamespace(peer="b")
         trainer._update_candidates()
-        assert not ordered, "the swap from before breaks in a moment"
         trainer._rounds._under_way = None
+    assert len(ordered) == 1, "the swap from before breaks in a moment"
     trainer._update_candidates()
-    assert (StartCatchUp(diverged=False) in ordered) == behind
+    assert ordered[1:] == ([Order.PAUSE_TRAINING, StartCatchUp(diverged=False)] if behind else [Order.RESUME_ROUNDS])
     ordered.clear()
     trainer._life.handle(Signal.CAUGHT_UP)
     trainer._update_candidates()
