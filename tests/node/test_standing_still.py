@@ -1,14 +1,19 @@
 """A node that stood still, as in a machine's sleep, was left behind by the others: it takes a peer's state."""
 
+import os
+import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from donors import record
+from real_nodes import RealNodes, until
 
 from noloco_node.base.identity import Identity
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.limits import PAUSED
+from noloco_node.host.standstill import LONG_S
 from noloco_node.node.lifecycle import ModelReady, Order, PauseRounds, Signal, StartCatchUp
 from noloco_node.node.trainer import TrainingNode
 from noloco_node.run.manifest import sign
@@ -54,3 +59,24 @@ async def test_it_catches_up_once_others_are_seen(tmp_path: Path, behind: bool, 
     trainer._life.handle(Signal.CAUGHT_UP)
     trainer._update_candidates()
     assert not ordered, "once"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_two_nodes_of_which_one_stood_still_swap_again(real_nodes: RealNodes) -> None:
+    """Their first swap diverged, and of two nodes neither takes the other's state then."""
+    run = real_nodes.paced(step_s=0.1, steps=20, learning_rate=0.0001, warmup=0.005)
+    author = real_nodes.node("author", "start", str(run))
+    one = real_nodes.node("one", *author.invitation())
+    until(one.committed, "a round with somebody")
+    sleeps = one.processes()
+    for process in sleeps:
+        os.kill(process, signal.SIGSTOP)
+    time.sleep(1.5 * LONG_S)
+    before = one.log.read_text(errors="replace")
+    for process in sleeps:
+        os.kill(process, signal.SIGCONT)
+    until(lambda: "received the state of" in one.log.read_text(errors="replace")[len(before) :], "a peer's state", 120)
+    committed = one.committed()
+    until(lambda: one.committed() > committed + 2, "rounds with somebody", 60)
+    assert "diverged" not in one.ask("status")["rounds"]["by_reason"]
