@@ -88,7 +88,7 @@ def test_four_nodes_swap_within_their_stages_and_go_on_without_one(
     for node in nodes:
         status = node.ask("status")
         assert set(status["partners"]) == {ids[other[node]]}, "only with who holds the same stage"
-        assert status["stage"]["nodes"] == [2, 2]
+        until(lambda node=node: node.ask("status")["stage"]["nodes"] == [2, 2], "it has seen all four", 60)
     for node in nodes:
         until(lambda node=node: falls(node), "its eval loss falls", 300)
 
