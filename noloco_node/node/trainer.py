@@ -618,8 +618,7 @@ class TrainingNode(BaseNode):
         self._rounds.candidates({record.peer_id: self._transport.place_of(record.peer_id) for record in training})
         self._recorder.curves.seen(training)
         if self._life.stood_still and training and self._rounds.partner is None:
-            behind = self._catch_up is not None and self._catch_up.is_behind()
-            self._handle(lifecycle.Signal.LEFT_BEHIND if behind else lifecycle.Signal.KEPT_UP)
+            self._handle(lifecycle.Signal.LEFT_BEHIND if self._is_behind() else lifecycle.Signal.KEPT_UP)
         if self._at:
             after, beside = (
                 [record.peer_id for record in self._at_stage(further) if record.state in SERVES_STAGE]
@@ -650,8 +649,10 @@ class TrainingNode(BaseNode):
         await self._policy.write_down()
 
     def _obey_limits(self) -> None:
-        behind = self._catch_up is not None and self._catch_up.is_behind()
-        self._handle(lifecycle.Limits(self._policy.held_back(), self._policy.pause_ends(), behind))
+        self._handle(lifecycle.Limits(self._policy.held_back(), self._policy.pause_ends(), self._is_behind()))
+
+    def _is_behind(self) -> bool:
+        return self._catch_up is not None and self._catch_up.is_behind()
 
     def _refuses_state(self, reserved_bytes: int) -> bool:
         """By the quota; not in a pause: a node that joins while everybody pauses would have to begin from nothing."""
