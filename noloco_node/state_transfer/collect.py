@@ -28,6 +28,7 @@ from noloco_node.state_transfer import client
 from noloco_node.state_transfer.choose_donor import STALE_ROUNDS
 from noloco_node.state_transfer.client import Download, LiveState, StateTerms
 from noloco_node.state_transfer.copies import StateOwner
+from noloco_node.state_transfer.cross_check import middle_round
 from noloco_node.views.gather import GatheredState, GatherView
 
 FOLDER = "gathered"
@@ -100,7 +101,8 @@ class Collector:
             return
         self._busy = True
         work = _Work(own, self._channel, self._pace, self._has_room, self._slowest)
-        collecting = asyncio.create_task(self._gather(work, owner, self._in_turn(there, own, peers), peers, stages))
+        donors = self._in_turn(there, own, peers, own.round - STALE_ROUNDS)
+        collecting = asyncio.create_task(self._gather(work, owner, donors, peers, stages))
         try:
             while not (await asyncio.wait({collecting}, timeout=SAY_S))[0]:
                 yield work.view
@@ -133,26 +135,31 @@ class Collector:
         for donor in donors:
             if len(work.view.states) > peers:
                 break
-            await work.take(folder, donor)
+            await work.take(folder, donor, None, work.own.round - STALE_ROUNDS)
         for stage in stages:
-            before = len(work.view.states)
-            for donor in self._in_turn(stage.there, work.own, peers):
+            before, oldest = len(work.view.states), self._oldest(stage, work.own)
+            for donor in self._in_turn(stage.there, work.own, peers, oldest):
                 if len(work.view.states) - before >= max(1, peers):
                     break
-                await work.take(folder, donor, stage)
+                await work.take(folder, donor, stage, oldest)
         if len(work.view.states) == 1:
             raise SwarmUnreachable(
                 "no other node sent its state: see `noloco-node peers`, or leave --average out to export this one's"
             )
 
-    def _in_turn(self, there: Collection[PeerRecord], own: OwnState, peers: int) -> list[PeerRecord]:
+    def _oldest(self, stage: OtherStage, own: OwnState) -> int:
+        """The earliest round of another stage's state that counts. Stages differ in speed, and so in round: the middle
+        round of those that train there decides."""
+        holders = [record for record in stage.there if record.state in HAS_WEIGHTS]
+        training = [record for record in holders if record.state == NodeState.TRAINING]
+        rounds = {record.peer_id: record.round for record in training or holders}
+        at = middle_round(rounds, self._place_of) if rounds else own.round
+        return min(at, own.round) - STALE_ROUNDS  # so whoever claims a high round shuts nobody out
+
+    def _in_turn(self, there: Collection[PeerRecord], own: OwnState, peers: int, oldest: int) -> list[PeerRecord]:
         """The donors that are asked: drawn by place first, so that a crowd on one host keeps nobody waiting; of these
         those that train first, without those known to be far behind."""
-        fit = {
-            r.peer_id: r
-            for r in there
-            if r.state in HAS_WEIGHTS and r.peer_id != own.peer_id and r.round >= own.round - STALE_ROUNDS
-        }
+        fit = {r.peer_id: r for r in there if r.state in HAS_WEIGHTS and r.peer_id != own.peer_id and r.round >= oldest}
         drawn = places.several(random, {peer: self._place_of(peer) for peer in fit}, peers + MOST_SKIPPED)
         return sorted((fit[peer] for peer in drawn), key=lambda record: record.state != NodeState.TRAINING)
 
@@ -187,14 +194,14 @@ class _Work:
         self.view = GatherView(run_id=own.terms.run_id.hex(), layout=own.terms.layout.hex(), doing="this node's state")
         self._channel, self._pace, self._has_room, self._slowest = channel, pace, has_room, slowest
 
-    async def take(self, folder: Path, donor: PeerRecord, stage: OtherStage | None = None) -> None:
-        """One donor's, if it sends it. Raises DiskFull, UsageError."""
+    async def take(self, folder: Path, donor: PeerRecord, stage: OtherStage | None, oldest: int) -> None:
+        """One donor's, if it sends it and is not of a round before `oldest`. Raises DiskFull, UsageError."""
         terms, parameters = (stage or self.own).terms, (stage or self.own).parameters
         name, download = peer_names.name_of(donor.peer_id), Download(2 * parameters)
         if not self._has_room(download.total_bytes):
             self._skip(name, "the day's download has no room for its state; --daily-download allows more")
             return
-        attempt = _Attempt(self, name)
+        attempt = _Attempt(self, name, oldest)
         try:
             async with asyncio.timeout(BEGIN_S + download.total_bytes / self._slowest):
                 state = await client.fetch(self._channel(donor.peer_id), terms, download, attempt, self._pace)
@@ -222,8 +229,8 @@ class _Work:
 class _Attempt:
     """One download: checks the donor's round, and shows progress."""
 
-    def __init__(self, work: _Work, name: str) -> None:
-        self._work, self._name = work, name
+    def __init__(self, work: _Work, name: str, oldest: int) -> None:
+        self._work, self._name, self._oldest = work, name, oldest
         self._words = client.DownloadProgress()
         self._say("")
 
@@ -231,10 +238,9 @@ class _Attempt:
         self._say(f", {place} before us" if place else ", which copies it")
 
     async def check_round(self, round: int) -> None:
-        own = self._work.own
-        if round > own.budget:
+        if round > self._work.own.budget:
             raise PeerMisbehaved("bad_round", f"{round}")
-        if round < own.round - STALE_ROUNDS:
+        if round < self._oldest:
             raise PeerFault("old_state", f"of round {round}")
 
     def progress(self, done_bytes: int, total_bytes: int) -> None:

@@ -3,7 +3,7 @@ gone."""
 
 import asyncio
 from contextlib import aclosing
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from noloco_node.base.peer_names import name_of
 from noloco_node.host.traffic import Traffic
 from noloco_node.peers.record import PeerRecord
 from noloco_node.state_transfer import collect
-from noloco_node.state_transfer.collect import Collector, OwnState
+from noloco_node.state_transfer.client import StateTerms
+from noloco_node.state_transfer.collect import Collector, OtherStage, OwnState
 from noloco_node.views.gather import GatherView
 
 OWN = OwnState("joining", TERMS, NUMBERS // 2, 12, 600, BUDGET)
@@ -39,16 +40,24 @@ def record(name: str, state: str = "training", round: int = 12) -> PeerRecord:
     return PeerRecord(**{**known, "peer_id": name, "state": state, "round": round, "step": 50 * round})
 
 
-async def views(collector: Collector, there: list[PeerRecord], peers: int, own: bytes = numbers(0)) -> list[GatherView]:
-    async with aclosing(collector.gather(OWN, Owner(own), there, peers)) as coming:
+async def views(
+    collector: Collector,
+    there: list[PeerRecord],
+    peers: int,
+    own: bytes = numbers(0),
+    at: OwnState = OWN,
+    **stages: Any,
+) -> list[GatherView]:
+    async with aclosing(collector.gather(at, Owner(own), there, peers, **stages)) as coming:
         return [view async for view in coming]
 
 
 async def gather(network: DonorNetwork, home: Path, there: list[PeerRecord], peers: int, **options: Any) -> GatherView:
     node = await network.joining_node()
+    what = {name: options.pop(name) for name in ("at", "stages") if name in options}
     collector = Collector(home, node.channel, Traffic(), options.pop("room", Room()), **options)
     try:
-        return (await views(collector, there, peers))[-1]
+        return (await views(collector, there, peers, **what))[-1]
     finally:
         await network.close()
 
@@ -105,6 +114,26 @@ def test_each_donors_weights_are_in_a_file_and_others_are_skipped_by_name(tmp_pa
         name_of("damaged"): "bad digest",
         name_of("gone"): why[name_of("gone")],
     }
+
+
+def test_another_stage_may_be_many_rounds_behind_but_none_of_its_nodes_behind_the_others_there(tmp_path: Path) -> None:
+    """The stages' nodes differ in speed. Whoever claims a late round shuts nobody out."""
+    other = StateTerms(TERMS.run_id, b"2" * 32)
+
+    async def story() -> GatherView:
+        network = DonorNetwork()
+        await network.donor("mate", Owner(numbers(1), round=40))
+        for name, round in (("slow", 20), ("slower", 18), ("left behind", 5), ("liar", 20)):
+            await network.donor(name, Owner(numbers(2), round=round), other)
+        said = {"slow": 20, "slower": 18, "left behind": 20, "liar": BUDGET}
+        stage = OtherStage(other, NUMBERS // 2, [record(name, round=round) for name, round in said.items()])
+        at = replace(OWN, round=40)
+        return await gather(network, tmp_path, [record("mate", round=40)], 4, at=at, stages=[stage])
+
+    done = asyncio.run(story())
+    assert done.failure is None
+    assert {state.peer_id for state in done.states if state.layout} == {"slow", "slower", "liar"}
+    assert done.skipped == (f"{name_of('left behind')}: old state",)
 
 
 def test_a_node_whose_own_weights_are_not_finite_says_so(tmp_path: Path) -> None:
