@@ -47,6 +47,7 @@ PROTOCOL = "noloco/grpc/1"
 
 _STREAMS = "streams.sock"  # in our private directory: p2pd connects to it for each stream from a peer
 _START_S = 60.0  # for p2pd to answer
+_BACK_OFF_S, _SECOND_S = 5.2, 1.5  # p2pd dials no address again for 5 s; and what a connection takes at most
 _DIAL_S = 15.0  # to open a stream to a peer: finding its addresses, several of which may lead nowhere
 _RELAY_STARTS = 5  # of p2pd; the first one nearly always becomes a relay
 _MAX_KNOWN = 1024  # peers of which something is remembered, the latest
@@ -342,10 +343,13 @@ class Libp2pTransport:
 
     async def _dial(self, peer: str) -> Streams:
         """A stream to a peer: by the addresses that it has published, or that were given for a bootstrap peer, which a
-        p2pd that was started again is not told; or else by those that p2pd finds."""
+        p2pd that was started again is not told; or else by those that p2pd finds. Where both dialled at the same
+        moment, the one with the larger id dials first as soon as p2pd does so again."""
         control = self._session.control
         async with asyncio.timeout(_DIAL_S):
-            if known := self._introduced.get(peer) or self._reach.helpers.get(peer):
+            known = self._introduced.get(peer) or self._reach.helpers.get(peer)
+            if known and await control.try_connect(peer, known):
+                await asyncio.sleep(_BACK_OFF_S + (_SECOND_S if peer < self.peer_id else 0.0))
                 await control.try_connect(peer, known)
             stream, far_end = await control.open_stream(peer, PROTOCOL)
         self._note(far_end)
