@@ -76,10 +76,13 @@ class CorrectionBounds:
     def scale(self, index: int, c: Tensor, u: Tensor) -> float:
         """What this side allows a correction of fragment `index` to be multiplied by: above 0, at most 1. Raises
         PeerFault where it is not to be applied at all."""
-        length, peak, own, own_peak = _sizes(c, u)
+        length, peak = _sizes(c)
         if not math.isfinite(length):
             raise PeerMisbehaved("nonfinite")
         longest, highest = self._allowed(index)
+        if length <= longest and peak <= highest:
+            return 1.0  # as nearly always: u, as long as c, is not read
+        own, own_peak = _sizes(u)
         longest, highest = max(longest, STILL * own), max(highest, STILL * own_peak)
         if length > max(SCALED_AT_MOST * longest, FAR * own):
             raise PeerFault("diverged", f"fragment {index}: {length:.3g} where {longest:.3g} is usual")
@@ -94,8 +97,7 @@ class CorrectionBounds:
         return LONGEST * max(lengths, default=0.0), HIGHEST * max(peaks, default=0.0)
 
 
-def _sizes(*vectors: Tensor) -> list[float]:
-    """Length and largest element of each, read at once. In fp32: up to 10^19 an element, and infinite beyond."""
-    found = [size for x in vectors for size in (torch.linalg.vector_norm(x), x.abs().amax() if len(x) else x.sum())]
-    sizes: list[float] = torch.stack(found).tolist()
+def _sizes(x: Tensor) -> list[float]:
+    """Length and largest element, read at once. In fp32: up to 10^19 an element, and infinite beyond."""
+    sizes: list[float] = torch.stack([torch.linalg.vector_norm(x), x.abs().amax() if len(x) else x.sum()]).tolist()
     return sizes
