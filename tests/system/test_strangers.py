@@ -366,12 +366,13 @@ SWAPS: dict[str, dict[str, Any]] = {
 }
 """What the hostile peer of a swarm does whenever it is called and as often as it can call."""
 CODECS = {
-    "-u": ("bf16", "int8", "fp32"),
-    "2 u": ("bf16",),
+    "-u": ("lattice:3", "bf16", "int8", "fp32"),
+    "2 u": ("lattice:3", "bf16"),
     "10 u": ("int8",),
     "noise": ("fp32",),
-    "as far as a range goes": ("bf16", "int8", "fp32"),
+    "as far as a range goes": ("lattice:3", "bf16", "int8", "fp32"),
     "the largest number": ("bf16", "int8", "fp32"),
+    "draws back to the first weights": ("lattice:3",),
 }
 """... and in which codecs beside lattice:4."""
 NOT_YET = {
@@ -393,7 +394,7 @@ def each_attack() -> Iterator[Any]:
 @pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("codec", ["lattice:4", "bf16", "int8", "fp32"])
+@pytest.mark.parametrize("codec", ["lattice:3", "lattice:4", "bf16", "int8", "fp32"])
 def test_honest_nodes_take_hardly_anything_back(codec: str, calm: Callable[[str], Calm], figure: Report) -> None:
     seen = calm(codec)
     figure(f"unattacked, {codec}: held-out loss {seen.loss:.4f}, rounds with a partner {seen.share:.0%}")

@@ -91,7 +91,8 @@ class Node:
     def connect(self, addresses: Sequence[str]) -> None:
         self.addresses = [parse(address) for address in addresses]
         self.peers = [address.peer for address in self.addresses]
-        self.transport.introduce({address.peer: [address] for address in self.addresses})
+        others = [address for address in self.addresses if address.peer != self.transport.peer_id]
+        self.transport.introduce({address.peer: [address] for address in others})
 
     async def swap(self, partners: Sequence[int], offer: Vectors) -> RoundCommitted:
         self._over: asyncio.Future[RoundCommitted | WentSolo] = asyncio.get_running_loop().create_future()
