@@ -18,8 +18,9 @@ APART = 2
 """With one node more, a move would only change which of the two stages has it."""
 HOLD_S = 60.0
 """As long as a presence record lasts: who is still seen is there, and who restarts is back."""
-TURN_S = 20.0
-"""By then the others see that one has gone: it says so within 10 s of leaving, and they look every 5."""
+TURN_S = 35.0
+"""By then the others see that one has gone: it says so within 10 s of leaving, and they look every 5. They saw the move
+before that one sooner or later by as much, so their turns begin up to 15 s apart."""
 
 
 class Balance:

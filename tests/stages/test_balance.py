@@ -63,6 +63,7 @@ counts = st.lists(st.integers(0, 6), min_size=2, max_size=4)
 @settings(max_examples=20, deadline=None)
 @example([3, 1], 0, 1.0)
 @example([6, 6, 0, 1], 0, 1.0)
+@example([2, 4, 3, 6], 4, 1.0)  # turns that begin as late as one sees a move and another does not yet
 def test_moves_end_and_empty_no_stage(sizes: list[int], seed: int, movable: float):
     """Nodes look at moments of their own, and see what others did some time later."""
     chance = random.Random(seed)
