@@ -3,10 +3,10 @@
 It knows frames, their order and their deadlines; what a payload holds is the codec's business, what a correction is
 the training thread's. The rules:
 
-- At most WINDOW fragments are under way beyond the last one that was applied, in each direction: that keeps the link
-  full. Applied means handed to the training thread, which adds a correction between two of its steps: behind a long
-  step corrections wait, of all swaps together no more than BACKLOG_BYTES. Then nothing more is read until some were
-  added. Both bounds together bound memory.
+- At most WINDOW fragments are under way beyond the last one that was applied, in each direction. Applied means handed
+  to the training thread, which adds a correction between two of its steps: behind a long step corrections wait, of all
+  swaps together no more than BACKLOG_BYTES. Then nothing more is read until some were added. Both bounds together bound
+  memory.
 - Only a whole fragment or an acknowledgement is progress. A partner that makes none is given up after the time that its
   fragment takes on the slowest link that it may set itself and has to share, and never before `stall_s` of
   core/round.py. What bounds a slow swap as a whole is `MAX_LAG` there.

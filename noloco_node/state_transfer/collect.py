@@ -101,8 +101,7 @@ class Collector:
             return
         self._busy = True
         work = _Work(own, self._channel, self._pace, self._has_room, self._slowest)
-        donors = self._in_turn(there, own, peers, own.round - STALE_ROUNDS)
-        collecting = asyncio.create_task(self._gather(work, owner, donors, peers, stages))
+        collecting = asyncio.create_task(self._gather(work, owner, there, peers, stages))
         try:
             while not (await asyncio.wait({collecting}, timeout=SAY_S))[0]:
                 yield work.view
@@ -122,23 +121,25 @@ class Collector:
         self,
         work: "_Work",
         owner: StateOwner,
-        donors: Sequence[PeerRecord],
+        there: Collection[PeerRecord],
         peers: int,
         stages: Sequence[OtherStage],
     ) -> None:
+        me = work.own
+        oldest = me.round - STALE_ROUNDS
+        donors = self._in_turn(there, me, peers, oldest)
         folder = self._fresh_folder(work.own, min(peers, len(donors)) + len(stages))
         round_, numbers = await asyncio.wrap_future(owner.live_state())
         if not await asyncio.to_thread(client.is_finite, numbers):
             raise NonFinite("this node's own weights hold NaN or Inf: average others, through another node")
-        me = work.own
         await work.keep(folder, me.peer_id, me.step, LiveState(round_, numbers))
         for donor in donors:
             if len(work.view.states) > peers:
                 break
-            await work.take(folder, donor, None, work.own.round - STALE_ROUNDS)
+            await work.take(folder, donor, None, oldest)
         for stage in stages:
-            before, oldest = len(work.view.states), self._oldest(stage, work.own)
-            for donor in self._in_turn(stage.there, work.own, peers, oldest):
+            before, oldest = len(work.view.states), self._oldest(stage, me)
+            for donor in self._in_turn(stage.there, me, peers, oldest):
                 if len(work.view.states) - before >= max(1, peers):
                     break
                 await work.take(folder, donor, stage, oldest)

@@ -35,3 +35,12 @@ def test_a_star_of_links() -> None:
         raise KeyboardInterrupt
     assert sleeping.wait(10)
     assert f"nn-{os.getpid()}-" not in links.sh("ip netns list")
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("mbit", [0.01, 10_000])
+def test_the_slowest_and_the_fastest_rate_that_the_benches_take(mbit: float) -> None:
+    if why := links.why_not("tc"):
+        pytest.skip(why)
+    with links.star(1, mbit) as (host,):
+        assert host.traffic()

@@ -15,7 +15,9 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from noloco_node.bench import links
 from noloco_node.bench.links import Host, sh, space, spaces
 
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 1, 0x1000
@@ -23,6 +25,12 @@ QUEUE_S = 0.05
 """What waits in front of the link at most; more is dropped."""
 TICK_S = 0.001
 MTU = 1500
+TUN = "/dev/net/tun"
+
+
+def why_not() -> str | None:
+    """Why there can be no such link on this machine; None if there can."""
+    return links.why_not() or (None if Path(TUN).exists() else f"needs {TUN}")
 
 
 @dataclass
@@ -53,7 +61,7 @@ class _Way:
 
 
 def _device(name: str) -> int:
-    tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    tun = os.open(TUN, os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(tun, TUNSETIFF, struct.pack("16sH", name.encode(), IFF_TUN | IFF_NO_PI))
     return tun
 

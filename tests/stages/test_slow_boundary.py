@@ -6,10 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
-from delayed_link import delayed_link
+from delayed_link import delayed_link, why_not
 from paced_stage import CODED, FORWARD_S
 
-from noloco_node.bench.links import why_not
 from noloco_node.bench.workers import START_S, Workers
 
 MBIT, WAY_S = 200.0, 0.015
