@@ -9,7 +9,7 @@ libp2p's own Kademlia table, in which p2pd finds the addresses of peers, keeps w
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any, NamedTuple
 
 from noloco_node.base.addresses import Address
@@ -103,6 +103,10 @@ class P2pdSession:
         if misses == _MISSES:
             self._killed_because = "p2pd no longer answered"
         elif reading.done():
+            with suppress(TimeoutError):  # it breaks where p2pd ends, too, and a busy machine hears of that later
+                async with asyncio.timeout(_ANSWER_S):
+                    await self.process.exited()
+                return
             self._killed_because = "hivemind's connection to p2pd broke"
         else:
             self._killed_because = f"p2pd took more than {size(MOST_BYTES)} of memory"
