@@ -330,13 +330,13 @@ class RoundService:
         match answer:
             case wire.Refusal(code, retry_in_s):
                 self._handle(round_events.Refused(call.exchange, code.reason, retry_in_s))
-            case wire.Accept(_, _, token) if why := self._refuses(call.peer, token):
+            case wire.Accept(_, _, token, _) if why := self._refuses(call.peer, token):
                 self._handle(round_events.Refused(call.exchange, why, 0.0))
                 link.end_with(wire.Refusal(wire.Code[why.upper()]))
-            case wire.Accept():
+            case wire.Accept(_, _, _, in_turn):
                 self._handle(round_events.Accepted(call.exchange))
                 if self._machine.swapping == call.exchange and (ours := self._machine.offered) is not None:
-                    await self._swap(call.exchange, call.peer, ours, link, leads=True)
+                    await self._swap(call.exchange, call.peer, ours, link, leads=True, in_turn=in_turn)
             case _:
                 raise PeerMisbehaved("unexpected_frame", type(answer).__name__)
 
@@ -360,6 +360,7 @@ class RoundService:
             terms.fragments,
             call.patience_s,
             terms.admission,
+            in_turn=True,
         )
 
     # ---- being called ----
@@ -411,8 +412,9 @@ class RoundService:
             verdict = await self._verdict(peer, place, offer, link)
             if isinstance(verdict, round_events.Refuse):
                 raise PeerRefused(verdict.reason, verdict.retry_in_s)
-            link.send(wire.Accept(self._boot, verdict.round, self._terms.admission if self._terms else b""))
-            await self._swap(verdict.exchange, peer, verdict.round, link, leads=False)
+            token, in_turn = self._terms.admission if self._terms else b"", offer.in_turn
+            link.send(wire.Accept(self._boot, verdict.round, token, in_turn))
+            await self._swap(verdict.exchange, peer, verdict.round, link, leads=False, in_turn=in_turn)
         finally:
             if self._callers.get(peer) is caller:
                 del self._callers[peer]
@@ -456,11 +458,15 @@ class RoundService:
             del self._verdicts[exchange]
 
     # ---- swapping ----
-    async def _swap(self, exchange: bytes, peer: str, round: int, link: Link, *, leads: bool) -> None:
+    async def _swap(  # noqa: PLR0913
+        self, exchange: bytes, peer: str, round: int, link: Link, *, leads: bool, in_turn: bool
+    ) -> None:
         vectors = self._offers[round]
         order, stall_s = fragments.order(vectors.fragments, exchange), self._machine.stall_s
         remember(self._partners, exchange, (round, peer), PARTNERS)
-        swap = Swap(link, vectors, exchange, order, leads=leads, stall_s=stall_s, backlog=self._backlog)
+        swap = Swap(
+            link, vectors, exchange, order, leads=leads, in_turn=in_turn, stall_s=stall_s, backlog=self._backlog
+        )
         self._under_way = _SwapUnderWay(peer, link, swap, asyncio.get_running_loop().time())
         if task := asyncio.current_task():
             self._tasks[exchange] = task

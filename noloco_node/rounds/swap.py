@@ -10,13 +10,16 @@ the training thread's. The rules:
 - Only a whole fragment or an acknowledgement is progress. A partner that makes none is given up after the time that its
   fragment takes on the slowest link that it may set itself and has to share, and never before `stall_s` of
   core/round.py. What bounds a slow swap as a whole is `MAX_LAG` there.
-- A fragment is applied when both sides have the other's, whole and checked. The follower says so first, the leader
-  (the caller) applies and says so, then the follower applies. Fragments are applied one after the other, so a swap that
-  fails leaves at most one that the leader applied and the follower did not: `one_sided` counts it. What was applied
-  stays.
-- Each side bounds how far a fragment may move it (core/bounds.py). With its acknowledgement the follower says by which
-  factor it wants the correction multiplied, and the leader's acknowledgement has the smaller of both, which both use:
-  so corrections stay exact opposites. A partner of an older version announces none: then our own half alone is bounded.
+- A fragment is applied when both sides have the other's, whole and checked. One side leads: the other acknowledges, the
+  leader applies and acknowledges, then the other applies. Fragments are applied one after the other, so a swap that
+  fails leaves at most one that its leader applied and the other did not: `one_sided` counts it. What was applied stays.
+- The two lead in turn, the caller the last fragment. Who does not lead a fragment acknowledges it as soon as it is
+  whole; who leads the next one shows by its acknowledgement of that one that it applied this one. So two are applied in
+  a round trip. With a partner that cannot lead in turn, the caller leads all of them, and the callee acknowledges a
+  fragment when it has applied the one before: one in a round trip.
+- Each side bounds how far a fragment may move it (core/bounds.py). Who does not lead says by which factor it wants the
+  correction multiplied, and the leader's acknowledgement has the smaller of both, which both use: so corrections stay
+  exact opposites. A partner of an older version announces none: then our own half alone is bounded.
 """
 
 import asyncio
@@ -37,9 +40,10 @@ DIVERGED = wire.Code.DIVERGED.reason
 """As this node itself found."""
 PARTNER_DIVERGED = "partner_diverged"
 """The partner says that the two have diverged: its word proves nothing, it only ends the swap."""
-WINDOW = 4
-"""Fragments under way. What bounds a swap on a far link are the acknowledgements: one fragment is applied in 1.3 round
-trips, so 1 M elements at 3 bits in 100 ms are 26 Mbit/s, however fast the link (bench/README.md)."""
+WINDOW = 6
+"""Fragments under way. 30 M elements in 3 bits, 500 Mbit/s, 100 ms there and back: 2.5 s with 4, 2.1 with 6 and 8."""
+WINDOW_BEFORE = 4
+"""Of a partner that cannot lead in turn."""
 FRAME_S = 20.0
 """A partner that sends nothing for so long, not even a piece, is given up: that needs 52 kbit/s of a link."""
 DONE_S = 5.0
@@ -115,24 +119,28 @@ class Swap:
         order: Sequence[int],
         *,
         leads: bool,
+        in_turn: bool,
         stall_s: float,
         backlog: Backlog,
     ) -> None:
-        """`stall_s`: how long a partner may make no progress, or longer where a fragment needs it."""
+        """`leads`: this side leads the last fragment. `in_turn`: and not all the others. `stall_s`: how long a partner
+        may make no progress, or longer where a fragment needs it."""
         self._link = link
         self._vectors = vectors
         self._exchange_id = exchange_id
         self._order = order
         self._place = {index: place for place, index in enumerate(order)}
         self._leads = leads
+        self._in_turn = in_turn
+        self._window = WINDOW if in_turn else WINDOW_BEFORE
         self._stall_s = stall_s
         self._backlog = backlog
         self._began = 0.0
         self._opened = 0
         self._whole: dict[int, float] = {}
-        """The factors that we allow, by places in the order, of corrections that are whole; at most WINDOW of them."""
-        self._acked: float | None = None
-        """The factor in the follower's acknowledgement of the next fragment: received or sent."""
+        """The factors that we allow, by places in the order, of corrections that are whole: at most a window."""
+        self._acked: dict[int, float] = {}
+        """The factors that the partner allows, by places that we lead."""
         self._fragment_bytes = 0
         self.applied = 0
         self.one_sided = 0
@@ -146,7 +154,10 @@ class Swap:
         self._began = asyncio.get_running_loop().time()
         await self._open_ahead()
         while self.applied < len(self._order):
-            await self._backlog.room(self._vectors.correction_bytes)  # a frame has one more added at most
+            await self._backlog.room(self._vectors.correction_bytes)  # each pass has one more added at most
+            if self._lead():
+                await self._open_ahead()
+                continue
             match await self._link.receive_whole(FRAME_S, self._stall_s):
                 case wire.Fragment(index, payload):
                     await self._at_fragment(index, payload)
@@ -179,7 +190,7 @@ class Swap:
                 await settled
 
     async def _open_ahead(self) -> None:
-        while self._opened < min(self.applied + WINDOW, len(self._order)):
+        while self._opened < min(self.applied + self._window, len(self._order)):
             index = self._order[self._opened]
             self._opened += 1
             payload = await _done(self._vectors.open(index, self._exchange_id))
@@ -196,44 +207,54 @@ class Swap:
             self._link.send(wire.Fragment(index, answer))
         else:
             self._whole[place] = answer
-            self._advance()
+            if self._in_turn or place == self.applied:
+                self._say(place)
+
+    def _leads_at(self, place: int) -> bool:
+        return self._leads != (self._in_turn and (len(self._order) - place) % 2 == 0)
 
     def _at_ack(self, index: int, scale: float) -> None:
-        if self.applied >= len(self._order) or index != self._order[self.applied]:
-            raise PeerMisbehaved("bad_ack", f"fragment {index}")
-        if self._leads:
-            if self._acked is not None:
-                raise PeerMisbehaved("bad_ack", f"fragment {index} twice")
-            self._acked, self.one_sided = scale, 0
-        elif self._acked is None:
+        place = self._place.get(index, -1)
+        if self._leads_at(place):
+            last = self._opened if self._in_turn else self.applied + 1
+            if not self.applied <= place < last or place in self._acked:
+                raise PeerMisbehaved("bad_ack", f"fragment {index}")
+            self._acked[place] = scale
+            if not self._in_turn:
+                self.one_sided = 0
+        elif place != self.applied or place not in self._whole:
             raise PeerMisbehaved("bad_ack", f"fragment {index} before ours")
-        elif scale > self._acked:
-            raise PeerMisbehaved("bad_scale", f"{scale:g} where we allow {self._acked:g}")
+        elif scale > (allowed := self._whole[place]):
+            raise PeerMisbehaved("bad_scale", f"{scale:g} where we allow {allowed:g}")
         else:
-            self._apply(scale or self._acked)
-        self._advance()
+            self.one_sided = 0  # the partner applied all before this one
+            self._apply(scale or allowed)
 
-    def _advance(self) -> None:
-        """Acknowledge or apply the next fragment in order, where that may be."""
-        allowed = self._whole.get(self.applied)
-        if allowed is None or self._leads != (self._acked is not None):
-            return
-        scale = min(allowed, self._acked or 1.0)
-        self._link.send(wire.Ack(self._order[self.applied], scale))
-        if self._leads:
-            self._apply(scale)
-            self.one_sided = 1
-        else:
-            self._acked = scale
+    def _say(self, place: int) -> None:
+        """That we have this fragment, if the partner leads it."""
+        if not self._leads_at(place):
+            self._link.send(wire.Ack(self._order[place], self._whole[place]))
+
+    def _lead(self) -> bool:
+        """Apply the next fragment first, if we lead it and both have it."""
+        place = self.applied
+        if place not in self._whole or place not in self._acked:
+            return False
+        scale = min(self._whole[place], self._acked.pop(place) or 1.0)
+        self._link.send(wire.Ack(self._order[place], scale))
+        self._apply(scale)
+        self.one_sided = 1
+        return True
 
     def _apply(self, scale: float) -> None:
         del self._whole[self.applied]
         added = self._vectors.apply(self._order[self.applied], scale)
         self._backlog.add(self._vectors.correction_bytes, added)
         self.applied += 1
-        self._acked = None
         took_s = asyncio.get_running_loop().time() - self._began
         self._link.has_carried(self.applied * self._fragment_bytes, took_s)
+        if not self._in_turn and self.applied in self._whole:
+            self._say(self.applied)
 
     async def _finish(self) -> None:
         if not self._leads:

@@ -66,6 +66,8 @@ class Offer:
     patience_s: float
     admission: bytes = b""
     """The sender's token (run/admission.py), here and below; empty: none."""
+    in_turn: bool = False
+    """The sender can lead in turn (rounds/swap.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,8 @@ class Accept:
     boot: bytes
     round: int
     admission: bytes = b""
+    in_turn: bool = False
+    """Both lead in turn: only where the caller can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +97,7 @@ class Fragment:
 class Ack:
     index: int
     scale: float = 0.0
-    """What the sender multiplies the correction by: the follower's is what it allows, the leader's final. 0: a version
+    """What the sender multiplies the correction by: what it allows, or, by who leads, what both use. 0: a version
     that knows no factor."""
 
 
@@ -190,10 +194,11 @@ def encode(frame: Frame) -> pb.SwapFrame:  # noqa: PLR0911 - one for each kind
                     fragments=frame.fragments,
                     patience_s=min(frame.patience_s, MAX_WAIT_S),
                     admission=frame.admission,
+                    in_turn=frame.in_turn,
                 )
             )
-        case Accept(boot, round_, admission):
-            return pb.SwapFrame(accept=pb.Accept(boot=boot, round=round_, admission=admission))
+        case Accept(boot, round_, admission, in_turn):
+            return pb.SwapFrame(accept=pb.Accept(boot=boot, round=round_, admission=admission, in_turn=in_turn))
         case Refusal():
             return pb.SwapFrame(refusal=encode_refusal(frame))
         case Fragment(index, payload):
@@ -231,7 +236,7 @@ def decode(message: pb.SwapFrame) -> Frame:  # noqa: PLR0911 - one for each kind
         case "accept":
             accept = message.accept
             round_ = bounded(accept.round, MAX_ROUND, "round")
-            return Accept(sized(accept.boot, 16, "boot"), round_, token(accept.admission))
+            return Accept(sized(accept.boot, 16, "boot"), round_, token(accept.admission), accept.in_turn)
         case "refusal":
             return decode_refusal(message.refusal)
         case "fragment":
@@ -377,6 +382,7 @@ def _decode_offer(offer: pb.Offer) -> Offer:
         fragments=bounded(offer.fragments, MAX_FRAGMENTS, "fragments"),
         patience_s=_seconds(offer.patience_s, "patience_s"),
         admission=token(offer.admission),
+        in_turn=offer.in_turn,
     )
 
 

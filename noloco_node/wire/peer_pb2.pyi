@@ -62,7 +62,7 @@ class SwapFrame(_message.Message):
     def __init__(self, offer: _Optional[_Union[Offer, _Mapping]] = ..., accept: _Optional[_Union[Accept, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., fragment: _Optional[_Union[Fragment, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., piece: _Optional[_Union[Piece, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ...) -> None: ...
 
 class Offer(_message.Message):
-    __slots__ = ("protocol", "run_id", "layout", "exchange_id", "boot", "round", "fragments", "patience_s", "admission")
+    __slots__ = ("protocol", "run_id", "layout", "exchange_id", "boot", "round", "fragments", "patience_s", "admission", "in_turn")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,7 @@ class Offer(_message.Message):
     FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
     PATIENCE_S_FIELD_NUMBER: _ClassVar[int]
     ADMISSION_FIELD_NUMBER: _ClassVar[int]
+    IN_TURN_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     run_id: bytes
     layout: bytes
@@ -81,17 +82,20 @@ class Offer(_message.Message):
     fragments: int
     patience_s: float
     admission: bytes
-    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., layout: _Optional[bytes] = ..., exchange_id: _Optional[bytes] = ..., boot: _Optional[bytes] = ..., round: _Optional[int] = ..., fragments: _Optional[int] = ..., patience_s: _Optional[float] = ..., admission: _Optional[bytes] = ...) -> None: ...
+    in_turn: bool
+    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., layout: _Optional[bytes] = ..., exchange_id: _Optional[bytes] = ..., boot: _Optional[bytes] = ..., round: _Optional[int] = ..., fragments: _Optional[int] = ..., patience_s: _Optional[float] = ..., admission: _Optional[bytes] = ..., in_turn: _Optional[bool] = ...) -> None: ...
 
 class Accept(_message.Message):
-    __slots__ = ("boot", "round", "admission")
+    __slots__ = ("boot", "round", "admission", "in_turn")
     BOOT_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ADMISSION_FIELD_NUMBER: _ClassVar[int]
+    IN_TURN_FIELD_NUMBER: _ClassVar[int]
     boot: bytes
     round: int
     admission: bytes
-    def __init__(self, boot: _Optional[bytes] = ..., round: _Optional[int] = ..., admission: _Optional[bytes] = ...) -> None: ...
+    in_turn: bool
+    def __init__(self, boot: _Optional[bytes] = ..., round: _Optional[int] = ..., admission: _Optional[bytes] = ..., in_turn: _Optional[bool] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("code", "retry_in_s")

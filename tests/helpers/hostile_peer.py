@@ -539,6 +539,7 @@ class Attacker:
             round=1,
             fragments=self.run.fragments,
             patience_s=self.patience_s,
+            in_turn=True,
         )
         try:
             await talk.send(offer=offer)
@@ -561,7 +562,7 @@ class Attacker:
         if self.hold == "promise":
             await talk.send(refusal=pb.Refusal(code=pb.APPOINTMENT, retry_in_s=offer.patience_s))
             await asyncio.sleep(3600)
-        await talk.send(accept=pb.Accept(boot=bytes(16), round=offer.round))
+        await talk.send(accept=pb.Accept(boot=bytes(16), round=offer.round, in_turn=True))
         ended = await self._swap(talk, peer, offer.exchange_id, leads=False)
         self.told.say("called", peer=peer, ended=ended)
 
@@ -577,7 +578,11 @@ class Attacker:
         lies = {index: self._lie(index) for index in order}
         left = {index: lie.turns for index, lie in lies.items()}
         applied = 0
-        waiting: set[int] = set()  # for their Ack, after ours
+        allowed: dict[int, float] = {}
+
+        def we_lead(index: int) -> bool:
+            return leads != ((len(order) - order.index(index)) % 2 == 0)
+
         try:
             while applied < len(order):
                 frame = await talk.next()
@@ -587,20 +592,19 @@ class Attacker:
                         before = lies[index].turns
                         await talk.fragment(index, lies[index].answer(frame.fragment.payload))
                         left[index] += lies[index].turns - before - 1
-                    case "ack" if leads:
-                        scale = min(frame.ack.scale or self.scale, self.scale)
-                        await talk.send(ack=pb.Ack(index=frame.ack.index, scale=scale))
-                        applied += 1
+                        if not left[index] and not we_lead(index):
+                            await talk.send(ack=pb.Ack(index=index, scale=self.scale))
+                    case "ack" if we_lead(frame.ack.index):
+                        allowed[frame.ack.index] = min(frame.ack.scale, self.scale)
                     case "ack":
-                        waiting.discard(frame.ack.index)
                         applied += 1
                     case other:
                         code = pb.RefusalCode.Name(frame.refusal.code) if other == "refusal" else ""
                         self.told.say("swap", peer=victim, leads=leads, ended=f"{other} {code}", applied=applied)
                         return str(other)
-                if not leads and applied < len(order) and not left[order[applied]] and order[applied] not in waiting:
-                    waiting.add(order[applied])
-                    await talk.send(ack=pb.Ack(index=order[applied], scale=self.scale))
+                if applied < len(order) and order[applied] in allowed:
+                    await talk.send(ack=pb.Ack(index=order[applied], scale=allowed.pop(order[applied])))
+                    applied += 1
             if leads:
                 await talk.next()
             else:

@@ -60,7 +60,9 @@ class Greedy:
             else:
                 order = fragments.order(FRAGMENTS, exchange)
                 vectors = Offer(self.victim, self.victim.steps)
-                await Swap(link, vectors, exchange, order, leads=True, stall_s=60.0, backlog=Backlog()).run()
+                await Swap(
+                    link, vectors, exchange, order, leads=True, in_turn=True, stall_s=60.0, backlog=Backlog()
+                ).run()
         finally:
             link.close()
             stream.cancel()

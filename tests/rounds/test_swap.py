@@ -18,7 +18,7 @@ from noloco_node.core.codecs.codec import CodecStats
 from noloco_node.errors import PeerFault, PeerLost, PeerMisbehaved
 from noloco_node.rounds import pieces
 from noloco_node.rounds.link import Link
-from noloco_node.rounds.swap import DONE_S, SLOW_STREAMS, WINDOW, Backlog, Swap
+from noloco_node.rounds.swap import DONE_S, SLOW_STREAMS, WINDOW, WINDOW_BEFORE, Backlog, Swap
 from noloco_node.wire import messages as wire
 
 EXCHANGE = b"\x05" * 16
@@ -106,6 +106,25 @@ class Cut:
             yield frame
 
 
+async def late(frames: AsyncIterator[bytes], delay_s: float) -> AsyncIterator[bytes]:
+    """Each comes so long after it was sent, however many are under way."""
+    clock = asyncio.get_running_loop().time
+    under_way: asyncio.Queue[tuple[float, bytes | None]] = asyncio.Queue()
+
+    async def send() -> None:
+        async for frame in frames:
+            under_way.put_nowait((clock() + delay_s, frame))
+        under_way.put_nowait((clock() + delay_s, None))
+
+    sending = asyncio.create_task(send())
+    try:
+        while (arrival := await under_way.get())[1] is not None:
+            await asyncio.sleep(arrival[0] - clock())
+            yield arrival[1]
+    finally:
+        sending.cancel()
+
+
 async def meet(  # noqa: PLR0917
     a: Words,
     b: Words,
@@ -113,13 +132,15 @@ async def meet(  # noqa: PLR0917
     cut_b: int | None = None,
     backlog_bytes: int = 10**6,
     within_s: float = 10,
+    in_turn: bool = True,
+    delay_s: float = 0.0,
 ) -> list[Any]:
     links = Link(), Link()
-    links[0].listen(Cut(cut_b).through(links[1].outgoing()))
-    links[1].listen(Cut(cut_a).through(links[0].outgoing()))
+    links[0].listen(late(Cut(cut_b).through(links[1].outgoing()), delay_s))
+    links[1].listen(late(Cut(cut_a).through(links[0].outgoing()), delay_s))
     order = fragments.order(a.fragments, EXCHANGE)
     swaps = [
-        Swap(link, v, EXCHANGE, order, leads=v is a, stall_s=STALL_S, backlog=Backlog(backlog_bytes))
+        Swap(link, v, EXCHANGE, order, leads=v is a, in_turn=in_turn, stall_s=STALL_S, backlog=Backlog(backlog_bytes))
         for link, v in zip(links, (a, b), strict=True)
     ]
 
@@ -137,27 +158,45 @@ async def meet(  # noqa: PLR0917
     return [*swaps, *faults]
 
 
+@pytest.mark.parametrize("in_turn", [True, False])
 @pytest.mark.parametrize("turns", [1, 2, 4])
-@pytest.mark.parametrize("count", [1, 2, WINDOW, 23])
-async def test_everything_is_applied_once_in_the_same_order(count: int, turns: int) -> None:
+@pytest.mark.parametrize("count", [1, 2, WINDOW_BEFORE, WINDOW, 23])
+async def test_everything_is_applied_once_in_the_same_order(count: int, turns: int, in_turn: bool) -> None:
     a, b = Words("a", count, turns), Words("b", count, turns)
-    one, other, *faults = await meet(a, b)
+    one, other, *faults = await meet(a, b, in_turn=in_turn)
     assert faults == [None, None]
     assert a.applied == b.applied == fragments.order(count, EXCHANGE)
     assert one.one_sided == other.one_sided == 0
-    assert max(a.most_under_way, b.most_under_way) <= WINDOW, "memory stays within the window"
+    assert max(a.most_under_way, b.most_under_way) <= (WINDOW if in_turn else WINDOW_BEFORE), (
+        "memory stays within the window"
+    )
 
 
-@settings(max_examples=150)
-@given(st.integers(1, 9), st.integers(1, 3), st.integers(0, 60), st.integers(0, 60))
-def test_wherever_it_breaks_at_most_one_fragment_is_one_sided(count: int, turns: int, cut_a: int, cut_b: int) -> None:
+@settings(max_examples=300)
+@given(st.integers(1, 9), st.integers(1, 3), st.integers(0, 60), st.integers(0, 60), st.booleans())
+def test_wherever_it_breaks_at_most_one_fragment_is_one_sided(
+    count: int, turns: int, cut_a: int, cut_b: int, in_turn: bool
+) -> None:
     a, b = Words("a", count, turns), Words("b", count, turns)
-    leader, follower, *_ = asyncio.run(meet(a, b, cut_a, cut_b))
-    assert len(a.applied) - len(b.applied) in (0, 1)
-    assert a.applied[: len(b.applied)] == b.applied
-    assert follower.one_sided == 0
-    assert leader.one_sided >= len(a.applied) - len(b.applied), "what may be one-sided is counted"
-    assert leader.one_sided <= 1
+    swaps = asyncio.run(meet(a, b, cut_a, cut_b, in_turn=in_turn))[:2]
+    (behind, _), (ahead, its_swap) = sorted(zip((a, b), swaps, strict=True), key=lambda end: len(end[0].applied))
+    more = len(ahead.applied) - len(behind.applied)
+    assert more in (0, 1)
+    assert ahead.applied[: len(behind.applied)] == behind.applied
+    assert its_swap.one_sided >= more, "what may be one-sided is counted"
+    assert all(swap.one_sided <= 1 for swap in swaps)
+    assert in_turn or (swaps[1].one_sided == 0 and len(a.applied) >= len(b.applied)), "the caller leads"
+
+
+@pytest.mark.parametrize(("in_turn", "round_trips"), [(True, 20 / 2), (False, 20)])
+def test_on_a_far_link_acknowledgements_bound_the_swap(in_turn: bool, round_trips: float) -> None:
+    async def main() -> float:
+        a, b = Words("a", 20, turns=2), Words("b", 20, turns=2)
+        _, _, *faults = await meet(a, b, in_turn=in_turn, delay_s=0.05, within_s=100)
+        assert faults == [None, None]
+        return asyncio.get_running_loop().time()
+
+    assert run_virtual(main()) == pytest.approx(0.1 * round_trips, abs=0.25)
 
 
 class Unsettled(Words):
@@ -208,7 +247,7 @@ def test_a_leader_that_waits_for_a_verdict_says_that_it_is_there() -> None:
         await asyncio.sleep(1)  # both wait for what is to be sent
         order = fragments.order(3, EXCHANGE)
         swaps = [
-            Swap(link, v, EXCHANGE, order, leads=v is a, stall_s=STALL_S, backlog=Backlog())
+            Swap(link, v, EXCHANGE, order, leads=v is a, in_turn=True, stall_s=STALL_S, backlog=Backlog())
             for link, v in zip(links, (a, b), strict=True)
         ]
         ended = await asyncio.gather(*(swap.run() for swap in swaps), return_exceptions=True)
@@ -252,12 +291,15 @@ async def test_swaps_share_one_backlog_and_a_large_correction_may_wait_alone() -
     assert backlog.bytes == 100
 
 
-def swap(link: Link, vectors: Words, *, leads: bool) -> Swap:
+def swap(link: Link, vectors: Words, *, leads: bool, in_turn: bool = True) -> Swap:
     order = list(range(vectors.fragments))
-    return Swap(link, vectors, EXCHANGE, order, leads=leads, stall_s=STALL_S, backlog=Backlog())
+    return Swap(link, vectors, EXCHANGE, order, leads=leads, in_turn=in_turn, stall_s=STALL_S, backlog=Backlog())
 
 
-async def against(frames: list[wire.Frame], *, leads: bool) -> tuple[Words, BaseException]:
+BOTH_WAYS = pytest.mark.parametrize("in_turn", [True, False])
+
+
+async def against(frames: list[wire.Frame], *, leads: bool, in_turn: bool) -> tuple[Words, BaseException]:
     """A swap with a partner that sends only this, and then nothing."""
     link, vectors = Link(), Words("a", 8)
 
@@ -267,7 +309,7 @@ async def against(frames: list[wire.Frame], *, leads: bool) -> tuple[Words, Base
 
     link.listen(say())
     with pytest.raises(PeerFault) as fault:
-        await swap(link, vectors, leads=leads).run()
+        await swap(link, vectors, leads=leads, in_turn=in_turn).run()
     return vectors, fault.value
 
 
@@ -277,36 +319,41 @@ async def against(frames: list[wire.Frame], *, leads: bool) -> tuple[Words, Base
         ([wire.Fragment(WINDOW, b"b 4 0")], "out_of_window"),
         ([wire.Fragment(0, b"b 0 0"), wire.Fragment(0, b"b 0 0")], "out_of_window"),
         ([wire.Fragment(99, b"b 99 0")], "out_of_window"),
-        ([wire.Ack(3)], "bad_ack"),
+        ([wire.Ack(WINDOW)], "bad_ack"),
+        ([wire.Ack(99)], "bad_ack"),
         ([wire.Done()], "unexpected_frame"),
         ([wire.Accept(b"b" * 16, 1)], "unexpected_frame"),
     ],
 )
 @pytest.mark.parametrize("leads", [True, False])
+@BOTH_WAYS
 async def test_a_partner_out_of_order_is_named_and_nothing_is_applied(
-    frames: list[wire.Frame], reason: str, leads: bool
+    frames: list[wire.Frame], reason: str, leads: bool, in_turn: bool
 ) -> None:
-    vectors, fault = await against(frames, leads=leads)
+    vectors, fault = await against(frames, leads=leads, in_turn=in_turn)
     assert isinstance(fault, PeerMisbehaved)
     assert fault.reason == reason
     assert vectors.applied == []
 
 
-async def test_acks_without_fragments_apply_nothing() -> None:
-    vectors, fault = await against([wire.Ack(0), wire.Ack(0)], leads=True)
+@BOTH_WAYS
+async def test_acks_without_fragments_apply_nothing(in_turn: bool) -> None:
+    vectors, fault = await against([wire.Ack(0), wire.Ack(0)], leads=not in_turn, in_turn=in_turn)
     assert isinstance(fault, PeerMisbehaved)
     assert vectors.applied == []
-    vectors, fault = await against([wire.Ack(0)], leads=False)
-    assert isinstance(fault, PeerMisbehaved), "the follower speaks first"
+    vectors, fault = await against([wire.Ack(0)], leads=in_turn, in_turn=in_turn)
+    assert isinstance(fault, PeerMisbehaved), "who leads speaks last"
+    assert vectors.applied == []
 
 
-@pytest.mark.parametrize(("leader", "follower"), [(1.0, 1.0), (0.5, 1.0), (1.0, 0.25), (0.125, 0.25)])
-async def test_both_sides_apply_the_smaller_of_the_two_factors(leader: float, follower: float) -> None:
+@pytest.mark.parametrize(("one", "other"), [(1.0, 1.0), (0.5, 1.0), (1.0, 0.25), (0.125, 0.25)])
+@BOTH_WAYS
+async def test_both_sides_apply_the_smaller_of_the_two_factors(one: float, other: float, in_turn: bool) -> None:
     a, b = Words("a", 5), Words("b", 5)
-    a.allowed, b.allowed = leader, follower
-    *_, one, other = await meet(a, b)
-    assert (one, other) == (None, None)
-    assert a.scales == b.scales == 5 * [min(leader, follower)]
+    a.allowed, b.allowed = one, other
+    *_, fault, their_fault = await meet(a, b, in_turn=in_turn)
+    assert (fault, their_fault) == (None, None)
+    assert a.scales == b.scales == 5 * [min(one, other)]
 
 
 @pytest.mark.parametrize("leads", [True, False])
@@ -322,12 +369,14 @@ async def test_with_a_partner_of_an_older_version_our_own_half_is_bounded(leads:
         yield wire.to_bytes(wire.Done())
 
     link.listen(say())
-    await swap(link, vectors, leads=leads).run()
+    await swap(link, vectors, leads=leads, in_turn=False).run()
     assert vectors.scales == [0.5]
 
 
-async def test_a_leader_that_wants_more_than_we_allow_misbehaves() -> None:
-    vectors, fault = await against([wire.Fragment(0, b"b 0 0"), wire.Ack(0, 1.0)], leads=False)
+@BOTH_WAYS
+async def test_a_leader_that_wants_more_than_we_allow_misbehaves(in_turn: bool) -> None:
+    frames = [wire.Fragment(0, b"b 0 0"), wire.Ack(0, 1.0)]
+    vectors, fault = await against(frames, leads=in_turn, in_turn=in_turn)
     assert "silent" in str(fault) or "hung_up" in str(fault), "1 is what this one allows"
     link, vectors = Link(), Words("a", 8)
     vectors.allowed = 0.5
@@ -338,7 +387,7 @@ async def test_a_leader_that_wants_more_than_we_allow_misbehaves() -> None:
 
     link.listen(say())
     with pytest.raises(PeerMisbehaved, match="bad_scale"):
-        await swap(link, vectors, leads=False).run()
+        await swap(link, vectors, leads=in_turn, in_turn=in_turn).run()
     assert vectors.applied == []
 
 

@@ -181,7 +181,9 @@ async def test_the_next_node_removes_leftovers_and_nothing_in_use(net, tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("number", "busy_s"), [(signal.SIGKILL, 0), (signal.SIGKILL, 1.5), (signal.SIGSTOP, 0)], ids=["killed", "busy", "hangs"]
+    ("number", "busy_s"),
+    [(signal.SIGKILL, 0), (signal.SIGKILL, 1.5), (signal.SIGSTOP, 0)],
+    ids=["killed", "busy", "hangs"],
 )
 async def test_the_end_of_p2pd_is_noticed_and_another_one_started(net, number, busy_s):
     """Channels stay usable, and the port is the same. A busy machine hears of the end late, and all at once."""

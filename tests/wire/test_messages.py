@@ -31,6 +31,7 @@ GOLDEN: list[tuple[wire.Frame, str]] = [
         + "300738034500002040",
     ),
     (wire.Accept(b"b" * 16, 9), "12140a10" + "62" * 16 + "1009"),
+    (wire.Accept(b"b" * 16, 9, in_turn=True), "12160a10" + "62" * 16 + "10092001"),
     (wire.Refusal(wire.Code.APPOINTMENT, 1.5), "1a070802150000c03f"),
     (wire.Fragment(5, b"abc"), "220708051203616263"),
     (wire.Ack(5), "2a020805"),
