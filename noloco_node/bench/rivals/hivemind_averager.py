@@ -5,7 +5,10 @@ the trigger on.
 """
 
 import asyncio
+import threading
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import hivemind
@@ -44,6 +47,7 @@ class Member:
     def start(self, host: str, params: int, worker: int, variant: str) -> Answer:
         """`variant`: fp16 or 8bit."""
         torch.set_num_threads(1)
+        self._had = 0
         self._worker, self._variant, self._params, self._host = worker, variant, params, host
         if worker:
             return {"address": ""}
@@ -53,20 +57,23 @@ class Member:
     def _join(self, peers: Sequence[str]) -> Any:
         return hivemind.DHT(initial_peers=list(peers), host_maddrs=[f"/ip4/{self._host}/tcp/0"], start=True)
 
-    def connect(self, addresses: Sequence[str]) -> None:
-        """One group of all, and no step without one of them."""
+    def connect(self, addresses: Sequence[str], group: int = 0, matchmaking_s: float = MATCHMAKING_S) -> None:
+        """One group of all, and no step without one of them; or groups of so many, from two on, as hivemind's own
+        benchmark has them."""
         if self._worker:
             self._dht = self._join(addresses[:1])
+        groups = max(1, len(addresses) // (group or len(addresses)))
+        bits = (groups - 1).bit_length()
         self._averager = hivemind.DecentralizedAverager(
             [torch.zeros(self._params)],
             self._dht,
             prefix="bench",
             compression=COMPRESSION[self._variant](),
-            initial_group_bits="",
-            target_group_size=len(addresses),
-            min_group_size=len(addresses),
-            min_matchmaking_time=MATCHMAKING_S,
-            request_timeout=REQUEST_S,
+            initial_group_bits=f"{self._worker % groups:0{bits}b}" if bits else "",
+            target_group_size=group or len(addresses),
+            min_group_size=2 if group else len(addresses),
+            min_matchmaking_time=matchmaking_s,
+            request_timeout=min(REQUEST_S, matchmaking_s),
             start=True,
         )
 
@@ -87,6 +94,34 @@ class Member:
         self._step.allow_allreduce()
         if self._step.result(STEP_S) is None:
             raise NolocoError("hivemind averaged nothing: it found no group")
+
+    def brings(self) -> Answer:
+        """The vector before all rounds."""
+        with self._averager.get_tensors() as (vector,):
+            vectors.weights(len(vector), self._worker, 1, vector)
+            return {"probe": vectors.probe(vector)}
+
+    def rounds(self, count: int, patience_s: float) -> Answer:
+        """So many, and then others that count for nobody, so that who is slower still finds somebody."""
+        began = time.monotonic()
+        succeeded = sum(self._round(patience_s) for _ in range(count))
+        answer = {"succeeded": succeeded, "seconds": time.monotonic() - began, **self.result()}
+        threading.Thread(target=self._go_on, args=(patience_s,), daemon=True).start()
+        return answer
+
+    def had(self) -> Answer:
+        """Rounds, those that count for nobody among them."""
+        return {"rounds": self._had}
+
+    def _go_on(self, patience_s: float) -> None:
+        while True:
+            self._round(patience_s)
+
+    def _round(self, patience_s: float) -> bool:
+        self._had += 1
+        with suppress(Exception):  # no group, or one that broke: its own benchmark counts no more than that
+            return self._averager.step(timeout=patience_s) is not None
+        return False
 
     def result(self) -> Answer:
         with self._averager.get_tensors() as (vector,):

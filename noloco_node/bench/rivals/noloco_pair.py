@@ -9,7 +9,9 @@ import queue
 import random
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import grpc.aio
@@ -95,13 +97,17 @@ class Node:
         self.transport.introduce({address.peer: [address] for address in others})
 
     async def swap(self, partners: Sequence[int], offer: Vectors) -> RoundCommitted:
-        self._over: asyncio.Future[RoundCommitted | WentSolo] = asyncio.get_running_loop().create_future()
-        self._rounds.candidates({self.peers[partner]: f"place{partner}" for partner in partners})
-        self._rounds.boundary(self.round, PHASE_S, offer, None)
-        event = await self._over
+        event = await self.meet(partners, offer)
         if isinstance(event, WentSolo):
             raise NolocoError(f"the round went solo: {event.reason}")
         return event
+
+    async def meet(self, partners: Sequence[int], offer: Vectors) -> RoundCommitted | WentSolo:
+        """One round with whichever of them is free."""
+        self._over: asyncio.Future[RoundCommitted | WentSolo] = asyncio.get_running_loop().create_future()
+        self._rounds.candidates({self.peers[partner]: f"place{partner}" for partner in partners})
+        self._rounds.boundary(self.round, PHASE_S, offer, None)
+        return await self._over
 
     # ---- what rounds/service.py calls ----
     def swapping(self, under_way: bool) -> None:
@@ -144,6 +150,38 @@ class Member:
         self._node.round += 1
         await self._node.swap(self._partners, Offer(self._codec, self._node.round, self._u, self._movement))
         await self._weights.all_added.wait()
+
+    def brings(self) -> Answer:
+        """The vector before all rounds, whose partner may be anybody."""
+        return self.prepare(1, [each for each in range(len(self._node.peers)) if each != self._worker])
+
+    async def rounds(self, count: int, patience_s: float) -> Answer:
+        """So many, and then others that count for nobody, so that who is slower still finds somebody."""
+        began = time.monotonic()
+        succeeded = sum([await self._round(patience_s) for _ in range(count)])
+        answer = {"succeeded": succeeded, "seconds": time.monotonic() - began, **self.result()}
+        self._more = asyncio.create_task(self._go_on(patience_s))
+        return answer
+
+    def had(self) -> Answer:
+        """Rounds, those that count for nobody among them."""
+        return {"rounds": self._node.round}
+
+    async def _go_on(self, patience_s: float) -> None:
+        while True:
+            await self._round(patience_s)
+
+    async def _round(self, patience_s: float) -> bool:
+        self._node.round += 1
+        self._weights.begin()
+        self._u.copy_(self._weights.vector)
+        offer = Offer(self._codec, self._node.round, self._u, self._movement)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                if isinstance(await self._node.meet(self._partners, offer), RoundCommitted):
+                    await self._weights.all_added.wait()
+                    return True
+        return False
 
     def result(self) -> Answer:
         return {"probe": vectors.probe(self._weights.vector)}

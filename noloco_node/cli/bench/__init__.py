@@ -8,6 +8,7 @@ _MODULES = {
     "training": "machine",
     "codec": "machine",
     "sync": "sync",
+    "averaging": "averaging",
     "exchange": "exchange",
     "train": "train",
     "scale": "scale",

@@ -1,0 +1,55 @@
+"""`bench averaging`: peers that find their partners themselves, ours and hivemind's."""
+
+import argparse
+
+from noloco_node.cli.bench.output import Cells, Verbs, check_plot, finish, names, numbers, shared
+from noloco_node.cli.options import whole_number
+
+ABOUT = """\
+Rounds of N peers that find one another themselves, without training: ours,
+which average with one partner, and hivemind's, in groups of four, with the
+settings of hivemind's own benchmark of averaging. Each has a network namespace
+of its own behind a link that is held at a rate, so this needs root, `ip` and
+`tc`. It needs 0.4 GB of memory for each of our peers, 1 GB for each of
+hivemind's, and ten minutes on two cores; `--quick` takes one.
+"""
+
+
+def options(what: Verbs) -> None:
+    text = "rounds of peers that find one another, beside hivemind's"
+    parser = what.add_parser("averaging", help=text, description=ABOUT)
+    add = parser.add_argument
+    add("--n", metavar="LIST", default="16", help="peers (default: 16)")
+    add("--rounds", metavar="N", default="5", help="of each peer (default: 5)")
+    add("--mbit", metavar="N", default="100", help="rate of the links, up and down (default: 100)")
+    add("--systems", metavar="LIST", help="only these, as 'noloco lattice:3' (default: all)")
+    shared(parser, "4 peers, 2 rounds")
+
+
+def run(args: argparse.Namespace) -> int:
+    ns = numbers(args.n, "--n", 64, 2)
+    rounds, mbit = whole_number(args.rounds, "--rounds", 1000), whole_number(args.mbit, "--mbit", 99_999)
+    check_plot(args)
+    from noloco_node.bench import averaging, links
+    from noloco_node.terminal.progress import Progress
+
+    wanted = names(args.systems, "--systems", [system.name for system in averaging.SYSTEMS])
+    if args.quick:
+        ns, rounds = [4], 2
+    links.require()
+    with Progress() as say:
+        rows = list(averaging.run(ns, [s for s in averaging.SYSTEMS if s.name in wanted], mbit, rounds, say))
+    settings = [f"{rounds} rounds", f"{mbit} Mbit/s"]
+    return finish(args, rows, CELLS, title="Averaging", settings=settings, panels=averaging.panels(rows))
+
+
+CELLS: Cells = {
+    "system": lambda row: row.system,
+    "peers": lambda row: str(row.n),
+    "found somebody": lambda row: f"{row.more['succeeded']:.0%}",
+    "s a round": lambda row: f"{row.seconds:.2f}",
+    "from - to": lambda row: f"{row.fastest_s:.2f} - {row.slowest_s:.2f}",
+    "MB sent": lambda row: f"{row.bytes_per_node / 1e6:.2f}",
+    "CPU s": lambda row: f"{row.cpu_seconds:.2f}",
+    "spread left": lambda row: f"{row.more['spread_left']:.2g}",
+}
