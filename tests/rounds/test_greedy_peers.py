@@ -29,7 +29,7 @@ class Greedy:
         self.name, self.victim, self.hold = name, swarm.nodes[victim], hold
         self.transport = swarm.network.join(name)
         self.boot = self.victim.rng.randbytes(16)
-        self.accepted = 0
+        self.accepted = self.whole = 0
         self.refusals: list[wire.Refusal] = []
 
     async def run(self, until: float) -> None:
@@ -47,7 +47,8 @@ class Greedy:
         stream = swap_over(self.transport.channel(self.victim.name), link.outgoing())
         try:
             link.listen(aiter(stream))
-            link.send(wire.Offer(PROTOCOL, TERMS.run_id, TERMS.layout, exchange, self.boot, 1, FRAGMENTS, 99.0))
+            terms = PROTOCOL, TERMS.run_id, TERMS.layout
+            link.send(wire.Offer(*terms, exchange, self.boot, 1, FRAGMENTS, 99.0, in_turn=True))
             answer = await link.receive(60.0)
             while isinstance(answer, wire.Refusal) and answer.code is wire.Code.APPOINTMENT:
                 answer = await link.receive(60.0)
@@ -63,6 +64,7 @@ class Greedy:
                 await Swap(
                     link, vectors, exchange, order, leads=True, in_turn=True, stall_s=60.0, backlog=Backlog()
                 ).run()
+                self.whole += 1
         finally:
             link.close()
             stream.cancel()
@@ -92,6 +94,7 @@ def attacked(nodes: int, rounds: int, greedy: int = 1, *, places: bool = False, 
         swarm.network.places |= dict.fromkeys(names, "198.51.100.0/24")
     crowd = [Greedy(swarm, name, hold=hold) for name in names]
     run_virtual(swarm.run(rounds, *(one.run(PHASE_S * rounds) for one in crowd)))
+    assert hold or all(one.whole >= one.accepted - 1 for one in crowd), "but for one at the end, they are honest swaps"
     return swarm.nodes[0], sum(one.accepted for one in crowd)
 
 

@@ -21,6 +21,7 @@ from noloco_node.errors import PeerFault
 from noloco_node.host.traffic import Traffic
 from noloco_node.rounds.link import Link
 from noloco_node.rounds.service import MAX_CALLERS, _Caller
+from noloco_node.rounds.swap import Swap
 from noloco_node.transport.base import TAKEN_S
 from noloco_node.wire import messages as wire
 from noloco_node.wire.peer_pb2_grpc import ExchangeStub
@@ -294,6 +295,35 @@ def test_an_exchange_id_that_is_in_use_is_refused_and_its_caller_goes_on_waiting
         await swarm.close()
 
     run_virtual(main())
+
+
+@pytest.mark.parametrize("in_turn", [True, False])
+def test_a_caller_that_cannot_lead_in_turn_is_answered_as_before(in_turn: bool) -> None:
+    async def main() -> None:
+        swarm = VirtualSwarm([10.0])
+        node = swarm.nodes[0]
+        await node.transport.start()
+        node.exchange.begin(TERMS)
+        node.exchange.boundary(1, 10.0, Offer(node, 1), None)
+        (accepted,) = await _ask(swarm, replace(OFFER, in_turn=in_turn))
+        assert isinstance(accepted, wire.Accept) and accepted.in_turn == in_turn
+        await swarm.close()
+
+    run_virtual(main())
+
+
+def test_two_nodes_lead_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both, whoever calls: else a swap on a far link takes twice as long, and nobody notices."""
+    made: list[bool] = []
+    plain = Swap.__init__
+
+    def noted(swap: Swap, *args: Any, in_turn: bool, **more: Any) -> None:
+        made.append(in_turn)
+        plain(swap, *args, in_turn=in_turn, **more)
+
+    monkeypatch.setattr(Swap, "__init__", noted)
+    run_virtual(VirtualSwarm([10.0, 10.0]).run(3))
+    assert made and all(made)
 
 
 def test_an_exchange_id_of_an_earlier_swap_is_refused_from_anybody() -> None:

@@ -336,6 +336,23 @@ async def test_a_partner_out_of_order_is_named_and_nothing_is_applied(
     assert vectors.applied == []
 
 
+async def test_who_cannot_lead_in_turn_acknowledges_one_fragment_after_another() -> None:
+    vectors, fault = await against([wire.Ack(3)], leads=True, in_turn=False)
+    assert isinstance(fault, PeerMisbehaved) and fault.reason == "bad_ack" and vectors.applied == []
+    frames = [wire.Fragment(0, b"b 0 0"), wire.Ack(0), wire.Ack(1)]
+    link, vectors = Link(), Words("a", 8)
+
+    async def say() -> AsyncIterator[bytes]:
+        for frame in frames:
+            yield wire.to_bytes(frame)
+
+    link.listen(say())
+    made = swap(link, vectors, leads=True, in_turn=False)
+    with pytest.raises(PeerFault):
+        await made.run()
+    assert vectors.applied == [0] and made.one_sided == 0, "its second word says that it applied the first fragment"
+
+
 @BOTH_WAYS
 async def test_acks_without_fragments_apply_nothing(in_turn: bool) -> None:
     vectors, fault = await against([wire.Ack(0), wire.Ack(0)], leads=not in_turn, in_turn=in_turn)
