@@ -12,11 +12,12 @@ the training thread's. The rules:
   core/round.py. What bounds a slow swap as a whole is `MAX_LAG` there.
 - A fragment is applied when both sides have the other's, whole and checked. One side leads: the other acknowledges, the
   leader applies and acknowledges, then the other applies. Fragments are applied one after the other, so a swap that
-  fails leaves at most one that its leader applied and the other did not: `one_sided` counts it. What was applied stays.
+  fails leaves at most one that its leader applied and the other did not: `one_sided` counts what may be such a one, so
+  both sides may count theirs. What was applied stays.
 - The two lead in turn, the caller the last fragment. Who does not lead a fragment acknowledges it as soon as it is
-  whole; who leads the next one shows by its acknowledgement of that one that it applied this one. So two are applied in
-  a round trip. With a partner that cannot lead in turn, the caller leads all of them, and the callee acknowledges a
-  fragment when it has applied the one before: one in a round trip.
+  whole. The leader's Ack of one fragment shows that it applied the one before. So two are applied in a round trip. With
+  a partner that cannot lead in turn, the caller leads all of them, and the callee acknowledges a fragment when it has
+  applied the one before: one in a round trip.
 - Each side bounds how far a fragment may move it (core/bounds.py). Who does not lead says by which factor it wants the
   correction multiplied, and the leader's acknowledgement has the smaller of both, which both use: so corrections stay
   exact opposites. A partner of an older version announces none: then our own half alone is bounded.
@@ -47,7 +48,7 @@ WINDOW_BEFORE = 4
 FRAME_S = 20.0
 """A partner that sends nothing for so long, not even a piece, is given up: that needs 52 kbit/s of a link."""
 DONE_S = 5.0
-"""How long to wait for the follower's Done; without it the last fragment counts as one-sided."""
+"""How long to wait for the callee's Done; without it the last fragment counts as one-sided."""
 SETTLING_SHARE = 1 / 2
 """Of `stall_s`: so long at most a swap waits for the verdict on the one before it, of the same round."""
 AT_ONCE_S = 1.0
@@ -57,7 +58,7 @@ SLOW_STREAMS = 4
 BACKLOG_BYTES = 256 << 20
 """Corrections that were handed over and not added yet: 67 M parameters in fp32, so smaller models never wait. 1 B
 parameters at 1 Gbit/s and 4 bits would be 4 s of the link; with steps of 3 s they are 15 steps, where WINDOW fragments
-a step would be 240. Small beside such a model's 16 GB."""
+a step would be 160. Small beside such a model's 16 GB."""
 
 T = TypeVar("T")
 

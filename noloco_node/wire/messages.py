@@ -97,8 +97,8 @@ class Fragment:
 class Ack:
     index: int
     scale: float = 0.0
-    """What the sender multiplies the correction by: what it allows, or, by who leads, what both use. 0: a version
-    that knows no factor."""
+    """What the sender multiplies the correction by. The leader's is final: both use it. The other's is what it allows.
+    0: a version that knows no factor."""
 
 
 @dataclass(frozen=True, slots=True)
