@@ -45,9 +45,10 @@ def memory_mib(node: Node) -> float:
 
 
 def send(group: RealNodes, victim: Node, what: str, **told: Any) -> dict[str, Any]:
+    """Each kind is a peer of its own: who has just flooded a node has no streams for a minute."""
     door = victim.ask("status")["addresses"][0]
     known = run_as_everybody_knows_it(group)
-    told = {"what": what, "door": door, "key": str(group.root / "garbage.key"), "seed": SEED, **known, **told}
+    told = {"what": what, "door": door, "key": str(group.root / f"{what}.key"), "seed": SEED, **known, **told}
     words = [sys.executable, str(PEER), json.dumps(told)]
     done = subprocess.run(words, env=group.environ, capture_output=True, text=True, timeout=1500, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
