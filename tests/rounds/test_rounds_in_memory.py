@@ -169,6 +169,16 @@ def test_lost_messages_are_caught_by_deadlines() -> None:
     assert all(len(n.events) == n.steps for n in swarm.nodes)
 
 
+async def _offering() -> VirtualSwarm:
+    """A node alone, whose offer of its first round is open."""
+    swarm = VirtualSwarm([10.0])
+    node = swarm.nodes[0]
+    await node.transport.start()
+    node.exchange.begin(TERMS)
+    node.exchange.boundary(1, 10.0, Offer(node, 1), None)
+    return swarm
+
+
 async def _ask(swarm: VirtualSwarm, *frames: wire.Frame, name: str = "caller") -> list[wire.Frame]:
     """Send these frames to node 0 from another node; returns what it answers, up to an acceptance or a refusal."""
     caller = swarm.network.join(name)
@@ -300,11 +310,7 @@ def test_an_exchange_id_that_is_in_use_is_refused_and_its_caller_goes_on_waiting
 @pytest.mark.parametrize("in_turn", [True, False])
 def test_a_caller_that_cannot_lead_in_turn_is_answered_as_before(in_turn: bool) -> None:
     async def main() -> None:
-        swarm = VirtualSwarm([10.0])
-        node = swarm.nodes[0]
-        await node.transport.start()
-        node.exchange.begin(TERMS)
-        node.exchange.boundary(1, 10.0, Offer(node, 1), None)
+        swarm = await _offering()
         (accepted,) = await _ask(swarm, replace(OFFER, in_turn=in_turn))
         assert isinstance(accepted, wire.Accept) and accepted.in_turn == in_turn
         await swarm.close()
@@ -330,17 +336,14 @@ def test_an_exchange_id_of_an_earlier_swap_is_refused_from_anybody() -> None:
     """Else the verdict on that swap would go to the second caller."""
 
     async def main() -> None:
-        swarm = VirtualSwarm([10.0])
-        node = swarm.nodes[0]
-        await node.transport.start()
-        node.exchange.begin(TERMS)
-        node.exchange.boundary(1, 10.0, Offer(node, 1), None)
+        swarm = await _offering()
         (accepted,) = await _ask(swarm, OFFER)
         assert isinstance(accepted, wire.Accept)
         await asyncio.sleep(100)  # it says nothing more
         assert await _ask(swarm, OFFER, name="another") == [wire.Refusal(wire.Code.STALE)]
-        node.exchange.judged(OFFER.exchange_id, Verdict(0.5, True, True), 2.0, 1.0)
-        assert node.exchange.standing("caller").taken_back == 1
+        exchange = swarm.nodes[0].exchange
+        exchange.judged(OFFER.exchange_id, Verdict(0.5, True, True), 2.0, 1.0)
+        assert exchange.standing("caller").taken_back == 1
         await swarm.close()
 
     run_virtual(main())
