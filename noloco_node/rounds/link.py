@@ -27,6 +27,8 @@ class Link:
         self._pace = pace or Traffic()
         self._outbox: asyncio.PriorityQueue[tuple[int, int, bytes | None]] = asyncio.PriorityQueue()
         self._put = itertools.count()
+        self._waiting: set[int] = set()
+        """What `outgoing` has not given away."""
         self._incoming: AsyncIterator[bytes] | None = None
         self._assembly = pieces.Assembly()
         self._most = pieces.PIECE_BYTES
@@ -45,14 +47,20 @@ class Link:
         self._incoming, self._began = incoming, asyncio.get_running_loop().time()
 
     # ---- sending ----
-    def send(self, frame: wire.Frame) -> None:
-        """Never blocks: the swap's window bounds what can lie in the outbox. An Ack is sent before what waits there: it
-        opens the partner's window, and on a limited link the fragments before it may take minutes."""
-        for piece in pieces.cut(wire.to_bytes(frame), self._most):
-            self._post(piece, first=isinstance(frame, wire.Ack))
+    def send(self, frame: wire.Frame, *, first: bool = False) -> int:
+        """Never blocks: the swap's window bounds what can lie in the outbox. `first`: before what waits there, if it is
+        small. Returns a number for `has_sent`."""
+        each = list(pieces.cut(wire.to_bytes(frame), self._most))
+        return [self._post(piece, first=first and len(each) == 1) for piece in each][-1]
 
-    def _post(self, piece: bytes | None, *, first: bool = False) -> None:
-        self._outbox.put_nowait((int(not first), next(self._put), piece))
+    def has_sent(self, number: int) -> bool:
+        return number not in self._waiting
+
+    def _post(self, piece: bytes | None, *, first: bool = False) -> int:
+        number = next(self._put)
+        self._waiting.add(number)
+        self._outbox.put_nowait((int(not first), number, piece))
+        return number
 
     def has_carried(self, size_bytes: int, seconds: float) -> None:
         """So much of a swap has arrived at both ends, in this time."""
@@ -66,7 +74,7 @@ class Link:
         """Send nothing of what still waits: the swap has failed."""
         self._dropped = next(self._put)
         while not self._outbox.empty():
-            self._outbox.get_nowait()
+            self._waiting.discard(self._outbox.get_nowait()[1])
 
     def end_with(self, frame: wire.Frame) -> None:
         """The swap has failed: send this instead of what still waits, and nothing after it."""
@@ -86,6 +94,7 @@ class Link:
                 return
             size = len(piece)
             await self._pace.sending(size)
+            self._waiting.discard(put)
             if put >= self._dropped:
                 self.sent_bytes += size
                 yield piece

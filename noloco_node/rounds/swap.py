@@ -7,6 +7,7 @@ the training thread's. The rules:
   to the training thread, which adds a correction between two of its steps: behind a long step corrections wait, of all
   swaps together no more than BACKLOG_BYTES. Then nothing more is read until some were added. Both bounds together bound
   memory.
+- What opens a fragment is small with lattice codes, and goes before codes that wait: the partner needs it for its own.
 - Only a whole fragment or an acknowledgement is progress. A partner that makes none is given up after the time that its
   fragment takes on the slowest link that it may set itself and has to share, and never before `stall_s` of
   core/round.py. What bounds a slow swap as a whole is `MAX_LAG` there.
@@ -142,6 +143,8 @@ class Swap:
         """The factors that we allow, by places in the order, of corrections that are whole: at most a window."""
         self._acked: dict[int, float] = {}
         """The factors that the partner allows, by places that we lead."""
+        self._sent: dict[int, int] = {}
+        """The link's number of our last frame, by places under way."""
         self._fragment_bytes = 0
         self.applied = 0
         self.one_sided = 0
@@ -153,12 +156,11 @@ class Swap:
         self._link.keep_alive()
         await self._settled()
         self._began = asyncio.get_running_loop().time()
-        await self._open_ahead()
         while self.applied < len(self._order):
             await self._backlog.room(self._vectors.correction_bytes)  # each pass has one more added at most
-            if self._lead():
-                await self._open_ahead()
+            if self._lead():  # before the next one is coded: the partner waits for this word
                 continue
+            await self._open_ahead()
             match await self._link.receive_whole(FRAME_S, self._stall_s):
                 case wire.Fragment(index, payload):
                     await self._at_fragment(index, payload)
@@ -170,7 +172,6 @@ class Swap:
                     raise PeerRefused(code.reason)
                 case frame:
                     raise PeerMisbehaved("unexpected_frame", type(frame).__name__)
-            await self._open_ahead()
         self.stats = await _done(self._vectors.stats())
         await self._finish()
 
@@ -197,7 +198,7 @@ class Swap:
             payload = await _done(self._vectors.open(index, self._exchange_id))
             self._fragment_bytes = max(self._fragment_bytes, len(payload))
             self._stall_s = max(self._stall_s, SLOW_STREAMS * len(payload) / MIN_RATE_BYTES_S)
-            self._link.send(wire.Fragment(index, payload))
+            self._sent[self._place[index]] = self._link.send(wire.Fragment(index, payload), first=True)
 
     async def _at_fragment(self, index: int, payload: bytes) -> None:
         place = self._place.get(index, -1)
@@ -205,7 +206,7 @@ class Swap:
             raise PeerMisbehaved("out_of_window", f"fragment {index}")
         answer = await _done(self._vectors.receive(index, payload))
         if isinstance(answer, bytes):
-            self._link.send(wire.Fragment(index, answer))
+            self._sent[place] = self._link.send(wire.Fragment(index, answer))
         else:
             self._whole[place] = answer
             if self._in_turn or place == self.applied:
@@ -216,6 +217,8 @@ class Swap:
 
     def _at_ack(self, index: int, scale: float) -> None:
         place = self._place.get(index, -1)
+        if not self._link.has_sent(self._sent.get(place, -1)):  # else who reads nothing could have all of ours wait
+            raise PeerMisbehaved("bad_ack", f"fragment {index}, which was not sent yet")
         if self._leads_at(place):
             last = self._opened if self._in_turn else self.applied + 1
             if not self.applied <= place < last or place in self._acked:
@@ -234,7 +237,7 @@ class Swap:
     def _say(self, place: int) -> None:
         """That we have this fragment, if the partner leads it."""
         if not self._leads_at(place):
-            self._link.send(wire.Ack(self._order[place], self._whole[place]))
+            self._link.send(wire.Ack(self._order[place], self._whole[place]), first=True)
 
     def _lead(self) -> bool:
         """Apply the next fragment first, if we lead it and both have it."""
@@ -242,13 +245,13 @@ class Swap:
         if place not in self._whole or place not in self._acked:
             return False
         scale = min(self._whole[place], self._acked.pop(place) or 1.0)
-        self._link.send(wire.Ack(self._order[place], scale))
+        self._link.send(wire.Ack(self._order[place], scale), first=True)
         self._apply(scale)
         self.one_sided = 1
         return True
 
     def _apply(self, scale: float) -> None:
-        del self._whole[self.applied]
+        del self._whole[self.applied], self._sent[self.applied]
         added = self._vectors.apply(self._order[self.applied], scale)
         self._backlog.add(self._vectors.correction_bytes, added)
         self.applied += 1
