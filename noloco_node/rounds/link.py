@@ -3,9 +3,14 @@
 A volunteer may limit upload and download (host/traffic.py), so that a fragment takes minutes. A deadline limits
 silence, not slowness: a large frame travels in pieces (rounds/pieces.py), a link without anything to send sends Alive,
 and each piece or Alive starts a fresh deadline. Waiting for our own limit has no such deadline.
+
+Both sides send the same, and neither runs ahead of the other. What allows the partner to send more, libp2p's flow
+control, waits behind all that we have sent: on links of 20 Mbit/s one side was ahead by a megabyte and the other stood
+still meanwhile, so that swaps took half as long again.
 """
 
 import asyncio
+import heapq
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -20,12 +25,23 @@ ALIVE_S = 5.0
 """A link that has sent nothing for so long sends Alive: three of these may be late before a partner gives up."""
 MOST_ALIVE = 100
 """Beyond one each second: what was late may come at once."""
+AHEAD_BYTES = 128 << 10
+"""So much more than it has received a link may have sent, beside what comes in during a round trip. Eight nodes, 50
+Mbit/s, 30 M elements, with 128, 256 and 400 kB: 2.9 to 3.0, 2.9 to 3.3 and 2.8 to 3.8 s."""
+FIRST_BYTES_S = 4e6
+"""What is taken to come in at first, where nothing has come yet."""
+UNKNOWN_AHEAD_BYTES = 1 << 20
+"""Where a partner of an older version has not said how long a round trip takes."""
+HOLD_S = 0.25
+"""A partner that sends nothing for so long waits for us."""
 
 
 class Link:
     def __init__(self, pace: Traffic | None = None) -> None:
         self._pace = pace or Traffic()
-        self._outbox: asyncio.PriorityQueue[tuple[int, int, bytes | None]] = asyncio.PriorityQueue()
+        self._outbox: list[tuple[int, int, bytes | None]] = []
+        """A heap."""
+        self._changed = asyncio.Event()
         self._put = itertools.count()
         self._waiting: set[int] = set()
         """What `outgoing` has not given away."""
@@ -36,6 +52,11 @@ class Link:
         self._began = 0.0
         self._alive = 0
         """Received."""
+        self._offer = -1
+        self._offered_at: float | None = None
+        self.round_trip_s: float | None = None
+        """From our offer to its answer; None: not known."""
+        self._swap_began = 0.0
         self._dropped = 0
         """Frames queued before this are not sent any more."""
         self.ending = False
@@ -51,7 +72,10 @@ class Link:
         """Never blocks: the swap's window bounds what can lie in the outbox. `first`: before what waits there, if it is
         small. Returns a number for `has_sent`."""
         each = list(pieces.cut(wire.to_bytes(frame), self._most))
-        return [self._post(piece, first=first and len(each) == 1) for piece in each][-1]
+        number = [self._post(piece, first=first and len(each) == 1) for piece in each][-1]
+        if isinstance(frame, wire.Offer):
+            self._offer = number
+        return number
 
     def has_sent(self, number: int) -> bool:
         return number not in self._waiting
@@ -59,27 +83,30 @@ class Link:
     def _post(self, piece: bytes | None, *, first: bool = False) -> int:
         number = next(self._put)
         self._waiting.add(number)
-        self._outbox.put_nowait((int(not first), number, piece))
+        heapq.heappush(self._outbox, (int(not first), number, piece))
+        self._changed.set()
         return number
 
     def has_carried(self, size_bytes: int, seconds: float) -> None:
         """So much of a swap has arrived at both ends, in this time."""
         self._most = pieces.largest(size_bytes, seconds)
 
-    def keep_alive(self) -> None:
+    def begin_swap(self, *, as_caller: bool) -> None:
         """From the next frame on, never be silent for longer than ALIVE_S."""
-        self._idle_s = ALIVE_S
+        self._idle_s, self._swap_began = ALIVE_S, asyncio.get_running_loop().time()
+        if as_caller:
+            self.send(wire.Alive(self.round_trip_s or 0.0))
 
     def drop(self) -> None:
         """Send nothing of what still waits: the swap has failed."""
         self._dropped = next(self._put)
-        while not self._outbox.empty():
-            self._waiting.discard(self._outbox.get_nowait()[1])
+        self._outbox.clear()
+        self._waiting.clear()
 
     def end_with(self, frame: wire.Frame) -> None:
         """The swap has failed: send this instead of what still waits, and nothing after it."""
         self.drop()
-        self.send(frame)
+        self.send(frame, first=True)
         self.close()
         self.ending = True
 
@@ -97,14 +124,36 @@ class Link:
             self._waiting.discard(put)
             if put >= self._dropped:
                 self.sent_bytes += size
+                if put == self._offer:
+                    self._offered_at = asyncio.get_running_loop().time()
                 yield piece
 
     async def _next_out(self) -> tuple[int, bytes | None]:
-        try:
-            async with asyncio.timeout(self._idle_s):
-                return (await self._outbox.get())[1:]
-        except TimeoutError:
-            return next(self._put), wire.to_bytes(wire.Alive())
+        clock = asyncio.get_running_loop().time
+        silent_since = clock()
+        while not (self._outbox and self._may_send()):
+            self._changed.clear()
+            until = clock() + HOLD_S if self._outbox else self._idle_s and silent_since + self._idle_s
+            try:
+                async with asyncio.timeout_at(until):
+                    await self._changed.wait()
+            except TimeoutError:
+                if not self._outbox:
+                    return next(self._put), wire.to_bytes(wire.Alive())
+                break
+        return heapq.heappop(self._outbox)[1:]
+
+    def _may_send(self) -> bool:
+        later, _, piece = self._outbox[0]
+        return not later or piece is None or self.sent_bytes - self.received_bytes <= self._most_ahead
+
+    @property
+    def _most_ahead(self) -> float:
+        if self.round_trip_s is None:
+            return UNKNOWN_AHEAD_BYTES
+        lasted_s = asyncio.get_running_loop().time() - self._swap_began
+        bytes_s = self.received_bytes / lasted_s if lasted_s > self.round_trip_s else 0.0
+        return AHEAD_BYTES + max(FIRST_BYTES_S, bytes_s) * self.round_trip_s
 
     # ---- receiving ----
     async def receive(self, deadline_s: float) -> wire.Frame:
@@ -120,7 +169,8 @@ class Link:
                     match self._assembly.add(await self._next_in(silence_s)):
                         case None:
                             pass
-                        case wire.Alive():
+                        case wire.Alive(round_trip_s):
+                            self.round_trip_s = self.round_trip_s or round_trip_s or None
                             self._alive += 1
                             if self._alive > MOST_ALIVE + now() - self._began:
                                 raise PeerMisbehaved("too_many_frames", "signs of life")
@@ -144,4 +194,7 @@ class Link:
         size = len(message)
         self._pace.received(size)
         self.received_bytes += size
+        self._changed.set()
+        if self._offered_at is not None and self.round_trip_s is None:
+            self.round_trip_s = asyncio.get_running_loop().time() - self._offered_at
         return message

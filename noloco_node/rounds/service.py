@@ -42,6 +42,8 @@ EVENT_LINE = 200
 """Characters: a long list of candidates is cut."""
 PARTNERS = 512
 """Exchanges whose partner is remembered: a verdict on their corrections comes a few rounds later."""
+LONGER = 1.5
+"""So much longer a round trip may be than at the last call: a peer may have moved."""
 MEMORY = 4096
 """Exchange ids remembered against replay: hours of rounds, 200 KiB."""
 
@@ -151,6 +153,7 @@ class RoundService:
         self._links: set[Link] = set()
         self._seen: dict[tuple[str, bytes, bytes], None] = {}
         self._partners: dict[bytes, tuple[int, str]] = {}
+        self._round_trips: dict[str, float] = {}
         """Round and partner of the latest exchanges."""
         self._timer: asyncio.TimerHandle | None = None
         self._totals = RoundTotals()
@@ -334,11 +337,18 @@ class RoundService:
                 self._handle(round_events.Refused(call.exchange, why, 0.0))
                 link.end_with(wire.Refusal(wire.Code[why.upper()]))
             case wire.Accept(_, _, _, in_turn):
+                self._note_round_trip(call.peer, link)
                 self._handle(round_events.Accepted(call.exchange))
                 if self._machine.swapping == call.exchange and (ours := self._machine.offered) is not None:
                     await self._swap(call.exchange, call.peer, ours, link, leads=True, in_turn=in_turn)
             case _:
                 raise PeerMisbehaved("unexpected_frame", type(answer).__name__)
+
+    def _note_round_trip(self, peer: str, link: Link) -> None:
+        """The shortest lately: an answer may have waited until another call was answered, or for a busy machine."""
+        now = link.round_trip_s or 0.0
+        link.round_trip_s = min(now, LONGER * self._round_trips.get(peer, now))
+        remember(self._round_trips, peer, link.round_trip_s, PARTNERS)
 
     def _called(self, exchange: bytes, task: "asyncio.Task[None]") -> None:
         self._tasks.pop(exchange, None)

@@ -153,7 +153,7 @@ class Swap:
 
     async def run(self) -> None:
         """Swap everything. Raises what broke it: PeerFault, or NonFinite where our own vector is at fault."""
-        self._link.keep_alive()
+        self._link.begin_swap(as_caller=self._leads)
         await self._settled()
         self._began = asyncio.get_running_loop().time()
         while self.applied < len(self._order):

@@ -118,6 +118,9 @@ class Piece:
 class Alive:
     """Sent while there is nothing else to send, to show that the peer is alive."""
 
+    round_trip_s: float = 0.0
+    """As the caller has measured it, at the beginning of a swap."""
+
 
 Frame = Offer | Accept | Refusal | Fragment | Ack | Done | Piece | Alive
 
@@ -213,8 +216,8 @@ def encode(frame: Frame) -> pb.SwapFrame:  # noqa: PLR0911 - one for each kind
             message = pb.SwapFrame()
             message.piece.data, message.piece.more = data, more
             return message
-        case Alive():
-            return pb.SwapFrame(alive=pb.Alive())
+        case Alive(round_trip_s):
+            return pb.SwapFrame(alive=pb.Alive(round_trip_s=round_trip_s))
 
 
 def to_bytes(frame: Frame) -> bytes:
@@ -252,7 +255,7 @@ def decode(message: pb.SwapFrame) -> Frame:  # noqa: PLR0911 - one for each kind
         case "piece":
             return Piece(message.piece.data, message.piece.more)
         case "alive":
-            return Alive()
+            return Alive(_seconds(message.alive.round_trip_s, "round_trip_s"))
         case _:
             raise PeerMisbehaved("empty_frame")
 

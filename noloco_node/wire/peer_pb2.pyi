@@ -134,8 +134,10 @@ class Piece(_message.Message):
     def __init__(self, data: _Optional[bytes] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class Alive(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("round_trip_s",)
+    ROUND_TRIP_S_FIELD_NUMBER: _ClassVar[int]
+    round_trip_s: float
+    def __init__(self, round_trip_s: _Optional[float] = ...) -> None: ...
 
 class RunsRequest(_message.Message):
     __slots__ = ()

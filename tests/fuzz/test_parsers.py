@@ -108,6 +108,7 @@ FRAMES = frames(
     wire.Done(),
     wire.Piece(b"abc", True),
     wire.Alive(),
+    wire.Alive(0.25),
 )
 HEADER = wire.StateHeader(4, 800, state_format.root(4, 800, b"d" * 32), b"d" * 32, 1)
 STAGE_FRAMES = [

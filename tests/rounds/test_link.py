@@ -1,0 +1,208 @@
+"""Neither end of a link runs ahead of the other: what libp2p says to the one waits behind what the other has sent."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from virtual_clock import run_virtual
+
+from noloco_node.core.codecs.codec import CodecStats
+from noloco_node.rounds import link as link_module
+from noloco_node.rounds.link import AHEAD_BYTES, FIRST_BYTES_S, HOLD_S, UNKNOWN_AHEAD_BYTES, Link
+from noloco_node.rounds.swap import Backlog, Swap
+from noloco_node.wire import messages as wire
+
+FRAME_BYTES = 64 << 10
+OFFER = wire.Offer(1, bytes(32), bytes(32), bytes(16), bytes(16), 1, 1, 1.0)
+
+
+def done(value: Any) -> "Future[Any]":
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future
+
+
+def sent_at(round_trip_s: float | None, heard: dict[float, int], frames: int) -> list[float]:
+    """When a link sends each of so many frames, whose partner's bytes come at these times."""
+
+    async def main() -> list[float]:
+        link, clock = Link(), asyncio.get_running_loop().time
+
+        async def incoming() -> AsyncIterator[bytes]:
+            for at, size in heard.items():
+                await asyncio.sleep(at - clock())
+                yield wire.to_bytes(wire.Fragment(0, bytes(size)))
+            await asyncio.Event().wait()
+
+        link.listen(incoming())
+        link.round_trip_s = round_trip_s
+        link.begin_swap(as_caller=False)
+
+        async def read() -> None:
+            while True:
+                await link.receive_whole(100, 100)
+
+        reading = asyncio.create_task(read())
+        for k in range(frames):
+            link.send(wire.Fragment(k, bytes(FRAME_BYTES)))
+        link.close()
+        times = [clock() async for _ in link.outgoing()]
+        reading.cancel()
+        return times
+
+    return run_virtual(main())
+
+
+def test_a_partner_that_is_behind_is_waited_for_but_not_for_ever() -> None:
+    at_once = AHEAD_BYTES // FRAME_BYTES
+    times = sent_at(0.0, {}, 6)
+    assert times == pytest.approx([0.0] * at_once + [HOLD_S * (k + 1) for k in range(6 - at_once)], abs=0.01)
+
+
+def test_what_has_come_lets_as_much_go() -> None:
+    times = sent_at(0.0, {0.1 * k: FRAME_BYTES for k in range(1, 6)}, 7)
+    assert times[2:] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5], abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("round_trip_s", "ahead"), [(0.1, AHEAD_BYTES + 0.1 * FIRST_BYTES_S), (None, UNKNOWN_AHEAD_BYTES)]
+)
+def test_on_a_far_link_more_is_under_way(round_trip_s: float | None, ahead: float) -> None:
+    assert sent_at(round_trip_s, {}, 40).count(0.0) == pytest.approx(ahead / FRAME_BYTES, abs=1.01)
+
+
+def test_what_comes_in_a_round_trip_may_be_under_way() -> None:
+    quick = 10 * FIRST_BYTES_S
+    times = sent_at(0.1, {0.2: int(0.2 * quick)}, 400)
+    at_once = sum(0.19 < at < 0.21 for at in times)
+    assert at_once * FRAME_BYTES == pytest.approx(0.3 * quick, rel=0.1), "as much as has come, and a round trip's"
+
+
+async def late(frames: AsyncIterator[bytes], delay_s: float) -> AsyncIterator[bytes]:
+    async for frame in frames:
+        await asyncio.sleep(delay_s)
+        yield frame
+
+
+def test_the_caller_tells_how_long_a_round_trip_takes() -> None:
+    async def main() -> tuple[float | None, float | None]:
+        caller, callee = Link(), Link()
+        caller.listen(late(callee.outgoing(), 0.03))
+        callee.listen(late(caller.outgoing(), 0.02))
+        caller.send(OFFER)
+        await callee.receive(10)
+        callee.send(wire.Accept(bytes(16), 1))
+        await caller.receive(10)
+        for link in (caller, callee):
+            link.begin_swap(as_caller=link is caller)
+        caller.send(wire.Done())
+        await callee.receive_whole(10, 10)
+        return caller.round_trip_s, callee.round_trip_s
+
+    assert run_virtual(main()) == pytest.approx((0.05, 0.05))
+
+
+# ---- what this is for ----
+class Codes:
+    """Fragments whose opening is small and whose codes are large, as those of lattice codes."""
+
+    round = 1
+    correction_bytes = 100
+    fragments = 40
+
+    def __init__(self) -> None:
+        self.applied = 0
+
+    def settled(self) -> "Future[None]":
+        return done(None)
+
+    def open(self, index: int, exchange_id: bytes) -> "Future[bytes]":
+        return done(b"opens")
+
+    def receive(self, index: int, payload: bytes) -> "Future[bytes | float]":
+        return done(bytes(500_000) if payload == b"opens" else 1.0)
+
+    def apply(self, index: int, scale: float) -> "Future[None]":
+        self.applied += 1
+        return done(None)
+
+    def stats(self) -> "Future[CodecStats]":
+        return done(CodecStats())
+
+
+@dataclass
+class Way:
+    """One direction of a connection with flow control: what was taken from it lets more go, once the half of a window
+    was; that word goes the other way, in order with all that is sent there."""
+
+    bytes_s: float
+    window: int
+    delay_s: float = 0.01
+    queue: "asyncio.Queue[bytes | int]" = field(default_factory=asyncio.Queue)
+    allowed: int = 0
+    more: asyncio.Event = field(default_factory=asyncio.Event)
+    arrived: "asyncio.Queue[bytes]" = field(default_factory=asyncio.Queue)
+
+    async def send(self, frames: AsyncIterator[bytes]) -> None:
+        self.allowed = self.window
+        async for frame in frames:
+            while self.allowed <= 0:
+                self.more.clear()
+                await self.more.wait()
+            self.allowed -= len(frame)
+            self.queue.put_nowait(frame)
+
+    async def carry(self, back: "Way") -> None:
+        while True:
+            match await self.queue.get():
+                case bytes() as frame:
+                    await asyncio.sleep(len(frame) / self.bytes_s)
+                    asyncio.get_running_loop().call_later(self.delay_s, self.arrived.put_nowait, frame)
+                case word:
+                    asyncio.get_running_loop().call_later(self.delay_s, back.allow, word)
+
+    def allow(self, more: int) -> None:
+        self.allowed += more
+        self.more.set()
+
+    async def received(self, back: "Way") -> AsyncIterator[bytes]:
+        taken = 0
+        while True:
+            frame = await self.arrived.get()
+            taken += len(frame)
+            if 2 * taken >= self.window:
+                back.queue.put_nowait(taken)
+                taken = 0
+            yield frame
+
+
+def swap_s(windows: tuple[int, int]) -> float:
+    """How long a swap of 20 MB takes at 20 Mbit/s, over two directions of these windows. The limit is 8 s."""
+
+    async def main() -> float:
+        ways, links = [Way(2.5e6, window) for window in windows], (Link(), Link())
+        tasks = []
+        for link, out, back in zip(links, ways, reversed(ways), strict=True):
+            link.listen(back.received(out))
+            link.round_trip_s = 0.02
+            tasks += [asyncio.create_task(out.send(link.outgoing())), asyncio.create_task(out.carry(back))]
+        swaps = [
+            Swap(link, Codes(), bytes(16), range(40), leads=k == 0, in_turn=True, stall_s=60, backlog=Backlog())
+            for k, link in enumerate(links)
+        ]
+        await asyncio.gather(*(swap.run() for swap in swaps))
+        for task in tasks:
+            task.cancel()
+        return asyncio.get_running_loop().time()
+
+    return run_virtual(main())
+
+
+def test_where_one_direction_has_the_larger_window_both_are_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    windows = (1 << 20, 256 << 10)
+    assert swap_s(windows) < 9
+    monkeypatch.setattr(link_module, "AHEAD_BYTES", 1 << 30)
+    assert swap_s(windows) > 11, "as it was"
