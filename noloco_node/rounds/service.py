@@ -26,7 +26,7 @@ from noloco_node.host.traffic import Traffic
 from noloco_node.rounds.link import Link
 from noloco_node.rounds.swap import DIVERGED, Backlog, Swap, Vectors
 from noloco_node.run.admission import Refuses, refuses_nobody
-from noloco_node.transport.base import taken_to_the_end
+from noloco_node.transport.base import connected, taken_to_the_end
 from noloco_node.version import PROTOCOL
 from noloco_node.wire import messages as wire
 from noloco_node.wire import peer_pb2 as pb
@@ -312,8 +312,11 @@ class RoundService:
         try:
             stream = swap_over(self._channels.channel(call.peer), link.outgoing())
             link.listen(aiter(stream))
+            clock = asyncio.get_running_loop().time
+            until = clock() + call.deadline_s
+            await connected(stream, call.deadline_s)  # that takes several round trips, and the link measures one
             link.send(self._offer(call))
-            await self._wait_for_answer(call, link)
+            await self._wait_for_answer(call, link, until - clock())
             if link.ending:
                 await link.wait_for_end(LAST_FRAME_S)
         except PeerFault as fault:
@@ -325,8 +328,8 @@ class RoundService:
             if stream is not None:
                 stream.cancel()
 
-    async def _wait_for_answer(self, call: round_events.Call, link: Link) -> None:
-        answer = await link.receive(call.deadline_s)
+    async def _wait_for_answer(self, call: round_events.Call, link: Link, within_s: float) -> None:
+        answer = await link.receive(within_s)
         if isinstance(answer, wire.Refusal) and answer.code is wire.Code.APPOINTMENT:
             self._handle(round_events.Appointed(call.exchange, answer.retry_in_s))
             answer = await link.receive(self._stay_s)

@@ -51,6 +51,16 @@ def peer_faults() -> Iterator[None]:
         raise PeerLost("cancelled") from None
 
 
+async def connected(call: Any, within_s: float) -> None:
+    """Until there is a connection over which a call that was made goes. Raises PeerLost."""
+    try:
+        async with asyncio.timeout(within_s):
+            with peer_faults():
+                await call.wait_for_connection()
+    except TimeoutError:
+        raise PeerLost("silent", f"no connection in {within_s:g} s") from None
+
+
 async def next_message(stream: AsyncIterator[T], within_s: float) -> T:
     """The peer's next one. Raises PeerLost."""
     try:

@@ -112,6 +112,11 @@ class Call:
         while (reply := await self.read()) is not EOF:
             yield reply
 
+    async def wait_for_connection(self) -> None:
+        """There is nothing to connect: an unknown peer's call has ended already."""
+        if self.done() and (status := self._status.result()).code is not grpc.StatusCode.OK:
+            raise _error(status)
+
     async def read(self) -> Any:
         try:
             reply = await self._replies.receive()
