@@ -33,7 +33,7 @@ from noloco_node.transport.interceptor import Context, Interceptor
 from noloco_node.transport.observer import Observer
 from noloco_node.transport.p2pd.cleanup import RuntimeDirectory
 from noloco_node.transport.p2pd.process import node_arguments
-from noloco_node.transport.p2pd.session import CONTROL_S, Hivemind, P2pdSession, cancelled
+from noloco_node.transport.p2pd.session import CONTROL_S, Hivemind, P2pdSession, cancelled, unless_broken
 from noloco_node.transport.probe import check_port
 from noloco_node.transport.reachability import AUTO, ONLY, OUTGOING, RELAYED, Reachability
 from noloco_node.transport.relayed_places import RelayedPlaces
@@ -98,6 +98,7 @@ class Libp2pTransport:
         self._stack = AsyncExitStack()
         self._started: _Parts | None = None
         self._latest: P2pdSession | None = None
+        self._keeping: asyncio.Task[None] | None = None
 
     @property
     def p2p(self) -> Any:
@@ -201,8 +202,9 @@ class Libp2pTransport:
             remember(self._introduced, peer, addresses, _MAX_KNOWN)
 
     async def lost(self) -> str:
-        """Wait until p2pd has ended, and return how. From then on no call succeeds, until `restart`."""
-        return await self._session.ended()
+        """Wait until p2pd has ended, and return how. From then on no call succeeds, until `restart`. Raises what ended
+        a task of this transport, which is a defect of ours."""
+        return await unless_broken(self._session.ended(), self._session.polling, self._keeping)
 
     async def restart(self) -> None:
         """Another p2pd in place of the one that was lost, with the same identity and port.
@@ -247,8 +249,8 @@ class Libp2pTransport:
         self._started = _Parts(runtime, observer, inbound, outbound)
         await self._begin_session(self._others)
         await self._reach.begin(self._session.control, self._found)
-        keeping = asyncio.create_task(self._reach.keep(lambda: self._session.control, self._found))
-        self._stack.push_async_callback(cancelled, keeping)
+        self._keeping = asyncio.create_task(self._reach.keep(lambda: self._session.control, self._found))
+        self._stack.push_async_callback(cancelled, self._keeping)
 
     async def _begin_session(self, bootstrap: Sequence[Address]) -> None:
         listen = None if self._relay == ONLY else self._listen

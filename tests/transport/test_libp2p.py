@@ -206,6 +206,16 @@ async def test_the_end_of_p2pd_is_noticed_and_another_one_started(net, number, b
     await stub.List(peer_pb2.RunsRequest(), timeout=STEP_S, wait_for_ready=True)
 
 
+@pytest.mark.parametrize("broken", ["p2pd.session.process_bytes", "reachability.periodic.every"])
+async def test_a_task_that_ends_by_a_defect_is_no_secret(net, monkeypatch, broken):
+    def fails(*_):
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(f"noloco_node.transport.{broken}", fails)
+    with pytest.raises(RuntimeError, match="a defect"):
+        await (await net.start()).lost()
+
+
 async def test_a_bootstrap_peer_that_was_away_as_p2pd_was_started_again_is_found_later(net, monkeypatch):
     """The network was not back yet, and p2pd keeps an address that leads nowhere for two minutes after each try."""
     server = await net.start(Runs(list_no_runs))

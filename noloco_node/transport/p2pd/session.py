@@ -8,9 +8,9 @@ libp2p's own Kademlia table, in which p2pd finds the addresses of peers, keeps w
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from noloco_node.base.addresses import Address
 from noloco_node.base.units import size
@@ -20,6 +20,8 @@ from noloco_node.transport.p2pd.control import P2pdControl
 from noloco_node.transport.p2pd.process import P2pdProcess
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 CONTROL_S = 5.0
 """How long p2pd may take to answer what needs no other peer."""
@@ -46,6 +48,7 @@ class P2pdSession:
         self.p2p: Any = None
         self.addresses: list[Address] = []
         """Where p2pd believes that it can be reached."""
+        self.polling: asyncio.Task[None] | None = None
         self._killed_because: str | None = None
         self._stack = AsyncExitStack()
 
@@ -63,8 +66,8 @@ class P2pdSession:
         except BaseException:
             await session.end()
             raise
-        polling = asyncio.create_task(session._poll())
-        session._stack.push_async_callback(cancelled, polling)
+        session.polling = asyncio.create_task(session._poll())
+        session._stack.push_async_callback(cancelled, session.polling)
         return session
 
     async def ended(self) -> str:
@@ -135,6 +138,19 @@ class CallsMade(dict[Any, "asyncio.Future[Any]"]):
 def _retrieve(task: "asyncio.Task[None]") -> None:
     if not task.cancelled() and task.exception() is not None:
         _log.debug("a task of hivemind's ended: %r", task.exception())
+
+
+async def unless_broken(work: Coroutine[Any, Any, T], *meanwhile: "asyncio.Task[None] | None") -> T:
+    """What `work` returns. Raises what one of the tasks ended by, if that comes first: nobody else awaits them."""
+    own = asyncio.create_task(work)
+    try:
+        await asyncio.wait([own, *filter(None, meanwhile)], return_when=asyncio.FIRST_COMPLETED)
+        for task in meanwhile:
+            if task is not None and task.done() and not task.cancelled() and (error := task.exception()):
+                raise error
+        return await own
+    finally:
+        own.cancel()
 
 
 async def cancelled(task: asyncio.Task[None]) -> None:
