@@ -55,12 +55,11 @@ def _row(n: int, system: System, mbit: float, rounds: int) -> Row:
         started = workers.ask("start", START_S, each, params=PARAMS, variant=system.variant)
         workers.ask("connect", START_S, addresses=[answer["address"] for answer in started], **system.connect)
         before = workers.ask("brings", START_S)
-        sent, used = [host.traffic()[0] for host in hosts], workers.cpu_s()
+        used = workers.used()
         done = workers.ask("rounds", within_s, count=rounds, patience_s=ROUND_S)
-        sent = [host.traffic()[0] - then for host, then in zip(hosts, sent, strict=True)]
-        used = [now - then for now, then in zip(workers.cpu_s(), used, strict=True)]
+        used = workers.used().since(used)
         had = fmean(answer["rounds"] for answer in workers.ask("had", START_S))
-    taken = [Run(answer["seconds"] / rounds, fmean(sent) / had, fmean(used) / had) for answer in done]
+    taken = [Run(answer["seconds"] / rounds, fmean(used.sent) / had, fmean(used.cpu_s) / had) for answer in done]
     row = Row.of(taken, bench="averaging", system=system.name, n=n, params=PARAMS, mbit=mbit)
     succeeded = sum(answer["succeeded"] for answer in done) / (n * rounds)
     apart = [spread([answer["probe"] for answer in answers]) for answers in (before, done)]

@@ -7,7 +7,7 @@ and gRPC over that stream, in turn and several times: on a busy machine only the
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from statistics import median
+from statistics import fmean, median
 
 import noloco_node.bench.rivals as workers_of
 from noloco_node.base.plots import Line, Panel
@@ -44,9 +44,10 @@ def _started(stack: ExitStack, system: str, payloads: int) -> Workers:
 
 
 def _step(pair: Workers, payloads: int) -> Run:
-    used, began = sum(pair.cpu_s()), time.monotonic()
+    used, began = pair.used(), time.monotonic()
     pair.ask("step", STEP_S)
-    return Run(time.monotonic() - began, payloads * PAYLOAD_BYTES, (sum(pair.cpu_s()) - used) / 2)
+    seconds = time.monotonic() - began
+    return Run(seconds, payloads * PAYLOAD_BYTES, fmean(pair.used().since(used).cpu_s))
 
 
 def rows(runs: dict[str, list[Run]], payloads: int) -> Iterator[Row]:

@@ -41,16 +41,15 @@ def real(counts: Sequence[int], quick: bool, say: Say) -> Iterator[Row]:
         with links.star(count, MBIT) as hosts, real_nodes.running(hosts, SETTING, {"seconds": phase_s}, {}) as workers:
             patience_s = 60 + 20 * phase_s
             workers.ask("until", patience_s, state="training", patience_s=patience_s, committed=READY)
-            before = _looked(workers, hosts)
+            before = _looked(workers)
             time.sleep(rounds * phase_s)
-            yield _row(phase_s, before, _looked(workers, hosts))
+            yield _row(phase_s, before, _looked(workers))
 
 
-def _looked(workers: Workers, hosts: Sequence[links.Host]) -> list[Answer]:
+def _looked(workers: Workers) -> list[Answer]:
     """Of each node: its status, and what its host and its processes have used."""
     views = workers.ask("status", 30.0)
-    traffic, cpu_s = [host.traffic()[0] for host in hosts], workers.cpu_s()
-    return [{**view, "link": link, "cpu_s": cpu} for view, link, cpu in zip(views, traffic, cpu_s, strict=True)]
+    return [{**view, "link": link, "cpu_s": cpu} for view, link, cpu in zip(views, *workers.used(), strict=True)]
 
 
 def _row(phase_s: float, before: Sequence[Answer], after: Sequence[Answer]) -> Row:

@@ -114,15 +114,14 @@ def _step(  # noqa: PLR0913, PLR0917
     partners = {worker: [each for each in group if each != worker] for group in groups for worker in group}
     each: list[Answer] = [{"partners": partners[worker]} for worker in range(len(hosts))]
     before = workers.ask("prepare", within_s, each, step=step)
-    sent, used = [host.traffic()[0] for host in hosts], workers.cpu_s()
+    used = workers.used()
     began = time.monotonic()
     workers.ask("step", within_s)
     seconds = time.monotonic() - began
-    sent = [host.traffic()[0] - then for host, then in zip(hosts, sent, strict=True)]
-    used = [now - then for now, then in zip(workers.cpu_s(), used, strict=True)]
+    used = workers.used().since(used)
     after = workers.ask("result", within_s)
     check([answer["probe"] for answer in before], [answer["probe"] for answer in after], groups, system.left)
-    return Run(seconds, fmean(sent), fmean(used))
+    return Run(seconds, fmean(used.sent), fmean(used.cpu_s))
 
 
 def pairs(n: int, chance: random.Random) -> list[list[int]]:

@@ -24,7 +24,7 @@ from noloco_node.bench.links import Host
 from noloco_node.bench.rivals import paced, real_nodes
 from noloco_node.bench.rivals.paced import Setting
 from noloco_node.bench.rows import Row
-from noloco_node.bench.workers import START_S, Answer, Workers
+from noloco_node.bench.workers import START_S, Answer, Used, Workers
 
 OURS = {"eager": "eager", "blocking": "blocking"}
 """Our systems, and their overlap."""
@@ -60,8 +60,7 @@ class _Trained:
     began: float
     nodes: Sequence[Answer]
     """`parameters`, `steps`, `step_s` in all, `busy`."""
-    sent: Sequence[int]
-    cpu_s: Sequence[float]
+    used: Used
 
 
 def run(job: Job, systems: Sequence[str], say: Say) -> Iterator[Row]:
@@ -82,10 +81,10 @@ def _train_ours(stack: ExitStack, job: Job, system: str, hosts: Sequence[Host], 
     workers = stack.enter_context(real_nodes.running(hosts, job.setting, inner, outer, weights, paused=True))
     patience_s = START_S + 5 * job.nodes
     workers.ask("until", patience_s, state=NodeState.PAUSED, patience_s=patience_s, peers=job.nodes - 1)
-    before = _used(workers, hosts)
+    before = workers.used()
     began = min(answer["at"] for answer in workers.ask("resume", _ANSWER_S))
     _wait(workers, "status", began + job.seconds)
-    views, after = workers.ask("status", _ANSWER_S), _used(workers, hosts)
+    views, used = workers.ask("status", _ANSWER_S), workers.used().since(before)
     each = [
         {
             "parameters": view["parameters"],
@@ -99,7 +98,7 @@ def _train_ours(stack: ExitStack, job: Job, system: str, hosts: Sequence[Host], 
         }
         for view in views
     ]
-    return _trained(began, each, before, after)
+    return _Trained(began, each, used)
 
 
 def _train_rival(stack: ExitStack, job: Job, system: str, hosts: Sequence[Host], weights: Path) -> _Trained:
@@ -117,10 +116,10 @@ def _train_rival(stack: ExitStack, job: Job, system: str, hosts: Sequence[Host],
         for worker in others:
             worker.order("join", START_S, peers=peers)
     workers.ask("connect", START_S, count=job.nodes)
-    before = _used(workers, hosts)
+    before = workers.used()
     began = min(answer["at"] for answer in workers.ask("train", _ANSWER_S, steps=job.steps))
     _wait(workers, "report", began + job.seconds)
-    return _trained(began, workers.ask("report", _ANSWER_S), before, _used(workers, hosts))
+    return _Trained(began, workers.ask("report", _ANSWER_S), workers.used().since(before))
 
 
 def _wait(workers: Workers, question: str, until: float) -> None:
@@ -128,18 +127,6 @@ def _wait(workers: Workers, question: str, until: float) -> None:
     while (left_s := until - time.time()) > 0:
         time.sleep(min(left_s, 20.0))
         workers.ask(question, _ANSWER_S)
-
-
-def _used(workers: Workers, hosts: Sequence[Host]) -> tuple[list[int], list[float]]:
-    return [host.traffic()[0] for host in hosts], workers.cpu_s()
-
-
-def _trained(
-    began: float, each: Sequence[Answer], before: tuple[list[int], list[float]], after: tuple[list[int], list[float]]
-) -> _Trained:
-    sent = [late - early for early, late in zip(before[0], after[0], strict=True)]
-    cpu_s = [late - early for early, late in zip(before[1], after[1], strict=True)]
-    return _Trained(began, each, sent, cpu_s)
 
 
 def _row(job: Job, system: str, trained: _Trained, curve: Curve) -> Row:
@@ -153,8 +140,8 @@ def _row(job: Job, system: str, trained: _Trained, curve: Curve) -> Row:
         params=trained.nodes[0]["parameters"],
         mbit=job.mbit,
         seconds=seconds,
-        bytes_per_node=fmean(trained.sent),
-        cpu_seconds=fmean(trained.cpu_s),
+        bytes_per_node=fmean(trained.used.sent),
+        cpu_seconds=fmean(trained.used.cpu_s),
         fastest_s=seconds,
         slowest_s=seconds,
         runs=1,

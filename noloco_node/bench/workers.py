@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, NamedTuple, Self
 
 from noloco_node.bench.links import Host
 from noloco_node.errors import NolocoError
@@ -71,9 +71,22 @@ class Workers:
         until = time.monotonic() + within_s
         return [worker.answer(what, until) for worker in self.each]
 
-    def cpu_s(self) -> list[float]:
-        """What each has used, with all that it started and that still runs."""
-        return [cpu_s(worker.pid) for worker in self.each]
+    def used(self) -> "Used":
+        sent = [host.traffic()[0] if host else 0 for host in self._hosts]
+        return Used(sent, [cpu_s(worker.pid) for worker in self.each])
+
+
+class Used(NamedTuple):
+    """By each worker."""
+
+    sent: list[int]
+    """Bytes up the link of its host; 0 without one."""
+    cpu_s: list[float]
+    """With all that it started and that still runs."""
+
+    def since(self, before: "Used") -> "Used":
+        sent = [now - then for now, then in zip(self.sent, before.sent, strict=True)]
+        return Used(sent, [now - then for now, then in zip(self.cpu_s, before.cpu_s, strict=True)])
 
 
 class Worker:

@@ -57,7 +57,7 @@ def test_workers_answer_fail_and_leave_nothing(module: str) -> None:
         answers = workers.ask("add", 30, each=[{"other": 1}, {"other": 2}], one=10)
         assert [answer["sum"] for answer in answers] == [11, 12]
         assert workers.ask("wait", 30) == [{}, {}]
-        assert min(workers.cpu_s()) > 0
+        assert min(workers.used().cpu_s) > 0
         pids += [answer["pid"] for answer in workers.ask("child", 30)]
         assert pids[2] in descendants(pids[0])
         workers.ask("share", 30)
