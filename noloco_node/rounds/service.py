@@ -43,7 +43,9 @@ EVENT_LINE = 200
 PARTNERS = 512
 """Exchanges whose partner is remembered: a verdict on their corrections comes a few rounds later."""
 LONGER = 1.5
-"""So much longer a round trip may be than at the last call: a peer may have moved."""
+"""So much longer a round trip is taken to be than at the last call, at most: a peer may have moved."""
+UNKNOWN_ROUND_TRIP_S = 0.3
+"""... and at the first call to a peer: half of it is the way to a satellite and back."""
 MEMORY = 4096
 """Exchange ids remembered against replay: hours of rounds, 200 KiB."""
 
@@ -153,8 +155,9 @@ class RoundService:
         self._links: set[Link] = set()
         self._seen: dict[tuple[str, bytes, bytes], None] = {}
         self._partners: dict[bytes, tuple[int, str]] = {}
-        self._round_trips: dict[str, float] = {}
         """Round and partner of the latest exchanges."""
+        self._round_trips: dict[str, float] = {}
+        """By peer, as far as calls to it have shown."""
         self._timer: asyncio.TimerHandle | None = None
         self._totals = RoundTotals()
 
@@ -348,10 +351,11 @@ class RoundService:
                 raise PeerMisbehaved("unexpected_frame", type(answer).__name__)
 
     def _note_round_trip(self, peer: str, link: Link) -> None:
-        """The shortest lately: an answer may have waited until another call was answered, or for a busy machine."""
-        now = link.round_trip_s or 0.0
-        link.round_trip_s = min(now, LONGER * self._round_trips.get(peer, now))
-        remember(self._round_trips, peer, link.round_trip_s, PARTNERS)
+        """An answer may have waited until another call was answered, or for a busy machine."""
+        if link.round_trip_s:
+            most = LONGER * self._round_trips[peer] if peer in self._round_trips else UNKNOWN_ROUND_TRIP_S
+            link.round_trip_s = min(link.round_trip_s, most)
+            remember(self._round_trips, peer, link.round_trip_s, PARTNERS)
 
     def _called(self, exchange: bytes, task: "asyncio.Task[None]") -> None:
         self._tasks.pop(exchange, None)

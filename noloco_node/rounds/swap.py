@@ -52,8 +52,6 @@ DONE_S = 5.0
 """How long to wait for the callee's Done; without it the last fragment counts as one-sided."""
 SETTLING_SHARE = 1 / 2
 """Of `stall_s`: so long at most a swap waits for the verdict on the one before it, of the same round."""
-AT_ONCE_S = 1.0
-"""Nearly always there is none, and the codec thread says so at once."""
 SLOW_STREAMS = 4
 """A fragment may take as long as on a link of MIN_RATE_BYTES_S that this swap shares with three other streams."""
 BACKLOG_BYTES = 256 << 20
@@ -157,10 +155,13 @@ class Swap:
         await self._settled()
         self._began = asyncio.get_running_loop().time()
         while self.applied < len(self._order):
+            leads = self.applied in self._whole and self.applied in self._acked
+            if not leads:  # else first our word, for which the partner waits
+                await self._open_ahead()
             await self._backlog.room(self._vectors.correction_bytes)  # each pass has one more added at most
-            if self._lead():  # before the next one is coded: the partner waits for this word
+            if leads:
+                self._lead()
                 continue
-            await self._open_ahead()
             match await self._link.receive_whole(FRAME_S, self._stall_s):
                 case wire.Fragment(index, payload):
                     await self._at_fragment(index, payload)
@@ -184,12 +185,9 @@ class Swap:
 
     async def _settled(self) -> None:
         """Wait until what an earlier partner of the round did wrong is not passed on."""
-        settled = asyncio.wrap_future(self._vectors.settled())
-        if not (await asyncio.wait({settled}, timeout=AT_ONCE_S))[0]:
-            self._link.send(wire.Alive())  # the link keeps alive from the next frame on
         with suppress(TimeoutError):
             async with asyncio.timeout(SETTLING_SHARE * self._stall_s):
-                await settled
+                await asyncio.wrap_future(self._vectors.settled())
 
     async def _open_ahead(self) -> None:
         while self._opened < min(self.applied + self._window, len(self._order)):
@@ -239,16 +237,13 @@ class Swap:
         if not self._leads_at(place):
             self._link.send(wire.Ack(self._order[place], self._whole[place]), first=True)
 
-    def _lead(self) -> bool:
-        """Apply the next fragment first, if we lead it and both have it."""
+    def _lead(self) -> None:
+        """Apply the next fragment first: both have it, and we lead it."""
         place = self.applied
-        if place not in self._whole or place not in self._acked:
-            return False
         scale = min(self._whole[place], self._acked.pop(place) or 1.0)
         self._link.send(wire.Ack(self._order[place], scale), first=True)
         self._apply(scale)
         self.one_sided = 1
-        return True
 
     def _apply(self, scale: float) -> None:
         del self._whole[self.applied], self._sent[self.applied]

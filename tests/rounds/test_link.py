@@ -1,6 +1,7 @@
 """Neither end of a link runs ahead of the other: what libp2p says to the one waits behind what the other has sent."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from virtual_clock import run_virtual
 
 from noloco_node.core.codecs.codec import CodecStats
 from noloco_node.rounds import link as link_module
-from noloco_node.rounds.link import AHEAD_BYTES, FIRST_BYTES_S, HOLD_S, UNKNOWN_AHEAD_BYTES, Link
+from noloco_node.rounds.link import AHEAD_BYTES, ALIVE_S, HOLD_S, LEAST_BYTES_S, UNKNOWN_AHEAD_BYTES, Link
 from noloco_node.rounds.swap import Backlog, Swap
 from noloco_node.wire import messages as wire
 
@@ -67,15 +68,21 @@ def test_what_has_come_lets_as_much_go() -> None:
     assert times[2:] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5], abs=0.01)
 
 
+def test_a_link_that_is_held_is_never_silent_for_long() -> None:
+    """Something comes all the time, and never enough."""
+    times = sent_at(0.0, {0.2 * k: 1 for k in range(1, 200)}, 10)
+    assert max(late - early for early, late in itertools.pairwise(times)) <= ALIVE_S + 0.01
+
+
 @pytest.mark.parametrize(
-    ("round_trip_s", "ahead"), [(0.1, AHEAD_BYTES + 0.1 * FIRST_BYTES_S), (None, UNKNOWN_AHEAD_BYTES)]
+    ("round_trip_s", "ahead"), [(0.1, AHEAD_BYTES + 0.1 * LEAST_BYTES_S), (None, UNKNOWN_AHEAD_BYTES)]
 )
 def test_on_a_far_link_more_is_under_way(round_trip_s: float | None, ahead: float) -> None:
     assert sent_at(round_trip_s, {}, 40).count(0.0) == pytest.approx(ahead / FRAME_BYTES, abs=1.01)
 
 
 def test_what_comes_in_a_round_trip_may_be_under_way() -> None:
-    quick = 10 * FIRST_BYTES_S
+    quick = 10 * LEAST_BYTES_S
     times = sent_at(0.1, {0.2: int(0.2 * quick)}, 400)
     at_once = sum(0.19 < at < 0.21 for at in times)
     assert at_once * FRAME_BYTES == pytest.approx(0.3 * quick, rel=0.1), "as much as has come, and a round trip's"

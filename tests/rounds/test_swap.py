@@ -226,11 +226,12 @@ def test_nothing_is_coded_before_it_is_known_what_the_partner_before_did(known: 
     assert run_virtual(main())[2:] == [None, None]
 
 
-def test_a_leader_that_waits_for_a_verdict_says_that_it_is_there() -> None:
+@pytest.mark.parametrize("caller", [True, False])
+def test_who_waits_for_a_verdict_says_that_it_is_there(caller: bool) -> None:
     """gRPC waits for the next frame already when the wait begins."""
 
     async def main() -> list[Any]:
-        a, b = Unsettled("a", 3), Words("b", 3)
+        a, b = (Unsettled("a", 3), Words("b", 3)) if caller else (Words("a", 3), Unsettled("b", 3))
         links, queues = (Link(), Link()), (asyncio.Queue[bytes](), asyncio.Queue[bytes]())
 
         async def pump(link: Link, queue: "asyncio.Queue[bytes]") -> None:

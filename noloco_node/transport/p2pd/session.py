@@ -141,7 +141,7 @@ def _retrieve(task: "asyncio.Task[None]") -> None:
 
 
 async def unless_broken(work: Coroutine[Any, Any, T], *meanwhile: "asyncio.Task[None] | None") -> T:
-    """What `work` returns. Raises what one of the tasks ended by, if that comes first: nobody else awaits them."""
+    """What `work` returns. Raises the error by which one of the tasks has ended before: nobody awaits them."""
     own = asyncio.create_task(work)
     try:
         await asyncio.wait([own, *filter(None, meanwhile)], return_when=asyncio.FIRST_COMPLETED)
