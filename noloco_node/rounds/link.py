@@ -55,7 +55,6 @@ class Link:
         self._began = 0.0
         self._alive = 0
         """Received."""
-        self._offer = -1
         self._offered_at: float | None = None
         self.round_trip_s: float | None = None
         """From our offer to its answer; None: not known."""
@@ -76,10 +75,9 @@ class Link:
         small. Returns a number for `has_sent`."""
         whole = wire.to_bytes(frame)
         first = first and len(whole) <= SMALL_BYTES
-        number = [self._post(piece, first=first) for piece in pieces.cut(whole, self._most)][-1]
-        if isinstance(frame, wire.Offer):
-            self._offer = number
-        return number
+        if isinstance(frame, wire.Offer):  # which waits for nothing
+            self._offered_at = asyncio.get_running_loop().time()
+        return [self._post(piece, first=first) for piece in pieces.cut(whole, self._most)][-1]
 
     def has_sent(self, number: int) -> bool:
         return number not in self._waiting
@@ -129,8 +127,6 @@ class Link:
             self._waiting.discard(put)
             if put >= self._dropped:
                 self.sent_bytes += size
-                if put == self._offer:
-                    self._offered_at = asyncio.get_running_loop().time()
                 yield piece
 
     async def _next_out(self) -> tuple[int, bytes | None]:

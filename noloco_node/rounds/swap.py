@@ -155,11 +155,11 @@ class Swap:
         await self._settled()
         self._began = asyncio.get_running_loop().time()
         while self.applied < len(self._order):
-            leads = self.applied in self._whole and self.applied in self._acked
-            if not leads:  # else first our word, for which the partner waits
+            may_lead = self.applied in self._whole and self.applied in self._acked
+            if not may_lead:  # else first our word, for which the partner waits
                 await self._open_ahead()
             await self._backlog.room(self._vectors.correction_bytes)  # each pass has one more added at most
-            if leads:
+            if may_lead:
                 self._lead()
                 continue
             match await self._link.receive_whole(FRAME_S, self._stall_s):
