@@ -22,6 +22,7 @@ _FORM = re.compile(
     r"/(?P<kind>ip[46]|dns[46]?)/(?P<host>[0-9A-Za-z._:-]{1,253})/(?P<base>tcp|udp)/(?P<port>[0-9]{1,5})"
     rf"(?P<over>/quic-v1|/ws|/wss)?(/p2p/(?P<relay>{_ID})/p2p-circuit)?(/p2p/(?P<peer>{_ID}))?"
 )
+QUIC = "udp/quic-v1"
 _FAMILIES = {"ip4": socket.AF_INET, "dns4": socket.AF_INET, "ip6": socket.AF_INET6, "dns6": socket.AF_INET6}
 
 
@@ -40,7 +41,7 @@ class Address:
     relay: str = ""
     """Empty, or the peer id of the relay that listens at host and port and passes calls on to `peer`."""
     transport: str = "tcp"
-    """tcp or udp, and what runs over it: `udp/quic-v1`."""
+    """tcp or udp, and what runs over it: QUIC."""
 
     def __str__(self) -> str:
         base, _, over = self.transport.partition("/")
@@ -69,6 +70,11 @@ class Address:
 
     def without_peers(self) -> "Address":
         return replace(self, peer="", relay="")
+
+    @property
+    def both(self) -> "list[Address]":
+        """That of a TCP port, and QUIC's at the same port."""
+        return [self, replace(self, transport=QUIC)] if self.transport == "tcp" else [self]
 
 
 ANY_PORT = Address("ip4", "0.0.0.0", 0)

@@ -44,7 +44,7 @@ def doubt(skew: ClockSkew | None) -> str | None:
 def advice(reachable: str | None) -> str | None:
     """A sentence for the start, where others cannot call this node directly."""
     if reachable == RELAYED:
-        return f"others can call this node through a relay only, which is slower: for direct calls, {_OPEN_PORT}"
+        return f"others call this node over a relay, or directly where both routers let them: to be sure, {_OPEN_PORT}"
     if reachable == OUTGOING:
         return f"nobody can call this node, it only calls others: {_OPEN_PORT}"
     return None

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import grpc.aio
 
+from noloco_node.base.addresses import Address
 from noloco_node.base.identity import is_peer_id
 from noloco_node.base.latest import remember
 from noloco_node.base.places import behind_relay, place_of
@@ -87,6 +88,8 @@ class FarEnd(NamedTuple):
     """The IP address that its bytes come from; that of the relay, if there is one."""
     relay: str = ""
     """The relay's peer id."""
+    quic: Address | None = None
+    """The address and port that its bytes come from, over QUIC without a relay."""
 
     @property
     def relayed(self) -> bool:
@@ -159,6 +162,10 @@ class Inbound(_Carrier):
     def caller_of(self, connection: str) -> FarEnd | None:
         carried = self._carried.get(connection)
         return carried.caller if carried else None
+
+    def has(self, peer: str) -> bool:
+        """Whether a connection from this peer is open."""
+        return self._per_peer[peer] > 0
 
     def answering(self, connection: str) -> Callable[[], None]:
         """A call is being answered on this connection, until what is returned is called."""

@@ -13,7 +13,7 @@ socket open when they fail, and its handlers run in tasks that nothing keeps or 
 import asyncio
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,16 +29,17 @@ from noloco_node.base.places import claimed
 from noloco_node.errors import IdentityInUse, NolocoError, PeerLost, SwarmUnreachable, UsageError
 from noloco_node.transport.call_limits import CallLimits
 from noloco_node.transport.grpc_bridge import MAX_RPCS, SERVER_OPTIONS, FarEnd, Inbound, Outbound, Streams
+from noloco_node.transport.hole_punching import HolePunching
 from noloco_node.transport.interceptor import Context, Interceptor
 from noloco_node.transport.observer import Observer
 from noloco_node.transport.p2pd.cleanup import RuntimeDirectory
 from noloco_node.transport.p2pd.process import node_arguments
 from noloco_node.transport.p2pd.session import CONTROL_S, Hivemind, P2pdSession, cancelled, unless_broken
-from noloco_node.transport.probe import check_port
+from noloco_node.transport.probe import check_port, free_port
 from noloco_node.transport.reachability import AUTO, ONLY, OUTGOING, RELAYED, Reachability
 from noloco_node.transport.relayed_places import RelayedPlaces
 from noloco_node.transport.self_view import ClockSkew, SelfViewService
-from noloco_node.wire.mirror_pb2_grpc import add_MirrorServicer_to_server
+from noloco_node.wire.mirror_pb2_grpc import add_HolePunchingServicer_to_server, add_MirrorServicer_to_server
 
 _log = logging.getLogger(__name__)
 
@@ -88,6 +89,13 @@ class Libp2pTransport:
         self._reach = Reachability(self.peer_id, relay, helpers, lambda: reversed(self._introduced), self.channel)
         self_view = SelfViewService(self._far_end, self._find_connected)
         self.serve(lambda server: add_MirrorServicer_to_server(self_view, server))
+        self._quic = serves_relay
+        """Whether p2pd listens for QUIC, too, and dials the bootstrap peers over it: as a relay, and where no peer can
+        call this node. Others do without: on a fast link it takes twice the CPU of TCP, and one cannot tell a port at
+        which nobody listens from a peer that is slow."""
+        relays = helpers.keys() if relay == AUTO else ()
+        self._punching = HolePunching(relays, self.channel, self._far_end, lambda: self._session.control)
+        self.serve(lambda server: add_HolePunchingServicer_to_server(self._punching, server))
         self._relayed = RelayedPlaces(self.channel, helpers.keys())
         self._far_ends: dict[str, FarEnd] = {}
         """Of the last stream with each peer."""
@@ -212,14 +220,17 @@ class Libp2pTransport:
         Services and channels stay. It succeeds without any peer, too: they are called when they are needed.
         """
         with _foreign_errors():
-            self._listen = _same_port(self._listen, self._session.addresses)
-            await self._session.end()
-            await self._begin_session([])
+            await self._begin_again()
+        await self._reach.survey(self._session.control, self._found())
+
+    async def _begin_again(self) -> None:
+        self._listen = _same_port(self._listen, self._session.addresses)
+        await self._session.end()
+        await self._begin_session([])
         control = self._session.control
         latest = dict(list(self._introduced.items())[-_RECONNECT:])
         known = {**latest, **self._reach.helpers}
-        await asyncio.gather(*(control.try_connect(peer, addresses) for peer, addresses in known.items()))
-        await self._reach.survey(control, self._found())
+        await asyncio.gather(*(control.try_connect(peer, self._ways(ways)) for peer, ways in known.items()))
 
     @property
     def _parts(self) -> "_Parts":
@@ -237,6 +248,8 @@ class Libp2pTransport:
 
     async def _start(self) -> None:
         check_port(self._listen)
+        if self._quic and not self._listen.port:  # p2pd would take one for TCP and another one for QUIC
+            self._listen = replace(self._listen, port=free_port(self._listen))
         runtime = await RuntimeDirectory.open(*self._remove_at_end)
         self._stack.push_async_callback(runtime.close)
         observer = Observer(runtime, self._hivemind, _START_S)
@@ -246,16 +259,23 @@ class Libp2pTransport:
         outbound = Outbound(runtime.path, self._dial)
         self._stack.push_async_callback(outbound.close)
         self._stack.callback(self._relayed.close)
+        self._stack.callback(self._punching.close)
         self._started = _Parts(runtime, observer, inbound, outbound)
         await self._begin_session(self._others)
         await self._reach.begin(self._session.control, self._found)
+        if self._relay == AUTO and not self.can_be_called:
+            self._quic = True
+            await self._begin_again()
+            await self._reach.reserve(self._session.control)
         self._keeping = asyncio.create_task(self._reach.keep(lambda: self._session.control, self._found))
         self._stack.push_async_callback(cancelled, self._keeping)
 
     async def _begin_session(self, bootstrap: Sequence[Address]) -> None:
-        listen = None if self._relay == ONLY else self._listen
+        listen = [] if self._relay == ONLY else self._ways([self._listen])
         announce = [address.without_peers() for address in self._announce]
-        arguments = node_arguments(self._identity.path, listen, announce, bootstrap, relays=self._serves_relay)
+        arguments = node_arguments(
+            self._identity.path, listen, announce, self._ways(bootstrap), relays=self._serves_relay
+        )
         runtime, observer, *_ = self._parts
         for start in range(_RELAY_STARTS):
             if start:
@@ -267,6 +287,10 @@ class Libp2pTransport:
             _log.warning("this node forwards no calls to those behind routers: p2pd did not become a relay")
         async with asyncio.timeout(CONTROL_S):
             await self._session.control.hand_over_streams(PROTOCOL, runtime.path / _STREAMS)
+
+    def _ways(self, addresses: Iterable[Address]) -> list[Address]:
+        """With those of QUIC."""
+        return [each for address in addresses for each in (address.both if self._quic else [address])]
 
     def _from_here(self) -> Sequence[Address]:
         """Where this machine itself reaches p2pd. An announced address may work from outside only, or later."""
@@ -349,7 +373,10 @@ class Libp2pTransport:
         moment, the one with the larger id dials first as soon as p2pd does so again."""
         control = self._session.control
         async with asyncio.timeout(_DIAL_S):
-            known = self._introduced.get(peer) or self._reach.helpers.get(peer)
+            known = self._introduced.get(peer) or self._ways(self._reach.helpers.get(peer, ()))
+            if self._relay == AUTO and (relays := [way for way in known if way.relay not in ("", self.peer_id)]):
+                others = [way for way in known if not way.relay]
+                await self._punching.connect(peer, relays[0], others, idle=not self._parts.inbound.has(peer))
             if known and await control.try_connect(peer, known):
                 await asyncio.sleep(_BACK_OFF_S + (_SECOND_S if peer < self.peer_id else 0.0))
                 await control.try_connect(peer, known)

@@ -53,6 +53,16 @@ def check_port(address: Address) -> None:
             raise UsageError(f"{port} is refused ({error.strerror}): {another}") from error
 
 
+def free_port(address: Address) -> int:
+    """A port of its host that is free for TCP and for UDP. Raises OSError where there is none."""
+    family = address.family or socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as tcp, socket.socket(family, socket.SOCK_DGRAM) as udp:
+        tcp.bind((address.host, 0))
+        port: int = tcp.getsockname()[1]
+        udp.bind((address.host, port))
+        return port
+
+
 def is_of_this_machine(host: str) -> bool:
     """Whether a network interface here has this IP address: only then may a socket be bound to it."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as trial:

@@ -2,7 +2,7 @@
 
     directly     a peer reached us at an address of this machine
     mapped       a peer reached us at the router's address: its port is mapped here, by UPnP or by hand
-    relayed      no peer could; a bootstrap peer forwards calls to us
+    relayed      no peer could; a bootstrap peer forwards calls to us, until a direct way is found (hole_punching.py)
     outgoing     no peer could, and none forwards calls: we can only call others
 
 Without bootstrap peers, or with some on this machine only, nothing is known.
@@ -81,7 +81,7 @@ class Reachability:
             if moved or number == 1 or number % _SURVEY_EVERY == 0:  # at the start, the peers may have been busy
                 await self.survey(control(), found())
             elif self.verdict in (RELAYED, OUTGOING):
-                await self._reserve(control())
+                await self.reserve(control())
 
         await periodic.every(lambda: _POLL_S, turn, (OSError,))  # there may be no free file descriptor for a while
 
@@ -103,7 +103,7 @@ class Reachability:
             self.verdict = DIRECTLY if any(is_of_this_machine(host) for host, _ in seen) else MAPPED
         elif views:
             self._outside = []
-            await self._reserve(control)
+            await self.reserve(control)
 
     async def _moved(self, found: Callable[[], Sequence[Address]], *, until: float) -> bool:
         """Whether p2pd finds other addresses than at the last survey: a port is mapped, or no longer; a cable is in."""
@@ -114,7 +114,8 @@ class Reachability:
             await asyncio.sleep(_POLL_S)
         return False
 
-    async def _reserve(self, control: P2pdControl) -> None:
+    async def reserve(self, control: P2pdControl) -> None:
+        """Make or renew a reservation with each relay."""
         helpers = {} if self._relays == OFF else self.helpers
         granted = await asyncio.gather(*(relay.reserve(control, peer) for peer in helpers))
         relays = [by for addresses, ok in zip(helpers.values(), granted, strict=True) if ok for by in addresses]

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dnoloco_node/wire/mirror.proto\x12\tnoloco.v1\"-\n\x0bLookRequest\x12\r\n\x05ports\x18\x01 \x03(\r\x12\x0f\n\x07padding\x18\x02 \x01(\x0c\"5\n\tLookReply\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04open\x18\x02 \x03(\r\x12\x0c\n\x04time\x18\x03 \x01(\x01\"\x1d\n\rWhenceRequest\x12\x0c\n\x04peer\x18\x01 \x01(\t\"\x1c\n\x0bWhenceReply\x12\r\n\x05place\x18\x01 \x01(\t2z\n\x06Mirror\x12\x34\n\x04Look\x12\x16.noloco.v1.LookRequest\x1a\x14.noloco.v1.LookReply\x12:\n\x06Whence\x12\x18.noloco.v1.WhenceRequest\x1a\x16.noloco.v1.WhenceReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dnoloco_node/wire/mirror.proto\x12\tnoloco.v1\"-\n\x0bLookRequest\x12\r\n\x05ports\x18\x01 \x03(\r\x12\x0f\n\x07padding\x18\x02 \x01(\x0c\"5\n\tLookReply\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04open\x18\x02 \x03(\r\x12\x0c\n\x04time\x18\x03 \x01(\x01\"\x1d\n\rWhenceRequest\x12\x0c\n\x04peer\x18\x01 \x01(\t\"\x1c\n\x0bWhenceReply\x12\r\n\x05place\x18\x01 \x01(\t\"\x1e\n\x0e\x41rrangeRequest\x12\x0c\n\x04peer\x18\x01 \x01(\t\"\x1f\n\x0c\x41rrangeReply\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\",\n\x0b\x44ialRequest\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\x0b\n\tDialReply2z\n\x06Mirror\x12\x34\n\x04Look\x12\x16.noloco.v1.LookRequest\x1a\x14.noloco.v1.LookReply\x12:\n\x06Whence\x12\x18.noloco.v1.WhenceRequest\x1a\x16.noloco.v1.WhenceReply2\x83\x01\n\x0cHolePunching\x12=\n\x07\x41rrange\x12\x19.noloco.v1.ArrangeRequest\x1a\x17.noloco.v1.ArrangeReply\x12\x34\n\x04\x44ial\x12\x16.noloco.v1.DialRequest\x1a\x14.noloco.v1.DialReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,6 +39,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WHENCEREQUEST']._serialized_end=175
   _globals['_WHENCEREPLY']._serialized_start=177
   _globals['_WHENCEREPLY']._serialized_end=205
-  _globals['_MIRROR']._serialized_start=207
-  _globals['_MIRROR']._serialized_end=329
+  _globals['_ARRANGEREQUEST']._serialized_start=207
+  _globals['_ARRANGEREQUEST']._serialized_end=237
+  _globals['_ARRANGEREPLY']._serialized_start=239
+  _globals['_ARRANGEREPLY']._serialized_end=270
+  _globals['_DIALREQUEST']._serialized_start=272
+  _globals['_DIALREQUEST']._serialized_end=316
+  _globals['_DIALREPLY']._serialized_start=318
+  _globals['_DIALREPLY']._serialized_end=329
+  _globals['_MIRROR']._serialized_start=331
+  _globals['_MIRROR']._serialized_end=453
+  _globals['_HOLEPUNCHING']._serialized_start=456
+  _globals['_HOLEPUNCHING']._serialized_end=587
 # @@protoc_insertion_point(module_scope)

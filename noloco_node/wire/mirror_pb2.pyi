@@ -35,3 +35,27 @@ class WhenceReply(_message.Message):
     PLACE_FIELD_NUMBER: _ClassVar[int]
     place: str
     def __init__(self, place: _Optional[str] = ...) -> None: ...
+
+class ArrangeRequest(_message.Message):
+    __slots__ = ("peer",)
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    def __init__(self, peer: _Optional[str] = ...) -> None: ...
+
+class ArrangeReply(_message.Message):
+    __slots__ = ("address",)
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    def __init__(self, address: _Optional[str] = ...) -> None: ...
+
+class DialRequest(_message.Message):
+    __slots__ = ("peer", "address")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    address: str
+    def __init__(self, peer: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
+class DialReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -139,3 +139,123 @@ class Mirror:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class HolePunchingStub:
+    """A direct way between two nodes behind routers: both dial at the same moment, each where a relay sees the other.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Arrange = channel.unary_unary(
+                '/noloco.v1.HolePunching/Arrange',
+                request_serializer=noloco__node_dot_wire_dot_mirror__pb2.ArrangeRequest.SerializeToString,
+                response_deserializer=noloco__node_dot_wire_dot_mirror__pb2.ArrangeReply.FromString,
+                _registered_method=True)
+        self.Dial = channel.unary_unary(
+                '/noloco.v1.HolePunching/Dial',
+                request_serializer=noloco__node_dot_wire_dot_mirror__pb2.DialRequest.SerializeToString,
+                response_deserializer=noloco__node_dot_wire_dot_mirror__pb2.DialReply.FromString,
+                _registered_method=True)
+
+
+class HolePunchingServicer:
+    """A direct way between two nodes behind routers: both dial at the same moment, each where a relay sees the other.
+    """
+
+    def Arrange(self, request, context):
+        """Asked of a relay: let a peer that is connected to it dial the caller, now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Dial(self, request, context):
+        """Told by a relay: dial this peer, now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_HolePunchingServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Arrange': grpc.unary_unary_rpc_method_handler(
+                    servicer.Arrange,
+                    request_deserializer=noloco__node_dot_wire_dot_mirror__pb2.ArrangeRequest.FromString,
+                    response_serializer=noloco__node_dot_wire_dot_mirror__pb2.ArrangeReply.SerializeToString,
+            ),
+            'Dial': grpc.unary_unary_rpc_method_handler(
+                    servicer.Dial,
+                    request_deserializer=noloco__node_dot_wire_dot_mirror__pb2.DialRequest.FromString,
+                    response_serializer=noloco__node_dot_wire_dot_mirror__pb2.DialReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'noloco.v1.HolePunching', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('noloco.v1.HolePunching', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class HolePunching:
+    """A direct way between two nodes behind routers: both dial at the same moment, each where a relay sees the other.
+    """
+
+    @staticmethod
+    def Arrange(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/noloco.v1.HolePunching/Arrange',
+            noloco__node_dot_wire_dot_mirror__pb2.ArrangeRequest.SerializeToString,
+            noloco__node_dot_wire_dot_mirror__pb2.ArrangeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Dial(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/noloco.v1.HolePunching/Dial',
+            noloco__node_dot_wire_dot_mirror__pb2.DialRequest.SerializeToString,
+            noloco__node_dot_wire_dot_mirror__pb2.DialReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -58,6 +58,10 @@ def seeds(run_id: bytes, layout: bytes) -> dict[str, list[bytes]]:
         "Runs/Announce": [pb.SignedManifest(manifest=BYTES, author="a" * 52).SerializeToString()],
         "Mirror/Look": [mirror.LookRequest().SerializeToString()],
         "Mirror/Whence": [mirror.WhenceRequest().SerializeToString()],
+        "HolePunching/Arrange": [mirror.ArrangeRequest(peer="a" * 52).SerializeToString()],
+        "HolePunching/Dial": [
+            mirror.DialRequest(peer="a" * 52, address="/ip4/127.0.0.1/udp/1/quic-v1").SerializeToString()
+        ],
     }
     known = {**pb.DESCRIPTOR.services_by_name, **mirror.DESCRIPTOR.services_by_name}
     return {

@@ -34,14 +34,14 @@ class P2pdControl:
         self._multiaddr = multiaddr
 
     async def identify(self) -> list[Address]:
-        """Where it can be reached, as far as it knows."""
+        """Where it can be reached over TCP, as far as it knows. QUIC is for ways through routers alone."""
         answer, stream = await self._ask(type=self._messages.Request.IDENTIFY)
         stream[1].close()
         found = []
         for binary in answer.identify.addrs:
             with suppress(UsageError):  # of a kind that this program does not listen on
                 found.append(parse(str(self._multiaddr(binary))))
-        return found
+        return [address for address in found if address.transport == "tcp"]
 
     async def find_connected(self, peer: str) -> FarEnd | None:
         """Where a peer is that has a connection to p2pd."""
@@ -49,7 +49,7 @@ class P2pdControl:
         stream[1].close()
         wanted = base58.b58decode(peer)
         ways = (self._far_end(each.id, address) for each in answer.peers if each.id == wanted for address in each.addrs)
-        return min(ways, key=lambda far_end: far_end.relayed, default=None)
+        return min(ways, key=lambda far_end: (far_end.relayed, far_end.quic is None), default=None)
 
     async def try_connect(self, peer: str, addresses: Sequence[Address]) -> bool:
         """`connect`, where a peer that does not answer is no failure. Returns whether it dialled this node at the same
@@ -67,6 +67,12 @@ class P2pdControl:
         addrs = list(map(self._binary, addresses))
         request = self._messages.ConnectRequest(peer=base58.b58decode(peer), addrs=addrs, timeout=within_s)
         _, stream = await self._ask(type=self._messages.Request.CONNECT, connect=request)
+        stream[1].close()
+
+    async def disconnect(self, peer: str) -> None:
+        """Close all connections to a peer, with all that goes over them."""
+        request = self._messages.DisconnectRequest(peer=base58.b58decode(peer))
+        _, stream = await self._ask(type=self._messages.Request.DISCONNECT, disconnect=request)
         stream[1].close()
 
     async def open_stream(self, peer: str, protocol: str, within_s: int | None = None) -> tuple[Streams, FarEnd]:
@@ -92,8 +98,9 @@ class P2pdControl:
 
     def _far_end(self, peer: bytes, binary: bytes) -> FarEnd:
         relayed = _RELAYED.fullmatch(binary)
-        address = str(self._multiaddr(relayed[1] if relayed else binary))
-        return FarEnd(_text(peer), address.split("/")[2], _text(relayed[2]) if relayed else "")
+        text = str(self._multiaddr(relayed[1] if relayed else binary))
+        quic = None if relayed or not text.endswith("/quic-v1") else parse(text)
+        return FarEnd(_text(peer), text.split("/")[2], _text(relayed[2]) if relayed else "", quic)
 
     def _binary(self, address: Address) -> bytes:
         """In binary, without its peer. hivemind writes a relay's id as a CID, but p2pd wants the multihash."""

@@ -32,18 +32,23 @@ _RELAYS = "-relayService=1"
 
 
 def node_arguments(
-    identity: Path, listen: Address | None, announce: Sequence[Address], bootstrap: Sequence[Address], *, relays: bool
+    identity: Path,
+    listen: Sequence[Address],
+    announce: Sequence[Address],
+    bootstrap: Sequence[Address],
+    *,
+    relays: bool,
 ) -> list[str]:
-    """The command line of a node's daemon; `listen`: None where it is called through a relay only; `relays`: whether it
+    """The command line of a node's daemon; `listen`: none where it is called through a relay only; `relays`: whether it
     is a relay for others.
 
     Port mapping asks the router by multicast: not for a node on loopback only. Without -forceReachabilityPublic, a
     relay would wait until AutoNAT finds it reachable, which on private addresses never happens.
     """
-    local = listen is None or listen.is_loopback
+    local = all(address.is_loopback for address in listen)
     return [
         f"-id={identity}",
-        f"-hostAddrs={listen}" if listen else "-noListenAddrs=1",
+        f"-hostAddrs={_listed(listen)}" if listen else "-noListenAddrs=1",
         *([f"-announceAddrs={_listed(announce)}"] if announce else []),
         *bootstrap_arguments(bootstrap),
         "-dhtServer=1",
