@@ -163,10 +163,6 @@ class Inbound(_Carrier):
         carried = self._carried.get(connection)
         return carried.caller if carried else None
 
-    def has(self, peer: str) -> bool:
-        """Whether a connection from this peer is open."""
-        return self._per_peer[peer] > 0
-
     def answering(self, connection: str) -> Callable[[], None]:
         """A call is being answered on this connection, until what is returned is called."""
         carried = self._carried.get(connection)

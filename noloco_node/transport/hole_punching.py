@@ -3,14 +3,16 @@
 A router lets in what answers a packet that it sent out. So both nodes dial at the same moment, each where their relay
 sees the other: each one's own packets make its router let the other's in. This is done over QUIC: p2pd sends to all
 from the UDP port that it listens at, and most routers use one port of their own for all that a host sends from one
-(a symmetric router does not, and such nodes stay with the relay). On TCP, dials that cross become one connection, on
-which both ends begin the handshake.
+(a symmetric router does not, and such nodes stay with the relay). Over TCP it would take dials from the port that p2pd
+listens at, which fail where they cross: see `p2pd/process.py`.
 
 libp2p's own protocol for it, DCUtR, begins when four peers in different places agree where they see this node, which in
-a small swarm never happens, and with a connection over the relay, which stays beside the direct one.
+a small swarm never happens. p2pd dials no second connection to a peer, so this comes before one over the relay, and
+again when that has ended, after half an hour.
 """
 
 import asyncio
+import ipaddress
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -21,6 +23,7 @@ import grpc
 from noloco_node.base.addresses import QUIC, Address, parse
 from noloco_node.base.identity import is_peer_id
 from noloco_node.base.latest import remember
+from noloco_node.base.places import place_of
 from noloco_node.errors import PeerLost, UsageError
 from noloco_node.transport.base import peer_faults
 from noloco_node.transport.grpc_bridge import FarEnd
@@ -28,14 +31,14 @@ from noloco_node.transport.p2pd.control import P2pdControl
 from noloco_node.wire import mirror_pb2 as pb
 from noloco_node.wire.mirror_pb2_grpc import HolePunchingServicer, HolePunchingStub
 
-DIAL_S = 3
-"""For the dial. Two routers that let each other's packets in take two round trips."""
-AGAIN_S = 600.0
-"""When it is tried again with a peer whose router, or ours, let nothing in: a call waits for it."""
-_ARRANGE_S, _TOLD_S = 5.0, 3.0
-MOST_DIALS = 8
-"""That a relay may have this node make at the same time."""
-MOST_ARRANGED, MOST_OF_PLACE = 32, 4
+WITHIN_S = 2
+"""A call waits for it, and then goes over the relay. It takes two round trips to the relay and one to the peer."""
+AGAIN_S, ASK_AGAIN_S = 600.0, 60.0
+"""When it is tried again with a peer that was dialled in vain, and with one for which the relay arranged nothing."""
+MOST_DIALS, OF_PLACE, PLACE_AGAIN_S = 8, 4, 60.0
+"""At a relay's word: at the same time; and of one place at once, which then has one more each minute. After 100 dials
+of which fewer than 5 reach somebody p2pd takes UDP for blocked."""
+MOST_ARRANGED, ARRANGED_OF_PLACE = 32, 4
 """That a relay arranges at the same time, over all callers, and of one place."""
 _MOST_KNOWN = 1024
 
@@ -48,47 +51,55 @@ class HolePunching(HolePunchingServicer):
         far_end: Callable[[Any], FarEnd],
         control: Callable[[], P2pdControl],
     ) -> None:
-        """`relays`: those at whose word this node dials. It arranges for others in any case."""
+        """`relays`: at whose word this node dials, and so shows its address. It arranges for others in any case."""
         self._relays = relays
         self._channel = channel
         self._far_end = far_end
         self._control = control
         self._not_before: dict[str, float] = {}
-        """Peers that were dialled in vain."""
+        """By peer."""
+        self._next_dial: dict[str, float] = {}
+        """By place: when the next one would be, if they came evenly."""
         self._arranged: Counter[str] = Counter()
         """Under way, by place."""
-        self._dials: set[asyncio.Task[bool]] = set()
+        self._dials: set[asyncio.Task[None]] = set()
 
     def close(self) -> None:
         for dial in self._dials:
             dial.cancel()
 
-    async def connect(self, peer: str, relay: Address, others: Sequence[Address], *, idle: bool) -> None:
-        """Be connected to a peer directly, if that can be; `relay`, `others`: its address at a relay, and those at
-        which it may be in the same network. `idle`: no stream between the two is open, so a connection over the relay
-        may be closed for it."""
+    async def connect(self, peer: str, known: Sequence[Address]) -> None:
+        """Be connected directly to a peer that has a relay among its known addresses, if there is no connection and the
+        relay sees both over QUIC."""
         now = asyncio.get_running_loop().time()
-        if now < self._not_before.get(peer, now):
+        relays = [way.relay for way in known if way.relay not in ("", peer)]
+        if not relays or now < self._not_before.get(peer, now):
             return
-        control = self._control()
         with suppress(OSError, PeerLost, UsageError):
-            if (found := await control.find_connected(peer)) is not None:
-                if not (found.relayed and idle):
+            async with asyncio.timeout(WITHIN_S):
+                control = self._control()
+                if await control.find_connected(peer) or (relay := await self._connected_relay(relays)) is None:
                     return
-                await control.disconnect(peer)
-            await control.try_connect(relay.relay, relay.without_peers().both)
-            with peer_faults():
-                request = pb.ArrangeRequest(peer=peer)
-                reply = await HolePunchingStub(self._channel(relay.relay)).Arrange(request, timeout=_ARRANGE_S)
-            ways = [*others, _seen(reply.address)]
-            remember(self._not_before, peer, now + AGAIN_S, _MOST_KNOWN)
-            await control.connect(peer, ways, DIAL_S)
-            del self._not_before[peer]
+                remember(self._not_before, peer, now + ASK_AGAIN_S, _MOST_KNOWN)
+                with peer_faults():
+                    reply = await HolePunchingStub(self._channel(relay.peer)).Arrange(pb.ArrangeRequest(peer=peer))
+                seen = _seen(reply.address, relay)
+                if self._may_dial(seen):
+                    remember(self._not_before, peer, now + AGAIN_S, _MOST_KNOWN)
+                    await control.connect(peer, [*(way for way in known if not way.relay), seen], WITHIN_S)
+                    self._not_before.pop(peer, None)
+
+    async def _connected_relay(self, relays: Sequence[str]) -> FarEnd | None:
+        """One that sees this node over QUIC. None is dialled for it: a peer's record may name anybody as its relay."""
+        for relay in dict.fromkeys(relays):
+            if (found := await self._control().find_connected(relay)) and found.quic:
+                return found
+        return None
 
     async def Arrange(self, request: pb.ArrangeRequest, context: Any) -> pb.ArrangeReply:  # noqa: N802
         caller = self._far_end(context)
         place = caller.place
-        if self._arranged[place] >= MOST_OF_PLACE or self._arranged.total() >= MOST_ARRANGED:
+        if self._arranged[place] >= ARRANGED_OF_PLACE or self._arranged.total() >= MOST_ARRANGED:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "")
         if caller.quic is None or not is_peer_id(request.peer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "not seen over QUIC")
@@ -101,7 +112,7 @@ class HolePunching(HolePunchingServicer):
                 raise PeerLost("not_seen")
             told = pb.DialRequest(peer=caller.peer, address=str(caller.quic))
             with peer_faults():
-                await HolePunchingStub(self._channel(request.peer)).Dial(told, timeout=_TOLD_S)
+                await HolePunchingStub(self._channel(request.peer)).Dial(told, timeout=WITHIN_S)
         except (OSError, PeerLost):
             await context.abort(grpc.StatusCode.NOT_FOUND, "that peer is not seen over QUIC, or does not dial")
         finally:
@@ -113,20 +124,36 @@ class HolePunching(HolePunchingServicer):
         if relay.peer not in self._relays or relay.relayed:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "")
         try:
-            address = _seen(request.address)
+            address = _seen(request.address, relay)
         except UsageError:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "")
-        if len(self._dials) >= MOST_DIALS or not is_peer_id(request.peer):
+        if not is_peer_id(request.peer) or len(self._dials) >= MOST_DIALS or not self._may_dial(address):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "")
-        dial = asyncio.create_task(self._control().try_connect(request.peer, [address]))
+        dial = asyncio.create_task(self._dial(request.peer, address))
         self._dials.add(dial)
         dial.add_done_callback(self._dials.discard)
         return pb.DialReply()
 
+    def _may_dial(self, address: Address) -> bool:
+        place, now = place_of(address.host), asyncio.get_running_loop().time()
+        at = max(now, self._next_dial.get(place, now))
+        if at - now > (OF_PLACE - 1) * PLACE_AGAIN_S:
+            return False
+        remember(self._next_dial, place, at + PLACE_AGAIN_S, _MOST_KNOWN)
+        return True
 
-def _seen(text: str) -> Address:
-    """Where a relay sees a peer. Raises UsageError for any other address."""
+    async def _dial(self, peer: str, address: Address) -> None:
+        with suppress(OSError):
+            await self._control().connect(peer, [address], WITHIN_S)
+
+
+def _seen(text: str, relay: FarEnd) -> Address:
+    """Where a relay sees a peer: over QUIC, and in a private network only where the relay is in one. Raises UsageError
+    for any other address, which the relay may have made up."""
     address = parse(text)
-    if address.transport != QUIC or address.ip is None or address.peer:
-        raise UsageError(f"{text!r} is not where a peer is seen")
-    return address
+    ip = address.ip
+    if address.transport == QUIC and ip is not None and not address.peer:
+        nowhere = ip.is_multicast or ip.is_unspecified or ip.is_loopback or ip.is_link_local
+        if not nowhere and (ip.is_global or not ipaddress.ip_address(relay.host).is_global):
+            return address
+    raise UsageError(f"{text!r} is not where a peer is seen")

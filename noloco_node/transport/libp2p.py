@@ -48,7 +48,6 @@ PROTOCOL = "noloco/grpc/1"
 
 _STREAMS = "streams.sock"  # in our private directory: p2pd connects to it for each stream from a peer
 _START_S = 60.0  # for p2pd to answer
-_BACK_OFF_S, _SECOND_S = 5.2, 1.5  # p2pd dials no address again for 5 s; and what a connection takes at most
 _DIAL_S = 15.0  # to open a stream to a peer: finding its addresses, several of which may lead nowhere
 _RELAY_STARTS = 5  # of p2pd; the first one nearly always becomes a relay
 _MAX_KNOWN = 1024  # peers of which something is remembered, the latest
@@ -89,10 +88,6 @@ class Libp2pTransport:
         self._reach = Reachability(self.peer_id, relay, helpers, lambda: reversed(self._introduced), self.channel)
         self_view = SelfViewService(self._far_end, self._find_connected)
         self.serve(lambda server: add_MirrorServicer_to_server(self_view, server))
-        self._quic = serves_relay
-        """Whether p2pd listens for QUIC, too, and dials the bootstrap peers over it: as a relay, and where no peer can
-        call this node. Others do without: on a fast link it takes twice the CPU of TCP, and one cannot tell a port at
-        which nobody listens from a peer that is slow."""
         relays = helpers.keys() if relay == AUTO else ()
         self._punching = HolePunching(relays, self.channel, self._far_end, lambda: self._session.control)
         self.serve(lambda server: add_HolePunchingServicer_to_server(self._punching, server))
@@ -183,6 +178,7 @@ class Libp2pTransport:
         control = self._session.control
         try:
             async with asyncio.timeout(within_s):
+                await self._punch(peer, addresses)
                 await control.connect(peer, addresses, within_s)
                 stream, far_end = await control.open_stream(peer, PROTOCOL, within_s)
         except OSError:
@@ -220,17 +216,14 @@ class Libp2pTransport:
         Services and channels stay. It succeeds without any peer, too: they are called when they are needed.
         """
         with _foreign_errors():
-            await self._begin_again()
-        await self._reach.survey(self._session.control, self._found())
-
-    async def _begin_again(self) -> None:
-        self._listen = _same_port(self._listen, self._session.addresses)
-        await self._session.end()
-        await self._begin_session([])
+            self._listen = _same_port(self._listen, self._session.addresses)
+            await self._session.end()
+            await self._begin_session([])
         control = self._session.control
         latest = dict(list(self._introduced.items())[-_RECONNECT:])
-        known = {**latest, **self._reach.helpers}
-        await asyncio.gather(*(control.try_connect(peer, self._ways(ways)) for peer, ways in known.items()))
+        known = {**latest, **{helper: self._ways(ways) for helper, ways in self._reach.helpers.items()}}
+        await asyncio.gather(*(control.try_connect(peer, addresses) for peer, addresses in known.items()))
+        await self._reach.survey(control, self._found())
 
     @property
     def _parts(self) -> "_Parts":
@@ -248,7 +241,7 @@ class Libp2pTransport:
 
     async def _start(self) -> None:
         check_port(self._listen)
-        if self._quic and not self._listen.port:  # p2pd would take one for TCP and another one for QUIC
+        if self._serves_relay and not self._listen.port:  # p2pd would take one for TCP and another one for QUIC
             self._listen = replace(self._listen, port=free_port(self._listen))
         runtime = await RuntimeDirectory.open(*self._remove_at_end)
         self._stack.push_async_callback(runtime.close)
@@ -263,9 +256,10 @@ class Libp2pTransport:
         self._started = _Parts(runtime, observer, inbound, outbound)
         await self._begin_session(self._others)
         await self._reach.begin(self._session.control, self._found)
-        if self._relay == AUTO and not self.can_be_called:
-            self._quic = True
-            await self._begin_again()
+        if self._quic and not self._serves_relay:
+            self._listen = _same_port(self._listen, self._session.addresses)
+            await self._session.end()
+            await self._begin_session(self._others)
             await self._reach.reserve(self._session.control)
         self._keeping = asyncio.create_task(self._reach.keep(lambda: self._session.control, self._found))
         self._stack.push_async_callback(cancelled, self._keeping)
@@ -288,8 +282,15 @@ class Libp2pTransport:
         async with asyncio.timeout(CONTROL_S):
             await self._session.control.hand_over_streams(PROTOCOL, runtime.path / _STREAMS)
 
+    @property
+    def _quic(self) -> bool:
+        """Whether a p2pd that begins now listens for QUIC, too, and dials the bootstrap peers over it: as a relay, and
+        where no peer can call this node. Others do without: on a fast link it takes twice the CPU of TCP, and it cannot
+        tell a port at which nobody listens from a peer that is slow."""
+        return self._serves_relay or (self._relay == AUTO and not self.can_be_called)
+
     def _ways(self, addresses: Iterable[Address]) -> list[Address]:
-        """With those of QUIC."""
+        """Those of this node and of its bootstrap peers, with QUIC's."""
         return [each for address in addresses for each in (address.both if self._quic else [address])]
 
     def _from_here(self) -> Sequence[Address]:
@@ -369,20 +370,20 @@ class Libp2pTransport:
 
     async def _dial(self, peer: str) -> Streams:
         """A stream to a peer: by the addresses that it has published, or that were given for a bootstrap peer, which a
-        p2pd that was started again is not told; or else by those that p2pd finds. Where both dialled at the same
-        moment, the one with the larger id dials first as soon as p2pd does so again."""
+        p2pd that was started again is not told; or else by those that p2pd finds."""
         control = self._session.control
         async with asyncio.timeout(_DIAL_S):
             known = self._introduced.get(peer) or self._ways(self._reach.helpers.get(peer, ()))
-            if self._relay == AUTO and (relays := [way for way in known if way.relay not in ("", self.peer_id)]):
-                others = [way for way in known if not way.relay]
-                await self._punching.connect(peer, relays[0], others, idle=not self._parts.inbound.has(peer))
-            if known and await control.try_connect(peer, known):
-                await asyncio.sleep(_BACK_OFF_S + (_SECOND_S if peer < self.peer_id else 0.0))
+            if known:
+                await self._punch(peer, known)
                 await control.try_connect(peer, known)
             stream, far_end = await control.open_stream(peer, PROTOCOL)
         self._note(far_end)
         return stream
+
+    async def _punch(self, peer: str, known: Sequence[Address]) -> None:
+        if self._relay == AUTO:
+            await self._punching.connect(peer, known)
 
 
 class _Parts(NamedTuple):

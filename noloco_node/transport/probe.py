@@ -7,9 +7,12 @@ Whether the right peer answers is proved later, by libp2p.
 import asyncio
 import errno
 import socket
+from contextlib import suppress
 
 from noloco_node.base.addresses import Address
 from noloco_node.errors import PortInUse, SwarmUnreachable, UsageError
+
+_TRIES = 8  # for a port
 
 
 async def probe(address: Address, timeout_s: float) -> None:
@@ -37,8 +40,7 @@ async def probe(address: Address, timeout_s: float) -> None:
 def check_port(address: Address) -> None:
     """Raises PortInUse where another program listens there, UsageError where nobody can.
 
-    p2pd shares its port with any program that asks the kernel for that, such as another p2pd, and then each gets a part
-    of the connections. So try it with a socket that does not share.
+    p2pd itself would go on where it can still listen for QUIC.
     """
     if address.port == 0:
         return
@@ -54,13 +56,17 @@ def check_port(address: Address) -> None:
 
 
 def free_port(address: Address) -> int:
-    """A port of its host that is free for TCP and for UDP. Raises OSError where there is none."""
+    """A port of its host that is free for TCP and, if one is soon found, for UDP."""
     family = address.family or socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as tcp, socket.socket(family, socket.SOCK_DGRAM) as udp:
-        tcp.bind((address.host, 0))
-        port: int = tcp.getsockname()[1]
-        udp.bind((address.host, port))
-        return port
+    port = 0
+    for _ in range(_TRIES):
+        with socket.socket(family, socket.SOCK_STREAM) as tcp, socket.socket(family, socket.SOCK_DGRAM) as udp:
+            tcp.bind((address.host, 0))
+            port = tcp.getsockname()[1]
+            with suppress(OSError):
+                udp.bind((address.host, port))
+                break
+    return port
 
 
 def is_of_this_machine(host: str) -> bool:

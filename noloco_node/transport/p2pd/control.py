@@ -22,7 +22,6 @@ from noloco_node.transport.grpc_bridge import BUFFER_BYTES, FarEnd, Streams
 
 _MAX_LENGTH_BITS = 14  # a length in three groups of 7 bits, so 2 MiB: its answers are a few addresses
 _CONNECT_S = 5.0  # for `try_connect`, where it knows the addresses
-_CROSSED = "noise: message is too short"  # the first message of a handshake, where the answer to it should come
 _P2P, _CIRCUIT = b"\xa5\x03", b"\xa2\x02"  # the codes 421 and 290 of multiaddr's table, as varints
 _RELAYED = re.compile(rb"(.*?)\xa5\x03[\x20-\x40](.{32,64})\xa2\x02", re.DOTALL)
 
@@ -51,15 +50,11 @@ class P2pdControl:
         ways = (self._far_end(each.id, address) for each in answer.peers if each.id == wanted for address in each.addrs)
         return min(ways, key=lambda far_end: (far_end.relayed, far_end.quic is None), default=None)
 
-    async def try_connect(self, peer: str, addresses: Sequence[Address]) -> bool:
-        """`connect`, where a peer that does not answer is no failure. Returns whether it dialled this node at the same
-        moment: TCP makes one connection of both dials, on which both ends begin the handshake, and so both fail."""
-        try:
+    async def try_connect(self, peer: str, addresses: Sequence[Address]) -> None:
+        """`connect`, where a peer that does not answer is no failure."""
+        with suppress(OSError):
             async with asyncio.timeout(_CONNECT_S):
                 await self.connect(peer, addresses)
-        except OSError as error:
-            return _CROSSED in str(error)
-        return False
 
     async def connect(self, peer: str, addresses: Sequence[Address] = (), within_s: int | None = None) -> None:
         """Be connected to a peer, which may be at these addresses; without any, p2pd looks for it. p2pd itself gives up
@@ -67,12 +62,6 @@ class P2pdControl:
         addrs = list(map(self._binary, addresses))
         request = self._messages.ConnectRequest(peer=base58.b58decode(peer), addrs=addrs, timeout=within_s)
         _, stream = await self._ask(type=self._messages.Request.CONNECT, connect=request)
-        stream[1].close()
-
-    async def disconnect(self, peer: str) -> None:
-        """Close all connections to a peer, with all that goes over them."""
-        request = self._messages.DisconnectRequest(peer=base58.b58decode(peer))
-        _, stream = await self._ask(type=self._messages.Request.DISCONNECT, disconnect=request)
         stream[1].close()
 
     async def open_stream(self, peer: str, protocol: str, within_s: int | None = None) -> tuple[Streams, FarEnd]:
@@ -99,7 +88,10 @@ class P2pdControl:
     def _far_end(self, peer: bytes, binary: bytes) -> FarEnd:
         relayed = _RELAYED.fullmatch(binary)
         text = str(self._multiaddr(relayed[1] if relayed else binary))
-        quic = None if relayed or not text.endswith("/quic-v1") else parse(text)
+        quic = None
+        if not relayed and text.endswith("/quic-v1"):
+            with suppress(UsageError):  # with the name of a network interface
+                quic = parse(text)
         return FarEnd(_text(peer), text.split("/")[2], _text(relayed[2]) if relayed else "", quic)
 
     def _binary(self, address: Address) -> bytes:

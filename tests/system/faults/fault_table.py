@@ -235,7 +235,7 @@ ROWS = {
         "both nodes behind NAT, full cone and symmetric (`--random-fully`)",
         "they exchange, and the path (direct or relayed) is shown",
         (
-            FAULTS + "nat.py::test_two_behind_routers_exchange_through_the_rendezvous",
+            FAULTS + "nat.py::test_two_behind_routers_exchange",
             FAULTS + "nat.py::test_with_one_of_them_reachable_no_relay_is_used",
             FAULTS + "nat.py::test_a_port_that_the_router_maps_is_a_direct_way_in",
         ),

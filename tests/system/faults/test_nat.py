@@ -162,7 +162,7 @@ def test_two_behind_routers_exchange(real_nodes: RealNodes, expected: str, figur
     figure(
         f"{expected}: {megabytes:.2f} MB both ways in {seconds:.2f} s, {through:.3f} MB a round through the rendezvous"
     )
-    assert through < megabytes / 10 if expected == "direct" else through > megabytes
+    assert through < 0.1 * megabytes if expected == "direct" else through > 0.9 * megabytes
 
 
 def test_with_one_of_them_reachable_no_relay_is_used(real_nodes: RealNodes) -> None:
