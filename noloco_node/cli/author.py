@@ -60,6 +60,8 @@ def check(args: argparse.Namespace) -> int:
 
     flags = {name: value for name, value in vars(args).items() if name not in ("verb", "manifest", "json")}
     settings, run = config.load(flags, os.environ), toml.load(Path(args.manifest))
+    if named := toml.weights(Path(args.manifest)):
+        settings = replace(settings, weights=Path(named))
     sources.check(run.data, sources.Sources(settings.data, settings.tokenizer))
     run = pin_commit.pinned(run, Home(settings.home))
     from noloco_node.node.check_run import check as check_run

@@ -38,6 +38,9 @@ def start(args: argparse.Namespace) -> int:
     from noloco_node.run import manifest, toml
 
     settings, run = _settings(args), toml.load(Path(args.manifest))
+    if settings.weights is None and run.model.weights:
+        args.weights = toml.weights(Path(args.manifest))  # and remembered, as what is typed
+        settings = _settings(args)
     _check_device(settings)
     if not settings.linger and _is_over(run, Home(settings.home)):
         return 0

@@ -142,6 +142,7 @@ def bootstrap(parser: argparse.ArgumentParser) -> None:
 
 def _trainer(parser: argparse.ArgumentParser, what: Options) -> None:
     _data(what)
+    what.add_argument("--weights", metavar="FOLDER", help="those that the run begins with, if nobody has later ones")
     what.add_argument(
         "--stage", metavar="N", help="hold this stage and stay there (default: the one of last time, else the thinnest)"
     )

@@ -356,6 +356,8 @@ def _settings(args: argparse.Namespace, overlap: str) -> "Settings":
     base = toml.load(Path(args.run)) if args.run else Manifest(name="tiny")
     if base.model.task or base.stages or (args.run and args.stages != "1"):
         raise UsageError("--run takes a whole language model: in stages only the tiny one is simulated")
+    if base.model.weights:
+        raise UsageError("--run takes no run that begins with weights: all simulated replicas begin with random ones")
     given = {"steps": args.inner_steps, "learning_rate": args.learning_rate, "batch_tokens": args.batch_tokens}
     changed = {key: value for key, value in given.items() if value is not None}
     try:

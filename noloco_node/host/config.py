@@ -211,6 +211,8 @@ class NodeConfig:
     """Of text files and jsonl among them."""
     tokenizer: Path | None = _key(_file, default=None)  # noqa: RUF009 (it is immutable)
     """The tokenizer.json of a run that names one by its digest."""
+    weights: Path | None = _key(_file, default=None)  # noqa: RUF009 (it is immutable)
+    """The folder of the weights that the run begins with, where it names some; only who begins it needs them."""
     rounds: int | None = _key(_whole(1, 10_000_000), default=None)
     """Stop after so many rounds of this node; None: at the end of the run."""
     stage: int | None = _key(_whole(1, 64), default=None)

@@ -11,13 +11,13 @@ from pathlib import Path
 from noloco_node.base import atomic_files
 from noloco_node.host.home import Home
 
-_OF_ONE_RUN = ("trust", "token", "data", "encoding", "tokenizer", "stage")
+_OF_ONE_RUN = ("trust", "token", "data", "encoding", "tokenizer", "weights", "stage")
 """Not passed on to another run: its author is another one, and so may be whom these files are for."""
 _ONCE = ("rounds", "linger")
 """They are about the one time that they were given."""
 _PORT = "port"
 """Not a setting: a free port, as it was found."""
-_FILES = ("data", "tokenizer")
+_FILES = ("data", "tokenizer", "weights")
 _MAX_BYTES = 64 << 10
 _LOST = "what was given last time is forgotten"
 

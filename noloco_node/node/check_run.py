@@ -96,7 +96,7 @@ def check(run: Manifest, config: NodeConfig, say: Callable[[str], None]) -> Chec
     """`say`: what is being done. Raises what a start would end with."""
     home = Home(config.home)
     say("building the model, reading the data")
-    sources = Sources(config.data, config.tokenizer, home.data, config.encoding)
+    sources = Sources(config.data, config.tokenizer, home.data, config.encoding, config.weights)
     with closing(build_training.build(run, config, "check", sources)) as it:
         say(f"training for {TRIAL_S:.0f} s at most")
         trial = _trial(it)

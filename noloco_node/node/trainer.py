@@ -45,7 +45,7 @@ from noloco_node.peers.membership import Membership
 from noloco_node.peers.record import PeerRecord
 from noloco_node.peers.run_rules import RunRules
 from noloco_node.rounds.service import RoundService, RoundTerms
-from noloco_node.run import invitation, signed_file
+from noloco_node.run import first_weights, invitation, signed_file
 from noloco_node.run.manifest import Signed, verify
 from noloco_node.run.schema import Manifest
 from noloco_node.stages import shown
@@ -95,7 +95,7 @@ class TrainingNode(BaseNode):
         self._brings_run = (signed is not None or config.start_over) and moves_to is None
         """Whether it may begin with the run's first weights where nobody has later ones."""
         self._boot = secrets.token_bytes(16)
-        self._sources = Sources(config.data, config.tokenizer, self._home.data, config.encoding)
+        self._sources = Sources(config.data, config.tokenizer, self._home.data, config.encoding, config.weights)
         self._known_runs = run_registry.RunRegistry()
         self._recorder = Recorder(self._identity.peer_id)
         self._stats = self._recorder.stats
@@ -278,6 +278,8 @@ class TrainingNode(BaseNode):
             came = await self._catch_up.fetch_first_state()
             if not (came or ready.round or self._may_begin):
                 raise find_run.nobody(f"stage {self._at} of {run.label}" if self._at else run.label)
+            if not (came or ready.round) and run.model.weights and self._config.weights is None:
+                first_weights.check(None, run.model.weights)
         self._begin_rounds(rules, ready)
         self._state_service.begin(terms, thread, rules.refuses)
         self._schedule = self._new_schedule(thread, ready.layout)

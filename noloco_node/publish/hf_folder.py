@@ -22,8 +22,9 @@ from noloco_node.base.units import size
 from noloco_node.errors import DiskFull, UsageError
 from noloco_node.publish.evaluate import Measured
 from noloco_node.publish.model_card import History, card
-from noloco_node.publish.weights import Trained, without_bars
+from noloco_node.publish.weights import Trained
 from noloco_node.run import signed_file
+from noloco_node.training.model import without_bars
 from noloco_node.version import VERSION
 
 _OURS = {

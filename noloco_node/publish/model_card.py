@@ -82,6 +82,7 @@ def _recipe(run: Manifest) -> str:
     inner, outer = run.inner, run.outer
     phase = count(inner.steps, "step") if inner.steps else f"{inner.seconds:g} s"
     rows = {
+        "begun with": f"weights of {run.model.weights}" if run.model.weights else "random weights",
         "data": run.data.dataset or run.data.source,
         "tokenizer": run.data.tokenizer,
         "sequence length": run.data.sequence_length,

@@ -6,16 +6,13 @@ spread around it, and its loss is lower than theirs. Only reads, so a node may r
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from noloco_node.base.validation import in_one_line
 from noloco_node.checkpoints import checkpoint, kept_runs, listing
 from noloco_node.checkpoints.checkpoint import SlowWeights
 from noloco_node.data import tokens
@@ -51,7 +48,7 @@ class Exported:
     folder: Path
 
     def slow(self, module: nn.Module) -> SlowWeights:
-        found = _from_pretrained(self.folder, module)
+        found = model.pretrained(self.folder, module)
         phi = torch.cat([p.detach().flatten() for _, p in model.parameters(found)])
         return SlowWeights(self.folder, self._number("round"), self._number("step"), phi)
 
@@ -230,39 +227,3 @@ def language(run: Manifest, sources: Sources, exported: Path | None = None) -> t
     if run.data.tokenizer.startswith("hub:"):
         return tokens.FileTokenizer(read_tokenizer(brought))
     return tokens.load(run.data.tokenizer, sources.tokenizer or brought)
-
-
-def _from_pretrained(folder: Path, like: nn.Module) -> nn.Module:
-    """The folder's weights in another module of the same class and config: those of its config.json nobody has signed.
-    Calls transformers, whose exceptions about a folder are undocumented: each becomes UsageError. Loads safetensors
-    only, and no code."""
-    try:
-        with without_bars():
-            module, said = type(like).from_pretrained(  # type: ignore[attr-defined]
-                folder,
-                config=like.config,
-                dtype=torch.float32,
-                local_files_only=True,
-                use_safetensors=True,
-                output_loading_info=True,
-            )
-        if missing := sorted(said["missing_keys"]):
-            raise ValueError(f"{missing[0]} is missing")
-    except Exception as error:
-        why = in_one_line(error)
-        raise UsageError(f"{folder} holds no model that can be loaded: {why}") from error
-    return cast("nn.Module", module)
-
-
-@contextmanager
-def without_bars() -> Iterator[None]:
-    """Without transformers' progress bars on stderr, which it draws even for a megabyte."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()

@@ -84,6 +84,11 @@ class ModelSpec(Table):
     """A task that every volunteer has installed, instead of a language model: it brings model and data."""
     options: dict[str, Any] = _field("a table of plain values for the task", default={})
     """Its arguments."""
+    weights: str | None = _added(
+        "the name of a folder with safetensors files", None, pattern=r"^sha256:[0-9a-f]{64}$", default=None
+    )
+    """Those that the run begins with, by their digest (run/first_weights.py); in run.toml their folder. None: random
+    ones, of the seed."""
 
     @field_validator("config", "options")
     @classmethod
@@ -98,6 +103,8 @@ class ModelSpec(Table):
             raise ValueError("takes a config only with an architecture: presets and tasks bring their own")
         if self.task is None and self.options:
             raise ValueError("takes options only with a task")
+        if self.task is not None and self.weights:
+            raise ValueError("takes weights only for a language model: a task brings its own")
         return self
 
 
@@ -294,6 +301,12 @@ class Manifest(Table):
     def _sample_of_whole(self) -> "Manifest":
         if self.sample is not None and self.stages is not None:
             raise ValueError("sample: no node of a run with stages can write a text; leave one of both tables out")
+        return self
+
+    @model_validator(mode="after")
+    def _weights_of_whole(self) -> "Manifest":
+        if self.model.weights is not None and self.stages is not None:
+            raise ValueError("model.weights: a run with stages begins with random weights; leave one of both out")
         return self
 
     def canonical(self) -> bytes:

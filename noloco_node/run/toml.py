@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from noloco_node.base.validation import explain, listed
 from noloco_node.errors import UsageError
+from noloco_node.run import first_weights
 from noloco_node.run.manifest import MAX_BYTES
 from noloco_node.run.schema import ACTIVATIONS, CODECS, PRESETS, SOURCES, Manifest
 
@@ -22,19 +23,27 @@ _NOT_OF_THE_MODEL = frozenset(
     | {"transformers_version", "use_cache"}
 )
 """Keys of a config.json that say where a model came from and how it is to be run, not what it is."""
+_OF_BYTES = 512
+"""Tokens that a model of bytes has at most, with some special ones."""
 
 
 def load(path: Path) -> Manifest:
     """Read a run.toml. Raises UsageError, which names the key and what is allowed."""
     raw = _read(path, f"{path} does not exist: write one with `noloco-node init {path}`")
     try:
-        return Manifest.model_validate(_with_config(tomllib.loads(raw.decode()), path.parent))
+        return Manifest.model_validate(_with_files(tomllib.loads(raw.decode()), path.parent))
     except ValidationError as error:
         raise UsageError(f"{path.name}: {explain(error, Manifest)}") from None
     except UnicodeDecodeError:
         raise UsageError(f"{path.name} is not text in UTF-8") from None
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
         raise UsageError(f"{path.name} is not valid TOML: {str(error).splitlines()[0]}") from None
+
+
+def weights(path: Path) -> str | None:
+    """The folder of the weights that the run of this run.toml begins with; it was loaded before."""
+    found = _weights(tomllib.loads(path.read_text(encoding="utf-8")), path.parent)
+    return None if found is None else str(found)
 
 
 def template(name: str = "tiny", *, rounds: int = 200) -> str:
@@ -60,6 +69,30 @@ def _read(path: Path, missing: str) -> bytes:
     if len(raw) > MAX_BYTES:
         raise UsageError(f"{path} is larger than {MAX_BYTES} bytes: a manifest could not hold it")
     return raw
+
+
+def _with_files(document: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """`weights = "folder"` is a folder beside run.toml: its digest becomes the manifest's, and its config.json, if
+    nothing else says what the model is, the model."""
+    if (found := _weights(document, folder)) is None:
+        return _with_config(document, folder)
+    spec = {**document["model"], "weights": first_weights.digest(found)}
+    if not spec.keys() & {"preset", "architecture", "config", "task"}:
+        spec["config"] = f"{document['model']['weights']}/config.json"
+    whole = _with_config({**document, "model": spec}, folder)
+    vocabulary = whole["model"]["config"].get("vocab_size") if isinstance(whole["model"].get("config"), dict) else None
+    if "tokenizer" not in document.get("data", {}) and isinstance(vocabulary, int) and vocabulary > _OF_BYTES:
+        raise UsageError(
+            f"data.tokenizer is missing: these weights know {vocabulary} tokens; name the tokenizer that they were "
+            "trained with, as hub:<owner>/<name>@<commit>, or what `noloco-node tokenize` prints for its file"
+        )
+    return whole
+
+
+def _weights(document: dict[str, Any], folder: Path) -> Path | None:
+    spec = document.get("model")
+    name = spec.get("weights") if isinstance(spec, dict) else None
+    return folder / name if isinstance(name, str) and not name.startswith(first_weights.KIND) else None
 
 
 def _with_config(document: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -108,6 +141,7 @@ preset = "{m.model.preset}"          # {presets}; or any transformers config cla
 # architecture = "LlamaConfig"
 # config = {{ hidden_size = 512, intermediate_size = 1376, num_hidden_layers = 8, num_attention_heads = 8 }}
 # config = "config.json"    # the same in a file, as transformers writes it; it becomes part of the run
+# weights = "folder"        # begin with these: config.json and safetensors, as transformers writes them; no preset then
 # or, for anything but a language model, a task that every volunteer has installed; [data] is not used then:
 # task = "name"
 # options = {{ }}

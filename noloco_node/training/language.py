@@ -5,6 +5,7 @@ optimizers or peers.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from noloco_node.data import corpus
 from noloco_node.data.tokens import Tokenizer
 from noloco_node.errors import Diverged
+from noloco_node.run import first_weights
 from noloco_node.run.schema import Manifest
 from noloco_node.training import model
 from noloco_node.training.task import Batch, device_batch
@@ -33,8 +35,9 @@ def held_out(run: Manifest, corpus: corpus.Readable) -> Tensor:
 
 
 class Language:
-    def __init__(self, manifest: Manifest, corpus: corpus.Readable) -> None:
-        self._spec, self._seed = manifest.model, manifest.seed
+    def __init__(self, manifest: Manifest, corpus: corpus.Readable, weights: Path | None = None) -> None:
+        """`weights`: the folder of those that the run begins with. A node that gets later ones does without."""
+        self._spec, self._seed, self._weights = manifest.model, manifest.seed, weights
         self._sample = manifest.sample
         self._corpus = corpus
         self.tokens_per_example = manifest.data.sequence_length
@@ -43,7 +46,10 @@ class Language:
         self.micro_examples = max(1, MICRO_LOGITS // (self.tokens_per_example * vocabulary))
 
     def model(self) -> nn.Module:
-        return model.build(self._spec, self.vocabulary, self._seed, self.tokens_per_example)
+        module = model.build(self._spec, self.vocabulary, self._seed, self.tokens_per_example)
+        if self._spec.weights is not None and self._weights is not None:
+            model.begin_with(module, first_weights.check(self._weights, self._spec.weights))
+        return module
 
     def parameters(self) -> int:
         return sum(p.numel() for p in model.outline(self._spec, self.vocabulary).parameters())

@@ -2,13 +2,14 @@
 
 The manifest may come from an unknown author, so a build runs no remote code, asks no hub, and first counts the model's
 parameters without memory (torch's meta device), and stops as soon as this machine could not hold them. The same seed
-gives the same first weights everywhere. Knows nothing of data, optimizers or peers.
+gives the same first weights everywhere, unless they come from a folder. Knows nothing of data, optimizers or peers.
 """
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -120,6 +121,52 @@ def sizes(spec: ModelSpec, at_least: int) -> tuple[int, int]:
         config = _config(spec.architecture or "LlamaConfig", _values(spec, at_least))
     text = config.get_text_config()
     return int(getattr(text, "hidden_size", 0)), int(text.vocab_size)
+
+
+def begin_with(module: nn.Module, folder: Path) -> None:
+    """Give it the weights of a folder in Hugging Face's format. Raises UsageError where they are another model's, or
+    not finite."""
+    found = pretrained(folder, module)
+    for (name, ours), (_, theirs) in zip(parameters(module), parameters(found), strict=True):
+        if not torch.isfinite(theirs).all():
+            raise UsageError(f"{folder}: {name} is not finite: take other weights")
+        ours.data.copy_(theirs)
+
+
+def pretrained(folder: Path, like: nn.Module) -> nn.Module:
+    """The folder's weights in another module of the same class and config: those of its config.json nobody has signed.
+    Calls transformers, whose exceptions about a folder are undocumented: each becomes UsageError. Loads safetensors
+    only, and no code."""
+    try:
+        with without_bars():
+            module, said = type(like).from_pretrained(  # type: ignore[attr-defined]
+                folder,
+                config=like.config,
+                dtype=torch.float32,
+                local_files_only=True,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
+        if missing := sorted(said["missing_keys"]):
+            raise ValueError(f"{missing[0]} is missing")
+    except Exception as error:
+        why = in_one_line(error)
+        raise UsageError(f"{folder} holds no model that can be loaded: {why}") from error
+    return cast("nn.Module", module)
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Without transformers' progress bars on stderr, which it draws even for a megabyte."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -1,0 +1,60 @@
+"""A run that begins with weights that its author has: only who begins it needs their folder."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from real_nodes import RealNodes, until
+
+from noloco_node.run.schema import ModelSpec
+from noloco_node.training import model
+
+pytestmark = pytest.mark.timeout(300)
+RUN = """
+name = "further"
+rounds = {rounds}
+[model]
+weights = "mine"
+[inner]
+steps = 5
+batch_tokens = 256
+learning_rate = 1e-6
+"""
+
+
+@pytest.fixture
+def real_nodes() -> Iterator[RealNodes]:
+    with RealNodes() as real_nodes:
+        yield real_nodes
+
+
+def run_toml(real_nodes: RealNodes, rounds: int) -> Path:
+    with model.without_bars():
+        model.build(ModelSpec(preset="tiny"), 256, seed=7).save_pretrained(real_nodes.root / "mine")  # type: ignore[operator]
+    path = real_nodes.root / "run.toml"
+    path.write_text(RUN.format(rounds=rounds))
+    return path
+
+
+def test_who_joins_gets_them_from_a_peer(real_nodes: RealNodes) -> None:
+    path = run_toml(real_nodes, rounds=100_000)
+    address = real_nodes.rendezvous().address()
+    author = real_nodes.node("author", "start", str(path), "--bootstrap", address)
+    volunteer = real_nodes.node("volunteer", *author.invitation())
+    volunteer.received_state()
+    until(lambda: volunteer.committed() >= 1, "a swap")
+    theirs, ours = (float(node.ask("status")["eval_loss"]) for node in (author, volunteer))
+    assert ours == pytest.approx(theirs, abs=0.01), "at this learning rate the weights hardly move"
+
+
+def test_who_trains_it_again_needs_them(real_nodes: RealNodes) -> None:
+    path = run_toml(real_nodes, rounds=1)
+    address = real_nodes.rendezvous().address()
+    author = real_nodes.node("author", "start", str(path), "--bootstrap", address)
+    assert author.process.wait(120) == 0, author.log.read_text()[-2000:]
+    words = [*author.invitation(), "--start-over"]
+    without = real_nodes.node("without", *words)
+    assert without.process.wait(120) == 2, without.log.read_text()[-2000:]
+    assert without.printed("(give their folder with --weights)")
+    again = real_nodes.node("again", *words, "--weights", str(path.parent / "mine"))
+    assert again.process.wait(120) == 0, again.log.read_text()[-2000:]

@@ -1,0 +1,85 @@
+"""The weights that a run begins with: what run.toml says of them, and the digest that the manifest has."""
+
+import json
+
+import pytest
+
+from noloco_node.errors import UsageError
+from noloco_node.run import first_weights, manifest, toml
+from noloco_node.run.schema import Manifest, ModelSpec, StagesSpec
+
+CONFIG = {"architectures": ["LlamaForCausalLM"], "vocab_size": 256, "hidden_size": 16}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    found = tmp_path / "mine"
+    found.mkdir()
+    for number in (1, 2):
+        (found / f"model-0000{number}-of-00002.safetensors").write_bytes(bytes([number]) * 100)
+    (found / "config.json").write_text(json.dumps(CONFIG))
+    return found
+
+
+def load(folder, text):
+    path = folder.parent / "run.toml"
+    path.write_text(text)
+    return toml.load(path)
+
+
+def test_a_folder_says_what_the_model_is_and_its_digest_stands_in_the_manifest(folder):
+    run = load(folder, 'name = "x"\n[model]\nweights = "mine"')
+    assert run.model.weights == first_weights.digest(folder)
+    assert (run.model.architecture, run.model.config) == ("LlamaConfig", {"vocab_size": 256, "hidden_size": 16})
+    assert toml.weights(folder.parent / "run.toml") == str(folder)
+    assert manifest.parse(run.canonical()) == run
+
+
+def test_without_weights_a_run_keeps_its_bytes():
+    assert b"weights" not in Manifest(name="x").canonical()
+
+
+def test_the_digest_is_of_the_weights_alone(folder):
+    before = first_weights.digest(folder)
+    (folder / "README.md").write_text("hello")
+    assert first_weights.digest(folder) == before
+    shard = folder / "model-00001-of-00002.safetensors"
+    shard.rename(folder / "model-00003-of-00002.safetensors")
+    assert first_weights.digest(folder) != before
+    (folder / "model-00003-of-00002.safetensors").rename(shard)
+    shard.write_bytes(bytes(100))
+    assert first_weights.digest(folder) != before
+
+
+def test_only_those_that_the_manifest_names_are_taken(folder):
+    named = first_weights.digest(folder)
+    assert first_weights.check(folder, named) == folder
+    with pytest.raises(UsageError, match="give their folder with --weights"):
+        first_weights.check(None, named)
+    (folder / "model-00001-of-00002.safetensors").write_bytes(b"other")
+    with pytest.raises(UsageError, match="are not those that the run begins with"):
+        first_weights.check(folder, named)
+
+
+@pytest.mark.parametrize("name", ["nowhere", "empty"])
+def test_a_folder_without_weights_is_one_sentence(folder, name):
+    (folder.parent / "empty").mkdir()
+    with pytest.raises(UsageError, match=f"{name}"):
+        load(folder, f'name = "x"\n[model]\nweights = "{name}"')
+
+
+def test_weights_of_words_need_their_tokenizer(folder):
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "vocab_size": 50257}))
+    text = 'name = "x"\n[model]\nweights = "mine"\n[data]\n'
+    with pytest.raises(UsageError, match=r"data\.tokenizer is missing: these weights know 50257 tokens"):
+        load(folder, text)
+    assert load(folder, text + 'tokenizer = "bytes"').data.tokenizer == "bytes"
+
+
+def test_a_manifest_names_no_path_and_no_weights_that_a_run_cannot_begin_with():
+    named = "sha256:" + "0" * 64
+    for wrong in ({"preset": "tiny", "weights": "/etc"}, {"task": "x", "weights": named}):
+        with pytest.raises(ValueError):
+            ModelSpec(**wrong)
+    with pytest.raises(ValueError, match="a run with stages begins with random weights"):
+        Manifest(name="x", model=ModelSpec(preset="tiny", weights=named), stages=StagesSpec(count=2))
