@@ -2,9 +2,10 @@
 
 A router lets in what answers a packet that it sent out. So both nodes dial at the same moment, each where their relay
 sees the other: each one's own packets make its router let the other's in. This is done over QUIC: p2pd sends to all
-from the UDP port that it listens at, and most routers use one port of their own for all that a host sends from one
-(a symmetric router does not, and such nodes stay with the relay). Over TCP it would take dials from the port that p2pd
-listens at, which fail where they cross: see `p2pd/process.py`.
+from the UDP port that it listens at, and most routers use one port of their own for all that a host sends from one. A
+symmetric router does not; and one without a firewall of its own takes the other's first packet as meant for itself, if
+that comes before our own has gone out. Such nodes stay with the relay. Over TCP it would take dials from the port that
+p2pd listens at, which fail where they cross: see `p2pd/process.py`.
 
 libp2p's own protocol for it, DCUtR, begins when four peers in different places agree where they see this node, which in
 a small swarm never happens. p2pd dials no second connection to a peer, so this comes before one over the relay, and
