@@ -35,12 +35,14 @@ _MAX_TRIED = 32
 
 def start(args: argparse.Namespace) -> int:
     from noloco_node.data import sources
-    from noloco_node.run import manifest, toml
+    from noloco_node.run import first_weights, manifest, toml
 
     settings, run = _settings(args), toml.load(Path(args.manifest))
     if settings.weights is None and run.model.weights:
         args.weights = toml.weights(Path(args.manifest))  # and remembered, as what is typed
         settings = _settings(args)
+        if settings.weights is None:
+            first_weights.check(None, run.model.weights)
     _check_device(settings)
     if not settings.linger and _is_over(run, Home(settings.home)):
         return 0

@@ -35,8 +35,6 @@ class Sources:
     """The folder for token files made of `files`; a node's is in its home."""
     encoding: str = "utf-8"
     """Of text files and jsonl."""
-    weights: Path | None = None
-    """The folder of those that the run begins with."""
 
 
 def check(spec: DataSpec, where: Sources) -> None:

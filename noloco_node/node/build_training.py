@@ -4,6 +4,7 @@ checkpoint to resume from. node/trainer.py begins the training and reads what th
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 from noloco_node.checkpoints import saved_state
 from noloco_node.checkpoints.checkpoint import Checkpoint, Use, any_values
@@ -14,6 +15,7 @@ from noloco_node.data import token_cache, tokens
 from noloco_node.data.corpus import TokenizerAlone
 from noloco_node.data.sources import Sources
 from noloco_node.host.config import NodeConfig
+from noloco_node.run import first_weights
 from noloco_node.run.schema import Manifest
 from noloco_node.stages.part import Position
 from noloco_node.stages.passes import alone
@@ -37,9 +39,11 @@ def start(  # noqa: PLR0913, PLR0917
     part: Callable[[Task], Task] | None = None,
     *,
     reads: bool = True,
+    weights: Path | None = None,
 ) -> TrainingThread:
     """Returns at once; model, data and checkpoint are loaded on that thread. `part`: what this node trains of the run's
-    task; `reads`: whether it needs the run's data for that."""
+    task; `reads`: whether it needs the run's data for that; `weights`: the folder of those that the run begins with,
+    for a node that may begin it."""
     replica: Replica | None = None
 
     def build_and_resume() -> Replica:
@@ -48,6 +52,9 @@ def start(  # noqa: PLR0913, PLR0917
         inner.spill_folder = keeper.folder
         if keeper.resume(inner.layout, using(run, inner, inner.load), inner.parameters):
             log.info("going on from the checkpoint of round %d", inner.round)
+        elif run.model.weights and weights:
+            log.info("beginning with the weights in %s", weights)
+            inner.begin_with(first_weights.check(weights, run.model.weights))
         return inner
 
     def last_good() -> Checkpoint | None:

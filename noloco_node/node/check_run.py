@@ -19,6 +19,7 @@ from noloco_node.host import memory
 from noloco_node.host.config import NodeConfig
 from noloco_node.host.home import Home
 from noloco_node.node import build_training
+from noloco_node.run import first_weights
 from noloco_node.run.schema import Manifest
 from noloco_node.training import memory_budget
 from noloco_node.training.replica import Replica
@@ -96,8 +97,10 @@ def check(run: Manifest, config: NodeConfig, say: Callable[[str], None]) -> Chec
     """`say`: what is being done. Raises what a start would end with."""
     home = Home(config.home)
     say("building the model, reading the data")
-    sources = Sources(config.data, config.tokenizer, home.data, config.encoding, config.weights)
+    sources = Sources(config.data, config.tokenizer, home.data, config.encoding)
     with closing(build_training.build(run, config, "check", sources)) as it:
+        if run.model.weights:
+            it.begin_with(first_weights.check(config.weights, run.model.weights))
         say(f"training for {TRIAL_S:.0f} s at most")
         trial = _trial(it)
         plan = it.memory_plan()

@@ -20,6 +20,7 @@ from noloco_node.host.home import Home
 from noloco_node.peers import run_registry
 from noloco_node.run import signed_file
 from noloco_node.run.manifest import Signed, verify
+from noloco_node.run.schema import Manifest
 from noloco_node.run.trusted_authors import TrustedAuthors
 
 FIND_RUN_S = 60.0
@@ -70,7 +71,7 @@ def unfinished(home: Home, authors: TrustedAuthors, rendezvous: Sequence[str], r
     return None
 
 
-async def require_somebody(look: Callable[[], Awaitable[Collection[object]]], label: str, waits_for: Say) -> None:
+async def require_somebody(look: Callable[[], Awaitable[Collection[object]]], run: Manifest, waits_for: Say) -> None:
     """For a node without weights of the run. `look` gives the other nodes in it. Raises SwarmUnreachable."""
     waits_for("the records of other nodes")
     loop = asyncio.get_running_loop()
@@ -80,13 +81,14 @@ async def require_somebody(look: Callable[[], Awaitable[Collection[object]]], la
             if await look():
                 return
         await asyncio.sleep(RETRY_S)
-    raise nobody(label)
+    raise nobody(run, run.label)
 
 
-def nobody(label: str) -> SwarmUnreachable:
+def nobody(run: Manifest, where: str) -> SwarmUnreachable:
+    theirs = " and --weights, their folder, which the run's author has" if run.model.weights else ""
     return SwarmUnreachable(
-        f"nobody is in {label} at this moment, and this node has no weights of it: it is over, or its nodes are off. "
-        "Join again when one is back, or train it again from its first weights with --start-over"
+        f"nobody is in {where} at this moment, and this node has no weights of it: it is over, or its nodes are off. "
+        f"Join again when one is back, or train it again from its first weights with --start-over{theirs}"
     )
 
 

@@ -45,7 +45,7 @@ from noloco_node.peers.membership import Membership
 from noloco_node.peers.record import PeerRecord
 from noloco_node.peers.run_rules import RunRules
 from noloco_node.rounds.service import RoundService, RoundTerms
-from noloco_node.run import first_weights, invitation, signed_file
+from noloco_node.run import invitation, signed_file
 from noloco_node.run.manifest import Signed, verify
 from noloco_node.run.schema import Manifest
 from noloco_node.stages import shown
@@ -95,7 +95,7 @@ class TrainingNode(BaseNode):
         self._brings_run = (signed is not None or config.start_over) and moves_to is None
         """Whether it may begin with the run's first weights where nobody has later ones."""
         self._boot = secrets.token_bytes(16)
-        self._sources = Sources(config.data, config.tokenizer, self._home.data, config.encoding, config.weights)
+        self._sources = Sources(config.data, config.tokenizer, self._home.data, config.encoding)
         self._known_runs = run_registry.RunRegistry()
         self._recorder = Recorder(self._identity.peer_id)
         self._stats = self._recorder.stats
@@ -165,6 +165,8 @@ class TrainingNode(BaseNode):
             sources.check(run.data, self._sources)
         if unused := sources.unused(run, self._sources):
             self._report(unused)
+        if run.model.weights and self._config.weights is None:
+            self._brings_run = False
         if run.stages is None:
             self._thread = self._start_training(run)
         p2p, bootstrap = self._transport.p2p, self._config.bootstrap
@@ -185,7 +187,7 @@ class TrainingNode(BaseNode):
             self._at = await self._choose_stage(run, run.stages.count)
             self._thread = self._start_training(run)
         if not (self._brings_run or listing.newest(self._home.run(run.run_id) / "checkpoints")):
-            await find_run.require_somebody(self._look, run.label, self.waits_for)
+            await find_run.require_somebody(self._look, run, self.waits_for)
         async with asyncio.TaskGroup() as group:
             publish = periodic.every(lambda: directory.refresh_s, self._publish, (NolocoError, OSError))
             duties = [group.create_task(publish)]  # who joins meanwhile sees that somebody is in the run
@@ -233,7 +235,10 @@ class TrainingNode(BaseNode):
         keeper = self._keeper = CheckpointKeeper(self._home.run(run.run_id) / "checkpoints", run.run_id)
         part = self._stages.part(run, self._at, config.in_flight) if self._at else None
         reads = self._at is None or self._at.first
-        return build_training.start(run, config, peer_id, self._sources, keeper, post, part, reads=reads)
+        weights = config.weights if self._brings_run else None
+        return build_training.start(
+            run, config, peer_id, self._sources, keeper, post, part, reads=reads, weights=weights
+        )
 
     def _duties(self) -> list[Coroutine[Any, Any, None]]:
         def look_again_s() -> float:
@@ -277,9 +282,7 @@ class TrainingNode(BaseNode):
         if self._life.state is NodeState.JOINING:
             came = await self._catch_up.fetch_first_state()
             if not (came or ready.round or self._may_begin):
-                raise find_run.nobody(f"stage {self._at} of {run.label}" if self._at else run.label)
-            if not (came or ready.round) and run.model.weights and self._config.weights is None:
-                first_weights.check(None, run.model.weights)
+                raise find_run.nobody(run, f"stage {self._at} of {run.label}" if self._at else run.label)
         self._begin_rounds(rules, ready)
         self._state_service.begin(terms, thread, rules.refuses)
         self._schedule = self._new_schedule(thread, ready.layout)

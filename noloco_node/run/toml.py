@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from noloco_node.base.validation import explain, listed
+from noloco_node.base.validation import explain, listed, shown
 from noloco_node.errors import UsageError
 from noloco_node.run import first_weights
 from noloco_node.run.manifest import MAX_BYTES
@@ -20,9 +20,13 @@ from noloco_node.run.schema import ACTIVATIONS, CODECS, PRESETS, SOURCES, Manife
 
 _NOT_OF_THE_MODEL = frozenset(
     {"_name_or_path", "architectures", "dtype", "id2label", "label2id", "model_type", "torch_dtype"}
-    | {"transformers_version", "use_cache"}
+    | {"transformers_version", "use_cache", "task_specific_params", "is_llama_config", "transformers.js_config"}
 )
 """Keys of a config.json that say where a model came from and how it is to be run, not what it is."""
+_OLDER = {"n_ctx": "n_positions", "_sliding_window_pattern": "layer_types"} | dict.fromkeys(
+    ("rope_interleaved", "_remove_final_layer_norm"), ""
+)
+"""Keys of older versions, which say nothing where their value is false or the key beside them is there."""
 _OF_BYTES = 512
 """Tokens that a model of bytes has at most, with some special ones."""
 
@@ -76,9 +80,11 @@ def _with_files(document: dict[str, Any], folder: Path) -> dict[str, Any]:
     nothing else says what the model is, the model."""
     if (found := _weights(document, folder)) is None:
         return _with_config(document, folder)
+    if "preset" in document["model"]:
+        raise UsageError("model takes no preset with weights: their config.json says what the model is")
     spec = {**document["model"], "weights": first_weights.digest(found)}
-    if not spec.keys() & {"preset", "architecture", "config", "task"}:
-        spec["config"] = f"{document['model']['weights']}/config.json"
+    if not spec.keys() & {"architecture", "config", "task"}:
+        spec["config"] = str(found.absolute() / "config.json")
     whole = _with_config({**document, "model": spec}, folder)
     vocabulary = whole["model"]["config"].get("vocab_size") if isinstance(whole["model"].get("config"), dict) else None
     if "tokenizer" not in document.get("data", {}) and isinstance(vocabulary, int) and vocabulary > _OF_BYTES:
@@ -92,7 +98,12 @@ def _with_files(document: dict[str, Any], folder: Path) -> dict[str, Any]:
 def _weights(document: dict[str, Any], folder: Path) -> Path | None:
     spec = document.get("model")
     name = spec.get("weights") if isinstance(spec, dict) else None
-    return folder / name if isinstance(name, str) and not name.startswith(first_weights.KIND) else None
+    if not isinstance(name, str) or name.startswith(first_weights.KIND):
+        return None
+    try:
+        return folder / Path(name).expanduser()
+    except RuntimeError:
+        raise UsageError(f"model.weights: {shown(name)} names no user's home directory: write the path out") from None
 
 
 def _with_config(document: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -115,7 +126,8 @@ def _config(path: Path) -> tuple[str | None, dict[str, Any]]:
         found = None
     if not isinstance(found, dict):
         raise UsageError(f"model.config: {path} is not a table in JSON, as a config.json of transformers is")
-    values = {key: value for key, value in found.items() if key not in _NOT_OF_THE_MODEL}
+    said = {key: value for key, value in found.items() if key not in _NOT_OF_THE_MODEL}
+    values = {key: value for key, value in said.items() if key not in _OLDER or (value and _OLDER[key] not in said)}
     return _config_class(found.get("architectures")), values
 
 

@@ -5,7 +5,6 @@ optimizers or peers.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 from noloco_node.data import corpus
 from noloco_node.data.tokens import Tokenizer
 from noloco_node.errors import Diverged
-from noloco_node.run import first_weights
 from noloco_node.run.schema import Manifest
 from noloco_node.training import model
 from noloco_node.training.task import Batch, device_batch
@@ -35,9 +33,8 @@ def held_out(run: Manifest, corpus: corpus.Readable) -> Tensor:
 
 
 class Language:
-    def __init__(self, manifest: Manifest, corpus: corpus.Readable, weights: Path | None = None) -> None:
-        """`weights`: the folder of those that the run begins with. A node that gets later ones does without."""
-        self._spec, self._seed, self._weights = manifest.model, manifest.seed, weights
+    def __init__(self, manifest: Manifest, corpus: corpus.Readable) -> None:
+        self._spec, self._seed = manifest.model, manifest.seed
         self._sample = manifest.sample
         self._corpus = corpus
         self.tokens_per_example = manifest.data.sequence_length
@@ -46,10 +43,7 @@ class Language:
         self.micro_examples = max(1, MICRO_LOGITS // (self.tokens_per_example * vocabulary))
 
     def model(self) -> nn.Module:
-        module = model.build(self._spec, self.vocabulary, self._seed, self.tokens_per_example)
-        if self._spec.weights is not None and self._weights is not None:
-            model.begin_with(module, first_weights.check(self._weights, self._spec.weights))
-        return module
+        return model.build(self._spec, self.vocabulary, self._seed, self.tokens_per_example)
 
     def parameters(self) -> int:
         return sum(p.numel() for p in model.outline(self._spec, self.vocabulary).parameters())

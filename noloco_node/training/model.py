@@ -126,17 +126,23 @@ def sizes(spec: ModelSpec, at_least: int) -> tuple[int, int]:
 def begin_with(module: nn.Module, folder: Path) -> None:
     """Give it the weights of a folder in Hugging Face's format. Raises UsageError where they are another model's, or
     not finite."""
-    found = pretrained(folder, module)
-    for (name, ours), (_, theirs) in zip(parameters(module), parameters(found), strict=True):
-        if not torch.isfinite(theirs).all():
+    found = pretrained(folder, module, whole=True)
+    ours, theirs = dict(parameters(module)), dict(parameters(found))
+    if more := sorted(theirs.keys() ^ ours.keys()):
+        raise UsageError(f"{folder}: {more[0]} is not tied as config.json says (tie_word_embeddings)")
+    for name, p in theirs.items():
+        if not torch.isfinite(p).all():
             raise UsageError(f"{folder}: {name} is not finite: take other weights")
-        ours.data.copy_(theirs)
+        ours[name].data.copy_(p)
+    buffers = dict(module.named_buffers())
+    if kept := [name for name, b in found.named_buffers() if not torch.equal(b, buffers[name].to(b.device))]:
+        raise UsageError(f"{folder}: {kept[0]} is no parameter, and nodes send each other nothing else")
 
 
-def pretrained(folder: Path, like: nn.Module) -> nn.Module:
+def pretrained(folder: Path, like: nn.Module, *, whole: bool = False) -> nn.Module:
     """The folder's weights in another module of the same class and config: those of its config.json nobody has signed.
     Calls transformers, whose exceptions about a folder are undocumented: each becomes UsageError. Loads safetensors
-    only, and no code."""
+    only, and no code. `whole`: it may hold no other weights."""
     try:
         with without_bars():
             module, said = type(like).from_pretrained(  # type: ignore[attr-defined]
@@ -145,10 +151,16 @@ def pretrained(folder: Path, like: nn.Module) -> nn.Module:
                 dtype=torch.float32,
                 local_files_only=True,
                 use_safetensors=True,
+                ignore_mismatched_sizes=True,
                 output_loading_info=True,
             )
+        if other := sorted(said["mismatched_keys"]):
+            name, there, here = other[0]
+            raise ValueError(f"{name} is {tuple(there)} there and {tuple(here)} in this model")
         if missing := sorted(said["missing_keys"]):
             raise ValueError(f"{missing[0]} is missing")
+        if whole and (unknown := sorted(said["unexpected_keys"])):
+            raise ValueError(f"this model has no {unknown[0]}")
     except Exception as error:
         why = in_one_line(error)
         raise UsageError(f"{folder} holds no model that can be loaded: {why}") from error

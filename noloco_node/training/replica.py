@@ -249,6 +249,11 @@ class Replica:
         replica.program_bytes = program
         return replica
 
+    def begin_with(self, folder: Path) -> None:
+        """Before the first step: a folder's weights in place of random ones. Raises UsageError."""
+        model.begin_with(self.module, folder)
+        self.phi.copy_(self.theta)
+
     def close(self) -> None:
         """No further step. Waits for the copies under way."""
         self.copies.complete()

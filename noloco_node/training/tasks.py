@@ -23,7 +23,7 @@ def load(manifest: Manifest, sources: Sources = NOTHING, corpus: Readable | None
     """The task that a manifest names. Raises Incompatible where it is not installed, UsageError for bad options.
     `corpus`: what a language model reads, instead of the manifest's data and `sources`."""
     if manifest.model.task is None:
-        return Language(manifest, corpus or load_corpus(manifest.data, sources), sources.weights)
+        return Language(manifest, corpus or load_corpus(manifest.data, sources))
     return _made(manifest.model.task, manifest.model.options, manifest.seed)
 
 

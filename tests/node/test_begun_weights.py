@@ -54,7 +54,20 @@ def test_who_trains_it_again_needs_them(real_nodes: RealNodes) -> None:
     assert author.process.wait(120) == 0, author.log.read_text()[-2000:]
     words = [*author.invitation(), "--start-over"]
     without = real_nodes.node("without", *words)
-    assert without.process.wait(120) == 2, without.log.read_text()[-2000:]
-    assert without.printed("(give their folder with --weights)")
+    assert without.process.wait(120) == 10, without.log.read_text()[-2000:]
+    assert without.printed("(with --start-over and --weights, their folder)")
     again = real_nodes.node("again", *words, "--weights", str(path.parent / "mine"))
     assert again.process.wait(120) == 0, again.log.read_text()[-2000:]
+
+
+def test_who_has_a_checkpoint_needs_them_no_more(real_nodes: RealNodes) -> None:
+    path = run_toml(real_nodes, rounds=100_000)
+    address = real_nodes.rendezvous().address()
+    author = real_nodes.node("author", "start", str(path), "--bootstrap", address, "--rounds", "1")
+    assert author.process.wait(120) == 0, author.log.read_text()[-2000:]
+    (path.parent / "mine").rename(path.parent / "moved")
+    again = real_nodes.node("author", "join", "--rounds", "1")
+    assert again.process.wait(120) == 0, again.log.read_text()[-2000:]
+    lost = real_nodes.node("author", "start", str(path))
+    assert lost.process.wait(60) == 2
+    assert lost.printed("(`noloco-node join`)")

@@ -61,6 +61,28 @@ def test_only_those_that_the_manifest_names_are_taken(folder):
         first_weights.check(folder, named)
 
 
+def test_an_index_names_files_of_its_folder_alone(folder):
+    before, index = first_weights.digest(folder), folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}}))
+    assert first_weights.digest(folder) != before
+    for wrong in ({"weight_map": {"a": "../other/x.safetensors"}}, {"weight_map": {"a": 3}}, [], {}):
+        index.write_text(json.dumps(wrong))
+        with pytest.raises(UsageError, match="index"):
+            first_weights.digest(folder)
+
+
+def test_weights_say_what_the_model_is_and_no_preset(folder):
+    with pytest.raises(UsageError, match="takes no preset with weights"):
+        load(folder, 'name = "x"\n[model]\npreset = "tiny"\nweights = "mine"')
+
+
+def test_keys_of_older_versions_that_say_nothing_are_left_out(folder):
+    old = {"n_ctx": 64, "n_positions": 64, "task_specific_params": {"text-generation": {}}, "rope_interleaved": False}
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **old, "transformers.js_config": {"x": 1}}))
+    run = load(folder, 'name = "x"\n[model]\nweights = "mine"')
+    assert run.model.config == {"vocab_size": 256, "hidden_size": 16, "n_positions": 64}
+
+
 @pytest.mark.parametrize("name", ["nowhere", "empty"])
 def test_a_folder_without_weights_is_one_sentence(folder, name):
     (folder.parent / "empty").mkdir()

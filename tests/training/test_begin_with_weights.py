@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from noloco_node.data.corpus import Sources
 from noloco_node.errors import UsageError
-from noloco_node.run import first_weights
 from noloco_node.run.schema import Manifest, ModelSpec
-from noloco_node.training import model, tasks
+from noloco_node.training import model
+from noloco_node.training.replica import Replica
 
 SPEC = ModelSpec(preset="tiny")
 
@@ -20,39 +19,37 @@ def written(folder, change=lambda module: None, dtype=torch.float32, spec=SPEC):
     return module
 
 
-def built(folder, weights=None):
-    spec = SPEC.model_copy(update={"weights": weights or first_weights.digest(folder)})
-    return tasks.load(Manifest(name="x", model=spec), Sources(weights=folder)).model()
+def begun(folder, spec=SPEC):
+    module = model.build(spec, 256, seed=1)
+    model.begin_with(module, folder)
+    return module
 
 
 def test_a_run_begins_with_them(tmp_path):
     theirs = dict(written(tmp_path).named_parameters())
-    ours = dict(built(tmp_path).named_parameters())
+    ours = dict(begun(tmp_path).named_parameters())
     assert all(torch.equal(p, theirs[name]) for name, p in ours.items())
 
 
 def test_they_may_be_in_bf16(tmp_path):
     theirs = dict(written(tmp_path, dtype=torch.bfloat16).named_parameters())
-    ours = dict(built(tmp_path).named_parameters())
+    ours = dict(begun(tmp_path).named_parameters())
     assert all(p.dtype is torch.float32 and torch.equal(p, theirs[name].float()) for name, p in ours.items())
 
 
-def test_who_gets_later_ones_does_without():
-    spec = SPEC.model_copy(update={"weights": "sha256:" + "0" * 64})
-    tasks.load(Manifest(name="x", model=spec)).model()
-
-
-def test_other_weights_than_the_manifest_names_are_refused(tmp_path):
-    written(tmp_path)
-    with pytest.raises(UsageError, match="are not those that the run begins with"):
-        built(tmp_path, "sha256:" + "0" * 64)
+def test_a_replica_has_them_as_slow_weights_too(tmp_path):
+    theirs = model.flatten(written(tmp_path))
+    replica = Replica.build(Manifest(name="x"), "me", device="cpu", threads=1)
+    replica.begin_with(tmp_path)
+    assert torch.equal(replica.theta, theirs) and torch.equal(replica.phi, theirs)
+    replica.close()
 
 
 def test_weights_of_another_model_are_refused(tmp_path):
     small = ModelSpec(architecture="LlamaConfig", config={**model.PRESETS["tiny"], "hidden_size": 64})
     written(tmp_path, spec=small)
-    with pytest.raises(UsageError, match="holds no model that can be loaded"):
-        built(tmp_path)
+    with pytest.raises(UsageError, match=r"embed_tokens.weight is \(256, 64\) there and \(256, 128\) in this model"):
+        begun(tmp_path)
 
 
 def test_weights_that_are_not_finite_are_refused(tmp_path):
@@ -62,7 +59,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path):
 
     written(tmp_path, spoil)
     with pytest.raises(UsageError, match="is not finite"):
-        built(tmp_path)
+        begun(tmp_path)
 
 
 def test_a_file_that_is_cut_off_is_refused(tmp_path):
@@ -70,4 +67,18 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path):
     path = tmp_path / "model.safetensors"
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(UsageError, match="holds no model that can be loaded"):
-        built(tmp_path)
+        begun(tmp_path)
+
+
+def test_weights_that_the_model_has_no_place_for_are_refused(tmp_path):
+    deeper = ModelSpec(architecture="LlamaConfig", config={**model.PRESETS["tiny"], "num_hidden_layers": 3})
+    written(tmp_path, spec=deeper)
+    with pytest.raises(UsageError, match=r"this model has no model\.layers\.2"):
+        begun(tmp_path)
+
+
+def test_weights_that_are_not_tied_as_their_config_says_are_refused(tmp_path):
+    untied = ModelSpec(architecture="LlamaConfig", config={**model.PRESETS["tiny"], "tie_word_embeddings": False})
+    written(tmp_path, spec=untied)
+    with pytest.raises(UsageError, match=r"lm_head\.weight"):
+        begun(tmp_path)

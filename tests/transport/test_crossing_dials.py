@@ -23,4 +23,4 @@ def test_they_swap_at_once() -> None:
         both.ask("prepare", 30.0, [{"partners": [1]}, {"partners": [0]}], step=1)
         began = time.monotonic()
         both.ask("step", 30.0)
-        assert time.monotonic() - began < 4.0, "p2pd dialled no more"
+        assert time.monotonic() - began < 5.0, "p2pd dialled no more for 5 s"
