@@ -160,14 +160,17 @@ def _is_sane(presence: pb.Presence) -> bool:
 
 
 def read_addresses(texts: Sequence[str], peer_id: str) -> tuple[Address, ...] | None:
-    """None where there are too many, or one of them is malformed, too long or another peer's."""
+    """None where there are too many, or one of them is malformed, too long or another peer's. Those of UDP are left
+    out: nodes publish none, and p2pd takes UDP for blocked after 100 that lead nowhere."""
     if len(texts) > MAX_ADDRESSES or any(len(text) > MAX_ADDRESS_LETTERS for text in texts):
         return None
     try:
         found = tuple(map(parse, texts))
     except UsageError:
         return None
-    return found if all(is_publishable(address, peer_id) for address in found) else None
+    if not all(is_publishable(address, peer_id) for address in found):
+        return None
+    return tuple(address for address in found if address.transport.startswith("tcp"))
 
 
 def is_publishable(address: Address, peer_id: str) -> bool:

@@ -40,6 +40,7 @@ def check(folder: Path | None, named: str) -> Path:
     short = f"SHA-256 {named.removeprefix(KIND)[:12]}…"
     if folder is None:
         raise UsageError(f"the run begins with weights that its author has ({short}): give their folder with --weights")
+    folder = folder.expanduser()
     if digest(folder) != named:
         raise UsageError(f"the weights in {folder} are not those that the run begins with ({short}): ask its author")
     return folder

@@ -17,7 +17,7 @@ import ipaddress
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -36,9 +36,10 @@ WITHIN_S = 2
 """A call waits for it, and then goes over the relay. It takes two round trips to the relay and one to the peer."""
 AGAIN_S, ASK_AGAIN_S = 600.0, 60.0
 """When it is tried again with a peer that was dialled in vain, and with one for which the relay arranged nothing."""
-MOST_DIALS, OF_PLACE, PLACE_AGAIN_S = 8, 4, 60.0
-"""At a relay's word: at the same time; and of one place at once, which then has one more each minute. After 100 dials
-of which fewer than 5 reach somebody p2pd takes UDP for blocked."""
+MOST_DIALS, AN_HOUR, OF_PLACE, PLACE_S = 8, 40, 4, 240.0
+"""At a relay's word: at the same time; in vain, in an hour; and of one place in this time. After 100 dials of which
+fewer than 5 reach somebody p2pd takes UDP for blocked."""
+_HOUR_S = 3600.0
 MOST_ARRANGED, ARRANGED_OF_PLACE = 32, 4
 """That a relay arranges at the same time, over all callers, and of one place."""
 _MOST_KNOWN = 1024
@@ -59,8 +60,8 @@ class HolePunching(HolePunchingServicer):
         self._control = control
         self._not_before: dict[str, float] = {}
         """By peer."""
-        self._next_dial: dict[str, float] = {}
-        """By place: when the next one would be, if they came evenly."""
+        self._own, self._told = _InVain(), _InVain()
+        """Dials for a call of this node, and for others'."""
         self._arranged: Counter[str] = Counter()
         """Under way, by place."""
         self._dials: set[asyncio.Task[None]] = set()
@@ -85,15 +86,16 @@ class HolePunching(HolePunchingServicer):
                 with peer_faults():
                     reply = await HolePunchingStub(self._channel(relay.peer)).Arrange(pb.ArrangeRequest(peer=peer))
                 seen = _seen(reply.address, relay)
-                if self._may_dial(seen):
+                if dial := self._own.begin(seen, now):
                     remember(self._not_before, peer, now + AGAIN_S, _MOST_KNOWN)
                     await control.connect(peer, [*(way for way in known if not way.relay), seen], WITHIN_S)
+                    self._own.reached(dial)
                     self._not_before.pop(peer, None)
 
     async def _connected_relay(self, relays: Sequence[str]) -> FarEnd | None:
-        """One that sees this node over QUIC. None is dialled for it: a peer's record may name anybody as its relay."""
+        """One of this node's that sees it over QUIC: a peer's record may name anybody as its relay."""
         for relay in dict.fromkeys(relays):
-            if (found := await self._control().find_connected(relay)) and found.quic:
+            if relay in self._relays and (found := await self._control().find_connected(relay)) and found.quic:
                 return found
         return None
 
@@ -128,24 +130,46 @@ class HolePunching(HolePunchingServicer):
             address = _seen(request.address, relay)
         except UsageError:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "")
-        if not is_peer_id(request.peer) or len(self._dials) >= MOST_DIALS or not self._may_dial(address):
+        now = asyncio.get_running_loop().time()
+        may = is_peer_id(request.peer) and len(self._dials) < MOST_DIALS
+        if dial := self._told.begin(address, now) if may else None:
+            task = asyncio.create_task(self._dial(request.peer, address, dial))
+            self._dials.add(task)
+            task.add_done_callback(self._dials.discard)
+        else:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "")
-        dial = asyncio.create_task(self._dial(request.peer, address))
-        self._dials.add(dial)
-        dial.add_done_callback(self._dials.discard)
         return pb.DialReply()
 
-    def _may_dial(self, address: Address) -> bool:
-        place, now = place_of(address.host), asyncio.get_running_loop().time()
-        at = max(now, self._next_dial.get(place, now))
-        if at - now > (OF_PLACE - 1) * PLACE_AGAIN_S:
-            return False
-        remember(self._next_dial, place, at + PLACE_AGAIN_S, _MOST_KNOWN)
-        return True
-
-    async def _dial(self, peer: str, address: Address) -> None:
+    async def _dial(self, peer: str, address: Address, dial: "_Dial") -> None:
         with suppress(OSError):
             await self._control().connect(peer, [address], WITHIN_S)
+            self._told.reached(dial)
+
+
+class _Dial(NamedTuple):
+    at: float
+    place: str
+
+
+class _InVain:
+    """Dials that reached nobody, or are under way, of the last hour."""
+
+    def __init__(self) -> None:
+        self._dials: list[_Dial] = []
+
+    def begin(self, address: Address, now: float) -> _Dial | None:
+        """None where there were too many."""
+        dial = _Dial(now, place_of(address.host))
+        self._dials = [each for each in self._dials if each.at > now - _HOUR_S]
+        of_place = [each for each in self._dials if each.place == dial.place and each.at > now - PLACE_S]
+        if len(self._dials) >= AN_HOUR or len(of_place) >= OF_PLACE:
+            return None
+        self._dials.append(dial)
+        return dial
+
+    def reached(self, dial: _Dial) -> None:
+        if dial in self._dials:
+            self._dials.remove(dial)
 
 
 def _seen(text: str, relay: FarEnd) -> Address:

@@ -35,7 +35,7 @@ from noloco_node.transport.observer import Observer
 from noloco_node.transport.p2pd.cleanup import RuntimeDirectory
 from noloco_node.transport.p2pd.process import node_arguments
 from noloco_node.transport.p2pd.session import CONTROL_S, Hivemind, P2pdSession, cancelled, unless_broken
-from noloco_node.transport.probe import check_port, free_port
+from noloco_node.transport.probe import check_port, free_port, is_free_for_udp
 from noloco_node.transport.reachability import AUTO, ONLY, OUTGOING, RELAYED, Reachability
 from noloco_node.transport.relayed_places import RelayedPlaces
 from noloco_node.transport.self_view import ClockSkew, SelfViewService
@@ -243,6 +243,8 @@ class Libp2pTransport:
         check_port(self._listen)
         if self._serves_relay and not self._listen.port:  # p2pd would take one for TCP and another one for QUIC
             self._listen = replace(self._listen, port=free_port(self._listen))
+        if self._serves_relay and not is_free_for_udp(self._listen):
+            _log.warning("nodes behind routers will swap over this relay: another program has its port for UDP")
         runtime = await RuntimeDirectory.open(*self._remove_at_end)
         self._stack.push_async_callback(runtime.close)
         observer = Observer(runtime, self._hivemind, _START_S)

@@ -7,7 +7,7 @@ Whether the right peer answers is proved later, by libp2p.
 import asyncio
 import errno
 import socket
-from contextlib import suppress
+from dataclasses import replace
 
 from noloco_node.base.addresses import Address
 from noloco_node.errors import PortInUse, SwarmUnreachable, UsageError
@@ -57,16 +57,23 @@ def check_port(address: Address) -> None:
 
 def free_port(address: Address) -> int:
     """A port of its host that is free for TCP and, if one is soon found, for UDP."""
-    family = address.family or socket.AF_INET
     port = 0
     for _ in range(_TRIES):
-        with socket.socket(family, socket.SOCK_STREAM) as tcp, socket.socket(family, socket.SOCK_DGRAM) as udp:
+        with socket.socket(address.family or socket.AF_INET, socket.SOCK_STREAM) as tcp:
             tcp.bind((address.host, 0))
             port = tcp.getsockname()[1]
-            with suppress(OSError):
-                udp.bind((address.host, port))
+            if is_free_for_udp(replace(address, port=port)):
                 break
     return port
+
+
+def is_free_for_udp(address: Address) -> bool:
+    with socket.socket(address.family or socket.AF_INET, socket.SOCK_DGRAM) as trial:
+        try:
+            trial.bind((address.host, address.port))
+        except OSError:
+            return False
+    return True
 
 
 def is_of_this_machine(host: str) -> bool:

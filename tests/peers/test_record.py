@@ -67,6 +67,12 @@ def test_addresses_are_bounded_in_number_and_length_and_must_parse(identity):
     assert accept(identity.peer_id, record(identity, addresses=(good,) * 8), RUN, NOW, ttl_s=60)
 
 
+def test_addresses_of_udp_are_left_out(identity):
+    ways = [f"/ip4/9.9.9.9/{way}/p2p/{identity.peer_id}" for way in ("udp/1/quic-v1", "tcp/1", "udp/2")]
+    read = accept(identity.peer_id, record(identity, addresses=tuple(ways)), RUN, NOW, ttl_s=60)
+    assert read is not None and [str(address) for address in read.addresses] == [ways[1]]
+
+
 def test_a_forged_or_damaged_record_is_ignored(identity, tmp_path):
     other = Identity.load_or_create(tmp_path / "other")
     correct = record(identity)

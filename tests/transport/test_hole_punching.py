@@ -16,11 +16,12 @@ from noloco_node.base.identity import peer_id_of
 from noloco_node.transport.grpc_bridge import FarEnd
 from noloco_node.transport.hole_punching import (
     AGAIN_S,
+    AN_HOUR,
     ARRANGED_OF_PLACE,
     ASK_AGAIN_S,
     MOST_DIALS,
     OF_PLACE,
-    PLACE_AGAIN_S,
+    PLACE_S,
     WITHIN_S,
     HolePunching,
 )
@@ -178,6 +179,10 @@ def test_no_relay_is_dialled_for_it() -> None:
         assert await three.connect() == 0
         three.known[1] = replace(three.known[1], relay=three.b.peer_id)
         assert await three.connect() == 0
+        stranger = peer_id_of(bytes([9]) * 32)
+        three.known[1] = replace(three.known[1], relay=stranger)
+        three.at[three.a.peer_id].connections[stranger] = FarEnd(stranger, "8.8.0.9", quic=parse(QUIC.format(9)))
+        assert await three.connect() == 0, "one that is connected, and not this node's relay"
         assert not three.dialled(three.a)
 
     among_three(test)
@@ -233,8 +238,8 @@ def test_a_place_is_dialled_few_times_whatever_ids_it_makes_up() -> None:
         answers = [await three.told(three.relay, QUIC.format(5), peer) for peer in ids]
         assert answers == [None] * OF_PLACE + [full] * (30 - OF_PLACE)
         assert await three.told(three.relay, "/ip4/9.9.9.9/udp/4001/quic-v1") is None, "another place"
-        await asyncio.sleep(PLACE_AGAIN_S)
-        assert [await three.told(three.relay, QUIC.format(5), peer) for peer in ids[:2]] == [None, full]
+        await asyncio.sleep(PLACE_S)
+        assert await three.told(three.relay, QUIC.format(5), ids[0]) is None
 
     among_three(test)
 
@@ -245,8 +250,28 @@ def test_peers_of_one_place_that_let_nothing_in_are_dialled_few_times() -> None:
         for _ in range(3 * OF_PLACE):
             three.punching[three.a.peer_id]._not_before.clear()  # as if each had another id
             await three.connect()
-        passed = 2 * WITHIN_S * OF_PLACE
-        assert len(three.dialled(three.a)) <= OF_PLACE + passed // PLACE_AGAIN_S + 1
+        assert len(three.dialled(three.a)) == OF_PLACE
+
+    among_three(test)
+
+
+def test_many_places_have_few_dialled_in_vain() -> None:
+    async def test(three: Three) -> None:
+        three.at[three.b.peer_id].lets_in = False
+        taken = 0
+        for number in range(3 * AN_HOUR):
+            taken += await three.told(three.relay, f"/ip4/9.{number}.9.9/udp/4001/quic-v1") is None
+            await asyncio.sleep(WITHIN_S)
+        assert taken == AN_HOUR
+
+    among_three(test)
+
+
+def test_dials_that_reach_somebody_are_not_counted() -> None:
+    async def test(three: Three) -> None:
+        for _ in range(3 * AN_HOUR):
+            assert await three.told(three.relay, QUIC.format(5)) is None
+            await asyncio.sleep(1.0)
 
     among_three(test)
 
