@@ -158,6 +158,8 @@ def test_of_what_several_rendezvous_know_one_must_be_named(tmp_path: Path) -> No
 
 
 def test_who_has_no_weights_waits_a_little_for_somebody_who_has() -> None:
+    run = Manifest(name="tiny")
+
     async def seen(at_s: float) -> float:
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -167,11 +169,11 @@ def test_who_has_no_weights_waits_a_little_for_somebody_who_has() -> None:
                 raise OSError("the network daemon has just died")
             return ["peer"] if loop.time() - began >= at_s else []
 
-        await find_run.require_somebody(look, "tiny-0123", lambda _: None)
+        await find_run.require_somebody(look, run, lambda _: None)
         return loop.time() - began
 
     assert run_virtual(seen(at_s=8)) == pytest.approx(8, abs=find_run.RETRY_S)
-    with pytest.raises(SwarmUnreachable, match=r"nobody is in tiny-0123 .* --start-over"):
+    with pytest.raises(SwarmUnreachable, match=rf"nobody is in {run.label} .* --start-over$"):
         run_virtual(seen(at_s=60))
 
 
