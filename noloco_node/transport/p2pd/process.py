@@ -28,6 +28,7 @@ _STOP_S = 3.0  # to close its connections after SIGTERM; then it is killed
 _TRY_S = 5.0  # it takes a few milliseconds
 _KEPT_LINES = 20
 _STARTS = 3  # of one that is killed while it starts
+_RELAYS = "-relayService=1"
 
 
 def node_arguments(
@@ -55,7 +56,7 @@ def node_arguments(
         "-autonat=1",
         "-relay=1",
         f"-natPortMap={int(not local)}",
-        *(["-relayService=1", "-forceReachabilityPublic=1"] if relays else ["-relayService=0"]),
+        *([_RELAYS, "-forceReachabilityPublic=1"] if relays else ["-relayService=0"]),
     ]
 
 
@@ -128,10 +129,11 @@ class P2pdProcess:
         """Start the process; then `wait_ready`. The caller also stops it."""
         # Else p2pd dials from the port that it listens at. Where two dial each other at the same moment, TCP then makes
         # one connection of both dials, on which both ends begin the handshake, and neither dials again for 5 s.
-        # On one thread it passes on 28% more bytes than on two, with less CPU (bench/README.md), and the relay that
-        # -relayService asks for starts after the small one that p2pd always has, and replaces it: in 12 of 12 starts on
-        # two idle cores. On two threads they race, and it did in 1 of 12.
-        environ = {**os.environ, "LIBP2P_TCP_REUSEPORT": "0", "GOMAXPROCS": "1"}
+        environ = {**os.environ, "LIBP2P_TCP_REUSEPORT": "0"}
+        if _RELAYS in arguments:
+            # On one thread the relay that -relayService asks for starts after the small one that p2pd always has, and
+            # replaces it: in 12 of 12 starts on two idle cores. On two threads they race, and it did in 1 of 12.
+            environ["GOMAXPROCS"] = "1"
         try:
             process = await asyncio.create_subprocess_exec(
                 *(*_killed_with_parent(), str(executable()), f"-listen=/unix{socket}", "-idleTimeout=60s", *arguments),
