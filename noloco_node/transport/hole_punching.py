@@ -71,10 +71,10 @@ class HolePunching(HolePunchingServicer):
             dial.cancel()
 
     async def connect(self, peer: str, known: Sequence[Address]) -> None:
-        """Be connected directly to a peer that has a relay among its known addresses, if there is no connection and the
-        relay sees both over QUIC."""
+        """Be connected directly to a peer that has one of this node's relays among its known addresses, if there is no
+        connection and the relay sees both over QUIC. A record may name anybody else as its relay, who is not asked."""
         now = asyncio.get_running_loop().time()
-        relays = [way.relay for way in known if way.relay not in ("", peer)]
+        relays = [way.relay for way in known if way.relay in self._relays and way.relay != peer]
         if not relays or now < self._not_before.get(peer, now):
             return
         with suppress(OSError, PeerLost, UsageError):
@@ -93,9 +93,9 @@ class HolePunching(HolePunchingServicer):
                     self._not_before.pop(peer, None)
 
     async def _connected_relay(self, relays: Sequence[str]) -> FarEnd | None:
-        """One of this node's that sees it over QUIC: a peer's record may name anybody as its relay."""
+        """One that sees this node over QUIC."""
         for relay in dict.fromkeys(relays):
-            if relay in self._relays and (found := await self._control().find_connected(relay)) and found.quic:
+            if (found := await self._control().find_connected(relay)) and found.quic:
                 return found
         return None
 

@@ -178,7 +178,7 @@ class Libp2pTransport:
         control = self._session.control
         try:
             async with asyncio.timeout(within_s):
-                await self._punch(peer, addresses)
+                await self._punching.connect(peer, addresses)
                 await control.connect(peer, addresses, within_s)
                 stream, far_end = await control.open_stream(peer, PROTOCOL, within_s)
         except OSError:
@@ -216,9 +216,7 @@ class Libp2pTransport:
         Services and channels stay. It succeeds without any peer, too: they are called when they are needed.
         """
         with _foreign_errors():
-            self._listen = _same_port(self._listen, self._session.addresses)
-            await self._session.end()
-            await self._begin_session([])
+            await self._begin_again([])
         control = self._session.control
         latest = dict(list(self._introduced.items())[-_RECONNECT:])
         known = {**latest, **{helper: self._ways(ways) for helper, ways in self._reach.helpers.items()}}
@@ -259,12 +257,15 @@ class Libp2pTransport:
         await self._begin_session(self._others)
         await self._reach.begin(self._session.control, self._found)
         if self._quic and not self._serves_relay:
-            self._listen = _same_port(self._listen, self._session.addresses)
-            await self._session.end()
-            await self._begin_session(self._others)
+            await self._begin_again(self._others)
             await self._reach.reserve(self._session.control)
         self._keeping = asyncio.create_task(self._reach.keep(lambda: self._session.control, self._found))
         self._stack.push_async_callback(cancelled, self._keeping)
+
+    async def _begin_again(self, bootstrap: Sequence[Address]) -> None:
+        self._listen = _same_port(self._listen, self._session.addresses)
+        await self._session.end()
+        await self._begin_session(bootstrap)
 
     async def _begin_session(self, bootstrap: Sequence[Address]) -> None:
         listen = [] if self._relay == ONLY else self._ways([self._listen])
@@ -377,15 +378,11 @@ class Libp2pTransport:
         async with asyncio.timeout(_DIAL_S):
             known = self._introduced.get(peer) or self._ways(self._reach.helpers.get(peer, ()))
             if known:
-                await self._punch(peer, known)
+                await self._punching.connect(peer, known)
                 await control.try_connect(peer, known)
             stream, far_end = await control.open_stream(peer, PROTOCOL)
         self._note(far_end)
         return stream
-
-    async def _punch(self, peer: str, known: Sequence[Address]) -> None:
-        if self._relay == AUTO:
-            await self._punching.connect(peer, known)
 
 
 class _Parts(NamedTuple):
@@ -418,7 +415,7 @@ def _import_hivemind() -> Hivemind:
 def _same_port(listen: Address, found: Sequence[Address]) -> Address:
     """Where to listen next time: if any port was allowed, on the one that the first p2pd used, which others know."""
     hosts = (listen.host, "127.0.0.1", "::1")
-    ports = (address.port for address in found if address.host in hosts and address.transport.startswith("tcp"))
+    ports = (address.port for address in found if address.host in hosts)
     return replace(listen, port=listen.port or next(ports, 0))
 
 
