@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from noloco_node.bench import Say
-from noloco_node.core.codecs.codec import BLOCK, CodecStats, Conversation, Received
+from noloco_node.core.codecs.codec import BLOCK, CodecStats, Conversation, Payload, Received
 from noloco_node.run.schema import InnerSpec, Manifest
 from noloco_node.training.replica import Replica
 from noloco_node.training.thread import FRAGMENT_ELEMENTS
@@ -115,7 +115,7 @@ class Watched:
         self.sent.append(payload)
         return payload
 
-    def receive(self, payload: bytes) -> Received:
+    def receive(self, payload: Payload) -> Received:
         received = self._timed(lambda: self._conversation.receive(payload))
         self.sent += [received.reply] if received.reply is not None else []
         return received

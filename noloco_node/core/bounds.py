@@ -99,5 +99,7 @@ class CorrectionBounds:
 
 def _sizes(x: Tensor) -> list[float]:
     """Length and largest element, read at once. In fp32: up to 10^19 an element, and infinite beyond."""
-    sizes: list[float] = torch.stack([torch.linalg.vector_norm(x), x.abs().amax() if len(x) else x.sum()]).tolist()
-    return sizes
+    if not len(x):
+        return [0.0, 0.0]
+    length, lowest, highest = torch.stack([torch.linalg.vector_norm(x), x.amin(), x.amax()]).tolist()
+    return [length, max(-lowest, highest)]

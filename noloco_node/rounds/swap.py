@@ -31,7 +31,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Protocol, TypeVar
 
-from noloco_node.core.codecs.codec import CodecStats
+from noloco_node.core.codecs.codec import CodecStats, Payload
 from noloco_node.errors import PeerFault, PeerMisbehaved, PeerRefused
 from noloco_node.host.limits import MIN_RATE_BYTES_S
 from noloco_node.rounds.link import Link
@@ -78,7 +78,7 @@ class Vectors(Protocol):
         """Done when it is known whether what earlier partners of the round did stays."""
 
     def open(self, index: int, exchange_id: bytes) -> "Future[bytes]": ...
-    def receive(self, index: int, payload: bytes) -> "Future[bytes | float]":
+    def receive(self, index: int, payload: Payload) -> "Future[bytes | float]":
         """What to send next, or the factor that our bounds allow: the correction is whole, and `apply` adds it."""
 
     def apply(self, index: int, scale: float) -> "Future[None]":
@@ -198,7 +198,7 @@ class Swap:
             self._stall_s = max(self._stall_s, SLOW_STREAMS * len(payload) / MIN_RATE_BYTES_S)
             self._sent[self._place[index]] = self._link.send(wire.Fragment(index, payload), first=True)
 
-    async def _at_fragment(self, index: int, payload: bytes) -> None:
+    async def _at_fragment(self, index: int, payload: Payload) -> None:
         place = self._place.get(index, -1)
         if not self.applied <= place < self._opened or place in self._whole:
             raise PeerMisbehaved("out_of_window", f"fragment {index}")

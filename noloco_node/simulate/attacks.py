@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from noloco_node.core.codecs.codec import CodecStats, Conversation, Received
+from noloco_node.core.codecs.codec import CodecStats, Conversation, Payload, Received
 from noloco_node.core.round import MAX_LAG
 from noloco_node.simulate.baselines import Pairs, matching
 from noloco_node.simulate.defences import Guard
@@ -154,7 +154,7 @@ class _NotANumber:
         words[::10] = NAN
         return payload[: len(payload) - tail] + words.tobytes()
 
-    def receive(self, payload: bytes) -> Received:
+    def receive(self, payload: Payload) -> Received:
         return self._conversation.receive(payload)
 
     def learn(self) -> None:

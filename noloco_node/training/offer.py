@@ -18,7 +18,7 @@ from torch import Tensor
 
 from noloco_node.core import fragments, gpu
 from noloco_node.core.bounds import CorrectionBounds, Movement
-from noloco_node.core.codecs.codec import BLOCK, Codec, CodecStats, Conversation, Packed, Received, scaled
+from noloco_node.core.codecs.codec import BLOCK, Codec, CodecStats, Conversation, Packed, Payload, Received, scaled
 from noloco_node.errors import NonFinite, OutOfMemory, PeerFault, PeerMisbehaved
 from noloco_node.training.mailbox import Command, Correct
 
@@ -152,7 +152,7 @@ class Offer:
         """The first payload about a fragment."""
         return self._thread.do(self.round, lambda: self._open(index, exchange_id))
 
-    def receive(self, index: int, payload: bytes) -> "Future[bytes | float]":
+    def receive(self, index: int, payload: Payload) -> "Future[bytes | float]":
         """What to send next; or, when the correction is whole, the factor that our bounds allow: `apply` then adds
         it."""
         return self._thread.do(self.round, lambda: self._receive(index, payload))
@@ -189,7 +189,7 @@ class Offer:
         self._exchange = exchange_id
         return self._conversations[index].open()
 
-    def _receive(self, index: int, payload: bytes) -> bytes | float:
+    def _receive(self, index: int, payload: Payload) -> bytes | float:
         conversation, bounds = self._conversations.get(index), self._thread.bounds
         if conversation is None or bounds is None:
             raise PeerMisbehaved("out_of_turn", f"fragment {index}")

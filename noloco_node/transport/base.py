@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import DecodeError
 
 from noloco_node.errors import PeerLost
+from noloco_node.wire import varint
 
 T = TypeVar("T")
 
@@ -109,14 +110,14 @@ def has_few_fields(data: bytes) -> bool:
     try:
         while at < len(data):
             fields += 1
-            tag, at = _number(data, at)
+            tag, at = varint.read(data, at)
             match tag & 7:
                 case 0:
-                    _, at = _number(data, at)
+                    _, at = varint.read(data, at)
                 case 1:
                     at += 8
                 case 2:
-                    size, at = _number(data, at)
+                    size, at = varint.read(data, at)
                     at += size
                 case 5:
                     at += 4
@@ -127,15 +128,6 @@ def has_few_fields(data: bytes) -> bool:
     except IndexError:
         pass  # it is cut off, which the parser finds
     return True
-
-
-def _number(data: bytes, at: int) -> tuple[int, int]:
-    """The varint there, and where it ends."""
-    value = shift = 0
-    while data[at] & 0x80 and shift < 63:
-        value |= (data[at] & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-    return value | (data[at] & 0x7F) << shift, at + 1
 
 
 def lenient(from_string: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:

@@ -345,23 +345,81 @@ def _leniently(make: Callable[..., Any], method: str, *, response_deserializer: 
 
 async def splice(one: Streams, other: Streams, before_close: Callable[[], object] = lambda: None) -> None:
     """Copy bytes both ways until either end closes, then close both. A slow reader slows its sender."""
-    pumps = [asyncio.create_task(_pump(one[0], other[1])), asyncio.create_task(_pump(other[0], one[1]))]
+    ended = asyncio.Event()
+    sides = _Side(one[1].transport, other[1].transport, ended), _Side(other[1].transport, one[1].transport, ended)
     try:
-        await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        for side in sides:
+            side.begin()
+        for side, (reader, _) in zip(sides, (one, other), strict=True):
+            await side.pass_on_what_came(reader)
+        await ended.wait()
     finally:  # without an await, so that a cancellation leaves nothing open
-        for pump in pumps:
-            pump.cancel()
+        for side in sides:
+            side.end()
         before_close()
         _close(one[1])
         _close(other[1])
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(OSError):  # a reset is an end like any other: gRPC knows whether its call was complete
-        while data := await reader.read(BUFFER_BYTES):
-            writer.write(data)
-            async with asyncio.timeout(TAKEN_S):  # its calls end then, too
-                await writer.drain()
+class _Side(asyncio.Protocol):
+    """One of two connections: what comes here goes to the other. Stream readers and writers in its place copy each byte
+    twice more, and wake a task for each read."""
+
+    def __init__(self, mine: Any, others: Any, ended: asyncio.Event) -> None:
+        """`mine`, `others`: the transports."""
+        self._mine, self._others, self._ended = mine, others, ended
+        self._late: asyncio.TimerHandle | None = None
+        self._held: list[bytes] | None = []
+        """What came since `begin`, while what its reader has is not passed on."""
+
+    def begin(self) -> None:
+        self._mine.set_protocol(self)
+        self._mine.set_write_buffer_limits(BUFFER_BYTES)
+
+    async def pass_on_what_came(self, reader: asyncio.StreamReader) -> None:
+        """To its reader, before `begin`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0):  # it has all that will come there
+                while data := await reader.read(BUFFER_BYTES):
+                    self._others.write(data)
+                self._ended.set()
+        if self._mine.is_closing():
+            self._ended.set()
+        self._others.writelines(self._held or ())
+        self._held = None
+        if self._others.get_write_buffer_size() > BUFFER_BYTES:  # the reader may have begun to read again
+            self._others.get_protocol().pause_writing()
+
+    def data_received(self, data: bytes) -> None:
+        if self._held is None:
+            self._others.write(data)
+        else:
+            self._held.append(data)
+
+    def pause_writing(self) -> None:
+        """Too much waits here: take nothing more from the other end."""
+        with suppress(RuntimeError):  # it is closed
+            self._others.pause_reading()
+        self.end()
+        self._late = asyncio.get_running_loop().call_later(TAKEN_S, self._ended.set)  # its calls end then, too
+
+    def resume_writing(self) -> None:
+        self.end()
+        with suppress(RuntimeError):
+            self._others.resume_reading()
+
+    def eof_received(self) -> bool:
+        self._ended.set()
+        return True  # what waits here to be sent is sent
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._ended.set()  # a reset is an end like any other: gRPC knows whether its call was complete
+
+    def end(self) -> None:
+        """Nothing is waited for any more."""
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
 
 
 def _close(writer: asyncio.StreamWriter) -> None:

@@ -12,8 +12,8 @@ from google.protobuf.message import DecodeError
 
 from noloco_node.errors import PeerMisbehaved
 from noloco_node.run.admission import TOKEN_BYTES
+from noloco_node.wire import large_fragment, state_format
 from noloco_node.wire import peer_pb2 as pb
-from noloco_node.wire import state_format
 
 MAX_MESSAGE_BYTES = 8 << 20
 """Of a frame, and of the answer of a peer that this node has called: a fragment of 1 Mi parameters in fp32 is half of
@@ -90,7 +90,7 @@ class Refusal:
 @dataclass(frozen=True, slots=True)
 class Fragment:
     index: int
-    payload: bytes
+    payload: bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +204,8 @@ def encode(frame: Frame) -> pb.SwapFrame:  # noqa: PLR0911 - one for each kind
             return pb.SwapFrame(accept=pb.Accept(boot=boot, round=round_, admission=admission, in_turn=in_turn))
         case Refusal():
             return pb.SwapFrame(refusal=encode_refusal(frame))
-        case Fragment(index, payload):
-            message = pb.SwapFrame()  # large bytes: a message that is given to another one would be copied
-            message.fragment.index, message.fragment.payload = index, payload
-            return message
+        case Fragment():
+            return pb.SwapFrame.FromString(to_bytes(frame))
         case Ack(index, scale):
             return pb.SwapFrame(ack=pb.Ack(index=index, scale=scale))
         case Done():
@@ -221,11 +219,15 @@ def encode(frame: Frame) -> pb.SwapFrame:  # noqa: PLR0911 - one for each kind
 
 
 def to_bytes(frame: Frame) -> bytes:
+    if isinstance(frame, Fragment):
+        return large_fragment.write(frame.index, frame.payload)
     return encode(frame).SerializeToString()
 
 
 def from_bytes(data: bytes | bytearray) -> Frame:
-    """Bytes that are no message are read as one without fields."""
+    """Bytes that are no message are read as one without fields. A fragment's payload is a part of the data."""
+    if found := large_fragment.read(data):
+        return Fragment(bounded(found[0], MAX_FRAGMENTS, "index"), found[1])
     try:
         return decode(pb.SwapFrame.FromString(data))  # type: ignore[arg-type]  # its stubs know bytes only
     except DecodeError:

@@ -13,7 +13,7 @@ from typing import Any
 from memory_network.network import MemoryNetwork
 
 from noloco_node.base.events import Event, RoundCommitted, WentSolo
-from noloco_node.core.codecs.codec import CodecStats
+from noloco_node.core.codecs.codec import CodecStats, Payload
 from noloco_node.errors import PeerMisbehaved
 from noloco_node.host.traffic import Traffic
 from noloco_node.rounds.service import RoundService, RoundTerms
@@ -45,7 +45,7 @@ class Offer:
     def open(self, index: int, exchange_id: bytes) -> "Future[bytes]":
         return done(struct.pack("<d", self.u[index]) + PAYLOAD)
 
-    def receive(self, index: int, payload: bytes) -> "Future[float]":
+    def receive(self, index: int, payload: Payload) -> "Future[float]":
         if len(payload) != 8 + len(PAYLOAD):
             raise PeerMisbehaved("bad_length")
         self.corrections[index] = (struct.unpack_from("<d", payload)[0] - self.u[index]) / 2

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from virtual_clock import run_virtual
 
-from noloco_node.core.codecs.codec import CodecStats
+from noloco_node.core.codecs.codec import CodecStats, Payload
 from noloco_node.rounds import link as link_module
 from noloco_node.rounds.link import AHEAD_BYTES, ALIVE_S, HOLD_S, LEAST_BYTES_S, UNKNOWN_AHEAD_BYTES, Link
 from noloco_node.rounds.swap import Backlog, Swap
@@ -129,7 +129,7 @@ class Codes:
     def open(self, index: int, exchange_id: bytes) -> "Future[bytes]":
         return done(b"opens")
 
-    def receive(self, index: int, payload: bytes) -> "Future[bytes | float]":
+    def receive(self, index: int, payload: Payload) -> "Future[bytes | float]":
         return done(bytes(500_000) if payload == b"opens" else 1.0)
 
     def apply(self, index: int, scale: float) -> "Future[None]":

@@ -10,7 +10,7 @@ from virtual_clock import run_virtual
 from virtual_nodes import FRAGMENTS, Node, Offer, VirtualSwarm
 
 from noloco_node.base.events import WentSolo
-from noloco_node.core.codecs.codec import CodecStats
+from noloco_node.core.codecs.codec import CodecStats, Payload
 from noloco_node.errors import NonFinite
 
 
@@ -39,7 +39,7 @@ class Voidable(Offer):
         self._require_valid()
         return super().open(index, exchange_id)
 
-    def receive(self, index: int, payload: bytes) -> "Future[Any]":
+    def receive(self, index: int, payload: Payload) -> "Future[Any]":
         self._require_valid()
         return super().receive(index, payload)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from virtual_clock import run_virtual
 
 from noloco_node.core import fragments
-from noloco_node.core.codecs.codec import CodecStats
+from noloco_node.core.codecs.codec import CodecStats, Payload
 from noloco_node.errors import PeerFault, PeerLost, PeerMisbehaved
 from noloco_node.rounds import pieces
 from noloco_node.rounds.link import Link
@@ -53,9 +53,9 @@ class Words:
         self.most_under_way = max(self.most_under_way, self.under_way)
         return done(f"{self.name} {index} 0".encode())
 
-    def receive(self, index: int, payload: bytes) -> "Future[bytes | float]":
+    def receive(self, index: int, payload: Payload) -> "Future[bytes | float]":
         turn = self.received[index] = self.received.get(index, 0) + 1
-        _, theirs, said = payload.decode().split()
+        _, theirs, said = bytes(payload).decode().split()
         if (int(theirs), int(said)) != (index, turn - 1):
             raise PeerMisbehaved("bad_payload", payload.decode())
         last = turn == self.turns

@@ -15,7 +15,7 @@ import grpc.aio
 from noloco_node.bench.exchange import PAYLOAD_BYTES
 from noloco_node.bench.rivals.noloco_pair import Node
 from noloco_node.bench.workers import Answer, serve
-from noloco_node.core.codecs.codec import CodecStats
+from noloco_node.core.codecs.codec import CodecStats, Payload
 from noloco_node.rounds.service import answer_swaps, swap_over
 from noloco_node.transport.grpc_bridge import BUFFER_BYTES, SERVER_OPTIONS, Streams, open_channel
 
@@ -40,7 +40,7 @@ class Opaque:
     def open(self, index: int, exchange_id: bytes) -> "Future[bytes]":
         return self._thread.submit(lambda: self._payload)
 
-    def receive(self, index: int, payload: bytes) -> "Future[bytes | float]":
+    def receive(self, index: int, payload: Payload) -> "Future[bytes | float]":
         return self._thread.submit(lambda: 1.0)
 
     def apply(self, index: int, scale: float) -> "Future[None]":

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from noloco_node.core import gpu, outer
-from noloco_node.core.codecs.codec import CodecStats, Received, check_length
+from noloco_node.core.codecs.codec import CodecStats, Payload, Received, check_length
 from noloco_node.errors import NonFinite, PeerMisbehaved
 
 
@@ -34,7 +34,7 @@ class CastConversation:
         self.stats.sent_bytes += len(payload)
         return payload
 
-    def receive(self, payload: bytes) -> Received:
+    def receive(self, payload: Payload) -> Received:
         self.stats.received_bytes += len(payload)
         theirs = _decode(payload, self._mine)
         c = outer.correction(self._mine.float(), theirs.float())
@@ -46,7 +46,7 @@ class CastConversation:
         pass
 
 
-def _decode(payload: bytes, like: Tensor) -> Tensor:
+def _decode(payload: Payload, like: Tensor) -> Tensor:
     check_length(payload, like.nbytes)
     if not payload:
         return like

@@ -20,6 +20,9 @@ from noloco_node.errors import PeerMisbehaved
 BLOCK = 256
 """Elements that share a range, where a codec has ranges. Fragments are cut at multiples of it."""
 
+Payload = bytes | memoryview
+"""A partner's may be a part of the message that it came in."""
+
 
 @dataclass(frozen=True, slots=True)
 class Received:
@@ -73,7 +76,7 @@ class Conversation(Protocol):
         """The first payload; called once. Raises NonFinite where our own vector cannot be coded."""
         ...
 
-    def receive(self, payload: bytes) -> Received:
+    def receive(self, payload: Payload) -> Received:
         """Takes the partner's next payload; after `open`. Raises PeerMisbehaved."""
         ...
 
@@ -124,7 +127,7 @@ class Packed:
         self._numbers = correction
         if unit is not None:
             steps = blocks_of(correction) / unit[:, None]
-            largest = float(steps.abs().max()) if self.size else 0.0
+            largest = max(-float(steps.amin()), float(steps.amax())) if self.size else 0.0
             kind = next((kind for kind in (torch.int8, torch.int16) if largest <= torch.iinfo(kind).max), None)
             self._unit, self._numbers = (unit, steps.to(kind)) if kind else (None, correction)
 
@@ -148,7 +151,7 @@ def blocks_of(u: Tensor) -> Tensor:
     return (nn.functional.pad(u, (0, short)) if short else u).view(-1, BLOCK)
 
 
-def check_length(payload: bytes, wanted: int) -> None:
+def check_length(payload: Payload, wanted: int) -> None:
     if len(payload) != wanted:
         raise PeerMisbehaved("bad_length", f"{len(payload)} bytes instead of {wanted}")
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from noloco_node.core import gpu, outer
-from noloco_node.core.codecs.codec import BLOCK, CodecStats, Received, blocks_of, check_length
+from noloco_node.core.codecs.codec import BLOCK, CodecStats, Payload, Received, blocks_of, check_length
 from noloco_node.errors import NonFinite, PeerMisbehaved
 
 LIMIT = 127
@@ -48,7 +48,7 @@ class Int8Conversation:
         self.stats.sent_bytes += len(payload)
         return payload
 
-    def receive(self, payload: bytes) -> Received:
+    def receive(self, payload: Payload) -> Received:
         self.stats.received_bytes += len(payload)
         count, size = len(self._exponents), len(self._u)
         check_length(payload, count + size)

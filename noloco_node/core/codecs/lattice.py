@@ -43,7 +43,7 @@ from torch import Tensor
 
 from noloco_node.core import gpu
 from noloco_node.core.codecs import lattice_ranges
-from noloco_node.core.codecs.codec import CodecStats, Received, blocks_of, check_length
+from noloco_node.core.codecs.codec import CodecStats, Payload, Received, blocks_of, check_length
 from noloco_node.core.kernels import BLOCK, PHASES, Grid, for_device
 from noloco_node.core.kernels.tables import SPOTS, WEIGHTS
 from noloco_node.errors import NonFinite, PeerFault, PeerMisbehaved
@@ -107,7 +107,7 @@ class LatticeConversation:
         self._u = blocks_of(u)
         self._seed = seed
         self._moved = None if moved is None else moved.numpy()
-        self._turn: Callable[[bytes], Received] = self._receive_ranges
+        self._turn: Callable[[Payload], Received] = self._receive_ranges
 
     def open(self) -> bytes:
         where = lattice_ranges.places(self._size, self._seed)
@@ -120,12 +120,12 @@ class LatticeConversation:
         self._wish = self._memory.wish(peaks, self._moved, sample, where)
         return self._send(self._wish.pack())
 
-    def receive(self, payload: bytes) -> Received:
+    def receive(self, payload: Payload) -> Received:
         self.stats.received_bytes += len(payload)
         return self._turn(payload)
 
     # ---- turn by turn ----
-    def _receive_ranges(self, payload: bytes) -> Received:
+    def _receive_ranges(self, payload: Payload) -> Received:
         theirs = lattice_ranges.RangeWish.parse(payload, self._wish)
         self._apart = np.subtract(theirs.sample, self._wish.sample, dtype=np.float64)
         self._agreed = lattice_ranges.agree(self._wish, theirs)
@@ -137,12 +137,12 @@ class LatticeConversation:
         self._turn = self._receive_codes
         return Received(self._send(codes, _checks(self._sums, self._bits), _digest(self._sums)), None)
 
-    def _receive_codes(self, payload: bytes) -> Received:
+    def _receive_codes(self, payload: Payload) -> Received:
         blocks = self.stats.blocks
         cut = 32 * self._bits * blocks
         check_length(payload, cut + 2 * blocks + DIGEST_BYTES)
         codes = np.frombuffer(payload, np.uint8, cut).reshape(blocks, 32 * self._bits)
-        self._their_digest = payload[-DIGEST_BYTES:]
+        self._their_digest = bytes(payload[-DIGEST_BYTES:])
         theirs = self._on_device(codes.copy())  # a tensor over a bytes object's own memory could be written to
         self._c, *found = self._kernels.decode(self._codes, theirs, self._grid.half_step, self._bits)
         sums, energy = gpu.to_host(*found)
@@ -155,7 +155,7 @@ class LatticeConversation:
         self._their_codes = codes[missed]  # numpy's: torch would wake its threads for a few rows
         return self._ask(missed, MORE) if len(missed) else self._finish()
 
-    def _repair(self, missed: lattice_ranges.Places, payload: bytes, at: int) -> lattice_ranges.Places:
+    def _repair(self, missed: lattice_ranges.Places, payload: Payload, at: int) -> lattice_ranges.Places:
         """Repair blocks with one element out of range, which the checksum identifies. Returns the other blocks."""
         half = 1 << self._bits - 1
         spots = SPOTS[_off(self._their_sums, self._bits, payload, at)[missed]].astype(np.int64)
@@ -173,7 +173,7 @@ class LatticeConversation:
         self._energy[blocks] += right**2 - wrong**2
         return np.setdiff1d(missed, blocks[near], assume_unique=True)
 
-    def _receive_missed(self, payload: bytes) -> Received:
+    def _receive_missed(self, payload: Payload) -> Received:
         blocks, width = self._sent_again, self._bits + MORE
         cut = BLOCK * len(blocks)
         check_length(payload, cut + 2 * len(blocks))
@@ -185,7 +185,7 @@ class LatticeConversation:
         still = blocks[_missed(self._their_sums[blocks], width, payload, cut)]
         return self._ask(still, WHOLE) if len(still) else self._finish()
 
-    def _receive_whole(self, payload: bytes) -> Received:
+    def _receive_whole(self, payload: Payload) -> Received:
         blocks = self._sent_again
         check_length(payload, WHOLE // 8 * BLOCK * len(blocks))
         planes = np.frombuffer(payload, np.uint8).reshape(-1, WHOLE // 8, BLOCK)
@@ -240,7 +240,7 @@ class LatticeConversation:
         return payload
 
 
-def _over(payload: bytes) -> Received:
+def _over(payload: Payload) -> Received:
     raise PeerMisbehaved("too_much", "a payload after the end")
 
 
@@ -260,12 +260,12 @@ def _checks(sums: Array, width: int) -> bytes:
     return ((sums >> width) & 0xFFFF).astype("<u2").tobytes()
 
 
-def _missed(sums: Array, width: int, payload: bytes, at: int) -> lattice_ranges.Places:
+def _missed(sums: Array, width: int, payload: Payload, at: int) -> lattice_ranges.Places:
     """The blocks whose checksums differ from those of the partner."""
     return np.flatnonzero(_off(sums, width, payload, at))
 
 
-def _off(sums: Array, width: int, payload: bytes, at: int) -> NDArray[np.uint16]:
+def _off(sums: Array, width: int, payload: Payload, at: int) -> NDArray[np.uint16]:
     """By how much the partner's checksums exceed what they should be, modulo 2^16."""
     off: NDArray[np.uint16] = np.frombuffer(payload, "<u2", len(sums), at) - (sums >> width).astype(np.uint16)
     return off

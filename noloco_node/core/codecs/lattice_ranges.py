@@ -89,7 +89,7 @@ class RangeWish:
         return header + (self.codes - base).astype(np.uint8).tobytes() + self.sample.astype("<f4").tobytes()
 
     @classmethod
-    def parse(cls, payload: bytes, like: "RangeWish") -> "RangeWish":
+    def parse(cls, payload: bytes | memoryview, like: "RangeWish") -> "RangeWish":
         """A partner's. Raises PeerMisbehaved. `like`: our own, which has the same sizes."""
         blocks, samples = len(like.codes), len(like.sample)
         wanted = _HEADER.size + blocks + 4 * samples

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from noloco_node.core import outer
 from noloco_node.core.codecs.by_name import FAMILIES, codec
-from noloco_node.core.codecs.codec import CodecStats, Conversation, Received, carry
+from noloco_node.core.codecs.codec import CodecStats, Conversation, Payload, Received, carry
 from noloco_node.errors import NonFinite, PeerMisbehaved
 
 ID = bytes(16)
@@ -155,7 +155,7 @@ class Slow:
     def open(self) -> bytes:
         return b"hello"
 
-    def receive(self, payload: bytes) -> Received:
+    def receive(self, payload: Payload) -> Received:
         self.left -= 1
         if self.left >= 0:
             return Received(bytes([self.number]), None)

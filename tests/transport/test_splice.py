@@ -1,0 +1,138 @@
+"""What the bridge does between two connections, on each kind of event loop."""
+
+import asyncio
+import random
+import socket
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import uvloop
+from transport_peers import until
+
+from noloco_node.transport import grpc_bridge
+from noloco_node.transport.grpc_bridge import BUFFER_BYTES, Streams, splice
+
+STEP_S = 30.0
+Ends = tuple[Streams, Streams]
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Iterator[Callable[[Coroutine[Any, Any, None]], None]]:
+    with asyncio.Runner(loop_factory=request.param) as runner:
+
+        async def in_time(test: Coroutine[Any, Any, None]) -> None:
+            async with asyncio.timeout(STEP_S):
+                await test
+
+        yield lambda test: runner.run(in_time(test))
+
+
+@contextmanager
+def closed(*streams: Streams) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for _, writer in streams:
+            writer.transport.abort()
+
+
+async def pair() -> Ends:
+    """Two ends of one connection."""
+    one, other = socket.socketpair()
+    a = await asyncio.open_unix_connection(sock=one, limit=BUFFER_BYTES)
+    return a, await asyncio.open_unix_connection(sock=other, limit=BUFFER_BYTES)
+
+
+async def read_slowly(reader: asyncio.StreamReader, size: int) -> bytes:
+    read = bytearray()
+    while len(read) < size:
+        read += await reader.read(50_000)
+        await asyncio.sleep(0)
+    return bytes(read)
+
+
+def test_all_bytes_arrive_in_their_order_both_ways_at_once(run):
+    async def test() -> None:
+        (left, near), (far, right) = await pair(), await pair()
+        with closed(left, near, far, right):
+            carrying = asyncio.create_task(splice(near, far))
+            sent = [random.Random(seed).randbytes(5 << 20) for seed in (1, 2)]
+            left[1].write(sent[0])
+            right[1].write(sent[1])
+            came = await asyncio.gather(read_slowly(right[0], 5 << 20), read_slowly(left[0], 5 << 20))
+            assert came == sent
+            assert not carrying.done()
+            left[1].close()
+            await carrying
+            assert await right[0].read() == b""
+
+    run(test())
+
+
+def test_what_came_before_arrives_too(run):
+    async def test() -> None:
+        (left, near), (far, right) = await pair(), await pair()
+        with closed(left, near, far, right):
+            left[1].write(b"head" + bytes(3 * BUFFER_BYTES))  # more than a reader takes
+            assert await near[0].readexactly(4) == b"head"
+            left[1].write(b"tail")
+            carrying = asyncio.create_task(splice(near, far))
+            assert await right[0].readexactly(3 * BUFFER_BYTES + 4) == bytes(3 * BUFFER_BYTES) + b"tail"
+            right[1].close()
+            await carrying
+
+    run(test())
+
+
+def test_an_end_that_came_before_ends_it(run):
+    async def test() -> None:
+        (left, near), (far, right) = await pair(), await pair()
+        with closed(left, near, far, right):
+            left[1].write(b"headrest")
+            left[1].write_eof()
+            assert await near[0].readexactly(4) == b"head"
+            await until(lambda: near[0]._eof)
+            await splice(near, far)
+            assert await right[0].read() == b"rest"
+
+    run(test())
+
+
+def test_a_side_that_reads_nothing_ends_it_and_one_that_reads_does_not(run, monkeypatch):
+    monkeypatch.setattr(grpc_bridge, "TAKEN_S", 0.5)
+
+    async def test() -> None:
+        (left, near), (far, right) = await pair(), await pair()
+        with closed(left, near, far, right):
+            carrying = asyncio.create_task(splice(near, far))
+            size = 4 << 20
+            for _ in range(2):  # it waits for the reader, and then goes on
+                left[1].write(bytes(size))
+                await right[0].readexactly(size)
+            await asyncio.sleep(0.6)
+            assert not carrying.done()
+            left[1].write(bytes(size))
+            await carrying
+            assert left[1].transport.get_write_buffer_size()  # type: ignore[attr-defined]
+
+    run(test())
+
+
+def test_little_is_buffered_for_a_side_that_reads_nothing_whatever_came_before(run):
+    async def test() -> None:
+        (left, near), (far, right) = await pair(), await pair()
+        with closed(left, near, far, right):
+            left[1].write(bytes(16 << 20))
+            await until(lambda: near[0]._paused)  # it has what a reader takes
+            far[1].write(bytes(2 * BUFFER_BYTES))
+            carrying = asyncio.create_task(splice(near, far))
+            await asyncio.sleep(0.5)
+            assert far[1].transport.get_write_buffer_size() < 8 * BUFFER_BYTES
+            assert left[1].transport.get_write_buffer_size() > 10 << 20  # type: ignore[attr-defined]
+            assert not any(await read_slowly(right[0], (16 << 20) + 2 * BUFFER_BYTES))
+            carrying.cancel()
+            await asyncio.wait([carrying])
+
+    run(test())
