@@ -4,7 +4,7 @@ megabyte, that took a seventh of a swap's CPU time. The bytes are protobuf's.
 
 from noloco_node.wire import varint
 
-_FRAGMENT, _INDEX, _PAYLOAD = b"\x22", b"\x08", b"\x12"  # each field's number and kind, of proto/peer.proto
+_FRAGMENT, _INDEX, _PAYLOAD = b"\x22", b"\x08", b"\x12"  # each field's number and kind, of `SwapFrame` and `Fragment`
 
 
 def write(index: int, payload: bytes | memoryview) -> bytes:
