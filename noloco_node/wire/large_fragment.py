@@ -1,5 +1,5 @@
 """A SwapFrame with a fragment, written and read without protobuf, which copies the payload twice each time: of half a
-megabyte, that took a seventh of a swap's CPU time. The bytes are protobuf's.
+megabyte, that took an eighth of a swap's CPU time. The bytes are protobuf's.
 """
 
 from noloco_node.wire import varint
