@@ -20,7 +20,7 @@ REAL, QUICK_REAL = (2, 4, 8, 16), (2, 4)
 VIRTUAL, QUICK_VIRTUAL = (64, 256, 1024, 4096), (64, 256)
 MBIT = 100.0
 PHASE_S, QUICK_PHASE_S = 10.0, 4.0
-ROUNDS, QUICK_ROUNDS = 4, 2
+ROUNDS, QUICK_ROUNDS = 10, 2  # a swap more or less is a twentieth of what two nodes do
 SETTING = Setting(hidden=256, layers=2, length=16, tokens=16, held_out=1)
 """A swap worth counting, and steps of a few milliseconds of CPU time."""
 VIRTUAL_ROUNDS, VIRTUAL_PHASE_S, SWAP_SHARE = 3, 60.0, 0.1

@@ -59,14 +59,18 @@ def check(args: argparse.Namespace) -> int:
     from noloco_node.run import toml
 
     flags = {name: value for name, value in vars(args).items() if name not in ("verb", "manifest", "json")}
-    settings, run = config.load(flags, os.environ), toml.load(Path(args.manifest))
+
+    def say(what: str) -> None:
+        print(f"{what} ...", file=sys.stderr, flush=True)
+
+    settings, run = config.load(flags, os.environ), toml.load(Path(args.manifest), say)
     if named := toml.weights(Path(args.manifest)):
         settings = replace(settings, weights=Path(named))
     sources.check(run.data, sources.Sources(settings.data, settings.tokenizer))
     run = pin_commit.pinned(run, Home(settings.home))
     from noloco_node.node.check_run import check as check_run
 
-    found = check_run(run, settings, lambda what: print(f"{what} ...", file=sys.stderr, flush=True))
+    found = check_run(run, settings, say)
     if args.json:
         print_json({"schema": SCHEMA, **plain(found)})
     else:

@@ -37,7 +37,7 @@ def start(args: argparse.Namespace) -> int:
     from noloco_node.data import sources
     from noloco_node.run import first_weights, manifest, toml
 
-    settings, run = _settings(args), toml.load(Path(args.manifest))
+    settings, run = _settings(args), toml.load(Path(args.manifest), _report)
     if settings.weights is None and run.model.weights:
         args.weights = toml.weights(Path(args.manifest))  # and remembered, as what is typed
         settings = _settings(args)

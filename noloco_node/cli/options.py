@@ -38,7 +38,9 @@ def print_json(document: dict[str, Any]) -> None:
 
 # ---- options of several verbs ----
 def home(add_to: Options) -> None:
-    add_to.add_argument("--home", metavar="DIR", help="the node's directory (default: $NOLOCO_HOME)")
+    add_to.add_argument(
+        "--home", metavar="DIR", help="the node's directory (default: $NOLOCO_HOME or in ~/.local/state)"
+    )
 
 
 def as_json(add_to: Options) -> None:
@@ -128,9 +130,9 @@ def join(parser: argparse.ArgumentParser) -> None:
         "invitation", metavar="INVITATION", nargs="*", help="from the run's author (default: the run of last time)"
     )
     what = parser.add_argument_group("what to train")
-    what.add_argument("--run", metavar="ID", help="join this run (default: the only one in the swarm)")
+    what.add_argument("--run", metavar="ID", help="join this run, by its whole id (default: the only one in the swarm)")
     what.add_argument("--trust", metavar="PEER_ID", help="join only runs signed by this author (default: first use)")
-    what.add_argument("--token", metavar="TOKEN", help="from the run's author, where it takes part by invitation only")
+    what.add_argument("--token", metavar="TOKEN", help="from the run's author, for a run that is by invitation only")
     what.add_argument("--start-over", action="store_true", help="train it from the start if nobody has its weights")
     _trainer(parser, what)
 
@@ -178,7 +180,11 @@ def _network(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add("--listen", metavar="ADDRESS", help="where to listen (default: /ip4/0.0.0.0/tcp/0, a free port)")
     add("--announce", metavar="ADDRESS", action="append", help="publish this address instead, as a forwarded port's")
-    add("--relay", metavar="WHEN", help="be reachable through a relay: auto (if needed), only or off (default: auto)")
+    add(
+        "--relay",
+        metavar="WHEN",
+        help="auto: use a relay if needed; only; off: neither use nor be one (default: auto)",
+    )
 
 
 def _output(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
@@ -317,7 +323,9 @@ def _evaluation(parser: argparse.ArgumentParser) -> None:
 # ---- try and measure ----
 def swarm(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", metavar="N", default="4", help="how many nodes train (default: 4)")
-    parser.add_argument("--stages", metavar="N", help="cut the tiny model into N stages (default: the whole on each)")
+    parser.add_argument(
+        "--stages", metavar="N", help="2: cut the tiny model in two stages (default: the whole on each)"
+    )
     parser.add_argument("--rounds", metavar="N", help="rounds of each node (default: 16, or the manifest's)")
     parser.add_argument("--run", metavar="run.toml", dest="manifest", help="what to train (default: the tiny model)")
     parser.add_argument("--web", metavar="HOST:PORT", help="a web page for each node, on ports from this one on")

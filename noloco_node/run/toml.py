@@ -7,6 +7,7 @@ is answered with the key and what is allowed. Imports no torch and no transforme
 import json
 import re
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,11 @@ _OF_BYTES = 512
 """Tokens that a model of bytes has at most, with some special ones."""
 
 
-def load(path: Path) -> Manifest:
-    """Read a run.toml. Raises UsageError, which names the key and what is allowed."""
+def load(path: Path, say: Callable[[str], None] = lambda line: None) -> Manifest:
+    """Read a run.toml. `say` is told of what takes long. Raises UsageError, which names the key and what is allowed."""
     raw = _read(path, f"{path} does not exist: write one with `noloco-node init {path}`")
     try:
-        return Manifest.model_validate(_with_files(tomllib.loads(raw.decode()), path.parent))
+        return Manifest.model_validate(_with_files(tomllib.loads(raw.decode()), path.parent, say))
     except ValidationError as error:
         raise UsageError(f"{path.name}: {explain(error, Manifest)}") from None
     except UnicodeDecodeError:
@@ -75,13 +76,14 @@ def _read(path: Path, missing: str) -> bytes:
     return raw
 
 
-def _with_files(document: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _with_files(document: dict[str, Any], folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """`weights = "folder"` is a folder beside run.toml: its digest becomes the manifest's, and its config.json, if
     nothing else says what the model is, the model."""
     if (found := _weights(document, folder)) is None:
         return _with_config(document, folder)
     if "preset" in document["model"]:
         raise UsageError("model takes no preset with weights: their config.json says what the model is")
+    say(f"reading the weights in {found}: the run is known by their digest")
     spec = {**document["model"], "weights": first_weights.digest(found)}
     if not spec.keys() & {"architecture", "config", "task"}:
         spec["config"] = str(found.absolute() / "config.json")

@@ -127,7 +127,7 @@ class _Carrier:
     def _start(self, carry: Coroutine[Any, Any, None], accepted: asyncio.StreamWriter) -> None:
         """Run `carry` in a task, and close `accepted` when it ends, even if it is cancelled before its first step."""
         task = self._own(carry)
-        task.add_done_callback(lambda _: accepted.transport.abort())
+        task.add_done_callback(lambda _: _abort(accepted))
         if self._closed:  # a connection that was being accepted while the listener closed
             task.cancel()
 
@@ -374,27 +374,33 @@ class _Side(asyncio.Protocol):
 
     def begin(self) -> None:
         self._mine.set_protocol(self)
-        self._mine.set_write_buffer_limits(BUFFER_BYTES)
+        if self._mine.is_closing():
+            self._ended.set()
+        else:
+            self._mine.set_write_buffer_limits(BUFFER_BYTES, BUFFER_BYTES)
 
     async def pass_on_what_came(self, reader: asyncio.StreamReader) -> None:
         """To its reader, before `begin`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(0):  # it has all that will come there
                 while data := await reader.read(BUFFER_BYTES):
-                    self._others.write(data)
+                    self._pass_on(data)
                 self._ended.set()
-        if self._mine.is_closing():
-            self._ended.set()
-        self._others.writelines(self._held or ())
-        self._held = None
+        held, self._held = self._held or [], None
+        for data in held:
+            self._pass_on(data)
         if self._others.get_write_buffer_size() > BUFFER_BYTES:  # the reader may have begun to read again
             self._others.get_protocol().pause_writing()
 
     def data_received(self, data: bytes) -> None:
         if self._held is None:
-            self._others.write(data)
+            self._pass_on(data)
         else:
             self._held.append(data)
+
+    def _pass_on(self, data: bytes) -> None:
+        if not self._others.is_closing():  # uvloop raises where the other end has just been lost
+            self._others.write(data)
 
     def pause_writing(self) -> None:
         """Too much waits here: take nothing more from the other end."""
@@ -426,4 +432,15 @@ def _close(writer: asyncio.StreamWriter) -> None:
     """Send what is buffered, for `_LOCAL_S` at most, then close the socket in any case."""
     writer.close()
     if writer.transport.get_write_buffer_size():
-        asyncio.get_running_loop().call_later(_LOCAL_S, writer.transport.abort)
+        asyncio.get_running_loop().call_later(_LOCAL_S, _abort_unsent, writer)
+
+
+def _abort_unsent(writer: asyncio.StreamWriter) -> None:
+    if writer.transport.get_write_buffer_size():
+        writer.transport.abort()
+
+
+def _abort(writer: asyncio.StreamWriter) -> None:
+    """Unless it is sending what is left, before it closes."""
+    if not writer.transport.is_closing():
+        writer.transport.abort()

@@ -102,6 +102,8 @@ class Libp2pTransport:
         self._started: _Parts | None = None
         self._latest: P2pdSession | None = None
         self._keeping: asyncio.Task[None] | None = None
+        self._has_quic = False
+        """Whether p2pd listens for QUIC."""
 
     @property
     def p2p(self) -> Any:
@@ -259,7 +261,8 @@ class Libp2pTransport:
         if self._quic and not self._serves_relay:
             await self._begin_again(self._others)
             await self._reach.reserve(self._session.control)
-        self._keeping = asyncio.create_task(self._reach.keep(lambda: self._session.control, self._found))
+        keeping = self._reach.keep(lambda: self._session.control, self._found, self._listen_for_quic)
+        self._keeping = asyncio.create_task(keeping)
         self._stack.push_async_callback(cancelled, self._keeping)
 
     async def _begin_again(self, bootstrap: Sequence[Address]) -> None:
@@ -274,6 +277,7 @@ class Libp2pTransport:
             self._identity.path, listen, announce, self._ways(bootstrap), relays=self._serves_relay
         )
         runtime, observer, *_ = self._parts
+        self._has_quic = self._quic
         for start in range(_RELAY_STARTS):
             if start:
                 await self._session.end()
@@ -291,6 +295,12 @@ class Libp2pTransport:
         where no peer can call this node. Others do without: on a fast link it takes twice the CPU of TCP, and it cannot
         tell a port at which nobody listens from a peer that is slow."""
         return self._serves_relay or (self._relay == AUTO and not self.can_be_called)
+
+    def _listen_for_quic(self) -> None:
+        """Where it is found out later that no peer can call this node: its rendezvous was away or busy at the start, or
+        its router maps the port no longer."""
+        if self._quic and not self._has_quic:
+            self._session.kill("no peer can call this node, so the next one listens for QUIC, too")
 
     def _ways(self, addresses: Iterable[Address]) -> list[Address]:
         """Those of this node and of its bootstrap peers, with QUIC's."""

@@ -71,8 +71,10 @@ class Reachability:
         if self._relays != ONLY and self.verdict in (RELAYED, OUTGOING) and await self._moved(found, until=router):
             await self.survey(control, found())
 
-    async def keep(self, control: Callable[[], P2pdControl], found: Callable[[], Sequence[Address]]) -> None:
-        """Ask and renew for as long as the node runs."""
+    async def keep(
+        self, control: Callable[[], P2pdControl], found: Callable[[], Sequence[Address]], asked: Callable[[], None]
+    ) -> None:
+        """Ask and renew for as long as the node runs; call `asked` each time."""
         turns = itertools.count(1)
 
         async def turn() -> None:
@@ -82,6 +84,7 @@ class Reachability:
                 await self.survey(control(), found())
             elif self.verdict in (RELAYED, OUTGOING):
                 await self.reserve(control())
+            asked()
 
         await periodic.every(lambda: _POLL_S, turn, (OSError,))  # there may be no free file descriptor for a while
 

@@ -8,10 +8,7 @@ _FRAGMENT, _INDEX, _PAYLOAD = b"\x22", b"\x08", b"\x12"  # each field's number a
 
 
 def write(index: int, payload: bytes | memoryview) -> bytes:
-    place = _INDEX + varint.to_bytes(index) if index else b""
-    size = _PAYLOAD + varint.to_bytes(len(payload)) if payload else b""
-    length = varint.to_bytes(len(place) + len(size) + len(payload))
-    return b"".join((_FRAGMENT, length, place, size, payload))
+    return b"".join((_head(index, payload), payload))
 
 
 def read(data: bytes | bytearray) -> tuple[int, memoryview] | None:
@@ -20,13 +17,18 @@ def read(data: bytes | bytearray) -> tuple[int, memoryview] | None:
     try:
         if view[:1] != _FRAGMENT:
             return None
-        length, at = varint.read(view, 1)
-        index, left = 0, len(view) - at
+        _, at = varint.read(view, 1)
+        index = 0
         if view[at : at + 1] == _INDEX:
             index, at = varint.read(view, at + 1)
-        if length != left or index >> 32 or view[at : at + 1] != _PAYLOAD:
-            return None
-        size, at = varint.read(view, at + 1)
+        _, at = varint.read(view, at + 1)
     except IndexError:
         return None
-    return (index, view[at:]) if size == len(view) - at else None
+    payload = view[at:]
+    return (index, payload) if not index >> 32 and view[:at] == _head(index, payload) else None
+
+
+def _head(index: int, payload: bytes | memoryview) -> bytes:
+    place = _INDEX + varint.to_bytes(index) if index else b""
+    size = _PAYLOAD + varint.to_bytes(len(payload)) if payload else b""
+    return b"".join((_FRAGMENT, varint.to_bytes(len(place) + len(size) + len(payload)), place, size))

@@ -57,7 +57,7 @@ class Words:
         turn = self.received[index] = self.received.get(index, 0) + 1
         _, theirs, said = bytes(payload).decode().split()
         if (int(theirs), int(said)) != (index, turn - 1):
-            raise PeerMisbehaved("bad_payload", payload.decode())
+            raise PeerMisbehaved("bad_payload", bytes(payload).decode())
         last = turn == self.turns
         return done(self.allowed if last else f"{self.name} {index} {turn}".encode())
 

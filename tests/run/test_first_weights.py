@@ -21,10 +21,10 @@ def folder(tmp_path):
     return found
 
 
-def load(folder, text):
+def load(folder, text, say=lambda line: None):
     path = folder.parent / "run.toml"
     path.write_text(text)
-    return toml.load(path)
+    return toml.load(path, say)
 
 
 def test_a_folder_says_what_the_model_is_and_its_digest_stands_in_the_manifest(folder):
@@ -33,6 +33,14 @@ def test_a_folder_says_what_the_model_is_and_its_digest_stands_in_the_manifest(f
     assert (run.model.architecture, run.model.config) == ("LlamaConfig", {"vocab_size": 256, "hidden_size": 16})
     assert toml.weights(folder.parent / "run.toml") == str(folder)
     assert manifest.parse(run.canonical()) == run
+
+
+def test_what_takes_long_is_told(folder):
+    told = []
+    load(folder, 'name = "x"\n[model]\nweights = "mine"', told.append)
+    assert told == [f"reading the weights in {folder}: the run is known by their digest"]
+    load(folder, 'name = "x"', told.append)
+    assert len(told) == 1
 
 
 def test_without_weights_a_run_keeps_its_bytes():

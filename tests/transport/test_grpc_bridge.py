@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from transport_peers import until
 
 from noloco_node.base.identity import Identity
 from noloco_node.transport import grpc_bridge
@@ -160,6 +161,29 @@ async def no_way(peer: str) -> grpc_bridge.Streams:
 
 def sockets(folder: Path) -> int:
     return len(list(folder.iterdir()))
+
+
+async def test_the_last_bytes_of_a_server_that_closes_reach_a_slow_caller(tmp_path: Path) -> None:
+    size = 2 * grpc_bridge.BUFFER_BYTES + 30_000  # more than the sockets hold, and little enough to wait in the bridge
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(bytes(size))
+        writer.close()
+
+    async def read_caller(reader: asyncio.StreamReader) -> FarEnd:
+        return FarEnd(new_peer(), ELSEWHERE)
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    inbound = Inbound(server.sockets[0].getsockname()[1], read_caller)
+    await inbound.listen(tmp_path / "streams")
+    reader, writer = await asyncio.open_unix_connection(tmp_path / "streams", limit=1 << 14)
+    async with asyncio.timeout(STEP_S):
+        await reader.readexactly(1)
+        await until(lambda: not inbound._tasks)  # the server has closed, and the bridge is done
+        assert len(await reader.read()) == size - 1
+    writer.close()
+    await inbound.close()
+    server.close()
 
 
 async def test_channels_that_nobody_has_wanted_for_long_are_closed(

@@ -26,12 +26,13 @@ from noloco_node.base.addresses import ANY_LOCAL_PORT, ANY_PORT, Address, parse
 from noloco_node.base.identity import Identity
 from noloco_node.errors import IdentityInUse, NolocoError, SwarmUnreachable, UsageError
 from noloco_node.host.memory import process_bytes
-from noloco_node.transport import grpc_bridge, libp2p, self_view
+from noloco_node.transport import grpc_bridge, libp2p, reachability, self_view
 from noloco_node.transport.grpc_bridge import BUFFER_BYTES, CHANNEL_OPTIONS, SERVER_OPTIONS, splice
 from noloco_node.transport.libp2p import Libp2pTransport
 from noloco_node.transport.p2pd import session
 from noloco_node.transport.p2pd.control import P2pdControl
 from noloco_node.transport.p2pd.process import P2pdProcess
+from noloco_node.transport.probe import is_free_for_udp
 from noloco_node.transport.reachability import ONLY
 from noloco_node.wire import peer_pb2
 from noloco_node.wire.mirror_pb2_grpc import MirrorServicer
@@ -365,6 +366,19 @@ async def test_a_reader_of_hiveminds_that_breaks_is_noticed(net, monkeypatch):
 
 
 # ---- relays, and how a node looks from outside ----
+
+
+async def test_a_node_that_learns_later_that_nobody_can_call_it_listens_for_quic(net, monkeypatch):
+    monkeypatch.setattr(reachability, "KEEP_S", 0.2)
+    await net.start(serves_relay=True)
+    node = await net.start()
+    lost = asyncio.create_task(node.lost())
+    assert is_free_for_udp(libp2p._same_port(node._listen, node._session.addresses))
+    node._reach.verdict = reachability.RELAYED
+    async with asyncio.timeout(NOTICED_S):
+        assert await lost == "no peer can call this node, so the next one listens for QUIC, too"
+    await node.restart()
+    assert not is_free_for_udp(node._listen)
 
 
 async def test_a_node_is_called_through_a_relay(net):

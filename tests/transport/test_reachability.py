@@ -68,7 +68,9 @@ def test_a_machine_out_of_descriptors_looks_again_when_it_has_some() -> None:
 
         found = Reachability("us", OFF, {"helper": []}, list, channel)
         found.verdict = RELAYED
-        keeping = asyncio.create_task(found.keep(lambda: None, lambda: [Address("ip4", "10.0.0.2", 4001)]))
+        keeping = asyncio.create_task(
+            found.keep(lambda: None, lambda: [Address("ip4", "10.0.0.2", 4001)], lambda: None)
+        )
         await asyncio.sleep(15 * KEEP_S)
         assert not keeping.done()
         keeping.cancel()

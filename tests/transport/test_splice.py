@@ -23,8 +23,12 @@ def run(request: pytest.FixtureRequest) -> Iterator[Callable[[Coroutine[Any, Any
     with asyncio.Runner(loop_factory=request.param) as runner:
 
         async def in_time(test: Coroutine[Any, Any, None]) -> None:
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
             async with asyncio.timeout(STEP_S):
                 await test
+            assert not logged
+
+        logged: list[dict[str, Any]] = []
 
         yield lambda test: runner.run(in_time(test))
 
@@ -134,5 +138,51 @@ def test_little_is_buffered_for_a_side_that_reads_nothing_whatever_came_before(r
             assert not any(await read_slowly(right[0], (16 << 20) + 2 * BUFFER_BYTES))
             carrying.cancel()
             await asyncio.wait([carrying])
+
+    run(test())
+
+
+def test_an_end_that_is_lost_while_the_other_sends_on_ends_it_quietly(run):
+    async def test() -> None:
+        for _ in range(20):
+            (left, near), (far, right) = await pair(), await pair()
+            with closed(left, near, far, right):
+                carrying = asyncio.create_task(splice(near, far))
+                left[1].write(bytes(8 << 20))
+                await right[0].readexactly(1 << 20)
+                right[1].transport.abort()  # with bytes that it has not read
+                await carrying
+
+    run(test())
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_an_end_that_was_lost_before_ends_it(run, turns):
+    async def test() -> None:
+        for lost in (0, 1):
+            (left, near), (far, right) = await pair(), await pair()
+            with closed(left, near, far, right):
+                for writer in (left[1], right[1]):
+                    writer.write(b"hello")
+                await until(lambda near=near, far=far: near[0]._buffer and far[0]._buffer)
+                (near, far)[lost][1].transport.abort()
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                await splice(near, far)
+
+    run(test())
+
+
+def test_one_end_is_lost_at_the_beginning(run):
+    """What waits at its reader is written to the other end, which has just been closed by its peer."""
+
+    async def test() -> None:
+        for _ in range(20):
+            (left, near), (far, right) = await pair(), await pair()
+            with closed(left, near, far, right):
+                right[1].write(b"hello")
+                await until(lambda far=far: far[0]._buffer)
+                left[1].transport.abort()
+                await splice(near, far)
 
     run(test())

@@ -46,6 +46,8 @@ def damaged(draw: st.DrawFn) -> bytes:
 
 @given(st.one_of(damaged(), st.binary(max_size=40).map(lambda more: b"\x22" + more)))
 @example(b"\x22\x8b\x80\x80\x80\x80\x80\x80\x80\x80\x80\x80\x80\x00" + b"\x12\x09" + bytes(9))  # too long a number
+@example(b"\x22\x8b" + b"\x80" * 9 + b"\x12\x09" + bytes(9))
+@example(b"\x22\x89\x00\x08\x05\x12\x05" + bytes(5))
 @example(b"\x22\x0a\x08\x85\x80\x80\x80\x10\x12\x02ab")  # an index of 2^32 + 5
 @example(b"\x22\x07\x08\x05\x12\x03abc" + b"\x22\x04\x12\x02ab")  # twice
 @example(b"\x22\x0a\x12\x03abc\x12\x03abc")

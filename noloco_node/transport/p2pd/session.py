@@ -77,6 +77,10 @@ class P2pdSession:
             return self._killed_because
         return f"p2pd was killed by signal {-status}" if status < 0 else f"p2pd ended with status {status}"
 
+    def kill(self, because: str) -> None:
+        self._killed_because = because
+        self.process.kill()
+
     async def end(self) -> None:
         await self._stack.aclose()
 
@@ -104,16 +108,15 @@ class P2pdSession:
             except OSError:  # a TimeoutError is one
                 misses += 1
         if misses == _MISSES:
-            self._killed_because = "p2pd no longer answered"
+            self.kill("p2pd no longer answered")
         elif reading.done():
             with suppress(TimeoutError):  # it breaks where p2pd ends, too, and a busy machine hears of that later
                 async with asyncio.timeout(_ANSWER_S):
                     await self.process.exited()
                 return
-            self._killed_because = "hivemind's connection to p2pd broke"
+            self.kill("hivemind's connection to p2pd broke")
         else:
-            self._killed_because = f"p2pd took more than {size(MOST_BYTES)} of memory"
-        self.process.kill()
+            self.kill(f"p2pd took more than {size(MOST_BYTES)} of memory")
 
 
 class CallsUnderWay(dict[Any, "asyncio.Task[None]"]):
