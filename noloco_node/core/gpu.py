@@ -9,7 +9,7 @@
 """
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
@@ -37,17 +37,17 @@ def pinned(elements: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.from_numpy(memory).view(dtype)
 
 
-class Pinned:
-    """Page-locked memory for one vector at a time, again and again: while the last one is in use, a further one is
-    made."""
+class Reused:
+    """Host memory for one vector at a time, again and again: while the last one is in use, a further one is made. New
+    memory takes a CPU as long as the vector's arithmetic, since the system fills it with zeros."""
 
-    def __init__(self, elements: int) -> None:
-        self._elements = elements
+    def __init__(self, elements: int, make: Callable[[int], Tensor] = pinned) -> None:
+        self._elements, self._make = elements, make
         self._free: list[Tensor] = []
 
     def take(self) -> Tensor:
         """Free again when nothing refers to it or to a part of it."""
-        memory = self._free.pop() if self._free else pinned(self._elements)
+        memory = self._free.pop() if self._free else self._make(self._elements)
         lent = memory.numpy()[:]
         weakref.finalize(lent, self._free.append, memory).atexit = False
         return torch.from_numpy(lent)

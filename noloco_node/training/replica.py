@@ -149,7 +149,7 @@ class Replica:
         self.theta = model.flatten(module)
         self.phi, self.delta = memory_budget.slow_vectors(self.theta, memory_fraction, moments)
         self._length_correction = self._lengths() if manifest.outer.keep_norm else None
-        self._host_u = gpu.Pinned(len(self.theta))
+        self._host_u = gpu.Reused(len(self.theta), gpu.pinned if self._apart else torch.empty)
         self._owed_for = -1
         """The round of the offer that the length correction is about: a swap of the offer before may still go on."""
         self._optimizer = Optimizer(module, self._spec, moments)
@@ -449,7 +449,7 @@ class Replica:
         """u = β Δ + γ φ, fp32 where φ is, a new tensor: what a partner needs. Δ is made longer by what averaging will
         take from it, where the run does that (core/length_correction.py). Before `boundary`."""
         self._optimizer.free_gradients()
-        u = self._host_u.take() if self._apart else torch.empty_like(self.phi)
+        u = torch.empty_like(self.phi) if self.phi.is_cuda else self._host_u.take()
         outer.snapshot(self.theta, self.phi, self._hyper, u)
         self._owed_for = -1
         if self._length_correction:
@@ -671,7 +671,8 @@ class Replica:
         flat = ((now[place][name], into) for place, of_one in moments.items() for name, into in of_one.items())
         pairs = [Pair(source, into, file) for source, into in flat]
         slow = [Pair(self.phi, phi, file), Pair(self.delta, delta, file)]
-        return self.copies.begin({"theta": [Pair(self.theta, theta, file)], "moments": pairs, "slow": slow}, state)
+        # first what a correction changes, which may come at any moment
+        return self.copies.begin({"theta": [Pair(self.theta, theta, file)], "slow": slow, "moments": pairs}, state)
 
     def _spill(self, tensors: Sequence[Tensor]) -> FileMemory | None:
         """A file for copies of these, where memory has no room for them. Raises DiskFull, UsageError."""

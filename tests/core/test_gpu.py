@@ -59,7 +59,7 @@ def test_where_the_driver_refuses_it_is_ordinary_memory(driver: Driver) -> None:
 
 
 def test_memory_is_lent_again_when_nothing_refers_to_it(driver: Driver) -> None:
-    lender = gpu.Pinned(100)
+    lender = gpu.Reused(100)
     first = lender.take()
     part, where = first[:10], first.data_ptr()
     del first
@@ -74,7 +74,7 @@ def test_memory_is_lent_again_when_nothing_refers_to_it(driver: Driver) -> None:
 
 
 def test_what_is_lent_outlives_its_lender(driver: Driver) -> None:
-    lender = gpu.Pinned(4)
+    lender = gpu.Reused(4)
     gone, lent = weakref.ref(lender), lender.take().zero_()
     del lender
     gc.collect()

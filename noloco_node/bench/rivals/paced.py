@@ -12,6 +12,7 @@ numbers named by the time: `losses` evaluates them afterwards on more held-out t
 import os
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,7 @@ class Paced(Language):
         self._began = 0.0
         self._trained = False
         self._folder, self._left_at = os.environ.get(WEIGHTS), 0.0
+        self._saving = ThreadPoolExecutor(1)
         self.step_s = 0.0
         """In all steps: forward, backward and the pause."""
 
@@ -97,7 +99,7 @@ class Paced(Language):
         if self._folder and self._trained and now >= self._left_at + self.setting.every_s:
             self._trained, self._left_at = False, now
             flat = torch.cat([p.detach().flatten().half() for _, p in model.parameters(module)])
-            torch.save(flat, Path(self._folder, f"{now:.3f}"))
+            self._saving.submit(torch.save, flat, Path(self._folder, f"{now:.3f}"))  # which is no part of training
 
     def _end_step(self) -> None:
         time.sleep(max(0.0, self._began + self.setting.step_s - time.monotonic()))
