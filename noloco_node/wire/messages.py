@@ -204,8 +204,8 @@ def encode(frame: Frame) -> pb.SwapFrame:  # noqa: PLR0911 - one for each kind
             return pb.SwapFrame(accept=pb.Accept(boot=boot, round=round_, admission=admission, in_turn=in_turn))
         case Refusal():
             return pb.SwapFrame(refusal=encode_refusal(frame))
-        case Fragment():
-            return pb.SwapFrame.FromString(to_bytes(frame))
+        case Fragment(index, payload):
+            return pb.SwapFrame(fragment=pb.Fragment(index=index, payload=bytes(payload)))
         case Ack(index, scale):
             return pb.SwapFrame(ack=pb.Ack(index=index, scale=scale))
         case Done():

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from noloco_node.core.codecs.codec import Payload
 from noloco_node.core.kernels.tables import BLOCK
 from noloco_node.errors import PeerMisbehaved
 
@@ -89,7 +90,7 @@ class RangeWish:
         return header + (self.codes - base).astype(np.uint8).tobytes() + self.sample.astype("<f4").tobytes()
 
     @classmethod
-    def parse(cls, payload: bytes | memoryview, like: "RangeWish") -> "RangeWish":
+    def parse(cls, payload: Payload, like: "RangeWish") -> "RangeWish":
         """A partner's. Raises PeerMisbehaved. `like`: our own, which has the same sizes."""
         blocks, samples = len(like.codes), len(like.sample)
         wanted = _HEADER.size + blocks + 4 * samples
