@@ -21,8 +21,9 @@ VIRTUAL, QUICK_VIRTUAL = (64, 256, 1024, 4096), (64, 256)
 MBIT = 100.0
 PHASE_S, QUICK_PHASE_S = 10.0, 4.0
 ROUNDS, QUICK_ROUNDS = 10, 2  # a swap more or less is a twentieth of what two nodes do
-SETTING = Setting(hidden=256, layers=2, length=16, tokens=16, held_out=1)
-"""A swap worth counting, and steps of a few milliseconds of CPU time."""
+SETTING = Setting(hidden=256, layers=2, length=16, tokens=16, held_out=32)
+"""A swap worth counting, and steps of a few milliseconds of CPU time. By the loss of one window alone a node takes
+honest corrections for harmful, and leaves its partner out for phases."""
 VIRTUAL_ROUNDS, VIRTUAL_PHASE_S, SWAP_SHARE = 3, 60.0, 0.1
 VIRTUAL_PARAMS, BYTES_PER_PARAM = 10_000_000, 0.4
 """What lattice:3 sends (README.md)."""
@@ -54,9 +55,11 @@ def _looked(workers: Workers) -> list[Answer]:
 
 def _row(phase_s: float, before: Sequence[Answer], after: Sequence[Answer]) -> Row:
     def each(value: Any) -> float:
-        """Of a node and round: all nodes' together, as no two of them end their rounds at once."""
-        taken = sum(value(late) - value(early) for early, late in zip(before, after, strict=True))
-        return float(taken / sum(late["round"] - early["round"] for early, late in zip(before, after, strict=True)))
+        """Of a node and round that has ended: all nodes' together, as no two of them end their rounds at once."""
+        taken, rounds = (
+            sum(of(late) - of(early) for early, late in zip(before, after, strict=True)) for of in (value, _ended)
+        )
+        return float(taken / rounds)
 
     lasted = [late["at"] - early["at"] for early, late in zip(before, after, strict=True)]
     return Row(
@@ -82,6 +85,10 @@ def _row(phase_s: float, before: Sequence[Answer], after: Sequence[Answer]) -> R
             "busy_fraction": fmean(view["busy_fraction_minute"] or 0.0 for view in after),
         },
     )
+
+
+def _ended(view: Answer) -> int:
+    return int(view["rounds"]["committed"] + view["rounds"]["solo"])
 
 
 def virtual(counts: Sequence[int], say: Say) -> Iterator[Row]:

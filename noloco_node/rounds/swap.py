@@ -135,7 +135,6 @@ class Swap:
         self._window = WINDOW if in_turn else WINDOW_BEFORE
         self._stall_s = stall_s
         self._backlog = backlog
-        self._began = 0.0
         self._opened = 0
         self._whole: dict[int, float] = {}
         """The factors that we allow, by places in the order, of corrections that are whole: at most a window."""
@@ -144,6 +143,7 @@ class Swap:
         self._sent: dict[int, int] = {}
         """The link's number of our last frame, by places under way."""
         self._fragment_bytes = 0
+        """Of the largest payload: with most codecs the second of a fragment, after one of a few kB."""
         self.applied = 0
         self.one_sided = 0
         self.stats = CodecStats()
@@ -153,7 +153,6 @@ class Swap:
         """Swap everything. Raises what broke it: PeerFault, or NonFinite where our own vector is at fault."""
         self._link.begin_swap(as_caller=self._leads)
         await self._settled()
-        self._began = asyncio.get_running_loop().time()
         while self.applied < len(self._order):
             may_lead = self.applied in self._whole and self.applied in self._acked
             if not may_lead:  # else first our word, for which the partner waits
@@ -193,10 +192,12 @@ class Swap:
         while self._opened < min(self.applied + self._window, len(self._order)):
             index = self._order[self._opened]
             self._opened += 1
-            payload = await _done(self._vectors.open(index, self._exchange_id))
-            self._fragment_bytes = max(self._fragment_bytes, len(payload))
-            self._stall_s = max(self._stall_s, SLOW_STREAMS * len(payload) / MIN_RATE_BYTES_S)
-            self._sent[self._place[index]] = self._link.send(wire.Fragment(index, payload), first=True)
+            self._send(index, await _done(self._vectors.open(index, self._exchange_id)), first=True)
+
+    def _send(self, index: int, payload: bytes, *, first: bool = False) -> None:
+        self._fragment_bytes = max(self._fragment_bytes, len(payload))
+        self._stall_s = max(self._stall_s, SLOW_STREAMS * len(payload) / MIN_RATE_BYTES_S)
+        self._sent[self._place[index]] = self._link.send(wire.Fragment(index, payload), first=first)
 
     async def _at_fragment(self, index: int, payload: Payload) -> None:
         place = self._place.get(index, -1)
@@ -204,7 +205,7 @@ class Swap:
             raise PeerMisbehaved("out_of_window", f"fragment {index}")
         answer = await _done(self._vectors.receive(index, payload))
         if isinstance(answer, bytes):
-            self._sent[place] = self._link.send(wire.Fragment(index, answer))
+            self._send(index, answer)
         else:
             self._whole[place] = answer
             if self._in_turn or place == self.applied:
@@ -250,8 +251,6 @@ class Swap:
         added = self._vectors.apply(self._order[self.applied], scale)
         self._backlog.add(self._vectors.correction_bytes, added)
         self.applied += 1
-        took_s = asyncio.get_running_loop().time() - self._began
-        self._link.has_carried(self.applied * self._fragment_bytes, took_s)
         if not self._in_turn and self.applied in self._whole:
             self._say(self.applied)
 

@@ -13,6 +13,7 @@ from virtual_clock import run_virtual
 from noloco_node.core.codecs.codec import CodecStats, Payload
 from noloco_node.rounds import link as link_module
 from noloco_node.rounds.link import AHEAD_BYTES, ALIVE_S, HOLD_S, LEAST_BYTES_S, UNKNOWN_AHEAD_BYTES, Link
+from noloco_node.rounds.pieces import QUICK_S
 from noloco_node.rounds.swap import Backlog, Swap
 from noloco_node.wire import messages as wire
 
@@ -86,6 +87,14 @@ def test_what_comes_in_a_round_trip_may_be_under_way() -> None:
     times = sent_at(0.1, {0.2: int(0.2 * quick)}, 400)
     at_once = sum(0.19 < at < 0.21 for at in times)
     assert at_once * FRAME_BYTES == pytest.approx(0.3 * quick, rel=0.1), "as much as has come, and a round trip's"
+
+
+def test_on_a_quick_link_more_is_under_way() -> None:
+    """128 kB are 20 ms at 50 Mbit/s, and 3 at 300: both sides stood still after each piece."""
+    quick = 10 * LEAST_BYTES_S
+    times = sent_at(0.001, {0.2: int(0.2 * quick)}, 400)
+    at_once = sum(at < 0.21 for at in times)
+    assert at_once * FRAME_BYTES == pytest.approx((0.2 + QUICK_S + 0.001) * quick, rel=0.01)
 
 
 async def late(frames: AsyncIterator[bytes], delay_s: float) -> AsyncIterator[bytes]:

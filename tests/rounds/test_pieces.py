@@ -1,12 +1,15 @@
 """Large frames in pieces: put together they are the frame, and no partner can make this node hold more."""
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from virtual_clock import run_virtual
 
 from noloco_node.errors import PeerMisbehaved
 from noloco_node.rounds.link import Link
-from noloco_node.rounds.pieces import LARGE_PIECE_BYTES, PIECE_BYTES, PIECE_S, Assembly, cut
+from noloco_node.rounds.pieces import LARGE_PIECE_BYTES, PIECE_BYTES, QUICK_S, Assembly, cut
 from noloco_node.wire import messages as wire
 
 
@@ -21,12 +24,17 @@ def test_a_frame_cut_into_pieces_is_restored(size: int, most: int) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "largest"), [(9.9, LARGE_PIECE_BYTES), (10.1, PIECE_BYTES)])
-async def test_a_link_that_is_quick_on_average_sends_whole_fragments(seconds: float, largest: int) -> None:
-    link = Link()
-    link.has_carried(int(10 * LARGE_PIECE_BYTES / PIECE_S), seconds)
-    link.send(wire.Fragment(3, bytes(largest)))
-    link.close()
-    sizes = [len(piece) async for piece in link.outgoing()]
+def test_a_link_that_is_quick_on_average_sends_whole_fragments(seconds: float, largest: int) -> None:
+    async def main() -> list[int]:
+        link = Link()
+        link.begin_swap(as_caller=False)
+        await asyncio.sleep(seconds)
+        link.received_bytes = int(10 * LARGE_PIECE_BYTES / QUICK_S)
+        link.send(wire.Fragment(3, bytes(largest)))
+        link.close()
+        return [len(piece) async for piece in link.outgoing()]
+
+    sizes = run_virtual(main())
     assert len(sizes) == 2 and largest < max(sizes) < largest + 64
 
 

@@ -261,7 +261,7 @@ def test_callers_that_say_nothing_keep_nobody_out(known: bool) -> None:
     run_virtual(main())
 
 
-def test_a_crowd_of_one_place_sends_its_own_away_first() -> None:
+async def test_a_crowd_of_one_place_sends_its_own_away_first() -> None:
     service = VirtualSwarm([10.0]).nodes[0].exchange
     for k in range(MAX_CALLERS):
         service._callers[f"crowd {k}"] = _Caller("a host", False, Link())
