@@ -47,7 +47,7 @@ WINDOW = 6
 WINDOW_BEFORE = 4
 """Of a partner that cannot lead in turn."""
 FRAME_S = 20.0
-"""A partner that sends nothing for so long, not even a piece, is given up: that needs 52 kbit/s of a link."""
+"""A partner that sends nothing for so long, not even a piece, is given up: that needs 26 kbit/s of a link."""
 DONE_S = 5.0
 """How long to wait for the callee's Done; without it the last fragment counts as one-sided."""
 SETTLING_SHARE = 1 / 2

@@ -17,7 +17,7 @@ from noloco_node.rounds.pieces import QUICK_S
 from noloco_node.rounds.swap import Backlog, Swap
 from noloco_node.wire import messages as wire
 
-FRAME_BYTES = 64 << 10
+FRAME_BYTES = 48 << 10
 OFFER = wire.Offer(1, bytes(32), bytes(32), bytes(16), bytes(16), 1, 1, 1.0)
 
 
@@ -59,14 +59,14 @@ def sent_at(round_trip_s: float | None, heard: dict[float, int], frames: int) ->
 
 
 def test_a_partner_that_is_behind_is_waited_for_but_not_for_ever() -> None:
-    at_once = AHEAD_BYTES // FRAME_BYTES
+    at_once = AHEAD_BYTES // FRAME_BYTES + 1
     times = sent_at(0.0, {}, 6)
     assert times == pytest.approx([0.0] * at_once + [HOLD_S * (k + 1) for k in range(6 - at_once)], abs=0.01)
 
 
 def test_what_has_come_lets_as_much_go() -> None:
-    times = sent_at(0.0, {0.1 * k: FRAME_BYTES for k in range(1, 6)}, 7)
-    assert times[2:] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5], abs=0.01)
+    times = sent_at(0.0, {0.1 * k: FRAME_BYTES for k in range(1, 6)}, 8)
+    assert times[3:] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5], abs=0.01)
 
 
 def test_a_link_that_is_held_is_never_silent_for_long() -> None:
