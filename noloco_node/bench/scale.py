@@ -54,12 +54,13 @@ def _looked(workers: Workers) -> list[Answer]:
 
 
 def _row(phase_s: float, before: Sequence[Answer], after: Sequence[Answer]) -> Row:
+    def gained(value: Any) -> float:
+        """All nodes' together, as no two of them end their rounds at once."""
+        return float(sum(value(late) - value(early) for early, late in zip(before, after, strict=True)))
+
     def each(value: Any) -> float:
-        """Of a node and round that has ended: all nodes' together, as no two of them end their rounds at once."""
-        taken, rounds = (
-            sum(of(late) - of(early) for early, late in zip(before, after, strict=True)) for of in (value, _ended)
-        )
-        return float(taken / rounds)
+        """Of a node and round that has ended."""
+        return gained(value) / gained(_ended)
 
     lasted = [late["at"] - early["at"] for early, late in zip(before, after, strict=True)]
     return Row(
