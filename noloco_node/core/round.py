@@ -12,6 +12,9 @@ needs a `Tick`. A failure is an event like the rest. Notable choices:
   our own call, which is then hung up; else it is held until our own call is answered. A call's rank is a hash of caller
   and callee: both ends know it, so calls that cross, and rings of any length, resolve the same way everywhere (in a
   ring the first in rank stands). It favours no machine, and no caller can choose it, as it could an id that it draws.
+  Nor does an appointment: who calls while this node waits is accepted, and the appointment hung up. (Two that waited
+  for the next offers of others did not meet each other, and who came after them found everybody promised: of eight
+  nodes whose boundaries lie close, 3.3% of rounds ended alone, and 1.5% with this.)
 - A swap may last over boundaries. While one is under way a boundary opens no offer: that round is `solo: swapping`.
 - A swap that fails leaves the offer open for another partner: what was applied stays, and the offered vector has moved
   with it, so the next partner swaps what is there now. The peer is neither called nor accepted for a while, nor one
@@ -69,7 +72,7 @@ from noloco_node.core.round_events import (
     Unanswered,
 )
 
-MAX_CALLS = 4
+MAX_CALLS = 6
 """Calls made for one offer, whatever became of them; then it only waits to be called. Bounds the traffic of a swarm in
 which everybody is busy, and of one in which every swap fails."""
 SEARCH_CALLS = 2
@@ -110,6 +113,8 @@ LEAVING = "leaving"
 TOO_SLOW = "too_slow"
 """A swap was given up after MAX_LAG boundaries, whichever end did it: the link, or what a volunteer allows of it, is
 too slow for the run's phases."""
+CALLER_GONE = "caller_gone"
+"""The caller hung up before it knew that it was accepted: it had met another peer."""
 STALLED = "stalled"
 """As rounds/swap.py says of a partner that makes no progress."""
 
@@ -123,7 +128,7 @@ class _Outgoing:
     place: str
     began: float
     appointed_at: float | None = None
-    """Since when we have an appointment, and are busy for everybody else."""
+    """Since when we have an appointment."""
 
 
 @dataclass(slots=True)
@@ -244,7 +249,7 @@ class Round:
                 if self._appointment and self._appointment.exchange == exchange:
                     gone, self._appointment = self._appointment, None
                     self.partners.charge(gone.peer, gone.place, self._passed_s(self._appointed_at) / self._phase_s)
-                return self._at_swap_end(SwapEnded(exchange, "hung_up"), now)  # accepted, but gone before it knew
+                return self._at_swap_end(SwapEnded(exchange, CALLER_GONE), now)
             case Accepted(exchange):
                 return self._at_accepted(exchange, now)
             case Appointed(exchange, in_s):
@@ -289,9 +294,8 @@ class Round:
     def _at_call(self, call: Called, now: float) -> list[Action]:
         call = replace(call, place=call.place or self.partners.candidates.get(call.peer, ""))
         ours = self._outgoing
-        appointed = ours is not None and ours.appointed_at is not None and ours.peer != call.peer
         wanted = self._wants(call.peer, now) and not self._yields(call, now)
-        if self._offer is None or self._swap or self._closed or appointed or not wanted:
+        if self._offer is None or self._swap or self._closed or not wanted:
             return self._decline(call, now)
         if ours and ours.appointed_at is None and _rank(call.peer, self._me) > _rank(self._me, ours.peer):
             if self._held:
@@ -325,7 +329,9 @@ class Round:
         if self._held:
             return self._accept(self._offer, self._held, now)
         if isinstance(event, Refused):
-            self.partners.backoffs.failed(call.peer, now, self._phase_s, at_least_s=event.retry_in_s - self._phase_s)
+            left_s = self._next_boundary() - now if event.retry_in_s > self._patience_s(self._offer, now) else 0.0
+            at_least_s = max(left_s, event.retry_in_s - self._phase_s)
+            self.partners.backoffs.failed(call.peer, now, self._phase_s, at_least_s=at_least_s)
         else:
             self.partners.backoffs.failed(call.peer, now, self._phase_s, silent=not waited_s)
             if waited_s:

@@ -26,13 +26,15 @@ from noloco_node.host.traffic import Traffic
 from noloco_node.rounds.link import Link
 from noloco_node.rounds.swap import DIVERGED, Backlog, Swap, Vectors
 from noloco_node.run.admission import Refuses, refuses_nobody
-from noloco_node.transport.base import connected, taken_to_the_end
+from noloco_node.transport.base import HUNG_UP, connected, taken_to_the_end
 from noloco_node.version import PROTOCOL
 from noloco_node.wire import messages as wire
 from noloco_node.wire import peer_pb2 as pb
 
 OFFER_S = 10.0
 """How long a caller's first frame may take."""
+TIMER_S = 1e-3
+"""uvloop's timers count whole milliseconds: one that fired before its time was set again, a dozen times at once."""
 LAST_FRAME_S = 2.0
 """How long the partner may take to receive why a swap failed."""
 MAX_CALLERS = 32
@@ -261,7 +263,7 @@ class RoundService:
         if self._timer:
             self._timer.cancel()
         wake_at = self._machine.wake_at()
-        self._timer = None if wake_at is None else loop.call_at(wake_at, self._handle, round_events.Tick())
+        self._timer = None if wake_at is None else loop.call_at(wake_at + TIMER_S, self._handle, round_events.Tick())
 
     def _perform(self, action: round_events.Action) -> None:
         match action:
@@ -488,7 +490,8 @@ class RoundService:
         if task := asyncio.current_task():
             self._tasks[exchange] = task
         self._trainer.swapping(True)
-        reason: str | None = "hung_up"  # the result when this task is cancelled
+        heard = link.received_bytes
+        reason: str | None = HUNG_UP  # the result when this task is cancelled
         faulty = False
         try:
             await swap.run()
@@ -503,6 +506,8 @@ class RoundService:
             reason = "no_memory"
         finally:
             self._trainer.swapping(False)
+            if reason == HUNG_UP and not leads and link.received_bytes == heard:
+                reason = core.CALLER_GONE
             if reason == DIVERGED:  # the other end may not have found it yet, and must count it too
                 link.end_with(wire.Refusal(wire.Code.DIVERGED))
             elif reason is not None:

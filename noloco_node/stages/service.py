@@ -42,7 +42,7 @@ from noloco_node.stages.passes import DEADLINE_S, StageTask
 from noloco_node.stages.routes import Random, Routes
 from noloco_node.stages.shown import LinkTotals, MicroBatchRate
 from noloco_node.training.task import Task
-from noloco_node.transport.base import peer_faults, taken
+from noloco_node.transport.base import HUNG_UP, peer_faults, taken
 from noloco_node.version import PROTOCOL
 from noloco_node.views.status import StageView
 from noloco_node.wire import stage_messages as wire
@@ -529,7 +529,7 @@ class StageService(StageServicer):
 async def _next(frames: AsyncIterator[pb.StageFrame]) -> wire.Frame:
     with suppress(StopAsyncIteration):
         return wire.decode(await anext(frames))
-    raise PeerLost("hung_up")
+    raise PeerLost(HUNG_UP)
 
 
 def _likeness(one: Answer, other: Answer) -> Likeness:

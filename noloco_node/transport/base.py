@@ -25,6 +25,8 @@ from noloco_node.wire import varint
 
 T = TypeVar("T")
 
+HUNG_UP = "hung_up"
+"""The reason of a PeerLost: the other end ended the stream."""
 MOST_FIELDS = 1024
 """Of a message: ours have up to 130, in the list of the runs that a rendezvous knows."""
 TAKEN_S = 240.0
@@ -71,7 +73,7 @@ async def next_message(stream: AsyncIterator[T], within_s: float) -> T:
     except TimeoutError:
         raise PeerLost("silent", f"no message for {within_s:g} s") from None
     except StopAsyncIteration:
-        raise PeerLost("hung_up") from None
+        raise PeerLost(HUNG_UP) from None
 
 
 @contextmanager

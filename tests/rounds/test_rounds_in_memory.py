@@ -318,6 +318,22 @@ def test_a_caller_that_cannot_lead_in_turn_is_answered_as_before(in_turn: bool) 
     run_virtual(main())
 
 
+@pytest.mark.parametrize(("said", "reason"), [([], "caller_gone"), ([wire.Alive()], "hung_up")])
+def test_a_caller_that_goes_before_it_says_anything_broke_no_swap(said: list[wire.Frame], reason: str) -> None:
+    """It may have accepted another one while it waited."""
+
+    async def main() -> None:
+        swarm = await _offering()
+        (accepted,) = await _ask(swarm, OFFER, *said)
+        assert isinstance(accepted, wire.Accept)
+        await asyncio.sleep(1)
+        swarm.nodes[0].exchange.boundary(2, 10.0, None, "nonfinite")
+        assert swarm.nodes[0].solo == {reason: 1, "nonfinite": 1}
+        await swarm.close()
+
+    run_virtual(main())
+
+
 def test_two_nodes_lead_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both, whoever calls: else a swap on a far link takes twice as long, and nobody notices."""
     made: list[bool] = []
