@@ -54,8 +54,8 @@ MAX_SKIPPED = 10
 LOSSES = 8
 """Steps whose mean loss goes into a checkpoint: one batch may be easy or hard."""
 OWN_SHARE, OWN_TOKENS = 4, 4096
-"""A swap is judged by one in so many of the last step's examples too, of at most so many tokens: what it costs is lost
-for steps."""
+"""A swap is judged by one in so many of a batch's examples too, of at most so many tokens: what it costs is lost for
+steps."""
 WARM_UP_STEPS = 5
 """Of an AdamW that begins in the middle of a run: its first steps, each as long as the learning rate in every parameter
 whatever the gradient, would spoil the weights. Until they are over, nothing is offered."""
@@ -400,10 +400,12 @@ class Replica:
 
     def fetch(self) -> None:
         """Read the next step's batch now, so that reading and training can be timed apart. It stays the next one until
-        a step is done with it."""
+        a step is done with it, and swaps are judged by some of it until the next one is read."""
         if self._batch is None:
             self._batch_at = self.stream.position
             self._batch = self.stream.next(self._gradients.examples)
+            own = min(self._gradients.examples // OWN_SHARE, OWN_TOKENS // self._task.tokens_per_example)
+            self._own_examples = tuple(part[: max(1, own)] for part in self._batch)
 
     @property
     def _data_position(self) -> Any:
@@ -416,8 +418,6 @@ class Replica:
         again, with the same batch."""
         self.fetch()
         batch = self._batch or ()
-        own = min(self._gradients.examples // OWN_SHARE, OWN_TOKENS // self._task.tokens_per_example)
-        self._own_examples = tuple(part[: max(1, own)] for part in batch)
         self._gradients.begin(batch)
         self.meanwhile()
         loss, norm = self._gradients.finish()

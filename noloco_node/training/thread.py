@@ -306,6 +306,8 @@ class TrainingThread:
             return
         judged: Judged | None = None
         if replica.has_swapped:
+            if not replica.is_stage and replica.has_data(0.0):
+                replica.fetch()  # what it was not trained on yet tells more: core/verdict.py
             try:
                 with self._times.on("evaluate"):
                     with_it, without, grows = replica.losses(), replica.losses_without(), replica.swap_grows

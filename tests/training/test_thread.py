@@ -33,7 +33,7 @@ from noloco_node.core.verdict import Losses
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
 from noloco_node.host import memory
 from noloco_node.run.schema import SampleSpec
-from noloco_node.training.gradients import ShortOfMemory
+from noloco_node.training.gradients import Gradients, ShortOfMemory
 from noloco_node.training.mailbox import Failed, Finished, Judged, PhaseEnded, Ready
 from noloco_node.training.offer import Offer
 from noloco_node.training.replica import Replica, State
@@ -833,6 +833,37 @@ def test_a_swap_that_made_the_model_worse_is_taken_back(blocking: bool) -> None:
         assert judged.verdict.harmful and judged.loss_with > 1.01 * judged.loss_without
         for name in ("phi", "delta"):
             assert torch.allclose(after.outer[name], before.outer[name], atol=1e-5), name
+
+
+def test_a_swap_is_judged_by_the_batch_that_is_trained_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the last one too, a replica that has just fitted it would find fault with anybody."""
+    trained: list[torch.Tensor] = []
+    judged_at: list[tuple[int, torch.Tensor]] = []
+    begin, losses = Gradients.begin, Replica.losses
+
+    def noted(gradients: Gradients, batch: Any) -> None:
+        trained.append(batch[0].clone())
+        begin(gradients, batch)
+
+    def looked(replica: Replica) -> Losses:
+        assert replica._own_examples is not None
+        judged_at.append((len(trained), replica._own_examples[0].clone()))
+        return losses(replica)
+
+    monkeypatch.setattr(Gradients, "begin", noted)
+    monkeypatch.setattr(Replica, "losses", looked)
+    run = small_run(steps=300)
+    run = run.model_copy(update={"inner": run.inner.model_copy(update={"batch_tokens": 16 * 8})})
+    c = 1e-4 * torch.randn(small_replica().parameters)
+    with running(lambda: small_replica(run=run)) as watched:
+        swapped(watched, c)
+        watched.until(Judged)
+        watched.thread.resume()
+        watched.until(PhaseEnded)
+    assert len(judged_at) == 2, "with and without it"
+    for steps, examples in judged_at:
+        assert 0 < steps < len(trained)
+        assert torch.equal(trained[steps][: len(examples)], examples)
 
 
 def test_a_swap_that_breaks_is_judged_alone_though_the_next_one_ends_within_the_same_step() -> None:
