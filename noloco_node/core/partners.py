@@ -113,6 +113,13 @@ class Partners:
         nodes = 1 + sum(map(self.backoffs.answers, self.candidates))
         return list(self._met)[-no_repeat(nodes) :]
 
+    def met_last(self, peer: str, place: str) -> bool:
+        """Whether it was the last partner, or another one of its place, and there are others: candidates, whether they
+        answer or not, or, as in core/standing.py, two more places."""
+        if peer == self.last:
+            return self.candidates.keys() != {peer}
+        return bool(self.last) and place == self.place(self.last) and len({place, *self.candidates.values()}) > 2
+
     def alone(self, peer: str) -> bool:
         """Whether no other candidate than this peer is there."""
         return len(self._there) == (peer in self._there)

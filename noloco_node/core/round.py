@@ -27,6 +27,9 @@ needs a `Tick`. A failure is an event like the rest. Notable choices:
 - Nobody meets a partner of its last few rounds again (`no_repeat`) as long as there is somebody else to call; of those
   alone the one met longest ago. An appointment with such a one goes to a later caller that is none. But a call is never
   refused for that: it would cost rounds.
+- The next offer is not promised to the last partner, nor to its place (`met_last`). Who always called had all rounds of
+  honest nodes that had once refused each other five times: nobody else seemed to be there, so the next offer was
+  promised to it, and was gone before the node could call anybody.
 - With blocking overlap no boundary comes before the round is over, so an offer ends by the clock: when the next
   boundary would have come, or at once where there is no candidate.
 - A node that pauses, has used up its quota, or leaves is *closed* for a reason: its rounds end with it, callers are
@@ -161,6 +164,8 @@ class _Offer:
     applied: int = 0
     one_sided: int = 0
     """Of swaps that failed."""
+    too_late: set[str] = field(default_factory=set)
+    """Peers whose next free offer opens when this one has closed."""
     swapped_with: set[str] = field(default_factory=set)
     """Not empty: the round is committed, and the offer is open for further partners."""
 
@@ -230,7 +235,7 @@ class Round:
             return None
         waits = [self._expires_at()] if self._settings.blocking else []
         if not self._swap and self._offer.calls < MAX_CALLS:
-            waits += map(self.partners.free_at, self.partners.candidates)
+            waits += map(self.partners.free_at, self.partners.candidates.keys() - self._offer.too_late)
         return min((at for at in waits if at > self._now), default=None)
 
     # ---- events ----
@@ -329,9 +334,9 @@ class Round:
         if self._held:
             return self._accept(self._offer, self._held, now)
         if isinstance(event, Refused):
-            left_s = self._next_boundary() - now if event.retry_in_s > self._patience_s(self._offer, now) else 0.0
-            at_least_s = max(left_s, event.retry_in_s - self._phase_s)
-            self.partners.backoffs.failed(call.peer, now, self._phase_s, at_least_s=at_least_s)
+            if event.retry_in_s > self._patience_s(self._offer, now):
+                self._offer.too_late.add(call.peer)
+            self.partners.backoffs.failed(call.peer, now, self._phase_s, at_least_s=event.retry_in_s - self._phase_s)
         else:
             self.partners.backoffs.failed(call.peer, now, self._phase_s, silent=not waited_s)
             if waited_s:
@@ -388,7 +393,8 @@ class Round:
         if self._offer is None or self._swap or self._outgoing or self._offer.calls >= MAX_CALLS:
             return []
         whom = self.partners
-        free = [p for p in whom.candidates if self._wants(p, now) and whom.free_at(p) <= now]
+        able = [p for p in whom.candidates if p not in self._offer.too_late]
+        free = [p for p in able if self._wants(p, now) and whom.free_at(p) <= now]
         if free and self._offer.calls >= SEARCH_CALLS and not self._offer.swapped_with:
             best = min(map(whom.refusals, free))
             return [self._call(self._offer, whom.draw([p for p in free if whom.refusals(p) == best]), now)]
@@ -464,11 +470,10 @@ class Round:
         wait_s = max(0.0, self._next_boundary() - now)
         if not 0 < wait_s <= call.patience_s:
             return [Refuse(call.exchange, "busy", wait_s)]
-        lost: list[Action] = []
-        if holder := self._appointment:
-            if not self._goes_before(call, holder):
-                return [Refuse(call.exchange, "busy", wait_s + self._phase_s)]
-            lost = [Refuse(holder.exchange, "busy", wait_s + self._phase_s)]
+        holder = self._appointment
+        if self.partners.met_last(call.peer, call.place) or (holder and not self._goes_before(call, holder)):
+            return [Refuse(call.exchange, "busy", wait_s + self._phase_s)]
+        lost = [Refuse(holder.exchange, "busy", wait_s + self._phase_s)] if holder else []
         self._appointment, self._appointed_at = call, now
         return [*lost, Appoint(call.exchange, wait_s)]
 

@@ -191,12 +191,18 @@ def test_who_waits_for_an_appointment_accepts_whoever_calls(caller: str) -> None
 
 
 def test_a_busy_peer_is_not_called_before_an_appointment_could_be_kept() -> None:
-    """A phase before its offer opens, and never again for an offer that closes before that."""
-    for retry_in_s, again in ((7.0, 11.25), (10.5, 20.0), (17.0, 20.0), (27.0, 27.0)):
-        m = machine("b")
+    """A phase before its offer opens, and not for an offer of ours that closes before that."""
+    for retry_in_s, again, next_round in (
+        (7.0, 11.25, True),
+        (10.5, None, True),
+        (17.0, None, True),
+        (27.0, None, False),
+    ):
+        m = machine("b", ids=())
         call = only(m.handle(Boundary(1, 10.0), 10.0), Call)
         assert m.handle(Refused(call.exchange, "busy", retry_in_s), 10.0) == []
         assert m.wake_at() == again
+        assert any(isinstance(action, Call) for action in m.handle(Boundary(2, 10.0), 20.0)) == next_round
 
 
 # ---- further partners of a round ----
@@ -224,7 +230,7 @@ def test_an_offer_stays_open_for_further_callers_until_the_boundary() -> None:
     m = in_a_swap(3)
     call = only(m.handle(SwapEnded(MIDDLE, None, 3), 11.0), Call)
     m.handle(Refused(call.exchange, "busy"), 11.1)
-    assert m.handle(Called(LOW, "b", 9.0), 11.2) == [Appoint(LOW, 20.0 - 11.2)], "not the same one again"
+    assert m.handle(Called(LOW, "b", 9.0), 11.2) == [Refuse(LOW, "busy", 30.0 - 11.2)], "not the same one again"
     assert m.handle(Called(HIGH, "d", 5.0), 11.3) == [Accept(HIGH, "d", 1)]
     assert m.handle(SwapEnded(HIGH, None, 3), 12.0)[0] == Further(1, "d", 2)
     assert m.handle(Boundary(2, 10.0), 20.0)[0] == CloseOffer(1)
@@ -464,14 +470,37 @@ def test_no_partner_of_the_window_again_unless_all_were_met_and_then_the_one_met
 
 
 def test_an_appointment_goes_to_a_caller_that_was_not_met_lately() -> None:
-    m = machine("b", "c", "d", "e")
-    call = only(m.handle(Boundary(1, 10.0), 10.0), Call)
-    m.handle(Accepted(call.exchange), 10.0)
-    m.handle(SwapEnded(call.exchange, None), 11.0)
-    other = next(p for p in "bcde" if p != call.peer)
-    assert m.handle(Called(LOW, call.peer, 9.5), 12.0) == [Appoint(LOW, 8.0)]
-    assert m.handle(Called(HIGH, other, 9.5), 12.0) == [Refuse(LOW, "busy", 18.0), Appoint(HIGH, 8.0)]
-    assert m.handle(Called(LOW, "z", 9.5), 12.0) == [Refuse(LOW, "busy", 18.0)], "of equals the first stays"
+    m = machine("b", "c", "d", "e", ids=())
+    met = []
+    for round_ in (1, 2):
+        call = only(m.handle(Boundary(round_, 10.0), 10.0 * round_), Call)
+        m.handle(Accepted(call.exchange), 10.0 * round_)
+        m.handle(SwapEnded(call.exchange, None), 10.0 * round_ + 1)
+        met.append(call.peer)
+    lately, last = met
+    fresh = next(p for p in "bcde" if p not in met)
+    assert m.handle(Called(LOW, last, 9.5), 22.0) == [Refuse(LOW, "busy", 18.0)], "nor is it promised to the last one"
+    assert m.handle(Called(LOW, lately, 9.5), 22.0) == [Appoint(LOW, 8.0)]
+    assert m.handle(Called(HIGH, fresh, 9.5), 22.0) == [Refuse(LOW, "busy", 18.0), Appoint(HIGH, 8.0)]
+    assert m.handle(Called(LOW, "z", 9.5), 22.0) == [Refuse(LOW, "busy", 18.0)], "of equals the first stays"
+
+
+def test_the_next_offer_is_not_promised_to_the_last_partner_or_its_place() -> None:
+    for places, again in (
+        ({"b": "x", "c": "x", "d": "y", "e": "z"}, False),
+        ({"b": "x", "c": "x", "d": "y"}, True),  # of two places neither has a limit
+        ({"b": "x", "c": "y", "d": "y", "e": "z"}, True),
+    ):
+        m = Round(Fixed(MIDDLE))
+        m.handle(Candidates({"b": "x"}), 0.0)
+        m.handle(Boundary(1, 10.0), 10.0)
+        m.handle(Accepted(MIDDLE), 10.0)
+        m.handle(SwapEnded(MIDDLE, None), 11.0)
+        assert m.handle(Called(LOW, "b", 9.5), 12.0) == [Appoint(LOW, 8.0)], "there is no other one"
+        m.handle(CallerGone(LOW), 12.0)
+        m.handle(Candidates(places), 12.0)
+        assert m.handle(Called(LOW, "b", 9.5), 12.0) == [Refuse(LOW, "busy", 18.0)]
+        assert isinstance(m.handle(Called(LOW, "c", 9.5), 12.0)[0], Appoint) == again
 
 
 def test_a_silent_stranger_does_not_keep_two_partners_apart() -> None:
@@ -733,6 +762,8 @@ class BesideRefusing(Swarm):
     def perform(self, n: str, action: Action) -> None:
         if isinstance(action, Accept) and self.callers[action.exchange][0] in self.hostile:
             self.at(0.3, lambda: self.handle(n, SwapEnded(action.exchange, "silent")))
+        if isinstance(action, HangUp) and action.exchange not in self.callers:
+            return  # which refuses in any case
         if not isinstance(action, Call) or action.peer not in self.hostile:
             super().perform(n, action)
             return
@@ -742,6 +773,60 @@ class BesideRefusing(Swarm):
             self.at(0.05, lambda: self.handle(n, Called(crossing, action.peer, 0.0, "one host")))
             self.at(0.10, lambda: self.handle(n, CallerGone(crossing)))
         self.at(0.15, lambda: self.handle(n, refused))
+
+
+class BesideCrowd(Swarm):
+    """Beside identities of one host that call each node again and again, and swap as they should, whoever called."""
+
+    AGAIN_S = 0.5
+
+    def __init__(self, honest: int, crowd: int, seed: int) -> None:
+        super().__init__([10.0] * honest, seed)
+        self.crowd = [f"crowd {k}" for k in range(crowd)]
+        places = {n: n for n in self.names} | dict.fromkeys(self.crowd, "one host")
+        for n in self.names:
+            self.handle(n, Candidates({peer: place for peer, place in places.items() if peer != n}))
+            for other in self.names:  # they were paused, and refused each other
+                for _ in range(SILENT):
+                    self.machines[n].partners.backoffs.failed(other, 0.0, 10.0)
+            for one in self.crowd:
+                self.at(self.rng.random(), lambda n=n, one=one: self.call(one, n))
+
+    def call(self, one: str, n: str) -> None:
+        exchange = self.rng.randbytes(16)
+        self.callers[exchange] = (one, n)
+        self.handle(n, Called(exchange, one, 99.0, "one host"))
+
+    def perform(self, n: str, action: Action) -> None:
+        match action:
+            case Call(exchange, peer) if peer in self.crowd:
+                self.at(0.1, lambda: self.handle(n, Accepted(exchange)))
+            case Begin(exchange, peer) if peer in self.crowd:
+                self.at(self.swap_s, lambda: self.handle(n, SwapEnded(exchange, None, 1)))
+            case HangUp(exchange) if exchange not in self.callers:
+                pass
+            case Accept(exchange) | Refuse(exchange) if (one := self.callers[exchange][0]) in self.crowd:
+                self.at(self.AGAIN_S, lambda: self.call(one, n))
+                if isinstance(action, Accept):
+                    self.at(self.swap_s, lambda: self.handle(n, SwapEnded(exchange, None, 1)))
+            case Appoint(exchange) if self.callers[exchange][0] in self.crowd:
+                pass
+            case _:
+                super().perform(n, action)
+
+
+@pytest.mark.parametrize("crowd", [1, 3, 20])
+@pytest.mark.parametrize(("honest", "most"), [(3, 0.5), (6, 0.33)])
+def test_who_calls_all_the_time_does_not_get_all_rounds_of_nodes_that_had_refused_each_other(
+    honest: int, most: float, crowd: int
+) -> None:
+    """It did, be it one peer or a crowd: to each node nobody else seemed to be there, so it promised the next offer to
+    who called, and that offer was gone before the node could call anybody."""
+    swarm = BesideCrowd(honest, crowd, seed=1)
+    swarm.run(800)
+    met = [peer for each in swarm.met.values() for peer in each]
+    assert sum(peer in swarm.crowd for peer in met) < most * len(met)
+    assert len(met) > 0.98 * sum(swarm.rounds.values())
 
 
 @pytest.mark.parametrize("call", [False, True])
@@ -765,9 +850,9 @@ def test_sixty_four_equal_nodes_commit_and_meet_many() -> None:
     assert swarm.repeats() < 0.01
 
 
-@pytest.mark.parametrize(("nodes", "least"), [(3, 0.99), (4, 0.99), (8, 0.98), (16, 0.98)])
-def test_nodes_whose_boundaries_lie_close_seldom_end_alone(nodes: int, least: float) -> None:
-    """They did in 1.4, 1.5, 3.3 and 3.0% of rounds, when who waited for an appointment refused all who called."""
+@pytest.mark.parametrize("nodes", [8, 16])
+def test_nodes_whose_boundaries_lie_close_seldom_end_alone(nodes: int) -> None:
+    """They did in 3.3 and 3.0% of rounds, when who waited for an appointment refused all who called."""
     shares, calls = [], []
     for seed in range(8):
         swarm = Abreast([10.0] * nodes, seed, delay_s=0.003, swap_s=0.08)
@@ -775,7 +860,7 @@ def test_nodes_whose_boundaries_lie_close_seldom_end_alone(nodes: int, least: fl
         rounds = sum(swarm.rounds.values())
         shares.append(sum(swarm.committed.values()) / rounds)
         calls.append(swarm.calls / rounds)
-    assert fmean(shares) > least
+    assert fmean(shares) > 0.98
     assert fmean(calls) < 0.9
 
 
