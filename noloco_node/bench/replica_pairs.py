@@ -83,7 +83,7 @@ def _meetings(say: Say, plan: Sequence[int], steps: int) -> list[PairMeeting]:
         met.append(PairMeeting(apart, one, other))
         c = (other.u - one.u) / 2
         for replica, correction in zip(replicas, (c, -c), strict=True):
-            replica.apply(0, correction, replica.round)
+            replica.slow.apply(0, correction, replica.round)
     return met
 
 
@@ -92,7 +92,7 @@ def _train_apart(replica: Replica, rounds: int, round_done: Callable[[], None]) 
     for _ in range(rounds):
         while not replica.position.phase_over:
             replica.step()
-        side = Side(replica.snapshot(), replica.movement()[0].cpu())
+        side = Side(replica.snapshot(), replica.slow.movement()[0].cpu())
         replica.boundary()
         round_done()
     return side

@@ -27,7 +27,7 @@ from noloco_node.host import memory
 from noloco_node.run.manifest import parse
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.training import memory_budget, model
-from noloco_node.training.gradients import ShortOfMemory
+from noloco_node.training.inner.gradients import ShortOfMemory
 from noloco_node.training.replica import Replica
 from noloco_node.training.thread import FRAGMENT_ELEMENTS
 
@@ -204,7 +204,7 @@ def _wait_for(device: torch.device) -> None:
 
 def stall(inner: Replica) -> float:
     """Seconds of a boundary with an offer, and of the corrections of a swap."""
-    inner.let_stay()  # those of the swap before
+    inner.slow.let_stay()  # those of the swap before
     inner.step()
     device = inner.theta.device
     correction = torch.full((FRAGMENT_ELEMENTS,), 1e-6, device=device)
@@ -212,7 +212,7 @@ def stall(inner: Replica) -> float:
     began = time.perf_counter()
     offer(inner)
     for start in range(0, inner.parameters, FRAGMENT_ELEMENTS):
-        inner.apply(start, correction[: inner.parameters - start], inner.round)
+        inner.slow.apply(start, correction[: inner.parameters - start], inner.round)
     _wait_for(device)
     return time.perf_counter() - began
 
@@ -229,7 +229,7 @@ def evaluating(inner: Replica) -> float:
 
 def offer(inner: Replica) -> tuple[Tensor, Tensor]:
     """A boundary, as in training/thread.py."""
-    made = inner.snapshot(), inner.movement()[0]
+    made = inner.snapshot(), inner.slow.movement()[0]
     inner.boundary()
     return made
 

@@ -21,7 +21,7 @@ _FULL = "exp_avg", "exp_avg_sq"
 _SMALL, _SCALES = ("state1", "state2"), ("absmax1", "absmax2")
 """Moments of 8 bits, and the scale of each block of them; small tensors' have 32 bits and no scales."""
 _CODED = 4096
-"""Elements of a tensor from which bitsandbytes codes its moments (training/optimizer.py, SMALL)."""
+"""Elements of a tensor from which bitsandbytes codes its moments (training/inner/optimizer.py, SMALL)."""
 _BLOCK = 256
 _POSITION_VALUES = 10_000
 """A hub stream's position has some dozen values for each file that it reads. Values may be named many times in a few

@@ -1,4 +1,4 @@
-"""R replicas of one model or of each of its stages, each with a node's own optimizer (training/optimizer.py).
+"""R replicas of one model or of each of its stages, each with a node's own optimizer (training/inner/optimizer.py).
 
 All start from the same weights, which are rows of a matrix (R, P), and their gradients of another: an outer algorithm
 works on plain rows. One module computes for all of them: its parameters become views of the rows whose turn it is, of
@@ -18,9 +18,9 @@ from torch.nn.utils import parameters_to_vector
 from noloco_node.core.codecs.activations import activation_codec
 from noloco_node.simulate.settings import Settings
 from noloco_node.simulate.stages import Cut, Route
+from noloco_node.training.inner.optimizer import Optimizer
+from noloco_node.training.inner.schedule import learning_rate
 from noloco_node.training.model import next_token_loss, parameters
-from noloco_node.training.optimizer import Optimizer
-from noloco_node.training.schedule import learning_rate
 
 _EVALUATED = 16
 """Sequences evaluated at a time; bounds the memory of the logits."""

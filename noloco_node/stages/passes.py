@@ -41,8 +41,8 @@ from noloco_node.stages.part import Part, Position, part_of
 from noloco_node.stages.usual_size import UsualSize
 from noloco_node.stages.window import Window
 from noloco_node.training import memory_budget
-from noloco_node.training.gradients import Gradients, NotMeasured
-from noloco_node.training.optimizer import Optimizer
+from noloco_node.training.inner.gradients import Gradients, NotMeasured
+from noloco_node.training.inner.optimizer import Optimizer
 from noloco_node.training.task import Batch, Closable, ExampleStream, Patient, Sized, Task
 
 DEADLINE_S = 20.0

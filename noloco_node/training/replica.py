@@ -1,14 +1,14 @@
-"""One replica: inner steps of AdamW, the boundary of a round, and a partner's correction. Plain blocking torch.
+"""One replica: inner steps of AdamW, the boundaries of rounds, evaluations and its whole state. Plain blocking torch.
 
 Notable choices:
 - The model's parameters are views of ONE flat fp32 vector θ, so the outer step and a fragment's correction are each a
-  few operations on slices. φ and δ are flat too, beside θ where they fit. AdamW (optimizer.py) sees the parameters.
+  few operations on slices. φ and δ are flat too; they and what partners bring are slow_weights.py.
+- AdamW (inner/optimizer.py) sees the parameters. inner/gradients.py computes loss and gradient of a batch.
 - A step whose loss or gradient is not finite is skipped and counted; the position in data and schedule moves on. After
   MAX_SKIPPED of them in a row the caller must restore weights that were good.
-- Where it is in the run, and when a phase ends, is the business of its `position` (schedule.py).
+- Where it is in the run, and when a phase ends, is the business of its `position` (inner/schedule.py).
 
-The maths of a boundary is core/outer.py (arXiv 2506.10911). A Task says what is trained (task.py), and gradients.py
-computes loss and gradient of a batch. Knows nothing of peers, threads or files; used by one thread only.
+A Task says what is trained (task.py). Knows nothing of peers, threads or files; used by one thread only.
 """
 
 import hashlib
@@ -29,10 +29,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from noloco_node.core import gpu, outer
-from noloco_node.core.codecs.codec import BLOCK, Packed
+from noloco_node.core.codecs.codec import BLOCK
 from noloco_node.core.device import REMEDY, choose_device, why_no_gpu
-from noloco_node.core.length_correction import OWED, LengthCorrection
 from noloco_node.core.verdict import Losses
 from noloco_node.data import corpus
 from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved
@@ -42,9 +40,10 @@ from noloco_node.host.gpu_cards import has_nvidia_card
 from noloco_node.run.schema import InnerSpec, Manifest, SampleSpec
 from noloco_node.training import memory_budget, model, tasks
 from noloco_node.training.background_copy import Copies, FileMemory, Pair, host_memory
-from noloco_node.training.gradients import Gradients, NotMeasured, ShortOfMemory
-from noloco_node.training.optimizer import Optimizer
-from noloco_node.training.schedule import Position
+from noloco_node.training.inner.gradients import Gradients, NotMeasured, ShortOfMemory
+from noloco_node.training.inner.optimizer import Optimizer
+from noloco_node.training.inner.schedule import Position
+from noloco_node.training.slow_weights import Place, SlowWeights, first_nonfinite, pieces
 from noloco_node.training.task import Batch, Closable, Counted, ExampleStream, Passing, Patient, Sized, Task, Writing
 
 log = logging.getLogger(__name__)
@@ -95,25 +94,6 @@ class Trial:
     """Of the weights that the run began with."""
 
 
-@dataclass(slots=True)
-class _Added:
-    """A correction of some elements, kept so that it can be taken back."""
-
-    start: int
-    correction: Packed
-    offered_round: int
-    has_length: bool
-    """Whether the length owed to it was added too; the first partner of a round brings it."""
-    length: Tensor | None = None
-    """That, once another offer has taken its place in the length correction."""
-
-    def keep_length(self, lengths: LengthCorrection) -> Tensor:
-        """Before the next offer."""
-        if self.length is None:
-            self.length = lengths.owed(self.start, self.correction.size).clone()
-        return self.length
-
-
 class Saved(Protocol):
     """A State that was loaded again."""
 
@@ -130,7 +110,7 @@ class Saved(Protocol):
 class Replica:
     """`build` makes the one that a manifest describes."""
 
-    def __init__(  # noqa: PLR0913, PLR0915, PLR0917
+    def __init__(  # noqa: PLR0913, PLR0917
         self,
         task: Task,
         module: nn.Module,
@@ -142,16 +122,17 @@ class Replica:
         compile: Callable[[], object] | None = None,
     ) -> None:
         self._spec = manifest.inner
-        self._hyper = outer.OuterSettings(manifest.outer.alpha, manifest.outer.beta, manifest.outer.gamma)
         self.module = module.train()
         self.stream = stream
         self.layout = model.layout_digest(module)
         self.theta = model.flatten(module)
-        self.phi, self.delta = memory_budget.slow_vectors(self.theta, memory_fraction, moments)
-        self._length_correction = self._lengths() if manifest.outer.keep_norm else None
-        self._host_u = gpu.Reused(len(self.theta), gpu.pinned if self._apart else torch.empty)
-        self._owed_for = -1
-        """The round of the offer that the length correction is about: a swap of the offer before may still go on."""
+        self.position = Position(self._spec, manifest.rounds)
+        self.copies = Copies(self.theta.device)
+        self._places = list(_places(module))
+        self.slow = SlowWeights(
+            self.theta, self._places, manifest.outer, self.position, self.copies, memory_fraction, moments
+        )
+        self.phi, self.delta = self.slow.phi, self.slow.delta
         self._optimizer = Optimizer(module, self._spec, moments)
         self._task, self._seed, self._memory_fraction = task, manifest.seed, memory_fraction
         self.samples: SampleSpec | None = manifest.sample
@@ -164,7 +145,6 @@ class Replica:
             task, module, self._optimizer, self._spec, micro_batch, memory_fraction, compile, later
         )
         self._most_tokens_per_s = _most_tokens_per_s(task, module, self.theta.device, self._spec)
-        self.position = Position(self._spec, manifest.rounds)
         self.skipped = 0
         """Skipped steps, without a finite loss and gradient."""
         self._skipped_in_row = 0
@@ -180,18 +160,11 @@ class Replica:
         """Of the last evaluation, of these weights."""
         self._warm_up_left = 0
         """Steps of a fresh AdamW that still have a lower learning rate."""
-        self._restored_in = -1
-        """The round in which `restore` or `adopt` was called last: offers up to it are of other weights."""
-        self._thrown_away: list[int] = []
-        """Rounds whose phase was thrown away: δ did not change at their boundary."""
         self._own_examples: Batch | None = None
-        """Some of the last step's."""
-        self._added: list[_Added] = []
-        """The corrections of the last swap."""
+        """Some of the batch that was fetched last."""
         self._batch: Batch | None = None
         """Of the next step, when it has been fetched."""
         self._batch_at: Any = None
-        self.copies = Copies(self.theta.device)
         self.spill_folder: Callable[[], Path] | None = None
         """For a copy of the state that memory has no room for."""
         self.meanwhile: Callable[[], None] = lambda: None
@@ -278,21 +251,6 @@ class Replica:
         return self.is_stage
 
     # ---- sizes and positions ----
-    @property
-    def _apart(self) -> bool:
-        """Whether φ and δ are in host memory and θ is not."""
-        return self.phi.device != self.theta.device
-
-    def _lengths(self) -> LengthCorrection:
-        sizes = [p.numel() for _, p in model.parameters(self.module)]
-        owed = gpu.pinned(sum(sizes), OWED) if self._apart else torch.empty_like(self.phi, dtype=OWED)
-        return LengthCorrection(sizes, owed)
-
-    def _arrive(self) -> None:
-        """Before φ and δ are read or written on the CPU: what the GPU writes there has been written."""
-        if self._apart:
-            gpu.reach(gpu.record(self.theta.device))
-
     @property
     def parameters(self) -> int:
         return len(self.theta)
@@ -446,44 +404,20 @@ class Replica:
 
     # ---- the boundary of a round ----
     def snapshot(self) -> Tensor:
-        """u = β Δ + γ φ, fp32 where φ is, a new tensor: what a partner needs. Δ is made longer by what averaging will
-        take from it, where the run does that (core/length_correction.py). Before `boundary`."""
+        """What a partner needs, before `boundary`: SlowWeights.snapshot."""
         self._optimizer.free_gradients()
-        u = torch.empty_like(self.phi) if self.phi.is_cuda else self._host_u.take()
-        outer.snapshot(self.theta, self.phi, self._hyper, u)
-        self._owed_for = -1
-        if self._length_correction:
-            for added in self._added:
-                if added.has_length:
-                    added.keep_length(self._length_correction)
-            self._length_correction.offer(self.theta, self.phi, self._hyper.beta, u)
-        self._require_finite(self.theta if self._apart else u)
-        self._owed_for = self.round + 1
-        return u
-
-    def movement(self) -> tuple[Tensor, Tensor]:
-        """The largest |βΔ| and ‖βΔ‖² of each block of 256 elements, on θ's device: how far apart partners may be.
-        Before `boundary`."""
-        return outer.movement(self.theta, self.phi, self._hyper, BLOCK)
+        return self.slow.snapshot()
 
     def boundary(self) -> None:
         """The local outer step: afterwards θ = φ, and the next round begins. Raises NonFinite, and then nothing has
         changed: `discard` the phase."""
-        self._require_finite(self.theta)
-        self._secure_weights()
-        outer.local_step(self.theta, self.phi, self.delta, self._hyper)
+        self.slow.step()
         self.position.next_round()
 
     @property
     def skips(self) -> bool:
         """Whether the last step was skipped: the weights may be broken, and are not to be offered."""
         return self._skipped_in_row > 0
-
-    @property
-    def is_broken(self) -> bool:
-        """Whether φ itself is not finite."""
-        self._arrive()
-        return self._first_nonfinite(self.phi) is not None
 
     def discard(self) -> None:
         """Throw the phase away, as `restart` does, and end it. Raises Diverged."""
@@ -493,11 +427,11 @@ class Replica:
     def end_without_step(self) -> None:
         """End the phase; θ, φ and δ stay as they are."""
         self.position.next_round()
-        self._thrown_away.append(self.round)
+        self.slow.stayed()
 
     def restart(self) -> None:
         """In the middle of a phase: θ becomes φ again, with a fresh AdamW. Raises Diverged if φ is not finite."""
-        if self.is_broken:
+        if self.slow.is_broken:
             raise Diverged("the model holds NaN or Inf: start the node again, it goes on from its last checkpoint")
         self._begin_at_phi()
 
@@ -505,49 +439,7 @@ class Replica:
         """In the middle of a phase: weights and optimizers become the saved ones. Round, schedule and data go on from
         here: a run never goes back, and the batches that caused it do not come again."""
         self._take_weights(saved)
-        self._restored_in = self.round
-
-    def apply(self, start: int, c: Tensor, offered_round: int, kept: Packed | None = None) -> None:
-        """Add a partner's correction of the elements from `start` on, for the offer made as round `offered_round`
-        began, with the length that is owed there. One for weights that were given up since is dropped. `kept`: the
-        same, for `take_back`, until `let_stay`."""
-        if offered_round <= self._restored_in:
-            return
-        change = c
-        if self._length_correction and offered_round == self._owed_for:
-            change = self._length_correction.complete(start, c)
-        added = _Added(start, kept or Packed(c), offered_round, change is not c)
-        self._change(added, change)
-        self._added.append(added)
-
-    def let_stay(self) -> None:
-        """What was added before."""
-        self._added.clear()
-
-    @property
-    def has_swapped(self) -> bool:
-        """Whether there is something to take back."""
-        return bool(self._added)
-
-    def take_back(self) -> None:
-        """Undo what was added since `let_stay`, now or boundaries later: θ, φ and δ become what they would be
-        without it, had θ learned the same since."""
-        while self._added:  # a GPU may have no memory for one of them: those before it have been taken back
-            added = self._added[0]
-            change = added.correction.applied(self.theta.device)
-            if self._length_correction and added.has_length:
-                change = change + added.keep_length(self._length_correction).to(change.device)
-            change = -change
-            if self._length_correction and added.has_length:
-                self._length_correction.take_back(added.start, added.correction.size)
-            self._change(added, change)
-            self._added.pop(0)
-
-    @property
-    def swap_grows(self) -> float:
-        """Times what was added since `let_stay` that it comes to in the end."""
-        lates = [self._late(added.offered_round) for added in self._added]
-        return outer.carried_on(self._hyper, min(lates, default=0))
+        self.slow.replaced(by_peer=False)
 
     def losses(self) -> Losses:
         """At the present θ."""
@@ -555,61 +447,10 @@ class Replica:
         return Losses(self._gradients.evaluate(), own)
 
     def losses_without(self, partner: float = 0.0) -> Losses:
-        """Without what was added since `let_stay`; `partner` = 1: of what the partner sent, as far as it is known,
-        instead. θ is afterwards what it was to the bit; the copy lies where gradients do in a step."""
-        apart = 2 * partner / max(self._hyper.beta, self._hyper.gamma)
+        """Within SlowWeights.without_swap; the copy that it makes lies where gradients do in a step."""
         self._optimizer.free_gradients()
-        kept = self.theta.clone()
-        self.copies.secure("theta")
-        try:
-            for added in self._added:
-                c = added.correction
-                shift = apart - outer.shift(self._hyper, self._late(added.offered_round)) * c.scale
-                part = self.theta[added.start : added.start + c.size]
-                part.add_(c.unscaled(part.device), alpha=shift)
+        with self.slow.without_swap(partner):
             return self.losses()
-        finally:
-            self.theta.copy_(kept)
-
-    def _late(self, offered_round: int) -> int:
-        return self.round - offered_round - sum(ended > offered_round for ended in self._thrown_away)
-
-    def _change(self, added: "_Added", c: Tensor) -> None:
-        part = slice(added.start, added.start + len(c))
-        late = self._late(added.offered_round)
-        self._secure_weights(part.start, part.stop)
-        outer.correct(self.theta[part], self.phi[part], self.delta[part], c, self._hyper, late)
-
-    def _secure_weights(self, start: int = 0, end: int | None = None) -> None:
-        """Before θ, φ and δ change there: of copies that are made, copy these first."""
-        self.copies.secure("theta", start, end)
-        self.copies.secure("slow", start, end)
-
-    def _require_finite(self, vector: Tensor) -> None:
-        if (at := self._first_nonfinite(vector)) is not None:
-            raise NonFinite(f"{self._name_at(at)} holds NaN or Inf")
-
-    @staticmethod
-    def _first_nonfinite(vector: Tensor) -> int | None:
-        if math.isfinite(float(vector.sum())):  # NaN and Inf stay in a sum, which takes a thirtieth of the time
-            return None
-        for start, piece in _pieces(vector):
-            finite = piece.isfinite()
-            if not finite.all():
-                return start + int(finite.logical_not().nonzero()[0])
-        return None
-
-    def _name_at(self, element: int) -> str:
-        for name, _, end in self._slices():
-            if element < end:
-                return name
-        raise IndexError(element)
-
-    def _slices(self) -> Iterator[tuple[str, int, int]]:
-        start = 0
-        for name, p in model.parameters(self.module):
-            yield name, start, start + p.numel()
-            start += p.numel()
 
     # ---- evaluation ----
     def evaluate(self) -> float:
@@ -649,7 +490,7 @@ class Replica:
         state = State(
             self.round,
             self.steps,
-            {name: theta[start:end].view(shapes[name]) for name, start, end in self._slices()},
+            {name: theta[start:end].view(shapes[name]) for name, start, end in self._places},
             {"phi": phi, "delta": delta},
             {
                 "optimizer": moments,
@@ -661,7 +502,7 @@ class Replica:
                 "skipped_in_row": self._skipped_in_row,
                 "last_loss": self.last_loss,
                 "warm_up_left": self._warm_up_left,
-                "norms": self._length_correction.scales if self._length_correction else [],
+                "norms": self.slow.scales,
                 "rng": torch.get_rng_state(),
                 "device_rng": torch.cuda.get_rng_state(self.theta.device) if self.theta.is_cuda else None,
             },
@@ -706,9 +547,7 @@ class Replica:
         self.position.round, self.position.phase_step = saved.round, saved.inner["phase_step"]
         self.position.phase_s, self.position.taken = saved.inner["phase_s"], saved.inner["taken"]
         self.skipped, self._skipped_in_row = saved.inner["skipped"], saved.inner["skipped_in_row"]
-        if self._length_correction:
-            self._length_correction.load(saved.inner["norms"])
-        self._owed_for = -1
+        self.slow.load_scales(saved.inner["norms"])
         self.last_loss = saved.inner["last_loss"]
         torch.set_rng_state(saved.inner["rng"])
         if self.theta.is_cuda and saved.inner["device_rng"] is not None:
@@ -716,13 +555,9 @@ class Replica:
 
     def _take_weights(self, saved: Saved) -> None:
         """Of both optimizers too."""
-        self._arrive()
-        self._added.clear()
-        self._secure_weights()
+        self.slow.become(saved.outer["phi"], saved.outer["delta"])
         for name, p in model.parameters(self.module):
             p.data.copy_(saved.weights[name])
-        self.phi.copy_(saved.outer["phi"])
-        self.delta.copy_(saved.outer["delta"])
         self._warm_up_left = saved.inner["warm_up_left"]
         if self._optimizer.is_kin(saved.inner["optimizer"]):
             self._optimizer.load(saved.inner["optimizer"])
@@ -736,7 +571,7 @@ class Replica:
         """Some blocks of the slow weights: fp32, little-endian. Raises PeerMisbehaved where there is no such block."""
         if any(block * BLOCK >= self.parameters for block in blocks):
             raise PeerMisbehaved("bad_blocks", "beyond the model")
-        self._arrive()
+        self.slow.arrive()
         parts = [self.phi[block * BLOCK : (block + 1) * BLOCK] for block in blocks]
         return torch.cat(parts).cpu().numpy().tobytes()
 
@@ -746,7 +581,7 @@ class Replica:
         here. Raises PeerMisbehaved, and OutOfMemory where there is no room for a copy of θ and for a new model."""
         phi, delta = self._read(live_state)
         memory_budget.check_trial(self.parameters)
-        added = self._hyper.alpha * float(delta.norm()) / max(float(phi.norm()), 1e-30)
+        added = self.slow.settings.alpha * float(delta.norm()) / max(float(phi.norm()), 1e-30)
         try:
             own = self._gradients.evaluate()
         except NotMeasured:
@@ -756,8 +591,8 @@ class Replica:
         try:
             self.theta.copy_(phi)
             theirs = self._gradients.evaluate()
-            for start, piece in _pieces(delta):
-                self.theta[start : start + len(piece)].add_(piece.to(self.theta.device), alpha=self._hyper.alpha)
+            for start, piece in pieces(delta):
+                self.theta[start : start + len(piece)].add_(piece.to(self.theta.device), alpha=self.slow.settings.alpha)
             later = self._gradients.evaluate()
             new = own
             if self.round or self.steps:
@@ -771,16 +606,10 @@ class Replica:
         """Take a peer's state (`copy_slow`): θ = φ, and a fresh AdamW that warms up. Raises PeerMisbehaved, and
         then nothing has changed."""
         phi, delta = self._read(live_state)
-        self._arrive()
-        self._secure_weights()
-        self.phi.copy_(phi)
-        self.delta.copy_(delta)
+        self.slow.become(phi, delta)
         self._begin_at_phi()
         self.position.move_to(round)
-        self._thrown_away.clear()
-        self._owed_for = -1
-        self._added.clear()
-        self._restored_in = round  # also where it was a later one before: the rounds in between come again
+        self.slow.replaced(by_peer=True)  # also where the round was a later one before: those in between come again
 
     def _read(self, live_state: bytes | memoryview) -> tuple[Tensor, Tensor]:
         """Its slow weights and outer momentum, on the CPU."""
@@ -788,15 +617,13 @@ class Replica:
             raise PeerMisbehaved("bad_state", f"{len(live_state)} bytes instead of {8 * self.parameters}")
         numbers = np.frombuffer(live_state, np.float32)
         both = torch.from_numpy(numbers if numbers.flags.writeable else numbers.copy())
-        if self._first_nonfinite(both) is not None:
+        if first_nonfinite(both) is not None:
             raise PeerMisbehaved("nonfinite", "state")
         return both[: self.parameters], both[self.parameters :]
 
     def _begin_at_phi(self) -> None:
         """θ = φ, and an AdamW without moments: copies that are made hold the old ones."""
-        self._added.clear()
-        self.copies.secure("theta")
-        self.theta.copy_(self.phi)
+        self.slow.begin_at_phi()
         self._optimizer.restart()
         self._warm_up_left = WARM_UP_STEPS
         self._forget_losses()
@@ -821,7 +648,9 @@ def _new_model(task: Task, seed: int) -> nn.Module:
         return task.model()
 
 
-def _pieces(vector: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """A long vector is checked piece by piece: no copy of its length is made."""
-    for start in range(0, len(vector), outer.PIECE):
-        yield start, vector[start : start + outer.PIECE]
+def _places(module: nn.Module) -> Iterator[Place]:
+    """Of the parameters, in the order of the flat vectors."""
+    start = 0
+    for name, p in model.parameters(module):
+        yield name, start, start + p.numel()
+        start += p.numel()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from noloco_node.core import gpu
 
 if TYPE_CHECKING:
-    from noloco_node.training.gradients import Gradients
+    from noloco_node.training.inner.gradients import Gradients
 
 Batch: TypeAlias = tuple[Tensor, ...]
 """Tensors on the CPU that all have the examples as their first dimension: a micro-batch is the same slice of each."""
@@ -104,7 +104,7 @@ class Counted(Protocol):
 
 @runtime_checkable
 class Passing(Protocol):
-    """A task whose passes go through other nodes too (stages/): it brings them, in place of training/gradients.py."""
+    """A task whose passes go through other nodes too (stages/): it brings them, in place of inner/gradients.py."""
 
     def gradients(self, *whole: Any) -> "Gradients":
         """Takes what `Gradients` takes."""

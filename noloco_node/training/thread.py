@@ -34,7 +34,7 @@ from noloco_node.core.verdict import Course
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory
 from noloco_node.host import memory
 from noloco_node.training import mailbox, memory_budget
-from noloco_node.training.gradients import NotMeasured, ShortOfMemory
+from noloco_node.training.inner.gradients import NotMeasured, ShortOfMemory
 from noloco_node.training.mailbox import Failed, Finished, Judged, Mailbox, Message, PhaseEnded, Progress, Ready
 from noloco_node.training.offer import CodecThread, Offer
 from noloco_node.training.replica import Replica, Saved, State, Trial
@@ -235,7 +235,7 @@ class TrainingThread:
             case mailbox.Swapping(under_way):
                 self._swapping = under_way
                 if self._unjudged is not None:  # there was no memory: the next partner is not blamed for it
-                    replica.let_stay()
+                    replica.slow.let_stay()
                     self._unjudged.judged(False)
                     self._unjudged = None
                 self._ended_swap, self._swap = None if under_way else self._swap, None
@@ -297,7 +297,7 @@ class TrainingThread:
         with self._times.on("apply"):
             gpu.wait(command.ready, command.correction.device)
             gpu.keep(command.tensors)
-            replica.apply(command.start, command.correction, command.offered_round, command.kept)
+            replica.slow.apply(command.start, command.correction, command.offered_round, command.kept)
 
     def _judge(self, replica: Replica) -> None:
         """Take the corrections of a swap that has just ended back where they did harm (core/verdict.py)."""
@@ -305,22 +305,22 @@ class TrainingThread:
         if swap is None:
             return
         judged: Judged | None = None
-        if replica.has_swapped:
+        if replica.slow.has_swapped:
             if not replica.is_stage and replica.has_data(0.0):
                 replica.fetch()  # what it was not trained on yet tells more: core/verdict.py
             try:
                 with self._times.on("evaluate"):
-                    with_it, without, grows = replica.losses(), replica.losses_without(), replica.swap_grows
+                    with_it, without, grows = replica.losses(), replica.losses_without(), replica.slow.swap_grows
                     verdict = self._course.judge(without, with_it, lambda: replica.losses_without(partner=1), grows)
                 if verdict.harmful:
-                    replica.take_back()
+                    replica.slow.take_back()
                 judged = Judged(swap.exchange, verdict, with_it.held_out, without.held_out)
             except (ShortOfMemory, torch.OutOfMemoryError):
                 self._unjudged = swap
                 return
             except NotMeasured:
                 pass
-            replica.let_stay()
+            replica.slow.let_stay()
         swap.judged(judged is not None and judged.verdict.harmful)
         if judged:
             self._post(judged)
@@ -522,7 +522,7 @@ class TrainingThread:
                 replica.boundary()
             except NonFinite as error:
                 log.warning("this phase is thrown away: %s", error)
-                if replica.is_broken:  # raises Diverged where no checkpoint helps
+                if replica.slow.is_broken:  # raises Diverged where no checkpoint helps
                     self._roll_back(replica, str(error))
                     replica.end_without_step()
                 else:
@@ -536,7 +536,7 @@ class TrainingThread:
         """None where the GPU has no memory for it."""
         for _ in range(2):
             try:
-                return replica.snapshot(), replica.movement()
+                return replica.snapshot(), replica.slow.movement()
             except torch.OutOfMemoryError:
                 replica.make_room()
         return None

@@ -112,7 +112,7 @@ def _replay(inner: Replica, received: Sequence[Received], stepped: Callable[[], 
 
     def replayed() -> float:
         for each in by_step[inner.steps]:
-            inner.apply(each.start, each.correction, each.offered_round)
+            inner.slow.apply(each.start, each.correction, each.offered_round)
         value = step()
         stepped()
         return value

@@ -32,14 +32,14 @@ def main(hidden: int, layers: int, moments: str, folder: str | None = None) -> N
     if folder:
         replica.spill_folder, memory.free_bytes = lambda: Path(folder), lambda: 0
     replica.step()
-    offer = replica.snapshot(), replica.movement()
+    offer = replica.snapshot(), replica.slow.movement()
     replica.boundary()
     written = replica.state()
     replica.step()
     for start in range(0, replica.parameters, FRAGMENT_ELEMENTS):
         elements = min(FRAGMENT_ELEMENTS, replica.parameters - start)
         c = torch.full((elements,), 1e-6)
-        replica.apply(start, c, replica.round, Packed(c, torch.full((-(-elements // BLOCK),), 1e-6)))
+        replica.slow.apply(start, c, replica.round, Packed(c, torch.full((-(-elements // BLOCK),), 1e-6)))
     replica.losses_without()
     replica.step()
     items = {item.what: item.bytes for item in replica.memory_plan().host}

@@ -20,8 +20,8 @@ from noloco_node.run.schema import InnerSpec, Manifest, StagesSpec
 from noloco_node.stages.part import Position
 from noloco_node.stages.passes import StageTask
 from noloco_node.stages.service import StageService, StageTerms
-from noloco_node.training.gradients import Gradients
-from noloco_node.training.optimizer import Optimizer
+from noloco_node.training.inner.gradients import Gradients
+from noloco_node.training.inner.optimizer import Optimizer
 from noloco_node.transport.libp2p import Libp2pTransport
 from noloco_node.wire.stage_pb2_grpc import add_StageServicer_to_server
 

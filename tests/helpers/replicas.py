@@ -68,7 +68,7 @@ def correct(thread: TrainingThread, offered_round: int, start: int, c: Tensor, e
 
 def live_state(replica: Replica) -> bytes:
     """The state that a joining node gets from it."""
-    replica._arrive()
+    replica.slow.arrive()
     return replica.phi.cpu().numpy().tobytes() + replica.delta.cpu().numpy().tobytes()
 
 
@@ -83,8 +83,8 @@ def exchange(
     for index, start in enumerate(range(0, one.parameters, fragment)):
         talks = [c.converse(u[start : start + fragment], index, bytes(16)) for c, u in zip(codecs, us, strict=True)]
         mine, theirs = carry(talks[0], talks[1])
-        one.apply(start, mine, one.round)
-        other.apply(start, theirs, other.round)
+        one.slow.apply(start, mine, one.round)
+        other.slow.apply(start, theirs, other.round)
         corrections.append((mine, theirs))
     return corrections
 

@@ -142,8 +142,8 @@ class StageSwarm:
         talks = [codec("fp32").converse(each.offer[0], 0, bytes(16)) for each in (one, other)]
         for each, c in zip((one, other), carry(*talks), strict=True):
             assert each.offer
-            each.replica.apply(0, c, each.offer[1])
-            each.replica.let_stay()
+            each.replica.slow.apply(0, c, each.offer[1])
+            each.replica.slow.let_stay()
             each.offer = None
 
     def loss(self) -> float:

@@ -11,8 +11,8 @@ from noloco_node.simulate.experiment import Workload, run
 from noloco_node.simulate.readers import Readers, own_modules
 from noloco_node.simulate.replicas import ReplicaBatch
 from noloco_node.simulate.settings import Settings, choice
+from noloco_node.training.inner.schedule import learning_rate
 from noloco_node.training.model import build, next_token_loss
-from noloco_node.training.schedule import learning_rate
 
 MODEL = ModelSpec(
     architecture="LlamaConfig",

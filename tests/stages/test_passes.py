@@ -23,10 +23,10 @@ from noloco_node.stages.letters import Answer, Asked, Letter, Lost, LostMicroBat
 from noloco_node.stages.part import Position, layers_of, part_of, whole_model
 from noloco_node.stages.passes import StageTask
 from noloco_node.training import model
-from noloco_node.training.gradients import NotMeasured
+from noloco_node.training.inner.gradients import NotMeasured
+from noloco_node.training.inner.schedule import learning_rate
 from noloco_node.training.mailbox import Finished, PhaseEnded
 from noloco_node.training.replica import Replica
-from noloco_node.training.schedule import learning_rate
 from noloco_node.training.thread import TrainingThread
 
 

@@ -106,7 +106,7 @@ class Life:
 
     def __init__(self, copies: Copies) -> None:
         self.replica = small_replica(run=small_run(steps=10, rounds=10, warmup=0.0))
-        self.replica.copies = copies
+        self.replica.copies = self.replica.slow._copies = copies
         self._evaluate, self.replica._gradients.evaluate = self.replica._gradients.evaluate, self._evaluated  # type: ignore[method-assign]
         donor = small_replica("b")
         donor.step()
@@ -143,11 +143,11 @@ class Life:
                 replica.boundary()
             case "correct":
                 start = at % replica.parameters
-                replica.apply(start, torch.full((min(500, replica.parameters - start),), 1e-3), replica.round)
+                replica.slow.apply(start, torch.full((min(500, replica.parameters - start),), 1e-3), replica.round)
             case "take back":
-                replica.take_back()
+                replica.slow.take_back()
             case "let stay":
-                replica.let_stay()
+                replica.slow.let_stay()
             case "losses":
                 replica.losses_without(partner=1)
             case "restart":
@@ -208,7 +208,7 @@ def test_any_life_gives_copies_of_the_moments_they_were_asked_for(acts: list[tup
 # ---- who asks, and who is held up ------------------------------------------------------------------------------------
 def test_one_copy_for_a_joining_node_serves_all_who_ask_while_it_is_made() -> None:
     replica = small_replica()
-    replica.copies = HeldUp()
+    replica.copies = replica.slow._copies = HeldUp()
     one, of_all = replica.copy_slow(), replica.copy_state()
     assert replica.copy_slow() is one
     replica.copies.complete()

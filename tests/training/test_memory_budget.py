@@ -235,7 +235,7 @@ def test_a_replica_whose_slow_weights_are_elsewhere_does_the_same(monkeypatch: p
             replica.step()
             if replica.position.phase_over:
                 replica.boundary()
-        replica.apply(5, torch.ones(10), replica.round)
+        replica.slow.apply(5, torch.ones(10), replica.round)
     assert torch.allclose(beside.phi.cpu(), apart.phi, atol=1e-5)
 
 

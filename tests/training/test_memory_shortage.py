@@ -19,7 +19,7 @@ from noloco_node.core.codecs.by_name import codec
 from noloco_node.core.verdict import Losses
 from noloco_node.errors import OutOfMemory
 from noloco_node.training import language, thread
-from noloco_node.training.gradients import ShortOfMemory
+from noloco_node.training.inner.gradients import ShortOfMemory
 from noloco_node.training.mailbox import Failed, Finished, Judged, Message, PhaseEnded
 from noloco_node.training.memory_budget import CALM_STEPS
 from noloco_node.training.offer import CodecThread, Offer
@@ -70,12 +70,11 @@ def on_a_full_card(shortage: Shortage) -> Replica:
     gradients: Any = replica._gradients
     for owner, names in (
         (gradients, ("begin", "finish", "step")),
-        (replica, ("evaluate", "snapshot", "movement", "apply")),
+        (replica, ("evaluate", "snapshot", "losses", "losses_without")),
+        (replica.slow, ("movement", "apply", "take_back")),
     ):
         for name in names:
             setattr(owner, name, wrapped(getattr(owner, name)))
-    for name in ("losses", "losses_without", "take_back"):
-        setattr(replica, name, wrapped(getattr(replica, name)))
     return replica
 
 
@@ -231,18 +230,16 @@ def test_a_correction_that_finds_no_memory_at_first_is_added_all_the_same() -> N
     while True:  # a fault at each allocation in turn
         shortage._ends = [shortage.allocations + allocations, shortage.allocations + allocations + 1]
         try:
-            one.apply(5, c, one.round)
+            one.slow.apply(5, c, one.round)
         except torch.OutOfMemoryError:
-            assert torch.equal(one.theta, one.phi) and not one.has_swapped
+            assert torch.equal(one.theta, one.phi) and not one.slow.has_swapped
             allocations += 1
         else:
             break
-    other.apply(5, c, other.round)
+    other.slow.apply(5, c, other.round)
     assert allocations and torch.equal(one.theta, other.theta) and torch.equal(one.delta, other.delta)
-    assert one._length_correction and other._length_correction
-    assert [t.elements for t in one._length_correction._tensors] == [
-        t.elements for t in other._length_correction._tensors
-    ]
+    assert one.slow._lengths and other.slow._lengths
+    assert [t.elements for t in one.slow._lengths._tensors] == [t.elements for t in other.slow._lengths._tensors]
 
 
 def test_a_swap_is_judged_when_there_is_memory_for_it(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +269,7 @@ def test_without_the_swap_the_weights_are_what_they_were_even_where_it_fails(mon
     replica.step()
     replica.snapshot()
     replica.boundary()
-    replica.apply(0, torch.ones(10), replica.round)
+    replica.slow.apply(0, torch.ones(10), replica.round)
     before = replica.theta.clone()
 
     def short() -> Losses:

@@ -86,12 +86,12 @@ def test_a_replica_s_whole_life(gpu: PretendedGpu, replica: Callable[..., Replic
     train(it, 2 * STEPS)
     assert it.micro_batch == EXAMPLES, "found by trying"
     it.snapshot()
-    it.movement()
+    it.slow.movement()
     it.boundary()
     c = torch.full((5000,), 1e-4, device=it.theta.device)
-    it.apply(7, c, it.round)
+    it.slow.apply(7, c, it.round)
     assert it.losses() != it.losses_without()
-    it.take_back()
+    it.slow.take_back()
     saved, copied = it.state(), live_state(it)
     assert all(tensor.device.type == "cpu" for tensor in [*saved.weights.values(), *saved.outer.values()])
     loss = it.evaluate()
@@ -175,7 +175,7 @@ def test_a_boundary_waits_a_few_times(gpu: PretendedGpu, replica: Callable[..., 
     for _ in range(AT_FIRST + 1):
         it.step(), it.step()
         with gpu.watching() as seen:
-            offered = it.snapshot(), it.movement()
+            offered = it.snapshot(), it.slow.movement()
             it.boundary()
         del offered
     assert len(seen.waits) <= 4, lines(seen)
@@ -188,7 +188,7 @@ def test_a_correction_waits_for_nothing(gpu: PretendedGpu, replica: Callable[...
     c = torch.full((it.parameters,), 1e-4, device=it.theta.device)
     with gpu.watching() as seen:
         for start in range(0, it.parameters, 1 << 17):
-            it.apply(start, c[start : start + (1 << 17)], it.round)
+            it.slow.apply(start, c[start : start + (1 << 17)], it.round)
     assert not seen.waits, lines(seen)
     assert seen.pageable <= PAGEABLE
 
@@ -253,6 +253,6 @@ def test_a_copy_is_of_the_moment_it_was_asked_for(
     it.step()
     it.snapshot()
     it.boundary()
-    it.apply(7, torch.full((5000,), 1e-4, device=it.theta.device), it.round)
+    it.slow.apply(7, torch.full((5000,), 1e-4, device=it.theta.device), it.round)
     assert_same(asdict(again.result()), asdict(state))
     assert copied.result() == (state.round, slow)

@@ -20,10 +20,12 @@ from noloco_node.data.corpus import Corpus
 from noloco_node.errors import Diverged, Incompatible, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
 from noloco_node.host import memory
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec, OuterSpec
-from noloco_node.training import gradients, language, model
+from noloco_node.training import language, model
 from noloco_node.training import replica as replica_module
+from noloco_node.training.inner import gradients
+from noloco_node.training.inner.schedule import learning_rate
 from noloco_node.training.replica import LOSSES, WARM_UP_STEPS, Replica
-from noloco_node.training.schedule import learning_rate
+from noloco_node.training.slow_weights import first_nonfinite
 from noloco_node.training.task import Batch
 
 
@@ -345,7 +347,7 @@ def test_a_late_correction_of_a_slice(late: int) -> None:
     train(replica, 3 * (2 + late) + 1)
     before = [v.clone() for v in (replica.theta, replica.phi, replica.delta)]
     c = torch.randn(50)
-    replica.apply(100, c, offered_round=2)
+    replica.slow.apply(100, c, offered_round=2)
     alpha = OuterSpec().alpha
     moved, kept = sum(alpha**k for k in range(late + 1)), alpha**late
     for now, then, factor in zip(
@@ -358,8 +360,8 @@ def test_a_late_correction_of_a_slice(late: int) -> None:
 def long_stepping() -> Replica:
     """A replica that knows that averaging takes a part of its updates' length."""
     replica = small_replica()
-    assert replica._length_correction is not None
-    replica._length_correction.load([1.4] * len(replica._length_correction.scales))
+    assert replica.slow.scales
+    replica.slow.load_scales([1.4] * len(replica.slow.scales))
     return replica
 
 
@@ -371,14 +373,14 @@ def test_what_is_owed_comes_with_the_correction_of_its_own_offer() -> None:
     replica.boundary()
     before = replica.phi.clone()
     nothing = torch.zeros(replica.parameters)
-    replica.apply(0, nothing, offered_round=1)
+    replica.slow.apply(0, nothing, offered_round=1)
     assert torch.allclose(replica.phi - before, 0.4 * OuterSpec().beta * moved, atol=1e-4)
     before = replica.phi.clone()
     train_phase(replica)
     replica.snapshot()  # of round 2, while a swap of round 1 begins
     replica.boundary()
     phi = replica.phi.clone()
-    replica.apply(0, nothing, offered_round=1)
+    replica.slow.apply(0, nothing, offered_round=1)
     assert torch.equal(replica.phi, phi), "nothing of what the newer offer is owed"
 
 
@@ -393,7 +395,7 @@ def test_nothing_is_owed_for_an_offer_that_was_not_made() -> None:
     with pytest.raises(NonFinite):
         replica.snapshot()
     replica.discard()
-    replica.apply(0, torch.zeros(replica.parameters), offered_round=1)
+    replica.slow.apply(0, torch.zeros(replica.parameters), offered_round=1)
     assert replica.phi.isfinite().all() and replica.theta.isfinite().all()
     train_phase(replica)
     assert replica.snapshot().isfinite().all()
@@ -409,8 +411,8 @@ def test_a_phase_that_was_thrown_away_makes_no_correction_late() -> None:
     assert replica.round == 4
     before = [v.clone() for v in (replica.phi, replica.delta)]
     c, alpha = torch.full((50,), 0.5), OuterSpec().alpha
-    replica.apply(0, c, offered_round=2)
-    replica.apply(50, c, offered_round=3)
+    replica.slow.apply(0, c, offered_round=2)
+    replica.slow.apply(50, c, offered_round=3)
     for late, part in ((1, slice(50)), (1, slice(50, 100))):
         moved, kept = sum(alpha**k for k in range(late + 1)), alpha**late
         assert torch.allclose(replica.phi[part] - before[0][part], moved * c, atol=1e-6)
@@ -492,7 +494,7 @@ def test_a_peers_state_is_tried_without_a_trace() -> None:
     assert everything(replica) == before
     assert trial.own == own and trial.theirs == pytest.approx(evaluated_at(donor.phi))
     assert 0 < trial.added < 0.1 and trial.new == small_replica().evaluate() != trial.own
-    assert trial.later == pytest.approx(evaluated_at(donor.phi + replica._hyper.alpha * donor.delta))
+    assert trial.later == pytest.approx(evaluated_at(donor.phi + replica.slow.settings.alpha * donor.delta))
     before = everything(replica)  # other replicas were made meanwhile: they set the seed
     spoiled = donor.phi.numpy().tobytes() + (1e6 * torch.ones_like(donor.delta)).numpy().tobytes()
     trial = replica.try_state(spoiled)
@@ -527,11 +529,11 @@ def test_after_an_earlier_round_was_adopted_corrections_land_again() -> None:
     replica.adopt(donor.round, live_state(donor))
     assert replica.round == 1
     before = replica.phi.clone()
-    replica.apply(0, torch.ones(10), offered_round=1)
+    replica.slow.apply(0, torch.ones(10), offered_round=1)
     assert torch.equal(replica.phi, before), "that was for other weights"
     train(replica, 3)
     before = replica.phi.clone()
-    replica.apply(0, torch.ones(10), offered_round=2)
+    replica.slow.apply(0, torch.ones(10), offered_round=2)
     assert not torch.equal(replica.phi[:10], before[:10])
 
 
@@ -593,10 +595,10 @@ def test_weights_go_back_and_the_run_goes_on() -> None:
     assert (replica.round, replica.steps, replica.stream.position) == (2, 8, position)
     assert replica.position.progress == rate
     before = replica.phi.clone()
-    replica.apply(0, torch.ones(10), offered_round=2)
+    replica.slow.apply(0, torch.ones(10), offered_round=2)
     assert torch.equal(replica.phi, before), "that was for other weights"
     train(replica, 1)
-    replica.apply(0, torch.ones(10), offered_round=3)
+    replica.slow.apply(0, torch.ones(10), offered_round=3)
     assert not torch.equal(replica.phi[:10], before[:10])
     assert all(map(math.isfinite, train(replica, 3)))
     with pytest.raises(Diverged):
@@ -622,9 +624,9 @@ def test_a_vector_that_is_not_finite_is_not_offered(at: int, name: str) -> None:
 
 def test_large_numbers_are_finite_although_their_sum_is_not() -> None:
     vector = torch.full((outer.PIECE + 9,), 3e38)
-    assert Replica._first_nonfinite(vector) is None
+    assert first_nonfinite(vector) is None
     vector[-1], vector[-2] = math.inf, -math.inf
-    assert Replica._first_nonfinite(vector) == len(vector) - 2
+    assert first_nonfinite(vector) == len(vector) - 2
 
 
 def test_when_the_slow_weights_are_gone_too_it_has_diverged() -> None:

@@ -56,8 +56,8 @@ def record(rng: random.Random) -> Iterator[Received]:
     for step in range(STEPS):
         for each in [each for each in waiting if each.before_step == step]:
             waiting.remove(each)
-            one.apply(each.start, each.correction, each.offered_round)
-            other.apply(each.start, -each.correction, each.offered_round)
+            one.slow.apply(each.start, each.correction, each.offered_round)
+            other.slow.apply(each.start, -each.correction, each.offered_round)
             yield each
         one.step(), other.step()
         if one.position.phase_over:
@@ -86,7 +86,7 @@ def uninterrupted(received: Sequence[Received], broken: Sequence[Resume] = ()) -
     for step in range(STEPS):
         for each in received:
             if each.before_step == step and not any(point.misses(each) for point in broken):
-                inner.apply(each.start, each.correction, each.offered_round)
+                inner.slow.apply(each.start, each.correction, each.offered_round)
         inner.step()
         if inner.position.phase_over:
             boundary(inner)

@@ -21,8 +21,8 @@ def momentum(keep_norm: bool) -> Manifest:
 
 def with_length(run: Manifest) -> Replica:
     replica = small_replica(run=run)
-    if replica._length_correction:
-        replica._length_correction.load([1.4] * len(replica._length_correction.scales))
+    if replica.slow.scales:
+        replica.slow.load_scales([1.4] * len(replica.slow.scales))
     return replica
 
 
@@ -34,7 +34,7 @@ def trained(run: Manifest, correction: Packed | None, boundaries: int) -> Replic
         replica.snapshot()
         replica.boundary()
         if boundary == 2 and correction:
-            replica.apply(7, correction.applied(CPU), 3, correction)
+            replica.slow.apply(7, correction.applied(CPU), 3, correction)
     return replica
 
 
@@ -45,18 +45,18 @@ def test_three_boundaries_later_it_is_as_if_it_had_never_come(keep_norm: bool, b
     c = Packed(5 * torch.randn(1000), None, 0.5)
     never, taken = (trained(momentum(keep_norm), each, boundaries) for each in (None, c))
     assert float((taken.phi - never.phi).norm()) > 50
-    taken.take_back()
+    taken.slow.take_back()
     for vector in VECTORS:
         assert torch.allclose(getattr(taken, vector), getattr(never, vector), rtol=0, atol=1e-5), vector
-    assert never._length_correction is None or never._length_correction.scales == taken._length_correction.scales
+    assert never.slow.scales == taken.slow.scales
 
 
 def test_of_two_partners_in_a_round_the_first_one_brought_the_length() -> None:
     first, second = (Packed(5 * torch.randn(1000)) for _ in range(2))
     one, both = (trained(momentum(True), first, 0) for _ in range(2))
-    both.let_stay()
-    both.apply(7, second.applied(CPU), 3, second)
-    both.take_back()
+    both.slow.let_stay()
+    both.slow.apply(7, second.applied(CPU), 3, second)
+    both.slow.take_back()
     for vector in VECTORS:
         assert torch.allclose(getattr(both, vector), getattr(one, vector), rtol=0, atol=1e-5), vector
 

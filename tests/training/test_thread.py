@@ -33,7 +33,7 @@ from noloco_node.core.verdict import Losses
 from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory, PeerMisbehaved, UsageError
 from noloco_node.host import memory
 from noloco_node.run.schema import SampleSpec
-from noloco_node.training.gradients import Gradients, ShortOfMemory
+from noloco_node.training.inner.gradients import Gradients, ShortOfMemory
 from noloco_node.training.mailbox import Failed, Finished, Judged, PhaseEnded, Ready
 from noloco_node.training.offer import Offer
 from noloco_node.training.replica import Replica, State
@@ -290,7 +290,7 @@ def test_a_late_correction_lands_in_the_replica_that_went_on() -> None:
         assert offer.round == 1
         watched.until(Finished)
         answer(correct(watched.thread, 1, FRAGMENT, c))
-        alone.apply(FRAGMENT, c, offered_round=1)
+        alone.slow.apply(FRAGMENT, c, offered_round=1)
         state = answer(watched.thread.state())
     assert torch.equal(state.outer["phi"], alone.phi) and torch.equal(state.outer["delta"], alone.delta)
 
@@ -750,7 +750,7 @@ def test_its_patience_follows_the_longest_step() -> None:
 
 def test_a_boundary_without_an_offer_measures_nothing_for_one() -> None:
     replica = small_replica()
-    replica.movement = replica.snapshot = None  # type: ignore[assignment, method-assign]
+    replica.slow.movement = replica.snapshot = None  # type: ignore[assignment, method-assign]
     with running(lambda: replica, rounds=1) as watched:
         swapping(watched, True)
         watched.thread.begin()
@@ -765,7 +765,7 @@ def test_a_thread_that_never_started_can_be_stopped() -> None:
 def test_training_goes_on_while_its_state_is_copied() -> None:
     """The copy gets no turn before the end; the step secures what it changes, and that is no time of a step."""
     replica, alone = small_replica(), small_replica()
-    replica.copies = HeldUp()
+    replica.copies = replica.slow._copies = HeldUp()
     read, slept = replica.copies._read, 0.05
 
     def slowly(*of: Any) -> Any:
@@ -986,7 +986,7 @@ def test_a_swap_that_there_is_no_memory_to_judge_stays_once_the_next_one_begins(
         assert not settled.done()
         swapping(one, True)
         answer(settled)
-        assert not replica.has_swapped, "nothing of it is left to be taken back with the next partner's"
+        assert not replica.slow.has_swapped, "nothing of it is left to be taken back with the next partner's"
 
 
 def test_who_waits_for_a_verdict_is_told_when_the_weights_are_given_up() -> None:

@@ -72,13 +72,13 @@ def where_the_time_of_a_round_goes(place: Place) -> Seen:
 
     def round_() -> None:
         inner.snapshot()
-        inner.movement()
+        inner.slow.movement()
         inner.boundary()
         for start in range(0, inner.parameters, FRAGMENT_ELEMENTS):
-            inner.apply(start, c[: inner.parameters - start], inner.round)
+            inner.slow.apply(start, c[: inner.parameters - start], inner.round)
 
     round_()
-    inner.let_stay()
+    inner.slow.let_stay()
     inner.step()
     return Seen([], {"parameters": inner.parameters, **profiled(place, round_)})
 
@@ -89,7 +89,7 @@ def _works(place: Place, inner: Replica) -> Iterator[tuple[str, Callable[[], obj
     yield "step", inner.step
     made: list[Any] = []
     yield "snapshot", lambda: made.append(inner.snapshot())
-    yield "movement", lambda: made.append(inner.movement())
+    yield "movement", lambda: made.append(inner.slow.movement())
     yield "boundary", inner.boundary
     posted: list[Command] = []
     threads = [CodecThread(codec("lattice:3"), posted.append, FRAGMENT_ELEMENTS) for _ in range(2)]
@@ -108,12 +108,12 @@ def _works(place: Place, inner: Replica) -> Iterator[tuple[str, Callable[[], obj
     def corrected() -> None:
         for each in ours:
             gpu.wait(each.ready, place.device)
-            inner.apply(each.start, each.correction, each.offered_round, each.kept)
+            inner.slow.apply(each.start, each.correction, each.offered_round, each.kept)
 
     yield f"{len(ours)} corrections", corrected
     yield "evaluation", inner.evaluate
     yield "verdict", lambda: (inner.losses(), inner.losses_without())
-    inner.let_stay()
+    inner.slow.let_stay()
     yield "checkpoint", inner.state
 
 

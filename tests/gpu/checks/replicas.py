@@ -21,7 +21,8 @@ from replicas import live_state
 from torch import Tensor
 
 from noloco_node.core.codecs.codec import BLOCK
-from noloco_node.training import gradients, memory_budget
+from noloco_node.training import memory_budget
+from noloco_node.training.inner import gradients
 from noloco_node.training.replica import Replica
 
 CPU = Place(torch.device("cpu"), quick=True)
@@ -108,7 +109,7 @@ def a_boundary_is_that_of_a_cpu(place: Place) -> None:
     c = torch.randn(one.parameters, generator=torch.Generator().manual_seed(1)) * 1e-4
     for round_ in range(2):
         us = [inner.snapshot() for inner in (one, other)]
-        moved = [inner.movement() for inner in (one, other)]
+        moved = [inner.slow.movement() for inner in (one, other)]
         for inner in (one, other):
             inner.boundary()
         assert float((us[0].cpu() - us[1]).norm()) <= 1e-6 * float(us[1].norm()), "u"
@@ -119,7 +120,7 @@ def a_boundary_is_that_of_a_cpu(place: Place) -> None:
                 _apply(inner, c, offered)
         require_close_vectors(f"round {round_}", vectors(one), vectors(other), 1e-6)
         for inner in (one, other):
-            inner.let_stay()
+            inner.slow.let_stay()
     assert one.round == other.round == 3
 
 
@@ -147,8 +148,8 @@ def _taken_back(place: Place, later: int) -> None:
     for _ in range(later):
         for inner in (one, without):
             inner.boundary()
-    one.take_back()
-    assert not one.has_swapped
+    one.slow.take_back()
+    assert not one.slow.has_swapped
     require_close_vectors(f"taken back {later} boundaries later", vectors(one), vectors(without), 1e-6)
 
 
@@ -167,12 +168,12 @@ def slow_weights_on_the_host_give_the_same(place: Place) -> Seen:
             for inner in (one, other):
                 inner.step()
                 inner.snapshot()
-                inner.movement()
+                inner.slow.movement()
                 inner.boundary()
                 _apply(inner, c, inner.round)
             require_close_vectors("on the host", vectors(other), vectors(one), 1e-6)
             for inner in (one, other):
-                inner.let_stay()
+                inner.slow.let_stay()
         saved = other.state()
         with _slow_on_the_host():
             resumed = replica(place, small_run(place))
@@ -274,7 +275,7 @@ def _apply(inner: Replica, c: Tensor, offered_round: int) -> None:
     """Fragment by fragment, as they come."""
     here = c.to(inner.theta.device)
     for start in range(0, inner.parameters, FRAGMENT):
-        inner.apply(start, here[start : start + FRAGMENT], offered_round)
+        inner.slow.apply(start, here[start : start + FRAGMENT], offered_round)
 
 
 CHECKS = (

@@ -285,7 +285,7 @@ class _Alone:
         inner = self.replica
         u = inner.snapshot()
         self._place.synchronize()
-        moved = inner.movement()
+        moved = inner.slow.movement()
         self._place.synchronize()
         inner.boundary()
         self._place.synchronize()
@@ -296,7 +296,7 @@ class _Alone:
     def add(self) -> None:
         for command in self._corrections:
             gpu.wait(command.ready, command.correction.device)
-            self.replica.apply(command.start, command.correction, command.offered_round, command.kept)
+            self.replica.slow.apply(command.start, command.correction, command.offered_round, command.kept)
             self._place.synchronize()
         self._corrections.clear()
 

@@ -25,7 +25,7 @@ from noloco_node.peers.record import MAX_REAL, MAX_WHOLE, accept
 from noloco_node.run import toml
 from noloco_node.run.manifest import sign
 from noloco_node.run.schema import Manifest
-from noloco_node.training.schedule import learning_rate
+from noloco_node.training.inner.schedule import learning_rate
 
 SAID = {"progress": 1.0, "loss": 1e-12, "eval_loss": 1e-12, "tokens_per_s": MAX_REAL, "tokens": MAX_WHOLE}
 FALSE = {**SAID, "round": MAX_WHOLE, "step": MAX_WHOLE}

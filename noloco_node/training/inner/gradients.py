@@ -3,8 +3,8 @@
 Notable choices:
 - A batch goes through in micro-batches; loss and norm of the whole come to the CPU once, at its end. Until they are
   wanted, the caller may do something else while a GPU works.
-- How many examples fit on a GPU is found by trying before the first step (memory_budget.py), with the model as it is;
-  only then it is compiled, for that size.
+- How many examples fit on a GPU is found by trying before the first step (training/memory_budget.py), with the model as
+  it is; only then it is compiled, for that size.
 - A CPU's memory is given by the system before it is there, and the process that takes too much is killed. So short
   examples go through first: what they keep for the backward pass says what whole ones will.
 - If they do not fit later, because another program takes memory of the GPU, the work begins again: at once, then with
@@ -34,7 +34,7 @@ from noloco_node.errors import NolocoError, OutOfMemory, UsageError
 from noloco_node.host import memory
 from noloco_node.run.schema import InnerSpec
 from noloco_node.training import memory_budget
-from noloco_node.training.optimizer import Optimizer
+from noloco_node.training.inner.optimizer import Optimizer
 from noloco_node.training.task import Batch, Sequential, Task, device_batch
 
 log = logging.getLogger(__name__)

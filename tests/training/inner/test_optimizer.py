@@ -17,8 +17,8 @@ from noloco_node.errors import UsageError
 from noloco_node.host.config import EIGHT_BIT, FULL, MOMENTS
 from noloco_node.node.build_training import using
 from noloco_node.run.schema import InnerSpec, Manifest, ModelSpec
-from noloco_node.training import optimizer
-from noloco_node.training.optimizer import SMALL, Optimizer
+from noloco_node.training.inner import optimizer
+from noloco_node.training.inner.optimizer import SMALL, Optimizer
 from noloco_node.training.replica import WARM_UP_STEPS, Replica
 
 has_8bit = pytest.mark.skipif(

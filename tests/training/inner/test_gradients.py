@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from noloco_node.errors import OutOfMemory, UsageError
 from noloco_node.run.schema import InnerSpec
-from noloco_node.training import gradients
-from noloco_node.training.gradients import Gradients, LossScale
-from noloco_node.training.optimizer import Optimizer
+from noloco_node.training.inner import gradients
+from noloco_node.training.inner.gradients import Gradients, LossScale
+from noloco_node.training.inner.optimizer import Optimizer
 from noloco_node.training.task import Batch
 
 EXAMPLES = 8

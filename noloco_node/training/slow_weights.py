@@ -1,0 +1,255 @@
+"""The outer side of a replica: slow weights φ and their momentum δ beside a θ that somebody trains.
+
+θ changes here only at a boundary and by corrections. What partners brought is kept until `let_stay`, so that it can be
+taken back, also boundaries later. φ and δ lie beside θ where they fit, else in host memory. The maths is core/outer.py
+(arXiv 2506.10911). Knows no batches, no AdamW and no peers.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from noloco_node.core import gpu, outer
+from noloco_node.core.codecs.codec import BLOCK, Packed
+from noloco_node.core.length_correction import OWED, LengthCorrection
+from noloco_node.errors import NonFinite
+from noloco_node.run.schema import OuterSpec
+from noloco_node.training import memory_budget
+from noloco_node.training.background_copy import Copies
+from noloco_node.training.inner.schedule import Position
+
+Place = tuple[str, int, int]
+"""A parameter's name, and where its elements begin and end in the flat vectors."""
+
+
+@dataclass(slots=True)
+class _Added:
+    """A correction of some elements, kept so that it can be taken back."""
+
+    start: int
+    correction: Packed
+    offered_round: int
+    has_length: bool
+    """Whether the length owed to it was added too; the first partner of a round brings it."""
+    length: Tensor | None = None
+    """That, once another offer has taken its place in the length correction."""
+
+    def keep_length(self, lengths: LengthCorrection) -> Tensor:
+        """Before the next offer."""
+        if self.length is None:
+            self.length = lengths.owed(self.start, self.correction.size).clone()
+        return self.length
+
+
+class SlowWeights:
+    def __init__(  # noqa: PLR0913, PLR0917
+        self,
+        theta: Tensor,
+        places: Sequence[Place],
+        spec: OuterSpec,
+        position: Position,
+        copies: Copies,
+        memory_fraction: float,
+        moments: str,
+    ) -> None:
+        """`position`: in the run, where the rounds are counted. `copies`: those that may be under way of θ, φ and δ."""
+        self.theta = theta
+        self.phi, self.delta = memory_budget.slow_vectors(theta, memory_fraction, moments)
+        self.settings = outer.OuterSettings(spec.alpha, spec.beta, spec.gamma)
+        self._places, self._position, self._copies = places, position, copies
+        self._lengths = self._length_correction() if spec.keep_norm else None
+        self._host_u = gpu.Reused(len(theta), gpu.pinned if self._apart else torch.empty)
+        self._owed_for = -1
+        """The round of the offer that the length correction is about: a swap of the offer before may still go on."""
+        self._replaced_in = -1
+        """The round in which the weights became others: offers up to it are of those before."""
+        self._thrown_away: list[int] = []
+        """Rounds whose phase was thrown away: δ did not change at their boundary."""
+        self._added: list[_Added] = []
+        """The corrections of the last swap."""
+
+    @property
+    def _apart(self) -> bool:
+        """Whether φ and δ are in host memory and θ is not."""
+        return self.phi.device != self.theta.device
+
+    def _length_correction(self) -> LengthCorrection:
+        sizes = [end - start for _, start, end in self._places]
+        owed = gpu.pinned(sum(sizes), OWED) if self._apart else torch.empty_like(self.phi, dtype=OWED)
+        return LengthCorrection(sizes, owed)
+
+    def arrive(self) -> None:
+        """Before φ and δ are read or written on the CPU: what the GPU writes there has been written."""
+        if self._apart:
+            gpu.reach(gpu.record(self.theta.device))
+
+    # ---- the boundary of a round ----
+    def snapshot(self) -> Tensor:
+        """u = β Δ + γ φ, fp32 where φ is, a new tensor: what a partner needs. Δ is made longer by what averaging will
+        take from it, where the run does that (core/length_correction.py). Before `step`."""
+        u = torch.empty_like(self.phi) if self.phi.is_cuda else self._host_u.take()
+        outer.snapshot(self.theta, self.phi, self.settings, u)
+        self._owed_for = -1
+        if self._lengths:
+            for added in self._added:
+                if added.has_length:
+                    added.keep_length(self._lengths)
+            self._lengths.offer(self.theta, self.phi, self.settings.beta, u)
+        self._require_finite(self.theta if self._apart else u)
+        self._owed_for = self._position.round + 1
+        return u
+
+    def movement(self) -> tuple[Tensor, Tensor]:
+        """The largest |βΔ| and ‖βΔ‖² of each block of 256 elements, on θ's device: how far apart partners may be.
+        Before `step`."""
+        return outer.movement(self.theta, self.phi, self.settings, BLOCK)
+
+    def step(self) -> None:
+        """The local outer step: afterwards θ = φ. Raises NonFinite, and then nothing has changed."""
+        self._require_finite(self.theta)
+        self.secure()
+        outer.local_step(self.theta, self.phi, self.delta, self.settings)
+
+    def stayed(self) -> None:
+        """A round has ended without that step: its phase was thrown away."""
+        self._thrown_away.append(self._position.round)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether φ itself is not finite."""
+        self.arrive()
+        return first_nonfinite(self.phi) is not None
+
+    # ---- what partners bring ----
+    def apply(self, start: int, c: Tensor, offered_round: int, kept: Packed | None = None) -> None:
+        """Add a partner's correction of the elements from `start` on, for the offer made as round `offered_round`
+        began, with the length that is owed there. One for weights that were given up since is dropped. `kept`: the
+        same, for `take_back`, until `let_stay`."""
+        if offered_round <= self._replaced_in:
+            return
+        change = c
+        if self._lengths and offered_round == self._owed_for:
+            change = self._lengths.complete(start, c)
+        added = _Added(start, kept or Packed(c), offered_round, change is not c)
+        self._change(added, change)
+        self._added.append(added)
+
+    def let_stay(self) -> None:
+        """What was added before."""
+        self._added.clear()
+
+    @property
+    def has_swapped(self) -> bool:
+        """Whether there is something to take back."""
+        return bool(self._added)
+
+    def take_back(self) -> None:
+        """Undo what was added since `let_stay`, now or boundaries later: θ, φ and δ become what they would be
+        without it, had θ learned the same since."""
+        while self._added:  # a GPU may have no memory for one of them: those before it have been taken back
+            added = self._added[0]
+            change = added.correction.applied(self.theta.device)
+            if self._lengths and added.has_length:
+                change = change + added.keep_length(self._lengths).to(change.device)
+            change = -change
+            if self._lengths and added.has_length:
+                self._lengths.take_back(added.start, added.correction.size)
+            self._change(added, change)
+            self._added.pop(0)
+
+    @property
+    def swap_grows(self) -> float:
+        """Times what was added since `let_stay` that it comes to in the end."""
+        lates = [self._late(added.offered_round) for added in self._added]
+        return outer.carried_on(self.settings, min(lates, default=0))
+
+    @contextmanager
+    def without_swap(self, partner: float = 0.0) -> Iterator[None]:
+        """Within, θ is without what was added since `let_stay`; `partner` = 1: it is what the partner sent, as far as
+        that is known. Afterwards it is what it was, to the bit."""
+        apart = 2 * partner / max(self.settings.beta, self.settings.gamma)
+        kept = self.theta.clone()
+        self._copies.secure("theta")
+        try:
+            for added in self._added:
+                c = added.correction
+                shift = apart - outer.shift(self.settings, self._late(added.offered_round)) * c.scale
+                part = self.theta[added.start : added.start + c.size]
+                part.add_(c.unscaled(part.device), alpha=shift)
+            yield
+        finally:
+            self.theta.copy_(kept)
+
+    def _late(self, offered_round: int) -> int:
+        return self._position.round - offered_round - sum(ended > offered_round for ended in self._thrown_away)
+
+    def _change(self, added: _Added, c: Tensor) -> None:
+        part = slice(added.start, added.start + len(c))
+        late = self._late(added.offered_round)
+        self.secure(part.start, part.stop)
+        outer.correct(self.theta[part], self.phi[part], self.delta[part], c, self.settings, late)
+
+    # ---- other weights ----
+    def secure(self, start: int = 0, end: int | None = None) -> None:
+        """Before θ, φ and δ change there: of copies that are made, copy these first."""
+        self._copies.secure("theta", start, end)
+        self._copies.secure("slow", start, end)
+
+    def become(self, phi: Tensor, delta: Tensor) -> None:
+        """Others, of which no partner has changed anything yet. θ is the caller's to change, next."""
+        self._added.clear()
+        self.arrive()
+        self.secure()
+        self.phi.copy_(phi)
+        self.delta.copy_(delta)
+
+    def begin_at_phi(self) -> None:
+        """θ = φ: what θ learned since is given up."""
+        self._added.clear()
+        self._copies.secure("theta")
+        self.theta.copy_(self.phi)
+
+    def replaced(self, *, by_peer: bool) -> None:
+        """In this round the weights became others, a peer's or older ones of this replica: what partners bring for
+        offers before is dropped."""
+        self._replaced_in = self._position.round
+        if by_peer:
+            self._thrown_away.clear()
+            self._owed_for = -1
+
+    @property
+    def scales(self) -> Sequence[float]:
+        """Of the length correction, for a checkpoint."""
+        return self._lengths.scales if self._lengths else []
+
+    def load_scales(self, scales: Sequence[float]) -> None:
+        if self._lengths:
+            self._lengths.load(scales)
+        self._owed_for = -1
+
+    # ---- parts ----
+    def _require_finite(self, vector: Tensor) -> None:
+        if (at := first_nonfinite(vector)) is not None:
+            name = next(name for name, _, end in self._places if at < end)
+            raise NonFinite(f"{name} holds NaN or Inf")
+
+
+def first_nonfinite(vector: Tensor) -> int | None:
+    """The place of the first element that is NaN or Inf."""
+    if math.isfinite(float(vector.sum())):  # NaN and Inf stay in a sum, which takes a thirtieth of the time
+        return None
+    for start, piece in pieces(vector):
+        finite = piece.isfinite()
+        if not finite.all():
+            return start + int(finite.logical_not().nonzero()[0])
+    return None
+
+
+def pieces(vector: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """A long vector is looked at piece by piece: no copy of its length is made."""
+    for start in range(0, len(vector), outer.PIECE):
+        yield start, vector[start : start + outer.PIECE]
