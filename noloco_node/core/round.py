@@ -14,7 +14,7 @@ needs a `Tick`. A failure is an event like the rest. Notable choices:
   ring the first in rank stands). It favours no machine, and no caller can choose it, as it could an id that it draws.
   Nor does an appointment: who calls while this node waits is accepted, and the appointment hung up. (Two that waited
   for the next offers of others did not meet each other, and who came after them found everybody promised: of eight
-  nodes whose boundaries lie close, 3.3% of rounds ended alone, and 1.5% with this.)
+  nodes whose boundaries lie close, 3.3% of rounds ended alone, and 1.1% with this.)
 - A swap may last over boundaries. While one is under way a boundary opens no offer: that round is `solo: swapping`.
 - A swap that fails leaves the offer open for another partner: what was applied stays, and the offered vector has moved
   with it, so the next partner swaps what is there now. The peer is neither called nor accepted for a while, nor one
