@@ -439,7 +439,7 @@ class Replica:
         """In the middle of a phase: weights and optimizers become the saved ones. Round, schedule and data go on from
         here: a run never goes back, and the batches that caused it do not come again."""
         self._take_weights(saved)
-        self.slow.replaced(by_peer=False)
+        self.slow.replaced()
 
     def losses(self) -> Losses:
         """At the present θ."""
@@ -609,7 +609,7 @@ class Replica:
         self.slow.become(phi, delta)
         self._begin_at_phi()
         self.position.move_to(round)
-        self.slow.replaced(by_peer=True)  # also where the round was a later one before: those in between come again
+        self.slow.replaced()  # also where the round was a later one before: those in between come again
 
     def _read(self, live_state: bytes | memoryview) -> tuple[Tensor, Tensor]:
         """Its slow weights and outer momentum, on the CPU."""

@@ -213,13 +213,11 @@ class SlowWeights:
         self._copies.secure("theta")
         self.theta.copy_(self.phi)
 
-    def replaced(self, *, by_peer: bool) -> None:
-        """In this round the weights became others, a peer's or older ones of this replica: what partners bring for
-        offers before is dropped."""
+    def replaced(self) -> None:
+        """In this round the weights became others: what partners bring for offers before is dropped."""
         self._replaced_in = self._position.round
-        if by_peer:
-            self._thrown_away.clear()
-            self._owed_for = -1
+        self._thrown_away.clear()
+        self._owed_for = -1
 
     @property
     def scales(self) -> Sequence[float]:
