@@ -1,8 +1,9 @@
 """A hostile peer among honest real nodes, attack by attack: what it costs them, beside an unattacked run.
 
 The hostile peer is a program of its own (tests/helpers/hostile_peer.py), which knows proto/ and no node. The task is
-paced, so that a few nodes live well on two cores. Honest nodes listen at addresses of their own, as if each were on
-another machine; the hostile identities share one, unless a test says otherwise.
+paced, so that a few nodes live well on two cores. Each honest node is a host of its own, in a network namespace; the
+hostile identities share one, unless a test says otherwise. (Different loopback addresses are no different places: p2pd
+dials from another port than the one it listens at, and the kernel gives such a connection 127.0.0.1.)
 """
 
 import json
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -29,6 +30,8 @@ from real_nodes import ROOT, Node, RealNodes, until
 sys.path.append(str(ROOT / "tests" / "tasks"))
 
 from noloco_node.base.identity import Identity
+from noloco_node.bench import links
+from noloco_node.bench.links import Host
 from noloco_node.core.codecs import by_name
 from noloco_node.run import toml
 from noloco_node.training import tasks
@@ -53,9 +56,8 @@ GROWTH_MIB = 64
 OUTPUTS = 384
 """Of the paced task: 257 parameters for each."""
 JOINED_S = 60
-HOSTILE_AT = "127.0.0.1"
-"""Some of twenty p2pds dial from another port than their own, and the kernel gives such a connection this address: at
-another one they would be two places, and with an honest node at this one, its place."""
+MBIT = 1000.0
+"""Of each host's link."""
 LINGER_S = "900"
 Report = Callable[[str], None]
 
@@ -105,6 +107,8 @@ class Seen:
 class Swarm:
     group: RealNodes
     run: Path
+    hosts: Sequence[Host]
+    """The last one is the hostile peer's."""
     nodes: list[Node] = field(default_factory=list)
 
     def start(self, honest: int = HONEST) -> "Swarm":
@@ -144,7 +148,8 @@ class Swarm:
         home.mkdir(mode=0o700)
         if paused:
             (home / "paused").touch()
-        return self.group.node(f"n{number}", *words, "--linger", LINGER_S, at=f"127.0.0.{1 + number}")
+        host = self.hosts[number - 1]
+        return self.group.node(f"n{number}", *words, "--linger", LINGER_S, within=host.inside, at=host.address)
 
     def peer_ids(self) -> set[str]:
         return {Identity.load_or_create(node.home / "identity.key").peer_id for node in self.nodes}
@@ -188,10 +193,17 @@ class Swarm:
             "codec": manifest.outer.codec,
         }
         log = self.group.root / "hostile.jsonl"
-        options = {"attack": attack, "run": public, "log": str(log), "home": str(log.with_suffix("")), "at": HOSTILE_AT}
+        host = self.hosts[-1]
+        options = {
+            "attack": attack,
+            "run": public,
+            "log": str(log),
+            "home": str(log.with_suffix("")),
+            "at": host.address,
+        }
         with log.with_suffix(".err").open("wb") as err:
             # 20 identities take more of two cores than their victims, who have machines of their own elsewhere
-            words = ["nice", sys.executable, str(PEER), json.dumps({**options, **told})]
+            words = [*host.inside, "nice", sys.executable, str(PEER), json.dumps({**options, **told})]
             process = subprocess.Popen(
                 words, env=self.group.environ, stdin=subprocess.PIPE, stdout=err, stderr=err, start_new_session=True
             )
@@ -214,8 +226,10 @@ def paced(group: RealNodes, *, rounds: int = ROUNDS, codec: str = "lattice:4", s
 @contextmanager
 def swarm(*, honest: int = HONEST, make: Callable[..., Path] = paced, **run: Any) -> Iterator[Swarm]:
     """`make`: writes the run.toml, of `run`."""
-    with RealNodes() as group:
-        yield Swarm(group, make(group, **run)).start(honest)
+    if why := links.why_not("tc"):
+        pytest.skip(why)
+    with links.star(honest + 2, MBIT) as hosts, RealNodes() as group:  # one for a newcomer
+        yield Swarm(group, make(group, **run), hosts).start(honest)
 
 
 def seen_beside_swaps(told: dict[str, Any], within_s: float = 300, **run: Any) -> list[Seen]:
