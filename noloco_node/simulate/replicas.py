@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,7 @@ from noloco_node.simulate.settings import Settings
 from noloco_node.simulate.stages import Cut, Route
 from noloco_node.training.inner.optimizer import Optimizer
 from noloco_node.training.inner.schedule import learning_rate
-from noloco_node.training.model import next_token_loss, parameters
+from noloco_node.training.model import next_token_loss, parameters, places
 
 _EVALUATED = 16
 """Sequences evaluated at a time; bounds the memory of the logits."""
@@ -44,10 +43,9 @@ class ReplicaBatch:
         cut = Cut(module, stages)
         of = cut.stage_of
         named = sorted(parameters(module), key=lambda named: of[named[0]])  # in a stage as a node has them
-        ends = [0, *accumulate(p.numel() for _, p in named)]
         self._places = [
-            _Place(name, of[name], slice(*columns), p.shape)
-            for (name, p), columns in zip(named, pairwise(ends), strict=True)
+            _Place(name, of[name], slice(start, end), p.shape)
+            for (_, p), (name, start, end) in zip(named, places(named), strict=True)
         ]
         self.theta = parameters_to_vector([p for _, p in named]).detach().repeat(settings.replicas, 1)  # (R, P)
         self.gradients = torch.zeros_like(self.theta)

@@ -6,8 +6,9 @@ gives the same first weights everywhere, unless they come from a folder. Knows n
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -181,10 +182,20 @@ def without_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+Place = tuple[str, int, int]
+"""A parameter's name, and where its elements begin and end in the flat vectors."""
+
+
 def parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Every parameter once (tied ones under their first name), matrices before the rest, which takes no weight decay:
     the order in which a replica's flat vectors hold them."""
     return sorted(module.named_parameters(), key=lambda named: named[1].dim() < 2)
+
+
+def places(named: Sequence[tuple[str, nn.Parameter]]) -> list[Place]:
+    """Of these in a vector that holds them in this order."""
+    ends = pairwise(accumulate((p.numel() for _, p in named), initial=0))
+    return [(name, start, end) for (name, _), (start, end) in zip(named, ends, strict=True)]
 
 
 def flatten(module: nn.Module) -> Tensor:
@@ -195,11 +206,8 @@ def flatten(module: nn.Module) -> Tensor:
     """
     named = parameters(module)
     theta = torch.cat([p.detach().flatten() for _, p in named])
-    start = 0
-    for _, p in named:
-        end = start + p.numel()
+    for (_, p), (_, start, end) in zip(named, places(named), strict=True):
         p.data = theta[start:end].view(p.shape)
-        start = end
     return theta
 
 

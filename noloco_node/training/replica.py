@@ -16,7 +16,7 @@ import logging
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ from noloco_node.training.background_copy import Copies, FileMemory, Pair, host_
 from noloco_node.training.inner.gradients import Gradients, NotMeasured, ShortOfMemory
 from noloco_node.training.inner.optimizer import Optimizer
 from noloco_node.training.inner.schedule import Position
-from noloco_node.training.slow_weights import Place, SlowWeights, first_nonfinite, pieces
+from noloco_node.training.slow_weights import SlowWeights, first_nonfinite, pieces
 from noloco_node.training.task import Batch, Closable, Counted, ExampleStream, Passing, Patient, Sized, Task, Writing
 
 log = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ class Replica:
         self.theta = model.flatten(module)
         self.position = Position(self._spec, manifest.rounds)
         self.copies = Copies(self.theta.device)
-        self._places = list(_places(module))
+        self._places = model.places(model.parameters(module))
         self.slow = SlowWeights(
             self.theta, self._places, manifest.outer, self.position, self.copies, memory_fraction, moments
         )
@@ -646,11 +646,3 @@ def _new_model(task: Task, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return task.model()
-
-
-def _places(module: nn.Module) -> Iterator[Place]:
-    """Of the parameters, in the order of the flat vectors."""
-    start = 0
-    for name, p in model.parameters(module):
-        yield name, start, start + p.numel()
-        start += p.numel()

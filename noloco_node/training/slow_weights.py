@@ -21,9 +21,7 @@ from noloco_node.run.schema import OuterSpec
 from noloco_node.training import memory_budget
 from noloco_node.training.background_copy import Copies
 from noloco_node.training.inner.schedule import Position
-
-Place = tuple[str, int, int]
-"""A parameter's name, and where its elements begin and end in the flat vectors."""
+from noloco_node.training.model import Place
 
 
 @dataclass(slots=True)
