@@ -76,8 +76,9 @@ def movement(theta: Tensor, phi: Tensor, hyper: OuterSettings, block: int) -> tu
     """max|βΔ| and ‖βΔ‖² of each `block` elements, on θ's device: how far apart replicas may be. Before the local
     step."""
     peaks, squares = [], []
+    memory = theta.new_empty(min(PIECE, len(theta)))  # once: new memory for each piece takes a CPU twice the arithmetic
     for t, p in _pieces(theta, phi):
-        far = torch.sub(t, _brought(p, t)).mul_(hyper.beta)
+        far = torch.sub(t, _brought(p, t), out=memory[: len(t)]).mul_(hyper.beta)
         if rest := len(far) % block:
             far = nn.functional.pad(far, (0, block - rest))
         rows = far.view(-1, block)

@@ -19,7 +19,7 @@ from noloco_node.core.length_correction import OWED, LengthCorrection
 from noloco_node.errors import NonFinite
 from noloco_node.run.schema import OuterSpec
 from noloco_node.training import memory_budget
-from noloco_node.training.background_copy import Copies
+from noloco_node.training.background_copy import Copies, host_memory
 from noloco_node.training.inner.schedule import Position
 from noloco_node.training.model import Place
 
@@ -170,7 +170,8 @@ class SlowWeights:
         """Within, θ is without what was added since `let_stay`; `partner` = 1: it is what the partner sent, as far as
         that is known. Afterwards it is what it was, to the bit."""
         apart = 2 * partner / max(self.settings.beta, self.settings.gamma)
-        kept = self.theta.clone()
+        kept = torch.empty_like(self.theta) if self.theta.is_cuda else host_memory(self.theta.shape)
+        kept.copy_(self.theta)
         self._copies.secure("theta")
         try:
             for added in self._added:

@@ -82,6 +82,12 @@ def test_seconds_to_a_loss_lie_on_a_line_between_two_points() -> None:
     assert train.seconds_to([], 5.0) is None
 
 
+def test_the_mean_of_nodes_lies_on_lines_between_their_points() -> None:
+    one, other = [(0.0, 5.0), (10.0, 3.0), (20.0, 2.0)], [(0.0, 5.0), (15.0, 2.0)]
+    assert train.mean([one]) == one
+    assert train.mean([one, other]) == [(0.0, 5.0), (10.0, 3.0), (15.0, 2.25)]
+
+
 @pytest.mark.parametrize(
     "words",
     [

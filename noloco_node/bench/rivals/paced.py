@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from noloco_node.data import corpus
 from noloco_node.run.schema import DataSpec, InnerSpec, Manifest, ModelSpec
 from noloco_node.training import model
+from noloco_node.training.background_copy import host_memory
 from noloco_node.training.language import Language, Windows
 from noloco_node.training.task import Batch
 
@@ -98,7 +99,10 @@ class Paced(Language):
         now = time.time()
         if self._folder and self._trained and now >= self._left_at + self.setting.every_s:
             self._trained, self._left_at = False, now
-            flat = torch.cat([p.detach().flatten().half() for _, p in model.parameters(module)])
+            named = model.parameters(module)
+            flat = host_memory([sum(p.numel() for _, p in named)], torch.half)
+            for (_, start, end), (_, p) in zip(model.places(named), named, strict=True):
+                flat[start:end] = p.detach().flatten()
             self._saving.submit(torch.save, flat, Path(self._folder, f"{now:.3f}"))  # which is no part of training
 
     def _end_step(self) -> None:

@@ -29,7 +29,8 @@ def running(  # noqa: PLR0913
     *,
     paused: bool = False,
 ) -> Iterator[Workers]:
-    """Nodes that train and see each other; with `paused`, ready to. `weights`: where the first one leaves its own."""
+    """Nodes that train and see each other; with `paused`, ready to. `weights`: where each leaves its own, in a
+    folder named by its number."""
     with tempfile.TemporaryDirectory(prefix="nb-") as name, Workers(MODULE, hosts) as nodes:  # short: a socket's path
         folder = Path(name)
         environ = {"PYTHONPATH": _path(paced.install(folder / "task")), "OMP_NUM_THREADS": "1"}
@@ -42,7 +43,7 @@ def running(  # noqa: PLR0913
         first, others = nodes.each[0], nodes.each[1:]
 
         def start(number: int, *words: str) -> Answer:
-            more = {paced.WEIGHTS: str(weights)} if weights and not number else {}
+            more = {paced.WEIGHTS: str(weights / f"{number}")} if weights else {}
             home, address = str(folder / f"{number}"), hosts[number].address
             return {"home": home, "address": address, "words": words, "environ": {**environ, **more}, "paused": paused}
 

@@ -75,6 +75,7 @@ def _seconds(row: "Row") -> str:
 _CELLS: Cells = {
     "system": lambda row: row.system,
     "to the loss": _seconds,
+    "from - to": lambda row: f"{row.fastest_s:.0f} - {row.slowest_s:.0f}",
     "loss at the end": lambda row: f"{row.more['loss']:.3f}",
     "busy": lambda row: f"{row.more['busy']:.3f}",
     "steps": lambda row: f"{row.more['steps']:.0f}",
