@@ -27,12 +27,17 @@ _ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC
 the second one for CUDA without using it (pytorch issue 183387)."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def prepare_libraries() -> None:
+    """Before they are imported."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if not any(name in os.environ for name in _ALLOCATOR):
         # as micro-batches, evaluations and boundaries want blocks of many sizes; read at torch's first use of a GPU
         os.environ[_ALLOCATOR[0]] = "expandable_segments:True"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    prepare_libraries()
     args = list(sys.argv[1:] if argv is None else argv)
     try:
         return run_verb(args)

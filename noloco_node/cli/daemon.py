@@ -8,7 +8,7 @@ reached (10). node/main.py handles signals.
 import argparse
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -25,6 +25,7 @@ from noloco_node.host.home import Home
 from noloco_node.transport.probe import check_port, probe
 
 if TYPE_CHECKING:
+    from noloco_node.run.manifest import Signed
     from noloco_node.run.schema import Manifest
     from noloco_node.run.signed_file import RunFile
 
@@ -33,11 +34,19 @@ _PROBE_S = 5.0
 _MAX_TRIED = 32
 
 
-def start(args: argparse.Namespace) -> int:
+Train = Callable[[NodeConfig, "Signed | None", Callable[[NodeConfig], Awaitable[NodeConfig]]], int]
+"""Runs a node to its end and returns the exit code: as node/main.py's `train`."""
+
+
+def _train(settings: NodeConfig, signed: "Signed | None", again: Callable[[NodeConfig], Awaitable[NodeConfig]]) -> int:
+    return _run(lambda main: main.train(settings, signed, report, again))
+
+
+def start(args: argparse.Namespace, train: Train = _train) -> int:
     from noloco_node.data import sources
     from noloco_node.run import first_weights, manifest, toml
 
-    settings, run = _settings(args), toml.load(Path(args.manifest), _report)
+    settings, run = _settings(args), toml.load(Path(args.manifest), report)
     if settings.weights is None and run.model.weights:
         args.weights = toml.weights(Path(args.manifest))  # and remembered, as what is typed
         settings = _settings(args)
@@ -52,7 +61,7 @@ def start(args: argparse.Namespace) -> int:
         from noloco_node.data.pin_commit import pinned
 
         signed = manifest.sign(pinned(run, home), Identity.load_or_create(home.identity))
-        return _run(lambda main: main.train(settings, signed, _report, partial(_afresh, home)))
+        return train(settings, signed, partial(_afresh, home))
 
 
 def _is_over(run: "Manifest", home: Home) -> bool:
@@ -68,15 +77,15 @@ def _is_over(run: "Manifest", home: Home) -> bool:
     if known is None or reached is None or not (file.is_over(reached.round) if file else reached.round >= known.rounds):
         return False
     measured = "" if reached.eval_loss is None else f", held-out loss {loss(reached.eval_loss)}"
-    _report(f"{known.label} is over: {count(reached.round, 'round')}, step {reached.step}{measured}")
-    _report(f"its checkpoints: {home.run(known.run_id) / 'checkpoints'}")
-    for line in outcome.to_use(home, known.label):
-        _report(line)
-    _report("to train on: another run.toml (its name, seed or rounds make it another run), or another invitation")
+    report(f"{known.label} is over: {count(reached.round, 'round')}, step {reached.step}{measured}")
+    report(f"its checkpoints: {home.run(known.run_id) / 'checkpoints'}")
+    for line in outcome.to_use(home, known.label, known.model.task):
+        report(line)
+    report("to train on: another run.toml (its name, seed or rounds make it another run), or another invitation")
     return True
 
 
-def join(args: argparse.Namespace) -> int:
+def join(args: argparse.Namespace, train: Train = _train) -> int:
     flags = {**_flags(args), "invitation": " ".join(args.invitation) or None}
     settings = replace(config.load(flags, os.environ, coming_back=True), start_over=args.start_over)
     _check_device(settings)
@@ -103,8 +112,8 @@ def join(args: argparse.Namespace) -> int:
         )
     with _prepared(settings) as (home, settings):
         if say:
-            _report(say)
-        return _run(lambda main: main.train(settings, signed, _report, partial(_afresh, home)))
+            report(say)
+        return train(settings, signed, partial(_afresh, home))
 
 
 def _check_device(settings: NodeConfig) -> None:
@@ -136,7 +145,7 @@ def _seen(home: Home) -> tuple[Address, ...]:
 def bootstrap(args: argparse.Namespace) -> int:
     settings = _settings(args)
     with _prepared(settings) as (_, settings):
-        return _run(lambda main: main.rendezvous(settings, _report))
+        return _run(lambda main: main.rendezvous(settings, report))
 
 
 def _settings(args: argparse.Namespace) -> NodeConfig:
@@ -182,7 +191,7 @@ async def _reachable(addresses: tuple[Address, ...], home: Home) -> tuple[Addres
         answering = tuple(address for address, failure in zip(tried, found, strict=True) if failure is None)
         if not answering:
             raise
-        _report("no bootstrap address answers: joining through peers seen earlier")
+        report("no bootstrap address answers: joining through peers seen earlier")
         return (*addresses, *answering)
     return addresses
 
@@ -208,5 +217,5 @@ def _run(node: Callable[[ModuleType], Coroutine[Any, Any, int]]) -> int:
     return code
 
 
-def _report(line: str) -> None:
+def report(line: str) -> None:
     print(line, flush=True)

@@ -40,15 +40,16 @@ def start(  # noqa: PLR0913, PLR0917
     *,
     reads: bool = True,
     weights: Path | None = None,
+    brought: Task | None = None,
 ) -> TrainingThread:
     """Returns at once; model, data and checkpoint are loaded on that thread. `part`: what this node trains of the run's
     task; `reads`: whether it needs the run's data for that; `weights`: the folder of those that the run begins with,
-    for a node that may begin it."""
+    for a node that may begin it. `brought`: the run's task, where a loop brings it."""
     replica: Replica | None = None
 
     def build_and_resume() -> Replica:
         nonlocal replica
-        inner = replica = build(run, config, peer_id, sources, part, reads=reads)
+        inner = replica = build(run, config, peer_id, sources, part, reads=reads, brought=brought)
         inner.spill_folder = keeper.folder
         if keeper.resume(inner.layout, using(run, inner, inner.load), inner.parameters):
             log.info("going on from the checkpoint of round %d", inner.round)
@@ -80,6 +81,7 @@ def build(  # noqa: PLR0913
     part: Callable[[Task], Task] | None = None,
     *,
     reads: bool = True,
+    brought: Task | None = None,
 ) -> Replica:
     """The run's replica as this machine trains it, and tried out: whatever is wrong with the run or with this machine
     (data, tokenizer, model, sequence length, device, memory) is found here, for a node and for `check`."""
@@ -98,6 +100,7 @@ def build(  # noqa: PLR0913
         sources=sources,
         corpus=None if reads else TokenizerAlone(tokens.load(run.data.tokenizer, sources.tokenizer)),
         part=part or (lambda whole: whole),
+        brought=brought,
     )
     token_cache.prune(sources.cache)  # never the one of this run, which has just been used
     rehearse(run.outer.codec, replica.phi.device)

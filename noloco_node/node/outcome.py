@@ -10,8 +10,8 @@ from noloco_node.host.home import Home
 from noloco_node.views.status import StatusView
 
 
-def lines(view: StatusView, rounds: int, home: Home) -> Iterator[str]:
-    """`view`: the last status; `rounds`: of the run. A node that had no weights says nothing."""
+def lines(view: StatusView, rounds: int, home: Home, task: str | None = None) -> Iterator[str]:
+    """`view`: the last status; `rounds` and `task`: of the run. A node that had no weights says nothing."""
     kept = view.checkpoint
     saved = kept.saved_round if kept else None
     if view.run_id is None or view.run is None or (view.loss is None and saved is None):
@@ -27,11 +27,14 @@ def lines(view: StatusView, rounds: int, home: Home) -> Iterator[str]:
     yield f"its checkpoint of round {saved} ({size(kept.bytes)}): {home.run(view.run_id) / 'checkpoints'}"
     if not is_over:
         yield f"to go on: noloco-node join{_which(home)}"
-    yield from to_use(home, view.run)
+    yield from to_use(home, view.run, task)
 
 
-def to_use(home: Home, run: str) -> Iterator[str]:
+def to_use(home: Home, run: str, task: str | None) -> Iterator[str]:
     """What can be done with a run's checkpoints; `run`: its label."""
+    if task is not None:  # whose model its volunteers have
+        yield "to take the model out: `model.safetensors` in the newest folder there, by the names of the parameters"
+        return
     which = _which(home, run)
     yield f"to take the model out: noloco-node export --to my-model{which}"
     yield f"to let it continue a text: noloco-node sample 'Once upon a time'{which}"

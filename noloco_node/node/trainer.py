@@ -54,8 +54,9 @@ from noloco_node.stages.service import StageService, StageTerms
 from noloco_node.state_transfer import catch_up, choose_donor, client
 from noloco_node.state_transfer.collect import Collector, OtherStage, OwnState
 from noloco_node.state_transfer.server import StateService
-from noloco_node.training.mailbox import Failed, Finished, Judged, Message, PhaseEnded, Ready
+from noloco_node.training.mailbox import Done, Failed, Finished, Judged, Message, PhaseEnded, Ready
 from noloco_node.training.replica import State, Trial
+from noloco_node.training.task import Task
 from noloco_node.training.thread import TrainingThread
 from noloco_node.views.gather import GatherView
 from noloco_node.views.history import HistoryView
@@ -88,10 +89,18 @@ LAST_SWAP_S = 30.0
 class TrainingNode(BaseNode):
     """Trains, and swaps corrections with one peer a round."""
 
-    def __init__(self, config: NodeConfig, report: Report, signed: Signed | None, moves_to: int | None = None) -> None:
-        """`moves_to`: the stage that it takes now, and held another one of this run a moment ago."""
+    def __init__(
+        self,
+        config: NodeConfig,
+        report: Report,
+        signed: Signed | None,
+        moves_to: int | None = None,
+        brought: Task | None = None,
+    ) -> None:
+        """`moves_to`: the stage that it takes now, and held another one of this run a moment ago. `brought`: what it
+        trains, where a loop of the volunteer's own brings it (loop/)."""
         super().__init__(config, report)
-        self._signed = signed
+        self._signed, self._brought = signed, brought
         self._brings_run = (signed is not None or config.start_over) and moves_to is None
         """Whether it may begin with the run's first weights where nobody has later ones."""
         self._boot = secrets.token_bytes(16)
@@ -237,7 +246,16 @@ class TrainingNode(BaseNode):
         reads = self._at is None or self._at.first
         weights = config.weights if self._brings_run else None
         return build_training.start(
-            run, config, peer_id, self._sources, keeper, post, part, reads=reads, weights=weights
+            run,
+            config,
+            peer_id,
+            self._sources,
+            keeper,
+            post,
+            part,
+            reads=reads,
+            weights=weights,
+            brought=self._brought,
         )
 
     def _duties(self) -> list[Coroutine[Any, Any, None]]:
@@ -395,9 +413,8 @@ class TrainingNode(BaseNode):
         await self._settled(SETTLE_S)
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_EVALUATION_S):
-                while not isinstance(message := await self._next_message(), Evaluated):
+                while not isinstance(message := await self._next_message(), Done):
                     self._follow(message)
-                self._follow(message)
         self._handle(lifecycle.Signal.FINISHED)
         if self._schedule:
             await self._schedule.save_now()
@@ -454,7 +471,7 @@ class TrainingNode(BaseNode):
             await self._policy.write_down(leaving=True)
         if self._run and self._author and not self._move:
             rounds = self._stats.round if self._author.rules.ended else self._run.rounds
-            for line in outcome.lines(self.status(), rounds, self._home):
+            for line in outcome.lines(self.status(), rounds, self._home, self._run.model.task):
                 self._report(line)
 
     async def _leave_directory(self, until: float) -> None:

@@ -217,8 +217,13 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last phase is over; the thread goes on reading its mailbox. One more evaluation follows when the last round
-    is over too, of the weights that the run leaves behind."""
+    """The last phase is over; the thread goes on reading its mailbox. When the last round is over too, the weights that
+    the run leaves behind are evaluated, where they can be, and Done follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """These weights are the last ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +231,7 @@ class Failed:
     error: Exception
 
 
-Message = Ready | PhaseEnded | Evaluated | Sampled | RolledBack | Judged | Finished | Failed
+Message = Ready | PhaseEnded | Evaluated | Sampled | RolledBack | Judged | Finished | Done | Failed
 
 
 # ---- the mailbox -----------------------------------------------------------------------------------------------------

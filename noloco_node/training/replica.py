@@ -44,7 +44,18 @@ from noloco_node.training.inner.gradients import Gradients, NotMeasured, ShortOf
 from noloco_node.training.inner.optimizer import Optimizer
 from noloco_node.training.inner.schedule import Position
 from noloco_node.training.slow_weights import SlowWeights, first_nonfinite, pieces
-from noloco_node.training.task import Batch, Closable, Counted, ExampleStream, Passing, Patient, Sized, Task, Writing
+from noloco_node.training.task import (
+    Batch,
+    Closable,
+    Counted,
+    Driven,
+    ExampleStream,
+    Passing,
+    Patient,
+    Sized,
+    Task,
+    Writing,
+)
 
 log = logging.getLogger(__name__)
 
@@ -133,14 +144,18 @@ class Replica:
             self.theta, self._places, manifest.outer, self.position, self.copies, memory_fraction, moments
         )
         self.phi, self.delta = self.slow.phi, self.slow.delta
-        self._optimizer = Optimizer(module, self._spec, moments)
+        self._optimizer = (
+            task.optimizer(module, self._about_to_step)
+            if isinstance(task, Driven)
+            else Optimizer(module, self._spec, moments)
+        )
         self._task, self._seed, self._memory_fraction = task, manifest.seed, memory_fraction
         self.samples: SampleSpec | None = manifest.sample
         """The text that the model continues every few rounds."""
         self._moments, self.program_bytes = moments, 0
         """What the process has beside the model, before it trains: libraries, mostly."""
         later = memory_budget.later_bytes(self.parameters, self.phi.is_cuda, moments)
-        passes = task.gradients if isinstance(task, Passing) else Gradients
+        passes = task.gradients if isinstance(task, (Passing, Driven)) else Gradients
         self._gradients = passes(
             task, module, self._optimizer, self._spec, micro_batch, memory_fraction, compile, later
         )
@@ -150,8 +165,8 @@ class Replica:
         self._skipped_in_row = 0
         self.last_loss = 0.0
         """Of the last step that was not skipped."""
-        self.last_norm = 0.0
-        """Of the last step's gradient, before clipping; not finite where the step was skipped."""
+        self.last_norm: float | None = None
+        """Of the last step's gradient, before clipping; not finite where the step was skipped; None: not known."""
         self.last_rate: float | None = None
         """The last step's learning rate; None before the first one."""
         self._losses: deque[float] = deque(maxlen=LOSSES)
@@ -186,10 +201,12 @@ class Replica:
         sources: corpus.Sources = corpus.NOTHING,
         corpus: corpus.Readable | None = None,
         part: Callable[[Task], Task] = lambda whole: whole,
+        brought: Task | None = None,
     ) -> "Replica":
         """The replica of the node `peer_id`. To be called on the thread that will own it: torch's number of threads is
         set here, a setting of the calling thread. `micro_batch`: examples at once; None: found by trying.
-        `checkpoint_activations` None: as the manifest says. `part`: what this node trains of the run's task."""
+        `checkpoint_activations` None: as the manifest says. `part`: what this node trains of the run's task.
+        `brought`: that task, where a loop brings it."""
         if threads:
             torch.set_num_threads(threads)
         where = choose_device(device)
@@ -205,17 +222,18 @@ class Replica:
             memory_budget.check(lambda kind: planned(moments=kind), moments, where, memory_fraction or 1.0)
             return program
 
-        task = part(tasks.load(manifest, sources, corpus))
+        task = part(brought or tasks.load(manifest, sources, corpus))
         if isinstance(task, Sized) and (expected := task.parameters()) is not None:
             check(expected)  # a run's author chooses the size, and to make it may take all the memory that there is
         module = _new_model(task, manifest.seed)
-        parameters = sum(p.numel() for p in module.parameters())
+        parameters = sum(p.numel() for _, p in model.parameters(module))
         program = check(parameters, 4 * parameters)
         if manifest.inner.checkpoint_activations if checkpoint_activations is None else checkpoint_activations:
             model.checkpoint_activations(module)
         stream = task.stream(peer_id)
-        own_seed = hashlib.sha256(f"{manifest.seed}/{peer_id}".encode()).digest()
-        torch.manual_seed(int.from_bytes(own_seed[:8], "big"))  # for dropout, where a model has any
+        if not isinstance(task, Driven):  # whose random numbers are its own
+            own_seed = hashlib.sha256(f"{manifest.seed}/{peer_id}".encode()).digest()
+            torch.manual_seed(int.from_bytes(own_seed[:8], "big"))  # for dropout, where a model has any
         module.to(where)
         compile = partial(model.compile_layers, module) if compiled else None
         replica = cls(task, module, stream, manifest, micro_batch, memory_fraction or 1.0, moments, compile)
@@ -380,7 +398,7 @@ class Replica:
         self.meanwhile()
         loss, norm = self._gradients.finish()
         self.last_norm = norm
-        if math.isfinite(loss) and math.isfinite(norm):
+        if math.isfinite(loss) and (norm is None or math.isfinite(norm)):
             self._descend()
             self._skipped_in_row, self.last_loss = 0, loss
             self._losses.append(loss)
@@ -396,11 +414,19 @@ class Replica:
 
     def _descend(self) -> None:
         rate = self.position.learning_rate * (1 - self._warm_up_left / (WARM_UP_STEPS + 1))
+        self._about_to_step()
+        self.last_rate = self._gradients.step(rate)
+        self._warm_up_left = max(0, self._warm_up_left - 1)
+
+    def _about_to_step(self) -> None:
+        """Before AdamW changes what is being copied."""
         self.copies.secure("theta")
         self.copies.secure("moments")
-        self._gradients.step(rate)
-        self._warm_up_left = max(0, self._warm_up_left - 1)
-        self.last_rate = rate
+
+    def over(self) -> None:
+        """The run is: no further step."""
+        if isinstance(self._task, Driven):
+            self._task.over()
 
     # ---- the boundary of a round ----
     def snapshot(self) -> Tensor:
@@ -595,7 +621,7 @@ class Replica:
                 self.theta[start : start + len(piece)].add_(piece.to(self.theta.device), alpha=self.slow.settings.alpha)
             later = self._gradients.evaluate()
             new = own
-            if self.round or self.steps:
+            if (self.round or self.steps) and not isinstance(self._task, Driven):
                 self.theta.copy_(model.flatten(_new_model(self._task, self._seed)))
                 new = self._gradients.evaluate()
         finally:

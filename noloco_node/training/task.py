@@ -5,7 +5,7 @@ decides about precision, gradients and memory; a task knows nothing of these, no
 are: training/tasks.py.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from noloco_node.core import gpu
 
 if TYPE_CHECKING:
     from noloco_node.training.inner.gradients import Gradients
+    from noloco_node.training.inner.optimizer import Optimizer
 
 Batch: TypeAlias = tuple[Tensor, ...]
 """Tensors on the CPU that all have the examples as their first dimension: a micro-batch is the same slice of each."""
@@ -111,6 +112,20 @@ class Passing(Protocol):
 
     def pass_on(self, within_s: float) -> None:
         """Serve the other nodes for so long, without training."""
+
+
+@runtime_checkable
+class Driven(Protocol):
+    """A task whose steps a loop of the volunteer's own makes (loop/): its model and its optimizer are there already."""
+
+    def gradients(self, *whole: Any) -> "Gradients":
+        """Takes what `Gradients` takes."""
+
+    def optimizer(self, module: nn.Module, before_step: Callable[[], None]) -> "Optimizer":
+        """`before_step` is to be called before a step changes anything."""
+
+    def over(self) -> None:
+        """No further step is wanted."""
 
 
 def device_batch(batch: Batch, module: nn.Module) -> Batch:

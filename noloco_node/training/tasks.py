@@ -48,6 +48,6 @@ def _found(name: str) -> EntryPoint:
         here = f"installed are: {', '.join(sorted(installed))}" if installed else "no task is installed"
         raise Incompatible(
             f"the run trains the task {name}, which is not installed here ({here}): ask the run's author for its "
-            "package, and look at it before you install it"
+            "package, or for the script that joins, and look at it before you use it"
         )
     return installed[name]

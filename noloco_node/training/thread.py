@@ -35,7 +35,7 @@ from noloco_node.errors import Diverged, NolocoError, NonFinite, OutOfMemory
 from noloco_node.host import memory
 from noloco_node.training import mailbox, memory_budget
 from noloco_node.training.inner.gradients import NotMeasured, ShortOfMemory
-from noloco_node.training.mailbox import Failed, Finished, Judged, Mailbox, Message, PhaseEnded, Progress, Ready
+from noloco_node.training.mailbox import Done, Failed, Finished, Judged, Mailbox, Message, PhaseEnded, Progress, Ready
 from noloco_node.training.offer import CodecThread, Offer
 from noloco_node.training.replica import Replica, Saved, State, Trial
 from noloco_node.training.time_accounts import Spent, TimeAccounts
@@ -385,6 +385,8 @@ class TrainingThread:
         self._post(Finished())
         self._pass_on_until(replica, lambda: self._rounds_over >= replica.round and not self._swapping)
         self._evaluate(replica)
+        replica.over()
+        self._post(Done())
         self._pass_on_until(replica, lambda: False)
 
     def _train_phase(self, replica: Replica) -> None:
@@ -481,7 +483,8 @@ class TrainingThread:
         if math.isfinite(loss):
             self._failed_before = False
             phase.losses.append(loss)
-            phase.norms += [replica.last_norm] if math.isfinite(replica.last_norm) else []
+            norm = replica.last_norm
+            phase.norms += [norm] if norm is not None and math.isfinite(norm) else []
 
     def _done(self, replica: Replica, phase: _Phase, seconds: float) -> PhaseDone:
         tokens = phase.steps * replica.tokens_per_step

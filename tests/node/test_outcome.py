@@ -78,3 +78,8 @@ def test_the_round_is_that_of_the_checkpoint_where_one_ended_while_the_node_left
 
 def test_a_node_without_weights_says_nothing(home: Home) -> None:
     assert not list(outcome.lines(replace(DONE, loss=None, checkpoint=Checkpoints(12_600_000)), 100, home))
+
+
+def test_a_model_that_is_the_volunteers_own_is_not_exported(home: Home) -> None:
+    *_, last = outcome.lines(SAVED, 100, home, task="mine")
+    assert last.startswith("to take the model out: `model.safetensors` in the newest folder there")

@@ -109,8 +109,9 @@ class Gradients:
         self._settle(self._batch)
         self._found = self._fitting(self._pass)
 
-    def finish(self) -> tuple[float, float]:
-        """Loss of that batch and norm of its gradient, before clipping. Waits for the device. Raises ShortOfMemory."""
+    def finish(self) -> tuple[float, float | None]:
+        """Loss of that batch and norm of its gradient, before clipping; None: not known. Waits for the device. Raises
+        ShortOfMemory."""
         loss, norm = self._found.read()
         if self._scale is None:
             return loss, norm
@@ -128,13 +129,15 @@ class Gradients:
             loss += self._backward(micro, len(micro[0]) / self.examples)
         return gpu.Reading(torch.stack([loss, self._optimizer.norm()]))
 
-    def step(self, rate: float) -> None:
-        """AdamW's step with the gradient of the last batch. Raises ShortOfMemory, and then the gradient is gone too."""
+    def step(self, rate: float) -> float:
+        """AdamW's step with the gradient of the last batch. Returns its learning rate. Raises ShortOfMemory, and then
+        the gradient is gone too."""
         try:
             self._optimizer.step(rate)
         except torch.OutOfMemoryError:  # of the first step's moments; no parameter has changed
             raise self._short() from None
         self._micro.stepped()
+        return rate
 
     def try_out(self, batch: Batch) -> None:
         """Some examples forward and backward, after the search for a micro-batch. Raises UsageError where the model

@@ -1,0 +1,51 @@
+"""A transformers Trainer as a node.
+
+from noloco_node import loop
+from noloco_node.loop.hugging_face import SwarmCallback
+
+callback = SwarmCallback(lambda model, optimizer: loop.join("<invitation>", model, optimizer))
+Trainer(model, arguments, train_dataset=data, callbacks=[callback]).train()
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import TrainerCallback
+
+from noloco_node.loop.swarm import Swarm
+
+
+class SwarmCallback(TrainerCallback):  # type: ignore[misc]
+    """Trains alone where the run is over, unless `stops`: then the Trainer stops with it."""
+
+    def __init__(self, enter: Callable[[nn.Module, torch.optim.Optimizer], Swarm], *, stops: bool = True) -> None:
+        """`enter` is called when the Trainer has model and optimizer where they stay."""
+        self._enter, self._stops = enter, stops
+        self.swarm: Swarm | None = None
+        """While it trains."""
+        self._loss: torch.Tensor | float = 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        model, optimizer = given["model"], given["optimizer"]
+        plain = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
+        self._hook = model.register_forward_hook(self._look)
+        self.swarm = self._enter(model, plain).__enter__()
+
+    def _look(self, model: nn.Module, _given: Any, found: Any) -> None:
+        """A Trainer tells its callbacks no loss of a step. The model's last one is taken: of a micro-batch."""
+        if model.training:
+            loss = found["loss"] if isinstance(found, dict) else found[0]
+            self._loss = loss.detach().mean()
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        if self.swarm:
+            self.swarm.step(self._loss)
+            control.should_training_stop |= self._stops and self.swarm.over
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        swarm, self.swarm = self.swarm, None
+        if swarm:
+            self._hook.remove()
+            swarm.__exit__(None, None, None)

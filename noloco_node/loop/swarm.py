@@ -1,0 +1,193 @@
+"""A node beside a loop: it runs on a thread of its own, with the same home, flags and verbs as `noloco-node` has.
+
+So `noloco-node status`, `top`, `pause` and `leave` work on it as on any other node, and errors are those of the command
+line, raised where the loop waits for its turn.
+"""
+
+import asyncio
+import atexit
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from noloco_node import cli
+from noloco_node.errors import NolocoError, UsageError
+from noloco_node.loop.task import Loop
+from noloco_node.loop.turns import Turns
+
+if TYPE_CHECKING:
+    from noloco_node.host.config import NodeConfig
+    from noloco_node.node.trainer import TrainingNode
+    from noloco_node.run.manifest import Signed
+    from noloco_node.views.status import StatusView
+
+ANSWER_S = 10.0
+
+T = TypeVar("T")
+
+
+def start(
+    run: str | Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    evaluate: Callable[[], float] | None = None,
+    **settings: object,
+) -> "Swarm":
+    """The first node of a run, as `noloco-node start`. `run`: its run.toml, with `task` in [model]; any name will do.
+    The rest is as in `join`."""
+    return Swarm(["start", str(run)], model, optimizer, evaluate, settings)
+
+
+def join(
+    invitation: str | None,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    evaluate: Callable[[], float] | None = None,
+    **settings: object,
+) -> "Swarm":
+    """A further node, as `noloco-node join`; None: as it was in a run before, it goes on with it.
+
+    `model`: float32 where it is trained, on the CPU or on one GPU, and there to stay; weights with requires_grad are
+    averaged. `optimizer`: any of torch's. `evaluate`: the loss on held-out data, the same data for everyone: it says
+    whether a peer's weights are good. `settings`: flags of the command line, as home="/data/noloco", linger=60."""
+    return Swarm(["join", *([invitation] if invitation else [])], model, optimizer, evaluate, settings)
+
+
+class Swarm:
+    """To be entered before the first step and left after the last one."""
+
+    def __init__(
+        self,
+        words: list[str],
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        evaluate: Callable[[], float] | None,
+        settings: dict[str, object],
+    ) -> None:
+        """Raises UsageError."""
+        cli.prepare_libraries()
+        self._turns = Turns()
+        self._task = Loop(model, optimizer, evaluate, self._turns)
+        self._words = [*words, "--device", str(self._task.device), *_flags(settings)]
+        self._thread = threading.Thread(target=self._run, name="node", daemon=True)
+        self._fault: BaseException | None = None
+        self._node: TrainingNode | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._leaves = False
+        self.over = False
+        """Whether the run is over, or this node has left it: further steps are of this model alone."""
+
+    def __enter__(self) -> "Swarm":
+        """Returns when the node trains: it has found the run, and where others are ahead it has taken their weights.
+        Raises NolocoError."""
+        atexit.register(self._end)  # where a loop ends without leaving
+        self._thread.start()
+        try:
+            self._wait(0.0)
+            if self.over:
+                raise NolocoError("the node has ended before a first step: it says why above")
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def step(self, loss: Tensor | float) -> None:
+        """To be called after each step of the optimizer, with its loss. The node has its turn then: it may change the
+        weights. After ten losses in a row that are not finite they become those of the last checkpoint. Raises
+        NolocoError where the node has failed."""
+        if not self.over:
+            self._wait(loss.item() if isinstance(loss, Tensor) else loss)
+
+    def status(self) -> "StatusView":
+        """As `noloco-node status --json` has it. Raises NolocoError before the node runs and after its end."""
+
+        async def ask() -> "StatusView":
+            assert self._node
+            return self._node.status()
+
+        if self._loop is None or not self._thread.is_alive():
+            raise NolocoError("the node does not run")
+        answer: Future[StatusView] = asyncio.run_coroutine_threadsafe(ask(), self._loop)
+        return answer.result(ANSWER_S)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        """Leaves as Ctrl-C does: a swap under way may end, and a checkpoint is written. Where the run is over, the node
+        ends by itself."""
+        self._end()
+        if self._fault and kind is None:
+            raise self._fault
+
+    def _wait(self, loss: float) -> None:
+        if self._turns.wait(loss):
+            return
+        self.over = True
+        self._turns.close()
+        if self._fault:
+            raise self._fault
+
+    def _end(self) -> None:
+        atexit.unregister(self._end)
+        self._turns.close()
+        if not self.over:
+            self._leave()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _leave(self) -> None:
+        self._leaves = True
+        if self._loop and self._node and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._node.leave)
+
+    # ---- the node's thread ----
+    def _run(self) -> None:
+        from noloco_node.cli.parser import parse
+
+        try:
+            verb, given = parse(self._words)
+            verb(given, self._train)  # type: ignore[call-arg]
+        except BaseException as error:  # noqa: BLE001 - it is the loop's to see
+            self._fault = error if isinstance(error, Exception) else NolocoError(f"the node ended: {error!r}")
+        finally:
+            self._turns.end()
+
+    def _train(
+        self,
+        settings: "NodeConfig",
+        signed: "Signed | None",
+        _again: "Callable[[NodeConfig], Awaitable[NodeConfig]]",
+    ) -> int:
+        import uvloop
+
+        uvloop.run(self._live(settings, signed))
+        return 0
+
+    async def _live(self, settings: "NodeConfig", signed: "Signed | None") -> None:
+        from noloco_node.cli.daemon import report
+        from noloco_node.node.trainer import TrainingNode
+
+        self._node = TrainingNode(settings, report, signed, brought=self._task)
+        self._loop = asyncio.get_running_loop()
+        if self._leaves:
+            self._node.leave()
+        await self._node.run()
+
+
+def _flags(settings: dict[str, Any]) -> list[str]:
+    """As they are typed."""
+    if "device" in settings:
+        raise UsageError("device: the model's own is taken")
+    words = []
+    for name, value in settings.items():
+        flag = f"--{name.replace('_', '-')}"
+        words += [] if value in (None, False) else [flag] if value is True else [flag, str(value)]
+    return words

@@ -1,0 +1,59 @@
+"""A training loop as somebody may have it: a small network learns from noisy data what another one computes. It knows
+no swarm but for the lines that enter one. Its words are those of `noloco-node start` and `join`. LOOP_SEES names its
+data, LOOP_STEPS says how many steps it makes at most, LOOP_OPTIMIZER which of torch's optimizers it has, and
+LOOP_JUDGES=no that it has no evaluation, or `badly`.
+"""
+
+import os
+import sys
+import time
+
+import torch
+from torch import nn
+
+from noloco_node import loop
+
+STEP_S = 0.02
+NOISE = 0.3
+
+
+def network(wide: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(32, wide), nn.Tanh(), nn.Linear(wide, 8))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    teacher = network(16)
+    held_out = torch.randn(256, 32), torch.randn(256, 8)
+    torch.manual_seed(int(os.environ.get("LOOP_SEES", "2")))
+    model = network(64)
+    optimizer = getattr(torch.optim, os.environ.get("LOOP_OPTIMIZER", "AdamW"))(model.parameters(), lr=1e-3)
+
+    def loss_of(inputs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(model(inputs), teacher(inputs).detach() + NOISE * noise)
+
+    def evaluate() -> float:
+        return loss_of(*held_out).item()
+
+    verb, *words = sys.argv[1:]
+    named = [] if words[0].startswith("--") else [words.pop(0)]
+    settings = {flag.removeprefix("--"): value for flag, value in zip(words[::2], words[1::2], strict=True)}
+    enter = {"start": loop.start, "join": loop.join}[verb]
+    judged = {"no": None, "badly": lambda: 1 / 0}.get(os.environ.get("LOOP_JUDGES", ""), evaluate)
+    with enter(named[0] if named else None, model, optimizer, evaluate=judged, **settings) as swarm:
+        print(f"begins at {evaluate():.4f} with {len(optimizer.state)} moments", flush=True)  # noqa: T201
+        for _ in range(int(os.environ.get("LOOP_STEPS", "1000000"))):
+            loss = loss_of(torch.randn(16, 32), torch.randn(16, 8))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            time.sleep(STEP_S)
+            swarm.step(loss)
+            if swarm.over:
+                break
+    print(f"ends at {evaluate():.4f}, over: {swarm.over}", flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""A loop as a replica sees it: its steps are counted, its optimizer's moments kept, and it stays what it was."""
+
+import math
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from noloco_node.errors import NonFinite, UsageError
+from noloco_node.loop.task import Loop
+from noloco_node.loop.turns import Turns
+from noloco_node.run.schema import InnerSpec, Manifest, ModelSpec
+from noloco_node.training import model
+from noloco_node.training.inner.gradients import NotMeasured
+from noloco_node.training.replica import Replica
+
+RUN = Manifest(name="loop", model=ModelSpec(task="mine"), inner=InnerSpec(steps=4, batch_tokens=16))
+
+
+class Mine:
+    """A loop on a thread of its own, which makes a step whenever one is wanted."""
+
+    def __init__(
+        self,
+        made: nn.Module,
+        kind: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
+        evaluate: Callable[[], float] | None = None,
+    ) -> None:
+        self.module = made
+        self.optimizer = kind([p for p in made.parameters() if p.requires_grad], lr=0.01)
+        self.turns = Turns()
+        self.task = Loop(made, self.optimizer, evaluate, self.turns)
+        self.replica = Replica.build(RUN, "peer", brought=self.task, device="cpu")
+        self.replica.try_out()
+        threading.Thread(target=self._loop, daemon=True).start()
+
+    def _loop(self) -> None:
+        generator = torch.Generator().manual_seed(1)
+        loss = 0.0
+        while self.turns.wait(loss):
+            found = self.module(torch.randn(8, 4, generator=generator)).square().mean()
+            found.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            loss = found.item()
+
+    def step(self) -> float | None:
+        assert self.replica.has_data(10.0)
+        self.replica.fetch()
+        return self.replica.step()
+
+
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5), nn.Linear(3, 2))
+
+
+def test_a_step_of_the_loop_is_a_step_of_the_replica() -> None:
+    mine = Mine(small())
+    before = mine.replica.theta.clone()
+    losses = [mine.step() for _ in range(4)]
+    assert all(loss is not None and loss > 0 for loss in losses)
+    assert mine.replica.position.phase_over and mine.replica.tokens == 4 * 16
+    assert not torch.equal(mine.replica.theta, before), "the model's weights are views of one vector"
+    assert mine.replica.last_rate == 0.01
+    mine.turns.close()
+
+
+def test_a_boundary_and_a_correction_change_the_loops_own_model() -> None:
+    mine = Mine(small())
+    mine.step()
+    mine.replica.snapshot()
+    mine.replica.boundary()
+    before = mine.module[0].weight.clone()
+    mine.replica.slow.apply(0, torch.ones(mine.replica.parameters), 1)
+    assert torch.allclose(mine.module[0].weight, before + 1)
+    mine.turns.close()
+
+
+def test_it_is_no_step_that_nothing_was_waited_for() -> None:
+    """As when a swap is judged."""
+    mine = Mine(small())
+    assert not mine.replica.has_data(0.0)
+    mine.turns.close()
+
+
+def test_weights_that_are_not_trained_are_not_averaged() -> None:
+    made = small()
+    made[0].requires_grad_(False)
+    mine = Mine(made)
+    assert mine.replica.parameters == made[2].weight.numel() + made[2].bias.numel()
+    assert mine.replica.layout != model.layout_digest(made[2]), "what they lie in counts"
+    frozen = made[0].weight.clone()
+    mine.step()
+    assert torch.equal(made[0].weight, frozen)
+    made[0].to(torch.bfloat16)
+    assert mine.replica.layout == model.layout_digest(made), "but not in which precision it is held"
+    mine.turns.close()
+
+
+def test_adamws_moments_come_back_with_a_checkpoint() -> None:
+    one, other = Mine(small()), Mine(small())
+    for _ in range(3):
+        one.step()
+    saved = one.replica.state()
+    other.replica.load(saved)
+    assert other.replica.steps == 3
+    for ours, theirs in zip(one.module.parameters(), other.module.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+        for name, value in one.optimizer.state[ours].items():
+            assert torch.equal(other.optimizer.state[theirs][name], value), name
+    other.step()
+    one.turns.close()
+    other.turns.close()
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad])
+def test_another_optimizers_moments_begin_afresh(kind: Callable[..., torch.optim.Optimizer]) -> None:
+    one, other = Mine(small(), kind), Mine(small(), kind)
+    one.step()
+    assert one.replica.state().inner["optimizer"] == {}
+    other.replica.load(one.replica.state())
+    assert torch.equal(other.replica.theta, one.replica.theta)
+    other.step()
+    one.turns.close()
+    other.turns.close()
+
+
+def test_a_copy_of_the_state_is_as_it_was_before_the_loops_next_step() -> None:
+    mine = Mine(nn.Sequential(nn.Linear(4, 1 << 19), nn.Linear(1 << 19, 1)))
+    mine.step()
+    theta = mine.replica.theta.clone()
+    copy = mine.replica.copy_state()
+    mine.step()
+    state = copy.result(10)
+    assert torch.equal(torch.cat([w.flatten() for w in state.weights.values()]), theta)
+    mine.turns.close()
+
+
+def test_weights_that_the_loop_broke_become_the_slow_ones_again() -> None:
+    mine = Mine(small())
+    mine.step()
+    mine.replica.boundary()
+    slow = mine.replica.phi.clone()
+    mine.step()
+    with torch.no_grad():
+        mine.module[0].weight.fill_(math.nan)
+    with pytest.raises(NonFinite):
+        mine.replica.boundary()
+    mine.replica.discard()
+    assert torch.equal(mine.replica.theta, slow)
+    assert not mine.optimizer.state, "its moments were of the broken ones"
+    mine.step()
+    mine.turns.close()
+
+
+def test_a_model_that_was_moved_is_noticed() -> None:
+    mine = Mine(small())
+    mine.step()
+    mine.module[0].weight.data = mine.module[0].weight.data.clone()
+    with pytest.raises(UsageError, match="moved or replaced"):
+        mine.step()
+    mine.turns.close()
+
+
+def test_an_evaluation_leaves_every_part_in_its_mode() -> None:
+    seen = []
+    made = small()
+    mine = Mine(made, evaluate=lambda: float(seen.append((made.training, torch.is_grad_enabled())) or 2.5))
+    made[1].eval()
+    assert mine.replica.evaluate() == 2.5
+    assert seen == [(False, False)]
+    assert made.training and made[0].training and not made[1].training
+    mine.turns.close()
+
+
+def test_without_an_evaluation_nothing_is_measured() -> None:
+    mine = Mine(small())
+    with pytest.raises(NotMeasured):
+        mine.replica.evaluate()
+    mine.turns.close()
+
+
+@pytest.mark.parametrize("spoil", ["half", "frozen"])
+def test_weights_that_cannot_be_averaged_are_refused(spoil: str) -> None:
+    made = small()
+    made.requires_grad_(False) if spoil == "frozen" else made.half()
+    with pytest.raises(
+        UsageError, match="no weights to train" if spoil == "frozen" else "float32, and some are float16"
+    ):
+        Loop(made, torch.optim.SGD(made.parameters(), lr=0.1), None, Turns())

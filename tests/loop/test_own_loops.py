@@ -1,0 +1,107 @@
+"""Loops that people have, as processes of their own: they swap, end, leave, come back and fail as nodes do."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+from real_nodes import ROOT, Node, RealNodes, until
+
+LOOP = [sys.executable, str(ROOT / "tests" / "helpers" / "own_loop.py")]
+
+
+@pytest.fixture
+def real_nodes() -> Iterator[RealNodes]:
+    with RealNodes() as group:
+        group.program = LOOP
+        yield group
+
+
+def run_of(group: RealNodes, rounds: int = 100_000) -> str:
+    return str(group.tables(rounds=rounds, model={"task": "mine"}, inner={"steps": 20, "batch_tokens": 16}))
+
+
+def figures(node: Node) -> tuple[float, float]:
+    """Held-out losses at its begin and at its end."""
+    first, last = (until(partial(node.printed, rf"{end}s at ([0-9.]+)"), f"its {end}") for end in ("begin", "end"))
+    return float(first), float(last)
+
+
+def test_two_loops_train_one_run_to_its_end(real_nodes: RealNodes) -> None:
+    author = real_nodes.node("author", "start", run_of(real_nodes, rounds=40))
+    invitation = author.invitation()
+    until(lambda: author.round() >= 2, "two rounds")
+    real_nodes.environ["LOOP_SEES"] = "3"
+    other = real_nodes.node("other", *invitation)
+    assert other.received_state() >= 2
+    until(lambda: other.committed() >= 3 and author.committed() >= 3, "swaps between them")
+    view = author.ask("status")
+    assert 0 < view["loss"] < view["loss_first"] and view["eval_loss"] < view["eval_loss_first"]
+    assert view["learning_rate"] == 1e-3 and view["tokens"] == view["step"] * 16
+    for node in (author, other):
+        assert node.process.wait(90) == 0, node.log.read_text()[-2000:]
+        assert node.printed("over: (True)")
+        assert node.printed("to take the model out: (`model.safetensors` in the newest folder there)")
+    (untrained, last), (first, _) = figures(author), figures(other)
+    assert last < untrained and first < untrained, "the other one began where the author was"
+    again = real_nodes.node("author", "start", str(real_nodes.root / "run.toml"))
+    assert again.process.wait(60) == 1, "a loop that would make its first step with new weights"
+    assert again.printed("(is over: 40 rounds)") and again.printed("(NolocoError: the node has ended before a first)")
+
+
+def test_a_loop_that_is_interrupted_saves_and_goes_on_later(real_nodes: RealNodes) -> None:
+    run = run_of(real_nodes)
+    node = real_nodes.node("author", "start", run)
+    until(lambda: node.round() >= 3, "three rounds")
+    os.kill(node.process.pid, signal.SIGINT)
+    assert node.process.wait(30) != 0
+    assert "KeyboardInterrupt" in node.log.read_text(), "as any script says it"
+    reached = node.events("PhaseDone")[-1]["round"]
+    real_nodes.environ["LOOP_STEPS"] = "15"
+    again = real_nodes.node("author", "join")
+    assert again.process.wait(90) == 0, again.log.read_text()[-2000:]
+    assert again.printed(rf"going on with \S+.*, round ({reached}) of")
+    assert again.printed(r"with (4) moments")
+    assert again.printed("over: (False)"), "it left after its 15 steps"
+
+
+def test_a_loop_can_be_paused_and_told_to_leave_from_outside(real_nodes: RealNodes) -> None:
+    node = real_nodes.node("author", "start", run_of(real_nodes))
+    until(lambda: node.round() >= 1, "a round")
+    node.tell("pause")
+    until(lambda: node.ask("status").get("state") == "paused", "the pause")
+    step = node.ask("status")["step"]
+    node.tell("resume")
+    until(lambda: node.ask("status").get("step", 0) > step, "further steps")
+    node.tell("leave")
+    assert node.process.wait(30) == 0, node.log.read_text()[-2000:]
+    assert node.printed("over: (True)")
+
+
+def test_what_fails_in_the_node_is_raised_in_the_loop(real_nodes: RealNodes) -> None:
+    real_nodes.environ["LOOP_OPTIMIZER"] = "SGD"
+    run = run_of(real_nodes)
+    node = real_nodes.node("author", "start", run, "--max-upload", "fast")
+    assert node.process.wait(60) == 1
+    assert node.printed(r"(UsageError: .*max.upload.*)")
+    real_nodes.environ["LOOP_JUDGES"] = "badly"
+    node = real_nodes.node("judge", "start", run)
+    assert node.process.wait(60) == 1
+    assert node.printed("(ZeroDivisionError)"), "of its own function"
+    del real_nodes.environ["LOOP_JUDGES"]
+    author = real_nodes.node("other", "start", run)
+    invitation = author.invitation()
+    real_nodes.program = [sys.executable, "-m", "noloco_node"]
+    stranger = real_nodes.node("stranger", *invitation)
+    assert stranger.process.wait(60) == 12, "the run's script is not here"
+    assert stranger.printed(r"(trains the task mine, which is not installed here .*)")
+
+
+def test_without_an_evaluation_swaps_are_not_judged(real_nodes: RealNodes) -> None:
+    real_nodes.environ["LOOP_JUDGES"] = "no"
+    author = real_nodes.node("author", "start", run_of(real_nodes))
+    other = real_nodes.node("other", *author.invitation())
+    until(lambda: other.committed() >= 2, "swaps")
+    assert author.ask("status")["eval_loss"] is None
