@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from noloco_node import cli
 from noloco_node.errors import NolocoError, UsageError
+from noloco_node.loop.island import Follower, Island, News
 from noloco_node.loop.task import Loop
 from noloco_node.loop.turns import Turns
 
@@ -39,10 +41,10 @@ def start(
     *,
     evaluate: Callable[[], float] | None = None,
     **settings: object,
-) -> "Swarm":
+) -> "Swarm | Follower":
     """The first node of a run, as `noloco-node start`. `run`: its run.toml, with `task` in [model]; any name will do.
     The rest is as in `join`."""
-    return Swarm(["start", str(run)], model, optimizer, evaluate, settings)
+    return _member(["start", str(run)], model, optimizer, evaluate, settings)
 
 
 def join(
@@ -52,27 +54,44 @@ def join(
     *,
     evaluate: Callable[[], float] | None = None,
     **settings: object,
-) -> "Swarm":
+) -> "Swarm | Follower":
     """A further node, as `noloco-node join`; None: as it was in a run before, it goes on with it.
 
     `model`: float32 where it is trained, on the CPU or on one GPU, and there to stay; weights with requires_grad are
     averaged. `optimizer`: any of torch's. `evaluate`: the loss on held-out data, the same data for everyone: it says
     whether a peer's weights are good. `settings`: flags of the command line, as home="/data/noloco", linger=60."""
-    return Swarm(["join", *([invitation] if invitation else [])], model, optimizer, evaluate, settings)
+    return _member(["join", *([invitation] if invitation else [])], model, optimizer, evaluate, settings)
+
+
+def _member(
+    words: list[str],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    evaluate: Callable[[], float] | None,
+    settings: dict[str, object],
+) -> "Swarm | Follower":
+    """Of an island, where there is one, only the first process has the node."""
+    plain = model.module if isinstance(model, DistributedDataParallel) else model
+    island = Island.here()
+    if island and not island.is_first:
+        return Follower(island, plain, optimizer)
+    return Swarm(words, plain, optimizer, evaluate, settings, island)
 
 
 class Swarm:
     """To be entered before the first step and left after the last one."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917
         self,
         words: list[str],
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         evaluate: Callable[[], float] | None,
         settings: dict[str, object],
+        island: Island | None = None,
     ) -> None:
         """Raises UsageError."""
+        self._island, self._shared = island, (-1, -1)
         cli.prepare_libraries()
         self._turns = Turns()
         self._task = Loop(model, optimizer, evaluate, self._turns)
@@ -91,9 +110,7 @@ class Swarm:
         atexit.register(self._end)  # where a loop ends without leaving
         self._thread.start()
         try:
-            self._wait(0.0)
-            if self.over:
-                raise NolocoError("the node has ended before a first step: it says why above")
+            self._wait(0.0, enters=True)
         except BaseException:
             self._end()
             raise
@@ -123,17 +140,41 @@ class Swarm:
     ) -> None:
         """Leaves as Ctrl-C does: a swap under way may end, and a checkpoint is written. Where the run is over, the node
         ends by itself."""
+        if kind is not None and not self.over:
+            self._fail()
         self._end()
         if self._fault and kind is None:
             raise self._fault
 
-    def _wait(self, loss: float) -> None:
-        if self._turns.wait(loss):
-            return
-        self.over = True
-        self._turns.close()
-        if self._fault:
-            raise self._fault
+    def _wait(self, loss: float, *, enters: bool = False) -> None:
+        try:
+            if not self._turns.wait(loss):
+                self.over = True
+                self._turns.close()
+                if self._fault:
+                    raise self._fault
+                if enters:
+                    raise NolocoError("the node has ended before a first step: it says why above")
+        except BaseException:
+            self._fail()
+            raise
+        if self._island:
+            self._island.share(lambda: self._task.theta, lambda: self._task.moments, self._news())
+
+    def _news(self) -> News:
+        """What the node has changed in its turn. Weights that were loaded leave the vector's version as it was, as they
+        are written parameter by parameter; moments are loaded with them."""
+        version, before = (self._task.theta._version, self._task.moments.changes), self._shared
+        self._shared = version
+        news = News.OVER if self.over else News.NONE
+        if version[1] != before[1]:
+            return news | News.WEIGHTS | News.MOMENTS
+        return news | News.WEIGHTS if version != before else news
+
+    def _fail(self) -> None:
+        island, self._island = self._island, None
+        if island:
+            island.say_failed()
 
     def _end(self) -> None:
         atexit.unregister(self._end)

@@ -21,8 +21,6 @@ from noloco_node.training.inner.gradients import Gradients, NotMeasured
 from noloco_node.training.inner.optimizer import Optimizer
 from noloco_node.training.task import Batch
 
-MOMENTS = "exp_avg", "exp_avg_sq"
-
 
 class Loop:
     """A Task, and Driven."""
@@ -41,6 +39,9 @@ class Loop:
         self.device = _device(module)
         self._module, self._optimizer, self._evaluate, self._turns = module, optimizer, evaluate, turns
         self._steps = Steps(turns)
+        self.theta: Tensor
+        """All weights in one vector; there, and `moments` too, once the node trains."""
+        self.moments: LoopOptimizer
 
     def model(self) -> nn.Module:
         return self._module
@@ -53,8 +54,9 @@ class Loop:
         self._steps.working = lambda: made.working()  # noqa: PLW0108 - it is set later
         return made
 
-    def optimizer(self, module: nn.Module, before_step: Callable[[], None]) -> Optimizer:
-        return LoopOptimizer(module, self._optimizer, before_step)
+    def optimizer(self, module: nn.Module, theta: Tensor, before_step: Callable[[], None]) -> Optimizer:
+        self.theta, self.moments = theta, LoopOptimizer(module, self._optimizer, before_step)
+        return self.moments
 
     def over(self) -> None:
         self._turns.end()
@@ -131,11 +133,15 @@ class LoopGradients(Gradients):
 class LoopOptimizer(Optimizer):
     """The loop makes its steps; what is here are its moments, for checkpoints and for weights that become others."""
 
+    MOMENTS = "exp_avg", "exp_avg_sq"
+
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, before_step: Callable[[], None]) -> None:
         """`before_step` is called by the loop's thread before it changes weights and moments."""
         self._parameters = [p for _, p in model.parameters(module)]
         self._adamw: Any = optimizer
         self.held = 0
+        self.changes = 0
+        """How often the moments became others."""
         self._pointers = [p.data_ptr() for p in self._parameters]
         optimizer.register_step_pre_hook(lambda *_: before_step())
 
@@ -145,7 +151,13 @@ class LoopOptimizer(Optimizer):
             raise UsageError("the model's weights were moved or replaced: do that before the swarm is entered")
 
     def restart(self) -> None:
+        self.changes += 1
         self._adamw.state.clear()
+
+    def new_moments(self, at: int, step: float) -> dict[str, Tensor]:
+        """Of the parameter at this position, to be filled."""
+        zeros = {name: torch.zeros_like(self._parameters[at], requires_grad=False) for name in self.MOMENTS}
+        return {"step": torch.tensor(step), **zeros}
 
     def state(self) -> dict[int, dict[str, Any]]:
         found = {at: dict(self._adamw.state[p]) for at, p in enumerate(self._parameters) if self._adamw.state.get(p)}
@@ -154,21 +166,22 @@ class LoopOptimizer(Optimizer):
         return {at: {**moments, "step": torch.as_tensor(moments["step"]).float()} for at, moments in found.items()}
 
     def is_kin(self, state: Mapping[int, Mapping[str, Any]]) -> bool:
-        return all(MOMENTS[0] in moments for moments in state.values())
+        return all(self.MOMENTS[0] in moments for moments in state.values())
 
     def load(self, state: Mapping[int, Mapping[str, Any]]) -> None:
         self.restart()
         on_device = any(group.get("fused") or group.get("capturable") for group in self._adamw.param_groups)
         for at, moments in state.items():
             p = self._parameters[at]
-            there = {name: moments[name].to(p.device, copy=True) for name in MOMENTS}
+            there = {name: moments[name].to(p.device, copy=True) for name in self.MOMENTS}
             step = moments["step"].to(p.device if on_device else "cpu", copy=True)
             self._adamw.state[p] = {"step": step, **there}
 
 
 def _are_adamws(moments: Mapping[str, Any], p: nn.Parameter) -> bool:
-    shapes = all(isinstance(of := moments.get(name), Tensor) and of.shape == p.shape for name in MOMENTS)
-    return moments.keys() == {"step", *MOMENTS} and shapes and moments[MOMENTS[0]].dtype == torch.float32
+    both = [moments.get(name) for name in LoopOptimizer.MOMENTS]
+    alike = all(isinstance(of, Tensor) and of.shape == p.shape and of.dtype == torch.float32 for of in both)
+    return alike and moments.keys() == {"step", *LoopOptimizer.MOMENTS}
 
 
 def _device(module: nn.Module) -> torch.device:

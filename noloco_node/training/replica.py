@@ -145,7 +145,7 @@ class Replica:
         )
         self.phi, self.delta = self.slow.phi, self.slow.delta
         self._optimizer = (
-            task.optimizer(module, self._about_to_step)
+            task.optimizer(module, self.theta, self._about_to_step)
             if isinstance(task, Driven)
             else Optimizer(module, self._spec, moments)
         )

@@ -121,8 +121,9 @@ class Driven(Protocol):
     def gradients(self, *whole: Any) -> "Gradients":
         """Takes what `Gradients` takes."""
 
-    def optimizer(self, module: nn.Module, before_step: Callable[[], None]) -> "Optimizer":
-        """`before_step` is to be called before a step changes anything."""
+    def optimizer(self, module: nn.Module, theta: Tensor, before_step: Callable[[], None]) -> "Optimizer":
+        """`theta`: the vector that the module's parameters are views of. `before_step` is to be called before a step
+        changes anything."""
 
     def over(self) -> None:
         """No further step is wanted."""

@@ -1,7 +1,7 @@
 """A training loop as somebody may have it: a small network learns from noisy data what another one computes. It knows
 no swarm but for the lines that enter one. Its words are those of `noloco-node start` and `join`. LOOP_SEES names its
 data, LOOP_STEPS says how many steps it makes at most, LOOP_OPTIMIZER which of torch's optimizers it has, and
-LOOP_JUDGES=no that it has no evaluation, or `badly`.
+LOOP_JUDGES=no that it has no evaluation, or `badly`. Torchrun may start several of it, which are one node then.
 """
 
 import os
@@ -9,7 +9,9 @@ import sys
 import time
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from noloco_node import loop
 
@@ -26,8 +28,12 @@ def main() -> None:
     torch.manual_seed(1)
     teacher = network(16)
     held_out = torch.randn(256, 32), torch.randn(256, 8)
-    torch.manual_seed(int(os.environ.get("LOOP_SEES", "2")))
-    model = network(64)
+    rank = int(os.environ.get("RANK", "0"))
+    torch.manual_seed(100 * rank + int(os.environ.get("LOOP_SEES", "2")))
+    model: nn.Module = network(64)
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+        model = DistributedDataParallel(model)
     optimizer = getattr(torch.optim, os.environ.get("LOOP_OPTIMIZER", "AdamW"))(model.parameters(), lr=1e-3)
 
     def loss_of(inputs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
@@ -42,7 +48,9 @@ def main() -> None:
     enter = {"start": loop.start, "join": loop.join}[verb]
     judged = {"no": None, "badly": lambda: 1 / 0}.get(os.environ.get("LOOP_JUDGES", ""), evaluate)
     with enter(named[0] if named else None, model, optimizer, evaluate=judged, **settings) as swarm:
-        print(f"begins at {evaluate():.4f} with {len(optimizer.state)} moments", flush=True)  # noqa: T201
+        if rank == 0:
+            view = swarm.status()
+            print(f"round {view.round}: begins at {evaluate():.4f} with {len(optimizer.state)} moments", flush=True)  # noqa: T201
         for _ in range(int(os.environ.get("LOOP_STEPS", "1000000"))):
             loss = loss_of(torch.randn(16, 32), torch.randn(16, 8))
             loss.backward()
@@ -52,7 +60,10 @@ def main() -> None:
             swarm.step(loss)
             if swarm.over:
                 break
-    print(f"ends at {evaluate():.4f}, over: {swarm.over}", flush=True)  # noqa: T201
+    if rank == 0:
+        print(f"ends at {evaluate():.4f}, over: {swarm.over}", flush=True)  # noqa: T201
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    print(f"rank {rank} has {weights.double().sum().item():.9f} and {len(optimizer.state)} moments", flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -79,6 +79,33 @@ def test_a_boundary_and_a_correction_change_the_loops_own_model() -> None:
     mine.turns.close()
 
 
+def test_what_the_node_changes_is_seen_and_what_the_loop_changes_is_not() -> None:
+    """By which an island knows when to send weights, and when moments too."""
+    mine, seen = Mine(small()), []
+
+    def look() -> None:
+        seen.append((mine.task.theta._version, mine.task.moments.changes))
+
+    look()
+    mine.step()
+    look()
+    assert seen[0] == seen[1]
+    saved = mine.replica.state()
+    for change in (
+        mine.replica.boundary,
+        lambda: mine.replica.slow.apply(0, torch.ones(3), 1),
+        mine.replica.slow.take_back,
+    ):
+        change()
+        look()
+        assert seen[-1][0] > seen[-2][0] and seen[-1][1] == seen[0][1]
+    for change in (lambda: mine.replica.load(saved), mine.replica.restart, lambda: mine.replica.restore(saved)):
+        change()
+        look()
+        assert seen[-1][1] > seen[-2][1]
+    mine.turns.close()
+
+
 def test_it_is_no_step_that_nothing_was_waited_for() -> None:
     """As when a swap is judged."""
     mine = Mine(small())

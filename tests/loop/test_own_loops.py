@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
-from real_nodes import ROOT, Node, RealNodes, until
+from real_nodes import ROOT, Node, RealNodes, free_port, until
 
 LOOP = [sys.executable, str(ROOT / "tests" / "helpers" / "own_loop.py")]
 
@@ -21,6 +21,11 @@ def real_nodes() -> Iterator[RealNodes]:
 
 def run_of(group: RealNodes, rounds: int = 100_000) -> str:
     return str(group.tables(rounds=rounds, model={"task": "mine"}, inner={"steps": 20, "batch_tokens": 16}))
+
+
+def island_of(processes: int) -> list[str]:
+    flags = ["--nproc-per-node", str(processes), "--master-port", str(free_port())]
+    return [sys.executable, "-m", "torch.distributed.run", *flags, LOOP[1]]
 
 
 def figures(node: Node) -> tuple[float, float]:
@@ -105,3 +110,30 @@ def test_without_an_evaluation_swaps_are_not_judged(real_nodes: RealNodes) -> No
     other = real_nodes.node("other", *author.invitation())
     until(lambda: other.committed() >= 2, "swaps")
     assert author.ask("status")["eval_loss"] is None
+
+
+def test_processes_of_an_island_are_one_node(real_nodes: RealNodes) -> None:
+    run = run_of(real_nodes, rounds=30)
+    real_nodes.program = island_of(2)
+    island = real_nodes.node("island", "start", run)
+    real_nodes.program = LOOP
+    other = real_nodes.node("other", *island.invitation())
+    until(lambda: other.committed() >= 2 and island.committed() >= 2, "swaps with it")
+    assert len([words for words in real_nodes.left_over() if "p2pd -listen" in words]) == 2, (
+        "one network daemon for each node"
+    )
+    for node in (island, other):
+        assert node.process.wait(120) == 0, node.log.read_text()[-2000:]
+    first, second = (island.printed(rf"rank {rank} has (.*) and 4 moments") for rank in (0, 1))
+    assert first is not None and first == second
+    untrained, last = figures(island)
+    assert last < untrained
+
+
+def test_an_island_whose_node_fails_ends_in_all_its_processes(real_nodes: RealNodes) -> None:
+    real_nodes.environ["LOOP_JUDGES"] = "badly"
+    real_nodes.program = island_of(2)
+    island = real_nodes.node("island", "start", run_of(real_nodes))
+    assert island.process.wait(90) == 1
+    assert island.printed("(ZeroDivisionError)")
+    assert island.printed("(NolocoError: the node has failed: the first process of the island says why)")
