@@ -13,7 +13,8 @@
                 break
 
 `swarm.py` runs the node beside the loop; `turns.py` lets one of the two work on the weights at a time; `task.py` is the
-loop as the training thread sees it; `island.py` makes several processes one node; `hugging_face.py` is the same for transformers' Trainer.
+loop as the training thread sees it; `island.py` makes several processes one node; `hugging_face.py` is the same for
+transformers' Trainer.
 """
 
 from noloco_node.loop.swarm import Swarm, join, start
