@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from checks import commands, kernels, replicas, shortage, swaps
+from checks import commands, kernels, loops, replicas, shortage, swaps
 from checks.place import Place, Skip
 
-MODULES = (kernels, replicas, swaps, shortage, commands)
+MODULES = (kernels, replicas, loops, swaps, shortage, commands)
 CHECKS = [pytest.param(check, id=check.__name__) for module in MODULES for check in module.CHECKS]
 
 

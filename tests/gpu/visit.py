@@ -68,6 +68,7 @@ ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 PARTS = (
     Part("kernels", 150, alone=False),
     Part("replicas", 150, alone=False, environment=(SAME,)),
+    Part("loops", 90, alone=False, environment=(SAME,)),
     Part("swaps", 150, alone=False, environment=(SAME,)),
     Part("swaps blocking", 150, alone=False, module="swaps", environment=(SAME, ("CUDA_LAUNCH_BLOCKING", "1"))),
     Part("commands", 150, alone=False),
