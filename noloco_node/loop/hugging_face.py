@@ -14,18 +14,21 @@ import torch
 from torch import nn
 from transformers import TrainerCallback
 
+from noloco_node.loop.island import Follower
 from noloco_node.loop.swarm import Swarm
 
 
 class SwarmCallback(TrainerCallback):  # type: ignore[misc]
     """Trains alone where the run is over, unless `stops`: then the Trainer stops with it."""
 
-    def __init__(self, enter: Callable[[nn.Module, torch.optim.Optimizer], Swarm], *, stops: bool = True) -> None:
+    def __init__(
+        self, enter: Callable[[nn.Module, torch.optim.Optimizer], Swarm | Follower], *, stops: bool = True
+    ) -> None:
         """`enter` is called when the Trainer has model and optimizer where they stay."""
         self._enter, self._stops = enter, stops
-        self.swarm: Swarm | None = None
+        self.swarm: Swarm | Follower | None = None
         """While it trains."""
-        self._loss: torch.Tensor | float = 0.0
+        self._loss: torch.Tensor | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         model, optimizer = given["model"], given["optimizer"]
@@ -34,14 +37,15 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]
         self.swarm = self._enter(model, plain).__enter__()
 
     def _look(self, model: nn.Module, _given: Any, found: Any) -> None:
-        """A Trainer tells its callbacks no loss of a step. The model's last one is taken: of a micro-batch."""
-        if model.training:
-            loss = found["loss"] if isinstance(found, dict) else found[0]
-            self._loss = loss.detach().mean()
+        """A Trainer tells its callbacks no loss of a step: a micro-batch's is taken where the model computes it."""
+        loss = found.get("loss") if isinstance(found, dict) else None
+        if model.training and isinstance(loss, torch.Tensor) and loss.numel() == 1:
+            self._loss = loss.detach()
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         if self.swarm:
-            self.swarm.step(self._loss)
+            logged = next((line["loss"] for line in reversed(state.log_history) if "loss" in line), 0.0)
+            self.swarm.step(logged if self._loss is None else self._loss)
             control.should_training_stop |= self._stops and self.swarm.over
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:

@@ -2,11 +2,13 @@
 
 Every process runs the same script, as torchrun starts it. The first one has the node. After the node's turn it tells
 the others what has changed, and sends them that: weights after boundaries and corrections, moments where they begin
-afresh. After any other step it is one number, over gloo, to which a long pause is no failure as it would be to NCCL.
+afresh. After any other step it is one small number in a store of their own, which they wait for as long as a pause of
+the node lasts. So a process that fails never waits for the others to hear of it.
 """
 
-from collections.abc import Callable
-from contextlib import suppress
+import json
+import os
+import socket
 from datetime import timedelta
 from enum import IntFlag
 from types import TracebackType
@@ -16,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from noloco_node.errors import NolocoError
-from noloco_node.loop.task import LoopOptimizer
+from noloco_node.errors import NolocoError, UsageError
+from noloco_node.loop.task import LoopOptimizer, Trained
 from noloco_node.training import model
 
 if TYPE_CHECKING:
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
 
 PATIENCE = timedelta(days=365)
 """A node may be paused, or wait for a run, for as long as its volunteer likes."""
-
-FAILED_WITHIN = timedelta(seconds=5)
+KEPT = 100
+"""News that are kept for processes that are behind: with steps that wait for each other, at most one."""
 
 
 class News(IntFlag):
@@ -42,8 +44,15 @@ class Island:
 
     def __init__(self) -> None:
         """Every process of the island makes one."""
-        self._control = dist.new_group(backend="gloo", timeout=PATIENCE)
         self.is_first = dist.get_rank() == 0
+        self._number = 0
+        where: list[Any] = [None]
+        if self.is_first:
+            self._store = _store(os.environ.get("MASTER_ADDR", socket.gethostname()), 0, is_master=True)
+            where = [(self._store.host, self._store.port)]
+        dist.broadcast_object_list(where, 0)
+        if not self.is_first:
+            self._store = _store(*where[0], is_master=False)
 
     @classmethod
     def here(cls) -> "Island | None":
@@ -51,51 +60,75 @@ class Island:
         together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         return cls() if together else None
 
-    def share(self, theta: Callable[[], Tensor], optimizer: Callable[[], LoopOptimizer], news: News) -> News:
-        """The first one's news, and with them what has changed. All call it at the same time."""
-        said = torch.tensor([int(news)])
-        dist.broadcast(said, 0, group=self._control)
-        news = News(int(said))
+    # ---- the first process ----
+    def tell(self, news: News, theta: Tensor, optimizer: LoopOptimizer) -> None:
+        """With what has changed."""
+        state = optimizer.state() if News.MOMENTS in news else {}
+        steps = {at: float(moments["step"]) for at, moments in state.items()}
+        self._say(json.dumps([int(news), steps]))
         if News.WEIGHTS in news:
-            dist.broadcast(theta(), 0)
+            dist.broadcast(theta, 0)
+        self._exchange(state)
+
+    def fail(self) -> None:
+        self._say(json.dumps([int(News.FAILED), {}]))
+
+    def _say(self, what: str) -> None:
+        self._number += 1
+        self._store.set(f"{self._number}", what)
+        self._store.delete_key(f"{self._number - KEPT}")
+
+    # ---- the others ----
+    def hear(self, theta: Tensor, optimizer: LoopOptimizer) -> News:
+        """What the first one tells at this step. Raises NolocoError where it is gone."""
+        found, steps = json.loads(self._wait())
+        news = News(found)
+        if News.WEIGHTS in news:
+            dist.broadcast(theta, 0)
         if News.MOMENTS in news:
-            self._share_moments(optimizer())
+            state = {int(at): optimizer.new_moments(int(at), step) for at, step in steps.items()}
+            self._exchange(state)
+            optimizer.load(state)
         return news
 
-    def say_failed(self) -> None:
-        """The others may be gone themselves, or in the middle of a step."""
-        said = torch.tensor([int(News.FAILED)])
-        with suppress(RuntimeError):
-            dist.broadcast(said, 0, group=self._control, async_op=True).wait(FAILED_WITHIN)
+    def _wait(self) -> str:
+        self._number += 1
+        try:
+            said: bytes = self._store.get(f"{self._number}")
+        except RuntimeError:
+            raise NolocoError("the first process of the island is gone") from None
+        return said.decode()
 
-    def _share_moments(self, optimizer: LoopOptimizer) -> None:
-        state = optimizer.state() if self.is_first else {}
-        steps: list[Any] = [{at: float(moments["step"]) for at, moments in state.items()}]
-        dist.broadcast_object_list(steps, 0, group=self._control)
-        if not self.is_first:
-            state = {at: optimizer.new_moments(at, step) for at, step in steps[0].items()}
-        for moments in state.values():
-            for name in optimizer.MOMENTS:
+    # ---- all ----
+    @staticmethod
+    def _exchange(state: dict[int, dict[str, Any]]) -> None:
+        for _, moments in sorted(state.items()):
+            for name in LoopOptimizer.MOMENTS:
                 dist.broadcast(moments[name], 0)
-        if not self.is_first:
-            optimizer.load(state)
+
+
+def _store(host: str, port: int, *, is_master: bool) -> Any:
+    return dist.TCPStore(host, port, is_master=is_master, timeout=PATIENCE)  # type: ignore[attr-defined]
 
 
 class Follower:
     """The swarm as the other processes of an island have it: `step` makes their weights those of the first one."""
 
     def __init__(self, island: Island, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self._island = island
-        self._theta = model.flatten(module)
-        self._optimizer = LoopOptimizer(module, optimizer, lambda: None)
-        self.over = False
+        trained = Trained(module)
+        self._island, self._theta = island, model.flatten(trained)
+        self._optimizer = LoopOptimizer(trained, optimizer, lambda: None)
+        self._entered = self.over = False
 
     def __enter__(self) -> "Follower":
         self._hear()
+        self._entered = True
         return self
 
     def step(self, loss: Tensor | float) -> None:
         """See Swarm."""
+        if not self._entered:
+            raise UsageError("the swarm is to be entered before its first step: `with loop.join(...) as swarm:`")
         self._optimizer.check()
         if not self.over:
             self._hear()
@@ -104,7 +137,7 @@ class Follower:
         raise NolocoError("the first process of the island has the node")
 
     def _hear(self) -> None:
-        news = self._island.share(lambda: self._theta, lambda: self._optimizer, News.NONE)
+        news = self._island.hear(self._theta, self._optimizer)
         if News.FAILED in news:
             raise NolocoError("the node has failed: the first process of the island says why")
         self.over = News.OVER in news

@@ -5,17 +5,17 @@ line, raised where the loop waits for its turn.
 """
 
 import asyncio
-import atexit
+import concurrent.futures.thread  # noqa: F401 - what it does at the end of a process comes after what we do
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from noloco_node import cli
 from noloco_node.errors import NolocoError, UsageError
@@ -71,11 +71,10 @@ def _member(
     settings: dict[str, object],
 ) -> "Swarm | Follower":
     """Of an island, where there is one, only the first process has the node."""
-    plain = model.module if isinstance(model, DistributedDataParallel) else model
     island = Island.here()
     if island and not island.is_first:
-        return Follower(island, plain, optimizer)
-    return Swarm(words, plain, optimizer, evaluate, settings, island)
+        return Follower(island, model, optimizer)
+    return Swarm(words, model, optimizer, evaluate, settings, island)
 
 
 class Swarm:
@@ -102,17 +101,19 @@ class Swarm:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._leaves = False
         self.over = False
-        """Whether the run is over, or this node has left it: further steps are of this model alone."""
+        """Whether the run is over, or this node has left it, and has ended: further steps are of this model alone."""
 
     def __enter__(self) -> "Swarm":
         """Returns when the node trains: it has found the run, and where others are ahead it has taken their weights.
         Raises NolocoError."""
-        atexit.register(self._end)  # where a loop ends without leaving
+        # where the script ends without leaving: as atexit runs its functions, asyncio can start no thread any more
+        threading._register_atexit(self._end)  # type: ignore[attr-defined]
         self._thread.start()
         try:
             self._wait(0.0, enters=True)
-        except BaseException:
+        except BaseException as error:
             self._end()
+            self._fail(error)
             raise
         return self
 
@@ -120,6 +121,8 @@ class Swarm:
         """To be called after each step of the optimizer, with its loss. The node has its turn then: it may change the
         weights. After ten losses in a row that are not finite they become those of the last checkpoint. Raises
         NolocoError where the node has failed."""
+        if self._thread.ident is None:
+            raise UsageError("the swarm is to be entered before its first step: `with loop.join(...) as swarm:`")
         if not self.over:
             self._wait(loss.item() if isinstance(loss, Tensor) else loss)
 
@@ -139,27 +142,25 @@ class Swarm:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         """Leaves as Ctrl-C does: a swap under way may end, and a checkpoint is written. Where the run is over, the node
-        ends by itself."""
-        if kind is not None and not self.over:
-            self._fail()
+        has ended by itself."""
         self._end()
+        if found := error or self._fault:
+            self._fail(found)
         if self._fault and kind is None:
             raise self._fault
 
     def _wait(self, loss: float, *, enters: bool = False) -> None:
-        try:
-            if not self._turns.wait(loss):
-                self.over = True
-                self._turns.close()
-                if self._fault:
-                    raise self._fault
-                if enters:
-                    raise NolocoError("the node has ended before a first step: it says why above")
-        except BaseException:
-            self._fail()
-            raise
+        if not self._turns.wait(loss):
+            self.over = True
+            self._turns.close()
+            if self._fault:
+                raise self._fault
+            if enters:
+                raise NolocoError("the node has ended before a first step: it says why above")
         if self._island:
-            self._island.share(lambda: self._task.theta, lambda: self._task.moments, self._news())
+            if enters and not self._task.moments.state():
+                self._task.moments.restart()  # what it holds, the other processes cannot be sent
+            self._island.tell(self._news(), self._task.theta, self._task.moments)
 
     def _news(self) -> News:
         """What the node has changed in its turn. Weights that were loaded leave the vector's version as it was, as they
@@ -171,13 +172,16 @@ class Swarm:
             return news | News.WEIGHTS | News.MOMENTS
         return news | News.WEIGHTS if version != before else news
 
-    def _fail(self) -> None:
+    def _fail(self, error: BaseException) -> None:
+        """Tell the other processes of the island, when all is saved and said: as one ends, torchrun ends all."""
+        from noloco_node.cli.daemon import report
+
         island, self._island = self._island, None
         if island:
-            island.say_failed()
+            report(f"the island ends: {type(error).__name__}: {error}")
+            island.fail()
 
     def _end(self) -> None:
-        atexit.unregister(self._end)
         self._turns.close()
         if not self.over:
             self._leave()
@@ -186,8 +190,9 @@ class Swarm:
 
     def _leave(self) -> None:
         self._leaves = True
-        if self._loop and self._node and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._node.leave)
+        if self._loop and self._node:
+            with suppress(RuntimeError):  # it has just ended
+                self._loop.call_soon_threadsafe(self._node.leave)
 
     # ---- the node's thread ----
     def _run(self) -> None:
@@ -230,5 +235,5 @@ def _flags(settings: dict[str, Any]) -> list[str]:
     words = []
     for name, value in settings.items():
         flag = f"--{name.replace('_', '-')}"
-        words += [] if value in (None, False) else [flag] if value is True else [flag, str(value)]
+        words += [] if value is None or value is False else [flag] if value is True else [flag, str(value)]
     return words

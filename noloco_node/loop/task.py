@@ -13,13 +13,31 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from noloco_node.errors import UsageError
+from noloco_node.errors import OutOfMemory, UsageError
 from noloco_node.loop.turns import Turns
 from noloco_node.training import model
 from noloco_node.training.inner.gradients import Gradients, NotMeasured
 from noloco_node.training.inner.optimizer import Optimizer
 from noloco_node.training.task import Batch
+
+
+class Trained(nn.Module):
+    """The weights of a loop's model that are trained. What else it has is nobody's business but the loop's, and only
+    the names of weights that stay are compared: each node may hold them in the precision that it has room for."""
+
+    def __init__(self, whole: nn.Module) -> None:
+        super().__init__()
+        self.whole = (plain(whole), whole)  # in a tuple they are no parts of this module, which changes nothing of them
+        self.part = "".join(f"{name} stays\n" for name, p in self.whole[0].named_parameters() if not p.requires_grad)
+
+    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        return ((name, p) for name, p in self.whole[0].named_parameters() if p.requires_grad)
+
+
+def plain(module: nn.Module) -> nn.Module:
+    return module.module if isinstance(module, DistributedDataParallel) else module
 
 
 class Loop:
@@ -36,15 +54,16 @@ class Loop:
         turns: Turns,
     ) -> None:
         """Raises UsageError for weights that cannot be averaged."""
-        self.device = _device(module)
-        self._module, self._optimizer, self._evaluate, self._turns = module, optimizer, evaluate, turns
+        self._trained = Trained(module)
+        self.device = _device(self._trained)
+        self._optimizer, self._evaluate, self._turns = optimizer, evaluate, turns
         self._steps = Steps(turns)
         self.theta: Tensor
         """All weights in one vector; there, and `moments` too, once the node trains."""
         self.moments: LoopOptimizer
 
     def model(self) -> nn.Module:
-        return self._module
+        return self._trained
 
     def stream(self, peer_id: str) -> "Steps":
         return self._steps
@@ -57,9 +76,6 @@ class Loop:
     def optimizer(self, module: nn.Module, theta: Tensor, before_step: Callable[[], None]) -> Optimizer:
         self.theta, self.moments = theta, LoopOptimizer(module, self._optimizer, before_step)
         return self.moments
-
-    def over(self) -> None:
-        self._turns.end()
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
         raise NotImplementedError("a loop computes its losses itself")
@@ -116,18 +132,49 @@ class LoopGradients(Gradients):
     def try_out(self, batch: Batch) -> None:
         pass
 
+    def evaluate(self) -> float:
+        """Raises NotMeasured, OutOfMemory. How many examples go at once is the loop's business, so a second try is all
+        that can be done."""
+        with self.evaluating():
+            try:
+                return self._task.evaluate(self._module, 1)
+            except torch.OutOfMemoryError:
+                pass  # its memory is free only after this block
+            self._free_cache()
+            try:
+                return self._task.evaluate(self._module, 1)
+            except torch.OutOfMemoryError:
+                raise OutOfMemory("the loop's evaluation does not fit beside the model: use fewer examples") from None
+
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Each part of the module is in the mode that it was in afterwards. The precision is the loop's business."""
+        """Each part of the model is in the mode that it was in afterwards. The precision is the loop's business. The
+        other processes of an island do not evaluate, so DistributedDataParallel is kept from asking them."""
+        assert isinstance(self._module, Trained)
+        bare, wrapped = self._module.whole
         self._optimizer.free_gradients()
-        modes = [(part, part.training) for part in self._module.modules()]
-        self._module.eval()
+        modes = [(part, part.training) for part in bare.modules()]
+        bare.eval()
         try:
-            with torch.no_grad():
+            with torch.no_grad(), _within_this_process(wrapped):
                 yield
         finally:
             for part, mode in modes:
                 part.training = mode
+
+
+@contextmanager
+def _within_this_process(module: nn.Module) -> Iterator[None]:
+    """Its forward pass sends no buffers, and the next one in training sends them again."""
+    if not isinstance(module, DistributedDataParallel):
+        yield
+        return
+    before = module.broadcast_buffers, module.require_forward_param_sync
+    module.broadcast_buffers = False
+    try:
+        yield
+    finally:
+        module.broadcast_buffers, module.require_forward_param_sync = before
 
 
 class LoopOptimizer(Optimizer):
@@ -137,18 +184,30 @@ class LoopOptimizer(Optimizer):
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, before_step: Callable[[], None]) -> None:
         """`before_step` is called by the loop's thread before it changes weights and moments."""
+        self._module = module
         self._parameters = [p for _, p in model.parameters(module)]
         self._adamw: Any = optimizer
         self.held = 0
         self.changes = 0
         """How often the moments became others."""
-        self._pointers = [p.data_ptr() for p in self._parameters]
+        self._pointers = [p.data_ptr() for p in module.parameters()]
+        for p in self._parameters:  # a vector has them in one order, whatever the model had
+            moments = optimizer.state.get(p, {})
+            moments.update({name: of.contiguous() for name, of in moments.items() if isinstance(of, Tensor)})
         optimizer.register_step_pre_hook(lambda *_: before_step())
 
     def check(self) -> None:
-        """Raises UsageError where parameters are no views of the node's vector any more."""
-        if [p.data_ptr() for p in self._parameters] != self._pointers:
-            raise UsageError("the model's weights were moved or replaced: do that before the swarm is entered")
+        """Raises UsageError where what is trained is not what the node has any more."""
+        if [p.data_ptr() for p in self._module.parameters()] != self._pointers:
+            raise UsageError(
+                "the model's weights were moved, replaced, frozen or unfrozen: do that before the swarm is entered"
+            )
+
+    @property
+    def _is_kept(self) -> bool:
+        """Whether a checkpoint holds its moments."""
+        kind, groups = type(self._adamw), self._adamw.param_groups
+        return kind in {torch.optim.Adam, torch.optim.AdamW} and not any(group["amsgrad"] for group in groups)
 
     def restart(self) -> None:
         self.changes += 1
@@ -160,13 +219,13 @@ class LoopOptimizer(Optimizer):
         return {"step": torch.tensor(step), **zeros}
 
     def state(self) -> dict[int, dict[str, Any]]:
-        found = {at: dict(self._adamw.state[p]) for at, p in enumerate(self._parameters) if self._adamw.state.get(p)}
-        if not all(_are_adamws(moments, self._parameters[at]) for at, moments in found.items()):
+        if not self._is_kept:
             return {}
+        found = {at: dict(self._adamw.state[p]) for at, p in enumerate(self._parameters) if self._adamw.state.get(p)}
         return {at: {**moments, "step": torch.as_tensor(moments["step"]).float()} for at, moments in found.items()}
 
     def is_kin(self, state: Mapping[int, Mapping[str, Any]]) -> bool:
-        return all(self.MOMENTS[0] in moments for moments in state.values())
+        return self._is_kept and all(self.MOMENTS[0] in moments for moments in state.values())
 
     def load(self, state: Mapping[int, Mapping[str, Any]]) -> None:
         self.restart()
@@ -178,15 +237,9 @@ class LoopOptimizer(Optimizer):
             self._adamw.state[p] = {"step": step, **there}
 
 
-def _are_adamws(moments: Mapping[str, Any], p: nn.Parameter) -> bool:
-    both = [moments.get(name) for name in LoopOptimizer.MOMENTS]
-    alike = all(isinstance(of, Tensor) and of.shape == p.shape and of.dtype == torch.float32 for of in both)
-    return alike and moments.keys() == {"step", *LoopOptimizer.MOMENTS}
-
-
 def _device(module: nn.Module) -> torch.device:
     """Where the weights that are trained are. Raises UsageError."""
-    trained = [p for _, p in model.parameters(module)]
+    trained = list(module.parameters())
     if not trained:
         raise UsageError("the model has no weights to train: none has requires_grad")
     if others := {p.dtype for p in trained} - {torch.float32}:
@@ -194,5 +247,6 @@ def _device(module: nn.Module) -> torch.device:
         raise UsageError(f"the weights that are trained must be float32, and some are {what}: use torch.autocast")
     devices = {p.device for p in trained}
     if len(devices) > 1 or next(iter(devices)).type not in {"cpu", "cuda"}:
-        raise UsageError(f"the weights that are trained must be on the CPU or on one GPU, not on {devices}")
+        there = ", ".join(sorted(map(str, devices)))
+        raise UsageError(f"the weights that are trained must be on the CPU or on one GPU, and are on {there}")
     return devices.pop()

@@ -187,10 +187,9 @@ Place = tuple[str, int, int]
 
 
 def parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Every parameter that is trained, once (tied ones under their first name), matrices before the rest, which takes
-    no weight decay: the order in which a replica's flat vectors hold them."""
-    trained = [named for named in module.named_parameters() if named[1].requires_grad]
-    return sorted(trained, key=lambda named: named[1].dim() < 2)
+    """Every parameter once (tied ones under their first name), matrices before the rest, which takes no weight decay:
+    the order in which a replica's flat vectors hold them."""
+    return sorted(module.named_parameters(), key=lambda named: named[1].dim() < 2)
 
 
 def places(named: Sequence[tuple[str, nn.Parameter]]) -> list[Place]:
@@ -214,10 +213,8 @@ def flatten(module: nn.Module) -> Tensor:
 
 def layout_digest(module: nn.Module) -> bytes:
     """What a flat vector's elements mean, in 32 bytes: replicas swap only when it is the same. A module that is a part
-    of a model says which by its `part`: two parts may have the same parameters. Of weights that are not trained the
-    names count alone: each node may hold them in the precision that it has room for."""
+    of a model says which by its `part`: two parts may have the same parameters."""
     lines = [f"{name} {tuple(p.shape)} {p.dtype}\n" for name, p in parameters(module)]
-    lines += [f"{name} stays\n" for name, p in module.named_parameters() if not p.requires_grad]
     lines.append(getattr(module, "part", ""))
     return hashlib.sha256("".join(lines).encode()).digest()
 

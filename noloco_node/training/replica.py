@@ -225,13 +225,14 @@ class Replica:
         task = part(brought or tasks.load(manifest, sources, corpus))
         if isinstance(task, Sized) and (expected := task.parameters()) is not None:
             check(expected)  # a run's author chooses the size, and to make it may take all the memory that there is
-        module = _new_model(task, manifest.seed)
-        parameters = sum(p.numel() for _, p in model.parameters(module))
+        is_driven = isinstance(task, Driven)  # then the model is there, and random numbers are the loop's
+        module = task.model() if is_driven else _new_model(task, manifest.seed)
+        parameters = sum(p.numel() for p in module.parameters())
         program = check(parameters, 4 * parameters)
         if manifest.inner.checkpoint_activations if checkpoint_activations is None else checkpoint_activations:
             model.checkpoint_activations(module)
         stream = task.stream(peer_id)
-        if not isinstance(task, Driven):  # whose random numbers are its own
+        if not is_driven:
             own_seed = hashlib.sha256(f"{manifest.seed}/{peer_id}".encode()).digest()
             torch.manual_seed(int.from_bytes(own_seed[:8], "big"))  # for dropout, where a model has any
         module.to(where)
@@ -423,11 +424,6 @@ class Replica:
         self.copies.secure("theta")
         self.copies.secure("moments")
 
-    def over(self) -> None:
-        """The run is: no further step."""
-        if isinstance(self._task, Driven):
-            self._task.over()
-
     # ---- the boundary of a round ----
     def snapshot(self) -> Tensor:
         """What a partner needs, before `boundary`: SlowWeights.snapshot."""
@@ -588,7 +584,7 @@ class Replica:
         if self._optimizer.is_kin(saved.inner["optimizer"]):
             self._optimizer.load(saved.inner["optimizer"])
         else:
-            log.warning("the checkpoint's AdamW has other --moments than this node: it begins afresh and warms up")
+            log.warning("the checkpoint has other moments than this node's optimizer: it begins afresh and warms up")
             self._optimizer.restart()
             self._warm_up_left = WARM_UP_STEPS
         self._forget_losses()

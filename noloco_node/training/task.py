@@ -125,9 +125,6 @@ class Driven(Protocol):
         """`theta`: the vector that the module's parameters are views of. `before_step` is to be called before a step
         changes anything."""
 
-    def over(self) -> None:
-        """No further step is wanted."""
-
 
 def device_batch(batch: Batch, module: nn.Module) -> Batch:
     """The same batch where the module is; its copy is queued before the model's work, and waits for none of it."""

@@ -385,7 +385,6 @@ class TrainingThread:
         self._post(Finished())
         self._pass_on_until(replica, lambda: self._rounds_over >= replica.round and not self._swapping)
         self._evaluate(replica)
-        replica.over()
         self._post(Done())
         self._pass_on_until(replica, lambda: False)
 

@@ -1,12 +1,14 @@
 """A training loop as somebody may have it: a small network learns from noisy data what another one computes. It knows
-no swarm but for the lines that enter one. Its words are those of `noloco-node start` and `join`. LOOP_SEES names its
-data, LOOP_STEPS says how many steps it makes at most, LOOP_OPTIMIZER which of torch's optimizers it has, and
-LOOP_JUDGES=no that it has no evaluation, or `badly`. Torchrun may start several of it, which are one node then.
+no swarm but for the lines that enter one. Its words are those of `noloco-node start` and `join`. Torchrun may start
+several of it, which are one node then. In its environment: LOOP_SEES names its data, LOOP_STEPS says how many steps it
+makes at most, LOOP_OPTIMIZER which of torch's optimizers it has, LOOP_JUDGES=no that it has no evaluation, or `badly`,
+LOOP_LEAVES=no that it forgets to leave, and LOOP_FAILS after how many steps it fails.
 """
 
 import os
 import sys
 import time
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -31,28 +33,33 @@ def main() -> None:
     rank = int(os.environ.get("RANK", "0"))
     torch.manual_seed(100 * rank + int(os.environ.get("LOOP_SEES", "2")))
     model: nn.Module = network(64)
+    bare = model
+    model.register_buffer("one", torch.ones(1))  # which DistributedDataParallel sends in each forward pass
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
         model = DistributedDataParallel(model)
     optimizer = getattr(torch.optim, os.environ.get("LOOP_OPTIMIZER", "AdamW"))(model.parameters(), lr=1e-3)
 
-    def loss_of(inputs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        return nn.functional.mse_loss(model(inputs), teacher(inputs).detach() + NOISE * noise)
+    def loss_of(network: nn.Module, inputs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(network(inputs), teacher(inputs).detach() + NOISE * noise)
 
-    def evaluate() -> float:
-        return loss_of(*held_out).item()
+    def evaluate(network: nn.Module = model) -> float:
+        return loss_of(network, *held_out).item()
 
     verb, *words = sys.argv[1:]
     named = [] if words[0].startswith("--") else [words.pop(0)]
     settings = {flag.removeprefix("--"): value for flag, value in zip(words[::2], words[1::2], strict=True)}
     enter = {"start": loop.start, "join": loop.join}[verb]
     judged = {"no": None, "badly": lambda: 1 / 0}.get(os.environ.get("LOOP_JUDGES", ""), evaluate)
-    with enter(named[0] if named else None, model, optimizer, evaluate=judged, **settings) as swarm:
+    swarm = enter(named[0] if named else None, model, optimizer, evaluate=judged, **settings)
+    with swarm if os.environ.get("LOOP_LEAVES") != "no" else nullcontext(swarm.__enter__()):
         if rank == 0:
             view = swarm.status()
-            print(f"round {view.round}: begins at {evaluate():.4f} with {len(optimizer.state)} moments", flush=True)  # noqa: T201
-        for _ in range(int(os.environ.get("LOOP_STEPS", "1000000"))):
-            loss = loss_of(torch.randn(16, 32), torch.randn(16, 8))
+            print(f"round {view.round}: begins at {evaluate(bare):.4f} with {len(optimizer.state)} moments", flush=True)  # noqa: T201
+        for step in range(int(os.environ.get("LOOP_STEPS", "1000000"))):
+            if rank == 0 and step == int(os.environ.get("LOOP_FAILS", "-1")):
+                raise MemoryError("as a step may raise it")
+            loss = loss_of(model, torch.randn(16, 32), torch.randn(16, 8))
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -61,7 +68,7 @@ def main() -> None:
             if swarm.over:
                 break
     if rank == 0:
-        print(f"ends at {evaluate():.4f}, over: {swarm.over}", flush=True)  # noqa: T201
+        print(f"ends at {evaluate(bare):.4f}, over: {swarm.over}", flush=True)  # noqa: T201
     weights = torch.cat([p.detach().flatten() for p in model.parameters()])
     print(f"rank {rank} has {weights.double().sum().item():.9f} and {len(optimizer.state)} moments", flush=True)  # noqa: T201
 

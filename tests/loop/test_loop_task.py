@@ -3,13 +3,15 @@
 import math
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
 from noloco_node.errors import NonFinite, UsageError
-from noloco_node.loop.task import Loop
+from noloco_node.loop.swarm import _flags, join
+from noloco_node.loop.task import Loop, Trained
 from noloco_node.loop.turns import Turns
 from noloco_node.run.schema import InnerSpec, Manifest, ModelSpec
 from noloco_node.training import model
@@ -123,7 +125,7 @@ def test_weights_that_are_not_trained_are_not_averaged() -> None:
     mine.step()
     assert torch.equal(made[0].weight, frozen)
     made[0].to(torch.bfloat16)
-    assert mine.replica.layout == model.layout_digest(made), "but not in which precision it is held"
+    assert mine.replica.layout == model.layout_digest(Trained(made)), "but not in which precision it is held"
     mine.turns.close()
 
 
@@ -143,16 +145,40 @@ def test_adamws_moments_come_back_with_a_checkpoint() -> None:
     other.turns.close()
 
 
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad])
-def test_another_optimizers_moments_begin_afresh(kind: Callable[..., torch.optim.Optimizer]) -> None:
-    one, other = Mine(small(), kind), Mine(small(), kind)
+OTHERS = [torch.optim.SGD, torch.optim.Adagrad, torch.optim.NAdam, partial(torch.optim.AdamW, amsgrad=True)]
+
+
+@pytest.mark.parametrize("before", [torch.optim.AdamW, None])
+@pytest.mark.parametrize("kind", OTHERS)
+def test_another_optimizers_moments_begin_afresh(
+    kind: Callable[..., torch.optim.Optimizer], before: Callable[..., torch.optim.Optimizer] | None
+) -> None:
+    """With a checkpoint of its own, and with one of AdamW."""
+    one, other = Mine(small(), before or kind), Mine(small(), kind)
     one.step()
-    assert one.replica.state().inner["optimizer"] == {}
-    other.replica.load(one.replica.state())
+    saved = one.replica.state()
+    assert bool(saved.inner["optimizer"]) == (before is not None)
+    other.step()
+    other.replica.load(saved)
     assert torch.equal(other.replica.theta, one.replica.theta)
+    assert not other.optimizer.state and other.replica.warming_up
     other.step()
     one.turns.close()
     other.turns.close()
+
+
+def test_moments_that_were_there_are_kept() -> None:
+    made = small()
+    optimizer = torch.optim.AdamW(made.parameters())
+    made(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    before = {at: each["exp_avg"].clone() for at, each in enumerate(optimizer.state.values())}
+    turns = Turns()
+    replica = Replica.build(RUN, "peer", brought=Loop(made, optimizer, None, turns), device="cpu")
+    saved = replica.state().inner["optimizer"]
+    assert sorted(float(each["exp_avg"].sum()) for each in saved.values()) == sorted(
+        float(of.sum()) for of in before.values()
+    )
 
 
 def test_a_copy_of_the_state_is_as_it_was_before_the_loops_next_step() -> None:
@@ -187,9 +213,51 @@ def test_a_model_that_was_moved_is_noticed() -> None:
     mine = Mine(small())
     mine.step()
     mine.module[0].weight.data = mine.module[0].weight.data.clone()
-    with pytest.raises(UsageError, match="moved or replaced"):
+    with pytest.raises(UsageError, match="moved, replaced"):
         mine.step()
     mine.turns.close()
+
+
+def test_a_model_that_is_frozen_later_is_noticed() -> None:
+    mine = Mine(small())
+    mine.step()
+    mine.module[0].requires_grad_(False)
+    with pytest.raises(UsageError, match="frozen or unfrozen"):
+        mine.step()
+    mine.turns.close()
+
+
+def test_what_is_there_stays_as_it_is() -> None:
+    """The modes of the model's parts, the random numbers, and where weights that are not trained lie."""
+    made = nn.Sequential(small(), nn.Linear(2, 2, device="meta").requires_grad_(False))
+    made[0][1].eval()
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    optimizer = torch.optim.AdamW(made[0].parameters())
+    Replica.build(RUN, "peer", brought=Loop(made, optimizer, None, Turns()), device="cpu")
+    assert torch.equal(torch.rand(1), expected)
+    assert made.training and not made[0][1].training
+    assert made[1].weight.is_meta
+
+
+def test_flags_are_typed_as_they_are_meant() -> None:
+    assert _flags({"linger": 0, "home": "/a b", "web": None, "start_over": True}) == [
+        *("--linger", "0"),
+        *("--home", "/a b"),
+        "--start-over",
+    ]
+    with pytest.raises(UsageError, match="device"):
+        _flags({"device": "cpu"})
+
+
+def test_a_swarm_is_entered_first() -> None:
+    made = small()
+    swarm = join("nn1", made, torch.optim.AdamW(made.parameters()))
+    with pytest.raises(UsageError, match="to be entered"):
+        swarm.step(1.0)
+    with pytest.raises(UsageError, match="invitation"), swarm:
+        pass
 
 
 def test_an_evaluation_leaves_every_part_in_its_mode() -> None:

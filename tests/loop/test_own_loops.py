@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 from real_nodes import ROOT, Node, RealNodes, free_port, until
 
+NODE = [sys.executable, "-m", "noloco_node"]
 LOOP = [sys.executable, str(ROOT / "tests" / "helpers" / "own_loop.py")]
 
 
@@ -17,10 +18,13 @@ def real_nodes() -> Iterator[RealNodes]:
     with RealNodes() as group:
         group.program = LOOP
         yield group
+        for node in group.nodes:
+            if "torch.distributed.run" in node.process.args and node.process.poll() is None:
+                os.killpg(node.process.pid, signal.SIGKILL)  # torchrun's processes outlive it
 
 
-def run_of(group: RealNodes, rounds: int = 100_000) -> str:
-    return str(group.tables(rounds=rounds, model={"task": "mine"}, inner={"steps": 20, "batch_tokens": 16}))
+def run_of(group: RealNodes) -> str:
+    return str(group.tables(model={"task": "mine"}, inner={"steps": 20, "batch_tokens": 16}))
 
 
 def island_of(processes: int) -> list[str]:
@@ -28,14 +32,22 @@ def island_of(processes: int) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", *flags, LOOP[1]]
 
 
+def end(group: RealNodes, author: Node) -> None:
+    """As the run's author ends it, from another terminal."""
+    group.program = NODE
+    done = author.run("run", "amend", "test", "--end-now")
+    assert done.returncode == 0, done.stderr
+    group.program = LOOP
+
+
 def figures(node: Node) -> tuple[float, float]:
     """Held-out losses at its begin and at its end."""
-    first, last = (until(partial(node.printed, rf"{end}s at ([0-9.]+)"), f"its {end}") for end in ("begin", "end"))
+    first, last = (until(partial(node.printed, rf"{word} at ([0-9.]+)"), word) for word in ("begins", "ends"))
     return float(first), float(last)
 
 
 def test_two_loops_train_one_run_to_its_end(real_nodes: RealNodes) -> None:
-    author = real_nodes.node("author", "start", run_of(real_nodes, rounds=40))
+    author = real_nodes.node("author", "start", run_of(real_nodes))
     invitation = author.invitation()
     until(lambda: author.round() >= 2, "two rounds")
     real_nodes.environ["LOOP_SEES"] = "3"
@@ -45,6 +57,7 @@ def test_two_loops_train_one_run_to_its_end(real_nodes: RealNodes) -> None:
     view = author.ask("status")
     assert 0 < view["loss"] < view["loss_first"] and view["eval_loss"] < view["eval_loss_first"]
     assert view["learning_rate"] == 1e-3 and view["tokens"] == view["step"] * 16
+    end(real_nodes, author)
     for node in (author, other):
         assert node.process.wait(90) == 0, node.log.read_text()[-2000:]
         assert node.printed("over: (True)")
@@ -53,7 +66,7 @@ def test_two_loops_train_one_run_to_its_end(real_nodes: RealNodes) -> None:
     assert last < untrained and first < untrained, "the other one began where the author was"
     again = real_nodes.node("author", "start", str(real_nodes.root / "run.toml"))
     assert again.process.wait(60) == 1, "a loop that would make its first step with new weights"
-    assert again.printed("(is over: 40 rounds)") and again.printed("(NolocoError: the node has ended before a first)")
+    assert again.printed(r"(is over: \d+ rounds)") and again.printed("(NolocoError: the node has ended before a first)")
 
 
 def test_a_loop_that_is_interrupted_saves_and_goes_on_later(real_nodes: RealNodes) -> None:
@@ -70,6 +83,13 @@ def test_a_loop_that_is_interrupted_saves_and_goes_on_later(real_nodes: RealNode
     assert again.printed(rf"going on with \S+.*, round ({reached}) of")
     assert again.printed(r"with (4) moments")
     assert again.printed("over: (False)"), "it left after its 15 steps"
+
+
+def test_a_loop_that_ends_without_leaving_has_saved(real_nodes: RealNodes) -> None:
+    real_nodes.environ |= {"LOOP_LEAVES": "no", "LOOP_STEPS": "45"}
+    node = real_nodes.node("author", "start", run_of(real_nodes))
+    assert node.process.wait(90) == 0, node.log.read_text()[-2000:]
+    assert node.printed(r"(left test-\S+ at round 2 of)") and node.printed("(its checkpoint of round 2)")
 
 
 def test_a_loop_can_be_paused_and_told_to_leave_from_outside(real_nodes: RealNodes) -> None:
@@ -98,7 +118,7 @@ def test_what_fails_in_the_node_is_raised_in_the_loop(real_nodes: RealNodes) -> 
     del real_nodes.environ["LOOP_JUDGES"]
     author = real_nodes.node("other", "start", run)
     invitation = author.invitation()
-    real_nodes.program = [sys.executable, "-m", "noloco_node"]
+    real_nodes.program = NODE
     stranger = real_nodes.node("stranger", *invitation)
     assert stranger.process.wait(60) == 12, "the run's script is not here"
     assert stranger.printed(r"(trains the task mine, which is not installed here .*)")
@@ -113,7 +133,7 @@ def test_without_an_evaluation_swaps_are_not_judged(real_nodes: RealNodes) -> No
 
 
 def test_processes_of_an_island_are_one_node(real_nodes: RealNodes) -> None:
-    run = run_of(real_nodes, rounds=30)
+    run = run_of(real_nodes)
     real_nodes.program = island_of(2)
     island = real_nodes.node("island", "start", run)
     real_nodes.program = LOOP
@@ -122,6 +142,7 @@ def test_processes_of_an_island_are_one_node(real_nodes: RealNodes) -> None:
     assert len([words for words in real_nodes.left_over() if "p2pd -listen" in words]) == 2, (
         "one network daemon for each node"
     )
+    end(real_nodes, island)
     for node in (island, other):
         assert node.process.wait(120) == 0, node.log.read_text()[-2000:]
     first, second = (island.printed(rf"rank {rank} has (.*) and 4 moments") for rank in (0, 1))
@@ -130,10 +151,19 @@ def test_processes_of_an_island_are_one_node(real_nodes: RealNodes) -> None:
     assert last < untrained
 
 
+def test_an_island_ends_where_a_step_of_its_first_process_fails(real_nodes: RealNodes) -> None:
+    """And not when a collective operation of the others has waited long enough."""
+    real_nodes.environ["LOOP_FAILS"] = "30"
+    real_nodes.program = island_of(2)
+    island = real_nodes.node("island", "start", run_of(real_nodes))
+    assert island.process.wait(90) == 1
+    assert island.printed("(the island ends: MemoryError: as a step may raise it)")
+    assert island.printed("(its checkpoint of round 1)")
+
+
 def test_an_island_whose_node_fails_ends_in_all_its_processes(real_nodes: RealNodes) -> None:
     real_nodes.environ["LOOP_JUDGES"] = "badly"
     real_nodes.program = island_of(2)
     island = real_nodes.node("island", "start", run_of(real_nodes))
     assert island.process.wait(90) == 1
-    assert island.printed("(ZeroDivisionError)")
-    assert island.printed("(NolocoError: the node has failed: the first process of the island says why)")
+    assert island.printed("(the island ends: ZeroDivisionError: division by zero)")
