@@ -584,7 +584,7 @@ class Replica:
         if self._optimizer.is_kin(saved.inner["optimizer"]):
             self._optimizer.load(saved.inner["optimizer"])
         else:
-            log.warning("the checkpoint has other moments than this node's optimizer: it begins afresh and warms up")
+            log.warning("the checkpoint is of another optimizer, or of other --moments: it begins afresh and warms up")
             self._optimizer.restart()
             self._warm_up_left = WARM_UP_STEPS
         self._forget_losses()
