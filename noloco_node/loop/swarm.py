@@ -7,6 +7,7 @@ line, raised where the loop waits for its turn.
 import asyncio
 import concurrent.futures.thread  # noqa: F401 - what it does at the end of a process comes after what we do
 import threading
+import weakref
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -107,7 +108,8 @@ class Swarm:
         """Returns when the node trains: it has found the run, and where others are ahead it has taken their weights.
         Raises NolocoError."""
         # where the script ends without leaving: as atexit runs its functions, asyncio can start no thread any more
-        threading._register_atexit(self._end)  # type: ignore[attr-defined]
+        end = weakref.WeakMethod(self._end)  # which holds no model that its loop has dropped
+        threading._register_atexit(lambda: (still := end()) and still())  # type: ignore[attr-defined]
         self._thread.start()
         try:
             self._wait(0.0, enters=True)
@@ -152,7 +154,6 @@ class Swarm:
     def _wait(self, loss: float, *, enters: bool = False) -> None:
         if not self._turns.wait(loss):
             self.over = True
-            self._turns.close()
             if self._fault:
                 raise self._fault
             if enters:
@@ -183,8 +184,7 @@ class Swarm:
 
     def _end(self) -> None:
         self._turns.close()
-        if not self.over:
-            self._leave()
+        self._leave()
         if self._thread.ident is not None:
             self._thread.join()
 

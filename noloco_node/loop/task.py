@@ -69,12 +69,13 @@ class Loop:
         return self._steps
 
     def gradients(self, *whole: Any) -> Gradients:
-        made = LoopGradients(self._turns, self._optimizer, *whole)
+        made = LoopGradients(self._turns, self._trained, self.moments, *whole)
         self._steps.working = lambda: made.working()  # noqa: PLW0108 - it is set later
         return made
 
     def optimizer(self, module: nn.Module, theta: Tensor, before_step: Callable[[], None]) -> Optimizer:
         self.theta, self.moments = theta, LoopOptimizer(module, self._optimizer, before_step)
+        self._steps.close = self.moments.close
         return self.moments
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
@@ -93,6 +94,7 @@ class Steps:
         self._turns, self._made = turns, False
         self.position = 0
         self.working: Callable[[], Any] = nullcontext
+        self.close: Callable[[], None] = lambda: None
 
     def seek(self, position: Any) -> None:
         if type(position) is not int or position < 0:
@@ -113,46 +115,34 @@ class Steps:
 class LoopGradients(Gradients):
     """They were taken, and the step was made, before a replica's step begins."""
 
-    def __init__(self, turns: Turns, optimizer: torch.optim.Optimizer, *whole: Any) -> None:
+    def __init__(self, turns: Turns, trained: Trained, moments: "LoopOptimizer", *whole: Any) -> None:
         super().__init__(*whole)
-        self._turns, self._theirs = turns, optimizer
+        self._turns, self._trained, self._moments = turns, trained, moments
 
     def begin(self, batch: Batch) -> None:
         pass
 
     def finish(self) -> tuple[float, float | None]:
         """Raises UsageError where the weights are no longer those that the node has."""
-        if isinstance(self._optimizer, LoopOptimizer):
-            self._optimizer.check()
+        self._moments.check()
         return self._turns.loss, None
 
     def step(self, rate: float) -> float:
-        return float(self._theirs.param_groups[0]["lr"])
+        return self._moments.rate
 
     def try_out(self, batch: Batch) -> None:
         pass
 
-    def evaluate(self) -> float:
-        """Raises NotMeasured, OutOfMemory. How many examples go at once is the loop's business, so a second try is all
-        that can be done."""
-        with self.evaluating():
-            try:
-                return self._task.evaluate(self._module, 1)
-            except torch.OutOfMemoryError:
-                pass  # its memory is free only after this block
-            self._free_cache()
-            try:
-                return self._task.evaluate(self._module, 1)
-            except torch.OutOfMemoryError:
-                raise OutOfMemory("the loop's evaluation does not fit beside the model: use fewer examples") from None
+    def _short(self) -> OutOfMemory:
+        """How many examples go at once is the loop's business, so there is nothing to wait for."""
+        return OutOfMemory("the loop's evaluation does not fit beside the model: use fewer examples")
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Each part of the model is in the mode that it was in afterwards. The precision is the loop's business. The
         other processes of an island do not evaluate, so DistributedDataParallel is kept from asking them."""
-        assert isinstance(self._module, Trained)
-        bare, wrapped = self._module.whole
-        self._optimizer.free_gradients()
+        bare, wrapped = self._trained.whole
+        self._moments.free_gradients()
         modes = [(part, part.training) for part in bare.modules()]
         bare.eval()
         try:
@@ -194,7 +184,16 @@ class LoopOptimizer(Optimizer):
         for p in self._parameters:  # a vector has them in one order, whatever the model had
             moments = optimizer.state.get(p, {})
             moments.update({name: of.contiguous() for name, of in moments.items() if isinstance(of, Tensor)})
-        optimizer.register_step_pre_hook(lambda *_: before_step())
+        self._hook = optimizer.register_step_pre_hook(lambda *_: before_step())
+
+    def close(self) -> None:
+        """The optimizer outlives the node, and holds nothing of it any more."""
+        self._hook.remove()
+
+    @property
+    def rate(self) -> float:
+        """The learning rate."""
+        return float(self._adamw.param_groups[0]["lr"])
 
     def check(self) -> None:
         """Raises UsageError where what is trained is not what the node has any more."""

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from noloco_node.errors import NonFinite, UsageError
+from noloco_node.errors import NonFinite, OutOfMemory, UsageError
 from noloco_node.loop.swarm import _flags, join
 from noloco_node.loop.task import Loop, Trained
 from noloco_node.loop.turns import Turns
 from noloco_node.run.schema import InnerSpec, Manifest, ModelSpec
 from noloco_node.training import model
-from noloco_node.training.inner.gradients import NotMeasured
+from noloco_node.training.inner.gradients import NotMeasured, ShortOfMemory
 from noloco_node.training.replica import Replica
 
 RUN = Manifest(name="loop", model=ModelSpec(task="mine"), inner=InnerSpec(steps=4, batch_tokens=16))
@@ -269,6 +269,29 @@ def test_an_evaluation_leaves_every_part_in_its_mode() -> None:
     assert seen == [(False, False)]
     assert made.training and made[0].training and not made[1].training
     mine.turns.close()
+
+
+def test_an_evaluation_that_does_not_fit_is_not_tried_for_ever() -> None:
+    tries = []
+
+    def evaluate() -> float:
+        tries.append(1)
+        raise torch.OutOfMemoryError
+
+    mine = Mine(small(), evaluate=evaluate)
+    with pytest.raises(OutOfMemory, match="the loop's evaluation") as raised:
+        mine.replica.evaluate()
+    assert not isinstance(raised.value, ShortOfMemory) and len(tries) == 2
+    mine.turns.close()
+
+
+def test_an_optimizer_outlives_its_node_and_holds_nothing_of_it() -> None:
+    mine = Mine(small())
+    mine.step()
+    assert mine.optimizer._optimizer_step_pre_hooks
+    mine.turns.close()
+    mine.replica.close()
+    assert not mine.optimizer._optimizer_step_pre_hooks
 
 
 def test_without_an_evaluation_nothing_is_measured() -> None:

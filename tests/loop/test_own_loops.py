@@ -151,19 +151,21 @@ def test_processes_of_an_island_are_one_node(real_nodes: RealNodes) -> None:
     assert last < untrained
 
 
+def failed_island(group: RealNodes, **environ: str) -> Node:
+    group.environ |= environ
+    group.program = island_of(2)
+    island = group.node("island", "start", run_of(group))
+    assert island.process.wait(90) == 1
+    return island
+
+
 def test_an_island_ends_where_a_step_of_its_first_process_fails(real_nodes: RealNodes) -> None:
     """And not when a collective operation of the others has waited long enough."""
-    real_nodes.environ["LOOP_FAILS"] = "30"
-    real_nodes.program = island_of(2)
-    island = real_nodes.node("island", "start", run_of(real_nodes))
-    assert island.process.wait(90) == 1
+    island = failed_island(real_nodes, LOOP_FAILS="30")
     assert island.printed("(the island ends: MemoryError: as a step may raise it)")
     assert island.printed("(its checkpoint of round 1)")
 
 
 def test_an_island_whose_node_fails_ends_in_all_its_processes(real_nodes: RealNodes) -> None:
-    real_nodes.environ["LOOP_JUDGES"] = "badly"
-    real_nodes.program = island_of(2)
-    island = real_nodes.node("island", "start", run_of(real_nodes))
-    assert island.process.wait(90) == 1
+    island = failed_island(real_nodes, LOOP_JUDGES="badly")
     assert island.printed("(the island ends: ZeroDivisionError: division by zero)")

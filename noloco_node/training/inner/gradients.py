@@ -287,7 +287,7 @@ class Gradients:
         self._optimizer.free_gradients()
         self._free_cache()
 
-    def _short(self) -> ShortOfMemory:
+    def _short(self) -> OutOfMemory:
         """The gradient's memory stays with torch: a correction that comes meanwhile finds some."""
         self._optimizer.free_gradients()
         return ShortOfMemory(f"not even one example fits beside the model{memory_budget.held_by_others(self._device)}")
