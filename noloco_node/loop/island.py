@@ -6,6 +6,7 @@ afresh. After any other step it is one small number in a store of their own, whi
 the node lasts. So a process that fails never waits for the others to hear of it.
 """
 
+import atexit
 import json
 import os
 import socket
@@ -101,10 +102,22 @@ class Island:
 
     # ---- all ----
     @staticmethod
+    def leave() -> None:
+        """The script goes on, and may end without destroying its process group. Then a thread of gloo's that lets go of
+        a tensor while the interpreter ends aborts the process (seen once in 40 runs), and torchrun ends the first one,
+        which may be writing its last checkpoint."""
+        atexit.register(_destroy_group)
+
+    @staticmethod
     def _exchange(state: dict[int, dict[str, Any]]) -> None:
         for _, moments in sorted(state.items()):
             for name in LoopOptimizer.MOMENTS:
                 dist.broadcast(moments[name], 0)
+
+
+def _destroy_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _store(host: str, port: int, *, is_master: bool) -> Any:
@@ -145,4 +158,6 @@ class Follower:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        """The first one leaves."""
+        """The first one leaves the swarm."""
+        if kind is None:
+            self._island.leave()

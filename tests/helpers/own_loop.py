@@ -2,9 +2,11 @@
 no swarm but for the lines that enter one. Its words are those of `noloco-node start` and `join`. Torchrun may start
 several of it, which are one node then. In its environment: LOOP_SEES names its data, LOOP_STEPS says how many steps it
 makes at most, LOOP_OPTIMIZER which of torch's optimizers it has, LOOP_JUDGES=no that it has no evaluation, or `badly`,
-LOOP_LEAVES=no that it forgets to leave, and LOOP_FAILS after how many steps it fails.
+LOOP_LEAVES=no that it forgets to leave, LOOP_FAILS after how many steps it fails, LOOP_DEVICE where its model is, and
+LOOP_ADAPTS=yes that it trains adapters (LoRA) of a frozen model.
 """
 
+import atexit
 import os
 import sys
 import time
@@ -19,28 +21,42 @@ from noloco_node import loop
 
 STEP_S = 0.02
 NOISE = 0.3
+DEVICE = torch.device(os.environ.get("LOOP_DEVICE", "cpu"))
 
 
 def network(wide: int) -> nn.Module:
     return nn.Sequential(nn.Linear(32, wide), nn.Tanh(), nn.Linear(wide, 8))
 
 
+def backend() -> str:
+    """NCCL wants a GPU for each process."""
+    return "nccl" if DEVICE.type == "cuda" and os.environ["WORLD_SIZE"] == "1" else "gloo"
+
+
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(1)
-    teacher = network(16)
+    teacher = network(16).to(DEVICE)
     held_out = torch.randn(256, 32), torch.randn(256, 8)
-    rank = int(os.environ.get("RANK", "0"))
-    torch.manual_seed(100 * rank + int(os.environ.get("LOOP_SEES", "2")))
+    rank, sees = int(os.environ.get("RANK", "0")), int(os.environ.get("LOOP_SEES", "2"))
+    adapts = os.environ.get("LOOP_ADAPTS") == "yes"
+    torch.manual_seed(1 if adapts else sees)  # what is frozen is everywhere the same, what is trained comes from others
     model: nn.Module = network(64)
-    bare = model
     model.register_buffer("one", torch.ones(1))  # which DistributedDataParallel sends in each forward pass
+    if adapts:
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(r=4, target_modules=["0", "2"]))
+    bare = model.to(DEVICE)
+    torch.manual_seed(100 * rank + sees)
     if "RANK" in os.environ:
-        dist.init_process_group("gloo")
+        dist.init_process_group(backend())
+        atexit.register(lambda: print(f"rank {rank} ends with a process group: {dist.is_initialized()}", flush=True))  # noqa: T201
         model = DistributedDataParallel(model)
     optimizer = getattr(torch.optim, os.environ.get("LOOP_OPTIMIZER", "AdamW"))(model.parameters(), lr=1e-3)
 
     def loss_of(network: nn.Module, inputs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        inputs, noise = inputs.to(DEVICE), noise.to(DEVICE)
         return nn.functional.mse_loss(network(inputs), teacher(inputs).detach() + NOISE * noise)
 
     def evaluate(network: nn.Module = model) -> float:

@@ -7,10 +7,15 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
+import torch
 from real_nodes import ROOT, Node, RealNodes, free_port, until
 
 NODE = [sys.executable, "-m", "noloco_node"]
 LOOP = [sys.executable, str(ROOT / "tests" / "helpers" / "own_loop.py")]
+ON_GPU = (
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here"),
+)
 
 
 @pytest.fixture
@@ -124,6 +129,22 @@ def test_what_fails_in_the_node_is_raised_in_the_loop(real_nodes: RealNodes) -> 
     assert stranger.printed(r"(trains the task mine, which is not installed here .*)")
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_GPU)])
+def test_adapters_of_a_frozen_model_are_all_that_is_sent(real_nodes: RealNodes, device: str) -> None:
+    real_nodes.environ |= {"LOOP_DEVICE": device, "LOOP_ADAPTS": "yes"}
+    author = real_nodes.node("author", "start", run_of(real_nodes))
+    until(lambda: author.round() >= 2, "two rounds")
+    real_nodes.environ["LOOP_SEES"] = "3"
+    other = real_nodes.node("other", *author.invitation())
+    until(lambda: other.committed() >= 2 and author.committed() >= 2, "swaps")
+    assert author.ask("status")["parameters"] == 4 * (32 + 64) + 4 * (64 + 8)
+    end(real_nodes, author)
+    for node in (author, other):
+        assert node.process.wait(90) == 0, node.log.read_text()[-2000:]
+    (untrained, last), (first, _) = figures(author), figures(other)
+    assert last < untrained and first < untrained
+
+
 def test_without_an_evaluation_swaps_are_not_judged(real_nodes: RealNodes) -> None:
     real_nodes.environ["LOOP_JUDGES"] = "no"
     author = real_nodes.node("author", "start", run_of(real_nodes))
@@ -132,9 +153,15 @@ def test_without_an_evaluation_swaps_are_not_judged(real_nodes: RealNodes) -> No
     assert author.ask("status")["eval_loss"] is None
 
 
-def test_processes_of_an_island_are_one_node(real_nodes: RealNodes) -> None:
+@pytest.mark.parametrize(
+    ("processes", "device"),
+    [(2, "cpu"), pytest.param(1, "cuda", marks=ON_GPU), pytest.param(2, "cuda", marks=ON_GPU)],
+    ids=["cpu", "nccl", "one GPU for two"],
+)
+def test_processes_of_an_island_are_one_node(real_nodes: RealNodes, processes: int, device: str) -> None:
+    real_nodes.environ["LOOP_DEVICE"] = device
     run = run_of(real_nodes)
-    real_nodes.program = island_of(2)
+    real_nodes.program = island_of(processes)
     island = real_nodes.node("island", "start", run)
     real_nodes.program = LOOP
     other = real_nodes.node("other", *island.invitation())
@@ -145,8 +172,10 @@ def test_processes_of_an_island_are_one_node(real_nodes: RealNodes) -> None:
     end(real_nodes, island)
     for node in (island, other):
         assert node.process.wait(120) == 0, node.log.read_text()[-2000:]
-    first, second = (island.printed(rf"rank {rank} has (.*) and 4 moments") for rank in (0, 1))
-    assert first is not None and first == second
+    have = [island.printed(rf"rank {rank} has (.*) and 4 moments") for rank in range(processes)]
+    assert have[0] is not None and len(set(have)) == 1
+    left = [island.printed(rf"rank {rank} ends with a process group: (.*)") for rank in range(processes)]
+    assert left == [str(processes == 1)] * processes, "one that ends with it aborts now and then"
     untrained, last = figures(island)
     assert last < untrained
 
