@@ -50,6 +50,11 @@ class Home:
         return self.root / "web.token"
 
     @property
+    def pause_mark(self) -> Path:
+        """Where it is, the node makes no step: neither now nor after a restart."""
+        return self.root / "paused"
+
+    @property
     def traffic(self) -> Path:
         return self.root / "traffic.json"
 

@@ -37,7 +37,7 @@ class Policy:
         self._saved_at = -math.inf
         self._last_swap = last_swap
         self.traffic = Traffic(config.max_upload, config.max_download, self._day_totals.read())
-        self._mark = home.root / "paused"
+        self._mark = home.pause_mark
         self._asked = self._asked_before = self._mark.exists()
 
     def pause(self) -> None:

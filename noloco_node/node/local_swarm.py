@@ -8,12 +8,13 @@ import asyncio
 import os
 import shutil
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from noloco_node.base.states import NodeState
+from noloco_node.base.states import ON_THE_WAY, NodeState
 from noloco_node.control import socket_client
 from noloco_node.errors import NolocoError
 from noloco_node.host.config import PREFIX
@@ -28,6 +29,7 @@ POLL_S = 0.5
 
 _LISTEN = "/ip4/127.0.0.1/tcp/0"
 _START_S = 120.0  # five processes that import torch on a small and busy machine
+_TOGETHER_S = 600.0  # then those that have joined begin without the others
 _LINGER_S = 120  # a finished node shows its last status so long; it is told to leave well before
 _LEAVE_S = 15.0
 _STOP_S = 5.0  # after an interrupt: nothing of value is lost, and the user waits
@@ -43,6 +45,8 @@ class Member:
     process: asyncio.subprocess.Process
     view: StatusView | None = None
     """Its last status; it outlives the process."""
+    held: bool = False
+    """Until the others have joined too."""
     _output_line: str | None = None
 
     @property
@@ -57,6 +61,10 @@ class Member:
     @property
     def finished(self) -> bool:
         return self.exit_code is not None or (self.view is not None and self.view.state == NodeState.FINISHED)
+
+    @property
+    def on_the_way(self) -> bool:
+        return self.exit_code is None and (self.view is None or self.view.state in ON_THE_WAY)
 
     def last_output_line(self) -> str:
         """The last line of its output: why a node failed. Kept, as its home is removed before the report."""
@@ -78,6 +86,14 @@ class Member:
         except NolocoError:
             with suppress(ProcessLookupError):
                 self.process.terminate()
+
+    async def begin(self) -> None:
+        """End its first pause, if it has come to it; a later one is the user's."""
+        if self.held and self.exit_code is None and self.view is not None and self.view.state == NodeState.PAUSED:
+            with suppress(NolocoError):
+                async with socket_client.connected(self.home) as node:
+                    await node.resume()
+                    self.held = False
 
 
 class LocalSwarm:
@@ -101,7 +117,10 @@ class LocalSwarm:
         stages: int = 0,
     ) -> None:
         """Train until every node has finished or ended, calling `watch` every POLL_S. `pages`: addresses for --web;
-        `stages`: of the run, held by one node after the other."""
+        `stages`: of the run, held by one node after the other.
+
+        They start paused and begin together: on a GPU the first one would be through its rounds before the second one
+        has imported torch."""
         watch(self.members)  # none yet: starting takes seconds
         rendezvous = await self._spawn("rendezvous", "bootstrap")
         address = await self._address(rendezvous)
@@ -112,8 +131,12 @@ class LocalSwarm:
             page = ["--web", pages[index]] if pages else []
             page += ["--stage", str(index % stages + 1)] if stages else []
             self.members.append(await self._spawn(f"node-{index + 1}", *verb, *flags, *page))
+        together = time.monotonic() + _TOGETHER_S
         while not all(member.finished for member in self.members):
             await self._look(watch)
+            if not any(member.on_the_way for member in self.members) or time.monotonic() > together:
+                together = 0.0
+                await asyncio.gather(*(member.begin() for member in self.members))
         await self._look(watch)  # the last figures of the node that finished last
         await _end(self.members, _LEAVE_S)
         for member in self.members:
@@ -155,7 +178,9 @@ class LocalSwarm:
         await asyncio.sleep(POLL_S)
 
     async def _spawn(self, name: str, verb: str, *arguments: str) -> Member:
-        home = Home(self.root / name).create()
+        home, held = Home(self.root / name).create(), verb != "bootstrap"
+        if held:
+            home.pause_mark.touch()
         with _output(home).open("wb") as output:
             process = await asyncio.create_subprocess_exec(
                 *(*self._command, verb, *arguments, "--home", str(home.root), "--listen", _LISTEN),
@@ -166,7 +191,7 @@ class LocalSwarm:
                 start_new_session=True,  # Ctrl-C is for this process only
             )
         self._runtime.kill_at_end(process.pid)
-        self._all.append(Member(home, process))
+        self._all.append(Member(home, process, held=held))
         return self._all[-1]
 
     async def _address(self, rendezvous: Member) -> str:

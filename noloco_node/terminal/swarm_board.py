@@ -34,6 +34,7 @@ _COLUMNS = (
     Column("waiting for", keep=1),
 )
 _WAITING = len(_COLUMNS) - 1
+_OTHERS = "the others to join"
 _SILENT_S = 5.0  # without a terminal: the longest time without a line
 
 
@@ -185,7 +186,9 @@ def _state(node: NodeProcess) -> str:
 def _waiting(node: NodeProcess) -> str:
     if node.exit_code:
         return node.last_output_line()
-    return (node.view.waiting_for or "") if node.view and node.exit_code is None else ""
+    if node.view is None or node.exit_code is not None:
+        return ""
+    return _OTHERS if node.view.state == NodeState.PAUSED and not node.view.step else node.view.waiting_for or ""
 
 
 def _states(nodes: Sequence[NodeProcess]) -> str:

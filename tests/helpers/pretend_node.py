@@ -26,7 +26,9 @@ class Pretended:
     def __init__(self, home: Home, rounds: int):
         peer_id = Identity.load_or_create(home.identity).peer_id
         address = f"/ip4/127.0.0.1/tcp/4001/p2p/{peer_id}"
-        self.rounds, self.left = rounds, asyncio.Event()
+        self.rounds, self.left, self.resumed = rounds, asyncio.Event(), asyncio.Event()
+        if not home.pause_mark.exists():
+            self.resumed.set()
         self.view = StatusView(
             peer_id=peer_id, name=name_of(peer_id), version="0", state="starting", addresses=(address,)
         )
@@ -36,6 +38,9 @@ class Pretended:
 
     def peers(self):
         raise NotImplementedError
+
+    def resume(self):
+        self.resumed.set()
 
     def leave(self):
         if os.environ.get("PRETEND") != "hang":
@@ -49,6 +54,8 @@ class Pretended:
         alone = os.environ.get("PRETEND") == "alone"
         self.view = replace(self.view, state="joining", waiting_for="state from brisk-heron, 62%, 3 s left")
         await asyncio.sleep(STEP_S)
+        self.view = replace(self.view, state="paused", waiting_for="`noloco-node resume`")
+        await self.resumed.wait()
         for done in range(1, self.rounds + 1):
             await asyncio.sleep(STEP_S)
             if dies and done == 3:
