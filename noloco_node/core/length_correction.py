@@ -21,7 +21,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 
 import torch
 from torch import Tensor
@@ -74,15 +74,20 @@ class LengthCorrection:
     def offer(self, theta: Tensor, phi: Tensor, beta: float, u: Tensor) -> None:
         """Makes βΔ in a snapshot longer. The corrections that follow are compared with it."""
         self._learn()
-        squares = []
+        lengths: list[Tensor] = []
+        counts = []
         for tensor, (start, end) in zip(self._tensors, self._places, strict=True):
             part = slice(start, end)
             if tensor.scale > 1:
                 owe(theta[part], phi[part], beta * (tensor.scale - 1), u[part], self._owed[part])
             else:
                 self._owed[part].zero_()
-            squares.append(moved(theta[part], phi[part]))
-        for tensor, square in zip(self._tensors, torch.stack(squares).tolist() if squares else (), strict=True):
+            found = moved(theta[part], phi[part])
+            lengths += found
+            counts.append(len(found))
+        known = iter(torch.stack(lengths).tolist() if lengths else ())
+        for tensor, count in zip(self._tensors, counts, strict=True):
+            square = sum(length * length for length in islice(known, count))
             tensor.offered = (beta * tensor.scale) ** 2 * square
             tensor.corrected, tensor.elements, tensor.learned, tensor.before = 0.0, 0, False, tensor.scale
         self._landed.clear()

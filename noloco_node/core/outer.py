@@ -28,8 +28,11 @@ from torch import Tensor, nn
 from noloco_node.core import stability
 
 PIECE = 1 << 20
-"""Elements worked on at once: small enough for a CPU's cache, large enough to keep a GPU busy, and the most that is
-ever copied when θ and φ live on different devices."""
+"""Elements worked on at once: small enough for a CPU's cache, and the most that is ever copied when θ and φ live on
+different devices."""
+GPU_PIECE = 1 << 24
+"""The same on a GPU that has all of it. An H200 took 157 ms for a round of 374 M parameters in pieces of PIECE, and had
+a kernel to run in 16% of that: it waited for the host to queue the next one."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +50,9 @@ class OuterSettings:
         stability.check(self.alpha, self.beta, self.gamma)
 
 
-def moved(theta: Tensor, phi: Tensor) -> Tensor:
-    """‖Δ‖², a tensor on θ's device: several are read at once."""
-    squares = [torch.dist(t, _brought(p, t)).square() for t, p in _pieces(theta, phi)]
-    return torch.stack(squares).sum() if squares else torch.zeros((), device=theta.device)
+def moved(theta: Tensor, phi: Tensor) -> list[Tensor]:
+    """‖Δ‖ of each piece, on θ's device: those of several vectors are read at once."""
+    return [torch.dist(t, _brought(p, t)) for t, p in _pieces(theta, phi)]
 
 
 def snapshot(theta: Tensor, phi: Tensor, hyper: OuterSettings, out: Tensor) -> None:
@@ -76,7 +78,9 @@ def movement(theta: Tensor, phi: Tensor, hyper: OuterSettings, block: int) -> tu
     """max|βΔ| and ‖βΔ‖² of each `block` elements, on θ's device: how far apart replicas may be. Before the local
     step."""
     peaks, squares = [], []
-    memory = theta.new_empty(min(PIECE, len(theta)))  # once: new memory for each piece takes a CPU twice the arithmetic
+    memory = theta.new_empty(
+        min(_elements(theta, phi), len(theta))
+    )  # once: new memory for each piece takes a CPU twice the arithmetic
     for t, p in _pieces(theta, phi):
         far = torch.sub(t, _brought(p, t), out=memory[: len(t)]).mul_(hyper.beta)
         if rest := len(far) % block:
@@ -149,4 +153,8 @@ def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     if any(tensor.shape != tensors[0].shape for tensor in tensors):
         raise ValueError(f"the vectors differ in shape: {[tuple(tensor.shape) for tensor in tensors]}")
     row = max(1, tensors[0][0].numel()) if len(tensors[0]) else 1
-    return zip(*(torch.split(tensor, max(1, PIECE // row)) for tensor in tensors), strict=True)
+    return zip(*(torch.split(tensor, max(1, _elements(*tensors) // row)) for tensor in tensors), strict=True)
+
+
+def _elements(*tensors: Tensor) -> int:
+    return GPU_PIECE if all(tensor.is_cuda for tensor in tensors) else PIECE

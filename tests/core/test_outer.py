@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pretended_device import pretended_gpu
 
 from noloco_node.core import outer, stability
 from noloco_node.core.outer import OuterSettings
@@ -225,6 +226,18 @@ def test_vectors_longer_than_a_piece(monkeypatch):
     pieced.correct(u, hyper)
     assert torch.equal(pieced.theta, whole.theta)
     assert torch.equal(pieced.delta, whole.delta)
+
+
+def test_a_gpu_gets_few_and_large_operations():
+    hyper = OuterSettings(0.5, 0.7, 0.7)
+    with pretended_gpu() as gpu:
+        theta, phi, delta, u = (torch.zeros(4 * outer.PIECE, device="cuda") for _ in range(4))
+        before = sum(gpu.stream.clock.values())
+        outer.snapshot(theta, phi, hyper, u)
+        outer.movement(theta, phi, hyper, 256)
+        outer.local_step(theta, phi, delta, hyper)
+        assert sum(gpu.stream.clock.values()) - before < 24, "as many as for one piece"
+        assert not gpu.races
 
 
 def test_a_matrix_of_replicas_is_as_good_as_its_rows():
