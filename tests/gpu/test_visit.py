@@ -93,7 +93,7 @@ def part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, most_s: flo
     )
     monkeypatch.setattr(visit, "__file__", str(program))
     options = visit._options(["--device", "cpu", "--json", str(tmp_path / "visit.json")])
-    process = visit._Process(visit.Part("p", most_s), options, tmp_path / "p")
+    process = visit._Process(visit.Part("p", most_s), options, tmp_path / "p", threads=1)
     process.go(float("inf"))
     found: list[visit.Done] = []
     while not process.over():

@@ -38,7 +38,7 @@ def text() -> Corpus:
 
 
 def replica(place: Place, run: Manifest, peer: str = "a", **options: Any) -> Replica:
-    options = {"device": str(place.device), "micro_batch": 4, **options}
+    options = {"device": str(place.device), "micro_batch": 4 if place.quick else 16, **options}
     return Replica.build(run, peer, corpus=text(), **options)
 
 

@@ -1,5 +1,6 @@
 """The presets beside a plain PyTorch loop, step by step in turn; compiled, and what share of the arithmetic is used."""
 
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
@@ -7,11 +8,13 @@ import torch
 from checks.place import Place, Seen, Skip
 from checks.profile_steps import profiled, rows_of
 
+from noloco_node.run.schema import Manifest
 from noloco_node.training.replica import Replica
 
 OVERHEAD, MFU = 0.01, 0.40
 STEPS = {"125m": 30, "350m": 16}
 COMPILED_STEPS = 24
+DIFFERENCES = 12
 
 
 def preset_125m(place: Place) -> Seen:
@@ -70,7 +73,21 @@ def _beside_the_plain_loop(place: Place, name: str) -> Seen:
     row = place.figure(f"{name} beside a plain loop", f"<= {OVERHEAD:+.0%}", said, ratio <= OVERHEAD)
     same = place.figure(f"{name}: losses beside a plain loop's", "<= 5% apart", f"{apart:.2%}", apart <= 0.05)
     facts = {"pairs_s": pairs, "mfu": mfu, "stalls_s": stalls, "micro_batch": inner.micro_batch, "losses": losses}
-    return Seen([row, same], {**facts, "parameters": inner.parameters, **_memory(place)})
+    facts |= {"parameters": inner.parameters, **_memory(place), **_differences(place, inner, run)}
+    return Seen([row, same], facts)
+
+
+def _differences(place: Place, inner: Replica, run: Manifest) -> dict[str, Any]:
+    """What a step of ours does longer than one of the plain loop: milliseconds of its operations and kernels."""
+    theirs = _bench()._plain_loop(run, inner.theta.device, inner.micro_batch)
+    steps: dict[str, Callable[[], object]] = {"ours": inner.step, "plain": lambda: next(theirs)}
+    for step in steps.values():
+        step()
+    found = {who: profiled(place, step) for who, step in steps.items()}
+    ours, plain = ({each["what"]: each["ms"] for each in profile.get("top", ())} for profile in found.values())
+    more = {what: ours.get(what, 0.0) - plain.get(what, 0.0) for what in {*ours, *plain}}
+    largest = sorted(more.items(), key=lambda each: -abs(each[1]))[:DIFFERENCES]
+    return {"profiles": found, "longer_ms": dict(largest)}
 
 
 def _sizes(place: Place) -> dict[str, int]:
@@ -83,6 +100,7 @@ def _memory(place: Place) -> dict[str, Any]:
     return {
         "allocated_bytes": torch.cuda.max_memory_allocated(place.device),
         "reserved_bytes": torch.cuda.max_memory_reserved(place.device),
+        "allocation_retries": torch.cuda.memory_stats(place.device).get("num_alloc_retries"),
     }
 
 
