@@ -6,10 +6,11 @@ afresh. After any other step it is one small number in a store of their own, whi
 the node lasts. So a process that fails never waits for the others to hear of it.
 """
 
-import atexit
 import json
 import os
 import socket
+import threading
+import weakref
 from datetime import timedelta
 from enum import IntFlag
 from types import TracebackType
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 PATIENCE = timedelta(days=365)
 """A node may be paused, or wait for a run, for as long as its volunteer likes."""
+LET_GO_S = 10.0
 KEPT = 100
 """News that are kept for processes that are behind: with steps that wait for each other, at most one."""
 
@@ -68,7 +70,7 @@ class Island:
         steps = {at: float(moments["step"]) for at, moments in state.items()}
         self._say(json.dumps([int(news), steps]))
         if News.WEIGHTS in news:
-            dist.broadcast(theta, 0)
+            broadcast(theta)
         self._exchange(state)
 
     def fail(self) -> None:
@@ -85,7 +87,7 @@ class Island:
         found, steps = json.loads(self._wait())
         news = News(found)
         if News.WEIGHTS in news:
-            dist.broadcast(theta, 0)
+            broadcast(theta)
         if News.MOMENTS in news:
             state = {int(at): optimizer.new_moments(int(at), step) for at, step in steps.items()}
             self._exchange(state)
@@ -102,22 +104,21 @@ class Island:
 
     # ---- all ----
     @staticmethod
-    def leave() -> None:
-        """The script goes on, and may end without destroying its process group. Then a thread of gloo's that lets go of
-        a tensor while the interpreter ends aborts the process (seen once in 40 runs), and torchrun ends the first one,
-        which may be writing its last checkpoint."""
-        atexit.register(_destroy_group)
-
-    @staticmethod
     def _exchange(state: dict[int, dict[str, Any]]) -> None:
         for _, moments in sorted(state.items()):
             for name in LoopOptimizer.MOMENTS:
-                dist.broadcast(moments[name], 0)
+                broadcast(moments[name])
 
 
-def _destroy_group() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
+def broadcast(tensor: Tensor) -> None:
+    """From the first process to the others. With gloo it returns when gloo has let go of the tensor: its thread needs
+    the interpreter for that, and aborts the process where its turn comes only as the interpreter ends (1 in 40)."""
+    alias, let_go = tensor.detach(), threading.Event()
+    weakref.finalize(alias, let_go.set).atexit = False
+    dist.broadcast(alias, 0)
+    del alias
+    if dist.get_backend() != "nccl":
+        let_go.wait(LET_GO_S)
 
 
 def _store(host: str, port: int, *, is_master: bool) -> Any:
@@ -158,6 +159,4 @@ class Follower:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        """The first one leaves the swarm."""
-        if kind is None:
-            self._island.leave()
+        """The first one leaves."""

@@ -150,8 +150,6 @@ class Swarm:
             self._fail(found)
         if self._fault and kind is None:
             raise self._fault
-        if self._island:
-            self._island.leave()
 
     def _wait(self, loss: float, *, enters: bool = False) -> None:
         if not self._turns.wait(loss):

@@ -6,7 +6,6 @@ LOOP_LEAVES=no that it forgets to leave, LOOP_FAILS after how many steps it fail
 LOOP_ADAPTS=yes that it trains adapters (LoRA) of a frozen model.
 """
 
-import atexit
 import os
 import sys
 import time
@@ -51,7 +50,6 @@ def main() -> None:
     torch.manual_seed(100 * rank + sees)
     if "RANK" in os.environ:
         dist.init_process_group(backend())
-        atexit.register(lambda: print(f"rank {rank} ends with a process group: {dist.is_initialized()}", flush=True))  # noqa: T201
         model = DistributedDataParallel(model)
     optimizer = getattr(torch.optim, os.environ.get("LOOP_OPTIMIZER", "AdamW"))(model.parameters(), lr=1e-3)
 

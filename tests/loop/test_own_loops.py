@@ -174,8 +174,6 @@ def test_processes_of_an_island_are_one_node(real_nodes: RealNodes, processes: i
         assert node.process.wait(120) == 0, node.log.read_text()[-2000:]
     have = [island.printed(rf"rank {rank} has (.*) and 4 moments") for rank in range(processes)]
     assert have[0] is not None and len(set(have)) == 1
-    left = [island.printed(rf"rank {rank} ends with a process group: (.*)") for rank in range(processes)]
-    assert left == [str(processes == 1)] * processes, "one that ends with it aborts now and then"
     untrained, last = figures(island)
     assert last < untrained
 

@@ -127,7 +127,7 @@ class Packed:
         self._numbers = correction
         if unit is not None:
             steps = blocks_of(correction) / unit[:, None]
-            largest = max(-float(steps.amin()), float(steps.amax())) if self.size else 0.0
+            largest = float(torch.maximum(-steps.amin(), steps.amax())) if self.size else 0.0
             kind = next((kind for kind in (torch.int8, torch.int16) if largest <= torch.iinfo(kind).max), None)
             self._unit, self._numbers = (unit, steps.to(kind)) if kind else (None, correction)
 
