@@ -119,9 +119,9 @@ def join(args: argparse.Namespace, train: Train = _train) -> int:
 def _check_device(settings: NodeConfig) -> None:
     """Raises UsageError where a GPU that is named is not there, before a file is written or a node is called."""
     if settings.device not in {"auto", "cpu"}:
-        from noloco_node.core.device import choose_device  # with torch
+        from noloco_node.core.device import choose_devices  # with torch
 
-        choose_device(settings.device)
+        choose_devices(settings.device)
 
 
 def _earlier(home: Home, run_id: str | None) -> "RunFile | None":

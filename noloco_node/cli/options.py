@@ -164,7 +164,7 @@ def _trainer(parser: argparse.ArgumentParser, what: Options) -> None:
 
 def _how_to_train(parser: argparse.ArgumentParser) -> None:
     on = parser.add_argument_group("how to train")
-    _device(on, "auto, cpu, cuda or cuda:1")
+    _device(on, "auto, cpu, cuda or cuda:1; cuda:0,cuda:1 or all: several GPUs as one node")
     on.add_argument("--micro-batch", metavar="N", help="examples at once (default: auto, as many as fit on a GPU)")
     on.add_argument("--in-flight", metavar="N", help="micro-batches at other stages at once (default: auto)")
     on.add_argument("--moments", metavar="KIND", help="AdamW's: fp32, or 8bit on a small GPU (default: fp32)")

@@ -1,4 +1,4 @@
-"""Which device trains: `cpu`, or a GPU that torch calls `cuda`.
+"""Which device trains, or which devices: `cpu`, or a GPU that torch calls `cuda`.
 
 torch's build for AMD GPUs (ROCm) calls them `cuda` too, and the same code is meant for both; on AMD nothing of it has
 been run. What differs there: `torch.version.hip` is set and `torch.version.cuda` is not; a capability is the number of
@@ -30,6 +30,14 @@ def choose_device(name: str) -> torch.device:
         known = "cuda:0" if there == 1 else f"one of cuda:0 to cuda:{there - 1}"
         raise UsageError(f"--device {name} is not among the GPUs that torch sees here: name {known}, or take auto")
     return device
+
+
+def choose_devices(names: str) -> list[torch.device]:
+    """One or several, with commas between; `all`: each GPU that torch sees. The first is the node's own. Raises
+    UsageError."""
+    if names == "all":
+        names = ",".join(f"cuda:{number}" for number in range(torch.cuda.device_count())) or "cuda"
+    return [choose_device(name) for name in names.split(",")]
 
 
 def why_no_gpu() -> str:

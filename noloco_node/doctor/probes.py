@@ -16,11 +16,11 @@ def torch(device: str, threads: int | None) -> Torch:
     """Takes seconds. Raises UsageError if torch does not find the device, and other errors if torch is broken."""
     import torch as library
 
-    from noloco_node.core.device import choose_device
+    from noloco_node.core.device import choose_devices
     from noloco_node.core.kernels import for_device
     from noloco_node.training import memory_budget
 
-    chosen = choose_device(device)
+    chosen = choose_devices(device)[0]
     gpu = chosen.type == "cuda"
     free = library.cuda.mem_get_info(chosen)[0] if gpu else None
     most = [memory_budget.most_parameters(free, memory.free_bytes(), moments) for moments in MOMENTS]

@@ -33,6 +33,8 @@ PREFIX = "NOLOCO_"
 
 _MAX_ADDRESSES = 64  # more than any machine has, or any joining node tries
 _MAX_GLOBS = 64
+_DEVICES = r"auto|all|mps|cuda|(cpu|cuda:[0-9]{1,2})(,(cpu|cuda:[0-9]{1,2})){0,15}"
+_DEVICE_NAMES = "auto, cpu, cuda, cuda:<number>, several of these with commas between, or all"
 _SWITCH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _MAX_FILE_BYTES = 64 << 10
 
@@ -181,8 +183,9 @@ class NodeConfig:
     rendezvous and a first node are relays for others, unless `off`."""
     bootstrap: tuple[Address, ...] = _key(_bootstrap, default=())
     """Nodes to connect to first; any one of them is enough."""
-    device: str = _key(_text(r"auto|cpu|mps|cuda(:[0-9]{1,2})?", "auto, cpu, cuda or cuda:<number>"), default="auto")
-    """Where to train. `mps` is known, so that it is said what it lacks (core/device.py)."""
+    device: str = _key(_text(_DEVICES, _DEVICE_NAMES), default="auto")
+    """Where to train. `mps` is known, so that it is said what it lacks (core/device.py). Of several the first is the
+    node's own, the others compute shares of its gradients (training/workers.py)."""
     threads: int | None = _key(_whole(1, 1024), default=None)
     """CPU threads for training; torch's own choice when None."""
     gpu_memory_fraction: float | None = _key(_fraction, default=None)

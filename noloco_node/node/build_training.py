@@ -102,9 +102,13 @@ def build(  # noqa: PLR0913
         part=part or (lambda whole: whole),
         brought=brought,
     )
-    token_cache.prune(sources.cache)  # never the one of this run, which has just been used
-    rehearse(run.outer.codec, replica.phi.device)
-    replica.try_out()
+    try:
+        token_cache.prune(sources.cache)  # never the one of this run, which has just been used
+        rehearse(run.outer.codec, replica.phi.device)
+        replica.try_out()
+    except BaseException:
+        replica.close()
+        raise
     return replica
 
 

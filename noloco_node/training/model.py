@@ -338,8 +338,7 @@ def _leave_mask_to_attention(module: nn.Module) -> None:
     attention under a name of one's own gets no mask. What the model would ask for is found by asking for it: a short
     text goes through with a mask function that takes notes, and must give the same to the bit.
     """
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers import AttentionMaskInterface
 
     own: Any = module
     if getattr(own.config, "_attn_implementation", None) != "sdpa":  # as with softcapping
@@ -350,8 +349,7 @@ def _leave_mask_to_attention(module: nn.Module) -> None:
         plain.append(allow_is_causal_skip and local_size is None)
 
     AttentionMaskInterface.register(f"{CAUSAL}_noted", note)
-    for name in (CAUSAL, f"{CAUSAL}_noted"):
-        AttentionInterface.register(name, sdpa_attention_forward)
+    register_attention()
     was_training = module.training
     module.eval()
     try:
@@ -362,6 +360,15 @@ def _leave_mask_to_attention(module: nn.Module) -> None:
         same = False
     module.train(was_training)
     own.set_attn_implementation(CAUSAL if same and plain and all(plain) else "sdpa")
+
+
+def register_attention() -> None:
+    """In transformers' list, which is each process's own."""
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    for name in (CAUSAL, f"{CAUSAL}_noted"):
+        AttentionInterface.register(name, sdpa_attention_forward)
 
 
 def _short_logits(module: nn.Module) -> Tensor:

@@ -30,17 +30,17 @@ import torch
 from torch import Tensor, nn
 
 from noloco_node.core.codecs.codec import BLOCK
-from noloco_node.core.device import REMEDY, choose_device, why_no_gpu
+from noloco_node.core.device import REMEDY, choose_devices, why_no_gpu
 from noloco_node.core.verdict import Losses
 from noloco_node.data import corpus
-from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved
+from noloco_node.errors import Diverged, Incompatible, NonFinite, PeerMisbehaved, UsageError
 from noloco_node.host import gpu_peaks, memory
 from noloco_node.host.config import FULL
 from noloco_node.host.gpu_cards import has_nvidia_card
 from noloco_node.run.schema import InnerSpec, Manifest, SampleSpec
 from noloco_node.training import memory_budget, model, tasks
 from noloco_node.training.background_copy import Copies, FileMemory, Pair, host_memory
-from noloco_node.training.inner.gradients import Gradients, NotMeasured, ShortOfMemory
+from noloco_node.training.inner.gradients import Gradients, NotMeasured, ShortOfMemory, examples_of
 from noloco_node.training.inner.optimizer import Optimizer
 from noloco_node.training.inner.schedule import Position
 from noloco_node.training.slow_weights import SlowWeights, first_nonfinite, pieces
@@ -56,6 +56,7 @@ from noloco_node.training.task import (
     Task,
     Writing,
 )
+from noloco_node.training.workers import Workers
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +132,9 @@ class Replica:
         memory_fraction: float = 1.0,
         moments: str = FULL,
         compile: Callable[[], object] | None = None,
+        others: Sequence[torch.device] = (),
     ) -> None:
+        """`others`: further devices, which compute shares of the gradients."""
         self._spec = manifest.inner
         self.module = module.train()
         self.stream = stream
@@ -156,10 +159,16 @@ class Replica:
         """What the process has beside the model, before it trains: libraries, mostly."""
         later = memory_budget.later_bytes(self.parameters, self.phi.is_cuda, moments)
         passes = task.gradients if isinstance(task, (Passing, Driven)) else Gradients
-        self._gradients = passes(
-            task, module, self._optimizer, self._spec, micro_batch, memory_fraction, compile, later
+        devices = [self.theta.device, *others]
+        if others and (examples := examples_of(task, self._spec)) < len(devices):
+            raise UsageError(f"--device: {examples} examples a step, as this run has, are too few for {len(devices)}")
+        self._workers = (
+            Workers(module, self.theta, manifest, devices, memory_fraction, compile is not None) if others else None
         )
-        self._most_tokens_per_s = _most_tokens_per_s(task, module, self.theta.device, self._spec)
+        self._gradients = passes(
+            task, module, self._optimizer, self._spec, micro_batch, memory_fraction, compile, later, self._workers
+        )
+        self._most_tokens_per_s = _most_tokens_per_s(task, module, devices, self._spec)
         self.skipped = 0
         """Skipped steps, without a finite loss and gradient."""
         self._skipped_in_row = 0
@@ -209,7 +218,7 @@ class Replica:
         `brought`: that task, where a loop brings it."""
         if threads:
             torch.set_num_threads(threads)
-        where = choose_device(device)
+        where, *others = choose_devices(device)
         if device == "auto" and where.type == "cpu" and has_nvidia_card(os.environ):
             log.warning("training on the CPU, and this machine has an NVIDIA GPU; %s: %s", why_no_gpu(), REMEDY)
         if memory_fraction and where.type == "cuda":
@@ -226,6 +235,8 @@ class Replica:
         if isinstance(task, Sized) and (expected := task.parameters()) is not None:
             check(expected)  # a run's author chooses the size, and to make it may take all the memory that there is
         is_driven = isinstance(task, Driven)  # then the model is there, and random numbers are the loop's
+        if others and isinstance(task, (Passing, Driven)):
+            raise UsageError("--device: a stage, and a loop of one's own, trains on one device: name one")
         module = task.model() if is_driven else _new_model(task, manifest.seed)
         parameters = sum(p.numel() for p in module.parameters())
         program = check(parameters, 4 * parameters)
@@ -237,7 +248,7 @@ class Replica:
             torch.manual_seed(int.from_bytes(own_seed[:8], "big"))  # for dropout, where a model has any
         module.to(where)
         compile = partial(model.compile_layers, module) if compiled else None
-        replica = cls(task, module, stream, manifest, micro_batch, memory_fraction or 1.0, moments, compile)
+        replica = cls(task, module, stream, manifest, micro_batch, memory_fraction or 1.0, moments, compile, others)
         replica.program_bytes = program
         return replica
 
@@ -248,6 +259,8 @@ class Replica:
 
     def close(self) -> None:
         """No further step. Waits for the copies under way."""
+        if self._workers:
+            self._workers.close()
         self.copies.complete()
         if isinstance(self.stream, Closable):
             self.stream.close()
@@ -326,7 +339,8 @@ class Replica:
 
     @property
     def device(self) -> str:
-        return self.theta.device.type
+        kind = self.theta.device.type
+        return f"{self._workers.shares} × {kind}" if self._workers else kind
 
     @property
     def device_bytes(self) -> int | None:
@@ -656,12 +670,12 @@ class Replica:
         self._eval_loss = None
 
 
-def _most_tokens_per_s(task: Task, module: nn.Module, device: torch.device, spec: InnerSpec) -> float | None:
-    """What the device's arithmetic would do; None where its peak or the model's products are not known."""
-    if device.type != "cuda" or spec.precision != "bf16" or not isinstance(task, Counted):
+def _most_tokens_per_s(task: Task, module: nn.Module, devices: Sequence[torch.device], spec: InnerSpec) -> float | None:
+    """What the devices' arithmetic would do; None where its peak or the model's products are not known."""
+    if devices[0].type != "cuda" or spec.precision != "bf16" or not isinstance(task, Counted):
         return None
-    peak, each = gpu_peaks.bf16_flops(torch.cuda.get_device_name(device)), task.flops_per_token(module)
-    return peak / each if peak and each else None
+    peak, each = gpu_peaks.bf16_flops(torch.cuda.get_device_name(devices[0])), task.flops_per_token(module)
+    return len(devices) * peak / each if peak and each else None
 
 
 def _new_model(task: Task, seed: int) -> nn.Module:

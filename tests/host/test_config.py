@@ -102,7 +102,12 @@ def test_how_a_machine_computes():
         ({}, {"NOLOCO_TREADS": "2"}, {}, "NOLOCO_TREADS is not known, did you mean NOLOCO_THREADS?"),
         ({}, {}, {"thread": 2}, "node.toml: thread is not known, did you mean threads?"),
         ({}, {}, {"threads": True}, "node.toml: threads must be a whole number from 1 to 1024, not true"),
-        ({"device": "gpu"}, {}, {}, "--device must be auto, cpu, cuda or cuda:<number>, not 'gpu'"),
+        (
+            {"device": "gpu"},
+            {},
+            {},
+            "--device must be auto, cpu, cuda, cuda:<number>, several of these with commas between, or all, not 'gpu'",
+        ),
         ({"run": "tiny-3f9a2c81d0e4"}, {}, {}, "--run must be the run's id, 64 hex digits"),
         ({"trust": "me"}, {}, {}, "--trust must be the peer id"),
         ({"max_upload": "5Mb"}, {}, {}, "--max-upload must be a rate like 5MB or 40Mbit (a second), at least 32kB"),

@@ -22,7 +22,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,9 @@ from noloco_node.run.schema import InnerSpec
 from noloco_node.training import memory_budget
 from noloco_node.training.inner.optimizer import Optimizer
 from noloco_node.training.task import Batch, Sequential, Task, device_batch
+
+if TYPE_CHECKING:
+    from noloco_node.training.workers import Workers
 
 log = logging.getLogger(__name__)
 
@@ -69,9 +72,11 @@ class Gradients:
         memory_fraction: float,
         compile: Callable[[], object] | None = None,
         later: int = 0,
+        workers: "Workers | None" = None,
     ) -> None:
         """`micro_batch`: examples at once; None: the task's own number, or as many as fit on a GPU. `compile` is called
-        once, before the first step. `later`: bytes of the GPU that training takes only after its first step."""
+        once, before the first step. `later`: bytes of the GPU that training takes only after its first step. `workers`:
+        further processes, each of which does a share of every batch."""
         self._task = task
         self._module = module
         self._optimizer = optimizer
@@ -79,12 +84,16 @@ class Gradients:
         self._device = next(module.parameters()).device
         self._products = products(self._device, spec.precision)
         self._scale = LossScale() if self._products == torch.float16 else None
-        self.examples = _examples(task, spec)
+        self.examples = examples_of(task, spec)
         """Of a step."""
         start = micro_batch if micro_batch or self._device.type == "cuda" else task.micro_examples
-        self._micro = memory_budget.MicroBatch(self.examples, start)
+        self._workers, shares = workers, workers.shares if workers else 1
+        self._share = -(-self.examples // shares)
+        """Examples of a step that this process does itself."""
+        self._micro = memory_budget.MicroBatch(self._share, start)
         self._batch: Batch = ()
-        """Of the step under way, on the device."""
+        """Of the step under way, on the device: this process's share."""
+        self._theirs: list[Batch] = []
         self._found: gpu.Reading
         self._compile = compile
         self._later = later
@@ -101,10 +110,12 @@ class Gradients:
     @property
     def examples_tried(self) -> int:
         """How many `try_out` wants."""
-        return self._micro.size if self._micro.settled else self.examples
+        return self._micro.size if self._micro.settled else self._share
 
     def begin(self, batch: Batch) -> None:
         """Queue the passes of a step's batch, forward and backward. Raises ShortOfMemory."""
+        if self._workers:
+            batch, *self._theirs = zip(*(torch.tensor_split(part, self._workers.shares) for part in batch), strict=True)
         self._batch = self._fitting(lambda: device_batch(batch, self._module))
         self._settle(self._batch)
         self._found = self._fitting(self._pass)
@@ -125,9 +136,24 @@ class Gradients:
     def _pass(self) -> gpu.Reading:
         self._optimizer.free_gradients()
         loss = torch.zeros((), device=self._device)
-        for micro in _split(self._batch, self._micro.size):
-            loss += self._backward(micro, len(micro[0]) / self.examples)
+        with self._sharing(loss):
+            for micro in split(self._batch, self._micro.size):
+                loss += self._backward(micro, len(micro[0]) / self.examples)
         return gpu.Reading(torch.stack([loss, self._optimizer.norm()]))
+
+    @contextmanager
+    def _sharing(self, loss: Tensor) -> Iterator[None]:
+        """Around this process's share of a batch: the others do theirs, and all is added up."""
+        if not self._workers:
+            yield
+            return
+        self._workers.begin(self._theirs, self._micro.size, self.examples, self._scale.value if self._scale else 1.0)
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            self._workers.drop()
+            raise
+        self._workers.add(loss)
 
     def step(self, rate: float) -> float:
         """AdamW's step with the gradient of the last batch. Returns its learning rate. Raises ShortOfMemory, and then
@@ -145,7 +171,7 @@ class Gradients:
         batch = device_batch(batch, self._module)
 
         def backward() -> None:
-            self._backward(next(_split(batch, self._micro.size)), 1.0)
+            self._backward(next(split(batch, self._micro.size)), 1.0)
 
         try:
             self._foresee(batch)
@@ -169,7 +195,7 @@ class Gradients:
         free, whole = memory.free_bytes(), self._task.tokens_per_example
         if self._device.type != "cpu" or free is None or not isinstance(self._task, Sequential):
             return
-        one = next(_split(batch, 1))
+        one = next(split(batch, 1))
         for short in SHORT:
             lengths = [short, 2 * short, 4 * short] if 4 * short < whole else [whole]
             try:
@@ -211,7 +237,7 @@ class Gradients:
 
         def forward() -> float:
             there = device_batch(batch, self._module)
-            parts = [self._loss(micro) * (len(micro[0]) / len(batch[0])) for micro in _split(there, self._micro.size)]
+            parts = [self._loss(micro) * (len(micro[0]) / len(batch[0])) for micro in split(there, self._micro.size)]
             return float(torch.stack(parts).sum())
 
         return self._measured(forward)
@@ -239,18 +265,18 @@ class Gradients:
         if compile is not None:
             began = time.monotonic()
             compile()
-            self._fitting(lambda: self._backward(next(_split(batch, self._micro.size)), 1.0))
+            self._fitting(lambda: self._backward(next(split(batch, self._micro.size)), 1.0))
             log.info("torch compiled the model in %.0f s", time.monotonic() - began)
 
     def _find_micro_batch(self, batch: Batch) -> None:
         """Tries larger and larger parts of a batch, where that is not settled."""
         device = self._device
-        self._backward(next(_split(batch, 1)), 1.0)  # all micro-batches of a step but the first find gradients in place
+        self._backward(next(split(batch, 1)), 1.0)  # all micro-batches of a step but the first find gradients in place
         grows = True
         while grows:
             free, used = memory_budget.free_bytes(device, self._memory_fraction), torch.cuda.memory_allocated(device)
             torch.cuda.reset_peak_memory_stats(device)
-            self._backward(next(_split(batch, self._micro.size)), 1.0)
+            self._backward(next(split(batch, self._micro.size)), 1.0)
             self.activations = torch.cuda.max_memory_allocated(device) - used
             grows = self._micro.may_grow(self.activations, free - self._later)
 
@@ -349,7 +375,7 @@ def through(at: Sequence[int], values: Sequence[int], there: int) -> float:
     return max(sum(terms), values[-1])
 
 
-def _examples(task: Task, spec: InnerSpec) -> int:
+def examples_of(task: Task, spec: InnerSpec) -> int:
     """Of a step."""
     examples, rest = divmod(spec.batch_tokens, task.tokens_per_example)
     if rest or not examples:
@@ -372,5 +398,5 @@ def _compiler_faults() -> Iterator[None]:
         raise UsageError(f"torch cannot compile the model here: {why}. Start without --compile") from error
 
 
-def _split(batch: Batch, micro: int) -> Iterator[Batch]:
+def split(batch: Batch, micro: int) -> Iterator[Batch]:
     return zip(*(torch.split(part, micro) for part in batch), strict=True)

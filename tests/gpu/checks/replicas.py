@@ -1,7 +1,7 @@
 """One replica on the device: beside one on a CPU, resumed, compiled, with little memory, with φ and δ on the host."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from importlib.util import find_spec
 from unittest.mock import patch
 
@@ -74,6 +74,17 @@ def a_resumed_replica_goes_on_to_the_bit(place: Place) -> None:
             require_same_vectors(f"{precision}, right after", vectors(resumed), vectors(whole))
             assert train(whole, 6) == train(resumed, 6), f"{precision}: the losses"
             require_same_vectors(f"{precision}, six steps later", vectors(resumed), vectors(whole))
+
+
+def two_processes_share_a_batch(place: Place) -> Seen:
+    """On one GPU by gloo, as NCCL wants one for each. Sums in another order."""
+    run = small_run(place)
+    alone = train(replica(place, run), STEPS)
+    device = str(place.device)
+    with closing(replica(place, run, device=f"{device},{device}")) as shared:
+        together = train(shared, STEPS)
+    require_close_losses("by two processes", together, alone, FP32)
+    return Seen(facts={"alone": alone, "together": together})
 
 
 def a_checkpoint_lies_on_the_cpu(place: Place) -> None:
@@ -284,6 +295,7 @@ CHECKS = (
     the_usual_algorithms_too,
     a_resumed_replica_goes_on_to_the_bit,
     a_checkpoint_lies_on_the_cpu,
+    two_processes_share_a_batch,
     the_micro_batch_is_found,
     a_boundary_is_that_of_a_cpu,
     a_correction_can_be_taken_back,

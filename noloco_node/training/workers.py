@@ -1,0 +1,363 @@
+"""More GPUs of one machine: a process for each computes the gradients of its share of a batch (data parallelism).
+
+The first GPU is the node's own. It has AdamW, the slow weights and all the rest, so to its peers and in its checkpoints
+a node with several GPUs is what it is with one. Before a step the others get θ, afterwards the gradients are summed, by
+torch.distributed: with NCCL, or with gloo on CPUs and where processes share a GPU. Together that is what an all-reduce
+of the gradients sends. A process that has no memory for its share says so before anything is summed: then the step
+begins again with smaller micro-batches. One that ends, ends training.
+
+On the training thread; the other half of this file is what the processes do.
+"""
+
+import io
+import logging
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from noloco_node.base.validation import in_one_line
+from noloco_node.errors import NolocoError, UsageError
+from noloco_node.run.schema import Manifest
+from noloco_node.training import model, tasks
+from noloco_node.training.inner.gradients import products, split
+from noloco_node.training.task import Batch, device_batch
+
+log = logging.getLogger(__name__)
+
+START_S = 300.0
+STEP_S = 900.0
+"""Of the first step torch may compile the model."""
+END_S, GOING_S = 10.0, 2.0
+"""To end, when told to; until it is known that a process has ended by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Setup:
+    """What a process is told."""
+
+    manifest: Manifest
+    module: bytes
+    devices: tuple[str, ...]
+    rank: int
+    store: str
+    """The file by which they find each other."""
+    memory_fraction: float
+    threads: int
+    compiled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """A share of a step's batch."""
+
+    batch: tuple[Any, ...]
+    micro: int
+    """Examples at once."""
+    of: int
+    """Examples of the whole step."""
+    scale: float
+
+
+class Workers:
+    def __init__(  # noqa: PLR0913, PLR0917
+        self,
+        module: nn.Module,
+        theta: Tensor,
+        manifest: Manifest,
+        devices: Sequence[torch.device],
+        memory_fraction: float,
+        compiled: bool,
+    ) -> None:
+        """`devices`: the first one is where `module` is, whose parameters are views of `theta`. Returns when all are
+        there. Raises UsageError where this model cannot be sent to them."""
+        self.shares = len(devices)
+        self._theta = theta
+        self._parameters = list(module.parameters())
+        self._folder = tempfile.TemporaryDirectory(prefix="noloco-workers-")
+        names = tuple(map(str, devices))
+        setup = partial(
+            _Setup,
+            manifest=manifest,
+            module=_packed(module),
+            devices=names,
+            store=f"{self._folder.name}/store",
+            memory_fraction=memory_fraction,
+            threads=torch.get_num_threads(),
+            compiled=compiled,
+        )
+        context = multiprocessing.get_context("spawn")
+        self._connections: list[Connection] = []
+        self._processes: list[BaseProcess] = []
+        for rank in range(1, self.shares):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_work, args=(theirs, setup(rank=rank)), name=f"gradients on {names[rank]}", daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._connections.append(ours)
+            self._processes.append(process)
+        try:
+            self._answers(START_S)
+            self._tell(None)
+            _connect(setup.keywords["store"], names, 0)
+        except BaseException:
+            self.close()
+            raise
+        log.info("each step's batch is divided among %s", ", ".join(names))
+
+    def begin(self, shares: Sequence[Batch], micro: int, of: int, scale: float) -> None:
+        """Of the batch, one for each process."""
+        for connection, share in zip(self._connections, shares, strict=True):
+            self._send(connection, _Order(tuple(part.numpy() for part in share), micro, of, scale))
+        with self._together():
+            dist.broadcast(self._theta, 0)
+
+    def drop(self) -> None:
+        """What `begin` has begun: it begins again, or does not."""
+        self._answers(STEP_S)
+        self._tell(None)
+
+    def add(self, loss: Tensor) -> None:
+        """Their losses to `loss`, and their gradients to ours. Raises OutOfMemoryError where one has no memory for its
+        share; then nothing was added."""
+        found = self._answers(STEP_S)
+        if None in found:
+            self._tell(None)
+            raise torch.OutOfMemoryError("a process that computes gradients has no memory for its share")
+        have = {at for at, p in enumerate(self._parameters) if p.grad is not None}.union(*found)
+        self._tell(sorted(have))
+        with self._together():
+            _sum(loss, self._parameters, sorted(have))
+
+    def close(self) -> None:
+        """When this returns, they are gone."""
+        for connection in self._connections:
+            with suppress(OSError):
+                connection.send(None)  # in the middle of a step: drop it
+                connection.send(None)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        for process in self._processes:
+            process.join(END_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        for connection in self._connections:
+            connection.close()
+        self._folder.cleanup()
+
+    def _tell(self, what: Any) -> None:
+        for connection in self._connections:
+            self._send(connection, what)
+
+    def _send(self, connection: Connection, what: Any) -> None:
+        try:
+            connection.send(what)
+        except OSError:
+            raise self._gone(connection) from None
+
+    def _answers(self, within_s: float) -> list[Any]:
+        """One of each. Raises NolocoError where one has failed, or does not answer."""
+        found = []
+        for connection, process in zip(self._connections, self._processes, strict=True):
+            if connection not in wait([connection, process.sentinel], within_s):
+                raise self._gone(connection)
+            try:
+                answer = connection.recv()
+            except (EOFError, OSError):
+                raise self._gone(connection) from None
+            if isinstance(answer, str):
+                raise NolocoError(f"{process.name}: {answer}")
+            found.append(answer)
+        return found
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Around what all processes do."""
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            ended = wait([process.sentinel for process in self._processes], GOING_S)  # it may just be going
+            gone = [c for c, p in zip(self._connections, self._processes, strict=True) if p.sentinel in ended]
+            raise self._gone(gone[0]) if gone else NolocoError(f"torch.distributed: {in_one_line(error)}") from error
+
+    def _gone(self, connection: Connection) -> NolocoError:
+        process = self._processes[self._connections.index(connection)]
+        process.join(GOING_S)
+        how = "does not answer" if process.is_alive() else f"has ended (exit code {process.exitcode})"
+        return NolocoError(f"{process.name}: the process {how}; start this node again, it goes on from its checkpoint")
+
+
+# ---- a process -------------------------------------------------------------------------------------------------------
+def _work(connection: Connection, setup: _Setup) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the node's to hear: it may be in the middle of a step
+    threading.Thread(target=_end_with_the_node, args=(Path(setup.store).parent,), daemon=True).start()
+    try:
+        _Worker(connection, setup).serve()
+    except (EOFError, OSError):
+        pass  # the node has ended
+    except BaseException as error:  # noqa: BLE001 - the node says it
+        with suppress(OSError):
+            connection.send(in_one_line(error))
+    os._exit(0)  # a thread of gloo's may have to let go of a tensor, which it cannot do while the interpreter ends
+
+
+def _end_with_the_node(folder: Path) -> None:
+    node = multiprocessing.parent_process()
+    if node is not None:
+        node.join()
+    shutil.rmtree(folder, ignore_errors=True)  # which a node that was killed leaves
+    os._exit(1)
+
+
+class _Worker:
+    def __init__(self, connection: Connection, setup: _Setup) -> None:
+        self._connection, run = connection, setup.manifest
+        torch.set_num_threads(setup.threads)
+        torch.manual_seed(run.seed + setup.rank)  # for dropout, where a model has any
+        self._device = torch.device(setup.devices[setup.rank])
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+            torch.cuda.set_per_process_memory_fraction(setup.memory_fraction, self._device)
+        if run.model.task is None:
+            model.register_attention()
+        self._module = _Unpickler(setup.module, self._device).load()
+        self._theta = model.flatten(self._module)
+        self._parameters = list(self._module.parameters())
+        self._task_loss = _language_loss if run.model.task is None else tasks.load(run).loss
+        self._products = products(self._device, run.inner.precision)
+        if setup.compiled:
+            model.compile_layers(self._module)
+        connection.send([])
+        connection.recv()
+        _connect(setup.store, setup.devices, setup.rank)
+
+    def serve(self) -> None:
+        while (order := self._connection.recv()) is not None:
+            dist.broadcast(self._theta, 0)
+            loss = torch.zeros((), device=self._device)
+            have: list[int] | None = None
+            try:
+                self._backward(order, loss)
+                have = [at for at, p in enumerate(self._parameters) if p.grad is not None]
+            except torch.OutOfMemoryError:
+                pass
+            self._connection.send(have)
+            if (summed := self._connection.recv()) is not None:
+                _sum(loss, self._parameters, summed)
+            self._module.zero_grad()
+            if have is None:
+                torch.cuda.empty_cache()
+        dist.destroy_process_group()
+
+    def _backward(self, order: _Order, loss: Tensor) -> None:
+        batch = device_batch(tuple(torch.from_numpy(part) for part in order.batch), self._module)
+        for micro in split(batch, order.micro):
+            with torch.autocast(self._device.type, self._products, enabled=self._products is not None):
+                share = self._task_loss(self._module, micro) * (order.scale * len(micro[0]) / order.of)
+            share.backward()  # type: ignore[no-untyped-call]
+            loss += share.detach()
+
+
+def _language_loss(module: nn.Module, batch: Batch) -> Tensor:
+    """As training/language.py has it, without its data."""
+    (windows,) = batch
+    return model.next_token_loss(module, windows)
+
+
+# ---- both ------------------------------------------------------------------------------------------------------------
+def _connect(store: str, devices: Sequence[str], rank: int) -> None:
+    """NCCL wants a GPU for each process."""
+    backend = "gloo" if "cpu" in devices or len(set(devices)) < len(devices) else "nccl"
+    for setting in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        os.environ.setdefault(setting, "lo")  # nobody else's machine is to reach them
+    dist.init_process_group(
+        backend,
+        store=dist.FileStore(store, len(devices)),  # type: ignore[attr-defined]
+        rank=rank,
+        world_size=len(devices),
+        timeout=timedelta(seconds=STEP_S),
+    )
+
+
+def _sum(loss: Tensor, parameters: Sequence[nn.Parameter], have: Sequence[int]) -> None:
+    """Into the first process's: losses, and gradients of the parameters that somebody has one of."""
+    gradients = []
+    for at in have:
+        p = parameters[at]
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+        gradients.append(p.grad)
+    for tensor in (loss, *gradients):
+        if tensor.is_cuda and dist.get_backend() == "gloo":  # which sums a GPU's tensors for everybody only
+            dist.all_reduce(tensor)
+        else:
+            dist.reduce(tensor, 0)
+
+
+class _Pickler(pickle.Pickler):
+    """A module without its parameters' numbers, which are sent before each step."""
+
+    def __init__(self, into: io.BytesIO) -> None:
+        super().__init__(into)
+        self._numbers: dict[int, int] = {}
+
+    def persistent_id(self, obj: Any) -> Any:
+        if not isinstance(obj, Tensor):
+            return None
+        number = self._numbers.setdefault(id(obj), len(self._numbers))
+        about = number, str(obj.dtype).removeprefix("torch."), tuple(obj.shape)
+        if isinstance(obj, nn.Parameter):
+            return (*about, None)
+        return (*about, obj.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+
+
+class _Unpickler(pickle.Unpickler):
+    """Of what this node's own process has sent."""
+
+    def __init__(self, data: bytes, device: torch.device) -> None:
+        super().__init__(io.BytesIO(data))
+        self._device = device
+        self._made: dict[int, Tensor] = {}
+
+    def persistent_load(self, pid: Any) -> Tensor:
+        number, kind, shape, held = pid
+        if number not in self._made:
+            dtype = getattr(torch, kind)
+            if held is None:
+                self._made[number] = nn.Parameter(torch.empty(shape, dtype=dtype, device=self._device))
+            else:
+                flat = torch.frombuffer(bytearray(held), dtype=dtype) if held else torch.empty(0, dtype=dtype)
+                self._made[number] = flat.view(shape).to(self._device)
+        return self._made[number]
+
+
+def _packed(module: nn.Module) -> bytes:
+    into = io.BytesIO()
+    try:
+        _Pickler(into).dump(module)
+    except Exception as error:  # of any library's model
+        why = in_one_line(error)
+        raise UsageError(f"--device with several: this run's model cannot be sent to other processes: {why}") from error
+    return into.getvalue()

@@ -1,0 +1,102 @@
+"""Gradients by several processes: what one computes alone, and gone when the node is."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from replicas import small_run, small_text, train
+from torch import nn
+
+from noloco_node.errors import NolocoError, UsageError
+from noloco_node.run.schema import InnerSpec, Manifest, ModelSpec
+from noloco_node.training import workers
+from noloco_node.training.replica import Replica
+
+TASKS = Path(__file__).parents[1] / "tasks"
+pytestmark = pytest.mark.timeout(180)
+
+
+def replica(run: Manifest, device: str, **options: object) -> Replica:
+    return Replica.build(run, "a", device=device, threads=1, corpus=small_text(), **options)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)
+        self.out.weight = self.table.weight
+        self.register_buffer("steps", torch.arange(3, dtype=torch.bfloat16), persistent=False)
+        self.register_buffer("none", torch.empty(0, 4))
+        self.again = self.steps
+
+
+@pytest.fixture
+def nobody_left() -> Iterator[None]:
+    yield
+    alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    assert not [
+        child for child in alive if "resource_tracker" not in " ".join(child.cmdline())
+    ]  # multiprocessing's own
+
+
+def test_three_share_a_batch_of_four(nobody_left: None) -> None:
+    run = small_run()
+    with closing(replica(run, "cpu")) as alone, closing(replica(run, "cpu,cpu,cpu", micro_batch=1)) as shared:
+        assert shared.device == "3 × cpu" and alone.device == "cpu"
+        alone.try_out(), shared.try_out()
+        assert train(shared, 9) == pytest.approx(train(alone, 9), rel=1e-5)
+        assert torch.allclose(shared.phi, alone.phi, rtol=1e-4, atol=1e-6)
+        assert shared.last_norm == pytest.approx(alone.last_norm, rel=1e-3)
+        state = shared.state()
+        goes_on = train(shared, 3)
+        with closing(replica(run, "cpu")) as later:
+            later.load(state)
+            assert train(later, 3) == pytest.approx(goes_on, rel=1e-5), "a checkpoint has nothing of them"
+
+
+def test_where_one_is_short_of_memory_all_take_less_at_once(nobody_left: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(TASKS))
+    run = Manifest(name="short", model=ModelSpec(task="short"), inner=InnerSpec(steps=3, batch_tokens=8))
+
+    def built(device: str) -> Replica:
+        return Replica.build(run, "a", device=device, threads=1, micro_batch=4)
+
+    with closing(built("cpu")) as alone, closing(built("cpu,cpu")) as shared:
+        assert train(shared, 3) == pytest.approx(train(alone, 3), rel=1e-5)
+        assert (alone.micro_batch, shared.micro_batch) == (4, 2)
+
+
+def test_one_that_dies_ends_training(nobody_left: None) -> None:
+    with closing(replica(small_run(), "cpu,cpu")) as shared:
+        shared.step()
+        (child,) = shared._workers._processes  # type: ignore[union-attr]
+        assert child.pid
+        os.kill(child.pid, signal.SIGKILL)
+        with pytest.raises(NolocoError, match=r"gradients on cpu.* start this node again"):
+            train(shared, 2)
+
+
+def test_too_few_examples(nobody_left: None) -> None:
+    with pytest.raises(UsageError, match="4 examples a step, as this run has, are too few for 5"):
+        replica(small_run(), "cpu,cpu,cpu,cpu,cpu")
+
+
+def test_a_model_arrives_as_it_was_without_its_weights() -> None:
+    sent = Tied()
+    data = workers._packed(sent)
+    assert sent.table.weight.detach().numpy().tobytes() not in data
+    got = workers._Unpickler(data, torch.device("cpu")).load()
+    assert got.out.weight is got.table.weight and got.table.weight.shape == (5, 3)
+    assert torch.equal(got.steps, sent.steps) and got.again is got.steps and got.none.shape == (0, 4)
+
+
+def test_a_model_that_cannot_be_sent() -> None:
+    module = nn.Linear(2, 2)
+    module.hook = lambda: None  # type: ignore[assignment]
+    with pytest.raises(UsageError, match="cannot be sent to other processes"):
+        workers._packed(module)
